@@ -1,0 +1,50 @@
+# What a developer types. The virtual environment is made on first use, and again when setup.cfg has changed.
+
+BIN := .venv/bin
+READY := .venv/.ready
+DATA := workspaces/word2vec/train_data_dir/word_dict.txt
+
+# The first Python that is new enough, or the one you give: make PYTHON=/opt/python/bin/python3
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { echo "$$p"; break; }; done)
+
+.PHONY: help demo test check clean packages
+
+help:
+	@echo "make demo    train word2vec on three embedded nodes (installs what is missing)"
+	@echo "make test    all tests; ARGS='-k name' selects"
+	@echo "make check   style, types, the arrows between the layers"
+	@echo "make clean   remove everything that make has made"
+
+demo: $(READY) $(DATA)
+	@scripts/demo.sh
+
+test: $(READY)
+	@$(BIN)/python -m pytest -q $(ARGS)
+
+# All three, so that one look shows all findings.
+check: $(READY)
+	@code=0; \
+	$(BIN)/ruff check --quiet || code=1; \
+	$(BIN)/mypy --no-error-summary || code=1; \
+	PYTHONPATH=. $(BIN)/lint-imports --no-logo || code=1; \
+	exit $$code
+
+clean:
+	@[ ! -d .demo ] || [ ! -x $(BIN)/clustertool ] || (XDG_STATE_HOME="$$PWD/.demo" && export XDG_STATE_HOME && cd / && \
+		"$(CURDIR)/$(BIN)/clustertool" cluster.down)
+	@rm -rf .venv .demo build dist *.egg-info $(dir $(DATA)) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+packages:
+	@PYTHON="$(PYTHON)" scripts/system-packages.sh
+
+$(READY): setup.cfg pyproject.toml | packages
+	@test -n "$(PYTHON)" || { echo "no Python 3.10 or newer here; if it has another name: make PYTHON=..." >&2; exit 1; }
+	@echo "making .venv with $(PYTHON)" >&2
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+$(DATA): workspaces/word2vec/prepare.py | $(READY)
+	@$(BIN)/python $<

@@ -1,0 +1,143 @@
+"""Every error says what happened, on which node, and the fix; its class alone decides the exit code.
+
+    ClustertoolError                 70
+     +-- UsageError                  64   wrong options
+     +-- DataError                   65   bad workspace or data
+     +-- NotFound                    66   no such job, rank or file
+     +-- PreflightError              69   a check failed
+     |    +-- Unreachable            69   a node did not answer
+     +-- InternalError               70   a bug of the tool
+     +-- DispatchError               74   the workspace could not be copied
+     +-- NodeLost                    75   a node went away while its job ran
+     +-- Survivors                   76   processes outlived a stop
+     +-- AuthError                   77   authentication or host key refused
+     +-- ConfigError                 78   bad conf.py
+     +-- TimedOut                   124   the job's time is over
+     +-- Interrupted                130   Ctrl+C
+     +-- Terminated                 143   SIGTERM
+     +-- JobFailed                        the culprit's own code
+     +-- Several                          the failures of several nodes, gathered
+
+Codes come from sysexits.h where it has one; the whole list is in docs/reference.md.
+"""
+
+from __future__ import annotations
+
+from typing import Optional, Sequence, Tuple
+
+
+class ClustertoolError(Exception):
+    """What happened (`what`), what to do (`fix`), where (`node`, its display name or "")."""
+
+    code = 70
+    source = "tool"
+
+    def __init__(self, what: str, fix: str = "", node: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.fix = fix
+        self.node = node
+
+    def __str__(self) -> str:
+        where = f"{self.node}: " if self.node else ""
+        fix = f"\n  fix: {self.fix}" if self.fix else ""
+        return f"{where}{self.what}{fix}"
+
+
+class UsageError(ClustertoolError):
+    code = 64
+
+
+class DataError(ClustertoolError):
+    code = 65
+
+
+class NotFound(ClustertoolError):
+    code = 66
+
+
+class PreflightError(ClustertoolError):
+    code = 69
+
+
+class Unreachable(PreflightError):
+    pass
+
+
+class InternalError(ClustertoolError):
+    pass
+
+
+class DispatchError(ClustertoolError):
+    code = 74
+
+
+class NodeLost(ClustertoolError):
+    code = 75
+
+
+class Survivors(ClustertoolError):
+    code = 76
+
+
+class AuthError(ClustertoolError):
+    code = 77
+
+
+class ConfigError(ClustertoolError):
+    code = 78
+
+
+class TimedOut(ClustertoolError):
+    code = 124
+
+
+class Interrupted(ClustertoolError):
+    code = 130
+
+
+class Terminated(ClustertoolError):
+    code = 143
+
+
+class JobFailed(ClustertoolError):
+    """The job's own failure: `code` is the culprit's exit code, or 128+N for signal N."""
+
+    source = "job"
+
+    def __init__(self, what: str, code: int, fix: str = "", node: str = "") -> None:
+        super().__init__(what, fix, node)
+        self.code = code
+
+
+class Several(ClustertoolError):
+    """All nodes' failures at once. 77 only if every one is an authentication error (contract)."""
+
+    def __init__(self, errors: Sequence[ClustertoolError]) -> None:
+        self.errors: Tuple[ClustertoolError, ...] = tuple(errors)
+        super().__init__("\n".join(str(error) for error in self.errors))
+        codes = {error.code for error in self.errors}
+        self.code = codes.pop() if len(codes) == 1 else 69 if codes & {69, 77} else max(codes)
+
+
+def raise_all(errors: Sequence[ClustertoolError]) -> None:
+    """Raise nothing, the one error, or all of them as `Several`."""
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise Several(errors)
+
+
+# Sent over the wire by a node as its class name; unknown names become PreflightError.
+_BY_NAME = {
+    cls.__name__: cls
+    for cls in (
+        UsageError, DataError, NotFound, PreflightError, Unreachable, InternalError, DispatchError,
+        NodeLost, Survivors, AuthError, ConfigError, TimedOut,
+    )
+}  # fmt: skip
+
+
+def from_wire(kind: str, what: str, fix: str = "", node: Optional[str] = None) -> ClustertoolError:
+    """The error a node reported: `kind` is a class name of the tree above."""
+    return _BY_NAME.get(kind, PreflightError)(what, fix, node or "")

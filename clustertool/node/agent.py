@@ -1,0 +1,248 @@
+"""The agent answers one command of one laptop over one channel: frames in, frames out, and it is gone with the channel.
+
+Requests are {"q": name, "id": n, ...}; answers {"re": n, ...} or {"re": n, "error": {kind, what, fix}}. Slow requests
+run beside the loop, so that heartbeats and logs never wait for a disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import threading
+import time
+import traceback
+from typing import Any, Callable, Dict, List, Tuple
+
+from clustertool.errors import ClustertoolError, NotFound
+from clustertool.node import files, launch, place, probe, processes
+from clustertool.node.follow import Follower, last_lines
+from clustertool.node.records import Record, find
+from clustertool.node.stop import stop
+from clustertool.plan.frames import Decoder, Header, encode
+
+_BEAT = 1.0
+_POLL = 0.05
+_ROOM = 1 << 20  # bytes that may wait for the channel before logs pause
+
+
+class Agent:
+    """`hello` is the laptop's first word: root_dir, entry (how conf.py names this node), and the node's name there."""
+
+    def __init__(self, hello: Header, inlet: int, outlet: int) -> None:
+        self.root = probe.resolve(str(hello["root_dir"]))
+        self.entry = str(hello["entry"])
+        self.hello = hello
+        self._in, self._out = inlet, outlet
+        self._decoder = Decoder()
+        self._waiting = bytearray()
+        self._lock = threading.Lock()
+        self._bell, self._ring = socket.socketpair()
+        self._bell.setblocking(False)
+        self._threads: List[threading.Thread] = []
+        self._followers: List[Follower] = []
+        self._beat_at = 0.0
+        self._umask = os.umask(0o077)
+        self._open = True
+
+    def run(self) -> None:
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        os.set_blocking(self._out, False)
+        while self._open:
+            self._turn()
+        for thread in self._threads:  # a stop that was asked for is finished, laptop or not
+            thread.join()
+
+    def _turn(self) -> None:
+        poll = select.poll()
+        poll.register(self._in, select.POLLIN)
+        poll.register(self._bell, select.POLLIN)
+        if self._waiting:
+            poll.register(self._out, select.POLLOUT)
+        busy = self._pump()
+        wait = 0.0 if busy else _POLL if self._followers else _BEAT
+        for fd, mask in poll.poll(wait * 1000):
+            if fd == self._in:
+                self._read()
+            elif fd == self._bell.fileno():
+                self._bell.recv(4096)
+            elif mask & (select.POLLERR | select.POLLHUP):
+                self._open = False
+        self._flush()
+
+    def _read(self) -> None:
+        data = os.read(self._in, 1 << 16)
+        if not data:
+            self._open = False
+        for header, payload in self._decoder.feed(data):
+            self._dispatch(header, payload)
+
+    def _dispatch(self, header: Header, payload: bytes) -> None:
+        name = str(header.get("q"))
+        if name in _INLINE:
+            self._answer(header, lambda: _INLINE[name](self, header))
+        else:
+            thread = threading.Thread(target=self._answer, args=(header, lambda: _HANDLERS[name](self, header)))
+            self._threads = [t for t in self._threads if t.is_alive()] + [thread]
+            thread.start()
+
+    def _answer(self, header: Header, handle: Callable[[], Dict[str, Any]]) -> None:
+        number = header.get("id")
+        try:
+            reply = {"re": number, **handle()}
+        except ClustertoolError as error:
+            reply = {"re": number, "error": {"kind": type(error).__name__, "what": error.what, "fix": error.fix}}
+        except (OSError, KeyError, ValueError, TypeError) as error:
+            # The outermost boundary of the node side: what we did not foresee goes to the laptop as a bug.
+            text = traceback.format_exc(limit=-4)
+            reply = {"re": number, "error": {"kind": "InternalError", "what": f"{error!r}\n{text}", "fix": ""}}
+        self.send(reply)
+
+    def send(self, header: Header, payload: bytes = b"") -> None:
+        with self._lock:
+            self._waiting += encode(header, payload)
+        if threading.current_thread() is not threading.main_thread():
+            with contextlib.suppress(BlockingIOError):
+                self._ring.send(b"!")
+
+    def _pump(self) -> bool:
+        """Heartbeats and what the followers have; True if there may be more at once."""
+        now = time.monotonic()
+        if self._followers and now >= self._beat_at:
+            self._beat_at = now + _BEAT
+            self.send({"k": "beat", "t": time.time()})
+        busy = False
+        for follower in list(self._followers):
+            if len(self._waiting) > _ROOM:
+                return False
+            for header, payload in follower.pieces():
+                self.send(header, payload)
+                busy = True
+            if follower.ended:
+                self._followers.remove(follower)
+                follower.close()
+        return busy
+
+    def _flush(self) -> None:
+        while self._waiting:
+            with self._lock:
+                try:
+                    sent = os.write(self._out, memoryview(self._waiting)[: 1 << 18])
+                except BlockingIOError:
+                    return
+                except OSError:
+                    self._open = False
+                    return
+                del self._waiting[:sent]
+
+    # -- requests --
+
+    def probe(self, header: Header) -> Dict[str, Any]:
+        return probe.probe(header)
+
+    def stage(self, header: Header) -> Dict[str, Any]:
+        return place.stage(self.root, str(header["release"]))
+
+    def seal(self, header: Header) -> Dict[str, Any]:
+        return place.seal(self.root, str(header["release"]))
+
+    def place(self, header: Header) -> Dict[str, Any]:
+        return place.place(header["spec"], str(header["release"]))
+
+    def unplace(self, header: Header) -> Dict[str, Any]:
+        """Take back a job directory of a job that never started."""
+        with contextlib.suppress(NotFound):
+            files.remove_tree(str(header["job_dir"]))
+        return {}
+
+    def start(self, header: Header) -> Dict[str, Any]:
+        return launch.launch(header, self._umask)
+
+    def follow(self, header: Header) -> Dict[str, Any]:
+        self._followers.append(Follower(self.record(header), header))
+        return {}
+
+    def stop(self, header: Header) -> Dict[str, Any]:
+        found = self.records(header)
+        arguments = str(header["by"]), int(header["code"]), float(header["grace"]), bool(header["force"])
+        return {"jobs": {record.job: stop(record, *arguments) for record in found}}
+
+    def jobs(self, header: Header) -> Dict[str, Any]:
+        return {"jobs": [record.summary() for record in self.records(header)]}
+
+    def status(self, header: Header) -> Dict[str, Any]:
+        """All events of a job on this node, and CPU and memory of its processes."""
+        record = self.record(header)
+        events = record.events()
+        supervisor = record.process("supervisor")
+        pids = [int(event["pid"]) for event in events if event["e"] == "started"]
+        return {
+            "node": record.node,
+            "dir": record.paths.dir,
+            "events": events,
+            "supervised": supervisor is not None and processes.alive(supervisor),
+            "usage": {str(pid): usage for pid, usage in ((pid, _usage(pid)) for pid in pids) if usage},
+        }
+
+    def tail(self, header: Header) -> Dict[str, Any]:
+        """The last lines of one log, for a verdict."""
+        job = files.open_job_dir(self.record(header).paths.dir)
+        try:
+            text = last_lines(job, str(header["log"]), int(header["lines"]))
+        except OSError:
+            text = b""
+        finally:
+            os.close(job)
+        return {"text": text.decode("utf-8", "backslashreplace")}
+
+    def clean(self, header: Header) -> Dict[str, Any]:
+        """Remove finished jobs: one, or all older than some seconds. Running ones stay and are named."""
+        removed, running, freed = [], [], 0
+        for record in self.records(header):
+            old = time.time() - float(record.header.get("created", 0)) >= float(header.get("older_than", 0))
+            if record.summary()["state"] == "running":
+                running.append(record.job)
+            elif old:
+                removed.append(record.job)
+                if not header.get("dry"):
+                    freed += files.remove_tree(record.paths.dir)
+        return {"removed": removed, "running": running, "freed": freed}
+
+    def records(self, header: Header) -> List[Record]:
+        found = find(self.root, self.entry, socket.gethostname(), str(header.get("job", "")))
+        if header.get("exact"):
+            found = [record for record in found if record.job == header["job"]]
+        return found
+
+    def record(self, header: Header) -> Record:
+        found = self.records({**header, "exact": True})
+        if not found:
+            raise NotFound(f"no job {header['job']} here", "inv jobs lists the jobs")
+        return found[0]
+
+
+def _usage(pid: int) -> "Tuple[float, int] | None":
+    """(CPU seconds, resident bytes) of a process."""
+    found = processes.stat(pid)
+    if found is None:
+        return None
+    return found.ticks / os.sysconf("SC_CLK_TCK"), found.rss * os.sysconf("SC_PAGE_SIZE")
+
+
+_INLINE: Dict[str, Callable[[Agent, Header], Dict[str, Any]]] = {
+    # start forks the supervisor and must not do so beside other threads; follow touches the loop's own list
+    "start": Agent.start, "follow": Agent.follow,
+}  # fmt: skip
+_HANDLERS: Dict[str, Callable[[Agent, Header], Dict[str, Any]]] = {
+    "probe": Agent.probe, "stage": Agent.stage, "seal": Agent.seal, "place": Agent.place, "unplace": Agent.unplace,
+    "stop": Agent.stop, "jobs": Agent.jobs, "status": Agent.status, "tail": Agent.tail, "clean": Agent.clean,
+}  # fmt: skip
+
+
+def main(hello: Header) -> None:
+    """The bootstrap calls this with stdin and stdout being the channel."""
+    processes.set_name("ct-agent")
+    Agent(hello, 0, 1).run()

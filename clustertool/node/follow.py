@@ -1,0 +1,154 @@
+"""A follower reads one job's events and the wanted logs as they grow, and hands them on in bounded pieces."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+
+from clustertool.node import files, processes
+from clustertool.node.records import Record
+from clustertool.plan.frames import Header
+from clustertool.plan.paths import OURS
+
+PIECE = 256 << 10
+_CHECK_EVERY = 0.5
+
+
+class _Log:
+    def __init__(self, fd: int, name: str, key: Tuple[str, int], attempt: int, offset: int) -> None:
+        self.fd, self.name, self.key, self.attempt, self.offset = fd, name, key, attempt, offset
+
+
+class Follower:
+    """pieces() yields (header, payload) frames that are there now; `ended` once the job is over and all was read.
+
+    request: logs "all" or [[role, rank], ...]; offsets {log name: bytes to skip}; tail: lines from the end or null;
+    follow: false reads what is there and ends.
+    """
+
+    def __init__(self, record: Record, request: Mapping[str, Any]) -> None:
+        self._record = record
+        self._job = files.open_job_dir(record.paths.dir)
+        self._wanted = request.get("logs", [])
+        self._offsets: Dict[str, int] = dict(request.get("offsets", {}))
+        self._tail: Optional[int] = request.get("tail")
+        self._follow = bool(request.get("follow", True))
+        self._attempt: Optional[int] = request.get("attempt")
+        self._events = files.open_read(self._job, f"{OURS}/events.jsonl")
+        self._events_at = int(request.get("events_at", 0))
+        self._rest = b""
+        self._logs: Dict[str, _Log] = {}
+        self._over = False
+        self._check_at = 0.0
+        self.ended = False
+
+    def pieces(self) -> Iterator[Tuple[Header, bytes]]:
+        yield from self._read_events()
+        over = self._over or not self._follow or self._orphaned()  # asked before the last read of the logs
+        idle = True
+        for log in list(self._logs.values()):
+            for piece in self._read_log(log):
+                idle = False
+                yield piece
+        if over and idle:
+            self.ended = True
+            yield {"k": "end", "orphan": not self._over}, b""
+
+    def _read_events(self) -> Iterator[Tuple[Header, bytes]]:
+        while True:
+            data = os.pread(self._events, PIECE, self._events_at)
+            if not data:
+                return
+            self._events_at += len(data)
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            events = []
+            for line in lines:
+                with contextlib.suppress(ValueError):
+                    events.append(json.loads(line))
+            for event in events:
+                self._look(event)
+            yield {"k": "events", "node": self._record.node, "events": events, "at": self._events_at - len(self._rest)}, b""
+
+    def _look(self, event: Mapping[str, Any]) -> None:
+        kind = event.get("e")
+        if kind == "ended":
+            self._over = True
+        if kind in ("started", "exited"):  # a command that could not start has a log too
+            key, attempt = (str(event["role"]), int(event["rank"])), int(event.get("attempt", 0))
+            name = self._record.paths.log(*key, attempt)
+            wanted = self._wanted == "all" or list(key) in self._wanted
+            if wanted and name not in self._logs and self._attempt in (None, attempt):
+                self._open(name, key, attempt)
+
+    def _open(self, name: str, key: Tuple[str, int], attempt: int) -> None:
+        with contextlib.suppress(OSError):
+            fd = files.open_read(self._job, name)
+            offset = self._offsets.get(name, 0)
+            if self._tail is not None and name not in self._offsets:
+                offset = tail_offset(fd, self._tail)
+            self._logs[name] = _Log(fd, name, key, attempt, offset)
+
+    def _read_log(self, log: _Log) -> Iterator[Tuple[Header, bytes]]:
+        data = os.pread(log.fd, PIECE, log.offset)
+        if data:
+            header = {
+                "k": "log", "node": self._record.node, "role": log.key[0], "rank": log.key[1], "attempt": log.attempt,
+                "log": log.name, "off": log.offset,
+            }  # fmt: skip
+            log.offset += len(data)
+            yield header, data
+
+    def _orphaned(self) -> bool:
+        """Supervisor and guard are gone without a last word: nothing more will come."""
+        now = time.monotonic()
+        if now < self._check_at:
+            return False
+        self._check_at = now + _CHECK_EVERY
+        supervisor, guard = self._record.process("supervisor"), self._record.process("guard")
+        if supervisor is None:
+            return True
+        return not processes.alive(supervisor) and (guard is None or not processes.alive(guard))
+
+    def close(self) -> None:
+        for fd in [self._events, self._job, *(log.fd for log in self._logs.values())]:
+            os.close(fd)
+
+
+def tail_offset(fd: int, lines: int) -> int:
+    """Where the last `lines` lines begin, read backwards."""
+    end = os.fstat(fd).st_size
+    if lines <= 0:
+        return end
+    at, found = end, 0
+    while at > 0:
+        size = min(PIECE, at)
+        at -= size
+        block = os.pread(fd, size, at)
+        if at + size == end and block.endswith(b"\n"):
+            block = block[:-1]  # the newline that ends the last line
+        while True:
+            cut = block.rfind(b"\n")
+            if cut < 0:
+                break
+            found += 1
+            if found == lines:
+                return at + cut + 1
+            block = block[:cut]
+    return 0
+
+
+def last_lines(job: int, name: str, lines: int, limit: int = 64 << 10) -> bytes:
+    """The end of a log: at most `lines` lines and `limit` bytes."""
+    fd = files.open_read(job, name)
+    try:
+        start = max(tail_offset(fd, lines), os.fstat(fd).st_size - limit)
+        return os.pread(fd, limit, start)
+    finally:
+        os.close(fd)
+
+
+def events_of(record: Record) -> List[Mapping[str, Any]]:
+    return list(record.events())

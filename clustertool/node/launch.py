@@ -1,0 +1,76 @@
+"""Launching detaches the supervisor from ssh (double fork, setsid) and waits for its word that all is ready."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from typing import Any, Dict
+
+from clustertool.errors import ClustertoolError, from_wire
+from clustertool.node import files
+from clustertool.node.supervisor import Supervisor
+from clustertool.plan.frames import Header
+from clustertool.plan.paths import OURS
+
+
+def launch(header: Header, umask: int) -> Dict[str, Any]:
+    """header: job_dir, and what never lies on a disk: secrets, certificate, key. Raises what the supervisor raised."""
+    job = files.open_job_dir(str(header["job_dir"]))
+    spec = json.loads(files.read(job, f"{OURS}/spec.json"))
+    spec.update(secrets=header["secrets"], certificate=header["certificate"], key=header["key"])
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _detach(spec, job, theirs, umask)
+    os.close(theirs)
+    os.close(job)
+    os.waitpid(child, 0)
+    with open(ours, "rb") as file:
+        word = json.loads(file.read() or b'{"kind": "InternalError", "what": "the supervisor died at birth", "fix": ""}')
+    if word:
+        raise from_wire(word["kind"], word["what"], word["fix"])
+    return {}
+
+
+def _detach(spec: Dict[str, Any], job: int, ready: int, umask: int) -> None:
+    """In the first child: never returns. The grandchild becomes the supervisor."""
+    try:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        _settle(job, ready)
+        supervisor = Supervisor(spec, job, umask)
+        try:
+            supervisor.prepare()
+        except ClustertoolError as error:
+            os.write(ready, json.dumps({"kind": type(error).__name__, "what": error.what, "fix": error.fix}).encode())
+            supervisor._leave()
+            os._exit(1)
+        os.write(ready, b"{}")
+        os.close(ready)
+        supervisor.run()
+        os._exit(0)
+    except BaseException:  # noqa: B036 - a forked child must never return into the agent's loop
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _settle(job: int, ready: int) -> None:
+    """No descriptor of the agent's stays open, or ssh would wait for us; stderr goes to a file of ours."""
+    log = files.open_append(job, f"{OURS}/supervisor.err")
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.dup2(log, 2)
+    keep = {0, 1, 2, job, ready}
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in keep:
+            try:
+                os.close(int(name))
+            except OSError:
+                continue
+
+

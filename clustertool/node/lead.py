@@ -1,0 +1,276 @@
+"""The lead decides, purely: decide(state, event) -> (state, actions). No clock, no I/O, no order but the events' own.
+
+    phase      event                         next       actions
+    joining    all nodes joined              pserver*   Start(first role)
+    pserver    all pservers listen           trainer    Start(trainer)
+    trainer    all trainers exited 0         ending     Stop       (pservers end: their 143 is no failure)
+    any        a process failed              ending     Stop       (or goes on, policy continue; or restarts)
+    any        a node is lost                ending     Stop
+    any        stop asked, time is over      ending     Stop
+    ending     all nodes clean or lost       over       Finish(outcome)  (or joining again: a restart)
+
+    * a collective job has no pservers and goes on to trainer at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Callable, Dict, FrozenSet, List, Optional, Tuple, Union
+
+from clustertool.plan.events import Key, Outcome, exit_code, words
+
+
+@dataclass(frozen=True)
+class Exit:
+    role: str
+    rank: int
+    code: int
+    signal: int = 0
+    stopped: bool = False
+    note: str = ""
+
+    @property
+    def key(self) -> Key:
+        return (self.role, self.rank)
+
+    @property
+    def failed(self) -> bool:
+        return not self.stopped and exit_code(self.code, self.signal) != 0
+
+
+# -- events -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Joined:
+    node: int
+
+
+@dataclass(frozen=True)
+class Listening:
+    key: Key
+
+
+@dataclass(frozen=True)
+class Exited:
+    """What one supervisor reaped in one go: simultaneous as far as anybody can know."""
+
+    exits: Tuple[Exit, ...]
+
+
+@dataclass(frozen=True)
+class Clean:
+    node: int
+    survivors: Tuple[str, ...] = ()
+    attempt: int = 0
+
+
+@dataclass(frozen=True)
+class Lost:
+    node: int
+    why: str
+
+
+@dataclass(frozen=True)
+class StopAsked:
+    """`kind` stopped (130 Ctrl+C, 143 SIGTERM, 0 inv stop) or timeout (124)."""
+
+    by: str
+    code: int
+    kind: str = "stopped"
+
+
+Event = Union[Joined, Listening, Exited, Clean, Lost, StopAsked]
+
+
+# -- actions ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Start:
+    role: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Stop:
+    why: str
+
+
+@dataclass(frozen=True)
+class Finish:
+    outcome: Outcome
+
+
+Action = Union[Start, Stop, Finish]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What never changes: which process is where, and the policy."""
+
+    nodes: FrozenSet[int]
+    names: Tuple[str, ...]
+    place: Tuple[Tuple[Key, int], ...]
+    on_failure: str = "abort"
+    max_restarts: int = 0
+
+    @cached_property
+    def pservers(self) -> FrozenSet[Key]:
+        return frozenset(key for key, _ in self.place if key[0] == "pserver")
+
+    @cached_property
+    def trainers(self) -> int:
+        return sum(key[0] == "trainer" for key, _ in self.place)
+
+    def on(self, node: int) -> FrozenSet[Key]:
+        return frozenset(key for key, at in self.place if at == node)
+
+    def node_of(self, key: Key) -> int:
+        return dict(self.place)[key]
+
+
+@dataclass(frozen=True)
+class State:
+    shape: Shape
+    phase: str = "joining"
+    attempt: int = 0
+    joined: FrozenSet[int] = frozenset()
+    listening: FrozenSet[Key] = frozenset()
+    exits: Tuple[Exit, ...] = ()
+    trainers_ended: int = 0
+    culprits: Tuple[Exit, ...] = ()
+    gone: FrozenSet[int] = frozenset()
+    lost: FrozenSet[int] = frozenset()
+    survivors: Tuple[str, ...] = ()
+    ending: Optional[Outcome] = None
+    restart: bool = False
+
+
+Step = Tuple[State, Tuple[Action, ...]]
+
+
+def decide(state: State, event: Event) -> Step:
+    """The next state and what to do now."""
+    if state.phase == "over":
+        return state, ()
+    return _TABLE[type(event)](state, event)
+
+
+def _joined(state: State, event: Joined) -> Step:
+    state = replace(state, joined=state.joined | {event.node})
+    if state.phase == "ending":
+        return state, (Stop(state.ending.reason if state.ending else "restart"),)
+    return _advance(state)
+
+
+def _listening(state: State, event: Listening) -> Step:
+    return _advance(replace(state, listening=state.listening | {event.key}))
+
+
+def _advance(state: State) -> Step:
+    """Go on to the next role when its barrier is reached."""
+    if state.phase == "joining" and state.joined >= state.shape.nodes:
+        role = "pserver" if state.shape.pservers else "trainer"
+        return replace(state, phase=role), (Start(role, state.attempt),)
+    if state.phase == "pserver" and state.listening >= state.shape.pservers:
+        return replace(state, phase="trainer"), (Start("trainer", state.attempt),)
+    return state, ()
+
+
+def _exited(state: State, event: Exited) -> Step:
+    ended = state.trainers_ended + sum(exit.role == "trainer" for exit in event.exits)
+    state = replace(state, exits=state.exits + event.exits, trainers_ended=ended)
+    if state.ending or state.restart:
+        return state, ()
+    bad = tuple(exit for exit in event.exits if exit.failed or _left_early(state, exit))
+    if bad:
+        state = replace(state, culprits=state.culprits + bad)
+        if state.shape.on_failure == "abort" or any(exit.role == "pserver" for exit in bad):
+            return _fail(state)
+    if state.trainers_ended == state.shape.trainers:
+        if state.culprits:
+            return _fail(state)
+        return _end(state, Outcome("succeeded", 0, "job", "all trainers are done"))
+    return state, ()
+
+
+def _left_early(state: State, exit: Exit) -> bool:
+    """A pserver that ends before it ever listened would keep everybody waiting."""
+    return exit.role == "pserver" and not exit.stopped and exit.key not in state.listening
+
+
+def _fail(state: State) -> Step:
+    if state.attempt < state.shape.max_restarts:
+        state = replace(state, phase="ending", restart=True)
+        return state, (Stop(f"restart after attempt {state.attempt}: {_failure(state)}"),)
+    first = state.culprits[0]
+    code = exit_code(first.code, first.signal) or 1
+    keys = tuple(exit.key for exit in state.culprits)
+    outcome = Outcome("failed", code, "job", _failure(state), keys, node=state.shape.node_of(first.key))
+    return _end(state, outcome)
+
+
+def _failure(state: State) -> str:
+    first = state.culprits[0]
+    name = state.shape.names[state.shape.node_of(first.key)]
+    how = words(first.code, first.signal, first.note)
+    if exit_code(first.code, first.signal) == 0:
+        how = "exit code 0 before it listened on its port"
+    return f"{first.role} {first.rank} on {name} ended with {how}"
+
+
+def _end(state: State, outcome: Outcome) -> Step:
+    return replace(state, phase="ending", ending=outcome, restart=False), (Stop(outcome.reason),)
+
+
+def _clean(state: State, event: Clean) -> Step:
+    if state.phase != "ending" or event.attempt != state.attempt:
+        return state, ()  # an old word, or a supervisor that ended by itself: its link or its exits will say why
+    return _over(replace(state, gone=state.gone | {event.node}, survivors=state.survivors + event.survivors))
+
+
+def _lost(state: State, event: Lost) -> Step:
+    if event.node in state.lost:
+        return state, ()
+    state = replace(state, lost=state.lost | {event.node}, gone=state.gone | {event.node})
+    if state.ending:
+        return _over(state)
+    name = state.shape.names[event.node]
+    outcome = Outcome("lost", 75, "tool", f"node {name} is lost: {event.why}", tuple(sorted(state.shape.on(event.node))), node=event.node)
+    state, actions = _end(state, outcome)
+    state, more = _over(state)
+    return state, actions + more
+
+
+def _stop_asked(state: State, event: StopAsked) -> Step:
+    if state.ending:
+        return state, (Stop(event.by),)
+    return _end(state, Outcome(event.kind, event.code, "tool", event.by))
+
+
+def _over(state: State) -> Step:
+    """When the last node is clean or lost: the verdict, or the next attempt."""
+    if not state.gone >= state.shape.nodes:
+        return state, ()
+    if state.ending is None:
+        again = State(state.shape, attempt=state.attempt + 1, joined=state.joined)
+        return _advance(again)
+    outcome = replace(state.ending, victims=_victims(state, state.ending))
+    return replace(state, phase="over", ending=outcome), (Finish(outcome),)
+
+
+def _victims(state: State, outcome: Outcome) -> Tuple[Key, ...]:
+    """Trainers and servers that were stopped, or died later of the loss. A pserver's stop after success is none."""
+    if outcome.state == "succeeded":
+        return ()
+    guilty = set(outcome.culprits)
+    ended: Dict[Key, Exit] = {exit.key: exit for exit in state.exits}
+    victims: List[Key] = [key for key, exit in ended.items() if key not in guilty and (exit.stopped or exit.failed)]
+    return tuple(sorted(victims))
+
+
+_TABLE: Dict[type, Callable[..., Step]] = {
+    Joined: _joined, Listening: _listening, Exited: _exited, Clean: _clean, Lost: _lost, StopAsked: _stop_asked,
+}  # fmt: skip

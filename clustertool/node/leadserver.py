@@ -1,0 +1,251 @@
+"""The lead's ear and mouth: turns messages and silence into events for decide(), and its actions into messages.
+
+A stranger costs one descriptor for two seconds, and never more than `_STRANGERS` of them.
+"""
+
+from __future__ import annotations
+
+import hmac
+import socket
+import time
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from clustertool.node import lead as l
+from clustertool.node.wire import Mailbox, Wire, context
+from clustertool.plan.frames import Header
+
+_STRANGERS = 32
+_PATIENCE = 2.0
+_JOIN_PATIENCE = 30.0
+_MAX_HEADER = 1 << 16
+_MAX_BACKLOG = 4 << 20
+
+
+class _Peer:
+    """A joined node: what is on its way to it outlives its connection."""
+
+    def __init__(self, heard: float) -> None:
+        self.mail = Mailbox()
+        self.wire: Optional[Wire] = None
+        self.heard = heard
+        self.joined = False
+
+
+class LeadServer:
+    """`deliver` hands a message to this node's own supervisor; `record` writes an event of the lead."""
+
+    def __init__(self, spec: Dict[str, Any], deliver: Callable[[Header], None], record: Callable[..., None]) -> None:
+        shape = spec["shape"]
+        self._node = int(spec["node"])
+        self._token = str(spec["token"])
+        self._timeout = float(spec["policy"]["loss_timeout"])
+        self._deliver = deliver
+        self._record = record
+        self._state = l.State(
+            l.Shape(
+                frozenset(range(len(shape["names"]))), tuple(shape["names"]),
+                tuple(((str(role), int(rank)), int(node)) for role, rank, node in shape["place"]),
+                spec["policy"]["on_failure"], int(spec["policy"]["max_restarts"]),
+            )
+        )  # fmt: skip
+        now = time.monotonic()
+        self._peers = {node: _Peer(now) for node in range(len(shape["names"])) if node != self._node}
+        self._strangers: Dict[Wire, float] = {}
+        self._context = context(spec["certificate"], spec["key"], server=True)
+        self._listener = _listen(str(spec["lead"]["host"]), int(spec["lead"]["port"]))
+        self._beat_at = 0.0
+        limit = float(spec["policy"]["timeout"])
+        self._deadline = now + limit if limit else None
+        self._limit = limit
+        self._finished_at: Optional[float] = None
+
+    # -- for the supervisor's loop --
+
+    def readers(self) -> List[Any]:
+        return [self._listener, *self._wires()]
+
+    def writers(self) -> List[Any]:
+        return [wire for wire in self._wires() if wire.wants_write]
+
+    def _wires(self) -> List[Wire]:
+        return [*self._strangers, *(peer.wire for peer in self._peers.values() if peer.wire is not None)]
+
+    @property
+    def done(self) -> bool:
+        """The verdict has reached every node that still answers, or they had their time."""
+        if self._finished_at is None:
+            return False
+        waiting = any(peer.wire is not None and peer.mail.kept() for peer in self._peers.values())
+        return not waiting or time.monotonic() - self._finished_at > 3.0
+
+    def turn(self) -> None:
+        now = time.monotonic()
+        self._accept(now)
+        for wire in list(self._strangers):
+            self._meet(wire, now)
+        for node, peer in self._peers.items():
+            if peer.wire is not None:
+                self._hear(node, peer, now)
+        self._beat(now)
+        self._watch(now)
+
+    def receive(self, node: int, message: Header) -> None:
+        """A supervisor's word becomes an event."""
+        event = _event(node, message)
+        if event is not None:
+            self._decide(event)
+
+    # -- connections --
+
+    def _accept(self, now: float) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except (BlockingIOError, ConnectionError, OSError):
+                return
+            if len(self._strangers) >= _STRANGERS:
+                oldest = min(self._strangers, key=lambda wire: self._strangers[wire])
+                self._dismiss(oldest)
+            self._strangers[Wire(sock, self._context, server=True, max_header=_MAX_HEADER)] = now + _PATIENCE
+
+    def _meet(self, wire: Wire, now: float) -> None:
+        """A connection is a stranger until it has shown the job's certificate, its token and a node id."""
+        try:
+            came = wire.turn()
+        except ConnectionError:
+            return self._dismiss(wire)
+        if not came:
+            if now > self._strangers[wire]:
+                self._dismiss(wire)
+            return None
+        hello = came[0]
+        peer = self._peers.get(hello.get("node", -1))
+        token = str(hello.get("token", ""))
+        if hello.get("m") != "join" or peer is None or not hmac.compare_digest(token, self._token):
+            return self._dismiss(wire)
+        del self._strangers[wire]
+        if peer.wire is not None:
+            peer.wire.close()
+        peer.wire, peer.heard = wire, now
+        peer.mail.take(hello)
+        wire.send({"m": "welcome", "a": peer.mail.got})
+        for message in peer.mail.kept():
+            wire.send(message)
+        if not peer.joined:
+            peer.joined = True
+            self._decide(l.Joined(int(hello["node"])))
+        for message in came[1:]:
+            if peer.mail.take(message):
+                self.receive(int(hello["node"]), message)
+        return None
+
+    def _dismiss(self, wire: Wire) -> None:
+        del self._strangers[wire]
+        wire.close()
+
+    def _hear(self, node: int, peer: _Peer, now: float) -> None:
+        assert peer.wire is not None
+        try:
+            came = peer.wire.turn()
+            if peer.wire.backlog > _MAX_BACKLOG:
+                raise ConnectionError("does not read")
+        except ConnectionError:
+            peer.wire.close()
+            peer.wire = None
+            return
+        if came:
+            peer.heard = now
+        for message in came:
+            if peer.mail.take(message):
+                self.receive(node, message)
+
+    def _beat(self, now: float) -> None:
+        if now < self._beat_at:
+            return
+        self._beat_at = now + min(1.0, self._timeout / 4)
+        for peer in self._peers.values():
+            if peer.wire is not None:
+                peer.wire.send({"m": "beat", "a": peer.mail.got})
+
+    def _watch(self, now: float) -> None:
+        """Silence and time become events. All input was read before, so our own nap accuses nobody."""
+        for node, peer in self._peers.items():
+            patience = self._timeout if peer.joined else max(self._timeout, _JOIN_PATIENCE)
+            if now - peer.heard > patience and node not in self._state.lost:
+                what = f"no heartbeat for {self._timeout:g} s" if peer.joined else f"it did not join within {patience:g} s"
+                self._record("lost", node=node, why=what)
+                self._decide(l.Lost(node, what))
+        if self._deadline is not None and now > self._deadline:
+            self._deadline = None
+            self._decide(l.StopAsked(f"the job's time is over: --timeout {self._limit:g}", 124, "timeout"))
+
+    # -- decisions --
+
+    def join_self(self) -> None:
+        self._decide(l.Joined(self._node))
+
+    def _decide(self, event: l.Event) -> None:
+        before = self._state.phase
+        self._state, actions = l.decide(self._state, event)
+        if self._state.phase != before:
+            self._record("phase", name=self._state.phase)
+        for action in actions:
+            self._act(action)
+
+    def _act(self, action: l.Action) -> None:
+        if isinstance(action, l.Start):
+            self._tell({"m": "start", "role": action.role, "attempt": action.attempt})
+        elif isinstance(action, l.Stop):
+            self._tell({"m": "stop", "why": action.why})
+        else:
+            self._record("verdict", **action.outcome.as_dict())
+            self._finished_at = time.monotonic()
+            self._tell({"m": "finish", "outcome": action.outcome.as_dict()})
+
+    def _tell(self, message: Header) -> None:
+        for peer in self._peers.values():
+            numbered = peer.mail.post(message)
+            if peer.wire is not None:
+                peer.wire.send(numbered)
+        self._deliver(message)
+
+    def close(self) -> None:
+        for wire in self._wires():
+            wire.close()
+        self._listener.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bound to the cluster's address; where that is not an address of this machine (NAT), to all of them."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        if error.errno == 98:  # EADDRINUSE
+            sock.close()
+            raise
+        sock.bind(("", port))
+    sock.listen(1024)
+    return sock
+
+
+def _event(node: int, message: Header) -> Optional[l.Event]:
+    kind = message.get("m")
+    if kind == "listening":
+        return l.Listening((str(message["role"]), int(message["rank"])))
+    if kind == "exited":
+        return l.Exited(tuple(_exit(item) for item in message["exits"]))
+    if kind == "clean":
+        return l.Clean(node, tuple(str(s) for s in message["survivors"]), int(message["attempt"]))
+    if kind == "stop":
+        return l.StopAsked(str(message["by"]), int(message["code"]))
+    if kind == "gone":
+        return l.Lost(node, str(message["why"]))
+    return None
+
+
+def _exit(item: Tuple[str, int, int, int, bool, str]) -> l.Exit:
+    role, rank, code, number, stopped, note = item
+    return l.Exit(str(role), int(rank), int(code), int(number), bool(stopped), str(note))

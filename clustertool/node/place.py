@@ -1,0 +1,163 @@
+"""Placing a job: its directory, its copy of the workspace, its files. All of it can fail, and nothing runs yet."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+from typing import Any, Dict, List, Mapping
+
+from clustertool.errors import DispatchError, PreflightError
+from clustertool.node import files
+from clustertool.plan import paths
+from clustertool.plan.manifest import Entry, digest
+
+_KEEP = 3  # releases besides the one in use
+_FICLONE = 0x40049409
+
+
+def stage(root: str, release: str) -> Dict[str, Any]:
+    """A staging directory for a release; "have" if it is complete already. `base`: a release whose files rsync may link."""
+    files.make_root(root)
+    top = files.make_dir(root, paths.OURS, "releases")
+    if os.path.isdir(os.path.join(top, release)):
+        return {"have": True}
+    files.make_dir(top, release + ".part")
+    others = sorted(_complete(top), key=lambda name: os.stat(os.path.join(top, name)).st_mtime)
+    return {"have": False, "path": os.path.join(top, release + ".part"), "base": [f"../{name}" for name in others[-2:]]}
+
+
+def seal(root: str, release: str) -> Dict[str, Any]:
+    """Verify what arrived against the release's name and make it complete by one rename. Raises DispatchError."""
+    top = paths.releases(root)
+    part, whole = os.path.join(top, release + ".part"), os.path.join(top, release)
+    if os.path.isdir(whole):
+        return {"have": True}
+    found = digest(walk(part))
+    if found != release:
+        raise DispatchError("what arrived is not what was sent", "a file changed while it was sent? run it again")
+    os.rename(part, whole)
+    os.utime(whole)
+    _prune(top, release)
+    return {"have": True}
+
+
+def walk(top: str) -> List[Entry]:
+    """The entries of a tree as a manifest lists them, files with their digests."""
+    from clustertool.plan.manifest import file_digest
+
+    found: List[Entry] = []
+    for folder, folders, names in os.walk(top):
+        for name in [*folders, *names]:
+            path = os.path.join(folder, name)
+            info = os.lstat(path)
+            relative = os.path.relpath(path, top)
+            mode = stat.S_IMODE(info.st_mode)
+            if stat.S_ISLNK(info.st_mode):
+                found.append(Entry(relative, "link", 0, 0, os.readlink(path)))
+            elif stat.S_ISDIR(info.st_mode):
+                found.append(Entry(relative, "dir", mode, 0, ""))
+            else:
+                with open(path, "rb") as file:
+                    found.append(Entry(relative, "file", mode, info.st_size, file_digest(file)))
+    return found
+
+
+def _complete(top: str) -> List[str]:
+    return [name for name in os.listdir(top) if "." not in name]
+
+
+def _prune(top: str, keep: str) -> None:
+    """Old releases go; a job has its own copy, so none is ever in use."""
+    others = sorted((n for n in _complete(top) if n != keep), key=lambda n: os.stat(os.path.join(top, n)).st_mtime)
+    for name in others[:-_KEEP]:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(os.path.join(top, name))
+
+
+def place(spec: Dict[str, Any], release: str) -> Dict[str, Any]:
+    """Make the job's directory with everything in it that the contract names. Undone when it fails."""
+    root, base = str(spec["root"]), os.path.dirname(spec["job_dir"])
+    files.make_root(root)
+    if base != root:
+        files.make_dir(root, os.path.basename(base))
+    job = files.make_job_dir(spec["job_dir"])
+    try:
+        if release:
+            _copy_tree(os.path.join(paths.releases(root), release), str(spec["job_dir"]))
+        _write_files(spec, job)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            files.remove_tree(spec["job_dir"])
+        what = f"{spec['job_dir']} cannot be filled: {error.strerror}"
+        raise PreflightError(what, "make room, or choose another ROOT_DIR") from None
+    finally:
+        os.close(job)
+    return {}
+
+
+def _write_files(spec: Dict[str, Any], job: int) -> None:
+    job_paths = paths.JobPaths(os.path.dirname(spec["job_dir"]), spec["job"])
+    files.create(job, f"{paths.OURS}/spec.json", json.dumps(spec).encode())
+    files.create(job, "nodefile", f"{spec['node']}\n".encode(), exclusive=False)
+    for name in ("log", spec["output"]):
+        os.makedirs(job_paths.of(name), mode=0o755, exist_ok=True)
+    endpoints = "".join(f"{endpoint}\n" for endpoint in spec["endpoints"])
+    files.create(job, "log/endpoints.log", f"PADDLE_TRAINER_ENDPOINTS:\n{endpoints}".encode(), exclusive=False)
+    firsts: Dict[str, str] = {}
+    for process in spec["processes"]:
+        firsts.setdefault(process["role"], os.path.basename(process["log"]))
+        listed = "".join(os.path.join(spec["work_dir"], shard) + "\n" for shard in process["shards"])
+        files.create(job, f"{paths.OURS}/shards-{process['role']}-{process['rank']}", os.fsencode(listed))
+    for role, target in firsts.items():
+        files.link(job, job_paths.first_log(role), target)
+    if spec["work_dir"] != spec["job_dir"]:
+        _link_workspace(spec)
+
+
+def _link_workspace(spec: Mapping[str, Any]) -> None:
+    """--job-workspace: DIR/log and DIR/nodefile show the newest job, where nothing else is there."""
+    for name in ("log", "nodefile"):
+        place_ = os.path.join(spec["work_dir"], name)
+        with contextlib.suppress(OSError):
+            if os.path.islink(place_):
+                if "/JOB" not in os.readlink(place_):
+                    continue
+                os.unlink(place_)
+            os.symlink(os.path.join(spec["job_dir"], name), place_)
+
+
+def _copy_tree(source: str, target: str) -> None:
+    """A copy of its own, so that what a job writes never changes the release; blocks are shared where the disk can."""
+    for folder, folders, names in os.walk(source):
+        there = os.path.join(target, os.path.relpath(folder, source)) if folder != source else target
+        for name in list(folders):
+            path = os.path.join(folder, name)
+            if os.path.islink(path):
+                folders.remove(name)
+                names.append(name)
+            else:
+                os.makedirs(os.path.join(there, name), mode=0o700, exist_ok=True)
+        for name in names:
+            _copy_file(os.path.join(folder, name), os.path.join(there, name))
+    for folder, folders, _ in os.walk(source, topdown=False):
+        for name in folders:
+            path = os.path.join(folder, name)
+            if not os.path.islink(path):
+                shutil.copystat(path, os.path.join(target, os.path.relpath(path, source)))
+
+
+def _copy_file(source: str, target: str) -> None:
+    import fcntl
+
+    if os.path.islink(source):
+        os.symlink(os.readlink(source), target)
+        return
+    with open(source, "rb") as file, open(target, "xb") as copy:
+        try:
+            fcntl.ioctl(copy.fileno(), _FICLONE, file.fileno())
+        except OSError:
+            shutil.copyfileobj(file, copy, 1 << 20)
+    shutil.copystat(source, target)

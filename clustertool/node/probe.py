@@ -1,0 +1,232 @@
+"""The probe reads what a plan must know of a node; it writes nothing and takes milliseconds."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import os
+import platform
+import pwd
+import re
+import shutil
+import socket
+import struct
+import time
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from clustertool.node import files, ports, processes
+from clustertool.plan import paths
+
+_SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
+# File systems that other machines see too; there, a directory is known by server, export and inode.
+_NETWORK = re.compile(r"nfs4?|cifs|smb3|lustre|gpfs|beegfs(_nodev)?|ceph|glusterfs|9p|afs|fuse\..*")
+Problem = Tuple[str, str, str, str]  # column of the check, level, what, fix
+
+
+def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
+    """request: root_dir, nic, address, host, job_workspace, patterns, release -> the fields of plan.facts.Facts."""
+    problems: List[Problem] = []
+    root = resolve(str(request["root_dir"]))
+    existing = _existing(root)
+    _check_root(root, existing, problems)
+    address, nic = _address(request, problems)
+    low, high = ports.ephemeral()
+    held = ports.holders()
+    kind, devices = _devices()
+    space = os.statvfs(existing)
+    answer: Dict[str, Any] = {
+        "hostname": socket.gethostname(),
+        "address": address,
+        "nic": nic,
+        "boot_id": processes.boot_id(),
+        "netns": os.readlink("/proc/self/ns/net"),
+        "root": root,
+        "root_id": _directory_id(existing, root),
+        "home": os.path.expanduser("~"),
+        "user": _user(),
+        "python": platform.python_version(),
+        "rsync": shutil.which("rsync") is not None,
+        "disk_free": space.f_bavail * space.f_frsize,
+        "devices": devices,
+        "device_kind": kind,
+        "ephemeral": [low, high],
+        "busy": sorted(held),
+        "listeners": sorted(held.items()),
+        "time": time.time(),
+        "problems": problems,
+        "releases": _releases(root),
+    }
+    if request.get("job_workspace"):
+        answer.update(_workspace(str(request["job_workspace"]), problems))
+    return answer
+
+
+def resolve(root: str) -> str:
+    """ROOT_DIR as an absolute path on this node."""
+    path = os.path.expanduser(root)
+    return files.real_root(os.path.normpath(path))
+
+
+def _existing(path: str) -> str:
+    while not os.path.isdir(path) and path != "/":
+        path = os.path.dirname(path)
+    return path
+
+
+def _check_root(root: str, existing: str, problems: List[Problem]) -> None:
+    fix = "choose a ROOT_DIR in conf.py that you can write to"
+    if existing == root:
+        problem = files.root_problem(root)
+        if problem:
+            problems.append(("root", "error", f"ROOT_DIR: {problem}", fix))
+            return
+    elif os.path.lexists(_below(existing, root)):
+        problems.append(("root", "error", f"ROOT_DIR {root}: {_below(existing, root)} is no directory", fix))
+        return
+    if not os.access(existing, os.W_OK | os.X_OK) or os.statvfs(existing).f_flag & os.ST_RDONLY:
+        problems.append(("root", "error", f"ROOT_DIR {root} is not writable for {_user()}", fix))
+
+
+def _below(existing: str, root: str) -> str:
+    rest = os.path.relpath(root, existing).split("/")[0]
+    return os.path.join(existing, rest)
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def _releases(root: str) -> List[str]:
+    try:
+        return sorted(name for name in os.listdir(paths.releases(root)) if "." not in name)
+    except OSError:
+        return []
+
+
+def _directory_id(existing: str, root: str) -> str:
+    """Two nodes with the same id see the same directory: on one machine device and inode, on NFS server and export."""
+    info = os.stat(existing)
+    rest = os.path.relpath(root, existing)
+    source = _mount(existing)
+    if source:
+        return f"{source}/{info.st_ino}/{rest}"
+    return f"{processes.boot_id()}/{info.st_dev}/{info.st_ino}/{rest}"
+
+
+def _mount(path: str) -> str:
+    """`fstype source` if `path` lies on a network file system, else ""."""
+    device = os.stat(path).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    with contextlib.suppress(OSError):
+        with open("/proc/self/mountinfo") as file:
+            for line in file:
+                left, _, right = line.partition(" - ")
+                kind, source = right.split()[:2]
+                if left.split()[2] == wanted and _NETWORK.fullmatch(kind):
+                    return f"{kind} {source}"
+    return ""
+
+
+# -- address ------------------------------------------------------------------------------------------------------------
+
+
+def _address(request: Mapping[str, Any], problems: List[Problem]) -> Tuple[str, str]:
+    """The training address and its interface: HOSTS' address, PADDLE_NIC's, the host itself, where ssh came in."""
+    nic, given = str(request.get("nic", "")), str(request.get("address", ""))
+    names = interfaces()
+    if nic and nic not in names:
+        fix = f"this node has {', '.join(sorted(names))}"
+        problems.append(("nic", "error", f"there is no interface {nic} (PADDLE_NIC)", fix))
+    explicit = str(request.get("explicit_address", ""))
+    if explicit:
+        return explicit, nic or nic_of(explicit, names)
+    if nic in names and names[nic]:
+        return names[nic][0][0], nic
+    if nic in names:
+        problems.append(("nic", "error", f"the interface {nic} (PADDLE_NIC) has no IPv4 address", "give it one, or choose another"))
+    if given:
+        return given, nic or nic_of(given, names)
+    came = os.environ.get("SSH_CONNECTION", "").split()
+    address = came[2] if len(came) == 4 else "127.0.0.1"
+    return address, nic or nic_of(address, names)
+
+
+def interfaces() -> Dict[str, List[Tuple[str, str]]]:
+    """Interface -> its (address, netmask) pairs, IPv4 first."""
+    found: Dict[str, List[Tuple[str, str]]] = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            found[name] = []
+            request = struct.pack("256s", name.encode()[:15])
+            with contextlib.suppress(OSError):
+                pair = [socket.inet_ntoa(fcntl.ioctl(sock.fileno(), c, request)[20:24]) for c in (_SIOCGIFADDR, _SIOCGIFNETMASK)]
+                found[name].append((pair[0], pair[1]))
+    with contextlib.suppress(OSError):
+        with open("/proc/net/if_inet6") as file:
+            for line in file:
+                words = line.split()
+                address = str(ipaddress.IPv6Address(int(words[0], 16)))
+                found.setdefault(words[5], []).append((address, str(int(words[2], 16))))
+    return found
+
+
+def nic_of(address: str, names: Mapping[str, List[Tuple[str, str]]]) -> str:
+    """The interface that holds an address, or whose network it is in (127.0.0.2 is on lo); "" if none."""
+    wanted = _parse(address.split("%")[0])
+    if wanted is None:
+        return ""
+    near = ""
+    for name, pairs in names.items():
+        for own, mask in pairs:
+            if _parse(own) == wanted:
+                return name
+            network = ipaddress.ip_network(f"{own}/{mask}", strict=False)
+            if wanted.version == network.version and wanted in network:
+                near = near or name
+    return near
+
+
+def _parse(text: str) -> "Optional[ipaddress.IPv4Address | ipaddress.IPv6Address]":
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
+
+
+# -- devices and a workspace that is here already ---------------------------------------------------------------------
+
+
+def _devices() -> Tuple[str, List[int]]:
+    """Kind and physical ids by their device files; the full look at them belongs to `inv gpus`."""
+    for kind, pattern in (("gpu", r"nvidia(\d+)"), ("xpu", r"xpu(\d+)"), ("npu", r"davinci(\d+)")):
+        with contextlib.suppress(OSError):
+            ids = sorted(int(m.group(1)) for m in (re.fullmatch(pattern, name) for name in os.listdir("/dev")) if m)
+            if ids:
+                return kind, ids
+    return "cpu", []
+
+
+_MOST_FILES = 200_000
+
+
+def _workspace(path: str, problems: List[Problem]) -> Dict[str, Any]:
+    """For --job-workspace: the folder's files (relative) and its job.toml."""
+    top = os.path.expanduser(path)
+    if not os.path.isdir(top):
+        problems.append(("workspace", "error", f"--job-workspace {path} is not there", "copy it to every node, or use --workspace"))
+        return {}
+    listing: List[str] = []
+    for folder, folders, names in os.walk(top):
+        folders[:] = [name for name in folders if name not in (".git", "__pycache__", "log", "output")]
+        listing += [os.path.relpath(os.path.join(folder, name), top) for name in names]
+        if len(listing) > _MOST_FILES:
+            break
+    toml = ""
+    with contextlib.suppress(OSError):
+        with open(os.path.join(top, "job.toml"), encoding="utf-8", errors="replace") as file:
+            toml = file.read(1 << 20)
+    return {"listing": sorted(listing), "job_toml": toml}

@@ -1,0 +1,162 @@
+"""A process is (pid, start time, boot); nothing is ever signalled by pid alone or by name.
+
+Reads /proc only. Start time is field 22 of /proc/PID/stat, in clock ticks since boot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Set
+
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class Process(NamedTuple):
+    pid: int
+    start: int
+
+
+class Stat(NamedTuple):
+    name: str
+    state: str
+    parent: int
+    ticks: int  # user + system CPU time
+    start: int
+    rss: int  # pages
+
+
+def stat(pid: int) -> Optional[Stat]:
+    """/proc/PID/stat, None if there is no such process. The name may hold spaces and brackets: cut at the last one."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+    except OSError:
+        return None
+    name, _, rest = text.rpartition(b")")
+    fields = rest.split()
+    if len(fields) < 22:
+        return None
+    comm = name.partition(b"(")[2].decode(errors="replace")
+    return Stat(
+        comm, fields[0].decode(), int(fields[1]), int(fields[11]) + int(fields[12]), int(fields[19]), int(fields[21])
+    )
+
+
+def identify(pid: int) -> Optional[Process]:
+    found = stat(pid)
+    return Process(pid, found.start) if found else None
+
+
+def alive(process: Process) -> bool:
+    """Running, not a zombie, and still the same process."""
+    found = stat(process.pid)
+    return found is not None and found.start == process.start and found.state not in ("Z", "X")
+
+
+def boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def pids() -> Iterator[int]:
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            yield int(name)
+
+
+def children(pid: int) -> List[int]:
+    """From /proc/PID/task/*/children; a kernel without it makes us look at every process."""
+    found: List[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children") as file:
+                found += [int(word) for word in file.read().split()]
+    except FileNotFoundError:
+        if os.path.exists(f"/proc/{pid}/task") and not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
+            return [other for other in pids() if getattr(stat(other), "parent", 0) == pid]
+    except OSError:
+        pass
+    return found
+
+
+def descendants(pid: int) -> List[Process]:
+    """All living descendants. The caller is their subreaper, so an orphan never leaves this tree."""
+    found: List[Process] = []
+    todo = children(pid)
+    while todo:
+        child = todo.pop()
+        process = identify(child)
+        if process:
+            found.append(process)
+            todo += children(child)
+    return found
+
+
+def marked(mark: str) -> List[Process]:
+    """Processes of this user whose environment carries the job's marker, dead supervisor or not."""
+    wanted = b"CLUSTERTOOL_MARK=" + mark.encode()
+    found = []
+    for pid in pids():
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                environ = file.read()
+        except OSError:
+            continue
+        if wanted in environ.split(b"\0"):
+            process = identify(pid)
+            if process and alive(process):
+                found.append(process)
+    return found
+
+
+def signal_one(process: Process, number: int) -> None:
+    """Send a signal if it is still that process."""
+    if alive(process):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(process.pid, number)
+
+
+def end_now(seeds: Iterable[Process], mark: str, spare: Set[int]) -> List[Process]:
+    """KILL once everything that is known or marked, with its descendants; the ones still alive afterwards."""
+    victims: Dict[int, Process] = {}
+    for process in [*seeds, *marked(mark)]:
+        if process.pid not in spare and alive(process):
+            victims[process.pid] = process
+            for child in descendants(process.pid):
+                victims[child.pid] = child
+    for process in victims.values():
+        if process.pid not in spare:
+            signal_one(process, signal.SIGKILL)
+    return [process for process in victims.values() if process.pid not in spare and alive(process)]
+
+
+def describe(process: Process) -> str:
+    """`1234 (python3 train.py)` for messages; argv only, never the environment."""
+    try:
+        with open(f"/proc/{process.pid}/cmdline", "rb") as file:
+            words = file.read(200).replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        words = ""
+    found = stat(process.pid)
+    return f"{process.pid} ({words or (found.name if found else 'gone')})"
+
+
+def become_subreaper() -> None:
+    """Orphans of our ranks come to us and not to init."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def set_name(name: str) -> None:
+    """The name `ps -o comm` and `top` show, 15 characters."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]), 0, 0, 0)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")

@@ -1,0 +1,66 @@
+"""Starting one rank: its environment, its log, its command; nothing of ours reaches it but what the contract names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import Any, Dict, List, Mapping, Tuple
+
+from clustertool.node import files
+
+_KEPT = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "PATH")
+_SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
+# The prelude is shell by nature; it travels in the environment and not on the command line, where `ps` shows it.
+_WITH_PRELUDE = 'eval "$CLUSTERTOOL_PRELUDE" || exit 126; unset CLUSTERTOOL_PRELUDE; exec "$@"'
+
+
+def base_environment(environ: Mapping[str, str]) -> Dict[str, str]:
+    """What `ssh host` without a terminal has, and nothing else of it."""
+    return {name: environ[name] for name in _KEPT if name in environ}
+
+
+def environment(spec: Mapping[str, Any], process: Mapping[str, Any], attempt: int, own: Mapping[str, str]) -> Dict[str, str]:
+    """The node's base, the plan's variables, the secrets; conf.py's LD_LIBRARY_PATH in front of the node's own."""
+    env = base_environment(own)
+    if spec["first_path"]:
+        env["PATH"] = spec["first_path"] + ":" + env.get("PATH", os.defpath)
+    env.update(spec["common"])
+    env.update(process["env"])
+    env.update(spec.get("secrets", {}))
+    if spec["ld_library_path"]:
+        rest = env.get("LD_LIBRARY_PATH") or own.get("LD_LIBRARY_PATH", "")
+        env["LD_LIBRARY_PATH"] = ":".join(part for part in (spec["ld_library_path"], rest) if part)
+    env["CLUSTERTOOL_ATTEMPT"] = str(attempt)
+    if spec["prelude"]:
+        env["CLUSTERTOOL_PRELUDE"] = spec["prelude"]
+    return env
+
+
+def command(spec: Mapping[str, Any], process: Mapping[str, Any]) -> List[str]:
+    argv = [str(word) for word in process["argv"]]
+    if not spec["prelude"]:
+        return argv
+    shell = next(shell for shell in _SHELLS if os.path.exists(shell))
+    return [shell, "-c", _WITH_PRELUDE, "prelude", *argv]
+
+
+def start(
+    spec: Mapping[str, Any], process: Mapping[str, Any], attempt: int, log: int, umask: int
+) -> Tuple[int, str]:
+    """Start a rank in a session of its own, writing straight into its log. Returns (pid, "") or (127 or 126, why)."""
+    env = environment(spec, process, attempt, os.environ)
+    ours = os.umask(umask)
+    try:
+        child = subprocess.Popen(
+            command(spec, process), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=spec["work_dir"], env=env,
+            start_new_session=True, close_fds=True,
+        )  # fmt: skip
+    except OSError as error:
+        what = error.filename if error.filename is not None else process["argv"][0]
+        why = f"cannot start {what!r}: {error.strerror}"
+        files.write_all(log, f"clustertool: {why}\n".encode())
+        return (127 if isinstance(error, FileNotFoundError) else 126), why
+    finally:
+        os.umask(ours)
+    child.returncode = 0  # reaped by the supervisor's one waitpid loop, not by subprocess
+    return child.pid, ""

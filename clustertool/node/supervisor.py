@@ -1,0 +1,470 @@
+"""The supervisor owns the processes of one job on one node: one loop, one waitpid, detached from ssh.
+
+It starts what the lead tells it to start, says what became of it, and ends everything when told, when the lead is
+silent for the loss timeout, or when it is asked to through its fifo. Every event goes into the events file first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import time
+from typing import Any, Dict, List, Optional, Set, Tuple
+
+from clustertool.errors import PreflightError
+from clustertool.node import files, guard, ports, processes, ranks
+from clustertool.node.leadserver import LeadServer
+from clustertool.node.uplink import Uplink
+from clustertool.plan.events import Key, Outcome
+from clustertool.plan.frames import Header
+from clustertool.plan.paths import OURS, JobPaths
+
+_TICK = 0.1
+_WAITING_TICK = 0.03  # while pservers are expected to listen, or processes to end
+_SEEN_EVERY = 0.5
+_LAST_WORD = 1.0  # seconds a stopped node waits for the lead's verdict
+_HOPELESS = 8.0  # seconds of KILL after which a survivor is reported
+
+
+class Rank:
+    """One process of ours, running or ended."""
+
+    def __init__(self, spec: Dict[str, Any]) -> None:
+        self.spec = spec
+        self.key: Key = (str(spec["role"]), int(spec["rank"]))
+        self.pid = 0
+        self.log = -1
+        self.log_name = str(spec["log"])
+        self.log_size = -1
+        self.listening = False
+
+
+class Supervisor:
+    """`spec` is one node's part of a plan as the engine wrote it; `job` the job directory's descriptor."""
+
+    def __init__(self, spec: Dict[str, Any], job: int, umask: int) -> None:
+        self.spec = spec
+        self.job = job
+        self.paths = JobPaths(os.path.dirname(spec["job_dir"]), spec["job"])
+        self.umask = umask
+        self.node = int(spec["node"])
+        self.attempt = 0
+        self.ranks: Dict[Key, Rank] = {}
+        for process in spec["processes"]:
+            rank = Rank(process)
+            self.ranks[rank.key] = rank
+        self.by_pid: Dict[int, Rank] = {}
+        self.journal = files.Journal(files.open_append(job, f"{OURS}/events.jsonl"))
+        self.growth = files.Journal(files.open_append(job, f"{OURS}/growth.jsonl"))
+        self.seen_file = files.open_append(job, f"{OURS}/seen")
+        self.seen: Set[processes.Process] = set()
+        self.seen_at = 0.0
+        self.me = processes.Process(os.getpid(), getattr(processes.stat(os.getpid()), "start", 0))
+        self.guard_pid = 0
+        self.guard_sock: Optional[socket.socket] = None
+        self.guard_beat = 0.0
+        self.guard_heard = 0.0
+        self.stopping = False
+        self.kill_at = 0.0
+        self.give_up_at = 0.0
+        self.clean_told = False
+        self.awaited: Set[Key] = set()
+        self.outcome: Optional[Outcome] = None
+        self.asked: Optional[Tuple[str, int]] = None  # by whom, with which code, an agent here asked to stop
+        self.clean_at = 0.0
+        self.lead: Optional[LeadServer] = None
+        self.uplink: Optional[Uplink] = None
+        self.inbox: List[Header] = []
+
+    # -- life --
+
+    def prepare(self) -> None:
+        """All that can fail before a rank runs: ports, the guard, the lead's port. Raises PreflightError."""
+        processes.become_subreaper()
+        processes.set_name("ct-supervisor")
+        self.wake, self._wake_write = socket.socketpair()
+        for end in (self.wake, self._wake_write):
+            end.setblocking(False)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+        self.asked_to_die = False
+        own = [port for rank in self.ranks.values() for port in rank.spec["ports"]]
+        ports.require_free([*own, *self.spec["extra_ports"]])
+        os.mkfifo(f"{OURS}/control", 0o600, dir_fd=self.job)
+        self.control = os.open(f"{OURS}/control", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.job)
+        self.control_rest = b""
+        self.record("job", **self.spec["header"])
+        self.record("supervisor", pid=self.me.pid, start=self.me.start, boot=processes.boot_id())
+        self._start_guard()
+        if self.node == int(self.spec["lead"]["node"]):
+            try:
+                self.lead = LeadServer(self.spec, self.inbox.append, self.record)
+            except OSError as error:
+                port = self.spec["lead"]["port"]
+                raise PreflightError(f"port {port} (the lead's) cannot be used: {error.strerror}", "set LEAD_PORT") from None
+            self.lead.join_self()
+        else:
+            self.uplink = Uplink(self.spec)
+
+    def run(self) -> None:
+        """Until the verdict is known here, or the lead is lost and nothing lives any more."""
+        try:
+            while not self._over():
+                self._turn()
+        finally:
+            self._leave()
+
+    def _over(self) -> bool:
+        if self.outcome is None and self.asked and self.clean_told and time.monotonic() > self.clean_at + _LAST_WORD:
+            # The user's stop was done here, and the lead is not there to say so: this node need not wait for it.
+            self.outcome = Outcome("stopped", self.asked[1], "tool", self.asked[0])
+            return True
+        if self.outcome is None or not self.clean_told:
+            return False
+        return self.lead is None or self.lead.done
+
+    def _turn(self) -> None:
+        busy = self.stopping or self.awaited
+        readers: List[Any] = [self.wake, self.control]
+        writers: List[Any] = []
+        if self.guard_sock is not None:
+            readers.append(self.guard_sock)
+        if self.lead is not None:
+            readers += self.lead.readers()
+            writers += self.lead.writers()
+        if self.uplink is not None and self.uplink.wire is not None:
+            readers.append(self.uplink.wire)
+            writers += [self.uplink.wire] if self.uplink.wire.wants_write else []
+        wait = 0.0 if self.inbox else _WAITING_TICK if busy or self._unjoined() else _TICK
+        _select(readers, writers, wait)
+        self._reap()
+        self._read_control()
+        self._links()
+        self._look_for_listeners()
+        self._look_after_guard()
+        self._note_growth()
+        self._note_descendants()
+        self._keep_stopping()
+        self.journal.flush()
+
+    def _unjoined(self) -> bool:
+        return self.uplink is not None and (self.uplink.wire is None or not self.uplink.wire.secure)
+
+    def _leave(self) -> None:
+        if self.outcome is not None:
+            self.record("ended", **self.outcome.as_dict())
+        if self.uplink is not None:
+            self.uplink.turn()  # the acknowledgement of the last word
+            self.uplink.flush(0.5)
+        if self.lead is not None:
+            self.lead.close()
+        self._end_guard()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{OURS}/control", dir_fd=self.job)
+        self.journal.close()
+        self.growth.close()
+
+    def record(self, kind: str, **fields: Any) -> None:
+        self.journal.write({"t": round(time.time(), 3), "e": kind, **fields})
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if number != signal.SIGCHLD:
+            self.asked_to_die = True
+
+    # -- words from and to the lead --
+
+    def _tell(self, message: Header) -> None:
+        if self.lead is not None:
+            self.lead.receive(self.node, message)
+        elif self.uplink is not None:
+            self.uplink.post(message)
+
+    def _links(self) -> None:
+        if self.lead is not None:
+            self.lead.turn()
+        elif self.uplink is not None:
+            self.inbox += self.uplink.turn()
+            if self.uplink.lost and self.outcome is None:
+                self._lost_lead()
+        while self.inbox:
+            self._obey(self.inbox.pop(0))
+        if self.asked_to_die:
+            self.asked_to_die = False
+            self._ask_stop(f"the supervisor on {self.spec['name']} was told to end", 143)
+
+    def _obey(self, message: Header) -> None:
+        kind = message.get("m")
+        if kind == "start":
+            self._start(str(message["role"]), int(message["attempt"]))
+        elif kind == "stop":
+            self.stop(str(message["why"]), float(self.spec["policy"]["grace"]))
+        elif kind == "finish":
+            o = message["outcome"]
+            self.outcome = Outcome(
+                o["state"], o["code"], o["source"], o["reason"], tuple(map(tuple, o["culprits"])),
+                tuple(map(tuple, o["victims"])), o["node"],
+            )  # fmt: skip
+            self.stop(self.outcome.reason, float(self.spec["policy"]["grace"]))
+
+    def _lost_lead(self) -> None:
+        timeout = self.spec["policy"]["loss_timeout"]
+        lead = self.spec["lead"]["name"]
+        reason = f"node {lead} is lost: it leads the job, and {self.spec['name']} has not heard from it for {timeout:g} s"
+        self.outcome = Outcome("lost", 75, "tool", reason, node=int(self.spec["lead"]["node"]))
+        self.stop(reason, float(self.spec["policy"]["grace"]))
+
+    def _ask_stop(self, by: str, code: int) -> None:
+        """Stop here at once, and let the lead stop the others: a stop that reaches one node reaches all."""
+        self._tell({"m": "stop", "by": by, "code": code})
+        self.stop(by, float(self.spec["policy"]["grace"]))
+
+    # -- ranks --
+
+    def _start(self, role: str, attempt: int) -> None:
+        if attempt != self.attempt or (self.stopping and self.clean_told):
+            self.attempt, self.stopping, self.clean_told = attempt, False, False
+        if self.stopping:
+            return
+        exits = []
+        for rank in self.ranks.values():
+            if rank.key[0] == role:
+                exits += self._start_rank(rank)
+        if exits:
+            self._tell({"m": "exited", "exits": exits})
+
+    def _start_rank(self, rank: Rank) -> List[Tuple[str, int, int, int, bool, str]]:
+        role, number = rank.key
+        rank.log_name = self.paths.log(role, number, self.attempt)
+        if rank.log >= 0:
+            os.close(rank.log)
+        rank.log, rank.log_size, rank.listening = files.open_append(self.job, rank.log_name), -1, False
+        pid, why = ranks.start(self.spec, rank.spec, self.attempt, rank.log, self.umask)
+        if why:
+            self.record("exited", role=role, rank=number, code=pid, signal=0, stopped=False, note=why, attempt=self.attempt)
+            return [(role, number, pid, 0, False, why)]
+        rank.pid = pid
+        self.by_pid[pid] = rank
+        process = processes.identify(pid)
+        start = process.start if process else 0
+        self.record("started", role=role, rank=number, pid=pid, start=start, attempt=self.attempt, log=rank.log_name)
+        if process:
+            self._remember([process])
+        if role == "pserver":
+            self.awaited.add(rank.key)
+        return []
+
+    def _reap(self) -> None:
+        """One waitpid loop for ranks, orphans and the guard. What is reaped in one go is told in one message."""
+        with contextlib.suppress(BlockingIOError):
+            while self.wake.recv(4096):
+                pass
+        exits = []
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            if pid == self.guard_pid:
+                self._guard_changed(status)
+            elif pid in self.by_pid:
+                exits += self._changed(self.by_pid[pid], pid, status)
+        if exits:
+            self._tell({"m": "exited", "exits": exits})
+
+    def _changed(self, rank: Rank, pid: int, status: int) -> List[Tuple[str, int, int, int, bool, str]]:
+        role, number = rank.key
+        if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
+            self.record("frozen" if os.WIFSTOPPED(status) else "thawed", role=role, rank=number)
+            return []
+        del self.by_pid[pid]
+        rank.pid = 0
+        self.awaited.discard(rank.key)
+        killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        code = 0 if killed else os.WEXITSTATUS(status)
+        self.record(
+            "exited", role=role, rank=number, code=code, signal=killed, stopped=self.stopping, note="", attempt=self.attempt
+        )
+        return [(role, number, code, killed, self.stopping, "")]
+
+    def _look_for_listeners(self) -> None:
+        if not self.awaited:
+            return
+        listening = ports.listening()
+        for key in sorted(self.awaited):
+            rank = self.ranks[key]
+            if rank.spec["ports"][0] in listening:
+                self.awaited.discard(key)
+                rank.listening = True
+                self.record("listening", role=key[0], rank=key[1])
+                self._tell({"m": "listening", "role": key[0], "rank": key[1]})
+
+    def _note_growth(self) -> None:
+        """(time, log, size) of logs that grew: enough to merge ranks by time later."""
+        now = round(time.time(), 2)
+        for rank in self.ranks.values():
+            if rank.log >= 0:
+                size = os.fstat(rank.log).st_size
+                if size != rank.log_size:
+                    rank.log_size = size
+                    self.growth.write([now, rank.log_name, size])
+
+    def _note_descendants(self) -> None:
+        now = time.monotonic()
+        if now >= self.seen_at:
+            self.seen_at = now + _SEEN_EVERY
+            self._remember(self._family())
+
+    def _remember(self, found: List[processes.Process]) -> None:
+        fresh = [process for process in found if process not in self.seen]
+        self.seen.update(fresh)
+        with contextlib.suppress(OSError):
+            os.write(self.seen_file, b"".join(b"%d %d\n" % process for process in fresh))
+
+    def _family(self) -> List[processes.Process]:
+        return [p for p in processes.descendants(self.me.pid) if p.pid != self.guard_pid]
+
+    def _alive(self) -> List[processes.Process]:
+        return [process for process in self._family() if processes.alive(process)]
+
+    # -- stopping --
+
+    def stop(self, why: str, grace: float, force: bool = False) -> None:
+        """TERM to all descendants now, KILL after `grace` seconds; a second call can only hurry."""
+        now = time.monotonic()
+        if self.stopping:
+            self.kill_at = min(self.kill_at, now if force else now + grace)
+            return
+        self.stopping = True
+        self.awaited.clear()
+        self.kill_at = now if force else now + grace
+        self.give_up_at = 0.0
+        self.record("stopping", why=why)
+        family = self._alive()
+        self._remember(family)
+        for process in family:
+            processes.signal_one(process, signal.SIGTERM)
+            processes.signal_one(process, signal.SIGCONT)  # a stopped process hears TERM only when it goes on
+
+    def _keep_stopping(self) -> None:
+        if not self.stopping or self.clean_told:
+            return
+        left = self._alive()
+        now = time.monotonic()
+        if left and now < self.kill_at:
+            return
+        if left:
+            self.give_up_at = self.give_up_at or now + _HOPELESS
+            for process in left:
+                processes.signal_one(process, signal.SIGKILL)
+            if now < self.give_up_at:
+                return
+        elif self.by_pid:
+            return  # dead but not reaped yet: the next turn has their codes
+        strays = [p for p in processes.marked(self.spec["mark"]) if p.pid not in (self.me.pid, self.guard_pid)]
+        for process in strays:
+            processes.signal_one(process, signal.SIGKILL)
+        if strays and now < self.kill_at + _HOPELESS:
+            return
+        survivors = [processes.describe(process) for process in {*left, *strays}]
+        self.clean_told, self.clean_at = True, now
+        self.record("clean", survivors=survivors)
+        self._tell({"m": "clean", "survivors": survivors[:50], "attempt": self.attempt})
+
+    def _read_control(self) -> None:
+        """Commands of agents on this node, a JSON object a line: {"m": "stop", "by", "code", "grace", "force"}."""
+        with contextlib.suppress(BlockingIOError):
+            self.control_rest += os.read(self.control, 65536)
+        *lines, self.control_rest = self.control_rest.split(b"\n")
+        for line in lines:
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                command = json.loads(line)
+                if command["m"] == "stop":
+                    self.asked = (str(command["by"]), int(command["code"]))
+                    self._tell({"m": "stop", "by": self.asked[0], "code": self.asked[1]})
+                    self.stop(str(command["by"]), float(command["grace"]), bool(command["force"]))
+
+    # -- the guard --
+
+    def _start_guard(self) -> None:
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            self._become_guard(ours, theirs)
+        theirs.close()
+        ours.setblocking(False)
+        self.guard_pid, self.guard_sock = pid, ours
+        self.guard_heard = time.monotonic()
+        process = processes.identify(pid)
+        self.record("guard", pid=pid, start=process.start if process else 0)
+
+    def _become_guard(self, ours: socket.socket, theirs: socket.socket) -> None:
+        """In the child: never returns."""
+        code = 1
+        try:
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            keep = {theirs.fileno(), self.job, 0, 1, 2}
+            for name in os.listdir("/proc/self/fd"):
+                if int(name) not in keep:
+                    with contextlib.suppress(OSError):
+                        os.close(int(name))
+            guard.run(theirs, self.me, self.spec, self.job)
+            code = 0
+        finally:
+            os._exit(code)
+
+    def _look_after_guard(self) -> None:
+        if self.guard_sock is None:
+            return
+        now = time.monotonic()
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            if self.guard_sock.recv(4096):
+                self.guard_heard = now
+        if now >= self.guard_beat:
+            self.guard_beat = now + 0.5
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                self.guard_sock.send(b"s")
+
+    def _guard_changed(self, status: int) -> None:
+        """A stopped guard guards nothing: end it; a dead one is replaced."""
+        if os.WIFSTOPPED(status):
+            os.kill(self.guard_pid, signal.SIGKILL)
+        elif not os.WIFCONTINUED(status):
+            if self.guard_sock is not None:
+                self.guard_sock.close()
+            self._start_guard()
+
+    def _end_guard(self) -> None:
+        if self.guard_sock is None:
+            return
+        self.guard_sock.setblocking(True)
+        with contextlib.suppress(ConnectionError):
+            self.guard_sock.send(b"Q")
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            try:
+                pid, _ = os.waitpid(self.guard_pid, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid:
+                return
+            time.sleep(0.005)
+        os.kill(self.guard_pid, signal.SIGKILL)
+
+
+def _select(readers: List[Any], writers: List[Any], wait: float) -> None:
+    """select() for any number of descriptors: poll, since select() ends at 1024."""
+    poll = select.poll()
+    for reader in readers:
+        poll.register(reader, select.POLLIN)
+    for writer in writers:
+        poll.register(writer, select.POLLIN | select.POLLOUT)
+    poll.poll(wait * 1000)

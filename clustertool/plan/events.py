@@ -1,0 +1,222 @@
+"""Events are what happened on a node, one JSON object a line; folding all nodes' events gives the job's status.
+
+Every event has `t` (the node's clock, seconds) and `e`, its kind:
+
+    job          id, node, name, nodes, created, owner, mode, command, processes     first line of every events file
+    supervisor   pid, start, boot                  guard    pid, start
+    started      role, rank, pid, start, attempt   listening  role, rank
+    exited       role, rank, code, signal, stopped, note, attempt   `stopped`: by the supervisor, after it was told to
+    frozen / thawed      role, rank                a rank was stopped by SIGSTOP, or goes on
+    phase        name                              the lead: joining, pserver, trainer, ending
+    lost         node, why                         the lead gave a node up
+    stopping     why, by                           the supervisor ends its processes
+    clean        survivors                         nothing of the job lives here (or these do)
+    supervisor-lost      why                       the guard ended this node's processes
+    verdict      state, code, source, reason, culprits, victims, node         the lead's; also in
+    ended        the same                          every node's last word
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+
+Event = Mapping[str, Any]
+Key = Tuple[str, int]
+
+SIGNALS = {
+    1: "hang-up", 2: "interrupt", 3: "quit", 4: "illegal instruction", 6: "abort", 7: "bus error",
+    8: "arithmetic error", 9: "killed", 11: "segmentation fault", 13: "broken pipe", 14: "alarm", 15: "terminated",
+    24: "CPU time limit", 25: "file size limit",
+}  # fmt: skip
+
+
+@dataclass
+class ProcessStatus:
+    role: str
+    rank: int
+    node: int
+    local_rank: int = 0
+    endpoint: str = ""
+    log: str = ""
+    state: str = "waiting"
+    pid: int = 0
+    since: float = 0.0
+    code: Optional[int] = None
+    signal: int = 0
+    stopped: bool = False
+    attempt: int = 0
+    note: str = ""
+
+
+@dataclass
+class NodeStatus:
+    index: int
+    name: str = ""
+    state: str = "unknown"
+    supervisor: int = 0
+    survivors: List[str] = field(default_factory=list)
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended. state: succeeded, failed, lost, stopped, timeout. source: whose code it is, job or tool."""
+
+    state: str
+    code: int
+    source: str
+    reason: str
+    culprits: Tuple[Key, ...] = ()
+    victims: Tuple[Key, ...] = ()
+    node: int = -1
+
+    def as_dict(self) -> Dict[str, Any]:
+        return {**vars(self), "culprits": [list(k) for k in self.culprits], "victims": [list(k) for k in self.victims]}
+
+
+def read_outcome(values: Mapping[str, Any]) -> Outcome:
+    return Outcome(
+        str(values["state"]), int(values["code"]), str(values["source"]), str(values["reason"]),
+        tuple((str(a), int(b)) for a, b in values.get("culprits", ())),
+        tuple((str(a), int(b)) for a, b in values.get("victims", ())), int(values.get("node", -1)),
+    )  # fmt: skip
+
+
+@dataclass
+class JobStatus:
+    """What is known of a job. `apply` is the only way in; order matters only within one node's events."""
+
+    job: str = ""
+    mode: str = ""
+    owner: str = ""
+    created: float = 0.0
+    command: str = ""
+    phase: str = ""
+    attempt: int = 0
+    nodes: Dict[int, NodeStatus] = field(default_factory=dict)
+    processes: Dict[Key, ProcessStatus] = field(default_factory=dict)
+    outcome: Optional[Outcome] = None
+
+    def apply(self, node: int, event: Event) -> None:
+        here = self.nodes.setdefault(node, NodeStatus(node))
+        kind = str(event.get("e", "")).replace("-", "_")
+        handle = getattr(self, f"_on_{kind}", None)
+        if handle is not None:
+            handle(here, event)
+
+    @property
+    def state(self) -> str:
+        if self.outcome:
+            return self.outcome.state
+        if self.nodes and all(n.state in ("ended", "lost") for n in self.nodes.values()):
+            return "lost"
+        return "running" if any(p.state == "running" for p in self.processes.values()) else "starting"
+
+    def of(self, role: str) -> List[ProcessStatus]:
+        return sorted((p for p in self.processes.values() if p.role == role), key=lambda p: p.rank)
+
+    def _on_job(self, here: NodeStatus, event: Event) -> None:
+        self.job, self.mode = str(event["id"]), str(event.get("mode", ""))
+        self.owner, self.created = str(event.get("owner", "")), float(event.get("created", 0))
+        self.command = str(event.get("command", ""))
+        for index, name in enumerate(event.get("nodes", ())):
+            self.nodes.setdefault(index, NodeStatus(index)).name = str(name)
+        for p in event.get("processes", ()):
+            key = (str(p["role"]), int(p["rank"]))
+            self.processes.setdefault(
+                key, ProcessStatus(*key, here.index, int(p["local_rank"]), str(p["endpoint"]), str(p["log"]))
+            )
+
+    def _on_supervisor(self, here: NodeStatus, event: Event) -> None:
+        here.state, here.supervisor = "running", int(event["pid"])
+
+    def _process(self, here: NodeStatus, event: Event) -> ProcessStatus:
+        key = (str(event["role"]), int(event["rank"]))
+        process = self.processes.setdefault(key, ProcessStatus(*key, here.index))
+        process.since = float(event.get("t", 0))
+        return process
+
+    def _on_started(self, here: NodeStatus, event: Event) -> None:
+        process = self._process(here, event)
+        process.state, process.pid, process.code, process.signal = "running", int(event["pid"]), None, 0
+        process.attempt = int(event.get("attempt", 0))
+        process.log = str(event.get("log", process.log))
+        self.attempt = max(self.attempt, process.attempt)
+
+    def _on_listening(self, here: NodeStatus, event: Event) -> None:
+        self._process(here, event).note = "listening"
+
+    def _on_frozen(self, here: NodeStatus, event: Event) -> None:
+        self._process(here, event).state = "frozen"
+
+    def _on_thawed(self, here: NodeStatus, event: Event) -> None:
+        self._process(here, event).state = "running"
+
+    def _on_exited(self, here: NodeStatus, event: Event) -> None:
+        process = self._process(here, event)
+        process.code, process.signal = int(event["code"]), int(event.get("signal", 0))
+        process.stopped, process.note = bool(event.get("stopped")), str(event.get("note", ""))
+        process.state = "stopped" if process.stopped else "done" if process.code == 0 else "failed"
+
+    def _on_phase(self, here: NodeStatus, event: Event) -> None:
+        self.phase = str(event["name"])
+
+    def _on_lost(self, here: NodeStatus, event: Event) -> None:
+        lost = self.nodes.setdefault(int(event["node"]), NodeStatus(int(event["node"])))
+        if lost.state != "ended":
+            lost.state, lost.why = "lost", str(event.get("why", ""))
+
+    def _on_stopping(self, here: NodeStatus, event: Event) -> None:
+        here.state = "stopping"
+
+    def _on_clean(self, here: NodeStatus, event: Event) -> None:
+        here.survivors = [str(s) for s in event.get("survivors", ())]
+
+    def _on_supervisor_lost(self, here: NodeStatus, event: Event) -> None:
+        here.state, here.why = "lost", "supervisor lost: " + str(event.get("why", ""))
+        for process in self.processes.values():
+            if process.node == here.index and process.state in ("running", "frozen"):
+                process.state, process.stopped, process.note = "stopped", True, "ended by the guard"
+
+    def _on_verdict(self, here: NodeStatus, event: Event) -> None:
+        self.outcome = read_outcome(event)
+
+    def _on_ended(self, here: NodeStatus, event: Event) -> None:
+        here.state = "ended"
+        if self.outcome is None or (self.outcome.state == "lost" and event["state"] != "lost"):
+            self.outcome = read_outcome(event)
+
+
+def fold(events: Iterable[Tuple[int, Event]]) -> JobStatus:
+    """(node, event) pairs, in order per node -> status."""
+    status = JobStatus()
+    for node, event in events:
+        status.apply(node, event)
+    return status
+
+
+def read_events(lines: Iterable[bytes]) -> Iterable[Event]:
+    """Lines of an events file; a torn last line (a full disk, a crash) is skipped."""
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict):
+            yield event
+
+
+def exit_code(code: int, signal: int) -> int:
+    """The shell's convention: 128+N for signal N."""
+    return 128 + signal if signal else code
+
+
+def words(code: int, signal: int, note: str = "") -> str:
+    """An end in words: exit code 7; signal 9 (killed)."""
+    if signal:
+        text = f"signal {signal} ({SIGNALS.get(signal, 'unknown')})"
+    else:
+        text = f"exit code {code}"
+    return f"{text}: {note}" if note else text

@@ -1,0 +1,80 @@
+"""Facts are the frozen answers of the nodes' probes; identity is what the edge makes once for a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, FrozenSet, Mapping, Tuple
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One node's answer. Ports are TCP ports; sizes are bytes; time is seconds since the epoch."""
+
+    node: int
+    hostname: str = ""
+    address: str = ""
+    nic: str = ""
+    boot_id: str = ""
+    netns: str = ""
+    root: str = ""
+    root_id: str = ""
+    home: str = ""
+    user: str = ""
+    python: str = ""
+    rsync: bool = True
+    ping: bool = True
+    disk_free: int = 0
+    devices: Tuple[int, ...] = ()
+    device_kind: str = "cpu"
+    ephemeral: Tuple[int, int] = (32768, 60999)
+    busy: FrozenSet[int] = frozenset()
+    listeners: Tuple[Tuple[int, str], ...] = ()
+    time: float = 0.0
+    listing: Tuple[str, ...] = ()
+    job_toml: str = ""
+    releases: Tuple[str, ...] = ()
+    problems: Tuple[Tuple[str, str, str, str], ...] = ()
+
+    @property
+    def machine(self) -> str:
+        """Nodes of one machine (same boot, same network namespace) share one port space."""
+        return f"{self.boot_id}/{self.netns}" if self.boot_id else f"node{self.node}"
+
+    def holder(self, port: int) -> str:
+        """Who listens on a port, in words."""
+        return dict(self.listeners).get(port, "another process")
+
+
+def read_facts(node: int, answer: Mapping[str, Any]) -> Facts:
+    """The probe's JSON answer -> Facts; unknown keys are ignored, so that nodes may know more than we do."""
+    known: Dict[str, Any] = {"node": node}
+    for key in Facts.__dataclass_fields__:
+        if key in answer and key != "node":
+            known[key] = answer[key]
+    for key in ("devices", "ephemeral", "listing", "releases"):
+        if key in known:
+            known[key] = tuple(known[key])
+    known["busy"] = frozenset(known.get("busy", ()))
+    known["listeners"] = tuple((int(port), str(who)) for port, who in known.get("listeners", ()))
+    known["problems"] = tuple((str(a), str(b), str(c), str(d)) for a, b, c, d in known.get("problems", ()))
+    return Facts(**known)
+
+
+def sharing(facts: Mapping[int, Facts]) -> FrozenSet[int]:
+    """Nodes whose ROOT_DIR is also another node's (a home on NFS, or two entries for one machine)."""
+    by_root: Dict[str, list[int]] = {}
+    for node, fact in facts.items():
+        by_root.setdefault(fact.root_id or f"node{node}", []).append(node)
+    return frozenset(node for nodes in by_root.values() if len(nodes) > 1 for node in nodes)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Made at the edge, once per job: its id, when, by whom, and the throw-away secrets that bind its nodes."""
+
+    job_id: str
+    created: float = 0.0
+    owner: str = ""
+    token: str = ""
+    certificate: str = ""
+    key: str = ""

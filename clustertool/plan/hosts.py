@@ -1,0 +1,240 @@
+"""A host is one entry of HOSTS; its position is its node id. Parsing is total: a bad entry is a ConfigError."""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import re
+from dataclasses import dataclass, replace
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from clustertool.errors import ConfigError
+
+ROLES = ("pserver", "trainer", "heter")
+_RANGE = re.compile(r"\[([0-9,\-]+)\]")
+_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.\-]*[A-Za-z0-9_])?\.?")
+_USER = re.compile(r"[^@:/\s\[\]]+")
+_FIX = 'write "[user@]host[:port]", a range "node[1-40]", IPv6 "[fe80::1]:22", or a dict with at least "host"'
+_KEYS = {"host", "user", "port", "address", "devices", "nproc", "roles", "env", "root_dir"}
+
+
+@dataclass(frozen=True)
+class Host:
+    """One node. "" , 0 and None mean: not given, so ssh's configuration or the node's probe answers."""
+
+    index: int
+    host: str
+    user: str = ""
+    port: int = 0
+    address: str = ""
+    devices: Optional[Tuple[int, ...]] = None
+    nproc: Optional[int] = None
+    roles: Optional[Tuple[Tuple[str, Optional[int]], ...]] = None
+    env: Tuple[Tuple[str, str], ...] = ()
+    root_dir: str = ""
+    name: str = ""
+
+    @property
+    def entry(self) -> str:
+        """How conf.py reaches this node: what later commands know it by."""
+        return f"{self.user}@{self.host}:{self.port}"
+
+    def plays(self, role: str) -> bool:
+        return self.roles is None or role in dict(self.roles)
+
+    def count(self, role: str) -> Optional[int]:
+        """How many processes of `role` this host was pinned to, None if HOSTS says no number."""
+        return dict(self.roles or ()).get(role)
+
+
+def read_hosts(value: object) -> Tuple[Host, ...]:
+    """HOSTS of conf.py -> hosts with their node ids. Raises ConfigError naming the entry."""
+    if not isinstance(value, (list, tuple)):
+        raise ConfigError(f"HOSTS is {value!r}, not a list", _FIX)
+    found: List[Host] = []
+    for entry in value:
+        found.extend(_read_entry(entry))
+    if not found:
+        raise ConfigError("HOSTS is empty", 'name at least one machine: HOSTS = ["user@10.0.0.1"]')
+    return named(tuple(replace(host, index=i) for i, host in enumerate(found)))
+
+
+def named(hosts: Sequence[Host]) -> Tuple[Host, ...]:
+    """Give every host a display name that is unique: its host, with port or node id where two are alike."""
+    plain = [host.host for host in hosts]
+    ported = [f"{host.host}:{host.port}" if host.port else host.host for host in hosts]
+    names = []
+    for host, short, long in zip(hosts, plain, ported):
+        name = short if plain.count(short) == 1 else long if ported.count(long) == 1 else f"{long}#{host.index}"
+        names.append(name)
+    return tuple(replace(host, name=name) for host, name in zip(hosts, names))
+
+
+def _read_entry(entry: object) -> List[Host]:
+    if isinstance(entry, str):
+        return _parse(entry, entry)
+    if not isinstance(entry, dict):
+        raise ConfigError(f"HOSTS has {entry!r}", _FIX)
+    unknown = sorted(str(key) for key in set(entry) - _KEYS)
+    if unknown:
+        raise ConfigError(f"HOSTS entry {entry!r} has the unknown key {unknown[0]!r}", f"known keys: {', '.join(sorted(_KEYS))}")
+    line = entry.get("host")
+    if not isinstance(line, str) or not line:
+        raise ConfigError(f"HOSTS entry {entry!r} has no host", _FIX)
+    given = _extras(entry)
+    hosts = _parse(line, entry)
+    if len(hosts) > 1 and given.address:
+        raise ConfigError(f"HOSTS entry {entry!r} gives one address to {len(hosts)} hosts", "write one entry per host")
+    return [
+        replace(
+            given, host=host.host, user=given.user or host.user, port=given.port or host.port,
+            address=given.address or host.address,
+        )
+        for host in hosts
+    ]  # fmt: skip
+
+
+def _extras(entry: Dict[str, object]) -> Host:
+    """The keys of a dict entry other than host, checked one by one."""
+
+    def text(key: str) -> str:
+        value = entry.get(key, "")
+        if not isinstance(value, str):
+            raise ConfigError(f"HOSTS entry {entry!r}: {key} is {value!r}, not a string")
+        return value
+
+    nproc = entry.get("nproc")
+    return Host(
+        index=0, host="", user=text("user"), address=text("address"), root_dir=text("root_dir"),
+        port=_port(entry["port"], entry) if "port" in entry else 0,
+        devices=device_ids(entry["devices"], f"HOSTS entry {entry!r}: devices") if "devices" in entry else None,
+        nproc=None if nproc is None else _positive(nproc, f"HOSTS entry {entry!r}: nproc"),
+        roles=_roles(entry["roles"], entry) if "roles" in entry else None,
+        env=_env(entry.get("env", {}), entry),
+    )  # fmt: skip
+
+
+def _parse(line: str, entry: object) -> List[Host]:
+    """"[user@]host[:port]" with ranges -> hosts."""
+    user, at, rest = line.strip().rpartition("@")
+    if at and not _USER.fullmatch(user):
+        raise ConfigError(f"HOSTS has {entry!r}: {user!r} is no user name", _FIX)
+    names, port = _split_port(rest, entry)
+    hosts = []
+    for name in names:
+        literal = is_address(name)
+        if not literal and (not _NAME.fullmatch(name) or re.fullmatch(r"[0-9.]+", name)):
+            raise ConfigError(f"HOSTS has {entry!r}: {name!r} is no host name", _FIX)
+        hosts.append(Host(index=0, host=name, user=user, port=port, address=name if literal else ""))
+    return hosts
+
+
+def _split_port(rest: str, entry: object) -> Tuple[List[str], int]:
+    if rest.startswith("[") and ":" in rest.split("]")[0]:
+        inside, _, tail = rest[1:].partition("]")
+        if tail and not tail.startswith(":"):
+            raise ConfigError(f"HOSTS has {entry!r}", _FIX)
+        names, port = [inside], tail[1:] if tail else ""
+        if not is_address(inside) or (tail and not port):
+            raise ConfigError(f"HOSTS has {entry!r}: {inside!r} is no IPv6 address", _FIX)
+    elif rest.count(":") > 1:
+        names, port = [rest], ""
+    else:
+        host, colon, port = rest.partition(":")
+        if colon and not port:
+            raise ConfigError(f"HOSTS has {entry!r}: no port after ':'", _FIX)
+        names = expand(host)
+    return names, _port(port, entry) if port else 0
+
+
+def expand(pattern: str) -> List[str]:
+    """"node[01-03,7]" -> node01 node02 node03 node7; several brackets multiply. Raises ConfigError."""
+    parts: List[List[str]] = []
+    at = 0
+    for match in _RANGE.finditer(pattern):
+        parts += [[pattern[at : match.start()]], _numbers(match.group(1), pattern)]
+        at = match.end()
+    parts.append([pattern[at:]])
+    if sum(len(p) for p in parts) > 100_000:
+        raise ConfigError(f"{pattern!r} names too many hosts", _FIX)
+    return ["".join(combination) for combination in itertools.product(*parts)]
+
+
+def _numbers(text: str, pattern: str) -> List[str]:
+    found: List[str] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if not match:
+            raise ConfigError(f"{pattern!r}: {part!r} is no range", 'write "node[1-40]" or "node[1-3,7]"')
+        low, high = match.group(1), match.group(2) or match.group(1)
+        if int(high) < int(low) or int(high) - int(low) > 100_000:
+            raise ConfigError(f"{pattern!r}: the range {part!r} runs backwards or is too long", 'write "node[1-40]"')
+        width = len(low) if low.startswith("0") else 0
+        found += [str(n).zfill(width) for n in range(int(low), int(high) + 1)]
+    return found
+
+
+def is_address(text: str) -> bool:
+    """True for a literal IPv4 or IPv6 address (a zone such as fe80::1%eth0 allowed)."""
+    try:
+        ipaddress.ip_address(text.split("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def device_ids(value: object, what: str) -> Tuple[int, ...]:
+    """Physical device ids from "0,1", 3 or [0, 1]. Raises ConfigError."""
+    if isinstance(value, str):
+        items: Sequence[object] = [item.strip() for item in value.split(",") if item.strip()]
+    elif isinstance(value, int) and not isinstance(value, bool):
+        items = [value]
+    elif isinstance(value, (list, tuple)):
+        items = value
+    else:
+        raise ConfigError(f"{what} is {value!r}", "write [0, 1]")
+    ids = []
+    for item in items:
+        if isinstance(item, bool) or not re.fullmatch(r"\d+", str(item)):
+            raise ConfigError(f"{what}: {item!r} is no device number", "write [0, 1]")
+        ids.append(int(str(item)))
+    if len(set(ids)) != len(ids):
+        raise ConfigError(f"{what} names a device twice: {value!r}", "name every device once")
+    return tuple(ids)
+
+
+def _port(value: object, entry: object) -> int:
+    text = str(value)
+    if isinstance(value, bool) or not re.fullmatch(r"\d{1,5}", text) or not 0 < int(text) < 65536:
+        raise ConfigError(f"HOSTS has {entry!r}: {value!r} is no port", "a port is a number from 1 to 65535")
+    return int(text)
+
+
+def _positive(value: object, what: str) -> int:
+    if isinstance(value, bool) or not re.fullmatch(r"\d+", str(value)) or int(str(value)) < 1:
+        raise ConfigError(f"{what} is {value!r}", "a whole number from 1")
+    return int(str(value))
+
+
+def _roles(value: object, entry: object) -> Tuple[Tuple[str, Optional[int]], ...]:
+    """["pserver"] or {"pserver": 2} -> (("pserver", 2),)."""
+    fix = 'write roles as ["pserver", "trainer"] or {"pserver": 1, "trainer": 2}'
+    pairs: List[Tuple[object, object]]
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    elif isinstance(value, (list, tuple)):
+        pairs = [(name, None) for name in value]
+    else:
+        raise ConfigError(f"HOSTS entry {entry!r}: roles is {value!r}", fix)
+    roles: List[Tuple[str, Optional[int]]] = []
+    for name, number in pairs:
+        if name not in ROLES:
+            raise ConfigError(f"HOSTS entry {entry!r}: {name!r} is no role", fix)
+        roles.append((str(name), None if number is None else _positive(number, f"HOSTS entry {entry!r}: roles")))
+    return tuple(roles)
+
+
+def _env(value: object, entry: object) -> Tuple[Tuple[str, str], ...]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"HOSTS entry {entry!r}: env is {value!r}, not a dict")
+    return tuple((str(key), str(item)) for key, item in value.items())

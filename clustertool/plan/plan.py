@@ -1,0 +1,258 @@
+"""plan() is pure and total: what `--dry` prints is this value, what `run` executes is this value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
+
+from clustertool.errors import DataError
+from clustertool.plan import paths as p
+from clustertool.plan import ports, ranks
+from clustertool.plan.cluster import Cluster
+from clustertool.plan.environment import Table, endpoint, environment, fill
+from clustertool.plan.facts import Facts, Identity, sharing
+from clustertool.plan.hosts import Host
+from clustertool.plan.job import JobSpec, Policy, Role
+from clustertool.plan.ranks import Seat
+from clustertool.plan.shards import assign_shards
+
+Pairs = Tuple[Tuple[str, str], ...]
+HIDDEN = "***"
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process to start. `shards` and `log` are relative to the working and the job's directory."""
+
+    role: str
+    rank: int
+    local_rank: int
+    node: int
+    argv: Tuple[str, ...]
+    env: Pairs
+    endpoint: str
+    ports: Tuple[int, ...]
+    devices: Tuple[int, ...]
+    shards: Tuple[str, ...]
+    log: str
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node's part of the plan."""
+
+    index: int
+    name: str
+    address: str
+    root: str
+    base: str
+    job_dir: str
+    work_dir: str
+    entry: str
+    hostname: str
+    processes: Tuple[Process, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`phases` are barriers: every process of a role runs (servers: listens) before the next role starts."""
+
+    job_id: str
+    mode: str
+    phases: Tuple[str, ...]
+    nodes: Tuple[Node, ...]
+    lead: Tuple[str, int]
+    policy: Policy
+    extra_ports: Tuple[Tuple[int, int], ...]  # (node, port) of the master, gloo and the lead
+    prelude: str
+    ld_library_path: str
+    first_path: str
+    secrets: Tuple[str, ...]
+    output: str
+    identity: Identity
+    warnings: Tuple[str, ...] = ()
+
+    @property
+    def processes(self) -> Tuple[Process, ...]:
+        return tuple(process for node in self.nodes for process in node.processes)
+
+
+def plan(
+    cluster: Cluster, job: JobSpec, facts: Mapping[int, Facts], identity: Identity, listing: Sequence[str], passed: Pairs = ()
+) -> Plan:
+    """Cluster, job, facts per node id, identity, the workspace's files and the values of PASS_ENV and SECRETS -> Plan.
+
+    Raises UsageError, DataError, PreflightError with the fix; never anything else.
+    """
+    hosts = cluster.hosts
+    kinds = tuple(device_kind(cluster, facts[host.index]) for host in hosts)
+    devices = {host.index: usable(host, job, facts[host.index], kinds[host.index]) for host in hosts}
+    seats = ranks.assign(hosts, job, facts, devices)
+    table = Table(
+        identity.job_id, job.mode, identity.token, cluster, seats,
+        ports.choose(seats, cluster, job, facts, identity.job_id),
+        tuple(facts[host.index].address for host in hosts), kinds,
+    )  # fmt: skip
+    trainers = len(table.role("trainer"))
+    shards = assign_shards(listing, job.shards, trainers) if job.shards else ((),) * trainers
+    commands = _commands(job, listing)
+    shared = sharing(facts)
+    nodes = []
+    for host in hosts:
+        paths = p.JobPaths(p.base(facts[host.index].root, host.index, host.index in shared), identity.job_id)
+        nodes.append(_node(table, job, host, facts[host.index], paths, commands, shards, passed))
+    first = table.role("trainer")[0].node
+    extra = [(first, table.ports.master), (0, table.ports.lead)]
+    if job.mode == "ps":
+        extra.append((table.role("pserver")[0].node, table.ports.gloo))
+    return Plan(
+        job_id=identity.job_id, mode=job.mode, phases=ranks.ROLES[job.mode], nodes=tuple(nodes),
+        lead=(table.addresses[0], table.ports.lead), policy=job.policy, extra_ports=tuple(extra),
+        prelude=cluster.prelude, ld_library_path=cluster.ld_library_path, first_path=cluster.first_path,
+        secrets=cluster.secrets, output=job.output, identity=identity, warnings=_warnings(cluster, table),
+    )  # fmt: skip
+
+
+def device_kind(cluster: Cluster, facts: Facts) -> str:
+    """DEVICE_KIND, else PADDLE_USE_GPU, else what the probe found."""
+    if cluster.device_kind != "auto":
+        return cluster.device_kind
+    if cluster.use_gpu is not None:
+        return "gpu" if cluster.use_gpu else "cpu"
+    return facts.device_kind
+
+
+def usable(host: Host, job: JobSpec, facts: Facts, kind: str) -> Tuple[int, ...]:
+    """Physical ids for this job on this host: the command line, HOSTS, then all that the probe found."""
+    if kind == "cpu" and job.devices is None and host.devices is None:
+        return ()
+    if job.devices is not None:
+        return job.devices
+    return host.devices if host.devices is not None else facts.devices
+
+
+def _commands(job: JobSpec, listing: Sequence[str]) -> Dict[str, Tuple[str, ...]]:
+    """What each role runs; a workspace without a command and without train.py is a DataError."""
+
+    def command(role: Role, name: str, file: str) -> Tuple[str, ...]:
+        if role.command:
+            return role.command
+        if file in listing:
+            return ("python3", "-u", file)
+        if name == "pserver":
+            return trainer
+        raise DataError("the workspace has no train.py, and no command is given", 'add train.py, job.toml with [trainer] command, or --script "prog"')
+
+    trainer: Tuple[str, ...] = ()
+    trainer = command(job.trainer, "trainer", "train.py")
+    return {"trainer": trainer, "pserver": command(job.pserver, "pserver", "pserver.py")}
+
+
+def _node(
+    table: Table, job: JobSpec, host: Host, facts: Facts, paths: p.JobPaths, commands: Mapping[str, Tuple[str, ...]],
+    shards: Sequence[Tuple[str, ...]], passed: Pairs,
+) -> Node:  # fmt: skip
+    """One node's processes. Eight inputs, each used once: they are what a node's part is made of."""
+    processes = []
+    users: Dict[str, str] = {**dict(table.cluster.env), **dict(host.env), **dict(passed), **dict(job.env)}
+    for seat in table.seats:
+        if seat.node != host.index:
+            continue
+        env = {**environment(table, seat, paths, facts.nic), **users}
+        processes.append(
+            Process(
+                role=seat.role, rank=seat.rank, local_rank=seat.local_rank, node=seat.node,
+                argv=fill(commands[seat.role], _placeholders(table, seat, paths)), env=tuple(sorted(env.items())),
+                endpoint=table.endpoint(seat), ports=table.ports.of[seat.role, seat.rank], devices=seat.devices,
+                shards=shards[seat.rank] if seat.role == "trainer" else (), log=paths.log(seat.role, seat.rank),
+            )
+        )  # fmt: skip
+    work_dir = job.job_workspace or paths.dir
+    return Node(
+        host.index, host.name, facts.address, facts.root, paths.base, paths.dir, work_dir,
+        host.entry, facts.hostname, tuple(processes),
+    )  # fmt: skip
+
+
+def _placeholders(table: Table, seat: Seat, paths: p.JobPaths) -> Dict[str, str]:
+    return {
+        "port": str(table.ports.of[seat.role, seat.rank][0]),
+        "ports_num": str(table.cluster.ports_num),
+        "ports_num_for_sparse": str(table.cluster.ports_num_for_sparse),
+        "num_trainers": str(len(table.role("trainer"))),
+        "rank": str(seat.rank),
+        "log_dir": paths.of("log"),
+    }
+
+
+def _warnings(cluster: Cluster, table: Table) -> Tuple[str, ...]:
+    found: List[str] = []
+    if any(":" in address for address in table.addresses):
+        found.append('a training address is IPv6; Paddle splits endpoints on ":" and cannot use it')
+    for node, port in table.ports.moved:
+        found.append(f"{cluster.hosts[node].name}: port {cluster.pserver_port} (PADDLE_PORT) is busy, the pserver takes {port}")
+    return tuple(found)
+
+
+def as_dict(plan: Plan) -> Dict[str, Any]:
+    """The plan for people and scripts: values of SECRETS are ***, keys and tokens are not in it."""
+    return {
+        "job": plan.job_id,
+        "mode": plan.mode,
+        "phases": list(plan.phases),
+        "lead": endpoint(*plan.lead),
+        "policy": dict(vars(plan.policy)),
+        "warnings": list(plan.warnings),
+        "nodes": [
+            {
+                "node": node.index,
+                "name": node.name,
+                "address": node.address,
+                "dir": node.job_dir,
+                "work_dir": node.work_dir,
+                "processes": [_process(process, plan.secrets) for process in node.processes],
+            }
+            for node in plan.nodes
+        ],
+    }
+
+
+def _process(process: Process, secrets: Sequence[str]) -> Dict[str, Any]:
+    return {
+        "role": process.role,
+        "rank": process.rank,
+        "local_rank": process.local_rank,
+        "endpoint": process.endpoint,
+        "ports": list(process.ports),
+        "devices": list(process.devices),
+        "shards": list(process.shards),
+        "command": list(process.argv),
+        "log": process.log,
+        "env": {
+            name: HIDDEN if name in secrets else value for name, value in process.env if name != "CLUSTERTOOL_MARK"
+        },
+    }
+
+
+def needs_probe(cluster: Cluster, job: JobSpec) -> bool:
+    """False when everything that the probe would answer is given, so that `--dry` opens no connection."""
+    for host in cluster.hosts:
+        kind = cluster.device_kind if cluster.device_kind != "auto" else {True: "gpu", False: "cpu"}.get(cluster.use_gpu, "auto")  # type: ignore[arg-type]
+        devices = kind == "cpu" or job.devices is not None or host.devices is not None
+        root = host.root_dir or cluster.root_dir
+        ports_known = bool(cluster.start_port or job.mode == "ps") and bool(cluster.lead_port)
+        if not (host.address and devices and root.startswith("/") and ports_known) or cluster.nic:
+            return True
+    return bool(job.job_workspace)
+
+
+def given_facts(cluster: Cluster) -> Dict[int, Facts]:
+    """Facts for a dry run that needs no probe. The address stands for the machine: same address, same port space."""
+    return {
+        host.index: Facts(
+            node=host.index, address=host.address, root=host.root_dir or cluster.root_dir, boot_id=host.address,
+            root_id=f"{host.address}:{host.root_dir or cluster.root_dir}",
+            device_kind="gpu" if host.devices else "cpu",
+        )
+        for host in cluster.hosts
+    }  # fmt: skip

@@ -1,0 +1,70 @@
+"""A shard's number modulo the trainers is the trainer that reads it; every file is read exactly once."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from typing import Dict, List, Sequence, Tuple, TypeVar
+
+from clustertool.errors import DataError
+
+T = TypeVar("T")
+# The last "-digits" that is followed by the end of the name or a dot: part-2024-00003.txt.gz -> 3
+_NUMBER = re.compile(r"-(\d+)(?=\.|$)")
+
+
+def split(items: Sequence[T], n: int) -> Tuple[Tuple[T, ...], ...]:
+    """n runs of neighbours whose lengths differ by one at most: 8 cards for 3 processes -> 3, 3, 2."""
+    size, more = divmod(len(items), n)
+    starts = [i * size + min(i, more) for i in range(n + 1)]
+    return tuple(tuple(items[a:b]) for a, b in zip(starts, starts[1:]))
+
+
+def number(path: str) -> int:
+    """The shard number in a file's name. Raises DataError if it has none."""
+    found = _NUMBER.findall(path.rsplit("/", 1)[-1])
+    if not found:
+        raise DataError(f"{path!r} matches [shards] but has no shard number", "name shards like train.txt-00000 (inv split does)")
+    return int(found[-1])
+
+
+def matches(path: str, pattern: str) -> bool:
+    """A pattern's `*` stays inside one folder, as in a shell; `**` is not known."""
+    parts, wanted = path.split("/"), pattern.split("/")
+    return len(parts) == len(wanted) and all(fnmatch.fnmatchcase(p, w) for p, w in zip(parts, wanted))
+
+
+def assign_shards(files: Sequence[str], patterns: Sequence[str], trainers: int) -> Tuple[Tuple[str, ...], ...]:
+    """Relative paths -> for every trainer the files it reads, ordered by pattern and shard number.
+
+    Each pattern is a set of its own: numbers count from its own 0. Raises DataError where a trainer would read nothing
+    of a set, a number is missing or twice, or a pattern matches no file.
+    """
+    lists: List[List[str]] = [[] for _ in range(trainers)]
+    taken: Dict[str, str] = {}
+    for pattern in patterns:
+        found = sorted((number(path), path) for path in files if matches(path, pattern))
+        _check(found, pattern, trainers)
+        for shard, path in found:
+            if path in taken:
+                raise DataError(f"{path!r} matches two patterns: {taken[path]!r} and {pattern!r}", "let each file match one pattern")
+            taken[path] = pattern
+            lists[shard % trainers].append(path)
+    return tuple(tuple(files) for files in lists)
+
+
+def _check(found: Sequence[Tuple[int, str]], pattern: str, trainers: int) -> None:
+    if not found:
+        raise DataError(f"no file of the workspace matches [shards] {pattern!r}", "prepare the data first, or correct the pattern")
+    numbers = [shard for shard, _ in found]
+    for (shard, path), (following, other) in zip(found, found[1:]):
+        if shard == following:
+            raise DataError(f"shard {shard} of {pattern!r} is there twice: {path!r} and {other!r}", "remove one of them")
+    missing = sorted(set(range(numbers[-1] + 1)) - set(numbers))
+    if missing:
+        raise DataError(f"shards of {pattern!r} are not complete: number {missing[0]} is missing", "split the data again")
+    if len(found) < trainers:
+        raise DataError(
+            f"{len(found)} shards of {pattern!r} for {trainers} trainers: {trainers - len(found)} would read nothing",
+            f"split the data into at least {trainers} shards, or start fewer trainers",
+        )

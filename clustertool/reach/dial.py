@@ -1,0 +1,207 @@
+"""From settings to a socket that speaks to one ssh server, and the transport on it; every failure says why in words.
+
+What differs from paramiko's own: no thread for the handshake's deadline (it would hold up the interpreter's end), few
+wake-ups while idle, a ProxyCommand in a session of its own (a terminal's Ctrl+C is for us), and exit by signal is seen.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from typing import IO, Any
+
+import paramiko
+from paramiko.common import MSG_CHANNEL_REQUEST
+from paramiko.packet import Packetizer
+
+from clustertool.errors import ClustertoolError, ConfigError, Unreachable
+from clustertool.reach.sshconfig import SshSettings, expand, home, local_user
+
+# Without a handler logging would print paramiko's tracebacks on stderr; what went wrong comes to us as an exception.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+_FIX_SLOW = "is the machine on, is the address right? A slow network: CONNECT_TIMEOUT in conf.py"
+
+
+class _Packetizer(Packetizer):  # type: ignore[misc]
+    """A deadline that is looked at instead of a timer thread."""
+
+    _until: float | None = None
+
+    def start_handshake(self, timeout: float) -> None:
+        self._until = time.monotonic() + timeout
+
+    def handshake_timed_out(self) -> bool:
+        return self._until is not None and time.monotonic() > self._until
+
+    def complete_handshake(self) -> None:
+        self._until = None
+
+
+def _request(channel: Any, message: Any) -> None:
+    """paramiko knows exit-status only; a command that a signal killed gets 128 + N, as a shell would say."""
+    kind = message.get_text()
+    message.get_boolean()
+    if kind == "exit-signal":
+        number = getattr(signal, "SIG" + message.get_text(), signal.SIGKILL)
+        channel.exit_status = 128 + int(number)
+        channel.status_event.set()
+        return
+    message.rewind()
+    message.get_int()  # the channel's number, which the transport had read
+    channel._handle_request(message)
+
+
+class Transport(paramiko.Transport):  # type: ignore[misc]
+    """paramiko's transport with our order of algorithms: the fastest of the strong ones first."""
+
+    _CLIENT_ID = "clustertool"
+    _active_check_timeout = 2.0  # how often an idle connection's thread wakes up
+    _preferred_ciphers = (
+        "aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr",
+    )  # fmt: skip
+    _preferred_macs = (
+        "hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512", "hmac-sha1",
+    )  # fmt: skip
+    _channel_handler_table = {**paramiko.Transport._channel_handler_table, MSG_CHANNEL_REQUEST: _request}
+
+    def __init__(self, sock: Any, **options: Any) -> None:
+        super().__init__(sock, packetizer_class=_Packetizer, **options)
+
+
+def tcp(to: SshSettings, deadline: float) -> socket.socket:
+    """A connected socket. Raises Unreachable."""
+    addresses = _addresses(to)
+    problem: OSError | None = None
+    for number, (family, address) in enumerate(addresses):
+        left = max(0.05, deadline - time.monotonic()) / (len(addresses) - number)
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(left)
+            sock.connect(address)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            return sock
+        except OSError as error:
+            sock.close()
+            problem = error
+    raise _in_words(to, problem)
+
+
+def _addresses(to: SshSettings) -> list[tuple[int, Any]]:
+    try:
+        found = socket.getaddrinfo(to.hostname, to.port, socket.AF_UNSPEC, socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        if error.errno == socket.EAI_AGAIN:
+            fix = "look at the network, or use addresses in HOSTS"
+            raise Unreachable(f"no name server answers for {to.hostname!r}", fix, to.name) from None
+        raise Unreachable(
+            f"the name {to.hostname!r} is not known here", "correct it in HOSTS, or give its HostName in ~/.ssh/config", to.name
+        ) from None
+    except UnicodeError:
+        raise Unreachable(f"{to.hostname!r} is no host name", "correct it in HOSTS", to.name) from None
+    return [(family, address) for family, _, _, _, address in found]
+
+
+def _in_words(to: SshSettings, error: OSError | None) -> Unreachable:
+    where = f"{to.hostname} port {to.port}"
+    if isinstance(error, socket.timeout) or (error and error.errno == errno.ETIMEDOUT):
+        return Unreachable(f"{where} did not answer within {to.connect_timeout:g} s", _FIX_SLOW, to.name)
+    if isinstance(error, ConnectionRefusedError):
+        return Unreachable(f"{where} refuses connections", "start sshd there, or correct the port in HOSTS", to.name)
+    if error and error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL):
+        fix = "look at the network (a VPN?), or name a gateway: GATEWAY in conf.py"
+        return Unreachable(f"there is no route to {where}", fix, to.name)
+    reason = (error.strerror or str(error)) if error else "it has no address"
+    return Unreachable(f"{where} cannot be reached: {reason}", "look at the network", to.name)
+
+
+class ProxySocket(socket.socket):
+    """Our end of a ProxyCommand; closing it ends the command and all that the command started."""
+
+    process: subprocess.Popen[bytes]
+    errors: IO[bytes]
+
+    def close(self) -> None:
+        if self.fileno() >= 0:
+            super().close()
+            _end(self.process)
+
+    def complaint(self) -> str:
+        """What the command said on its stderr, for our error message."""
+        self.errors.seek(0)
+        return self.errors.read(4096).decode(errors="replace").strip()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGHUP, signal.SIGKILL):  # SIGHUP is what ssh sends to its ProxyCommand
+        try:
+            if process.poll() is None:
+                os.killpg(process.pid, number)
+            process.wait(0.5)
+        except (subprocess.TimeoutExpired, ProcessLookupError):
+            continue
+
+
+def proxy(to: SshSettings) -> ProxySocket:
+    """Start the ProxyCommand of a host."""
+    tokens = {"h": to.hostname, "p": str(to.port), "r": to.user, "n": to.name, "d": home(), "u": local_user(), "%": "%"}
+    command = expand(to.proxy_command, tokens)
+    ours, theirs = socket.socketpair()
+    sock = ProxySocket(fileno=ours.detach())
+    sock.errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the socket
+    try:
+        sock.process = subprocess.Popen(
+            [os.environ.get("SHELL") or "/bin/sh", "-c", f"exec {command}"],
+            stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=sock.errors, start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        socket.socket.close(sock)
+        raise ConfigError(f"the ProxyCommand does not start: {error}", f"correct it: {command}", to.name) from None
+    finally:
+        theirs.close()
+    return sock
+
+
+def tunnel(gateway: Any, via: SshSettings, to: SshSettings, deadline: float) -> Any:
+    """A channel from an open connection to a jump host on to the next machine."""
+    left = max(0.5, deadline - time.monotonic())
+    try:
+        return gateway.open_channel("direct-tcpip", (to.hostname, to.port), ("127.0.0.1", 0), timeout=left)
+    except paramiko.ChannelException as error:
+        if error.code == 1:
+            what, fix = f"the gateway {via.name} forbids forwarding", f"set AllowTcpForwarding yes in sshd_config of {via.name}"
+        else:
+            what = f"the gateway {via.name} cannot reach {to.hostname} port {to.port} ({error.text or 'connect failed'})"
+            fix = f"try on {via.name}: ssh -p {to.port} {to.hostname}"
+        raise Unreachable(what, fix, to.name) from None
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        raise Unreachable(
+            f"the gateway {via.name} gave no connection to {to.hostname} port {to.port}: {error}", _FIX_SLOW, to.name
+        ) from None
+
+
+def failed_handshake(to: SshSettings, sock: Any, error: BaseException, late: bool) -> ClustertoolError:
+    """Why there is a connection but no SSH session on it."""
+    said = sock.complaint() if isinstance(sock, ProxySocket) else ""
+    where = f"{to.hostname} port {to.port}"
+    if said:
+        return Unreachable(f"the ProxyCommand to {to.hostname} failed: {said}", f"try: ssh {to.name}", to.name)
+    if late:
+        what = f"{where} accepts connections, but no SSH server answered within {to.connect_timeout:g} s"
+        return Unreachable(what, _FIX_SLOW, to.name)
+    text = str(error)
+    if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
+        return Unreachable(f"{where} speaks no SSH that we can speak: {text}", "update its sshd", to.name)
+    if "Indecipherable" in text or "Invalid SSH banner" in text:
+        return Unreachable(f"what listens on {where} is no SSH server", "correct the port in HOSTS", to.name)
+    return Unreachable(
+        f"{where} closed the connection before the login ({text or type(error).__name__})",
+        "too many logins at once (MaxStartups in its sshd_config), or this machine is banned there", to.name,
+    )  # fmt: skip

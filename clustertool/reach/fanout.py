@@ -1,0 +1,132 @@
+"""One call per item, side by side; every item ends in `ok` or in `failed`, and the caller can always be interrupted.
+
+The work runs in daemon threads: a thread that hangs (a frozen name server, a dead disk) is abandoned and never keeps
+the interpreter alive. A ClustertoolError belongs to its item; any other exception is a bug and is raised in the caller.
+"""
+
+from __future__ import annotations
+
+import resource
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from clustertool.errors import ClustertoolError, Unreachable, raise_all
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+WIDTH = 128
+SLICE = 0.05  # seconds between two calls of `check`
+_FILES_PER_ITEM = 4  # a connection, its lookups, a pipe to a child
+_FILES_OURS = 64
+
+
+@dataclass
+class Gathered(Generic[R]):
+    """What came back: results and failures by the items' keys (index or mapping key), in the items' order."""
+
+    ok: dict[int, R] = field(default_factory=dict)
+    failed: dict[int, ClustertoolError] = field(default_factory=dict)
+
+    def all(self) -> dict[int, R]:
+        """The results if nothing failed; raises the one failure, or all of them as Several."""
+        raise_all(list(self.failed.values()))
+        return self.ok
+
+
+def each(
+    items: Mapping[int, T] | Sequence[T],
+    do: Callable[[T], R],
+    *,
+    width: int | None = None,
+    timeout: float | None = None,
+    check: Callable[[], None] | None = None,
+) -> Gathered[R]:
+    """Run `do` for every item, at most `width` at a time. `check` is called about every 50 ms and may raise."""
+    pairs: list[tuple[int, T]] = list(items.items()) if isinstance(items, Mapping) else list(enumerate(items))
+    work = _Work(pairs, do)
+    for number in range(min(len(pairs), _width(width))):
+        threading.Thread(target=work.loop, name=f"fanout-{number}", daemon=True).start()
+    try:
+        work.wait(timeout, check)
+    finally:
+        work.abandon()
+    return work.gathered([key for key, _ in pairs], timeout)
+
+
+def _width(wanted: int | None) -> int:
+    """How many at a time: what was asked for, but never more than the open files of this process allow."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = 1 << 20 if soft == resource.RLIM_INFINITY else soft
+    return max(1, min(wanted or WIDTH, (files - _FILES_OURS) // _FILES_PER_ITEM))
+
+
+class _Work(Generic[T, R]):
+    """The queue, the results and the one condition that all threads share."""
+
+    def __init__(self, pairs: list[tuple[int, T]], do: Callable[[T], R]) -> None:
+        self._do = do
+        self._queue: deque[tuple[int, T]] = deque(pairs)
+        self._left = len(pairs)
+        self._ok: dict[int, R] = {}
+        self._failed: dict[int, ClustertoolError] = {}
+        self._bug: BaseException | None = None
+        self._changed = threading.Condition()
+
+    def loop(self) -> None:
+        """A worker: take an item, do it, tell; until the queue is empty or the caller has gone."""
+        while True:
+            try:
+                key, item = self._queue.popleft()
+            except IndexError:
+                return
+            self._one(key, item)
+
+    def _one(self, key: int, item: T) -> None:
+        try:
+            result = self._do(item)
+        except ClustertoolError as error:
+            with self._changed:
+                self._failed[key] = error
+                self._told()
+        except BaseException as error:  # noqa: BLE001 - a bug: it belongs to the caller, with its traceback
+            with self._changed:
+                self._bug = self._bug or error
+                self._told()
+        else:
+            with self._changed:
+                self._ok[key] = result
+                self._told()
+
+    def _told(self) -> None:
+        self._left -= 1
+        if not self._left or self._bug:
+            self._changed.notify_all()
+
+    def wait(self, timeout: float | None, check: Callable[[], None] | None) -> None:
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            if check:
+                check()
+            with self._changed:
+                if self._bug:
+                    raise self._bug
+                left = SLICE if end is None else min(SLICE, end - time.monotonic())
+                if not self._left or left <= 0:
+                    return
+                self._changed.wait(left)
+
+    def abandon(self) -> None:
+        """Nothing new starts; what runs may end or not, nobody waits for it."""
+        self._queue.clear()
+
+    def gathered(self, keys: list[int], timeout: float | None) -> Gathered[R]:
+        late = Unreachable(f"no answer within {timeout:g} s" if timeout is not None else "no answer")
+        with self._changed:  # a thread that was given up may still answer: that changes nothing any more
+            ok = {key: self._ok[key] for key in keys if key in self._ok}
+            failed = {key: self._failed.get(key, late) for key in keys if key not in ok}
+        return Gathered(ok, failed)

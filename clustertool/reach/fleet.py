@@ -1,0 +1,95 @@
+"""A fleet is the open agents of one command, one per node; it asks all of them at once and gathers all answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from clustertool.errors import ClustertoolError
+from clustertool.plan.cluster import Cluster
+from clustertool.plan.frames import Header
+from clustertool.plan.hosts import Host
+from clustertool.reach.agent import Agent, Sink
+from clustertool.reach.connection import Link, Prompter, close_all
+from clustertool.reach.fanout import Gathered, each
+
+Check = Callable[[], None]
+
+
+class Fleet:
+    """`failed` holds the nodes that could not be reached, with why. Use as a context manager: it closes everything."""
+
+    def __init__(self, cluster: Cluster, check: Check | None = None, sink: Sink | None = None) -> None:
+        self.cluster = cluster
+        self.check = check
+        self.agents: dict[int, Agent] = {}
+        self.failed: dict[int, ClustertoolError] = {}
+        self._sink = sink
+        self._links: list[Link] = []
+        self._prompter = Prompter()
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self) -> Fleet:
+        """Connect to every host and start its agent, in parallel. What fails is in `failed`."""
+
+        def connect(host: Host) -> Agent:
+            link = Link.open(host, self.cluster, prompt=self._prompter)
+            self._links.append(link)
+            return Agent.open(link, host, self.cluster, self._sink)
+
+        hosts = {host.index: host for host in self.cluster.hosts}
+        gathered = each(hosts, connect, check=self._look)
+        self.agents.update(gathered.ok)
+        self.failed.update(gathered.failed)
+        return self
+
+    def _look(self) -> None:
+        """While threads connect, this one asks their questions (passwords) and notices Ctrl+C."""
+        self._prompter.serve()
+        if self.check:
+            self.check()
+
+    def reopen(self, node: int) -> Agent:
+        """One node again, after its connection broke."""
+        host = self.cluster.hosts[node]
+        link = Link.open(host, self.cluster, prompt=self._prompter)
+        self._links.append(link)
+        self.agents[node] = Agent.open(link, host, self.cluster, self._sink)
+        return self.agents[node]
+
+    def keep(self, cluster: Cluster) -> None:
+        """Go on with these hosts only, under their new numbers; names stay what they were."""
+        by_name = {agent.host.name: agent for agent in self.agents.values()}
+        kept = {host.name for host in cluster.hosts}
+        for name, agent in by_name.items():
+            if name not in kept:
+                agent.close()
+        self.cluster, self.failed, self.agents = cluster, {}, {}
+        for host in cluster.hosts:
+            self.agents[host.index] = by_name[host.name]
+            self.agents[host.index].host = host
+
+    def ask(self, requests: Mapping[int, Mapping[str, Any]], timeout: float | None = 60.0) -> Gathered[Header]:
+        """{node: request} to the agents that are there; nodes without one are not asked."""
+        wanted = {node: request for node, request in requests.items() if node in self.agents}
+
+        def one(node: int) -> Header:
+            return self.agents[node].ask(wanted[node], timeout)
+
+        return each({node: node for node in wanted}, one, width=max(1, len(wanted)), check=self.check)
+
+    def ask_all(self, request: Mapping[str, Any], timeout: float | None = 60.0) -> Gathered[Header]:
+        return self.ask(dict.fromkeys(self.agents, request), timeout)
+
+    def name(self, node: int) -> str:
+        return self.cluster.hosts[node].name
+
+    def close(self) -> None:
+        for agent in self.agents.values():
+            agent.close()
+        close_all(self._links)

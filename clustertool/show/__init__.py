@@ -1,0 +1,1 @@
+"""EDGE. What a person sees: rich on a terminal, plain stable lines otherwise."""

@@ -1,0 +1,55 @@
+"""Every line of a rank carries who wrote it: `[trainer 3 node2] text`, a rank in the same colour in every run.
+
+This is the hot path of `run` and `logs`: a prefix is rendered once per rank, and a batch of lines is one write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from clustertool.show.terminal import Terminal, colour_of
+from clustertool.watch.clean import harmless
+
+# Servers start elsewhere on the palette, so that pserver 0 and trainer 0 do not look alike.
+_OFFSETS = {"pserver": 4, "heter": 7}
+
+
+def prefix(role: str, rank: int, node: str, width: int = 0) -> str:
+    """`[trainer 3 node2] `, filled up to `width` columns so that the texts of several ranks stand below each other."""
+    return f"[{harmless(f'{role} {rank} {node}'.rstrip())}] ".ljust(width)
+
+
+class RankLines:
+    """Writes lines of ranks. `hide` masks secrets; `width` is what the longest prefix needs (see `widest`)."""
+
+    def __init__(self, terminal: Terminal, *, hide: Callable[[str], str] | None = None, width: int = 0) -> None:
+        self._terminal = terminal
+        self._hide = hide
+        self._width = width
+        self._prefixes: dict[tuple[str, int, str], str] = {}
+
+    def show(self, role: str, rank: int, node: str, lines: Sequence[str]) -> None:
+        """Write the lines of one rank in one piece, so that no other thread's line comes between or into them."""
+        if lines:
+            self._terminal.write(self.text(role, rank, node, lines))
+
+    def text(self, role: str, rank: int, node: str, lines: Sequence[str]) -> str:
+        """What show() writes."""
+        key = (role, rank, node)
+        mark = self._prefixes.get(key)
+        if mark is None:
+            mark = self._prefixes[key] = self._render(role, rank, node)
+        if self._hide is not None:
+            lines = [self._hide(line) for line in lines]
+        clean = [line if line.isprintable() else harmless(line) for line in lines]
+        return mark + ("\n" + mark).join(clean) + "\n"
+
+    def _render(self, role: str, rank: int, node: str) -> str:
+        plain = prefix(role, rank, node, self._width)
+        text = plain.rstrip()
+        return self._terminal.paint(text, colour_of(rank + _OFFSETS.get(role, 0))) + plain[len(text) :]
+
+
+def widest(ranks: Sequence[tuple[str, int, str]]) -> int:
+    """The width that lines up the prefixes of these (role, rank, node)."""
+    return max((len(prefix(*who)) for who in ranks), default=0)

@@ -1,0 +1,265 @@
+"""Copying to many nodes is shown as bars on a terminal, as a line now and then elsewhere, and ends with one line.
+
+Reports of nodes only change numbers under a lock, so they may come thousands of times a second from any thread; what is
+drawn is computed when it is drawn. Sizes are decimal, as networks and disks are sold.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, final
+
+from clustertool.show.table import fold
+from clustertool.show.terminal import Terminal
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+
+_FEW = 8  # so many nodes get a bar each
+_PERIOD = 2.0  # seconds between plain lines
+_WINDOW = 5.0  # seconds over which the rate is taken
+_STATES = ("done", "sending", "waiting", "failed")
+_STYLES = {"done": "green", "failed": "red", "waiting": "dim"}
+
+
+def human_bytes(n: float) -> str:
+    """512 B, 1.5 kB, 25.1 MB, 104 MB."""
+    if n < 999.5:
+        return f"{n:.0f} B"
+    for unit in ("kB", "MB", "GB", "TB", "PB"):
+        n /= 1000
+        if n < 99.95:
+            return f"{n:.1f} {unit}"
+        if n < 999.5:
+            break
+    return f"{n:.0f} {unit}"
+
+
+def human_seconds(s: float) -> str:
+    """0.05 s, 2.4 s, 42 s, 1 min 05 s, 2 h 03 min, 3 d 04 h."""
+    if s < 0.095:
+        return f"{max(s, 0):.2f} s"
+    if s < 9.95:
+        return f"{s:.1f} s"
+    seconds = round(s)
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60:02} s"
+    minutes = round(s / 60)
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60:02} min"
+    hours = round(s / 3600)
+    return f"{hours // 24} d {hours % 24:02} h"
+
+
+class Sending:
+    """How far each node is. Not thread-safe and without a clock: DispatchProgress brings both."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.state = dict.fromkeys(names, "waiting")
+        self.sent = dict.fromkeys(self.state, 0)
+        self.total: dict[str, int] = {}
+        self.why: dict[str, str] = {}
+
+    def node(self, name: str, sent: int, total: int) -> None:
+        self.state[name] = "sending"
+        self.sent[name], self.total[name] = sent, total
+
+    def done(self, name: str) -> None:
+        self.state[name] = "done"
+        self.sent[name] = self.total.get(name, 0)
+
+    def failed(self, name: str, why: str) -> None:
+        self.state[name] = "failed"
+        self.why[name] = why
+
+    def named(self, state: str) -> list[str]:
+        return [name for name, its in self.state.items() if its == state]
+
+    def folded(self) -> list[tuple[str, str]]:
+        """(state, folded names) of the states that some node is in."""
+        found = ((state, self.named(state)) for state in _STATES)
+        return [(state, fold(names)) for state, names in found if names]
+
+    def amount(self) -> tuple[float, float]:
+        """(sent, total): in sizes of the workspace while all nodes get the same, else summed over the nodes."""
+        its = self.state.items()
+        going = [name for name, state in its if state != "failed" and (state != "done" or self.total.get(name))]
+        sent, sizes = sum(self.sent[name] for name in going), {self.total.get(name, 0) for name in going} - {0}
+        if len(sizes) == 1:
+            return sent / len(going), sizes.pop()
+        return sent, sum(self.total.get(name, 0) for name in going)
+
+    def summary(self, seconds: float, broken: bool) -> str:
+        """The last line."""
+        done, failed, took = self.named("done"), self.named("failed"), human_seconds(seconds)
+        fed = [self.total[name] for name in done if self.total.get(name)]
+        ready = len(done) - len(fed)
+        size = fed[0] if len(set(fed)) == 1 else sum(fed)
+        if broken:
+            text = f"stopped after {took}, {len(done)} of {_nodes(len(self.state))} done"
+        elif not done:
+            text = f"no node done after {took}"
+        elif not fed:
+            text = f"nothing to send, {_nodes(ready)} ready in {took}"
+        else:
+            text = f"{human_bytes(size)} to {_nodes(len(fed))} in {took} ({human_bytes(size / max(seconds, 1e-3))}/s)"
+            text += f", {ready} had it already" if ready else ""
+        return f"{text}, failed: {fold(failed)}" if failed else text
+
+
+@final
+class DispatchProgress:
+    """Shows a dispatch while it lasts:
+
+    with DispatchProgress(terminal, names) as progress:
+        progress.node("node1", sent=4 << 20, total=25 << 20)
+        progress.done("node1")
+        progress.failed("node2", "disk full")
+    """
+
+    def __init__(
+        self,
+        terminal: Terminal,
+        names: Sequence[str],
+        *,
+        label: str = "dispatch",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._terminal = terminal
+        self._label = label
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._sending = Sending(names)
+        self._samples: deque[tuple[float, float]] = deque()
+        self._start = self._told = 0.0
+        self._live: Live | None = None
+
+    def __enter__(self) -> DispatchProgress:
+        self._start = self._told = self._clock()
+        self._samples.append((self._start, 0.0))
+        if self._terminal.is_terminal:
+            self._open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            try:
+                self._live.stop()
+            finally:
+                self._terminal.divert(None)
+        with self._lock:
+            text = self._sending.summary(self._clock() - self._start, broken=error is not None)
+        self._terminal.line(f"{self._label}: {text}")
+
+    def node(self, name: str, sent: int, total: int) -> None:
+        """`name` has `sent` of `total` bytes now."""
+        with self._lock:
+            self._sending.node(name, sent, total)
+        self._tell()
+
+    def done(self, name: str) -> None:
+        with self._lock:
+            self._sending.done(name)
+        self._tell()
+
+    def failed(self, name: str, why: str) -> None:
+        with self._lock:
+            self._sending.failed(name, why)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Without a terminal: at most a line every two seconds."""
+        if self._live is not None or self._terminal.is_terminal:
+            return
+        with self._lock:
+            now = self._clock()
+            if now - self._told < _PERIOD:
+                return
+            self._told = now
+            sent, total = self._sending.amount()
+            rate = self._rate(now, sent)
+            nodes = f"{len(self._sending.named('done'))} of {_nodes(len(self._sending.state))}"
+        text = f"{human_bytes(sent)} of {human_bytes(total)}, {nodes} done, {human_bytes(rate)}/s"
+        self._terminal.line(f"{self._label}: {text}")
+
+    def _rate(self, now: float, sent: float) -> float:
+        """Bytes a second over the last seconds."""
+        self._samples.append((now, sent))
+        while len(self._samples) > 2 and now - self._samples[1][0] >= _WINDOW:
+            self._samples.popleft()
+        then, before = self._samples[0]
+        return max(0.0, sent - before) / (now - then) if now > then else 0.0
+
+    def _open(self) -> None:
+        from rich.live import Live
+        from rich.text import Text
+
+        console = self._terminal.console()
+        self._live = Live(
+            console=console, get_renderable=self._picture, refresh_per_second=8, transient=True,
+            redirect_stdout=False, redirect_stderr=False, vertical_overflow="crop",
+        )  # fmt: skip
+        self._terminal.divert(lambda text: console.print(Text.from_ansi(text.rstrip("\n")), soft_wrap=True))
+        self._live.start(refresh=True)
+
+    def _picture(self) -> RenderableType:
+        from rich.console import Group
+        from rich.table import Table
+
+        grid, printable = Table.grid(padding=(0, 2, 0, 0)), self._terminal.printable
+        with self._lock:
+            for label, done, total, note in self._bars():
+                grid.add_row(*_bar(printable(label), done, total, printable(note)))
+            states = self._sending.folded() if len(self._sending.state) > _FEW else []
+        below = [_states([(state, printable(names)) for state, names in states])] if states else []
+        return Group(grid, *below)
+
+    def _bars(self) -> list[tuple[str, float, float, str]]:
+        """(label, done, total, note) of every bar to draw."""
+        sending, now = self._sending, self._clock()
+        sent, total = sending.amount()
+        rate = self._rate(now, sent)
+        left = f", {human_seconds((total - sent) / rate)} left" if rate and sent < total else ""
+        bars = [(self._label, sent, total, f"{_of(sent, total)}, {human_bytes(rate)}/s{left}" if total else "")]
+        done, count = len(sending.named("done")), len(sending.state)
+        bars.append(("nodes", done, count, f"{done} of {count}"))
+        if count <= _FEW:
+            for name, state in sending.state.items():
+                got, size = float(sending.sent[name]), float(sending.total.get(name, 0))
+                note = _of(got, size) if state == "sending" else f"{state} {sending.why.get(name, '')}".rstrip()
+                bars.append((name, 1.0 if state == "done" else got, 1.0 if state == "done" else size, note))
+        return bars
+
+
+def _of(sent: float, total: float) -> str:
+    return f"{human_bytes(sent)} of {human_bytes(total)}"
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
+def _bar(label: str, done: float, total: float, note: str) -> tuple[RenderableType, ...]:
+    from rich.progress_bar import ProgressBar
+    from rich.text import Text
+
+    bar = ProgressBar(total=total or 1, completed=done, width=24, complete_style="cyan", finished_style="green")
+    return Text(label), bar, Text(note, no_wrap=True, overflow="crop")
+
+
+def _states(states: Sequence[tuple[str, str]]) -> RenderableType:
+    from rich.text import Text
+
+    text = Text(no_wrap=True, overflow="crop")
+    for index, (state, names) in enumerate(states):
+        text.append(", " if index else "").append(names).append(f" {state}", _STYLES.get(state, ""))
+    return text

@@ -1,0 +1,290 @@
+"""The one way out: every byte a person or a pipe sees goes through a Terminal, which decides once how to write.
+
+A terminal gets colours, tables and live bars; anything else gets plain, stable lines. Text given to line(), warn()
+and error() is made harmless first; only write() and raw() take it as it is. Nothing here imports rich until something
+rich is drawn, because its import costs more than most verbs do.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Mapping
+from typing import IO, TYPE_CHECKING, TextIO, cast
+
+from clustertool.watch.clean import harmless
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+# The names are rich's, the numbers are what a terminal wants to hear.
+STYLES = {"": "", "bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36", "bold red": "1;31"}
+# Colours of ranks: no red (it means failure), no black, white or dark blue (invisible on somebody's background).
+_PALETTE = ("36", "32", "35", "33", "94", "96", "92", "95", "93")
+_READER_GONE, _NOT_WRITTEN = 141, 74  # 128 + SIGPIPE, and EX_IOERR
+# The reader left; the terminal's window was closed; the descriptor was closed before we started: no word needed.
+_QUIET = (errno.EPIPE, errno.EIO, errno.EBADF)
+
+
+def colour_of(key: int | str) -> str:
+    """The ANSI style of a rank: the same key has the same colour in every run, neighbours differ."""
+    number = key if isinstance(key, int) else zlib.crc32(key.encode("utf-8", "surrogatepass"))
+    return _PALETTE[number % len(_PALETTE)]
+
+
+class ReaderGone(SystemExit):
+    """stdout cannot be written any more (`| head` has seen enough). Left alone it ends the program without a word."""
+
+
+class Terminal:
+    """Writes to `out` and `err` (stdout and stderr) from any thread.
+
+    is_terminal: bars and tables may be drawn on stdout. colour: stdout takes ANSI colours.
+    """
+
+    def __init__(
+        self, out: TextIO | None = None, err: TextIO | None = None, environ: Mapping[str, str] | None = None
+    ) -> None:
+        self._environ = os.environ if environ is None else environ
+        self._out = _Sink(sys.stdout if out is None else out)
+        self._err = _Sink(sys.stderr if err is None else err)
+        capable = self._environ.get("TERM", "") != "dumb"
+        self.is_terminal = capable and self._out.is_tty()
+        self.colour = _colour(self._environ, self.is_terminal)
+        self._err_is_terminal = capable and self._err.is_tty()
+        self._err_colour = _colour(self._environ, self._err_is_terminal)
+        self._lock = threading.RLock()
+        self._told = False
+        self._above: Callable[[str], None] | None = None
+
+    @property
+    def width(self) -> int:
+        """Columns of stdout now: a window may be resized while we run."""
+        return self._out.columns() or 80
+
+    @property
+    def gone(self) -> bool:
+        """True once nobody reads stdout any more."""
+        return self._out.failure is not None
+
+    def line(self, text: str = "", style: str = "") -> None:
+        """One message on stdout, `style` one of STYLES; its own newlines stay, other control characters do not."""
+        self.write(_painted(_clean(text), style, self.colour) + "\n")
+
+    def warn(self, text: str) -> None:
+        self._tell("warning", "yellow", text)
+
+    def error(self, text: str) -> None:
+        self._tell("error", "bold red", text)
+
+    def note(self, text: str) -> None:
+        """A line on stderr that is neither warning nor error."""
+        self._write_err(_clean(text) + "\n")
+
+    def json(self, value: object) -> None:
+        """`value` as one JSON document. ASCII only, so that no terminal and no encoding can be hurt by it."""
+        self.write(json.dumps(value, indent=2, default=str).replace("\x7f", "\\u007f") + "\n")
+
+    def write(self, text: str) -> None:
+        """Trusted text with its newlines, written in one piece. Raises ReaderGone."""
+        above = self._above
+        if above is not None:
+            above(text)
+        else:
+            self._emit(text)
+
+    def raw(self, data: bytes) -> None:
+        """Exactly these bytes on stdout (`logs --raw`). Raises ReaderGone."""
+        with self._lock:
+            self._out.send_bytes(data)
+            self._check()
+
+    def printable(self, text: str) -> str:
+        """`text` as stdout will show it, escapes spelled out: what is measured or aligned must be this."""
+        return self._out.encodable(harmless(text))
+
+    def paint(self, text: str, style: str) -> str:
+        """`text` in a colour, if stdout takes colours; `style` one of STYLES or an ANSI number."""
+        return _painted(text, style, self.colour)
+
+    def draw(self, renderable: RenderableType) -> None:
+        """Something rich, rendered to text first, so that it is written in one piece like everything else."""
+        console = self.console()
+        with console.capture() as captured:
+            console.print(renderable)
+        self.write(captured.get())
+
+    def console(self) -> Console:
+        """A rich console on stdout which obeys what this terminal decided."""
+        from rich.console import Console
+
+        return Console(
+            file=cast("IO[str]", _Stream(self)), force_terminal=self.is_terminal, width=self.width,
+            color_system="auto" if self.colour else None, markup=False, highlight=False, emoji=False,
+            legacy_windows=False, _environ=dict(self._environ),
+        )  # fmt: skip
+
+    def divert(self, above: Callable[[str], None] | None) -> None:
+        """While a live display owns the screen, lines are handed to it and appear above it."""
+        self._above = above
+
+    def _emit(self, text: str) -> None:
+        with self._lock:
+            self._out.send(text)
+            self._check()
+
+    def _check(self) -> None:
+        failure = self._out.failure
+        if failure is None:
+            return
+        if not isinstance(failure, OSError) or failure.errno in _QUIET:
+            raise ReaderGone(_READER_GONE)
+        if not self._told:
+            self._told = True
+            self._err.send(f"clustertool: cannot write to stdout: {failure}\n")
+        raise ReaderGone(_NOT_WRITTEN)
+
+    def _tell(self, kind: str, style: str, text: str) -> None:
+        self._write_err(f"{_painted(kind + ':', style, self._err_colour)} {_clean(text)}\n")
+
+    def _write_err(self, text: str) -> None:
+        above = self._above
+        if above is not None and self._err_is_terminal:
+            above(text)
+            return
+        with self._lock:
+            if self._out.failure is None:
+                self._out.flush()
+            self._err.send(text)
+
+
+def _clean(text: str) -> str:
+    return text if text.isprintable() else "\n".join(map(harmless, text.split("\n")))
+
+
+def _painted(text: str, style: str, colour: bool) -> str:
+    code = STYLES.get(style, style)
+    return f"\x1b[{code}m{text}\x1b[0m" if colour and code and text else text
+
+
+def _colour(environ: Mapping[str, str], is_terminal: bool) -> bool:
+    """NO_COLOR beats everything, then what forces colours, then whether it is a terminal (no-color.org)."""
+    if environ.get("NO_COLOR"):
+        return False
+    if any(environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
+        return True
+    return is_terminal and environ.get("CLICOLOR") != "0"
+
+
+class _Sink:
+    """One stream of ours. It never raises: what went wrong is in `failure`, and from then on it swallows everything."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream  # None: the program was started with this descriptor closed
+        self.failure: Exception | None = None
+        self._unblock()
+
+    @property
+    def encoding(self) -> str:
+        return getattr(self._stream, "encoding", None) or "utf-8"
+
+    def encodable(self, text: str) -> str:
+        """What the encoding lacks (LANG=C, or half a surrogate pair from a file name) as backslash escapes."""
+        return text if text.isascii() else text.encode(self.encoding, "backslashreplace").decode(self.encoding)
+
+    def is_tty(self) -> bool:
+        try:
+            return self._stream is not None and self._stream.isatty()
+        except ValueError:  # closed
+            return False
+
+    def columns(self) -> int:
+        try:
+            return os.get_terminal_size(self._descriptor()).columns
+        except (OSError, ValueError, AttributeError):
+            return 0
+
+    def send(self, text: str) -> None:
+        if self._stream is None or self.failure is not None:
+            return
+        try:
+            try:
+                self._stream.write(text)
+            except UnicodeEncodeError:
+                self._stream.write(self.encodable(text))
+            self._stream.flush()
+        except (OSError, ValueError) as problem:
+            self._fail(problem)
+
+    def send_bytes(self, data: bytes) -> None:
+        buffer = getattr(self._stream, "buffer", None)
+        if buffer is None:
+            self.send(data.decode("utf-8", "backslashreplace"))
+        elif self.failure is None:
+            try:
+                self.flush()
+                buffer.write(data)
+                buffer.flush()
+            except (OSError, ValueError) as problem:
+                self._fail(problem)
+
+    def flush(self) -> None:
+        try:
+            if self._stream is not None:
+                self._stream.flush()
+        except (OSError, ValueError) as problem:
+            self._fail(problem)
+
+    def _fail(self, problem: Exception) -> None:
+        if self.failure is None:
+            self.failure = problem
+            self._plug()
+
+    def _unblock(self) -> None:
+        """Some parents (node.js, a few CI runners) hand over a non-blocking pipe, where a long write would be torn."""
+        try:
+            descriptor = self._descriptor()
+            if not os.get_blocking(descriptor):
+                os.set_blocking(descriptor, True)
+        except (OSError, ValueError, AttributeError):
+            pass  # it has no descriptor, or is closed
+
+    def _plug(self) -> None:
+        """Give what is still buffered somewhere to go, or the interpreter complains about it when it exits."""
+        try:
+            descriptor = self._descriptor()
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            try:
+                os.dup2(nowhere, descriptor)
+            finally:
+                os.close(nowhere)
+        except (OSError, ValueError, AttributeError):
+            pass  # it has no descriptor: nothing will be flushed
+
+    def _descriptor(self) -> int:
+        return cast(TextIO, self._stream).fileno()
+
+
+class _Stream:
+    """What rich takes for a file: writes of a live display, which must not be diverted to itself."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self.encoding = terminal._out.encoding
+
+    def write(self, text: str) -> int:
+        self._terminal._emit(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Every write is flushed already."""
+
+    def isatty(self) -> bool:
+        return self._terminal.is_terminal
+
+    def fileno(self) -> int:
+        raise OSError("a stream of the tool has no descriptor")

@@ -1,0 +1,19 @@
+"""The verbs a person types, as one Invoke collection: `from clustertool.verbs import ns` in a tasks.py is all it takes."""
+
+from __future__ import annotations
+
+from clustertool.verbs import interrupts
+
+interrupts.install()
+
+from invoke import Collection  # noqa: E402 - the SIGINT handler stands before anything slow is imported
+
+from clustertool.verbs import attach, check, clean, dispatch, exec, jobs, local, logs, run, status, stop  # noqa: E402
+
+ns = Collection()
+for _task in (
+    run.run, check.check, dispatch.dispatch, stop.stop, status.status, jobs.jobs, logs.logs, attach.attach,
+    exec.exec_, clean.clean,
+):  # fmt: skip
+    ns.add_task(_task)
+ns.add_collection(Collection("cluster", up=local.up, down=local.down))

@@ -1,0 +1,36 @@
+"""inv attach: follow a running job as run does, Ctrl+C included."""
+
+from __future__ import annotations
+
+from clustertool.verbs import interrupts
+from clustertool.verbs.call import JOB, JSON, NODES, Call, Opt, verb
+
+
+@verb(
+    JOB, Opt("rank", "show the log of this trainer (default 0; 3,4 for several)", short="r"),
+    Opt("all-ranks", "show the logs of all processes", False), Opt("tail", "begin with the last N lines", short="n"), NODES, JSON,
+)  # fmt: skip
+def attach(call: Call) -> None:
+    """Follow a running job to its end; Ctrl+C stops it on all nodes."""
+    from clustertool.reach.fleet import Fleet
+    from clustertool.show.prefix import RankLines
+    from clustertool.verbs import ending, load
+    from clustertool.verbs.follow import Follow, Inbox
+    from clustertool.verbs.jobs import pick
+    from clustertool.verbs.run import finish, wanted
+    from clustertool.watch.clean import mask
+
+    logs = wanted(call)
+    cluster = load.cluster(call, start_local=False)
+    inbox = Inbox()
+    with Fleet(cluster, interrupts.check, inbox.put) as fleet:
+        fleet.open()
+        job = pick(fleet, call.given.job)
+        hide = mask(list(load.known_secrets(cluster).values()))
+        follow = Follow(call, fleet, inbox, job["id"], RankLines(call.terminal, hide=hide))
+        call.terminal.note(f"job {job['id']}: {job['state']}")
+        follow.start({"logs": logs, "tail": int(call.given.tail) if call.given.tail.isdigit() else None})
+        follow.run(grace=cluster.grace)
+        if follow.detached:
+            return
+        finish(call, ending.tell(call, fleet, follow.watch, hide), follow)

@@ -1,0 +1,46 @@
+"""inv check: the preflight alone, as one matrix of nodes and findings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from clustertool.errors import UsageError
+from clustertool.verbs import interrupts
+from clustertool.verbs.call import JSON, NODES, WORKSPACE, Call, Opt, verb
+
+
+@verb(WORKSPACE, Opt("bandwidth", "measure links (not built yet)", False), Opt("framework", "paddle or torch (not built yet)"), NODES, JSON)
+def check(call: Call) -> None:
+    """Preflight: everything that would go wrong, on all nodes, at once."""
+    from clustertool.plan.checks import errors
+    from clustertool.reach.fleet import Fleet
+    from clustertool.show.status import check_matrix
+    from clustertool.verbs import load, preflight
+    from clustertool.verbs.run import read_workspace
+
+    for name in ("bandwidth", "framework"):
+        if getattr(call.given, name):
+            raise UsageError(f"--{name} is not built yet", "leave it out")
+    workspace = None
+    if call.given.workspace:
+        load.workspace_toml(Path(call.given.workspace))
+        workspace = read_workspace(call, Path(call.given.workspace))
+    cluster = load.cluster(call, start_local=True)
+    with Fleet(cluster, interrupts.check) as fleet:
+        looked = preflight.look(cluster, fleet, {}, 2 * workspace.size if workspace else 0)
+        rows = preflight.matrix(looked, cluster)
+        bad = errors(looked.findings)
+        if call.json:
+            code = preflight.worst(list(looked.failed.values())) if bad else 0
+            call.answer({"nodes": rows, "exit": {"code": code, "source": "tool", "reason": bad[0].text if bad else ""}})
+        else:
+            check_matrix(rows, call.terminal)
+    if bad:
+        from clustertool.errors import PreflightError
+
+        nodes = {finding.node for finding in bad}
+        error = PreflightError(f"{len(bad)} problems on {len(nodes)} of {len(cluster.hosts)} nodes", "see the fixes above")
+        error.code = preflight.worst(list(looked.failed.values()))
+        error.answered = True  # type: ignore[attr-defined]
+        raise error
+    call.terminal.note(f"all {len(cluster.hosts)} nodes are ready")

@@ -1,0 +1,49 @@
+"""inv clean: remove the directories of finished jobs; a running job is never touched."""
+
+from __future__ import annotations
+
+import re
+
+from clustertool.errors import UsageError
+from clustertool.verbs.call import JOB, JSON, NODES, Call, Opt, verb
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+@verb(JOB, Opt("older-than", "only jobs older than this: 7d, 12h, 30m"), Opt("dry", "only say what would be removed", False), NODES, JSON)
+def clean(call: Call) -> None:
+    """Remove finished jobs' directories from all nodes."""
+    from clustertool.show.progress import human_bytes
+    from clustertool.verbs import load
+    from clustertool.verbs.jobs import failed, fleet_of, pick
+
+    age = _age(call.given.older_than)
+    if not call.given.job and not call.given.older_than:
+        raise UsageError("clean needs to know what to remove", "give --job J, or --older-than 7d")
+    cluster = load.cluster(call, start_local=False)
+    with fleet_of(cluster) as fleet:
+        job = pick(fleet, call.given.job)["id"] if call.given.job else ""
+        request = {"q": "clean", "job": job, "exact": bool(job), "older_than": age, "dry": call.given.dry}
+        answers = fleet.ask_all(request, timeout=600).all()
+        removed = sorted({name for answer in answers.values() for name in answer["removed"]})
+        running = sorted({name for answer in answers.values() for name in answer["running"]})
+        freed = sum(answer["freed"] for answer in answers.values())
+        if job and running:
+            raise UsageError(f"job {job} runs", f"inv stop --job {job} first")
+        verb_ = "would remove" if call.given.dry else "removed"
+        call.terminal.line(f"{verb_} {len(removed)} jobs{'' if call.given.dry else ', ' + human_bytes(freed)}")
+        for name in removed:
+            call.terminal.line(f"  {name}")
+        if call.json:
+            call.answer({"removed": removed, "running": running, "freed": freed})
+        failed(fleet, call)
+
+
+def _age(text: str) -> float:
+    """"7d" -> seconds."""
+    if not text:
+        return 0.0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text)
+    if not match:
+        raise UsageError(f"--older-than {text!r}", "a number and s, m, h, d or w: 7d")
+    return float(match.group(1)) * _UNITS[match.group(2)]

@@ -1,0 +1,47 @@
+"""How a job ended, told once: the verdict, the culprit's last lines, the victims; then the error whose code we exit with."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from clustertool.errors import ClustertoolError
+from clustertool.plan.paths import JobPaths
+from clustertool.reach.fleet import Fleet
+from clustertool.verbs.call import Call
+from clustertool.watch import verdict
+from clustertool.watch.job import Watch
+
+_TAIL = 20
+
+
+def tell(call: Call, fleet: Fleet, watch: Watch, hide: Any) -> ClustertoolError | None:
+    """Show the verdict; the error of this job, None for success."""
+    from clustertool.show.prefix import RankLines
+
+    status, outcome = watch.status, watch.status.outcome
+    if outcome is not None and outcome.state == "failed":
+        guilty = verdict.culprit(status, outcome)
+        call.terminal.error(verdict.abort_line(status, outcome))
+        call.terminal.note(outcome.reason)
+        if guilty is not None:
+            log = JobPaths.log(guilty.role, guilty.rank, guilty.attempt)
+            text = _last_lines(fleet, status.job, guilty.node, log)
+            call.terminal.note(f"last lines of {guilty.role} {guilty.rank} ({watch.name(guilty.node)}, {log}):")
+            lines = RankLines(call.terminal, hide=hide).text(guilty.role, guilty.rank, watch.name(guilty.node), text.splitlines())
+            for line in lines.splitlines() if text else ():
+                call.terminal.note(line)
+    if outcome is not None:
+        victims = verdict.victims_line(status, outcome)
+        if victims:
+            call.terminal.note(victims)
+    return verdict.error_of(status)
+
+
+def _last_lines(fleet: Fleet, job: str, node: int, log: str) -> str:
+    """Best effort: the verdict stands without them."""
+    with contextlib.suppress(ClustertoolError):
+        if node in fleet.agents:
+            answer = fleet.agents[node].ask({"q": "tail", "job": job, "log": log, "lines": _TAIL}, timeout=5.0)
+            return str(answer["text"])
+    return ""

@@ -1,0 +1,85 @@
+"""inv exec: one command on all nodes, equal output gathered under folded names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clustertool.errors import ClustertoolError, UsageError, raise_all
+from clustertool.verbs import interrupts
+from clustertool.verbs.call import JSON, NODES, Call, Opt, verb
+
+
+@verb(Opt("command", "what to run with the login shell of each node", short="c"), Opt("timeout", "seconds to wait for each node"), NODES, JSON)
+def exec_(call: Call) -> None:
+    """Run a command on all nodes."""
+    from clustertool.reach.connection import Link, Prompter, run_user_command
+    from clustertool.reach.fanout import each
+    from clustertool.verbs import load
+
+    if not call.given.command.strip():
+        raise UsageError("exec needs a command", 'inv exec --command "uptime"')
+    timeout = _seconds(call.given.timeout)
+    cluster = load.cluster(call, start_local=True)
+    prompter, command = Prompter(), call.given.command
+
+    def one(host: Any) -> Any:
+        link = Link.open(host, cluster, prompt=prompter)
+        try:
+            return run_user_command(link, command, timeout)
+        finally:
+            link.close()
+
+    def look() -> None:
+        prompter.serve()
+        interrupts.check()
+
+    gathered = each({host.index: host for host in cluster.hosts}, one, check=look)
+    _tell(call, cluster, gathered)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text or 0)
+    except ValueError:
+        raise UsageError(f"--timeout {text!r}", "a number of seconds") from None
+
+
+def _tell(call: Call, cluster: Any, gathered: Any) -> None:
+    """Output by node, then the highest code; 69 if a node did not answer."""
+    names = {host.index: host.name for host in cluster.hosts}
+    if call.json:
+        nodes = {
+            names[node]: {"code": done.code, "stdout": _text(done.stdout), "stderr": _text(done.stderr)}
+            for node, done in gathered.ok.items()
+        }
+        call.answer({"nodes": nodes, "unreachable": {names[node]: e.what for node, e in gathered.failed.items()}})
+    else:
+        _print(call, {names[node]: done for node, done in gathered.ok.items()})
+    for error in gathered.failed.values():
+        error.answered = True
+    raise_all(list(gathered.failed.values()))
+    worst = max((done.code for done in gathered.ok.values()), default=0)
+    if worst:
+        bad = [names[node] for node, done in gathered.ok.items() if done.code]
+        from clustertool.show.table import fold
+
+        error = ClustertoolError(f"the command ended with exit code {worst} or less on {fold(bad)}")
+        error.code, error.source = worst, "job"
+        error.answered = True  # type: ignore[attr-defined]
+        raise error
+
+
+def _print(call: Call, done: dict[str, Any]) -> None:
+    from clustertool.show.table import gather
+
+    outputs = {name: (d.stdout, d.stderr, d.code) for name, d in done.items()}
+    for folded, (stdout, stderr, code) in gather(outputs):
+        ending = f" (exit code {code})" if code else ""
+        call.terminal.line(f"--- {folded}{ending}", "bold")
+        for text in (_text(stdout), _text(stderr)):
+            if text:
+                call.terminal.line(text.rstrip("\n"))
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "backslashreplace")

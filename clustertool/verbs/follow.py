@@ -1,0 +1,202 @@
+"""Following a job: frames of all nodes in, lines and news out, until its last word; signals on the way mean what they mean."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from clustertool.engines import ENGINES
+from clustertool.errors import ClustertoolError, Survivors
+from clustertool.plan.events import JobStatus
+from clustertool.plan.frames import Header
+from clustertool.reach.fleet import Fleet
+from clustertool.show.prefix import RankLines
+from clustertool.verbs import interrupts
+from clustertool.verbs.call import Call
+from clustertool.watch.job import Item, LogLines, Watch
+
+Frame = tuple[int, Header, bytes]
+_QUEUE = 64  # frames of up to 256 KiB that wait for a slow terminal
+_RETRY = 1.0
+_LAST_WORDS = 3.0  # seconds that a node which broke off may take to come back once the verdict is known
+
+
+class Inbox:
+    """Frames from the agents' reader threads, bounded so that an endless log never fills the laptop's memory."""
+
+    def __init__(self) -> None:
+        self._frames: queue.Queue[Frame] = queue.Queue(_QUEUE)
+
+    def put(self, node: int, header: Header, payload: bytes) -> None:
+        self._frames.put((node, header, payload))
+
+    def get(self, wait: float) -> Frame | None:
+        with contextlib.suppress(queue.Empty):
+            return self._frames.get(timeout=wait)
+        return None
+
+
+class Follow:
+    """One attached session of a job. run() returns when the job is over or the user has left it."""
+
+    def __init__(self, call: Call, fleet: Fleet, inbox: Inbox, job: str, lines: RankLines) -> None:
+        self._call = call
+        self.fleet = fleet
+        self._inbox = inbox
+        self._job = job
+        self._lines = lines
+        self.watch = Watch(frozenset(range(len(fleet.cluster.hosts))))
+        self._request: dict[str, Any] = {}
+        self._stopper: threading.Thread | None = None
+        self._stopped: dict[int, Header | ClustertoolError] = {}
+        self._asked = 0
+        self._reopening: set[int] = set()
+        self._verdict_at = 0.0
+        self.detached = False
+
+    def start(self, request: Mapping[str, Any]) -> None:
+        """Ask every node for events and the wanted logs."""
+        self._request = {"q": "follow", "job": self._job, **request}
+        gathered = self.fleet.ask_all(self._request)
+        now = time.monotonic()
+        for node, error in {**self.fleet.failed, **gathered.failed}.items():
+            self.watch.closed[node] = error.what
+        self.watch.heard.update(dict.fromkeys(gathered.ok, now))
+
+    def run(
+        self, stop_on_interrupt: bool = True, grace: float = 10.0, until: Callable[[JobStatus], bool] = lambda _: False
+    ) -> None:
+        """Until over. An interrupt stops the job (run, attach) or only leaves (logs -f: raises Interrupted)."""
+        interrupts.count.job = self._job
+        while not self._over() and not until(self.watch.status):
+            frame = self._inbox.get(0.05)
+            now = time.monotonic()
+            if frame is not None:
+                self._show(self.watch.take(frame[0], frame[1], frame[2], now))
+            else:
+                self._show(self.watch.idle(now))
+                self._look_after(now)
+            if interrupts.count.hups and stop_on_interrupt:
+                self.detached = True
+                return
+            if stop_on_interrupt:
+                self._signals(grace)
+            else:
+                interrupts.check()
+        self._finish_stop()
+
+    def _over(self) -> bool:
+        """Every node has ended, was given up by the lead, or stays away after the verdict."""
+        outcome = self.watch.status.outcome
+        if outcome is None:
+            return self.watch.over and not self._reopening
+        self._verdict_at = self._verdict_at or time.monotonic()
+        late = time.monotonic() - self._verdict_at > _LAST_WORDS
+        for node in self.watch.nodes - self.watch.ended:
+            known = self.watch.status.nodes.get(node)
+            if known is not None and known.state == "lost":
+                continue
+            if node in self.watch.closed and late:
+                continue
+            return False
+        return True
+
+    def _show(self, items: list[Item]) -> None:
+        for item in items:
+            if isinstance(item, LogLines):
+                self._lines.show(item.role, item.rank, self.watch.name(item.node), item.lines)
+            elif item.level == "warn":
+                self._call.terminal.warn(item.text)
+            else:
+                self._call.terminal.note(item.text)
+
+    # -- broken connections --
+
+    def _look_after(self, now: float) -> None:
+        """A node that is silent or gone is asked again, beside the loop, until it answers or the job is over."""
+        timeout = self.fleet.cluster.loss_timeout
+        for node in self.watch.nodes - self.watch.ended - self._reopening:
+            silent = now - self.watch.heard.get(node, now) > timeout
+            if node in self.watch.closed or silent:
+                if silent and node not in self.watch.closed:
+                    self.watch.closed[node] = f"silent for {timeout:g} s"
+                if node in self.fleet.agents:
+                    self._call.terminal.warn(f"{self.watch.name(node)}: connection lost ({self.watch.closed[node]}), trying again")
+                    self._reopening.add(node)
+                    threading.Thread(target=self._reopen, args=(node,), daemon=True).start()
+
+    def _reopen(self, node: int) -> None:
+        while node not in self.watch.ended:
+            time.sleep(_RETRY)
+            try:
+                agent = self.fleet.reopen(node)
+                request = {**self._request, "offsets": self.watch.offsets.get(node, {}), "events_at": self.watch.events_at.get(node, 0)}
+                agent.ask(request)
+            except ClustertoolError as error:
+                known = self.watch.status.nodes.get(node)
+                if self.watch.status.outcome is not None or (known is not None and known.state == "lost"):
+                    self.watch.closed[node] = error.what
+                    break
+                continue
+            self.watch.heard[node] = time.monotonic()
+            self.watch.reopened(node)
+            break
+        self._reopening.discard(node)
+
+    # -- stopping --
+
+    def _signals(self, grace: float) -> None:
+        asked = interrupts.count.ints + interrupts.count.terms
+        if asked <= self._asked:
+            return
+        self._asked = asked
+        force = asked > 1
+        by, code = ("SIGTERM", 143) if interrupts.count.terms and not interrupts.count.ints else ("Ctrl+C", 130)
+        hint = "killing everything now" if force else f"stopping the job on all nodes (grace {grace:g} s; Ctrl+C again kills at once)"
+        self._call.terminal.note(f"{by}: {hint}")
+        how = {"by": by, "code": code, "grace": grace, "force": force}
+        self._stopper = threading.Thread(target=self._stop, args=(how, grace), daemon=True)
+        self._stopper.start()
+
+    def _stop(self, how: Mapping[str, Any], grace: float) -> None:
+        fleet = self.fleet
+        phase = ENGINES["ssh"]().stop(len(fleet.cluster.hosts), self._job, how)
+        check, fleet.check = fleet.check, None
+        try:
+            gathered = fleet.ask(phase.requests, timeout=grace + 20)
+        finally:
+            fleet.check = check
+        self._stopped.update(gathered.ok)
+        self._stopped.update(gathered.failed)
+
+    def _finish_stop(self) -> None:
+        """After the last word: what each node said of the stop. Raises Survivors."""
+        if self._stopper is None:
+            return
+        self._stopper.join(5.0)
+        left = {}
+        for node in sorted(self.watch.nodes):
+            text = told(self._stopped.get(node), self._job)
+            self._call.terminal.note(f"{self.fleet.name(node)}: {text}")
+            if text.startswith("survivors"):
+                left[self.fleet.name(node)] = text
+        if left:
+            raise Survivors("; ".join(f"{name}: {text}" for name, text in left.items()), "inv stop --force tries again")
+
+
+def told(answer: Header | ClustertoolError | None, job: str) -> str:
+    """A node's answer to a stop, in words."""
+    if answer is None:
+        return "did not answer"
+    if isinstance(answer, ClustertoolError):
+        return f"did not answer: {answer.what}"
+    said = answer["jobs"].get(job)
+    if said is None:
+        return "clean (never started here)"
+    if said["survivors"]:
+        return "survivors: " + ", ".join(said["survivors"])
+    return str(said["state"])

@@ -1,0 +1,158 @@
+"""Loading is where files are read: conf.py, hostfile, job.toml and the environment's passed names become plan values."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from clustertool.errors import ConfigError, DataError, UsageError
+from clustertool.plan.cluster import Cluster, read_cluster
+from clustertool.plan.hostfile import choose, read_hostfile
+from clustertool.verbs.call import Call
+
+
+def cluster(call: Call, start_local: bool) -> Cluster:
+    """The cluster this call is about, after --only and --skip; tells where it came from.
+
+    start_local: without a conf.py, start the embedded cluster if need be; else use it only if it runs.
+    """
+    given = call.given
+    path = _conf(given.conf)
+    values = _execute(path) if path else {}
+    if given.hostfile:
+        values["HOSTS"] = _hostfile(given.hostfile)
+    if values:
+        where = given.hostfile if given.hostfile and not path else str(path)
+        found = read_cluster(values, where)
+        _tell(call, f"conf: {where}" + (f", hosts of {given.hostfile}" if path and given.hostfile else ""), found)
+    else:
+        found = _local(call, start_local)
+    if given.only or given.skip:
+        found = replace(found, hosts=choose(found.hosts, given.only or (), given.skip or ()))
+    return found
+
+
+def _tell(call: Call, text: str, found: Cluster) -> None:
+    nodes = len(found.hosts)
+    call.terminal.note(f"{text} ({nodes} node{'s' * (nodes != 1)})")
+
+
+def _local(call: Call, start: bool) -> Cluster:
+    from clustertool.reach.local import LocalCluster
+
+    local = LocalCluster()
+    found = local.cluster()
+    if found is None or start:
+        if not start:
+            raise ConfigError(
+                "there is no conf.py here or above, and the embedded local cluster does not run",
+                "write conf.py (see conf.py.example), or start it with inv cluster.up",
+            )
+        found = local.up()
+    _tell(call, "conf: none found, using the embedded local cluster", found)
+    return found
+
+
+def _conf(given: str) -> Path | None:
+    if given:
+        if not Path(given).is_file():
+            raise ConfigError(f"there is no {given}", "give the path of your conf.py")
+        return Path(given).resolve()
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "conf.py").is_file():
+            return folder / "conf.py"
+    return None
+
+
+def _execute(path: Path) -> dict[str, object]:
+    """Run conf.py once; its capital names are the keys. What it raises is told with its line."""
+    writes = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
+    try:
+        names = runpy.run_path(str(path), run_name="conf")
+    except SyntaxError as error:
+        raise ConfigError(f"{path}, line {error.lineno}: {error.msg}", "correct that line") from None
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the user's program, anything may come out of it
+        line = _line_of(error, path)
+        raise ConfigError(f"{path}{line}: {type(error).__name__}: {error}", "correct that line") from None
+    finally:
+        sys.dont_write_bytecode = writes
+    keys = {name: value for name, value in names.items() if name.isupper() and not name.startswith("_")}
+    if not keys:
+        raise ConfigError(f"{path} sets no key", 'name your machines: HOSTS = ["user@10.0.0.1"]')
+    return keys
+
+
+def _line_of(error: BaseException, path: Path) -> str:
+    trace, line = error.__traceback__, ""
+    while trace:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = f", line {trace.tb_lineno}"
+        trace = trace.tb_next
+    return line
+
+
+def _hostfile(path: str) -> list[dict[str, Any]]:
+    try:
+        text = Path(path).read_text(errors="replace")
+    except OSError as error:
+        raise ConfigError(f"the hostfile {path} cannot be read: {error.strerror}", "give the path of a hostfile") from None
+    return read_hostfile(text, path)
+
+
+def job_toml(text: str) -> Mapping[str, Any]:
+    """job.toml's text -> its tables. Raises DataError with the line."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        return dict(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise DataError(f"job.toml: {error}", "correct it; docs/reference.md has an example") from None
+
+
+def workspace_toml(folder: Path) -> Mapping[str, Any]:
+    if not folder.is_dir():
+        raise DataError(f"there is no workspace {str(folder)!r}", "give a folder: --workspace ./job")
+    path = folder / "job.toml"
+    if not path.is_file():
+        return {}
+    try:
+        return job_toml(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+
+
+def passed(found: Cluster) -> tuple[tuple[str, str], ...]:
+    """Values of PASS_ENV from the laptop's environment; names that are not set are simply not passed."""
+    return tuple((name, os.environ[name]) for name in found.pass_env if name in os.environ)
+
+
+def secrets(found: Cluster) -> dict[str, str]:
+    """Values of SECRETS. A secret that is not set is an error: a job must not start half configured."""
+    missing = [name for name in found.secrets if name not in os.environ]
+    if missing:
+        raise ConfigError(f"SECRETS names {missing[0]}, which is not set here", f"export {missing[0]}=... or take it out of SECRETS")
+    return {name: os.environ[name] for name in found.secrets}
+
+
+def one_of(call: Call, *names: str) -> str:
+    """The value of an option and its aliases. Raises UsageError when two differ."""
+    values = {name: getattr(call.given, name.replace("-", "_")) for name in names}
+    said = {name: value for name, value in values.items() if value}
+    if len(set(said.values())) > 1:
+        both = " and ".join(f"--{name} {value}" for name, value in said.items())
+        raise UsageError(f"{both} say different things", "they are two names of one option: give one")
+    return str(next(iter(said.values()), ""))
+
+
+def known_secrets(found: Cluster) -> dict[str, str]:
+    """Those SECRETS that happen to be set here, for masking what is shown."""
+    return {name: os.environ[name] for name in found.secrets if os.environ.get(name)}

@@ -1,0 +1,36 @@
+"""inv cluster.up and cluster.down: the embedded local cluster, a few ssh nodes on this machine."""
+
+from __future__ import annotations
+
+from clustertool.errors import UsageError
+from clustertool.verbs.call import JSON, Call, Opt, verb
+
+
+@verb(Opt("nodes", "how many nodes (default: as many as there are, or 3)"), JSON)
+def up(call: Call) -> None:
+    """Start the embedded local cluster."""
+    from clustertool.reach.local import LocalCluster
+
+    text = call.given.nodes
+    if text and not text.isdigit():
+        raise UsageError(f"--nodes {text!r}", "a whole number")
+    local = LocalCluster()
+    cluster = local.up(int(text) if text else None)
+    for server in local.status():
+        call.terminal.line(str(server))
+    if call.json:
+        call.answer({"nodes": [{"name": h.name, "host": h.host, "port": h.port, "root_dir": h.root_dir} for h in cluster.hosts]})
+
+
+@verb(JSON)
+def down(call: Call) -> None:
+    """End the embedded local cluster; its jobs' directories stay."""
+    from clustertool.reach.local import LocalCluster
+
+    ended = LocalCluster().down()
+    for line in ended:
+        call.terminal.line(f"ended {line}")
+    if not ended:
+        call.terminal.line("nothing to end")
+    if call.json:
+        call.answer({"ended": ended})

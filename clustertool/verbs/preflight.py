@@ -1,0 +1,109 @@
+"""Preflight: connect to all, probe all, ping all beside it, judge all at once; one error means that nothing starts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from clustertool.errors import AuthError, ClustertoolError, PreflightError, raise_all
+from clustertool.plan.checks import COLUMNS, Finding, check, errors, unreachable
+from clustertool.plan.cluster import Cluster
+from clustertool.plan.facts import Facts, read_facts
+from clustertool.reach.fleet import Fleet
+from clustertool.verbs.call import Call
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What a preflight saw: facts of the nodes that answered, findings of all."""
+
+    facts: Mapping[int, Facts]
+    findings: tuple[Finding, ...]
+    failed: Mapping[int, ClustertoolError]
+
+
+def look(cluster: Cluster, fleet: Fleet, request: Mapping[str, Any], need: int = 0) -> Looked:
+    """Open the fleet and probe it. Raises nothing for a single node."""
+    pings: dict[int, float | None] = {}
+    pinger = threading.Thread(target=_ping, args=(cluster, pings), daemon=True)
+    if "ping" not in cluster.checks_off:
+        pinger.start()
+    fleet.open()
+    asked = {
+        host.index: {
+            "q": "probe", "root_dir": host.root_dir or cluster.root_dir, "nic": cluster.nic, "address": host.address,
+            "explicit_address": host.address if host.address != host.host else "", **request,
+        }
+        for host in cluster.hosts
+    }  # fmt: skip
+    gathered = fleet.ask(asked)
+    now = time.time()
+    failed = {**fleet.failed, **gathered.failed}
+    facts = {node: read_facts(node, answer) for node, answer in gathered.ok.items()}
+    if pinger.is_alive() and failed:  # a ping decides nothing for a node that answered by ssh
+        pinger.join(2.0)
+    findings = list(check(cluster, facts, dict(pings), now, need))
+    for node, error in failed.items():
+        findings += unreachable(node, dict(pings), error.what, error.fix)
+    return Looked(facts, tuple(findings), failed)
+
+
+def _ping(cluster: Cluster, into: dict[int, float | None]) -> None:
+    from clustertool.reach.ping import ping_all
+    from clustertool.reach.sshconfig import settings
+
+    targets = {}
+    for host in cluster.hosts:
+        resolved = settings(host, cluster)
+        if not resolved.gateways and not resolved.proxy_command:  # behind a gateway a ping from here says nothing
+            targets[host.index] = resolved.hostname
+    into.update(ping_all(targets, timeout=2.0))
+
+
+def require(looked: Looked, cluster: Cluster) -> None:
+    """Raise all errors of all nodes at once, or nothing."""
+    names = {host.index: host.name for host in cluster.hosts}
+    found: list[ClustertoolError] = list(looked.failed.values())
+    for finding in errors(looked.findings):
+        if finding.node not in looked.failed:
+            found.append(PreflightError(finding.text, finding.fix, names[finding.node]))
+    raise_all(found)
+
+
+def good_only(looked: Looked, cluster: Cluster, call: Call) -> tuple[Cluster, Looked]:
+    """--skip-bad: cluster and facts without the nodes that failed, numbered anew. Raises if none is left."""
+    wrong = errors(looked.findings)
+    bad = set(looked.failed) | {finding.node for finding in wrong}
+    good = [host for host in cluster.hosts if host.index not in bad]
+    if not good:
+        require(looked, cluster)
+    for host in cluster.hosts:
+        if host.index in bad:
+            why = next((f.text for f in wrong if f.node == host.index), "")
+            call.terminal.warn(f"{host.name} is left out: {why}")
+    number = {host.index: new for new, host in enumerate(good)}
+    facts = {number[node]: replace(fact, node=number[node]) for node, fact in looked.facts.items() if node in number}
+    findings = tuple(replace(f, node=number[f.node]) for f in looked.findings if f.node in number)
+    hosts = tuple(replace(host, index=number[host.index]) for host in good)
+    return replace(cluster, hosts=hosts), Looked(facts, findings, {})
+
+
+def matrix(looked: Looked, cluster: Cluster) -> list[dict[str, Any]]:
+    """Rows of the check matrix, for show and for JSON."""
+    rows = []
+    for host in cluster.hosts:
+        mine = {finding.column: finding for finding in looked.findings if finding.node == host.index}
+        cells = {
+            column: {"level": {"error": "bad"}.get(f.level, f.level), "text": f.text, "fix": f.fix}
+            for column, f in ((column, mine[column]) for column in COLUMNS if column in mine)
+        }
+        rows.append({"node": host.name, "findings": cells})
+    return rows
+
+
+def worst(failures: Sequence[ClustertoolError]) -> int:
+    """77 when all that failed were refused, else 69."""
+    return 77 if failures and all(isinstance(error, AuthError) for error in failures) else 69

@@ -1,0 +1,28 @@
+"""The `clustertool` command: the same verbs without a tasks.py; what the parser refuses ends with 64."""
+
+from __future__ import annotations
+
+import sys
+
+from clustertool.verbs import ns  # first: it installs the SIGINT handler
+
+from invoke import Program  # isort: skip
+from invoke.exceptions import ParseError  # isort: skip
+
+from clustertool import __version__
+
+
+class VerbProgram(Program):
+    """Invoke's program with the exit code of the contract for wrong options."""
+
+    def parse_tasks(self) -> None:
+        try:
+            super().parse_tasks()
+        except ParseError as error:
+            print(f"error: {error}\n  fix: {self.binary} --help VERB lists the options", file=sys.stderr)
+            print(f"clustertool: exit 64 (tool): {error}", file=sys.stderr)
+            sys.exit(64)
+
+
+def main() -> None:
+    VerbProgram(name="clustertool", binary="clustertool", namespace=ns, version=__version__).run()

@@ -1,0 +1,337 @@
+"""inv run: load, check, plan, dispatch, start, follow to the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clustertool.errors import ClustertoolError, UsageError
+from clustertool.verbs import interrupts
+from clustertool.verbs.call import JSON, NODES, WORKSPACE, Call, Opt, verb
+
+if TYPE_CHECKING:
+    from clustertool.plan.cluster import Cluster
+    from clustertool.plan.facts import Facts, Identity
+    from clustertool.plan.job import JobSpec, Options
+    from clustertool.plan.plan import Plan
+    from clustertool.reach.fleet import Fleet
+    from clustertool.reach.workspace import Workspace
+
+OPTIONS = (
+    WORKSPACE,
+    Opt("job-dispatch-package", "the old name of --workspace"),
+    Opt("job-workspace", "a folder that lies on every node already: nothing is sent"),
+    Opt("script", 'what to run, for all roles: "train.py --lr 0.1"'),
+    Opt("mode", "collective, ps or ps-heter"),
+    Opt("nproc-per-node", "trainers per node"),
+    Opt("devices", "physical device ids to use on each node: 0,1"),
+    Opt("gpus", "the same as --devices"),
+    Opt("xpus", "the same as --devices"),
+    Opt("npus", "the same as --devices"),
+    Opt("servers", "pservers as ip:port,..., in rank order", ()),
+    Opt("workers", "trainers as ip[:port],..., in rank order", ()),
+    Opt("trainers", "the same as --workers", ()),
+    Opt("heter-workers", "heter trainers by stage (not built yet)", ()),
+    Opt("heter-devices", "devices of heter stages (not built yet)"),
+    Opt("server-num", "pservers per node"),
+    Opt("worker-num", "trainers per node"),
+    Opt("trainer-num", "the same as --worker-num"),
+    Opt("heter-worker-num", "heter trainers per node (not built yet)"),
+    Opt("http-port", "gloo's port on the first pserver"),
+    Opt("nnodes", "use only the first N hosts"),
+    Opt("job-id", "the job's id instead of a new one"),
+    Opt("env", "NAME=value for every process; may be repeated", ()),
+    Opt("force-env", "let ENV, [env] and --env override ranks and addresses", False),
+    Opt("shards", "pattern of shard files in the workspace", ()),
+    Opt("rank", "show the log of this trainer (default 0; 3,4 for several)", short="r"),
+    Opt("all-ranks", "show the logs of all processes", False),
+    Opt("detach", "leave once everything runs", False),
+    Opt("lease", "end the job when no laptop was attached for this many seconds"),
+    Opt("skip-bad", "go on without the nodes that fail the checks", False),
+    Opt("timeout", "seconds after which the job is ended"),
+    Opt("grace", "seconds between TERM and KILL"),
+    Opt("on-failure", "abort or continue"),
+    Opt("max-restarts", "start all again this many times after a failure"),
+    Opt("wait", "wait for busy devices (not built yet)", False),
+    Opt("dry", "print the plan and do nothing", False),
+)
+
+
+@verb(OPTIONS, NODES, JSON)
+def run(call: Call) -> None:
+    """Check, dispatch, start and follow a job to its end; Ctrl+C stops it on all nodes."""
+    order = read_order(call)
+    from clustertool.plan.plan import needs_probe
+
+    if order.dry and order.spec is not None and not needs_probe(order.cluster, order.spec):
+        from clustertool.plan.plan import given_facts
+
+        show_plan(call, make_plan(order, given_facts(order.cluster), dry_identity(order)))
+        return
+    _with_nodes(call, order)
+
+
+@dataclass
+class Order:
+    """What the user asked for, read and checked before any connection. spec is None until job.toml is known."""
+
+    cluster: Cluster
+    options: Options
+    spec: JobSpec | None
+    workspace: Workspace | None
+    job_id: str
+    secrets: Mapping[str, str]
+    passed: tuple[tuple[str, str], ...]
+    dry: bool
+
+
+def read_order(call: Call) -> Order:
+    """Raises UsageError, DataError, ConfigError; no connection is open yet."""
+    from clustertool.plan.job import read_job, valid_job_id
+    from clustertool.verbs import load
+
+    given = call.given
+    folder = load.one_of(call, "workspace", "job-dispatch-package")
+    if bool(folder) == bool(given.job_workspace):
+        raise UsageError(
+            "give one of --workspace and --job-workspace", "inv run --workspace ./job (sent to every node), or --job-workspace DIR (there already)"
+        )
+    options = read_options(call)
+    if given.job_id:
+        valid_job_id(given.job_id)
+    cluster, workspace, spec = load.cluster(call, start_local=True), None, None
+    if folder:
+        toml = load.workspace_toml(Path(folder))
+        cluster = limited(cluster, options)
+        spec = read_job(cluster, toml, options)
+        workspace = read_workspace(call, Path(folder))
+    else:
+        cluster = limited(cluster, options)
+        read_job(cluster, {}, options)
+    order = Order(
+        cluster, options, spec, workspace, given.job_id, {} if given.dry else load.secrets(cluster), load.passed(cluster), given.dry
+    )
+    if spec is not None:
+        check_alone(order)
+    return order
+
+
+def read_options(call: Call) -> Options:
+    from clustertool.plan.job import Options
+    from clustertool.verbs import load
+
+    given = call.given
+    for name in ("heter_workers", "heter_devices", "heter_worker_num", "wait"):
+        if getattr(given, name):
+            raise UsageError(f"--{name.replace('_', '-')} is not built yet", "leave it out")
+    if given.workers and given.trainers and given.workers != given.trainers:
+        raise UsageError("--workers and --trainers say different things", "they are two names of one option: give one")
+    return Options(
+        mode=given.mode, script=given.script, nproc_per_node=given.nproc_per_node,
+        devices=load.one_of(call, "devices", "gpus", "xpus", "npus"), servers=given.servers or (),
+        workers=given.workers or given.trainers or (), server_num=given.server_num,
+        worker_num=load.one_of(call, "worker-num", "trainer-num"), http_port=given.http_port, nnodes=given.nnodes,
+        env=given.env or (), force_env=given.force_env, shards=given.shards or (), lease=given.lease,
+        timeout=given.timeout, grace=given.grace, on_failure=given.on_failure, max_restarts=given.max_restarts,
+        job_workspace=given.job_workspace,
+    )  # fmt: skip
+
+
+def limited(cluster: Cluster, options: Options) -> Cluster:
+    """--nnodes N: the first N hosts."""
+    from dataclasses import replace
+
+    if not options.nnodes:
+        return cluster
+    if not options.nnodes.isdigit() or not 0 < int(options.nnodes) <= len(cluster.hosts):
+        raise UsageError(f"--nnodes {options.nnodes!r}", f"a number from 1 to {len(cluster.hosts)}, the hosts of {cluster.where}")
+    return replace(cluster, hosts=cluster.hosts[: int(options.nnodes)])
+
+
+def read_workspace(call: Call, folder: Path) -> Workspace:
+    """Walk it, and tell once what is left out."""
+    from clustertool.reach.workspace import read_workspace as read
+    from clustertool.show.progress import human_bytes
+
+    workspace = read(folder)
+    if workspace.left_out:
+        told = ", ".join(f"{left.path} ({left.why}, {human_bytes(left.size)})" for left in workspace.left_out[:8])
+        more = f" and {len(workspace.left_out) - 8} more" if len(workspace.left_out) > 8 else ""
+        call.terminal.note(f"left out: {told}{more}")
+    return workspace
+
+
+def check_alone(order: Order) -> None:
+    """Plan with what conf.py alone says: bad options and bad data are told before any connection."""
+    from dataclasses import replace
+
+    from clustertool.plan.plan import given_facts
+
+    facts = given_facts(order.cluster)
+    facts = {node: replace(fact, address=fact.address or f"node{node}", boot_id=f"node{node}") for node, fact in facts.items()}
+    make_plan(order, facts, dry_identity(order))
+
+
+def make_plan(order: Order, facts: Mapping[int, Facts], identity: Identity) -> Plan:
+    from clustertool.plan.plan import HIDDEN, plan
+
+    assert order.spec is not None
+    listing = order.workspace.files if order.workspace else facts[0].listing
+    hidden = tuple((name, HIDDEN) for name in order.cluster.secrets)
+    return plan(order.cluster, order.spec, facts, identity, listing, order.passed + hidden)
+
+
+def dry_identity(order: Order) -> Identity:
+    from clustertool.plan.facts import Identity
+
+    return Identity(order.job_id or "DRY")
+
+
+def _with_nodes(call: Call, order: Order) -> None:
+    from clustertool.reach.fleet import Fleet
+    from clustertool.verbs.follow import Inbox
+
+    inbox = Inbox()
+    fleet = Fleet(order.cluster, interrupts.check, inbox.put)
+    try:
+        facts = _preflight(call, order, fleet)
+        if order.dry:
+            show_plan(call, make_plan(order, facts, dry_identity(order)))
+            return
+        identity = new_identity(order)
+        made = make_plan(order, facts, identity)
+        for warning in made.warnings:
+            call.terminal.warn(warning)
+        release = _dispatch(call, order, fleet, facts)
+        _start(call, order, fleet, made, release)
+        _follow(call, order, fleet, inbox, made)
+    finally:
+        fleet.close()
+
+
+def _preflight(call: Call, order: Order, fleet: Fleet) -> Mapping[int, Facts]:
+    """Facts of all nodes, or every node's errors. Completes the order when job.toml lies on the nodes."""
+    from clustertool.plan.job import read_job
+    from clustertool.verbs import load, preflight
+
+    need = 2 * order.workspace.size if order.workspace else 0
+    looked = preflight.look(order.cluster, fleet, {"job_workspace": order.options.job_workspace}, need)
+    facts = looked.facts
+    if call.given.skip_bad:
+        order.cluster, looked = preflight.good_only(looked, order.cluster, call)
+        fleet.keep(order.cluster)
+        facts = looked.facts
+    preflight.require(looked, order.cluster)
+    for finding in looked.findings:
+        if finding.level == "warn":
+            call.terminal.warn(f"{order.cluster.hosts[finding.node].name}: {finding.column}: {finding.text} ({finding.fix})")
+    if order.spec is None:
+        order.spec = read_job(order.cluster, load.job_toml(facts[0].job_toml), order.options)
+    return facts
+
+
+def new_identity(order: Order) -> Identity:
+    """The job's id, its token and its throw-away certificate."""
+    import getpass
+
+    from clustertool.plan.facts import Identity
+    from clustertool.reach.identity import certificate, job_id, token
+
+    cert, key = certificate()
+    return Identity(order.job_id or job_id(), time.time(), getpass.getuser(), token(), cert, key)
+
+
+def _dispatch(call: Call, order: Order, fleet: Fleet, facts: Mapping[int, Facts]) -> str:
+    if order.workspace is None:
+        return ""
+    from clustertool.verbs.dispatch import send
+
+    return str(send(call, fleet, order.workspace, facts).release)
+
+
+def _start(call: Call, order: Order, fleet: Fleet, made: Plan, release: str) -> None:
+    from clustertool.engines import ENGINES
+    from clustertool.reach.executor import carry_out
+
+    counts = ", ".join(f"{sum(p.role == role for p in made.processes)} {role}s" for role in made.phases)
+    call.terminal.note(f"job {made.job_id}: {made.mode}, {counts} on {len(made.nodes)} nodes")
+    interrupts.count.job = made.job_id
+    carry_out(ENGINES["ssh"]().start(made, release, order.secrets), fleet)
+
+
+def _follow(call: Call, order: Order, fleet: Fleet, inbox: Any, made: Plan) -> None:
+    from clustertool.show.prefix import RankLines
+    from clustertool.verbs import ending
+    from clustertool.verbs.follow import Follow
+    from clustertool.watch.clean import mask
+
+    hide = mask(list(order.secrets.values()))
+    follow = Follow(call, fleet, inbox, made.job_id, RankLines(call.terminal, hide=hide))
+    follow.start({"logs": wanted(call), "tail": None})
+    if call.given.detach:
+        _detach(call, follow, made)
+        return
+    follow.run(grace=made.policy.grace)
+    if follow.detached:
+        call.terminal.note(f"detached; the job goes on: inv attach --job {made.job_id}")
+        return
+    finish(call, ending.tell(call, fleet, follow.watch, hide), follow)
+
+
+def wanted(call: Call) -> Any:
+    """Whose log is shown: all, or trainers by rank."""
+    if call.given.all_ranks:
+        return "all"
+    text = call.given.rank or "0"
+    ranks = [word for word in text.split(",") if word]
+    if not ranks or not all(word.isdigit() for word in ranks):
+        raise UsageError(f"--rank {text!r}", "a rank, or several: --rank 3,4")
+    return [["trainer", int(word)] for word in ranks]
+
+
+def _detach(call: Call, follow: Any, made: Plan) -> None:
+    """Wait until every process runs, then leave; a job that ends meanwhile is told as run would."""
+    from clustertool.verbs import ending
+
+    total = len(made.processes)
+
+    def all_started(status: Any) -> bool:
+        return status.outcome is not None or sum(p.state != "waiting" for p in status.processes.values()) >= total
+
+    follow.run(grace=made.policy.grace, until=all_started)
+    status = follow.watch.status
+    if status.outcome is not None and status.outcome.state != "succeeded":
+        follow.run(grace=made.policy.grace)
+        finish(call, ending.tell(call, follow.fleet, follow.watch, str), follow)
+        return
+    call.terminal.line(f"job {made.job_id} runs: inv attach --job {made.job_id}, inv logs --job {made.job_id} -f, inv stop --job {made.job_id}")
+    if call.json:
+        call.answer({"job": made.job_id, "exit": {"code": 0, "source": "tool", "reason": "all started"}})
+
+
+def finish(call: Call, error: ClustertoolError | None, follow: Any) -> None:
+    """The JSON answer and the exit: raises the job's error, or says that all is well."""
+    from clustertool.show.errors import exit_json
+
+    status = follow.watch.status
+    if call.json:
+        call.answer({"job": status.job, "exit": exit_json(error), "outcome": status.outcome and status.outcome.as_dict()})
+    if error is not None:
+        error.answered = True  # type: ignore[attr-defined]
+        raise error
+    reason = status.outcome.reason if status.outcome else "done"
+    call.terminal.note(f"clustertool: exit 0 (job): {reason}")
+
+
+def show_plan(call: Call, made: Plan) -> None:
+    from clustertool.plan.plan import as_dict
+
+    if call.json:
+        call.answer(as_dict(made))
+        return
+    from clustertool.show.plan import plan_tables
+
+    plan_tables(as_dict(made), call.terminal)

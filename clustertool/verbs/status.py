@@ -1,0 +1,64 @@
+"""inv status: what the nodes' own records say of a job, process by process, with its verdict."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from clustertool.verbs.call import JOB, JSON, NODES, Call, verb
+
+
+@verb(JOB, NODES, JSON)
+def status(call: Call) -> None:
+    """Show the state of one job, per process and per node."""
+    from clustertool.verbs import load
+    from clustertool.verbs.jobs import failed, fleet_of, pick
+
+    cluster = load.cluster(call, start_local=False)
+    with fleet_of(cluster) as fleet:
+        job = pick(fleet, call.given.job)["id"]
+        answers = fleet.ask_all({"q": "status", "job": job}).ok
+        found = as_dict(answers)
+        if call.json:
+            call.answer(found)
+        else:
+            from clustertool.show.status import status_tables
+
+            status_tables(found, call.terminal)
+        failed(fleet, call)
+
+
+def read(answers: dict[int, Any]) -> Any:
+    """All nodes' events -> JobStatus; the lead's node first, since its word names the others."""
+    from clustertool.plan.events import JobStatus
+
+    found = JobStatus()
+    for answer in sorted(answers.values(), key=lambda answer: int(answer["node"])):
+        for event in answer["events"]:
+            found.apply(int(answer["node"]), event)
+        node = found.nodes.get(int(answer["node"]))
+        if node is not None and not answer["supervised"] and node.state in ("running", "stopping"):
+            node.state, node.why = "lost", "its supervisor is gone"
+    return found
+
+
+def as_dict(answers: dict[int, Any]) -> dict[str, Any]:
+    """The documented JSON of `inv status --json`."""
+    found = read(answers)
+    usage: dict[tuple[int, int], Any] = {}
+    for answer in answers.values():
+        for pid, used in answer["usage"].items():
+            usage[int(answer["node"]), int(pid)] = used
+    processes = []
+    for key in sorted(found.processes):
+        process = found.processes[key]
+        used = usage.get((process.node, process.pid)) if process.state in ("running", "frozen") else None
+        age = max(time.time() - process.since, 0.1)
+        extra = {"cpu": round(100 * used[0] / age, 1) if used else None, "memory": used[1] if used else None}
+        processes.append({**vars(process), **extra})
+    return {
+        "job": found.job, "state": found.state, "mode": found.mode, "owner": found.owner, "created": found.created,
+        "command": found.command, "attempt": found.attempt, "processes": processes,
+        "nodes": [vars(found.nodes[node]) for node in sorted(found.nodes)],
+        "outcome": found.outcome.as_dict() if found.outcome else None,
+    }  # fmt: skip

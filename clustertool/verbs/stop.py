@@ -1,0 +1,95 @@
+"""inv stop: end a job on every node, from any laptop, and prove that nothing of it lives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clustertool.errors import NotFound, Survivors, Unreachable, UsageError, raise_all
+from clustertool.verbs.call import JOB, JSON, NODES, Call, Opt, verb
+
+
+@verb(
+    JOB, Opt("all", "all running jobs of yours", False), Opt("grace", "seconds between TERM and KILL"),
+    Opt("force", "KILL at once", False), Opt("dry", "only say what would be stopped", False), NODES, JSON,
+)  # fmt: skip
+def stop(call: Call) -> None:
+    """End a job on all nodes and prove it."""
+    from clustertool.verbs import load
+    from clustertool.verbs.jobs import failed, fleet_of
+
+    if call.given.all and call.given.job:
+        raise UsageError("--all and --job together", "give one of them")
+    cluster = load.cluster(call, start_local=False)
+    grace = _grace(call, cluster.grace)
+    with fleet_of(cluster) as fleet:
+        wanted = _wanted(call, fleet)
+        if call.given.dry or not wanted:
+            call.terminal.line(f"would stop: {', '.join(wanted)}" if wanted else "nothing to stop")
+            if call.json:
+                call.answer({"would_stop": wanted})
+            failed(fleet, call)
+            return
+        answers = {job: _stop(fleet, job, grace, call.given.force) for job in wanted}
+        _tell(call, fleet, answers)
+
+
+def _grace(call: Call, default: float) -> float:
+    text = call.given.grace
+    try:
+        grace = float(text) if text else default
+    except ValueError:
+        grace = -1.0
+    if grace < 0:
+        raise UsageError(f"--grace {text!r}", "a number of seconds")
+    return grace
+
+
+def _wanted(call: Call, fleet: Any) -> list[str]:
+    from clustertool.verbs.jobs import merged, pick
+
+    if call.given.all:
+        found = merged(fleet.ask_all({"q": "jobs"}).ok, len(fleet.cluster.hosts))
+        # A job that some node calls lost may still have processes there: it is stopped as well.
+        return [job["id"] for job in found if job["state"] in ("running", "lost")]
+    if call.given.job:
+        return [pick(fleet, call.given.job)["id"]]
+    try:
+        return [pick(fleet, "", running=True)["id"]]
+    except NotFound:
+        return []
+
+
+def _stop(fleet: Any, job: str, grace: float, force: bool) -> dict[int, Any]:
+    from clustertool.engines import ENGINES
+
+    how = {"by": "inv stop", "code": 143, "grace": grace, "force": force}
+    phase = ENGINES["ssh"]().stop(len(fleet.cluster.hosts), job, how)
+    gathered = fleet.ask(phase.requests, timeout=grace + 30)
+    return {**gathered.ok, **gathered.failed, **fleet.failed}
+
+
+def _tell(call: Call, fleet: Any, answers: dict[str, dict[int, Any]]) -> None:
+    """Per node and job what became of it; 76 for survivors, 69 for nodes that did not answer."""
+    from clustertool.show.table import gather
+    from clustertool.verbs.follow import told
+
+    table = {job: {fleet.name(node): told(answer, job) for node, answer in nodes.items()} for job, nodes in answers.items()}
+    errors: list[Any] = []
+    for job, nodes in table.items():
+        for names, text in gather(nodes):
+            call.terminal.line(f"job {job}: {names}: {text}")
+        for name, text in nodes.items():
+            if text.startswith("survivors"):
+                errors.append(Survivors(f"job {job}: {text}", "inv stop --force tries again", name))
+            elif text.startswith("did not answer"):
+                errors.append(Unreachable(f"job {job}: {text}", "its processes may still run there: stop again when the node is back", name))
+    if call.json:
+        from clustertool.show.errors import exit_json
+
+        code = max((error.code for error in errors), default=0)
+        answer = {**exit_json(None, "tool"), "code": code}
+        call.answer({"jobs": table, "exit": answer})
+    for error in errors:
+        error.answered = True
+    survived = [error for error in errors if isinstance(error, Survivors)]
+    raise_all(survived or errors)

@@ -1,0 +1,128 @@
+"""A watch turns the frames of all nodes into a status, whole log lines and news; it knows when nothing more will come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+from clustertool.plan.events import JobStatus, Key, words
+from clustertool.watch.lines import Lines
+
+
+@dataclass(frozen=True)
+class LogLines:
+    """Complete lines of one rank."""
+
+    role: str
+    rank: int
+    node: int
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True)
+class News:
+    """One sentence about the job that a follower should read."""
+
+    text: str
+    level: str = "info"  # info, warn
+
+
+Item = Union[LogLines, News]
+
+
+@dataclass
+class Watch:
+    """take() frames as they come, idle() now and then; `over` when every node has said its last word or is gone."""
+
+    nodes: frozenset[int]
+    status: JobStatus = field(default_factory=JobStatus)
+    heard: dict[int, float] = field(default_factory=dict)
+    offsets: dict[int, dict[str, int]] = field(default_factory=dict)
+    events_at: dict[int, int] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    closed: dict[int, str] = field(default_factory=dict)
+    _lines: dict[tuple[Key, int], Lines] = field(default_factory=dict)
+
+    @property
+    def over(self) -> bool:
+        return self.ended | set(self.closed) >= self.nodes
+
+    def name(self, node: int) -> str:
+        known = self.status.nodes.get(node)
+        return known.name if known and known.name else f"node {node}"
+
+    def take(self, node: int, header: Mapping[str, Any], payload: bytes, now: float) -> list[Item]:
+        self.heard[node] = now
+        kind = header.get("k")
+        if kind == "log":
+            return self._log(node, header, payload)
+        if kind == "events":
+            self.events_at[node] = int(header["at"])
+            return [item for event in header["events"] for item in self._event(int(header["node"]), event)]
+        if kind == "end":
+            self.ended.add(node)
+            return self._flush(node)
+        if kind == "closed" and node not in self.ended:
+            self.closed[node] = str(header["why"])
+        return []
+
+    def idle(self, now: float) -> list[Item]:
+        """Progress bars that wait for their newline."""
+        found: list[Item] = []
+        for (key, _), lines in self._lines.items():
+            shown = lines.idle(now)
+            if shown:
+                found.append(LogLines(*key, self._node_of(key), shown))
+        return found
+
+    def reopened(self, node: int) -> None:
+        self.closed.pop(node, None)
+
+    def _log(self, node: int, header: Mapping[str, Any], payload: bytes) -> list[Item]:
+        key = (str(header["role"]), int(header["rank"]))
+        self.offsets.setdefault(node, {})[str(header["log"])] = int(header["off"]) + len(payload)
+        lines = self._lines.setdefault((key, int(header["attempt"])), Lines()).feed(payload)
+        return [LogLines(*key, node, lines)] if lines else []
+
+    def _flush(self, node: int) -> list[Item]:
+        """The last lines of a node's ranks, newline or not."""
+        found: list[Item] = []
+        for (key, _), lines in self._lines.items():
+            if self._node_of(key) == node:
+                rest = lines.end()
+                if rest:
+                    found.append(LogLines(*key, node, rest))
+        return found
+
+    def _node_of(self, key: Key) -> int:
+        process = self.status.processes.get(key)
+        return process.node if process else -1
+
+    def _event(self, node: int, event: Mapping[str, Any]) -> Iterable[Item]:
+        before = self.status.phase
+        self.status.apply(node, event)
+        kind = event.get("e")
+        if kind == "phase" and self.status.phase != before:
+            yield from self._phase()
+        elif kind == "exited" and not event.get("stopped") and (event["code"] or event.get("signal")):
+            how = words(int(event["code"]), int(event.get("signal", 0)), str(event.get("note", "")))
+            yield News(f"{event['role']} {event['rank']} on {self.name(node)} ended with {how}", "warn")
+        elif kind == "frozen":
+            yield News(f"{event['role']} {event['rank']} on {self.name(node)} was stopped by a signal (SIGSTOP)", "warn")
+        elif kind == "lost":
+            yield News(f"node {self.name(int(event['node']))} is lost: {event.get('why')}", "warn")
+        elif kind == "supervisor-lost":
+            yield News(f"{self.name(node)}: {event.get('why')}; the guard ended this node's processes", "warn")
+        elif kind == "clean" and event.get("survivors"):
+            yield News(f"{self.name(node)}: still alive: {', '.join(event['survivors'])}", "warn")
+
+    def _phase(self) -> Iterable[Item]:
+        texts = {
+            "pserver": "all nodes are ready, starting the pservers",
+            "trainer": "starting the trainers",
+            "ending": "ending the job on all nodes",
+        }
+        if self.status.phase in texts:
+            again = f" (attempt {self.status.attempt})" if self.status.attempt else ""
+            yield News(texts[self.status.phase] + again)

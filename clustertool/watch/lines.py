@@ -1,0 +1,116 @@
+"""A rank's bytes become whole lines: never torn, never mixed, however the bytes were split on their way.
+
+Pure: no I/O and no clock. One `Lines` stands for one (role, rank, attempt). Bytes are kept undecoded until their line
+ends, so a chunk may end inside a UTF-8 sequence; what is no UTF-8 at all is shown as backslash escapes, so that the
+reader still sees which byte it was. `\\r` ends a segment of a line, a line is its last segment that is not empty:
+`\\r\\n` is a newline and a progress bar is what it showed last.
+"""
+
+from __future__ import annotations
+
+import codecs
+
+_ERRORS = "backslashreplace"
+_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class Lines:
+    """feed() gives the lines that are complete, idle() a progress bar that is still being drawn, end() the rest.
+
+    Memory is bounded by `limit` (bytes of one line) however long a program goes without a newline.
+    """
+
+    def __init__(self, limit: int = 16 << 20, period: float = 1.0) -> None:
+        self._limit = limit
+        self._period = period
+        self._open = bytearray()  # the segment being written
+        self._dropped = 0  # bytes of it beyond the limit
+        self._bar = ""  # the last segment that is complete and not empty
+        self._is_bar = False  # a "\r" came since the last newline
+        self._shown = ""  # what idle() gave of this line
+        self._shown_at = float("-inf")
+        self._fed = self._seen = 0  # bytes so far, and at the last idle()
+        self._changed_at = 0.0
+
+    def feed(self, data: bytes) -> list[str]:
+        """The lines that `data` completes."""
+        if len(data) > self._limit:  # so that no line inside one chunk can be longer than the limit
+            starts = range(0, len(data), self._limit)
+            return [line for start in starts for line in self.feed(data[start : start + self._limit])]
+        self._fed += len(data)
+        first = data.find(b"\n")
+        if first < 0:
+            self._keep(data)
+            return []
+        last = data.rfind(b"\n")
+        lines = self._close(data[:first])
+        if first < last:
+            # A newline byte is never part of another character, so whole lines can be decoded in one go.
+            text = data[first + 1 : last].decode("utf-8", _ERRORS)
+            lines += map(_visible, text.split("\n")) if "\r" in text else text.split("\n")
+        self._keep(data[last + 1 :])
+        return lines
+
+    def idle(self, now: float) -> list[str]:
+        """The progress bar that waits for its newline, at most one line a period and only if it moved."""
+        if self._fed != self._seen:
+            self._seen, self._changed_at = self._fed, now
+        if not self._is_bar or now - self._shown_at < self._period:
+            return []
+        # A segment without its "\r" may be half a bar; after a period of silence it is all there is.
+        silent = now - self._changed_at >= self._period
+        text = self._text() if self._open and silent else self._bar
+        if not text.strip() or text == self._shown:
+            return []
+        self._shown, self._shown_at = text, now
+        return [text]
+
+    def end(self) -> list[str]:
+        """The last line, if the stream ended without a newline."""
+        return self._close(b"") if self._open or self._bar else []
+
+    def _close(self, data: bytes) -> list[str]:
+        """The line that ends after `data`; nothing if idle() already gave exactly this."""
+        self._keep(data)
+        line = self._text() if self._open else self._bar
+        lines = [] if line and line == self._shown else [line]
+        self._clear()
+        self._bar = self._shown = ""
+        self._is_bar = False
+        return lines
+
+    def _keep(self, data: bytes) -> None:
+        """Take a part of a line that has no newline. Of all segments that ended, only the last can ever be shown."""
+        ended, back, rest = data.rpartition(b"\r")
+        if back:
+            self._is_bar = True
+            _, back, last = ended.rstrip(b"\r").rpartition(b"\r")
+            if back:
+                self._clear()
+            self._append(last)
+            if self._open:
+                self._bar = self._text()
+            self._clear()
+        self._append(rest)
+
+    def _append(self, data: bytes) -> None:
+        room = self._limit - len(self._open)
+        self._open += data if len(data) <= room else data[:room]
+        self._dropped += max(0, len(data) - room)
+
+    def _clear(self) -> None:
+        if self._open:
+            self._open = bytearray()
+        self._dropped = 0
+
+    def _text(self) -> str:
+        if not self._dropped:
+            return self._open.decode("utf-8", _ERRORS)
+        whole = len(self._open) + self._dropped
+        # An incremental decoder leaves out the character that the cut went through.
+        return f"{_decoder(_ERRORS).decode(self._open)} [cut: this line has {whole} bytes]"
+
+
+def _visible(line: str) -> str:
+    """What a terminal shows of a line with carriage returns: its last segment that is not empty."""
+    return line.rstrip("\r").rpartition("\r")[2]

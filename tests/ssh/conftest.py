@@ -1,0 +1,67 @@
+"""Servers for a test: `cluster_of(n)` gives a Cluster and its private sshds, which are gone when the test is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sshd
+
+from clustertool.plan.cluster import Cluster, read_cluster
+
+ClusterOf = Callable[..., "tuple[Cluster, list[sshd.Sshd]]"]
+FIRST = 2  # 127.0.0.1 is for those who want to be alone there
+
+
+@pytest.fixture(scope="session")
+def ssh_keys(tmp_path_factory: pytest.TempPathFactory) -> sshd.Keys:
+    if not sshd.SSHD:
+        pytest.skip("needs sshd (package openssh-server)")
+    return sshd.make_keys(tmp_path_factory.mktemp("keys"))
+
+
+@pytest.fixture
+def start(ssh_keys: sshd.Keys, tmp_path: Path) -> Iterator[Callable[..., sshd.Sshd]]:
+    """start(number, keys=..., authorized=..., extra=[...]): one server on 127.0.0.<number>."""
+    servers: list[sshd.Sshd] = []
+
+    def one(number: int, **given: Any) -> sshd.Sshd:
+        keys = given.get("keys") or [ssh_keys.ed25519[number % len(ssh_keys.ed25519)]]
+        authorized = given.get("authorized") or [ssh_keys.user_public]
+        server = sshd.start(f"127.0.0.{number}", tmp_path / f"sshd{len(servers)}", keys, authorized, given.get("extra", ()))
+        servers.append(server)
+        return server
+
+    yield one
+    for server in servers:
+        server.stop()
+    for server in servers:
+        assert not server.alive()
+
+
+@pytest.fixture
+def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home for our side: no ssh configuration, no agent, no keys."""
+    home = tmp_path / "laptop"
+    (home / ".ssh").mkdir(parents=True, mode=0o700)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    return home
+
+
+@pytest.fixture
+def cluster_of(start: Callable[..., sshd.Sshd], ssh_keys: sshd.Keys, laptop: Path) -> ClusterOf:
+    """cluster_of(n, extra=[sshd_config lines], KEY=value): n nodes; the user's key is set, known_hosts is empty."""
+
+    def make(count: int, extra: Any = (), **values: object) -> tuple[Cluster, list[sshd.Sshd]]:
+        servers = [start(FIRST + number, extra=extra) for number in range(count)]
+        return cluster_for(servers, {"IDENTITY_FILE": str(ssh_keys.user), **values}), servers
+
+    return make
+
+
+def cluster_for(servers: list[sshd.Sshd], values: dict[str, object]) -> Cluster:
+    hosts = [f"{sshd.USER}@{server.address}:{server.port}" for server in servers]
+    return read_cluster({"HOSTS": hosts, "CONNECT_TIMEOUT": 20, **values})

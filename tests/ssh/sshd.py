@@ -1,0 +1,201 @@
+"""Private OpenSSH servers on loopback: own keys, own configuration, own home; stopped with proof that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
+
+SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
+USER = pwd.getpwuid(os.getuid()).pw_name
+MARK = "CLUSTERTOOL_TEST_SSHD"  # in the environment of everything a server starts
+
+
+@dataclass
+class Sshd:
+    """One server. `known_hosts` is the line a client would keep about it."""
+
+    address: str
+    port: int
+    dir: Path
+    home: Path
+    host_key: str
+    mark: str
+    process: subprocess.Popen[bytes]
+
+    @property
+    def known_hosts(self) -> str:
+        return f"[{self.address}]:{self.port} {self.host_key}\n"
+
+    def log(self) -> str:
+        return (self.dir / "sshd.log").read_text(errors="replace")
+
+    def alive(self) -> list[int]:
+        """Every living process of this server: itself, its sessions, and what they started."""
+        return sorted(descendants(self.process.pid) | marked(self.mark))
+
+    def cut(self) -> None:
+        """Freeze the server and all its sessions, as a cut cable would: nobody answers, nobody hangs up."""
+        for pid in self.alive():
+            os.kill(pid, signal.SIGSTOP)
+
+    def stop(self) -> None:
+        """End the server and all it started; raises AssertionError if something outlives SIGKILL."""
+        victims = set(self.alive())
+        deadline = time.monotonic() + 10
+        while victims:
+            for pid in victims:
+                _kill(pid)
+            if self.process.poll() is None:
+                self.process.wait(10)
+            victims = {pid for pid in victims | set(self.alive()) if living(pid)}
+            assert time.monotonic() < deadline, f"sshd {self.address}:{self.port} left {victims}"
+        self.process.wait(10)
+
+
+@dataclass
+class Keys:
+    """What a session of tests needs once: a user's key and ready-made host keys (RSA takes long to make)."""
+
+    user: Path
+    user_public: str
+    ed25519: Sequence[Path]
+    rsa: Path
+
+
+def make_keys(dir: Path, count: int = 8) -> Keys:
+    dir.mkdir(parents=True, exist_ok=True)
+    user = write_key(dir / "user", ed25519.Ed25519PrivateKey.generate())
+    hosts = [write_key(dir / f"host{i}", ed25519.Ed25519PrivateKey.generate()) for i in range(count)]
+    big = write_key(dir / "host_rsa", rsa.generate_private_key(65537, 2048))
+    return Keys(user, public(user), hosts, big)
+
+
+def write_key(path: Path, key: ed25519.Ed25519PrivateKey | rsa.RSAPrivateKey, passphrase: str = "") -> Path:
+    """A private key file in OpenSSH's format, and its .pub beside it."""
+    lock: serialization.KeySerializationEncryption = serialization.NoEncryption()
+    if passphrase:
+        lock = serialization.BestAvailableEncryption(passphrase.encode())
+    form = serialization.PrivateFormat.OpenSSH
+    path.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, lock))
+    path.chmod(0o600)
+    known = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    path.with_name(path.name + ".pub").write_bytes(known + b"\n")
+    return path
+
+
+def public(path: Path) -> str:
+    return path.with_name(path.name + ".pub").read_text().strip()
+
+
+def start(address: str, dir: Path, keys: Sequence[Path], authorized: Iterable[str], extra: Sequence[str] = ()) -> Sshd:
+    """A server that listens on `address` when this returns; `keys` are its host keys, `authorized` the users' lines."""
+    assert SSHD, "no sshd on this machine"
+    home = dir / "home"
+    home.mkdir(parents=True)
+    (dir / "authorized_keys").write_text("".join(line + "\n" for line in authorized))
+    if os.getuid() == 0:  # sshd wants its empty directory
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    for _ in range(5):  # the port may be taken between our look and sshd's bind
+        server = _spawn(address, dir, keys, extra)
+        if _listening(server):
+            return server
+        server.stop()
+    raise AssertionError(f"sshd does not start on {address}: {server.log()}")
+
+
+def _spawn(address: str, dir: Path, keys: Sequence[Path], extra: Sequence[str]) -> Sshd:
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        port = probe.getsockname()[1]
+    mark = uuid.uuid4().hex
+    lines = [
+        *extra, f"ListenAddress {address}:{port}", *(f"HostKey {key}" for key in keys), "PidFile none",
+        f"AuthorizedKeysFile {dir / 'authorized_keys'}", "StrictModes no", "UsePAM no", "UseDNS no",
+        "PermitRootLogin prohibit-password", "PasswordAuthentication no", "KbdInteractiveAuthentication no",
+        "MaxStartups 1000", "MaxSessions 1000", "LogLevel VERBOSE", "PrintMotd no", "PrintLastLog no",
+        f'SetEnv HOME={dir / "home"} {MARK}={mark}', "Subsystem sftp internal-sftp",
+    ]  # fmt: skip
+    (dir / "sshd_config").write_text("\n".join(lines) + "\n")
+    with open(dir / "sshd.log", "wb") as log:
+        process = subprocess.Popen(
+            [str(SSHD), "-D", "-e", "-f", str(dir / "sshd_config")],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    return Sshd(address, port, dir, dir / "home", public(keys[0]), mark, process)
+
+
+def _listening(server: Sshd) -> bool:
+    """sshd says so itself: a connection as a probe would be an unauthenticated login that newer servers punish."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if "Server listening on" in server.log():
+            return True
+        if server.process.poll() is not None:
+            return False
+        time.sleep(0.002)
+    return False
+
+
+def descendants(root: int) -> set[int]:
+    """`root` and all processes below it that live now."""
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            fields = _stat(int(name))
+            if fields and fields[0] not in "ZX":
+                parents[int(name)] = int(fields[1])
+    found = {root} & set(parents)
+    grown = True
+    while grown:
+        below = {pid for pid, parent in parents.items() if parent in found and pid not in found}
+        grown = bool(below)
+        found |= below
+    return found
+
+
+def marked(mark: str) -> set[int]:
+    """Living processes that carry this server's mark in their environment (the double-forked too)."""
+    found = set()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                environ = Path(f"/proc/{name}/environ").read_bytes()
+            except OSError:
+                continue
+            if mark.encode() in environ and living(int(name)):
+                found.add(int(name))
+    return found
+
+
+def living(pid: int) -> bool:
+    fields = _stat(pid)
+    return bool(fields) and fields[0] not in "ZX"
+
+
+def _stat(pid: int) -> list[str]:
+    """State, parent, ... of /proc/PID/stat; empty if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return []
+    return re.sub(r".*\) ", "", text, flags=re.S).split()
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
