@@ -32,7 +32,8 @@ def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
     _check_root(root, existing, problems)
     address, nic = _address(request, problems)
     low, high = ports.ephemeral()
-    held = ports.holders()
+    wanted = {int(port) for port in request.get("ports", ())} & ports.listening()
+    held = ports.holders() if wanted else {}  # who holds a port costs a walk over all processes
     kind, devices = _devices()
     space = os.statvfs(existing)
     answer: Dict[str, Any] = {
@@ -51,8 +52,8 @@ def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
         "devices": devices,
         "device_kind": kind,
         "ephemeral": [low, high],
-        "busy": sorted(held),
-        "listeners": sorted(held.items()),
+        "busy": sorted(ports.listening()),
+        "listeners": sorted((port, who) for port, who in held.items() if port in wanted),
         "time": time.time(),
         "problems": problems,
         "releases": _releases(root),

@@ -7,6 +7,7 @@ What a login shell's start files print comes before a random mark and is kept ap
 from __future__ import annotations
 
 import secrets
+import shlex
 import socket
 import threading
 import time
@@ -37,6 +38,13 @@ _LOAD = (
     b"printf %%s %(mark)s; printf %%s %(mark)s >&2; "
     b'eval "$s"\n'
 )
+# The user's shell reads its own start files first, so the mark is its first words. csh cannot write to stderr alone.
+_USER_COMMAND = """\
+m='printf %%s %(mark)s; printf %%s %(mark)s >&2'
+case "${SHELL##*/}" in (bash|sh|dash|ash|zsh|ksh*|mksh) ;; (*) m="/bin/sh -c '$m'" ;; esac
+exec "${SHELL:-/bin/sh}" -c "$m
+"%(command)s </dev/null
+"""
 KEEP = 16 << 20  # bytes kept of each stream of a command
 BULK_WINDOW = 1 << 24
 BULK_PACKET = 1 << 17
@@ -129,7 +137,8 @@ class Link:
 
     def script(self, text: bytes, timeout: float) -> Completed:
         """Run a POSIX sh script. Its commands share its stdin: give them </dev/null. Raises Unreachable."""
-        done = self._feed(text, timeout)
+        mark = secrets.token_hex(16).encode()
+        done = self.feed(b"printf %%s %s; printf %%s %s >&2\n" % (mark, mark) + text, mark, timeout)
         if done is None:
             raise self.lost(f"no answer within {timeout:g} s")
         return done
@@ -148,13 +157,12 @@ class Link:
             raise
         return pipe
 
-    def _feed(self, text: bytes, timeout: float, command: str = SHELL) -> Completed | None:
-        """Run text by /bin/sh; None if the time is over."""
+    def feed(self, text: bytes, mark: bytes, timeout: float) -> Completed | None:
+        """Run text by /bin/sh, which must print `mark` to both streams where the noise ends; None: not in time."""
         end = time.monotonic() + timeout
-        mark = secrets.token_hex(16).encode()
-        channel = self.channel(command, timeout=timeout)
+        channel = self.channel(timeout=timeout)
         try:
-            _send(channel, b"printf %%s %s; printf %%s %s >&2\n" % (mark, mark) + text)
+            _send(channel, text)
             output = _Output(channel)
             if not output.collect(end) or not channel.status_event.wait(max(0.0, end - time.monotonic())):
                 return None
@@ -186,9 +194,9 @@ def run_user_command(link: Link, command: str, timeout: float = 0.0) -> Complete
     """Run what a user typed by that user's login shell on the node. `timeout` 0: as long as it takes."""
     if "\0" in command:
         raise UsageError("a command cannot contain a zero byte")
-    end = secrets.token_hex(16)
-    text = f"\"${{SHELL:-/bin/sh}}\" -c \"$(cat <<'{end}'\n{command}\n{end}\n)\" </dev/null\n"
-    done = link._feed(text.encode("utf-8", "surrogateescape"), timeout or _NO_END)
+    mark = secrets.token_hex(16)
+    text = _USER_COMMAND % {"mark": mark, "command": shlex.quote(command)}
+    done = link.feed(text.encode("utf-8", "surrogateescape"), mark.encode(), timeout or _NO_END)
     if done is None:
         fix = "it may still run there: look with `inv exec`"
         raise TimedOut(f"the command did not end within {timeout:g} s", fix, link.node)
@@ -448,8 +456,8 @@ class _Bastion:
                 return
             if not self._failure:  # a failure is remembered, see _make
                 self._all.pop(self._chain, None)
-            open, self._open = self._open, []
-        for connection in reversed(open):
+            idle, self._open = self._open, []
+        for connection in reversed(idle):
             _hang_up(connection)
 
     def _make(self, prompter: Prompter) -> None:

@@ -115,8 +115,6 @@ class KnownHosts:
         self._lock = threading.Lock()
         self._accepted: dict[str, Entry] = {}  # this process's own, in case the file cannot be written
         self._found: dict[str, list[Entry]] = {}
-        with self._lock:
-            self._refresh()
 
     def algorithms(self, name: str) -> tuple[str, ...]:
         """What to ask for: the types that are known for this host go first, so that a known key is recognised."""
@@ -128,6 +126,7 @@ class KnownHosts:
         if to.host_keys == "off":
             return
         with self._lock:
+            self._refresh()
             if self._judge(to, kind, key):
                 return
             if to.host_keys == "strict":
@@ -136,6 +135,7 @@ class KnownHosts:
 
     def _about(self, name: str) -> list[Entry]:
         with self._lock:
+            self._refresh()
             return list(self._lookup(name))
 
     def _lookup(self, name: str) -> list[Entry]:

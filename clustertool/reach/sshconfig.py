@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from clustertool.errors import ConfigError
 from clustertool.plan.cluster import Cluster
-from clustertool.plan.hosts import Host
+from clustertool.plan.hosts import Host, is_address
 
 SYSTEM_CONFIG = "/etc/ssh/ssh_config"
 SYSTEM_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
@@ -111,7 +111,10 @@ def _chain(text: str, to: SshSettings, cluster: Cluster, depth: int) -> tuple[Ss
         raise ConfigError(f"the gateways of {to.name} lead in a circle", "look at ProxyJump in ~/.ssh/config", to.name)
     hops: list[SshSettings] = []
     for word in text.split(","):
-        hop = _gateway(_hop(word.strip()), cluster, depth + 1)
+        jump = _hop(word.strip())
+        if jump.host in (to.name, to.hostname) and jump.port in (0, to.port):
+            return ()
+        hop = _gateway(jump, cluster, depth + 1)
         if (hop.hostname, hop.port) == (to.hostname, to.port):
             return ()
         hops += [*hop.gateways, replace(hop, gateways=())] if not hops else [replace(hop, gateways=(), proxy_command="")]
@@ -132,7 +135,8 @@ def _gateway(hop: Host, cluster: Cluster, depth: int) -> SshSettings:
 def _hop(word: str) -> Host:
     """ "[user@]host[:port]" or ssh's URI of it -> a Host that is no node."""
     match = _HOP.fullmatch(word)
-    if not match or (match[4] and not 0 < int(match[4]) < 65536):
+    bad_port = match and match[4] and not 0 < int(match[4]) < 65536
+    if not match or bad_port or (":" in (match[3] or "") and not is_address(match[3])):
         raise ConfigError(f"the gateway {word!r} is not right", _FIX_HOP)
     return Host(index=-1, host=match[2] or match[3], user=match[1] or "", port=int(match[4] or 0))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from clustertool.errors import UsageError
 from clustertool.verbs.call import JSON, Call, Opt, verb
 
@@ -24,13 +26,28 @@ def up(call: Call) -> None:
 
 @verb(JSON)
 def down(call: Call) -> None:
-    """End the embedded local cluster; its jobs' directories stay."""
+    """End the embedded local cluster and what runs on it; its jobs' directories stay."""
     from clustertool.reach.local import LocalCluster
 
-    ended = LocalCluster().down()
+    local = LocalCluster()
+    cluster = local.cluster()
+    if cluster is not None:
+        _stop_jobs(call, cluster)
+    ended = local.down()
     for line in ended:
         call.terminal.line(f"ended {line}")
     if not ended:
         call.terminal.line("nothing to end")
     if call.json:
         call.answer({"ended": ended})
+
+
+def _stop_jobs(call: Call, cluster: Any) -> None:
+    """Supervisors are detached from sshd and would outlive it."""
+    from clustertool.verbs.jobs import fleet_of
+    from clustertool.verbs.stop import stop_job, unfinished
+
+    with fleet_of(cluster) as fleet:
+        for job in unfinished(fleet):
+            stop_job(fleet, job, cluster.grace, force=False)
+            call.terminal.line(f"stopped job {job}")

@@ -35,7 +35,7 @@ def look(cluster: Cluster, fleet: Fleet, request: Mapping[str, Any], need: int =
     asked = {
         host.index: {
             "q": "probe", "root_dir": host.root_dir or cluster.root_dir, "nic": cluster.nic, "address": host.address,
-            "explicit_address": host.address if host.address != host.host else "", **request,
+            "explicit_address": host.address if host.address != host.host else "", "ports": wanted_ports(cluster), **request,
         }
         for host in cluster.hosts
     }  # fmt: skip
@@ -49,6 +49,13 @@ def look(cluster: Cluster, fleet: Fleet, request: Mapping[str, Any], need: int =
     for node, error in failed.items():
         findings += unreachable(node, dict(pings), error.what, error.fix)
     return Looked(facts, tuple(findings), failed)
+
+
+def wanted_ports(cluster: Cluster) -> list[int]:
+    """Ports that conf.py names: only their holders are looked up."""
+    width = cluster.ports_num + cluster.ports_num_for_sparse
+    named = [cluster.start_port + i for i in range(64)] if cluster.start_port else []
+    return [*range(cluster.pserver_port, cluster.pserver_port + 8 * width), *named, cluster.lead_port]
 
 
 def _ping(cluster: Cluster, into: dict[int, float | None]) -> None:

@@ -29,7 +29,7 @@ def stop(call: Call) -> None:
                 call.answer({"would_stop": wanted})
             failed(fleet, call)
             return
-        answers = {job: _stop(fleet, job, grace, call.given.force) for job in wanted}
+        answers = {job: stop_job(fleet, job, grace, call.given.force) for job in wanted}
         _tell(call, fleet, answers)
 
 
@@ -45,12 +45,10 @@ def _grace(call: Call, default: float) -> float:
 
 
 def _wanted(call: Call, fleet: Any) -> list[str]:
-    from clustertool.verbs.jobs import merged, pick
+    from clustertool.verbs.jobs import pick
 
     if call.given.all:
-        found = merged(fleet.ask_all({"q": "jobs"}).ok, len(fleet.cluster.hosts))
-        # A job that some node calls lost may still have processes there: it is stopped as well.
-        return [job["id"] for job in found if job["state"] in ("running", "lost")]
+        return unfinished(fleet)
     if call.given.job:
         return [pick(fleet, call.given.job)["id"]]
     try:
@@ -59,7 +57,16 @@ def _wanted(call: Call, fleet: Any) -> list[str]:
         return []
 
 
-def _stop(fleet: Any, job: str, grace: float, force: bool) -> dict[int, Any]:
+def unfinished(fleet: Any) -> list[str]:
+    """Jobs that may have processes: the running ones, and those that some node calls lost."""
+    from clustertool.verbs.jobs import merged
+
+    found = merged(fleet.ask_all({"q": "jobs"}).ok, len(fleet.cluster.hosts))
+    return [job["id"] for job in found if job["state"] in ("running", "lost")]
+
+
+def stop_job(fleet: Any, job: str, grace: float, force: bool) -> dict[int, Any]:
+    """Node -> its answer, or why there is none."""
     from clustertool.engines import ENGINES
 
     how = {"by": "inv stop", "code": 143, "grace": grace, "force": force}

@@ -15,6 +15,7 @@ id and boot id. Where the running Python or this project lies below one of those
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -113,11 +114,10 @@ class Lab:
         self.boots: dict[int, _Boot] = {}
         self.closed = False
         self.dir.mkdir(mode=0o755, parents=True)
-        try:
+        with contextlib.ExitStack() as broken:
+            broken.callback(self.close)
             self._build()
-        except BaseException:
-            self.close()
-            raise
+            broken.pop_all()
 
     def __enter__(self) -> Lab:
         return self
@@ -169,9 +169,8 @@ class Lab:
         with self.laptop(argv, env, text=True, **{**options, **popen}) as process:
             try:
                 out, err = process.communicate(timeout=timeout)
-            except BaseException:
-                process.kill()
-                raise
+            finally:
+                process.kill()  # does nothing to one that has ended
         return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
 
     def exec(self, i: int, argv: Sequence[str], timeout: float = 60, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -181,7 +181,7 @@ def test_close_leaves_nothing(lab):
     pair = lab(2, nodes={1: Node(hide=("rsync",), disk="1m")})
     say(pair, 0, "setsid nohup sleep 4567 >/dev/null 2>&1 & echo")
     client = pair.laptop(["sh", "-c", "setsid sleep 4567 & sleep 4567"], start_new_session=True)
-    until(lambda: len([p for p in pair.laptop_processes() if p.argv[0] == "sleep"]) == 2)
+    until(lambda: len([p for p in pair.laptop_processes() if p.argv == ("sleep", "4567")]) == 2)
     inside = [process.pid for i in range(2) for process in pair.processes(i)] + [p.pid for p in pair.laptop_processes()]
     pair.close()
     assert client.wait(10) == -signal.SIGKILL
@@ -207,7 +207,7 @@ def test_a_killed_pytest_leaves_no_process(lab, tmp_path):
     with subprocess.Popen([sys.executable, "-c", script, tmp_path / "killed"], cwd=REPO, stdout=subprocess.PIPE) as process:
         pids = [int(pid) for pid in process.stdout.readline().split()]
         process.kill()
-    assert len(pids) == 3
+    assert len(pids) >= 3
     until(lambda: not [pid for pid in pids if alive(pid)])
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sshd
+
 
 from clustertool.plan.cluster import Cluster, read_cluster
+from tests.ssh import sshd
 
 ClusterOf = Callable[..., "tuple[Cluster, list[sshd.Sshd]]"]
 FIRST = 2  # 127.0.0.1 is for those who want to be alone there

@@ -1,0 +1,497 @@
+"""A connection: what runs on it, what is kept from it, how it ends, and what is said when there is none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import paramiko
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from clustertool.errors import AuthError, Interrupted, PreflightError, TimedOut, Unreachable, UsageError
+from clustertool.plan.cluster import Cluster, read_cluster
+from clustertool.reach.auth import Prompter
+from clustertool.reach.connection import KEEP, Link, close_all, open_all, run_user_command
+from clustertool.reach.fanout import each
+from tests.ssh import sshd
+
+
+@pytest.fixture
+def link(cluster_of: Any) -> Iterator[Link]:
+    cluster, _ = cluster_of(1)
+    with Link.open(cluster.hosts[0], cluster) as link:
+        yield link
+
+
+# ---- scripts
+
+
+def test_script_gives_both_streams_and_the_code(link: Link) -> None:
+    done = link.script(b"echo out; echo err >&2; printf '\\000\\377'; exit 3\n", 10)
+    assert (done.code, done.stdout, done.stderr, done.noise) == (3, b"out\n\0\xff", b"err\n", b"")
+
+
+def test_what_start_files_print_is_noise(cluster_of: Any) -> None:
+    cluster, (server,) = cluster_of(1)
+    (server.home / ".bashrc").write_text("echo welcome; echo beware >&2\n")
+    with Link.open(cluster.hosts[0], cluster) as link:
+        done = link.script(b"echo $0; exit 4\n", 10)
+        assert (done.code, done.stdout, done.stderr, done.noise) == (4, b"/bin/sh\n", b"", b"welcome\n")
+        done = run_user_command(link, "echo mine", 10)
+        assert (done.stdout, done.stderr) == (b"mine\n", b"")
+
+
+def test_a_long_script_whose_output_comes_before_it_is_read(link: Link) -> None:
+    text = b"".join(b"echo %d %s\n" % (i, b"x" * 300) for i in range(20000))
+    done = link.script(text, 60)
+    assert len(text) > 6e6 and done.code == 0
+    assert done.stdout.count(b"\n") == 20000 and done.stdout.endswith(b"19999 " + b"x" * 300 + b"\n")
+
+
+def test_output_is_bounded_and_costs_no_more_than_its_bytes(link: Link) -> None:
+    start = time.monotonic()
+    done = link.script(b"head -c 50000000 /dev/zero; head -c 1000 /dev/zero >&2\n", 60)
+    assert (done.code, len(done.stderr)) == (0, 1000)
+    assert len(done.stdout) <= KEEP and len(done.stdout) + done.dropped == pytest.approx(50000000, abs=64)
+    assert time.monotonic() - start < 10
+
+
+def test_much_on_stderr_alone_does_not_block(link: Link) -> None:
+    done = link.script(b"head -c 9000000 /dev/zero >&2; echo done\n", 30)
+    assert done.stdout == b"done\n" and len(done.stderr) == 9000000
+
+
+def test_script_that_does_not_end_in_time(link: Link) -> None:
+    start = time.monotonic()
+    with pytest.raises(Unreachable, match="0.5 s"):
+        link.script(b"sleep 100 </dev/null\n", 0.5)
+    assert time.monotonic() - start < 5
+    assert link.script(b"echo still\n", 10).stdout == b"still\n"
+
+
+def test_shell_killed_by_a_signal(link: Link) -> None:
+    assert link.script(b"kill -9 $$\n", 10).code == 128 + signal.SIGKILL
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 4096, 200000])
+def test_pipe_gives_the_script_exactly_our_bytes(cluster_of: Any, size: int) -> None:
+    cluster, (server,) = cluster_of(1)
+    (server.home / ".bashrc").write_text("echo noise; seq 1000\n")
+    data = os.urandom(size)
+    with Link.open(cluster.hosts[0], cluster) as link:
+        pipe = link.pipe(b"x='a  \\b\n$HOME'\nprintf '%s' \"$x\" >&2; echo\tgo\ncat\nexit 5")
+        pipe.send_all(data, 10)
+        pipe.channel.shutdown_write()
+        got = b"".join(iter(pipe.recv, b""))
+        assert got == b"go\n" + data
+        assert pipe.code(5) == 5
+        assert pipe.errors() == b"a  \\b\n$HOME"
+        assert pipe.noise.startswith(b"noise\n1\n2\n")
+        pipe.close()
+
+
+# ---- the user's commands
+
+
+@pytest.mark.parametrize(
+    ("command", "stdout", "code"),
+    [
+        ("true", b"", 0),
+        ("exit 7", b"", 7),
+        ("echo 'it''s' \"$((1 + 1))\" `echo x` \\\\ !", b"its 2 x \\ !\n", 0),
+        ("echo a\necho b\n\n", b"a\nb\n", 0),
+        ("cat <<'EOF'\n$HOME\nEOF\n", b"$HOME\n", 0),
+        ("cat; echo $?", b"0\n", 0),
+        ("kill -TERM $$", b"", 128 + signal.SIGTERM),
+        ("no-such-command-anywhere", b"", 127),
+        ("printf '%s' 'ä€'", "ä€".encode(), 0),
+        ("", b"", 0),
+    ],
+)
+def test_user_command(cluster_of: Any, command: str, stdout: bytes, code: int) -> None:
+    cluster, _ = cluster_of(1)
+    with Link.open(cluster.hosts[0], cluster) as link:
+        done = run_user_command(link, command, 20)
+        assert (done.stdout, done.code) == (stdout, code)
+
+
+def test_user_command_is_run_by_the_login_shell(cluster_of: Any) -> None:
+    cluster, _ = cluster_of(1)
+    with Link.open(cluster.hosts[0], cluster) as link:
+        done = run_user_command(link, "echo $0", 10)
+        assert done.stdout.decode().strip() == (os.environ.get("SHELL") or "/bin/bash")
+
+
+def test_user_command_limits(link: Link) -> None:
+    with pytest.raises(TimedOut):
+        run_user_command(link, "sleep 100", 0.3)
+    with pytest.raises(UsageError):
+        run_user_command(link, "a\0b", 1)
+
+
+@pytest.mark.parametrize("shell", ["tcsh", "fish", "bash", "dash"])
+def test_any_login_shell(cluster_of: Any, shell: str) -> None:
+    path = shutil.which(shell)
+    if not path:
+        pytest.skip(f"needs {shell}")
+    cluster, (server,) = cluster_of(1, extra=[f'ForceCommand exec {path} -c "$SSH_ORIGINAL_COMMAND"'])
+    (server.home / ".bashrc").write_text(f"export SHELL={path}; echo noise\n")
+    with Link.open(cluster.hosts[0], cluster) as link:
+        assert link.script(b"echo \"$((2 * 3))\"\n", 10).stdout == b"6\n"
+        done = run_user_command(link, "echo 'a  b'\necho $0 | tr a-z A-Z\nexit 3\n", 10)
+        if shell == "fish":  # has no $0
+            done = run_user_command(link, "echo 'a  b'\nstatus fish-path | tr a-z A-Z\nexit 3\n", 10)
+        assert (done.code, done.stdout.splitlines()[0]) == (3, b"a  b") and shell.upper().encode() in done.stdout
+        pipe = link.pipe(b"read x; echo \"<$x>\"")
+        pipe.send_all(b"hello\n", 10)
+        assert pipe.recv() == b"<hello>\n"
+        pipe.close()
+
+
+def test_login_shell_that_starts_nothing(cluster_of: Any) -> None:
+    cluster, _ = cluster_of(1, extra=["ForceCommand echo This account is not available; exit 1"])
+    with Link.open(cluster.hosts[0], cluster) as link:
+        with pytest.raises(PreflightError, match="This account is not available"):
+            link.script(b"echo\n", 10)
+        with pytest.raises(PreflightError, match="This account is not available"):
+            link.pipe(b"cat")
+
+
+# ---- how it ends
+
+
+def test_close_is_quick_and_twice_is_fine_and_leaves_no_thread(cluster_of: Any) -> None:
+    cluster, _ = cluster_of(2)
+    links = list(open_all(cluster.hosts, cluster).all().values())
+    start = time.monotonic()
+    close_all([*links, *links])
+    assert time.monotonic() - start < 1
+    assert not any(link.alive for link in links)
+    _gone(lambda: [thread for thread in threading.enumerate() if isinstance(thread, paramiko.Transport)])
+
+
+def test_frozen_node(cluster_of: Any) -> None:
+    cluster, (server,) = cluster_of(1)
+    link = Link.open(cluster.hosts[0], cluster)
+    server.cut()
+    start = time.monotonic()
+    with pytest.raises(Unreachable):
+        link.script(b"echo\n", 0.5)
+    link.close()
+    assert time.monotonic() - start < 4
+
+
+def test_node_that_dies_while_a_command_runs(cluster_of: Any) -> None:
+    cluster, (server,) = cluster_of(1)
+    link = Link.open(cluster.hosts[0], cluster)
+    timer = threading.Timer(0.3, server.stop)
+    timer.start()
+    with pytest.raises(Unreachable, match="lost"):
+        link.script(b"sleep 100 </dev/null\n", 30)
+    timer.join()
+    assert not link.alive
+    with pytest.raises(Unreachable):
+        link.channel()
+    link.close()
+
+
+def test_too_many_sessions_on_one_connection(cluster_of: Any) -> None:
+    cluster, _ = cluster_of(1, extra=["MaxSessions 2"])
+    with Link.open(cluster.hosts[0], cluster) as link:
+        channels = [link.channel(), link.channel()]
+        with pytest.raises(PreflightError, match="MaxSessions|session"):
+            link.channel()
+        assert len(channels) == 2
+
+
+def test_interrupt_while_connecting(cluster_of: Any, silent: tuple[str, int]) -> None:
+    cluster, _ = cluster_of(1, CONNECT_TIMEOUT=30)
+    hosts = (*cluster.hosts, *_cluster(f"{silent[0]}:{silent[1]}").hosts)
+    end = time.monotonic() + 0.5
+
+    def check() -> None:
+        if time.monotonic() > end:
+            raise Interrupted("Ctrl+C")
+
+    start = time.monotonic()
+    with pytest.raises(Interrupted):
+        open_all([host.__class__(**{**vars(host), "index": i}) for i, host in enumerate(hosts)], cluster, check=check)
+    assert time.monotonic() - start < 3
+
+
+# ---- no connection
+
+
+def _cluster(host: str, **values: object) -> Cluster:
+    return read_cluster({"HOSTS": [host], "CONNECT_TIMEOUT": 1, **values})
+
+
+@pytest.fixture
+def silent() -> Iterator[tuple[str, int]]:
+    """A port that takes connections and never says a word."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(16)
+        yield listener.getsockname()
+
+
+def _fails(cluster: Cluster) -> Unreachable:
+    start = time.monotonic()
+    with pytest.raises(Unreachable) as caught:
+        Link.open(cluster.hosts[0], cluster)
+    assert time.monotonic() - start < 4
+    assert caught.value.node == cluster.hosts[0].name and caught.value.fix
+    return caught.value
+
+
+def test_nothing_listens(laptop: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    assert "refuses connections" in _fails(_cluster(f"127.0.0.1:{port}")).what
+
+
+def test_name_is_not_known(laptop: Path) -> None:
+    assert "name" in _fails(_cluster("nowhere.invalid")).what
+
+
+def test_server_that_never_says_a_word(laptop: Path, silent: tuple[str, int]) -> None:
+    assert "no SSH server answered within 1 s" in _fails(_cluster(f"127.0.0.1:{silent[1]}")).what
+
+
+def test_packets_that_vanish(laptop: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        address = listener.getsockname()
+        held = []
+        for _ in range(4):  # a full backlog: the kernel drops what comes after it
+            client = socket.socket()
+            client.setblocking(False)
+            client.connect_ex(address)
+            held.append(client)
+        assert "did not answer within 1 s" in _fails(_cluster(f"127.0.0.1:{address[1]}")).what
+        for client in held:
+            client.close()
+
+
+@pytest.mark.parametrize(
+    ("greeting", "words"), [(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 200, "no SSH server"), (b"", "closed the connection")]
+)
+def test_what_answers_is_no_ssh_server(laptop: Path, greeting: bytes, words: str) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(4)
+
+        def serve() -> None:
+            client, _ = listener.accept()
+            client.sendall(greeting)
+            client.close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        assert words in _fails(_cluster(f"127.0.0.1:{listener.getsockname()[1]}")).what
+
+
+def test_many_nodes_all_failures_at_once(cluster_of: Any, silent: tuple[str, int]) -> None:
+    good, _ = cluster_of(2)
+    hosts = [f"{host.user}@{host.host}:{host.port}" for host in good.hosts]
+    cluster = read_cluster({
+        "HOSTS": [hosts[0], f"127.0.0.1:{silent[1]}", hosts[1], "nowhere.invalid"],
+        "IDENTITY_FILE": good.identity_file, "CONNECT_TIMEOUT": 2,
+    })  # fmt: skip
+    got = open_all(cluster.hosts, cluster)
+    assert sorted(got.ok) == [0, 2] and sorted(got.failed) == [1, 3]
+    close_all(list(got.ok.values()))
+
+
+# ---- who we are
+
+
+def test_wrong_key(cluster_of: Any, tmp_path: Path) -> None:
+    other = sshd.write_key(tmp_path / "other", ed25519.Ed25519PrivateKey.generate())
+    cluster, _ = cluster_of(1, IDENTITY_FILE=str(other))
+    with pytest.raises(AuthError) as caught:
+        Link.open(cluster.hosts[0], cluster)
+    assert str(other) in caught.value.what and "ssh-copy-id" in caught.value.fix
+
+
+def test_key_file_that_is_not_there(cluster_of: Any) -> None:
+    cluster, _ = cluster_of(1, IDENTITY_FILE="/no/such/key")
+    with pytest.raises(AuthError, match="/no/such/key does not exist"):
+        Link.open(cluster.hosts[0], cluster)
+
+
+def test_default_key_in_the_home(cluster_of: Any, laptop: Path, ssh_keys: sshd.Keys) -> None:
+    cluster, _ = cluster_of(1, IDENTITY_FILE="")
+    with pytest.raises(AuthError, match="no key"):
+        Link.open(cluster.hosts[0], cluster)
+    shutil.copy(ssh_keys.user, laptop / ".ssh" / "id_ed25519")
+    Link.open(cluster.hosts[0], cluster).close()
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Path:
+    return sshd.write_key(tmp_path / "locked", ed25519.Ed25519PrivateKey.generate(), "open sesame")
+
+
+def _with_locked(cluster_of: Any, start: Callable[..., sshd.Sshd], locked: Path, count: int) -> Cluster:
+    servers = [start(2 + number, authorized=[sshd.public(locked)]) for number in range(count)]
+    hosts = [f"{sshd.USER}@{server.address}:{server.port}" for server in servers]
+    return read_cluster({"HOSTS": hosts, "IDENTITY_FILE": str(locked), "CONNECT_TIMEOUT": 20})
+
+
+def test_passphrase_is_asked_once_for_all_nodes(cluster_of: Any, start: Any, locked: Path) -> None:
+    cluster = _with_locked(cluster_of, start, locked, 4)
+    asked: list[tuple[str, bool]] = []
+
+    def ask(question: str) -> str:
+        asked.append((question, threading.current_thread() is threading.main_thread()))
+        return "wrong" if len(asked) == 1 else "open sesame"
+
+    got = open_all(cluster.hosts, cluster, prompter=Prompter(ask))
+    close_all(list(got.all().values()))
+    assert asked == [(f"Passphrase of {locked}: ", True)] * 2
+
+
+def test_passphrase_without_a_terminal(cluster_of: Any, start: Any, locked: Path) -> None:
+    cluster = _with_locked(cluster_of, start, locked, 1)
+    with pytest.raises(AuthError) as caught:
+        Link.open(cluster.hosts[0], cluster)
+    assert f"ssh-add {locked}" in caught.value.fix and "no terminal" in caught.value.fix
+
+
+def test_wrong_passphrase_three_times(cluster_of: Any, start: Any, locked: Path) -> None:
+    cluster = _with_locked(cluster_of, start, locked, 2)
+    asked: list[str] = []
+    got = open_all(cluster.hosts, cluster, prompter=Prompter(lambda question: asked.append(question) or "no"))
+    assert len(asked) == 3 and len(got.failed) == 2
+
+
+def test_interrupt_at_the_question(cluster_of: Any, start: Any, locked: Path) -> None:
+    cluster = _with_locked(cluster_of, start, locked, 2)
+
+    def ask(question: str) -> str:
+        raise Interrupted("Ctrl+C")
+
+    with pytest.raises(Interrupted):
+        open_all(cluster.hosts, cluster, prompter=Prompter(ask))
+
+
+@pytest.fixture
+def agent(laptop: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    if not shutil.which("ssh-agent"):
+        pytest.skip("needs ssh-agent")
+    path = str(laptop / "agent")
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
+    _until(lambda: os.path.exists(path))
+    monkeypatch.setenv("SSH_AUTH_SOCK", path)
+    yield path
+    process.terminate()
+    process.wait(10)
+
+
+def test_the_named_key_goes_before_the_agents_many(
+    cluster_of: Any, agent: str, start: Any, ssh_keys: sshd.Keys, tmp_path: Path
+) -> None:
+    for number in range(8):
+        key = sshd.write_key(tmp_path / f"agent{number}", ed25519.Ed25519PrivateKey.generate())
+        subprocess.run(["ssh-add", "-q", str(key)], check=True, capture_output=True)
+    cluster, _ = cluster_of(2, extra=["MaxAuthTries 2"])
+    close_all(list(open_all(cluster.hosts, cluster).all().values()))
+    lost, _ = cluster_of(1, extra=["MaxAuthTries 2"], IDENTITY_FILE="")
+    with pytest.raises(AuthError) as caught:
+        Link.open(lost.hosts[0], lost)
+    assert "too many keys" in caught.value.fix
+
+
+def test_a_locked_key_that_the_agent_holds(cluster_of: Any, agent: str, ssh_keys: sshd.Keys, tmp_path: Path) -> None:
+    """Its public half is read from the locked file, so the agent's key is tried at its place, and nobody is asked."""
+    subprocess.run(["ssh-add", "-q", str(ssh_keys.user)], check=True, capture_output=True)
+    locked = tmp_path / "locked"
+    shutil.copy(ssh_keys.user, locked)
+    subprocess.run(["ssh-keygen", "-q", "-p", "-N", "open sesame", "-f", str(locked)], check=True, capture_output=True)
+    cluster, _ = cluster_of(3, extra=["MaxAuthTries 2"], IDENTITY_FILE=str(locked))
+    close_all(list(open_all(cluster.hosts, cluster).all().values()))
+
+
+class _Password(paramiko.ServerInterface):
+    """A server that wants a password, or questions answered (OpenSSH's would need an account of this machine)."""
+
+    def __init__(self, methods: str) -> None:
+        self.methods = methods
+
+    def get_allowed_auths(self, username: str) -> str:
+        return self.methods
+
+    def check_auth_password(self, username: str, password: str) -> int:
+        return paramiko.AUTH_SUCCESSFUL if password == "right" else paramiko.AUTH_FAILED
+
+    def check_auth_interactive(self, username: str, submethods: str) -> Any:
+        return paramiko.InteractiveQuery("", "", ("Password: ", False), ("Code: ", True))
+
+    def check_auth_interactive_response(self, responses: list[str]) -> int:
+        return paramiko.AUTH_SUCCESSFUL if responses == ["right", "123456"] else paramiko.AUTH_FAILED
+
+
+@pytest.mark.parametrize(("methods", "questions"), [
+    ("publickey,password", ["Password of me: ", "Password of me: "]),
+    ("keyboard-interactive", ["Code: ", "Code: ", "Code: ", "Password of me: ", "Password of me: "]),
+])  # fmt: skip
+def test_password_is_asked_once_and_again_if_wrong(laptop: Path, methods: str, questions: list[str]) -> None:
+    key = paramiko.Ed25519Key.from_private_key_file(str(sshd.write_key(laptop / "host", ed25519.Ed25519PrivateKey.generate())))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(8)
+        serving = []
+
+        def serve() -> None:
+            while len(serving) < 3:
+                transport = paramiko.Transport(listener.accept()[0])
+                transport.add_server_key(key)
+                serving.append(transport)
+                transport.start_server(threading.Event(), _Password(methods))
+
+        threading.Thread(target=serve, daemon=True).start()
+        cluster = read_cluster({"HOSTS": ["127.0.0.1"] * 3, "USER": "me", "PORT": listener.getsockname()[1]})
+        asked: list[str] = []
+
+        def ask(question: str) -> str:
+            asked.append(question.rpartition("#")[2].partition(": ")[2] if "Code" in question else question)
+            return "123456" if "Code" in question else "wrong" if asked.count(question) == 1 else "right"
+
+        close_all(list(open_all(cluster.hosts, cluster, prompter=Prompter(ask)).all().values()))
+        for transport in serving:
+            transport.close()
+    assert [q for q in asked if "Password" in q] == ["Password of me: "] * 2
+    assert asked.count("Code: ") == (6 if "Code: " in questions else 0)
+
+
+# ---- together
+
+
+def test_16_nodes_one_command(cluster_of: Any) -> None:
+    cluster, _ = cluster_of(16)
+    links = open_all(cluster.hosts, cluster).all()
+    done = each(links, lambda link: run_user_command(link, "echo $HOME", 20)).all()
+    assert len({one.stdout for one in done.values()}) == 16
+    close_all(list(links.values()))
+
+
+def _until(true: Callable[[], object], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def _gone(what: Callable[[], list[Any]]) -> None:
+    _until(lambda: not what())

@@ -1,0 +1,182 @@
+"""conf.py goes before ssh's configuration, which is read as ssh reads it, and only where it could matter."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from clustertool.errors import ConfigError
+from clustertool.plan.cluster import Cluster, read_cluster
+from clustertool.reach import sshconfig
+from clustertool.reach.sshconfig import SshSettings, settings
+
+CONFIG = """
+Include extra/*.conf
+Host gpu* !gpu9
+    User trainer
+    Port 2222
+    IdentityFile ~/.ssh/gpu_%h_%r
+    IdentitiesOnly yes
+    UserKnownHostsFile ~/.ssh/gpu_hosts
+Host gpu1
+    HostName 10.0.0.1
+    HostKeyAlias first
+Host behind
+    ProxyJump jump@bastion:2200,inner
+Host bastion
+    IdentityFile ~/.ssh/bastion
+Host command
+    ProxyCommand nc -X 5 %h %p
+    IdentityAgent ~/agent.sock
+Host careful
+    StrictHostKeyChecking yes
+Host loop
+    ProxyJump loop
+Host round
+    ProxyJump trip
+Host trip
+    ProxyJump round
+"""
+
+
+@pytest.fixture(params=["ssh", "paramiko"])
+def reader(request: pytest.FixtureRequest, laptop: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both readers; the second one is what machines without an ssh client get."""
+    if request.param == "paramiko":
+        monkeypatch.setenv("PATH", "/nonexistent")
+    sshconfig._lookup.cache_clear()
+    return str(request.param)
+
+
+@pytest.fixture
+def config(laptop: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sshconfig, "SYSTEM_CONFIG", str(laptop / "ssh_config"))
+    (laptop / ".ssh" / "config").write_text(CONFIG)
+    (laptop / ".ssh" / "extra").mkdir()
+    (laptop / ".ssh" / "extra" / "a.conf").write_text("Host included\n  Port 77\nMatch host matched\n  User someone\n")
+    return laptop
+
+
+def get(host: str, **values: object) -> SshSettings:
+    cluster = read_cluster({"HOSTS": [host], **values})
+    return settings(cluster.hosts[0], cluster)
+
+
+def test_everything_of_a_host(config: Path, reader: str) -> None:
+    got = get("gpu1")
+    assert (got.name, got.hostname, got.user, got.port) == ("gpu1", "10.0.0.1", "trainer", 2222)
+    assert got.identity_files == (f"{config}/.ssh/gpu_10.0.0.1_trainer",)
+    assert got.identities_given and got.identities_only
+    assert got.known_hosts == (f"{config}/.ssh/gpu_hosts",)
+    assert got.host_key_name == "first" and not got.indirect
+
+
+def test_negated_pattern_and_defaults(config: Path, reader: str) -> None:
+    got = get("gpu9")
+    assert (got.hostname, got.user, got.port) == ("gpu9", sshconfig.local_user(), 22)
+    assert got.identity_files[0] == f"{config}/.ssh/id_ed25519" and not got.identities_given
+    assert got.known_hosts == (f"{config}/.ssh/known_hosts", f"{config}/.ssh/known_hosts2")
+    assert got.host_key_name == "gpu9" and get("gpu9:44").host_key_name == "[gpu9]:44"
+
+
+def test_conf_goes_first(config: Path, reader: str) -> None:
+    got = get("gpu1", USER="u", PORT=5, IDENTITY_FILE="~/k", KNOWN_HOSTS="~/kh", GATEWAY="none")
+    assert (got.user, got.port, got.identity_files, got.known_hosts) == ("u", 5, (f"{config}/k",), (f"{config}/kh",))
+    got = get("host@gpu1:6", USER="u", PORT=5)
+    assert (got.user, got.port, got.hostname) == ("host", 6, "10.0.0.1")
+
+
+def test_include_and_match(config: Path, reader: str) -> None:
+    assert get("included").port == 77
+    assert get("matched").user == "someone"
+    assert get("gpu2").user == "trainer"  # what comes after an Include is no part of it
+
+
+def test_proxy_jump_chain(config: Path, reader: str) -> None:
+    first, second = get("behind").gateways
+    assert (first.hostname, first.user, first.port) == ("bastion", "jump", 2200)
+    assert first.identity_files == (f"{config}/.ssh/bastion",)
+    assert (second.hostname, second.user, second.port) == ("inner", sshconfig.local_user(), 22)
+    assert get("behind").indirect
+
+
+def test_gateway_of_conf(config: Path, reader: str) -> None:
+    got = get("behind", GATEWAY="me@bastion", USER="node-user", IDENTITY_FILE="/k")
+    (gateway,) = got.gateways
+    assert (gateway.user, gateway.port) == ("me", 22)
+    assert gateway.identity_files == (f"{config}/.ssh/bastion", "/k")
+    assert get("plain", GATEWAY="bastion", USER="u").gateways[0].user == "u"
+    assert get("plain", GATEWAY="gpu1", USER="u").gateways[0].user == "trainer"
+    assert get("bastion", GATEWAY="bastion").gateways == ()
+    assert get("plain", GATEWAY="ssh -W %h:%p bastion").proxy_command == "ssh -W %h:%p bastion"
+    assert get("x", GATEWAY="behind").gateways[-1].hostname == "behind" and len(get("x", GATEWAY="behind").gateways) == 3
+
+
+def test_proxy_command_and_agent(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sshconfig._lookup.cache_clear()
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/run/agent")
+    got = get("command")
+    assert (got.proxy_command, got.agent, got.indirect) == ("nc -X 5 %h %p", f"{config}/agent.sock", True)
+    assert get("plain").agent == "/run/agent"
+
+
+def test_strict_for_one_host(config: Path, reader: str) -> None:
+    assert get("careful").host_keys == "strict"
+    assert get("careful", HOST_KEYS="off").host_keys == "off"
+    assert get("plain").host_keys == "accept-new"
+
+
+def test_loops_end(config: Path, reader: str) -> None:
+    if reader == "paramiko":
+        assert get("loop").gateways == ()
+    else:
+        with pytest.raises(ConfigError, match="loop"):
+            get("loop")
+    with pytest.raises(ConfigError, match="circle"):
+        get("round")
+
+
+def test_mistakes_are_told(config: Path) -> None:
+    with pytest.raises(ConfigError, match="gateway"):
+        get("plain", GATEWAY="a:b:c")
+    (config / ".ssh" / "config").write_text("Host x\n  Port many\n")
+    with pytest.raises(ConfigError, match="Port|port|number") as caught:
+        get("x")
+    assert "ssh -G x" in caught.value.fix
+
+
+def test_no_process_where_nothing_could_matter(config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sshconfig._lookup.cache_clear()
+    bin = tmp_path / "bin"
+    bin.mkdir()
+    (bin / "ssh").write_text(f"#!/bin/sh\necho >> {tmp_path}/called\necho port 9\n")
+    (bin / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", str(bin))
+    (config / ".ssh" / "config").write_text("Host *\n  SendEnv LANG\nHost special\n  Port 9\n")
+    (config / "ssh_config").write_text("Host *\n  HashKnownHosts yes\n")
+    for number in range(200):
+        assert get(f"plain{number}").port == 22
+    assert not (tmp_path / "called").exists()
+    assert get("special").port == 9
+    assert get("special").port == 9
+    assert (tmp_path / "called").read_text() == "\n"
+
+
+def test_nothing_is_read_for_the_embedded_cluster(config: Path) -> None:
+    cluster = read_cluster({"HOSTS": ["gpu1"]})
+    cluster = Cluster(**{**vars(cluster), "ssh_config": "none"})
+    got = settings(cluster.hosts[0], cluster)
+    assert (got.hostname, got.port, got.user) == ("gpu1", 22, sshconfig.local_user())
+
+
+def test_1000_plain_hosts_are_quick(laptop: Path) -> None:
+    import time
+
+    cluster = read_cluster({"HOSTS": ["node[1-1000]"]})
+    start = time.perf_counter()
+    for host in cluster.hosts:
+        settings(host, cluster)
+    assert time.perf_counter() - start < 0.5
+    assert os.environ["HOME"] == str(laptop)
