@@ -48,6 +48,8 @@ exec "${SHELL:-/bin/sh}" -c "$m
 KEEP = 16 << 20  # bytes kept of each stream of a command
 BULK_WINDOW = 1 << 24
 BULK_PACKET = 1 << 17
+# What paramiko raises from any send on a connection that has gone.
+BROKEN = (OSError, EOFError, paramiko.SSHException)
 _CHUNK = 1 << 18
 _INLINE = 1 << 15  # a text this short always fits into the window of a new channel
 _NO_END = 3600.0 * 24 * 365
@@ -119,20 +121,14 @@ class Link:
         """A new session with `command` requested on it, not waited for: a refusal shows as a channel without status."""
         try:
             channel = self.transport.open_session(window or None, BULK_PACKET if window else None, timeout)
+            self.transport._send_user_message(_exec(channel, command))
         except paramiko.ChannelException as error:
             raise PreflightError(
                 f"sshd refuses one more session on the connection ({error.text or error.code})",
                 "raise MaxSessions in its sshd_config (10 is the default)", self.node,
             ) from None  # fmt: skip
-        except (paramiko.SSHException, EOFError, OSError) as error:
-            raise self.lost(f"no session within {timeout:g} s ({error})") from None
-        message = paramiko.Message()
-        message.add_byte(cMSG_CHANNEL_REQUEST)
-        message.add_int(channel.remote_chanid)
-        message.add_string("exec")
-        message.add_boolean(True)
-        message.add_string(command)
-        self.transport._send_user_message(message)
+        except BROKEN as error:
+            raise self.lost(f"no session on the connection ({error or type(error).__name__})") from None
         return channel
 
     def script(self, text: bytes, timeout: float) -> Completed:
@@ -167,8 +163,8 @@ class Link:
             if not output.collect(end) or not channel.status_event.wait(max(0.0, end - time.monotonic())):
                 return None
             return self._completed(channel, output, mark)
-        except OSError as error:  # paramiko's "Socket is closed"
-            raise self.lost(str(error)) from None
+        except BROKEN as error:
+            raise self.lost(f"the connection broke ({error or type(error).__name__})") from None
         finally:
             discard(channel)
 
@@ -241,6 +237,17 @@ def close_all(links: Sequence[Link]) -> None:
     each(list(links), Link.close)
 
 
+def _exec(channel: paramiko.Channel, command: bytes | str) -> paramiko.Message:
+    """paramiko's own exec_command waits for the answer, and without an end."""
+    message = paramiko.Message()
+    message.add_byte(cMSG_CHANNEL_REQUEST)
+    message.add_int(channel.remote_chanid)
+    message.add_string("exec")
+    message.add_boolean(True)
+    message.add_string(command)
+    return message
+
+
 class Pipe:
     """A script on a node, its stdin and stdout; bytes before its start are gone, its stderr is kept in `errors`."""
 
@@ -283,7 +290,7 @@ class Pipe:
         self.channel.settimeout(timeout)
         try:
             self.channel.sendall(data)
-        except OSError as error:
+        except BROKEN as error:
             raise self.link.lost(f"the node does not take our bytes ({error or type(error).__name__})") from None
         finally:
             self.channel.settimeout(None)
@@ -311,10 +318,13 @@ def discard(channel: paramiko.Channel) -> None:
     """Close a channel without waiting for a peer that does not listen any more."""
     if channel.closed:
         return
-    if channel.eof_received and channel.status_event.is_set():
-        channel.close()  # the node spoke a moment ago: this does not hang
+    if not channel.eof_received or not channel.status_event.is_set():
+        _briefly(channel.close)
         return
-    _briefly(channel.close)
+    try:
+        channel.close()  # the node spoke a moment ago: this does not hang
+    except BROKEN:
+        return
 
 
 # ---- opening
@@ -373,7 +383,7 @@ def _connect(to: SshSettings, sock: Any, prompter: Prompter, deadline: float) ->
     except ClustertoolError:
         _abort(connection, sock)
         raise
-    except (paramiko.SSHException, EOFError, OSError) as error:
+    except BROKEN as error:
         late = time.monotonic() >= deadline
         failure = dial.failed_handshake(to, sock, error, late)
         _abort(connection, sock)
@@ -412,7 +422,14 @@ def _wake(sock: Any) -> None:
 
 def _briefly(do: Callable[[], None], limit: float = 1.0) -> None:
     """Do something that a dead peer could hold up; after `limit` seconds it may go on alone."""
-    thread = threading.Thread(target=do, daemon=True)
+
+    def quietly() -> None:
+        try:
+            do()
+        except BROKEN:  # it has gone already
+            return
+
+    thread = threading.Thread(target=quietly, daemon=True)
     thread.start()
     thread.join(limit)
 
@@ -545,7 +562,7 @@ def _send(channel: paramiko.Channel, data: bytes) -> None:
         try:
             channel.sendall(data)
             channel.shutdown_write()
-        except OSError:  # the channel has closed: its reader finds out
+        except BROKEN:  # the channel has closed: its reader finds out
             return
 
     if len(data) <= _INLINE:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO
 
 from clustertool.errors import ClustertoolError, DispatchError, NotFound
-from clustertool.reach.connection import BULK_WINDOW, Link, Pipe
+from clustertool.reach.connection import BROKEN, BULK_WINDOW, Link, Pipe
 
 SLICE = 0.05  # seconds between two looks at `check` and the connection
 STALL = 60  # seconds without a byte after which rsync gives up
@@ -152,9 +152,10 @@ class _Job:
             raise DispatchError("rsync is missing on this machine", "install the package rsync here", self._link.node)
         shell = " ".join(_rsh(word) for word in (sys.executable, "-SE", _BRIDGE, str(bridge.fileno())))
         environ = {key: value for key, value in os.environ.items() if not key.startswith("RSYNC_")}
-        fixed = ["--links", "--times", "-s", "--stats", f"--timeout={STALL}", "-e", shell]
+        # -1: nanoseconds count too; else a file changed twice in a second would not be sent
+        fixed = ["--links", "--times", "--modify-window=-1", "-s", "--stats", f"--timeout={STALL}", "-e", shell]
         with tempfile.TemporaryFile() as names:
-            names.write(b"".join(name + b"\0" for name in self._files or ()))
+            names.write(b"".join(b"./%s\0" % name for name in self._files or ()))  # a bare "#name" is a comment to rsync
             names.seek(0)
             return subprocess.Popen(
                 [rsync, *fixed, *self._argv], cwd=self._cwd, stdin=names, stdout=subprocess.PIPE,
@@ -185,7 +186,8 @@ class _Job:
             return NotFound("no such directory there", "look at the path and the job", node)
         for sign, what, fix in _KNOWN:
             if sign in text:
-                return DispatchError(f"{what}: {last}", fix, node)
+                line = next(line for line in text.splitlines() if sign in line)
+                return DispatchError(f"{what}: {line.strip()}", fix, node)
         if not self._link.alive:
             return self._link.lost(f"the connection was lost while files were copied: {last}")
         return DispatchError(f"rsync failed (code {code}): {last}", "correct what it says and try again", node)
@@ -305,23 +307,23 @@ class _Relay:
                     self.up += sent
                     data = data[sent:]
             pipe.channel.shutdown_write()
-        except OSError:  # the channel has closed; the other direction tells why
+        except BROKEN:  # the channel has closed; the other direction tells why
             return
         finally:
             _close(source)
 
     def _downward(self, pipe: Pipe, target: int) -> None:
-        while True:
-            data = pipe.recv()
-            if not data:
-                return
-            self.down += len(data)
-            view = memoryview(data)
-            try:
+        try:
+            while True:
+                data = pipe.recv()
+                if not data:
+                    return
+                self.down += len(data)
+                view = memoryview(data)
                 while view:
                     view = view[os.write(target, view) :]
-            except OSError:  # rsync has gone
-                return
+        except BROKEN:  # rsync or the connection has gone: both are looked at elsewhere
+            return
 
     def _tell(self, code: int) -> None:
         try:

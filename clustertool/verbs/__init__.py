@@ -8,11 +8,11 @@ interrupts.install()
 
 from invoke import Collection  # noqa: E402 - the SIGINT handler stands before anything slow is imported
 
-from clustertool.verbs import attach, check, clean, dispatch, exec, jobs, local, logs, run, status, stop  # noqa: E402
+from clustertool.verbs import attach, check, clean, dispatch, exec, fetch, jobs, local, logs, run, status, stop  # noqa: E402
 
 ns = Collection()
 for _task in (
-    run.run, check.check, dispatch.dispatch, stop.stop, status.status, jobs.jobs, logs.logs, attach.attach,
+    run.run, check.check, dispatch.dispatch, stop.stop, status.status, jobs.jobs, logs.logs, attach.attach, fetch.fetch,
     exec.exec_, clean.clean,
 ):  # fmt: skip
     ns.add_task(_task)

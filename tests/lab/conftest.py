@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli import LabSite
 from tests.lab.lab import Lab, why_not
 
 
@@ -37,3 +38,17 @@ def module_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
     """The same for labs that all tests of a module share."""
     with _factory(tmp_path_factory.mktemp("lab")) as make:
         yield make
+
+
+@pytest.fixture
+def site(lab: Callable[..., Lab], tmp_path: Path) -> Iterator[Callable[..., LabSite]]:
+    """site(4, shared_home=True) -> a folder with conf.py and tasks.py on the laptop of a lab of 4 nodes."""
+    sites: list[LabSite] = []
+
+    def make(n: int = 3, **options: Any) -> LabSite:
+        sites.append(LabSite(tmp_path / f"site{len(sites)}", lab(n, **options)))
+        return sites[-1]
+
+    yield make
+    for one in sites:
+        one.close()

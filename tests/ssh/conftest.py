@@ -10,6 +10,7 @@ import pytest
 
 
 from clustertool.plan.cluster import Cluster, read_cluster
+from tests.cli import LoopSite
 from tests.ssh import sshd
 
 ClusterOf = Callable[..., "tuple[Cluster, list[sshd.Sshd]]"]
@@ -66,3 +67,18 @@ def cluster_of(start: Callable[..., sshd.Sshd], ssh_keys: sshd.Keys, laptop: Pat
 def cluster_for(servers: list[sshd.Sshd], values: dict[str, object]) -> Cluster:
     hosts = [f"{sshd.USER}@{server.address}:{server.port}" for server in servers]
     return read_cluster({"HOSTS": hosts, "CONNECT_TIMEOUT": 20, **values})
+
+
+@pytest.fixture
+def site(start: Callable[..., sshd.Sshd], ssh_keys: sshd.Keys, laptop: Path, tmp_path: Path) -> Iterator[Callable[..., LoopSite]]:
+    """site(4) -> a folder with conf.py and tasks.py whose cluster is 4 private sshds."""
+    sites: list[LoopSite] = []
+
+    def make(count: int = 3, extra: Any = ()) -> LoopSite:
+        servers = [start(FIRST + number, extra=extra) for number in range(count)]
+        sites.append(LoopSite(tmp_path / f"site{len(sites)}", servers, ssh_keys, laptop))
+        return sites[-1]
+
+    yield make
+    for one in sites:
+        one.close()

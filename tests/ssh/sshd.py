@@ -11,7 +11,7 @@ import socket
 import subprocess
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -147,6 +147,14 @@ def _listening(server: Sshd) -> bool:
             return False
         time.sleep(0.002)
     return False
+
+
+def until(true: Callable[[], object], seconds: float = 10.0) -> None:
+    """Wait for something that must happen soon."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
 
 
 def descendants(root: int) -> set[int]:

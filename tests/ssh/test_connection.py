@@ -23,6 +23,7 @@ from clustertool.reach.auth import Prompter
 from clustertool.reach.connection import KEEP, Link, close_all, open_all, run_user_command
 from clustertool.reach.fanout import each
 from tests.ssh import sshd
+from tests.ssh.sshd import until
 
 
 @pytest.fixture
@@ -392,7 +393,7 @@ def agent(laptop: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         pytest.skip("needs ssh-agent")
     path = str(laptop / "agent")
     process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
-    _until(lambda: os.path.exists(path))
+    until(lambda: os.path.exists(path))
     monkeypatch.setenv("SSH_AUTH_SOCK", path)
     yield path
     process.terminate()
@@ -486,12 +487,5 @@ def test_16_nodes_one_command(cluster_of: Any) -> None:
     close_all(list(links.values()))
 
 
-def _until(true: Callable[[], object], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
 def _gone(what: Callable[[], list[Any]]) -> None:
-    _until(lambda: not what())
+    until(lambda: not what())

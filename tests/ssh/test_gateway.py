@@ -18,6 +18,7 @@ from clustertool.reach import connection
 from clustertool.reach.connection import Link, close_all, open_all, run_user_command
 from clustertool.reach.fanout import each
 from tests.ssh import sshd
+from tests.ssh.sshd import until
 from tests.ssh.conftest import cluster_for
 
 Start = Callable[..., sshd.Sshd]
@@ -49,7 +50,7 @@ def test_all_nodes_share_one_connection_to_the_bastion(start: Start, ssh_keys: s
     assert run_user_command(some[4], "echo up", 10).stdout == b"up\n"
     close_all(some)
     assert not connection._Bastion._all
-    _until(lambda: len(bastion.alive()) == 1)
+    until(lambda: len(bastion.alive()) == 1)
 
 
 def test_much_data_through_a_gateway(start: Start, ssh_keys: sshd.Keys, laptop: Path) -> None:
@@ -162,7 +163,7 @@ def test_proxy_command_has_its_own_session_and_ends_with_the_link(start: Start, 
         pid, session = (int(word) for word in told.read_text().split())
         assert session == pid != os.getsid(0)
         assert len(link.script(b"head -c 3000000 /dev/zero\n", 20).stdout) == 3000000
-    _until(lambda: not sshd.living(pid))
+    until(lambda: not sshd.living(pid))
 
 
 def test_proxy_command_that_fails_is_quoted(start: Start, ssh_keys: sshd.Keys, laptop: Path) -> None:
@@ -183,11 +184,4 @@ def test_proxy_command_that_ignores_its_end_is_killed(start: Start, ssh_keys: ss
         Link.open(cluster.hosts[0], cluster)
     assert time.monotonic() - begin < 5
     pid = int(told.read_text())
-    _until(lambda: not sshd.living(pid))
-
-
-def _until(true: Callable[[], object], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.005)
+    until(lambda: not sshd.living(pid))

@@ -1,0 +1,81 @@
+"""inv fetch: bring what a job wrote back to this machine, never outside the folder it is told to fill."""
+
+from __future__ import annotations
+
+import posixpath
+from pathlib import Path
+from typing import Any
+
+from clustertool.errors import NotFound, UsageError
+from clustertool.verbs import interrupts
+from clustertool.verbs.call import JOB, JSON, NODES, Call, Opt, verb
+
+
+@verb(
+    JOB, Opt("rank", "trainer whose node is read, or all (default 0)", "0", short="r"),
+    Opt("path", "folder of the job to bring (default: its output)"), Opt("to", "where to put it (default: ./JOB<id>)"), NODES, JSON,
+)  # fmt: skip
+def fetch(call: Call) -> None:
+    """Bring a job's results back."""
+    from clustertool.verbs import load
+    from clustertool.verbs.jobs import failed, fleet_of, pick
+
+    given = call.given
+    if given.path.startswith("/") or ".." in given.path.split("/"):
+        raise UsageError(f"--path {given.path!r}", "a folder inside the job's directory, such as output or log")
+    if given.rank != "all" and not given.rank.isdigit():
+        raise UsageError(f"--rank {given.rank!r}", "a rank, or all")
+    cluster = load.cluster(call, start_local=False)
+    with fleet_of(cluster) as fleet:
+        job = pick(fleet, given.job)["id"]
+        answers = fleet.ask_all({"q": "status", "job": job}).ok
+        places = _places(job, answers, given.rank)
+        to = Path(given.to or f"JOB{job}")
+        fetched = {rank: _pull(fleet, answers[node], node, given.path, _folder(to, given.rank, rank)) for rank, node in places.items()}
+        for rank, (count, size) in fetched.items():
+            call.terminal.line(f"rank {rank}: {count} files, {size} bytes -> {_folder(to, given.rank, rank)}")
+        if call.json:
+            call.answer({"job": job, "to": str(to), "ranks": {str(r): {"files": c, "bytes": s} for r, (c, s) in fetched.items()}})
+        if given.rank == "all":
+            failed(fleet, call)
+
+
+def _folder(to: Path, asked: str, rank: int) -> Path:
+    return to / f"rank{rank}" if asked == "all" else to
+
+
+def _places(job: str, answers: dict[int, Any], asked: str) -> dict[int, int]:
+    """Trainer rank -> the agent whose node ran it. Raises NotFound."""
+    found = {
+        int(process["rank"]): node
+        for node, answer in answers.items()
+        for process in (answer["events"][0] if answer["events"] else {}).get("processes", ())
+        if process["role"] == "trainer"
+    }
+    if asked == "all" and found:
+        return dict(sorted(found.items()))
+    if asked == "all" or int(asked) not in found:
+        have = f"it has trainers {min(found)} to {max(found)}" if found else "its nodes did not answer"
+        raise NotFound(f"job {job} has no trainer {asked} on a node that answered", have)
+    return {int(asked): found[int(asked)]}
+
+
+def _pull(fleet: Any, answer: Any, node: int, path: str, to: Path) -> tuple[int, int]:
+    """(files, bytes). The job's own directory first, then the workspace that lay on the node already."""
+    from clustertool.reach.rsync import pull
+
+    header = answer["events"][0]
+    wanted = path or str(header.get("output", "output"))
+    link = fleet.agents[node].link
+    first = posixpath.join(answer["dir"], wanted)
+    second = posixpath.join(str(header.get("work_dir", answer["dir"])), wanted)
+    sent = None
+    try:
+        sent = pull(link, first, to, check=interrupts.check)
+    except NotFound:
+        if second == first:
+            raise
+    if second != first and (sent is None or not sent.files):
+        sent = pull(link, second, to, check=interrupts.check)
+    assert sent is not None
+    return sent.files, sent.bytes

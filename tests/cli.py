@@ -1,0 +1,378 @@
+"""The command line as a person types it: `inv VERB` in a folder with a conf.py and a two-line tasks.py.
+
+A `Site` is such a folder and the cluster that its conf.py names; `LoopSite` has private sshds on loopback, `LabSite` the
+namespaces of a lab. Both tell what a test wants to know of the nodes without asking the tool: their processes and files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.lab.lab import Lab
+from tests.ssh.sshd import USER, Keys, Sshd
+
+REPO = Path(__file__).resolve().parents[1]
+HELLO = REPO / "workspaces" / "hello"
+INV = [sys.executable, "-m", "invoke"]
+CLUSTERTOOL = [str(Path(sys.executable).parent / "clustertool")]
+TIMEOUT = 120.0
+PATIENCE = 30.0  # seconds for something to come true; far more than it needs, others load the machine
+
+
+class Done(NamedTuple):
+    """A command that has ended. `seconds` from its start to its end."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def last(self) -> str:
+        """The last line on stderr, which says whose exit code it is."""
+        return self.err.rstrip().rpartition("\n")[2]
+
+    @property
+    def job(self) -> str:
+        """The id of the job that `run` started."""
+        found = re.search(r"^job (\S+):", self.err, re.M)
+        assert found, self.err
+        return found.group(1)
+
+    def ends(self, code: int) -> Done:
+        assert self.code == code, f"exit code {self.code}, not {code}\n--- stdout\n{self.out}\n--- stderr\n{self.err}"
+        return self
+
+    def lines(self, start: str = "") -> list[str]:
+        return [line for line in self.out.splitlines() if line.startswith(start)]
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of a node, sshd's own left out."""
+
+    node: int
+    pid: int
+    argv: tuple[str, ...]
+    name: str
+
+
+class Running:
+    """A command that runs: what it has said so far can be waited for, signals can be sent, keys can be typed."""
+
+    def __init__(self, process: subprocess.Popen[bytes], streams: Mapping[str, int]) -> None:
+        self.process = process
+        self.start = time.monotonic()
+        self._streams = dict(streams)
+        self._said = {name: bytearray() for name in streams}
+        self._end = 0.0
+        self._threads = [threading.Thread(target=self._read, args=(name,), daemon=True) for name in streams]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def out(self) -> str:
+        return self._said["out"].decode(errors="replace")
+
+    @property
+    def err(self) -> str:
+        return self._said["err"].decode(errors="replace") if "err" in self._said else self.out
+
+    def says(self, text: str, seconds: float = PATIENCE) -> str:
+        """Wait until `text` (a regular expression) is on stdout or stderr; the match."""
+
+        def look() -> re.Match[str] | None:
+            return re.search(text, self.out, re.M) or re.search(text, self.err, re.M)
+
+        until(lambda: look() or self.process.poll() is not None, seconds, lambda: f"{text!r} in\n{self.out}\n{self.err}")
+        self._settle()
+        found = look()
+        assert found, f"it ended with {self.process.returncode} before {text!r}\n{self.out}\n{self.err}"
+        return found.group(found.lastindex or 0)
+
+    def signal(self, number: signal.Signals = signal.SIGINT) -> float:
+        """Send it; the moment it was sent."""
+        os.kill(self.process.pid, number)
+        return time.monotonic()
+
+    def type(self, keys: str) -> float:
+        os.write(self._streams["out"], keys.encode())
+        return time.monotonic()
+
+    def wait(self, seconds: float = TIMEOUT) -> Done:
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it does not end in {seconds} s\n{self.out}\n{self.err}") from None
+        self._end = self._end or time.monotonic()
+        self._settle(join=True)
+        return Done(self.process.returncode, self.out, self.err, self._end - self.start)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(PATIENCE)
+        for thread in self._threads:
+            thread.join(PATIENCE)
+        for fd in self._streams.values():
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    def _settle(self, join: bool = False) -> None:
+        if self.process.poll() is not None:
+            for thread in self._threads:
+                thread.join(PATIENCE if join else 1.0)
+
+    def _read(self, name: str) -> None:
+        fd = self._streams[name]
+        while True:
+            ready, _, _ = select.select([fd], [], [], 0.2)
+            if not ready:
+                if self.process.poll() is not None and not select.select([fd], [], [], 0)[0]:
+                    return  # somebody it started may still hold the other end
+                continue
+            try:
+                data = os.read(fd, 1 << 16)
+            except OSError:  # a terminal nobody holds any more
+                return
+            if not data:
+                return
+            self._said[name] += data
+
+
+class Site:
+    """A folder of a user and what its conf.py names. Subclasses say how a command is started and what nodes hold."""
+
+    count: int
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder = folder
+        self.count = count
+        self.running: list[Running] = []
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "tasks.py").write_text("from clustertool.verbs import ns\n\n__all__ = ['ns']\n")
+
+    # -- told by subclasses
+
+    def popen(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        raise NotImplementedError
+
+    def conf_text(self, **keys: object) -> str:
+        raise NotImplementedError
+
+    def home(self, node: int) -> Path:
+        """A node's home as this machine sees it."""
+        raise NotImplementedError
+
+    def name(self, node: int) -> str:
+        """How the tool calls a node."""
+        raise NotImplementedError
+
+    def processes(self, node: int) -> list[Process]:
+        """What lives on a node, but for sshd."""
+        raise NotImplementedError
+
+    # -- files
+
+    def conf(self, **keys: object) -> Site:
+        (self.folder / "conf.py").write_text(self.conf_text(**keys))
+        return self
+
+    def root(self, node: int) -> Path:
+        return self.home(node) / "clustertool"
+
+    def jobs(self, node: int) -> list[Path]:
+        """The job directories of a node, by name."""
+        return sorted(path for path in (*self.root(node).glob("JOB*"), *self.root(node).glob(f"node{node}/JOB*")))
+
+    def workspace(self, name: str = "job", **files: str) -> Path:
+        """A folder beside conf.py; `train_py="..."` is its train.py, dedented."""
+        import textwrap
+
+        folder = self.folder / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, text in files.items():
+            stem, _, kind = file.rpartition("_")
+            (folder / f"{stem}.{kind}").write_text(textwrap.dedent(text))
+        return folder
+
+    # -- commands
+
+    def inv(self, *args: object, **options: Any) -> Done:
+        """Run `inv ARGS` to its end."""
+        return self.start(*args, **options).wait(options.get("timeout", TIMEOUT))
+
+    def clustertool(self, *args: object, **options: Any) -> Done:
+        return self.inv(*args, program=CLUSTERTOOL, **options)
+
+    def start(
+        self, *args: object, program: Sequence[str] = INV, env: Mapping[str, str] | None = None, terminal: bool = False,
+        cwd: Path | None = None, columns: int = 100, timeout: float = 0.0,
+    ) -> Running:  # fmt: skip
+        """Start it; terminal: with a pty of its own as its controlling terminal."""
+        argv = [*program, *map(str, args)]
+        make = self._on_terminal if terminal else self._on_pipes
+        running = make(argv, cwd or self.folder, dict(env or {}), columns)
+        self.running.append(running)
+        return running
+
+    def _on_pipes(self, argv: list[str], cwd: Path, env: dict[str, str], columns: int) -> Running:
+        out, err = os.pipe(), os.pipe()
+        try:
+            process = self.popen(
+                argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=out[1], stderr=err[1], start_new_session=True
+            )
+        finally:
+            os.close(out[1])
+            os.close(err[1])
+        return Running(process, {"out": out[0], "err": err[0]})
+
+    def _on_terminal(self, argv: list[str], cwd: Path, env: dict[str, str], columns: int) -> Running:
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+
+        def take_terminal() -> None:
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+        try:
+            process = self.popen(
+                argv, cwd=cwd, env={"TERM": "xterm-256color", **env}, stdin=theirs, stdout=theirs, stderr=theirs,
+                start_new_session=True, preexec_fn=take_terminal,
+            )  # fmt: skip
+        finally:
+            os.close(theirs)
+        return Running(process, {"out": ours})
+
+    # -- what is left
+
+    def living(self) -> list[Process]:
+        """All processes on all nodes that belong to jobs: supervisors, guards, ranks, whatever they started."""
+        return [process for node in range(self.count) for process in self.processes(node) if not _agent(process)]
+
+    def gone(self, seconds: float = PATIENCE) -> None:
+        """Nothing of any job lives on any node, at the latest in `seconds`."""
+        until(lambda: not self.living(), seconds, lambda: f"these to end: {self.living()}")
+
+    def close(self) -> None:
+        """End the commands; what a test has left on nodes is ended and is its failure."""
+        for running in self.running:
+            running.close()
+        left = self.living()
+        for process in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        assert not left, f"left on the nodes: {left}"
+
+
+def _agent(process: Process) -> bool:
+    """An agent and its shell live as long as the laptop's connection; they are no part of a job."""
+    return process.name == "ct-agent" or (process.name not in ("ct-supervisor", "ct-guard") and "clustertool-agent" in process.argv)
+
+
+class LoopSite(Site):
+    """Nodes are private sshds on loopback; they share this machine's processes and network."""
+
+    def __init__(self, folder: Path, servers: Sequence[Sshd], keys: Keys, laptop: Path) -> None:
+        super().__init__(folder, len(servers))
+        self.servers = list(servers)
+        self._keys = keys
+        self._laptop = laptop
+        self.conf()
+
+    def popen(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("XDG_", "SSH_"))}
+        env = {**kept, "HOME": str(self._laptop), "PYTHONPATH": str(REPO), **options.pop("env")}
+        return subprocess.Popen(argv, env=env, **options)
+
+    def conf_text(self, **keys: object) -> str:
+        hosts = [f"{USER}@{server.address}:{server.port}" for server in self.servers]
+        base = {"HOSTS": hosts, "IDENTITY_FILE": str(self._keys.user), "PYTHON": sys.executable, "CONNECT_TIMEOUT": 20}
+        return "".join(f"{key} = {value!r}\n" for key, value in {**base, **keys}.items() if value is not None)
+
+    def home(self, node: int) -> Path:
+        return self.servers[node].home
+
+    def name(self, node: int) -> str:
+        return self.servers[node].address
+
+    def processes(self, node: int) -> list[Process]:
+        server = self.servers[node]
+        signs = (f"HOME={server.home}\0".encode(), server.mark.encode())
+        found = []
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                with contextlib.suppress(OSError):
+                    if any(sign in Path(f"/proc/{name}/environ").read_bytes() + b"\0" for sign in signs):
+                        found += _look(node, int(name))
+        return [process for process in found if process.name != "sshd" and not process.name.startswith("sshd-")]
+
+
+class LabSite(Site):
+    """Nodes and laptop are namespaces of a lab."""
+
+    def __init__(self, folder: Path, lab: Lab) -> None:
+        super().__init__(folder, lab.n)
+        self.lab = lab
+        self.conf()
+
+    def popen(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        env = {"PYTHONPATH": str(REPO), **options.pop("env")}
+        process: subprocess.Popen[bytes] = self.lab.laptop(argv, env, **options)
+        return process
+
+    def conf_text(self, **keys: object) -> str:
+        return self.lab.conf(**keys)
+
+    def home(self, node: int) -> Path:
+        return self.lab.home(node)
+
+    def name(self, node: int) -> str:
+        return self.lab.name(node)
+
+    def processes(self, node: int) -> list[Process]:
+        found = [process for seen in self.lab.processes(node) for process in _look(node, seen.pid)]
+        return [process for process in found if process.name != "sshd" and not process.name.startswith("sshd-")]
+
+
+def _look(node: int, pid: int) -> Iterator[Process]:
+    """The process if it lives."""
+    with contextlib.suppress(OSError):
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        argv = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+        name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+        if state not in "ZX":
+            yield Process(node, pid, tuple(argv), name)
+
+
+def until(true: Callable[[], Any], seconds: float = PATIENCE, what: Callable[[], str] = lambda: "it") -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {seconds} s for {what()}")
+        time.sleep(0.02)
+
+
+def plain(text: str) -> str:
+    """What a terminal shows: without colours and cursor movements."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07", "", text).replace("\r\n", "\n")
