@@ -8,11 +8,12 @@ DATA := workspaces/word2vec/train_data_dir/word_dict.txt
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { echo "$$p"; break; }; done)
 
-.PHONY: help demo test check clean packages
+.PHONY: help demo test test-chaos check clean packages
 
 help:
 	@echo "make demo    train word2vec on three embedded nodes (installs what is missing)"
 	@echo "make test    all tests; ARGS='-k name' selects"
+	@echo "make test-chaos   a hundred random faults, half an hour"
 	@echo "make check   style, types, the arrows between the layers"
 	@echo "make clean   remove everything that make has made"
 
@@ -21,6 +22,9 @@ demo: $(READY) $(DATA)
 
 test: $(READY)
 	@$(BIN)/python -m pytest -q $(ARGS)
+
+test-chaos: $(READY)
+	@$(BIN)/python -m pytest -q tests/lab/test_chaos.py -m "chaos or not chaos" $(ARGS)
 
 # All three, so that one look shows all findings.
 check: $(READY)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.cli import HELLO, REPO, Done, Site
@@ -68,15 +70,17 @@ def small_word2vec(folder: Path) -> Path:
     if (data / "word_dict.txt").exists():
         shutil.copytree(data, target / "train_data_dir")
     else:
-        import subprocess
-        import sys
-
         subprocess.run([sys.executable, "prepare.py"], cwd=target, check=True, capture_output=True)
     toml = target / "job.toml"
     text = toml.read_text()
     assert '"train.py"]' in text
     toml.write_text(text.replace('"train.py"]', '"train.py", "--epochs", "1", "--dim", "16"]'))
     return target
+
+
+def with_numpy(site: Site) -> Site:
+    """The nodes' own python3 may have none."""
+    return site.conf(PRELUDE=f"export PATH={Path(sys.executable).parent}:$PATH")
 
 
 def trains_word2vec(site: Site, nodes: int) -> None:

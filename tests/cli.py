@@ -93,7 +93,12 @@ class Running:
 
     @property
     def out(self) -> str:
-        return self._said["out"].decode(errors="replace")
+        return self.raw.decode(errors="replace")
+
+    @property
+    def raw(self) -> bytes:
+        """stdout as bytes."""
+        return bytes(self._said["out"])
 
     @property
     def err(self) -> str:
@@ -103,7 +108,7 @@ class Running:
         """Wait until `text` (a regular expression) is on stdout or stderr; the match."""
 
         def look() -> re.Match[str] | None:
-            return re.search(text, self.out, re.M) or re.search(text, self.err, re.M)
+            return re.search(text, plain(self.out), re.M) or re.search(text, plain(self.err), re.M)
 
         until(lambda: look() or self.process.poll() is not None, seconds, lambda: f"{text!r} in\n{self.out}\n{self.err}")
         self._settle()
@@ -228,17 +233,21 @@ class Site:
 
     def start(
         self, *args: object, program: Sequence[str] = INV, env: Mapping[str, str] | None = None, terminal: bool = False,
-        cwd: Path | None = None, columns: int = 100, timeout: float = 0.0,
+        cwd: Path | None = None, columns: int = 100, timeout: float = 0.0, out: Path | None = None,
     ) -> Running:  # fmt: skip
-        """Start it; terminal: with a pty of its own as its controlling terminal."""
+        """Start it; terminal: with a pty of its own as its controlling terminal; out: a file for its stdout."""
         argv = [*program, *map(str, args)]
-        make = self._on_terminal if terminal else self._on_pipes
-        running = make(argv, cwd or self.folder, dict(env or {}), columns)
+        where, environ = cwd or self.folder, dict(env or {})
+        if terminal:
+            running = self._on_terminal(argv, where, environ, columns)
+        else:
+            running = self._on_pipes(argv, where, environ, out)
         self.running.append(running)
         return running
 
-    def _on_pipes(self, argv: list[str], cwd: Path, env: dict[str, str], columns: int) -> Running:
-        out, err = os.pipe(), os.pipe()
+    def _on_pipes(self, argv: list[str], cwd: Path, env: dict[str, str], file: Path | None) -> Running:
+        err = os.pipe()
+        out = (os.open(os.devnull, os.O_RDONLY), os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)) if file else os.pipe()
         try:
             process = self.popen(
                 argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=out[1], stderr=err[1], start_new_session=True
@@ -278,6 +287,8 @@ class Site:
         """End the commands; what a test has left on nodes is ended and is its failure."""
         for running in self.running:
             running.close()
+        with contextlib.suppress(AssertionError):
+            self.gone(5.0)
         left = self.living()
         for process in left:
             with contextlib.suppress(ProcessLookupError):
@@ -318,14 +329,35 @@ class LoopSite(Site):
 
     def processes(self, node: int) -> list[Process]:
         server = self.servers[node]
-        signs = (f"HOME={server.home}\0".encode(), server.mark.encode())
-        found = []
-        for name in os.listdir("/proc"):
-            if name.isdigit():
-                with contextlib.suppress(OSError):
-                    if any(sign in Path(f"/proc/{name}/environ").read_bytes() + b"\0" for sign in signs):
-                        found += _look(node, int(name))
-        return [process for process in found if process.name != "sshd" and not process.name.startswith("sshd-")]
+        return _carrying(node, [f"HOME={server.home}\0".encode(), server.mark.encode()])
+
+
+class EmbeddedSite(Site):
+    """No conf.py: the embedded local cluster, which the first command starts."""
+
+    def __init__(self, folder: Path, state: Path, count: int = 3) -> None:
+        super().__init__(folder, count)
+        self.state = state
+
+    def popen(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("XDG_", "SSH_"))}
+        env = {**kept, "XDG_STATE_HOME": str(self.state), "PYTHONPATH": str(REPO), **options.pop("env")}
+        return subprocess.Popen(argv, env=env, **options)
+
+    def home(self, node: int) -> Path:
+        return self.state / "clustertool/local" / f"node{node}"
+
+    def name(self, node: int) -> str:
+        return f"127.0.0.{node + 1}"
+
+    def processes(self, node: int) -> list[Process]:
+        return _carrying(node, [f"HOME={self.home(node)}\0".encode()])
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self.inv("cluster.down").ends(0)
 
 
 class LabSite(Site):
@@ -351,17 +383,27 @@ class LabSite(Site):
         return self.lab.name(node)
 
     def processes(self, node: int) -> list[Process]:
-        found = [process for seen in self.lab.processes(node) for process in _look(node, seen.pid)]
-        return [process for process in found if process.name != "sshd" and not process.name.startswith("sshd-")]
+        return [process for seen in self.lab.processes(node) for process in _look(node, seen.pid)]
+
+
+def _carrying(node: int, signs: Sequence[bytes]) -> list[Process]:
+    """Processes of this machine with one of `signs` in their environment."""
+    found: list[Process] = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                if any(sign in Path(f"/proc/{name}/environ").read_bytes() + b"\0" for sign in signs):
+                    found += _look(node, int(name))
+    return found
 
 
 def _look(node: int, pid: int) -> Iterator[Process]:
-    """The process if it lives."""
+    """The process, if it lives and is none of sshd's."""
     with contextlib.suppress(OSError):
         state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
         argv = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
         name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-        if state not in "ZX":
+        if state not in "ZX" and name != "sshd" and not name.startswith("sshd-"):
             yield Process(node, pid, tuple(argv), name)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clustertool.engines.base import Phase, Steps
+from clustertool.plan.environment import mark
 from clustertool.plan.plan import HIDDEN, Node, Plan, Process
 
 Spec = dict[str, Any]
@@ -16,7 +17,8 @@ class SshEngine:
 
     def start(self, plan: Plan, release: str, secrets: Mapping[str, str]) -> Steps:
         nodes = plan.nodes
-        endpoints = [process.endpoint for process in plan.processes if process.role == "trainer"]
+        trainers = [process for process in plan.processes if process.role == "trainer"]
+        endpoints = [process.endpoint for process in sorted(trainers, key=lambda process: process.rank)]
         place = {node.index: {"q": "place", "release": release, "spec": spec(plan, node, endpoints)} for node in nodes}
         launch = {
             node.index: {
@@ -25,7 +27,7 @@ class SshEngine:
             }
             for node in nodes
         }  # fmt: skip
-        unplace = {node.index: {"q": "unplace", "job_dir": node.job_dir} for node in nodes}
+        unplace = {node.index: {"q": "unplace", "job_dir": node.job_dir, "token": plan.identity.token} for node in nodes}
         stop = self.stop(len(nodes), plan.job_id, {"by": "the start failed", "code": 69, "grace": 1.0, "force": True})
         return Steps((Phase("place", place), Phase("launch", launch)), (Phase("unplace", unplace), stop))
 
@@ -55,7 +57,7 @@ def spec(plan: Plan, node: Node, endpoints: list[str]) -> Spec:
         "job_dir": node.job_dir,
         "work_dir": node.work_dir,
         "output": plan.output,
-        "mark": f"{plan.job_id}/{node.index}/{plan.identity.token}",
+        "mark": mark(plan.job_id, node.index, plan.identity.token),
         "token": plan.identity.token,
         "lead": {"node": lead_node.index, "name": lead_node.name, "host": plan.lead[0], "port": plan.lead[1]},
         "policy": dict(vars(plan.policy)),

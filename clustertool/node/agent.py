@@ -10,18 +10,18 @@ import contextlib
 import os
 import select
 import signal
-import socket
 import threading
 import time
-import traceback
-from typing import Any, Callable, Dict, List, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
 
 from clustertool.errors import ClustertoolError, NotFound
-from clustertool.node import files, launch, place, probe, processes
-from clustertool.node.follow import Follower, last_lines
-from clustertool.node.records import Record, find
-from clustertool.node.stop import stop
+from clustertool.node import files, processes
 from clustertool.plan.frames import Decoder, Header, encode
+
+# A request imports what it needs: an agent starts on every node for every command, and its start is most of its cost.
+if TYPE_CHECKING:
+    from clustertool.node.follow import Follower
+    from clustertool.node.records import Record
 
 _BEAT = 1.0
 _POLL = 0.05
@@ -32,15 +32,15 @@ class Agent:
     """`hello` is the laptop's first word: root_dir, entry (how conf.py names this node), and the node's name there."""
 
     def __init__(self, hello: Header, inlet: int, outlet: int) -> None:
-        self.root = probe.resolve(str(hello["root_dir"]))
+        self.root = files.resolve(str(hello["root_dir"]))
         self.entry = str(hello["entry"])
         self.hello = hello
         self._in, self._out = inlet, outlet
         self._decoder = Decoder()
         self._waiting = bytearray()
         self._lock = threading.Lock()
-        self._bell, self._ring = socket.socketpair()
-        self._bell.setblocking(False)
+        self._bell, self._ring = os.pipe()
+        os.set_blocking(self._ring, False)
         self._threads: List[threading.Thread] = []
         self._followers: List[Follower] = []
         self._beat_at = 0.0
@@ -67,8 +67,8 @@ class Agent:
         for fd, mask in poll.poll(wait * 1000):
             if fd == self._in:
                 self._read()
-            elif fd == self._bell.fileno():
-                self._bell.recv(4096)
+            elif fd == self._bell:
+                os.read(self._bell, 4096)
             elif mask & (select.POLLERR | select.POLLHUP):
                 self._open = False
         self._flush()
@@ -85,6 +85,7 @@ class Agent:
         if name in _INLINE:
             self._answer(header, lambda: _INLINE[name](self, header))
         else:
+            header["earlier"] = self._threads
             thread = threading.Thread(target=self._answer, args=(header, lambda: _HANDLERS[name](self, header)))
             self._threads = [t for t in self._threads if t.is_alive()] + [thread]
             thread.start()
@@ -95,8 +96,10 @@ class Agent:
             reply = {"re": number, **handle()}
         except ClustertoolError as error:
             reply = {"re": number, "error": {"kind": type(error).__name__, "what": error.what, "fix": error.fix}}
-        except (OSError, KeyError, ValueError, TypeError) as error:
+        except (OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             # The outermost boundary of the node side: what we did not foresee goes to the laptop as a bug.
+            import traceback
+
             text = traceback.format_exc(limit=-4)
             reply = {"re": number, "error": {"kind": "InternalError", "what": f"{error!r}\n{text}", "fix": ""}}
         self.send(reply)
@@ -106,7 +109,7 @@ class Agent:
             self._waiting += encode(header, payload)
         if threading.current_thread() is not threading.main_thread():
             with contextlib.suppress(BlockingIOError):
-                self._ring.send(b"!")
+                os.write(self._ring, b"!")
 
     def _pump(self) -> bool:
         """Heartbeats and what the followers have; True if there may be more at once."""
@@ -141,31 +144,55 @@ class Agent:
     # -- requests --
 
     def probe(self, header: Header) -> Dict[str, Any]:
+        from clustertool.node import probe
+
         return probe.probe(header)
 
+    def meet(self, header: Header) -> Dict[str, Any]:
+        from clustertool.node import meet
+
+        return meet.meet(self.root, str(header["step"]), str(header["token"]), int(header["node"]))
+
     def stage(self, header: Header) -> Dict[str, Any]:
+        from clustertool.node import place
+
         return place.stage(self.root, str(header["release"]))
 
     def seal(self, header: Header) -> Dict[str, Any]:
+        from clustertool.node import place
+
         return place.seal(self.root, str(header["release"]))
 
     def place(self, header: Header) -> Dict[str, Any]:
+        from clustertool.node import place
+
         return place.place(header["spec"], str(header["release"]))
 
     def unplace(self, header: Header) -> Dict[str, Any]:
-        """Take back a job directory of a job that never started."""
+        """Take back the directory of a job that never started; an older job of the same name stays untouched."""
+        from clustertool.node import place
+
+        for thread in header["earlier"]:  # a placing that was interrupted is over before it is taken back
+            thread.join()
         with contextlib.suppress(NotFound):
-            files.remove_tree(str(header["job_dir"]))
+            if place.belongs(str(header["job_dir"]), str(header["token"])):
+                files.remove_tree(str(header["job_dir"]))
         return {}
 
     def start(self, header: Header) -> Dict[str, Any]:
+        from clustertool.node import launch
+
         return launch.launch(header, self._umask)
 
     def follow(self, header: Header) -> Dict[str, Any]:
+        from clustertool.node.follow import Follower
+
         self._followers.append(Follower(self.record(header), header))
         return {}
 
     def stop(self, header: Header) -> Dict[str, Any]:
+        from clustertool.node.stop import stop
+
         found = self.records(header)
         arguments = str(header["by"]), int(header["code"]), float(header["grace"]), bool(header["force"])
         return {"jobs": {record.job: stop(record, *arguments) for record in found}}
@@ -178,17 +205,19 @@ class Agent:
         record = self.record(header)
         events = record.events()
         supervisor = record.process("supervisor")
-        pids = [int(event["pid"]) for event in events if event["e"] == "started"]
+        started = [processes.Process(int(event["pid"]), int(event["start"])) for event in events if event["e"] == "started"]
         return {
             "node": record.node,
             "dir": record.paths.dir,
             "events": events,
             "supervised": supervisor is not None and processes.alive(supervisor),
-            "usage": {str(pid): usage for pid, usage in ((pid, _usage(pid)) for pid in pids) if usage},
+            "usage": {str(process.pid): _usage(process.pid) for process in started if processes.alive(process)},
         }
 
     def tail(self, header: Header) -> Dict[str, Any]:
         """The last lines of one log, for a verdict."""
+        from clustertool.node.follow import last_lines
+
         job = files.open_job_dir(self.record(header).paths.dir)
         try:
             text = last_lines(job, str(header["log"]), int(header["lines"]))
@@ -199,11 +228,13 @@ class Agent:
         return {"text": text.decode("utf-8", "backslashreplace")}
 
     def clean(self, header: Header) -> Dict[str, Any]:
-        """Remove finished jobs: one, or all older than some seconds. Running ones stay and are named."""
+        """Remove finished jobs: one, or all older than some seconds. Those of which something lives stay and are named."""
+        from clustertool.node.stop import lives
+
         removed, running, freed = [], [], 0
         for record in self.records(header):
             old = time.time() - float(record.header.get("created", 0)) >= float(header.get("older_than", 0))
-            if record.summary()["state"] == "running":
+            if lives(record):
                 running.append(record.job)
             elif old:
                 removed.append(record.job)
@@ -212,7 +243,9 @@ class Agent:
         return {"removed": removed, "running": running, "freed": freed}
 
     def records(self, header: Header) -> List[Record]:
-        found = find(self.root, self.entry, socket.gethostname(), str(header.get("job", "")))
+        from clustertool.node.records import find
+
+        found = find(self.root, self.entry, os.uname().nodename, str(header.get("job", "")))
         if header.get("exact"):
             found = [record for record in found if record.job == header["job"]]
         return found
@@ -224,11 +257,11 @@ class Agent:
         return found[0]
 
 
-def _usage(pid: int) -> "Tuple[float, int] | None":
+def _usage(pid: int) -> Tuple[float, int]:
     """(CPU seconds, resident bytes) of a process."""
     found = processes.stat(pid)
     if found is None:
-        return None
+        return 0.0, 0
     return found.ticks / os.sysconf("SC_CLK_TCK"), found.rss * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -237,7 +270,8 @@ _INLINE: Dict[str, Callable[[Agent, Header], Dict[str, Any]]] = {
     "start": Agent.start, "follow": Agent.follow,
 }  # fmt: skip
 _HANDLERS: Dict[str, Callable[[Agent, Header], Dict[str, Any]]] = {
-    "probe": Agent.probe, "stage": Agent.stage, "seal": Agent.seal, "place": Agent.place, "unplace": Agent.unplace,
+    "probe": Agent.probe, "meet": Agent.meet, "stage": Agent.stage, "seal": Agent.seal, "place": Agent.place,
+    "unplace": Agent.unplace,
     "stop": Agent.stop, "jobs": Agent.jobs, "status": Agent.status, "tail": Agent.tail, "clean": Agent.clean,
 }  # fmt: skip
 

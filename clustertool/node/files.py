@@ -11,7 +11,7 @@ import errno
 import json
 import os
 import stat
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterable, Iterator, List, Optional
 
 from clustertool.errors import NotFound, PreflightError, UsageError
 from clustertool.plan.paths import OURS
@@ -30,11 +30,11 @@ def root_problem(path: str) -> Optional[str]:
             return f"{path} is a link that belongs to another user"
     if not stat.S_ISDIR(info.st_mode):
         return f"{path} is no directory"
-    if info.st_uid == os.getuid():
-        return None
-    if info.st_uid == 0 and info.st_mode & stat.S_ISVTX:
-        return None
-    return f"{path} belongs to uid {info.st_uid}, not to you"
+    if info.st_uid not in (0, os.getuid()) or (info.st_uid != os.getuid() and not info.st_mode & stat.S_ISVTX):
+        return f"{path} belongs to uid {info.st_uid}, not to you"
+    if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
+        return f"everybody may write to {path}, so anybody could replace what lies there"
+    return None
 
 
 def real_root(path: str) -> str:
@@ -46,12 +46,18 @@ def real_root(path: str) -> str:
     return path
 
 
+def resolve(root: str) -> str:
+    """conf.py's ROOT_DIR as an absolute path on this node."""
+    return real_root(os.path.normpath(os.path.expanduser(root)))
+
+
 def make_root(path: str) -> None:
     """Make ROOT_DIR (0700) if it is missing. Raises PreflightError when it is not ours to use."""
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
     except OSError as error:
-        raise PreflightError(f"ROOT_DIR {path} cannot be made: {error.strerror}", "choose a ROOT_DIR you can write to") from None
+        what = f"ROOT_DIR {path} cannot be made: {error.strerror}"
+        raise PreflightError(what, "choose a ROOT_DIR you can write to") from None
     problem = root_problem(path)
     if problem:
         raise PreflightError(f"ROOT_DIR: {problem}", "choose a ROOT_DIR of your own")
@@ -78,13 +84,26 @@ def make_job_dir(path: str) -> int:
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
-        raise UsageError(f"{path} is there already", f"take another --job-id, or inv clean --job {os.path.basename(path)[3:]}") from None
+        fix = f"take another --job-id, or inv clean --job {os.path.basename(path)[3:]}"
+        raise UsageError(f"{path} is there already", fix) from None
     except OSError as error:
         raise PreflightError(f"{path} cannot be made: {error.strerror}", "make room or rights in ROOT_DIR") from None
     fd = os.open(path, _DIR)
-    os.mkdir(OURS, 0o700, dir_fd=fd)
-    mark(os.path.join(path, OURS))
+    try:
+        os.mkdir(OURS, 0o700, dir_fd=fd)
+        mark(os.path.join(path, OURS))
+    except OSError as error:
+        os.close(fd)
+        _unmake(path)
+        raise PreflightError(f"{path} cannot be filled: {error.strerror}", "make room in ROOT_DIR") from None
     return fd
+
+
+def _unmake(path: str) -> None:
+    """Take back a directory that we made and could not mark."""
+    for step in (os.path.join(path, OURS), path):
+        with contextlib.suppress(OSError):
+            os.rmdir(step)
 
 
 def mark(ours: str) -> None:
@@ -96,18 +115,28 @@ def mark(ours: str) -> None:
 def is_ours(path: str) -> bool:
     """A directory of this user that carries our marker; no link on the last steps."""
     try:
-        own = os.lstat(path)
-        marker = os.lstat(os.path.join(path, OURS, MARKER))
-    except OSError:
+        os.close(open_job_dir(path))
+    except NotFound:
         return False
-    return stat.S_ISDIR(own.st_mode) and own.st_uid == os.getuid() and stat.S_ISREG(marker.st_mode) and marker.st_uid == os.getuid()
+    return True
 
 
 def open_job_dir(path: str) -> int:
-    """A descriptor of an existing job directory. Raises NotFound."""
-    if not is_ours(path):
-        raise NotFound(f"{path} is no job directory of yours", "inv jobs lists the jobs")
-    return os.open(path, _DIR)
+    """A descriptor of an existing job directory: real, this user's, with our marker. Raises NotFound."""
+    wrong = NotFound(f"{path} is no job directory of yours", "inv jobs lists the jobs")
+    try:
+        fd = os.open(path, _DIR)
+    except OSError:
+        raise wrong from None
+    try:
+        marker = os.lstat(f"{OURS}/{MARKER}", dir_fd=fd)
+        good = stat.S_ISREG(marker.st_mode) and {marker.st_uid, os.fstat(fd).st_uid} == {os.getuid()}
+    except OSError:
+        good = False
+    if not good:
+        os.close(fd)
+        raise wrong
+    return fd
 
 
 @contextlib.contextmanager
@@ -182,32 +211,38 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 class Journal:
-    """An append-only file of JSON lines. A full disk never stops the writer: lines wait in memory, bounded."""
+    """An append-only file of lines. A full disk never stops the writer: lines wait in memory, bounded."""
 
     _MOST = 10_000
+    _BATCH = 500
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._waiting: List[bytes] = []
-        self._torn = False
+        # Whoever wrote here before may have died in the middle of a line.
+        self._torn = os.fstat(fd).st_size > 0
 
-    def write(self, value: Any) -> None:
-        if len(self._waiting) < self._MOST:
-            self._waiting.append(json.dumps(value, separators=(",", ":")).encode() + b"\n")
+    def write(self, *values: Any) -> None:
+        """JSON, a line each."""
+        self.lines([json.dumps(value, separators=(",", ":")).encode() for value in values])
+
+    def lines(self, lines: Iterable[bytes]) -> None:
+        self._waiting += (line + b"\n" for line in lines)
+        del self._waiting[self._MOST :]
         self.flush()
 
     def flush(self) -> None:
         """Write what waits. After a torn write the next line starts on a line of its own."""
         while self._waiting:
-            data = (b"\n" if self._torn else b"") + self._waiting[0]
+            data = b"\n" * self._torn + b"".join(self._waiting[: self._BATCH])
             try:
                 done = os.write(self._fd, data)
             except OSError:
                 return
-            self._torn = done < len(data)
-            if self._torn:
+            del self._waiting[: data.count(b"\n", 0, done) - self._torn]
+            self._torn = data[done - 1 : done] != b"\n"
+            if done < len(data):
                 return
-            self._waiting.pop(0)
 
     def close(self) -> None:
         self.flush()
@@ -219,10 +254,12 @@ def remove_tree(path: str) -> int:
     fd = open_job_dir(path)
     try:
         freed = _empty(fd)
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(path)
+    except OSError as error:
+        raise PreflightError(f"{path} cannot be removed: {error.strerror}", "does something still use it?") from None
     finally:
         os.close(fd)
-    with contextlib.suppress(FileNotFoundError):
-        os.rmdir(path)
     return freed
 
 
@@ -233,15 +270,29 @@ def _empty(fd: int) -> int:
         for entry in entries:
             names[entry.name] = entry.is_dir(follow_symlinks=False)
     for name, is_dir in sorted(names.items(), key=lambda item: item[0] == OURS):  # the marker goes last
-        if is_dir:
-            os.chmod(name, 0o700, dir_fd=fd)
-            down = os.open(name, _DIR, dir_fd=fd)
-            try:
-                freed += _empty(down)
-            finally:
-                os.close(down)
-            os.rmdir(name, dir_fd=fd)
-        else:
-            freed += os.lstat(name, dir_fd=fd).st_size
-            os.unlink(name, dir_fd=fd)
+        with contextlib.suppress(FileNotFoundError):  # two may remove at the same time
+            freed += _remove_dir(name, fd) if is_dir else _remove_file(name, fd)
+    return freed
+
+
+def _remove_file(name: str, parent: int) -> int:
+    size = os.lstat(name, dir_fd=parent).st_size
+    os.unlink(name, dir_fd=parent)
+    return size
+
+
+def _remove_dir(name: str, parent: int) -> int:
+    """With what is in it, also where a program left a folder that its owner may not enter or change."""
+    try:
+        fd = os.open(name, _DIR, dir_fd=parent)
+    except PermissionError:
+        os.chmod(name, 0o700, dir_fd=parent)
+        fd = os.open(name, _DIR, dir_fd=parent)
+    try:
+        with contextlib.suppress(PermissionError):
+            os.fchmod(fd, 0o700)
+        freed = _empty(fd)
+    finally:
+        os.close(fd)
+    os.rmdir(name, dir_fd=parent)
     return freed

@@ -6,8 +6,9 @@ import contextlib
 import json
 import os
 import time
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
 
+from clustertool.errors import NotFound
 from clustertool.node import files, processes
 from clustertool.node.records import Record
 from clustertool.plan.frames import Header
@@ -32,22 +33,35 @@ class Follower:
     def __init__(self, record: Record, request: Mapping[str, Any]) -> None:
         self._record = record
         self._job = files.open_job_dir(record.paths.dir)
+        try:
+            self._events = files.open_read(self._job, f"{OURS}/events.jsonl")
+        except FileNotFoundError:
+            os.close(self._job)
+            raise NotFound(f"job {record.job} was never started here", "inv jobs lists the jobs") from None
         self._wanted = request.get("logs", [])
         self._offsets: Dict[str, int] = dict(request.get("offsets", {}))
         self._tail: Optional[int] = request.get("tail")
         self._follow = bool(request.get("follow", True))
         self._attempt: Optional[int] = request.get("attempt")
-        self._events = files.open_read(self._job, f"{OURS}/events.jsonl")
-        self._events_at = int(request.get("events_at", 0))
+        self._events_at = 0
         self._rest = b""
         self._logs: Dict[str, _Log] = {}
-        self._over = False
+        self._over = self._gone = False
         self._check_at = 0.0
         self.ended = False
+        self._skip(int(request.get("events_at", 0)))
+
+    def _skip(self, events_at: int) -> None:
+        """The reader has had these events; we need them to know the logs."""
+        for line in os.pread(self._events, events_at, 0).split(b"\n"):
+            with contextlib.suppress(ValueError):
+                self._look(json.loads(line))
+        self._events_at = events_at
 
     def pieces(self) -> Iterator[Tuple[Header, bytes]]:
+        last = not self._follow or self._orphaned()  # asked before the last read: what was said before is in it
         yield from self._read_events()
-        over = self._over or not self._follow or self._orphaned()  # asked before the last read of the logs
+        over = self._over or last
         idle = True
         for log in list(self._logs.values()):
             for piece in self._read_log(log):
@@ -104,13 +118,11 @@ class Follower:
     def _orphaned(self) -> bool:
         """Supervisor and guard are gone without a last word: nothing more will come."""
         now = time.monotonic()
-        if now < self._check_at:
-            return False
-        self._check_at = now + _CHECK_EVERY
-        supervisor, guard = self._record.process("supervisor"), self._record.process("guard")
-        if supervisor is None:
-            return True
-        return not processes.alive(supervisor) and (guard is None or not processes.alive(guard))
+        if not self._gone and now >= self._check_at:
+            self._check_at = now + _CHECK_EVERY
+            caretakers = (self._record.process("supervisor"), self._record.process("guard"))
+            self._gone = not any(process and processes.alive(process) for process in caretakers)
+        return self._gone
 
     def close(self) -> None:
         for fd in [self._events, self._job, *(log.fd for log in self._logs.values())]:
@@ -148,7 +160,3 @@ def last_lines(job: int, name: str, lines: int, limit: int = 64 << 10) -> bytes:
         return os.pread(fd, limit, start)
     finally:
         os.close(fd)
-
-
-def events_of(record: Record) -> List[Mapping[str, Any]]:
-    return list(record.events())

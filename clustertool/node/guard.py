@@ -3,84 +3,75 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import signal
 import socket
 import time
-from typing import Any, Callable, Dict, List
+from typing import Any, Dict, List
 
-from clustertool.node import files, processes
+from clustertool.node import family, files, processes
+from clustertool.node.processes import Process
+from clustertool.node.sweep import Sweep
 from clustertool.plan.paths import OURS
 
+BEAT = 0.5
+QUIT = b"Q"
 
-def run(sock: socket.socket, supervisor: processes.Process, spec: Dict[str, Any], job: int) -> None:
-    """Loop until the supervisor says quit (b"Q") or is gone. `job` is the job directory's descriptor."""
+
+def patience(spec: Dict[str, Any]) -> float:
+    """Seconds of silence after which supervisor and guard call each other frozen."""
+    return max(2.0, float(spec["policy"]["loss_timeout"]))
+
+
+def run(sock: socket.socket, supervisor: Process, spec: Dict[str, Any], job: int) -> None:
+    """Loop until the supervisor says QUIT or is gone. `job` is the job directory's descriptor."""
     processes.set_name("ct-guard")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    patience = max(2.0, float(spec["policy"]["loss_timeout"]))
     heard = time.monotonic()
     while True:
-        ready, _, _ = select.select([sock], [], [], 0.5)
+        ready, _, _ = select.select([sock], [], [], BEAT)
         if ready:
-            try:
-                data = sock.recv(4096)
-            except ConnectionError:
-                data = b""
-            if b"Q" in data:
+            data = _receive(sock)
+            if QUIT in data:
                 return
             if not data:
-                return _take_over("the supervisor died", supervisor, spec, job)
+                break
             heard = time.monotonic()
-        elif time.monotonic() - heard > patience:
-            return _take_over(f"the supervisor did not move for {patience:g} s", supervisor, spec, job)
+        elif time.monotonic() - heard > patience(spec):
+            break
         with contextlib.suppress(OSError):
-            sock.send(b"g")
+            sock.send(b"g", socket.MSG_DONTWAIT)
+    why = f"did not move for {patience(spec):g} s" if processes.alive(supervisor) else "died"
+    _take_over(f"the supervisor {why}", supervisor, spec, job)
 
 
-def _take_over(why: str, supervisor: processes.Process, spec: Dict[str, Any], job: int) -> None:
-    journal = files.Journal(files.open_append(job, f"{OURS}/events.jsonl"))
-    journal.write({"t": time.time(), "e": "supervisor-lost", "why": why})
+def _receive(sock: socket.socket) -> bytes:
+    try:
+        return sock.recv(4096)
+    except ConnectionError:
+        return b""
+
+
+def _take_over(why: str, supervisor: Process, spec: Dict[str, Any], job: int) -> None:
+    """What a frozen supervisor owns is found below it; what a dead one owned, by what it wrote down and by the marker."""
+    record_loss(job, why)
+    below: List[Process] = processes.descendants(supervisor.pid) if processes.alive(supervisor) else []
     processes.signal_one(supervisor, signal.SIGKILL)
-    left = end_all(seen(job), str(spec["mark"]), {os.getpid()}, grace=0.0, force_for=10.0)
-    journal.write({"t": time.time(), "e": "clean", "survivors": left})
-    journal.close()
+    left = Sweep([*family.recorded(job), *below], str(spec["mark"])).end(grace=0.0, force_for=10.0)
+    record_clean(job, left)
 
 
-def seen(job: int) -> List[processes.Process]:
-    """Every descendant the supervisor ever recorded."""
-    found = []
+def record_loss(job: int, why: str) -> None:
+    _record(job, {"t": round(time.time(), 3), "e": "supervisor-lost", "why": why})
+
+
+def record_clean(job: int, survivors: List[str]) -> None:
+    _record(job, {"t": round(time.time(), 3), "e": "clean", "survivors": survivors})
+
+
+def _record(job: int, event: Dict[str, Any]) -> None:
     with contextlib.suppress(OSError):
-        for line in files.read(job, f"{OURS}/seen").splitlines():
-            words = line.split()
-            if len(words) == 2 and all(word.isdigit() for word in words):
-                found.append(processes.Process(int(words[0]), int(words[1])))
-    return found
-
-
-def end_all(
-    known: List[processes.Process], mark: str, spare: "set[int]", grace: float, force_for: float,
-    poll: "Callable[[], None]" = lambda: None,
-) -> List[str]:
-    """TERM, `grace` seconds, then KILL until none lives or `force_for` seconds are over. Returns the survivors in words."""
-    if grace > 0:
-        for process in living(known, mark, spare):
-            processes.signal_one(process, signal.SIGTERM)
-        end = time.monotonic() + grace
-        while living(known, mark, spare) and time.monotonic() < end:
-            poll()
-            time.sleep(0.02)
-    end = time.monotonic() + force_for
-    left = processes.end_now(known, mark, spare)
-    while (left or living(known, mark, spare)) and time.monotonic() < end:
-        poll()
-        time.sleep(0.02)
-        left = processes.end_now(known, mark, spare)
-    return [processes.describe(process) for process in living(known, mark, spare)]
-
-
-def living(known: List[processes.Process], mark: str, spare: "set[int]") -> List[processes.Process]:
-    """What lives of the recorded and the marked processes."""
-    found = {process.pid: process for process in [*known, *processes.marked(mark)] if processes.alive(process)}
-    return [process for pid, process in found.items() if pid not in spare]
+        journal = files.Journal(files.open_append(job, f"{OURS}/events.jsonl"))
+        journal.write(event)
+        journal.close()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-import traceback
 from typing import Any, Dict
 
 from clustertool.errors import ClustertoolError, from_wire
-from clustertool.node import files
+from clustertool.node import files, processes
 from clustertool.node.supervisor import Supervisor
 from clustertool.plan.frames import Header
 from clustertool.plan.paths import OURS
+
+_ERRORS = f"{OURS}/supervisor.err"
 
 
 def launch(header: Header, umask: int) -> Dict[str, Any]:
@@ -25,42 +25,49 @@ def launch(header: Header, umask: int) -> Dict[str, Any]:
     if child == 0:
         _detach(spec, job, theirs, umask)
     os.close(theirs)
-    os.close(job)
     os.waitpid(child, 0)
-    with open(ours, "rb") as file:
-        word = json.loads(file.read() or b'{"kind": "InternalError", "what": "the supervisor died at birth", "fix": ""}')
+    try:
+        with open(ours, "rb") as file:
+            word = json.loads(file.read() or _died(job))
+    finally:
+        os.close(job)
     if word:
         raise from_wire(word["kind"], word["what"], word["fix"])
     return {}
+
+
+def _died(job: int) -> bytes:
+    """The word of a supervisor that had none."""
+    said = files.read(job, _ERRORS).decode(errors="replace").strip().splitlines()
+    return json.dumps({"kind": "InternalError", "what": ": ".join(["the supervisor died at birth", *said[-1:]]), "fix": ""}).encode()
 
 
 def _detach(spec: Dict[str, Any], job: int, ready: int, umask: int) -> None:
     """In the first child: never returns. The grandchild becomes the supervisor."""
     try:
         os.setsid()
-        if os.fork():
-            os._exit(0)
-        _settle(job, ready)
-        supervisor = Supervisor(spec, job, umask)
-        try:
-            supervisor.prepare()
-        except ClustertoolError as error:
-            os.write(ready, json.dumps({"kind": type(error).__name__, "what": error.what, "fix": error.fix}).encode())
-            supervisor._leave()
-            os._exit(1)
-        os.write(ready, b"{}")
-        os.close(ready)
-        supervisor.run()
-        os._exit(0)
-    except BaseException:  # noqa: B036 - a forked child must never return into the agent's loop
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
+        if os.fork() == 0:
+            _settle(job, ready)
+            _supervise(Supervisor(spec, job, umask), ready)
+    finally:
+        processes.leave(0)
+
+
+def _supervise(supervisor: Supervisor, ready: int) -> None:
+    try:
+        supervisor.prepare()
+    except ClustertoolError as error:
+        supervisor.leave()
+        os.write(ready, json.dumps({"kind": type(error).__name__, "what": error.what, "fix": error.fix}).encode())
+        return
+    os.write(ready, b"{}")
+    os.close(ready)
+    supervisor.run()
 
 
 def _settle(job: int, ready: int) -> None:
     """No descriptor of the agent's stays open, or ssh would wait for us; stderr goes to a file of ours."""
-    log = files.open_append(job, f"{OURS}/supervisor.err")
+    log = files.open_append(job, _ERRORS)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)

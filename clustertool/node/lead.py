@@ -4,12 +4,16 @@
     joining    all nodes joined              pserver*   Start(first role)
     pserver    all pservers listen           trainer    Start(trainer)
     trainer    all trainers exited 0         ending     Stop       (pservers end: their 143 is no failure)
-    any        a process failed              ending     Stop       (or goes on, policy continue; or restarts)
+    any        a process failed              ending     Stop       (or goes on, policy continue)
     any        a node is lost                ending     Stop
     any        stop asked, time is over      ending     Stop
-    ending     all nodes clean or lost       over       Finish(outcome)  (or joining again: a restart)
+    ending     all nodes clean or lost       over       Finish(outcome)
+                 a restart, and all clean    pserver*   Start(first role) of the next attempt
 
     * a collective job has no pservers and goes on to trainer at once.
+
+What ended the job first is its outcome; only a restart that is under way gives way to a lost node and to a stop. A
+node whose supervisor ended its processes unasked (it thinks the lead lost) counts as lost.
 """
 
 from __future__ import annotations
@@ -184,9 +188,11 @@ def _exited(state: State, event: Exited) -> Step:
     state = replace(state, exits=state.exits + event.exits, trainers_ended=ended)
     if state.ending or state.restart:
         return state, ()
-    bad = tuple(exit for exit in event.exits if exit.failed or _left_early(state, exit))
+    if any(exit.stopped for exit in event.exits):
+        return _lost(state, Lost(state.shape.node_of(event.exits[0].key), "its supervisor ended its processes unasked"))
+    bad = sorted((exit for exit in event.exits if exit.failed or _left_early(state, exit)), key=lambda exit: exit.key)
     if bad:
-        state = replace(state, culprits=state.culprits + bad)
+        state = replace(state, culprits=state.culprits + tuple(bad))
         if state.shape.on_failure == "abort" or any(exit.role == "pserver" for exit in bad):
             return _fail(state)
     if state.trainers_ended == state.shape.trainers:
@@ -205,11 +211,14 @@ def _fail(state: State) -> Step:
     if state.attempt < state.shape.max_restarts:
         state = replace(state, phase="ending", restart=True)
         return state, (Stop(f"restart after attempt {state.attempt}: {_failure(state)}"),)
+    return _end(state, _failed(state))
+
+
+def _failed(state: State) -> Outcome:
     first = state.culprits[0]
     code = exit_code(first.code, first.signal) or 1
     keys = tuple(exit.key for exit in state.culprits)
-    outcome = Outcome("failed", code, "job", _failure(state), keys, node=state.shape.node_of(first.key))
-    return _end(state, outcome)
+    return Outcome("failed", code, "job", _failure(state), keys, node=state.shape.node_of(first.key))
 
 
 def _failure(state: State) -> str:
@@ -238,7 +247,8 @@ def _lost(state: State, event: Lost) -> Step:
     if state.ending:
         return _over(state)
     name = state.shape.names[event.node]
-    outcome = Outcome("lost", 75, "tool", f"node {name} is lost: {event.why}", tuple(sorted(state.shape.on(event.node))), node=event.node)
+    culprits = tuple(sorted(state.shape.on(event.node)))
+    outcome = Outcome("lost", 75, "tool", f"node {name} is lost: {event.why}", culprits, node=event.node)
     state, actions = _end(state, outcome)
     state, more = _over(state)
     return state, actions + more
@@ -251,13 +261,13 @@ def _stop_asked(state: State, event: StopAsked) -> Step:
 
 
 def _over(state: State) -> Step:
-    """When the last node is clean or lost: the verdict, or the next attempt."""
+    """When the last node is clean or lost: the verdict, or the next attempt, never beside survivors of the last."""
     if not state.gone >= state.shape.nodes:
         return state, ()
-    if state.ending is None:
-        again = State(state.shape, attempt=state.attempt + 1, joined=state.joined)
-        return _advance(again)
-    outcome = replace(state.ending, victims=_victims(state, state.ending))
+    if state.restart and not state.survivors:
+        return _advance(State(state.shape, attempt=state.attempt + 1, joined=state.joined))
+    ending = state.ending or _failed(state)
+    outcome = replace(ending, victims=_victims(state, ending))
     return replace(state, phase="over", ending=outcome), (Finish(outcome),)
 
 

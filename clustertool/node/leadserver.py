@@ -1,6 +1,7 @@
 """The lead's ear and mouth: turns messages and silence into events for decide(), and its actions into messages.
 
-A stranger costs one descriptor for two seconds, and never more than `_STRANGERS` of them.
+A stranger costs one descriptor for two seconds at most, and their number is bounded: when the places are taken, the ones that
+had time to show who they are leave, and new ones wait in the kernel's queue. All nodes of a big job may knock at once.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from clustertool.node import lead as l
-from clustertool.node.wire import Mailbox, Wire, context
+from clustertool.node.wire import Mailbox, Wire, beat, context
 from clustertool.plan.frames import Header
 
-_STRANGERS = 32
+_STRANGERS = 64  # places beside two for each node
 _PATIENCE = 2.0
+_HASTE = 0.5  # the same when places are short
 _JOIN_PATIENCE = 30.0
+_LATE = 1.0  # the same for a node that has not joined when the job ends
 _MAX_HEADER = 1 << 16
 _MAX_BACKLOG = 4 << 20
 
@@ -29,6 +32,7 @@ class _Peer:
         self.wire: Optional[Wire] = None
         self.heard = heard
         self.joined = False
+        self.left = False
 
 
 class LeadServer:
@@ -62,7 +66,7 @@ class LeadServer:
     # -- for the supervisor's loop --
 
     def readers(self) -> List[Any]:
-        return [self._listener, *self._wires()]
+        return [*([] if self._full() else [self._listener]), *self._wires()]
 
     def writers(self) -> List[Any]:
         return [wire for wire in self._wires() if wire.wants_write]
@@ -72,11 +76,11 @@ class LeadServer:
 
     @property
     def done(self) -> bool:
-        """The verdict has reached every node that still answers, or they had their time."""
+        """The verdict has reached every node that is not lost, or by now they know that they are."""
         if self._finished_at is None:
             return False
-        waiting = any(peer.wire is not None and peer.mail.kept() for peer in self._peers.values())
-        return not waiting or time.monotonic() - self._finished_at > 3.0
+        waiting = any(peer.mail.kept() and not peer.left for node, peer in self._peers.items() if node not in self._state.lost)
+        return not waiting or time.monotonic() - self._finished_at > self._timeout
 
     def turn(self) -> None:
         now = time.monotonic()
@@ -97,15 +101,19 @@ class LeadServer:
 
     # -- connections --
 
+    def _full(self) -> bool:
+        return len(self._strangers) >= _STRANGERS + 2 * len(self._peers)
+
     def _accept(self, now: float) -> None:
-        while True:
+        if self._full():
+            for wire, until in list(self._strangers.items()):
+                if now > until - _PATIENCE + _HASTE:
+                    self._dismiss(wire)
+        while not self._full():
             try:
                 sock, _ = self._listener.accept()
             except (BlockingIOError, ConnectionError, OSError):
                 return
-            if len(self._strangers) >= _STRANGERS:
-                oldest = min(self._strangers, key=lambda wire: self._strangers[wire])
-                self._dismiss(oldest)
             self._strangers[Wire(sock, self._context, server=True, max_header=_MAX_HEADER)] = now + _PATIENCE
 
     def _meet(self, wire: Wire, now: float) -> None:
@@ -126,7 +134,7 @@ class LeadServer:
         del self._strangers[wire]
         if peer.wire is not None:
             peer.wire.close()
-        peer.wire, peer.heard = wire, now
+        peer.wire, peer.heard, peer.left = wire, now, False
         peer.mail.take(hello)
         wire.send({"m": "welcome", "a": peer.mail.got})
         for message in peer.mail.kept():
@@ -156,13 +164,14 @@ class LeadServer:
         if came:
             peer.heard = now
         for message in came:
+            peer.left = peer.left or bool(message.get("bye"))
             if peer.mail.take(message):
                 self.receive(node, message)
 
     def _beat(self, now: float) -> None:
         if now < self._beat_at:
             return
-        self._beat_at = now + min(1.0, self._timeout / 4)
+        self._beat_at = now + beat(self._timeout)
         for peer in self._peers.values():
             if peer.wire is not None:
                 peer.wire.send({"m": "beat", "a": peer.mail.got})
@@ -170,14 +179,19 @@ class LeadServer:
     def _watch(self, now: float) -> None:
         """Silence and time become events. All input was read before, so our own nap accuses nobody."""
         for node, peer in self._peers.items():
-            patience = self._timeout if peer.joined else max(self._timeout, _JOIN_PATIENCE)
-            if now - peer.heard > patience and node not in self._state.lost:
+            patience = self._patience(peer)
+            if now - peer.heard > patience and node not in self._state.gone:
                 what = f"no heartbeat for {self._timeout:g} s" if peer.joined else f"it did not join within {patience:g} s"
                 self._record("lost", node=node, why=what)
                 self._decide(l.Lost(node, what))
         if self._deadline is not None and now > self._deadline:
             self._deadline = None
             self._decide(l.StopAsked(f"the job's time is over: --timeout {self._limit:g}", 124, "timeout"))
+
+    def _patience(self, peer: _Peer) -> float:
+        if peer.joined:
+            return self._timeout
+        return _LATE if self._state.phase == "ending" else max(self._timeout, _JOIN_PATIENCE)
 
     # -- decisions --
 

@@ -98,6 +98,17 @@ def place(spec: Dict[str, Any], release: str) -> Dict[str, Any]:
     return {}
 
 
+def belongs(job_dir: str, token: str) -> bool:
+    """Whether a job's directory was placed with this token. Raises NotFound."""
+    job = files.open_job_dir(job_dir)
+    try:
+        return str(json.loads(files.read(job, f"{paths.OURS}/spec.json"))["token"]) == token
+    except (OSError, ValueError, KeyError):
+        return False
+    finally:
+        os.close(job)
+
+
 def _write_files(spec: Dict[str, Any], job: int) -> None:
     job_paths = paths.JobPaths(os.path.dirname(spec["job_dir"]), spec["job"])
     files.create(job, f"{paths.OURS}/spec.json", json.dumps(spec).encode())

@@ -7,7 +7,7 @@ import errno
 import os
 import pwd
 import socket
-from typing import Dict, List, Sequence, Set
+from typing import Container, Dict, List, Sequence, Set
 
 from clustertool.errors import PreflightError
 
@@ -29,13 +29,16 @@ def listening() -> Set[int]:
     return {int(row[1].rpartition(":")[2], 16) for row in _rows() if row[3] == _LISTEN}
 
 
-def holders() -> Dict[int, str]:
-    """Listening port -> who holds it, as far as this user may see: `nginx (pid 812, user www-data)`."""
+def holders(asked: Container[int]) -> Dict[int, str]:
+    """Those of the ports that are listened on -> who holds them, as far as this user may see: `nginx (pid 812, user www-data)`.
+
+    Costs a walk over all processes' descriptors, unless none of the ports is taken.
+    """
     inodes: Dict[str, int] = {}
     users: Dict[int, str] = {}
     for row in _rows():
-        if row[3] == _LISTEN:
-            port = int(row[1].rpartition(":")[2], 16)
+        port = int(row[1].rpartition(":")[2], 16)
+        if row[3] == _LISTEN and port in asked:
             inodes[row[9]] = port
             users[port] = f"a process of user {_user(int(row[7]))}"
     found = dict(users)
@@ -80,7 +83,7 @@ def require_free(ports: Sequence[int]) -> None:
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise PreflightError(f"port {port} cannot be used: {error.strerror}", "choose another port") from None
-                holder = holders().get(port, "another process")
+                holder = holders([port]).get(port, "another process")
                 raise PreflightError(f"port {port} is held by {holder}", "end that program, or choose another port") from None
 
 

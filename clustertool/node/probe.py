@@ -6,12 +6,11 @@ import contextlib
 import fcntl
 import ipaddress
 import os
-import platform
 import pwd
 import re
-import shutil
 import socket
 import struct
+import sys
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
@@ -27,13 +26,13 @@ Problem = Tuple[str, str, str, str]  # column of the check, level, what, fix
 def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
     """request: root_dir, nic, address, host, job_workspace, patterns, release -> the fields of plan.facts.Facts."""
     problems: List[Problem] = []
-    root = resolve(str(request["root_dir"]))
+    root = files.resolve(str(request["root_dir"]))
     existing = _existing(root)
     _check_root(root, existing, problems)
     address, nic = _address(request, problems)
     low, high = ports.ephemeral()
-    wanted = {int(port) for port in request.get("ports", ())} & ports.listening()
-    held = ports.holders() if wanted else {}  # who holds a port costs a walk over all processes
+    busy = ports.listening()
+    asked = busy & set(request.get("ports", ()))  # who holds a port costs a walk over all processes
     kind, devices = _devices()
     space = os.statvfs(existing)
     answer: Dict[str, Any] = {
@@ -44,16 +43,17 @@ def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
         "netns": os.readlink("/proc/self/ns/net"),
         "root": root,
         "root_id": _directory_id(existing, root),
+        "root_hint": f"{os.stat(existing).st_ino}/{os.path.relpath(root, existing)}",
         "home": os.path.expanduser("~"),
         "user": _user(),
-        "python": platform.python_version(),
-        "rsync": shutil.which("rsync") is not None,
+        "python": sys.version.split()[0],
+        "rsync": _program("rsync"),
         "disk_free": space.f_bavail * space.f_frsize,
         "devices": devices,
         "device_kind": kind,
         "ephemeral": [low, high],
-        "busy": sorted(ports.listening()),
-        "listeners": sorted((port, who) for port, who in held.items() if port in wanted),
+        "busy": sorted(busy),
+        "listeners": sorted(ports.holders(asked).items()) if asked else [],
         "time": time.time(),
         "problems": problems,
         "releases": _releases(root),
@@ -61,12 +61,6 @@ def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
     if request.get("job_workspace"):
         answer.update(_workspace(str(request["job_workspace"]), problems))
     return answer
-
-
-def resolve(root: str) -> str:
-    """ROOT_DIR as an absolute path on this node."""
-    path = os.path.expanduser(root)
-    return files.real_root(os.path.normpath(path))
 
 
 def _existing(path: str) -> str:
@@ -99,6 +93,10 @@ def _user() -> str:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         return str(os.getuid())
+
+
+def _program(name: str) -> bool:
+    return any(os.access(os.path.join(folder, name), os.X_OK) for folder in os.get_exec_path())
 
 
 def _releases(root: str) -> List[str]:
@@ -148,7 +146,8 @@ def _address(request: Mapping[str, Any], problems: List[Problem]) -> Tuple[str, 
     if nic in names and names[nic]:
         return names[nic][0][0], nic
     if nic in names:
-        problems.append(("nic", "error", f"the interface {nic} (PADDLE_NIC) has no IPv4 address", "give it one, or choose another"))
+        what = f"the interface {nic} (PADDLE_NIC) has no IPv4 address"
+        problems.append(("nic", "error", what, "give it one, or choose another"))
     if given:
         return given, nic or nic_of(given, names)
     came = os.environ.get("SSH_CONNECTION", "").split()
@@ -164,8 +163,9 @@ def interfaces() -> Dict[str, List[Tuple[str, str]]]:
             found[name] = []
             request = struct.pack("256s", name.encode()[:15])
             with contextlib.suppress(OSError):
-                pair = [socket.inet_ntoa(fcntl.ioctl(sock.fileno(), c, request)[20:24]) for c in (_SIOCGIFADDR, _SIOCGIFNETMASK)]
-                found[name].append((pair[0], pair[1]))
+                answers = [fcntl.ioctl(sock.fileno(), code, request) for code in (_SIOCGIFADDR, _SIOCGIFNETMASK)]
+                own, mask = (socket.inet_ntoa(answer[20:24]) for answer in answers)
+                found[name].append((own, mask))
     with contextlib.suppress(OSError):
         with open("/proc/net/if_inet6") as file:
             for line in file:
@@ -218,7 +218,8 @@ def _workspace(path: str, problems: List[Problem]) -> Dict[str, Any]:
     """For --job-workspace: the folder's files (relative) and its job.toml."""
     top = os.path.expanduser(path)
     if not os.path.isdir(top):
-        problems.append(("workspace", "error", f"--job-workspace {path} is not there", "copy it to every node, or use --workspace"))
+        what = f"--job-workspace {path} is not there"
+        problems.append(("workspace", "error", what, "copy it to every node, or use --workspace"))
         return {}
     listing: List[str] = []
     for folder, folders, names in os.walk(top):

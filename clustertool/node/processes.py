@@ -6,12 +6,10 @@ Reads /proc only. Start time is field 22 of /proc/PID/stat, in clock ticks since
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import signal
-from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Set
+import sys
+from typing import Iterator, List, NamedTuple, NoReturn, Optional
 
-_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -25,6 +23,7 @@ class Stat(NamedTuple):
     state: str
     parent: int
     ticks: int  # user + system CPU time
+    threads: int
     start: int
     rss: int  # pages
 
@@ -41,9 +40,8 @@ def stat(pid: int) -> Optional[Stat]:
     if len(fields) < 22:
         return None
     comm = name.partition(b"(")[2].decode(errors="replace")
-    return Stat(
-        comm, fields[0].decode(), int(fields[1]), int(fields[11]) + int(fields[12]), int(fields[19]), int(fields[21])
-    )
+    state, parent, ticks = fields[0].decode(), int(fields[1]), int(fields[11]) + int(fields[12])
+    return Stat(comm, state, parent, ticks, int(fields[17]), int(fields[19]), int(fields[21]))
 
 
 def identify(pid: int) -> Optional[Process]:
@@ -52,9 +50,15 @@ def identify(pid: int) -> Optional[Process]:
 
 
 def alive(process: Process) -> bool:
-    """Running, not a zombie, and still the same process."""
+    """Running, not a zombie, and still the same process. A zombie whose other threads go on is no zombie to us."""
     found = stat(process.pid)
-    return found is not None and found.start == process.start and found.state not in ("Z", "X")
+    return found is not None and found.start == process.start and (found.state not in "ZX" or found.threads > 1)
+
+
+def stopped(process: Process) -> bool:
+    """Frozen by SIGSTOP or a debugger."""
+    found = stat(process.pid)
+    return found is not None and found.start == process.start and found.state in "Tt"
 
 
 def boot_id() -> str:
@@ -120,20 +124,6 @@ def signal_one(process: Process, number: int) -> None:
             os.kill(process.pid, number)
 
 
-def end_now(seeds: Iterable[Process], mark: str, spare: Set[int]) -> List[Process]:
-    """KILL once everything that is known or marked, with its descendants; the ones still alive afterwards."""
-    victims: Dict[int, Process] = {}
-    for process in [*seeds, *marked(mark)]:
-        if process.pid not in spare and alive(process):
-            victims[process.pid] = process
-            for child in descendants(process.pid):
-                victims[child.pid] = child
-    for process in victims.values():
-        if process.pid not in spare:
-            signal_one(process, signal.SIGKILL)
-    return [process for process in victims.values() if process.pid not in spare and alive(process)]
-
-
 def describe(process: Process) -> str:
     """`1234 (python3 train.py)` for messages; argv only, never the environment."""
     try:
@@ -147,16 +137,25 @@ def describe(process: Process) -> str:
 
 def become_subreaper() -> None:
     """Orphans of our ranks come to us and not to init."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def set_name(name: str) -> None:
     """The name `ps -o comm` and `top` show, 15 characters."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]), 0, 0, 0)
+    with contextlib.suppress(OSError):
+        with open("/proc/self/comm", "w") as file:
+            file.write(name)
 
 
-def _prctl(option: int, value: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option})")
+def leave(code: int) -> NoReturn:
+    """The end of a forked child, in its `finally`: it never returns into its parent's loop. An error is told on stderr."""
+    kind, error, trace = sys.exc_info()
+    if kind is not None and error is not None:
+        sys.excepthook(kind, error, trace)
+        sys.stderr.flush()
+        code = code or 1
+    os._exit(code)

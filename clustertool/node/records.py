@@ -32,14 +32,14 @@ class Record:
         return []
 
     def last(self) -> Dict[str, Any]:
-        """The newest whole event, from the file's tail."""
+        """The job's last word if it was said, else the newest whole event; from the file's tail."""
         with contextlib.suppress(OSError):
             with open(self.paths.events, "rb") as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - _TAIL))
                 found = list(_parse(file.read()))
-                if found:
-                    return found[-1]
+                ended = [event for event in found if event["e"] == "ended"]
+                return (ended or found or [{}])[-1]
         return {}
 
     def process(self, kind: str) -> Optional[processes.Process]:

@@ -2,87 +2,131 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import signal
 import time
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, Sequence
 
-from clustertool.node import files, processes
-from clustertool.node.guard import end_all, living, seen
+from clustertool.node import family, files, guard, processes
+from clustertool.node.processes import Process
 from clustertool.node.records import Record
+from clustertool.node.sweep import Sweep
 from clustertool.plan.paths import OURS
 
-_SLACK = 1.0  # for a supervisor that is at work to finish its part
+_HEARING = 3.0  # seconds that a busy machine's supervisor may take to hear us
+_WORKING = 10.0  # and to end processes that resist KILL, after the grace
+_LEAVING = 3.0  # and to get the lead's last word when all is clean
+_POLL = 0.02
+Answer = Dict[str, Any]
 
 
-def stop(record: Record, by: str, code: int, grace: float, force: bool) -> Dict[str, Any]:
-    """{"state": "clean" | "survivors" | "ended already", "survivors": [...], "killed": n} for this node."""
+def lives(record: Record) -> bool:
+    """Whether anything of a job that has not ended lives here, its supervisor included."""
+    if record.last().get("e") == "ended":
+        return False
     job = files.open_job_dir(record.paths.dir)
     try:
-        spec = json.loads(files.read(job, f"{OURS}/spec.json"))
-    except (OSError, ValueError):
-        return {"state": "clean", "survivors": []}  # placed, never started
-    try:
-        caretakers = [p for p in (record.process("supervisor"), record.process("guard")) if p and processes.alive(p)]
-        known = _same_boot(record, seen(job))
-        if not caretakers and not living(known, str(spec["mark"]), {os.getpid()}):
-            return {"state": "ended already", "survivors": []}
-        _ask(record, by, code, grace, force)
-        return _finish(record, spec, job, caretakers, 0.0 if force else grace)
+        return bool(_Left(record, job).sweep.living())
+    except _NeverStarted:
+        return False
     finally:
         os.close(job)
 
 
-def _same_boot(record: Record, known: List[processes.Process]) -> List[processes.Process]:
-    return known if record.process("supervisor") else []
+def stop(record: Record, by: str, code: int, grace: float, force: bool) -> Answer:
+    """{"state": "clean" | "survivors" | "ended already", "survivors": [...]} for this node."""
+    job = files.open_job_dir(record.paths.dir)
+    grace = 0.0 if force else grace
+    try:
+        left = _Left(record, job)
+        if not left.sweep.living():
+            return {"state": "ended already", "survivors": []}
+        if _ask(record, by, code, grace) and left.supervisor and _ends(record, left.supervisor, grace):
+            return _leaves(record, left.caretakers)
+        if _last_word(record) == "ended":
+            return _leaves(record, left.caretakers)  # by itself, while we looked
+        return _take_over(left, job, by, grace)
+    except _NeverStarted:
+        return _answer([])
+    finally:
+        os.close(job)
 
 
-def _ask(record: Record, by: str, code: int, grace: float, force: bool) -> None:
-    """Through the fifo; nobody reads it when the supervisor is gone, and then we do all of it ourselves."""
-    line = json.dumps({"m": "stop", "by": by, "code": code, "grace": grace, "force": force}).encode() + b"\n"
-    with contextlib.suppress(OSError):
-        fd = os.open(record.paths.control, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+class _NeverStarted(Exception):
+    """Placed, perhaps by half; nothing of it can live."""
+
+
+class _Left:
+    """What there is of a job on this node: supervisor and guard if they live, and a sweep that finds the rest."""
+
+    def __init__(self, record: Record, job: int) -> None:
         try:
-            os.write(fd, line)
-        finally:
-            os.close(fd)
+            mark = str(json.loads(files.read(job, f"{OURS}/spec.json"))["mark"])
+        except (OSError, ValueError, KeyError):
+            raise _NeverStarted from None
+        self.supervisor = record.process("supervisor")
+        found = (self.supervisor, record.process("guard"))
+        self.caretakers = [process for process in found if process and processes.alive(process)]
+        known = family.recorded(job) if self.supervisor else []  # else they are of another boot, and so are their numbers
+        self.sweep = Sweep([*known, *self.caretakers], mark)
 
 
-def _finish(
-    record: Record, spec: Mapping[str, Any], job: int, caretakers: List[processes.Process], grace: float
-) -> Dict[str, Any]:
-    """Wait for the supervisor's own end of things, then take over."""
-    mark, spare = str(spec["mark"]), {os.getpid()}
-    end = time.monotonic() + grace + _SLACK
-    while time.monotonic() < end:
-        if _told_clean(record) and not living(seen(job), mark, spare):
-            _let_go(caretakers)
-            return {"state": "clean", "survivors": []}
-        if not any(processes.alive(p) for p in caretakers):
-            break
-        time.sleep(0.02)
-    if not any(processes.alive(p) for p in caretakers) and grace > 0:
-        left = end_all(seen(job), mark, spare, grace=grace, force_for=5.0)
-    else:  # a frozen supervisor would start nothing again; end it before what it owns
-        for process in caretakers:
-            processes.signal_one(process, 9)
-        left = end_all([*seen(job), *caretakers], mark, spare, grace=0.0, force_for=5.0)
-    return {"state": "survivors" if left else "clean", "survivors": left}
+def _answer(survivors: Sequence[str]) -> Answer:
+    return {"state": "survivors" if survivors else "clean", "survivors": list(survivors)}
 
 
-def _let_go(caretakers: List[processes.Process]) -> None:
-    """Nothing of the job lives; its supervisor and guard leave once the lead has spoken, a moment later."""
-    end = time.monotonic() + _SLACK
-    while any(processes.alive(p) for p in caretakers) and time.monotonic() < end:
-        time.sleep(0.01)
+def _ask(record: Record, by: str, code: int, grace: float) -> bool:
+    """Through the fifo. False when nobody reads it: the supervisor is gone, or does not move."""
+    line = json.dumps({"m": "stop", "by": by, "code": code, "grace": grace, "force": grace == 0}).encode() + b"\n"
+    try:
+        fd = os.open(record.paths.control, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        return os.write(fd, line) == len(line)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
 
 
-def _told_clean(record: Record) -> bool:
-    """The supervisor has ended everything, said so, and started nothing since (a restart does)."""
-    for event in reversed(record.events()):
-        if event["e"] in ("clean", "ended"):
+def _ends(record: Record, supervisor: Process, grace: float) -> bool:
+    """The supervisor has heard us, and has ended everything in time."""
+    start = time.monotonic()
+    while processes.alive(supervisor) and not processes.stopped(supervisor):
+        word = _last_word(record)
+        if word in ("clean", "ended"):
             return True
-        if event["e"] in ("started", "supervisor"):
+        if time.monotonic() - start > (grace + _WORKING if word == "stopping" else _HEARING):
             return False
-    return False
+        time.sleep(_POLL)
+    return _last_word(record) in ("clean", "ended")
+
+
+def _last_word(record: Record) -> str:
+    """What the supervisor said last about its processes: a restart starts some again."""
+    for event in reversed(record.events()):
+        if event["e"] in ("started", "stopping", "clean", "ended", "supervisor"):
+            return str(event["e"])
+    return ""
+
+
+def _leaves(record: Record, here: Sequence[Process]) -> Answer:
+    """Nothing of the job lives, or what the supervisor named; it and the guard leave once the lead has spoken."""
+    end = time.monotonic() + _LEAVING
+    while any(processes.alive(process) for process in here) and time.monotonic() < end:
+        time.sleep(_POLL)
+    words = [event["survivors"] for event in record.events() if event["e"] == "clean"]
+    return _answer(words[-1] if words else [])
+
+
+def _take_over(left: _Left, job: int, by: str, grace: float) -> Answer:
+    """The supervisor is dead, frozen or deaf. It goes first, so that nothing is started again; the sweep has its children."""
+    left.sweep.living()
+    for process in left.caretakers:
+        processes.signal_one(process, signal.SIGKILL)
+    survivors = left.sweep.end(grace)
+    guard.record_loss(job, f"{by} found it dead or deaf")
+    guard.record_clean(job, survivors)
+    return _answer(survivors)

@@ -13,21 +13,25 @@ import select
 import signal
 import socket
 import time
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple
 
 from clustertool.errors import PreflightError
-from clustertool.node import files, guard, ports, processes, ranks
-from clustertool.node.leadserver import LeadServer
+from clustertool.node import files, ports, processes, ranks
+from clustertool.node.ending import Ending
+from clustertool.node.family import Family
+from clustertool.node.keeper import Keeper
 from clustertool.node.uplink import Uplink
-from clustertool.plan.events import Key, Outcome
+from clustertool.plan.events import Key, Outcome, read_outcome
 from clustertool.plan.frames import Header
 from clustertool.plan.paths import OURS, JobPaths
 
+if TYPE_CHECKING:
+    from clustertool.node.leadserver import LeadServer
+
 _TICK = 0.1
 _WAITING_TICK = 0.03  # while pservers are expected to listen, or processes to end
-_SEEN_EVERY = 0.5
+_LOOK_EVERY = 0.5
 _LAST_WORD = 1.0  # seconds a stopped node waits for the lead's verdict
-_HOPELESS = 8.0  # seconds of KILL after which a survivor is reported
 
 
 class Rank:
@@ -60,22 +64,17 @@ class Supervisor:
         self.by_pid: Dict[int, Rank] = {}
         self.journal = files.Journal(files.open_append(job, f"{OURS}/events.jsonl"))
         self.growth = files.Journal(files.open_append(job, f"{OURS}/growth.jsonl"))
-        self.seen_file = files.open_append(job, f"{OURS}/seen")
-        self.seen: Set[processes.Process] = set()
-        self.seen_at = 0.0
         self.me = processes.Process(os.getpid(), getattr(processes.stat(os.getpid()), "start", 0))
-        self.guard_pid = 0
-        self.guard_sock: Optional[socket.socket] = None
-        self.guard_beat = 0.0
-        self.guard_heard = 0.0
-        self.stopping = False
-        self.kill_at = 0.0
-        self.give_up_at = 0.0
-        self.clean_told = False
+        self.family = Family(job, self.me)
+        self.looked_at = 0.0
+        self.keeper = Keeper(self.family, spec, job, self.record)
+        self.control = -1
+        self.control_rest = b""
+        self.ending: Optional[Ending] = None
         self.awaited: Set[Key] = set()
         self.outcome: Optional[Outcome] = None
         self.asked: Optional[Tuple[str, int]] = None  # by whom, with which code, an agent here asked to stop
-        self.clean_at = 0.0
+        self.asked_to_die = False
         self.lead: Optional[LeadServer] = None
         self.uplink: Optional[Uplink] = None
         self.inbox: List[Header] = []
@@ -86,86 +85,105 @@ class Supervisor:
         """All that can fail before a rank runs: ports, the guard, the lead's port. Raises PreflightError."""
         processes.become_subreaper()
         processes.set_name("ct-supervisor")
+        self._hear_signals()
+        own = [port for rank in self.ranks.values() for port in rank.spec["ports"]]
+        ports.require_free([*own, *self.spec["extra_ports"]])
+        self._open_control()
+        self.record("job", **self.spec["header"])
+        self.record("supervisor", pid=self.me.pid, start=self.me.start, boot=processes.boot_id())
+        try:
+            self.keeper.start()
+        except OSError as error:
+            raise PreflightError(f"no process can be started: {error.strerror}", "look at ulimit -u on the node") from None
+        if self.node == int(self.spec["lead"]["node"]):
+            self._become_lead()
+        else:
+            self.uplink = Uplink(self.spec)
+
+    def _hear_signals(self) -> None:
         self.wake, self._wake_write = socket.socketpair()
         for end in (self.wake, self._wake_write):
             end.setblocking(False)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, self._on_signal)
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
-        self.asked_to_die = False
-        own = [port for rank in self.ranks.values() for port in rank.spec["ports"]]
-        ports.require_free([*own, *self.spec["extra_ports"]])
-        os.mkfifo(f"{OURS}/control", 0o600, dir_fd=self.job)
+
+    def _open_control(self) -> None:
+        try:
+            os.mkfifo(f"{OURS}/control", 0o600, dir_fd=self.job)
+        except FileExistsError:
+            raise PreflightError(f"job {self.spec['job']} was started here already", "take another --job-id") from None
         self.control = os.open(f"{OURS}/control", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.job)
-        self.control_rest = b""
-        self.record("job", **self.spec["header"])
-        self.record("supervisor", pid=self.me.pid, start=self.me.start, boot=processes.boot_id())
-        self._start_guard()
-        if self.node == int(self.spec["lead"]["node"]):
-            try:
-                self.lead = LeadServer(self.spec, self.inbox.append, self.record)
-            except OSError as error:
-                port = self.spec["lead"]["port"]
-                raise PreflightError(f"port {port} (the lead's) cannot be used: {error.strerror}", "set LEAD_PORT") from None
-            self.lead.join_self()
-        else:
-            self.uplink = Uplink(self.spec)
+
+    def _become_lead(self) -> None:
+        from clustertool.node.leadserver import LeadServer  # what one node of the job needs
+
+        try:
+            self.lead = LeadServer(self.spec, self.inbox.append, self.record)
+        except OSError as error:
+            port = self.spec["lead"]["port"]
+            raise PreflightError(f"port {port} (the lead's) cannot be used: {error.strerror}", "set LEAD_PORT") from None
+        self.lead.join_self()
 
     def run(self) -> None:
-        """Until the verdict is known here, or the lead is lost and nothing lives any more."""
-        try:
-            while not self._over():
-                self._turn()
-        finally:
-            self._leave()
+        """Until the verdict is known here, or the lead is lost and nothing lives any more.
+
+        An error leaves the guard in its place: it ends what a broken supervisor would leave behind.
+        """
+        while not self._over():
+            self._turn()
+        self.leave()
 
     def _over(self) -> bool:
-        if self.outcome is None and self.asked and self.clean_told and time.monotonic() > self.clean_at + _LAST_WORD:
+        if self.ending is None or not self.ending.over:
+            return False
+        if self.outcome is None and self.asked and self.lead is None and time.monotonic() > self.ending.over_at + _LAST_WORD:
             # The user's stop was done here, and the lead is not there to say so: this node need not wait for it.
             self.outcome = Outcome("stopped", self.asked[1], "tool", self.asked[0])
             return True
-        if self.outcome is None or not self.clean_told:
-            return False
-        return self.lead is None or self.lead.done
+        return self.outcome is not None and (self.lead is None or self.lead.done)
 
     def _turn(self) -> None:
-        busy = self.stopping or self.awaited
         readers: List[Any] = [self.wake, self.control]
         writers: List[Any] = []
-        if self.guard_sock is not None:
-            readers.append(self.guard_sock)
+        if self.keeper.sock is not None:
+            readers.append(self.keeper.sock)
         if self.lead is not None:
             readers += self.lead.readers()
             writers += self.lead.writers()
         if self.uplink is not None and self.uplink.wire is not None:
             readers.append(self.uplink.wire)
             writers += [self.uplink.wire] if self.uplink.wire.wants_write else []
-        wait = 0.0 if self.inbox else _WAITING_TICK if busy or self._unjoined() else _TICK
-        _select(readers, writers, wait)
+        _select(readers, writers, self._patience())
         self._reap()
         self._read_control()
         self._links()
         self._look_for_listeners()
-        self._look_after_guard()
+        self.keeper.turn()
         self._note_growth()
         self._note_descendants()
         self._keep_stopping()
         self.journal.flush()
 
-    def _unjoined(self) -> bool:
-        return self.uplink is not None and (self.uplink.wire is None or not self.uplink.wire.secure)
+    def _patience(self) -> float:
+        if self.inbox:
+            return 0.0
+        stopping = self.ending is not None and not self.ending.over
+        joining = self.uplink is not None and not self.uplink.secure
+        return _WAITING_TICK if stopping or joining or self.awaited else _TICK
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """The last word, and nothing of ours stays."""
         if self.outcome is not None:
             self.record("ended", **self.outcome.as_dict())
         if self.uplink is not None:
-            self.uplink.turn()  # the acknowledgement of the last word
-            self.uplink.flush(0.5)
+            self.uplink.leave(0.5)
         if self.lead is not None:
             self.lead.close()
-        self._end_guard()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{OURS}/control", dir_fd=self.job)
+        self.keeper.end()
+        if self.control >= 0:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{OURS}/control", dir_fd=self.job)
         self.journal.close()
         self.growth.close()
 
@@ -204,11 +222,7 @@ class Supervisor:
         elif kind == "stop":
             self.stop(str(message["why"]), float(self.spec["policy"]["grace"]))
         elif kind == "finish":
-            o = message["outcome"]
-            self.outcome = Outcome(
-                o["state"], o["code"], o["source"], o["reason"], tuple(map(tuple, o["culprits"])),
-                tuple(map(tuple, o["victims"])), o["node"],
-            )  # fmt: skip
+            self.outcome = read_outcome(message["outcome"])
             self.stop(self.outcome.reason, float(self.spec["policy"]["grace"]))
 
     def _lost_lead(self) -> None:
@@ -226,9 +240,9 @@ class Supervisor:
     # -- ranks --
 
     def _start(self, role: str, attempt: int) -> None:
-        if attempt != self.attempt or (self.stopping and self.clean_told):
-            self.attempt, self.stopping, self.clean_told = attempt, False, False
-        if self.stopping:
+        if attempt != self.attempt:
+            self.attempt, self.ending = attempt, None
+        if self.ending is not None:
             return
         exits = []
         for rank in self.ranks.values():
@@ -253,7 +267,7 @@ class Supervisor:
         start = process.start if process else 0
         self.record("started", role=role, rank=number, pid=pid, start=start, attempt=self.attempt, log=rank.log_name)
         if process:
-            self._remember([process])
+            self.family.write_down([process])
         if role == "pserver":
             self.awaited.add(rank.key)
         return []
@@ -271,8 +285,8 @@ class Supervisor:
                 break
             if pid == 0:
                 break
-            if pid == self.guard_pid:
-                self._guard_changed(status)
+            if pid == self.keeper.pid:
+                self.keeper.changed(status)
             elif pid in self.by_pid:
                 exits += self._changed(self.by_pid[pid], pid, status)
         if exits:
@@ -288,10 +302,9 @@ class Supervisor:
         self.awaited.discard(rank.key)
         killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         code = 0 if killed else os.WEXITSTATUS(status)
-        self.record(
-            "exited", role=role, rank=number, code=code, signal=killed, stopped=self.stopping, note="", attempt=self.attempt
-        )
-        return [(role, number, code, killed, self.stopping, "")]
+        stopped = self.ending is not None
+        self.record("exited", role=role, rank=number, code=code, signal=killed, stopped=stopped, note="", attempt=self.attempt)
+        return [(role, number, code, killed, stopped, "")]
 
     def _look_for_listeners(self) -> None:
         if not self.awaited:
@@ -317,65 +330,28 @@ class Supervisor:
 
     def _note_descendants(self) -> None:
         now = time.monotonic()
-        if now >= self.seen_at:
-            self.seen_at = now + _SEEN_EVERY
-            self._remember(self._family())
-
-    def _remember(self, found: List[processes.Process]) -> None:
-        fresh = [process for process in found if process not in self.seen]
-        self.seen.update(fresh)
-        with contextlib.suppress(OSError):
-            os.write(self.seen_file, b"".join(b"%d %d\n" % process for process in fresh))
-
-    def _family(self) -> List[processes.Process]:
-        return [p for p in processes.descendants(self.me.pid) if p.pid != self.guard_pid]
-
-    def _alive(self) -> List[processes.Process]:
-        return [process for process in self._family() if processes.alive(process)]
+        if now >= self.looked_at + _LOOK_EVERY:
+            self.looked_at = now
+            self.family.look()
 
     # -- stopping --
 
-    def stop(self, why: str, grace: float, force: bool = False) -> None:
+    def stop(self, why: str, grace: float) -> None:
         """TERM to all descendants now, KILL after `grace` seconds; a second call can only hurry."""
-        now = time.monotonic()
-        if self.stopping:
-            self.kill_at = min(self.kill_at, now if force else now + grace)
+        if self.ending is not None:
+            self.ending.hurry(grace)
             return
-        self.stopping = True
         self.awaited.clear()
-        self.kill_at = now if force else now + grace
-        self.give_up_at = 0.0
         self.record("stopping", why=why)
-        family = self._alive()
-        self._remember(family)
-        for process in family:
-            processes.signal_one(process, signal.SIGTERM)
-            processes.signal_one(process, signal.SIGCONT)  # a stopped process hears TERM only when it goes on
+        self.ending = Ending(self.family, str(self.spec["mark"]), grace)
 
     def _keep_stopping(self) -> None:
-        if not self.stopping or self.clean_told:
+        if self.ending is None or self.ending.over:
             return
-        left = self._alive()
-        now = time.monotonic()
-        if left and now < self.kill_at:
-            return
-        if left:
-            self.give_up_at = self.give_up_at or now + _HOPELESS
-            for process in left:
-                processes.signal_one(process, signal.SIGKILL)
-            if now < self.give_up_at:
-                return
-        elif self.by_pid:
-            return  # dead but not reaped yet: the next turn has their codes
-        strays = [p for p in processes.marked(self.spec["mark"]) if p.pid not in (self.me.pid, self.guard_pid)]
-        for process in strays:
-            processes.signal_one(process, signal.SIGKILL)
-        if strays and now < self.kill_at + _HOPELESS:
-            return
-        survivors = [processes.describe(process) for process in {*left, *strays}]
-        self.clean_told, self.clean_at = True, now
-        self.record("clean", survivors=survivors)
-        self._tell({"m": "clean", "survivors": survivors[:50], "attempt": self.attempt})
+        survivors = self.ending.turn(unreaped=bool(self.by_pid))
+        if survivors is not None:
+            self.record("clean", survivors=survivors)
+            self._tell({"m": "clean", "survivors": survivors[:50], "attempt": self.attempt})
 
     def _read_control(self) -> None:
         """Commands of agents on this node, a JSON object a line: {"m": "stop", "by", "code", "grace", "force"}."""
@@ -388,76 +364,7 @@ class Supervisor:
                 if command["m"] == "stop":
                     self.asked = (str(command["by"]), int(command["code"]))
                     self._tell({"m": "stop", "by": self.asked[0], "code": self.asked[1]})
-                    self.stop(str(command["by"]), float(command["grace"]), bool(command["force"]))
-
-    # -- the guard --
-
-    def _start_guard(self) -> None:
-        ours, theirs = socket.socketpair()
-        pid = os.fork()
-        if pid == 0:
-            self._become_guard(ours, theirs)
-        theirs.close()
-        ours.setblocking(False)
-        self.guard_pid, self.guard_sock = pid, ours
-        self.guard_heard = time.monotonic()
-        process = processes.identify(pid)
-        self.record("guard", pid=pid, start=process.start if process else 0)
-
-    def _become_guard(self, ours: socket.socket, theirs: socket.socket) -> None:
-        """In the child: never returns."""
-        code = 1
-        try:
-            os.setsid()
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            keep = {theirs.fileno(), self.job, 0, 1, 2}
-            for name in os.listdir("/proc/self/fd"):
-                if int(name) not in keep:
-                    with contextlib.suppress(OSError):
-                        os.close(int(name))
-            guard.run(theirs, self.me, self.spec, self.job)
-            code = 0
-        finally:
-            os._exit(code)
-
-    def _look_after_guard(self) -> None:
-        if self.guard_sock is None:
-            return
-        now = time.monotonic()
-        with contextlib.suppress(BlockingIOError, ConnectionError):
-            if self.guard_sock.recv(4096):
-                self.guard_heard = now
-        if now >= self.guard_beat:
-            self.guard_beat = now + 0.5
-            with contextlib.suppress(BlockingIOError, ConnectionError):
-                self.guard_sock.send(b"s")
-
-    def _guard_changed(self, status: int) -> None:
-        """A stopped guard guards nothing: end it; a dead one is replaced."""
-        if os.WIFSTOPPED(status):
-            os.kill(self.guard_pid, signal.SIGKILL)
-        elif not os.WIFCONTINUED(status):
-            if self.guard_sock is not None:
-                self.guard_sock.close()
-            self._start_guard()
-
-    def _end_guard(self) -> None:
-        if self.guard_sock is None:
-            return
-        self.guard_sock.setblocking(True)
-        with contextlib.suppress(ConnectionError):
-            self.guard_sock.send(b"Q")
-        end = time.monotonic() + 2
-        while time.monotonic() < end:
-            try:
-                pid, _ = os.waitpid(self.guard_pid, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid:
-                return
-            time.sleep(0.005)
-        os.kill(self.guard_pid, signal.SIGKILL)
+                    self.stop(str(command["by"]), 0.0 if command["force"] else float(command["grace"]))
 
 
 def _select(readers: List[Any], writers: List[Any], wait: float) -> None:

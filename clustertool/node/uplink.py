@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import time
 from typing import Any, Dict, List, Optional
 
-from clustertool.node.wire import Mailbox, Wire, context
+from clustertool.node.wire import Mailbox, Wire, beat, context
 from clustertool.plan.frames import Header
 
 _RETRY = 0.05
 _JOIN_PATIENCE = 30.0  # the lead may start later than we do
+# Beats of silence after which the cable counts as broken: a new connection is through as soon as it is whole again, where
+# the old one would wait for its next retransmission.
+_SILENCE = 3
 _MAX_HEADER = 4 << 20
 
 
@@ -22,17 +26,23 @@ class Uplink:
         self._token = str(spec["token"])
         self._lead = (str(spec["lead"]["host"]), int(spec["lead"]["port"]))
         self._timeout = float(spec["policy"]["loss_timeout"])
+        self._beat = beat(self._timeout)
         self._context = context(spec["certificate"], spec["key"], server=False)
         self._mail = Mailbox()
         self._wire: Optional[Wire] = None
         self._retry_at = 0.0
         self._beat_at = 0.0
         self._heard = time.monotonic()
+        self._give_up_at = 0.0
         self._joined = False
 
     @property
     def wire(self) -> Optional[Wire]:
         return self._wire
+
+    @property
+    def secure(self) -> bool:
+        return self._wire is not None and self._wire.secure
 
     @property
     def lost(self) -> bool:
@@ -59,27 +69,37 @@ class Uplink:
                 self._join()
             if self._wire.secure and now >= self._beat_at:
                 self._wire.send({"m": "beat", "a": self._mail.got})
-                self._beat_at = now + min(1.0, self._timeout / 4)
+                self._beat_at = now + self._beat
         except ConnectionError:
             self._drop(now)
             return []
         if came:
             self._heard, self._joined = now, True
+            self._give_up_at = now + self._beat * _SILENCE
+        elif now > self._give_up_at:
+            self._drop(now)
         return [message for message in came if self._mail.take(message)]
 
-    def flush(self, seconds: float) -> None:
-        """Let the last words out, for a moment at most."""
+    def leave(self, seconds: float) -> None:
+        """Say that we have the last word and go: the lead need not wait for us. `seconds` at most."""
+        if self._wire is None or not self._wire.secure:
+            return
+        self._wire.send({"m": "beat", "a": self._mail.got, "bye": True})
         end = time.monotonic() + seconds
-        while self._wire is not None and self._wire.wants_write and time.monotonic() < end:
+        while self._wire is not None and self._wire.backlog and time.monotonic() < end:
             self.turn()
-            time.sleep(0.005)
+            time.sleep(0.002)
+        self._drop(time.monotonic())
 
     def _connect(self, now: float) -> None:
-        self._retry_at = now + _RETRY
+        self._retry_at, self._give_up_at = now + _RETRY, now + max(1.0, self._timeout / 2)
         family = socket.AF_INET6 if ":" in self._lead[0] else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        error = sock.connect_ex(self._lead)
-        if error not in (0, 115):  # EINPROGRESS
+        try:
+            refused = sock.connect_ex(self._lead) not in (0, errno.EINPROGRESS)
+        except OSError:  # a name that is not known
+            refused = True
+        if refused:
             sock.close()
             return
         self._wire = Wire(sock, self._context, server=False, max_header=_MAX_HEADER)

@@ -6,16 +6,22 @@ a broken cable loses and doubles nothing.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import socket
 import ssl
-import tempfile
 from collections import deque
-from typing import Deque, List, Tuple
+from typing import Deque, Iterator, List, Optional, Tuple
 
 from clustertool.plan.frames import Decoder, FrameError, Header, encode
 
 _CHUNK = 1 << 16
+
+
+def beat(loss_timeout: float) -> float:
+    """Seconds between two heartbeats: lead and supervisors beat alike."""
+    return min(1.0, loss_timeout / 4)
 
 
 def context(certificate: str, key: str, server: bool) -> ssl.SSLContext:
@@ -25,34 +31,32 @@ def context(certificate: str, key: str, server: bool) -> ssl.SSLContext:
     ctx.check_hostname = False
     ctx.verify_mode = ssl.CERT_REQUIRED
     ctx.load_verify_locations(cadata=certificate)
-    _load_pair(ctx, certificate + "\n" + key)
+    with _in_memory(certificate) as public, _in_memory(key) as private:
+        ctx.load_cert_chain(public, private)
     return ctx
 
 
-def _load_pair(ctx: ssl.SSLContext, pem: str) -> None:
-    """load_cert_chain wants a file name; memory has one, so that the key never touches a disk."""
+@contextlib.contextmanager
+def _in_memory(pem: str) -> Iterator[str]:
+    """load_cert_chain wants file names; a pipe has one, and the key never touches a disk. (Not every Python has memfds.)"""
+    outlet, inlet = os.pipe()
     try:
-        fd = os.memfd_create("job-certificate")
-    except OSError:  # an old kernel: an unlinked-at-once file of ours
-        with tempfile.NamedTemporaryFile() as file:
-            file.write(pem.encode())
-            file.flush()
-            ctx.load_cert_chain(file.name)
-        return
-    try:
-        os.write(fd, pem.encode())
-        ctx.load_cert_chain(f"/proc/self/fd/{fd}")
+        os.write(inlet, pem.encode())
+        os.close(inlet)
+        yield f"/proc/self/fd/{outlet}"
     finally:
-        os.close(fd)
+        os.close(outlet)
 
 
 class Wire:
-    """One connection. turn() moves what can be moved and returns the messages that came; ConnectionError ends it."""
+    """One connection, made or in the making. turn() moves what can be moved; ConnectionError ends it."""
 
     def __init__(self, sock: socket.socket, ctx: ssl.SSLContext, server: bool, max_header: int) -> None:
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._sock = ctx.wrap_socket(sock, server_side=server, do_handshake_on_connect=False)
+        self._sock = sock
+        self._tls: Optional[ssl.SSLSocket] = None
+        self._context = ctx
+        self._server = server
         self._decoder = Decoder(max_header, 0)
         self._out = bytearray()
         self._wants_write = not server  # a client's connect() shows itself by becoming writable
@@ -73,16 +77,17 @@ class Wire:
         return len(self._out)
 
     def turn(self) -> List[Header]:
-        """Raises ConnectionError when the other side is gone, is a stranger, or talks nonsense."""
+        """The messages that came. Raises ConnectionError when the other side is gone, is a stranger, or talks nonsense."""
         try:
+            tls = self._tls or self._wrap()
             if not self.secure:
                 self._wants_write = False
-                self._sock.do_handshake()
+                tls.do_handshake()
                 self.secure = True
-            messages = self._read()
-            self._flush()
+            messages = self._read(tls)
+            self._flush(tls)
             return messages
-        except ssl.SSLWantReadError:
+        except (ssl.SSLWantReadError, _NotYet):
             return []
         except ssl.SSLWantWriteError:
             self._wants_write = True
@@ -90,28 +95,53 @@ class Wire:
         except (OSError, FrameError) as error:
             raise ConnectionError(str(error)) from error
 
-    def _read(self) -> List[Header]:
+    def _wrap(self) -> ssl.SSLSocket:
+        """TLS begins once TCP is connected: wrap_socket() takes no other, and a connect across a real network takes a while."""
+        failed = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if failed:
+            raise OSError(failed, os.strerror(failed))
+        try:
+            self._sock.getpeername()
+        except OSError as error:
+            if self._server or error.errno != errno.ENOTCONN:
+                raise
+            raise _NotYet from None
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._tls = self._context.wrap_socket(self._sock, server_side=self._server, do_handshake_on_connect=False)
+        self._sock = self._tls
+        return self._tls
+
+    def _read(self, tls: ssl.SSLSocket) -> List[Header]:
+        """What came before the other side closed is still read; that it is gone is told at the next turn."""
         messages: List[Header] = []
         while True:
             try:
-                data = self._sock.recv(_CHUNK)
+                data = tls.recv(_CHUNK)
+                if not data:
+                    raise ConnectionError("closed by the other side")
+                messages += [header for header, _ in self._decoder.feed(data)]
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return messages
-            if not data:
-                raise ConnectionError("closed by the other side")
-            messages += [header for header, _ in self._decoder.feed(data)]
+            except OSError:
+                if messages:
+                    return messages
+                raise
 
-    def _flush(self) -> None:
+    def _flush(self, tls: ssl.SSLSocket) -> None:
         self._wants_write = False
         while self._out:
             try:
-                sent = self._sock.send(self._out[:_CHUNK])
+                sent = tls.send(self._out[:_CHUNK])
             except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
                 return
             del self._out[:sent]
 
     def close(self) -> None:
         self._sock.close()
+
+
+class _NotYet(Exception):
+    """connect() is still under way."""
 
 
 class Mailbox:

@@ -103,7 +103,8 @@ def _ports(cluster: Cluster, node: int, fact: Facts) -> Finding:
 def _clock(node: int, fact: Facts, now: float) -> Finding:
     skew = fact.time - now
     if abs(skew) > _SKEW:
-        return Finding(node, "clock", "warn", f"{skew:+.0f} s", "run a time service (chrony) on the node: logs are merged by time")
+        fix = "run a time service (chrony) on the node: logs are merged by time"
+        return Finding(node, "clock", "warn", f"{skew:+.0f} s", fix)
     return Finding(node, "clock", "ok", "right")
 
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Mapping, Tuple
 
 from clustertool.errors import ConfigError
-from clustertool.plan.hosts import Host, read_hosts
+from clustertool.plan.hosts import Host, read_hosts, variables
 
 DEVICE_KINDS = ("auto", "cpu", "gpu", "xpu", "dcu", "npu")
 HOST_KEY_POLICIES = ("accept-new", "strict", "off")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True)
@@ -65,17 +64,17 @@ def _lines(value: object) -> str:
     return _text(value)
 
 
-def _number(value: object) -> int:
-    if isinstance(value, bool) or not re.fullmatch(r"\d+", str(value).strip()):
-        raise ValueError("a whole number")
-    return int(str(value))
+def _number(low: int, high: int, what: str) -> Callable[[object], int]:
+    def read(value: object) -> int:
+        text = str(value).strip()
+        if isinstance(value, bool) or not re.fullmatch(r"\d{1,5}", text) or not low <= int(text) <= high:
+            raise ValueError(f"{what}, {low} to {high}")
+        return int(text)
+
+    return read
 
 
-def _port(value: object) -> int:
-    port = _number(value)
-    if not 0 < port < 65536:
-        raise ValueError("a port, 1 to 65535")
-    return port
+_port = _number(1, 65535, "a port")
 
 
 def _seconds(value: object) -> float:
@@ -92,15 +91,6 @@ def _bool(value: object) -> bool:
     if str(value).strip().lower() in ("false", "0", "no", "off", ""):
         return False
     raise ValueError('True or False (or "True", "False")')
-
-
-def _env(value: object) -> Tuple[Tuple[str, str], ...]:
-    if not isinstance(value, Mapping):
-        raise ValueError('a dict such as {"NAME": "value"}')
-    for name in value:
-        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
-            raise ValueError(f"a dict of variables; {name!r} is no variable name")
-    return tuple((name, str(item)) for name, item in value.items())
 
 
 def _names(value: object) -> Tuple[str, ...]:
@@ -126,8 +116,8 @@ KEYS: Dict[str, Tuple[str, Callable[[object], Any]]] = {
     "ROOT_DIR": ("root_dir", _text),
     "PADDLE_NIC": ("nic", _text),
     "PADDLE_PORT": ("pserver_port", _port),
-    "PADDLE_PORTS_NUM": ("ports_num", _number),
-    "PADDLE_PORTS_NUM_FOR_SPARSE": ("ports_num_for_sparse", _number),
+    "PADDLE_PORTS_NUM": ("ports_num", _number(1, 1000, "a number of ports")),
+    "PADDLE_PORTS_NUM_FOR_SPARSE": ("ports_num_for_sparse", _number(0, 1000, "a number of ports")),
     "PADDLE_USE_GPU": ("use_gpu", _bool),
     "LD_LIBRARY_PATH": ("ld_library_path", _text),
     "USER": ("user", _text),
@@ -139,7 +129,7 @@ KEYS: Dict[str, Tuple[str, Callable[[object], Any]]] = {
     "KNOWN_HOSTS": ("known_hosts", _text),
     "PYTHON": ("python", _text),
     "PRELUDE": ("prelude", _lines),
-    "ENV": ("env", _env),
+    "ENV": ("env", variables),
     "PASS_ENV": ("pass_env", _names),
     "SECRETS": ("secrets", _names),
     "DEVICE_KIND": ("device_kind", _one_of(*DEVICE_KINDS)),
@@ -160,7 +150,8 @@ def read_cluster(values: Mapping[str, object], where: str = "conf.py") -> Cluste
         if key not in KEYS:
             near = difflib.get_close_matches(key, KEYS, 1)
             hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(sorted(KEYS))}"
-            raise ConfigError(f"{where}: unknown key {key} = {value!r}", f"{hint} (a name of your own: write it in small letters)")
+            fix = f"{hint} (a name of your own: write it in small letters)"
+            raise ConfigError(f"{where}: unknown key {key} = {value!r}", fix)
         name, read = KEYS[key]
         try:
             fields[name] = read(value)
@@ -175,12 +166,11 @@ def read_cluster(values: Mapping[str, object], where: str = "conf.py") -> Cluste
 
 
 def _check(fields: Mapping[str, Any], where: str) -> None:
-    root = fields.get("root_dir", "~")
-    if not (root.startswith("/") or root == "~" or root.startswith("~/")):
-        raise ConfigError(f"{where}: ROOT_DIR = {root!r} is relative", "write an absolute path, or one that starts with ~/")
-    for host in fields["hosts"]:
-        if host.root_dir and not host.root_dir.startswith(("/", "~/")):
-            raise ConfigError(f"{where}: root_dir of {host.name} is relative: {host.root_dir!r}", "write an absolute path")
-    for key in ("root_dir", "python"):
-        if "\n" in fields.get(key, "") or "\0" in fields.get(key, ""):
-            raise ConfigError(f"{where}: {key.upper()} has a line break in it", "write it on one line")
+    roots = {"ROOT_DIR": fields.get("root_dir", "~")}
+    roots.update((f"root_dir of {host.name}", host.root_dir) for host in fields["hosts"] if host.root_dir)
+    for key, root in roots.items():
+        if root != "~" and not root.startswith(("/", "~/")):
+            raise ConfigError(f"{where}: {key} = {root!r} is relative", "write an absolute path, or one that starts with ~/")
+    for key, value in {**roots, "PYTHON": fields.get("python", "")}.items():
+        if "\n" in value or "\0" in value:
+            raise ConfigError(f"{where}: {key} = {value!r} has a line break in it", "write it on one line")

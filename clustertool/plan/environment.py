@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Dict, Mapping, Sequence, Tuple
 
 from clustertool.plan.cluster import Cluster
@@ -28,23 +30,36 @@ class Table:
     job_id: str
     mode: str
     token: str
+    output: str
     cluster: Cluster
     seats: Tuple[Seat, ...]
     ports: Ports
     addresses: Tuple[str, ...]
     kinds: Tuple[str, ...]
 
+    @cached_property
+    def _roles(self) -> Dict[str, Tuple[Seat, ...]]:
+        return {role: tuple(seat for seat in self.seats if seat.role == role) for role in ("pserver", "trainer")}
+
+    @cached_property
+    def _local(self) -> Dict[Tuple[str, int], int]:
+        return Counter((seat.role, seat.node) for seat in self.seats)
+
+    @cached_property
+    def _endpoints(self) -> Dict[str, str]:
+        return {role: ",".join(map(self.endpoint, seats)) for role, seats in self._roles.items()}
+
     def role(self, role: str) -> Tuple[Seat, ...]:
-        return tuple(seat for seat in self.seats if seat.role == role)
+        return self._roles[role]
 
     def local(self, seat: Seat) -> int:
-        return sum(other.role == seat.role and other.node == seat.node for other in self.seats)
+        return self._local[seat.role, seat.node]
 
     def endpoint(self, seat: Seat) -> str:
         return endpoint(self.addresses[seat.node], self.ports.of[seat.role, seat.rank][0])
 
     def endpoints(self, role: str) -> str:
-        return ",".join(self.endpoint(seat) for seat in self.role(role))
+        return self._endpoints[role]
 
 
 def endpoint(address: str, port: int) -> str:
@@ -80,7 +95,7 @@ def _tool(table: Table, seat: Seat, paths: JobPaths) -> Env:
         "CLUSTERTOOL_NNODES": str(len(table.addresses)),
         "CLUSTERTOOL_HOSTS": ",".join(table.addresses),
         "CLUSTERTOOL_SHARDS": paths.shards(seat.role, seat.rank),
-        "CLUSTERTOOL_OUTPUT": paths.output,
+        "CLUSTERTOOL_OUTPUT": paths.of(table.output),
         "CLUSTERTOOL_ATTEMPT": "0",
         "CLUSTERTOOL_MARK": mark(table.job_id, seat.node, table.token),
     }

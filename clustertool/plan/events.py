@@ -98,6 +98,7 @@ class JobStatus:
     nodes: Dict[int, NodeStatus] = field(default_factory=dict)
     processes: Dict[Key, ProcessStatus] = field(default_factory=dict)
     outcome: Optional[Outcome] = None
+    _said: Tuple[int, int] = field(default=(9, 0), repr=False)  # what the outcome's word weighs, and whose it is
 
     def apply(self, node: int, event: Event) -> None:
         here = self.nodes.setdefault(node, NodeStatus(node))
@@ -112,7 +113,7 @@ class JobStatus:
             return self.outcome.state
         if self.nodes and all(n.state in ("ended", "lost") for n in self.nodes.values()):
             return "lost"
-        return "running" if any(p.state == "running" for p in self.processes.values()) else "starting"
+        return "starting" if all(p.state == "waiting" for p in self.processes.values()) else "running"
 
     def of(self, role: str) -> List[ProcessStatus]:
         return sorted((p for p in self.processes.values() if p.role == role), key=lambda p: p.rank)
@@ -130,18 +131,23 @@ class JobStatus:
             )
 
     def _on_supervisor(self, here: NodeStatus, event: Event) -> None:
-        here.state, here.supervisor = "running", int(event["pid"])
+        here.supervisor = int(event["pid"])
+        if here.state != "lost":  # the lead's word of this node may have been read before the node's own
+            here.state = "running"
 
     def _process(self, here: NodeStatus, event: Event) -> ProcessStatus:
         key = (str(event["role"]), int(event["rank"]))
-        process = self.processes.setdefault(key, ProcessStatus(*key, here.index))
-        process.since = float(event.get("t", 0))
+        return self.processes.setdefault(key, ProcessStatus(*key, here.index))
+
+    def _change(self, here: NodeStatus, event: Event, state: str) -> ProcessStatus:
+        process = self._process(here, event)
+        process.state, process.since = state, float(event.get("t", 0))
         return process
 
     def _on_started(self, here: NodeStatus, event: Event) -> None:
-        process = self._process(here, event)
-        process.state, process.pid, process.code, process.signal = "running", int(event["pid"]), None, 0
-        process.attempt = int(event.get("attempt", 0))
+        process = self._change(here, event, "running")
+        process.pid, process.attempt = int(event["pid"]), int(event.get("attempt", 0))
+        process.code, process.signal, process.stopped, process.note = None, 0, False, ""
         process.log = str(event.get("log", process.log))
         self.attempt = max(self.attempt, process.attempt)
 
@@ -149,16 +155,17 @@ class JobStatus:
         self._process(here, event).note = "listening"
 
     def _on_frozen(self, here: NodeStatus, event: Event) -> None:
-        self._process(here, event).state = "frozen"
+        self._change(here, event, "frozen")
 
     def _on_thawed(self, here: NodeStatus, event: Event) -> None:
-        self._process(here, event).state = "running"
+        self._change(here, event, "running")
 
     def _on_exited(self, here: NodeStatus, event: Event) -> None:
-        process = self._process(here, event)
-        process.code, process.signal = int(event["code"]), int(event.get("signal", 0))
-        process.stopped, process.note = bool(event.get("stopped")), str(event.get("note", ""))
-        process.state = "stopped" if process.stopped else "done" if process.code == 0 else "failed"
+        code, signal, stopped = int(event["code"]), int(event.get("signal", 0)), bool(event.get("stopped"))
+        process = self._change(here, event, "stopped" if stopped else "failed" if exit_code(code, signal) else "done")
+        process.code, process.signal, process.stopped = code, signal, stopped
+        process.note, process.attempt = str(event.get("note", "")), int(event.get("attempt", process.attempt))
+        self.attempt = max(self.attempt, process.attempt)
 
     def _on_phase(self, here: NodeStatus, event: Event) -> None:
         self.phase = str(event["name"])
@@ -169,7 +176,8 @@ class JobStatus:
             lost.state, lost.why = "lost", str(event.get("why", ""))
 
     def _on_stopping(self, here: NodeStatus, event: Event) -> None:
-        here.state = "stopping"
+        if here.state != "lost":
+            here.state = "stopping"
 
     def _on_clean(self, here: NodeStatus, event: Event) -> None:
         here.survivors = [str(s) for s in event.get("survivors", ())]
@@ -181,12 +189,16 @@ class JobStatus:
                 process.state, process.stopped, process.note = "stopped", True, "ended by the guard"
 
     def _on_verdict(self, here: NodeStatus, event: Event) -> None:
-        self.outcome = read_outcome(event)
+        self._say((0, here.index), event)
 
     def _on_ended(self, here: NodeStatus, event: Event) -> None:
         here.state = "ended"
-        if self.outcome is None or (self.outcome.state == "lost" and event["state"] != "lost"):
-            self.outcome = read_outcome(event)
+        self._say((2 if event["state"] == "lost" else 1, here.index), event)
+
+    def _say(self, weight: Tuple[int, int], event: Event) -> None:
+        """The lead's verdict counts most; then what a node knows; least that a node gave the lead up. Then the node id."""
+        if weight <= self._said:
+            self._said, self.outcome = weight, read_outcome(event)
 
 
 def fold(events: Iterable[Tuple[int, Event]]) -> JobStatus:

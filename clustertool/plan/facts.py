@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Dict, FrozenSet, Mapping, Tuple
 
 
@@ -18,6 +18,7 @@ class Facts:
     netns: str = ""
     root: str = ""
     root_id: str = ""
+    root_hint: str = ""
     home: str = ""
     user: str = ""
     python: str = ""
@@ -75,6 +76,6 @@ class Identity:
     job_id: str
     created: float = 0.0
     owner: str = ""
-    token: str = ""
-    certificate: str = ""
-    key: str = ""
+    token: str = field(default="", repr=False)
+    certificate: str = field(default="", repr=False)
+    key: str = field(default="", repr=False)

@@ -59,7 +59,7 @@ class Decoder:
 def _header(text: bytes) -> Header:
     try:
         header = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FrameError("a frame's header is no JSON") from error
     if not isinstance(header, dict):
         raise FrameError("a frame's header is no object")

@@ -26,7 +26,7 @@ def read_hostfile(text: str, where: str) -> List[Dict[str, Any]]:
         options = dict(re.findall(r"([a-z_\-]+)\s*=\s*(\S+)", match.group("rest") or ""))
         slots = match.group("colon") or options.get("slots")
         if slots is not None:
-            if not slots.isdigit() or int(slots) < 1:
+            if not re.fullmatch(r"[0-9]{1,5}", slots) or int(slots) < 1:
                 raise ConfigError(f"{where}, line {number}: slots {slots!r}", "a whole number from 1")
             entry["nproc"] = int(slots)
         entries.append(entry)
@@ -45,6 +45,7 @@ def choose(hosts: Sequence[Host], only: Sequence[str], skip: Sequence[str]) -> T
     if skip:
         unwanted = _wanted(hosts, skip)
         kept = [_sliced(h, unwanted.get(h.name, ()), keep=False) for h in kept if unwanted.get(h.name, ()) is not None]
+    kept = [host for host in kept if host.nproc != 0]
     if not kept:
         raise UsageError("--only and --skip leave no host", "loosen them")
     return named(tuple(replace(host, index=index) for index, host in enumerate(kept)))
@@ -54,13 +55,24 @@ def _wanted(hosts: Sequence[Host], words: Sequence[str]) -> Dict[str, Optional[T
     """Name -> slots, None for all of them."""
     found: Dict[str, Optional[Tuple[int, ...]]] = {}
     for word in _split(words):
-        name, colon, slots = word.partition(":") if re.fullmatch(r"[^:]+:[\d,]+", word) else (word, "", "")
-        chosen = [host for host in hosts for one in expand(name) if one in (host.name, host.host)]
+        sliced = re.fullmatch(r"([^:]+):([0-9]{1,5}(?:,[0-9]{1,5})*)", word)
+        if sliced and not any(host.name == word for host in hosts):
+            name, colon, slots = sliced.group(1), ":", sliced.group(2)
+        else:
+            name, colon, slots = word, "", ""
+        chosen = [host for one in _expanded(name) for host in hosts if one in (host.name, host.host)]
         if not chosen:
             raise UsageError(f"--only/--skip {word!r} names no host", f"hosts: {', '.join(host.name for host in hosts)}")
         for host in chosen:
             found[host.name] = tuple(int(slot) for slot in slots.split(",") if slot) if colon else None
     return found
+
+
+def _expanded(name: str) -> List[str]:
+    try:
+        return expand(name)
+    except ConfigError as error:
+        raise UsageError(f"--only/--skip {error.what}", "write node[1-40]") from None
 
 
 def _split(words: Sequence[str]) -> List[str]:
@@ -77,15 +89,17 @@ def _split(words: Sequence[str]) -> List[str]:
 
 
 def _sliced(host: Host, slots: Optional[Tuple[int, ...]], keep: bool) -> Host:
-    """A host with only (or without) some of its slots; slots are its devices, or else its processes."""
+    """A host with only (or without) some of its slots: its devices, numbered from 0 where HOSTS gives only a number."""
     if not slots:
         return host
     have = host.devices if host.devices is not None else tuple(range(host.nproc)) if host.nproc else None
     if have is None:
         if not keep:
-            raise UsageError(f"--skip {host.name}:{','.join(map(str, slots))}: its slots are not known", "give devices or nproc in HOSTS")
+            what = f"--skip {host.name}:{','.join(map(str, slots))}: its slots are not known"
+            raise UsageError(what, "give devices or nproc in HOSTS")
         have = slots
+    unknown = sorted(set(slots) - set(have))
+    if unknown:
+        raise UsageError(f"--only/--skip: {host.name} has no slot {unknown[0]}", f"it has {','.join(map(str, have))}")
     left = tuple(slot for slot in have if (slot in slots) == keep)
-    if host.devices is None and host.nproc:
-        return replace(host, nproc=len(left))
     return replace(host, devices=left, nproc=len(left))

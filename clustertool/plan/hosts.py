@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import itertools
+import math
 import re
 from dataclasses import dataclass, replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
@@ -13,7 +14,9 @@ from clustertool.errors import ConfigError
 ROLES = ("pserver", "trainer", "heter")
 _RANGE = re.compile(r"\[([0-9,\-]+)\]")
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.\-]*[A-Za-z0-9_])?\.?")
+_MOST = 100_000  # hosts of one entry
 _USER = re.compile(r"[^@:/\s\[\]]+")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FIX = 'write "[user@]host[:port]", a range "node[1-40]", IPv6 "[fe80::1]:22", or a dict with at least "host"'
 _KEYS = {"host", "user", "port", "address", "devices", "nproc", "roles", "env", "root_dir"}
 
@@ -77,7 +80,8 @@ def _read_entry(entry: object) -> List[Host]:
         raise ConfigError(f"HOSTS has {entry!r}", _FIX)
     unknown = sorted(str(key) for key in set(entry) - _KEYS)
     if unknown:
-        raise ConfigError(f"HOSTS entry {entry!r} has the unknown key {unknown[0]!r}", f"known keys: {', '.join(sorted(_KEYS))}")
+        known = ", ".join(sorted(_KEYS))
+        raise ConfigError(f"HOSTS entry {entry!r} has the unknown key {unknown[0]!r}", f"known keys: {known}")
     line = entry.get("host")
     if not isinstance(line, str) or not line:
         raise ConfigError(f"HOSTS entry {entry!r} has no host", _FIX)
@@ -100,7 +104,7 @@ def _extras(entry: Dict[str, object]) -> Host:
     def text(key: str) -> str:
         value = entry.get(key, "")
         if not isinstance(value, str):
-            raise ConfigError(f"HOSTS entry {entry!r}: {key} is {value!r}, not a string")
+            raise ConfigError(f"HOSTS entry {entry!r}: {key} is {value!r}", f"{key} is a string")
         return value
 
     nproc = entry.get("nproc")
@@ -131,8 +135,8 @@ def _parse(line: str, entry: object) -> List[Host]:
 
 def _split_port(rest: str, entry: object) -> Tuple[List[str], int]:
     if rest.startswith("[") and ":" in rest.split("]")[0]:
-        inside, _, tail = rest[1:].partition("]")
-        if tail and not tail.startswith(":"):
+        inside, closed, tail = rest[1:].partition("]")
+        if not closed or (tail and not tail.startswith(":")):
             raise ConfigError(f"HOSTS has {entry!r}", _FIX)
         names, port = [inside], tail[1:] if tail else ""
         if not is_address(inside) or (tail and not port):
@@ -155,7 +159,7 @@ def expand(pattern: str) -> List[str]:
         parts += [[pattern[at : match.start()]], _numbers(match.group(1), pattern)]
         at = match.end()
     parts.append([pattern[at:]])
-    if sum(len(p) for p in parts) > 100_000:
+    if math.prod(len(part) for part in parts) > _MOST:
         raise ConfigError(f"{pattern!r} names too many hosts", _FIX)
     return ["".join(combination) for combination in itertools.product(*parts)]
 
@@ -167,7 +171,7 @@ def _numbers(text: str, pattern: str) -> List[str]:
         if not match:
             raise ConfigError(f"{pattern!r}: {part!r} is no range", 'write "node[1-40]" or "node[1-3,7]"')
         low, high = match.group(1), match.group(2) or match.group(1)
-        if int(high) < int(low) or int(high) - int(low) > 100_000:
+        if int(high) < int(low) or int(high) - int(low) > _MOST:
             raise ConfigError(f"{pattern!r}: the range {part!r} runs backwards or is too long", 'write "node[1-40]"')
         width = len(low) if low.startswith("0") else 0
         found += [str(n).zfill(width) for n in range(int(low), int(high) + 1)]
@@ -195,7 +199,7 @@ def device_ids(value: object, what: str) -> Tuple[int, ...]:
         raise ConfigError(f"{what} is {value!r}", "write [0, 1]")
     ids = []
     for item in items:
-        if isinstance(item, bool) or not re.fullmatch(r"\d+", str(item)):
+        if isinstance(item, bool) or not re.fullmatch(r"\d{1,5}", str(item)):
             raise ConfigError(f"{what}: {item!r} is no device number", "write [0, 1]")
         ids.append(int(str(item)))
     if len(set(ids)) != len(ids):
@@ -211,8 +215,8 @@ def _port(value: object, entry: object) -> int:
 
 
 def _positive(value: object, what: str) -> int:
-    if isinstance(value, bool) or not re.fullmatch(r"\d+", str(value)) or int(str(value)) < 1:
-        raise ConfigError(f"{what} is {value!r}", "a whole number from 1")
+    if isinstance(value, bool) or not re.fullmatch(r"\d{1,5}", str(value)) or int(str(value)) < 1:
+        raise ConfigError(f"{what} is {value!r}", "a whole number from 1 to 99999")
     return int(str(value))
 
 
@@ -235,6 +239,19 @@ def _roles(value: object, entry: object) -> Tuple[Tuple[str, Optional[int]], ...
 
 
 def _env(value: object, entry: object) -> Tuple[Tuple[str, str], ...]:
+    try:
+        return variables(value)
+    except ValueError as error:
+        raise ConfigError(f"HOSTS entry {entry!r}: env is {value!r}", f"env is {error}") from None
+
+
+def variables(value: object) -> Tuple[Tuple[str, str], ...]:
+    """A dict of environment variables, numbers allowed as values. Raises ValueError saying what is right."""
     if not isinstance(value, Mapping):
-        raise ConfigError(f"HOSTS entry {entry!r}: env is {value!r}, not a dict")
-    return tuple((str(key), str(item)) for key, item in value.items())
+        raise ValueError('a dict such as {"NAME": "value"}')
+    for name, item in value.items():
+        if not isinstance(name, str) or not VARIABLE.fullmatch(name):
+            raise ValueError(f"a dict of variables; {name!r} is no variable name")
+        if not isinstance(item, (str, int, float)) or "\0" in str(item):
+            raise ValueError(f"a dict of variables; {name} is {item!r}, not a string or a number")
+    return tuple((name, str(item)) for name, item in value.items())

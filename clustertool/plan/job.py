@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import shlex
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type
 
-from clustertool.errors import ConfigError, DataError, UsageError
+from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
 from clustertool.plan.cluster import Cluster
-from clustertool.plan.hosts import device_ids
+from clustertool.plan.hosts import VARIABLE, device_ids
+from clustertool.plan.paths import OURS
 
 MODES = ("collective", "ps", "ps-heter")
 Command = Optional[Tuple[str, ...]]
 Pairs = Tuple[Tuple[str, str], ...]
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MOST = 10000  # processes of one role on one node, and nodes
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 # What the plan computes for every process. Overriding one of these by hand breaks a job in ways that look like the
@@ -101,7 +103,8 @@ def read_job(cluster: Cluster, toml: Mapping[str, Any], options: Options) -> Job
     if mode == "collective" and ps_options:
         raise UsageError("--servers and --server-num need parameter servers, the mode is collective", "add --mode ps")
     if mode == "ps-heter":
-        raise UsageError("--mode ps-heter is not built yet", "use --mode ps")
+        where, error = ("--mode", UsageError) if options.mode else ("job.toml: mode =", DataError)
+        raise error(f"{where} ps-heter is not built yet", "use the mode ps")
     script = _script(options.script)
     devices = options.devices.strip()
     return JobSpec(
@@ -118,13 +121,13 @@ def read_job(cluster: Cluster, toml: Mapping[str, Any], options: Options) -> Job
         ),
         env=_environment(cluster, file["env"], options),
         force_env=options.force_env,
-        shards=_words(options.shards) or file["shards"],
+        shards=_patterns(list(_words(options.shards)), "--shards", UsageError) or file["shards"],
         output=file["output"],
         policy=_policy(cluster, file["policy"], options),
         devices=_devices(devices) if devices else None,
         nproc=_count(options.nproc_per_node, "--nproc-per-node"),
         nnodes=_count(options.nnodes, "--nnodes") or 0,
-        http_port=_count(options.http_port, "--http-port") or 0,
+        http_port=_count(options.http_port, "--http-port", "a port from 1 to 65535", 65535) or 0,
         job_workspace=options.job_workspace,
     )
 
@@ -171,15 +174,16 @@ def _read_toml(toml: Mapping[str, Any]) -> Dict[str, Any]:
             if name not in _TABLES[key]:
                 raise DataError(f"job.toml: [{key}] has the unknown key {name!r}", f"known: {', '.join(_TABLES[key])}")
     output = toml.get("outputs", {}).get("path", "output")
-    if not isinstance(output, str) or output.startswith("/") or ".." in output.split("/") or not output:
+    first = posixpath.normpath(output).split("/")[0] if isinstance(output, str) and "\0" not in output else ""
+    if first in ("", ".", "..", "log", "nodefile", OURS):
         raise DataError(f"job.toml: [outputs] path = {output!r}", "a folder inside the job's directory, such as output")
     return {
         "mode": toml.get("mode", ""),
         "trainer": _role(toml, "trainer"),
         "pserver": _role(toml, "pserver"),
         "env": _toml_env(toml.get("env", {})),
-        "shards": _patterns(toml.get("shards", {}).get("files", [])),
-        "output": output.rstrip("/"),
+        "shards": _patterns(toml.get("shards", {}).get("files", []), "job.toml: [shards] files =", DataError),
+        "output": posixpath.normpath(output),
         "policy": toml.get("policy", {}),
     }
 
@@ -187,24 +191,28 @@ def _read_toml(toml: Mapping[str, Any]) -> Dict[str, Any]:
 def _role(toml: Mapping[str, Any], name: str) -> Role:
     table = toml.get(name, {})
     command, per_node = table.get("command"), table.get("per_node")
-    if command is not None and (not isinstance(command, list) or not command or not all(isinstance(w, str) for w in command)):
+    if command is not None and not _is_command(command):
         raise DataError(f"job.toml: [{name}] command = {command!r}", 'a list of words: ["python3", "-u", "train.py"]')
-    if per_node is not None and (isinstance(per_node, bool) or not isinstance(per_node, int) or per_node < 0):
-        raise DataError(f"job.toml: [{name}] per_node = {per_node!r}", "a whole number")
+    if per_node is not None and (isinstance(per_node, bool) or not isinstance(per_node, int) or not 0 < per_node <= _MOST):
+        raise DataError(f"job.toml: [{name}] per_node = {per_node!r}", f"a whole number from 1 to {_MOST}")
     return Role(None if command is None else tuple(command), per_node)
+
+
+def _is_command(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(word, str) and "\0" not in word for word in value)
 
 
 def _toml_env(table: Mapping[str, Any]) -> Pairs:
     for name, value in table.items():
-        if not _VARIABLE.fullmatch(name) or isinstance(value, (dict, list)):
+        if not VARIABLE.fullmatch(name) or isinstance(value, (dict, list)) or "\0" in str(value):
             raise DataError(f"job.toml: [env] {name} = {value!r}", 'NAME = "value"')
     return tuple((name, str(value)) for name, value in table.items())
 
 
-def _patterns(value: Any) -> Tuple[str, ...]:
+def _patterns(value: Any, where: str, error: Type[ClustertoolError]) -> Tuple[str, ...]:
     patterns = [value] if isinstance(value, str) else value
     if not isinstance(patterns, list) or not all(isinstance(p, str) and p and not p.startswith("/") for p in patterns):
-        raise DataError(f"job.toml: [shards] files = {value!r}", 'a pattern inside the workspace: "data/*-[0-9]*"')
+        raise error(f"{where} {value!r}", 'a pattern inside the workspace: "data/*-[0-9]*"')
     return tuple(p[2:] if p.startswith("./") else p for p in patterns)
 
 
@@ -222,11 +230,11 @@ def _script(text: str) -> Command:
     return tuple(["python3", "-u", *words] if words[0].endswith(".py") else words)
 
 
-def _count(text: str, option: str) -> Optional[int]:
+def _count(text: str, option: str, right: str = f"a whole number from 1 to {_MOST}", most: int = _MOST) -> Optional[int]:
     if text == "":
         return None
-    if not re.fullmatch(r"\d+", text) or int(text) < 1:
-        raise UsageError(f"{option} {text!r}", "a whole number from 1")
+    if not re.fullmatch(r"\d{1,5}", text) or not 0 < int(text) <= most:
+        raise UsageError(f"{option} {text!r}", right)
     return int(text)
 
 
@@ -236,8 +244,9 @@ def _words(values: Sequence[str]) -> Tuple[str, ...]:
 
 def _endpoints(values: Sequence[str], option: str) -> Tuple[str, ...]:
     words = _words(values)
-    if len(set(words)) != len(words) and any(":" in word for word in words):
-        raise UsageError(f"{option} names an endpoint twice: {','.join(words)}", "every process needs its own")
+    for word in words:
+        if words.count(word) > 1 and re.search(r"(^[^:]+|\]):\d+$", word):
+            raise UsageError(f"{option} names the endpoint {word} twice", "every process needs its own")
     return words
 
 
@@ -263,7 +272,8 @@ def _environment(cluster: Cluster, file: Pairs, options: Options) -> Pairs:
             if name.startswith("CLUSTERTOOL_"):
                 raise UsageError(f"{where} sets {name}, which only the tool sets", "take another name")
             if name in PLACED and not options.force_env:
-                raise UsageError(f"{where} sets {name}, which is computed for every process", "leave it out, or add --force-env")
+                what = f"{where} sets {name}, which is computed for every process"
+                raise UsageError(what, "leave it out, or add --force-env")
             if where in ("[env] in job.toml", "--env"):
                 merged[name] = value
     return tuple(merged.items())
@@ -273,31 +283,28 @@ def _pairs(values: Sequence[str]) -> Pairs:
     pairs = []
     for value in values:
         name, equals, rest = value.partition("=")
-        if not equals or not _VARIABLE.fullmatch(name):
+        if not equals or not VARIABLE.fullmatch(name):
             raise UsageError(f"--env {value!r}", "write --env NAME=value")
         pairs.append((name, rest))
     return tuple(pairs)
 
 
 def _policy(cluster: Cluster, file: Mapping[str, Any], options: Options) -> Policy:
-    def seconds(name: str, typed: str, default: float) -> float:
-        value = typed if typed != "" else file.get(name, default)
-        if isinstance(value, bool) or not re.fullmatch(r"\d+(\.\d*)?", str(value)):
-            where, error = (f"--{name}", UsageError) if typed else (f"job.toml: [policy] {name} =", DataError)
-            raise error(f"{where} {value!r}", "a number of seconds")
-        return float(str(value))
+    def said(name: str, typed: str, default: object, pattern: str, right: str) -> str:
+        value = str(typed or file.get(name, default))
+        if not re.fullmatch(pattern, value):
+            where, error = (f"--{name.replace('_', '-')}", UsageError) if typed else (f"job.toml: [policy] {name} =", DataError)
+            raise error(f"{where} {value!r}", right)
+        return value
 
-    on_failure = options.on_failure or file.get("on_failure", "abort")
-    if on_failure not in ("abort", "continue"):
-        raise UsageError(f"--on-failure {on_failure!r}", "abort or continue")
-    restarts = str(options.max_restarts or file.get("max_restarts", 0))
-    if not re.fullmatch(r"\d+", restarts):
-        raise UsageError(f"--max-restarts {restarts!r}", "a whole number")
+    def seconds(name: str, typed: str, default: float) -> float:
+        return float(said(name, typed, default, r"\d+(\.\d*)?", "a number of seconds"))
+
     return Policy(
         timeout=seconds("timeout", options.timeout, 0.0),
         grace=seconds("grace", options.grace, cluster.grace),
-        on_failure=on_failure,
-        max_restarts=int(restarts),
+        on_failure=said("on_failure", options.on_failure, "abort", "abort|continue", "abort or continue"),
+        max_restarts=int(said("max_restarts", options.max_restarts, 0, r"\d{1,5}", "a whole number up to 99999")),
         lease=seconds("lease", options.lease, 0.0),
         loss_timeout=cluster.loss_timeout,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
@@ -89,7 +90,7 @@ def plan(
     devices = {host.index: usable(host, job, facts[host.index], kinds[host.index]) for host in hosts}
     seats = ranks.assign(hosts, job, facts, devices)
     table = Table(
-        identity.job_id, job.mode, identity.token, cluster, seats,
+        identity.job_id, job.mode, identity.token, job.output, cluster, seats,
         ports.choose(seats, cluster, job, facts, identity.job_id),
         tuple(facts[host.index].address for host in hosts), kinds,
     )  # fmt: skip
@@ -109,7 +110,7 @@ def plan(
         job_id=identity.job_id, mode=job.mode, phases=ranks.ROLES[job.mode], nodes=tuple(nodes),
         lead=(table.addresses[0], table.ports.lead), policy=job.policy, extra_ports=tuple(extra),
         prelude=cluster.prelude, ld_library_path=cluster.ld_library_path, first_path=cluster.first_path,
-        secrets=cluster.secrets, output=job.output, identity=identity, warnings=_warnings(cluster, table),
+        secrets=cluster.secrets, output=job.output, identity=identity, warnings=_warnings(cluster, table, facts),
     )  # fmt: skip
 
 
@@ -128,7 +129,9 @@ def usable(host: Host, job: JobSpec, facts: Facts, kind: str) -> Tuple[int, ...]
         return ()
     if job.devices is not None:
         return job.devices
-    return host.devices if host.devices is not None else facts.devices
+    if host.devices is not None:
+        return host.devices
+    return facts.devices if facts.device_kind == kind else ()  # another kind's ids mean nothing
 
 
 def _commands(job: JobSpec, listing: Sequence[str]) -> Dict[str, Tuple[str, ...]]:
@@ -141,7 +144,8 @@ def _commands(job: JobSpec, listing: Sequence[str]) -> Dict[str, Tuple[str, ...]
             return ("python3", "-u", file)
         if name == "pserver":
             return trainer
-        raise DataError("the workspace has no train.py, and no command is given", 'add train.py, job.toml with [trainer] command, or --script "prog"')
+        fix = 'add train.py, job.toml with [trainer] command, or --script "prog"'
+        raise DataError("the workspace has no train.py, and no command is given", fix)
 
     trainer: Tuple[str, ...] = ()
     trainer = command(job.trainer, "trainer", "train.py")
@@ -167,11 +171,16 @@ def _node(
                 shards=shards[seat.rank] if seat.role == "trainer" else (), log=paths.log(seat.role, seat.rank),
             )
         )  # fmt: skip
-    work_dir = job.job_workspace or paths.dir
+    work_dir = _below_home(job.job_workspace, facts.home) if job.job_workspace else paths.dir
     return Node(
         host.index, host.name, facts.address, facts.root, paths.base, paths.dir, work_dir,
         host.entry, facts.hostname, tuple(processes),
     )  # fmt: skip
+
+
+def _below_home(path: str, home: str) -> str:
+    """--job-workspace as this node means it: `~` is the home there, and so is where a relative path begins."""
+    return posixpath.normpath(posixpath.join(home, path[2:] if path.startswith("~/") else "" if path == "~" else path))
 
 
 def _placeholders(table: Table, seat: Seat, paths: p.JobPaths) -> Dict[str, str]:
@@ -185,12 +194,13 @@ def _placeholders(table: Table, seat: Seat, paths: p.JobPaths) -> Dict[str, str]
     }
 
 
-def _warnings(cluster: Cluster, table: Table) -> Tuple[str, ...]:
+def _warnings(cluster: Cluster, table: Table, facts: Mapping[int, Facts]) -> Tuple[str, ...]:
     found: List[str] = []
     if any(":" in address for address in table.addresses):
         found.append('a training address is IPv6; Paddle splits endpoints on ":" and cannot use it')
-    for node, port in table.ports.moved:
-        found.append(f"{cluster.hosts[node].name}: port {cluster.pserver_port} (PADDLE_PORT) is busy, the pserver takes {port}")
+    for node, busy, port in table.ports.moved:
+        who = facts[node].holder(busy)
+        found.append(f"{cluster.hosts[node].name}: port {busy} (PADDLE_PORT) is held by {who}, the pserver takes {port}")
     return tuple(found)
 
 
@@ -237,7 +247,7 @@ def _process(process: Process, secrets: Sequence[str]) -> Dict[str, Any]:
 def needs_probe(cluster: Cluster, job: JobSpec) -> bool:
     """False when everything that the probe would answer is given, so that `--dry` opens no connection."""
     for host in cluster.hosts:
-        kind = cluster.device_kind if cluster.device_kind != "auto" else {True: "gpu", False: "cpu"}.get(cluster.use_gpu, "auto")  # type: ignore[arg-type]
+        kind = device_kind(cluster, Facts(host.index, device_kind="auto"))
         devices = kind == "cpu" or job.devices is not None or host.devices is not None
         root = host.root_dir or cluster.root_dir
         ports_known = bool(cluster.start_port or job.mode == "ps") and bool(cluster.lead_port)

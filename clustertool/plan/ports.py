@@ -6,7 +6,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Dict, List, Mapping, Sequence, Set, Tuple
 
-from clustertool.errors import ClustertoolError, PreflightError, raise_all
+from clustertool.errors import ClustertoolError, PreflightError, Several, raise_all
 from clustertool.plan.cluster import Cluster
 from clustertool.plan.facts import Facts
 from clustertool.plan.job import JobSpec
@@ -23,7 +23,7 @@ class Ports:
     master: int
     gloo: int
     lead: int
-    moved: Tuple[Tuple[int, int], ...] = ()  # (node, port) of pservers whose default port was busy
+    moved: Tuple[Tuple[int, int, int], ...] = ()  # (node, busy port, port taken instead) of pservers' default ports
 
 
 def choose(seats: Sequence[Seat], cluster: Cluster, job: JobSpec, facts: Mapping[int, Facts], job_id: str) -> Ports:
@@ -34,18 +34,19 @@ def choose(seats: Sequence[Seat], cluster: Cluster, job: JobSpec, facts: Mapping
     servers = [seat for seat in seats if seat.role == "pserver"]
     lead = desk.exactly(0, cluster.lead_port, "LEAD_PORT") if cluster.lead_port else 0
     width = cluster.ports_num + cluster.ports_num_for_sparse
-    for seat in sorted(seats, key=lambda seat: not seat.port):  # ports that were asked for go first
+    for seat in seats:  # ports that were asked for go first
         if seat.port:
-            count = width if seat.role == "pserver" else 1
             option = "--servers" if seat.role == "pserver" else "--workers"
-            # Only the endpoint itself was asked for: a program that opens one port may be packed closer than `width`.
-            of[seat.role, seat.rank] = (desk.exactly(seat.node, seat.port, option), *range(seat.port + 1, seat.port + count))
+            of[seat.role, seat.rank] = (desk.exactly(seat.node, seat.port, option, alone=False),)
     gloo = desk.exactly(servers[0].node, job.http_port, "--http-port") if job.http_port and servers else 0
     for seat in servers:
-        if (seat.role, seat.rank) not in of:
+        if seat.port:
+            of[seat.role, seat.rank] += desk.rest(seat.node, seat.port, width)
+    for seat in servers:
+        if not seat.port:
             of[seat.role, seat.rank] = desk.block(seat.node, width)
     for seat in trainers:
-        if (seat.role, seat.rank) not in of:
+        if not seat.port:
             collective = job.mode == "collective" and cluster.start_port
             of[seat.role, seat.rank] = (desk.next(seat.node) if collective else desk.free(seat.node),)
     first = trainers[0].node
@@ -61,63 +62,87 @@ class _Desk:
 
     def __init__(self, cluster: Cluster, facts: Mapping[int, Facts], job_id: str) -> None:
         self.taken: List[ClustertoolError] = []
-        self.moved: List[Tuple[int, int]] = []
+        self.moved: List[Tuple[int, int, int]] = []
         self._cluster = cluster
         self._facts = facts
         self._names = {host.index: host.name for host in cluster.hosts}
-        self._given: Dict[str, Set[int]] = {}
+        self._handed: Dict[str, Dict[int, Set[str]]] = {}
         self._seed = zlib.crc32(job_id.encode())
         self._next: Dict[str, int] = {}
         self._block: Dict[str, int] = {}
 
-    def exactly(self, node: int, port: int, why: str) -> int:
-        """A port that the user named."""
+    def given(self, node: int) -> Dict[int, Set[str]]:
+        """What this machine has given away: port -> the addresses it was given on."""
+        return self._handed.setdefault(self._facts[node].machine, {})
+
+    def exactly(self, node: int, port: int, why: str, alone: bool = True) -> int:
+        """A port that the user named. Not `alone`: it may be another process's too, on another address of the machine."""
         fact = self._facts[node]
-        given = self._given.setdefault(fact.machine, set())
-        if port in fact.busy:
+        others = self.given(node).setdefault(port, set())
+        if port > 65535:
+            self._complain(node, port, "is above 65535", why)
+        elif port in fact.busy:
             self._complain(node, port, f"is held by {fact.holder(port)}", why)
-        elif port in given:
+        elif fact.address in others or (alone and others):
             self._complain(node, port, "is given to two processes of this job", why)
-        given.add(port)
+        others.add(fact.address)
         return port
+
+    def rest(self, node: int, first: int, width: int) -> Tuple[int, ...]:
+        """The ports that follow a pserver's endpoint that was asked for, up to the next one that was.
+
+        A program that opens one port only may so be packed closer than `width`; nothing else is put in between.
+        """
+        found: List[int] = []
+        for port in range(first + 1, first + width):
+            if port in self.given(node):
+                break
+            found.append(self.exactly(node, port, "--servers"))
+        return tuple(found)
 
     def free(self, node: int) -> int:
         """A port outside the kernel's own range. Where to begin depends on the job, so that two jobs rarely meet."""
         fact = self._facts[node]
         low, high = fact.ephemeral
-        span = range(_LOWEST, low) if low - _LOWEST >= 1000 else range(high + 1, 65536)
-        if not span:
-            span = range(1024, 65536)
-        given = self._given.setdefault(fact.machine, set())
-        reserved = {self._cluster.pserver_port + i for i in range(64)}
+        spans = (range(_LOWEST, low), range(1024, low), range(high + 1, 65536), range(1024, 65536))
+        span = next(span for span in spans if len(span) >= 1000)
+        given = self.given(node)
+        reserved = range(self._cluster.pserver_port, self._cluster.pserver_port + 64)
         for step in range(len(span)):
             port = span[(self._seed + step) % len(span)]
             if port not in fact.busy and port not in given and port not in reserved:
-                given.add(port)
+                given[port] = {fact.address}
                 return port
-        raise PreflightError("no free port is left", "end the programs that hold them", self._names[node])
+        none = PreflightError("no free port is left", "end the programs that hold them", self._names[node])
+        raise Several([*self.taken, none]) if self.taken else none
 
     def next(self, node: int) -> int:
-        """START_PORT, START_PORT + 1, ... on this machine."""
+        """START_PORT, START_PORT + 1, ... on this machine, without those that were asked for by another name."""
         machine = self._facts[node].machine
         port = self._next.get(machine, self._cluster.start_port)
+        while port != self._cluster.start_port and port in self.given(node):
+            port += 1
         self._next[machine] = port + 1
         return self.exactly(node, port, "START_PORT")
 
     def block(self, node: int, width: int) -> Tuple[int, ...]:
         """The ports of one pserver: consecutive, from PADDLE_PORT on. Only a PADDLE_PORT from conf.py is a demand."""
-        fact = self._facts[node]
-        given = self._given.setdefault(fact.machine, set())
-        start = self._block.get(fact.machine, self._cluster.pserver_port)
+        fact, given = self._facts[node], self.given(node)
+        start = wanted = self._block.get(fact.machine, self._cluster.pserver_port)
         if not self._cluster.pserver_port_given:
-            wanted = start
-            while start + width < 65536 and any(p in fact.busy or p in given for p in range(start, start + width)):
+            while start + width <= 65536 and any(p in fact.busy or p in given for p in range(start, start + width)):
                 start += width
-            if start != wanted:
-                self.moved.append((node, start))
+            busy = [port for port in range(wanted, min(wanted + width, start)) if port in fact.busy]
+            if busy:
+                self.moved.append((node, busy[0], start))
+        if start + width > 65536:
+            self._complain(node, start + width - 1, "is above 65535", "PADDLE_PORT")
+            return (start,)
         self._block[fact.machine] = start + width
         return tuple(self.exactly(node, port, "PADDLE_PORT") for port in range(start, start + width))
 
     def _complain(self, node: int, port: int, what: str, why: str) -> None:
         fix = f"end that program, or choose another {why}"
-        self.taken.append(PreflightError(f"port {port} ({why}) {what}", fix, self._names[node]))
+        error = PreflightError(f"port {port} ({why}) {what}", fix, self._names[node])
+        if str(error) not in map(str, self.taken):
+            self.taken.append(error)

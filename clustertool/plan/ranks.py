@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from clustertool.errors import UsageError
 from clustertool.plan.facts import Facts
-from clustertool.plan.hosts import Host
+from clustertool.plan.hosts import Host, is_address
 from clustertool.plan.job import JobSpec, Role
 from clustertool.plan.shards import split
 
+_ENDPOINT = re.compile(r"(?:\[(?P<bracketed>[^\]]+)\]|(?P<plain>[^:\[\]]+))(?::(?P<port>[0-9]{1,5}))?")
 ROLES = {"collective": ("trainer",), "ps": ("pserver", "trainer")}
 
 
@@ -87,12 +89,14 @@ def _listed(role: str, endpoints: Sequence[str], hosts: Sequence[Host], facts: M
 
 
 def _endpoint(text: str, role: str) -> Tuple[str, int]:
-    address, colon, port = text.rpartition(":")
-    if not colon or text.count(":") > 1:
+    """ip, ip:port, [IPv6]:port, or an IPv6 address alone -> address and port, 0 if it has none."""
+    if is_address(text):
         return text, 0
-    if not port.isdigit() or not 0 < int(port) < 65536:
-        raise UsageError(f"{text!r} is no endpoint of a {role}", "write ip:port")
-    return address, int(port)
+    match = _ENDPOINT.fullmatch(text)
+    port = match.group("port") if match else None
+    if not match or (port is not None and not 0 < int(port) < 65536):
+        raise UsageError(f"{text!r} is no endpoint of a {role}", "write ip:port, the port from 1 to 65535")
+    return match.group("bracketed") or match.group("plain"), int(port or 0)
 
 
 def _with_devices(seats: Sequence[Seat], devices: Mapping[int, Tuple[int, ...]]) -> List[Seat]:

@@ -10,7 +10,7 @@ from clustertool.errors import DataError
 
 T = TypeVar("T")
 # The last "-digits" that is followed by the end of the name or a dot: part-2024-00003.txt.gz -> 3
-_NUMBER = re.compile(r"-(\d+)(?=\.|$)")
+_NUMBER = re.compile(r"-(\d+)(?=\.|\Z)")
 
 
 def split(items: Sequence[T], n: int) -> Tuple[Tuple[T, ...], ...]:
@@ -24,7 +24,8 @@ def number(path: str) -> int:
     """The shard number in a file's name. Raises DataError if it has none."""
     found = _NUMBER.findall(path.rsplit("/", 1)[-1])
     if not found:
-        raise DataError(f"{path!r} matches [shards] but has no shard number", "name shards like train.txt-00000 (inv split does)")
+        fix = "name shards like train.txt-00000 (inv split does)"
+        raise DataError(f"{path!r} matches [shards] but has no shard number", fix)
     return int(found[-1])
 
 
@@ -47,7 +48,8 @@ def assign_shards(files: Sequence[str], patterns: Sequence[str], trainers: int) 
         _check(found, pattern, trainers)
         for shard, path in found:
             if path in taken:
-                raise DataError(f"{path!r} matches two patterns: {taken[path]!r} and {pattern!r}", "let each file match one pattern")
+                what = f"{path!r} matches two patterns: {taken[path]!r} and {pattern!r}"
+                raise DataError(what, "let each file match one pattern")
             taken[path] = pattern
             lists[shard % trainers].append(path)
     return tuple(tuple(files) for files in lists)
@@ -55,14 +57,15 @@ def assign_shards(files: Sequence[str], patterns: Sequence[str], trainers: int) 
 
 def _check(found: Sequence[Tuple[int, str]], pattern: str, trainers: int) -> None:
     if not found:
-        raise DataError(f"no file of the workspace matches [shards] {pattern!r}", "prepare the data first, or correct the pattern")
+        what = f"no file of the workspace matches [shards] {pattern!r}"
+        raise DataError(what, "prepare the data first, or correct the pattern")
     numbers = [shard for shard, _ in found]
     for (shard, path), (following, other) in zip(found, found[1:]):
         if shard == following:
             raise DataError(f"shard {shard} of {pattern!r} is there twice: {path!r} and {other!r}", "remove one of them")
-    missing = sorted(set(range(numbers[-1] + 1)) - set(numbers))
-    if missing:
-        raise DataError(f"shards of {pattern!r} are not complete: number {missing[0]} is missing", "split the data again")
+    missing = next((wanted for wanted, shard in enumerate(numbers) if shard != wanted), None)
+    if missing is not None:
+        raise DataError(f"shards of {pattern!r} are not complete: number {missing} is missing", "split the data again")
     if len(found) < trainers:
         raise DataError(
             f"{len(found)} shards of {pattern!r} for {trainers} trainers: {trainers - len(found)} would read nothing",

@@ -207,5 +207,5 @@ def _script(mark: str) -> bytes:
         f"{{ printf '\\n%s\\n' {mark}; IFS= read -r p; "
         'case "$p" in "~/"*) p="$HOME/${p#??}";; esac; '
         "command -v \"$p\" >/dev/null 2>&1 || { echo 'no python'; exit 0; }; "
-        f"exec \"$p\" -I -S -c '{loader}' clustertool-agent; }}\n"
+        f"exec \"$p\" -ESs -c '{loader}' clustertool-agent; }}\n"
     ).encode()

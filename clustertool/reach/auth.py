@@ -77,7 +77,11 @@ class Prompter:
                 question, reply = self._waiting.get_nowait()
             except queue.Empty:
                 return
-            reply.put(self._ask(question))
+            given = ""
+            try:
+                given = self._ask(question)
+            finally:  # Ctrl+C: whoever waits gets no answer, but does not wait for ever
+                reply.put(given)
 
 
 def terminal() -> Prompter:
@@ -292,7 +296,7 @@ class Login:
             alone = "" if self._prompter.present else " (there is no terminal to ask for its passphrase)"
             fix = f"unlock the key: ssh-add {self._locked[0]}{alone}"
         elif len(self._tried) > 1 and not transport.is_active():
-            fix = "too many keys were tried: name the right one by IDENTITY_FILE in conf.py, or by IdentityFile in ~/.ssh/config"
+            fix = "too many keys were tried: name the right one, IDENTITY_FILE in conf.py or IdentityFile in ~/.ssh/config"
         elif not self._tried:
             fix = "make a key (ssh-keygen), bring it there (ssh-copy-id), or name one: IDENTITY_FILE in conf.py"
         else:

@@ -6,6 +6,7 @@ What a login shell's start files print comes before a random mark and is kept ap
 
 from __future__ import annotations
 
+import random
 import secrets
 import shlex
 import socket
@@ -25,7 +26,7 @@ from clustertool.plan.hosts import Host
 from clustertool.reach import dial, hostkeys
 from clustertool.reach.auth import Login
 from clustertool.reach.auth import Prompter as Prompter  # the callers' name for it is here
-from clustertool.reach.fanout import Gathered, each
+from clustertool.reach.fanout import Gathered, each, more_files
 from clustertool.reach.sshconfig import SshSettings, settings
 
 SHELL = "exec /bin/sh"
@@ -52,6 +53,7 @@ BULK_PACKET = 1 << 17
 BROKEN = (OSError, EOFError, paramiko.SSHException)
 _CHUNK = 1 << 18
 _INLINE = 1 << 15  # a text this short always fits into the window of a new channel
+_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds before the next try of a login that was dropped
 _NO_END = 3600.0 * 24 * 365
 
 
@@ -156,7 +158,7 @@ class Link:
     def feed(self, text: bytes, mark: bytes, timeout: float) -> Completed | None:
         """Run text by /bin/sh, which must print `mark` to both streams where the noise ends; None: not in time."""
         end = time.monotonic() + timeout
-        channel = self.channel(timeout=timeout)
+        channel = self.channel(timeout=min(timeout, self.settings.connect_timeout))
         try:
             _send(channel, text)
             output = _Output(channel)
@@ -330,25 +332,11 @@ def discard(channel: paramiko.Channel) -> None:
 # ---- opening
 
 
-_config: Config | None = None
-_config_lock = threading.Lock()
-
-
-def _fabric_config() -> Config:
-    """One Fabric configuration for all connections: no files are read, everything comes from our settings."""
-    global _config
-    with _config_lock:
-        if _config is None:
-            _config = Config(lazy=True, ssh_config=paramiko.SSHConfig())
-        return _config
-
-
 def _open(host: Host, cluster: Cluster, prompter: Prompter) -> Link:
+    more_files()
     to = settings(host, cluster)
-    deadline = time.monotonic() + to.connect_timeout
     if not to.gateways:
-        sock = dial.proxy(to) if to.proxy_command else dial.tcp(to, deadline)
-        return Link(host, to, _connect(to, sock, prompter, deadline), None)
+        return Link(host, to, _direct(to, prompter), None)
     bastion = _Bastion.enter(to.gateways, prompter, to)
     try:
         deadline = time.monotonic() + to.connect_timeout
@@ -359,6 +347,20 @@ def _open(host: Host, cluster: Cluster, prompter: Prompter) -> Link:
         raise
 
 
+def _direct(to: SshSettings, prompter: Prompter) -> Connection:
+    """A connection without a gateway. A server that hangs up under the rush of our logins is asked again."""
+    deadline = time.monotonic() + to.connect_timeout
+    for pause in (*_PAUSES, 0.0):
+        try:
+            sock = dial.proxy(to) if to.proxy_command else dial.tcp(to, deadline)
+            return _connect(to, sock, prompter, deadline)
+        except dial.Dropped:
+            if not pause or time.monotonic() + pause > deadline:
+                raise
+            time.sleep(pause * (0.5 + random.random()))
+    raise AssertionError("the last try returns or raises")
+
+
 def _connect(to: SshSettings, sock: Any, prompter: Prompter, deadline: float) -> Connection:
     """A Fabric connection on `sock`, logged in. The socket is closed on every failure."""
     left = max(0.1, deadline - time.monotonic())
@@ -367,11 +369,13 @@ def _connect(to: SshSettings, sock: Any, prompter: Prompter, deadline: float) ->
     def transport(sock: Any, **options: Any) -> dial.Transport:
         made = dial.Transport(sock, **options)
         made._preferred_keys = known.algorithms(to.host_key_name)
-        made.channel_timeout = to.connect_timeout
+        made.channel_timeout = made.handshake_timeout = to.connect_timeout
         return made
 
+    # A Config of its own, which reads no files: Connection writes into it, and that is not safe between threads.
+    config = Config(lazy=True, ssh_config=paramiko.SSHConfig())
     connection = Connection(
-        to.hostname, user=to.user, port=to.port, config=_fabric_config(), forward_agent=False,
+        to.hostname, user=to.user, port=to.port, config=config, forward_agent=False,
         connect_kwargs={
             "sock": sock, "timeout": left, "banner_timeout": left, "auth_strategy": Login(to, prompter, deadline),
             "transport_factory": transport,
@@ -493,11 +497,10 @@ class _Bastion:
                 raise
 
     def _hop(self, number: int, to: SshSettings, prompter: Prompter) -> Connection:
+        if not number:
+            return _direct(to, prompter)
         deadline = time.monotonic() + to.connect_timeout
-        if number:
-            sock = dial.tunnel(self._open[-1].transport, self._chain[number - 1], to, deadline)
-        else:
-            sock = dial.proxy(to) if to.proxy_command else dial.tcp(to, deadline)
+        sock = dial.tunnel(self._open[-1].transport, self._chain[number - 1], to, deadline)
         return _connect(to, sock, prompter, deadline)
 
 

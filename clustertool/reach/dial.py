@@ -29,6 +29,10 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 _FIX_SLOW = "is the machine on, is the address right? A slow network: CONNECT_TIMEOUT in conf.py"
 
 
+class Dropped(Unreachable):
+    """sshd hung up before the login, as it does when too many log in at once: worth another try."""
+
+
 class _Packetizer(Packetizer):  # type: ignore[misc]
     """A deadline that is looked at instead of a timer thread."""
 
@@ -86,12 +90,20 @@ def tcp(to: SshSettings, deadline: float) -> socket.socket:
             sock.settimeout(left)
             sock.connect(address)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            _keep_alive(sock)
             return sock
         except OSError as error:
             sock.close()
             problem = error
     raise _in_words(to, problem)
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    """The kernels ask each other: a cut cable ends the connection in half a minute, not in hours. (A frozen sshd does not.)"""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPALIVE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):  # macOS has another name for the first
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _addresses(to: SshSettings) -> list[tuple[int, Any]]:
@@ -201,7 +213,7 @@ def failed_handshake(to: SshSettings, sock: Any, error: BaseException, late: boo
         return Unreachable(f"{where} speaks no SSH that we can speak: {text}", "update its sshd", to.name)
     if "Indecipherable" in text or "Invalid SSH banner" in text:
         return Unreachable(f"what listens on {where} is no SSH server", "correct the port in HOSTS", to.name)
-    return Unreachable(
+    return Dropped(
         f"{where} closed the connection before the login ({text or type(error).__name__})",
         "too many logins at once (MaxStartups in its sshd_config), or this machine is banned there", to.name,
     )  # fmt: skip

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from clustertool.engines.base import Steps
 from clustertool.errors import ClustertoolError, Interrupted, Terminated
+from clustertool.plan.frames import Header
 from clustertool.reach.fleet import Fleet
 
+Answers = Mapping[int, "Header | ClustertoolError"]
+_PATIENCE = 15.0  # seconds for a node to take back what was begun
 
-def carry_out(steps: Steps, fleet: Fleet) -> None:
-    """Raises all nodes' failures at once, or the interrupt, after everything that was begun is taken back."""
+
+def carry_out(steps: Steps, fleet: Fleet, undone: Callable[[str, Answers], None]) -> None:
+    """Raises all nodes' failures at once, or the interrupt, after everything that was begun is taken back.
+
+    `undone` hears of each phase that is taken back: its name, and what every node answered.
+    """
     for number, phase in enumerate(steps.phases):
         try:
             fleet.ask(phase.requests).all()
         except (ClustertoolError, Interrupted, Terminated):
-            _take_back(steps, number, fleet)
+            for back in reversed(steps.undo[: number + 1]):
+                gathered = fleet.ask(back.requests, timeout=_PATIENCE, patient=True)
+                undone(back.name, {**gathered.ok, **gathered.failed})
             raise
-
-
-def _take_back(steps: Steps, reached: int, fleet: Fleet) -> None:
-    """Undo the phase that failed and those before it, the last one first; an undo that fails is no news."""
-    check, fleet.check = fleet.check, None
-    try:
-        for phase in reversed(steps.undo[: reached + 1]):
-            fleet.ask(phase.requests, timeout=15.0)
-    finally:
-        fleet.check = check

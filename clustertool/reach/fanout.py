@@ -6,6 +6,7 @@ the interpreter alive. A ClustertoolError belongs to its item; any other excepti
 
 from __future__ import annotations
 
+import functools
 import resource
 import threading
 import time
@@ -23,6 +24,7 @@ WIDTH = 128
 SLICE = 0.05  # seconds between two calls of `check`
 _FILES_PER_ITEM = 4  # a connection, its lookups, a pipe to a child
 _FILES_OURS = 64
+_ENOUGH_FILES = 16384
 
 
 @dataclass
@@ -56,6 +58,15 @@ def each(
     finally:
         work.abandon()
     return work.gathered([key for key, _ in pairs], timeout)
+
+
+@functools.lru_cache(maxsize=1)
+def more_files() -> None:
+    """Let this process open as many files as it may: every node keeps one, and 1024 is the usual limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY:
+        wanted = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(_ENOUGH_FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
 
 def _width(wanted: int | None) -> int:

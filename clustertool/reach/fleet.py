@@ -74,17 +74,20 @@ class Fleet:
             self.agents[host.index] = by_name[host.name]
             self.agents[host.index].host = host
 
-    def ask(self, requests: Mapping[int, Mapping[str, Any]], timeout: float | None = 60.0) -> Gathered[Header]:
-        """{node: request} to the agents that are there; nodes without one are not asked."""
+    def ask(
+        self, requests: Mapping[int, Mapping[str, Any]], timeout: float | None = 60.0, *, patient: bool = False
+    ) -> Gathered[Header]:
+        """{node: request} to the agents that are there; nodes without one are not asked. patient: no Ctrl+C ends it."""
         wanted = {node: request for node, request in requests.items() if node in self.agents}
 
         def one(node: int) -> Header:
             return self.agents[node].ask(wanted[node], timeout)
 
-        return each({node: node for node in wanted}, one, width=max(1, len(wanted)), check=self.check)
+        check = None if patient else self.check
+        return each({node: node for node in wanted}, one, width=max(1, len(wanted)), check=check)
 
-    def ask_all(self, request: Mapping[str, Any], timeout: float | None = 60.0) -> Gathered[Header]:
-        return self.ask(dict.fromkeys(self.agents, request), timeout)
+    def ask_all(self, request: Mapping[str, Any], timeout: float | None = 60.0, *, patient: bool = False) -> Gathered[Header]:
+        return self.ask(dict.fromkeys(self.agents, request), timeout, patient=patient)
 
     def name(self, node: int) -> str:
         return self.cluster.hosts[node].name

@@ -98,9 +98,11 @@ class _Echoes:
                 self._take()
 
     def _listen(self, end: float) -> None:
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
         while len(self._times) < len(self._targets):
             left = end - time.monotonic()
-            if left <= 0 or not select.select([self._sock], [], [], left)[0]:
+            if left <= 0 or not poll.poll(left * 1000):
                 return
             self._take()
 

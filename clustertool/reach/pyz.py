@@ -10,28 +10,32 @@ from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PARTS = ("__init__.py", "errors.py", "plan", "node")
-# Every archive of the same sources is the same bytes: zip's earliest date, one order.
-_DATE = (1980, 1, 1, 0, 0, 0)
+_DATE = (1980, 1, 1, 0, 0, 0)  # the earliest that zip knows: the same sources make the same bytes
 
 
 @lru_cache(maxsize=1)
 def archive() -> tuple[str, bytes]:
-    """(digest, bytes) of the .pyz: standard-library code of node, plan and errors."""
-    buffer = io.BytesIO()
+    """(digest, bytes) of the .pyz: standard-library code of node, plan and errors. The digest is of the files in it."""
+    buffer, state = io.BytesIO(), hashlib.sha256()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
-        for part in _PARTS:
-            path = _ROOT / part
-            for source in sorted(path.glob("*.py")) if path.is_dir() else [path]:
-                info = zipfile.ZipInfo(f"clustertool/{source.relative_to(_ROOT).as_posix()}", _DATE)
-                info.compress_type = zipfile.ZIP_DEFLATED
-                file.writestr(info, source.read_bytes())
-    data = buffer.getvalue()
-    return hashlib.sha256(data).hexdigest()[:32], data
+        for name, content in sorted(_sources().items()):
+            info = zipfile.ZipInfo(name, _DATE)
+            info.compress_type = zipfile.ZIP_DEFLATED
+            file.writestr(info, content)
+            state.update(b"%s %d\n" % (name.encode(), len(content)) + content)
+    return state.hexdigest()[:32], buffer.getvalue()
+
+
+def _sources() -> dict[str, bytes]:
+    paths = [path for part in _PARTS for path in ([_ROOT / part] if part.endswith(".py") else (_ROOT / part).glob("*.py"))]
+    return {f"clustertool/{path.relative_to(_ROOT).as_posix()}": path.read_bytes() for path in paths}
 
 
 # Runs under whatever python the node has, 2.7 too, to say so; it reads exactly what it needs from stdin and no more.
+# The working directory, which `-c` puts first on the path, is none of ours.
 LOADER = """\
 import sys
+sys.path[:] = [entry for entry in sys.path if entry]
 if sys.version_info < (3, 8):
     sys.stdout.write("old %s\\n" % sys.version.split()[0])
     sys.stdout.flush()
@@ -48,66 +52,93 @@ def take(n):
 exec(compile(take(int(take(8))), "clustertool-boot", "exec"))
 """
 
-# The second stage: find or fetch the archive, unpack it once beside itself so that compiled code is kept, and hand over.
-BOOT = b"""\
-import hashlib, io, json, zipfile
+# The second stage: find the code by its digest or fetch it, and hand over. It is kept as files, so that Python keeps it
+# compiled beside them. What is not needed when the code is there already (zipfile) is imported only where it is.
+BOOT = b'''\
+import json
+try:
+    from _sha2 import sha256
+except ImportError:
+    try:
+        from _sha256 import sha256
+    except ImportError:
+        from hashlib import sha256
 hello = json.loads(take(int(take(8))))
 digest = hello["digest"]
-home = os.path.join(os.path.expanduser("~"), ".cache", "clustertool")
-def load(path):
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    with open(fd, "rb") as file:
-        data = file.read()
-    return data if hashlib.sha256(data).hexdigest()[:32] == digest else None
+home = os.path.expanduser("~")
+cache = os.path.join(home, ".cache", "clustertool")
+top = os.path.join(cache, digest)
 def say(word):
     os.write(1, word.encode() + b"\\n")
-def unpack(data, top):
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        for name in archive.namelist():
-            path, content = os.path.join(top, name), archive.read(name)
-            try:
+def good(files):
+    state = sha256()
+    for name, content in sorted(files.items()):
+        state.update(b"%s %d\\n" % (name.encode(), len(content)) + content)
+    return state.hexdigest()[:32] == digest
+def read():
+    """What lies in `top`, if nobody else could have put it there."""
+    info, files = os.lstat(cache), {}
+    if info.st_uid != os.getuid() or info.st_mode & 0o022:
+        return files
+    for folder, folders, names in os.walk(top):
+        for name in names:
+            if name.endswith(".py"):
+                path = os.path.join(folder, name)
                 with open(path, "rb") as file:
-                    if file.read() == content:
-                        continue
-            except OSError:
-                os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-            part = "%s.%d.%s" % (path, os.getpid(), os.uname().nodename)
-            with open(part, "wb") as file:
-                file.write(content)
-            os.replace(part, path)
-path = os.path.join(home, digest + ".pyz")
-data = None
+                    files[os.path.relpath(path, top)] = file.read()
+    return files
+def write(files):
+    """Each file whole or not at all: others may start here at the same time."""
+    if not os.path.isdir(home):
+        raise OSError("no home")
+    for name, content in files.items():
+        path = os.path.join(top, name)
+        part = "%s.%d.%s" % (path, os.getpid(), os.uname().nodename)
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        with open(part, "wb") as file:
+            file.write(content)
+        os.replace(part, path)
+class Memory:
+    """Imports from `files`, for a node whose home takes nothing."""
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        from importlib.util import spec_from_loader
+        for tail in ("/__init__.py", ".py"):
+            if name.replace(".", "/") + tail in files:
+                return spec_from_loader(name, Memory, is_package=tail != ".py")
+    @staticmethod
+    def create_module(spec):
+        return None
+    @staticmethod
+    def exec_module(module):
+        name = module.__name__.replace(".", "/")
+        name += "/__init__.py" if name + "/__init__.py" in files else ".py"
+        exec(compile(files[name], name, "exec"), module.__dict__)
 try:
-    data = load(path)
+    files = read()
 except OSError:
-    pass
-say("have" if data else "need")
-fresh = not data
-if fresh:
-    data = take(int(take(8)))
-    if hashlib.sha256(data).hexdigest()[:32] != digest:
+    files = {}
+have = good(files)
+say("have" if have else "need")
+if not have:
+    import io, zipfile
+    with zipfile.ZipFile(io.BytesIO(take(int(take(8))))) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    if not good(files):
         say("damaged")
         sys.exit(0)
-mask = os.umask(0o077)
-try:
-    if fresh:
-        os.makedirs(home, mode=0o700, exist_ok=True)
-        part = "%s.%d.%s" % (path, os.getpid(), os.uname().nodename)
-        with open(part, "wb") as file:
-            file.write(data)
-        os.replace(part, path)
-    top = os.path.join(home, digest)
-    info = os.lstat(home)
-    if info.st_uid != os.getuid():
-        raise OSError("not ours")
-    unpack(data, top)
+    mask = os.umask(0o077)
+    try:
+        write(files)
+        have = good(read())
+    except OSError:
+        pass
+    os.umask(mask)
+if have:
     sys.path.insert(0, top)
-except OSError:  # no room or no right in HOME: run from memory
-    fd = os.memfd_create("clustertool")
-    os.write(fd, data)
-    sys.path.insert(0, "/proc/self/fd/%d" % fd)
-os.umask(mask)
+else:
+    sys.meta_path.insert(0, Memory)
 from clustertool.node.agent import main
 say("ready")
 main(hello)
-"""
+'''

@@ -8,6 +8,7 @@ session, and its whole group is ended when the caller is interrupted or the conn
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import re
 import selectors
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +111,12 @@ def pull(
         _remote(remote), _NO_DIRECTORY.encode(), _remote(remote),
     )  # fmt: skip
     job = _Job(link, ["--executability", "--safe-links", *which, "node:./", "./"], script, os.fsencode(target), files)
-    return job.run(lambda relay: relay.down, 0, on_progress, check)
+    try:
+        return job.run(lambda relay: relay.down, 0, on_progress, check)
+    except NotFound:
+        with contextlib.suppress(OSError):  # not empty: it was there before
+            os.rmdir(target)
+        raise
 
 
 class _Job:
@@ -122,10 +129,10 @@ class _Job:
         self._cwd = cwd
         self._files = files
         self._said: dict[str, bytes] = {"out": b"", "err": b""}
+        self._ended = 0.0
 
-    def run(
-        self, count: Callable[[_Relay], int], total: int, on_progress: Progress | None, check: Check | None
-    ) -> Sent:
+    def run(self, count: Callable[[_Relay], int], total: int, on_progress: Progress | None, check: Check | None) -> Sent:
+        """Copy, and look at everything that could end it early every SLICE seconds."""
         ours, theirs = socket.socketpair()
         relay = _Relay(self._link, ours, self._script)
         with ours, theirs:
@@ -138,6 +145,8 @@ class _Job:
                     if on_progress:
                         on_progress(count(relay), total)
                     self._alive(relay)
+                    if self._over(process):
+                        break
                 code = process.wait(5)
             finally:
                 _end(process)
@@ -167,6 +176,13 @@ class _Job:
         assert process.stdout and process.stderr
         return _Looks({"out": process.stdout, "err": process.stderr}, relay, self._said)
 
+    def _over(self, process: subprocess.Popen[bytes]) -> bool:
+        """rsync has ended, but its bridge keeps its outputs open (a node that froze never tells it an exit code)."""
+        if process.poll() is None:
+            return False
+        self._ended = self._ended or time.monotonic()
+        return time.monotonic() - self._ended > 2.0
+
     def _alive(self, relay: _Relay) -> None:
         if relay.failure:
             raise relay.failure
@@ -194,8 +210,8 @@ class _Job:
 
 
 _KNOWN: tuple[tuple[str, str, str], ...] = (
-    ("No space left on device", "a disk is full", "free some space there, or set ROOT_DIR to another disk"),
-    ("Disk quota exceeded", "a disk quota is used up", "free some space there, or set ROOT_DIR to another disk"),
+    ("No space left on device", "a disk is full", "free some space on it; on a node, ROOT_DIR may name another disk"),
+    ("Disk quota exceeded", "a disk quota is used up", "free some space on it; on a node, ROOT_DIR may name another disk"),
     ("Read-only file system", "a file system cannot be written", "set ROOT_DIR to another disk"),
     ("Permission denied", "a permission is missing", "correct the permissions, or ROOT_DIR in conf.py"),
     ("unknown option", "the two rsyncs do not fit together", "install rsync 3.1 or newer on both sides"),

@@ -17,10 +17,11 @@ def attach(call: Call) -> None:
     from clustertool.verbs import ending, load
     from clustertool.verbs.follow import Follow, Inbox
     from clustertool.verbs.jobs import pick
+    from clustertool.verbs.logs import whole
     from clustertool.verbs.run import finish, wanted
     from clustertool.watch.clean import mask
 
-    logs = wanted(call)
+    logs, tail = wanted(call), whole(call.given.tail, "--tail")
     cluster = load.cluster(call, start_local=False)
     inbox = Inbox()
     with Fleet(cluster, interrupts.check, inbox.put) as fleet:
@@ -29,8 +30,8 @@ def attach(call: Call) -> None:
         hide = mask(list(load.known_secrets(cluster).values()))
         follow = Follow(call, fleet, inbox, job["id"], RankLines(call.terminal, hide=hide))
         call.terminal.note(f"job {job['id']}: {job['state']}")
-        follow.start({"logs": logs, "tail": int(call.given.tail) if call.given.tail.isdigit() else None})
-        follow.run(grace=cluster.grace)
+        follow.start({"logs": logs, "tail": tail}, cluster.grace)
+        follow.run()
         if follow.detached:
             return
         finish(call, ending.tell(call, fleet, follow.watch, hide), follow)

@@ -14,6 +14,7 @@ from clustertool.verbs.call import JSON, NODES, WORKSPACE, Call, Opt, verb
 @verb(WORKSPACE, Opt("job-dispatch-package", "the old name of --workspace"), Opt("dry", "only say what would be sent", False), NODES, JSON)
 def dispatch(call: Call) -> None:
     """Copy a workspace to every node, without starting anything."""
+    from clustertool.reach import sharing
     from clustertool.reach.fleet import Fleet
     from clustertool.verbs import load, preflight
     from clustertool.verbs.run import read_workspace
@@ -32,7 +33,7 @@ def dispatch(call: Call) -> None:
     with Fleet(cluster, interrupts.check) as fleet:
         looked = preflight.look(cluster, fleet, {}, workspace.size)
         preflight.require(looked, cluster)
-        done = send(call, fleet, workspace, looked.facts)
+        done = send(call, fleet, workspace, sharing.confirm(fleet, looked.facts))
         if call.json:
             call.answer({
                 "release": done.release, "bytes": done.bytes, "seconds": round(done.seconds, 3),

@@ -22,6 +22,7 @@ from clustertool.watch.job import Item, LogLines, Watch
 Frame = tuple[int, Header, bytes]
 _QUEUE = 64  # frames of up to 256 KiB that wait for a slow terminal
 _RETRY = 1.0
+_LOOK = 0.2  # seconds between two looks at the nodes while frames come without end
 _LAST_WORDS = 3.0  # seconds that a node which broke off may take to come back once the verdict is known
 
 
@@ -54,40 +55,45 @@ class Follow:
         self._stopper: threading.Thread | None = None
         self._stopped: dict[int, Header | ClustertoolError] = {}
         self._asked = 0
+        self._looked_at = 0.0
+        self._done = threading.Event()
         self._reopening: set[int] = set()
         self._verdict_at = 0.0
         self.detached = False
 
-    def start(self, request: Mapping[str, Any]) -> None:
-        """Ask every node for events and the wanted logs."""
+    @property
+    def stopping(self) -> bool:
+        """The user asked for an end."""
+        return self._stopper is not None
+
+    def start(self, request: Mapping[str, Any], grace: float) -> None:
+        """Ask every node for events and the wanted logs. From here on an interrupt stops the job."""
+        interrupts.count.job = self._job
         self._request = {"q": "follow", "job": self._job, **request}
-        gathered = self.fleet.ask_all(self._request)
+        threading.Thread(target=self._listen, args=(grace,), daemon=True).start()
+        gathered = self.fleet.ask_all(self._request, patient=True)
         now = time.monotonic()
         for node, error in {**self.fleet.failed, **gathered.failed}.items():
             self.watch.closed[node] = error.what
         self.watch.heard.update(dict.fromkeys(gathered.ok, now))
 
-    def run(
-        self, stop_on_interrupt: bool = True, grace: float = 10.0, until: Callable[[JobStatus], bool] = lambda _: False
-    ) -> None:
-        """Until over. An interrupt stops the job (run, attach) or only leaves (logs -f: raises Interrupted)."""
-        interrupts.count.job = self._job
+    def run(self, until: Callable[[JobStatus], bool] = lambda _: False) -> None:
+        """Until the job is over, `until` is true, or the user's terminal has gone (`detached`)."""
         while not self._over() and not until(self.watch.status):
             frame = self._inbox.get(0.05)
             now = time.monotonic()
             if frame is not None:
                 self._show(self.watch.take(frame[0], frame[1], frame[2], now))
-            else:
+            if frame is None or now - self._looked_at > _LOOK:
+                self._looked_at = now
                 self._show(self.watch.idle(now))
                 self._look_after(now)
-            if interrupts.count.hups and stop_on_interrupt:
+            if interrupts.count.hups:
                 self.detached = True
                 return
-            if stop_on_interrupt:
-                self._signals(grace)
-            else:
-                interrupts.check()
-        self._finish_stop()
+        if self._over():
+            self._done.set()
+            self._finish_stop()
 
     def _over(self) -> bool:
         """Every node has ended, was given up by the lead, or stays away after the verdict."""
@@ -149,6 +155,11 @@ class Follow:
 
     # -- stopping --
 
+    def _listen(self, grace: float) -> None:
+        """Signals are obeyed beside the loop, which may be stuck: nobody reads our stdout, a node does not answer."""
+        while not self._done.wait(0.05):
+            self._signals(grace)
+
     def _signals(self, grace: float) -> None:
         asked = interrupts.count.ints + interrupts.count.terms
         if asked <= self._asked:
@@ -156,20 +167,15 @@ class Follow:
         self._asked = asked
         force = asked > 1
         by, code = ("SIGTERM", 143) if interrupts.count.terms and not interrupts.count.ints else ("Ctrl+C", 130)
-        hint = "killing everything now" if force else f"stopping the job on all nodes (grace {grace:g} s; Ctrl+C again kills at once)"
-        self._call.terminal.note(f"{by}: {hint}")
         how = {"by": by, "code": code, "grace": grace, "force": force}
         self._stopper = threading.Thread(target=self._stop, args=(how, grace), daemon=True)
         self._stopper.start()
+        hint = "killing everything now" if force else f"stopping the job on all nodes (grace {grace:g} s; Ctrl+C again kills at once)"
+        self._call.terminal.note(f"{by}: {hint}")
 
     def _stop(self, how: Mapping[str, Any], grace: float) -> None:
-        fleet = self.fleet
-        phase = ENGINES["ssh"]().stop(len(fleet.cluster.hosts), self._job, how)
-        check, fleet.check = fleet.check, None
-        try:
-            gathered = fleet.ask(phase.requests, timeout=grace + 20)
-        finally:
-            fleet.check = check
+        phase = ENGINES["ssh"]().stop(len(self.fleet.cluster.hosts), self._job, how)
+        gathered = self.fleet.ask(phase.requests, timeout=grace + 20, patient=True)
         self._stopped.update(gathered.ok)
         self._stopped.update(gathered.failed)
 
@@ -178,14 +184,24 @@ class Follow:
         if self._stopper is None:
             return
         self._stopper.join(5.0)
-        left = {}
-        for node in sorted(self.watch.nodes):
-            text = told(self._stopped.get(node), self._job)
-            self._call.terminal.note(f"{self.fleet.name(node)}: {text}")
-            if text.startswith("survivors"):
-                left[self.fleet.name(node)] = text
+        said = {self.fleet.name(node): told(self._stopped.get(node), self._job) for node in sorted(self.watch.nodes)}
+        tell(self._call, said)
+        left = [f"{name}: {text}" for name, text in said.items() if text.startswith("survivors")]
         if left:
-            raise Survivors("; ".join(f"{name}: {text}" for name, text in left.items()), "inv stop --force tries again")
+            raise Survivors("; ".join(left), "inv stop --force tries again")
+
+
+def tell(call: Call, said: Mapping[str, str]) -> None:
+    """What became of each node, equal words under folded names."""
+    from clustertool.show.table import gather
+
+    for names, text in gather(said):
+        call.terminal.note(f"{names}: {text}")
+
+
+def taken_back(answer: Header | ClustertoolError) -> str:
+    """A node's answer when a start is undone, in words."""
+    return f"did not answer: {answer.what}" if isinstance(answer, ClustertoolError) else "clean, nothing was started"
 
 
 def told(answer: Header | ClustertoolError | None, job: str) -> str:

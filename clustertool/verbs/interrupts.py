@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from types import FrameType
 
@@ -76,5 +75,4 @@ def _on_hup(number: int, frame: FrameType | None) -> None:
 def _leave(code: int, text: str) -> None:
     if text:
         os.write(2, f"\nclustertool: {text}\nclustertool: exit {code} (tool): Ctrl+C\n".encode())
-    sys.stdout.flush()
-    os._exit(code)
+    os._exit(code)  # whatever the interpreter is in the middle of

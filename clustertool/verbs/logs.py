@@ -35,7 +35,7 @@ def logs(call: Call) -> None:
         places = _places(call, fleet, status, asked)
         request = {
             "q": "follow", "job": job, "logs": [list(key) for key in places], "follow": call.given.follow,
-            "tail": _whole(call.given.tail, "--tail"), "attempt": _whole(call.given.attempt, "--attempt"),
+            "tail": whole(call.given.tail, "--tail"), "attempt": whole(call.given.attempt, "--attempt"),
         }  # fmt: skip
         if call.given.raw:
             _raw(call, fleet, inbox, request, places)
@@ -54,8 +54,8 @@ def _asked(call: Call) -> Any:
             re.compile(given.grep)
         except re.error as error:
             raise UsageError(f"--grep {given.grep!r}: {error}", "a Python regular expression") from None
-    _whole(given.tail, "--tail")
-    _whole(given.attempt, "--attempt")
+    whole(given.tail, "--tail")
+    whole(given.attempt, "--attempt")
     found = wanted(call)
     if found == "all" or (given.host and not given.rank):
         if given.raw:
@@ -67,7 +67,7 @@ def _asked(call: Call) -> Any:
     return keys
 
 
-def _whole(text: str, option: str) -> int | None:
+def whole(text: str, option: str) -> int | None:
     if text == "":
         return None
     if not text.isdigit():
@@ -136,16 +136,20 @@ def _lines(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], place
     width = widest([(*key, status.nodes[node].name) for key, node in places.items()])
     printer = RankLines(call.terminal, hide=hide, width=width)
     grep = re.compile(call.given.grep) if call.given.grep else None
-    nodes = sorted(set(places.values()))
-    watch = Watch(frozenset(nodes))
-    fleet.ask({node: request for node in nodes}).all()
-    while not watch.over:
-        frame = inbox.get(0.1)
-        interrupts.check()
-        now = time.monotonic()
-        for item in watch.take(frame[0], frame[1], frame[2], now) if frame else watch.idle(now):
-            if isinstance(item, LogLines):
-                lines = [line for line in item.lines if grep.search(line)] if grep else item.lines
-                printer.show(item.role, item.rank, status.nodes[item.node].name, lines)
-    for node, why in watch.closed.items():
-        call.terminal.warn(f"{fleet.name(node)}: {why}")
+    # What is there already is printed rank by rank; what is still being written, as it comes.
+    parts = [list(places)] if call.given.follow else [[key] for key in sorted(places)]
+    for keys in parts:
+        nodes = sorted({places[key] for key in keys})
+        watch = Watch(frozenset(nodes))
+        wanted = {**request, "logs": [list(key) for key in keys]}
+        fleet.ask({node: wanted for node in nodes}).all()
+        while not watch.over:
+            frame = inbox.get(0.1)
+            interrupts.check()
+            now = time.monotonic()
+            for item in watch.take(frame[0], frame[1], frame[2], now) if frame else watch.idle(now):
+                if isinstance(item, LogLines):
+                    lines = [line for line in item.lines if grep.search(line)] if grep else item.lines
+                    printer.show(item.role, item.rank, status.nodes[item.node].name, lines)
+        for node, why in watch.closed.items():
+            call.terminal.warn(f"{fleet.name(node)}: {why}")

@@ -191,6 +191,7 @@ def dry_identity(order: Order) -> Identity:
 
 
 def _with_nodes(call: Call, order: Order) -> None:
+    from clustertool.reach import sharing
     from clustertool.reach.fleet import Fleet
     from clustertool.verbs.follow import Inbox
 
@@ -201,8 +202,8 @@ def _with_nodes(call: Call, order: Order) -> None:
         if order.dry:
             show_plan(call, make_plan(order, facts, dry_identity(order)))
             return
-        identity = new_identity(order)
-        made = make_plan(order, facts, identity)
+        facts = sharing.confirm(fleet, facts)
+        made = make_plan(order, facts, new_identity(order))
         for warning in made.warnings:
             call.terminal.warn(warning)
         release = _dispatch(call, order, fleet, facts)
@@ -255,11 +256,23 @@ def _dispatch(call: Call, order: Order, fleet: Fleet, facts: Mapping[int, Facts]
 def _start(call: Call, order: Order, fleet: Fleet, made: Plan, release: str) -> None:
     from clustertool.engines import ENGINES
     from clustertool.reach.executor import carry_out
+    from clustertool.verbs.follow import taken_back, tell, told
 
     counts = ", ".join(f"{sum(p.role == role for p in made.processes)} {role}s" for role in made.phases)
     call.terminal.note(f"job {made.job_id}: {made.mode}, {counts} on {len(made.nodes)} nodes")
     interrupts.count.job = made.job_id
-    carry_out(ENGINES["ssh"]().start(made, release, order.secrets), fleet)
+    undone: dict[int, str] = {}
+
+    def note(phase: str, answers: Mapping[int, Any]) -> None:
+        for node, answer in answers.items():
+            if phase == "stop" or node not in undone or isinstance(answer, ClustertoolError):
+                undone[node] = told(answer, made.job_id) if phase == "stop" else taken_back(answer)
+
+    try:
+        carry_out(ENGINES["ssh"]().start(made, release, order.secrets), fleet, note)
+    except ClustertoolError:
+        tell(call, {fleet.name(node): undone.get(node, "did not answer") for node in range(len(made.nodes))})
+        raise
 
 
 def _follow(call: Call, order: Order, fleet: Fleet, inbox: Any, made: Plan) -> None:
@@ -270,11 +283,10 @@ def _follow(call: Call, order: Order, fleet: Fleet, inbox: Any, made: Plan) -> N
 
     hide = mask(list(order.secrets.values()))
     follow = Follow(call, fleet, inbox, made.job_id, RankLines(call.terminal, hide=hide))
-    follow.start({"logs": wanted(call), "tail": None})
-    if call.given.detach:
-        _detach(call, follow, made)
+    follow.start({"logs": wanted(call), "tail": None}, made.policy.grace)
+    if call.given.detach and _detached(call, follow, made):
         return
-    follow.run(grace=made.policy.grace)
+    follow.run()
     if follow.detached:
         call.terminal.note(f"detached; the job goes on: inv attach --job {made.job_id}")
         return
@@ -292,24 +304,20 @@ def wanted(call: Call) -> Any:
     return [["trainer", int(word)] for word in ranks]
 
 
-def _detach(call: Call, follow: Any, made: Plan) -> None:
-    """Wait until every process runs, then leave; a job that ends meanwhile is told as run would."""
-    from clustertool.verbs import ending
-
+def _detached(call: Call, follow: Any, made: Plan) -> bool:
+    """Wait until every process runs, and leave. False if the job has ended meanwhile, or shall end: then follow it."""
     total = len(made.processes)
 
     def all_started(status: Any) -> bool:
         return status.outcome is not None or sum(p.state != "waiting" for p in status.processes.values()) >= total
 
-    follow.run(grace=made.policy.grace, until=all_started)
-    status = follow.watch.status
-    if status.outcome is not None and status.outcome.state != "succeeded":
-        follow.run(grace=made.policy.grace)
-        finish(call, ending.tell(call, follow.fleet, follow.watch, str), follow)
-        return
+    follow.run(all_started)
+    if follow.watch.status.outcome is not None or follow.stopping:
+        return False
     call.terminal.line(f"job {made.job_id} runs: inv attach --job {made.job_id}, inv logs --job {made.job_id} -f, inv stop --job {made.job_id}")
     if call.json:
         call.answer({"job": made.job_id, "exit": {"code": 0, "source": "tool", "reason": "all started"}})
+    return True
 
 
 def finish(call: Call, error: ClustertoolError | None, follow: Any) -> None:

@@ -16,8 +16,11 @@ def test_ranks_of_nodes_of_different_sizes(site):
 
 
 def test_word2vec(site):
-    cases.trains_word2vec(site(2), 2)
+    cases.trains_word2vec(cases.with_numpy(site(2)), 2)
 
 
 def test_word2vec_on_nodes_that_share_one_home(site):
-    cases.trains_word2vec(site(2, shared_home=True), 2)
+    pair = cases.with_numpy(site(2, shared_home=True))
+    cases.trains_word2vec(pair, 2)
+    assert [path.parent.name for node in (0, 1) for path in pair.jobs(node)] == ["node0", "node1"]
+    assert not list(pair.root(0).glob("JOB*"))

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-
 from clustertool.plan.cluster import Cluster, read_cluster
-from tests.cli import LoopSite
+from tests.cli import EmbeddedSite, LoopSite
 from tests.ssh import sshd
 
 ClusterOf = Callable[..., "tuple[Cluster, list[sshd.Sshd]]"]
@@ -82,3 +81,11 @@ def site(start: Callable[..., sshd.Sshd], ssh_keys: sshd.Keys, laptop: Path, tmp
     yield make
     for one in sites:
         one.close()
+
+
+@pytest.fixture
+def embedded(ssh_keys: sshd.Keys, laptop: Path, tmp_path: Path) -> Iterator[EmbeddedSite]:
+    """A folder without conf.py, and an embedded cluster of its own."""
+    one = EmbeddedSite(tmp_path / "embedded", tmp_path / "state")
+    yield one
+    one.close()

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 
 SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
 USER = pwd.getpwuid(os.getuid()).pw_name
+READS_BASHRC = pwd.getpwuid(os.getuid()).pw_shell.endswith("/bash")
 MARK = "CLUSTERTOOL_TEST_SSHD"  # in the environment of everything a server starts
 
 
@@ -48,16 +49,20 @@ class Sshd:
 
     def cut(self) -> None:
         """Freeze the server and all its sessions, as a cut cable would: nobody answers, nobody hangs up."""
-        for pid in self.alive():
-            os.kill(pid, signal.SIGSTOP)
+        moving = self.alive()
+        while moving:  # one that is stopped may just have forked another
+            for pid in moving:
+                _signal(pid, signal.SIGSTOP)
+            moving = [pid for pid in self.alive() if _stat(pid)[:1] != ["T"]]
 
     def stop(self) -> None:
         """End the server and all it started; raises AssertionError if something outlives SIGKILL."""
         victims = set(self.alive())
         deadline = time.monotonic() + 10
         while victims:
-            for pid in victims:
-                _kill(pid)
+            for number in (signal.SIGSTOP, signal.SIGKILL):  # all at once, as a crash: none sees the others die
+                for pid in victims:
+                    _signal(pid, number)
             if self.process.poll() is None:
                 self.process.wait(10)
             victims = {pid for pid in victims | set(self.alive()) if living(pid)}
@@ -122,12 +127,14 @@ def _spawn(address: str, dir: Path, keys: Sequence[Path], extra: Sequence[str]) 
         port = probe.getsockname()[1]
     mark = uuid.uuid4().hex
     lines = [
-        *extra, f"ListenAddress {address}:{port}", *(f"HostKey {key}" for key in keys), "PidFile none",
+        f"ListenAddress {address}:{port}", *(f"HostKey {key}" for key in keys), "PidFile none",
         f"AuthorizedKeysFile {dir / 'authorized_keys'}", "StrictModes no", "UsePAM no", "UseDNS no",
         "PermitRootLogin prohibit-password", "PasswordAuthentication no", "KbdInteractiveAuthentication no",
         "MaxStartups 1000", "MaxSessions 1000", "LogLevel VERBOSE", "PrintMotd no", "PrintLastLog no",
         f'SetEnv HOME={dir / "home"} {MARK}={mark}', "Subsystem sftp internal-sftp",
     ]  # fmt: skip
+    given = {line.split()[0].lower() for line in extra}
+    lines = [*extra, *(line for line in lines if line.split()[0].lower() not in given)]
     (dir / "sshd_config").write_text("\n".join(lines) + "\n")
     with open(dir / "sshd.log", "wb") as log:
         process = subprocess.Popen(
@@ -202,8 +209,8 @@ def _stat(pid: int) -> list[str]:
     return re.sub(r".*\) ", "", text, flags=re.S).split()
 
 
-def _kill(pid: int) -> None:
+def _signal(pid: int, number: int) -> None:
     try:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
     except ProcessLookupError:
         pass

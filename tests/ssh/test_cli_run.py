@@ -20,4 +20,13 @@ def test_ranks_of_nodes_of_different_sizes(site):
 
 
 def test_word2vec(site):
-    cases.trains_word2vec(site(2), 2)
+    cases.trains_word2vec(cases.with_numpy(site(2)), 2)
+
+
+def test_word2vec_on_the_embedded_cluster(embedded):
+    cases.trains_word2vec(embedded, 3)
+    up = embedded.inv("cluster.up").ends(0)
+    assert up.out.count("sshd on 127.0.0.") == 3
+    down = embedded.inv("cluster.down").ends(0)
+    assert down.out.count("ended node") == 3
+    assert "no conf.py" in embedded.inv("status").ends(78).err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import signal
 import socket
@@ -25,6 +26,8 @@ from clustertool.reach.fanout import each
 from tests.ssh import sshd
 from tests.ssh.sshd import until
 
+needs_bash = pytest.mark.skipif(not sshd.READS_BASHRC, reason="needs an account whose login shell is bash")
+
 
 @pytest.fixture
 def link(cluster_of: Any) -> Iterator[Link]:
@@ -41,6 +44,7 @@ def test_script_gives_both_streams_and_the_code(link: Link) -> None:
     assert (done.code, done.stdout, done.stderr, done.noise) == (3, b"out\n\0\xff", b"err\n", b"")
 
 
+@needs_bash
 def test_what_start_files_print_is_noise(cluster_of: Any) -> None:
     cluster, (server,) = cluster_of(1)
     (server.home / ".bashrc").write_text("echo welcome; echo beware >&2\n")
@@ -83,6 +87,7 @@ def test_shell_killed_by_a_signal(link: Link) -> None:
     assert link.script(b"kill -9 $$\n", 10).code == 128 + signal.SIGKILL
 
 
+@needs_bash
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 4096, 200000])
 def test_pipe_gives_the_script_exactly_our_bytes(cluster_of: Any, size: int) -> None:
     cluster, (server,) = cluster_of(1)
@@ -129,7 +134,7 @@ def test_user_command_is_run_by_the_login_shell(cluster_of: Any) -> None:
     cluster, _ = cluster_of(1)
     with Link.open(cluster.hosts[0], cluster) as link:
         done = run_user_command(link, "echo $0", 10)
-        assert done.stdout.decode().strip() == (os.environ.get("SHELL") or "/bin/bash")
+        assert done.stdout.decode().strip() == pwd.getpwuid(os.getuid()).pw_shell
 
 
 def test_user_command_limits(link: Link) -> None:
@@ -139,6 +144,7 @@ def test_user_command_limits(link: Link) -> None:
         run_user_command(link, "a\0b", 1)
 
 
+@needs_bash
 @pytest.mark.parametrize("shell", ["tcsh", "fish", "bash", "dash"])
 def test_any_login_shell(cluster_of: Any, shell: str) -> None:
     path = shutil.which(shell)
@@ -285,6 +291,16 @@ def test_packets_that_vanish(laptop: Path) -> None:
             client.close()
 
 
+def test_a_rush_of_logins_that_one_server_drops(cluster_of: Any) -> None:
+    """MaxStartups: sshd hangs up on whom it does not want now."""
+    one, (server,) = cluster_of(1, extra=["MaxStartups 2:100:2"])
+    hosts = [f"{sshd.USER}@{server.address}:{server.port}"] * 12
+    cluster = read_cluster({"HOSTS": hosts, "IDENTITY_FILE": one.identity_file, "CONNECT_TIMEOUT": 20})
+    got = open_all(cluster.hosts, cluster)
+    close_all(list(got.all().values()))
+    assert len(got.ok) == 12 and "drop connection" in server.log()
+
+
 @pytest.mark.parametrize(
     ("greeting", "words"), [(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 200, "no SSH server"), (b"", "closed the connection")]
 )
@@ -294,9 +310,13 @@ def test_what_answers_is_no_ssh_server(laptop: Path, greeting: bytes, words: str
         listener.listen(4)
 
         def serve() -> None:
-            client, _ = listener.accept()
-            client.sendall(greeting)
-            client.close()
+            for _ in range(8):
+                try:
+                    client, _ = listener.accept()
+                except OSError:  # the test is over
+                    return
+                client.sendall(greeting)
+                client.close()
 
         threading.Thread(target=serve, daemon=True).start()
         assert words in _fails(_cluster(f"127.0.0.1:{listener.getsockname()[1]}")).what
@@ -373,7 +393,12 @@ def test_passphrase_without_a_terminal(cluster_of: Any, start: Any, locked: Path
 def test_wrong_passphrase_three_times(cluster_of: Any, start: Any, locked: Path) -> None:
     cluster = _with_locked(cluster_of, start, locked, 2)
     asked: list[str] = []
-    got = open_all(cluster.hosts, cluster, prompter=Prompter(lambda question: asked.append(question) or "no"))
+
+    def ask(question: str) -> str:
+        asked.append(question)
+        return "no"
+
+    got = open_all(cluster.hosts, cluster, prompter=Prompter(ask))
     assert len(asked) == 3 and len(got.failed) == 2
 
 
@@ -424,7 +449,7 @@ def test_a_locked_key_that_the_agent_holds(cluster_of: Any, agent: str, ssh_keys
     close_all(list(open_all(cluster.hosts, cluster).all().values()))
 
 
-class _Password(paramiko.ServerInterface):
+class _Password(paramiko.ServerInterface):  # type: ignore[misc]
     """A server that wants a password, or questions answered (OpenSSH's would need an account of this machine)."""
 
     def __init__(self, methods: str) -> None:
@@ -433,13 +458,13 @@ class _Password(paramiko.ServerInterface):
     def get_allowed_auths(self, username: str) -> str:
         return self.methods
 
-    def check_auth_password(self, username: str, password: str) -> int:
+    def check_auth_password(self, username: str, password: str) -> Any:
         return paramiko.AUTH_SUCCESSFUL if password == "right" else paramiko.AUTH_FAILED
 
     def check_auth_interactive(self, username: str, submethods: str) -> Any:
         return paramiko.InteractiveQuery("", "", ("Password: ", False), ("Code: ", True))
 
-    def check_auth_interactive_response(self, responses: list[str]) -> int:
+    def check_auth_interactive_response(self, responses: list[str]) -> Any:
         return paramiko.AUTH_SUCCESSFUL if responses == ["right", "123456"] else paramiko.AUTH_FAILED
 
 
@@ -452,7 +477,7 @@ def test_password_is_asked_once_and_again_if_wrong(laptop: Path, methods: str, q
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(8)
-        serving = []
+        serving: list[paramiko.Transport] = []
 
         def serve() -> None:
             while len(serving) < 3:

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,8 +17,8 @@ from clustertool.reach import connection
 from clustertool.reach.connection import Link, close_all, open_all, run_user_command
 from clustertool.reach.fanout import each
 from tests.ssh import sshd
-from tests.ssh.sshd import until
 from tests.ssh.conftest import cluster_for
+from tests.ssh.sshd import until
 
 Start = Callable[..., sshd.Sshd]
 
@@ -116,8 +115,7 @@ def test_node_that_the_bastion_cannot_reach(start: Start, ssh_keys: sshd.Keys, l
 
 def test_bastion_that_forbids_forwarding(start: Start, ssh_keys: sshd.Keys, laptop: Path) -> None:
     bastion, node = start(100, extra=["AllowTcpForwarding no"]), start(2)
-    values = {"IDENTITY_FILE": str(ssh_keys.user), "GATEWAY": f"{bastion.address}:{bastion.port}"}
-    cluster = cluster_for([node], values)
+    cluster = cluster_for([node], {"IDENTITY_FILE": str(ssh_keys.user), "GATEWAY": f"{bastion.address}:{bastion.port}"})
     with pytest.raises(Unreachable) as caught:
         Link.open(cluster.hosts[0], cluster)
     assert "AllowTcpForwarding" in caught.value.fix

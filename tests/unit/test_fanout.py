@@ -118,6 +118,9 @@ def test_width_is_bounded_by_open_files() -> None:
         "import resource, clustertool.reach.fanout as f\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))\n"
         "assert f._width(None) == 16 and f._width(1000) == 16 and f._width(3) == 3\n"
+        "f.more_files(); assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 128\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (32, 128)); f.more_files.cache_clear(); f.more_files()\n"
+        "assert resource.getrlimit(resource.RLIMIT_NOFILE) == (128, 128)\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))\n"
         "assert f._width(None) == 1"
     )

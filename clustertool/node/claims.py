@@ -1,0 +1,109 @@
+"""A job's ports are claimed under a lock on the node before anything starts, so that two starts at once never share one.
+
+Claims of a user lie on node-local storage (/tmp/clustertool-<uid>, also where ROOT_DIR is on NFS). A claim lasts as long as its
+job: it is void after a reboot, when the job's directory is gone, or when the job has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+from typing import Dict, Iterator, List, Sequence, Tuple
+
+from clustertool.errors import PreflightError
+from clustertool.node import processes
+from clustertool.node.records import Record
+
+_FILE = "ports.json"
+Claims = Dict[str, Tuple[str, str, str]]  # port -> (job, base directory of the job, boot id)
+
+
+def directory() -> str:
+    """/tmp/clustertool-<uid>, made 0700. Raises PreflightError if somebody else made it."""
+    path = f"/tmp/clustertool-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    info = os.lstat(path)
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+        raise PreflightError(f"{path} is not a directory of yours", "ask its owner, or root, to remove it")
+    return path
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[int]:
+    fd = os.open(os.path.join(path, _FILE), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def claim(ports: Sequence[int], job: str, base: str) -> None:
+    """All of them or none. Raises PreflightError naming the job that holds one."""
+    with _locked(directory()) as fd:
+        claims = _living(_read(fd))
+        taken = [(port, claims[str(port)][0]) for port in ports if str(port) in claims and claims[str(port)][0] != job]
+        if taken:
+            held = "; ".join(f"port {port} is held by job {other}" for port, other in taken)
+            raise PreflightError(held, f"inv stop --job {taken[0][1]}, or choose other ports")
+        boot = processes.boot_id()
+        claims.update({str(port): (job, base, boot) for port in ports})
+        _write(fd, claims)
+
+
+def claimed() -> Dict[int, str]:
+    """Port -> job, of this user's living claims; read only."""
+    try:
+        with open(f"/tmp/clustertool-{os.getuid()}/{_FILE}", "rb") as file:
+            return {int(port): job for port, (job, _, _) in _living(_parse(file.read())).items()}
+    except OSError:
+        return {}
+
+
+def _read(fd: int) -> Claims:
+    return _parse(os.pread(fd, 1 << 22, 0))
+
+
+def _parse(data: bytes) -> Claims:
+    try:
+        found = json.loads(data or b"{}")
+    except ValueError:
+        return {}
+    return {str(port): (str(a), str(b), str(c)) for port, (a, b, c) in found.items()}
+
+
+def _write(fd: int, claims: Claims) -> None:
+    data = json.dumps(claims).encode()
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, data, 0)
+
+
+def _living(claims: Claims) -> Claims:
+    boot = processes.boot_id()
+    over: Dict[Tuple[str, str], bool] = {}
+    kept: Claims = {}
+    for port, (job, base, booted) in claims.items():
+        if booted != boot:
+            continue
+        if (job, base) not in over:
+            over[job, base] = _over(job, base)
+        if not over[job, base]:
+            kept[port] = (job, base, booted)
+    return kept
+
+
+def _over(job: str, base: str) -> bool:
+    record = Record(base, job, {})
+    if not os.path.isdir(record.paths.dir):
+        return True
+    return record.last().get("e") == "ended" or _dead(record)
+
+
+def _dead(record: Record) -> bool:
+    """It started once, and neither its supervisor nor its guard lives."""
+    known: List[processes.Process] = [p for p in (record.process("supervisor"), record.process("guard")) if p]
+    return bool(known) and not any(processes.alive(process) for process in known)

@@ -1,0 +1,176 @@
+"""`inv logs`: the bytes of any rank exactly, or its lines, while the job runs and afterwards."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cases import HELLO
+
+MB = 1 << 20
+
+# Rank 3 writes what no text is, and its last line never ends.
+BINARY = """
+    import os, random, sys
+    out = sys.stdout.buffer
+    if os.environ["CLUSTERTOOL_RANK"] == "3":
+        block = random.Random(3).randbytes(1 << 20)
+        for _ in range(int(sys.argv[1])):
+            out.write(block)
+        out.write(b"\\xff\\x00\\r\\n\\xc3")
+    else:
+        out.write(b"text\\n")
+"""
+
+
+def expected(blocks: int) -> bytes:
+    import random
+
+    return random.Random(3).randbytes(MB) * blocks + b"\xff\x00\r\n\xc3"
+
+
+def test_raw_is_exactly_the_ranks_bytes(site, tmp_path):
+    pair = site(2)
+    pair.workspace(train_py=BINARY)
+    done = pair.inv("run", "-w", "job", "--nproc-per-node", 2, "--script", "train.py 50", "--rank", 1).ends(0)
+    assert "[trainer 1 127.0.0.2] text" in done.out
+    target = tmp_path / "rank3"
+    logs = pair.start("logs", "--rank", 3, "--raw", out=target)
+    assert logs.wait().code == 0
+    assert target.read_bytes() == expected(50)
+    assert pair.inv("logs", "--rank", 0, "--raw").ends(0).out == "text\n"
+    tail = pair.start("logs", "-r", 3, "--raw", "--tail", 1)
+    assert tail.wait().code == 0
+    assert tail.raw == b"\xc3"
+
+
+SLOWLY = """
+    import os, time
+    from pathlib import Path
+    rank = os.environ["CLUSTERTOOL_RANK"]
+    for number in range(30):
+        print(f"rank {rank} line {number}", flush=True)
+    go = Path(os.environ["GO"])
+    while not go.exists():
+        time.sleep(0.02)
+    print(f"rank {rank} the end", flush=True)
+"""
+
+
+@pytest.fixture
+def waiting(site, tmp_path):
+    """A job of 4 trainers and no pserver that says 30 lines a rank, then one more when `go()` is called."""
+    pair = site(2)
+    pair.workspace(train_py=SLOWLY)
+    pair.go = (tmp_path / "go").touch
+    running = pair.start("run", "-w", "job", "--nproc-per-node", 2, "--env", f"GO={tmp_path / 'go'}")
+    running.says("line 29")
+    yield pair, running
+    pair.go()
+    assert running.wait().code == 0
+
+
+def test_logs_during_the_job(waiting):
+    pair, running = waiting
+    job = running.says(r"^job (\S+):")
+    first = pair.inv("logs").ends(0)
+    assert first.lines("[trainer 0 127.0.0.2]") == [f"[trainer 0 127.0.0.2] rank 0 line {n}" for n in range(30)]
+    assert pair.inv("logs", "-r", "2,3", "-n", 2).ends(0).lines() == [
+        f"[trainer {rank} 127.0.0.3] rank {rank} line {n}" for rank in (2, 3) for n in (28, 29)
+    ]
+    by_host = pair.inv("logs", "--host", "127.0.0.3", "--grep", "line 1?7$", "--job", job[:15]).ends(0)
+    assert by_host.lines() == [f"[trainer {rank} 127.0.0.3] rank {rank} line {n}" for rank in (2, 3) for n in (7, 17)]
+    follow = pair.start("logs", "-f", "--rank", 3, "-n", 1)
+    raw = pair.start("logs", "-f", "--rank", 2, "--raw")
+    follow.says("rank 3 line 29")
+    raw.says("rank 2 line 29")
+    assert follow.process.poll() is None
+    pair.go()
+    assert follow.wait().lines() == ["[trainer 3 127.0.0.3] rank 3 line 29", "[trainer 3 127.0.0.3] rank 3 the end"]
+    assert raw.wait().out == "".join(f"rank 2 line {n}\n" for n in range(30)) + "rank 2 the end\n"
+
+
+def test_leaving_logs_leaves_the_job_alone(waiting):
+    pair, running = waiting
+    follow = pair.start("logs", "-f")
+    follow.says("line 29")
+    follow.signal()
+    done = follow.wait()
+    assert done.code == 130
+    assert running.process.poll() is None
+    assert pair.inv("status", "--json").ends(0).json["state"] == "running"
+
+
+def test_what_is_not_there_is_66_and_what_makes_no_sense_64(waiting):
+    pair, _ = waiting
+    for args, code, told in [
+        (["--rank", 4], 66, "no trainer 4"),
+        (["--role", "pserver"], 66, "no pserver"),
+        (["--host", "elsewhere"], 66, "127.0.0.3"),
+        (["--job", "2001"], 66, "no job '2001'"),
+        (["--rank", "a"], 64, "--rank 'a'"),
+        (["--rank", "1,2", "--raw"], 64, "--raw"),
+        (["--all-ranks", "--raw"], 64, "--raw"),
+        (["--tail", "x"], 64, "--tail 'x'"),
+        (["--grep", "("], 64, "--grep '('"),
+        (["--role", "boss"], 64, "--role 'boss'"),
+    ]:
+        done = pair.inv("logs", *args).ends(code)
+        assert told in done.err
+        assert not done.out
+
+
+def test_roles_and_files_after_the_job(site):
+    pair = site(2)
+    pair.inv("run", "-w", HELLO, "--mode", "ps").ends(0)
+    said = pair.inv("logs", "--role", "pserver", "-r", "0,1").ends(0).lines()
+    assert [line[:22] for line in said] == ["[pserver 0 127.0.0.2] ", "[pserver 1 127.0.0.3] "]
+    assert all("role=PSERVER" in line for line in said)
+    everything = pair.inv("logs", "--all-ranks").ends(0).lines()
+    assert [line.split("]")[0] for line in everything] == [
+        "[pserver 0 127.0.0.2", "[pserver 1 127.0.0.3", "[trainer 0 127.0.0.2", "[trainer 1 127.0.0.3",
+    ]  # fmt: skip
+
+
+# -- a gigabyte: speed and memory, on request
+
+
+def high_water(pid: int) -> int:
+    """Peak resident bytes of a process so far; 0 once it is gone."""
+    try:
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    except OSError:
+        return 0
+    return int(found.group(1)) * 1024 if found else 0
+
+
+@pytest.mark.chaos
+@pytest.mark.skipif(not shutil.which("ssh"), reason="compares with an ssh client, and there is none")
+def test_a_gigabyte_is_exact_fast_and_takes_no_memory(site, tmp_path):
+    pair = site(2)
+    pair.workspace(train_py=BINARY)
+    pair.inv("run", "-w", "job", "--nproc-per-node", 2, "--script", "train.py 1024", "--rank", 0, timeout=300).ends(0)
+    log = pair.jobs(1)[0] / "log/workerlog.3"
+    server = pair.servers[1]
+    options = ["-p", str(server.port), "-i", str(pair._keys.user), "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"]
+    ours = theirs = float("inf")
+    peak = 0
+    for _ in range(2):  # the better of two, others load the machine
+        start = time.monotonic()
+        with open(tmp_path / "theirs", "wb") as out:
+            subprocess.run(["ssh", "-F", "none", *options, server.address, f"cat {log}"], stdout=out, stderr=subprocess.DEVNULL, check=True)
+        theirs = min(theirs, time.monotonic() - start)
+        logs = pair.start("logs", "--rank", 3, "--raw", out=tmp_path / "ours")
+        while logs.process.poll() is None:
+            peak = max(peak, high_water(logs.process.pid))
+            time.sleep(0.02)
+        ours = min(ours, logs.wait().seconds)
+    print(f"\ninv logs --raw {ours:.2f} s, ssh cat {theirs:.2f} s, peak {peak / 1e6:.0f} MB")
+    subprocess.run(["cmp", tmp_path / "ours", log], check=True)
+    assert peak < 100e6
+    assert ours < 2 * theirs

@@ -1,0 +1,96 @@
+"""Frames are the same however their bytes are split; garbage ends in FrameError, without memory and without time."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+
+import pytest
+
+from clustertool.plan.frames import MAX_HEADER, MAX_PAYLOAD, Decoder, FrameError, Header, encode
+
+FRAMES: list[tuple[Header, bytes]] = [
+    ({}, b""),
+    ({"k": "beat", "t": 1.5}, b""),
+    ({"k": "log", "ö": "é😀\n", "n": [1, {"a": None}]}, b"\x00\xff\n\x00"),
+    ({"x": "\udc80"}, b"p"),
+]
+STREAM = b"".join(encode(*frame) for frame in FRAMES)
+
+
+def fed(*chunks: bytes) -> list[tuple[Header, bytes]]:
+    decoder = Decoder()
+    return [frame for chunk in chunks for frame in decoder.feed(chunk)]
+
+
+def test_every_split_in_three() -> None:
+    for one, two in itertools.combinations_with_replacement(range(len(STREAM) + 1), 2):
+        assert fed(STREAM[:one], STREAM[one:two], STREAM[two:]) == FRAMES
+
+
+def test_byte_by_byte_a_frame_comes_with_its_last_byte() -> None:
+    decoder = Decoder()
+    ends = list(itertools.accumulate(len(encode(*frame)) for frame in FRAMES))
+    for at in range(len(STREAM)):
+        found = list(decoder.feed(STREAM[at : at + 1]))
+        assert found == ([FRAMES[ends.index(at + 1)]] if at + 1 in ends else [])
+
+
+def test_the_wire_is_what_the_docstring_says() -> None:
+    assert encode({"a": 1}, b"xy") == struct.pack(">II", 7, 2) + b'{"a":1}' + b"xy"
+
+
+def test_a_payload_is_bytes_of_its_own() -> None:
+    """What was handed out does not change with what comes later."""
+    decoder = Decoder()
+    (_, first), = decoder.feed(encode({}, b"one"))
+    list(decoder.feed(encode({}, b"two")))
+    assert first == b"one"
+    assert type(first) is bytes
+
+
+def raw(header: bytes, payload: bytes = b"") -> bytes:
+    return struct.pack(">II", len(header), len(payload)) + header + payload
+
+
+GARBAGE = [
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"\xff" * 8,
+    raw(b""),
+    raw(b"{"),
+    raw(b"[1]"),
+    raw(b'"text"'),
+    raw(b"null"),
+    raw(b"\xff\xfe{}"),
+    raw(b"[" * 100_000),
+    raw(b'{"a":' * 100_000),
+]
+
+
+@pytest.mark.parametrize("data", GARBAGE)
+def test_garbage(data: bytes) -> None:
+    with pytest.raises(FrameError):
+        fed(data)
+
+
+@pytest.mark.parametrize("head, body", [(MAX_HEADER + 1, 0), (0, MAX_PAYLOAD + 1), (2**32 - 1, 2**32 - 1)])
+def test_lengths_are_refused_before_anything_is_kept(head: int, body: int) -> None:
+    with pytest.raises(FrameError, match="a frame of"):
+        fed(struct.pack(">II", head, body))
+
+
+def test_a_reader_has_limits_of_its_own() -> None:
+    exact = json.dumps({"a": "x" * 92}).replace(" ", "").encode()
+    assert len(exact) == 100
+    assert list(Decoder(100, 0).feed(raw(exact))) == [({"a": "x" * 92}, b"")]
+    for decoder, data in ((Decoder(99, 0), raw(exact)), (Decoder(100, 0), raw(exact, b"x"))):
+        with pytest.raises(FrameError):
+            decoder.feed(data)
+
+
+def test_large_payloads_in_many_pieces_take_no_square_of_time() -> None:
+    frame = encode({"k": "log"}, b"x" * MAX_PAYLOAD)
+    decoder = Decoder()
+    found = [got for at in range(0, len(frame), 1 << 14) for got in decoder.feed(frame[at : at + (1 << 14)])]
+    assert [len(payload) for _, payload in found] == [MAX_PAYLOAD]

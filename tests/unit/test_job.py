@@ -1,0 +1,402 @@
+"""A job is job.toml and the command line: which one wins, and which error each wrong thing is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from cases import cluster_of, env_of, facts_of, hosts, job_of, of_role, one, plan_of
+
+from clustertool.errors import ClustertoolError, DataError, UsageError
+from clustertool.plan.job import PLACED, JobSpec, valid_job_id
+from clustertool.plan.plan import Plan
+
+CLUSTER = cluster_of(hosts(2), GRACE=3)
+Toml = Mapping[str, Any]
+
+
+def refusal(kind: type[ClustertoolError], toml: Toml | None = None, **options: Any) -> ClustertoolError:
+    with pytest.raises(ClustertoolError) as caught:
+        job_of(CLUSTER, toml, **options)
+    assert type(caught.value) is kind
+    assert caught.value.what
+    assert caught.value.fix
+    return caught.value
+
+
+# -- what wins ----------------------------------------------------------------------------------------------------------
+
+TOML: Toml = {
+    "mode": "ps",
+    "trainer": {"command": ["python3", "a.py"], "per_node": 3},
+    "pserver": {"command": ["./server", "--x"], "per_node": 2},
+    "shards": {"files": "data/*-[0-9]*"},
+    "env": {"A": "toml", "B": "toml"},
+    "outputs": {"path": "model"},
+    "policy": {"timeout": 60, "grace": 5, "on_failure": "continue", "max_restarts": 2},
+}
+
+
+def test_job_toml_beats_conf_and_defaults() -> None:
+    job = job_of(CLUSTER, TOML)
+    assert (job.mode, job.output, job.shards) == ("ps", "model", ("data/*-[0-9]*",))
+    assert (job.trainer.command, job.trainer.per_node) == (("python3", "a.py"), 3)
+    assert (job.pserver.command, job.pserver.per_node) == (("./server", "--x"), 2)
+    policy = job.policy
+    assert (policy.timeout, policy.grace, policy.on_failure, policy.max_restarts) == (60.0, 5.0, "continue", 2)
+
+
+def test_the_command_line_beats_job_toml() -> None:
+    job = job_of(
+        CLUSTER, TOML, mode="collective", script="b.py", worker_num="1", shards=("x-*,y-*", "z-*"), env=("B=line", "C=1=2"),
+        timeout="7", grace="0", on_failure="abort", max_restarts="0", lease="30",
+    )  # fmt: skip
+    assert job.mode == "collective"
+    assert (job.trainer.command, job.trainer.per_node) == (("python3", "-u", "b.py"), 1)
+    assert job.shards == ("x-*", "y-*", "z-*")
+    assert job.env == (("A", "toml"), ("B", "line"), ("C", "1=2"))
+    policy = job.policy
+    assert (policy.timeout, policy.grace, policy.on_failure, policy.max_restarts, policy.lease) == (7.0, 0.0, "abort", 0, 30.0)
+
+
+def test_the_defaults() -> None:
+    job = job_of(CLUSTER)
+    assert job == JobSpec(policy=job.policy)
+    assert (job.mode, job.output, job.shards, job.env, job.nnodes, job.http_port) == ("collective", "output", (), (), 0, 0)
+    policy = job.policy
+    assert (policy.timeout, policy.grace, policy.on_failure, policy.max_restarts) == (0.0, 3.0, "abort", 0)
+    assert policy.loss_timeout == 10.0
+
+
+def test_env_goes_conf_then_host_then_passed_then_job_toml_then_command_line() -> None:
+    cluster = cluster_of([{"host": "10.0.0.1", "env": {"B": "host", "C": "host"}}], ENV={"A": "conf", "B": "conf"}, PASS_ENV=["C", "D"])
+    made = plan_of(cluster, {"env": {"D": "toml", "E": "toml"}}, env=("E=line",), passed=[("C", "laptop"), ("D", "laptop")])
+    env = env_of(made, "trainer", 0)
+    assert [env[name] for name in "ABCDE"] == ["conf", "host", "laptop", "toml", "line"]
+
+
+COUNTS: list[tuple[dict[str, Any], Toml, dict[str, Any], list[int]]] = [
+    # the HOSTS entry, job.toml, options -> trainers on that host (ps)
+    ({}, {}, {}, [1]),
+    ({"nproc": 4}, {}, {}, [4]),
+    ({"nproc": 4, "roles": {"trainer": 3, "pserver": 1}}, {}, {}, [3]),
+    ({"nproc": 4}, {"trainer": {"per_node": 2}}, {}, [2]),
+    ({"nproc": 4}, {"trainer": {"per_node": 2}}, {"worker_num": "5"}, [5]),
+    ({"nproc": 4}, {"trainer": {"per_node": 2}}, {"nproc_per_node": "6"}, [6]),
+]
+
+
+@pytest.mark.parametrize("entry, toml, options, trainers", COUNTS)
+def test_counts_of_trainers(entry: dict[str, Any], toml: Toml, options: dict[str, Any], trainers: list[int]) -> None:
+    made = plan_of(cluster_of([{"host": "10.0.0.1", **entry}]), toml, mode="ps", **options)
+    assert [sum(p.role == "trainer" for p in node.processes) for node in made.nodes] == trainers
+
+
+def test_counts_of_pservers() -> None:
+    def servers(toml: Toml, **options: Any) -> int:
+        return len(of_role(plan_of(CLUSTER, toml, mode="ps", **options), "pserver"))
+
+    assert servers({}) == 2
+    assert servers({"pserver": {"per_node": 2}}) == 4
+    assert servers({"pserver": {"per_node": 2}}, server_num="3") == 6
+    roles = cluster_of([{"host": "a", "roles": {"pserver": 2}}, {"host": "b", "roles": ["trainer"]}])
+    assert len(of_role(plan_of(roles, mode="ps"), "pserver")) == 2
+    assert len(of_role(plan_of(roles, mode="ps", server_num="3"), "pserver")) == 3
+
+
+# -- mode ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{"server_num": "1"}, {"servers": ("10.0.0.1:7000",)}])
+def test_options_for_pservers_imply_the_mode(options: dict[str, Any]) -> None:
+    assert job_of(CLUSTER, **options).mode == "ps"
+    refusal(UsageError, None, mode="collective", **options)
+    refusal(UsageError, {"mode": "collective"}, **options)
+    assert job_of(CLUSTER, {"mode": "collective"}, mode="ps", **options).mode == "ps"
+
+
+def test_workers_do_not_imply_a_mode() -> None:
+    assert job_of(CLUSTER, workers=("10.0.0.1",), worker_num="2").mode == "collective"
+
+
+# -- commands -----------------------------------------------------------------------------------------------------------
+
+SCRIPTS = [
+    ("train.py --lr 0.1", ("python3", "-u", "train.py", "--lr", "0.1")),
+    ("sub/dir/t.py", ("python3", "-u", "sub/dir/t.py")),
+    ("'my train.py' \"a b\" c\\ d", ("python3", "-u", "my train.py", "a b", "c d")),
+    ("./run.sh a.py", ("./run.sh", "a.py")),
+    ("python3 train.py", ("python3", "train.py")),
+    ("echo '' $HOME *", ("echo", "", "$HOME", "*")),
+]
+
+
+@pytest.mark.parametrize("script, argv", SCRIPTS)
+def test_a_script_is_split_as_a_shell_would_for_all_roles(script: str, argv: tuple[str, ...]) -> None:
+    job = job_of(CLUSTER, TOML, script=script)
+    assert (job.trainer.command, job.pserver.command) == (argv, argv)
+
+
+def test_an_empty_script_is_none() -> None:
+    assert job_of(CLUSTER, TOML, script="  ").trainer.command == ("python3", "a.py")
+
+
+FILES = [
+    (["train.py"], ["python3", "-u", "train.py"], ["python3", "-u", "train.py"]),
+    (["train.py", "pserver.py"], ["python3", "-u", "train.py"], ["python3", "-u", "pserver.py"]),
+    (["train.py", "sub/pserver.py"], ["python3", "-u", "train.py"], ["python3", "-u", "train.py"]),
+]
+
+
+@pytest.mark.parametrize("files, trainer, pserver", FILES)
+def test_commands_by_the_files_of_the_workspace(files: list[str], trainer: list[str], pserver: list[str]) -> None:
+    made = plan_of(CLUSTER, mode="ps", files=files)
+    assert list(one(made, "trainer", 0).argv) == trainer
+    assert list(one(made, "pserver", 0).argv) == pserver
+
+
+def test_a_pserver_runs_the_trainers_command_if_there_is_nothing_else() -> None:
+    made = plan_of(CLUSTER, {"trainer": {"command": ["prog", "{rank}"]}}, mode="ps", files=[])
+    assert one(made, "pserver", 1).argv == ("prog", "1")
+
+
+def test_a_workspace_without_anything_to_run_is_bad_data() -> None:
+    with pytest.raises(DataError, match="no train.py") as caught:
+        plan_of(CLUSTER, files=["pserver.py"])
+    assert "--script" in caught.value.fix
+
+
+def filled(*words: str) -> tuple[str, ...]:
+    cluster = cluster_of(hosts(2), PADDLE_PORT=7164, PADDLE_PORTS_NUM=2, PADDLE_PORTS_NUM_FOR_SPARSE=3)
+    made = plan_of(cluster, {"pserver": {"command": ["prog", *words]}}, mode="ps", nproc_per_node="3")
+    return one(made, "pserver", 1).argv[1:]
+
+
+def test_placeholders() -> None:
+    assert filled("--port={port}", "{ports_num}", "{ports_num_for_sparse}", "{num_trainers}", "{rank}") == ("--port=7164", "2", "3", "6", "1")
+    assert filled("{log_dir}/x", "{rank}{rank}") == ("/jobs/JOB20260102-030405-abcd/log/x", "11")
+
+
+@pytest.mark.parametrize("word, meant", [("{{", "{"), ("{{port}", "{port}"), ("{{{rank}", "{1"), ("a{{b{{", "a{b{")])
+def test_two_braces_are_one(word: str, meant: str) -> None:
+    assert filled(word) == (meant,)
+
+
+@pytest.mark.parametrize("word", ['{"a": {"b": [1, {}]}}', '{"port": 1}', "{}", "{0}", "{ port }", "{Port}", "}}", "${port_x}", "{port", "%s"])
+def test_all_other_text_is_left_alone(word: str) -> None:
+    assert filled(word) == (word,)
+
+
+# -- wrong things -------------------------------------------------------------------------------------------------------
+
+BAD_TOML: list[tuple[Toml, str]] = [
+    ({"modes": "ps"}, "unknown key 'modes'"),
+    ({"heter": {}}, "unknown key 'heter'"),
+    ({"mode": "fast"}, "mode = 'fast'"),
+    ({"mode": ["ps"]}, "mode = \\['ps'\\]"),
+    ({"mode": "ps-heter"}, "job.toml: mode = ps-heter is not built yet"),
+    ({"trainer": "train.py"}, "trainer = 'train.py' is no table"),
+    ({"env": []}, "env = \\[\\] is no table"),
+    ({"trainer": {"comand": []}}, "unknown key 'comand'"),
+    ({"trainer": {"command": "train.py"}}, "\\[trainer\\] command = 'train.py'"),
+    ({"pserver": {"command": []}}, "\\[pserver\\] command = \\[\\]"),
+    ({"trainer": {"command": ["a", 1]}}, "command"),
+    ({"trainer": {"command": ["a\0b"]}}, "command"),
+    ({"trainer": {"per_node": 0}}, "per_node = 0"),
+    ({"trainer": {"per_node": -1}}, "per_node = -1"),
+    ({"trainer": {"per_node": "2"}}, "per_node = '2'"),
+    ({"trainer": {"per_node": True}}, "per_node = True"),
+    ({"trainer": {"per_node": 10**9}}, "per_node"),
+    ({"shards": {"pattern": "x"}}, "unknown key 'pattern'"),
+    ({"shards": {"files": "/data/x-*"}}, "files = '/data/x-\\*'"),
+    ({"shards": {"files": [1]}}, "files"),
+    ({"shards": {"files": [""]}}, "files"),
+    ({"shards": {"files": {"a": 1}}}, "files"),
+    ({"env": {"A B": "1"}}, "\\[env\\] A B"),
+    ({"env": {"A": ["1"]}}, "\\[env\\] A"),
+    ({"env": {"A": {"b": 1}}}, "\\[env\\] A"),
+    ({"env": {"A": "x\0"}}, "\\[env\\] A"),
+    ({"outputs": {"path": "/out"}}, "path = '/out'"),
+    ({"outputs": {"path": "a/../../b"}}, "path"),
+    ({"outputs": {"path": ""}}, "path"),
+    ({"outputs": {"path": "."}}, "path"),
+    ({"outputs": {"path": "./log/x"}}, "path"),
+    ({"outputs": {"path": ".clustertool"}}, "path"),
+    ({"outputs": {"path": 5}}, "path = 5"),
+    ({"outputs": {"dir": "out"}}, "unknown key 'dir'"),
+    ({"policy": {"timeout": "soon"}}, "\\[policy\\] timeout = 'soon'"),
+    ({"policy": {"timeout": -1}}, "timeout"),
+    ({"policy": {"timeout": True}}, "timeout"),
+    ({"policy": {"grace": [1]}}, "grace"),
+    ({"policy": {"on_failure": "ignore"}}, "\\[policy\\] on_failure = 'ignore'"),
+    ({"policy": {"max_restarts": -1}}, "max_restarts"),
+    ({"policy": {"max_restarts": 1.5}}, "max_restarts"),
+    ({"policy": {"max_restarts": True}}, "max_restarts"),
+    ({"policy": {"lease": 5}}, "unknown key 'lease'"),
+]
+
+
+@pytest.mark.parametrize("toml, what", BAD_TOML)
+def test_what_job_toml_says_wrong_is_bad_data(toml: Toml, what: str) -> None:
+    error = refusal(DataError, toml)
+    assert error.code == 65
+    with pytest.raises(DataError, match=what):
+        raise error
+
+
+BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"mode": "fast"}, "--mode 'fast'"),
+    ({"mode": "ps-heter"}, "--mode ps-heter is not built yet"),
+    ({"script": "train.py 'x"}, "--script"),
+    *[({name: value}, f"--{name.replace('_', '-')} '{value}'")
+      for name in ("nproc_per_node", "worker_num", "server_num", "nnodes", "http_port")
+      for value in ("0", "-1", "two", "1.5", " ", "100000")],
+    ({"http_port": "65536"}, "--http-port"),
+    *[({"devices": value}, "--devices") for value in ("a", "0,x", "0,0", "-1", "0 1", "123456")],
+    ({"shards": ("/data/x-*",)}, "--shards"),
+    *[({"env": (value,)}, "--env") for value in ("A", "=1", "A B=1", "1A=1", "")],
+    *[({name: value}, f"--{name}") for name in ("timeout", "grace", "lease") for value in ("soon", "-1", "1e3", "nan")],
+    ({"on_failure": "ignore"}, "--on-failure 'ignore'"),
+    *[({"max_restarts": value}, "--max-restarts") for value in ("-1", "x", "1.5")],
+    ({"mode": "ps", "servers": ("10.0.0.1:7000", "10.0.0.1:7000")}, "names the endpoint 10.0.0.1:7000 twice"),
+    ({"workers": ("10.0.0.1:7000,10.0.0.2:7000,10.0.0.1:7000",)}, "names the endpoint 10.0.0.1:7000 twice"),
+    ({"workers": ("[fe80::1]:7000,[fe80::1]:7000",)}, "twice"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options, what", BAD_OPTIONS)
+def test_wrong_options_are_wrong_usage(options: dict[str, Any], what: str) -> None:
+    error = refusal(UsageError, None, **options)
+    assert error.code == 64
+    assert what in error.what
+
+
+def test_a_wrong_option_is_wrong_usage_even_where_job_toml_is_right() -> None:
+    assert refusal(UsageError, TOML, timeout="soon").code == 64
+    assert refusal(UsageError, TOML, on_failure="x").code == 64
+
+
+@pytest.mark.parametrize("text", ["a", "1", "A" * 64, "a.b_c-d", "20260102-030405-abcd"])
+def test_right_job_ids(text: str) -> None:
+    assert valid_job_id(text) == text
+
+
+@pytest.mark.parametrize("text", ["", "-a", ".a", "_a", "a/b", "a b", "A" * 65, "a\n", "é", "..", "a\0"])
+def test_wrong_job_ids(text: str) -> None:
+    with pytest.raises(UsageError):
+        valid_job_id(text)
+
+
+# -- what a user may set in the environment -----------------------------------------------------------------------------
+
+def setting(where: str, name: str, force: bool) -> JobSpec:
+    keys: dict[str, Any] = {"ENV": {"ENV": {name: "x"}}, "PASS_ENV": {"PASS_ENV": [name]}, "SECRETS": {"SECRETS": [name]}}.get(where, {})
+    entry = {"host": "a", "env": {name: "x"} if where == "host" else {}}
+    toml = {"env": {name: "x"}} if where == "[env]" else {}
+    return job_of(cluster_of([entry], **keys), toml, env=(f"{name}=x",) if where == "--env" else (), force_env=force)
+
+
+@pytest.mark.parametrize("where", ["ENV", "host", "PASS_ENV", "SECRETS", "[env]", "--env"])
+@pytest.mark.parametrize("name", ["CLUSTERTOOL_RANK", "CLUSTERTOOL_MARK", "CLUSTERTOOL_OTHER"])
+def test_nobody_but_the_tool_sets_clustertool_names(where: str, name: str) -> None:
+    for force in (False, True):
+        with pytest.raises(UsageError, match=name) as caught:
+            setting(where, name, force)
+        assert caught.value.fix
+
+
+@pytest.mark.parametrize("where", ["ENV", "host", "PASS_ENV", "SECRETS", "[env]", "--env"])
+def test_ranks_endpoints_and_addresses_are_set_by_force_only(where: str) -> None:
+    for name in PLACED:
+        with pytest.raises(UsageError, match=f"sets {name},") as caught:
+            setting(where, name, force=False)
+        assert "--force-env" in caught.value.fix
+        setting(where, name, force=True)
+
+
+def test_every_rank_endpoint_and_address_of_a_process_is_placed() -> None:
+    """What differs between processes, or names a machine, is not the user's but by force."""
+    for mode in ("collective", "ps"):
+        made = plan_of(cluster_of(hosts(2)), nproc_per_node="2", mode=mode)
+        pairs = {pair for process in made.processes for pair in process.env if not pair[0].startswith("CLUSTERTOOL_")}
+        names = [name for name, _ in pairs]
+        assert {name for name, value in pairs if names.count(name) > 1 or "10.0.0." in value} <= PLACED
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "PADDLE_WITH_GLOO", "PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME"])
+def test_all_else_may_be_set(name: str) -> None:
+    for where in ("ENV", "[env]", "--env"):
+        setting(where, name, force=False)
+    made = plan_of(cluster_of(hosts(1)), env=(f"{name}=mine",))
+    assert env_of(made, "trainer", 0)[name] == "mine"
+
+
+def test_by_force_a_user_sets_a_rank() -> None:
+    made = plan_of(CLUSTER, env=("RANK=7",), force_env=True)
+    assert {env_of(made, "trainer", rank)["RANK"] for rank in (0, 1)} == {"7"}
+
+
+# -- explicit lists -----------------------------------------------------------------------------------------------------
+
+
+def endpoints(made: Plan, role: str) -> list[str]:
+    return [process.endpoint for process in of_role(made, role)]
+
+
+def test_rank_is_the_position_in_the_list_in_any_order() -> None:
+    cluster = cluster_of(hosts(3))
+    servers = "10.0.0.3:7000,10.0.0.1:7000,10.0.0.3:8000"
+    workers = "10.0.0.2:9000,10.0.0.3:9000,10.0.0.1:9000,10.0.0.2:9001"
+    made = plan_of(cluster, servers=(servers,), workers=tuple(workers.split(",")))
+    assert ",".join(endpoints(made, "pserver")) == servers
+    assert ",".join(endpoints(made, "trainer")) == workers
+    for process in made.processes:
+        env = dict(process.env)
+        assert (env["PADDLE_PSERVERS_IP_PORT_LIST"], env["PADDLE_TRAINER_ENDPOINTS"]) == (servers, workers)
+    assert [(p.node, p.local_rank) for p in of_role(made, "trainer")] == [(1, 0), (2, 0), (0, 0), (1, 1)]
+    assert env_of(made, "trainer", 2)["MASTER_ADDR"] == "10.0.0.2"
+    assert env_of(made, "pserver", 1)["PADDLE_GLOO_HTTP_ENDPOINT"].startswith("10.0.0.3:")
+
+
+def test_an_address_is_compared_whole() -> None:
+    cluster = cluster_of(["10.0.0.11", "10.0.0.1", "10.0.0.10"])
+    made = plan_of(cluster, workers=("10.0.0.1:7000,10.0.0.10:7000,10.0.0.11:7000,10.0.0.1:7001",))
+    assert [process.node for process in of_role(made, "trainer")] == [1, 2, 0, 1]
+    with pytest.raises(UsageError, match="'10.0.0' is no host of HOSTS"):
+        plan_of(cluster, workers=("10.0.0:7000",))
+
+
+def test_ports_are_optional() -> None:
+    made = plan_of(CLUSTER, workers=("10.0.0.2,10.0.0.1,10.0.0.2",))
+    assert [process.node for process in of_role(made, "trainer")] == [1, 0, 1]
+    assert len(set(endpoints(made, "trainer"))) == 3
+    served = plan_of(CLUSTER, servers=("10.0.0.2,10.0.0.2:9000",))
+    assert [p.ports for p in of_role(served, "pserver")] == [(7164, 7165), (9000, 9001)]
+
+
+def test_a_host_goes_by_its_name_its_address_and_what_the_probe_found() -> None:
+    cluster = cluster_of([{"host": "node1", "address": "10.0.0.1"}, "node2", "[fe80::2]:22"])
+    facts = facts_of(cluster)
+    facts[1] = facts_of(cluster_of(["x", "10.0.0.2"]))[1]
+    workers = ("node1:7000", "10.0.0.1:7001", "node2:7000", "10.0.0.2:7001", "fe80::2", "[fe80::2]:7000")
+    made = plan_of(cluster, facts=facts, workers=workers)
+    assert [process.node for process in of_role(made, "trainer")] == [0, 0, 1, 1, 2, 2]
+    assert endpoints(made, "trainer")[:4] == ["10.0.0.1:7000", "10.0.0.1:7001", "10.0.0.2:7000", "10.0.0.2:7001"]
+    assert endpoints(made, "trainer")[5] == "[fe80::2]:7000"
+
+
+@pytest.mark.parametrize("word", ["10.0.0.9", "10.0.0.9:7000", "10.0.0.1:", "10.0.0.1:x", "10.0.0.1:0", "10.0.0.1:65536", "10.0.0.1:\u00b2", ":7000"])
+@pytest.mark.parametrize("option", ["servers", "workers"])
+def test_a_wrong_endpoint_is_wrong_usage(word: str, option: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        plan_of(CLUSTER, mode="ps", **{option: (word,)})
+    assert caught.value.fix
+
+
+def test_a_role_that_nobody_plays_is_wrong_usage() -> None:
+    cluster = cluster_of([{"host": "a", "roles": ["trainer"]}])
+    with pytest.raises(UsageError, match="no host is left to run a pserver"):
+        plan_of(cluster, mode="ps")
+    with pytest.raises(UsageError, match="no host is left to run a trainer"):
+        plan_of(cluster_of([{"host": "a", "roles": ["pserver"]}]))
