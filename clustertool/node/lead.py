@@ -241,8 +241,6 @@ def _clean(state: State, event: Clean) -> Step:
 
 
 def _lost(state: State, event: Lost) -> Step:
-    if event.node in state.lost:
-        return state, ()
     state = replace(state, lost=state.lost | {event.node}, gone=state.gone | {event.node})
     if state.ending:
         return _over(state)

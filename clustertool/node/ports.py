@@ -1,4 +1,4 @@
-"""Ports of this machine, read from /proc/net; a port counts as taken when somebody listens on it or is bound to it."""
+"""Ports of this machine as the kernel lists them; a port counts as taken when somebody listens on it or is bound to it."""
 
 from __future__ import annotations
 
@@ -7,54 +7,78 @@ import errno
 import os
 import pwd
 import socket
-from typing import Container, Dict, List, Sequence, Set
+import struct
+from typing import Container, Dict, Iterator, List, NamedTuple, Sequence, Set
 
 from clustertool.errors import PreflightError
 
-_LISTEN = "0A"
+_DIAG = 4  # NETLINK_SOCK_DIAG
+_BY_FAMILY, _REQUEST_DUMP, _DONE, _FAILED = 20, 0x301, 3, 2
+_LISTEN = 10  # TCP_LISTEN
 
 
-def _rows() -> "List[List[str]]":
-    rows: List[List[str]] = []
-    for name in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError):
-            with open(name) as file:
-                next(file, "")
-                rows += [line.split() for line in file]
-    return rows
+class Listener(NamedTuple):
+    port: int
+    uid: int
+    inode: int
+
+
+def listeners() -> List[Listener]:
+    """Who listens on TCP. Asked by netlink: /proc/net/tcp, the other way, costs milliseconds, as it walks every socket."""
+    try:
+        return [*_dump(socket.AF_INET), *_dump(socket.AF_INET6)]
+    except OSError:  # some containers have no netlink
+        return [*_table("/proc/net/tcp"), *_table("/proc/net/tcp6")]
+
+
+def _dump(family: int) -> Iterator[Listener]:
+    request = struct.pack("=BBBxI48x", family, socket.IPPROTO_TCP, 0, 1 << _LISTEN)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _DIAG) as sock:
+        sock.send(struct.pack("=IHHII", 16 + len(request), _BY_FAMILY, _REQUEST_DUMP, 0, 0) + request)
+        while True:
+            data = sock.recv(1 << 16)
+            while data:
+                size, kind = struct.unpack_from("=IH", data)
+                if kind == _FAILED:
+                    raise OSError(errno.EOPNOTSUPP, "sock_diag")
+                if kind == _DONE:
+                    return
+                port, uid, inode = struct.unpack_from(">H", data, 20) + struct.unpack_from("=II", data, 80)
+                yield Listener(port, uid, inode)
+                data = data[(size + 3) & ~3 :]
+
+
+def _table(path: str) -> Iterator[Listener]:
+    with contextlib.suppress(OSError):
+        with open(path) as file:
+            next(file, "")
+            for row in (line.split() for line in file):
+                if int(row[3], 16) == _LISTEN:
+                    yield Listener(int(row[1].rpartition(":")[2], 16), int(row[7]), int(row[9]))
 
 
 def listening() -> Set[int]:
     """TCP ports with a listener."""
-    return {int(row[1].rpartition(":")[2], 16) for row in _rows() if row[3] == _LISTEN}
+    return {listener.port for listener in listeners()}
 
 
 def holders(asked: Container[int]) -> Dict[int, str]:
-    """Those of the ports that are listened on -> who holds them, as far as this user may see: `nginx (pid 812, user www-data)`.
-
-    Costs a walk over all processes' descriptors, unless none of the ports is taken.
-    """
-    inodes: Dict[str, int] = {}
-    users: Dict[int, str] = {}
-    for row in _rows():
-        port = int(row[1].rpartition(":")[2], 16)
-        if row[3] == _LISTEN and port in asked:
-            inodes[row[9]] = port
-            users[port] = f"a process of user {_user(int(row[7]))}"
-    found = dict(users)
-    wanted = {f"socket:[{inode}]": port for inode, port in inodes.items()}
+    """Those of the ports that are listened on -> who holds them, as far as this user may see: `nginx (pid 812, user www)`."""
+    held = [listener for listener in listeners() if listener.port in asked]
+    found = {listener.port: f"a process of user {_user(listener.uid)}" for listener in held}
+    wanted = {f"socket:[{listener.inode}]": listener for listener in held}
     for pid in os.listdir("/proc") if wanted else ():
         if not pid.isdigit():
             continue
         with contextlib.suppress(OSError):
             for fd in os.listdir(f"/proc/{pid}/fd"):
-                port_held = wanted.get(os.readlink(f"/proc/{pid}/fd/{fd}"))
-                if port_held is not None:
-                    found[port_held] = _describe(pid, port_held, users)
+                listener = wanted.get(os.readlink(f"/proc/{pid}/fd/{fd}"))
+                if listener is not None:
+                    found[listener.port] = _describe(pid, listener.uid)
     return found
 
 
-def _describe(pid: str, port: int, users: Dict[int, str]) -> str:
+def _describe(pid: str, uid: int) -> str:
     with open(f"/proc/{pid}/comm") as file:
         name = file.read().strip()
     job = ""
@@ -63,7 +87,7 @@ def _describe(pid: str, port: int, users: Dict[int, str]) -> str:
             for item in file.read().split(b"\0"):
                 if item.startswith(b"CLUSTERTOOL_JOB="):
                     job = f" of job {item.partition(b'=')[2].decode(errors='replace')}"
-    return f"{name}{job} (pid {pid}, user {users[port].rpartition(' ')[2]})"
+    return f"{name}{job} (pid {pid}, user {_user(uid)})"
 
 
 def _user(uid: int) -> str:

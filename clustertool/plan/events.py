@@ -172,8 +172,9 @@ class JobStatus:
 
     def _on_lost(self, here: NodeStatus, event: Event) -> None:
         lost = self.nodes.setdefault(int(event["node"]), NodeStatus(int(event["node"])))
+        lost.why = str(event.get("why", ""))
         if lost.state != "ended":
-            lost.state, lost.why = "lost", str(event.get("why", ""))
+            lost.state = "lost"
 
     def _on_stopping(self, here: NodeStatus, event: Event) -> None:
         if here.state != "lost":

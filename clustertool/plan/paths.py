@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import posixpath
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _LOG = {"trainer": "workerlog", "pserver": "serverlog", "heter": "heterlog"}
 _FIRST = {"trainer": "train.log", "pserver": "server.log", "heter": "heter.log"}
 OURS = ".clustertool"  # what is ours inside a job directory, and inside ROOT_DIR
 
 
-@dataclass(frozen=True)
-class JobPaths:
+class JobPaths(NamedTuple):
     """Paths of job `job` below `base`, which is ROOT_DIR, or ROOT_DIR/node<id> where nodes share ROOT_DIR."""
 
     base: str

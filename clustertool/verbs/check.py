@@ -21,11 +21,11 @@ def check(call: Call) -> None:
     for name in ("bandwidth", "framework"):
         if getattr(call.given, name):
             raise UsageError(f"--{name} is not built yet", "leave it out")
-    workspace = None
-    if call.given.workspace:
-        load.workspace_toml(Path(call.given.workspace))
-        workspace = read_workspace(call, Path(call.given.workspace))
+    folder = Path(call.given.workspace) if call.given.workspace else None
+    if folder:
+        load.workspace_toml(folder)
     cluster = load.cluster(call, start_local=True)
+    workspace = read_workspace(call, folder) if folder else None
     with Fleet(cluster, interrupts.check) as fleet:
         looked = preflight.look(cluster, fleet, {}, 2 * workspace.size if workspace else 0)
         rows = preflight.matrix(looked, cluster)

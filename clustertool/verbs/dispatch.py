@@ -23,8 +23,8 @@ def dispatch(call: Call) -> None:
     if not folder:
         raise UsageError("dispatch needs a workspace", "inv dispatch --workspace ./job")
     load.workspace_toml(Path(folder))
-    workspace = read_workspace(call, Path(folder))
     cluster = load.cluster(call, start_local=True)
+    workspace = read_workspace(call, Path(folder))
     if call.given.dry:
         call.terminal.line(f"would send {len(workspace.files)} files, {workspace.size} bytes, as release {workspace.release}")
         if call.json:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from clustertool.errors import ClustertoolError
+from clustertool.errors import ClustertoolError, JobFailed
 from clustertool.plan.paths import JobPaths
 from clustertool.reach.fleet import Fleet
 from clustertool.verbs.call import Call
 from clustertool.watch import verdict
+from clustertool.watch.clean import harmless
 from clustertool.watch.job import Watch
 
 _TAIL = 20
@@ -17,25 +18,28 @@ _TAIL = 20
 
 def tell(call: Call, fleet: Fleet, watch: Watch, hide: Any) -> ClustertoolError | None:
     """Show the verdict; the error of this job, None for success."""
-    from clustertool.show.prefix import RankLines
+    from clustertool.show.prefix import prefix
 
     status, outcome = watch.status, watch.status.outcome
     if outcome is not None and outcome.state == "failed":
         guilty = verdict.culprit(status, outcome)
-        call.terminal.error(verdict.abort_line(status, outcome))
-        call.terminal.note(outcome.reason)
+        call.terminal.note(verdict.abort_line(status, outcome))
+        call.terminal.error(outcome.reason)
         if guilty is not None:
             log = JobPaths.log(guilty.role, guilty.rank, guilty.attempt)
             text = _last_lines(fleet, status.job, guilty.node, log)
             call.terminal.note(f"last lines of {guilty.role} {guilty.rank} ({watch.name(guilty.node)}, {log}):")
-            lines = RankLines(call.terminal, hide=hide).text(guilty.role, guilty.rank, watch.name(guilty.node), text.splitlines())
-            for line in lines.splitlines() if text else ():
-                call.terminal.note(line)
+            who = prefix(guilty.role, guilty.rank, watch.name(guilty.node))
+            for line in text.removesuffix("\n").split("\n") if text else ():
+                call.terminal.note(who + harmless(hide(line)))
     if outcome is not None:
         victims = verdict.victims_line(status, outcome)
         if victims:
             call.terminal.note(victims)
-    return verdict.error_of(status)
+    error = verdict.error_of(status)
+    if isinstance(error, JobFailed):
+        error.told = True  # type: ignore[attr-defined]
+    return error
 
 
 def _last_lines(fleet: Fleet, job: str, node: int, log: str) -> str:

@@ -63,7 +63,8 @@ def _tell(call: Call, cluster: Any, gathered: Any) -> None:
         bad = [names[node] for node, done in gathered.ok.items() if done.code]
         from clustertool.show.table import fold
 
-        error = ClustertoolError(f"the command ended with exit code {worst} or less on {fold(bad)}")
+        alike = len({done.code for done in gathered.ok.values() if done.code}) == 1
+        error = ClustertoolError(f"the command ended with {'' if alike else 'at worst '}exit code {worst} on {fold(bad)}")
         error.code, error.source = worst, "job"
         error.answered = True  # type: ignore[attr-defined]
         raise error

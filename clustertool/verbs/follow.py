@@ -15,6 +15,7 @@ from clustertool.plan.events import JobStatus
 from clustertool.plan.frames import Header
 from clustertool.reach.fleet import Fleet
 from clustertool.show.prefix import RankLines
+from clustertool.show.terminal import ReaderGone
 from clustertool.verbs import interrupts
 from clustertool.verbs.call import Call
 from clustertool.watch.job import Item, LogLines, Watch
@@ -79,6 +80,16 @@ class Follow:
 
     def run(self, until: Callable[[JobStatus], bool] = lambda _: False) -> None:
         """Until the job is over, `until` is true, or the user's terminal has gone (`detached`)."""
+        try:
+            self._follow(until)
+        except ReaderGone:
+            self._call.terminal.note(f"nobody reads any more; the job goes on: inv attach --job {self._job}")
+            raise
+        if self._over():
+            self._done.set()
+            self._finish_stop()
+
+    def _follow(self, until: Callable[[JobStatus], bool]) -> None:
         while not self._over() and not until(self.watch.status):
             frame = self._inbox.get(0.05)
             now = time.monotonic()
@@ -91,9 +102,6 @@ class Follow:
             if interrupts.count.hups:
                 self.detached = True
                 return
-        if self._over():
-            self._done.set()
-            self._finish_stop()
 
     def _over(self) -> bool:
         """Every node has ended, was given up by the lead, or stays away after the verdict."""

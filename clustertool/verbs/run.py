@@ -100,17 +100,18 @@ def read_order(call: Call) -> Order:
             "give one of --workspace and --job-workspace", "inv run --workspace ./job (sent to every node), or --job-workspace DIR (there already)"
         )
     options = read_options(call)
+    wanted(call)
     if given.job_id:
         valid_job_id(given.job_id)
+    toml = load.workspace_toml(Path(folder)) if folder else {}
     cluster, workspace, spec = load.cluster(call, start_local=True), None, None
     if folder:
-        toml = load.workspace_toml(Path(folder))
         cluster = limited(cluster, options)
         spec = read_job(cluster, toml, options)
         workspace = read_workspace(call, Path(folder))
     else:
         cluster = limited(cluster, options)
-        read_job(cluster, {}, options)
+        read_job(cluster, {}, options)  # job.toml lies on the nodes: the options alone, for now
     order = Order(
         cluster, options, spec, workspace, given.job_id, {} if given.dry else load.secrets(cluster), load.passed(cluster), given.dry
     )
@@ -204,6 +205,7 @@ def _with_nodes(call: Call, order: Order) -> None:
             return
         facts = sharing.confirm(fleet, facts)
         made = make_plan(order, facts, new_identity(order))
+        check_ranks(call, made)
         for warning in made.warnings:
             call.terminal.warn(warning)
         release = _dispatch(call, order, fleet, facts)
@@ -302,6 +304,14 @@ def wanted(call: Call) -> Any:
     if not ranks or not all(word.isdigit() for word in ranks):
         raise UsageError(f"--rank {text!r}", "a rank, or several: --rank 3,4")
     return [["trainer", int(word)] for word in ranks]
+
+
+def check_ranks(call: Call, made: Plan) -> None:
+    """Raises UsageError for a --rank that the job does not have."""
+    trainers = sum(process.role == "trainer" for process in made.processes)
+    for _, rank in () if call.given.all_ranks else wanted(call):
+        if rank >= trainers:
+            raise UsageError(f"--rank {rank}", f"the job has trainers 0 to {trainers - 1}")
 
 
 def _detached(call: Call, follow: Any, made: Plan) -> bool:

@@ -1,0 +1,125 @@
+"""A job that fails stops everywhere within seconds, and what is said names the culprit, its node and its last lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+
+from tests.cli import INV
+
+SLACK = 8.0  # seconds that a loaded machine may add
+
+WAITS = """
+    import os, sys, time
+    rank = os.environ["CLUSTERTOOL_RANK"]
+    print("ready", rank, flush=True)
+    if rank == os.environ["CULPRIT"]:
+        print("the last words of", rank, "\\x1b[2J", flush=True)
+        sys.exit(int(os.environ["CODE"]))
+    time.sleep(600)
+"""
+
+
+def test_a_rank_that_exits_7_on_the_last_node(site):
+    four = site(4)
+    four.workspace(train_py=WAITS)
+    done = four.inv("run", "-w", "job", "--nproc-per-node", 2, "--env", "CULPRIT=7", "--env", "CODE=7").ends(7)
+    lines = done.err.splitlines()
+    assert "ABORT!!! Out of all 8 trainers, the trainer process with rank=[7] was aborted. Please check its log." in lines
+    assert "error: trainer 7 on node3 ended with exit code 7" in lines
+    assert lines.count("last lines of trainer 7 (node3, log/workerlog.7):") == 1
+    assert "[trainer 7 node3] the last words of 7 \\x1b[2J" in lines, "control characters are spelled out"
+    assert "stopped because of it (victims): trainer 0,1,2,3,4,5,6" in lines
+    assert done.last == "clustertool: exit 7 (job): trainer 7 on node3 ended with exit code 7"
+    assert not four.living()
+    status = four.inv("status", "--json").ends(0).json
+    exits = {p["rank"]: p for p in status["processes"]}
+    assert (exits[7]["state"], exits[7]["code"]) == ("failed", 7)
+    assert {p["state"] for rank, p in exits.items() if rank != 7} == {"stopped"}
+    assert {p["signal"] for rank, p in exits.items() if rank != 7} == {int(signal.SIGTERM)}
+    assert status["outcome"]["victims"] == [["trainer", rank] for rank in range(7)]
+    assert four.inv("jobs", "--json").ends(0).json["jobs"][0]["code"] == 7
+    events = [line for node in range(4) for line in (four.jobs(node)[0] / ".clustertool/events.jsonl").read_text().splitlines()]
+    times = [json.loads(line) for line in events]
+    failed = next(event["t"] for event in times if event["e"] == "exited" and event["code"] == 7)
+    assert max(event["t"] for event in times if event["e"] == "exited") - failed < 3 + SLACK
+
+
+def test_a_rank_that_is_killed(site):
+    pair = site(2)
+    pair.workspace(train_py=WAITS)
+    running = pair.start("run", "-w", "job", "--nproc-per-node", 2, "--all-ranks", "--env", "CULPRIT=none")
+    for rank in range(4):
+        running.says(f"ready {rank}$")
+    two = [p.pid for p in pair.lab.processes(1) if p.environ.get("CLUSTERTOOL_RANK") == "2"]
+    at = time.monotonic()
+    os.kill(*two, signal.SIGKILL)
+    done = running.wait().ends(137)
+    assert time.monotonic() - at < 3 + SLACK
+    assert "rank=[2] was aborted" in done.err
+    assert done.last == "clustertool: exit 137 (job): trainer 2 on node1 ended with signal 9 (killed)"
+    assert "(victims): trainer 0,1,3" in done.err
+
+
+def test_a_pserver_that_fails(site):
+    pair = site(2)
+    pair.workspace(train_py=WAITS, pserver_py=WAITS)
+    done = pair.inv("run", "-w", "job", "--mode", "ps", "--env", "CULPRIT=1", "--env", "CODE=3").ends(3)
+    assert "ABORT!!! Out of all 2 pservers, the pserver process with rank=[1] was aborted. Please check its log." in done.err
+    assert "the last words of 1" in done.err
+    assert "(victims): pserver 0" in done.err
+
+
+def test_a_pserver_that_leaves_without_a_word_before_it_listens(site):
+    one = site(1)
+    one.workspace(train_py=WAITS, pserver_py="")
+    done = one.inv("run", "-w", "job", "--mode", "ps").ends(1)
+    assert "pserver 0 on node0 ended with exit code 0 before it listened on its port" in done.last
+
+
+def test_commands_that_cannot_start(site):
+    one = site(1)
+    plain = one.workspace()
+    (plain / "data").write_text("no program")
+    done = one.inv("run", "-w", "job", "--script", "no-such-program --lr 1").ends(127)
+    assert "No such file" in done.last
+    assert "no-such-program" in done.last
+    done = one.inv("run", "-w", "job", "--script", "./data").ends(126)
+    assert "Permission denied" in done.last
+    assert one.inv("logs").ends(0).lines() == ["[trainer 0 node0] clustertool: cannot start './data': Permission denied"]
+
+
+def test_all_ranks_at_once_and_none_hides_another(site):
+    three = site(3)
+    three.workspace(train_py="import os, sys; sys.exit(20 + int(os.environ['RANK']))")
+    done = three.inv("run", "-w", "job", "--on-failure", "continue", "--json")
+    assert done.code in (20, 21, 22)
+    assert "rank=[0,1,2] was aborted" in done.err
+    assert "victims" not in done.err
+    exit_ = done.json["exit"]
+    assert (exit_["code"], exit_["source"]) == (done.code, "job")
+
+
+def test_a_job_whose_time_is_over(site):
+    pair = site(2)
+    pair.workspace(train_py=WAITS)
+    done = pair.inv("run", "-w", "job", "--timeout", 1, "--env", "CULPRIT=none").ends(124)
+    assert "--timeout 1" in done.last
+    assert not pair.living()
+
+
+HEAD = '"$0" "$@" | head -1'  # the one line is the dispatch's; the next one meets nobody
+
+
+def test_a_reader_that_leaves_does_not_end_the_job(site):
+    """`inv run | head -1`"""
+    one = site(1)
+    one.workspace(train_py=WAITS)
+    running = one.start("run", "-w", "job", "--env", "CULPRIT=none", "--env", "CODE=0", program=["sh", "-c", HEAD, *INV])
+    done = running.wait().ends(0)
+    assert re.search(r"the job goes on: inv attach --job \S+", done.err)
+    assert one.inv("status", "--json").ends(0).json["state"] == "running"
+    assert "clean" in one.inv("stop").ends(0).out

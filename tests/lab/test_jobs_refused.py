@@ -1,0 +1,203 @@
+"""Nodes that are not fit for a job: told by name with the fix, the right code, and nothing left on any of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pytest
+
+from tests.cases import HELLO
+from tests.cli import until
+from tests.lab.lab import Node
+
+
+def refused(site, code, *args, told, **options):
+    done = site.inv(*args, **options).ends(code)
+    for text in told:
+        assert text in done.err, done.err
+    assert "Traceback" not in done.err
+    assert done.last.startswith(f"clustertool: exit {code} (tool): ")
+    assert not site.living()
+    return done
+
+
+def nothing(site):
+    for node in range(site.count):
+        assert not site.jobs(node)
+
+
+RUN = ["run", "--workspace", HELLO]
+
+
+def test_programs_that_a_node_does_not_have(site):
+    three = site(3, nodes={1: Node(hide=("rsync",)), 2: Node(hide=("python3",))})
+    three.conf(PYTHON="python3")
+    done = refused(three, 69, *RUN, told=["node1: no rsync", "install the package rsync", "node2: there is no python3", "PYTHON"])
+    assert "node0" not in done.err.replace("conf.py", "")
+    nothing(three)
+    check = three.inv("check").ends(69)
+    assert "no rsync" in check.out
+    assert "python3" in check.out
+
+
+def test_a_python_that_is_too_old(site):
+    pair = site(2)
+    old = pair.home(1) / "old-python"
+    old.write_text("#!/bin/sh\nexec python3 - <<'EOF'\nimport sys\nprint('old 2.7.18')\nEOF\n")
+    old.chmod(0o755)
+    pair.home(0).joinpath("old-python").symlink_to(sys.executable)
+    pair.conf(PYTHON="~/old-python")
+    refused(pair, 69, *RUN, told=["node1: ~/old-python is Python 2.7.18, too old", "3.8"])
+    nothing(pair)
+
+
+def test_hosts_that_cannot_be_reached_are_all_told_at_once(site):
+    four = site(4)
+    four.lab.cut(1)
+    four.lab.crash(2)
+    four.conf(CONNECT_TIMEOUT=1.5)
+    done = refused(four, 69, *RUN, told=["node1", "node2", "fix: "])
+    assert "node0:" not in done.err
+    assert "node3:" not in done.err
+    nothing(four)
+    assert four.inv("jobs").ends(69)
+    # --skip-bad goes on without them, ranks numbered anew; --only and --skip choose beforehand
+    done = four.inv(*RUN, "--skip-bad", "--all-ranks").ends(0)
+    assert "node1 is left out" in done.err
+    assert "[trainer 1 node3] hello" in done.out
+    assert four.inv(*RUN, "--skip", "node[1-2]").ends(0)
+
+
+def test_a_key_that_is_refused(site):
+    pair = site(2)
+    (pair.lab.dir / "node1/etc/authorized_keys").write_text("")
+    refused(pair, 77, *RUN, told=["node1", "fix: "])
+    nothing(pair)
+    pair.lab.crash(0)
+    pair.conf(CONNECT_TIMEOUT=1.5)
+    refused(pair, 69, *RUN, told=["node0", "node1"])
+
+
+def test_a_host_key_that_has_changed(site):
+    pair = site(2)
+    known = pair.lab.laptop_home / ".ssh/known_hosts"
+    lines = known.read_text().splitlines()
+    (one,) = [line for line in lines if line.startswith("node1,")]
+    (other,) = [line for line in lines if line.startswith("node0,")]
+    known.write_text("\n".join([other, one.rpartition(" ")[0] + " " + other.rpartition(" ")[2]]) + "\n")
+    refused(pair, 77, *RUN, told=["node1", "host key", "known_hosts"])
+    nothing(pair)
+    pair.conf(HOST_KEYS="off")
+    pair.inv(*RUN).ends(0)
+
+
+@pytest.mark.parametrize("key", ["PADDLE_PORT", "LEAD_PORT"])
+def test_a_port_that_is_taken_names_its_holder(site, key):
+    pair = site(2)
+    script = "import socket, time; s = socket.create_server(('', 7777)); print('on', flush=True); time.sleep(600)"
+    holder = pair.lab.exec(0, ["sh", "-c", f'setsid python3 -c "{script}" greedy >/tmp/out 2>&1 & echo $!'])
+    until(lambda: (pair.lab.tmp(0) / "out").read_text() == "on\n")
+    pair.conf(**{key: 7777})
+    told = ["node0", "7777", key, "python3", holder.stdout.strip()]
+    done = pair.inv("run", "-w", HELLO, "--mode", "ps")
+    for process in pair.lab.processes(0):
+        if "greedy" in process.argv:
+            os.kill(process.pid, 9)
+    done.ends(69)
+    for text in told:
+        assert text in done.err
+    assert "node1" not in done.err
+    nothing(pair)
+
+
+def test_a_default_port_that_is_taken_is_avoided(site):
+    one = site(1)
+    script = "import socket, time; s = socket.create_server(('', 7164)); print('on', flush=True); time.sleep(600)"
+    one.lab.exec(0, ["sh", "-c", f'setsid python3 -c "{script}" greedy >/tmp/out 2>&1 & echo $!'])
+    until(lambda: (one.lab.tmp(0) / "out").read_text() == "on\n")
+    done = one.inv("run", "-w", HELLO, "--mode", "ps")
+    for process in one.lab.processes(0):
+        if "greedy" in process.argv:
+            os.kill(process.pid, 9)
+    assert "7164" in done.ends(0).err
+
+
+def test_root_dirs_that_cannot_be_written(site):
+    pair = site(2)
+    pair.root(1).write_text("in the way")
+    refused(pair, 69, *RUN, told=["node1", "ROOT_DIR", "fix: "])
+    nothing(pair)
+    pair.conf(ROOT_DIR="/proc/jobs")
+    refused(pair, 69, *RUN, told=["node[0-1]", "ROOT_DIR", "/proc"])
+
+
+def test_a_full_disk(site):
+    pair = site(2, nodes={1: Node(disk="4m")})
+    (pair.workspace(train_py="") / "data").write_bytes(os.urandom(3 << 20))
+    refused(pair, 69, "run", "-w", "job", told=["node1", "disk", "fix: "])
+    nothing(pair)
+
+
+def test_a_disk_that_fills_up_while_the_workspace_is_sent(site):
+    pair = site(2, nodes={1: Node(disk="4m")})
+    pair.conf(CHECKS_OFF=["disk"])
+    (pair.workspace(train_py="") / "data").write_bytes(os.urandom(5 << 20))
+    refused(pair, 74, "run", "-w", "job", told=["node1", "disk", "fix: "])
+    nothing(pair)
+
+
+def test_a_disk_that_is_too_small_for_the_jobs_copy(site):
+    pair = site(2, nodes={1: Node(disk="4m")})
+    pair.conf(CHECKS_OFF=["disk"])
+    (pair.workspace(train_py="") / "data").write_bytes(os.urandom(3 << 20))
+    refused(pair, 69, "run", "-w", "job", told=["node1", "No space left", "fix: "])
+    nothing(pair)
+
+
+def test_a_job_id_that_exists_keeps_the_old_job(site):
+    pair = site(2)
+    pair.inv(*RUN, "--job-id", "mine").ends(0)
+    before = {path: path.read_bytes() for node in (0, 1) for path in pair.jobs(node)[0].rglob("*") if path.is_file()}
+    refused(pair, 64, *RUN, "--job-id", "mine", told=["JOBmine", "--job-id", "inv clean --job mine"])
+    after = {path: path.read_bytes() for node in (0, 1) for path in pair.jobs(node)[0].rglob("*") if path.is_file()}
+    assert before == after
+    pair.inv("clean", "--job", "mine").ends(0)
+    pair.inv(*RUN, "--job-id", "mine").ends(0)
+
+
+def test_a_job_id_that_exists_on_one_node_only(site):
+    pair = site(2)
+    pair.inv(*RUN, "--job-id", "mine", "--only", "node1").ends(0)
+    refused(pair, 64, *RUN, "--job-id", "mine", told=["node1", "JOBmine"])
+    assert not pair.jobs(0)
+    assert (pair.jobs(1)[0] / "log/workerlog.0").exists()
+
+
+def test_odd_paths_and_values_arrive_exactly(site):
+    pair = site(2)
+    odd = 'it\'s "my" $HOME `job` {x}; \\n & *'
+    folder = pair.workspace(odd, train_py="""
+        import json, os, sys
+        print(json.dumps([os.environ["ODD"], os.environ["TOML"], os.environ["CONF"], sys.argv[1:], sorted(os.listdir("."))]))
+    """)  # fmt: skip
+    value = 'a"b\'c$HOME`id`\\n\n second line\t{rank} %s'
+    (folder / "job.toml").write_text('[env]\nTOML = """q"\'$x\nline"""\n')
+    (folder / "ünï 'x").write_text("")
+    pair.conf(ENV={"CONF": value})
+    args = ["run", "-w", odd, "--env", f"ODD={value}", "--script", "train.py 'a b' \"$HOME\" '*' ''"]
+    done = pair.inv(*args).ends(0)
+    said = json.loads(done.lines("[trainer 0")[0].partition("] ")[2])
+    assert said[0] == value
+    assert said[1] == 'q"\'$x\nline'
+    assert said[2] == value
+    assert said[3] == ["a b", "$HOME", "*", ""]
+    assert "ünï 'x" in said[4]
+
+
+def test_nothing_is_left_behind_on_the_laptop(site):
+    pair = site(2)
+    pair.inv(*RUN).ends(0)
+    assert sorted(path.name for path in pair.folder.iterdir() if path.name != "__pycache__") == ["conf.py", "tasks.py"]
+    assert not pair.lab.laptop_processes()

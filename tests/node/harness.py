@@ -1,0 +1,494 @@
+"""Nodes without ssh: the shipped archive runs as real processes on this machine, and the real client speaks to it over pipes.
+
+Each `Node` has its own address on loopback and its own ROOT_DIR; a `Job` is planned by plan() and started by the engine's
+requests, as `run` does it. What a test wants to know of processes and files it reads from /proc and the disk itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from clustertool.engines.ssh import SshEngine
+from clustertool.errors import ClustertoolError, raise_all
+from clustertool.plan.cluster import Cluster, read_cluster
+from clustertool.plan.facts import Facts, Identity, read_facts
+from clustertool.plan.job import Options, read_job
+from clustertool.plan.plan import HIDDEN, Plan, plan
+from clustertool.reach import identity
+from clustertool.reach.agent import Agent
+
+PATIENCE = 30.0  # seconds for something to come true: others load this machine
+Event = dict[str, Any]
+
+
+def until(true: Callable[[], Any], what: str = "it came true", patience: float = PATIENCE) -> Any:
+    """Poll until it is true and return what it was, or fail."""
+    end = time.monotonic() + patience
+    while True:
+        found = true()
+        if found:
+            return found
+        assert time.monotonic() < end, f"{patience:g} s and not: {what}"
+        time.sleep(0.01)
+
+
+# -- processes, as /proc tells them -------------------------------------------------------------------------------------
+
+
+class Process(NamedTuple):
+    pid: int
+    start: int
+
+
+def look(pid: int) -> tuple[Process, str, int] | None:
+    """(identity, state, parent) of a process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return Process(pid, int(fields[19])), fields[0], int(fields[1])
+
+
+def alive(process: Process) -> bool:
+    found = look(process.pid)
+    return found is not None and found[0] == process and found[1] not in "ZX"
+
+
+def state(process: Process) -> str:
+    found = look(process.pid)
+    return found[1] if found and found[0] == process else ""
+
+
+def pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def marked(text: str) -> list[Process]:
+    """Living processes with `text` anywhere in their environment."""
+    found = [look(pid) for pid in pids() if text.encode() in read(f"/proc/{pid}/environ")]
+    return [one[0] for one in found if one and one[1] not in "ZX"]
+
+
+def cpu(pid: int) -> float:
+    """Seconds of CPU a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def kill(process: Process, number: int = signal.SIGKILL) -> None:
+    assert alive(process), f"{process} does not live"
+    os.kill(process.pid, number)
+
+
+# -- the channel ----------------------------------------------------------------------------------------------------------
+
+
+class Channel:
+    """A local shell behind what the client asks of a paramiko channel."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        self.popen = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(env), bufsize=0, cwd="/",
+            start_new_session=True,
+        )  # fmt: skip
+        self._timeout: float | None = None
+        self._said = bytearray()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def _listen(self) -> None:
+        assert self.popen.stderr is not None
+        while True:
+            data = self.popen.stderr.read(4096)
+            if not data:
+                return
+            self._said += data
+
+    def settimeout(self, seconds: float | None) -> None:
+        self._timeout = seconds
+
+    def recv(self, size: int) -> bytes:
+        assert self.popen.stdout is not None
+        if not select.select([self.popen.stdout], [], [], self._timeout)[0]:
+            raise socket.timeout
+        return os.read(self.popen.stdout.fileno(), size)
+
+    def sendall(self, data: bytes) -> None:
+        assert self.popen.stdin is not None
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self.popen.stdin.fileno(), view) :]
+
+    def recv_stderr_ready(self) -> bool:
+        return bool(self._said)
+
+    def recv_stderr(self, size: int) -> bytes:
+        data = bytes(self._said[:size])
+        del self._said[:size]
+        return data
+
+    def close(self) -> None:
+        """As sshd does it: the agent reads the end of its stdin, and ends."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.close()
+
+    def kill(self) -> None:
+        self.popen.kill()
+        self.end()
+
+    def end(self) -> None:
+        self.close()
+        self.popen.wait(PATIENCE)
+        self._listener.join(PATIENCE)
+
+
+class Link:
+    """Where the client asks for its channel."""
+
+    def __init__(self, env: Mapping[str, str], shell: Sequence[str] = ("/bin/sh",)) -> None:
+        self.env, self.shell = env, shell
+        self.channels: list[Channel] = []
+
+    def channel(self, command: str = "", *, window: int = 0, timeout: float = 10.0) -> Channel:
+        self.channels.append(Channel(self.shell, self.env))
+        return self.channels[-1]
+
+
+# -- nodes and jobs ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Stream:
+    """The frames of one follow, as they come."""
+
+    events: list[Event] = field(default_factory=list)
+    logs: dict[str, bytearray] = field(default_factory=dict)
+    events_at: int = 0
+    beats: int = 0
+    ended: Event | None = None
+    closed: bool = False
+    after_end: int = 0
+
+    def take(self, header: Event, payload: bytes) -> None:
+        kind = header["k"]
+        self.after_end += self.ended is not None and kind in ("log", "events")
+        if kind == "log":
+            log = self.logs.setdefault(header["log"], bytearray())
+            assert header["off"] == len(log), f"{header['log']}: offset {header['off']}, expected {len(log)}"
+            log += payload
+        elif kind == "events":
+            self.events += header["events"]
+            self.events_at = header["at"]
+        elif kind == "beat":
+            self.beats += 1
+        elif kind == "end":
+            self.ended = header
+        elif kind == "closed":
+            self.closed = True
+
+    def resume(self) -> dict[str, Any]:
+        """What a client sends that has lost its connection."""
+        return {"offsets": {name: len(log) for name, log in self.logs.items()}, "events_at": self.events_at}
+
+
+class Client:
+    """One open agent of a node."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.stream = Stream()
+        self.link = Link(node.env)
+        self.agent = Agent.open(self.link, node.cluster.hosts[node.index], node.cluster, self._sink)  # type: ignore[arg-type]
+
+    def _sink(self, _: int, header: Event, payload: bytes) -> None:
+        self.stream.take(header, payload)
+
+    def ask(self, name: str, timeout: float = PATIENCE, **fields: Any) -> Event:
+        return self.agent.ask({"q": name, **fields}, timeout)
+
+    @property
+    def pid(self) -> int:
+        return self.link.channels[-1].popen.pid
+
+    def kill(self) -> None:
+        self.link.channels[-1].kill()
+
+    def close(self) -> None:
+        self.agent.close()
+        self.link.channels[-1].end()
+
+
+class Node:
+    """One node: an entry of HOSTS, its ROOT_DIR, and the agents that were started on it."""
+
+    def __init__(self, cluster: Cluster, index: int, env: Mapping[str, str]) -> None:
+        self.cluster, self.index, self.env = cluster, index, env
+        self.host = cluster.hosts[index]
+        self.root = Path(self.host.root_dir)
+        self.clients: list[Client] = []
+
+    def open(self) -> Client:
+        """A new agent, as a new command of a laptop starts it."""
+        self.clients.append(Client(self))
+        return self.clients[-1]
+
+    @property
+    def client(self) -> Client:
+        return self.clients[-1] if self.clients else self.open()
+
+    def ask(self, name: str, **fields: Any) -> Event:
+        return self.client.ask(name, **fields)
+
+    def probe(self, **fields: Any) -> Event:
+        given = self.host.address if self.host.address != self.host.host else ""
+        request = {"root_dir": str(self.root), "nic": self.cluster.nic, "address": self.host.address, "explicit_address": given}
+        return self.ask("probe", **{**request, **fields})
+
+
+class Job:
+    """A planned job and what became of it on every node."""
+
+    def __init__(self, nodes: Sequence[Node], made: Plan, secrets: Mapping[str, str], job_env: Mapping[str, str]) -> None:
+        self.nodes, self.plan, self.id, self.token = nodes, made, made.job_id, made.identity.token
+        self.secrets, self.job_env = dict(secrets), dict(job_env)
+        place, launch = SshEngine().start(made, "", secrets).phases
+        self.place_requests: dict[int, dict[str, Any]] = {node: dict(request) for node, request in place.requests.items()}
+        self.start_requests = launch.requests
+        self.known: set[Process] = set()
+
+    def dir(self, node: int = 0) -> Path:
+        return Path(self.plan.nodes[node].job_dir)
+
+    def place(self) -> Job:
+        for node, request in self.place_requests.items():
+            self.nodes[node].client.agent.ask(request)
+        return self
+
+    def start(self) -> Job:
+        """Place if that is still to do, and start on all nodes at once."""
+        if not self.dir().exists():
+            self.place()
+        errors: list[ClustertoolError] = []
+
+        def one(node: int) -> None:
+            try:
+                self.nodes[node].client.agent.ask(self.start_requests[node])
+            except ClustertoolError as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=one, args=(node,)) for node in self.start_requests]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        raise_all(errors)
+        return self
+
+    # -- what the disk says --
+
+    def events(self, node: int = 0, kind: str = "") -> list[Event]:
+        """Whole lines of the events file, all or of one kind. Notes every process named there."""
+        found = []
+        for line in read(str(self.dir(node) / ".clustertool/events.jsonl")).split(b"\n"):
+            if line.strip():
+                found.append(json.loads(line))
+        for event in found:
+            if event["e"] in ("supervisor", "guard", "started"):
+                self.known.add(Process(event["pid"], event["start"]))
+        return [event for event in found if kind in ("", event["e"])]
+
+    def until(self, kind: str, node: int = 0, count: int = 1) -> list[Event]:
+        return list(until(lambda: (lambda found: found if len(found) >= count else None)(self.events(node, kind)),
+                          f"{count} {kind} on node {node}: {[e['e'] for e in self.events(node)]}"))  # fmt: skip
+
+    def ended(self, node: int = 0) -> Event:
+        return self.until("ended", node)[0]
+
+    def process(self, kind: str, node: int = 0) -> Process:
+        """The newest supervisor or guard."""
+        event = self.until(kind, node)[-1]
+        return Process(event["pid"], event["start"])
+
+    def rank(self, rank: int = 0, role: str = "trainer") -> Process:
+        """A rank that has been started, on whatever node."""
+        node = next(p.node for p in self.plan.processes if (p.role, p.rank) == (role, rank))
+        event = until(lambda: [e for e in self.events(node, "started") if (e["role"], e["rank"]) == (role, rank)], "started")[-1]
+        return Process(event["pid"], event["start"])
+
+    def seen(self, node: int = 0) -> set[Process]:
+        words = [line.split() for line in read(str(self.dir(node) / ".clustertool/seen")).splitlines()]
+        return {Process(int(pid), int(start)) for pid, start in words}
+
+    def log(self, rank: int = 0, role: str = "trainer", attempt: int = 0) -> bytes:
+        process = next(p for p in self.plan.processes if (p.role, p.rank) == (role, rank))
+        name = {"trainer": "workerlog", "pserver": "serverlog"}[role]
+        return read(str(self.dir(process.node) / "log" / (f"attempt{attempt}/" if attempt else "") / f"{name}.{rank}"))
+
+    def says(self, text: bytes, rank: int = 0, role: str = "trainer") -> bytes:
+        """Wait until a rank's log holds `text`."""
+        until(lambda: text in self.log(rank, role), f"{role} {rank} says {text!r}")
+        return self.log(rank, role)
+
+    def told(self, rank: int = 0, role: str = "trainer", count: int = 1) -> list[Process]:
+        """The processes that a rank named in its log as `pid 123` lines."""
+        until(lambda: self.log(rank, role).count(b"pid ") >= count, f"{count} pids")
+        found = [int(line.split()[1]) for line in self.log(rank, role).splitlines() if line.startswith(b"pid ")]
+        processes = [one[0] for one in map(look, found) if one]
+        self.known.update(processes)
+        return processes
+
+    # -- acting --
+
+    def stop(self, node: int = 0, client: Client | None = None, **how: Any) -> Event:
+        """One node's answer to a stop."""
+        given = {"by": "test", "code": 143, "grace": 10.0, "force": False, **how}
+        answer = (client or self.nodes[node].client).ask("stop", job=self.id, exact=True, timeout=60, **given)
+        return dict(answer["jobs"].get(self.id, {}))
+
+    def follow(self, node: int = 0, client: Client | None = None, **request: Any) -> Stream:
+        client = client or self.nodes[node].open()
+        client.ask("follow", job=self.id, **{"logs": "all", "tail": None, **request})
+        return client.stream
+
+    # -- the proof --
+
+    def living(self) -> dict[Process, str]:
+        """Everything of this job that lives: by marker, by record, by name in a log, supervisor and guard too."""
+        found = {process: "marked" for process in marked(self.token)}
+        for node in range(len(self.nodes)):
+            self.events(node)
+            self.known |= self.seen(node)
+        found.update((process, "known") for process in self.known if alive(process))
+        return {process: f"{why} {read(f'/proc/{process.pid}/cmdline')!r}" for process, why in found.items()}
+
+    def gone(self) -> None:
+        """Nothing of the job lives, at the latest after the moment that supervisor and guard take to leave."""
+        until(lambda: not self.living(), f"nothing lives: {self.living()}", 15.0)
+
+
+# -- the laboratory -----------------------------------------------------------------------------------------------------------
+
+
+class Bench:
+    """Makes nodes and jobs; ends whatever a failed test has left."""
+
+    def __init__(self, tmp: Path, home: Path) -> None:
+        self.tmp, self.home = tmp, home
+        self.jobs: list[Job] = []
+        self._nodes: list[Node] = []
+
+    def nodes(self, count: int = 1, python: str = sys.executable, env: Mapping[str, str] | None = None, **conf: Any) -> list[Node]:
+        """`count` nodes on 127.0.0.<n>; `conf` are keys of conf.py."""
+        first = len(self._nodes) + 11
+        hosts = [
+            {"host": f"127.0.0.{first + i}", "address": f"127.0.0.{first + i}", "root_dir": str(self.tmp / f"root{first + i}")}
+            for i in range(count)
+        ]
+        values = {"HOSTS": hosts, "PYTHON": python, "LOSS_TIMEOUT": 2, "GRACE": 5, "DEVICE_KIND": "cpu", **conf}
+        cluster = read_cluster(values)
+        environ = {"HOME": str(self.home), "PATH": os.environ["PATH"], "USER": "tester", "LANG": "C.UTF-8", **(env or {})}
+        made = [Node(cluster, index, environ) for index in range(count)]
+        self._nodes += made
+        return made
+
+    def job(self, nodes: Sequence[Node] | None = None, trainer: Sequence[str] | str = "true", **given: Any) -> Job:
+        """Plan a job: `trainer` and `pserver` are commands (a text is a shell's), `policy`, `env`, `per_node` as in job.toml."""
+        nodes = nodes or self.nodes()
+        cluster = nodes[0].cluster
+        toml: dict[str, Any] = {"trainer": {"command": _command(trainer), "per_node": given.pop("per_node", 1)}}
+        if "pserver" in given:
+            toml.update(mode="ps", pserver={"command": _command(given.pop("pserver")), "per_node": given.pop("servers", 1)})
+        toml.update(policy=given.pop("policy", {}), env=given.pop("env", {}))
+        secrets, number = given.pop("secrets", {}), given.pop("id", f"{self.tmp.name[:30]}-{len(self.jobs)}")
+        cluster = replace(cluster, secrets=tuple(secrets))
+        facts = given.pop("facts", None) or _facts(nodes)
+        certificate, key = identity.certificate()
+        who = Identity(number, time.time(), "tester", identity.token(), certificate, key)
+        spec = read_job(cluster, toml, Options(**given))
+        made = plan(cluster, spec, facts, who, (), tuple((name, HIDDEN) for name in secrets))
+        self.jobs.append(Job(nodes, made, secrets, toml["env"]))
+        return self.jobs[-1]
+
+    def run(self, *args: Any, **given: Any) -> Job:
+        return self.job(*args, **given).start()
+
+    def end(self) -> None:
+        """The proof for every job of the test; what lives all the same is killed, and the test fails."""
+        left: dict[Process, str] = {}
+        for job in self.jobs:
+            try:
+                job.gone()
+            except AssertionError:
+                left.update(job.living())
+        for process in left:
+            if alive(process):
+                os.kill(process.pid, signal.SIGKILL)
+        for node in self._nodes:
+            for client in node.clients:
+                client.close()
+        assert not left, f"still alive: {left}"
+
+
+def _command(given: Sequence[str] | str) -> list[str]:
+    return ["sh", "-c", given] if isinstance(given, str) else list(given)
+
+
+def _facts(nodes: Sequence[Node]) -> dict[int, Facts]:
+    return {node.index: read_facts(node.index, node.probe()) for node in nodes}
+
+
+def pythons() -> list[str]:
+    """Every Python >= 3.8 that this machine has, one of each version."""
+    found: dict[str, str] = {}
+    for path in _candidates():
+        text = subprocess.run(
+            [path, "-c", "import sys; print('%d.%d %d' % (sys.version_info[0], sys.version_info[1], sys.version_info >= (3, 8)))"],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False,
+        ).stdout.split()  # fmt: skip
+        if len(text) == 2 and text[1] == "1":
+            found.setdefault(text[0], path)
+    return [found[version] for version in sorted(found, key=lambda v: [int(n) for n in v.split(".")])]
+
+
+def old_pythons() -> list[str]:
+    """Pythons that are too old, however old."""
+    found = [str(path) for path in _installed() if path.name in ("python2.7", "python3.6", "python3.7")]
+    return sorted({Path(path).name: path for path in found}.values())
+
+
+def _candidates() -> Iterator[str]:
+    import shutil
+
+    yield sys.executable
+    for path in _installed():
+        yield str(path)
+    for minor in range(8, 20):
+        path = shutil.which(f"python3.{minor}")
+        if path and "shims" not in path:  # pyenv's shims exist for what is not active, too
+            yield path
+
+
+def _installed() -> list[Path]:
+    """What pyenv and its likes keep beside the system's own."""
+    folders = [Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions", Path("/opt/python")]
+    return [path for folder in folders for path in sorted(folder.glob("*/bin/python?.*")) if path.name.replace(".", "").isalnum()]

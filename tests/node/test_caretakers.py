@@ -1,0 +1,182 @@
+"""Supervisor and guard watch each other: whichever is killed or frozen, the job is looked after or ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.node import programs as p
+from tests.node.harness import Bench, Job, alive, kill, state, until
+
+TREES = {
+    "plain": p.PLAIN, "ignores TERM": p.IGNORES_TERM, "setsid": p.SETSID, "daemon": p.DAEMON, "retitled": p.RETITLED,
+    "wiped environment": p.ENV_WIPED, "headless": p.HEADLESS,
+}  # fmt: skip
+
+
+def started(bench: Bench, program: object, nodes: int = 1) -> Job:
+    """A job whose every process is in the book."""
+    job = bench.run(bench.nodes(nodes), program)
+    for rank in range(nodes):
+        job.says(b"ready", rank)
+        until(lambda rank=rank: job.seen(rank) >= set(job.told(rank)), "all are in the book")
+    return job
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_supervisor_killed(bench: Bench, tree: str) -> None:
+    job = started(bench, TREES[tree])
+    kill(job.process("supervisor"))
+    assert job.until("supervisor-lost")[0]["why"] == "the supervisor died"
+    assert job.until("clean")[0]["survivors"] == []
+    job.gone()
+
+
+@pytest.mark.parametrize("tree", ["ignores TERM", "daemon", "wiped environment"])
+def test_supervisor_frozen(bench: Bench, tree: str) -> None:
+    job = started(bench, TREES[tree])
+    kill(job.process("supervisor"), signal.SIGSTOP)
+    assert job.until("supervisor-lost")[0]["why"] == "the supervisor did not move for 2 s"
+    job.until("clean")
+    job.gone()
+
+
+def test_supervisor_frozen_for_a_moment(bench: Bench) -> None:
+    job = started(bench, "echo ready; until [ -e go ]; do sleep 0.05; done; echo done")
+    supervisor = job.process("supervisor")
+    kill(supervisor, signal.SIGSTOP)
+    until(lambda: state(supervisor) == "T")
+    time.sleep(1.0)  # not a wait for anything: it is how long the supervisor is away, half of what the guard bears
+    kill(supervisor, signal.SIGCONT)
+    (job.dir() / "go").touch()
+    assert job.ended()["state"] == "succeeded"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+def test_guard(bench: Bench, number: signal.Signals) -> None:
+    """A dead guard is replaced, a frozen one too; TERM is not for it. The job goes on."""
+    job = started(bench, p.PLAIN)
+    guard, supervisor = job.process("guard"), job.process("supervisor")
+    kill(guard, number)
+    if number == signal.SIGTERM:
+        assert alive(guard)
+    else:
+        job.until("guard", count=2)
+        until(lambda: not alive(guard))
+    second = job.process("guard")
+    assert alive(second) and alive(supervisor) and alive(job.rank())
+    kill(supervisor)  # the new one is as good as the first
+    job.until("clean")
+    job.gone()
+
+
+def test_supervisor_told_to_end(bench: Bench) -> None:
+    """As by a shutdown: the job is stopped everywhere, with grace and a verdict."""
+    job = started(bench, "trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.05; done", nodes=2)
+    kill(job.process("supervisor", 1), signal.SIGTERM)
+    for node in range(2):
+        outcome = job.ended(node)
+        assert (outcome["state"], outcome["code"]) == ("stopped", 143)
+        assert job.nodes[1].host.name in outcome["reason"]
+        assert job.log(node) == b"ready\nbye\n"
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_both_killed(bench: Bench, tree: str) -> None:
+    """Nobody is left to look after the job; a stop, from any laptop, still ends all of it."""
+    job = started(bench, TREES[tree])
+    guard, supervisor = job.process("guard"), job.process("supervisor")
+    kill(supervisor, signal.SIGSTOP)
+    kill(guard)
+    kill(supervisor)
+    assert alive(job.rank()) or tree == "headless"
+    client = job.nodes[0].open()
+    assert client.ask("jobs", job=job.id)["jobs"][0]["state"] == "lost"
+    assert client.ask("clean", job=job.id, exact=True)["running"] == [job.id]
+    assert job.stop(client=client, grace=0.2) == {"state": "clean", "survivors": []}
+    assert not job.living()
+    assert job.stop(client=client) == {"state": "ended already", "survivors": []}
+    assert client.ask("clean", job=job.id, exact=True)["removed"] == [job.id]
+
+
+def test_both_killed_and_term_is_heard(bench: Bench) -> None:
+    job = started(bench, "trap 'echo bye; exit' TERM; echo ready; while :; do sleep 0.05; done")
+    kill(job.process("supervisor"), signal.SIGSTOP)
+    kill(job.process("guard"))
+    kill(job.process("supervisor"))
+    assert job.stop()["state"] == "clean"
+    assert job.log() == b"ready\nbye\n"
+
+
+def test_both_frozen(bench: Bench) -> None:
+    """A stop needs neither."""
+    job = started(bench, p.ENV_WIPED)
+    kill(job.process("supervisor"), signal.SIGSTOP)
+    kill(job.process("guard"), signal.SIGSTOP)
+    assert job.stop(grace=0.2) == {"state": "clean", "survivors": []}
+    assert not job.living()
+
+
+def test_broken_supervisor_leaves_the_ranks_to_its_guard(bench: Bench) -> None:
+    """A bug of ours, or a kernel that refuses: here an events file that has become unwritable is no such thing, a fifo is."""
+    job = started(bench, p.IGNORES_TERM)
+    fifo = job.dir() / ".clustertool/control"
+    with open(fifo, "wb") as file:
+        file.write(b'{"m": "stop", "by": "x", "code": [], "grace": "x", "force": 0}\nrubbish\n[1]\n' + bytes(200_000))
+    assert alive(job.process("supervisor")) and alive(job.rank())
+    job.stop(grace=0.2)
+
+
+def test_nodes_end_when_the_lead_dies(bench: Bench) -> None:
+    """Supervisor and guard of node 0 are gone at once: the others end their ranks within loss timeout and grace."""
+    job = bench.run(bench.nodes(3), p.IGNORES_TERM, policy={"grace": 0.5})
+    for rank in range(3):
+        job.told(rank)
+    kill(job.process("supervisor"), signal.SIGSTOP)
+    kill(job.process("guard"))
+    start = time.monotonic()
+    kill(job.process("supervisor"))
+    for node in (1, 2):
+        outcome = job.ended(node)
+        assert (outcome["state"], outcome["code"], outcome["node"]) == ("lost", 75, 0)
+        assert f"node {job.nodes[0].host.name} is lost" in outcome["reason"]
+        assert not alive(job.rank(node))
+    assert time.monotonic() - start < 2.0 + 0.5 + 4.0
+    assert alive(job.rank(0))
+    job.stop(grace=0.1)
+    job.gone()
+
+
+def test_lead_gives_up_a_node(bench: Bench) -> None:
+    """The supervisor of node 1 dies, its guard ends its ranks; the lead calls the node lost and ends the job."""
+    job = bench.run(bench.nodes(3), p.PLAIN)
+    for rank in range(3):
+        job.told(rank)
+    kill(job.process("supervisor", 1))
+    job.until("clean", 1)
+    for node in (0, 2):
+        outcome = job.ended(node)
+        assert (outcome["state"], outcome["code"], outcome["node"]) == ("lost", 75, 1)
+        assert outcome["culprits"] == [["trainer", 1]] and outcome["victims"] == [["trainer", 0], ["trainer", 2]]
+    job.gone()
+
+
+def test_job_outlives_its_code(bench: Bench) -> None:
+    """Once it runs, a job needs neither the agent that started it nor the files of our code."""
+    import shutil
+
+    home = bench.tmp / "home"
+    home.mkdir()
+    job = bench.run(bench.nodes(2, env={"HOME": str(home)}), "echo ready; until [ -e go ]; do sleep 0.05; done; exit 5")
+    job.says(b"ready", 0), job.says(b"ready", 1)
+    for node in job.nodes:
+        node.client.kill()
+    shutil.rmtree(home)
+    kill(job.process("guard", 1))
+    job.until("guard", 1, 2)
+    (job.dir(1) / "go").touch()
+    assert [job.ended(node)["code"] for node in range(2)] == [5, 5]
+    assert os.listdir(job.dir() / ".clustertool") and not (job.dir() / ".clustertool/supervisor.err").read_text()

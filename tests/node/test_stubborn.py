@@ -1,0 +1,105 @@
+"""Ranks that do not want to end: a stop ends them and everything they have started."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from tests.node import programs as p
+from tests.node.harness import Bench, Job, alive, look, state, until
+
+RESIST = {
+    "ignores TERM": p.IGNORES_TERM, "setsid": p.SETSID, "daemon": p.DAEMON, "wiped environment": p.ENV_WIPED,
+    "retitled": p.RETITLED, "zombies": p.ZOMBIES, "headless": p.HEADLESS, "storm": p.STORM,
+}  # fmt: skip
+
+
+def ready(bench: Bench, program: Any, **given: Any) -> Job:
+    job = bench.run(None, program, **given)
+    job.says(b"ready")
+    job.told()
+    return job
+
+
+@pytest.mark.parametrize("name", RESIST)
+def test_ended_by_a_stop(bench: Bench, name: str) -> None:
+    job = ready(bench, RESIST[name])
+    assert job.stop(grace=0.3) == {"state": "clean", "survivors": []}
+    job.gone()
+    assert [job.events(0, "clean")[0]["survivors"], job.ended()["state"]] == [[], "stopped"]
+
+
+@pytest.mark.parametrize("name", ["ignores TERM", "daemon", "storm"])
+def test_ended_by_force(bench: Bench, name: str) -> None:
+    job = ready(bench, RESIST[name])
+    assert job.stop(grace=60.0, force=True)["state"] == "clean"
+    job.gone()
+
+
+def test_grace_is_given_and_then_over(bench: Bench) -> None:
+    job = ready(bench, p.IGNORES_TERM)
+    job.stop(grace=0.5)
+    stopping, exited = job.events(0, "stopping")[0], job.events(0, "exited")[0]
+    assert (exited["signal"], exited["stopped"]) == (signal.SIGKILL, True)
+    assert exited["t"] - stopping["t"] >= 0.45
+
+
+def test_stopped_rank_hears_term(bench: Bench) -> None:
+    job = ready(bench, "trap 'echo bye; exit 3' TERM; echo pid $$; echo ready; while :; do sleep 0.05; done")
+    os.kill(job.rank().pid, signal.SIGSTOP)
+    job.until("frozen")
+    assert state(job.rank()) == "T"
+    assert job.stop()["state"] == "clean"
+    assert (job.events(0, "exited")[0]["code"], job.log()[-4:]) == (3, b"bye\n")
+
+
+def test_stopped_rank_goes_on(bench: Bench) -> None:
+    job = ready(bench, p.PLAIN)
+    os.kill(job.rank().pid, signal.SIGSTOP)
+    job.until("frozen")
+    os.kill(job.rank().pid, signal.SIGCONT)
+    job.until("thawed")
+    job.stop()
+    assert job.ended()["state"] == "stopped"
+
+
+def test_children_left_behind_end_with_the_job(bench: Bench) -> None:
+    job = bench.run(None, p.BACKGROUND)
+    assert job.ended()["state"] == "succeeded"
+    left = [int(line.split()[1]) for line in job.log().splitlines() if line.startswith(b"pid")]
+    assert len(left) == 2 and not any(look(pid) for pid in left)
+
+
+def test_children_left_behind_live_while_others_run(bench: Bench) -> None:
+    """They may still be at work for the job, such as a data loader of a launcher that has gone."""
+    program = f"if [ $RANK = 0 ]; then {p.BACKGROUND}; else echo pid $$; exec sleep 1000; fi"
+    job = bench.run(None, program, per_node=2)
+    left = job.told(0, count=2)
+    job.until("exited")
+    assert all(alive(process) for process in left)
+    job.stop()
+    assert not any(alive(process) for process in left)
+
+
+def test_failure_ends_the_stubborn(bench: Bench) -> None:
+    """Two nodes, one rank fails: the others, deaf to TERM, are killed after the policy's grace."""
+    program = f"if [ $RANK = 0 ]; then until [ -e go ]; do sleep 0.05; done; exit 7; fi; {p.IGNORES_TERM}"
+    job = bench.run(bench.nodes(2), program, per_node=2, policy={"grace": 0.3})
+    for rank in (1, 2, 3):
+        job.told(rank)
+    (job.dir() / "go").touch()
+    for node in range(2):
+        outcome = job.ended(node)
+        assert (outcome["state"], outcome["code"], outcome["culprits"]) == ("failed", 7, [["trainer", 0]])
+        assert outcome["victims"] == [["trainer", 1], ["trainer", 2], ["trainer", 3]]
+    job.gone()
+
+
+def test_descendants_are_written_down(bench: Bench) -> None:
+    """Also those whose parents were gone before anybody could look."""
+    job = ready(bench, p.DAEMON)
+    until(lambda: job.seen() >= set(job.told(count=2)), "the daemon is in the book")
+    job.stop(grace=0.1)

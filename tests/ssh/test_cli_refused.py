@@ -1,0 +1,150 @@
+"""What cannot work is refused before any connection: the right code, what is wrong, and what to do."""
+
+from __future__ import annotations
+
+import select
+import socket
+import textwrap
+
+import pytest
+
+from tests.cli import HELLO, LoopSite
+
+
+@pytest.fixture
+def lonely(tmp_path, laptop, ssh_keys):
+    """A site whose hosts only listen. Nobody may knock; `lonely.conf_py(text)` writes conf.py."""
+    site = LoopSite(tmp_path / "site", [], ssh_keys, laptop)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        site.hosts = [f"127.0.0.1:{listener.getsockname()[1]}"]
+        site.conf_py = lambda text: (site.folder / "conf.py").write_text(textwrap.dedent(text))
+        site.conf_py(f"HOSTS = {site.hosts!r}\n")
+        yield site
+        assert not select.select([listener], [], [], 0)[0], "it connected"
+    site.close()
+
+
+RUN = ["run", "--workspace", HELLO]
+
+
+def refused(site, code, *args, told=(), program=None, env=None):
+    options = {"program": program} if program else {}
+    done = site.inv(*args, env=env, **options).ends(code)
+    for text in (told,) if isinstance(told, str) else told:
+        assert text in done.err, done.err
+    assert "Traceback" not in done.err
+    assert done.last.startswith(f"clustertool: exit {code} (tool): ")
+    assert not done.out
+    return done
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "told"),
+    [
+        ([], 64, ["--workspace", "--job-workspace"]),
+        (["--workspace", HELLO, "--job-workspace", "/srv/job"], 64, ["--workspace", "--job-workspace"]),
+        (["--workspace", "nowhere"], 65, ["nowhere", "fix: "]),
+        (["--workspace", "conf.py"], 65, "conf.py"),
+        ([*RUN[1:], "--nproc-per-node", "abc"], 64, ["--nproc-per-node 'abc'", "whole number"]),
+        ([*RUN[1:], "--rank", "x"], 64, "--rank 'x'"),
+        ([*RUN[1:], "--gpus", "0", "--devices", "1"], 64, ["--gpus 0", "--devices 1"]),
+        (["--workspace", HELLO, "--job-dispatch-package", "."], 64, "--job-dispatch-package"),
+        ([*RUN[1:], "--mode", "collective", "--server-num", "1"], 64, "--mode ps"),
+        ([*RUN[1:], "--workers", "10.9.9.9:1"], 64, "10.9.9.9"),
+        ([*RUN[1:], "--nnodes", "2"], 64, "--nnodes '2'"),
+        ([*RUN[1:], "--job-id", "../up"], 64, "../up"),
+        ([*RUN[1:], "--env", "A"], 64, "--env NAME=value"),
+        ([*RUN[1:], "--env", "CLUSTERTOOL_RANK=1"], 64, "CLUSTERTOOL_RANK"),
+        ([*RUN[1:], "--env", "RANK=1"], 64, ["RANK", "--force-env"]),
+        ([*RUN[1:], "--grace", "-1"], 64, "--grace '-1'"),
+        ([*RUN[1:], "--script", "train.py 'x"], 64, "--script"),
+        ([*RUN[1:], "--only", "elsewhere"], 64, "elsewhere"),
+        ([*RUN[1:], "--shards", "no-such-*"], 65, "no-such-*"),
+        ([*RUN[1:], "--conf", "other.py"], 78, "other.py"),
+    ],
+)  # fmt: skip
+def test_options(lonely, args, code, told):
+    refused(lonely, code, "run", *args, told=told)
+
+
+def test_other_verbs_options(lonely):
+    refused(lonely, 64, "stop", "--all", "--job", "x", told="--all")
+    refused(lonely, 64, "stop", "--grace", "x", told="--grace 'x'")
+    refused(lonely, 64, "dispatch", told="--workspace")
+    refused(lonely, 64, "exec", told="--command")
+    refused(lonely, 64, "exec", "--command", "true", "--timeout", "x", told="--timeout 'x'")
+    refused(lonely, 64, "clean", told="--older-than")
+    refused(lonely, 64, "clean", "--older-than", "1y", told="1y")
+    refused(lonely, 64, "attach", "--tail", "x", told="--tail 'x'")
+    refused(lonely, 64, "cluster.up", "--nodes", "x", told="--nodes 'x'")
+
+
+def test_what_invokes_own_parser_refuses(lonely):
+    done = lonely.inv("run", "--no-such-option").ends(1)
+    assert "--no-such-option" in done.err
+    done = lonely.clustertool("run", "--no-such-option").ends(64)
+    assert "--no-such-option" in done.err
+    assert done.last.startswith("clustertool: exit 64 (tool): ")
+    assert "Traceback" not in done.err
+    lonely.clustertool("fly").ends(64)
+
+
+def test_dry_of_invoke_is_refused_where_the_verb_has_none(lonely):
+    for verb in ("jobs", "check", "exec"):
+        done = lonely.start("--dry", verb).wait().ends(64)
+        assert f"{verb} has no --dry" in done.err
+
+
+@pytest.mark.parametrize(
+    ("conf", "told"),
+    [
+        ("HOSTS = []", "HOSTS is empty"),
+        ("ENV = {}", "no HOSTS"),
+        ("x = 1", "sets no key"),
+        ("HOSTS = ['us er@10.0.0.1']", "us er@10.0.0.1"),
+        ("HOSTS = ['a']\nHOST = ['b']", ["HOST", "HOSTS"]),
+        ("HOSTS = ['a']\nPADDLE_PORT = 'many'", ["PADDLE_PORT", "many"]),
+        ("HOSTS = ['a']\nROOT_DIR = 'jobs'", "ROOT_DIR = 'jobs'"),
+        ("HOSTS = ['a'", "line 1"),
+        ("HOSTS = ['a']\n\nENV = {'A': 1 / 0}", ["line 3", "division by zero"]),
+        ("import sys\nsys.exit(3)", "line 2"),
+        ("HOSTS = ['a']\nSECRETS = ['NO_SUCH_SECRET']", ["NO_SUCH_SECRET", "export"]),
+    ],
+)
+def test_conf(lonely, conf, told):
+    lonely.conf_py(conf)
+    done = refused(lonely, 78, *RUN, told=told)
+    assert "conf.py" in done.err
+    assert "fix: " in done.err
+
+
+@pytest.mark.parametrize(
+    ("toml", "told"),
+    [
+        ("mode = ", "job.toml"),
+        ("[trainer]\ncommand = 'train.py'", "command"),
+        ("[shards]\nfiles = ['/etc/*']", "/etc/*"),
+        ("[outputs]\npath = '../up'", "../up"),
+    ],
+)
+def test_job_toml(lonely, toml, told):
+    folder = lonely.workspace(train_py="")
+    (folder / "job.toml").write_text(toml)
+    refused(lonely, 65, "run", "-w", "job", told=told)
+
+
+def test_a_workspace_with_nothing_to_run(lonely):
+    lonely.workspace()
+    refused(lonely, 65, "run", "-w", "job", told=["train.py", "--script"])
+
+
+def test_no_conf(lonely):
+    (lonely.folder / "conf.py").unlink()
+    for verb in ("status", "stop", "attach"):
+        refused(lonely, 78, verb, told=["conf.py", "cluster.up"], env={"XDG_STATE_HOME": str(lonely.folder / "state")})
+
+
+def test_hostfiles(lonely):
+    (lonely.folder / "hosts").write_text("node1 slots=0x\n")
+    refused(lonely, 78, *RUN, "--hostfile", "hosts", told="hosts")
+    refused(lonely, 78, *RUN, "--hostfile", "missing", told="missing")

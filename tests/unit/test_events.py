@@ -1,0 +1,234 @@
+"""Folding the events of all nodes gives the job's status, whatever the order of the nodes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from clustertool.plan.events import JobStatus, Outcome, exit_code, fold, read_events, read_outcome, words
+
+Event = dict[str, Any]
+
+
+def header(node: int, roles: Sequence[tuple[str, int]]) -> Event:
+    processes = [
+        {"role": role, "rank": rank, "local_rank": 0, "endpoint": f"a{node}:1", "log": f"log/{role}.{rank}"} for role, rank in roles
+    ]
+    return {
+        "t": 1.0, "e": "job", "id": "J", "node": node, "name": f"n{node}", "nodes": ["n0", "n1"], "created": 1.0, "owner": "ann",
+        "mode": "collective", "command": "python3 train.py", "processes": processes,
+    }  # fmt: skip
+
+
+def said(kind: str, t: float = 0.0, **fields: Any) -> Event:
+    return {"t": t, "e": kind, **fields}
+
+
+def started(rank: int, t: float = 2.0, attempt: int = 0, role: str = "trainer") -> Event:
+    return said("started", t, role=role, rank=rank, pid=100 + rank, start=7, attempt=attempt, log=f"log/a{attempt}.{rank}")
+
+
+def exited(rank: int, code: int = 0, signal: int = 0, stopped: bool = False, t: float = 3.0, **fields: Any) -> Event:
+    return said("exited", t, role="trainer", rank=rank, code=code, signal=signal, stopped=stopped, **{"attempt": 0, "note": "", **fields})
+
+
+def outcome(state: str, code: int = 0, reason: str = "r") -> Event:
+    return {"state": state, "code": code, "source": "job", "reason": reason, "culprits": [], "victims": [], "node": -1}
+
+
+SUPERVISOR = said("supervisor", pid=50, start=1, boot="b")
+
+
+def status_of(*events: Event, node: int = 0) -> JobStatus:
+    return fold((node, event) for event in events)
+
+
+def interleavings(one: Sequence[Event], two: Sequence[Event]) -> Iterator[list[tuple[int, Event]]]:
+    """Every order of the events of two nodes that keeps each node's own."""
+    if not one or not two:
+        yield [*((0, event) for event in one), *((1, event) for event in two)]
+        return
+    for rest in interleavings(one[1:], two):
+        yield [(0, one[0]), *rest]
+    for rest in interleavings(one, two[1:]):
+        yield [(1, two[0]), *rest]
+
+
+# -- one job ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_header_tells_about_the_job_and_its_nodes() -> None:
+    found = status_of(header(0, [("trainer", 0)]))
+    assert (found.job, found.owner, found.created, found.mode, found.command) == ("J", "ann", 1.0, "collective", "python3 train.py")
+    assert [found.nodes[node].name for node in (0, 1)] == ["n0", "n1"]
+    (process,) = found.of("trainer")
+    assert (process.state, process.node, process.endpoint, process.log) == ("waiting", 0, "a0:1", "log/trainer.0")
+    assert found.state == "starting"
+
+
+def test_processes_are_found_by_role_in_rank_order() -> None:
+    found = status_of(header(0, [("trainer", 2), ("trainer", 0), ("pserver", 0)]))
+    assert [process.rank for process in found.of("trainer")] == [0, 2]
+    assert [process.rank for process in found.of("pserver")] == [0]
+
+
+ENDS: list[tuple[Event, str]] = [
+    (exited(0), "done"),
+    (exited(0, code=1), "failed"),
+    (exited(0, signal=9), "failed"),
+    (exited(0, code=0, signal=11), "failed"),
+    (exited(0, code=143, stopped=True), "stopped"),
+    (exited(0, signal=15, stopped=True), "stopped"),
+    (exited(0, stopped=True), "stopped"),
+]
+
+
+@pytest.mark.parametrize("end, state", ENDS)
+def test_how_a_process_ended(end: Event, state: str) -> None:
+    (process,) = status_of(header(0, [("trainer", 0)]), started(0), end).of("trainer")
+    assert (process.state, process.code, process.signal, process.since) == (state, end["code"], end["signal"], 3.0)
+
+
+def test_a_process_through_its_life() -> None:
+    found = status_of(header(0, [("pserver", 0)]), SUPERVISOR, started(0, role="pserver"))
+    (process,) = found.of("pserver")
+    assert (process.state, process.pid, process.since, process.log, process.code) == ("running", 100, 2.0, "log/a0.0", None)
+    assert (found.state, found.nodes[0].state, found.nodes[0].supervisor) == ("running", "running", 50)
+    for kind, state in (("listening", "running"), ("frozen", "frozen"), ("thawed", "running")):
+        found.apply(0, said(kind, 4.0, role="pserver", rank=0))
+        assert process.state == state
+    assert process.note == "listening"
+
+
+def test_that_it_listens_does_not_make_a_process_younger() -> None:
+    found = status_of(started(0), said("listening", 9.0, role="trainer", rank=0))
+    assert found.of("trainer")[0].since == 2.0
+
+
+def test_a_restart_begins_anew() -> None:
+    found = status_of(started(0), exited(0, code=1, stopped=True, note="x"), started(0, t=5.0, attempt=1))
+    (process,) = found.of("trainer")
+    assert (process.state, process.attempt, process.log, process.since) == ("running", 1, "log/a1.0", 5.0)
+    assert (process.code, process.stopped, process.note) == (None, False, "")
+    assert found.attempt == 1
+
+
+def test_a_command_that_cannot_start_has_an_end_and_no_beginning() -> None:
+    found = status_of(header(0, [("trainer", 0)]), exited(0, code=127, note="cannot start 'x'", attempt=2))
+    (process,) = found.of("trainer")
+    assert (process.state, process.code, process.note, process.attempt, process.pid) == ("failed", 127, "cannot start 'x'", 2, 0)
+    assert (found.attempt, found.state) == (2, "running")
+
+
+def test_states_of_a_node() -> None:
+    found = status_of(header(0, []), SUPERVISOR)
+    for event, state in (
+        (said("stopping", why="x"), "stopping"),
+        (said("clean", survivors=["sh (pid 5)"]), "stopping"),
+        (said("ended", **outcome("failed", 1)), "ended"),
+        (said("lost", node=0, why="x"), "ended"),
+    ):
+        found.apply(0, event)
+        assert found.nodes[0].state == state
+    assert found.nodes[0].survivors == ["sh (pid 5)"]
+
+
+def test_the_guard_speaks_for_a_dead_supervisor() -> None:
+    found = status_of(header(0, [("trainer", 0), ("trainer", 1)]), SUPERVISOR, started(0), started(1), exited(1),
+                      said("supervisor-lost", why="the supervisor died"))  # fmt: skip
+    assert (found.nodes[0].state, found.nodes[0].why) == ("lost", "supervisor lost: the supervisor died")
+    assert [(p.state, p.note) for p in found.of("trainer")] == [("stopped", "ended by the guard"), ("done", "")]
+
+
+def test_a_job_whose_nodes_all_ended_without_a_word_is_lost() -> None:
+    found = status_of(header(0, [("trainer", 0)]), started(0), said("supervisor-lost", why="x"))
+    assert found.state == "running"
+    found.apply(0, said("lost", node=1, why="x"))
+    assert found.state == "lost"
+
+
+# -- several nodes ------------------------------------------------------------------------------------------------------
+
+VERDICT = said("verdict", **outcome("lost", 75, "node n1 is lost"))
+HISTORIES: list[tuple[str, list[Event], list[Event]]] = [
+    (
+        "succeeded",
+        [header(0, [("trainer", 0)]), SUPERVISOR, started(0), exited(0), said("verdict", **outcome("succeeded")),
+         said("ended", **outcome("succeeded"))],
+        [header(1, [("trainer", 1)]), SUPERVISOR, started(1), exited(1), said("ended", **outcome("succeeded"))],
+    ),
+    (
+        "lost",  # node 1 was stopped directly after the lead had given it up: the lead's verdict counts
+        [header(0, [("trainer", 0)]), SUPERVISOR, started(0), said("lost", node=1, why="silent"), VERDICT, said("ended", **outcome("lost"))],
+        [header(1, [("trainer", 1)]), SUPERVISOR, started(1), said("stopping", why="x"), exited(1, stopped=True),
+         said("ended", **outcome("stopped", 143))],
+    ),
+    (
+        "lost",  # node 1 crashed: its own events end in the middle
+        [header(0, [("trainer", 0)]), SUPERVISOR, started(0), said("lost", node=1, why="silent"), VERDICT],
+        [header(1, [("trainer", 1)]), SUPERVISOR, started(1), said("stopping", why="x")],
+    ),
+    (
+        "failed",  # the lead's node is gone with its verdict; node 1 knows it, and node 0 thinks it lost
+        [header(0, [("trainer", 0)]), SUPERVISOR, said("ended", **outcome("lost", 75))],
+        [header(1, [("trainer", 1)]), SUPERVISOR, said("ended", **outcome("failed", 7))],
+    ),
+    (
+        "lost",  # two nodes gave the lead up, each in its own words
+        [header(0, []), said("ended", **outcome("lost", 75, "zero"))],
+        [header(1, []), said("ended", **outcome("lost", 75, "one"))],
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("state, one, two", HISTORIES)
+def test_the_order_of_nodes_does_not_matter(state: str, one: list[Event], two: list[Event]) -> None:
+    first = fold([*((0, event) for event in one), *((1, event) for event in two)])
+    assert first.state == state
+    for history in interleavings(one, two):
+        assert fold(history) == first
+
+
+def test_a_node_that_the_lead_gave_up_is_lost_until_it_says_how_it_ended() -> None:
+    _, one, two = HISTORIES[2]
+    assert fold([*((0, e) for e in one), *((1, e) for e in two)]).nodes[1].state == "lost"
+    _, one, two = HISTORIES[1]
+    assert fold([*((0, e) for e in one), *((1, e) for e in two)]).nodes[1].state == "ended"
+
+
+# -- lines --------------------------------------------------------------------------------------------------------------
+
+
+def test_an_outcome_survives_json() -> None:
+    there = Outcome("failed", 7, "job", "why", (("trainer", 2), ("trainer", 3)), (("pserver", 0),), 1)
+    assert read_outcome(json.loads(json.dumps(there.as_dict()))) == there
+
+
+def test_torn_and_strange_lines_are_skipped() -> None:
+    lines = [b'{"e": "job"}\n', b"\n", b"[1]\n", b"\xff\xfe\n", b'"x"\n', b'{"e": "phase"}', b'{"e": "cle']
+    assert [event["e"] for event in read_events(lines)] == ["job", "phase"]
+
+
+def test_events_of_a_later_version_are_no_trouble() -> None:
+    found = status_of(said("process"), said("process", role="x"), said("anything", node=3), {"e": 5}, {})
+    assert found.state == "starting"
+    assert not found.processes
+
+
+@pytest.mark.parametrize(
+    "code, signal, note, text, shell",
+    [
+        (0, 0, "", "exit code 0", 0),
+        (7, 0, "", "exit code 7", 7),
+        (0, 9, "", "signal 9 (killed)", 137),
+        (0, 15, "", "signal 15 (terminated)", 143),
+        (0, 64, "", "signal 64 (unknown)", 192),
+        (127, 0, "cannot start 'x'", "exit code 127: cannot start 'x'", 127),
+    ],
+)
+def test_an_end_in_words_and_as_a_shell_counts_it(code: int, signal: int, note: str, text: str, shell: int) -> None:
+    assert words(code, signal, note) == text
+    assert exit_code(code, signal) == shell

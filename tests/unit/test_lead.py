@@ -1,0 +1,245 @@
+"""decide() replayed: histories of events and what the lead does at each; the same table on every order there is, below."""
+
+from __future__ import annotations
+
+import pytest
+
+from clustertool.node.lead import (
+    Clean, Event, Exit, Exited, Finish, Joined, Listening, Lost, Shape, Start, State, Stop, StopAsked, decide,
+)  # fmt: skip
+from clustertool.plan.events import Outcome
+
+T0, T1, T2, T3 = (("trainer", rank) for rank in range(4))
+P0, P1 = ("pserver", 0), ("pserver", 1)
+COLLECTIVE = Shape(frozenset({0, 1}), ("n0", "n1"), ((T0, 0), (T1, 0), (T2, 1), (T3, 1)))
+PS = Shape(frozenset({0, 1}), ("n0", "n1"), ((P0, 0), (T0, 0), (P1, 1), (T1, 1)))
+
+
+def with_policy(shape: Shape, on_failure: str = "abort", max_restarts: int = 0) -> Shape:
+    return Shape(shape.nodes, shape.names, shape.place, on_failure, max_restarts)
+
+
+def ended(key: tuple[str, int], code: int = 0, signal: int = 0, stopped: bool = False, note: str = "") -> Exit:
+    return Exit(*key, code, signal, stopped, note)
+
+
+def exits(*those: Exit) -> Exited:
+    return Exited(those)
+
+
+def stopped(*keys: tuple[str, int]) -> Exited:
+    return Exited(tuple(ended(key, 143, stopped=True) for key in keys))
+
+
+def replay(shape: Shape, *events: Event) -> tuple[State, list[str]]:
+    """The last state, and what was done: `start trainer 0`, `stop`, `finish succeeded 0`; one word for each action."""
+    state, done = State(shape), []
+    for event in events:
+        state, actions = decide(state, event)
+        for action in actions:
+            if isinstance(action, Start):
+                done.append(f"start {action.role} {action.attempt}")
+            elif isinstance(action, Finish):
+                done.append(f"finish {action.outcome.state} {action.outcome.code}")
+            else:
+                done.append("stop")
+    return state, done
+
+
+def verdict(shape: Shape, *events: Event) -> Outcome:
+    state, done = replay(shape, *events)
+    assert state.phase == "over"
+    assert state.ending is not None
+    assert done[-1].startswith("finish ")
+    return state.ending
+
+
+JOINED = (Joined(0), Joined(1))
+SERVED = (*JOINED, Listening(P0), Listening(P1))
+CLEAN = (Clean(0), Clean(1))
+
+HISTORIES: list[tuple[str, Shape, tuple[Event, ...], str]] = [
+    ("nothing starts before all have joined", COLLECTIVE, (Joined(1), Joined(1)), ""),
+    ("all joined", COLLECTIVE, JOINED, "start trainer 0"),
+    ("servers first", PS, JOINED, "start pserver 0"),
+    ("trainers wait for every pserver", PS, (*JOINED, Listening(P1), Listening(P1)), "start pserver 0"),
+    ("all pservers listen", PS, SERVED, "start pserver 0, start trainer 0"),
+    (
+        "success", COLLECTIVE, (*JOINED, exits(ended(T0)), exits(ended(T2), ended(T3)), exits(ended(T1)), *CLEAN),
+        "start trainer 0, stop, finish succeeded 0",
+    ),
+    ("one trainer is not yet done", COLLECTIVE, (*JOINED, exits(ended(T0), ended(T1)), exits(ended(T2))), "start trainer 0"),
+    (
+        "a pserver's 143 after success is no failure", PS,
+        (*SERVED, exits(ended(T0)), exits(ended(T1)), stopped(P0), stopped(P1), *CLEAN),
+        "start pserver 0, start trainer 0, stop, finish succeeded 0",
+    ),
+    (
+        "nor is its own bad end after success", PS,
+        (*SERVED, exits(ended(T0)), exits(ended(T1)), exits(ended(P0, 1)), exits(ended(P1, signal=11)), *CLEAN),
+        "start pserver 0, start trainer 0, stop, finish succeeded 0",
+    ),
+    (
+        "a pserver that is done early is waited for by nobody", PS,
+        (*SERVED, exits(ended(P0)), exits(ended(T0)), exits(ended(T1)), *CLEAN),
+        "start pserver 0, start trainer 0, stop, finish succeeded 0",
+    ),
+    ("a failure ends all", COLLECTIVE, (*JOINED, exits(ended(T2, 7)), stopped(T0, T1), stopped(T3), *CLEAN),
+     "start trainer 0, stop, finish failed 7"),
+    ("a signal", COLLECTIVE, (*JOINED, exits(ended(T2, signal=9)), *CLEAN), "start trainer 0, stop, finish failed 137"),
+    ("a command that cannot start", COLLECTIVE, (*JOINED, exits(ended(T0, 127, note="no such file")), *CLEAN),
+     "start trainer 0, stop, finish failed 127"),
+    ("a pserver fails", PS, (*SERVED, exits(ended(P1, 3)), *CLEAN), "start pserver 0, start trainer 0, stop, finish failed 3"),
+    ("a pserver that ends before it listens", PS, (*JOINED, exits(ended(P1, 0)), *CLEAN), "start pserver 0, stop, finish failed 1"),
+    ("a pserver that cannot start", PS, (*JOINED, exits(ended(P1, 126)), *CLEAN), "start pserver 0, stop, finish failed 126"),
+    ("the first failure counts", COLLECTIVE, (*JOINED, exits(ended(T2, 7)), exits(ended(T0, 1)), *CLEAN),
+     "start trainer 0, stop, finish failed 7"),
+    ("a node is lost", COLLECTIVE, (*JOINED, Lost(1, "silent"), Clean(0)), "start trainer 0, stop, finish lost 75"),
+    ("a node never joins", COLLECTIVE, (Joined(0), Lost(1, "silent"), Clean(0)), "stop, finish lost 75"),
+    ("all nodes are lost", COLLECTIVE, (*JOINED, Lost(1, "silent"), Lost(0, "silent"), Lost(0, "silent")),
+     "start trainer 0, stop, finish lost 75"),
+    ("a node is lost after a failure", COLLECTIVE, (*JOINED, exits(ended(T0, 7)), Lost(1, "silent"), Clean(0)),
+     "start trainer 0, stop, finish failed 7"),
+    ("a node is lost after success", COLLECTIVE, (*JOINED, exits(ended(T0), ended(T1), ended(T2), ended(T3)), Clean(0), Lost(1, "x")),
+     "start trainer 0, stop, finish succeeded 0"),
+    ("a lost node that comes back changes nothing", COLLECTIVE,
+     (*JOINED, Lost(1, "silent"), exits(ended(T2, 7)), Clean(1), Joined(1), Clean(0)), "start trainer 0, stop, stop, finish lost 75"),
+    ("a node that ends its processes unasked is lost", COLLECTIVE, (*JOINED, stopped(T2, T3), Clean(1), Clean(0)),
+     "start trainer 0, stop, finish lost 75"),
+    ("all trainers stopped unasked is no success", PS, (*SERVED, stopped(T0, P0), stopped(T1, P1), *CLEAN),
+     "start pserver 0, start trainer 0, stop, finish lost 75"),
+    ("Ctrl+C", COLLECTIVE, (*JOINED, StopAsked("ann", 130), stopped(T0, T1), *CLEAN), "start trainer 0, stop, finish stopped 130"),
+    ("Ctrl+C twice", COLLECTIVE, (*JOINED, StopAsked("ann", 130), StopAsked("ann", 130), *CLEAN),
+     "start trainer 0, stop, stop, finish stopped 130"),
+    ("stop before all have joined", COLLECTIVE, (Joined(0), StopAsked("ann", 143), Clean(0), Joined(1), Clean(1)),
+     "stop, stop, finish stopped 143"),
+    ("the time is over", COLLECTIVE, (*JOINED, StopAsked("timeout", 124, "timeout"), *CLEAN), "start trainer 0, stop, finish timeout 124"),
+    ("Ctrl+C after a failure", COLLECTIVE, (*JOINED, exits(ended(T0, 7)), StopAsked("ann", 130), *CLEAN),
+     "start trainer 0, stop, stop, finish failed 7"),
+    ("Ctrl+C after success", COLLECTIVE, (*JOINED, exits(ended(T0), ended(T1), ended(T2), ended(T3)), StopAsked("ann", 130), *CLEAN),
+     "start trainer 0, stop, stop, finish succeeded 0"),
+    ("a failure after a stop is a victim", COLLECTIVE, (*JOINED, StopAsked("ann", 130), exits(ended(T0, 7)), *CLEAN),
+     "start trainer 0, stop, finish stopped 130"),
+    ("an old word of a clean node", COLLECTIVE, (*JOINED, Clean(0), Clean(1)), "start trainer 0"),
+    ("after the end nothing happens", COLLECTIVE,
+     (*JOINED, StopAsked("ann", 130), *CLEAN, Joined(1), exits(ended(T0, 1)), Lost(0, "x"), StopAsked("bob", 143), *CLEAN),
+     "start trainer 0, stop, finish stopped 130"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, shape, events, done", HISTORIES, ids=[name for name, *_ in HISTORIES])
+def test_histories(name: str, shape: Shape, events: tuple[Event, ...], done: str) -> None:
+    assert ", ".join(replay(shape, *events)[1]) == done
+
+
+GO_ON = with_policy(COLLECTIVE, "continue")
+AGAIN = with_policy(COLLECTIVE, max_restarts=1)
+SERVED_AGAIN = with_policy(PS, max_restarts=1)
+BOTH = with_policy(COLLECTIVE, "continue", 1)
+FAILED = exits(ended(T2, 7))
+CLEAN_1 = (Clean(0, attempt=1), Clean(1, attempt=1))
+
+POLICIES: list[tuple[str, Shape, tuple[Event, ...], str]] = [
+    ("continue goes on to the end", GO_ON, (*JOINED, FAILED, exits(ended(T0), ended(T1)), exits(ended(T3)), *CLEAN),
+     "start trainer 0, stop, finish failed 7"),
+    ("continue waits for the others", GO_ON, (*JOINED, FAILED, exits(ended(T0), ended(T1))), "start trainer 0"),
+    ("continue never goes on without a pserver", with_policy(PS, "continue"), (*SERVED, exits(ended(P0, 1)), *CLEAN),
+     "start pserver 0, start trainer 0, stop, finish failed 1"),
+    ("continue ends with a lost node", GO_ON, (*JOINED, FAILED, Lost(1, "x"), Clean(0)), "start trainer 0, stop, finish lost 75"),
+    ("a restart starts when all are clean", AGAIN, (*JOINED, FAILED, Clean(0)), "start trainer 0, stop"),
+    ("a restart", AGAIN, (*JOINED, FAILED, *CLEAN), "start trainer 0, stop, start trainer 1"),
+    ("a restart begins with the pservers", SERVED_AGAIN, (*SERVED, exits(ended(T1, 1)), stopped(P0, T0, P1), *CLEAN, Listening(P0)),
+     "start pserver 0, start trainer 0, stop, start pserver 1"),
+    ("a restart that succeeds", AGAIN, (*JOINED, FAILED, *CLEAN, exits(ended(T0), ended(T1)), exits(ended(T2), ended(T3)), *CLEAN_1),
+     "start trainer 0, stop, start trainer 1, stop, finish succeeded 0"),
+    ("restarts are counted", AGAIN, (*JOINED, FAILED, *CLEAN, exits(ended(T0, 9)), *CLEAN_1),
+     "start trainer 0, stop, start trainer 1, stop, finish failed 9"),
+    ("what a node said of the last attempt does not count", AGAIN, (*JOINED, FAILED, *CLEAN, exits(ended(T0, 9)), *CLEAN),
+     "start trainer 0, stop, start trainer 1, stop"),
+    ("no restart past a lost node", AGAIN, (*JOINED, FAILED, Clean(0), Lost(1, "x")), "start trainer 0, stop, stop, finish lost 75"),
+    ("no restart of a lost node", AGAIN, (*JOINED, Lost(1, "x"), Clean(0)), "start trainer 0, stop, finish lost 75"),
+    ("no restart after Ctrl+C", AGAIN, (*JOINED, StopAsked("ann", 130), *CLEAN), "start trainer 0, stop, finish stopped 130"),
+    ("Ctrl+C while a restart is under way", AGAIN, (*JOINED, FAILED, Clean(0), StopAsked("ann", 130), Clean(1)),
+     "start trainer 0, stop, stop, finish stopped 130"),
+    ("the time is over while a restart is under way", AGAIN, (*JOINED, FAILED, StopAsked("t", 124, "timeout"), *CLEAN),
+     "start trainer 0, stop, stop, finish timeout 124"),
+    ("no restart beside survivors", AGAIN, (*JOINED, FAILED, Clean(0, ("sh (pid 5)",)), Clean(1)), "start trainer 0, stop, finish failed 7"),
+    ("continue restarts when all have ended", BOTH, (*JOINED, FAILED, exits(ended(T0), ended(T1)), exits(ended(T3)), *CLEAN),
+     "start trainer 0, stop, start trainer 1"),
+    ("a failure during the end of an attempt is not the next one's", AGAIN,
+     (*JOINED, FAILED, exits(ended(T0, 1)), *CLEAN, exits(ended(T0), ended(T1)), exits(ended(T2), ended(T3)), *CLEAN_1),
+     "start trainer 0, stop, start trainer 1, stop, finish succeeded 0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, shape, events, done", POLICIES, ids=[name for name, *_ in POLICIES])
+def test_policies(name: str, shape: Shape, events: tuple[Event, ...], done: str) -> None:
+    assert ", ".join(replay(shape, *events)[1]) == done
+
+
+# -- the verdict --------------------------------------------------------------------------------------------------------
+
+
+def test_the_culprits_are_the_first_that_failed_together_and_the_rest_are_victims() -> None:
+    found = verdict(
+        COLLECTIVE, *JOINED, exits(ended(T3, 9), ended(T2, 7)), exits(ended(T1, signal=6)), stopped(T0), *CLEAN
+    )
+    assert (found.culprits, found.victims) == ((T2, T3), (T0, T1))
+    assert (found.code, found.source, found.node) == (7, "job", 1)
+    assert found.reason == "trainer 2 on n1 ended with exit code 7"
+
+
+def test_who_was_done_before_is_no_victim() -> None:
+    found = verdict(COLLECTIVE, *JOINED, exits(ended(T0)), exits(ended(T2, 7)), stopped(T1, T3), *CLEAN)
+    assert found.victims == (T1, T3)
+
+
+def test_a_pserver_goes_before_the_trainers_that_died_with_it() -> None:
+    found = verdict(PS, *SERVED, exits(ended(T1, 1), ended(P1, signal=11)), stopped(P0, T0), *CLEAN)
+    assert (found.culprits, found.code) == ((P1, T1), 139)
+    assert found.reason == "pserver 1 on n1 ended with signal 11 (segmentation fault)"
+    assert found.victims == (P0, T0)
+
+
+def test_a_pserver_that_never_listened_is_told_so() -> None:
+    found = verdict(PS, *JOINED, exits(ended(P1, 0)), stopped(P0), *CLEAN)
+    assert found.reason == "pserver 1 on n1 ended with exit code 0 before it listened on its port"
+
+
+def test_after_success_there_are_no_victims() -> None:
+    found = verdict(PS, *SERVED, exits(ended(T0)), exits(ended(T1)), stopped(P0), exits(ended(P1, 1)), *CLEAN)
+    assert (found.culprits, found.victims, found.reason) == ((), (), "all trainers are done")
+
+
+def test_of_a_lost_node_the_reason_is_the_node() -> None:
+    found = verdict(COLLECTIVE, *JOINED, Lost(1, "no heartbeat for 10 s"), exits(ended(T1, 1)), stopped(T0), Clean(0))
+    assert (found.source, found.node, found.reason) == ("tool", 1, "node n1 is lost: no heartbeat for 10 s")
+    assert (found.culprits, found.victims) == ((T2, T3), (T0, T1))
+
+
+def test_under_continue_all_failures_are_culprits_and_the_first_gives_the_code() -> None:
+    found = verdict(GO_ON, *JOINED, exits(ended(T3, 9)), exits(ended(T0, 1)), exits(ended(T1)), exits(ended(T2)), *CLEAN)
+    assert (found.culprits, found.victims, found.code, found.node) == ((T3, T0), (), 9, 1)
+
+
+def test_survivors_of_all_nodes_are_gathered() -> None:
+    state, _ = replay(COLLECTIVE, *JOINED, StopAsked("ann", 130), Clean(0, ("a",)), Clean(1, ("b", "c")))
+    assert state.survivors == ("a", "b", "c")
+
+
+def test_the_reason_of_a_stop_is_who_asked() -> None:
+    found = verdict(COLLECTIVE, *JOINED, StopAsked("ann at laptop", 130), stopped(T0, T1), stopped(T2, T3), *CLEAN)
+    assert (found.reason, found.source, found.culprits, found.victims) == ("ann at laptop", "tool", (), (T0, T1, T2, T3))
+
+
+def test_the_reason_of_a_restart_is_told_to_those_who_stop() -> None:
+    state, _ = replay(AGAIN, *JOINED)
+    _, (stop,) = decide(state, FAILED)
+    assert stop == Stop("restart after attempt 0: trainer 2 on n1 ended with exit code 7")
+
+
+def test_a_state_is_a_value() -> None:
+    before, _ = replay(COLLECTIVE, *JOINED)
+    assert decide(before, FAILED) == decide(before, FAILED)
+    assert before == replay(COLLECTIVE, *JOINED)[0]
+    assert hash(before) == hash(replay(COLLECTIVE, *JOINED)[0])
