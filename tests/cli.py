@@ -297,7 +297,9 @@ class Site:
 
 
 def _agent(process: Process) -> bool:
-    """An agent and its shell live as long as the laptop's connection; they are no part of a job."""
+    """An agent, its shell and an rsync live as long as the laptop's connection; they are no part of a job."""
+    if process.name == "rsync" and "--server" in process.argv:
+        return True
     return process.name == "ct-agent" or (process.name not in ("ct-supervisor", "ct-guard") and "clustertool-agent" in process.argv)
 
 

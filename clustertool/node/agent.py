@@ -91,7 +91,7 @@ class Agent:
             thread.start()
 
     def _answer(self, header: Header, handle: Callable[[], Dict[str, Any]]) -> None:
-        number = header.get("id")
+        number = header.get("id")  # a request without one wants no answer
         try:
             reply = {"re": number, **handle()}
         except ClustertoolError as error:
@@ -102,7 +102,8 @@ class Agent:
 
             text = traceback.format_exc(limit=-4)
             reply = {"re": number, "error": {"kind": "InternalError", "what": f"{error!r}\n{text}", "fix": ""}}
-        self.send(reply)
+        if number is not None:
+            self.send(reply)
 
     def send(self, header: Header, payload: bytes = b"") -> None:
         with self._lock:
@@ -197,6 +198,13 @@ class Agent:
         arguments = str(header["by"]), int(header["code"]), float(header["grace"]), bool(header["force"])
         return {"jobs": {record.job: stop(record, *arguments) for record in found}}
 
+    def attached(self, header: Header) -> Dict[str, Any]:
+        """A laptop is there and follows: for --lease. Told to the supervisor, who may be gone."""
+        from clustertool.node.stop import whisper
+
+        whisper(self.record(header), {"m": "attached"})
+        return {}
+
     def jobs(self, header: Header) -> Dict[str, Any]:
         return {"jobs": [record.summary() for record in self.records(header)]}
 
@@ -206,9 +214,13 @@ class Agent:
         events = record.events()
         supervisor = record.process("supervisor")
         started = [processes.Process(int(event["pid"]), int(event["start"])) for event in events if event["e"] == "started"]
+        beat = None
+        with contextlib.suppress(OSError):
+            beat = max(0.0, round(time.time() - os.stat(record.paths.control).st_mtime, 1))
         return {
             "node": record.node,
             "dir": record.paths.dir,
+            "heartbeat": beat,
             "events": events,
             "supervised": supervisor is not None and processes.alive(supervisor),
             "usage": {str(process.pid): _usage(process.pid) for process in started if processes.alive(process)},
@@ -271,7 +283,7 @@ _INLINE: Dict[str, Callable[[Agent, Header], Dict[str, Any]]] = {
 }  # fmt: skip
 _HANDLERS: Dict[str, Callable[[Agent, Header], Dict[str, Any]]] = {
     "probe": Agent.probe, "meet": Agent.meet, "stage": Agent.stage, "seal": Agent.seal, "place": Agent.place,
-    "unplace": Agent.unplace,
+    "unplace": Agent.unplace, "attached": Agent.attached,
     "stop": Agent.stop, "jobs": Agent.jobs, "status": Agent.status, "tail": Agent.tail, "clean": Agent.clean,
 }  # fmt: skip
 

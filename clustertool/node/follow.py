@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import time
@@ -16,6 +17,7 @@ from clustertool.plan.paths import OURS
 
 PIECE = 256 << 10
 _CHECK_EVERY = 0.5
+_PIECES = 8  # pieces handed on in one turn
 
 
 class _Log:
@@ -27,7 +29,8 @@ class Follower:
     """pieces() yields (header, payload) frames that are there now; `ended` once the job is over and all was read.
 
     request: logs "all" or [[role, rank], ...]; offsets {log name: bytes to skip}; tail: lines from the end or null;
-    follow: false reads what is there and ends.
+    follow: false reads what is there and ends; by_time: what is there comes in the order in which it was written, each
+    piece with its time `t`.
     """
 
     def __init__(self, record: Record, request: Mapping[str, Any]) -> None:
@@ -46,6 +49,8 @@ class Follower:
         self._events_at = 0
         self._rest = b""
         self._logs: Dict[str, _Log] = {}
+        self._ordered: Optional[Iterator[Tuple[Header, bytes]]] = None
+        self._by_time = bool(request.get("by_time"))
         self._over = self._gone = False
         self._check_at = 0.0
         self.ended = False
@@ -61,6 +66,12 @@ class Follower:
     def pieces(self) -> Iterator[Tuple[Header, bytes]]:
         last = not self._follow or self._orphaned()  # asked before the last read: what was said before is in it
         yield from self._read_events()
+        if self._by_time:
+            self._ordered = self._ordered or self._in_order()
+            found = list(itertools.islice(self._ordered, _PIECES))
+            self._by_time = bool(found)  # what came after the last record of growth is read as ever
+            yield from found
+            return
         over = self._over or last
         idle = True
         for log in list(self._logs.values()):
@@ -105,8 +116,8 @@ class Follower:
                 offset = tail_offset(fd, self._tail)
             self._logs[name] = _Log(fd, name, key, attempt, offset)
 
-    def _read_log(self, log: _Log) -> Iterator[Tuple[Header, bytes]]:
-        data = os.pread(log.fd, PIECE, log.offset)
+    def _read_log(self, log: _Log, most: int = PIECE) -> Iterator[Tuple[Header, bytes]]:
+        data = os.pread(log.fd, min(PIECE, most), log.offset)
         if data:
             header = {
                 "k": "log", "node": self._record.node, "role": log.key[0], "rank": log.key[1], "attempt": log.attempt,
@@ -114,6 +125,18 @@ class Follower:
             }  # fmt: skip
             log.offset += len(data)
             yield header, data
+
+    def _in_order(self) -> Iterator[Tuple[Header, bytes]]:
+        """Logs as they grew, by the supervisor's record of (time, log, size)."""
+        fd = files.open_read(self._job, f"{OURS}/growth.jsonl")
+        with open(fd, "rb") as growth:
+            for line in growth:
+                with contextlib.suppress(ValueError):
+                    t, name, size = json.loads(line)
+                    log = self._logs.get(name)
+                    while log is not None and log.offset < size:
+                        for header, data in self._read_log(log, size - log.offset):
+                            yield {**header, "t": t}, data
 
     def _orphaned(self) -> bool:
         """Supervisor and guard are gone without a last word: nothing more will come."""

@@ -29,20 +29,19 @@ def run(sock: socket.socket, supervisor: Process, spec: Dict[str, Any], job: int
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     heard = time.monotonic()
-    while True:
+    why = ""
+    while not why:
         ready, _, _ = select.select([sock], [], [], BEAT)
         if ready:
             data = _receive(sock)
             if QUIT in data:
                 return
-            if not data:
-                break
             heard = time.monotonic()
+            why = "" if data else "died"
         elif time.monotonic() - heard > patience(spec):
-            break
+            why = f"did not move for {patience(spec):g} s"
         with contextlib.suppress(OSError):
             sock.send(b"g", socket.MSG_DONTWAIT)
-    why = f"did not move for {patience(spec):g} s" if processes.alive(supervisor) else "died"
     _take_over(f"the supervisor {why}", supervisor, spec, job)
 
 
@@ -54,7 +53,7 @@ def _receive(sock: socket.socket) -> bytes:
 
 
 def _take_over(why: str, supervisor: Process, spec: Dict[str, Any], job: int) -> None:
-    """What a frozen supervisor owns is found below it; what a dead one owned, by what it wrote down and by the marker."""
+    """What a frozen or dying supervisor owns is found below it; what a dead one owned, in its book and by the marker."""
     record_loss(job, why)
     below: List[Process] = processes.descendants(supervisor.pid) if processes.alive(supervisor) else []
     processes.signal_one(supervisor, signal.SIGKILL)

@@ -93,8 +93,11 @@ Event = Union[Joined, Listening, Exited, Clean, Lost, StopAsked]
 
 @dataclass(frozen=True)
 class Start:
+    """`again`: the first role of a new attempt; it begins after a pause."""
+
     role: str
     attempt: int
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,7 @@ def _advance(state: State) -> Step:
     """Go on to the next role when its barrier is reached."""
     if state.phase == "joining" and state.joined >= state.shape.nodes:
         role = "pserver" if state.shape.pservers else "trainer"
-        return replace(state, phase=role), (Start(role, state.attempt),)
+        return replace(state, phase=role), (Start(role, state.attempt, again=state.attempt > 0),)
     if state.phase == "pserver" and state.listening >= state.shape.pservers:
         return replace(state, phase="trainer"), (Start("trainer", state.attempt),)
     return state, ()

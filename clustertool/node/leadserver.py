@@ -21,6 +21,7 @@ _HASTE = 0.5  # the same when places are short
 _JOIN_PATIENCE = 30.0
 _LATE = 1.0  # the same for a node that has not joined when the job ends
 _MAX_HEADER = 1 << 16
+_LONGEST_PAUSE = 30.0  # seconds before a new attempt: 1, 2, 4, ... up to this
 _MAX_BACKLOG = 4 << 20
 
 
@@ -62,6 +63,9 @@ class LeadServer:
         self._deadline = now + limit if limit else None
         self._limit = limit
         self._finished_at: Optional[float] = None
+        self._lease = float(spec["policy"]["lease"])
+        self._attached_at = now
+        self._restart: Optional[Tuple[float, Header]] = None  # when a new attempt begins, and with which word
 
     # -- for the supervisor's loop --
 
@@ -95,6 +99,8 @@ class LeadServer:
 
     def receive(self, node: int, message: Header) -> None:
         """A supervisor's word becomes an event."""
+        if message.get("m") == "attached":
+            self._attached_at = time.monotonic()
         event = _event(node, message)
         if event is not None:
             self._decide(event)
@@ -187,6 +193,13 @@ class LeadServer:
         if self._deadline is not None and now > self._deadline:
             self._deadline = None
             self._decide(l.StopAsked(f"the job's time is over: --timeout {self._limit:g}", 124, "timeout"))
+        if self._lease and now - self._attached_at > self._lease:
+            self._lease = 0.0
+            self._decide(l.StopAsked(f"no laptop was attached for {now - self._attached_at:.0f} s (--lease)", 143))
+        if self._restart is not None and now >= self._restart[0]:
+            _, message = self._restart
+            self._restart = None
+            self._tell(message)
 
     def _patience(self, peer: _Peer) -> float:
         if peer.joined:
@@ -208,8 +221,15 @@ class LeadServer:
 
     def _act(self, action: l.Action) -> None:
         if isinstance(action, l.Start):
-            self._tell({"m": "start", "role": action.role, "attempt": action.attempt})
+            message = {"m": "start", "role": action.role, "attempt": action.attempt}
+            if action.again:
+                pause = min(2.0 ** (action.attempt - 1), _LONGEST_PAUSE)
+                self._record("restart", attempt=action.attempt, pause=pause)
+                self._restart = (time.monotonic() + pause, message)
+            else:
+                self._tell(message)
         elif isinstance(action, l.Stop):
+            self._restart = None
             self._tell({"m": "stop", "why": action.why})
         else:
             self._record("verdict", **action.outcome.as_dict())

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Dict, List
+from typing import Dict, Iterable, List
 
 
-def oom_kills(pid: int) -> Dict[str, int]:
+def counters(pid: int) -> Dict[str, int]:
     """Counter file -> kills so far: the cgroups of a process (v2, v1), and the whole machine's /proc/vmstat."""
+    return read([*_cgroup_files(pid), "/proc/vmstat"])
+
+
+def read(paths: Iterable[str]) -> Dict[str, int]:
+    """The same for known files: a process that is dead has no cgroups any more."""
     found: Dict[str, int] = {}
-    for path in [*_cgroup_files(pid), "/proc/vmstat"]:
+    for path in paths:
         with contextlib.suppress(OSError, ValueError):
             with open(path) as file:
                 for line in file:
@@ -31,9 +36,11 @@ def _cgroup_files(pid: int) -> List[str]:
     return paths
 
 
-def grew(before: Dict[str, int], after: Dict[str, int]) -> str:
-    """Which counter grew, the nearest one first; "" if none."""
-    for path in before:
-        if after.get(path, 0) > before[path]:
-            return path
+def verdict(before: Dict[str, int]) -> str:
+    """In words, if a counter has grown since `before`; the nearest one speaks."""
+    after = read(before)
+    for path, kills in before.items():
+        if after.get(path, 0) > kills:
+            where = "this machine" if path == "/proc/vmstat" else "its memory limit"
+            return f"out of memory: the kernel killed it, for lack of memory on {where} ({path})".replace("on its", "under its")
     return ""

@@ -10,7 +10,7 @@ import stat
 from typing import Any, Dict, List, Mapping
 
 from clustertool.errors import DispatchError, PreflightError
-from clustertool.node import files
+from clustertool.node import claims, files
 from clustertool.plan import paths
 from clustertool.plan.manifest import Entry, digest
 
@@ -88,6 +88,11 @@ def place(spec: Dict[str, Any], release: str) -> Dict[str, Any]:
         if release:
             _copy_tree(os.path.join(paths.releases(root), release), str(spec["job_dir"]))
         _write_files(spec, job)
+        own = [port for process in spec["processes"] for port in process["ports"]]
+        claims.claim([*own, *spec["extra_ports"]], spec["job"], base)
+    except PreflightError:
+        files.remove_tree(spec["job_dir"])
+        raise
     except OSError as error:
         with contextlib.suppress(OSError):
             files.remove_tree(spec["job_dir"])

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from clustertool.node import files, ports, processes
+from clustertool.node import claims, files, ports, processes
 from clustertool.plan import paths
 
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
@@ -32,6 +32,7 @@ def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
     address, nic = _address(request, problems)
     low, high = ports.ephemeral()
     busy = ports.listening()
+    claimed = claims.claimed()
     asked = busy & set(request.get("ports", ()))  # who holds a port costs a walk over all processes
     kind, devices = _devices()
     space = os.statvfs(existing)
@@ -52,7 +53,7 @@ def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
         "devices": devices,
         "device_kind": kind,
         "ephemeral": [low, high],
-        "busy": sorted(busy),
+        "busy": sorted(busy | set(claimed)),
         "listeners": sorted(ports.holders(asked).items()) if asked else [],
         "time": time.time(),
         "problems": problems,

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from typing import Any, Dict, Sequence
+from typing import Any, Dict, Mapping, Sequence
 
 from clustertool.node import family, files, guard, processes
 from clustertool.node.processes import Process
@@ -77,8 +77,12 @@ def _answer(survivors: Sequence[str]) -> Answer:
 
 
 def _ask(record: Record, by: str, code: int, grace: float) -> bool:
-    """Through the fifo. False when nobody reads it: the supervisor is gone, or does not move."""
-    line = json.dumps({"m": "stop", "by": by, "code": code, "grace": grace, "force": grace == 0}).encode() + b"\n"
+    return whisper(record, {"m": "stop", "by": by, "code": code, "grace": grace, "force": grace == 0})
+
+
+def whisper(record: Record, word: Mapping[str, Any]) -> bool:
+    """A word to the supervisor, through its fifo. False when nobody reads it: it is gone, or does not move."""
+    line = json.dumps(word).encode() + b"\n"
     try:
         fd = os.open(record.paths.control, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:

@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple
 
 from clustertool.errors import PreflightError
-from clustertool.node import files, ports, processes, ranks
+from clustertool.node import files, memory, ports, processes, ranks
 from clustertool.node.ending import Ending
 from clustertool.node.family import Family
 from clustertool.node.keeper import Keeper
@@ -45,6 +45,7 @@ class Rank:
         self.log_name = str(spec["log"])
         self.log_size = -1
         self.listening = False
+        self.oom: Dict[str, int] = {}  # the kernel's counters of memory kills, as they were a moment ago
 
 
 class Supervisor:
@@ -266,6 +267,7 @@ class Supervisor:
         process = processes.identify(pid)
         start = process.start if process else 0
         self.record("started", role=role, rank=number, pid=pid, start=start, attempt=self.attempt, log=rank.log_name)
+        rank.oom = memory.counters(pid)
         if process:
             self.family.write_down([process])
         if role == "pserver":
@@ -303,8 +305,9 @@ class Supervisor:
         killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         code = 0 if killed else os.WEXITSTATUS(status)
         stopped = self.ending is not None
-        self.record("exited", role=role, rank=number, code=code, signal=killed, stopped=stopped, note="", attempt=self.attempt)
-        return [(role, number, code, killed, stopped, "")]
+        note = memory.verdict(rank.oom) if killed == signal.SIGKILL and not stopped else ""
+        self.record("exited", role=role, rank=number, code=code, signal=killed, stopped=stopped, note=note, attempt=self.attempt)
+        return [(role, number, code, killed, stopped, note)]
 
     def _look_for_listeners(self) -> None:
         if not self.awaited:
@@ -333,6 +336,7 @@ class Supervisor:
         if now >= self.looked_at + _LOOK_EVERY:
             self.looked_at = now
             self.family.look()
+            os.utime(self.control)  # our heartbeat for whoever asks for the status
 
     # -- stopping --
 
@@ -354,14 +358,16 @@ class Supervisor:
             self._tell({"m": "clean", "survivors": survivors[:50], "attempt": self.attempt})
 
     def _read_control(self) -> None:
-        """Commands of agents on this node, a JSON object a line: {"m": "stop", "by", "code", "grace", "force"}."""
+        """Words of agents on this node, a JSON object a line: {"m": "stop", "by", "code", "grace", "force"}, {"m": "attached"}."""
         with contextlib.suppress(BlockingIOError):
             self.control_rest += os.read(self.control, 65536)
         *lines, self.control_rest = self.control_rest.split(b"\n")
         for line in lines:
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 command = json.loads(line)
-                if command["m"] == "stop":
+                if command["m"] == "attached":
+                    self._tell({"m": "attached"})
+                elif command["m"] == "stop":
                     self.asked = (str(command["by"]), int(command["code"]))
                     self._tell({"m": "stop", "by": self.asked[0], "code": self.asked[1]})
                     self.stop(str(command["by"]), 0.0 if command["force"] else float(command["grace"]))

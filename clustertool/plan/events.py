@@ -9,6 +9,7 @@ Every event has `t` (the node's clock, seconds) and `e`, its kind:
     frozen / thawed      role, rank                a rank was stopped by SIGSTOP, or goes on
     phase        name                              the lead: joining, pserver, trainer, ending
     lost         node, why                         the lead gave a node up
+    restart      attempt, pause                    the lead: all starts again, after so many seconds
     stopping     why, by                           the supervisor ends its processes
     clean        survivors                         nothing of the job lives here (or these do)
     supervisor-lost      why                       the guard ended this node's processes
@@ -58,6 +59,7 @@ class NodeStatus:
     supervisor: int = 0
     survivors: List[str] = field(default_factory=list)
     why: str = ""
+    heartbeat: Optional[float] = None  # seconds since its supervisor last moved, as the node itself sees it
 
 
 @dataclass(frozen=True)

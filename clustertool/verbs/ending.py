@@ -11,9 +11,11 @@ from clustertool.reach.fleet import Fleet
 from clustertool.verbs.call import Call
 from clustertool.watch import verdict
 from clustertool.watch.clean import harmless
+from clustertool.watch.excerpt import excerpt
 from clustertool.watch.job import Watch
 
 _TAIL = 20
+_SEARCHED = 400  # lines from the end in which a traceback is looked for
 
 
 def tell(call: Call, fleet: Fleet, watch: Watch, hide: Any) -> ClustertoolError | None:
@@ -30,7 +32,7 @@ def tell(call: Call, fleet: Fleet, watch: Watch, hide: Any) -> ClustertoolError 
             text = _last_lines(fleet, status.job, guilty.node, log)
             call.terminal.note(f"last lines of {guilty.role} {guilty.rank} ({watch.name(guilty.node)}, {log}):")
             who = prefix(guilty.role, guilty.rank, watch.name(guilty.node))
-            for line in text.removesuffix("\n").split("\n") if text else ():
+            for line in excerpt(text.removesuffix("\n").split("\n"), _TAIL) if text else ():
                 call.terminal.note(who + harmless(hide(line)))
     if outcome is not None:
         victims = verdict.victims_line(status, outcome)
@@ -46,6 +48,6 @@ def _last_lines(fleet: Fleet, job: str, node: int, log: str) -> str:
     """Best effort: the verdict stands without them."""
     with contextlib.suppress(ClustertoolError):
         if node in fleet.agents:
-            answer = fleet.agents[node].ask({"q": "tail", "job": job, "log": log, "lines": _TAIL}, timeout=5.0)
+            answer = fleet.agents[node].ask({"q": "tail", "job": job, "log": log, "lines": _SEARCHED}, timeout=5.0)
             return str(answer["text"])
     return ""

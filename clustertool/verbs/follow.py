@@ -6,6 +6,7 @@ import contextlib
 import queue
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,6 +24,8 @@ from clustertool.watch.job import Item, LogLines, Watch
 Frame = tuple[int, Header, bytes]
 _QUEUE = 64  # frames of up to 256 KiB that wait for a slow terminal
 _RETRY = 1.0
+_BEAT = 1.0
+LEAD = 0  # the node that leads a job
 _LOOK = 0.2  # seconds between two looks at the nodes while frames come without end
 _LAST_WORDS = 3.0  # seconds that a node which broke off may take to come back once the verdict is known
 
@@ -40,6 +43,28 @@ class Inbox:
         with contextlib.suppress(queue.Empty):
             return self._frames.get(timeout=wait)
         return None
+
+
+class Lanes:
+    """Frames of each node by themselves, each lane bounded: who reads them in order of time waits for the right one."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[int, queue.Queue[Frame]] = defaultdict(lambda: queue.Queue(8))
+        self._lock = threading.Lock()
+
+    def put(self, node: int, header: Header, payload: bytes) -> None:
+        self._lane(node).put((node, header, payload))
+
+    def next(self, node: int) -> Frame:
+        """This node's next frame, waited for. Raises Interrupted."""
+        while True:
+            interrupts.check()
+            with contextlib.suppress(queue.Empty):
+                return self._lane(node).get(timeout=0.1)
+
+    def _lane(self, node: int) -> queue.Queue[Frame]:
+        with self._lock:
+            return self._lanes[node]
 
 
 class Follow:
@@ -165,8 +190,17 @@ class Follow:
 
     def _listen(self, grace: float) -> None:
         """Signals are obeyed beside the loop, which may be stuck: nobody reads our stdout, a node does not answer."""
+        beat_at = 0.0
         while not self._done.wait(0.05):
             self._signals(grace)
+            if time.monotonic() >= beat_at:
+                beat_at = time.monotonic() + _BEAT
+                self._be_there()
+
+    def _be_there(self) -> None:
+        """Tell the lead's node that a laptop is attached: --lease counts from the last time it heard so."""
+        if LEAD in self.fleet.agents:
+            self.fleet.agents[LEAD].send({"q": "attached", "job": self._job})
 
     def _signals(self, grace: float) -> None:
         asked = interrupts.count.ints + interrupts.count.terms

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from clustertool.errors import NotFound, UsageError
@@ -22,12 +22,13 @@ def logs(call: Call) -> None:
     """Print the log of any rank."""
     from clustertool.reach.fleet import Fleet
     from clustertool.verbs import load
-    from clustertool.verbs.follow import Inbox
+    from clustertool.verbs.follow import Inbox, Lanes
     from clustertool.verbs.jobs import pick
 
     asked = _asked(call)
     cluster = load.cluster(call, start_local=False)
-    inbox = Inbox()
+    several = not call.given.raw and not call.given.follow
+    inbox: Any = Lanes() if several else Inbox()
     with Fleet(cluster, interrupts.check, inbox.put) as fleet:
         fleet.open()
         job = pick(fleet, call.given.job)["id"]
@@ -129,27 +130,32 @@ def _lines(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], place
 
     from clustertool.show.prefix import RankLines, widest
     from clustertool.verbs import load
+    from clustertool.verbs.follow import Lanes
     from clustertool.watch.clean import mask
     from clustertool.watch.job import LogLines, Watch
+    from clustertool.watch.merge import in_order
 
     hide = mask(load.known_secrets(fleet.cluster).values())
     width = widest([(*key, status.nodes[node].name) for key, node in places.items()])
     printer = RankLines(call.terminal, hide=hide, width=width)
     grep = re.compile(call.given.grep) if call.given.grep else None
-    # What is there already is printed rank by rank; what is still being written, as it comes.
-    parts = [list(places)] if call.given.follow else [[key] for key in sorted(places)]
-    for keys in parts:
-        nodes = sorted({places[key] for key in keys})
-        watch = Watch(frozenset(nodes))
-        wanted = {**request, "logs": [list(key) for key in keys]}
-        fleet.ask({node: wanted for node in nodes}).all()
-        while not watch.over:
-            frame = inbox.get(0.1)
-            interrupts.check()
-            now = time.monotonic()
-            for item in watch.take(frame[0], frame[1], frame[2], now) if frame else watch.idle(now):
-                if isinstance(item, LogLines):
-                    lines = [line for line in item.lines if grep.search(line)] if grep else item.lines
-                    printer.show(item.role, item.rank, status.nodes[item.node].name, lines)
-        for node, why in watch.closed.items():
-            call.terminal.warn(f"{fleet.name(node)}: {why}")
+    nodes = sorted(set(places.values()))
+    watch = Watch(frozenset(nodes))
+    by_time = isinstance(inbox, Lanes)
+    fleet.ask({node: {**request, "by_time": by_time} for node in nodes}).all()
+    frames = in_order(nodes, inbox.next) if isinstance(inbox, Lanes) else _as_they_come(inbox, watch)
+    for frame in frames:
+        now = time.monotonic()
+        for item in watch.take(frame[0], frame[1], frame[2], now) if frame else watch.idle(now):
+            if isinstance(item, LogLines):
+                lines = [line for line in item.lines if grep.search(line)] if grep else item.lines
+                printer.show(item.role, item.rank, status.nodes[item.node].name, lines)
+    for node, why in watch.closed.items():
+        call.terminal.warn(f"{fleet.name(node)}: {why}")
+
+
+def _as_they_come(inbox: Any, watch: Any) -> Iterator[Any]:
+    """Frames, and None now and then, until every node is done."""
+    while not watch.over:
+        interrupts.check()
+        yield inbox.get(0.1)

@@ -99,6 +99,8 @@ def read_order(call: Call) -> Order:
         raise UsageError(
             "give one of --workspace and --job-workspace", "inv run --workspace ./job (sent to every node), or --job-workspace DIR (there already)"
         )
+    if given.job_workspace and not given.job_workspace.startswith(("/", "~/")):
+        raise UsageError(f"--job-workspace {given.job_workspace!r} is relative", "give its path on the nodes: /srv/job or ~/job")
     options = read_options(call)
     wanted(call)
     if given.job_id:

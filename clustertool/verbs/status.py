@@ -37,6 +37,8 @@ def read(answers: dict[int, Any]) -> Any:
         for event in answer["events"]:
             found.apply(int(answer["node"]), event)
         node = found.nodes.get(int(answer["node"]))
+        if node is not None:
+            node.heartbeat = answer["heartbeat"] if answer["supervised"] else None
         if node is not None and not answer["supervised"] and node.state in ("running", "stopping"):
             node.state, node.why = "lost", "its supervisor is gone"
     return found

@@ -108,6 +108,8 @@ class Watch:
         elif kind == "exited" and not event.get("stopped") and (event["code"] or event.get("signal")):
             how = words(int(event["code"]), int(event.get("signal", 0)), str(event.get("note", "")))
             yield News(f"{event['role']} {event['rank']} on {self.name(node)} ended with {how}", "warn")
+        elif kind == "restart":
+            yield News(f"attempt {event['attempt']} begins in {event['pause']:g} s", "warn")
         elif kind == "frozen":
             yield News(f"{event['role']} {event['rank']} on {self.name(node)} was stopped by a signal (SIGSTOP)", "warn")
         elif kind == "lost":

@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 
-
 SECRET = "s3cr3t-7f\"'$ x"
 TOKEN = b"s3cr3t-7f"
 
@@ -15,7 +14,7 @@ PROGRAM = """
     import os, sys, time
     from pathlib import Path
     print("rank", os.environ["RANK"], "has", os.environ["TOKEN"], flush=True)
-    go = Path(os.environ["GO"])
+    go = Path.home() / "go"
     while not go.exists():
         time.sleep(0.02)
     sys.exit(3)
@@ -48,7 +47,7 @@ def files_with_it(top: Path) -> list[str]:
 def test_a_secret_is_nowhere_but_in_the_ranks(site):
     pair = site(2)
     pair.workspace(train_py=PROGRAM)
-    pair.conf(SECRETS=["TOKEN"], PRELUDE="true", ENV={"GO": str(pair.folder / "go")})
+    pair.conf(SECRETS=["TOKEN"], PRELUDE="true")
     env = {"TOKEN": SECRET}
     running = pair.start("run", "-w", "job", "--all-ranks", env=env)
     for rank in range(2):
@@ -66,7 +65,7 @@ def test_a_secret_is_nowhere_but_in_the_ranks(site):
     dry = pair.inv("run", "-w", "job", "--dry", "--json", env=env).ends(0)
     assert "s3cr3t" not in dry.out + dry.err
     assert dry.json["nodes"][0]["processes"][0]["env"]["TOKEN"] == "***"
-    (pair.folder / "go").touch()
+    (pair.home(0) / "go").touch()
     done = running.wait().ends(3)
     assert "s3cr3t" not in done.out + done.err
     assert "rank 0 has ***" in done.err, "the last lines of a culprit are masked too"

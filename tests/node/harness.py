@@ -349,8 +349,16 @@ class Job:
         until(lambda: text in self.log(rank, role), f"{role} {rank} says {text!r}")
         return self.log(rank, role)
 
-    def told(self, rank: int = 0, role: str = "trainer", count: int = 1) -> list[Process]:
-        """The processes that a rank named in its log as `pid 123` lines."""
+    def ready(self) -> Job:
+        """Every trainer has said so."""
+        for process in self.plan.processes:
+            if process.role == "trainer":
+                self.says(b"ready", process.rank)
+                self.told(process.rank)
+        return self
+
+    def told(self, rank: int = 0, role: str = "trainer", count: int = 0) -> list[Process]:
+        """The processes that a rank has named in its log by `pid 123` lines, `count` at least."""
         until(lambda: self.log(rank, role).count(b"pid ") >= count, f"{count} pids")
         found = [int(line.split()[1]) for line in self.log(rank, role).splitlines() if line.startswith(b"pid ")]
         processes = [one[0] for one in map(look, found) if one]

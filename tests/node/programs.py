@@ -13,6 +13,12 @@ def python(text: str) -> list[str]:
 
 PLAIN = "echo pid $$; echo ready; exec sleep 1000"
 IGNORES_TERM = "trap '' TERM; echo pid $$; echo ready; while :; do sleep 0.05; done"
+SAYS_BYE = python("""
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (print("bye"), sys.exit()))
+print("ready")
+time.sleep(1000)
+""")
 SETSID = """setsid sh -c 'echo pid $$; trap "" TERM; while :; do sleep 0.05; done' & echo ready; wait"""
 ENV_WIPED = "env -i sh -c 'echo pid $$; exec sleep 1000' & echo ready; wait"
 BACKGROUND = "sleep 1000 & echo pid $!; setsid sleep 1000 & echo pid $!; echo ready"
@@ -82,5 +88,12 @@ for _ in range(3):
                 os._exit(0)
             time.sleep(0.002)
 print("ready", flush=True)
+time.sleep(1000)
+""")
+
+PSERVER = python("""
+import os, socket, time
+server = socket.create_server((os.environ["POD_IP"], int(os.environ["PADDLE_PORT"])))
+print("listening")
 time.sleep(1000)
 """)

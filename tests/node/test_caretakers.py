@@ -20,8 +20,8 @@ TREES = {
 def started(bench: Bench, program: object, nodes: int = 1) -> Job:
     """A job whose every process is in the book."""
     job = bench.run(bench.nodes(nodes), program)
+    job.ready()
     for rank in range(nodes):
-        job.says(b"ready", rank)
         until(lambda rank=rank: job.seen(rank) >= set(job.told(rank)), "all are in the book")
     return job
 
@@ -75,7 +75,7 @@ def test_guard(bench: Bench, number: signal.Signals) -> None:
 
 def test_supervisor_told_to_end(bench: Bench) -> None:
     """As by a shutdown: the job is stopped everywhere, with grace and a verdict."""
-    job = started(bench, "trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.05; done", nodes=2)
+    job = started(bench, p.SAYS_BYE, nodes=2)
     kill(job.process("supervisor", 1), signal.SIGTERM)
     for node in range(2):
         outcome = job.ended(node)
@@ -103,7 +103,7 @@ def test_both_killed(bench: Bench, tree: str) -> None:
 
 
 def test_both_killed_and_term_is_heard(bench: Bench) -> None:
-    job = started(bench, "trap 'echo bye; exit' TERM; echo ready; while :; do sleep 0.05; done")
+    job = started(bench, p.SAYS_BYE)
     kill(job.process("supervisor"), signal.SIGSTOP)
     kill(job.process("guard"))
     kill(job.process("supervisor"))
@@ -120,21 +120,18 @@ def test_both_frozen(bench: Bench) -> None:
     assert not job.living()
 
 
-def test_broken_supervisor_leaves_the_ranks_to_its_guard(bench: Bench) -> None:
-    """A bug of ours, or a kernel that refuses: here an events file that has become unwritable is no such thing, a fifo is."""
+def test_rubbish_in_the_fifo(bench: Bench) -> None:
     job = started(bench, p.IGNORES_TERM)
-    fifo = job.dir() / ".clustertool/control"
-    with open(fifo, "wb") as file:
-        file.write(b'{"m": "stop", "by": "x", "code": [], "grace": "x", "force": 0}\nrubbish\n[1]\n' + bytes(200_000))
-    assert alive(job.process("supervisor")) and alive(job.rank())
-    job.stop(grace=0.2)
+    with open(job.dir() / ".clustertool/control", "wb") as file:
+        file.write(b'{"m": "stop", "by": "x", "code": [], "grace": "x", "force": 0}\nrubbish\n[1]\n{}\n')
+    assert job.stop(grace=0.2)["state"] == "clean"
+    assert not job.events(0, "supervisor-lost")
 
 
 def test_nodes_end_when_the_lead_dies(bench: Bench) -> None:
     """Supervisor and guard of node 0 are gone at once: the others end their ranks within loss timeout and grace."""
     job = bench.run(bench.nodes(3), p.IGNORES_TERM, policy={"grace": 0.5})
-    for rank in range(3):
-        job.told(rank)
+    job.ready()
     kill(job.process("supervisor"), signal.SIGSTOP)
     kill(job.process("guard"))
     start = time.monotonic()
@@ -153,8 +150,7 @@ def test_nodes_end_when_the_lead_dies(bench: Bench) -> None:
 def test_lead_gives_up_a_node(bench: Bench) -> None:
     """The supervisor of node 1 dies, its guard ends its ranks; the lead calls the node lost and ends the job."""
     job = bench.run(bench.nodes(3), p.PLAIN)
-    for rank in range(3):
-        job.told(rank)
+    job.ready()
     kill(job.process("supervisor", 1))
     job.until("clean", 1)
     for node in (0, 2):
@@ -171,7 +167,7 @@ def test_job_outlives_its_code(bench: Bench) -> None:
     home = bench.tmp / "home"
     home.mkdir()
     job = bench.run(bench.nodes(2, env={"HOME": str(home)}), "echo ready; until [ -e go ]; do sleep 0.05; done; exit 5")
-    job.says(b"ready", 0), job.says(b"ready", 1)
+    job.ready()
     for node in job.nodes:
         node.client.kill()
     shutil.rmtree(home)

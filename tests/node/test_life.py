@@ -2,12 +2,237 @@
 
 from __future__ import annotations
 
-from tests.node.harness import Bench
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from clustertool.errors import PreflightError
+from tests.node import programs as p
+from tests.node.harness import Bench, Job, alive, cpu, until
+
+
+def order(job: Job, *kinds: str) -> list[tuple[float, str, str, int]]:
+    """(time, kind, role, rank) of all nodes' events of some kinds, by time."""
+    events = [event for node in range(len(job.nodes)) for event in job.events(node)]
+    return sorted((e["t"], e["e"], e.get("role", ""), e.get("rank", -1)) for e in events if e["e"] in kinds)
 
 
 def test_success(bench: Bench) -> None:
-    job = bench.run(bench.nodes(2), "echo hello $CLUSTERTOOL_RANK", per_node=2)
+    job = bench.run(bench.nodes(2), "echo hello $CLUSTERTOOL_RANK of $WORLD_SIZE", per_node=2)
     for node in range(2):
-        assert job.ended(node)["state"] == "succeeded"
+        outcome = job.ended(node)
+        assert (outcome["state"], outcome["code"], outcome["culprits"], outcome["victims"]) == ("succeeded", 0, [], [])
     job.gone()
-    assert [job.log(rank) for rank in range(4)] == [b"hello %d\n" % rank for rank in range(4)]
+    assert [job.log(rank) for rank in range(4)] == [b"hello %d of 4\n" % rank for rank in range(4)]
+    assert os.readlink(job.dir(1) / "log/train.log") == "workerlog.2"
+    assert not (job.dir() / ".clustertool/control").exists()
+
+
+@pytest.mark.parametrize("code", [1, 7, 126, 255])
+def test_exit_code(bench: Bench, code: int) -> None:
+    job = bench.run(None, f"exit {code}")
+    outcome = job.ended()
+    assert (outcome["state"], outcome["source"], outcome["code"]) == ("failed", "job", code)
+    assert outcome["reason"] == f"trainer 0 on {job.nodes[0].host.name} ended with exit code {code}"
+
+
+@pytest.mark.parametrize("number, word", [(signal.SIGKILL, "killed"), (signal.SIGSEGV, "segmentation fault"), (signal.SIGTERM, "terminated")])
+def test_signal(bench: Bench, number: signal.Signals, word: str) -> None:
+    job = bench.run(None, f"kill -{int(number)} $$; sleep 1000")
+    outcome = job.ended()
+    assert outcome["code"] == 128 + number
+    assert f"signal {int(number)} ({word})" in outcome["reason"]
+    assert (job.events(0, "exited")[0]["signal"], job.events(0, "exited")[0]["stopped"]) == (number, False)
+
+
+@pytest.mark.parametrize(
+    "command, code, why",
+    [
+        (["no-such-program"], 127, "cannot start 'no-such-program': No such file or directory"),
+        (["/etc/hostname"], 126, "cannot start '/etc/hostname': Permission denied"),
+        (["/etc"], 126, "cannot start '/etc': Permission denied"),
+    ],
+)
+def test_cannot_start(bench: Bench, command: list[str], code: int, why: str) -> None:
+    """127 and 126 as a shell says it; the log and the verdict name the command."""
+    job = bench.run(bench.nodes(2), command)
+    assert [job.ended(node)["code"] for node in range(2)] == [code, code]
+    assert why in job.ended()["reason"]
+    assert why.encode() in job.log()
+
+
+def test_first_failure_counts(bench: Bench) -> None:
+    """Who dies of the loss is a victim, whatever its code."""
+    program = """
+        if [ $RANK = 1 ]; then exit 3; fi
+        trap 'exit 99' TERM; while :; do sleep 0.05; done
+    """
+    job = bench.run(bench.nodes(2), program, per_node=2)
+    outcome = job.ended(1)
+    assert (outcome["code"], outcome["culprits"]) == (3, [["trainer", 1]])
+    assert outcome["victims"] == [["trainer", 0], ["trainer", 2], ["trainer", 3]]
+
+
+def test_output_is_complete_and_exact(bench: Bench) -> None:
+    """Binary, both streams, without a newline at the end, from a child that outlives its parent by a moment."""
+    program = p.python("""
+import os, sys, time
+os.write(1, bytes(range(256)) * 1000)
+os.write(2, b"\\0\\xff error \\n")
+if os.fork() == 0:
+    time.sleep(0.2)
+    os.write(1, b"late")
+    os._exit(0)
+os.write(1, b"no newline")
+os.wait()
+""")
+    job = bench.run(None, program)
+    assert job.ended()["state"] == "succeeded"
+    assert job.log() == bytes(range(256)) * 1000 + b"\0\xff error \nno newline" + b"late"
+
+
+def test_restart(bench: Bench) -> None:
+    """A second attempt has logs of its own, on all nodes, and its own number in the environment."""
+    program = "echo attempt $CLUSTERTOOL_ATTEMPT; [ $CLUSTERTOOL_ATTEMPT = 2 ] && exit 0; [ $RANK = 1 ] && exit 6; exec sleep 1000"
+    job = bench.run(bench.nodes(2), program, policy={"max_restarts": 2})
+    assert [job.ended(node)["state"] for node in range(2)] == ["succeeded"] * 2
+    assert [job.log(0, attempt=k) for k in range(3)] == [b"attempt %d\n" % k for k in range(3)]
+    assert [event["attempt"] for event in job.events(1, "exited")] == [0, 1, 2]
+
+
+def test_time_limit(bench: Bench) -> None:
+    job = bench.run(bench.nodes(2), p.IGNORES_TERM, policy={"timeout": 0.5, "grace": 0.2})
+    for node in range(2):
+        assert (job.ended(node)["state"], job.ended(node)["code"]) == ("timeout", 124)
+
+
+def test_environment(bench: Bench) -> None:
+    """What the plan says, over a base of few names; nothing of the agent's own."""
+    env = {"PADDLE_TRAINER_ID": "66", "TRAINING_ROLE": "X", "http_proxy": "http://x", "LD_LIBRARY_PATH": "/node", "FOO": "bar"}
+    nodes = bench.nodes(1, env=env, LD_LIBRARY_PATH="/conf")
+    job = bench.run(nodes, "env; pwd; umask; readlink /proc/self/fd/0", env={"MINE": "a b\nc", "CLUSTER": "é"})
+    job.ended()
+    lines = job.log().decode().splitlines()
+    found = dict(line.split("=", 1) for line in lines if "=" in line)
+    assert (found["PADDLE_TRAINER_ID"], found["LD_LIBRARY_PATH"], found["CLUSTER"]) == ("0", "/conf:/node", "é")
+    assert (found["HOME"], found["PYTHONUNBUFFERED"], found["CLUSTERTOOL_OUTPUT"]) == (str(bench.home), "1", str(job.dir() / "output"))
+    assert not {"TRAINING_ROLE", "http_proxy", "FOO"} & set(found)
+    assert lines[-3:] == [str(job.dir()), "%04o" % _umask(), "/dev/null"]
+    assert "MINE=a b\nc\n" in job.log().decode()
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+def test_prelude(bench: Bench) -> None:
+    """Shell lines before every process; what they say is in the log, and they are in no process's argv."""
+    nodes = bench.nodes(1, PRELUDE=["export WHAT='it''s $HOME'", "echo prelude"])
+    job = bench.run(nodes, ["sh", "-c", "echo $WHAT; echo ready; exec sleep 1000"]).ready()
+    assert job.log() == f"prelude\nits $HOME\nready\n".encode()
+    assert b"WHAT" not in _cmdline(job.rank().pid)
+    assert b"CLUSTERTOOL_PRELUDE" not in open(f"/proc/{job.rank().pid}/environ", "rb").read()
+    job.stop()
+
+
+def _cmdline(pid: int) -> bytes:
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read()
+
+
+# -- parameter servers ----------------------------------------------------------------------------------------------------------
+
+
+def test_trainers_wait_for_listening_pservers(bench: Bench) -> None:
+    """All pservers of all nodes listen before any trainer starts; when the trainers are done, the pservers are ended."""
+    slow = p.python("import os, time\ntime.sleep(0.5 * int(os.environ['CLUSTERTOOL_RANK']))" + p.PSERVER[-1])
+    job = bench.run(bench.nodes(2), "echo trainer", pserver=slow, servers=2, per_node=2)
+    for node in range(2):
+        assert (job.ended(node)["state"], job.ended(node)["code"], job.ended(node)["victims"]) == ("succeeded", 0, [])
+    steps = [(kind, role) for _, kind, role, _ in order(job, "started", "listening")]
+    assert steps == [("started", "pserver")] * 4 + [("listening", "pserver")] * 4 + [("started", "trainer")] * 4 or (
+        steps.index(("started", "trainer")) == 8
+    )
+    stopped = [(e["role"], e["signal"], e["stopped"]) for n in range(2) for e in job.events(n, "exited") if e["role"] == "pserver"]
+    assert stopped == [("pserver", signal.SIGTERM, True)] * 4
+    assert [name for _, _, name, _ in order(job, "exited")][:4] == ["trainer"] * 4
+
+
+def test_pserver_that_never_listens(bench: Bench) -> None:
+    """No trainer starts, the wait costs next to nothing, and a stop ends it."""
+    job = bench.run(bench.nodes(2), "echo trainer", pserver=p.PLAIN)
+    job.until("started", 1)
+    supervisor = job.process("supervisor", 1)
+    before, start = cpu(supervisor.pid), time.monotonic()
+    until(lambda: time.monotonic() - start > 1.0)
+    assert cpu(supervisor.pid) - before < 0.15
+    assert not [e for node in range(2) for e in job.events(node, "started") if e["role"] == "trainer"]
+    assert job.stop()["state"] == "clean"
+    assert job.ended(1)["state"] == "stopped"
+
+
+@pytest.mark.parametrize("code", [0, 5])
+def test_pserver_that_ends_before_it_listens(bench: Bench, code: int) -> None:
+    job = bench.run(bench.nodes(2), "echo trainer", pserver=f"[ $CLUSTERTOOL_RANK = 0 ] && exec sleep 1000; exit {code}")
+    assert [job.ended(node)["code"] for node in range(2)] == [code or 1] * 2
+    assert job.ended()["culprits"] == [["pserver", 1]]
+    job.gone()
+
+
+def test_port_lost_after_the_plan(bench: Bench) -> None:
+    """Somebody else listens there by now: an error that names him, and nothing has started."""
+    import socket
+
+    job = bench.job(None, "echo trainer", pserver=p.PSERVER).place()
+    port = next(process.ports[0] for process in job.plan.processes if process.role == "pserver")
+    with socket.create_server(("127.0.0.1", port)):
+        with pytest.raises(PreflightError, match=rf"port {port} is held by .*\(pid {os.getpid()}, user"):
+            job.start()
+    assert not job.events(0, "started")
+    job.gone()
+    job.start()
+    assert job.ended()["state"] == "succeeded"
+
+
+def test_lead_port_lost(bench: Bench) -> None:
+    import socket
+
+    job = bench.job(bench.nodes(2), p.PLAIN).place()
+    with socket.create_server((job.plan.lead[0], job.plan.lead[1])):
+        with pytest.raises(PreflightError, match=f"port {job.plan.lead[1]} is held by"):
+            job.start()
+    assert [job.stop(node)["state"] for node in range(2)] in (["ended already", "clean"], ["clean", "clean"])
+    assert [job.nodes[node].ask("unplace", job_dir=str(job.dir(node)), token=job.token)["re"] > 0 for node in range(2)] == [True, True]
+    assert not job.dir(0).exists() and not job.dir(1).exists()
+
+
+def test_started_twice(bench: Bench) -> None:
+    """The second start is refused, and harms the first in nothing."""
+    job = bench.run(None, p.PLAIN).ready()
+    with pytest.raises(PreflightError):
+        job.start()
+    assert alive(job.rank()) and alive(job.process("supervisor"))
+    assert job.stop()["state"] == "clean"
+    assert job.ended()["state"] == "stopped"
+
+
+# -- costs ------------------------------------------------------------------------------------------------------------------
+
+
+def test_idle_costs_little(bench: Bench) -> None:
+    """Two ranks, one of them with 300 threads, and nothing happens: well below 1 % of a core, which a busy test machine
+    can show only roughly."""
+    threads = p.python("import threading, time\nfor _ in range(300): threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
+                       "print('ready')\ntime.sleep(1000)")  # fmt: skip
+    job = bench.run(bench.nodes(1), threads, per_node=2).ready()
+    watched = [job.process("supervisor").pid, job.process("guard").pid]
+    before, start = [cpu(pid) for pid in watched], time.monotonic()
+    until(lambda: time.monotonic() - start > 3.0)
+    used: list[Any] = [now - then for now, then in zip(map(cpu, watched), before)]
+    assert used[0] < 0.06 and used[1] < 0.03, f"{used} s of CPU in 3 s"
+    job.stop(grace=0.1)

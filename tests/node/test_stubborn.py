@@ -19,9 +19,7 @@ RESIST = {
 
 def ready(bench: Bench, program: Any, **given: Any) -> Job:
     job = bench.run(None, program, **given)
-    job.says(b"ready")
-    job.told()
-    return job
+    return job.ready()
 
 
 @pytest.mark.parametrize("name", RESIST)
@@ -89,7 +87,7 @@ def test_failure_ends_the_stubborn(bench: Bench) -> None:
     program = f"if [ $RANK = 0 ]; then until [ -e go ]; do sleep 0.05; done; exit 7; fi; {p.IGNORES_TERM}"
     job = bench.run(bench.nodes(2), program, per_node=2, policy={"grace": 0.3})
     for rank in (1, 2, 3):
-        job.told(rank)
+        job.says(b"ready", rank)
     (job.dir() / "go").touch()
     for node in range(2):
         outcome = job.ended(node)

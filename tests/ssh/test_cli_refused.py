@@ -43,6 +43,7 @@ def refused(site, code, *args, told=(), program=None, env=None):
     [
         ([], 64, ["--workspace", "--job-workspace"]),
         (["--workspace", HELLO, "--job-workspace", "/srv/job"], 64, ["--workspace", "--job-workspace"]),
+        (["--job-workspace", "job"], 64, ["--job-workspace 'job'", "relative"]),
         (["--workspace", "nowhere"], 65, ["nowhere", "fix: "]),
         (["--workspace", "conf.py"], 65, "conf.py"),
         ([*RUN[1:], "--nproc-per-node", "abc"], 64, ["--nproc-per-node 'abc'", "whole number"]),
@@ -148,3 +149,23 @@ def test_hostfiles(lonely):
     (lonely.folder / "hosts").write_text("node1 slots=0x\n")
     refused(lonely, 78, *RUN, "--hostfile", "hosts", told="hosts")
     refused(lonely, 78, *RUN, "--hostfile", "missing", told="missing")
+
+
+def test_a_dry_run_with_everything_given_opens_no_connection(lonely):
+    lonely.conf_py(f"""
+        HOSTS = {lonely.hosts!r}
+        ROOT_DIR = "/srv/jobs"
+        DEVICE_KIND = "cpu"
+        START_PORT = 6170
+        LEAD_PORT = 6160
+        SECRETS = ["TOKEN"]
+    """)
+    done = lonely.inv("run", "-w", HELLO, "--nproc-per-node", 2, "--dry", "--json").ends(0)
+    (node,) = done.json["nodes"]
+    assert [(p["rank"], p["endpoint"], p["env"]["TOKEN"]) for p in node["processes"]] == [
+        (0, "127.0.0.1:6170", "***"), (1, "127.0.0.1:6171", "***"),
+    ]  # fmt: skip
+    assert node["dir"] == "/srv/jobs/JOBDRY"
+    table = lonely.inv("run", "-w", HELLO, "--dry").ends(0)
+    assert "python3 -u train.py" in table.out
+    lonely.clustertool("dispatch", "-w", HELLO, "--dry").ends(0)

@@ -15,7 +15,9 @@ NOW = 1000.0
 GOOD: dict[str, Any] = {"user": "ann", "python": "3.9.2", "disk_free": 10**12, "time": NOW}
 
 
-def found(keys: dict[str, Any] | None = None, need: int = 0, pings: dict[int, float | None] | None = None, **each: Any) -> dict[str, Finding]:
+def found(
+    keys: dict[str, Any] | None = None, need: int = 0, pings: dict[int, float | None] | None = None, **each: Any
+) -> dict[str, Finding]:
     """Column -> finding of one node."""
     cluster = cluster_of(hosts(1), **(keys or {}))
     findings = check(cluster, facts_of(cluster, **{**GOOD, **each}), pings or {}, NOW, need)
@@ -61,7 +63,7 @@ def test_the_disk_must_hold_what_is_sent() -> None:
 
 
 def test_ports_that_conf_demands_are_looked_at() -> None:
-    who = {"busy": frozenset([7165, 6160]), "listeners": ((7165, "nginx (pid 1)"),)}
+    who: dict[str, Any] = {"busy": frozenset([7165, 6160]), "listeners": ((7165, "nginx (pid 1)"),)}
     assert found(**who)["ports"].level == "ok"  # the default port would only be avoided
     assert found({"PADDLE_PORT": 7164, "PADDLE_PORTS_NUM_FOR_SPARSE": 0}, **who)["ports"].level == "ok"
     finding = found({"PADDLE_PORT": 7164, "LEAD_PORT": 6160, "START_PORT": 6170}, **who)["ports"]

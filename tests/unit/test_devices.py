@@ -14,7 +14,9 @@ from clustertool.plan.plan import Plan
 NAMES = {visible for visible, _ in DEVICES.values()} | {flag for _, flag in DEVICES.values()} | {"PADDLE_DISTRI_BACKEND"}
 
 
-def planned(cards: int = 0, kind: str = "gpu", entry: dict[str, Any] | None = None, keys: dict[str, Any] | None = None, **options: Any) -> Plan:
+def planned(
+    cards: int = 0, kind: str = "gpu", entry: dict[str, Any] | None = None, keys: dict[str, Any] | None = None, **options: Any
+) -> Plan:
     """One node whose probe found `cards` devices."""
     cluster: Cluster = cluster_of([{"host": "10.0.0.1", **(entry or {})}], **(keys or {}))
     found = facts_of(cluster, devices=tuple(range(cards)), device_kind=kind if cards else "cpu")

@@ -130,7 +130,9 @@ def test_the_header_is_enough_for_any_later_command() -> None:
         assert header["entry"] == ["ann@a:7", "@b:0"][node.index]
         assert header["command"].startswith("python3 -u train.py xxx")
         assert len(header["command"]) <= 200
-        assert [(p["role"], p["rank"], p["log"]) for p in header["processes"]] == [("trainer", node.index, f"log/workerlog.{node.index}")]
+        assert [(p["role"], p["rank"], p["log"]) for p in header["processes"]] == [
+            ("trainer", node.index, f"log/workerlog.{node.index}")
+        ]
         assert IDENTITY.token not in json.dumps(header)
 
 
@@ -138,4 +140,6 @@ def test_stop_status_and_logs_go_to_every_node() -> None:
     stop = ENGINE.stop(2, "", {"by": "ann", "code": 0, "grace": 1.0, "force": False})
     assert stop.requests[1] == {"q": "stop", "job": "", "exact": False, "by": "ann", "code": 0, "grace": 1.0, "force": False}
     assert ENGINE.status(2, "J").requests == {node: {"q": "status", "job": "J"} for node in (0, 1)}
-    assert ENGINE.logs(1, "J", {"logs": "all", "tail": 3}).requests == {0: {"q": "follow", "job": "J", "logs": "all", "tail": 3}}
+    assert ENGINE.logs(1, "J", {"logs": "all", "tail": 3}).requests == {
+        0: {"q": "follow", "job": "J", "logs": "all", "tail": 3}
+    }

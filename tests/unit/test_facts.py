@@ -13,8 +13,10 @@ from clustertool.plan.plan import as_dict, given_facts, needs_probe, plan
 
 
 def test_a_probes_answer_survives_json() -> None:
-    there = facts_of(cluster_of(hosts(1)), busy=frozenset([22, 80]), listeners=((22, "sshd"),), devices=(0, 1), listing=("a", "b"),
-                     ephemeral=(1, 2), releases=("r",), problems=(("root", "error", "what", "fix"),))[0]  # fmt: skip
+    there = facts_of(
+        cluster_of(hosts(1)), busy=frozenset([22, 80]), listeners=((22, "sshd"),), devices=(0, 1), listing=("a", "b"),
+        ephemeral=(1, 2), releases=("r",), problems=(("root", "error", "what", "fix"),),
+    )[0]  # fmt: skip
     answer = {name: sorted(value) if isinstance(value, frozenset) else value for name, value in vars(there).items()}
     assert read_facts(0, json.loads(json.dumps(answer))) == there
 

@@ -44,7 +44,7 @@ def test_the_wire_is_what_the_docstring_says() -> None:
 def test_a_payload_is_bytes_of_its_own() -> None:
     """What was handed out does not change with what comes later."""
     decoder = Decoder()
-    (_, first), = decoder.feed(encode({}, b"one"))
+    ((_, first),) = decoder.feed(encode({}, b"one"))
     list(decoder.feed(encode({}, b"two")))
     assert first == b"one"
     assert type(first) is bytes

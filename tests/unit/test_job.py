@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -70,7 +71,9 @@ def test_the_defaults() -> None:
 
 
 def test_env_goes_conf_then_host_then_passed_then_job_toml_then_command_line() -> None:
-    cluster = cluster_of([{"host": "10.0.0.1", "env": {"B": "host", "C": "host"}}], ENV={"A": "conf", "B": "conf"}, PASS_ENV=["C", "D"])
+    cluster = cluster_of(
+        [{"host": "10.0.0.1", "env": {"B": "host", "C": "host"}}], ENV={"A": "conf", "B": "conf"}, PASS_ENV=["C", "D"]
+    )
     made = plan_of(cluster, {"env": {"D": "toml", "E": "toml"}}, env=("E=line",), passed=[("C", "laptop"), ("D", "laptop")])
     env = env_of(made, "trainer", 0)
     assert [env[name] for name in "ABCDE"] == ["conf", "host", "laptop", "toml", "line"]
@@ -174,7 +177,8 @@ def filled(*words: str) -> tuple[str, ...]:
 
 
 def test_placeholders() -> None:
-    assert filled("--port={port}", "{ports_num}", "{ports_num_for_sparse}", "{num_trainers}", "{rank}") == ("--port=7164", "2", "3", "6", "1")
+    assert filled("--port={port}", "{ports_num}/{ports_num_for_sparse}") == ("--port=7164", "2/3")
+    assert filled("{num_trainers}", "{rank}") == ("6", "1")
     assert filled("{log_dir}/x", "{rank}{rank}") == ("/jobs/JOB20260102-030405-abcd/log/x", "11")
 
 
@@ -183,7 +187,9 @@ def test_two_braces_are_one(word: str, meant: str) -> None:
     assert filled(word) == (meant,)
 
 
-@pytest.mark.parametrize("word", ['{"a": {"b": [1, {}]}}', '{"port": 1}', "{}", "{0}", "{ port }", "{Port}", "}}", "${port_x}", "{port", "%s"])
+@pytest.mark.parametrize(
+    "word", ['{"a": {"b": [1, {}]}}', '{"port": 1}', "{}", "{0}", "{ port }", "{Port}", "}}", "${port_x}", "{port", "%s"]
+)
 def test_all_other_text_is_left_alone(word: str) -> None:
     assert filled(word) == (word,)
 
@@ -241,8 +247,7 @@ BAD_TOML: list[tuple[Toml, str]] = [
 def test_what_job_toml_says_wrong_is_bad_data(toml: Toml, what: str) -> None:
     error = refusal(DataError, toml)
     assert error.code == 65
-    with pytest.raises(DataError, match=what):
-        raise error
+    assert re.search(what, error.what)
 
 
 BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
@@ -290,8 +295,10 @@ def test_wrong_job_ids(text: str) -> None:
 
 # -- what a user may set in the environment -----------------------------------------------------------------------------
 
+
 def setting(where: str, name: str, force: bool) -> JobSpec:
-    keys: dict[str, Any] = {"ENV": {"ENV": {name: "x"}}, "PASS_ENV": {"PASS_ENV": [name]}, "SECRETS": {"SECRETS": [name]}}.get(where, {})
+    keys: dict[str, object] = {"ENV": {name: "x"}, "PASS_ENV": [name], "SECRETS": [name]}
+    keys = {key: value for key, value in keys.items() if key == where}
     entry = {"host": "a", "env": {name: "x"} if where == "host" else {}}
     toml = {"env": {name: "x"}} if where == "[env]" else {}
     return job_of(cluster_of([entry], **keys), toml, env=(f"{name}=x",) if where == "--env" else (), force_env=force)
@@ -324,7 +331,9 @@ def test_every_rank_endpoint_and_address_of_a_process_is_placed() -> None:
         assert {name for name, value in pairs if names.count(name) > 1 or "10.0.0." in value} <= PLACED
 
 
-@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "PADDLE_WITH_GLOO", "PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME"])
+@pytest.mark.parametrize(
+    "name", ["OMP_NUM_THREADS", "PADDLE_WITH_GLOO", "PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME"]
+)
 def test_all_else_may_be_set(name: str) -> None:
     for where in ("ENV", "[env]", "--env"):
         setting(where, name, force=False)
@@ -367,6 +376,12 @@ def test_an_address_is_compared_whole() -> None:
         plan_of(cluster, workers=("10.0.0:7000",))
 
 
+def test_of_two_entries_with_one_address_the_first_is_meant() -> None:
+    cluster = cluster_of(["10.0.0.1:22", "10.0.0.1:2222"])
+    made = plan_of(cluster, facts=facts_of(cluster, (0, 0)), workers=("10.0.0.1:7000,10.0.0.1:7001",))
+    assert [process.node for process in made.processes] == [0, 0]
+
+
 def test_ports_are_optional() -> None:
     made = plan_of(CLUSTER, workers=("10.0.0.2,10.0.0.1,10.0.0.2",))
     assert [process.node for process in of_role(made, "trainer")] == [1, 0, 1]
@@ -386,7 +401,9 @@ def test_a_host_goes_by_its_name_its_address_and_what_the_probe_found() -> None:
     assert endpoints(made, "trainer")[5] == "[fe80::2]:7000"
 
 
-@pytest.mark.parametrize("word", ["10.0.0.9", "10.0.0.9:7000", "10.0.0.1:", "10.0.0.1:x", "10.0.0.1:0", "10.0.0.1:65536", "10.0.0.1:\u00b2", ":7000"])
+@pytest.mark.parametrize(
+    "word", ["10.0.0.9", "10.0.0.9:7000", "10.0.0.1:", "10.0.0.1:x", "10.0.0.1:0", "10.0.0.1:65536", "10.0.0.1:\u00b2", ":7000"]
+)
 @pytest.mark.parametrize("option", ["servers", "workers"])
 def test_a_wrong_endpoint_is_wrong_usage(word: str, option: str) -> None:
     with pytest.raises(UsageError) as caught:

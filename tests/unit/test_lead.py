@@ -5,7 +5,20 @@ from __future__ import annotations
 import pytest
 
 from clustertool.node.lead import (
-    Clean, Event, Exit, Exited, Finish, Joined, Listening, Lost, Shape, Start, State, Stop, StopAsked, decide,
+    Clean,
+    Event,
+    Exit,
+    Exited,
+    Finish,
+    Joined,
+    Listening,
+    Lost,
+    Shape,
+    Start,
+    State,
+    Stop,
+    StopAsked,
+    decide,
 )  # fmt: skip
 from clustertool.plan.events import Outcome
 
@@ -57,6 +70,7 @@ def verdict(shape: Shape, *events: Event) -> Outcome:
 JOINED = (Joined(0), Joined(1))
 SERVED = (*JOINED, Listening(P0), Listening(P1))
 CLEAN = (Clean(0), Clean(1))
+DONE = (exits(ended(T0), ended(T1)), exits(ended(T2), ended(T3)))
 
 HISTORIES: list[tuple[str, Shape, tuple[Event, ...], str]] = [
     ("nothing starts before all have joined", COLLECTIVE, (Joined(1), Joined(1)), ""),
@@ -90,7 +104,8 @@ HISTORIES: list[tuple[str, Shape, tuple[Event, ...], str]] = [
     ("a command that cannot start", COLLECTIVE, (*JOINED, exits(ended(T0, 127, note="no such file")), *CLEAN),
      "start trainer 0, stop, finish failed 127"),
     ("a pserver fails", PS, (*SERVED, exits(ended(P1, 3)), *CLEAN), "start pserver 0, start trainer 0, stop, finish failed 3"),
-    ("a pserver that ends before it listens", PS, (*JOINED, exits(ended(P1, 0)), *CLEAN), "start pserver 0, stop, finish failed 1"),
+    ("a pserver that ends before it listens", PS, (*JOINED, exits(ended(P1, 0)), *CLEAN),
+     "start pserver 0, stop, finish failed 1"),
     ("a pserver that cannot start", PS, (*JOINED, exits(ended(P1, 126)), *CLEAN), "start pserver 0, stop, finish failed 126"),
     ("the first failure counts", COLLECTIVE, (*JOINED, exits(ended(T2, 7)), exits(ended(T0, 1)), *CLEAN),
      "start trainer 0, stop, finish failed 7"),
@@ -100,23 +115,26 @@ HISTORIES: list[tuple[str, Shape, tuple[Event, ...], str]] = [
      "start trainer 0, stop, finish lost 75"),
     ("a node is lost after a failure", COLLECTIVE, (*JOINED, exits(ended(T0, 7)), Lost(1, "silent"), Clean(0)),
      "start trainer 0, stop, finish failed 7"),
-    ("a node is lost after success", COLLECTIVE, (*JOINED, exits(ended(T0), ended(T1), ended(T2), ended(T3)), Clean(0), Lost(1, "x")),
+    ("a node is lost after success", COLLECTIVE, (*JOINED, *DONE, Clean(0), Lost(1, "x")),
      "start trainer 0, stop, finish succeeded 0"),
     ("a lost node that comes back changes nothing", COLLECTIVE,
-     (*JOINED, Lost(1, "silent"), exits(ended(T2, 7)), Clean(1), Joined(1), Clean(0)), "start trainer 0, stop, stop, finish lost 75"),
+     (*JOINED, Lost(1, "silent"), exits(ended(T2, 7)), Clean(1), Joined(1), Clean(0)),
+     "start trainer 0, stop, stop, finish lost 75"),
     ("a node that ends its processes unasked is lost", COLLECTIVE, (*JOINED, stopped(T2, T3), Clean(1), Clean(0)),
      "start trainer 0, stop, finish lost 75"),
     ("all trainers stopped unasked is no success", PS, (*SERVED, stopped(T0, P0), stopped(T1, P1), *CLEAN),
      "start pserver 0, start trainer 0, stop, finish lost 75"),
-    ("Ctrl+C", COLLECTIVE, (*JOINED, StopAsked("ann", 130), stopped(T0, T1), *CLEAN), "start trainer 0, stop, finish stopped 130"),
+    ("Ctrl+C", COLLECTIVE, (*JOINED, StopAsked("ann", 130), stopped(T0, T1), *CLEAN),
+     "start trainer 0, stop, finish stopped 130"),
     ("Ctrl+C twice", COLLECTIVE, (*JOINED, StopAsked("ann", 130), StopAsked("ann", 130), *CLEAN),
      "start trainer 0, stop, stop, finish stopped 130"),
     ("stop before all have joined", COLLECTIVE, (Joined(0), StopAsked("ann", 143), Clean(0), Joined(1), Clean(1)),
      "stop, stop, finish stopped 143"),
-    ("the time is over", COLLECTIVE, (*JOINED, StopAsked("timeout", 124, "timeout"), *CLEAN), "start trainer 0, stop, finish timeout 124"),
+    ("the time is over", COLLECTIVE, (*JOINED, StopAsked("timeout", 124, "timeout"), *CLEAN),
+     "start trainer 0, stop, finish timeout 124"),
     ("Ctrl+C after a failure", COLLECTIVE, (*JOINED, exits(ended(T0, 7)), StopAsked("ann", 130), *CLEAN),
      "start trainer 0, stop, stop, finish failed 7"),
-    ("Ctrl+C after success", COLLECTIVE, (*JOINED, exits(ended(T0), ended(T1), ended(T2), ended(T3)), StopAsked("ann", 130), *CLEAN),
+    ("Ctrl+C after success", COLLECTIVE, (*JOINED, *DONE, StopAsked("ann", 130), *CLEAN),
      "start trainer 0, stop, stop, finish succeeded 0"),
     ("a failure after a stop is a victim", COLLECTIVE, (*JOINED, StopAsked("ann", 130), exits(ended(T0, 7)), *CLEAN),
      "start trainer 0, stop, finish stopped 130"),
@@ -145,29 +163,33 @@ POLICIES: list[tuple[str, Shape, tuple[Event, ...], str]] = [
     ("continue waits for the others", GO_ON, (*JOINED, FAILED, exits(ended(T0), ended(T1))), "start trainer 0"),
     ("continue never goes on without a pserver", with_policy(PS, "continue"), (*SERVED, exits(ended(P0, 1)), *CLEAN),
      "start pserver 0, start trainer 0, stop, finish failed 1"),
-    ("continue ends with a lost node", GO_ON, (*JOINED, FAILED, Lost(1, "x"), Clean(0)), "start trainer 0, stop, finish lost 75"),
+    ("continue ends with a lost node", GO_ON, (*JOINED, FAILED, Lost(1, "x"), Clean(0)),
+     "start trainer 0, stop, finish lost 75"),
     ("a restart starts when all are clean", AGAIN, (*JOINED, FAILED, Clean(0)), "start trainer 0, stop"),
     ("a restart", AGAIN, (*JOINED, FAILED, *CLEAN), "start trainer 0, stop, start trainer 1"),
-    ("a restart begins with the pservers", SERVED_AGAIN, (*SERVED, exits(ended(T1, 1)), stopped(P0, T0, P1), *CLEAN, Listening(P0)),
+    ("a restart begins with the pservers", SERVED_AGAIN,
+     (*SERVED, exits(ended(T1, 1)), stopped(P0, T0), stopped(P1), *CLEAN, Listening(P0)),
      "start pserver 0, start trainer 0, stop, start pserver 1"),
-    ("a restart that succeeds", AGAIN, (*JOINED, FAILED, *CLEAN, exits(ended(T0), ended(T1)), exits(ended(T2), ended(T3)), *CLEAN_1),
+    ("a restart that succeeds", AGAIN, (*JOINED, FAILED, *CLEAN, *DONE, *CLEAN_1),
      "start trainer 0, stop, start trainer 1, stop, finish succeeded 0"),
     ("restarts are counted", AGAIN, (*JOINED, FAILED, *CLEAN, exits(ended(T0, 9)), *CLEAN_1),
      "start trainer 0, stop, start trainer 1, stop, finish failed 9"),
     ("what a node said of the last attempt does not count", AGAIN, (*JOINED, FAILED, *CLEAN, exits(ended(T0, 9)), *CLEAN),
      "start trainer 0, stop, start trainer 1, stop"),
-    ("no restart past a lost node", AGAIN, (*JOINED, FAILED, Clean(0), Lost(1, "x")), "start trainer 0, stop, stop, finish lost 75"),
+    ("no restart past a lost node", AGAIN, (*JOINED, FAILED, Clean(0), Lost(1, "x")),
+     "start trainer 0, stop, stop, finish lost 75"),
     ("no restart of a lost node", AGAIN, (*JOINED, Lost(1, "x"), Clean(0)), "start trainer 0, stop, finish lost 75"),
     ("no restart after Ctrl+C", AGAIN, (*JOINED, StopAsked("ann", 130), *CLEAN), "start trainer 0, stop, finish stopped 130"),
     ("Ctrl+C while a restart is under way", AGAIN, (*JOINED, FAILED, Clean(0), StopAsked("ann", 130), Clean(1)),
      "start trainer 0, stop, stop, finish stopped 130"),
     ("the time is over while a restart is under way", AGAIN, (*JOINED, FAILED, StopAsked("t", 124, "timeout"), *CLEAN),
      "start trainer 0, stop, stop, finish timeout 124"),
-    ("no restart beside survivors", AGAIN, (*JOINED, FAILED, Clean(0, ("sh (pid 5)",)), Clean(1)), "start trainer 0, stop, finish failed 7"),
+    ("no restart beside survivors", AGAIN, (*JOINED, FAILED, Clean(0, ("sh (pid 5)",)), Clean(1)),
+     "start trainer 0, stop, finish failed 7"),
     ("continue restarts when all have ended", BOTH, (*JOINED, FAILED, exits(ended(T0), ended(T1)), exits(ended(T3)), *CLEAN),
      "start trainer 0, stop, start trainer 1"),
     ("a failure during the end of an attempt is not the next one's", AGAIN,
-     (*JOINED, FAILED, exits(ended(T0, 1)), *CLEAN, exits(ended(T0), ended(T1)), exits(ended(T2), ended(T3)), *CLEAN_1),
+     (*JOINED, FAILED, exits(ended(T0, 1)), *CLEAN, *DONE, *CLEAN_1),
      "start trainer 0, stop, start trainer 1, stop, finish succeeded 0"),
 ]  # fmt: skip
 
@@ -181,9 +203,7 @@ def test_policies(name: str, shape: Shape, events: tuple[Event, ...], done: str)
 
 
 def test_the_culprits_are_the_first_that_failed_together_and_the_rest_are_victims() -> None:
-    found = verdict(
-        COLLECTIVE, *JOINED, exits(ended(T3, 9), ended(T2, 7)), exits(ended(T1, signal=6)), stopped(T0), *CLEAN
-    )
+    found = verdict(COLLECTIVE, *JOINED, exits(ended(T3, 9), ended(T2, 7)), exits(ended(T1, signal=6)), stopped(T0), *CLEAN)
     assert (found.culprits, found.victims) == ((T2, T3), (T0, T1))
     assert (found.code, found.source, found.node) == (7, "job", 1)
     assert found.reason == "trainer 2 on n1 ended with exit code 7"

@@ -14,7 +14,21 @@ from dataclasses import dataclass, replace
 import pytest
 
 from clustertool.node.lead import (
-    Action, Clean, Event, Exit, Exited, Finish, Joined, Listening, Lost, Shape, Start, State, Stop, StopAsked, decide,
+    Action,
+    Clean,
+    Event,
+    Exit,
+    Exited,
+    Finish,
+    Joined,
+    Listening,
+    Lost,
+    Shape,
+    Start,
+    State,
+    Stop,
+    StopAsked,
+    decide,
 )  # fmt: skip
 from clustertool.plan.events import Key
 
@@ -188,7 +202,9 @@ def _exited(batch: frozenset[Key], code: int, stopped: bool = False) -> Exited:
     return Exited(tuple(Exit(*key, code, stopped=stopped) for key in sorted(batch, reverse=True)))
 
 
-def world(sizes: tuple[tuple[int, int], ...], faults: tuple[str, ...], on_failure: str = "abort", max_restarts: int = 0) -> World:
+def world(
+    sizes: tuple[tuple[int, int], ...], faults: tuple[str, ...], on_failure: str = "abort", max_restarts: int = 0
+) -> World:
     """`sizes`: (pservers, trainers) of each node."""
     place: list[tuple[Key, int]] = []
     for at, role in enumerate(("pserver", "trainer")):

@@ -31,7 +31,9 @@ def busy(cluster: Any, *ports: int, machines: tuple[int, ...] = (), **each: Any)
 def test_one_port_on_two_addresses_of_a_machine_is_allowed_when_it_was_asked_for() -> None:
     cluster = cluster_of(LOOPBACK)
     facts = facts_of(cluster, (0, 0))
-    made = plan_of(cluster, facts=facts, servers=("127.0.0.2:6170,127.0.0.3:6170",), workers=("127.0.0.2:6180", "127.0.0.3:6180"))
+    made = plan_of(
+        cluster, facts=facts, servers=("127.0.0.2:6170,127.0.0.3:6170",), workers=("127.0.0.2:6180", "127.0.0.3:6180")
+    )
     assert [p.endpoint for p in of_role(made, "pserver")] == ["127.0.0.2:6170", "127.0.0.3:6170"]
     assert [p.endpoint for p in of_role(made, "trainer")] == ["127.0.0.2:6180", "127.0.0.3:6180"]
     collective = plan_of(cluster, facts=facts, workers=("127.0.0.2:6170,127.0.0.3:6170",))
@@ -47,7 +49,9 @@ SAME: list[tuple[list[Any], tuple[str, ...], tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize("entries, servers, workers", SAME)
-def test_one_port_of_one_address_is_not_given_twice(entries: list[Any], servers: tuple[str, ...], workers: tuple[str, ...]) -> None:
+def test_one_port_of_one_address_is_not_given_twice(
+    entries: list[Any], servers: tuple[str, ...], workers: tuple[str, ...]
+) -> None:
     with pytest.raises(PreflightError, match="port 6170 .* is given to two processes of this job"):
         plan_of(cluster_of(entries), servers=servers, workers=workers)
 
@@ -60,9 +64,7 @@ def test_two_entries_for_one_address_share_its_ports() -> None:
 
 def test_endpoints_may_be_packed_closer_than_the_ports_of_a_pserver() -> None:
     """As people write it: a program that opens one port needs no room behind it."""
-    made = plan_of(
-        cluster_of(["10.0.0.1"]), servers=("10.0.0.1:6170,10.0.0.1:6171",), workers=("10.0.0.1:6172,10.0.0.1:6173",)
-    )
+    made = plan_of(cluster_of(["10.0.0.1"]), servers=("10.0.0.1:6170,10.0.0.1:6171",), workers=("10.0.0.1:6172,10.0.0.1:6173",))
     assert ports_of(made, "pserver") == [(6170,), (6171,)]
     assert ports_of(made, "trainer") == [(6172,), (6173,)]
 
@@ -141,6 +143,14 @@ def test_what_contradicts_itself_is_refused(keys: dict[str, Any], options: dict[
         plan_of(cluster_of(["10.0.0.1"], **keys), **options)
 
 
+def test_on_one_machine_a_port_with_two_names_is_refused_on_two_addresses_too() -> None:
+    """Only a list of endpoints says that each listens on its own address alone."""
+    cluster = cluster_of([LOOPBACK[0], {"host": LOOPBACK[1], "roles": ["pserver"]}], LEAD_PORT=7164, PADDLE_PORT=7164)
+    with pytest.raises(PreflightError, match="port 7164 .* two processes"):
+        plan_of(cluster, facts=facts_of(cluster, (0, 0)), mode="ps", servers=(LOOPBACK[1],))
+    assert plan_of(cluster, mode="ps", servers=(LOOPBACK[1],))
+
+
 def test_counting_from_start_port_passes_over_ports_with_another_name() -> None:
     cluster = cluster_of(["10.0.0.1"], START_PORT=6170, LEAD_PORT=6171)
     made = plan_of(cluster, workers=("10.0.0.1,10.0.0.1:6172,10.0.0.1",))
@@ -155,6 +165,7 @@ def test_above_65535_there_is_no_port(keys: dict[str, Any], options: dict[str, A
     with pytest.raises((PreflightError, Several), match="above 65535") as caught:
         plan_of(cluster_of(["10.0.0.1"], **keys), **options)
     assert caught.value.code == 69
+    assert str(caught.value).count("above 65535") <= 2  # once for each port, not for each process that got none
 
 
 # -- what was not asked for ---------------------------------------------------------------------------------------------
@@ -169,7 +180,9 @@ def test_the_default_port_moves_to_the_next_free_block_with_a_warning() -> None:
     assert list(made.warnings) == [
         "10.0.0.2: port 7164 (PADDLE_PORT) is held by nginx (pid 7164, user www), the pserver takes 7168"
     ]
-    assert env_of(made, "trainer", 0)["PADDLE_PSERVERS_IP_PORT_LIST"] == "10.0.0.1:7164,10.0.0.1:7166,10.0.0.2:7168,10.0.0.2:7170"
+    assert (
+        env_of(made, "trainer", 0)["PADDLE_PSERVERS_IP_PORT_LIST"] == "10.0.0.1:7164,10.0.0.1:7166,10.0.0.2:7168,10.0.0.2:7170"
+    )
     assert env_of(made, "pserver", 2)["PADDLE_INIT_PORT"] == "7168"
 
 
@@ -204,7 +217,12 @@ def test_free_ports_lie_below_the_range_of_the_kernel_and_are_not_busy() -> None
 
 @pytest.mark.parametrize(
     "ephemeral, low, high",
-    [((32768, 60999), 10000, 32767), ((10500, 60999), 1024, 10499), ((1500, 60999), 61000, 65535), ((1024, 65535), 1024, 65535)],
+    [
+        ((32768, 60999), 10000, 32767),
+        ((10500, 60999), 1024, 10499),
+        ((1500, 60999), 61000, 65535),
+        ((1024, 65535), 1024, 65535),
+    ],
 )
 def test_where_free_ports_are_looked_for(ephemeral: tuple[int, int], low: int, high: int) -> None:
     cluster = cluster_of(["10.0.0.1"])
@@ -229,5 +247,7 @@ def test_default_ports_of_pservers_are_left_to_pservers() -> None:
 
 def test_two_jobs_begin_to_look_at_different_places() -> None:
     cluster = cluster_of(["10.0.0.1"])
-    jobs = [plan(cluster, job_of(cluster), facts_of(cluster), replace(IDENTITY, job_id=f"j{n}"), ("train.py",)) for n in range(50)]
+    jobs = [
+        plan(cluster, job_of(cluster), facts_of(cluster), replace(IDENTITY, job_id=f"j{n}"), ("train.py",)) for n in range(50)
+    ]
     assert len({made.lead for made in jobs}) > 40

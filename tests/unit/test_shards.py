@@ -63,7 +63,9 @@ def test_every_shard_goes_to_its_number_modulo_trainers() -> None:
         if count < trainers:
             continue
         found = assign_shards(list(reversed(shards(count))), ["d/*"], trainers)
-        assert [[number(path) for path in files] for files in found] == [list(range(rank, count, trainers)) for rank in range(trainers)]
+        assert [[number(path) for path in files] for files in found] == [
+            list(range(rank, count, trainers)) for rank in range(trainers)
+        ]
 
 
 def test_numbers_are_numbers_and_not_text() -> None:

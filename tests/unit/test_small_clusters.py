@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -33,13 +33,14 @@ def ps(shape: Sequence[tuple[int, int]], machines: Sequence[int] = (), **keys: A
     return plan_of(cluster, facts=facts_of(cluster, machines), mode="ps")
 
 
-def ps_shapes() -> Iterator[tuple[tuple[int, int], ...]]:
+def ps_shapes() -> Iterator[Sequence[tuple[int, int]]]:
     """All of two nodes with up to 3 of each role, and of four nodes with up to 4 trainers and changing pservers."""
-    for shape in itertools.product(itertools.product(range(4), repeat=2), repeat=2):
+    counts = [(servers, trainers) for servers in range(4) for trainers in range(4)]
+    for shape in itertools.product(counts, counts):
         if any(servers for servers, _ in shape) and any(trainers for _, trainers in shape):
             yield shape
     for sizes in itertools.product((1, 2, 4), repeat=4):
-        yield tuple((size * (node + 1) % 5, size) for node, size in enumerate(sizes))
+        yield [(size * (node + 1) % 5, size) for node, size in enumerate(sizes)]
 
 
 # -- the laws -----------------------------------------------------------------------------------------------------------
@@ -72,7 +73,7 @@ def check_endpoints(made: Plan) -> None:
         assert f"{env['POD_IP']}:{env['PADDLE_PORT']}" in env["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")
 
 
-def expected_env(made: Plan, process: Process, sizes: dict[str, Sequence[int]]) -> dict[str, str]:
+def expected_env(made: Plan, process: Process, sizes: Mapping[str, Sequence[int]]) -> dict[str, str]:
     """Section 5 of the contract, written out once more."""
     addresses = [node.address for node in made.nodes]
     trainers = [p.endpoint for p in of_role(made, "trainer")]
@@ -139,7 +140,7 @@ def expected_env(made: Plan, process: Process, sizes: dict[str, Sequence[int]]) 
     return env
 
 
-def check(made: Plan, sizes: dict[str, Sequence[int]], machines: Sequence[int]) -> None:
+def check(made: Plan, sizes: Mapping[str, Sequence[int]], machines: Sequence[int]) -> None:
     for role, counts in sizes.items():
         check_ranks(made, role, counts)
     check_ports(made, machines)

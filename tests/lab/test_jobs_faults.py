@@ -1,0 +1,180 @@
+"""Laptops that go away, nodes that crash, cables that are cut: the job does what the contract says, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+
+from tests.cli import until
+
+SLACK = 10.0
+
+# Numbered lines, ten a second, until ~/go is there.
+COUNTS = """
+    import os, time
+    from pathlib import Path
+    go, number = Path.home() / "go", 0
+    while not go.exists():
+        print("line", number, flush=True)
+        number += 1
+        time.sleep(0.1)
+    print("the end after", number, flush=True)
+"""
+
+
+def counting(site, *args, **options):
+    site.workspace(train_py=COUNTS)
+    running = site.start("run", "-w", "job", *args, **options)
+    running.says("line 2$")
+    return running
+
+
+def go(site):
+    for node in range(site.count):
+        (site.home(node) / "go").touch()
+
+
+def whole(text: str) -> bool:
+    """Every line once and in order, from 0 to the end."""
+    lines = re.findall(r"\] (line \d+|the end after \d+)$", text, re.M)
+    total = int(lines[-1].split()[-1])
+    return lines == [*(f"line {n}" for n in range(total)), f"the end after {total}"]
+
+
+def test_a_laptop_that_dies_ends_nothing(site):
+    pair = site(2)
+    running = counting(pair)
+    running.signal(signal.SIGKILL)
+    running.wait()
+    until(lambda: not [p for node in (0, 1) for p in pair.processes(node) if p.name == "ct-agent"])
+    status = pair.inv("status", "--json").ends(0).json
+    assert status["state"] == "running"
+    go(pair)
+    pair.gone()
+    status = pair.inv("status", "--json").ends(0).json
+    assert (status["state"], status["outcome"]["code"]) == ("succeeded", 0)
+    for rank in (0, 1):
+        assert whole(pair.inv("logs", "-r", rank).ends(0).out)
+
+
+def test_a_terminal_that_is_closed_detaches(site):
+    pair = site(2)
+    running = counting(pair)
+    running.signal(signal.SIGHUP)
+    done = running.wait()
+    assert "the job goes on: inv attach --job" in done.err
+    assert pair.inv("status", "--json").ends(0).json["state"] == "running"
+    attached = pair.start("attach", terminal=True)
+    attached.says("line 4$")
+    os.close(attached._streams.pop("out"))  # the window is closed
+    attached.wait()
+    assert pair.inv("status", "--json").ends(0).json["state"] == "running"
+    go(pair)
+    pair.gone()
+
+
+def test_a_node_that_crashes(site):
+    three = site(3)
+    three.conf(LOSS_TIMEOUT=2)
+    running = counting(three)
+    at = time.monotonic()
+    three.lab.crash(2)
+    done = running.wait().ends(75)
+    assert time.monotonic() - at < 2 + 3 + SLACK
+    assert done.last.startswith("clustertool: exit 75 (tool): node node2 is lost: ")
+    assert "fix: " in done.err
+    assert not three.living()
+    status = three.inv("status", "--json").ends(69).json
+    assert (status["state"], status["outcome"]["code"]) == ("lost", 75)
+    assert "node2" in three.inv("stop").ends(69).err
+
+
+def test_the_leads_node_crashes(site):
+    three = site(3)
+    three.conf(LOSS_TIMEOUT=2)
+    running = counting(three, "--rank", 1)
+    at = time.monotonic()
+    three.lab.crash(0)
+    done = running.wait().ends(75)
+    assert time.monotonic() - at < 2 + 3 + SLACK
+    assert "node0" in done.last
+    three.gone(2 + SLACK)
+    three.lab.start(0)
+    assert not three.living()
+    # what node0 recorded before is read again, and it is told as it was
+    status = three.inv("status", "--json").ends(0).json
+    assert (status["state"], status["outcome"]["code"]) == ("lost", 75)
+
+
+def test_a_cable_that_is_healed_in_time(site):
+    pair = site(2)
+    pair.conf(LOSS_TIMEOUT=12)
+    running = counting(pair, "--rank", 1)
+    pair.lab.cut(1)
+    before = running.out.count("line")
+    at = time.monotonic()
+    until(lambda: time.monotonic() - at > 2.5)
+    assert running.process.poll() is None
+    pair.lab.heal(1)
+    until(lambda: running.out.count("line") > before + 25)
+    go(pair)
+    assert whole(running.wait().ends(0).out)
+
+
+def test_a_connection_that_breaks_is_resumed_where_it_was(site):
+    pair = site(2)
+    running = counting(pair, "--rank", 1)
+    for times in (1, 2):
+        (agent,) = [p.pid for p in pair.processes(1) if p.name == "ct-agent"]
+        os.kill(agent, signal.SIGKILL)
+        before = running.out.count("line")
+        until(lambda: running.out.count("line") > before + 5)  # noqa: B023 - it is over when the loop goes on
+        assert running.err.count("node1: connection lost") == times
+    go(pair)
+    done = running.wait().ends(0)
+    assert whole(done.out)
+
+
+def test_a_connection_that_breaks_while_it_stops(site):
+    """The stop reaches the node by its lead, and the end is told."""
+    pair = site(2)
+    running = counting(pair)
+    (agent,) = [p.pid for p in pair.processes(1) if p.name == "ct-agent"]
+    os.kill(agent, signal.SIGKILL)
+    running.signal(signal.SIGINT)
+    done = running.wait().ends(130)
+    assert "node0: clean" in done.err or "node[0-1]: clean" in done.err
+    pair.gone(1)
+
+
+def test_a_cable_that_stays_cut(site):
+    """Both sides end their part: the lead gives the node up, and the node gives the lead up."""
+    pair = site(2)
+    pair.conf(LOSS_TIMEOUT=2)
+    running = counting(pair)
+    pair.lab.cut(1)
+    at = time.monotonic()
+    done = running.wait().ends(75)
+    assert time.monotonic() - at < 2 + 3 + SLACK
+    assert "node1" in done.last
+    pair.gone(2 + SLACK)
+    pair.lab.heal(1)
+    assert pair.inv("status", "--json").ends(0).json["state"] == "lost"
+    assert pair.inv("stop").ends(0)
+
+
+def test_a_node_that_crashes_while_the_workspace_is_sent(site):
+    pair = site(2)
+    pair.conf(LOSS_TIMEOUT=2, CONNECT_TIMEOUT=2)
+    (pair.workspace(train_py=COUNTS) / "big").write_bytes(b"\xa5" * (60 << 20))
+    pair.lab.shape("uplink", "20mbit")
+    running = pair.start("run", "-w", "job")
+    until(lambda: list(pair.root(1).glob(".clustertool/releases/*.part/.big*")))
+    pair.lab.crash(1)
+    running.signal(signal.SIGINT)  # rsync's own patience is a minute; nobody has to wait for it
+    at = time.monotonic()
+    running.wait().ends(130)
+    assert time.monotonic() - at < 2 + SLACK
+    assert not pair.jobs(0)

@@ -1,0 +1,342 @@
+"""The link between a node and the lead: cables break and heal, strangers knock; a job notices neither."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import select
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from clustertool.reach import identity
+from tests.node import programs as p
+from tests.node.harness import Bench, Job, alive, until
+
+
+class Cable:
+    """A TCP proxy in front of the lead: cut() resets what is connected, pull() lets nothing through until plug()."""
+
+    def __init__(self, lead: tuple[str, int]) -> None:
+        self._lead = lead
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()
+        self._pairs: dict[socket.socket, socket.socket] = {}
+        self._open = threading.Event()
+        self._open.set()
+        self._over = self._cut = False
+        self.connections = 0
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def cut(self) -> None:
+        self._cut = True
+
+    def pull(self) -> None:
+        self._open.clear()
+
+    def plug(self) -> None:
+        self._open.set()
+
+    def close(self) -> None:
+        self._over = True
+        self._thread.join()
+        self._drop()
+        self._listener.close()
+
+    def _run(self) -> None:
+        while not self._over:
+            if self._cut:
+                self._cut = False
+                self._drop()
+            if self._open.wait(0.01):
+                self._pass_on()
+
+    def _pass_on(self) -> None:
+        ready, _, _ = select.select([self._listener, *self._pairs], [], [], 0.01)
+        for sock in ready:
+            if sock is self._listener:
+                near = sock.accept()[0]
+                with contextlib.suppress(OSError):
+                    far = socket.create_connection(self._lead, timeout=1)
+                    self._pairs.update({near: far, far: near})
+                    self.connections += 1
+            elif sock in self._pairs:
+                try:
+                    data = sock.recv(65536)
+                    self._pairs[sock].sendall(data)
+                except OSError:
+                    data = b""
+                if not data:
+                    for end in (sock, self._pairs.pop(sock)):
+                        self._pairs.pop(end, None)
+                        end.close()
+
+    def _drop(self) -> None:
+        for sock in self._pairs:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.close()
+        self._pairs.clear()
+
+
+CableOf = Callable[[Job], Cable]
+
+
+@pytest.fixture
+def cable_of() -> Iterator[CableOf]:
+    """Put a cable between the lead and every other node of a job that is not placed yet."""
+    made: list[Cable] = []
+
+    def make(job: Job) -> Cable:
+        cable = Cable(job.plan.lead)
+        made.append(cable)
+        for node, request in job.place_requests.items():
+            if node:
+                lead = {**request["spec"]["lead"], "host": cable.address[0], "port": cable.address[1]}
+                request["spec"] = {**request["spec"], "lead": lead}
+        return cable
+
+    yield make
+    for cable in made:
+        cable.close()
+
+
+def test_nothing_is_lost_or_doubled(bench: Bench, cable_of: CableOf) -> None:
+    """A cable that breaks all the time: every exit is counted once, so that the verdict comes with the last and not before."""
+    program = "echo ready; until [ -e go$RANK ]; do sleep 0.05; done"
+    job = bench.job(bench.nodes(2, LOSS_TIMEOUT=3), program, per_node=6)
+    cable = cable_of(job)
+    job.start().ready()
+    chance = random.Random(1)
+    for rank in chance.sample(range(12), 12):
+        assert not job.events(0, "verdict")
+        (job.dir(rank // 6) / f"go{rank}").touch()
+        cable.cut()
+        time.sleep(chance.uniform(0.0, 0.15))  # not a wait: the moments at which a cable breaks
+    assert [job.ended(node)["state"] for node in range(2)] == ["succeeded"] * 2
+    exits = [event for node in range(2) for event in job.events(node, "exited")]
+    assert sorted(event["rank"] for event in exits) == list(range(12))
+    assert cable.connections > 3
+    assert not job.events(0, "lost") and not job.events(1, "stopping")[1:]
+
+
+def test_order_to_start_survives_a_cut(bench: Bench, cable_of: CableOf) -> None:
+    """The lead's words are sent again, too: pservers on both sides, trainers only after all of them."""
+    job = bench.job(bench.nodes(2), "echo ready", pserver=p.PSERVER)
+    cable = cable_of(job)
+    job.start()
+    while not job.events(1, "ended"):
+        cable.cut()
+        time.sleep(0.1)
+    assert [job.ended(node)["state"] for node in range(2)] == ["succeeded"] * 2
+    assert [len(job.events(node, "started")) for node in range(2)] == [2, 2]
+
+
+def test_pulled_for_less_than_the_timeout(bench: Bench, cable_of: CableOf) -> None:
+    """Nothing arrives for a while, and no end is told: what was said meanwhile arrives when the cable is whole again."""
+    job = bench.job(bench.nodes(2, LOSS_TIMEOUT=4), "echo ready; until [ -e go ]; do sleep 0.05; done; exit 9")
+    cable = cable_of(job)
+    job.start().ready()
+    cable.pull()
+    (job.dir(1) / "go").touch()
+    job.until("exited", 1)
+    time.sleep(2.0)  # not a wait: how long the cable is out
+    assert not job.events(0, "verdict")
+    cable.plug()
+    assert [job.ended(node)["code"] for node in range(2)] == [9, 9]
+    assert not job.events(0, "lost")
+
+
+def test_pulled_for_longer(bench: Bench, cable_of: CableOf) -> None:
+    """Both sides give up: the lead calls the node lost, the node ends its ranks by itself."""
+    job = bench.job(bench.nodes(3), p.PLAIN)
+    cable = cable_of(job)
+    for node, request in job.place_requests.items():
+        if node == 2:
+            request["spec"]["lead"] = job.place_requests[0]["spec"]["lead"]
+    job.start().ready()
+    cable.pull()
+    outcomes = [job.ended(node) for node in range(3)]
+    assert [(outcome["state"], outcome["code"], outcome["node"]) for outcome in outcomes] == [
+        ("lost", 75, 1), ("lost", 75, 0), ("lost", 75, 1),
+    ]  # fmt: skip
+    job.gone()
+
+
+def test_connect_takes_a_while(bench: Bench) -> None:
+    """Across a real network connect() is never done at once. Here the lead's door has a queue that is full at first."""
+    job = bench.job(bench.nodes(2), "echo ready")
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        door.listen(0)
+        fill = [socket.create_connection(door.getsockname()) for _ in range(1)]
+        request = job.place_requests[1]
+        lead = {**request["spec"]["lead"], "host": door.getsockname()[0], "port": door.getsockname()[1]}
+        request["spec"] = {**request["spec"], "lead": lead}
+        job.start()
+        until(lambda: b":%04X 02" % door.getsockname()[1] in _connecting(), "it is connecting")
+        fill += [door.accept()[0] for _ in fill]
+        cable = _pass_on(door, job.plan.lead)
+        assert [job.ended(node)["state"] for node in range(2)] == ["succeeded"] * 2
+        assert not (job.dir(1) / ".clustertool/supervisor.err").read_text()
+        for sock in fill:
+            sock.close()
+        door.shutdown(socket.SHUT_RDWR)
+        cable.join()
+
+
+def _connecting() -> bytes:
+    """`:PORT 02` of every connection that waits for its answer."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_bytes().splitlines()]
+    return b"\n".join(b":%s %s" % (row[2].rpartition(b":")[2], row[3]) for row in rows)
+
+
+def _pass_on(door: socket.socket, lead: tuple[str, int]) -> threading.Thread:
+    def copy(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def run() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, far = door.accept()[0], socket.create_connection(lead)
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=copy, args=pair, daemon=True).start()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+# -- strangers ----------------------------------------------------------------------------------------------------------------
+
+
+def silent(address: tuple[str, int]) -> socket.socket:
+    return socket.create_connection(address)
+
+
+def garbage(address: tuple[str, int]) -> socket.socket:
+    sock = socket.create_connection(address)
+    sock.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(range(256)) * 100)
+    return sock
+
+
+def flood(address: tuple[str, int]) -> socket.socket:
+    """Data without end: the lead reads none of it for longer than it takes to see that it is no TLS."""
+    sock = socket.create_connection(address)
+    with contextlib.suppress(OSError):
+        for _ in range(200):
+            sock.sendall(b"\x16\x03\x01\xff\xff" + bytes(1 << 16))
+    return sock
+
+
+def reset(address: tuple[str, int]) -> socket.socket:
+    """Gone with a bang before anybody has looked, data and all."""
+    sock = socket.create_connection(address)
+    sock.sendall(b"x")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+    return sock
+
+
+def _tls(address: tuple[str, int], pair: tuple[str, str] | None, said: bytes) -> socket.socket:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if pair:
+        _load(context, pair)
+    sock: socket.socket = socket.create_connection(address)
+    with contextlib.suppress(OSError):
+        sock = context.wrap_socket(sock)
+        sock.sendall(said)
+    return sock
+
+
+def _load(context: ssl.SSLContext, pair: tuple[str, str]) -> None:
+    import tempfile
+
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write("\n".join(pair))
+        file.flush()
+        context.load_cert_chain(file.name)
+
+
+def _frame(text: bytes) -> bytes:
+    return struct.pack(">II", len(text), 0) + text
+
+
+def no_certificate(address: tuple[str, int]) -> socket.socket:
+    return _tls(address, None, _frame(b'{"m": "join", "node": 1}'))
+
+
+def other_job(address: tuple[str, int]) -> socket.socket:
+    return _tls(address, identity.certificate(), _frame(b'{"m": "join", "node": 1}'))
+
+
+STRANGERS = [silent, garbage, flood, reset, no_certificate, other_job]
+
+
+@pytest.mark.parametrize("stranger", STRANGERS)
+def test_strangers(bench: Bench, stranger: Callable[[tuple[str, int]], socket.socket]) -> None:
+    """They come before node 1 does, and while it works."""
+    job = bench.job(bench.nodes(2), "echo ready; until [ -e go ]; do sleep 0.05; done; exit 4").place()
+    job.nodes[0].client.agent.ask(job.start_requests[0])
+    visitors = [stranger(job.plan.lead) for _ in range(5)]
+    job.nodes[1].client.agent.ask(job.start_requests[1])
+    job.ready()
+    visitors += [stranger(job.plan.lead) for _ in range(5)]
+    _untouched(job, visitors)
+
+
+def test_two_hundred_at_once(bench: Bench) -> None:
+    job = bench.job(bench.nodes(2), "echo ready; until [ -e go ]; do sleep 0.05; done; exit 4").place()
+    job.nodes[0].client.agent.ask(job.start_requests[0])
+    visitors = [silent(job.plan.lead) for _ in range(200)]
+    job.nodes[1].client.agent.ask(job.start_requests[1])
+    start = time.monotonic()
+    job.ready()
+    assert time.monotonic() - start < 10
+    fds = len(list(Path(f"/proc/{job.process('supervisor').pid}/fd").iterdir()))
+    assert fds < 100, "strangers are bounded in number"
+    visitors += [stranger(job.plan.lead) for stranger in STRANGERS for _ in range(20)]
+    _untouched(job, visitors)
+
+
+def test_too_much_from_a_member(bench: Bench) -> None:
+    """Whoever holds the certificate, and then talks without measure, is cut off all the same."""
+    job = bench.run(bench.nodes(2), "echo ready; until [ -e go ]; do sleep 0.05; done; exit 4")
+    pair = (job.plan.identity.certificate, job.plan.identity.key)
+    visitors = [_tls(job.plan.lead, pair, struct.pack(">II", 1 << 30, 0) + bytes(1 << 20)) for _ in range(3)]
+    visitors += [_tls(job.plan.lead, pair, _frame(text)) for text in (b"[]", b"{", b'{"m": "join", "node": 1, "token": "x"}')]
+    _untouched(job.ready(), visitors)
+
+
+def _untouched(job: Job, visitors: list[socket.socket]) -> None:
+    """The strangers are put out, the job ends as it should."""
+    assert alive(job.process("supervisor")) and alive(job.process("supervisor", 1))
+    until(lambda: all(_closed(sock) for sock in visitors), "strangers are put out", 15)
+    assert not any(job.events(node, kind) for node in range(2) for kind in ("ended", "lost", "stopping"))
+    (job.dir(1) / "go").touch()
+    assert [job.ended(node)["code"] for node in range(2)] == [4, 4]
+    assert not (job.dir() / ".clustertool/supervisor.err").read_text()
+
+
+def _closed(sock: socket.socket) -> bool:
+    if sock.fileno() < 0:
+        return True
+    sock.setblocking(False)
+    try:
+        if not sock.recv(4096):
+            sock.close()
+    except (ssl.SSLWantReadError, BlockingIOError):
+        return False
+    except OSError:
+        sock.close()
+    return sock.fileno() < 0

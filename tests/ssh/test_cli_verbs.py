@@ -1,0 +1,329 @@
+"""The verbs beside run: what they print, what they do, and their exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import time
+
+import pytest
+
+from tests.cases import HELLO
+from tests.cli import until
+
+SLACK = 8.0
+
+WAITS = """
+    import os, signal, sys, time
+    from pathlib import Path
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    print("ready", os.environ["RANK"], flush=True)
+    go = Path.home() / "go"
+    while not go.exists():
+        time.sleep(0.02)
+    print("done", os.environ["RANK"], flush=True)
+"""
+
+
+@pytest.fixture
+def pair(site):
+    """Two nodes and a workspace `job` that waits until `pair.go()`."""
+    two = site(2)
+    two.workspace(train_py=WAITS)
+
+    def go() -> None:
+        for node in range(2):
+            (two.home(node) / "go").touch()
+
+    two.go = go
+    yield two
+    if two.living():
+        two.inv("stop", "--all", "--force")
+
+
+def detached(site, *args):
+    """A job that runs, by its id."""
+    done = site.inv("run", "-w", "job", "--detach", *args).ends(0)
+    (line,) = done.lines("job ")
+    assert re.search(r"inv attach --job \S+.*inv logs --job \S+.*inv stop --job \S+", line)
+    return done.job
+
+
+# -- dry
+
+
+def test_dry_prints_the_plan_and_does_nothing(pair):
+    done = pair.inv("run", "-w", "job", "--dry", "--nproc-per-node", 2).ends(0)
+    for told in ("trainer", "workerlog.3", "train.py", "PADDLE_TRAINER_ENDPOINTS"):
+        assert told in done.out
+    plan = pair.start("--dry", "run", "-w", "job", "--json").wait().ends(0).json
+    assert [process["rank"] for node in plan["nodes"] for process in node["processes"]] == [0, 1]
+    assert "would send 1 files" in pair.inv("dispatch", "-w", "job", "--dry").ends(0).out.replace("file,", "files,")
+    for node in range(2):
+        assert not pair.root(node).exists()
+
+
+def test_what_dry_shows_is_what_runs(pair):
+    plan = pair.inv("run", "-w", HELLO, "--nproc-per-node", 2, "--dry", "--json", "--job-id", "same").ends(0).json
+    done = pair.inv("run", "-w", HELLO, "--nproc-per-node", 2, "--all-ranks", "--job-id", "same").ends(0)
+    shown = {(p["rank"], p["endpoint"]) for node in plan["nodes"] for p in node["processes"]}
+    ran = {(int(r), e) for r, e in re.findall(r"hello role=TRAINER rank=(\d+) .*endpoint=(\S+)", done.out)}
+    assert shown == ran
+
+
+# -- detach, attach, stop
+
+
+def test_a_detached_job_goes_on_and_can_be_attached_to(pair):
+    job = detached(pair)
+    assert pair.inv("jobs", "--json").ends(0).json["jobs"][0]["state"] == "running"
+    attached = pair.start("attach", "--all-ranks")
+    attached.says("ready 0$")
+    attached.says("ready 1$")
+    pair.go()
+    done = attached.wait().ends(0)
+    assert {"[trainer 0 127.0.0.2] done 0", "[trainer 1 127.0.0.3] done 1"} <= set(done.lines())
+    assert done.last == "clustertool: exit 0 (job): all trainers are done"
+    again = pair.inv("attach", "--job", job).ends(0)
+    assert "done 0" in again.out, "one that has ended is told as it ended"
+
+
+def test_ctrl_c_in_attach_stops_the_job_for_everybody(pair):
+    running = pair.start("run", "-w", "job")
+    running.says("ready 0")
+    attached = pair.start("attach", "-n", 1)
+    attached.says("ready 0")
+    at = attached.signal(signal.SIGINT)
+    done = attached.wait().ends(130)
+    assert "127.0.0.[2-3]: clean" in done.err
+    running.wait().ends(130)
+    assert time.monotonic() - at < 2 + SLACK
+    pair.gone(1)
+
+
+def test_stop_from_another_folder_and_laptop(pair, tmp_path):
+    running = pair.start("run", "-w", "job")
+    running.says("ready 0")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("conf.py", "tasks.py"):
+        shutil.copy(pair.folder / name, elsewhere)
+    home = tmp_path / "another-home"
+    home.mkdir()
+    done = pair.inv("stop", cwd=elsewhere, env={"HOME": str(home)}).ends(0)
+    job = running.says(r"^job (\S+):")
+    assert done.lines() == [f"job {job}: 127.0.0.[2-3]: clean"]
+    pair.gone(1)
+    assert running.wait().code == 143
+    done = pair.inv("stop", "--json").ends(0)
+    assert done.json["would_stop"] == []
+    assert "nothing to stop" in pair.inv("stop").ends(0).out
+
+
+def test_stop_with_several_running_jobs(pair):
+    one, two = detached(pair, "--job-id", "abc-one"), detached(pair, "--job-id", "abc-two")
+    done = pair.inv("stop").ends(64)
+    assert one in done.err
+    assert two in done.err
+    assert "--all" in done.err
+    assert "not unique" in pair.inv("stop", "--job", "abc").ends(64).err
+    dry = pair.inv("stop", "--all", "--dry").ends(0)
+    assert one in dry.out
+    assert two in dry.out
+    assert len([p for p in pair.living() if "train.py" in p.argv]) == 4
+    done = pair.inv("stop", "--all", "--json").ends(0).json
+    assert done["jobs"] == {job: {"127.0.0.2": "clean", "127.0.0.3": "clean"} for job in (one, two)}
+    assert done["exit"]["code"] == 0
+    pair.gone(1)
+
+
+# -- status, jobs, clean
+
+
+def test_status_and_jobs(pair):
+    pair.inv("status").ends(66)
+    assert pair.inv("jobs", "--json").ends(0).json["jobs"] == []
+    job = detached(pair, "--nproc-per-node", 2)
+    status = pair.inv("status", "--json").ends(0).json
+    assert (status["job"], status["state"], status["mode"], status["outcome"]) == (job, "running", "collective", None)
+    assert [(p["role"], p["rank"], p["node"], p["state"]) for p in status["processes"]] == [
+        ("trainer", rank, rank // 2, "running") for rank in range(4)
+    ]
+    assert all(p["memory"] > 1e6 for p in status["processes"])
+    assert [node["state"] for node in status["nodes"]] == ["running"] * 2
+    assert "running" in pair.inv("status", "--job", job[:-1]).ends(0).out
+    pair.go()
+    pair.gone()
+    (one,) = pair.inv("jobs", "--json").ends(0).json["jobs"]
+    assert (one["id"], one["state"], one["code"], one["total"]) == (job, "succeeded", 0, 2)
+    pair.servers[1].stop()
+    done = pair.inv("status", "--json").ends(69)
+    assert done.json["state"] == "succeeded", "the answer stands, as far as it is known"
+    assert "127.0.0.3" in done.err
+
+
+def test_clean_removes_what_has_ended_and_nothing_else(pair):
+    pair.inv("run", "-w", HELLO, "--job-id", "done").ends(0)
+    job = detached(pair, "--job-id", "runs")
+    assert "inv stop --job runs" in pair.inv("clean", "--job", job).ends(64).err
+    assert "would remove 1 job" in pair.inv("clean", "--older-than", "0s", "--dry").ends(0).out
+    assert [len(pair.jobs(node)) for node in (0, 1)] == [2, 2]
+    assert "removed 0 jobs" in pair.inv("clean", "--older-than", "1d").ends(0).out
+    done = pair.inv("clean", "--older-than", "0s", "--json").ends(0)
+    assert done.json["removed"] == ["done"]
+    assert done.json["running"] == ["runs"]
+    assert [[path.name for path in pair.jobs(node)] for node in (0, 1)] == [["JOBruns"], ["JOBruns"]]
+    pair.inv("stop").ends(0)
+    pair.inv("clean", "--job", "runs").ends(0)
+    assert not pair.jobs(0) + pair.jobs(1)
+    pair.inv("clean", "--job", "runs").ends(66)
+
+
+# -- exec, check, dispatch
+
+
+def test_exec_gathers_equal_output(site):
+    four = site(4)
+    done = four.inv("exec", "--command", "echo same; test $(basename $(dirname $HOME)) != sshd2 || { echo odd >&2; exit 5; }")
+    done.ends(5)
+    assert done.lines() == ["--- 127.0.0.[2-3,5]", "same", "--- 127.0.0.4 (exit code 5)", "same", "odd"]
+    assert done.last.startswith("clustertool: exit 5 (job): ")
+    answer = four.inv("exec", "--command", "pwd", "--json").ends(0).json
+    assert {node["code"] for node in answer["nodes"].values()} == {0}
+    assert len(answer["nodes"]) == 4
+    late = four.inv("exec", "--command", "exec sleep 600", "--timeout", 1)
+    assert late.code in (69, 124)
+    assert late.seconds < 1 + SLACK
+    end_sleepers(four)
+    four.servers[1].stop()
+    done = four.inv("exec", "--command", "exit 3").ends(69)
+    assert "--- 127.0.0.[2,4-5] (exit code 3)" in done.out
+    assert "127.0.0.3" in done.err
+
+
+def test_ctrl_c_in_exec(site):
+    two = site(2)
+    running = two.start("exec", "--command", "exec sleep 600")
+    until(lambda: len(sleepers(two)) == 2)
+    at = running.signal(signal.SIGINT)
+    running.wait().ends(130)
+    assert time.monotonic() - at < 2 + SLACK
+    end_sleepers(two)
+
+
+def sleepers(site) -> list[int]:
+    return [p.pid for node in range(site.count) for p in site.processes(node) if p.argv == ("sleep", "600")]
+
+
+def end_sleepers(site) -> None:
+    """As with ssh, a command without a terminal outlives its connection."""
+    for pid in sleepers(site):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_check_is_one_matrix(site):
+    many = site(16)
+    done = many.inv("check").ends(0)
+    assert done.seconds < 4 + SLACK
+    head, row = done.lines()[:2]
+    assert row.startswith("127.0.0.[2-17]")
+    for column in ("ping", "ssh", "python", "rsync", "root", "disk", "ports", "clock"):
+        assert column in head
+    assert "all 16 nodes are ready" in done.err
+    many.root(3).write_text("in the way")
+    many.servers[5].stop()
+    done = many.inv("check", "--json").ends(69)
+    by_node = {row["node"]: row["findings"] for row in done.json["nodes"]}
+    assert by_node["127.0.0.5"]["root"]["level"] == "bad"
+    assert by_node["127.0.0.7"]["ssh"]["level"] == "bad"
+    assert by_node["127.0.0.2"]["root"]["level"] == "ok"
+    assert done.json["exit"]["code"] == 69
+
+
+def test_dispatch_sends_what_is_new_and_nothing_twice(pair):
+    job = pair.folder / "job"
+    (job / "data").write_bytes(bytes(range(256)) * 8192)
+    (job / "secret.key").write_text("x")
+    (job / "deep").mkdir()
+    (job / "deep/a.tmp").write_text("x")
+    (job / ".clusterignore").write_text("*.key\n*.tmp\n")
+    for name in ("output", "log", "__pycache__", ".git"):
+        (job / name).mkdir()
+        (job / name / "file").write_bytes(b"x" * 1000)
+    first = pair.inv("dispatch", "-w", "job", "--json").ends(0)
+    for name in ("output/", "log/", "__pycache__/", ".git/", "secret.key"):
+        assert re.search(rf"left out: .*{re.escape(name)}", first.err), first.err
+    assert first.json["sent"] == ["127.0.0.2", "127.0.0.3"]
+    assert first.json["bytes"] > 2 * 2 << 20
+    again = pair.inv("dispatch", "-w", "job", "--json").ends(0).json
+    assert (again["bytes"], again["sent"], again["had"]) == (0, [], ["127.0.0.2", "127.0.0.3"])
+    (job / "train.py").write_text("print('new')")
+    delta = pair.inv("dispatch", "-w", "job", "--json").ends(0).json
+    assert 0 < delta["bytes"] < 100_000
+    done = pair.inv("run", "-w", "job").ends(0)
+    assert "[trainer 0 127.0.0.2] new" in done.out
+    files = {str(path.relative_to(pair.jobs(1)[0])) for path in pair.jobs(1)[0].rglob("*") if path.is_file()}
+    assert {"train.py", "data", ".clusterignore", "nodefile"} <= files
+    assert not {"secret.key", "deep/a.tmp", ".git/file", "output/file", "log/file"} & files
+
+
+def test_a_workspace_that_is_there_already(pair):
+    text = "import os\nprint('at', os.getcwd(), os.environ['CLUSTERTOOL_OUTPUT'])\n"
+    (pair.folder / "there").mkdir()
+    (pair.folder / "there/train.py").write_text(text)
+    done = pair.inv("run", "--job-workspace", pair.folder / "there", "--all-ranks").ends(0)
+    for node in range(2):
+        (job,) = pair.jobs(node)
+        assert f"[trainer {node} 127.0.0.{node + 2}] at {pair.folder / 'there'} {job}/output" in done.lines()
+        assert not (job / "train.py").exists()
+        assert (job / f"log/workerlog.{node}").exists()
+    assert (pair.folder / "there/log").is_symlink()
+    assert (pair.folder / "there/train.py").read_text() == text
+    assert "nowhere" in pair.inv("run", "--job-workspace", "/nowhere/at/all").ends(69).err
+    (pair.home(0) / "mine").mkdir()
+    (pair.home(0) / "mine/job.toml").write_text("[trainer]\ncommand = ['pwd']\nper_node = 2\n")
+    done = pair.inv("run", "--job-workspace", "~/mine", "--only", "127.0.0.2", "-r", "0,1").ends(0)
+    assert sorted(done.lines("[")) == [f"[trainer {rank} 127.0.0.2] {pair.home(0)}/mine" for rank in (0, 1)]
+
+
+# -- how it all looks
+
+
+def test_the_list_and_the_help(pair):
+    from clustertool.verbs import ns
+
+    listed = pair.inv("--list").ends(0).out
+    for name in ns.task_names:
+        assert re.search(rf"^  {re.escape(name)}(?: \(\S+\))?  +\S.*$", listed, re.M), (name, listed)
+    text = pair.inv("--help", "run").ends(0).out
+    for option in ns["run"].get_arguments():
+        name = option.name.replace("_", "-")
+        assert re.search(rf"--{name}[ =\[\n,]", text), name
+        assert option.help, name
+
+
+def test_the_list_loads_nothing_heavy(pair):
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; sys.argv = ['inv', '--list']\n"
+        "from invoke.main import program\n"
+        "try: program.run()\n"
+        "except SystemExit: pass\n"
+        "heavy = ('fabric', 'paramiko', 'rich', 'cryptography', 'pathspec')\n"
+        "print('LOADED', [name for name in heavy if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=pair.folder, capture_output=True, text=True, timeout=60)
+    assert "LOADED []" in done.stdout, done.stdout + done.stderr
+
+
+def test_json_is_all_there_is_on_stdout(pair):
+    done = pair.inv("run", "-w", HELLO, "--json").ends(0)
+    assert json.loads(done.out)["exit"] == {"code": 0, "source": "job", "reason": ""}
+    assert "hello role=TRAINER" in done.err
+    missing = pair.inv("status", "--job", "no-such", "--json").ends(66)
+    assert missing.json["exit"]["code"] == 66
