@@ -230,7 +230,7 @@ class LeadServer:
                 self._tell(message)
         elif isinstance(action, l.Stop):
             self._restart = None
-            self._tell({"m": "stop", "why": action.why})
+            self._tell({"m": "stop", "why": action.why, "attempt": self._state.attempt})
         else:
             self._record("verdict", **action.outcome.as_dict())
             self._finished_at = time.monotonic()

@@ -41,6 +41,18 @@ def verdict(before: Dict[str, int]) -> str:
     after = read(before)
     for path, kills in before.items():
         if after.get(path, 0) > kills:
-            where = "this machine" if path == "/proc/vmstat" else "its memory limit"
-            return f"out of memory: the kernel killed it, for lack of memory on {where} ({path})".replace("on its", "under its")
+            return f"out of memory: the kernel killed it (oom_kill in {path})"
     return ""
+
+
+class Watch:
+    """One rank's counters as they were half a second ago and more: the kernel counts a kill before the victim is reaped."""
+
+    def __init__(self, pid: int) -> None:
+        self._before = self._now = counters(pid)
+
+    def look(self, pid: int) -> None:
+        self._before, self._now = self._now, counters(pid)
+
+    def verdict(self) -> str:
+        return verdict(self._before)

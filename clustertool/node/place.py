@@ -91,16 +91,20 @@ def place(spec: Dict[str, Any], release: str) -> Dict[str, Any]:
         own = [port for process in spec["processes"] for port in process["ports"]]
         claims.claim([*own, *spec["extra_ports"]], spec["job"], base)
     except PreflightError:
-        files.remove_tree(spec["job_dir"])
+        _take_back(spec)
         raise
     except OSError as error:
-        with contextlib.suppress(OSError):
-            files.remove_tree(spec["job_dir"])
+        _take_back(spec)
         what = f"{spec['job_dir']} cannot be filled: {error.strerror}"
         raise PreflightError(what, "make room, or choose another ROOT_DIR") from None
     finally:
         os.close(job)
     return {}
+
+
+def _take_back(spec: Mapping[str, Any]) -> None:
+    with contextlib.suppress(PreflightError):  # what made the placing fail is the news
+        files.remove_tree(spec["job_dir"])
 
 
 def belongs(job_dir: str, token: str) -> bool:
@@ -147,7 +151,7 @@ def _link_workspace(spec: Mapping[str, Any]) -> None:
 
 def _copy_tree(source: str, target: str) -> None:
     """A copy of its own, so that what a job writes never changes the release; blocks are shared where the disk can."""
-    for folder, folders, names in os.walk(source):
+    for folder, folders, names in os.walk(source, onerror=_raise):
         there = os.path.join(target, os.path.relpath(folder, source)) if folder != source else target
         for name in list(folders):
             path = os.path.join(folder, name)
@@ -163,6 +167,10 @@ def _copy_tree(source: str, target: str) -> None:
             path = os.path.join(folder, name)
             if not os.path.islink(path):
                 shutil.copystat(path, os.path.join(target, os.path.relpath(path, source)))
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _copy_file(source: str, target: str) -> None:

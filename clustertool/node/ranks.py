@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from typing import Any, Dict, List, Mapping, Tuple
 
 from clustertool.node import files
 
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it
 _KEPT = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "PATH")
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
 # The prelude is shell by nature; it travels in the environment and not on the command line, where `ps` shows it.
@@ -58,8 +60,9 @@ def start(
     except OSError as error:
         what = error.filename if error.filename is not None else process["argv"][0]
         why = f"cannot start {what!r}: {error.strerror}"
-        files.write_all(log, f"clustertool: {why}\n".encode())
-        return (127 if isinstance(error, FileNotFoundError) else 126), why
+        with contextlib.suppress(OSError):
+            files.write_all(log, f"clustertool: {why}\n".encode())
+        return (NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE), why
     finally:
         os.umask(ours)
     child.returncode = 0  # reaped by the supervisor's one waitpid loop, not by subprocess

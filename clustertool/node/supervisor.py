@@ -45,7 +45,7 @@ class Rank:
         self.log_name = str(spec["log"])
         self.log_size = -1
         self.listening = False
-        self.oom: Dict[str, int] = {}  # the kernel's counters of memory kills, as they were a moment ago
+        self.oom: Optional[memory.Watch] = None
 
 
 class Supervisor:
@@ -221,6 +221,7 @@ class Supervisor:
         if kind == "start":
             self._start(str(message["role"]), int(message["attempt"]))
         elif kind == "stop":
+            self._enter(int(message["attempt"]))  # a stop between two attempts ends the one that never began
             self.stop(str(message["why"]), float(self.spec["policy"]["grace"]))
         elif kind == "finish":
             self.outcome = read_outcome(message["outcome"])
@@ -240,9 +241,12 @@ class Supervisor:
 
     # -- ranks --
 
-    def _start(self, role: str, attempt: int) -> None:
+    def _enter(self, attempt: int) -> None:
         if attempt != self.attempt:
             self.attempt, self.ending = attempt, None
+
+    def _start(self, role: str, attempt: int) -> None:
+        self._enter(attempt)
         if self.ending is not None:
             return
         exits = []
@@ -254,11 +258,10 @@ class Supervisor:
 
     def _start_rank(self, rank: Rank) -> List[Tuple[str, int, int, int, bool, str]]:
         role, number = rank.key
-        rank.log_name = self.paths.log(role, number, self.attempt)
-        if rank.log >= 0:
-            os.close(rank.log)
-        rank.log, rank.log_size, rank.listening = files.open_append(self.job, rank.log_name), -1, False
-        pid, why = ranks.start(self.spec, rank.spec, self.attempt, rank.log, self.umask)
+        rank.listening = False
+        pid, why = self._open_log(rank)
+        if not why:
+            pid, why = ranks.start(self.spec, rank.spec, self.attempt, rank.log, self.umask)
         if why:
             self.record("exited", role=role, rank=number, code=pid, signal=0, stopped=False, note=why, attempt=self.attempt)
             return [(role, number, pid, 0, False, why)]
@@ -267,12 +270,24 @@ class Supervisor:
         process = processes.identify(pid)
         start = process.start if process else 0
         self.record("started", role=role, rank=number, pid=pid, start=start, attempt=self.attempt, log=rank.log_name)
-        rank.oom = memory.counters(pid)
+        rank.oom = memory.Watch(pid)
         if process:
             self.family.write_down([process])
         if role == "pserver":
             self.awaited.add(rank.key)
         return []
+
+    def _open_log(self, rank: Rank) -> Tuple[int, str]:
+        """(0, ""), or (126, why) where the disk is full, or the job has put something in the log's place."""
+        rank.log_name = self.paths.log(*rank.key, self.attempt)
+        if rank.log >= 0:
+            os.close(rank.log)
+        rank.log = rank.log_size = -1
+        try:
+            rank.log = files.open_append(self.job, rank.log_name)
+        except OSError as error:
+            return ranks.NOT_EXECUTABLE, f"cannot open {rank.log_name}: {error.strerror}"
+        return 0, ""
 
     def _reap(self) -> None:
         """One waitpid loop for ranks, orphans and the guard. What is reaped in one go is told in one message."""
@@ -305,7 +320,7 @@ class Supervisor:
         killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         code = 0 if killed else os.WEXITSTATUS(status)
         stopped = self.ending is not None
-        note = memory.verdict(rank.oom) if killed == signal.SIGKILL and not stopped else ""
+        note = rank.oom.verdict() if rank.oom and killed == signal.SIGKILL and not stopped else ""
         self.record("exited", role=role, rank=number, code=code, signal=killed, stopped=stopped, note=note, attempt=self.attempt)
         return [(role, number, code, killed, stopped, note)]
 
@@ -325,7 +340,7 @@ class Supervisor:
         """(time, log, size) of logs that grew: enough to merge ranks by time later."""
         now = round(time.time(), 2)
         for rank in self.ranks.values():
-            if rank.log >= 0:
+            with contextlib.suppress(OSError):  # no log yet (-1), or a file system that is away
                 size = os.fstat(rank.log).st_size
                 if size != rank.log_size:
                     rank.log_size = size
@@ -336,7 +351,11 @@ class Supervisor:
         if now >= self.looked_at + _LOOK_EVERY:
             self.looked_at = now
             self.family.look()
-            os.utime(self.control)  # our heartbeat for whoever asks for the status
+            for rank in self.by_pid.values():
+                if rank.oom is not None:
+                    rank.oom.look(rank.pid)
+            with contextlib.suppress(OSError):
+                os.utime(self.control)  # our heartbeat for whoever asks for the status
 
     # -- stopping --
 

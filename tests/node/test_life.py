@@ -52,7 +52,7 @@ def test_signal(bench: Bench, number: signal.Signals, word: str) -> None:
     "command, code, why",
     [
         (["no-such-program"], 127, "cannot start 'no-such-program': No such file or directory"),
-        (["/etc/hostname"], 126, "cannot start '/etc/hostname': Permission denied"),
+        (["/etc/passwd"], 126, "cannot start '/etc/passwd': Permission denied"),
         (["/etc"], 126, "cannot start '/etc': Permission denied"),
     ],
 )

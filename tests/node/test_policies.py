@@ -1,0 +1,106 @@
+"""Time limits, leases, restarts, claims and memory kills: the lead's rules and what the node knows of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from clustertool.errors import PreflightError
+from clustertool.node import claims
+from tests.node import programs as p
+from tests.node.harness import Bench, until
+
+MEMORY = Path("/sys/fs/cgroup/memory")
+
+
+def test_the_time_is_over(bench: Bench) -> None:
+    job = bench.run(bench.nodes(2), p.PLAIN, policy={"timeout": 0.5})
+    assert (job.ended()["state"], job.ended()["code"]) == ("timeout", 124)
+    assert job.ended(1)["code"] == 124
+
+
+def test_a_lease_ends_the_job_when_no_laptop_is_there(bench: Bench) -> None:
+    job = bench.run(bench.nodes(2), p.PLAIN, lease="1.0")
+    ended = job.ended()
+    assert (ended["state"], ended["code"]) == ("stopped", 143)
+    assert "--lease" in ended["reason"]
+
+
+def test_a_lease_lasts_while_a_laptop_says_it_is_there(bench: Bench) -> None:
+    nodes = bench.nodes(1)
+    job = bench.run(nodes, ["sh", "-c", "sleep 2.5"], lease="1.0")
+    done = lambda: bool(job.events(0, "ended"))  # noqa: E731 - one line, used twice
+
+    def there() -> bool:
+        if not done():
+            nodes[0].ask("attached", job=job.plan.job_id)
+        return done()
+
+    until(there, "the job ended")
+    assert job.ended()["state"] == "succeeded"
+
+
+def test_restarts_until_it_works_each_with_its_own_logs(bench: Bench, tmp_path: Path) -> None:
+    program = 'echo attempt $CLUSTERTOOL_ATTEMPT; [ "$CLUSTERTOOL_ATTEMPT" = 1 ] || exit 9'
+    job = bench.run(bench.nodes(2), program, policy={"max_restarts": 3})
+    assert job.ended()["state"] == "succeeded"
+    assert [event["attempt"] for event in job.events(0, "restart")] == [1]
+    assert [job.log(rank, attempt=k) for rank in (0, 1) for k in (0, 1)] == [b"attempt 0\n", b"attempt 1\n"] * 2
+    first, second = job.events(0, "started")
+    assert second["t"] - first["t"] >= 1.0, "a pause between two attempts"
+
+
+def test_restarts_end_with_the_last_failure(bench: Bench) -> None:
+    job = bench.run(bench.nodes(1), "exit 9", policy={"max_restarts": 1})
+    assert (job.ended()["state"], job.ended()["code"]) == ("failed", 9)
+    assert len(job.events(0, "started")) == 2
+
+
+def test_a_stop_in_the_pause_between_two_attempts_is_final(bench: Bench) -> None:
+    job = bench.run(bench.nodes(1), "exit 9", policy={"max_restarts": 5})
+    job.until("restart", count=2)
+    job.stop(code=130)
+    assert (job.ended()["state"], job.ended()["code"]) == ("stopped", 130)
+    assert len(job.events(0, "started")) == 2
+
+
+def test_two_starts_never_share_a_port(bench: Bench) -> None:
+    nodes = bench.nodes(1, LEAD_PORT=20417)
+    first, second = bench.job(nodes, p.PLAIN), bench.job(nodes, p.PLAIN)  # both planned while the port was free
+    first.place()
+    with pytest.raises(PreflightError, match=f"port 20417 is held by job {first.plan.job_id}"):
+        second.place()
+    assert not second.dir().exists()
+    assert claims.claimed()[20417] == first.plan.job_id
+    assert 20417 in nodes[0].probe()["busy"]
+    first.start()
+    first.stop()
+    first.ended()
+    until(lambda: 20417 not in claims.claimed(), "the claim ended with its job")
+    third = bench.job(nodes, p.PLAIN).place()
+    nodes[0].ask("unplace", job_dir=str(third.dir()), token=third.plan.identity.token)
+    assert 20417 not in claims.claimed()
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not os.access(MEMORY / "cgroup.procs", os.W_OK), reason="needs root and memory cgroups")
+def test_a_memory_kill_is_told(bench: Bench) -> None:
+    group = MEMORY / f"clustertool-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(64 << 20))
+        eater = p.python(f"""
+import os, time
+open({str(group / "cgroup.procs")!r}, "w").write(str(os.getpid()))
+time.sleep(1.2)
+hoard = [bytearray(b"x" * (1 << 20)) for _ in range(500)]
+""")
+        job = bench.run(bench.nodes(1), eater)
+        ended = job.ended()
+        assert (ended["state"], ended["code"]) == ("failed", 137)
+        assert "out of memory" in ended["reason"]
+        job.gone()
+    finally:
+        until(lambda: not (group / "cgroup.procs").read_text(), "the group is empty")
+        group.rmdir()

@@ -1,0 +1,177 @@
+"""A stop proves itself on its node, however often and at whatever moment it is asked for."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from clustertool.errors import NotFound
+from tests.node import programs as p
+from tests.node.harness import Bench, Job, alive, kill
+
+CLEAN = {"state": "clean", "survivors": []}
+ALREADY = {"state": "ended already", "survivors": []}
+
+
+def test_obedient(bench: Bench) -> None:
+    """TERM is enough, and the grace is not waited for; one node's stop ends the job on all of them."""
+    job = bench.run(bench.nodes(3), p.SAYS_BYE, per_node=2).ready()
+    start = time.monotonic()
+    assert job.stop(1, grace=60.0, by="Ctrl+C", code=130) == CLEAN
+    assert time.monotonic() - start < 10
+    for node in range(3):
+        outcome = job.ended(node)
+        assert (outcome["state"], outcome["code"], outcome["reason"]) == ("stopped", 130, "Ctrl+C")
+    assert [job.log(rank) for rank in range(6)] == [b"ready\nbye\n"] * 6
+    assert {event["code"] for node in range(3) for event in job.events(node, "exited")} == {0}
+
+
+def test_nothing_lives_when_the_answer_comes(bench: Bench) -> None:
+    job = bench.run(None, p.SETSID, per_node=3).ready()
+    assert job.stop(grace=0.1) == CLEAN
+    assert not job.living()
+
+
+def test_second_stop_hurries(bench: Bench) -> None:
+    """Ctrl+C twice: the first is still in its grace, the second kills now; both are answered."""
+    job = bench.run(None, p.IGNORES_TERM).ready()
+    answers: list[Any] = []
+    first = threading.Thread(target=lambda: answers.append(job.stop(grace=60.0)))
+    first.start()
+    job.until("stopping")
+    assert job.stop(client=job.nodes[0].open(), grace=60.0, force=True) == CLEAN
+    first.join(10)
+    assert answers == [CLEAN]
+
+
+def test_two_at_once(bench: Bench) -> None:
+    """Two laptops, one job: each gets a true answer, the job ends once."""
+    job = bench.run(bench.nodes(2), p.IGNORES_TERM).ready()
+    clients = [job.nodes[node].open() for node in (0, 0, 1, 1)]
+    answers: list[Any] = [None] * 4
+
+    def ask(number: int) -> None:
+        answers[number] = job.stop(client=clients[number], grace=0.2)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert all(answer in (CLEAN, ALREADY) for answer in answers) and CLEAN in answers
+    for node in range(2):
+        assert [event["e"] for event in job.events(node)].count("ended") == 1
+        assert not job.events(node, "supervisor-lost")
+
+
+def test_after_the_end(bench: Bench) -> None:
+    job = bench.run(None, "true")
+    job.ended()
+    job.gone()
+    before = job.events()
+    assert job.stop() == ALREADY
+    assert job.events() == before
+    assert job.nodes[0].ask("jobs")["jobs"][0]["state"] == "succeeded"
+
+
+def test_while_it_ends_by_itself(bench: Bench) -> None:
+    """A stop at any moment of the last moments is answered truly and writes nothing after the last word."""
+    for delay in (0.0, 0.005, 0.01, 0.02, 0.04):
+        job = bench.run(bench.nodes(1), "echo ready; sleep 0.05").ready()
+        time.sleep(0.04 + delay)  # not a wait: the moments
+        assert job.stop() in (CLEAN, ALREADY)
+        job.gone()
+        assert job.events()[-1]["e"] == "ended"
+        assert not job.events(0, "supervisor-lost")
+
+
+def test_placed_and_never_started(bench: Bench) -> None:
+    job = bench.job(bench.nodes(2), "true").place()
+    assert job.stop() == ALREADY
+    assert job.nodes[0].ask("jobs")["jobs"][0]["state"] == "lost"
+    with pytest.raises(NotFound, match="never started"):
+        job.follow()
+    for node in range(2):
+        job.nodes[node].ask("unplace", job_dir=str(job.dir(node)), token=job.token)
+        assert not job.dir(node).exists()
+    assert job.nodes[0].ask("jobs")["jobs"] == []
+    job.nodes[0].ask("unplace", job_dir=str(job.dir()), token=job.token)  # once more is no error
+
+
+def test_started_on_one_node_only(bench: Bench) -> None:
+    """The start failed on node 1: node 0's supervisor, which leads, does not wait for it when it is told to stop."""
+    job = bench.job(bench.nodes(2), p.PLAIN).place()
+    job.nodes[0].client.agent.ask(job.start_requests[0])
+    start = time.monotonic()
+    assert job.stop(force=True) == CLEAN
+    job.gone()
+    assert time.monotonic() - start < 5
+    assert job.ended()["state"] == "stopped"
+
+
+def test_lead_is_gone(bench: Bench) -> None:
+    """A stop of a node whose lead does not answer any more is done there and then."""
+    job = bench.run(bench.nodes(2, LOSS_TIMEOUT=60), p.PLAIN).ready()
+    for kind in ("supervisor", "guard"):
+        kill(job.process(kind), signal.SIGSTOP)
+    assert job.stop(1) == CLEAN
+    job.until("ended", 1)
+    assert job.ended(1)["state"] == "stopped"
+    assert job.stop(0, grace=0.1) == CLEAN
+
+
+def test_others_are_not_touched(bench: Bench) -> None:
+    """The same id below another ROOT_DIR, and another job beside it."""
+    nodes = bench.nodes(1)
+    stopped = bench.run(nodes, p.PLAIN, id="same").ready()
+    beside = bench.run(nodes, p.PLAIN, id="same-too").ready()
+    elsewhere = bench.run(bench.nodes(1), p.PLAIN, id="same").ready()
+    assert stopped.stop() == CLEAN
+    for job in (beside, elsewhere):
+        assert not job.events(0, "stopping")
+        assert alive(job.rank()) and alive(job.process("supervisor")) and alive(job.process("guard"))
+        assert job.stop() == CLEAN
+
+
+def test_two_nodes_of_one_machine(bench: Bench) -> None:
+    """A node ends its own processes and not those of its neighbour, which here is deaf to the lead's word for a while."""
+    job = bench.run(bench.nodes(2, LOSS_TIMEOUT=30), p.PLAIN).ready()
+    kill(job.process("supervisor", 1), signal.SIGSTOP)
+    assert job.stop(0) == CLEAN
+    assert alive(job.rank(1)) and not alive(job.rank(0))
+    kill(job.process("supervisor", 1), signal.SIGCONT)
+    assert job.ended(1)["state"] == "stopped"
+
+
+def test_rank_stops_its_own_job(bench: Bench) -> None:
+    """An agent that is started inside a rank carries its marker: it answers, and ends with the job."""
+    nodes = bench.nodes(1)
+    job = bench.run(nodes, p.PLAIN).ready()
+    environ = dict(item.split("=", 1) for item in open(f"/proc/{job.rank().pid}/environ").read().split("\0") if "=" in item)
+    inside = bench.nodes(1, env=environ)[0]
+    other = bench.run([inside], p.PLAIN).ready()
+    assert job.stop(grace=1.0)["state"] == "clean"
+    assert not alive(other.rank())
+
+
+def _clean(job: Job, **how: Any) -> dict[str, Any]:
+    return job.nodes[0].ask("clean", **{"job": job.id, "exact": True, **how})
+
+
+def test_clean(bench: Bench) -> None:
+    """Running jobs stay; a dry look removes nothing; a directory goes with all that programs have made of it."""
+    program = "echo ready; mkdir -p a/b; echo x > a/b/c; chmod 0 a/b/c a/b; chmod 500 a; ln -s /etc link; until [ -e go ]; do sleep 0.05; done"
+    job = bench.run(None, program).ready()
+    assert _clean(job) == {"re": _clean(job)["re"] - 1, "removed": [], "running": [job.id], "freed": 0}
+    (job.dir() / "go").touch()
+    job.ended()
+    job.gone()
+    assert _clean(job, older_than=3600)["removed"] == []
+    assert _clean(job, dry=True)["removed"] == [job.id] and job.dir().exists()
+    answer = _clean(job)
+    assert answer["removed"] == [job.id] and answer["freed"] > 100
+    assert not job.dir().exists()
