@@ -155,14 +155,14 @@ class Agent:
         return meet.meet(self.root, str(header["step"]), str(header["token"]), int(header["node"]))
 
     def stage(self, header: Header) -> Dict[str, Any]:
-        from clustertool.node import place
+        from clustertool.node import releases
 
-        return place.stage(self.root, str(header["release"]))
+        return releases.stage(self.root, str(header["release"]))
 
     def seal(self, header: Header) -> Dict[str, Any]:
-        from clustertool.node import place
+        from clustertool.node import releases
 
-        return place.seal(self.root, str(header["release"]))
+        return releases.seal(self.root, str(header["release"]))
 
     def place(self, header: Header) -> Dict[str, Any]:
         from clustertool.node import place
@@ -289,6 +289,10 @@ _HANDLERS: Dict[str, Callable[[Agent, Header], Dict[str, Any]]] = {
 
 
 def main(hello: Header) -> None:
-    """The bootstrap calls this with stdin and stdout being the channel."""
+    """The bootstrap calls this with stdin and stdout being the channel, and without garbage collection."""
+    import gc
+
+    gc.freeze()  # what is imported stays for good: no collection, and no fork, need touch it
+    gc.enable()
     processes.set_name("ct-agent")
     Agent(hello, 0, 1).run()

@@ -210,6 +210,13 @@ def write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
+def copy_some(source: int, target: int) -> int:
+    """Some bytes from one descriptor to another; 0 at the end."""
+    data = os.read(source, 1 << 20)
+    write_all(target, data)
+    return len(data)
+
+
 class Journal:
     """An append-only file of lines. A full disk never stops the writer: lines wait in memory, bounded."""
 

@@ -39,7 +39,8 @@ def launch(header: Header, umask: int) -> Dict[str, Any]:
 def _died(job: int) -> bytes:
     """The word of a supervisor that had none."""
     said = files.read(job, _ERRORS).decode(errors="replace").strip().splitlines()
-    return json.dumps({"kind": "InternalError", "what": ": ".join(["the supervisor died at birth", *said[-1:]]), "fix": ""}).encode()
+    what = ": ".join(["the supervisor died at birth", *said[-1:]])
+    return json.dumps({"kind": "InternalError", "what": what, "fix": ""}).encode()
 
 
 def _detach(spec: Dict[str, Any], job: int, ready: int, umask: int) -> None:

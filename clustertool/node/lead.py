@@ -8,7 +8,7 @@
     any        a node is lost                ending     Stop
     any        stop asked, time is over      ending     Stop
     ending     all nodes clean or lost       over       Finish(outcome)
-                 a restart, and all clean    pserver*   Start(first role) of the next attempt
+                 a restart, and all clean    pserver*   Start(first role) of the next attempt, again: after a pause
 
     * a collective job has no pservers and goes on to trainer at once.
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Callable, Dict, FrozenSet, List, Optional, Tuple, Union
 
-from clustertool.plan.events import Key, Outcome, exit_code, words
+from clustertool.plan.outcome import Key, Outcome, exit_code, words
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ Event = Union[Joined, Listening, Exited, Clean, Lost, StopAsked]
 
 @dataclass(frozen=True)
 class Start:
-    """`again`: the first role of a new attempt; it begins after a pause."""
+    """`again`: the first role of a new attempt; it begins after a pause, unless a Stop comes before."""
 
     role: str
     attempt: int
@@ -268,7 +268,7 @@ def _over(state: State) -> Step:
     if state.restart and not state.survivors:
         return _advance(State(state.shape, attempt=state.attempt + 1, joined=state.joined))
     ending = state.ending or _failed(state)
-    outcome = replace(ending, victims=_victims(state, ending))
+    outcome = ending._replace(victims=_victims(state, ending))
     return replace(state, phase="over", ending=outcome), (Finish(outcome),)
 
 

@@ -77,14 +77,14 @@ def _parse(data: bytes) -> Iterator[Dict[str, Any]]:
 def find(root: str, entry: str, hostname: str, job: str = "") -> List[Record]:
     """Records of this node below ROOT_DIR, newest first; `entry` is how conf.py names this node, user@host:port.
 
-    Where nodes share ROOT_DIR there is a folder a node; this node's own is the one made for its entry, or else for its
-    host name. Prefixes of job ids match.
+    Other nodes may see the same ROOT_DIR: a node's own record is the one made for its entry, or else for its host name.
+    Prefixes of job ids match.
     """
     own: List[Record] = []
     by_name: Dict[str, List[Record]] = {}
     for base, shared in _bases(root):
         for record in _records(base, job):
-            if not shared or record.header.get("entry") == entry:
+            if record.header.get("entry") == entry or not (shared or record.header.get("hostname")):
                 own.append(record)
             elif record.header.get("hostname") == hostname:
                 by_name.setdefault(record.job, []).append(record)

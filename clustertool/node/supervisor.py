@@ -21,8 +21,8 @@ from clustertool.node.ending import Ending
 from clustertool.node.family import Family
 from clustertool.node.keeper import Keeper
 from clustertool.node.uplink import Uplink
-from clustertool.plan.events import Key, Outcome, read_outcome
 from clustertool.plan.frames import Header
+from clustertool.plan.outcome import Key, Outcome, read_outcome
 from clustertool.plan.paths import OURS, JobPaths
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ class Supervisor:
         self.awaited: Set[Key] = set()
         self.outcome: Optional[Outcome] = None
         self.asked: Optional[Tuple[str, int]] = None  # by whom, with which code, an agent here asked to stop
+        self.asked_at = 0.0
         self.asked_to_die = False
         self.lead: Optional[LeadServer] = None
         self.uplink: Optional[Uplink] = None
@@ -138,11 +139,16 @@ class Supervisor:
     def _over(self) -> bool:
         if self.ending is None or not self.ending.over:
             return False
-        if self.outcome is None and self.asked and self.lead is None and time.monotonic() > self.ending.over_at + _LAST_WORD:
+        if self.outcome is None and self.asked and self.lead is None and self._patience_is_over():
             # The user's stop was done here, and the lead is not there to say so: this node need not wait for it.
             self.outcome = Outcome("stopped", self.asked[1], "tool", self.asked[0])
             return True
         return self.outcome is not None and (self.lead is None or self.lead.done)
+
+    def _patience_is_over(self) -> bool:
+        """Neither the end of things here nor the user's word, which may have come later, is younger than the lead's time."""
+        assert self.ending is not None
+        return time.monotonic() > max(self.ending.over_at, self.asked_at) + _LAST_WORD
 
     def _turn(self) -> None:
         readers: List[Any] = [self.wake, self.control]
@@ -321,7 +327,9 @@ class Supervisor:
         code = 0 if killed else os.WEXITSTATUS(status)
         stopped = self.ending is not None
         note = rank.oom.verdict() if rank.oom and killed == signal.SIGKILL and not stopped else ""
-        self.record("exited", role=role, rank=number, code=code, signal=killed, stopped=stopped, note=note, attempt=self.attempt)
+        self.record(
+            "exited", role=role, rank=number, code=code, signal=killed, stopped=stopped, note=note, attempt=self.attempt
+        )
         return [(role, number, code, killed, stopped, note)]
 
     def _look_for_listeners(self) -> None:
@@ -377,7 +385,7 @@ class Supervisor:
             self._tell({"m": "clean", "survivors": survivors[:50], "attempt": self.attempt})
 
     def _read_control(self) -> None:
-        """Words of agents on this node, a JSON object a line: {"m": "stop", "by", "code", "grace", "force"}, {"m": "attached"}."""
+        """Agents' words, a JSON object a line: {"m": "stop", "by", "code", "grace", "force"} or {"m": "attached"}."""
         with contextlib.suppress(BlockingIOError):
             self.control_rest += os.read(self.control, 65536)
         *lines, self.control_rest = self.control_rest.split(b"\n")
@@ -387,7 +395,7 @@ class Supervisor:
                 if command["m"] == "attached":
                     self._tell({"m": "attached"})
                 elif command["m"] == "stop":
-                    self.asked = (str(command["by"]), int(command["code"]))
+                    self.asked, self.asked_at = (str(command["by"]), int(command["code"])), time.monotonic()
                     self._tell({"m": "stop", "by": self.asked[0], "code": self.asked[1]})
                     self.stop(str(command["by"]), 0.0 if command["force"] else float(command["grace"]))
 

@@ -25,15 +25,17 @@ class Finding:
 
 
 def check(
-    cluster: Cluster, facts: Mapping[int, Facts], pings: Mapping[int, Optional[float]], now: float, need: int = 0
+    cluster: Cluster, facts: Mapping[int, Facts], pings: Mapping[int, Optional[float]], now: float, need: int = 0,
+    ports: bool = True,
 ) -> Tuple[Finding, ...]:
     """Findings of all nodes that answered. `pings`: seconds, None for no answer, absent where none was sent.
 
-    `need`: bytes that the workspace takes on each node (release and job's copy).
+    `need`: bytes that the workspace takes on each node (release and job's copy). `ports`: look at the ports that conf.py names;
+    for a job this is its plan's work, which knows the ports that the job will use.
     """
     found: List[Finding] = []
     for node, fact in sorted(facts.items()):
-        found += _node(cluster, fact, need)
+        found += _node(cluster, fact, need, ports)
         found.append(_clock(node, fact, now))
         if node in pings:
             found.append(_ping(node, pings[node], answered=True))
@@ -55,7 +57,7 @@ def _ping(node: int, seconds: Optional[float], answered: bool) -> Finding:
     return Finding(node, "ping", level, "no answer", "is the machine up, is its address right? (a firewall may eat pings)")
 
 
-def _node(cluster: Cluster, fact: Facts, need: int) -> List[Finding]:
+def _node(cluster: Cluster, fact: Facts, need: int, ports: bool) -> List[Finding]:
     n = fact.node
     found = [Finding(n, "ssh", "ok", fact.user), Finding(n, "python", "ok", fact.python)]
     if fact.rsync:
@@ -63,7 +65,8 @@ def _node(cluster: Cluster, fact: Facts, need: int) -> List[Finding]:
     else:
         found.append(Finding(n, "rsync", "error", "no rsync", "install the package rsync on the node"))
     found.append(_disk(n, fact, need))
-    found.append(_ports(cluster, n, fact))
+    if ports:
+        found.append(_ports(cluster, n, fact))
     reported = {column for column, _, _, _ in fact.problems}
     found += [Finding(n, column, level, what, fix) for column, level, what, fix in fact.problems]
     if "root" not in reported:

@@ -23,14 +23,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
-Event = Mapping[str, Any]
-Key = Tuple[str, int]
+from clustertool.plan.outcome import Key, Outcome, exit_code, read_outcome
 
-SIGNALS = {
-    1: "hang-up", 2: "interrupt", 3: "quit", 4: "illegal instruction", 6: "abort", 7: "bus error",
-    8: "arithmetic error", 9: "killed", 11: "segmentation fault", 13: "broken pipe", 14: "alarm", 15: "terminated",
-    24: "CPU time limit", 25: "file size limit",
-}  # fmt: skip
+Event = Mapping[str, Any]
 
 
 @dataclass
@@ -60,30 +55,6 @@ class NodeStatus:
     survivors: List[str] = field(default_factory=list)
     why: str = ""
     heartbeat: Optional[float] = None  # seconds since its supervisor last moved, as the node itself sees it
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a job ended. state: succeeded, failed, lost, stopped, timeout. source: whose code it is, job or tool."""
-
-    state: str
-    code: int
-    source: str
-    reason: str
-    culprits: Tuple[Key, ...] = ()
-    victims: Tuple[Key, ...] = ()
-    node: int = -1
-
-    def as_dict(self) -> Dict[str, Any]:
-        return {**vars(self), "culprits": [list(k) for k in self.culprits], "victims": [list(k) for k in self.victims]}
-
-
-def read_outcome(values: Mapping[str, Any]) -> Outcome:
-    return Outcome(
-        str(values["state"]), int(values["code"]), str(values["source"]), str(values["reason"]),
-        tuple((str(a), int(b)) for a, b in values.get("culprits", ())),
-        tuple((str(a), int(b)) for a, b in values.get("victims", ())), int(values.get("node", -1)),
-    )  # fmt: skip
 
 
 @dataclass
@@ -221,17 +192,3 @@ def read_events(lines: Iterable[bytes]) -> Iterable[Event]:
             continue
         if isinstance(event, dict):
             yield event
-
-
-def exit_code(code: int, signal: int) -> int:
-    """The shell's convention: 128+N for signal N."""
-    return 128 + signal if signal else code
-
-
-def words(code: int, signal: int, note: str = "") -> str:
-    """An end in words: exit code 7; signal 9 (killed)."""
-    if signal:
-        text = f"signal {signal} ({SIGNALS.get(signal, 'unknown')})"
-    else:
-        text = f"exit code {code}"
-    return f"{text}: {note}" if note else text

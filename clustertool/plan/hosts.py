@@ -36,11 +36,12 @@ class Host:
     env: Tuple[Tuple[str, str], ...] = ()
     root_dir: str = ""
     name: str = ""
+    twin: int = 0  # how many entries before this one name the same account and machine
 
     @property
     def entry(self) -> str:
         """How conf.py reaches this node: what later commands know it by."""
-        return f"{self.user}@{self.host}:{self.port}"
+        return f"{self.user}@{self.host}:{self.port}" + (f"#{self.twin}" if self.twin else "")
 
     def plays(self, role: str) -> bool:
         return self.roles is None or role in dict(self.roles)
@@ -70,7 +71,9 @@ def named(hosts: Sequence[Host]) -> Tuple[Host, ...]:
     for host, short, long in zip(hosts, plain, ported):
         name = short if plain.count(short) == 1 else long if ported.count(long) == 1 else f"{long}#{host.index}"
         names.append(name)
-    return tuple(replace(host, name=name) for host, name in zip(hosts, names))
+    entries = [(host.user, host.host, host.port) for host in hosts]
+    twins = [entries[:i].count(entry) for i, entry in enumerate(entries)] if len(set(entries)) < len(entries) else [0] * len(names)
+    return tuple(replace(host, name=name, twin=twin) for host, name, twin in zip(hosts, names, twins))
 
 
 def _read_entry(entry: object) -> List[Host]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import astuple, dataclass
-from typing import BinaryIO, Iterable
+from typing import BinaryIO, Iterable, NamedTuple
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """kind: file, dir or link. `content`: a file's SHA-256 in hex, a link's target. Paths are relative, surrogate-escaped."""
 
     path: str
@@ -23,7 +21,7 @@ def digest(entries: Iterable[Entry]) -> str:
     """32 hex digits that name the release. Order does not matter."""
     state = hashlib.sha256()
     for entry in sorted(entries, key=lambda entry: entry.path):
-        state.update(json.dumps(astuple(entry)).encode() + b"\n")
+        state.update(json.dumps(entry).encode() + b"\n")
     return state.hexdigest()[:32]
 
 

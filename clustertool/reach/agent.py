@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import queue
 import secrets
-import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,12 +15,13 @@ from clustertool.plan.cluster import Cluster
 from clustertool.plan.frames import Decoder, FrameError, Header, encode
 from clustertool.plan.hosts import Host
 from clustertool.reach import pyz
-from clustertool.reach.connection import Link
+from clustertool.reach.connection import Link, discard
 
 Sink = Callable[[int, Header, bytes], None]
 _WINDOW = 8 << 20  # what may be on its way to us unread: bounds the laptop's memory
 _NOISE = 64 << 10
 _START_TIMEOUT = 30.0
+_LAST_WORDS = 0.5
 
 
 class Agent:
@@ -44,8 +45,13 @@ class Agent:
         agent = cls(link, host, sink)
         try:
             agent._boot(cluster)
-        except (OSError, EOFError) as error:  # paramiko's SSHException is an EOFError or OSError only sometimes
-            raise Unreachable(f"the connection broke while starting: {error}", "try again", host.name) from None
+        except (OSError, EOFError) as error:
+            why = agent._said(_LAST_WORDS) or str(error)
+            agent.close()
+            raise Unreachable(f"the session ended at once{': ' + why if why else ''}", "try ssh by hand", host.name) from None
+        except ClustertoolError:
+            agent.close()
+            raise
         threading.Thread(target=agent._read, name=f"agent {host.name}", daemon=True).start()
         return agent
 
@@ -84,23 +90,26 @@ class Agent:
                 raise PreflightError("the login prints without end", "look at the shell's start files", self.host.name)
 
     def _word(self, cluster: Cluster) -> str:
+        fix = "install Python 3.8 or newer on the node, or set PYTHON in conf.py"
         try:
             line = self._line()
-        except Unreachable:
-            line = ""
+        except EOFError:
+            said = self._said(_LAST_WORDS)
+            what = f"{cluster.python} did not run{': ' + said if said else ''}"
+            raise PreflightError(what, fix, self.host.name) from None
         if line.startswith("old "):
-            raise PreflightError(
-                f"{cluster.python} is Python {line[4:]}, too old", "needs Python 3.8 or newer: set PYTHON in conf.py", self.host.name
-            )
-        if line == "no python" or not line:
-            said = self._said()
-            what = f"there is no {cluster.python}" if line else f"{cluster.python} did not run{': ' + said if said else ''}"
-            raise PreflightError(what, "install Python 3.8 or newer on the node, or set PYTHON in conf.py", self.host.name)
+            raise PreflightError(f"{cluster.python} is Python {line[4:]}, too old", fix, self.host.name)
+        if line == "no python":
+            raise PreflightError(f"there is no {cluster.python}", fix, self.host.name)
         return line
 
-    def _said(self) -> str:
-        """The last line of the channel's stderr."""
-        text = b""
+    def _said(self, wait: float = 0.0) -> str:
+        """The last line of the channel's stderr; it may come a moment after the end of stdout."""
+        text, end = b"", time.monotonic() + wait
+        if self._channel is None:
+            return ""
+        while not self._channel.recv_stderr_ready() and time.monotonic() < end:
+            time.sleep(0.01)
         while self._channel.recv_stderr_ready() and len(text) < _NOISE:
             text += self._channel.recv_stderr(4096)
         lines = text.decode(errors="backslashreplace").strip().splitlines()
@@ -112,10 +121,10 @@ class Agent:
         while not line.endswith(b"\n"):
             try:
                 piece = self._channel.recv(1)
-            except socket.timeout:
+            except TimeoutError:
                 raise Unreachable(f"no answer for {_START_TIMEOUT:g} s", "is the node overloaded?", self.host.name) from None
             if not piece:
-                raise Unreachable(f"the session ended at once {self._said()}".rstrip(), "try ssh by hand", self.host.name)
+                raise EOFError
             line += piece
         return line.decode(errors="backslashreplace").rstrip("\n")
 
@@ -193,7 +202,7 @@ class Agent:
     def close(self) -> None:
         self._sink = None
         if self._channel is not None:
-            self._channel.close()
+            discard(self._channel)
 
 
 def _sized(data: bytes) -> bytes:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from clustertool.errors import ClustertoolError
+from clustertool.errors import ClustertoolError, Unreachable
 from clustertool.plan.cluster import Cluster
 from clustertool.plan.frames import Header
 from clustertool.plan.hosts import Host
@@ -14,19 +15,20 @@ from clustertool.reach.connection import Link, Prompter, close_all
 from clustertool.reach.fanout import Gathered, each
 
 Check = Callable[[], None]
+Ask = Callable[[str], str]
 
 
 class Fleet:
     """`failed` holds the nodes that could not be reached, with why. Use as a context manager: it closes everything."""
 
-    def __init__(self, cluster: Cluster, check: Check | None = None, sink: Sink | None = None) -> None:
+    def __init__(self, cluster: Cluster, check: Check | None = None, sink: Sink | None = None, ask: Ask | None = None) -> None:
         self.cluster = cluster
         self.check = check
         self.agents: dict[int, Agent] = {}
         self.failed: dict[int, ClustertoolError] = {}
         self._sink = sink
         self._links: list[Link] = []
-        self._prompter = Prompter()
+        self._prompter = Prompter(ask)
 
     def __enter__(self) -> Fleet:
         return self
@@ -48,9 +50,12 @@ class Fleet:
         self.failed.update(gathered.failed)
         return self
 
-    def _look(self) -> None:
-        """While threads connect, this one asks their questions (passwords) and notices Ctrl+C."""
+    def serve(self) -> None:
+        """Ask the questions (passwords) of threads that connect; only the thread that made this fleet may."""
         self._prompter.serve()
+
+    def _look(self) -> None:
+        self.serve()
         if self.check:
             self.check()
 
@@ -74,6 +79,31 @@ class Fleet:
             self.agents[host.index] = by_name[host.name]
             self.agents[host.index].host = host
 
+    def take(self, places: Mapping[int, int], names: Sequence[str]) -> None:
+        """Number the nodes as a job did: `places` are {its node: ours}, `names` its nodes in order. Others are let go.
+
+        A node that is not in conf.py any more is in `failed`.
+        """
+        hosts = {host.name: host.index for host in self.cluster.hosts}
+        old_agents, old_failed = dict(self.agents), dict(self.failed)
+        self.agents, self.failed, kept = {}, {}, []
+        for node, name in enumerate(names):
+            old = places.get(node, hosts.get(name, -1))
+            if old < 0:
+                kept.append(replace(self.cluster.hosts[0], index=node, name=name))
+                self.failed[node] = Unreachable("is no host of conf.py (any more)", "name it in HOSTS again, or look there by hand", name)
+                continue
+            kept.append(replace(self.cluster.hosts[old], index=node))
+            if old in old_agents:
+                self.agents[node] = old_agents[old]
+                self.agents[node].host = kept[-1]
+            elif old in old_failed:
+                self.failed[node] = old_failed[old]
+        for agent in old_agents.values():
+            if agent not in self.agents.values():
+                agent.close()
+        self.cluster = replace(self.cluster, hosts=tuple(kept))
+
     def ask(
         self, requests: Mapping[int, Mapping[str, Any]], timeout: float | None = 60.0, *, patient: bool = False
     ) -> Gathered[Header]:
@@ -93,6 +123,5 @@ class Fleet:
         return self.cluster.hosts[node].name
 
     def close(self) -> None:
-        for agent in self.agents.values():
-            agent.close()
+        each(self.agents, Agent.close)  # side by side: each dead peer costs a moment
         close_all(self._links)

@@ -55,6 +55,8 @@ exec(compile(take(int(take(8))), "clustertool-boot", "exec"))
 # The second stage: find the code by its digest or fetch it, and hand over. It is kept as files, so that Python keeps it
 # compiled beside them. What is not needed when the code is there already (zipfile) is imported only where it is.
 BOOT = b'''\
+import gc
+gc.disable()
 import json
 try:
     from _sha2 import sha256

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from clustertool.plan.events import words
+from clustertool.plan.outcome import words
 from clustertool.show.progress import human_bytes, human_seconds
 from clustertool.show.table import Cell, fold, table
 from clustertool.show.terminal import Terminal

@@ -119,6 +119,11 @@ def gather(outputs: Mapping[str, Output]) -> list[tuple[str, Output]]:
     return [(fold(names), output) for output, names in ordered]
 
 
+def count(number: int, what: str) -> str:
+    """1 node, 2 nodes."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def fold(names: Iterable[str]) -> str:
     """node1 node2 node3 node7 login -> `node[1-3,7],login`; groups stand where their first name stood."""
     groups: dict[tuple[str, ...], list[tuple[Numbers, ...]]] = {}

@@ -16,7 +16,7 @@ def attach(call: Call) -> None:
     from clustertool.show.prefix import RankLines
     from clustertool.verbs import ending, load
     from clustertool.verbs.follow import Follow, Inbox
-    from clustertool.verbs.jobs import pick
+    from clustertool.verbs.jobs import attach_to
     from clustertool.verbs.logs import whole
     from clustertool.verbs.run import finish, wanted
     from clustertool.watch.clean import mask
@@ -24,9 +24,9 @@ def attach(call: Call) -> None:
     logs, tail = wanted(call), whole(call.given.tail, "--tail")
     cluster = load.cluster(call, start_local=False)
     inbox = Inbox()
-    with Fleet(cluster, interrupts.check, inbox.put) as fleet:
+    with Fleet(cluster, interrupts.check, inbox.put, interrupts.asker()) as fleet:
         fleet.open()
-        job = pick(fleet, call.given.job)
+        job = attach_to(fleet, call.given.job)
         hide = mask(list(load.known_secrets(cluster).values()))
         follow = Follow(call, fleet, inbox, job["id"], RankLines(call.terminal, hide=hide))
         call.terminal.note(f"job {job['id']}: {job['state']}")

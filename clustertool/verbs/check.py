@@ -26,7 +26,7 @@ def check(call: Call) -> None:
         load.workspace_toml(folder)
     cluster = load.cluster(call, start_local=True)
     workspace = read_workspace(call, folder) if folder else None
-    with Fleet(cluster, interrupts.check) as fleet:
+    with Fleet(cluster, interrupts.check, ask=interrupts.asker()) as fleet:
         looked = preflight.look(cluster, fleet, {}, 2 * workspace.size if workspace else 0)
         rows = preflight.matrix(looked, cluster)
         bad = errors(looked.findings)
@@ -37,10 +37,11 @@ def check(call: Call) -> None:
             check_matrix(rows, call.terminal)
     if bad:
         from clustertool.errors import PreflightError
+        from clustertool.show.table import count
 
         nodes = {finding.node for finding in bad}
-        error = PreflightError(f"{len(bad)} problems on {len(nodes)} of {len(cluster.hosts)} nodes", "see the fixes above")
+        error = PreflightError(f"{count(len(bad), 'problem')} on {len(nodes)} of {count(len(cluster.hosts), 'node')}", "see the fixes above")
         error.code = preflight.worst(list(looked.failed.values()))
         error.answered = True  # type: ignore[attr-defined]
         raise error
-    call.terminal.note(f"all {len(cluster.hosts)} nodes are ready")
+    call.terminal.note("the node is ready" if len(cluster.hosts) == 1 else f"all {len(cluster.hosts)} nodes are ready")

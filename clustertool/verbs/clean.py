@@ -14,6 +14,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 def clean(call: Call) -> None:
     """Remove finished jobs' directories from all nodes."""
     from clustertool.show.progress import human_bytes
+    from clustertool.show.table import count
     from clustertool.verbs import load
     from clustertool.verbs.jobs import failed, fleet_of, pick
 
@@ -31,7 +32,7 @@ def clean(call: Call) -> None:
         if job and running:
             raise UsageError(f"job {job} runs", f"inv stop --job {job} first")
         verb_ = "would remove" if call.given.dry else "removed"
-        call.terminal.line(f"{verb_} {len(removed)} jobs{'' if call.given.dry else ', ' + human_bytes(freed)}")
+        call.terminal.line(f"{verb_} {count(len(removed), 'job')}{'' if call.given.dry else ', ' + human_bytes(freed)}")
         for name in removed:
             call.terminal.line(f"  {name}")
         if call.json:

@@ -16,6 +16,8 @@ def dispatch(call: Call) -> None:
     """Copy a workspace to every node, without starting anything."""
     from clustertool.reach import sharing
     from clustertool.reach.fleet import Fleet
+    from clustertool.show.progress import human_bytes
+    from clustertool.show.table import count
     from clustertool.verbs import load, preflight
     from clustertool.verbs.run import read_workspace
 
@@ -26,11 +28,11 @@ def dispatch(call: Call) -> None:
     cluster = load.cluster(call, start_local=True)
     workspace = read_workspace(call, Path(folder))
     if call.given.dry:
-        call.terminal.line(f"would send {len(workspace.files)} files, {workspace.size} bytes, as release {workspace.release}")
+        call.terminal.line(f"would send {count(len(workspace.files), 'file')}, {human_bytes(workspace.size)}, as release {workspace.release}")
         if call.json:
             call.answer({"release": workspace.release, "files": len(workspace.files), "bytes": workspace.size})
         return
-    with Fleet(cluster, interrupts.check) as fleet:
+    with Fleet(cluster, interrupts.check, ask=interrupts.asker()) as fleet:
         looked = preflight.look(cluster, fleet, {}, workspace.size)
         preflight.require(looked, cluster)
         done = send(call, fleet, workspace, sharing.confirm(fleet, looked.facts))

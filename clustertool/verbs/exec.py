@@ -20,7 +20,7 @@ def exec_(call: Call) -> None:
         raise UsageError("exec needs a command", 'inv exec --command "uptime"')
     timeout = _seconds(call.given.timeout)
     cluster = load.cluster(call, start_local=True)
-    prompter, command = Prompter(), call.given.command
+    prompter, command = Prompter(interrupts.asker()), call.given.command
 
     def one(host: Any) -> Any:
         link = Link.open(host, cluster, prompt=prompter)

@@ -23,7 +23,7 @@ def fetch(call: Call) -> None:
     given = call.given
     if given.path.startswith("/") or ".." in given.path.split("/"):
         raise UsageError(f"--path {given.path!r}", "a folder inside the job's directory, such as output or log")
-    if given.rank != "all" and not given.rank.isdigit():
+    if given.rank != "all" and not given.rank.isdecimal():
         raise UsageError(f"--rank {given.rank!r}", "a rank, or all")
     cluster = load.cluster(call, start_local=False)
     with fleet_of(cluster) as fleet:

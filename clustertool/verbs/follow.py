@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from clustertool.engines import ENGINES
-from clustertool.errors import ClustertoolError, Survivors
+from clustertool.errors import ClustertoolError, NotFound, Survivors
 from clustertool.plan.events import JobStatus
 from clustertool.plan.frames import Header
 from clustertool.reach.fleet import Fleet
@@ -101,6 +101,8 @@ class Follow:
         now = time.monotonic()
         for node, error in {**self.fleet.failed, **gathered.failed}.items():
             self.watch.closed[node] = error.what
+            if isinstance(error, NotFound):  # its directory was removed there: nothing will come
+                self.watch.ended.add(node)
         self.watch.heard.update(dict.fromkeys(gathered.ok, now))
 
     def run(self, until: Callable[[JobStatus], bool] = lambda _: False) -> None:
@@ -157,6 +159,7 @@ class Follow:
 
     def _look_after(self, now: float) -> None:
         """A node that is silent or gone is asked again, beside the loop, until it answers or the job is over."""
+        self.fleet.serve()
         timeout = self.fleet.cluster.loss_timeout
         for node in self.watch.nodes - self.watch.ended - self._reopening:
             silent = now - self.watch.heard.get(node, now) > timeout

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 
 from clustertool.errors import Interrupted, Terminated
@@ -24,6 +26,7 @@ class _Count:
         self.terms = 0
         self.hups = 0
         self.working = False  # a verb is running and calls check()
+        self.asking = False  # it waits for a password and cannot call check()
         self.job = ""  # the running job, for the last message
 
 
@@ -51,10 +54,29 @@ def check() -> None:
         raise Terminated("the terminal was closed (SIGHUP)")
 
 
+def asker() -> Callable[[str], str] | None:
+    """What asks a person for a password, None where nobody is there to be asked."""
+    return _ask if sys.stdin is not None and sys.stdin.isatty() else None
+
+
+def _ask(question: str) -> str:
+    import getpass
+
+    count.asking = True
+    try:
+        return getpass.getpass(question)
+    except EOFError:  # Ctrl+D: no answer
+        return ""
+    finally:
+        count.asking = False
+
+
 def _on_int(number: int, frame: FrameType | None) -> None:
     count.ints += 1
     if not count.working:
         _leave(130, "")
+    if count.asking:
+        raise Interrupted("Ctrl+C", _FIX if count.job else "")
     if count.ints >= 3:
         job = f" job {count.job} may still run: inv stop --job {count.job} ends it everywhere." if count.job else ""
         _leave(130, f"left at once.{job}")

@@ -19,7 +19,7 @@ def jobs(call: Call) -> None:
 
     cluster = load.cluster(call, start_local=False)
     with fleet_of(cluster) as fleet:
-        found = merged(fleet.ask_all({"q": "jobs", "job": call.given.job}).ok, len(cluster.hosts))
+        found = merged(fleet.ask_all({"q": "jobs", "job": call.given.job}).ok)
         if call.json:
             call.answer({"jobs": found, "unreachable": {fleet.name(node): e.what for node, e in fleet.failed.items()}})
         else:
@@ -33,7 +33,7 @@ def fleet_of(cluster: Any) -> Any:
     """An open fleet, closed by `with`."""
     from clustertool.reach.fleet import Fleet
 
-    return Fleet(cluster, interrupts.check).open()
+    return Fleet(cluster, interrupts.check, ask=interrupts.asker()).open()
 
 
 def failed(fleet: Any, call: Call) -> None:
@@ -47,7 +47,7 @@ def failed(fleet: Any, call: Call) -> None:
         raise
 
 
-def merged(answers: Mapping[int, Mapping[str, Any]], total: int) -> list[dict[str, Any]]:
+def merged(answers: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """All nodes' summaries -> one entry a job, newest first. The worst state is the job's, a verdict beats a guess."""
     by_job: dict[str, list[Mapping[str, Any]]] = {}
     for answer in answers.values():
@@ -76,12 +76,42 @@ def _merge(job: str, parts: list[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def attach_to(fleet: Any, prefix: str) -> dict[str, Any]:
+    """The job a verb is about, as pick() does, and the fleet becomes its nodes, numbered as the job numbers them."""
+    answers = _answers(fleet, prefix)
+    job = _picked(merged(answers), prefix, running=False)
+    places, names = where(job["id"], answers)
+    if names:
+        fleet.take(places, names)
+    return job
+
+
 def pick(fleet: Any, prefix: str, running: bool = False) -> dict[str, Any]:
-    """The job a verb is about: the one named by a unique prefix, or the newest. Raises NotFound, UsageError."""
-    answers = fleet.ask_all({"q": "jobs", "job": prefix}).ok
+    """The job named by a unique prefix, the newest, or the only running one. Raises NotFound, UsageError."""
+    return _picked(merged(_answers(fleet, prefix)), prefix, running)
+
+
+def where(job: str, answers: Mapping[int, Mapping[str, Any]]) -> tuple[dict[int, int], list[str]]:
+    """{node as the job numbers it: agent that has its record}, and the names of all its nodes: a job may have had
+    a part of HOSTS only, or other HOSTS."""
+    places: dict[int, int] = {}
+    names: list[str] = []
+    for agent, answer in answers.items():
+        for summary in answer["jobs"]:
+            if summary["id"] == job:
+                places.setdefault(int(summary["node"] or 0), agent)
+                names = names or [str(name) for name in summary["nodes"] or ()]
+    return places, names
+
+
+def _answers(fleet: Any, prefix: str) -> dict[int, Any]:
+    answers: dict[int, Any] = fleet.ask_all({"q": "jobs", "job": prefix}).ok
     if not answers:
         raise_all(list(fleet.failed.values()))
-    found = merged(answers, len(fleet.cluster.hosts))
+    return answers
+
+
+def _picked(found: list[dict[str, Any]], prefix: str, running: bool) -> dict[str, Any]:
     exact = [job for job in found if job["id"] == prefix]
     if exact:
         return exact[0]

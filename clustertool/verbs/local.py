@@ -14,7 +14,7 @@ def up(call: Call) -> None:
     from clustertool.reach.local import LocalCluster
 
     text = call.given.nodes
-    if text and not text.isdigit():
+    if text and not text.isdecimal():
         raise UsageError(f"--nodes {text!r}", "a whole number")
     local = LocalCluster()
     cluster = local.up(int(text) if text else None)

@@ -23,15 +23,15 @@ def logs(call: Call) -> None:
     from clustertool.reach.fleet import Fleet
     from clustertool.verbs import load
     from clustertool.verbs.follow import Inbox, Lanes
-    from clustertool.verbs.jobs import pick
+    from clustertool.verbs.jobs import attach_to
 
     asked = _asked(call)
     cluster = load.cluster(call, start_local=False)
     several = not call.given.raw and not call.given.follow
     inbox: Any = Lanes() if several else Inbox()
-    with Fleet(cluster, interrupts.check, inbox.put) as fleet:
+    with Fleet(cluster, interrupts.check, inbox.put, interrupts.asker()) as fleet:
         fleet.open()
-        job = pick(fleet, call.given.job)["id"]
+        job = attach_to(fleet, call.given.job)["id"]
         status = _status(fleet, job)
         places = _places(call, fleet, status, asked)
         request = {
@@ -39,6 +39,8 @@ def logs(call: Call) -> None:
             "tail": whole(call.given.tail, "--tail"), "attempt": whole(call.given.attempt, "--attempt"),
         }  # fmt: skip
         if call.given.raw:
+            if request["attempt"] is None:  # one log, not all attempts' one after the other
+                request["attempt"] = next(status.processes[key].attempt for key in places)
             _raw(call, fleet, inbox, request, places)
         else:
             _lines(call, fleet, inbox, request, places, status)
@@ -71,7 +73,7 @@ def _asked(call: Call) -> Any:
 def whole(text: str, option: str) -> int | None:
     if text == "":
         return None
-    if not text.isdigit():
+    if not text.isdecimal():
         raise UsageError(f"{option} {text!r}", "a whole number")
     return int(text)
 

@@ -25,7 +25,7 @@ class Looked:
     failed: Mapping[int, ClustertoolError]
 
 
-def look(cluster: Cluster, fleet: Fleet, request: Mapping[str, Any], need: int = 0) -> Looked:
+def look(cluster: Cluster, fleet: Fleet, request: Mapping[str, Any], need: int = 0, ports: bool = True) -> Looked:
     """Open the fleet and probe it. Raises nothing for a single node."""
     pings: dict[int, float | None] = {}
     pinger = threading.Thread(target=_ping, args=(cluster, pings), daemon=True)
@@ -45,7 +45,7 @@ def look(cluster: Cluster, fleet: Fleet, request: Mapping[str, Any], need: int =
     facts = {node: read_facts(node, answer) for node, answer in gathered.ok.items()}
     if pinger.is_alive() and failed:  # a ping decides nothing for a node that answered by ssh
         pinger.join(2.0)
-    findings = list(check(cluster, facts, dict(pings), now, need))
+    findings = list(check(cluster, facts, dict(pings), now, need, ports))
     for node, error in failed.items():
         findings += unreachable(node, dict(pings), error.what, error.fix)
     return Looked(facts, tuple(findings), failed)

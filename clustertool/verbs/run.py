@@ -149,7 +149,7 @@ def limited(cluster: Cluster, options: Options) -> Cluster:
 
     if not options.nnodes:
         return cluster
-    if not options.nnodes.isdigit() or not 0 < int(options.nnodes) <= len(cluster.hosts):
+    if not options.nnodes.isdecimal() or not 0 < int(options.nnodes) <= len(cluster.hosts):
         raise UsageError(f"--nnodes {options.nnodes!r}", f"a number from 1 to {len(cluster.hosts)}, the hosts of {cluster.where}")
     return replace(cluster, hosts=cluster.hosts[: int(options.nnodes)])
 
@@ -199,7 +199,7 @@ def _with_nodes(call: Call, order: Order) -> None:
     from clustertool.verbs.follow import Inbox
 
     inbox = Inbox()
-    fleet = Fleet(order.cluster, interrupts.check, inbox.put)
+    fleet = Fleet(order.cluster, interrupts.check, inbox.put, interrupts.asker())
     try:
         facts = _preflight(call, order, fleet)
         if order.dry:
@@ -223,7 +223,7 @@ def _preflight(call: Call, order: Order, fleet: Fleet) -> Mapping[int, Facts]:
     from clustertool.verbs import load, preflight
 
     need = 2 * order.workspace.size if order.workspace else 0
-    looked = preflight.look(order.cluster, fleet, {"job_workspace": order.options.job_workspace}, need)
+    looked = preflight.look(order.cluster, fleet, {"job_workspace": order.options.job_workspace}, need, ports=False)
     facts = looked.facts
     if call.given.skip_bad:
         order.cluster, looked = preflight.good_only(looked, order.cluster, call)
@@ -260,10 +260,11 @@ def _dispatch(call: Call, order: Order, fleet: Fleet, facts: Mapping[int, Facts]
 def _start(call: Call, order: Order, fleet: Fleet, made: Plan, release: str) -> None:
     from clustertool.engines import ENGINES
     from clustertool.reach.executor import carry_out
+    from clustertool.show.table import count
     from clustertool.verbs.follow import taken_back, tell, told
 
-    counts = ", ".join(f"{sum(p.role == role for p in made.processes)} {role}s" for role in made.phases)
-    call.terminal.note(f"job {made.job_id}: {made.mode}, {counts} on {len(made.nodes)} nodes")
+    counts = ", ".join(count(sum(p.role == role for p in made.processes), role) for role in made.phases)
+    call.terminal.note(f"job {made.job_id}: {made.mode}, {counts} on {count(len(made.nodes), 'node')}")
     interrupts.count.job = made.job_id
     undone: dict[int, str] = {}
 
@@ -303,7 +304,7 @@ def wanted(call: Call) -> Any:
         return "all"
     text = call.given.rank or "0"
     ranks = [word for word in text.split(",") if word]
-    if not ranks or not all(word.isdigit() for word in ranks):
+    if not ranks or not all(word.isdecimal() for word in ranks):
         raise UsageError(f"--rank {text!r}", "a rank, or several: --rank 3,4")
     return [["trainer", int(word)] for word in ranks]
 

@@ -12,11 +12,11 @@ from clustertool.verbs.call import JOB, JSON, NODES, Call, verb
 def status(call: Call) -> None:
     """Show the state of one job, per process and per node."""
     from clustertool.verbs import load
-    from clustertool.verbs.jobs import failed, fleet_of, pick
+    from clustertool.verbs.jobs import attach_to, failed, fleet_of
 
     cluster = load.cluster(call, start_local=False)
     with fleet_of(cluster) as fleet:
-        job = pick(fleet, call.given.job)["id"]
+        job = attach_to(fleet, call.given.job)["id"]
         answers = fleet.ask_all({"q": "status", "job": job}).ok
         found = as_dict(answers)
         if call.json:

@@ -29,8 +29,7 @@ def stop(call: Call) -> None:
                 call.answer({"would_stop": wanted})
             failed(fleet, call)
             return
-        answers = {job: stop_job(fleet, job, grace, call.given.force) for job in wanted}
-        _tell(call, fleet, answers)
+        _tell(call, {job: stop_job(fleet, job, grace, call.given.force) for job in wanted})
 
 
 def _grace(call: Call, default: float) -> float:
@@ -61,26 +60,31 @@ def unfinished(fleet: Any) -> list[str]:
     """Jobs that may have processes: the running ones, and those that some node calls lost."""
     from clustertool.verbs.jobs import merged
 
-    found = merged(fleet.ask_all({"q": "jobs"}).ok, len(fleet.cluster.hosts))
-    return [job["id"] for job in found if job["state"] in ("running", "lost")]
+    return [job["id"] for job in merged(fleet.ask_all({"q": "jobs"}).ok) if job["state"] in ("running", "lost")]
 
 
-def stop_job(fleet: Any, job: str, grace: float, force: bool) -> dict[int, Any]:
-    """Node -> its answer, or why there is none."""
+def stop_job(fleet: Any, job: str, grace: float, force: bool) -> dict[str, Any]:
+    """Each of the job's nodes by name -> its answer, or why there is none."""
     from clustertool.engines import ENGINES
+    from clustertool.verbs.jobs import where
 
     how = {"by": "inv stop", "code": 143, "grace": grace, "force": force}
     phase = ENGINES["ssh"]().stop(len(fleet.cluster.hosts), job, how)
+    places, names = where(job, fleet.ask_all({"q": "jobs", "job": job}).ok)
     gathered = fleet.ask(phase.requests, timeout=grace + 30)
-    return {**gathered.ok, **gathered.failed, **fleet.failed}
+    answers = {**gathered.ok, **gathered.failed, **fleet.failed}
+    ours = {host.name: host.index for host in fleet.cluster.hosts}
+    missing = Unreachable("is no host of conf.py (any more)")
+    nodes = {name: places.get(node, ours.get(name, -1)) for node, name in enumerate(names)} or ours
+    return {name: answers.get(agent, missing) for name, agent in nodes.items()}
 
 
-def _tell(call: Call, fleet: Any, answers: dict[str, dict[int, Any]]) -> None:
+def _tell(call: Call, answers: dict[str, dict[str, Any]]) -> None:
     """Per node and job what became of it; 76 for survivors, 69 for nodes that did not answer."""
     from clustertool.show.table import gather
     from clustertool.verbs.follow import told
 
-    table = {job: {fleet.name(node): told(answer, job) for node, answer in nodes.items()} for job, nodes in answers.items()}
+    table = {job: {name: told(answer, job) for name, answer in nodes.items()} for job, nodes in answers.items()}
     errors: list[Any] = []
     for job, nodes in table.items():
         for names, text in gather(nodes):

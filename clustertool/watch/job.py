@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Union
 
-from clustertool.plan.events import JobStatus, Key, words
+from clustertool.plan.events import JobStatus
+from clustertool.plan.outcome import Key, words
 from clustertool.watch.lines import Lines
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from clustertool.errors import ClustertoolError, Interrupted, JobFailed, NodeLost, Survivors, Terminated, TimedOut
-from clustertool.plan.events import JobStatus, Key, Outcome, ProcessStatus
+from clustertool.plan.events import JobStatus, ProcessStatus
+from clustertool.plan.outcome import Key, Outcome
 
 _ROLES = {"trainer": ("trainers", "trainer"), "pserver": ("pservers", "pserver"), "heter": ("heter trainers", "heter trainer")}
 

@@ -123,3 +123,25 @@ def test_a_reader_that_leaves_does_not_end_the_job(site):
     assert re.search(r"the job goes on: inv attach --job \S+", done.err)
     assert one.inv("status", "--json").ends(0).json["state"] == "running"
     assert "clean" in one.inv("stop").ends(0).out
+
+
+RESTARTS = """
+    import os, sys
+    attempt = os.environ["CLUSTERTOOL_ATTEMPT"]
+    print("attempt", attempt, flush=True)
+    sys.exit(9 if attempt != "2" and os.environ["RANK"] == "1" else 0)
+"""
+
+
+def test_restarts(site):
+    pair = site(2)
+    pair.workspace(train_py=RESTARTS)
+    done = pair.inv("run", "-w", "job", "--max-restarts", 3, "--all-ranks", "--rank", 1).ends(0)
+    assert {f"[trainer 1 node1] attempt {k}" for k in range(3)} <= set(done.lines())
+    assert (pair.jobs(1)[0] / "log/attempt2/workerlog.1").read_text() == "attempt 2\n"
+    assert pair.inv("logs", "-r", 1, "--attempt", 1).ends(0).lines() == ["[trainer 1 node1] attempt 1"]
+    assert pair.inv("logs", "-r", 1, "--raw", "--attempt", 0).ends(0).out == "attempt 0\n"
+    assert pair.inv("logs", "-r", 1, "--raw").ends(0).out == "attempt 2\n", "one log, the newest"
+    done = pair.inv("run", "-w", "job", "--max-restarts", 1).ends(9)
+    assert "rank=[1] was aborted" in done.err
+    assert "attempt 1" in done.err

@@ -77,7 +77,7 @@ def test_a_terminal_that_is_closed_detaches(site):
 
 def test_a_node_that_crashes(site):
     three = site(3)
-    three.conf(LOSS_TIMEOUT=2)
+    three.conf(LOSS_TIMEOUT=2, CONNECT_TIMEOUT=2)
     running = counting(three)
     at = time.monotonic()
     three.lab.crash(2)

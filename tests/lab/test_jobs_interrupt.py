@@ -74,6 +74,19 @@ def test_while_running(site):
     assert (outcome["state"], outcome["code"], outcome["reason"]) == ("stopped", 130, "Ctrl+C")
 
 
+def test_terminated(site):
+    """SIGTERM to the command is a stop too; only its code differs."""
+    pair = site(2)
+    pair.workspace(train_py=POLITE)
+    running = pair.start("run", "-w", "job", "--all-ranks")
+    ready(running, 2)
+    running.signal(signal.SIGTERM)
+    done = running.wait().ends(143)
+    assert done.last == "clustertool: exit 143 (tool): SIGTERM"
+    assert told(done, pair) == "clean"
+    assert not pair.living()
+
+
 def test_typed_at_a_terminal(site):
     """The line discipline gives it to everything in the foreground: what must carry the stop must not hear it."""
     pair = site(2)

@@ -24,3 +24,54 @@ def test_word2vec_on_nodes_that_share_one_home(site):
     cases.trains_word2vec(pair, 2)
     assert [path.parent.name for node in (0, 1) for path in pair.jobs(node)] == ["node0", "node1"]
     assert not list(pair.root(0).glob("JOB*"))
+
+
+def test_a_part_of_the_hosts(site):
+    """A job numbers the nodes it has; later commands find its ranks where they are."""
+    three = site(3)
+    three.inv("run", "-w", cases.HELLO, "--skip", "node0").ends(0)
+    status = three.inv("status", "--json").ends(0).json
+    assert [node["name"] for node in status["nodes"]] == ["node1", "node2"]
+    assert three.inv("logs", "-r", 1, "--raw").ends(0).out.startswith("hello role=TRAINER rank=1 ")
+    assert three.inv("logs", "--host", "node2").ends(0).lines()[0].startswith("[trainer 1 node2] hello")
+    attached = three.inv("attach", "--all-ranks").ends(0)
+    assert sorted(cases.hello(attached)) == [0, 1]
+    assert "warning" not in attached.err
+    three.lab.crash(0)
+    three.conf(CONNECT_TIMEOUT=1.5)
+    assert three.inv("status").ends(0), "what is no part of the job need not answer"
+    three.workspace(train_py="import time; time.sleep(600)")
+    job = three.inv("run", "-w", "job", "--detach", "--skip", "node0").ends(0).job
+    three.conf(HOSTS=["node2"])
+    done = three.inv("stop").ends(69)
+    assert done.lines() == [f"job {job}: node1: did not answer: is no host of conf.py (any more)", f"job {job}: node2: clean"]
+    three.gone()
+
+
+def test_two_entries_of_one_machine_are_two_nodes(site):
+    """The same account of the same machine twice: one port space, one home, two nodes."""
+    one = site(1)
+    one.conf(HOSTS=["node0", "node0"])
+    done = one.inv("run", "-w", cases.HELLO, "--all-ranks").ends(0)
+    assert {rank: its["prefix"] for rank, its in cases.hello(done).items()} == {0: "node0#0", 1: "node0#1"}
+    assert len({its["endpoint"] for its in cases.hello(done).values()}) == 2
+    status = one.inv("status", "--json").ends(0).json
+    assert [(node["name"], node["state"]) for node in status["nodes"]] == [("node0#0", "ended"), ("node0#1", "ended")]
+    assert one.inv("logs", "-r", 1, "--raw").ends(0).out.startswith("hello role=TRAINER rank=1 ")
+
+
+def test_nodes_that_share_a_home_know_whose_job_is_whose(site):
+    pair = site(2, shared_home=True)
+    pair.workspace(train_py="import time; time.sleep(600)")
+    both = pair.inv("run", "-w", "job", "--detach").ends(0)
+    assert "2 nodes share ROOT_DIR" in both.err
+    one = pair.inv("run", "-w", "job", "--detach", "--only", "node1").ends(0).job
+    for job, nodes in ((both.job, ["node0", "node1"]), (one, ["node1"])):
+        status = pair.inv("status", "--job", job, "--json").ends(0).json
+        assert status["state"] == "running"
+        assert [(node["name"], node["state"]) for node in status["nodes"]] == [(name, "running") for name in nodes]
+    assert pair.inv("stop", "--job", one).ends(0).lines() == [f"job {one}: node1: clean"]
+    assert pair.inv("stop").ends(0).lines() == [f"job {both.job}: node[0-1]: clean"]
+    assert not pair.living()
+    assert pair.inv("clean", "--older-than", "0s", "--json").ends(0).json["removed"] == sorted([both.job, one])
+    assert not pair.jobs(0) + pair.jobs(1)

@@ -112,6 +112,9 @@ class Channel:
             start_new_session=True,
         )  # fmt: skip
         self._timeout: float | None = None
+        self.sent = 0
+        self.eof_received, self.status_event = True, threading.Event()  # nothing to wait for at the end
+        self.status_event.set()
         self._said = bytearray()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
@@ -130,14 +133,20 @@ class Channel:
     def recv(self, size: int) -> bytes:
         assert self.popen.stdout is not None
         if not select.select([self.popen.stdout], [], [], self._timeout)[0]:
-            raise socket.timeout
+            raise TimeoutError
         return os.read(self.popen.stdout.fileno(), size)
 
     def sendall(self, data: bytes) -> None:
         assert self.popen.stdin is not None
+        self.sent += len(data)
         view = memoryview(data)
         while view:
             view = view[os.write(self.popen.stdin.fileno(), view) :]
+
+    @property
+    def closed(self) -> bool:
+        assert self.popen.stdin is not None
+        return self.popen.stdin.closed
 
     def recv_stderr_ready(self) -> bool:
         return bool(self._said)
@@ -217,7 +226,7 @@ class Client:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.stream = Stream()
-        self.link = Link(node.env)
+        self.link = Link(node.env, node.shell)
         self.agent = Agent.open(self.link, node.cluster.hosts[node.index], node.cluster, self._sink)  # type: ignore[arg-type]
 
     def _sink(self, _: int, header: Event, payload: bytes) -> None:
@@ -234,7 +243,7 @@ class Client:
         self.link.channels[-1].kill()
 
     def close(self) -> None:
-        self.agent.close()
+        """As when a command ends: its connection goes, and the agent with it."""
         self.link.channels[-1].end()
 
 
@@ -245,6 +254,7 @@ class Node:
         self.cluster, self.index, self.env = cluster, index, env
         self.host = cluster.hosts[index]
         self.root = Path(self.host.root_dir)
+        self.shell: Sequence[str] = ("/bin/sh",)
         self.clients: list[Client] = []
 
     def open(self) -> Client:
@@ -275,6 +285,7 @@ class Job:
         self.place_requests: dict[int, dict[str, Any]] = {node: dict(request) for node, request in place.requests.items()}
         self.start_requests = launch.requests
         self.known: set[Process] = set()
+        self.torn = False  # a full disk may have torn lines, nothing else
 
     def dir(self, node: int = 0) -> Path:
         return Path(self.plan.nodes[node].job_dir)
@@ -309,9 +320,12 @@ class Job:
     def events(self, node: int = 0, kind: str = "") -> list[Event]:
         """Whole lines of the events file, all or of one kind. Notes every process named there."""
         found = []
-        for line in read(str(self.dir(node) / ".clustertool/events.jsonl")).split(b"\n"):
-            if line.strip():
-                found.append(json.loads(line))
+        for line in read(str(self.dir(node) / ".clustertool/events.jsonl")).split(b"\n")[:-1]:
+            try:
+                found.append(json.loads(line or b"{}"))
+            except ValueError:
+                assert self.torn, f"a torn line: {line!r}"
+        found = [event for event in found if event]
         for event in found:
             if event["e"] in ("supervisor", "guard", "started"):
                 self.known.add(Process(event["pid"], event["start"]))
@@ -332,7 +346,8 @@ class Job:
     def rank(self, rank: int = 0, role: str = "trainer") -> Process:
         """A rank that has been started, on whatever node."""
         node = next(p.node for p in self.plan.processes if (p.role, p.rank) == (role, rank))
-        event = until(lambda: [e for e in self.events(node, "started") if (e["role"], e["rank"]) == (role, rank)], "started")[-1]
+        named = {"role": role, "rank": rank}
+        event = until(lambda: [e for e in self.events(node, "started") if named.items() <= e.items()], "it started")[-1]
         return Process(event["pid"], event["start"])
 
     def seen(self, node: int = 0) -> set[Process]:
@@ -382,7 +397,7 @@ class Job:
 
     def living(self) -> dict[Process, str]:
         """Everything of this job that lives: by marker, by record, by name in a log, supervisor and guard too."""
-        found = {process: "marked" for process in marked(self.token)}
+        found = dict.fromkeys(marked(self.token), "marked")
         for node in range(len(self.nodes)):
             self.events(node)
             self.known |= self.seen(node)
@@ -405,13 +420,14 @@ class Bench:
         self.jobs: list[Job] = []
         self._nodes: list[Node] = []
 
-    def nodes(self, count: int = 1, python: str = sys.executable, env: Mapping[str, str] | None = None, **conf: Any) -> list[Node]:
-        """`count` nodes on 127.0.0.<n>; `conf` are keys of conf.py."""
+    def nodes(
+        self, count: int = 1, *, python: str = sys.executable, env: Mapping[str, str] | None = None, root: Path | None = None,
+        **conf: Any,
+    ) -> list[Node]:  # fmt: skip
+        """`count` nodes on 127.0.0.<n>, each with a ROOT_DIR of its own unless one is given; `conf` are keys of conf.py."""
         first = len(self._nodes) + 11
-        hosts = [
-            {"host": f"127.0.0.{first + i}", "address": f"127.0.0.{first + i}", "root_dir": str(self.tmp / f"root{first + i}")}
-            for i in range(count)
-        ]
+        addresses = {f"127.0.0.{number}": str(root or self.tmp / f"root{number}") for number in range(first, first + count)}
+        hosts = [{"host": address, "address": address, "root_dir": folder} for address, folder in addresses.items()]
         values = {"HOSTS": hosts, "PYTHON": python, "LOSS_TIMEOUT": 2, "GRACE": 5, "DEVICE_KIND": "cpu", **conf}
         cluster = read_cluster(values)
         environ = {"HOME": str(self.home), "PATH": os.environ["PATH"], "USER": "tester", "LANG": "C.UTF-8", **(env or {})}
@@ -420,7 +436,7 @@ class Bench:
         return made
 
     def job(self, nodes: Sequence[Node] | None = None, trainer: Sequence[str] | str = "true", **given: Any) -> Job:
-        """Plan a job: `trainer` and `pserver` are commands (a text is a shell's), `policy`, `env`, `per_node` as in job.toml."""
+        """Plan a job: `trainer` and `pserver` are commands (a text is a shell's); `policy`, `env`, `per_node` as in job.toml."""
         nodes = nodes or self.nodes()
         cluster = nodes[0].cluster
         toml: dict[str, Any] = {"trainer": {"command": _command(trainer), "per_node": given.pop("per_node", 1)}}
@@ -469,10 +485,9 @@ def pythons() -> list[str]:
     """Every Python >= 3.8 that this machine has, one of each version."""
     found: dict[str, str] = {}
     for path in _candidates():
-        text = subprocess.run(
-            [path, "-c", "import sys; print('%d.%d %d' % (sys.version_info[0], sys.version_info[1], sys.version_info >= (3, 8)))"],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False,
-        ).stdout.split()  # fmt: skip
+        code = "import sys; print('%d.%d' % sys.version_info[:2], int(sys.version_info >= (3, 8)))"
+        done = subprocess.run([path, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
+        text = done.stdout.split()
         if len(text) == 2 and text[1] == "1":
             found.setdefault(text[0], path)
     return [found[version] for version in sorted(found, key=lambda v: [int(n) for n in v.split(".")])]
@@ -499,4 +514,5 @@ def _candidates() -> Iterator[str]:
 def _installed() -> list[Path]:
     """What pyenv and its likes keep beside the system's own."""
     folders = [Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions", Path("/opt/python")]
-    return [path for folder in folders for path in sorted(folder.glob("*/bin/python?.*")) if path.name.replace(".", "").isalnum()]
+    found = [path for folder in folders for path in sorted(folder.glob("*/bin/python?.*"))]
+    return [path for path in found if path.name.replace(".", "").isalnum()]  # python3.8, and not python3.8-config

@@ -91,6 +91,14 @@ print("ready", flush=True)
 time.sleep(1000)
 """)
 
+MANY_THREADS = python("""
+import threading, time
+for _ in range(300):
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+print("ready")
+time.sleep(1000)
+""")
+
 PSERVER = python("""
 import os, socket, time
 server = socket.create_server((os.environ["POD_IP"], int(os.environ["PADDLE_PORT"])))

@@ -11,7 +11,7 @@ import pytest
 
 from clustertool.errors import PreflightError
 from tests.node import programs as p
-from tests.node.harness import Bench, Job, alive, cpu, until
+from tests.node.harness import Bench, Job, alive, cpu, read, until
 
 
 def order(job: Job, *kinds: str) -> list[tuple[float, str, str, int]]:
@@ -39,12 +39,12 @@ def test_exit_code(bench: Bench, code: int) -> None:
     assert outcome["reason"] == f"trainer 0 on {job.nodes[0].host.name} ended with exit code {code}"
 
 
-@pytest.mark.parametrize("number, word", [(signal.SIGKILL, "killed"), (signal.SIGSEGV, "segmentation fault"), (signal.SIGTERM, "terminated")])
-def test_signal(bench: Bench, number: signal.Signals, word: str) -> None:
-    job = bench.run(None, f"kill -{int(number)} $$; sleep 1000")
+@pytest.mark.parametrize("number, word", [(9, "killed"), (11, "segmentation fault"), (15, "terminated")])
+def test_signal(bench: Bench, number: int, word: str) -> None:
+    job = bench.run(None, f"kill -{number} $$; sleep 1000")
     outcome = job.ended()
     assert outcome["code"] == 128 + number
-    assert f"signal {int(number)} ({word})" in outcome["reason"]
+    assert f"signal {number} ({word})" in outcome["reason"]
     assert (job.events(0, "exited")[0]["signal"], job.events(0, "exited")[0]["stopped"]) == (number, False)
 
 
@@ -96,11 +96,16 @@ os.wait()
 
 def test_restart(bench: Bench) -> None:
     """A second attempt has logs of its own, on all nodes, and its own number in the environment."""
-    program = "echo attempt $CLUSTERTOOL_ATTEMPT; [ $CLUSTERTOOL_ATTEMPT = 2 ] && exit 0; [ $RANK = 1 ] && exit 6; exec sleep 1000"
-    job = bench.run(bench.nodes(2), program, policy={"max_restarts": 2})
+    program = """
+        echo attempt $CLUSTERTOOL_ATTEMPT
+        [ $CLUSTERTOOL_ATTEMPT = 1 ] && exit 0
+        [ $RANK = 1 ] && exit 6
+        exec sleep 1000
+    """
+    job = bench.run(bench.nodes(2), program, policy={"max_restarts": 1})
     assert [job.ended(node)["state"] for node in range(2)] == ["succeeded"] * 2
-    assert [job.log(0, attempt=k) for k in range(3)] == [b"attempt %d\n" % k for k in range(3)]
-    assert [event["attempt"] for event in job.events(1, "exited")] == [0, 1, 2]
+    assert [job.log(0, attempt=k) for k in range(2)] == [b"attempt %d\n" % k for k in range(2)]
+    assert [event["attempt"] for event in job.events(1, "exited")] == [0, 1]
 
 
 def test_time_limit(bench: Bench) -> None:
@@ -118,9 +123,10 @@ def test_environment(bench: Bench) -> None:
     lines = job.log().decode().splitlines()
     found = dict(line.split("=", 1) for line in lines if "=" in line)
     assert (found["PADDLE_TRAINER_ID"], found["LD_LIBRARY_PATH"], found["CLUSTER"]) == ("0", "/conf:/node", "é")
-    assert (found["HOME"], found["PYTHONUNBUFFERED"], found["CLUSTERTOOL_OUTPUT"]) == (str(bench.home), "1", str(job.dir() / "output"))
+    assert (found["HOME"], found["PYTHONUNBUFFERED"]) == (str(bench.home), "1")
+    assert found["CLUSTERTOOL_OUTPUT"] == str(job.dir() / "output")
     assert not {"TRAINING_ROLE", "http_proxy", "FOO"} & set(found)
-    assert lines[-3:] == [str(job.dir()), "%04o" % _umask(), "/dev/null"]
+    assert lines[-3:] == [str(job.dir()), f"{_umask():04o}", "/dev/null"]
     assert "MINE=a b\nc\n" in job.log().decode()
 
 
@@ -134,15 +140,10 @@ def test_prelude(bench: Bench) -> None:
     """Shell lines before every process; what they say is in the log, and they are in no process's argv."""
     nodes = bench.nodes(1, PRELUDE=["export WHAT='it''s $HOME'", "echo prelude"])
     job = bench.run(nodes, ["sh", "-c", "echo $WHAT; echo ready; exec sleep 1000"]).ready()
-    assert job.log() == f"prelude\nits $HOME\nready\n".encode()
-    assert b"WHAT" not in _cmdline(job.rank().pid)
-    assert b"CLUSTERTOOL_PRELUDE" not in open(f"/proc/{job.rank().pid}/environ", "rb").read()
+    assert job.log() == b"prelude\nits $HOME\nready\n"
+    assert b"export" not in read(f"/proc/{job.rank().pid}/cmdline")
+    assert b"CLUSTERTOOL_PRELUDE" not in read(f"/proc/{job.rank().pid}/environ")
     job.stop()
-
-
-def _cmdline(pid: int) -> bytes:
-    with open(f"/proc/{pid}/cmdline", "rb") as file:
-        return file.read()
 
 
 # -- parameter servers ----------------------------------------------------------------------------------------------------------
@@ -158,8 +159,8 @@ def test_trainers_wait_for_listening_pservers(bench: Bench) -> None:
     assert steps == [("started", "pserver")] * 4 + [("listening", "pserver")] * 4 + [("started", "trainer")] * 4 or (
         steps.index(("started", "trainer")) == 8
     )
-    stopped = [(e["role"], e["signal"], e["stopped"]) for n in range(2) for e in job.events(n, "exited") if e["role"] == "pserver"]
-    assert stopped == [("pserver", signal.SIGTERM, True)] * 4
+    exits = [event for node in range(2) for event in job.events(node, "exited") if event["role"] == "pserver"]
+    assert [(event["signal"], event["stopped"]) for event in exits] == [(signal.SIGTERM, True)] * 4
     assert [name for _, _, name, _ in order(job, "exited")][:4] == ["trainer"] * 4
 
 
@@ -207,8 +208,9 @@ def test_lead_port_lost(bench: Bench) -> None:
         with pytest.raises(PreflightError, match=f"port {job.plan.lead[1]} is held by"):
             job.start()
     assert [job.stop(node)["state"] for node in range(2)] in (["ended already", "clean"], ["clean", "clean"])
-    assert [job.nodes[node].ask("unplace", job_dir=str(job.dir(node)), token=job.token)["re"] > 0 for node in range(2)] == [True, True]
-    assert not job.dir(0).exists() and not job.dir(1).exists()
+    for node in range(2):
+        job.nodes[node].ask("unplace", job_dir=str(job.dir(node)), token=job.token)
+        assert not job.dir(node).exists()
 
 
 def test_started_twice(bench: Bench) -> None:
@@ -227,9 +229,7 @@ def test_started_twice(bench: Bench) -> None:
 def test_idle_costs_little(bench: Bench) -> None:
     """Two ranks, one of them with 300 threads, and nothing happens: well below 1 % of a core, which a busy test machine
     can show only roughly."""
-    threads = p.python("import threading, time\nfor _ in range(300): threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
-                       "print('ready')\ntime.sleep(1000)")  # fmt: skip
-    job = bench.run(bench.nodes(1), threads, per_node=2).ready()
+    job = bench.run(bench.nodes(1), p.MANY_THREADS, per_node=2).ready()
     watched = [job.process("supervisor").pid, job.process("guard").pid]
     before, start = [cpu(pid) for pid in watched], time.monotonic()
     until(lambda: time.monotonic() - start > 3.0)

@@ -147,24 +147,16 @@ def test_two_nodes_of_one_machine(bench: Bench) -> None:
     assert job.ended(1)["state"] == "stopped"
 
 
-def test_rank_stops_its_own_job(bench: Bench) -> None:
-    """An agent that is started inside a rank carries its marker: it answers, and ends with the job."""
-    nodes = bench.nodes(1)
-    job = bench.run(nodes, p.PLAIN).ready()
-    environ = dict(item.split("=", 1) for item in open(f"/proc/{job.rank().pid}/environ").read().split("\0") if "=" in item)
-    inside = bench.nodes(1, env=environ)[0]
-    other = bench.run([inside], p.PLAIN).ready()
-    assert job.stop(grace=1.0)["state"] == "clean"
-    assert not alive(other.rank())
-
-
 def _clean(job: Job, **how: Any) -> dict[str, Any]:
     return job.nodes[0].ask("clean", **{"job": job.id, "exact": True, **how})
 
 
 def test_clean(bench: Bench) -> None:
     """Running jobs stay; a dry look removes nothing; a directory goes with all that programs have made of it."""
-    program = "echo ready; mkdir -p a/b; echo x > a/b/c; chmod 0 a/b/c a/b; chmod 500 a; ln -s /etc link; until [ -e go ]; do sleep 0.05; done"
+    program = """
+        mkdir -p a/b; echo x > a/b/c; chmod 0 a/b/c a/b; chmod 500 a; ln -s /etc link
+        echo ready; until [ -e go ]; do sleep 0.05; done
+    """
     job = bench.run(None, program).ready()
     assert _clean(job) == {"re": _clean(job)["re"] - 1, "removed": [], "running": [job.id], "freed": 0}
     (job.dir() / "go").touch()

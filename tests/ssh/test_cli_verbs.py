@@ -61,7 +61,7 @@ def test_dry_prints_the_plan_and_does_nothing(pair):
         assert told in done.out
     plan = pair.start("--dry", "run", "-w", "job", "--json").wait().ends(0).json
     assert [process["rank"] for node in plan["nodes"] for process in node["processes"]] == [0, 1]
-    assert "would send 1 files" in pair.inv("dispatch", "-w", "job", "--dry").ends(0).out.replace("file,", "files,")
+    assert "would send 1 file, " in pair.inv("dispatch", "-w", "job", "--dry").ends(0).out
     for node in range(2):
         assert not pair.root(node).exists()
 
@@ -327,3 +327,50 @@ def test_json_is_all_there_is_on_stdout(pair):
     assert "hello role=TRAINER" in done.err
     missing = pair.inv("status", "--job", "no-such", "--json").ends(66)
     assert missing.json["exit"]["code"] == 66
+
+
+# -- questions at a terminal
+
+
+@pytest.fixture
+def locked(site, tmp_path):
+    """Two nodes that let in a key with a passphrase only."""
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+
+    from tests.ssh import sshd
+
+    two = site(2)
+    key = sshd.write_key(tmp_path / "locked", ed25519.Ed25519PrivateKey.generate(), passphrase="open sesame")
+    for server in two.servers:
+        (server.dir / "authorized_keys").write_text(sshd.public(key) + "\n")
+    two.conf(IDENTITY_FILE=str(key))
+    return two
+
+
+def test_a_passphrase_is_asked_for_once(locked):
+    running = locked.start("exec", "--command", "hostname", terminal=True)
+    running.says("[Pp]assphrase.*: ?$")
+    running.type("open sesame\n")
+    done = running.wait().ends(0)
+    assert done.out.count("Passphrase of") == 1
+    assert "open sesame" not in done.out
+    running = locked.start("run", "-w", HELLO, "--all-ranks", terminal=True)
+    running.says("[Pp]assphrase.*: ?$")
+    running.type("open sesame\n")
+    assert running.wait().ends(0).out.count("hello role=TRAINER") == 2
+
+
+def test_ctrl_c_instead_of_a_passphrase(locked):
+    for keys in ("\x03", "\x04"):
+        running = locked.start("run", "-w", HELLO, terminal=True)
+        running.says("[Pp]assphrase.*: ?$")
+        at = running.type(keys)
+        done = running.wait(30)
+        assert time.monotonic() - at < 2 + SLACK
+        assert done.code == (130 if keys == "\x03" else 77), done.out
+        assert "Traceback" not in done.out
+
+
+def test_without_a_terminal_nobody_is_asked(locked):
+    done = locked.inv("jobs").ends(77)
+    assert "passphrase" in done.err

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from clustertool.plan.events import JobStatus, Outcome, exit_code, fold, read_events, read_outcome, words
+from clustertool.plan.events import JobStatus, fold, read_events
+from clustertool.plan.outcome import Outcome, exit_code, read_outcome, words
 
 Event = dict[str, Any]
 

@@ -20,7 +20,7 @@ from clustertool.node.lead import (
     StopAsked,
     decide,
 )  # fmt: skip
-from clustertool.plan.events import Outcome
+from clustertool.plan.outcome import Outcome
 
 T0, T1, T2, T3 = (("trainer", rank) for rank in range(4))
 P0, P1 = ("pserver", 0), ("pserver", 1)

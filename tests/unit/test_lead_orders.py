@@ -30,7 +30,7 @@ from clustertool.node.lead import (
     StopAsked,
     decide,
 )  # fmt: skip
-from clustertool.plan.events import Key
+from clustertool.plan.outcome import Key
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,13 @@ class Node:
     stopping: bool = False
     clean: bool = False
     said: tuple[Event, ...] = ()
-    told: tuple[Action, ...] = ()
+    told: tuple[tuple[Action, int], ...] = ()  # with the attempt that the lead was in
 
     def says(self, event: Event) -> Node:
         return replace(self, said=(*self.said, event))
+
+    def enters(self, attempt: int) -> Node:
+        return self if attempt == self.attempt else replace(self, attempt=attempt, stopping=False, clean=False)
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class World:
     stopped: int = -1  # the attempt that was told to stop
     done: frozenset[tuple[Key, int]] = frozenset()  # trainers that ended well, by attempt
     finished: int = 0
+    held: tuple[Action, ...] = ()  # the start of a new attempt, which waits for a pause
 
     # -- what may happen next --
 
@@ -74,6 +78,8 @@ class World:
                 yield self.without("lost").but(replace(node, dead=True))
             if node.index not in self.state.lost and (node.dead or "slow" in self.faults) and not self.finished:
                 yield (self if node.dead else self.without("slow")).hear(Lost(node.index, "silent"))
+        if self.held:
+            yield replace(self, held=()).tell(self.held[0])
         if "stop" in self.faults:
             yield self.without("stop").hear(StopAsked("ann", 130))
         if "timeout" in self.faults:
@@ -83,7 +89,7 @@ class World:
         if not node.joined:
             yield self.but(replace(node.says(Joined(node.index)), joined=True))
         elif node.told:
-            yield self.obey(replace(node, told=node.told[1:]), node.told[0])
+            yield self.obey(replace(node, told=node.told[1:]), *node.told[0])
         for key in sorted(node.silent):
             if not node.stopping:
                 yield self.but(replace(node.says(Listening(key)), silent=node.silent - {key}))
@@ -106,10 +112,10 @@ class World:
         if "fail" in self.faults:
             yield self.without("fail").but(left.says(_exited(batch, 7)))
 
-    def obey(self, node: Node, action: Action) -> World:
+    def obey(self, node: Node, action: Action, attempt: int) -> World:
+        if not isinstance(action, Finish):
+            node = node.enters(attempt)
         if isinstance(action, Start):
-            if action.attempt != node.attempt:
-                node = replace(node, attempt=action.attempt, stopping=False, clean=False)
             if not node.stopping:
                 keys = frozenset(key for key in self.state.shape.on(node.index) if key[0] == action.role)
                 node = replace(node, running=node.running | keys, silent=keys if action.role == "pserver" else node.silent)
@@ -125,17 +131,22 @@ class World:
         world = replace(self, state=state)
         if before.ending is not None:
             assert state.ending is not None
-            assert replace(state.ending, victims=()) == before.ending or before.phase == "over", "the outcome changed"
+            assert state.ending._replace(victims=()) == before.ending or before.phase == "over", "the outcome changed"
         for action in actions:
             if isinstance(action, Start):
                 world = world.check_start(action)
             elif isinstance(action, Stop):
                 assert not world.finished
-                world = replace(world, stopped=state.attempt)
+                world = replace(world, stopped=state.attempt, held=())
             else:
                 world = world.check_finish(action)
-            world = replace(world, nodes=tuple(replace(node, told=(*node.told, action)) for node in world.nodes))
+            again = isinstance(action, Start) and action.again
+            world = replace(world, held=(action,)) if again else world.tell(action)
         return world
+
+    def tell(self, action: Action) -> World:
+        word = (action, self.state.attempt)
+        return replace(self, nodes=tuple(replace(node, told=(*node.told, word)) for node in self.nodes))
 
     def check_start(self, start: Start) -> World:
         assert start.attempt == self.state.attempt <= self.state.shape.max_restarts
@@ -147,8 +158,10 @@ class World:
         if (start.role == "trainer") and self.state.shape.pservers:
             assert ("pserver", start.attempt) in self.started
             assert not any(node.silent for node in self.nodes)
-        elif start.attempt:
-            assert all(node.clean and not node.running for node in self.nodes)
+            assert not start.again
+        else:
+            assert start.again == (start.attempt > 0)
+            assert not start.attempt or all(node.clean and not node.running for node in self.nodes)
         return replace(self, started=self.started | {(start.role, start.attempt)})
 
     def check_finish(self, finish: Finish) -> World:

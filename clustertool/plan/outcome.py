@@ -1,0 +1,53 @@
+"""An outcome is how a job ended and whose fault it was; with the words for exit codes and signals.
+
+Apart from events.py because supervisors need it and nothing else of that file: a node starts hundreds of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping, NamedTuple, Tuple
+
+Key = Tuple[str, int]
+
+SIGNALS = {
+    1: "hang-up", 2: "interrupt", 3: "quit", 4: "illegal instruction", 6: "abort", 7: "bus error",
+    8: "arithmetic error", 9: "killed", 11: "segmentation fault", 13: "broken pipe", 14: "alarm", 15: "terminated",
+    24: "CPU time limit", 25: "file size limit",
+}  # fmt: skip
+
+
+class Outcome(NamedTuple):
+    """How a job ended. state: succeeded, failed, lost, stopped, timeout. source: whose code it is, job or tool."""
+
+    state: str
+    code: int
+    source: str
+    reason: str
+    culprits: Tuple[Key, ...] = ()
+    victims: Tuple[Key, ...] = ()
+    node: int = -1
+
+    def as_dict(self) -> Dict[str, Any]:
+        return {**self._asdict(), "culprits": [list(k) for k in self.culprits], "victims": [list(k) for k in self.victims]}
+
+
+def read_outcome(values: Mapping[str, Any]) -> Outcome:
+    return Outcome(
+        str(values["state"]), int(values["code"]), str(values["source"]), str(values["reason"]),
+        tuple((str(a), int(b)) for a, b in values.get("culprits", ())),
+        tuple((str(a), int(b)) for a, b in values.get("victims", ())), int(values.get("node", -1)),
+    )  # fmt: skip
+
+
+def exit_code(code: int, signal: int) -> int:
+    """The shell's convention: 128+N for signal N."""
+    return 128 + signal if signal else code
+
+
+def words(code: int, signal: int, note: str = "") -> str:
+    """An end in words: exit code 7; signal 9 (killed)."""
+    if signal:
+        text = f"signal {signal} ({SIGNALS.get(signal, 'unknown')})"
+    else:
+        text = f"exit code {code}"
+    return f"{text}: {note}" if note else text

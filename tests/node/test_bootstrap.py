@@ -1,0 +1,212 @@
+"""The start of the node side: whatever the login and the node's Python are like, it starts or says why not."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clustertool.errors import ClustertoolError, PreflightError, Unreachable
+from clustertool.reach import pyz
+from tests.node.harness import Bench, Client, Node, old_pythons
+
+ARCHIVE = 20_000  # bytes; what a start sends without the archive is far less
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Path:
+    """A home that has never seen us."""
+    path = tmp_path / "fresh"
+    path.mkdir(mode=0o700)
+    return path
+
+
+def node(bench: Bench, home: Path, **given: str) -> Node:
+    return bench.nodes(1, env={"HOME": str(home), **given})[0]
+
+
+def fetched(client: Client) -> bool:
+    """Whether this start was sent the archive."""
+    return client.link.channels[-1].sent > ARCHIVE
+
+
+def cache(home: Path) -> Path:
+    return home / ".cache" / "clustertool" / pyz.archive()[0]
+
+
+def works(bench: Bench, where: Node) -> None:
+    """A whole job, with what is imported late: restarts, a replaced guard's words, a stop."""
+    job = bench.run([where], "echo hello; exit 3", policy={"max_restarts": 1})
+    assert job.ended()["code"] == 3
+    assert job.log() == b"hello\n" and job.log(attempt=1) == b"hello\n"
+    assert not (job.dir() / ".clustertool/supervisor.err").read_text()
+
+
+def test_sent_once(bench: Bench, fresh: Path) -> None:
+    """And kept compiled, whatever the user's environment says of that."""
+    where = node(bench, fresh, PYTHONDONTWRITEBYTECODE="1", PYTHONPYCACHEPREFIX="/nowhere")
+    assert [fetched(where.open()) for _ in range(3)] == [True, False, False]
+    where.probe()
+    compiled = {path: path.stat().st_mtime_ns for path in cache(fresh).rglob("*.pyc")}
+    assert {path.name.partition(".")[0] for path in compiled} >= {"agent", "probe", "frames", "errors"}
+    assert {path.stat().st_mode & 0o777 for path in (cache(fresh), cache(fresh).parent)} == {0o700}
+    again = where.open()
+    again.ask("probe", root_dir=str(where.root))
+    assert compiled == {path: path.stat().st_mtime_ns for path in compiled}
+
+
+def test_content_is_checked_at_every_start(bench: Bench, fresh: Path) -> None:
+    """A byte that has changed, a file that is cut, one that is gone: sent again, and whole again."""
+    where = node(bench, fresh)
+    where.open()
+    source = cache(fresh) / "clustertool/node/files.py"
+    good = source.read_bytes()
+    for bad in (good.replace(b"0o700", b"0o777", 1), good[:1000], b"", None):
+        if bad is None:
+            source.unlink()
+        else:
+            source.write_bytes(bad)
+        assert fetched(where.open())
+        assert source.read_bytes() == good
+        assert not fetched(where.open())
+
+
+def test_eight_first_starts_at_once(bench: Bench, fresh: Path) -> None:
+    """As on nodes that share one home."""
+    nodes = [node(bench, fresh) for _ in range(8)]
+    failed: list[ClustertoolError] = []
+
+    def start(one: Node) -> None:
+        try:
+            one.open().ask("probe", root_dir=str(one.root))
+        except ClustertoolError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=start, args=(one,)) for one in nodes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failed == []
+    assert not fetched(nodes[0].open())
+    left = [path.name for path in cache(fresh).rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")]
+    assert left == []
+
+
+def homes(fresh: Path) -> Iterator[tuple[str, Path]]:
+    """Homes that take nothing, also from root."""
+    blocked = fresh / "blocked"
+    blocked.mkdir()
+    (blocked / ".cache").touch()
+    yield "a file is in the way", blocked
+    yield "there is none", fresh / "nowhere"
+    yield "it can never be written to", Path("/proc")
+    open_to_all = fresh / "open"
+    (open_to_all / ".cache/clustertool").mkdir(parents=True)
+    (open_to_all / ".cache/clustertool").chmod(0o777)
+    yield "others may write there", open_to_all
+    if os.getuid() == 0:
+        foreign = fresh / "foreign"
+        (foreign / ".cache/clustertool").mkdir(parents=True)
+        os.chown(foreign / ".cache/clustertool", 65534, 65534)
+        yield "it is another user's", foreign
+
+
+@pytest.mark.parametrize("number", range(4 + (os.getuid() == 0)))
+def test_from_memory(bench: Bench, fresh: Path, number: int) -> None:
+    why, home = list(homes(fresh))[number]
+    where = node(bench, home)
+    assert fetched(where.open()), why
+    works(bench, where)
+    assert fetched(where.open()), why
+    assert not (fresh / "nowhere").exists()
+
+
+def test_nothing_of_the_user_is_imported(bench: Bench, fresh: Path) -> None:
+    """Not from the working directory, not by PYTHON* variables, not from the user's site-packages."""
+    trap = bench.tmp / "trap"
+    (trap / "clustertool").mkdir(parents=True)
+    for name in ("json.py", "os.py", "socket.py", "sitecustomize.py", "clustertool/__init__.py"):
+        (trap / name).write_text(f"open({str(bench.tmp / 'caught')!r}, 'w').close()\nraise SystemExit(9)\n")
+    wishes = {"PYTHONPATH": str(trap), "PYTHONHOME": "/nowhere", "PYTHONSTARTUP": str(trap / "json.py"), "PYTHONINSPECT": "1"}
+    where = node(bench, fresh, **wishes)
+    where.shell = ["/bin/sh", "-c", f"cd {trap}; exec /bin/sh"]
+    works(bench, where)
+    assert not (bench.tmp / "caught").exists()
+
+
+@pytest.mark.parametrize("noise", ["Welcome", "no newline", "many", "binary", "looks like a mark"])
+def test_noise_before_the_start(bench: Bench, noise: str) -> None:
+    """What a .bashrc prints, and what it leaves in the pipe's way."""
+    text = {
+        "Welcome": "echo Welcome; echo to the machine >&2", "no newline": "printf 'no newline'", "many": "seq 5000",
+        "binary": r"printf '\000\377\033[31m'", "looks like a mark": "echo 0123456789abcdef; echo have; echo ready",
+    }[noise]  # fmt: skip
+    where = bench.nodes(1)[0]
+    where.shell = ["/bin/sh", "-c", f"{text}; exec /bin/sh"]
+    assert where.probe()["problems"] == []
+
+
+def test_noise_without_end(bench: Bench) -> None:
+    where = bench.nodes(1)[0]
+    where.shell = ["/bin/sh", "-c", "exec yes Welcome"]
+    with pytest.raises(PreflightError, match="prints without end"):
+        where.open()
+
+
+def test_login_ends_at_once(bench: Bench) -> None:
+    where = bench.nodes(1)[0]
+    where.shell = ["/bin/sh", "-c", "echo this account is closed >&2; exit 1"]
+    with pytest.raises(Unreachable, match="the session ended at once.*this account is closed"):
+        where.open()
+
+
+@pytest.mark.parametrize("python", [pytest.param(path, id=Path(path).name) for path in old_pythons()] or [
+    pytest.param("", marks=pytest.mark.skip(reason="there is no Python older than 3.8 here")),
+])  # fmt: skip
+def test_too_old(bench: Bench, python: str) -> None:
+    version = Path(python).name[len("python"):]
+    with pytest.raises(PreflightError, match=rf"is Python {version}\.\d+, too old") as caught:
+        bench.nodes(1, python=python)[0].open()
+    assert "PYTHON in conf.py" in caught.value.fix
+
+
+@pytest.mark.parametrize("python, what", [
+    ("/nowhere/python3", "there is no /nowhere/python3"), ("no-such-python", "there is no no-such-python"),
+    ("~/no-python", "there is no ~/no-python"), ("/etc", "/etc did not run"), ("/bin/false", "/bin/false did not run"),
+])  # fmt: skip
+def test_no_python(bench: Bench, python: str, what: str) -> None:
+    with pytest.raises(PreflightError) as caught:
+        bench.nodes(1, python=python)[0].open()
+    assert caught.value.what.partition(": ")[0] == what
+
+
+def test_python_that_breaks(bench: Bench) -> None:
+    """Its own last words are told."""
+    broken = bench.tmp / "python"
+    broken.write_text("#!/bin/sh\necho libpython3.9.so: cannot open shared object file >&2\nexit 127\n")
+    broken.chmod(0o755)
+    with pytest.raises(PreflightError, match="did not run: libpython3.9.so: cannot open shared object file"):
+        bench.nodes(1, python=str(broken))[0].open()
+
+
+def test_python_below_home(bench: Bench, fresh: Path) -> None:
+    """With a path that a shell would like to split."""
+    import sys
+
+    (fresh / "my $HOME 'venv'").mkdir()
+    (fresh / "my $HOME 'venv'" / "python").symlink_to(sys.executable)
+    where = bench.nodes(1, python="~/my $HOME 'venv'/python", env={"HOME": str(fresh)})[0]
+    assert where.probe()["home"] == str(fresh)
+
+
+def test_archive_is_reproducible() -> None:
+    """The same sources are the same release, so that a second laptop sends nothing."""
+    made = []
+    for _ in range(2):
+        pyz.archive.cache_clear()
+        made.append(pyz.archive())
+    assert made[0] == made[1]

@@ -1,0 +1,257 @@
+"""Following: every byte once and in order, whatever breaks in between, and the end after the last one."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from tests.node import programs as p
+from tests.node.harness import Bench, Job, Stream, cpu, kill, until
+
+LOG = "log/workerlog.0"
+COUNTING = "echo ready; i=0; until [ -e go ]; do echo line $i; i=$((i+1)); sleep 0.005; done; echo last"
+
+
+def end(stream: Stream) -> Stream:
+    until(lambda: stream.ended, "the stream has ended")
+    assert stream.after_end == 0
+    return stream
+
+
+def finish(job: Job) -> None:
+    for node in range(len(job.nodes)):
+        (job.dir(node) / "go").touch()
+
+
+def test_growing_log(bench: Bench) -> None:
+    job = bench.run(None, COUNTING)
+    stream = job.follow()
+    until(lambda: len(stream.logs.get(LOG, b"")) > 200)
+    until(lambda: stream.beats >= 2, "heartbeats come while lines do")
+    finish(job)
+    assert not end(stream).ended["orphan"]  # type: ignore[index]
+    assert bytes(stream.logs[LOG]) == job.log()
+    assert stream.events == job.events()
+    kinds = ["job", "started", "exited", "ended"]
+    assert [event["e"] for event in stream.events if event["e"] in kinds] == kinds
+    assert stream.beats
+
+
+def test_agent_killed_in_the_middle(bench: Bench) -> None:
+    """A new one, given the offsets, sends exactly the rest: three times in one job."""
+    job = bench.run(None, COUNTING, per_node=2).ready()
+    whole = Stream()
+    for _ in range(3):
+        client = job.nodes[0].open()
+        client.stream = whole
+        job.follow(client=client, **whole.resume())
+        size = len(whole.logs.get(LOG, b""))
+        until(lambda size=size: len(whole.logs.get(LOG, b"")) > size + 100)
+        client.kill()
+        until(lambda: whole.closed)
+        whole.closed = False
+    finish(job)
+    client = job.nodes[0].open()
+    client.stream = whole
+    end(job.follow(client=client, **whole.resume()))
+    for rank in range(2):
+        assert bytes(whole.logs[f"log/workerlog.{rank}"]) == job.log(rank)
+    assert whole.events == job.events()
+
+
+def test_resumed_after_the_end(bench: Bench) -> None:
+    """All events were had, some of the log was not."""
+    job = bench.run(None, "seq 1000")
+    job.ended()
+    stream = Stream()
+    stream.logs[LOG] = bytearray(job.log()[:1000])
+    stream.events_at = os.stat(job.dir() / ".clustertool/events.jsonl").st_size
+    client = job.nodes[0].open()
+    client.stream = stream
+    end(job.follow(client=client, **stream.resume()))
+    assert bytes(stream.logs[LOG]) == job.log()
+    assert stream.events == []
+
+
+def test_big_log(bench: Bench) -> None:
+    """64 MiB of every byte there is, followed while they are written."""
+    program = p.python("import os\nblock = bytes(range(256)) * 4096\nfor _ in range(64): os.write(1, block)")
+    job = bench.run(None, program)
+    stream = end(job.follow())
+    assert len(stream.logs[LOG]) == 64 << 20
+    assert bytes(stream.logs[LOG]) == job.log()
+
+
+def test_slow_reader_bounds_the_agent(bench: Bench) -> None:
+    """A laptop that does not read stops the agent, not the rank, and costs no memory."""
+    program = p.python("import os\nblock = bytes(1 << 20)\nfor _ in range(64): os.write(1, block)\nprint('x')")
+    job = bench.run(None, program)
+    job.ended()
+    client = job.nodes[0].open()
+    before, read = _memory(client.pid), threading.Event()
+    client.stream = _Slow(read)
+    job.follow(client=client)
+    until(lambda: client.stream.logs)
+    until(lambda: _settled(client.pid), "the agent waits for the laptop")
+    assert len(client.stream.logs[LOG]) < 1 << 20
+    assert _memory(client.pid) - before < 16 << 20
+    read.set()
+    assert len(end(client.stream).logs[LOG]) == (64 << 20) + 2
+
+
+class _Slow(Stream):
+    """Reads one piece of a log, and goes on when it is told to."""
+
+    def __init__(self, read: threading.Event) -> None:
+        super().__init__()
+        self._read = read
+
+    def take(self, header: dict[str, Any], payload: bytes) -> None:
+        super().take(header, payload)
+        if header["k"] == "log":
+            self._read.wait(30)
+
+
+def _settled(pid: int) -> bool:
+    """It asks for no CPU for a while that is long for who reads 64 MiB."""
+    before, start = cpu(pid), time.monotonic()
+    until(lambda: time.monotonic() - start > 0.3)
+    return cpu(pid) == before
+
+
+def _memory(pid: int) -> int:
+    with open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+LONG = "x" * 600_000 + "\nlast\n"
+
+
+@pytest.mark.parametrize("text, lines, shown", [
+    ("a\nb\nc\n", 2, "b\nc\n"), ("a\nb\nc", 2, "b\nc"), ("a\n", 5, "a\n"), ("", 3, None), ("\n\n\n", 2, "\n\n"),
+    ("a\nb\n", 0, None), (LONG, 1, "last\n"), (LONG, 2, LONG),
+])  # fmt: skip
+def test_tail(bench: Bench, text: str, lines: int, shown: str | None) -> None:
+    """The last lines, over the borders of what is read at once."""
+    (bench.tmp / "text").write_text(text)
+    job = bench.run(None, ["cat", str(bench.tmp / "text")])
+    job.ended()
+    client = job.nodes[0].open()
+    stream = client.stream = _Anywhere()
+    job.follow(client=client, tail=lines, follow=False)
+    end(stream)
+    assert bytes(stream.logs.get(LOG, b"")) == (shown or "").encode()
+
+
+class _Anywhere(Stream):
+    """Logs may begin in the middle."""
+
+    def take(self, header: dict[str, Any], payload: bytes) -> None:
+        if header["k"] == "log":
+            self.logs.setdefault(header["log"], bytearray()).extend(payload)
+        else:
+            super().take(header, payload)
+
+
+def test_tail_then_grows(bench: Bench) -> None:
+    job = bench.run(None, "seq 100; echo ready; until [ -e go ]; do sleep 0.01; done; echo last").ready()
+    client = job.nodes[0].open()
+    client.stream = _Anywhere()
+    stream = job.follow(client=client, tail=2)
+    until(lambda: stream.logs)
+    finish(job)
+    end(stream)
+    assert bytes(stream.logs[LOG]) == b"100\nready\nlast\n"
+
+
+def test_only_wanted_ranks(bench: Bench) -> None:
+    job = bench.run(None, "echo $RANK", per_node=3)
+    stream = end(job.follow(logs=[["trainer", 2], ["pserver", 0]]))
+    assert {name: bytes(log) for name, log in stream.logs.items()} == {"log/workerlog.2": b"2\n"}
+
+
+def test_attempts(bench: Bench) -> None:
+    """Logs of all attempts, or of one."""
+    job = bench.run(None, "echo attempt $CLUSTERTOOL_ATTEMPT; exit 1", policy={"max_restarts": 1})
+    stream = end(job.follow())
+    assert {name: bytes(log) for name, log in stream.logs.items()} == {
+        LOG: b"attempt 0\n", "log/attempt1/workerlog.0": b"attempt 1\n",
+    }  # fmt: skip
+    assert list(end(job.follow(attempt=1)).logs) == ["log/attempt1/workerlog.0"]
+
+
+def test_order_by_time(bench: Bench) -> None:
+    """Logs of several ranks as they were written, and the rest too."""
+    program = "for i in 1 2 3; do until [ -e go$i$RANK ]; do sleep 0.01; done; echo $i $RANK; done"
+    job = bench.run(None, program, per_node=2)
+    said = 0
+    for step in ("11", "10", "20", "21", "30", "31"):
+        (job.dir() / f"go{step}").touch()
+        said += 1
+        until(lambda said=said: (job.dir() / ".clustertool/growth.jsonl").read_bytes().count(b"\n") >= 2 + said)
+    job.ended()
+    client = job.nodes[0].open()
+    stream = client.stream = _InOrder()
+    end(job.follow(client=client, follow=False, by_time=True))
+    assert stream.text == b"1 1\n1 0\n2 0\n2 1\n3 0\n3 1\n"
+
+
+class _InOrder(_Anywhere):
+    text = b""
+
+    def take(self, header: dict[str, Any], payload: bytes) -> None:
+        self.text += payload
+        super().take(header, payload)
+
+
+def test_several_at_once(bench: Bench) -> None:
+    """Two jobs over one agent, and requests beside them."""
+    nodes = bench.nodes(1)
+    jobs = [bench.run(nodes, COUNTING).ready() for _ in range(2)]
+    streams = [job.follow() for job in jobs]
+    until(lambda: all(stream.logs for stream in streams))
+    assert len(nodes[0].ask("jobs")["jobs"]) == 2
+    for job, stream in zip(jobs, streams):
+        finish(job)
+        end(stream)
+        assert bytes(stream.logs[LOG]) == job.log()
+
+
+def test_supervisor_lost_while_followed(bench: Bench) -> None:
+    """The guard ends the job; the stream has its last words and says that there was no verdict."""
+    job = bench.run(None, p.PLAIN).ready()
+    stream = job.follow()
+    until(lambda: stream.logs)
+    kill(job.process("supervisor"))
+    assert end(stream).ended["orphan"]  # type: ignore[index]
+    assert [event["e"] for event in stream.events][-2:] == ["supervisor-lost", "clean"]
+
+
+def test_rank_replaces_its_log(bench: Bench) -> None:
+    """By a link to what is not the job's: it is neither followed nor shown."""
+    secret = bench.tmp / "secret"
+    secret.write_text("not yours")
+    job = bench.run(None, f"rm log/workerlog.0; ln -s {secret} log/workerlog.0; until [ -e go ]; do sleep 0.01; done")
+    until(lambda: (job.dir() / LOG).is_symlink())
+    stream = job.follow()
+    assert job.nodes[0].ask("tail", job=job.id, log=LOG, lines=5)["text"] == ""
+    finish(job)
+    end(stream)
+    assert stream.logs == {}
+
+
+def test_status_and_tail(bench: Bench) -> None:
+    job = bench.run(bench.nodes(2), "seq 9; echo ready; exec sleep 1000").ready()
+    status = job.nodes[1].ask("status", job=job.id)
+    assert (status["node"], status["dir"], status["supervised"]) == (1, str(job.dir(1)), True)
+    assert status["events"] == job.events(1)
+    cpu, memory = status["usage"][str(job.rank(1).pid)]
+    assert cpu >= 0 and memory > 100_000
+    assert job.nodes[1].ask("tail", job=job.id, log="log/workerlog.1", lines=2)["text"] == "9\nready\n"
+    job.stop()
+    until(lambda: not job.nodes[1].ask("status", job=job.id)["supervised"])
+    assert job.nodes[1].ask("status", job=job.id)["usage"] == {}

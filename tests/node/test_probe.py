@@ -1,0 +1,147 @@
+"""The probe tells what a plan must know of a node, and leaves no trace of having looked."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clustertool.node import claims
+from clustertool.plan.facts import read_facts
+from tests.node.harness import Bench, until
+
+
+def test_facts(bench: Bench) -> None:
+    node = bench.nodes(1)[0]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        answer = node.probe(ports=[port, 1])
+    facts = read_facts(0, answer)
+    assert (facts.hostname, facts.python) == (socket.gethostname(), sys.version.split()[0])
+    assert (facts.root, facts.home) == (str(node.root), str(bench.home))
+    assert facts.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert facts.netns == os.readlink("/proc/self/ns/net")
+    assert facts.rsync == (shutil.which("rsync") is not None)
+    assert list(facts.ephemeral) == [int(word) for word in Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()]
+    assert abs(facts.time - time.time()) < 60
+    free = shutil.disk_usage("/tmp").free
+    assert 0.5 * free < facts.disk_free <= 2 * free
+    assert port in facts.busy and f"(pid {os.getpid()}, user " in facts.holder(port)
+    assert [number for number, _ in facts.listeners] == [port]
+    assert (facts.problems, facts.releases) == ((), ())
+
+
+def test_holder_of_a_job(bench: Bench) -> None:
+    """A port that a job's process holds is told with the job's name."""
+    nodes = bench.nodes(1)
+    from tests.node import programs as p
+
+    job = bench.run(nodes, "echo ready; exec sleep 1000", pserver=p.PSERVER).ready()
+    port = next(process.ports[0] for process in job.plan.processes if process.role == "pserver")
+    told = dict(nodes[0].probe(ports=[port])["listeners"])
+    assert f"of job {job.id} (pid {job.rank(0, 'pserver').pid}, user" in told[port]
+    job.stop()
+
+
+@pytest.mark.parametrize("ask, address, nic", [
+    ({"address": "127.0.0.2"}, "127.0.0.2", "lo"),
+    ({"address": "127.0.0.2", "explicit_address": "127.0.0.9"}, "127.0.0.9", "lo"),
+    ({"address": "", "nic": "lo"}, "127.0.0.1", "lo"),
+    ({"address": "127.0.0.2", "nic": "lo"}, "127.0.0.1", "lo"),
+    ({"address": "127.0.0.2", "nic": "lo", "explicit_address": "127.0.0.7"}, "127.0.0.7", "lo"),
+    ({"address": "240.0.0.7"}, "240.0.0.7", ""),
+    ({"address": "a-name"}, "a-name", ""),
+    ({"address": ""}, "127.0.0.1", "lo"),
+])  # fmt: skip
+def test_address(bench: Bench, ask: dict[str, str], address: str, nic: str) -> None:
+    answer = bench.nodes(1)[0].probe(**{"explicit_address": "", "nic": "", **ask})
+    assert (answer["address"], answer["nic"], answer["problems"]) == (address, nic, [])
+
+
+def test_address_of_the_login(bench: Bench) -> None:
+    """Where nothing is said, it is where ssh came in."""
+    node = bench.nodes(1, env={"SSH_CONNECTION": "127.0.0.1 50000 127.0.0.3 22"})[0]
+    assert node.probe(address="", explicit_address="")["address"] == "127.0.0.3"
+
+
+def test_nic_missing(bench: Bench) -> None:
+    problems = bench.nodes(1)[0].probe(nic="ib7")["problems"]
+    assert [problem[:3] for problem in problems] == [["nic", "error", "there is no interface ib7 (PADDLE_NIC)"]]
+    assert "lo" in problems[0][3]
+
+
+def test_real_interface(bench: Bench) -> None:
+    """Against `ip`, for every interface with an IPv4 address."""
+    if not shutil.which("ip"):
+        pytest.skip("needs ip (package iproute2)")
+    told = subprocess.run(["ip", "-4", "-o", "addr"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    node = bench.nodes(1)[0]
+    for name, address in re.findall(r"^\d+: (\S+)\s+inet ([\d.]+)", told, re.M):
+        answer = node.probe(address=address, explicit_address=address)
+        assert (answer["address"], answer["nic"]) == (address, name)
+
+
+def test_root_problems(bench: Bench) -> None:
+    file = bench.tmp / "file"
+    file.touch()
+    node = bench.nodes(1)[0]
+
+    def told(root: str) -> list[list[str]]:
+        return list(node.probe(root_dir=root)["problems"])
+
+    assert told(str(bench.tmp / "not" / "yet" / "there")) == []
+    assert f"{file} is no directory" in told(str(file / "below"))[0][2]
+    assert f"{file} is no directory" in told(str(file))[0][2]
+    assert told("~/clustertool") == []
+    closed = bench.tmp / "closed"
+    closed.mkdir(mode=0o500)
+    if os.getuid():  # root may write everywhere
+        assert "not writable" in told(str(closed / "below"))[0][2]
+
+
+def test_job_workspace(bench: Bench) -> None:
+    work = bench.tmp / "work"
+    for name in ("train.py", "data/a-0", ".git/x", "log/old", "job.toml"):
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).write_text("mode = 'ps'" if name == "job.toml" else "")
+    node = bench.nodes(1)[0]
+    answer = node.probe(job_workspace=str(work))
+    assert (answer["listing"], answer["job_toml"]) == (["data/a-0", "job.toml", "train.py"], "mode = 'ps'")
+    assert "is not there" in node.probe(job_workspace=str(work / "no"))["problems"][0][2]
+
+
+def test_reads_only(bench: Bench) -> None:
+    """Nothing is made, changed or touched below home, ROOT_DIR, and the place of the claims."""
+    node = bench.nodes(1)[0]
+    node.open()
+    node.root.mkdir()
+    (node.root / "JOBx").mkdir()
+    before = _trace(bench, node.root)
+    node.probe(job_workspace=str(bench.tmp), ports=list(range(1, 60000)))
+    assert _trace(bench, node.root) == before
+
+
+def _trace(bench: Bench, root: Path) -> dict[str, Any]:
+    tops = [bench.home, root, Path(claims.directory())]
+    paths = [path for top in tops for path in [top, *top.rglob("*")]]
+    found = {str(path): path.lstat() for path in paths if path.suffix != ".pyc"}
+    return {name: (info.st_mtime_ns, info.st_ctime_ns, info.st_size) for name, info in found.items()}
+
+
+def test_ports_of_a_job_are_busy(bench: Bench) -> None:
+    """From the placing on, so that a second start takes others."""
+    nodes = bench.nodes(1)
+    job = bench.job(nodes, "exec sleep 1000").place()
+    ports = {port for process in job.plan.processes for port in process.ports} | {port for _, port in job.plan.extra_ports}
+    assert ports <= set(nodes[0].probe()["busy"])
+    job.start()
+    job.stop()
+    until(lambda: not ports & set(nodes[0].probe()["busy"]))
