@@ -300,7 +300,8 @@ def _agent(process: Process) -> bool:
     """An agent, its shell and an rsync live as long as the laptop's connection; they are no part of a job."""
     if process.name == "rsync" and "--server" in process.argv:
         return True
-    return process.name == "ct-agent" or (process.name not in ("ct-supervisor", "ct-guard") and "clustertool-agent" in process.argv)
+    starting = process.name not in ("ct-supervisor", "ct-guard") and "clustertool-agent" in process.argv
+    return process.name == "ct-agent" or starting
 
 
 class LoopSite(Site):

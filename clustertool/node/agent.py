@@ -239,6 +239,17 @@ class Agent:
             os.close(job)
         return {"text": text.decode("utf-8", "backslashreplace")}
 
+    def files(self, header: Header) -> Dict[str, Any]:
+        """Everything in a job's log/, restarts' folders included: names relative to log/, and sizes."""
+        found: Dict[str, int] = {}
+        record = self.record(header)
+        for folder, _, names in os.walk(record.paths.of("log")):
+            for name in names:
+                path = os.path.join(folder, name)
+                if not os.path.islink(path):
+                    found[os.path.relpath(path, record.paths.of("log"))] = os.lstat(path).st_size
+        return {"files": found}
+
     def clean(self, header: Header) -> Dict[str, Any]:
         """Remove finished jobs: one, or all older than some seconds. Those of which something lives stay and are named."""
         from clustertool.node.stop import lives
@@ -284,7 +295,8 @@ _INLINE: Dict[str, Callable[[Agent, Header], Dict[str, Any]]] = {
 _HANDLERS: Dict[str, Callable[[Agent, Header], Dict[str, Any]]] = {
     "probe": Agent.probe, "meet": Agent.meet, "stage": Agent.stage, "seal": Agent.seal, "place": Agent.place,
     "unplace": Agent.unplace, "attached": Agent.attached,
-    "stop": Agent.stop, "jobs": Agent.jobs, "status": Agent.status, "tail": Agent.tail, "clean": Agent.clean,
+    "stop": Agent.stop, "jobs": Agent.jobs, "status": Agent.status, "tail": Agent.tail, "files": Agent.files,
+    "clean": Agent.clean,
 }  # fmt: skip
 
 

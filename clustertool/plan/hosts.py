@@ -71,9 +71,13 @@ def named(hosts: Sequence[Host]) -> Tuple[Host, ...]:
     for host, short, long in zip(hosts, plain, ported):
         name = short if plain.count(short) == 1 else long if ported.count(long) == 1 else f"{long}#{host.index}"
         names.append(name)
-    entries = [(host.user, host.host, host.port) for host in hosts]
-    twins = [entries[:i].count(entry) for i, entry in enumerate(entries)] if len(set(entries)) < len(entries) else [0] * len(names)
-    return tuple(replace(host, name=name, twin=twin) for host, name, twin in zip(hosts, names, twins))
+    seen: Dict[Tuple[str, str, int], int] = {}
+    found = []
+    for host, name in zip(hosts, names):
+        entry = (host.user, host.host, host.port)
+        found.append(replace(host, name=name, twin=seen.get(entry, 0)))
+        seen[entry] = seen.get(entry, 0) + 1
+    return tuple(found)
 
 
 def _read_entry(entry: object) -> List[Host]:

@@ -91,7 +91,7 @@ class Fleet:
             old = places.get(node, hosts.get(name, -1))
             if old < 0:
                 kept.append(replace(self.cluster.hosts[0], index=node, name=name))
-                self.failed[node] = Unreachable("is no host of conf.py (any more)", "name it in HOSTS again, or look there by hand", name)
+                self.failed[node] = Unreachable("is no host of conf.py (any more)", "name it in HOSTS again", name)
                 continue
             kept.append(replace(self.cluster.hosts[old], index=node))
             if old in old_agents:

@@ -56,9 +56,8 @@ def read_workspace(top: Path) -> Workspace:
     found = list(walk.tree(os.fsencode(top), ""))
     odd = [path for path, info in found if not _plain(info)]
     if odd:
-        raise DataError(
-            f"the workspace has devices, pipes or sockets: {', '.join(map(repr, odd[:5]))}", f"remove them or name them in {IGNORE_FILE}"
-        )
+        what = f"the workspace has devices, pipes or sockets: {', '.join(map(repr, odd[:5]))}"
+        raise DataError(what, f"remove them or name them in {IGNORE_FILE}")
     with ThreadPoolExecutor(4) as pool:
         entries = tuple(pool.map(lambda item: _entry(top, *item), found))
     return Workspace(top, entries, tuple(walk.left_out))

@@ -8,7 +8,8 @@ from clustertool.verbs.call import JOB, JSON, NODES, Call, Opt, verb
 
 @verb(
     JOB, Opt("rank", "show the log of this trainer (default 0; 3,4 for several)", short="r"),
-    Opt("all-ranks", "show the logs of all processes", False), Opt("tail", "begin with the last N lines", short="n"), NODES, JSON,
+    Opt("all-ranks", "show the logs of all processes", False), Opt("tail", "begin with the last N lines", short="n"),
+    NODES, JSON,
 )  # fmt: skip
 def attach(call: Call) -> None:
     """Follow a running job to its end; Ctrl+C stops it on all nodes."""

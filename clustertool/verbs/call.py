@@ -127,7 +127,7 @@ def _run(body: Body, context: Context, values: dict[str, Any]) -> int:
         body(call)
     except ClustertoolError as error:
         return _fail(call, error)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the one place where everything ends
         return _fail(call, _bug(error))
     finally:
         interrupts.count.working = False

@@ -9,7 +9,10 @@ from clustertool.verbs import interrupts
 from clustertool.verbs.call import JSON, NODES, WORKSPACE, Call, Opt, verb
 
 
-@verb(WORKSPACE, Opt("bandwidth", "measure links (not built yet)", False), Opt("framework", "paddle or torch (not built yet)"), NODES, JSON)
+@verb(
+    WORKSPACE, Opt("bandwidth", "measure links (not built yet)", False),
+    Opt("framework", "paddle or torch (not built yet)"), NODES, JSON,
+)  # fmt: skip
 def check(call: Call) -> None:
     """Preflight: everything that would go wrong, on all nodes, at once."""
     from clustertool.plan.checks import errors
@@ -40,7 +43,8 @@ def check(call: Call) -> None:
         from clustertool.show.table import count
 
         nodes = {finding.node for finding in bad}
-        error = PreflightError(f"{count(len(bad), 'problem')} on {len(nodes)} of {count(len(cluster.hosts), 'node')}", "see the fixes above")
+        what = f"{count(len(bad), 'problem')} on {len(nodes)} of {count(len(cluster.hosts), 'node')}"
+        error = PreflightError(what, "see the fixes above")
         error.code = preflight.worst(list(looked.failed.values()))
         error.answered = True  # type: ignore[attr-defined]
         raise error

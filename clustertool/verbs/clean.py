@@ -10,7 +10,10 @@ from clustertool.verbs.call import JOB, JSON, NODES, Call, Opt, verb
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
-@verb(JOB, Opt("older-than", "only jobs older than this: 7d, 12h, 30m"), Opt("dry", "only say what would be removed", False), NODES, JSON)
+@verb(
+    JOB, Opt("older-than", "only jobs older than this: 7d, 12h, 30m"),
+    Opt("dry", "only say what would be removed", False), NODES, JSON,
+)  # fmt: skip
 def clean(call: Call) -> None:
     """Remove finished jobs' directories from all nodes."""
     from clustertool.show.progress import human_bytes

@@ -11,7 +11,10 @@ from clustertool.verbs import interrupts
 from clustertool.verbs.call import JSON, NODES, WORKSPACE, Call, Opt, verb
 
 
-@verb(WORKSPACE, Opt("job-dispatch-package", "the old name of --workspace"), Opt("dry", "only say what would be sent", False), NODES, JSON)
+@verb(
+    WORKSPACE, Opt("job-dispatch-package", "the old name of --workspace"),
+    Opt("dry", "only say what would be sent", False), NODES, JSON,
+)  # fmt: skip
 def dispatch(call: Call) -> None:
     """Copy a workspace to every node, without starting anything."""
     from clustertool.reach import sharing
@@ -28,7 +31,8 @@ def dispatch(call: Call) -> None:
     cluster = load.cluster(call, start_local=True)
     workspace = read_workspace(call, Path(folder))
     if call.given.dry:
-        call.terminal.line(f"would send {count(len(workspace.files), 'file')}, {human_bytes(workspace.size)}, as release {workspace.release}")
+        amount = f"{count(len(workspace.files), 'file')}, {human_bytes(workspace.size)}"
+        call.terminal.line(f"would send {amount}, as release {workspace.release}")
         if call.json:
             call.answer({"release": workspace.release, "files": len(workspace.files), "bytes": workspace.size})
         return

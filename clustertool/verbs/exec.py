@@ -9,7 +9,10 @@ from clustertool.verbs import interrupts
 from clustertool.verbs.call import JSON, NODES, Call, Opt, verb
 
 
-@verb(Opt("command", "what to run with the login shell of each node", short="c"), Opt("timeout", "seconds to wait for each node"), NODES, JSON)
+@verb(
+    Opt("command", "what to run with the login shell of each node", short="c"),
+    Opt("timeout", "seconds to wait for each node"), NODES, JSON,
+)  # fmt: skip
 def exec_(call: Call) -> None:
     """Run a command on all nodes."""
     from clustertool.reach.connection import Link, Prompter, run_user_command

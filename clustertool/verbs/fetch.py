@@ -13,10 +13,13 @@ from clustertool.verbs.call import JOB, JSON, NODES, Call, Opt, verb
 
 @verb(
     JOB, Opt("rank", "trainer whose node is read, or all (default 0)", "0", short="r"),
-    Opt("path", "folder of the job to bring (default: its output)"), Opt("to", "where to put it (default: ./JOB<id>)"), NODES, JSON,
+    Opt("path", "folder of the job to bring (default: its output)"), Opt("to", "where to put it (default: ./JOB<id>)"),
+    NODES, JSON,
 )  # fmt: skip
 def fetch(call: Call) -> None:
     """Bring a job's results back."""
+    from clustertool.show.progress import human_bytes
+    from clustertool.show.table import count
     from clustertool.verbs import load
     from clustertool.verbs.jobs import failed, fleet_of, pick
 
@@ -31,11 +34,13 @@ def fetch(call: Call) -> None:
         answers = fleet.ask_all({"q": "status", "job": job}).ok
         places = _places(job, answers, given.rank)
         to = Path(given.to or f"JOB{job}")
-        fetched = {rank: _pull(fleet, answers[node], node, given.path, _folder(to, given.rank, rank)) for rank, node in places.items()}
-        for rank, (count, size) in fetched.items():
-            call.terminal.line(f"rank {rank}: {count} files, {size} bytes -> {_folder(to, given.rank, rank)}")
+        folders = {rank: _folder(to, given.rank, rank) for rank in places}
+        fetched = {rank: _pull(fleet, answers[node], node, given.path, folders[rank]) for rank, node in places.items()}
+        for rank, (files, size) in fetched.items():
+            call.terminal.line(f"rank {rank}: {count(files, 'file')}, {human_bytes(size)} -> {folders[rank]}")
         if call.json:
-            call.answer({"job": job, "to": str(to), "ranks": {str(r): {"files": c, "bytes": s} for r, (c, s) in fetched.items()}})
+            ranks = {str(rank): {"files": files, "bytes": size} for rank, (files, size) in fetched.items()}
+            call.answer({"job": job, "to": str(to), "ranks": ranks})
         if given.rank == "all":
             failed(fleet, call)
 

@@ -167,7 +167,8 @@ class Follow:
                 if silent and node not in self.watch.closed:
                     self.watch.closed[node] = f"silent for {timeout:g} s"
                 if node in self.fleet.agents:
-                    self._call.terminal.warn(f"{self.watch.name(node)}: connection lost ({self.watch.closed[node]}), trying again")
+                    why = f"connection lost ({self.watch.closed[node]}), trying again"
+                    self._call.terminal.warn(f"{self.watch.name(node)}: {why}")
                     self._reopening.add(node)
                     threading.Thread(target=self._reopen, args=(node,), daemon=True).start()
 
@@ -176,8 +177,8 @@ class Follow:
             time.sleep(_RETRY)
             try:
                 agent = self.fleet.reopen(node)
-                request = {**self._request, "offsets": self.watch.offsets.get(node, {}), "events_at": self.watch.events_at.get(node, 0)}
-                agent.ask(request)
+                offsets, events_at = self.watch.offsets.get(node, {}), self.watch.events_at.get(node, 0)
+                agent.ask({**self._request, "offsets": offsets, "events_at": events_at})
             except ClustertoolError as error:
                 known = self.watch.status.nodes.get(node)
                 if self.watch.status.outcome is not None or (known is not None and known.state == "lost"):
@@ -215,7 +216,8 @@ class Follow:
         how = {"by": by, "code": code, "grace": grace, "force": force}
         self._stopper = threading.Thread(target=self._stop, args=(how, grace), daemon=True)
         self._stopper.start()
-        hint = "killing everything now" if force else f"stopping the job on all nodes (grace {grace:g} s; Ctrl+C again kills at once)"
+        gently = f"stopping the job on all nodes (grace {grace:g} s; Ctrl+C again kills at once)"
+        hint = "killing everything now" if force else gently
         self._call.terminal.note(f"{by}: {hint}")
 
     def _stop(self, how: Mapping[str, Any], grace: float) -> None:
@@ -229,11 +231,20 @@ class Follow:
         if self._stopper is None:
             return
         self._stopper.join(5.0)
-        said = {self.fleet.name(node): told(self._stopped.get(node), self._job) for node in sorted(self.watch.nodes)}
+        said = {self.fleet.name(node): self._became(node) for node in sorted(self.watch.nodes)}
         tell(self._call, said)
         left = [f"{name}: {text}" for name, text in said.items() if text.startswith("survivors")]
         if left:
             raise Survivors("; ".join(left), "inv stop --force tries again")
+
+
+    def _became(self, node: int) -> str:
+        """What a node's own last word says, else its answer to the stop: the lead's word may have been faster, or the
+        connection broken when we asked."""
+        known = self.watch.status.nodes.get(node)
+        if known is not None and known.state == "ended":
+            return f"survivors: {', '.join(known.survivors)}" if known.survivors else "clean"
+        return told(self._stopped.get(node), self._job)
 
 
 def tell(call: Call, said: Mapping[str, str]) -> None:

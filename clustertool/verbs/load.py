@@ -139,7 +139,8 @@ def secrets(found: Cluster) -> dict[str, str]:
     """Values of SECRETS. A secret that is not set is an error: a job must not start half configured."""
     missing = [name for name in found.secrets if name not in os.environ]
     if missing:
-        raise ConfigError(f"SECRETS names {missing[0]}, which is not set here", f"export {missing[0]}=... or take it out of SECRETS")
+        fix = f"export {missing[0]}=... or take it out of SECRETS"
+        raise ConfigError(f"SECRETS names {missing[0]}, which is not set here", fix)
     return {name: os.environ[name] for name in found.secrets}
 
 

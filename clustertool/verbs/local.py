@@ -21,7 +21,8 @@ def up(call: Call) -> None:
     for server in local.status():
         call.terminal.line(str(server))
     if call.json:
-        call.answer({"nodes": [{"name": h.name, "host": h.host, "port": h.port, "root_dir": h.root_dir} for h in cluster.hosts]})
+        keys = ("name", "host", "port", "root_dir")
+        call.answer({"nodes": [{key: getattr(host, key) for key in keys} for host in cluster.hosts]})
 
 
 @verb(JSON)

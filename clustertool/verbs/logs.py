@@ -16,7 +16,8 @@ from clustertool.verbs.call import JOB, JSON, NODES, Call, Opt, verb
     Opt("host", "only ranks on this host"), Opt("follow", "go on as the log grows", False, short="f"),
     Opt("tail", "only the last N lines", short="n"), Opt("grep", "only lines that match this regular expression"),
     Opt("raw", "exactly one rank's bytes, no prefix", False), Opt("attempt", "the K-th restart's log"),
-    Opt("all-ranks", "all ranks of all roles", False), NODES, JSON,
+    Opt("all-ranks", "all ranks of all roles", False), Opt("files", "list all files in the job's log folder", False),
+    Opt("file", "print this one of them (with --host where several nodes have it)"), NODES, JSON,
 )  # fmt: skip
 def logs(call: Call) -> None:
     """Print the log of any rank."""
@@ -25,6 +26,11 @@ def logs(call: Call) -> None:
     from clustertool.verbs.follow import Inbox, Lanes
     from clustertool.verbs.jobs import attach_to
 
+    if call.given.files or call.given.file:
+        from clustertool.verbs.logfiles import show
+
+        show(call)
+        return
     asked = _asked(call)
     cluster = load.cluster(call, start_local=False)
     several = not call.given.raw and not call.given.follow
@@ -101,7 +107,8 @@ def _places(call: Call, fleet: Any, status: Any, asked: Any) -> dict[tuple[str, 
         names = {node.index for node in status.nodes.values() if node.name == call.given.host}
         found = {key: node for key, node in found.items() if node in names}
         if not found:
-            raise NotFound(f"no such rank on host {call.given.host!r}", f"hosts: {', '.join(n.name for n in status.nodes.values())}")
+            fix = f"hosts: {', '.join(node.name for node in status.nodes.values())}"
+            raise NotFound(f"no such rank on host {call.given.host!r}", fix)
     unreachable = [key for key, node in found.items() if node not in fleet.agents]
     if unreachable and len(found) == len(unreachable):
         raise fleet.failed[found[unreachable[0]]]

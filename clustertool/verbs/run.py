@@ -96,11 +96,11 @@ def read_order(call: Call) -> Order:
     given = call.given
     folder = load.one_of(call, "workspace", "job-dispatch-package")
     if bool(folder) == bool(given.job_workspace):
-        raise UsageError(
-            "give one of --workspace and --job-workspace", "inv run --workspace ./job (sent to every node), or --job-workspace DIR (there already)"
-        )
+        fix = "inv run --workspace ./job (sent to every node), or --job-workspace DIR (there already)"
+        raise UsageError("give one of --workspace and --job-workspace", fix)
     if given.job_workspace and not given.job_workspace.startswith(("/", "~/")):
-        raise UsageError(f"--job-workspace {given.job_workspace!r} is relative", "give its path on the nodes: /srv/job or ~/job")
+        fix = "give its path on the nodes: /srv/job or ~/job"
+        raise UsageError(f"--job-workspace {given.job_workspace!r} is relative", fix)
     options = read_options(call)
     wanted(call)
     if given.job_id:
@@ -114,9 +114,8 @@ def read_order(call: Call) -> Order:
     else:
         cluster = limited(cluster, options)
         read_job(cluster, {}, options)  # job.toml lies on the nodes: the options alone, for now
-    order = Order(
-        cluster, options, spec, workspace, given.job_id, {} if given.dry else load.secrets(cluster), load.passed(cluster), given.dry
-    )
+    secrets = {} if given.dry else load.secrets(cluster)
+    order = Order(cluster, options, spec, workspace, given.job_id, secrets, load.passed(cluster), given.dry)
     if spec is not None:
         check_alone(order)
     return order
@@ -150,7 +149,8 @@ def limited(cluster: Cluster, options: Options) -> Cluster:
     if not options.nnodes:
         return cluster
     if not options.nnodes.isdecimal() or not 0 < int(options.nnodes) <= len(cluster.hosts):
-        raise UsageError(f"--nnodes {options.nnodes!r}", f"a number from 1 to {len(cluster.hosts)}, the hosts of {cluster.where}")
+        fix = f"a number from 1 to {len(cluster.hosts)}, the hosts of {cluster.where}"
+        raise UsageError(f"--nnodes {options.nnodes!r}", fix)
     return replace(cluster, hosts=cluster.hosts[: int(options.nnodes)])
 
 
@@ -327,7 +327,8 @@ def _detached(call: Call, follow: Any, made: Plan) -> bool:
     follow.run(all_started)
     if follow.watch.status.outcome is not None or follow.stopping:
         return False
-    call.terminal.line(f"job {made.job_id} runs: inv attach --job {made.job_id}, inv logs --job {made.job_id} -f, inv stop --job {made.job_id}")
+    verbs = ("inv attach --job {}", "inv logs --job {} -f", "inv stop --job {}")
+    call.terminal.line(f"job {made.job_id} runs: {', '.join(verbs).format(*[made.job_id] * 3)}")
     if call.json:
         call.answer({"job": made.job_id, "exit": {"code": 0, "source": "tool", "reason": "all started"}})
     return True

@@ -93,7 +93,8 @@ def _tell(call: Call, answers: dict[str, dict[str, Any]]) -> None:
             if text.startswith("survivors"):
                 errors.append(Survivors(f"job {job}: {text}", "inv stop --force tries again", name))
             elif text.startswith("did not answer"):
-                errors.append(Unreachable(f"job {job}: {text}", "its processes may still run there: stop again when the node is back", name))
+                fix = "its processes may still run there: stop again when the node is back"
+                errors.append(Unreachable(f"job {job}: {text}", fix, name))
     if call.json:
         from clustertool.show.errors import exit_json
 

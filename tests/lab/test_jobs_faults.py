@@ -145,8 +145,23 @@ def test_a_connection_that_breaks_while_it_stops(site):
     os.kill(agent, signal.SIGKILL)
     running.signal(signal.SIGINT)
     done = running.wait().ends(130)
-    assert "node0: clean" in done.err or "node[0-1]: clean" in done.err
+    assert "node[0-1]: clean" in done.err
     pair.gone(1)
+
+
+def test_a_node_that_hangs_while_it_stops(site):
+    """It is told apart from those that are clean, and nobody waits for it longer than for a lost one."""
+    three = site(3)
+    three.conf(LOSS_TIMEOUT=2)
+    running = counting(three)
+    three.lab.freeze(2)
+    at = running.signal(signal.SIGINT)
+    done = running.wait().ends(130)
+    assert time.monotonic() - at < 2 + 5 + SLACK
+    assert "node[0-1]: clean" in done.err
+    assert re.search("^node2: did not answer", done.err, re.M)
+    three.lab.thaw(2)
+    three.gone(2 + SLACK)
 
 
 def test_a_cable_that_stays_cut(site):

@@ -34,7 +34,8 @@ RUN = ["run", "--workspace", HELLO]
 def test_programs_that_a_node_does_not_have(site):
     three = site(3, nodes={1: Node(hide=("rsync",)), 2: Node(hide=("python3",))})
     three.conf(PYTHON="python3")
-    done = refused(three, 69, *RUN, told=["node1: no rsync", "install the package rsync", "node2: there is no python3", "PYTHON"])
+    told = ["node1: no rsync", "install the package rsync", "node2: there is no python3", "PYTHON"]
+    done = refused(three, 69, *RUN, told=told)
     assert "node0" not in done.err.replace("conf.py", "")
     nothing(three)
     check = three.inv("check").ends(69)

@@ -6,7 +6,6 @@ import json
 import os
 from pathlib import Path
 
-
 SECRET = "s3cr3t-7f\"'$ x"
 TOKEN = b"s3cr3t-7f"
 

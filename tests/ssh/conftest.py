@@ -69,7 +69,9 @@ def cluster_for(servers: list[sshd.Sshd], values: dict[str, object]) -> Cluster:
 
 
 @pytest.fixture
-def site(start: Callable[..., sshd.Sshd], ssh_keys: sshd.Keys, laptop: Path, tmp_path: Path) -> Iterator[Callable[..., LoopSite]]:
+def site(
+    start: Callable[..., sshd.Sshd], ssh_keys: sshd.Keys, laptop: Path, tmp_path: Path
+) -> Iterator[Callable[..., LoopSite]]:
     """site(4) -> a folder with conf.py and tasks.py whose cluster is 4 private sshds."""
     sites: list[LoopSite] = []
 

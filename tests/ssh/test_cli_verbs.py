@@ -374,3 +374,24 @@ def test_ctrl_c_instead_of_a_passphrase(locked):
 def test_without_a_terminal_nobody_is_asked(locked):
     done = locked.inv("jobs").ends(77)
     assert "passphrase" in done.err
+
+
+def test_fetch_brings_results_back(pair):
+    pair.workspace(train_py="""
+        import os
+        from pathlib import Path
+        out = Path(os.environ["CLUSTERTOOL_OUTPUT"])
+        (out / "deep").mkdir()
+        (out / "deep/model").write_text("of rank " + os.environ["RANK"])
+    """)  # fmt: skip
+    job = pair.inv("run", "-w", "job").ends(0).job
+    assert "rank 0: 1 file, " in pair.inv("fetch").ends(0).out
+    assert (pair.folder / f"JOB{job}/deep/model").read_text() == "of rank 0"
+    done = pair.inv("fetch", "--job", job, "--rank", "all", "--to", "all", "--json").ends(0)
+    assert sorted(done.json["ranks"]) == ["0", "1"]
+    assert [(pair.folder / f"all/rank{rank}/deep/model").read_text() for rank in (0, 1)] == ["of rank 0", "of rank 1"]
+    pair.inv("fetch", "--rank", 1, "--path", "log", "--to", "logs").ends(0)
+    assert (pair.folder / "logs/workerlog.1").exists()
+    pair.inv("fetch", "--rank", 7).ends(66)
+    pair.inv("fetch", "--path", "nothing", "--to", "x").ends(66)
+    pair.inv("fetch", "--path", "../up").ends(64)

@@ -1,0 +1,72 @@
+"""inv logs --files and --file: whatever programs leave in log/ beside the logs of ranks (`*.INFO` of glog and the like)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clustertool.errors import NotFound, UsageError
+from clustertool.verbs import interrupts
+from clustertool.verbs.call import Call
+
+
+def show(call: Call) -> None:
+    """List the files of all nodes, or print one."""
+    from clustertool.reach.fleet import Fleet
+    from clustertool.verbs import load
+    from clustertool.verbs.follow import Inbox
+    from clustertool.verbs.jobs import failed, pick
+
+    cluster = load.cluster(call, start_local=False)
+    inbox = Inbox()
+    with Fleet(cluster, interrupts.check, inbox.put, interrupts.asker()) as fleet:
+        fleet.open()
+        job = pick(fleet, call.given.job)["id"]
+        answers = fleet.ask_all({"q": "files", "job": job}).ok
+        found = {fleet.name(node): (node, answer["files"]) for node, answer in sorted(answers.items())}
+        if call.given.host:
+            found = {name: value for name, value in found.items() if name == call.given.host}
+        if call.given.file:
+            _print(call, fleet, inbox, job, found)
+            return
+        _list(call, found)
+        failed(fleet, call)
+
+
+def _list(call: Call, found: dict[str, tuple[int, dict[str, int]]]) -> None:
+    if call.json:
+        call.answer({"nodes": {name: files for name, (_, files) in found.items()}})
+        return
+    from clustertool.show.progress import human_bytes
+    from clustertool.show.table import table
+
+    rows = [(name, file, human_bytes(size)) for name, (_, files) in found.items() for file, size in sorted(files.items())]
+    table("", ("node", "file", "size"), rows, terminal=call.terminal)
+
+
+def _print(call: Call, fleet: Any, inbox: Any, job: str, found: dict[str, tuple[int, dict[str, int]]]) -> None:
+    """One file of one node: its bytes with --raw, else its lines made harmless."""
+    file = call.given.file
+    having = [name for name, (_, files) in found.items() if file in files]
+    if not having:
+        raise NotFound(f"job {job} has no log/{file}" + (f" on {call.given.host}" if call.given.host else ""), "inv logs --files")
+    if len(having) > 1:
+        raise UsageError(f"--file {file} is on {', '.join(having)}", "choose one with --host")
+    from clustertool.verbs.logs import whole
+    from clustertool.watch.lines import Lines
+
+    node, lines = found[having[0]][0], Lines()
+    tail = whole(call.given.tail, "--tail")
+    fleet.agents[node].ask({"q": "follow", "job": job, "file": file, "follow": call.given.follow, "tail": tail})
+    while True:
+        interrupts.check()
+        frame = inbox.get(0.1)
+        kind = frame[1].get("k") if frame else ""
+        if kind == "log" and call.given.raw:
+            call.terminal.raw(frame[2])
+        elif kind == "log":
+            for line in lines.feed(frame[2]):
+                call.terminal.line(line)
+        elif kind in ("end", "closed"):
+            break
+    for line in lines.end():
+        call.terminal.line(line)
