@@ -28,9 +28,9 @@ class _Log:
 class Follower:
     """pieces() yields (header, payload) frames that are there now; `ended` once the job is over and all was read.
 
-    request: logs "all" or [[role, rank], ...]; offsets {log name: bytes to skip}; tail: lines from the end or null;
-    file: instead of logs, one file in log/; follow: false reads what is there and ends; by_time: what is there comes in the order in which it was written, each
-    piece with its time `t`.
+    request: logs "all" or [[role, rank], ...]; file: instead of logs, one file in log/; offsets {log name: bytes to skip};
+    tail: lines from the end or null; follow: false reads what is there and ends; by_time: what is there comes in the order
+    in which it was written, each piece with its time `t`.
     """
 
     def __init__(self, record: Record, request: Mapping[str, Any]) -> None:

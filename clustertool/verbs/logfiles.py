@@ -48,7 +48,8 @@ def _print(call: Call, fleet: Any, inbox: Any, job: str, found: dict[str, tuple[
     file = call.given.file
     having = [name for name, (_, files) in found.items() if file in files]
     if not having:
-        raise NotFound(f"job {job} has no log/{file}" + (f" on {call.given.host}" if call.given.host else ""), "inv logs --files")
+        where = f" on {call.given.host}" if call.given.host else ""
+        raise NotFound(f"job {job} has no log/{file}{where}", "inv logs --files lists what there is")
     if len(having) > 1:
         raise UsageError(f"--file {file} is on {', '.join(having)}", "choose one with --host")
     from clustertool.verbs.logs import whole

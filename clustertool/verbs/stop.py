@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clustertool.errors import NotFound, Survivors, Unreachable, UsageError, raise_all
+from clustertool.errors import NotFound, PreflightError, Several, Survivors, Unreachable, UsageError, raise_all
 from clustertool.verbs.call import JOB, JSON, NODES, Call, Opt, verb
 
 
@@ -14,6 +14,7 @@ from clustertool.verbs.call import JOB, JSON, NODES, Call, Opt, verb
 )  # fmt: skip
 def stop(call: Call) -> None:
     """End a job on all nodes and prove it."""
+    from clustertool.show.errors import exit_json
     from clustertool.verbs import load
     from clustertool.verbs.jobs import failed, fleet_of
 
@@ -26,7 +27,8 @@ def stop(call: Call) -> None:
         if call.given.dry or not wanted:
             call.terminal.line(f"would stop: {', '.join(wanted)}" if wanted else "nothing to stop")
             if call.json:
-                call.answer({"would_stop": wanted})
+                done = Several(list(fleet.failed.values())) if fleet.failed else None
+                call.answer({"would_stop": wanted} if call.given.dry else {"jobs": {}, "exit": exit_json(done, "tool")})
             failed(fleet, call)
             return
         _tell(call, {job: stop_job(fleet, job, grace, call.given.force) for job in wanted})
@@ -81,6 +83,7 @@ def stop_job(fleet: Any, job: str, grace: float, force: bool) -> dict[str, Any]:
 
 def _tell(call: Call, answers: dict[str, dict[str, Any]]) -> None:
     """Per node and job what became of it; 76 for survivors, 69 for nodes that did not answer."""
+    from clustertool.show.errors import exit_json
     from clustertool.show.table import gather
     from clustertool.verbs.follow import told
 
@@ -95,13 +98,11 @@ def _tell(call: Call, answers: dict[str, dict[str, Any]]) -> None:
             elif text.startswith("did not answer"):
                 fix = "its processes may still run there: stop again when the node is back"
                 errors.append(Unreachable(f"job {job}: {text}", fix, name))
+    errors = [error for error in errors if isinstance(error, Survivors)] or errors
     if call.json:
-        from clustertool.show.errors import exit_json
-
-        code = max((error.code for error in errors), default=0)
-        answer = {**exit_json(None, "tool"), "code": code}
-        call.answer({"jobs": table, "exit": answer})
-    for error in errors:
-        error.answered = True
-    survived = [error for error in errors if isinstance(error, Survivors)]
-    raise_all(survived or errors)
+        call.answer({"jobs": table, "exit": exit_json(Several(errors) if errors else None, "tool")})
+    try:
+        raise_all(errors)
+    except (PreflightError, Survivors, Several) as error:
+        error.answered = True  # type: ignore[union-attr]
+        raise

@@ -38,7 +38,7 @@ JOB = f"""
 
 @dataclass(frozen=True)
 class Fault:
-    """`codes`: what `run` may exit with; `lost`: nodes that cannot be asked afterwards; `left`: the laptop left, the job goes on."""
+    """`codes`: what `run` may exit with; `lost`: nodes that cannot be asked afterwards; `left`: the job goes on without us."""
 
     name: str
     codes: tuple[int, ...]

@@ -10,7 +10,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -44,7 +43,7 @@ def until(true: Callable[[], Any], what: str = "it came true", patience: float =
         time.sleep(0.01)
 
 
-# -- processes, as /proc tells them -------------------------------------------------------------------------------------
+# -- processes, as /proc tells them -----------------------------------------------------------------------------------
 
 
 class Process(NamedTuple):
@@ -100,7 +99,7 @@ def kill(process: Process, number: int = signal.SIGKILL) -> None:
     os.kill(process.pid, number)
 
 
-# -- the channel ----------------------------------------------------------------------------------------------------------
+# -- the channel ------------------------------------------------------------------------------------------------------
 
 
 class Channel:
@@ -183,7 +182,7 @@ class Link:
         return self.channels[-1]
 
 
-# -- nodes and jobs ---------------------------------------------------------------------------------------------------------
+# -- nodes and jobs ---------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -409,7 +408,7 @@ class Job:
         until(lambda: not self.living(), f"nothing lives: {self.living()}", 15.0)
 
 
-# -- the laboratory -----------------------------------------------------------------------------------------------------------
+# -- the laboratory ---------------------------------------------------------------------------------------------------
 
 
 class Bench:
@@ -436,7 +435,7 @@ class Bench:
         return made
 
     def job(self, nodes: Sequence[Node] | None = None, trainer: Sequence[str] | str = "true", **given: Any) -> Job:
-        """Plan a job: `trainer` and `pserver` are commands (a text is a shell's); `policy`, `env`, `per_node` as in job.toml."""
+        """Plan a job: `trainer` and `pserver` are commands (a text is a shell's); the rest is as in job.toml."""
         nodes = nodes or self.nodes()
         cluster = nodes[0].cluster
         toml: dict[str, Any] = {"trainer": {"command": _command(trainer), "per_node": given.pop("per_node", 1)}}

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 
 PYTHON = sys.executable
 
 
+_SAY = "import os\ndef say(text): os.write(1, text.encode() + b'\\n')\n"  # whole lines: several processes share a log
+
+
 def python(text: str) -> list[str]:
-    return [PYTHON, "-u", "-S", "-E", "-c", text]
+    return [PYTHON, "-u", "-S", "-E", "-c", _SAY + text]
 
 
 PLAIN = "echo pid $$; echo ready; exec sleep 1000"
 IGNORES_TERM = "trap '' TERM; echo pid $$; echo ready; while :; do sleep 0.05; done"
 SAYS_BYE = python("""
 import signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: (print("bye"), sys.exit()))
-print("ready")
+signal.signal(signal.SIGTERM, lambda *_: (say("bye"), sys.exit()))
+say("ready")
 time.sleep(1000)
 """)
 SETSID = """setsid sh -c 'echo pid $$; trap "" TERM; while :; do sleep 0.05; done' & echo ready; wait"""
@@ -30,14 +34,21 @@ if os.fork() == 0:
     if os.fork() == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.closerange(3, 99)
-        print("pid", os.getpid(), flush=True)
+        say(f"pid {os.getpid()}")
         time.sleep(1000)
     os._exit(0)
 os.wait()
-print("pid", os.getpid())
-print("ready")
+say(f"pid {os.getpid()}")
+say("ready")
 time.sleep(1000)
 """)
+
+
+def one_each(*programs: "str | list[str]") -> str:
+    """Rank 0 runs the first, rank 1 the second, ..."""
+    words = [["sh", "-c", program] if isinstance(program, str) else program for program in programs]
+    return "\n".join(f"[ $RANK = {rank} ] && exec {shlex.join(argv)}" for rank, argv in enumerate(words))
+
 
 # What setproctitle does: the memory that /proc/PID/environ shows is written over.
 RETITLED = python("""
@@ -48,11 +59,11 @@ def retitle():
 if os.fork() == 0:
     os.setsid()
     retitle()
-    print("pid", os.getpid(), flush=True)
+    say(f"pid {os.getpid()}")
     time.sleep(1000)
 retitle()
-print("pid", os.getpid())
-print("ready")
+say(f"pid {os.getpid()}")
+say("ready")
 time.sleep(1000)
 """)
 
@@ -61,8 +72,8 @@ import os, time
 for _ in range(3):
     if os.fork() == 0:
         os._exit(0)
-print("pid", os.getpid())
-print("ready")
+say(f"pid {os.getpid()}")
+say("ready")
 time.sleep(1000)
 """)
 
@@ -71,8 +82,8 @@ HEADLESS = python("""
 import ctypes, os, signal, threading, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 threading.Thread(target=time.sleep, args=(1000,)).start()
-print("pid", os.getpid())
-print("ready")
+say(f"pid {os.getpid()}")
+say("ready")
 ctypes.CDLL(None).pthread_exit(None)
 """)
 
@@ -80,14 +91,14 @@ ctypes.CDLL(None).pthread_exit(None)
 STORM = python("""
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("pid", os.getpid(), flush=True)
+say(f"pid {os.getpid()}")
 for _ in range(3):
     if os.fork() == 0:
         while True:
             if os.fork():
                 os._exit(0)
             time.sleep(0.002)
-print("ready", flush=True)
+say("ready")
 time.sleep(1000)
 """)
 
@@ -95,13 +106,13 @@ MANY_THREADS = python("""
 import threading, time
 for _ in range(300):
     threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
-print("ready")
+say("ready")
 time.sleep(1000)
 """)
 
 PSERVER = python("""
 import os, socket, time
 server = socket.create_server((os.environ["POD_IP"], int(os.environ["PADDLE_PORT"])))
-print("listening")
+say("listening")
 time.sleep(1000)
 """)

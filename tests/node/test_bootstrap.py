@@ -38,10 +38,10 @@ def cache(home: Path) -> Path:
 
 
 def works(bench: Bench, where: Node) -> None:
-    """A whole job, with what is imported late: restarts, a replaced guard's words, a stop."""
-    job = bench.run([where], "echo hello; exit 3", policy={"max_restarts": 1})
+    """A whole job, with what is imported late."""
+    job = bench.run([where], "echo hello; exit 3")
     assert job.ended()["code"] == 3
-    assert job.log() == b"hello\n" and job.log(attempt=1) == b"hello\n"
+    assert job.log() == b"hello\n"
     assert not (job.dir() / ".clustertool/supervisor.err").read_text()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from typing import Any
 
 import pytest
 
@@ -17,12 +18,12 @@ TREES = {
 }  # fmt: skip
 
 
-def started(bench: Bench, program: object, nodes: int = 1) -> Job:
+def started(bench: Bench, program: Any, nodes: int = 1, per_node: int = 1) -> Job:
     """A job whose every process is in the book."""
-    job = bench.run(bench.nodes(nodes), program)
-    job.ready()
-    for rank in range(nodes):
-        until(lambda rank=rank: job.seen(rank) >= set(job.told(rank)), "all are in the book")
+    job = bench.run(bench.nodes(nodes), program, per_node=per_node).ready()
+    for process in job.plan.processes:
+        node, rank = process.node, process.rank
+        until(lambda node=node, rank=rank: job.seen(node) >= set(job.told(rank)), "all are in the book")
     return job
 
 
@@ -35,9 +36,8 @@ def test_supervisor_killed(bench: Bench, tree: str) -> None:
     job.gone()
 
 
-@pytest.mark.parametrize("tree", ["ignores TERM", "daemon", "wiped environment"])
-def test_supervisor_frozen(bench: Bench, tree: str) -> None:
-    job = started(bench, TREES[tree])
+def test_supervisor_frozen(bench: Bench) -> None:
+    job = started(bench, p.one_each(p.IGNORES_TERM, p.DAEMON, p.ENV_WIPED, p.RETITLED), per_node=4)
     kill(job.process("supervisor"), signal.SIGSTOP)
     assert job.until("supervisor-lost")[0]["why"] == "the supervisor did not move for 2 s"
     job.until("clean")

@@ -218,12 +218,13 @@ def test_removal_of_a_very_deep_tree(tmp_path: Path) -> None:
     """Deeper than descriptors or recursion allow: refused with a reason, or done; never half a crash."""
     top = tmp_path / "JOBx"
     os.close(files.make_job_dir(str(top)))
-    subprocess.run(["sh", "-c", 'i=0; while [ $i -lt 300 ]; do mkdir d && cd d || exit 1; i=$((i+1)); done'], cwd=top, check=True)
+    dig = "i=0; while [ $i -lt 300 ]; do mkdir d && cd d || exit 1; i=$((i+1)); done"
+    subprocess.run(["sh", "-c", dig], cwd=top, check=True)
     files.remove_tree(str(top))
     assert not top.exists()
 
 
-# -- the journal ----------------------------------------------------------------------------------------------------------------
+# -- the journal ------------------------------------------------------------------------------------------------------
 
 
 def lines(path: Path) -> list[object]:
@@ -283,7 +284,7 @@ def test_journal_is_bounded(tmp_path: Path, limited: Callable[[int], None]) -> N
     assert len(lines(tmp_path / "journal")) == 10_000
 
 
-# -- full disks -----------------------------------------------------------------------------------------------------------------
+# -- full disks -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -375,9 +376,6 @@ def test_release(bench: Bench) -> None:
     (data / "link").symlink_to("file")
     with pytest.raises(ClustertoolError, match="not what was sent"):
         nodes[0].ask("seal", release="abc")
-    from clustertool.node import releases
-    from clustertool.plan.manifest import digest
-
     release = digest(releases.walk(staged["path"]))
     again = nodes[0].ask("stage", release=release)
     shutil.copytree(data, Path(again["path"]) / "data", symlinks=True)

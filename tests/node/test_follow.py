@@ -188,11 +188,11 @@ def test_order_by_time(bench: Bench) -> None:
     """Logs of several ranks as they were written, and the rest too."""
     program = "for i in 1 2 3; do until [ -e go$i$RANK ]; do sleep 0.01; done; echo $i $RANK; done"
     job = bench.run(None, program, per_node=2)
-    said = 0
+    growth = job.dir() / ".clustertool/growth.jsonl"
     for step in ("11", "10", "20", "21", "30", "31"):
         (job.dir() / f"go{step}").touch()
-        said += 1
-        until(lambda said=said: (job.dir() / ".clustertool/growth.jsonl").read_bytes().count(b"\n") >= 2 + said)
+        grown = f'"log/workerlog.{step[1]}",{4 * int(step[0])}]\n'
+        until(lambda grown=grown: grown in growth.read_text(), f"{grown} is written down")
     job.ended()
     client = job.nodes[0].open()
     stream = client.stream = _InOrder()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Any
 
 import pytest
 
@@ -94,26 +93,6 @@ os.wait()
     assert job.log() == bytes(range(256)) * 1000 + b"\0\xff error \nno newline" + b"late"
 
 
-def test_restart(bench: Bench) -> None:
-    """A second attempt has logs of its own, on all nodes, and its own number in the environment."""
-    program = """
-        echo attempt $CLUSTERTOOL_ATTEMPT
-        [ $CLUSTERTOOL_ATTEMPT = 1 ] && exit 0
-        [ $RANK = 1 ] && exit 6
-        exec sleep 1000
-    """
-    job = bench.run(bench.nodes(2), program, policy={"max_restarts": 1})
-    assert [job.ended(node)["state"] for node in range(2)] == ["succeeded"] * 2
-    assert [job.log(0, attempt=k) for k in range(2)] == [b"attempt %d\n" % k for k in range(2)]
-    assert [event["attempt"] for event in job.events(1, "exited")] == [0, 1]
-
-
-def test_time_limit(bench: Bench) -> None:
-    job = bench.run(bench.nodes(2), p.IGNORES_TERM, policy={"timeout": 0.5, "grace": 0.2})
-    for node in range(2):
-        assert (job.ended(node)["state"], job.ended(node)["code"]) == ("timeout", 124)
-
-
 def test_environment(bench: Bench) -> None:
     """What the plan says, over a base of few names; nothing of the agent's own."""
     env = {"PADDLE_TRAINER_ID": "66", "TRAINING_ROLE": "X", "http_proxy": "http://x", "LD_LIBRARY_PATH": "/node", "FOO": "bar"}
@@ -146,7 +125,7 @@ def test_prelude(bench: Bench) -> None:
     job.stop()
 
 
-# -- parameter servers ----------------------------------------------------------------------------------------------------------
+# -- parameter servers ------------------------------------------------------------------------------------------------
 
 
 def test_trainers_wait_for_listening_pservers(bench: Bench) -> None:
@@ -223,7 +202,7 @@ def test_started_twice(bench: Bench) -> None:
     assert job.ended()["state"] == "stopped"
 
 
-# -- costs ------------------------------------------------------------------------------------------------------------------
+# -- costs ------------------------------------------------------------------------------------------------------------
 
 
 def test_idle_costs_little(bench: Bench) -> None:
@@ -232,7 +211,7 @@ def test_idle_costs_little(bench: Bench) -> None:
     job = bench.run(bench.nodes(1), p.MANY_THREADS, per_node=2).ready()
     watched = [job.process("supervisor").pid, job.process("guard").pid]
     before, start = [cpu(pid) for pid in watched], time.monotonic()
-    until(lambda: time.monotonic() - start > 3.0)
-    used: list[Any] = [now - then for now, then in zip(map(cpu, watched), before)]
-    assert used[0] < 0.06 and used[1] < 0.03, f"{used} s of CPU in 3 s"
+    until(lambda: time.monotonic() - start > 2.0)
+    used = [now - then for now, then in zip(map(cpu, watched), before)]
+    assert used[0] < 0.04 and used[1] < 0.02, f"{used} s of CPU in 2 s"
     job.stop(grace=0.1)

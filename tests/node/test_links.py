@@ -216,7 +216,7 @@ def _pass_on(door: socket.socket, lead: tuple[str, int]) -> threading.Thread:
     return thread
 
 
-# -- strangers ----------------------------------------------------------------------------------------------------------------
+# -- strangers --------------------------------------------------------------------------------------------------------
 
 
 def silent(address: tuple[str, int]) -> socket.socket:

@@ -43,9 +43,13 @@ def test_a_lease_lasts_while_a_laptop_says_it_is_there(bench: Bench) -> None:
 
 
 def test_restarts_until_it_works_each_with_its_own_logs(bench: Bench, tmp_path: Path) -> None:
-    program = 'echo attempt $CLUSTERTOOL_ATTEMPT; [ "$CLUSTERTOOL_ATTEMPT" = 1 ] || exit 9'
+    program = f"""
+        echo attempt $CLUSTERTOOL_ATTEMPT
+        [ $CLUSTERTOOL_ATTEMPT = 1 ] && exit 0
+        touch {tmp_path}/said$RANK; until [ -e {tmp_path}/said0 -a -e {tmp_path}/said1 ]; do sleep 0.02; done; exit 9
+    """
     job = bench.run(bench.nodes(2), program, policy={"max_restarts": 3})
-    assert job.ended()["state"] == "succeeded"
+    assert [job.ended(node)["state"] for node in range(2)] == ["succeeded"] * 2
     assert [event["attempt"] for event in job.events(0, "restart")] == [1]
     assert [job.log(rank, attempt=k) for rank in (0, 1) for k in (0, 1)] == [b"attempt 0\n", b"attempt 1\n"] * 2
     first, second = job.events(0, "started")
@@ -84,7 +88,7 @@ def test_two_starts_never_share_a_port(bench: Bench) -> None:
     assert 20417 not in claims.claimed()
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not os.access(MEMORY / "cgroup.procs", os.W_OK), reason="needs root and memory cgroups")
+@pytest.mark.skipif(not os.access(MEMORY / "cgroup.procs", os.W_OK), reason="needs root and memory cgroups")
 def test_a_memory_kill_is_told(bench: Bench) -> None:
     group = MEMORY / f"clustertool-test-{os.getpid()}"
     group.mkdir()

@@ -119,7 +119,7 @@ def test_stop_from_another_folder_and_laptop(pair, tmp_path):
     pair.gone(1)
     assert running.wait().code == 143
     done = pair.inv("stop", "--json").ends(0)
-    assert done.json["would_stop"] == []
+    assert done.json == {"jobs": {}, "exit": {"code": 0, "source": "tool", "reason": ""}}
     assert "nothing to stop" in pair.inv("stop").ends(0).out
 
 

@@ -23,7 +23,8 @@ def test_the_last_traceback_whole_even_if_longer_than_the_tail() -> None:
 
 
 def test_a_chained_traceback_is_one_story() -> None:
-    chain = [HEAD, "KeyError: 1", "", "During handling of the above exception, another exception occurred:", "", HEAD, "ValueError: 2"]
+    between = "During handling of the above exception, another exception occurred:"
+    chain = [HEAD, "KeyError: 1", "", between, "", HEAD, "ValueError: 2"]
     assert excerpt(["x", *chain], 20) == chain
 
 
