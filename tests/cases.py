@@ -13,12 +13,27 @@ from tests.cli import HELLO, REPO, Done, Site
 
 WORD2VEC = REPO / "workspaces" / "word2vec"
 
-# Every process says what it was told, one JSON object a process.
-TELL = """
-    import json, os, socket
-    names = ["CLUSTERTOOL_", "PADDLE_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "NODE_RANK", "POD_IP", "OMPI_"]
-    told = {k: v for k, v in os.environ.items() if any(k.startswith(n) for n in names)}
-    print(json.dumps({**told, "host": socket.gethostname(), "cwd": os.getcwd()}))
+POLITE = """
+    import os, time
+    print("ready", os.environ["CLUSTERTOOL_RANK"], flush=True)
+    time.sleep(600)
+"""
+
+# Ignores TERM, and so do a child, a child in a session of its own, and one that was forked twice.
+STUBBORN = """
+    import os, signal, subprocess, sys, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    subprocess.Popen(sleep)
+    subprocess.Popen(sleep, start_new_session=True)
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execv(sys.executable, sleep)
+        os._exit(0)
+    os.wait()
+    print("ready", os.environ["CLUSTERTOOL_RANK"], flush=True)
+    time.sleep(600)
 """
 
 

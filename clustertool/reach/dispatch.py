@@ -15,6 +15,7 @@ from clustertool.reach.rsync import PushOptions, push
 from clustertool.reach.workspace import Workspace
 
 _WIDTH = 16  # rsync processes at a time: more only fight for one uplink
+_LAST_MOMENT = 2.0
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,20 @@ def dispatch(
         progress(node, sent.bytes, sent.bytes)
         return sent.bytes
 
-    gathered = each(todo, send, width=_WIDTH, check=fleet.check)
+    busy: set[int] = set()
+
+    def one(node: int) -> int:
+        busy.add(node)
+        try:
+            return send(node)
+        finally:
+            busy.discard(node)
+
+    try:
+        gathered = each(todo, one, width=_WIDTH, check=fleet.check)
+    except BaseException:
+        _await(busy)
+        raise
     failed.update({node: _as_dispatch(error) for node, error in gathered.failed.items()})
     shared = [node for node in facts if node not in receivers]
     for node in shared:
@@ -76,6 +90,13 @@ def dispatch(
     return Dispatched(
         release, sum(gathered.ok.values()), time.monotonic() - start, tuple(gathered.ok), tuple(had), tuple(shared), failed
     )
+
+
+def _await(busy: set[int]) -> None:
+    """After an interrupt: each sender ends its rsync, which must not outlive us."""
+    end = time.monotonic() + _LAST_MOMENT
+    while busy and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 def _as_dispatch(error: ClustertoolError) -> ClustertoolError:

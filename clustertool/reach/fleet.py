@@ -60,8 +60,11 @@ class Fleet:
             self.check()
 
     def reopen(self, node: int) -> Agent:
-        """One node again, after its connection broke."""
+        """One node again, after its connection broke; the old one says nothing any more, should it wake up."""
         host = self.cluster.hosts[node]
+        if node in self.agents:
+            self.agents[node].close()
+            self.agents[node].link.close()
         link = Link.open(host, self.cluster, prompt=self._prompter)
         self._links.append(link)
         self.agents[node] = Agent.open(link, host, self.cluster, self._sink)

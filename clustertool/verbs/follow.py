@@ -68,9 +68,16 @@ class Lanes:
 
 
 class Follow:
-    """One attached session of a job. run() returns when the job is over or the user has left it."""
+    """One attached session of a job. run() returns when the job is over or the user has left it.
 
-    def __init__(self, call: Call, fleet: Fleet, inbox: Inbox, job: str, lines: RankLines) -> None:
+    stops: an interrupt stops the job (run, attach); else it only leaves (logs -f: raises Interrupted), and news of the
+    job that are no warnings are not shown.
+    """
+
+    def __init__(
+        self, call: Call, fleet: Fleet, inbox: Inbox, job: str, lines: RankLines, *, stops: bool = True
+    ) -> None:
+        self._stops = stops
         self._call = call
         self.fleet = fleet
         self._inbox = inbox
@@ -92,12 +99,13 @@ class Follow:
         """The user asked for an end."""
         return self._stopper is not None
 
-    def start(self, request: Mapping[str, Any], grace: float) -> None:
+    def start(self, request: Mapping[str, Any], grace: float = 0.0) -> None:
         """Ask every node for events and the wanted logs. From here on an interrupt stops the job."""
-        interrupts.count.job = self._job
         self._request = {"q": "follow", "job": self._job, **request}
-        threading.Thread(target=self._listen, args=(grace,), daemon=True).start()
-        gathered = self.fleet.ask_all(self._request, patient=True)
+        if self._stops:
+            interrupts.count.job = self._job
+            threading.Thread(target=self._listen, args=(grace,), daemon=True).start()
+        gathered = self.fleet.ask_all(self._request, patient=self._stops)
         now = time.monotonic()
         for node, error in {**self.fleet.failed, **gathered.failed}.items():
             self.watch.closed[node] = error.what
@@ -110,7 +118,8 @@ class Follow:
         try:
             self._follow(until)
         except ReaderGone:
-            self._call.terminal.note(f"nobody reads any more; the job goes on: inv attach --job {self._job}")
+            if self._stops:
+                self._call.terminal.note(f"nobody reads any more; the job goes on: inv attach --job {self._job}")
             raise
         if self._over():
             self._done.set()
@@ -120,6 +129,8 @@ class Follow:
         while not self._over() and not until(self.watch.status):
             frame = self._inbox.get(0.05)
             now = time.monotonic()
+            if not self._stops:
+                interrupts.check()
             if frame is not None:
                 self._show(self.watch.take(frame[0], frame[1], frame[2], now))
             if frame is None or now - self._looked_at > _LOOK:
@@ -152,7 +163,7 @@ class Follow:
                 self._lines.show(item.role, item.rank, self.watch.name(item.node), item.lines)
             elif item.level == "warn":
                 self._call.terminal.warn(item.text)
-            else:
+            elif self._stops:
                 self._call.terminal.note(item.text)
 
     # -- broken connections --

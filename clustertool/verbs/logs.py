@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clustertool.errors import NotFound, UsageError
+from clustertool.errors import NotFound, Unreachable, UsageError, raise_all
 from clustertool.verbs import interrupts
 from clustertool.verbs.call import JOB, JSON, NODES, Call, Opt, verb
 
+_PATIENCE = 30.0  # seconds to get back to a node
 
 @verb(
     JOB, Opt("rank", "ranks within the role: 3 or 3,4 (default 0)", short="r"), Opt("role", "trainer or pserver", "trainer"),
@@ -47,9 +49,13 @@ def logs(call: Call) -> None:
         if call.given.raw:
             if request["attempt"] is None:  # one log, not all attempts' one after the other
                 request["attempt"] = next(status.processes[key].attempt for key in places)
-            _raw(call, fleet, inbox, request, places)
+            _raw(call, fleet, inbox, request, next(iter(places.values())))
         else:
-            _lines(call, fleet, inbox, request, places, status)
+            printer = _printer(call, fleet, places, status)
+            if call.given.follow:
+                _growing(call, fleet, inbox, request, printer)
+            else:
+                _there(call, fleet, inbox, request, sorted(set(places.values())), printer)
 
 
 def _asked(call: Call) -> Any:
@@ -115,9 +121,9 @@ def _places(call: Call, fleet: Any, status: Any, asked: Any) -> dict[tuple[str, 
     return {key: node for key, node in found.items() if node in fleet.agents}
 
 
-def _raw(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], places: Mapping[Any, int]) -> None:
-    """Bytes as they are, straight from the channel to stdout, whatever the amount."""
-    node = next(iter(places.values()))
+def _raw(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], node: int) -> None:
+    """Bytes as they are, straight from the channel to stdout, whatever the amount. A broken connection is resumed."""
+    offsets: dict[str, int] = {}
     fleet.agents[node].ask(request)
     while True:
         frame = inbox.get(0.1)
@@ -127,44 +133,63 @@ def _raw(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], places:
         _, header, payload = frame
         if header.get("k") == "log":
             call.terminal.raw(payload)
+            offsets[header["log"]] = int(header["off"]) + len(payload)
         elif header.get("k") == "end":
             return
         elif header.get("k") == "closed":
-            raise fleet.agents[node].dead
+            _resume(fleet, node, {**request, "offsets": offsets})
 
 
-def _lines(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], places: Mapping[Any, int], status: Any) -> None:
-    """Readable lines with their prefix, secrets of this laptop masked."""
-    import time
+def _resume(fleet: Any, node: int, request: Mapping[str, Any]) -> None:
+    """Ask again over a new connection. Raises Unreachable after `_PATIENCE` seconds without one."""
+    end = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            fleet.reopen(node).ask(request)
+            return
+        except Unreachable:
+            if time.monotonic() > end:
+                raise
+        again = time.monotonic() + 1.0
+        while time.monotonic() < again:
+            interrupts.check()
+            time.sleep(0.05)
 
+
+def _printer(call: Call, fleet: Any, places: Mapping[tuple[str, int], int], status: Any) -> Any:
+    """Readable lines with their prefix, secrets of this laptop masked, those that --grep does not match left out."""
     from clustertool.show.prefix import RankLines, widest
     from clustertool.verbs import load
-    from clustertool.verbs.follow import Lanes
     from clustertool.watch.clean import mask
+
+    pattern = re.compile(call.given.grep)
+
+    class Matching(RankLines):
+        def show(self, role: str, rank: int, node: str, lines: Sequence[str]) -> None:
+            super().show(role, rank, node, [line for line in lines if pattern.search(line)] if pattern.pattern else lines)
+
+    width = widest([(*key, status.nodes[node].name) for key, node in places.items()])
+    return Matching(call.terminal, hide=mask(load.known_secrets(fleet.cluster).values()), width=width)
+
+
+def _there(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], nodes: Sequence[int], printer: Any) -> None:
+    """What is there now, the lines of several ranks in the order of their time."""
     from clustertool.watch.job import LogLines, Watch
     from clustertool.watch.merge import in_order
 
-    hide = mask(load.known_secrets(fleet.cluster).values())
-    width = widest([(*key, status.nodes[node].name) for key, node in places.items()])
-    printer = RankLines(call.terminal, hide=hide, width=width)
-    grep = re.compile(call.given.grep) if call.given.grep else None
-    nodes = sorted(set(places.values()))
     watch = Watch(frozenset(nodes))
-    by_time = isinstance(inbox, Lanes)
-    fleet.ask({node: {**request, "by_time": by_time} for node in nodes}).all()
-    frames = in_order(nodes, inbox.next) if isinstance(inbox, Lanes) else _as_they_come(inbox, watch)
-    for frame in frames:
-        now = time.monotonic()
-        for item in watch.take(frame[0], frame[1], frame[2], now) if frame else watch.idle(now):
+    fleet.ask({node: {**request, "by_time": True} for node in nodes}).all()
+    for node, header, payload in in_order(nodes, inbox.next):
+        for item in watch.take(node, header, payload, time.monotonic()):
             if isinstance(item, LogLines):
-                lines = [line for line in item.lines if grep.search(line)] if grep else item.lines
-                printer.show(item.role, item.rank, status.nodes[item.node].name, lines)
-    for node, why in watch.closed.items():
-        call.terminal.warn(f"{fleet.name(node)}: {why}")
+                printer.show(item.role, item.rank, watch.name(item.node), item.lines)
+    raise_all([fleet.agents[node].dead for node in sorted(watch.closed)])
 
 
-def _as_they_come(inbox: Any, watch: Any) -> Iterator[Any]:
-    """Frames, and None now and then, until every node is done."""
-    while not watch.over:
-        interrupts.check()
-        yield inbox.get(0.1)
+def _growing(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], printer: Any) -> None:
+    """The same while the job runs, to its end."""
+    from clustertool.verbs.follow import Follow
+
+    follow = Follow(call, fleet, inbox, request["job"], printer, stops=False)
+    follow.start(request)
+    follow.run()

@@ -59,6 +59,8 @@ class Watch:
         if kind == "log":
             return self._log(node, header, payload)
         if kind == "events":
+            if int(header["at"]) <= self.events_at.get(node, -1):
+                return []
             self.events_at[node] = int(header["at"])
             return [item for event in header["events"] for item in self._event(int(header["node"]), event)]
         if kind == "end":
@@ -81,8 +83,12 @@ class Watch:
         self.closed.pop(node, None)
 
     def _log(self, node: int, header: Mapping[str, Any], payload: bytes) -> list[Item]:
+        """What is new in a piece: one that came over a connection we had given up may be here already."""
         key = (str(header["role"]), int(header["rank"]))
-        self.offsets.setdefault(node, {})[str(header["log"])] = int(header["off"]) + len(payload)
+        offsets, start = self.offsets.setdefault(node, {}), int(header["off"])
+        known = offsets.get(str(header["log"]), start)
+        payload = payload[max(0, known - start) :]
+        offsets[str(header["log"])] = max(known, start) + len(payload)
         lines = self._lines.setdefault((key, int(header["attempt"])), Lines()).feed(payload)
         return [LogLines(*key, node, lines)] if lines else []
 

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 
 from tests.cli import until
 
@@ -135,6 +136,42 @@ def test_a_connection_that_breaks_is_resumed_where_it_was(site):
     go(pair)
     done = running.wait().ends(0)
     assert whole(done.out)
+
+
+def test_a_connection_that_wakes_up_again_doubles_nothing(site):
+    """It was silent for so long that a new one was opened; then the old one says all it had kept."""
+    pair = site(2)
+    pair.conf(LOSS_TIMEOUT=3)
+    running = counting(pair, "--rank", 1)
+    (agent,) = [p.pid for p in pair.processes(1) if p.name == "ct-agent"]
+    session = int(Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(session, signal.SIGSTOP)
+    running.says("node1: connection lost .silent for 3 s")
+    before = running.out.count("line")
+    until(lambda: running.out.count("line") > before + 10)
+    os.kill(session, signal.SIGCONT)
+    until(lambda: running.out.count("line") > before + 25)
+    go(pair)
+    assert whole(running.wait().ends(0).out)
+    assert running.err.count("connection lost") == 1
+
+
+def test_logs_that_are_followed_are_resumed_too(site):
+    pair = site(2)
+    running = counting(pair)
+    old = {p.pid for p in pair.processes(1) if p.name == "ct-agent"}
+    lines, raw = pair.start("logs", "-f", "-r", 1), pair.start("logs", "-f", "-r", 1, "--raw")
+    for follow in (lines, raw):
+        follow.says("line 5$")
+    for pid in [p.pid for p in pair.processes(1) if p.name == "ct-agent" and p.pid not in old]:
+        os.kill(pid, signal.SIGKILL)
+    for follow in (lines, raw):
+        before = follow.out.count("line")
+        until(lambda: follow.out.count("line") > before + 5)  # noqa: B023 - it is over when the loop goes on
+    go(pair)
+    assert whole(lines.wait().ends(0).out)
+    assert whole(re.sub("^", "] ", raw.wait().ends(0).out, flags=re.M))
+    running.wait().ends(0)
 
 
 def test_a_connection_that_breaks_while_it_stops(site):

@@ -12,33 +12,10 @@ import time
 
 import pytest
 
+from tests.cases import POLITE, STUBBORN
 from tests.cli import Running, until
 
 SLACK = 8.0  # seconds that a loaded machine may add to the promised 2
-
-POLITE = """
-    import os, time
-    print("ready", os.environ["CLUSTERTOOL_RANK"], flush=True)
-    time.sleep(600)
-"""
-
-# Ignores TERM, and so do a child, a child in a session of its own, and one that was forked twice.
-STUBBORN = """
-    import os, signal, subprocess, sys, time
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
-    subprocess.Popen(sleep)
-    subprocess.Popen(sleep, start_new_session=True)
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork() == 0:
-            os.execv(sys.executable, sleep)
-        os._exit(0)
-    os.wait()
-    print("ready", os.environ["CLUSTERTOOL_RANK"], flush=True)
-    time.sleep(600)
-"""
-
 
 def ready(running: Running, ranks: int) -> None:
     for rank in range(ranks):

@@ -44,6 +44,20 @@ def test_supervisor_frozen(bench: Bench) -> None:
     job.gone()
 
 
+@pytest.mark.parametrize("ender", ["guard", "stop"])
+def test_born_while_the_supervisor_is_frozen(bench: Bench, ender: str) -> None:
+    """Not in the book, and without a marker: known as a child of the frozen one's children."""
+    job = started(bench, p.ENV_WIPED_LATE)
+    kill(job.process("supervisor"), signal.SIGSTOP)
+    (job.dir() / "go").touch()
+    job.told(count=1)
+    if ender == "stop":
+        kill(job.process("guard"), signal.SIGSTOP)
+        assert job.stop(grace=0.1)["state"] == "clean"
+    job.until("clean")
+    assert not job.living()
+
+
 def test_supervisor_frozen_for_a_moment(bench: Bench) -> None:
     job = started(bench, "echo ready; until [ -e go ]; do sleep 0.05; done; echo done")
     supervisor = job.process("supervisor")

@@ -130,7 +130,7 @@ def test_prelude(bench: Bench) -> None:
 
 def test_trainers_wait_for_listening_pservers(bench: Bench) -> None:
     """All pservers of all nodes listen before any trainer starts; when the trainers are done, the pservers are ended."""
-    slow = p.python("import os, time\ntime.sleep(0.5 * int(os.environ['CLUSTERTOOL_RANK']))" + p.PSERVER[-1])
+    slow = p.python("import os, time\ntime.sleep(0.5 * int(os.environ['CLUSTERTOOL_RANK']))\n" + p.PSERVER[-1])
     job = bench.run(bench.nodes(2), "echo trainer", pserver=slow, servers=2, per_node=2)
     for node in range(2):
         assert (job.ended(node)["state"], job.ended(node)["code"], job.ended(node)["victims"]) == ("succeeded", 0, [])

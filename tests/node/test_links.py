@@ -180,7 +180,9 @@ def test_connect_takes_a_while(bench: Bench) -> None:
         lead = {**request["spec"]["lead"], "host": door.getsockname()[0], "port": door.getsockname()[1]}
         request["spec"] = {**request["spec"], "lead": lead}
         job.start()
-        until(lambda: b":%04X 02" % door.getsockname()[1] in _connecting(), "it is connecting")
+        trying = until(lambda: _connecting(door.getsockname()[1]), "it is connecting")
+        time.sleep(0.3)  # not a wait: far longer than the pause between two tries
+        assert _connecting(door.getsockname()[1]) == trying, "it waits for its answer, and does not try anew"
         fill += [door.accept()[0] for _ in fill]
         cable = _pass_on(door, job.plan.lead)
         assert [job.ended(node)["state"] for node in range(2)] == ["succeeded"] * 2
@@ -191,10 +193,10 @@ def test_connect_takes_a_while(bench: Bench) -> None:
         cable.join()
 
 
-def _connecting() -> bytes:
-    """`:PORT 02` of every connection that waits for its answer."""
-    rows = [line.split() for line in Path("/proc/net/tcp").read_bytes().splitlines()]
-    return b"\n".join(b":%s %s" % (row[2].rpartition(b":")[2], row[3]) for row in rows)
+def _connecting(port: int) -> list[str]:
+    """Local addresses of the connections to a port that wait for their answer."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+    return [row[1] for row in rows if row[2].endswith(f":{port:04X}") and row[3] == "02"]
 
 
 def _pass_on(door: socket.socket, lead: tuple[str, int]) -> threading.Thread:

@@ -30,7 +30,7 @@ def test_a_lease_ends_the_job_when_no_laptop_is_there(bench: Bench) -> None:
 
 def test_a_lease_lasts_while_a_laptop_says_it_is_there(bench: Bench) -> None:
     nodes = bench.nodes(1)
-    job = bench.run(nodes, ["sh", "-c", "sleep 2.5"], lease="1.0")
+    job = bench.run(nodes, ["sh", "-c", "sleep 1.2"], lease="0.5")
     done = lambda: bool(job.events(0, "ended"))  # noqa: E731 - one line, used twice
 
     def there() -> bool:

@@ -124,6 +124,17 @@ def test_lead_is_gone(bench: Bench) -> None:
     assert job.stop(0, grace=0.1) == CLEAN
 
 
+def test_lead_hears_of_it_later(bench: Bench) -> None:
+    """Node 1 was stopped and has gone while the lead was frozen: its last words were sent and count."""
+    job = bench.run(bench.nodes(2, LOSS_TIMEOUT=60), p.PLAIN).ready()
+    kill(job.process("supervisor"), signal.SIGSTOP)
+    assert job.stop(1) == CLEAN
+    job.until("ended", 1)
+    kill(job.process("supervisor"), signal.SIGCONT)
+    assert job.ended()["state"] == "stopped"
+    job.gone()
+
+
 def test_others_are_not_touched(bench: Bench) -> None:
     """The same id below another ROOT_DIR, and another job beside it."""
     nodes = bench.nodes(1)

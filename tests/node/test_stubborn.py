@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from typing import Any
 
 import pytest
@@ -94,6 +95,21 @@ def test_failure_ends_the_stubborn(bench: Bench) -> None:
         assert (outcome["state"], outcome["code"], outcome["culprits"]) == ("failed", 7, [["trainer", 0]])
         assert outcome["victims"] == [["trainer", 1], ["trainer", 2], ["trainer", 3]]
     job.gone()
+
+
+def test_marked_process_that_is_no_descendant(bench: Bench) -> None:
+    """What a rank has started through a service of the machine: it is of this job, and ends with it."""
+    job = ready(bench, p.PLAIN)
+    mark = job.place_requests[0]["spec"]["mark"]
+    stray, other = [
+        subprocess.Popen(["sleep", "1000"], env={**os.environ, "CLUSTERTOOL_MARK": text}, start_new_session=True)
+        for text in (mark, mark + "x")
+    ]
+    assert job.stop()["state"] == "clean"
+    assert stray.wait(10) == -signal.SIGKILL
+    assert other.poll() is None
+    other.kill()
+    other.wait()
 
 
 def test_descendants_are_written_down(bench: Bench) -> None:

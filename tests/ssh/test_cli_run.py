@@ -19,6 +19,24 @@ def test_ranks_of_nodes_of_different_sizes(site):
     cases.ranks_of_uneven_nodes(three, hosts(three))
 
 
+def test_ctrl_c_ends_stubborn_ranks_and_no_other_jobs(site):
+    """All nodes are in one process table here, and so is another job: each node ends its own."""
+    pair = site(2)
+    pair.workspace(train_py=cases.STUBBORN)
+    other = pair.inv("run", "-w", "job", "--detach", "--grace", 1).ends(0).job
+    running = pair.start("run", "-w", "job", "--all-ranks", "--grace", 1)
+    for rank in (0, 1):
+        running.says(f"ready {rank}$")
+    assert len([p for p in pair.living() if p.name.startswith("python")]) == 16
+    running.signal()
+    done = running.wait().ends(130)
+    assert "127.0.0.[2-3]: clean" in done.err
+    assert len([p for p in pair.living() if p.name.startswith("python")]) == 8
+    assert pair.inv("status", "--job", other, "--json").ends(0).json["state"] == "running"
+    assert pair.inv("stop", "--force").ends(0).lines() == [f"job {other}: 127.0.0.[2-3]: clean"]
+    assert not pair.living()
+
+
 def test_word2vec(site):
     cases.trains_word2vec(cases.with_numpy(site(2)), 2)
 
