@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clustertool.verbs import interrupts
-from clustertool.verbs.call import JOB, JSON, NODES, Call, Opt, verb
+from clustertool.verbs.call import JOB, JSON, NODES, Call, Opt, verb, whole
 
 
 @verb(
@@ -18,7 +18,6 @@ def attach(call: Call) -> None:
     from clustertool.verbs import ending, load
     from clustertool.verbs.follow import Follow, Inbox
     from clustertool.verbs.jobs import attach_to
-    from clustertool.verbs.logs import whole
     from clustertool.verbs.run import finish, wanted
     from clustertool.watch.clean import mask
 

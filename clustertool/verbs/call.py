@@ -109,6 +109,15 @@ def verb(*options: Opt | Sequence[Opt]) -> Callable[[Body], VerbTask]:
     return make
 
 
+def whole(text: str, option: str) -> int | None:
+    """An option's whole number, None if it was not given. Raises UsageError."""
+    if text == "":
+        return None
+    if not text.isdecimal():
+        raise UsageError(f"{option} {text!r}", "a whole number")
+    return int(text)
+
+
 def _parameter(option: Opt) -> inspect.Parameter:
     default = None if option.default == () else option.default
     return inspect.Parameter(option.name.replace("-", "_"), inspect.Parameter.KEYWORD_ONLY, default=default)

@@ -19,7 +19,6 @@ def check(call: Call) -> None:
     from clustertool.reach.fleet import Fleet
     from clustertool.show.status import check_matrix
     from clustertool.verbs import load, preflight
-    from clustertool.verbs.run import read_workspace
 
     for name in ("bandwidth", "framework"):
         if getattr(call.given, name):
@@ -28,7 +27,7 @@ def check(call: Call) -> None:
     if folder:
         load.workspace_toml(folder)
     cluster = load.cluster(call, start_local=True)
-    workspace = read_workspace(call, folder) if folder else None
+    workspace = load.workspace(call, folder) if folder else None
     with Fleet(cluster, interrupts.check, ask=interrupts.asker()) as fleet:
         looked = preflight.look(cluster, fleet, {}, 2 * workspace.size if workspace else 0)
         rows = preflight.matrix(looked, cluster)

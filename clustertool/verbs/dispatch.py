@@ -22,14 +22,13 @@ def dispatch(call: Call) -> None:
     from clustertool.show.progress import human_bytes
     from clustertool.show.table import count
     from clustertool.verbs import load, preflight
-    from clustertool.verbs.run import read_workspace
 
     folder = load.one_of(call, "workspace", "job-dispatch-package")
     if not folder:
         raise UsageError("dispatch needs a workspace", "inv dispatch --workspace ./job")
     load.workspace_toml(Path(folder))
     cluster = load.cluster(call, start_local=True)
-    workspace = read_workspace(call, Path(folder))
+    workspace = load.workspace(call, Path(folder))
     if call.given.dry:
         amount = f"{count(len(workspace.files), 'file')}, {human_bytes(workspace.size)}"
         call.terminal.line(f"would send {amount}, as release {workspace.release}")

@@ -8,12 +8,15 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clustertool.errors import ConfigError, DataError, UsageError
 from clustertool.plan.cluster import Cluster, read_cluster
 from clustertool.plan.hostfile import choose, read_hostfile
 from clustertool.verbs.call import Call
+
+if TYPE_CHECKING:
+    from clustertool.reach.workspace import Workspace
 
 
 def cluster(call: Call, start_local: bool) -> Cluster:
@@ -128,6 +131,19 @@ def workspace_toml(folder: Path) -> Mapping[str, Any]:
         return job_toml(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
+
+
+def workspace(call: Call, folder: Path) -> Workspace:
+    """Walk it, and tell once what is left out."""
+    from clustertool.reach.workspace import read_workspace as read
+    from clustertool.show.progress import human_bytes
+
+    found = read(folder)
+    if found.left_out:
+        told = ", ".join(f"{left.path} ({left.why}, {human_bytes(left.size)})" for left in found.left_out[:8])
+        more = f" and {len(found.left_out) - 8} more" if len(found.left_out) > 8 else ""
+        call.terminal.note(f"left out: {told}{more}")
+    return found
 
 
 def passed(found: Cluster) -> tuple[tuple[str, str], ...]:

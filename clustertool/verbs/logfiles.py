@@ -6,7 +6,7 @@ from typing import Any
 
 from clustertool.errors import NotFound, UsageError
 from clustertool.verbs import interrupts
-from clustertool.verbs.call import Call
+from clustertool.verbs.call import Call, whole
 
 
 def show(call: Call) -> None:
@@ -52,7 +52,6 @@ def _print(call: Call, fleet: Any, inbox: Any, job: str, found: dict[str, tuple[
         raise NotFound(f"job {job} has no log/{file}{where}", "inv logs --files lists what there is")
     if len(having) > 1:
         raise UsageError(f"--file {file} is on {', '.join(having)}", "choose one with --host")
-    from clustertool.verbs.logs import whole
     from clustertool.watch.lines import Lines
 
     node, lines = found[having[0]][0], Lines()

@@ -9,7 +9,7 @@ from typing import Any
 
 from clustertool.errors import NotFound, Unreachable, UsageError, raise_all
 from clustertool.verbs import interrupts
-from clustertool.verbs.call import JOB, JSON, NODES, Call, Opt, verb
+from clustertool.verbs.call import JOB, JSON, NODES, Call, Opt, verb, whole
 
 _PATIENCE = 30.0  # seconds to get back to a node
 
@@ -80,14 +80,6 @@ def _asked(call: Call) -> Any:
     if given.raw and len(keys) != 1:
         raise UsageError("--raw is for one rank", "name it with --rank 3")
     return keys
-
-
-def whole(text: str, option: str) -> int | None:
-    if text == "":
-        return None
-    if not text.isdecimal():
-        raise UsageError(f"{option} {text!r}", "a whole number")
-    return int(text)
 
 
 def _status(fleet: Any, job: str) -> Any:

@@ -110,7 +110,7 @@ def read_order(call: Call) -> Order:
     if folder:
         cluster = limited(cluster, options)
         spec = read_job(cluster, toml, options)
-        workspace = read_workspace(call, Path(folder))
+        workspace = load.workspace(call, Path(folder))
     else:
         cluster = limited(cluster, options)
         read_job(cluster, {}, options)  # job.toml lies on the nodes: the options alone, for now
@@ -152,19 +152,6 @@ def limited(cluster: Cluster, options: Options) -> Cluster:
         fix = f"a number from 1 to {len(cluster.hosts)}, the hosts of {cluster.where}"
         raise UsageError(f"--nnodes {options.nnodes!r}", fix)
     return replace(cluster, hosts=cluster.hosts[: int(options.nnodes)])
-
-
-def read_workspace(call: Call, folder: Path) -> Workspace:
-    """Walk it, and tell once what is left out."""
-    from clustertool.reach.workspace import read_workspace as read
-    from clustertool.show.progress import human_bytes
-
-    workspace = read(folder)
-    if workspace.left_out:
-        told = ", ".join(f"{left.path} ({left.why}, {human_bytes(left.size)})" for left in workspace.left_out[:8])
-        more = f" and {len(workspace.left_out) - 8} more" if len(workspace.left_out) > 8 else ""
-        call.terminal.note(f"left out: {told}{more}")
-    return workspace
 
 
 def check_alone(order: Order) -> None:
