@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Dict, Iterable, List
+from typing import Dict, Iterable, List, Set
 
 from clustertool.node import files, processes
 from clustertool.node.processes import Process
@@ -12,6 +12,7 @@ from clustertool.plan.paths import OURS
 
 _SEEN = f"{OURS}/seen"
 _MOST = 20_000  # lines, after which the dead are struck off
+_FEW = 100  # threads of all members together
 
 
 class Family:
@@ -22,18 +23,29 @@ class Family:
         self.spare = 0
         self._job = job
         self._members: Dict[int, Process] = {}
-        self._last = self._settled = set(processes.pids())
+        self._last: Set[int] = set()
+        self._settled: Set[int] = set()
         self._book = files.Journal(files.open_append(job, _SEEN))
         self._lines = 0
 
     def living(self) -> List[Process]:
-        """Exactly who lives now, by the kernel's lists of children: dear where processes have hundreds of threads."""
+        """Exactly who lives now, by the kernel's lists of children, one for each thread."""
         found = [process for process in processes.descendants(self.head.pid) if process.pid != self.spare]
         self.write_down(found)
+        self._members = {process.pid: process for process in found}
         return [process for process in found if processes.alive(process)]
 
     def look(self) -> None:
-        """Who has come since the last look, by the pids that are new on this machine: cheap enough for twice a second.
+        """Write down who has come since the last look; cheap, for twice a second."""
+        found = (processes.stat(pid) for pid in self._members)
+        if sum(member.threads for member in found if member) > _FEW:
+            self._look_at_newcomers()
+        else:
+            self._last, self._settled = set(), set()
+            self.living()
+
+    def _look_at_newcomers(self) -> None:
+        """Where threads are many: by the pids that are new on this machine.
 
         A newcomer is looked at twice, since its parent may die during the first look.
         """

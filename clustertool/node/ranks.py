@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import subprocess
+from functools import partial
 from typing import Any, Dict, List, Mapping, Tuple
 
 from clustertool.node import files
@@ -46,16 +48,23 @@ def command(spec: Mapping[str, Any], process: Mapping[str, Any]) -> List[str]:
     return [shell, "-c", _WITH_PRELUDE, "prelude", *argv]
 
 
+def _limit(files_: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files_, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
 def start(
-    spec: Mapping[str, Any], process: Mapping[str, Any], attempt: int, log: int, umask: int
+    spec: Mapping[str, Any], process: Mapping[str, Any], attempt: int, log: int, umask: int, file_limit: int
 ) -> Tuple[int, str]:
-    """Start a rank in a session of its own, writing straight into its log. Returns (pid, "") or (127 or 126, why)."""
+    """Start a rank in a session of its own, writing straight into its log. Returns (pid, "") or (127 or 126, why).
+
+    `file_limit`: the user's own soft limit, where the supervisor has raised its own; else 0.
+    """
     env = environment(spec, process, attempt, os.environ)
     ours = os.umask(umask)
     try:
         child = subprocess.Popen(
             command(spec, process), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=spec["work_dir"], env=env,
-            start_new_session=True, close_fds=True,
+            start_new_session=True, close_fds=True, preexec_fn=partial(_limit, file_limit) if file_limit else None,
         )  # fmt: skip
     except OSError as error:
         what = error.filename if error.filename is not None else process["argv"][0]

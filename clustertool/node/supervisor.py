@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -28,6 +29,7 @@ from clustertool.plan.paths import OURS, JobPaths
 if TYPE_CHECKING:
     from clustertool.node.leadserver import LeadServer
 
+_FILES = 200  # descriptors for all but the nodes' connections: logs, strangers
 _TICK = 0.1
 _WAITING_TICK = 0.03  # while pservers are expected to listen, or processes to end
 _LOOK_EVERY = 0.5
@@ -77,6 +79,7 @@ class Supervisor:
         self.asked: Optional[Tuple[str, int]] = None  # by whom, with which code, an agent here asked to stop
         self.asked_at = 0.0
         self.asked_to_die = False
+        self.file_limit = 0  # the user's own, for the ranks, where we had to raise ours
         self.lead: Optional[LeadServer] = None
         self.uplink: Optional[Uplink] = None
         self.inbox: List[Header] = []
@@ -120,12 +123,22 @@ class Supervisor:
     def _become_lead(self) -> None:
         from clustertool.node.leadserver import LeadServer  # what one node of the job needs
 
+        self._allow_files(_FILES + 2 * len(self.spec["shape"]["names"]))
         try:
             self.lead = LeadServer(self.spec, self.inbox.append, self.record)
         except OSError as error:
             port = self.spec["lead"]["port"]
             raise PreflightError(f"port {port} (the lead's) cannot be used: {error.strerror}", "set LEAD_PORT") from None
         self.lead.join_self()
+
+    def _allow_files(self, needed: int) -> None:
+        """Many nodes are many connections; 1024 descriptors, which are common, are soon used up."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != resource.RLIM_INFINITY and soft < needed:
+            with contextlib.suppress(ValueError, OSError):
+                wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+                self.file_limit = soft
 
     def run(self) -> None:
         """Until the verdict is known here, or the lead is lost and nothing lives any more.
@@ -267,7 +280,7 @@ class Supervisor:
         rank.listening = False
         pid, why = self._open_log(rank)
         if not why:
-            pid, why = ranks.start(self.spec, rank.spec, self.attempt, rank.log, self.umask)
+            pid, why = ranks.start(self.spec, rank.spec, self.attempt, rank.log, self.umask, self.file_limit)
         if why:
             self.record("exited", role=role, rank=number, code=pid, signal=0, stopped=False, note=why, attempt=self.attempt)
             return [(role, number, pid, 0, False, why)]

@@ -100,6 +100,18 @@ def write(files):
         with open(part, "wb") as file:
             file.write(content)
         os.replace(part, path)
+from _frozen_importlib_external import FileFinder, SourceFileLoader
+class Source(SourceFileLoader):
+    """Compiled code that a full disk has cut short is compiled again, and not the end of everything."""
+    def get_code(self, name):
+        try:
+            return super().get_code(name)
+        except (EOFError, ValueError, TypeError):
+            return self.source_to_code(self.get_data(self.path), self.path)
+def finder(path):
+    if not path.startswith(top):
+        raise ImportError
+    return FileFinder(path, (Source, [".py"]))
 class Memory:
     """Imports from `files`, for a node whose home takes nothing."""
     @staticmethod
@@ -138,6 +150,7 @@ if not have:
     os.umask(mask)
 if have:
     sys.path.insert(0, top)
+    sys.path_hooks.insert(0, finder)
 else:
     sys.meta_path.insert(0, Memory)
 from clustertool.node.agent import main

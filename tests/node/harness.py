@@ -364,11 +364,12 @@ class Job:
         return self.log(rank, role)
 
     def ready(self) -> Job:
-        """Every trainer has said so."""
+        """Every trainer has said so, and its supervisor has written down that it started."""
         for process in self.plan.processes:
             if process.role == "trainer":
                 self.says(b"ready", process.rank)
                 self.told(process.rank)
+                self.rank(process.rank)
         return self
 
     def told(self, rank: int = 0, role: str = "trainer", count: int = 0) -> list[Process]:

@@ -74,6 +74,19 @@ def test_content_is_checked_at_every_start(bench: Bench, fresh: Path) -> None:
         assert not fetched(where.open())
 
 
+def test_cut_compiled_code(bench: Bench, fresh: Path) -> None:
+    """A quota that is used up leaves compiled files cut short, which Python itself takes for whole."""
+    where = node(bench, fresh)
+    where.probe()
+    compiled = list(cache(fresh).rglob("*.pyc"))
+    assert len(compiled) > 5
+    for size in (100, 16, 10, 0):
+        for path in compiled:
+            os.truncate(path, min(size, path.stat().st_size))
+        assert not fetched(where.open())
+        assert where.probe()["problems"] == []
+
+
 def test_eight_first_starts_at_once(bench: Bench, fresh: Path) -> None:
     """As on nodes that share one home."""
     nodes = [node(bench, fresh) for _ in range(8)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 from tests.node import programs as p
@@ -78,6 +79,23 @@ for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD, signal.SIGINT):
     log = str(job.dir() / "log/workerlog.0")
     assert eval(told[0]) == ["/dev/null", log, log]
     assert told[1:] == ["0000000000000000 True", *["True"] * 4]
+
+
+def test_limit_of_open_files(bench: Bench) -> None:
+    """The lead of many nodes needs more descriptors than a user has by default; its ranks have the user's own limit."""
+    nodes = bench.nodes(2)
+    for node in nodes:
+        node.shell = ["/bin/sh", "-c", "ulimit -Sn 64; exec /bin/sh"]
+    job = bench.run(nodes, "ulimit -Sn; echo ready; exec sleep 1000").ready()
+    assert [job.log(rank) for rank in range(2)] == [b"64\nready\n"] * 2
+    limits = [Path(f"/proc/{job.process('supervisor', node).pid}/limits").read_text() for node in range(2)]
+    soft = [int(line.split()[3]) for text in limits for line in text.splitlines() if line.startswith("Max open files")]
+    assert soft == [204, 64]
+    strangers = [socket.create_connection(job.plan.lead) for _ in range(150)]
+    assert job.stop(1)["state"] == "clean"
+    assert job.ended()["state"] == "stopped"
+    for one in strangers:
+        one.close()
 
 
 def test_ranks_die_of_a_broken_pipe(bench: Bench) -> None:

@@ -112,8 +112,20 @@ def test_marked_process_that_is_no_descendant(bench: Bench) -> None:
     other.wait()
 
 
-def test_descendants_are_written_down(bench: Bench) -> None:
-    """Also those whose parents were gone before anybody could look."""
-    job = ready(bench, p.DAEMON)
-    until(lambda: job.seen() >= set(job.told(count=2)), "the daemon is in the book")
+@pytest.mark.parametrize("threads", ["few", "many"])
+def test_descendants_are_written_down(bench: Bench, threads: str) -> None:
+    """Also those whose parents were gone before anybody could look, and those that come later; by both ways of looking."""
+    job = ready(bench, p.one_each(p.DAEMON, p.ENV_WIPED_LATE, p.MANY_THREADS if threads == "many" else p.PLAIN), per_node=3)
+    until(lambda: job.seen() >= set(job.told()), "the daemon is in the book")
+    until(lambda: job.rank(2) in job.seen())
+    (job.dir() / "go").touch()
+    until(lambda: job.seen() >= set(job.told(1, count=1)), "the late one is in the book")
+    lines = (job.dir() / ".clustertool/seen").read_text().splitlines()
+    assert len(lines) == len(set(lines)), "each once"
     job.stop(grace=0.1)
+
+
+def test_the_book_is_bounded(bench: Bench) -> None:
+    """A job that starts programs all the time: the dead are struck off, whoever lives is still there."""
+    code = "from clustertool.node import family; family._MOST = 50; from clustertool.node.agent import main"
+    del code
