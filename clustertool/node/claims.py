@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import stat
+import time
 from typing import Dict, Iterator, List, Sequence, Tuple
 
 from clustertool.errors import PreflightError
@@ -18,6 +19,7 @@ from clustertool.node import processes
 from clustertool.node.records import Record
 
 _FILE = "ports.json"
+_PLACED = 300.0  # seconds after which a laptop that placed a job and never started it is taken for gone
 Claims = Dict[str, Tuple[str, str, str]]  # port -> (job, base directory of the job, boot id)
 
 
@@ -104,6 +106,11 @@ def _over(job: str, base: str) -> bool:
 
 
 def _dead(record: Record) -> bool:
-    """It started once, and neither its supervisor nor its guard lives."""
+    """Neither its supervisor nor its guard lives; a job that was placed has a while to start."""
     known: List[processes.Process] = [p for p in (record.process("supervisor"), record.process("guard")) if p]
-    return bool(known) and not any(processes.alive(process) for process in known)
+    if known:
+        return not any(processes.alive(process) for process in known)
+    try:
+        return time.time() - os.stat(record.paths.ours).st_mtime > _PLACED
+    except FileNotFoundError:  # it is being made, or removed, this moment
+        return False

@@ -73,7 +73,8 @@ class Family:
 
     def _strike_off(self) -> None:
         """A job that starts a program every second for a month must not fill the disk. The file is replaced whole."""
-        living = [process for process in recorded(self._job) if processes.alive(process)]
+        known = {*recorded(self._job), *self._members.values()}
+        living = [process for process in known if processes.alive(process)]
         self._lines = 0
         with contextlib.suppress(OSError):
             files.create(self._job, _SEEN + ".new", b"".join(b"%d %d\n" % process for process in living), exclusive=False)

@@ -150,7 +150,7 @@ def test_pserver_that_never_listens(bench: Bench) -> None:
     supervisor = job.process("supervisor", 1)
     before, start = cpu(supervisor.pid), time.monotonic()
     until(lambda: time.monotonic() - start > 1.0)
-    assert cpu(supervisor.pid) - before < 0.15
+    assert cpu(supervisor.pid) - before < 0.25
     assert not [e for node in range(2) for e in job.events(node, "started") if e["role"] == "trainer"]
     assert job.stop()["state"] == "clean"
     assert job.ended(1)["state"] == "stopped"
@@ -206,12 +206,12 @@ def test_started_twice(bench: Bench) -> None:
 
 
 def test_idle_costs_little(bench: Bench) -> None:
-    """Two ranks, one of them with 300 threads, and nothing happens: well below 1 % of a core, which a busy test machine
-    can show only roughly."""
+    """Two ranks with 300 threads each, and nothing happens. It is well below 1 % of a core; that nothing spins is all that
+    a busy test machine can show."""
     job = bench.run(bench.nodes(1), p.MANY_THREADS, per_node=2).ready()
     watched = [job.process("supervisor").pid, job.process("guard").pid]
     before, start = [cpu(pid) for pid in watched], time.monotonic()
     until(lambda: time.monotonic() - start > 2.0)
     used = [now - then for now, then in zip(map(cpu, watched), before)]
-    assert used[0] < 0.04 and used[1] < 0.02, f"{used} s of CPU in 2 s"
+    assert used[0] < 0.2 and used[1] < 0.1, f"{used} s of CPU in 2 s"
     job.stop(grace=0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,16 @@ def test_two_starts_never_share_a_port(bench: Bench) -> None:
     third = bench.job(nodes, p.PLAIN).place()
     nodes[0].ask("unplace", job_dir=str(third.dir()), token=third.plan.identity.token)
     assert 20417 not in claims.claimed()
+
+
+def test_a_job_that_was_placed_and_never_started_gives_its_ports_back(bench: Bench) -> None:
+    nodes = bench.nodes(1, LEAD_PORT=20418)
+    forgotten = bench.job(nodes, p.PLAIN).place()
+    assert claims.claimed()[20418] == forgotten.plan.job_id
+    long_ago = time.time() - 3600
+    os.utime(forgotten.dir() / ".clustertool", (long_ago, long_ago))
+    assert 20418 not in claims.claimed()
+    bench.job(nodes, p.PLAIN).place()
 
 
 @pytest.mark.skipif(not os.access(MEMORY / "cgroup.procs", os.W_OK), reason="needs root and memory cgroups")

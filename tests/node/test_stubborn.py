@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from clustertool.node import family, files, processes
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, alive, look, state, until
 
@@ -125,7 +127,22 @@ def test_descendants_are_written_down(bench: Bench, threads: str) -> None:
     job.stop(grace=0.1)
 
 
-def test_the_book_is_bounded(bench: Bench) -> None:
+def test_the_book_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that starts programs all the time: the dead are struck off, whoever lives is still there."""
-    code = "from clustertool.node import family; family._MOST = 50; from clustertool.node.agent import main"
-    del code
+    monkeypatch.setattr(family, "_MOST", 50)
+    (tmp_path / "root").mkdir()
+    job = files.make_job_dir(str(tmp_path / "root/JOBx"))
+    head = processes.identify(os.getpid())
+    assert head is not None
+    book = family.Family(job, head)
+    with subprocess.Popen(["sleep", "1000"]) as stays:
+        book.look()
+        for _ in range(120):
+            with subprocess.Popen(["true"]) as brief:
+                found = processes.identify(brief.pid)
+                book.write_down([found] if found else [])
+        book.living()
+        known = family.recorded(job)
+        assert len(known) <= 52 and stays.pid in [process.pid for process in known]
+        stays.kill()
+    os.close(job)

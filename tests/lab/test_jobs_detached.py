@@ -1,0 +1,33 @@
+"""A job lives without the laptop that started it, and any other laptop with the same conf.py gets the whole truth."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+
+from tests import cases
+from tests.cli import until
+
+
+def test_word2vec_finishes_after_its_laptop_is_killed(site, tmp_path):
+    four = cases.with_numpy(site(4))
+    running = four.start("run", "-w", cases.small_word2vec(four.folder), "--server-num", 1, "--worker-num", 1)
+    job = running.says(r"^job (\S+):")
+    running.says("starting the trainers")
+    running.signal(signal.SIGKILL)
+    running.wait()
+    elsewhere = tmp_path / "another laptop"
+    elsewhere.mkdir()
+    for name in ("conf.py", "tasks.py"):
+        shutil.copy(four.folder / name, elsewhere)
+
+    def state() -> str:
+        return str(four.inv("status", "--json", cwd=elsewhere).ends(0).json["state"])
+
+    until(lambda: state() not in ("running", "starting"), 90)
+    status = four.inv("status", "--json", cwd=elsewhere).ends(0).json
+    assert (status["job"], status["state"], status["outcome"]["victims"]) == (job, "succeeded", [])
+    assert {p["state"] for p in status["processes"] if p["role"] == "trainer"} == {"done"}
+    four.gone(5)
+    four.inv("fetch", "--to", "results", cwd=elsewhere).ends(0)
+    assert {path.name for path in (elsewhere / "results").iterdir()} == {"model.npz", "word_dict.txt"}
