@@ -31,6 +31,7 @@ class ClustertoolError(Exception):
 
     code = 70
     source = "tool"
+    told = False  # its words were shown already, where they belong: only the exit is left to say
 
     def __init__(self, what: str, fix: str = "", node: str = "") -> None:
         super().__init__(what)

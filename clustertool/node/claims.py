@@ -10,12 +10,11 @@ import contextlib
 import fcntl
 import json
 import os
-import stat
 import time
 from typing import Dict, Iterator, List, Sequence, Tuple
 
 from clustertool.errors import PreflightError
-from clustertool.node import processes
+from clustertool.node import files, processes
 from clustertool.node.records import Record
 
 _FILE = "ports.json"
@@ -25,13 +24,7 @@ Claims = Dict[str, Tuple[str, str, str]]  # port -> (job, base directory of the 
 
 def directory() -> str:
     """/tmp/clustertool-<uid>, made 0700. Raises PreflightError if somebody else made it."""
-    path = f"/tmp/clustertool-{os.getuid()}"
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path, 0o700)
-    info = os.lstat(path)
-    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
-        raise PreflightError(f"{path} is not a directory of yours", "ask its owner, or root, to remove it")
-    return path
+    return files.make_dir("/tmp", f"clustertool-{os.getuid()}", fix="ask its owner, or root, to remove it")
 
 
 @contextlib.contextmanager

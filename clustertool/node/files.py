@@ -65,7 +65,7 @@ def make_root(path: str) -> None:
     mark(os.path.join(path, OURS))
 
 
-def make_dir(parent: str, *names: str) -> str:
+def make_dir(parent: str, *names: str, fix: str = "another user put it there: choose another ROOT_DIR") -> str:
     """parent/names..., each level a real directory of ours, made 0700 if missing."""
     path = parent
     for name in names:
@@ -74,7 +74,7 @@ def make_dir(parent: str, *names: str) -> str:
             os.mkdir(path, 0o700)
         info = os.lstat(path)
         if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
-            raise PreflightError(f"{path} is not a directory of yours", "another user put it there: choose another ROOT_DIR")
+            raise PreflightError(f"{path} is not a directory of yours", fix)
     return path
 
 

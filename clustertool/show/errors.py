@@ -23,8 +23,7 @@ class Exit(TypedDict):
 
 def show_error(error: ClustertoolError, terminal: Terminal) -> None:
     """Everything a person needs, on stderr; of one that was `told` at length already, the last line alone."""
-    told = getattr(error, "told", False)
-    for fix, messages in _by_fix([] if told else _each(error)).items():
+    for fix, messages in _by_fix([] if error.told else _each(error)).items():
         for what, nodes in messages.items():
             terminal.error(_indented(f"{_where(nodes)}{what}"))
         if fix:

@@ -45,6 +45,7 @@ class Call:
     def __init__(self, given: SimpleNamespace) -> None:
         self.given = given
         self._terminal: Any = None
+        self._answered = False
 
     @property
     def json(self) -> bool:
@@ -59,10 +60,16 @@ class Call:
             self._terminal = Terminal(out=sys.stderr) if self.json else Terminal()
         return self._terminal
 
+    @property
+    def answered(self) -> bool:
+        """One call has one JSON answer: an error that follows it says no more on stdout."""
+        return self._answered
+
     def answer(self, value: object) -> None:
         """The JSON answer, on stdout."""
         from clustertool.show.terminal import Terminal
 
+        self._answered = True
         Terminal().json(value)
 
 
@@ -147,7 +154,7 @@ def _fail(call: Call, error: ClustertoolError) -> int:
     from clustertool.show.errors import exit_json, show_error
 
     show_error(error, call.terminal)
-    if call.json and not getattr(error, "answered", False):
+    if call.json and not call.answered:
         call.answer({"exit": exit_json(error)})
     return error.code
 

@@ -45,6 +45,5 @@ def check(call: Call) -> None:
         what = f"{count(len(bad), 'problem')} on {len(nodes)} of {count(len(cluster.hosts), 'node')}"
         error = PreflightError(what, "see the fixes above")
         error.code = preflight.worst(list(looked.failed.values()))
-        error.answered = True  # type: ignore[attr-defined]
         raise error
     call.terminal.note("the node is ready" if len(cluster.hosts) == 1 else f"all {len(cluster.hosts)} nodes are ready")

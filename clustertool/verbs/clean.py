@@ -40,7 +40,7 @@ def clean(call: Call) -> None:
             call.terminal.line(f"  {name}")
         if call.json:
             call.answer({"removed": removed, "running": running, "freed": freed})
-        failed(fleet, call)
+        failed(fleet)
 
 
 def _age(text: str) -> float:

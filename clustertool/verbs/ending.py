@@ -40,7 +40,7 @@ def tell(call: Call, fleet: Fleet, watch: Watch, hide: Any) -> ClustertoolError 
             call.terminal.note(victims)
     error = verdict.error_of(status)
     if isinstance(error, JobFailed):
-        error.told = True  # type: ignore[attr-defined]
+        error.told = True
     return error
 
 

@@ -58,8 +58,6 @@ def _tell(call: Call, cluster: Any, gathered: Any) -> None:
         call.answer({"nodes": nodes, "unreachable": {names[node]: e.what for node, e in gathered.failed.items()}})
     else:
         _print(call, {names[node]: done for node, done in gathered.ok.items()})
-    for error in gathered.failed.values():
-        error.answered = True
     raise_all(list(gathered.failed.values()))
     worst = max((done.code for done in gathered.ok.values()), default=0)
     if worst:
@@ -69,7 +67,6 @@ def _tell(call: Call, cluster: Any, gathered: Any) -> None:
         alike = len({done.code for done in gathered.ok.values() if done.code}) == 1
         error = ClustertoolError(f"the command ended with {'' if alike else 'at worst '}exit code {worst} on {fold(bad)}")
         error.code, error.source = worst, "job"
-        error.answered = True  # type: ignore[attr-defined]
         raise error
 
 

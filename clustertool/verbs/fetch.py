@@ -42,7 +42,7 @@ def fetch(call: Call) -> None:
             ranks = {str(rank): {"files": files, "bytes": size} for rank, (files, size) in fetched.items()}
             call.answer({"job": job, "to": str(to), "ranks": ranks})
         if given.rank == "all":
-            failed(fleet, call)
+            failed(fleet)
 
 
 def _folder(to: Path, asked: str, rank: int) -> Path:

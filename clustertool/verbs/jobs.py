@@ -26,7 +26,7 @@ def jobs(call: Call) -> None:
             from clustertool.show.status import jobs_table
 
             jobs_table([{**job, "nodes": job["total"], "exit": job["code"]} for job in found], call.terminal)
-        failed(fleet, call)
+        failed(fleet)
 
 
 def fleet_of(cluster: Any) -> Any:
@@ -36,15 +36,9 @@ def fleet_of(cluster: Any) -> Any:
     return Fleet(cluster, interrupts.check, ask=interrupts.asker()).open()
 
 
-def failed(fleet: Any, call: Call) -> None:
+def failed(fleet: Any) -> None:
     """Nodes that did not answer: the answer stands, the exit code says that it is not whole."""
-    for error in fleet.failed.values():
-        error.answered = True
-    try:
-        raise_all(list(fleet.failed.values()))
-    except Exception as error:
-        error.answered = call.json  # type: ignore[attr-defined]
-        raise
+    raise_all(list(fleet.failed.values()))
 
 
 def merged(answers: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:

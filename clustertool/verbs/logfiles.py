@@ -29,7 +29,7 @@ def show(call: Call) -> None:
             _print(call, fleet, inbox, job, found)
             return
         _list(call, found)
-        failed(fleet, call)
+        failed(fleet)
 
 
 def _list(call: Call, found: dict[str, tuple[int, dict[str, int]]]) -> None:

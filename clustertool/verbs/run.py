@@ -329,7 +329,6 @@ def finish(call: Call, error: ClustertoolError | None, follow: Any) -> None:
     if call.json:
         call.answer({"job": status.job, "exit": exit_json(error), "outcome": status.outcome and status.outcome.as_dict()})
     if error is not None:
-        error.answered = True  # type: ignore[attr-defined]
         raise error
     reason = status.outcome.reason if status.outcome else "done"
     call.terminal.note(f"clustertool: exit 0 (job): {reason}")

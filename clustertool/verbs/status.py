@@ -25,7 +25,7 @@ def status(call: Call) -> None:
             from clustertool.show.status import status_tables
 
             status_tables(found, call.terminal)
-        failed(fleet, call)
+        failed(fleet)
 
 
 def read(answers: dict[int, Any]) -> Any:

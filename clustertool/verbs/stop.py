@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clustertool.errors import NotFound, PreflightError, Several, Survivors, Unreachable, UsageError, raise_all
+from clustertool.errors import NotFound, Several, Survivors, Unreachable, UsageError, raise_all
 from clustertool.verbs.call import JOB, JSON, NODES, Call, Opt, verb
 
 
@@ -29,7 +29,7 @@ def stop(call: Call) -> None:
             if call.json:
                 done = Several(list(fleet.failed.values())) if fleet.failed else None
                 call.answer({"would_stop": wanted} if call.given.dry else {"jobs": {}, "exit": exit_json(done, "tool")})
-            failed(fleet, call)
+            failed(fleet)
             return
         _tell(call, {job: stop_job(fleet, job, grace, call.given.force) for job in wanted})
 
@@ -101,8 +101,4 @@ def _tell(call: Call, answers: dict[str, dict[str, Any]]) -> None:
     errors = [error for error in errors if isinstance(error, Survivors)] or errors
     if call.json:
         call.answer({"jobs": table, "exit": exit_json(Several(errors) if errors else None, "tool")})
-    try:
-        raise_all(errors)
-    except (PreflightError, Survivors, Several) as error:
-        error.answered = True  # type: ignore[union-attr]
-        raise
+    raise_all(errors)

@@ -169,3 +169,10 @@ def test_a_dry_run_with_everything_given_opens_no_connection(lonely):
     table = lonely.inv("run", "-w", HELLO, "--dry").ends(0)
     assert "python3 -u train.py" in table.out
     lonely.clustertool("dispatch", "-w", HELLO, "--dry").ends(0)
+
+
+def test_several_failures_are_one_json_answer(site):
+    pair = site(2)
+    pair.conf(HOSTS=["127.0.0.250:1", "127.0.0.251:1"])
+    done = pair.inv("exec", "--command", "true", "--json").ends(69)
+    assert sorted(done.json["unreachable"]) == ["127.0.0.250", "127.0.0.251"]
