@@ -24,7 +24,7 @@ test: $(READY)
 	@$(BIN)/python -m pytest -q $(ARGS)
 
 test-chaos: $(READY)
-	@$(BIN)/python -m pytest -q tests/lab/test_chaos.py tests/lab/test_scale.py tests/ssh/test_cli_logs.py -m "chaos or not chaos" $(ARGS)
+	@$(BIN)/python -m pytest -q tests/lab/test_chaos.py tests/lab/test_scale.py tests/ssh/test_cli_logs.py tests/ssh/test_speed.py -m "chaos or not chaos" $(ARGS)
 
 # All three, so that one look shows all findings.
 check: $(READY)

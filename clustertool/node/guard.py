@@ -1,4 +1,7 @@
-"""The guard stands beside the supervisor in its own session: when that one dies or stops beating, it ends the job here."""
+"""The guard stands beside the supervisor in its own session: when that one dies or stops beating, it ends the job here.
+
+It tells the lead first, in the supervisor's place: the others need not wait for the loss timeout.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,14 @@ import socket
 import time
 from typing import Any, Dict, List
 
-from clustertool.node import family, files, processes
+from clustertool.node import family, files, processes, uplink
 from clustertool.node.processes import Process
 from clustertool.node.sweep import Sweep
 from clustertool.plan.paths import OURS
 
 BEAT = 0.5
 QUIT = b"Q"
+_LAST_WORD = 0.5  # seconds that the lead may take to hear of a dead supervisor
 
 
 def patience(spec: Dict[str, Any]) -> float:
@@ -55,10 +59,18 @@ def _receive(sock: socket.socket) -> bytes:
 def _take_over(why: str, supervisor: Process, spec: Dict[str, Any], job: int) -> None:
     """What a frozen or dying supervisor owns is found below it; what a dead one owned, in its book and by the marker."""
     record_loss(job, why)
+    _tell_lead(why, spec)
     below: List[Process] = processes.descendants(supervisor.pid) if processes.alive(supervisor) else []
     processes.signal_one(supervisor, signal.SIGKILL)
     left = Sweep([*family.recorded(job), *below], str(spec["mark"])).end(grace=0.0, force_for=10.0)
     record_clean(job, left)
+
+
+def _tell_lead(why: str, spec: Dict[str, Any]) -> None:
+    """Before anything is killed: whoever fails on other nodes for want of our ranks shall not be taken for the culprit."""
+    if int(spec["node"]) != int(spec["lead"]["node"]):
+        with contextlib.suppress(OSError, ValueError):
+            uplink.say_gone(spec, why, _LAST_WORD)
 
 
 def record_loss(job: int, why: str) -> None:

@@ -139,6 +139,8 @@ class LeadServer:
             return self._dismiss(wire)
         del self._strangers[wire]
         if peer.wire is not None:
+            self._hear(hello["node"], peer, now)  # the last words of the old connection
+        if peer.wire is not None:
             peer.wire.close()
         peer.wire, peer.heard, peer.left = wire, now, False
         peer.mail.take(hello)
@@ -148,10 +150,19 @@ class LeadServer:
         if not peer.joined:
             peer.joined = True
             self._decide(l.Joined(int(hello["node"])))
+        if hello.get("gone"):
+            return self._gone(int(hello["node"]), str(hello["gone"]))
         for message in came[1:]:
             if peer.mail.take(message):
                 self.receive(int(hello["node"]), message)
         return None
+
+    def _gone(self, node: int, why: str) -> None:
+        """A guard's word: its supervisor is dead, and it ends the node's processes now."""
+        self._peers[node].left = True
+        if node not in self._state.gone:
+            self._record("lost", node=node, why=why)
+            self._decide(l.Lost(node, why))
 
     def _dismiss(self, wire: Wire) -> None:
         del self._strangers[wire]
@@ -275,8 +286,6 @@ def _event(node: int, message: Header) -> Optional[l.Event]:
         return l.Clean(node, tuple(str(s) for s in message["survivors"]), int(message["attempt"]))
     if kind == "stop":
         return l.StopAsked(str(message["by"]), int(message["code"]))
-    if kind == "gone":
-        return l.Lost(node, str(message["why"]))
     return None
 
 

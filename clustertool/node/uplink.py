@@ -19,9 +19,13 @@ _MAX_HEADER = 4 << 20
 
 
 class Uplink:
-    """turn() each loop; post() what the lead must know; `silent` tells how long nothing was heard."""
+    """turn() each loop; post() what the lead must know; `lost` tells when there is nobody to tell.
 
-    def __init__(self, spec: Dict[str, Any]) -> None:
+    `gone`: why the supervisor, in whose place a guard joins, is no more.
+    """
+
+    def __init__(self, spec: Dict[str, Any], gone: str = "") -> None:
+        self._gone = gone
         self._node = int(spec["node"])
         self._token = str(spec["token"])
         self._lead = (str(spec["lead"]["host"]), int(spec["lead"]["port"]))
@@ -39,6 +43,10 @@ class Uplink:
     @property
     def wire(self) -> Optional[Wire]:
         return self._wire
+
+    @property
+    def joined(self) -> bool:
+        return self._joined
 
     @property
     def secure(self) -> bool:
@@ -106,7 +114,8 @@ class Uplink:
 
     def _join(self) -> None:
         assert self._wire is not None
-        self._wire.send({"m": "join", "node": self._node, "token": self._token, "a": self._mail.got})
+        gone = {"gone": self._gone} if self._gone else {}
+        self._wire.send({"m": "join", "node": self._node, "token": self._token, "a": self._mail.got, **gone})
         for message in self._mail.kept():
             self._wire.send(message)
 
@@ -115,3 +124,13 @@ class Uplink:
             self._wire.close()
         self._wire = None
         self._retry_at = now + _RETRY
+
+
+def say_gone(spec: Dict[str, Any], why: str, seconds: float) -> None:
+    """The word of a guard: its supervisor is gone. Over when the lead has heard it, or after `seconds`."""
+    link = Uplink(spec, gone=why)
+    end = time.monotonic() + seconds
+    while not link.joined and time.monotonic() < end:
+        link.turn()
+        time.sleep(0.005)
+    link.leave(0.0)

@@ -36,6 +36,30 @@ def test_supervisor_killed(bench: Bench, tree: str) -> None:
     job.gone()
 
 
+def test_the_lead_hears_of_a_dead_supervisor_at_once(bench: Bench) -> None:
+    """Not after the loss timeout; and the ranks that fail for want of the dead ones are not the culprits."""
+    peer = bench.tmp / "peer"
+    program = p.python(f"""
+import os, sys, time
+if os.environ["RANK"] == "2":
+    open({str(peer)!r}, "w").write(str(os.getpid()))
+while not os.path.exists({str(peer)!r}):
+    time.sleep(0.01)
+pid = open({str(peer)!r}).read()
+say("ready")
+while os.path.exists("/proc/" + pid):
+    time.sleep(0.001)
+sys.exit(9)
+""")
+    job = bench.run(bench.nodes(3, LOSS_TIMEOUT=60), program).ready()
+    kill(job.process("supervisor", 2))
+    outcome = job.ended()
+    assert (outcome["state"], outcome["code"], outcome["node"]) == ("lost", 75, 2)
+    assert outcome["reason"] == f"node {job.nodes[2].host.name} is lost: the supervisor died"
+    assert job.until("clean", 2)[0]["survivors"] == []
+    job.gone()
+
+
 def test_supervisor_frozen(bench: Bench) -> None:
     job = started(bench, p.one_each(p.IGNORES_TERM, p.DAEMON, p.ENV_WIPED, p.RETITLED), per_node=4)
     kill(job.process("supervisor"), signal.SIGSTOP)
