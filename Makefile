@@ -20,8 +20,9 @@ help:
 demo: $(READY) $(DATA)
 	@scripts/demo.sh
 
+# Most of a test is waiting: three at a time keep two cores busy. tests/conftest.py says what goes side by side.
 test: $(READY)
-	@$(BIN)/python -m pytest -q $(ARGS)
+	@$(BIN)/python -m pytest -q -n 3 --dist loadgroup $(ARGS)
 
 test-chaos: $(READY)
 	@$(BIN)/python -m pytest -q tests/lab/test_chaos.py tests/lab/test_scale.py tests/ssh/test_cli_logs.py tests/ssh/test_speed.py -m "chaos or not chaos" $(ARGS)

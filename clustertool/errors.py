@@ -6,6 +6,7 @@
      +-- NotFound                    66   no such job, rank or file
      +-- PreflightError              69   a check failed
      |    +-- Unreachable            69   a node did not answer
+     |    +-- PortHeld               69   another job took a port after this one was planned
      +-- InternalError               70   a bug of the tool
      +-- DispatchError               74   the workspace could not be copied
      +-- NodeLost                    75   a node went away while its job ran
@@ -63,6 +64,10 @@ class PreflightError(ClustertoolError):
 
 class Unreachable(PreflightError):
     pass
+
+
+class PortHeld(PreflightError):
+    """Where the port was not asked for by name, planning once more finds another."""
 
 
 class InternalError(ClustertoolError):
@@ -133,8 +138,8 @@ def raise_all(errors: Sequence[ClustertoolError]) -> None:
 _BY_NAME = {
     cls.__name__: cls
     for cls in (
-        UsageError, DataError, NotFound, PreflightError, Unreachable, InternalError, DispatchError,
-        NodeLost, Survivors, AuthError, ConfigError, TimedOut,
+        UsageError, DataError, NotFound, PreflightError, Unreachable, PortHeld, InternalError,
+        DispatchError, NodeLost, Survivors, AuthError, ConfigError, TimedOut,
     )
 }  # fmt: skip
 

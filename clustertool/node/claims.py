@@ -13,7 +13,7 @@ import os
 import time
 from typing import Dict, Iterator, List, Sequence, Tuple
 
-from clustertool.errors import PreflightError
+from clustertool.errors import PortHeld
 from clustertool.node import files, processes
 from clustertool.node.records import Record
 
@@ -38,13 +38,13 @@ def _locked(path: str) -> Iterator[int]:
 
 
 def claim(ports: Sequence[int], job: str, base: str) -> None:
-    """All of them or none. Raises PreflightError naming the job that holds one."""
+    """All of them or none. Raises PortHeld naming the job that holds one."""
     with _locked(directory()) as fd:
         claims = _living(_read(fd))
         taken = [(port, claims[str(port)][0]) for port in ports if str(port) in claims and claims[str(port)][0] != job]
         if taken:
             held = "; ".join(f"port {port} is held by job {other}" for port, other in taken)
-            raise PreflightError(held, f"inv stop --job {taken[0][1]}, or choose other ports")
+            raise PortHeld(held, f"inv stop --job {taken[0][1]}, or choose other ports")
         boot = processes.boot_id()
         claims.update({str(port): (job, base, boot) for port in ports})
         _write(fd, claims)
@@ -54,6 +54,7 @@ def claimed() -> Dict[int, str]:
     """Port -> job, of this user's living claims; read only."""
     try:
         with open(f"/tmp/clustertool-{os.getuid()}/{_FILE}", "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)  # not while somebody writes
             return {int(port): job for port, (job, _, _) in _living(_parse(file.read())).items()}
     except OSError:
         return {}

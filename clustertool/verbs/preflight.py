@@ -12,6 +12,8 @@ from clustertool.errors import AuthError, ClustertoolError, PreflightError, rais
 from clustertool.plan.checks import COLUMNS, Finding, check, errors, unreachable
 from clustertool.plan.cluster import Cluster
 from clustertool.plan.facts import Facts, read_facts
+from clustertool.plan.frames import Header
+from clustertool.reach.fanout import Gathered
 from clustertool.reach.fleet import Fleet
 from clustertool.verbs.call import Call
 
@@ -32,14 +34,7 @@ def look(cluster: Cluster, fleet: Fleet, request: Mapping[str, Any], need: int =
     if "ping" not in cluster.checks_off:
         pinger.start()
     fleet.open()
-    asked = {
-        host.index: {
-            "q": "probe", "root_dir": host.root_dir or cluster.root_dir, "nic": cluster.nic, "address": host.address,
-            "explicit_address": host.address if host.address != host.host else "", "ports": wanted_ports(cluster), **request,
-        }
-        for host in cluster.hosts
-    }  # fmt: skip
-    gathered = fleet.ask(asked)
+    gathered = probe(cluster, fleet, request)
     now = time.time()
     failed = {**fleet.failed, **gathered.failed}
     facts = {node: read_facts(node, answer) for node, answer in gathered.ok.items()}
@@ -49,6 +44,18 @@ def look(cluster: Cluster, fleet: Fleet, request: Mapping[str, Any], need: int =
     for node, error in failed.items():
         findings += unreachable(node, dict(pings), error.what, error.fix)
     return Looked(facts, tuple(findings), failed)
+
+
+def probe(cluster: Cluster, fleet: Fleet, request: Mapping[str, Any]) -> Gathered[Header]:
+    """One round trip to every node. `request` is what the caller wants to know besides."""
+    asked = {
+        host.index: {
+            "q": "probe", "root_dir": host.root_dir or cluster.root_dir, "nic": cluster.nic, "address": host.address,
+            "explicit_address": host.address if host.address != host.host else "", "ports": wanted_ports(cluster), **request,
+        }
+        for host in cluster.hosts
+    }  # fmt: skip
+    return fleet.ask(asked)
 
 
 def wanted_ports(cluster: Cluster) -> list[int]:

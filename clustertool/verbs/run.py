@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clustertool.errors import ClustertoolError, UsageError
+from clustertool.errors import ClustertoolError, PortHeld, Several, UsageError
 from clustertool.verbs import interrupts
 from clustertool.verbs.call import JSON, NODES, WORKSPACE, Call, Opt, verb
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from clustertool.plan.plan import Plan
     from clustertool.reach.fleet import Fleet
     from clustertool.reach.workspace import Workspace
+
+_AGAIN = 3  # times that a plan is made again when a port was taken meanwhile
 
 OPTIONS = (
     WORKSPACE,
@@ -193,12 +195,9 @@ def _with_nodes(call: Call, order: Order) -> None:
             show_plan(call, make_plan(order, facts, dry_identity(order)))
             return
         facts = sharing.confirm(fleet, facts)
-        made = make_plan(order, facts, new_identity(order))
-        check_ranks(call, made)
-        for warning in made.warnings:
-            call.terminal.warn(warning)
+        made = _plan(call, order, facts)
         release = _dispatch(call, order, fleet, facts)
-        _start(call, order, fleet, made, release)
+        made = _start(call, order, fleet, made, release)
         _follow(call, order, fleet, inbox, made)
     finally:
         fleet.close()
@@ -244,27 +243,63 @@ def _dispatch(call: Call, order: Order, fleet: Fleet, facts: Mapping[int, Facts]
     return str(send(call, fleet, order.workspace, facts).release)
 
 
-def _start(call: Call, order: Order, fleet: Fleet, made: Plan, release: str) -> None:
-    from clustertool.engines import ENGINES
-    from clustertool.reach.executor import carry_out
+def _plan(call: Call, order: Order, facts: Mapping[int, Facts]) -> Plan:
+    made = make_plan(order, facts, new_identity(order))
+    check_ranks(call, made)
+    for warning in made.warnings:
+        call.terminal.warn(warning)
+    return made
+
+
+def _start(call: Call, order: Order, fleet: Fleet, made: Plan, release: str) -> Plan:
+    """What runs now: the plan, or a later one, where another job took one of its ports between our look and our claim."""
     from clustertool.show.table import count
-    from clustertool.verbs.follow import taken_back, tell, told
+    from clustertool.verbs.follow import tell
 
     counts = ", ".join(count(sum(p.role == role for p in made.processes), role) for role in made.phases)
     call.terminal.note(f"job {made.job_id}: {made.mode}, {counts} on {count(len(made.nodes), 'node')}")
-    interrupts.count.job = made.job_id
-    undone: dict[int, str] = {}
+    for again in range(_AGAIN, -1, -1):
+        interrupts.count.job = made.job_id
+        undone: dict[int, str] = {}
+        try:
+            _carry_out(order, fleet, made, release, undone)
+        except ClustertoolError as error:
+            if not again or not port_was_taken(error):
+                tell(call, {fleet.name(node): undone.get(node, "did not answer") for node in range(len(made.nodes))})
+                raise
+            call.terminal.note("a port was taken by another job a moment ago: planning again")
+            order.job_id = made.job_id
+            made = _plan(call, order, _look_again(order, fleet))
+        else:
+            break
+    return made
+
+
+def _carry_out(order: Order, fleet: Fleet, made: Plan, release: str, undone: dict[int, str]) -> None:
+    """`undone` gets, by node, what was taken back."""
+    from clustertool.engines import ENGINES
+    from clustertool.reach.executor import carry_out
+    from clustertool.verbs.follow import taken_back, told
 
     def note(phase: str, answers: Mapping[int, Any]) -> None:
         for node, answer in answers.items():
             if phase == "stop" or node not in undone or isinstance(answer, ClustertoolError):
                 undone[node] = told(answer, made.job_id) if phase == "stop" else taken_back(answer)
 
-    try:
-        carry_out(ENGINES["ssh"]().start(made, release, order.secrets), fleet, note)
-    except ClustertoolError:
-        tell(call, {fleet.name(node): undone.get(node, "did not answer") for node in range(len(made.nodes))})
-        raise
+    carry_out(ENGINES["ssh"]().start(made, release, order.secrets), fleet, note)
+
+
+def port_was_taken(error: ClustertoolError) -> bool:
+    return all(isinstance(one, PortHeld) for one in (error.errors if isinstance(error, Several) else (error,)))
+
+
+def _look_again(order: Order, fleet: Fleet) -> Mapping[int, Facts]:
+    from clustertool.plan.facts import read_facts
+    from clustertool.reach import sharing
+    from clustertool.verbs import preflight
+
+    gathered = preflight.probe(order.cluster, fleet, {"job_workspace": order.options.job_workspace})
+    return sharing.confirm(fleet, {node: read_facts(node, answer) for node, answer in gathered.all().items()})
 
 
 def _follow(call: Call, order: Order, fleet: Fleet, inbox: Any, made: Plan) -> None:

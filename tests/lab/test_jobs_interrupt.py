@@ -204,7 +204,8 @@ def test_at_any_moment_of_the_start(site, tenths):
     at = running.signal(signal.SIGINT)
     done = running.wait()
     assert time.monotonic() - at < 2 + SLACK
-    assert done.code in (130, -signal.SIGINT), done.err  # the latter: Python itself was still starting
+    early = (-signal.SIGINT, 1) if not done.err else ()  # Python itself was still starting, or Invoke: not yet our code
+    assert done.code in (130, *early), done.err
     assert "Traceback" not in done.err or done.code == -signal.SIGINT
     assert not pair.living()
     jobs = pair.jobs(0) + pair.jobs(1)

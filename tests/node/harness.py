@@ -428,7 +428,7 @@ class Bench:
         first = len(self._nodes) + 11
         addresses = {f"127.0.0.{number}": str(root or self.tmp / f"root{number}") for number in range(first, first + count)}
         hosts = [{"host": address, "address": address, "root_dir": folder} for address, folder in addresses.items()]
-        values = {"HOSTS": hosts, "PYTHON": python, "LOSS_TIMEOUT": 2, "GRACE": 5, "DEVICE_KIND": "cpu", **conf}
+        values = {"HOSTS": hosts, "PYTHON": python, "LOSS_TIMEOUT": 10, "GRACE": 5, "DEVICE_KIND": "cpu", **conf}
         cluster = read_cluster(values)
         environ = {"HOME": str(self.home), "PATH": os.environ["PATH"], "USER": "tester", "LANG": "C.UTF-8", **(env or {})}
         made = [Node(cluster, index, environ) for index in range(count)]

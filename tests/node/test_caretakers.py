@@ -20,7 +20,7 @@ TREES = {
 
 def started(bench: Bench, program: Any, nodes: int = 1, per_node: int = 1) -> Job:
     """A job whose every process is in the book."""
-    job = bench.run(bench.nodes(nodes), program, per_node=per_node).ready()
+    job = bench.run(bench.nodes(nodes, LOSS_TIMEOUT=2), program, per_node=per_node).ready()
     for process in job.plan.processes:
         node, rank = process.node, process.rank
         until(lambda node=node, rank=rank: job.seen(node) >= set(job.told(rank)), "all are in the book")
@@ -168,7 +168,7 @@ def test_rubbish_in_the_fifo(bench: Bench) -> None:
 
 def test_nodes_end_when_the_lead_dies(bench: Bench) -> None:
     """Supervisor and guard of node 0 are gone at once: the others end their ranks within loss timeout and grace."""
-    job = bench.run(bench.nodes(3), p.IGNORES_TERM, policy={"grace": 0.5})
+    job = bench.run(bench.nodes(3, LOSS_TIMEOUT=2), p.IGNORES_TERM, policy={"grace": 0.5})
     job.ready()
     kill(job.process("supervisor"), signal.SIGSTOP)
     kill(job.process("guard"))

@@ -17,7 +17,7 @@ FOUND = pythons()
 @pytest.mark.parametrize("python", FOUND, ids=[f"{Path(path).parent.parent.name}-{Path(path).name}" for path in FOUND])
 def test_job(bench: Bench, python: str) -> None:
     """Start, pservers listen, trainers, success; then one that is stopped, with a new guard, whose supervisor dies."""
-    nodes = bench.nodes(2, python=python, LOSS_TIMEOUT=1)
+    nodes = bench.nodes(2, python=python, LOSS_TIMEOUT=5)
     version = subprocess.run([python, "-V"], stdout=subprocess.PIPE, text=True, check=True).stdout.split()[1]
     assert nodes[0].probe()["python"] == version
     job = bench.run(nodes, "echo trainer $RANK", pserver=p.PSERVER)

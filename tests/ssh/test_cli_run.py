@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from tests import cases
 
+PSERVER = """
+    import os, socket, time
+    host, port = os.environ["POD_IP"], int(os.environ["PADDLE_PORT"])
+    server = socket.create_server((host, port))
+    time.sleep(1000)
+"""
+
 
 def hosts(site):
     return [f"{server.address}:{server.port}" for server in site.servers]
@@ -48,3 +55,13 @@ def test_word2vec_on_the_embedded_cluster(embedded):
     down = embedded.inv("cluster.down").ends(0)
     assert down.out.count("ended node") == 3
     assert "no conf.py" in embedded.inv("status").ends(78).err
+
+
+def test_jobs_that_start_in_the_same_moment_share_the_ports(site):
+    """All see the default port free, one gets it, and the others plan again."""
+    pair = site(2)
+    pair.workspace(train_py="print('trained')\n", pserver_py=PSERVER)
+    running = [pair.start("run", "-w", "job", "--mode", "ps") for _ in range(4)]
+    done = [one.wait().ends(0) for one in running]
+    assert len({one.job for one in done}) == 4
+    assert "planning again" in "".join(one.err for one in done)
