@@ -99,6 +99,7 @@ def _process(process: Process, common: Mapping[str, str], secrets: tuple[str, ..
         "log": process.log,
         "endpoint": process.endpoint,
         "ports": list(process.ports),
+        "ready": list(process.ready),
         "devices": list(process.devices),
         "shards": list(process.shards),
     }

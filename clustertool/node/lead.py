@@ -2,9 +2,9 @@
 
     phase      event                         next       actions
     joining    all nodes joined              pserver*   Start(first role)
-    pserver    all pservers listen           trainer    Start(trainer)
-    trainer    all trainers exited 0         ending     Stop       (pservers end: their 143 is no failure)
-    any        a process failed              ending     Stop       (or goes on, policy continue)
+    pserver    all pservers listen           trainer    Start(trainer), Start(heter): each waits for the other's ports
+    trainer    all trainers exited 0         ending     Stop       (pservers and heter trainers end: their 143 is no failure)
+    any        a process failed              ending     Stop       (a trainer, policy continue: the others go on)
     any        a node is lost                ending     Stop
     any        stop asked, time is over      ending     Stop
     ending     all nodes clean or lost       over       Finish(outcome)
@@ -23,6 +23,7 @@ from functools import cached_property
 from typing import Callable, Dict, FrozenSet, List, Optional, Tuple, Union
 
 from clustertool.plan.outcome import Key, Outcome, exit_code, words
+from clustertool.plan.roles import word
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,11 @@ class Shape:
         return frozenset(key for key, _ in self.place if key[0] == "pserver")
 
     @cached_property
+    def with_trainers(self) -> Tuple[str, ...]:
+        """The roles that start once every pserver listens."""
+        return ("trainer", "heter") if any(key[0] == "heter" for key, _ in self.place) else ("trainer",)
+
+    @cached_property
     def trainers(self) -> int:
         return sum(key[0] == "trainer" for key, _ in self.place)
 
@@ -182,7 +188,7 @@ def _advance(state: State) -> Step:
         role = "pserver" if state.shape.pservers else "trainer"
         return replace(state, phase=role), (Start(role, state.attempt, again=state.attempt > 0),)
     if state.phase == "pserver" and state.listening >= state.shape.pservers:
-        return replace(state, phase="trainer"), (Start("trainer", state.attempt),)
+        return replace(state, phase="trainer"), tuple(Start(role, state.attempt) for role in state.shape.with_trainers)
     return state, ()
 
 
@@ -196,7 +202,7 @@ def _exited(state: State, event: Exited) -> Step:
     bad = sorted((exit for exit in event.exits if exit.failed or _left_early(state, exit)), key=lambda exit: exit.key)
     if bad:
         state = replace(state, culprits=state.culprits + tuple(bad))
-        if state.shape.on_failure == "abort" or any(exit.role == "pserver" for exit in bad):
+        if state.shape.on_failure == "abort" or any(exit.role != "trainer" for exit in bad):
             return _fail(state)
     if state.trainers_ended == state.shape.trainers:
         if state.culprits:
@@ -230,7 +236,7 @@ def _failure(state: State) -> str:
     how = words(first.code, first.signal, first.note)
     if exit_code(first.code, first.signal) == 0:
         how = "exit code 0 before it listened on its port"
-    return f"{first.role} {first.rank} on {name} ended with {how}"
+    return f"{word(first.role)} {first.rank} on {name} ended with {how}"
 
 
 def _end(state: State, outcome: Outcome) -> Step:
@@ -273,7 +279,7 @@ def _over(state: State) -> Step:
 
 
 def _victims(state: State, outcome: Outcome) -> Tuple[Key, ...]:
-    """Trainers and servers that were stopped, or died later of the loss. A pserver's stop after success is none."""
+    """Processes that were stopped, or died later of the loss. A pserver's or heter trainer's stop after success is none."""
     if outcome.state == "succeeded":
         return ()
     guilty = set(outcome.culprits)

@@ -351,7 +351,7 @@ class Supervisor:
         listening = ports.listening()
         for key in sorted(self.awaited):
             rank = self.ranks[key]
-            if rank.spec["ports"][0] in listening:
+            if listening.intersection(rank.spec["ready"]):
                 self.awaited.discard(key)
                 rank.listening = True
                 self.record("listening", role=key[0], rank=key[1])

@@ -6,21 +6,17 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Dict, Mapping, Sequence, Tuple
+from typing import Dict, Iterable, Mapping, Sequence, Tuple
 
+from clustertool.plan import roles
 from clustertool.plan.cluster import Cluster
+from clustertool.plan.devices import VARIABLES, heter_type
+from clustertool.plan.job import JobSpec
 from clustertool.plan.paths import JobPaths
 from clustertool.plan.ports import Ports
 from clustertool.plan.ranks import Seat
 
 Env = Dict[str, str]
-# kind -> (the kind's own variable for physical ids, Paddle's flag for ids relative to the visible ones)
-DEVICES = {
-    "gpu": ("CUDA_VISIBLE_DEVICES", "FLAGS_selected_gpus"),
-    "dcu": ("HIP_VISIBLE_DEVICES", "FLAGS_selected_gpus"),
-    "xpu": ("XPU_VISIBLE_DEVICES", "FLAGS_selected_xpus"),
-    "npu": ("ASCEND_RT_VISIBLE_DEVICES", "FLAGS_selected_npus"),
-}
 
 
 @dataclass(frozen=True)
@@ -28,9 +24,8 @@ class Table:
     """What all processes of a job know of each other."""
 
     job_id: str
-    mode: str
     token: str
-    output: str
+    job: JobSpec
     cluster: Cluster
     seats: Tuple[Seat, ...]
     ports: Ports
@@ -39,7 +34,7 @@ class Table:
 
     @cached_property
     def _roles(self) -> Dict[str, Tuple[Seat, ...]]:
-        return {role: tuple(seat for seat in self.seats if seat.role == role) for role in ("pserver", "trainer")}
+        return {role: tuple(seat for seat in self.seats if seat.role == role) for role in roles.ROLES}
 
     @cached_property
     def _local(self) -> Dict[Tuple[str, int], int]:
@@ -47,7 +42,13 @@ class Table:
 
     @cached_property
     def _endpoints(self) -> Dict[str, str]:
-        return {role: ",".join(map(self.endpoint, seats)) for role, seats in self._roles.items()}
+        return {role: self.listed(seats) for role, seats in self._roles.items()}
+
+    @cached_property
+    def stages(self) -> Tuple[Tuple[Seat, ...], ...]:
+        """Of a ps-heter job: the trainers, then the heter trainers of each stage."""
+        each = [tuple(seat for seat in self.role("heter") if seat.stage == n) for n in range(2, len(self.job.heter) + 2)]
+        return (self.role("trainer"), *each)
 
     def role(self, role: str) -> Tuple[Seat, ...]:
         return self._roles[role]
@@ -57,6 +58,9 @@ class Table:
 
     def endpoint(self, seat: Seat) -> str:
         return endpoint(self.addresses[seat.node], self.ports.of[seat.role, seat.rank][0])
+
+    def listed(self, seats: Iterable[Seat]) -> str:
+        return ",".join(map(self.endpoint, seats))
 
     def endpoints(self, role: str) -> str:
         return self._endpoints[role]
@@ -73,11 +77,13 @@ def environment(table: Table, seat: Seat, paths: JobPaths, nic: str) -> Env:
     env.update(_interface(nic))
     if seat.role == "trainer":
         env.update(_torch(table, seat))
-    if table.mode == "collective":
+    if table.job.mode == "collective":
         env.update(_paddle_collective(table, seat))
     else:
         env.update(_paddle_ps(table, seat, paths))
         env.update(_paddle_v2(table, seat))
+    if table.job.mode == "ps-heter":
+        env.update(_paddle_heter(table, seat))
     env.update(_devices(table, seat))
     return env
 
@@ -95,7 +101,7 @@ def _tool(table: Table, seat: Seat, paths: JobPaths) -> Env:
         "CLUSTERTOOL_NNODES": str(len(table.addresses)),
         "CLUSTERTOOL_HOSTS": ",".join(table.addresses),
         "CLUSTERTOOL_SHARDS": paths.shards(seat.role, seat.rank),
-        "CLUSTERTOOL_OUTPUT": paths.of(table.output),
+        "CLUSTERTOOL_OUTPUT": paths.of(table.job.output),
         "CLUSTERTOOL_ATTEMPT": "0",
         "CLUSTERTOOL_MARK": mark(table.job_id, seat.node, table.token),
     }
@@ -154,7 +160,7 @@ def _paddle_collective(table: Table, seat: Seat) -> Env:
 
 
 def _paddle_ps(table: Table, seat: Seat, paths: JobPaths) -> Env:
-    role = {"pserver": "PSERVER", "trainer": "TRAINER"}[seat.role]
+    role = roles.PADDLE[seat.role]
     servers = table.role("pserver")
     env = {
         "PADDLE_PSERVERS_IP_PORT_LIST": table.endpoints("pserver"),
@@ -171,6 +177,26 @@ def _paddle_ps(table: Table, seat: Seat, paths: JobPaths) -> Env:
     }
     if seat.role == "trainer":
         env["PADDLE_TRAINER_ID"] = str(seat.rank)
+    return env
+
+
+def _paddle_heter(table: Table, seat: Seat) -> Env:
+    """The pipeline: trainers are stage 1, heter trainers 2, 3, ...; each knows the stages beside its own.
+
+    All lists have commas between endpoints, of several stages too: Paddle's role maker splits at nothing else.
+    """
+    env = {"PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": table.endpoints("heter")}
+    if seat.role == "pserver":
+        return env
+    number, stages = seat.stage or 1, table.stages
+    env.update({
+        "PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST": table.listed(stages[number - 2]) if number > 1 else "",
+        "PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST": table.listed(stages[number]) if number < len(stages) else "",
+        "PADDLE_STAGE_TRAINERS_NUM": str([len(stage) for stage in stages]),
+        "STAGE_ID": str(number),
+        "STAGE_NUM": str(len(stages)),
+        "HETER_DEVICE_TYPE": heter_type(table.job, seat, table.kinds[seat.node]),
+    })  # fmt: skip
     return env
 
 
@@ -195,14 +221,18 @@ def _paddle_v2(table: Table, seat: Seat) -> Env:
 
 
 def _devices(table: Table, seat: Seat) -> Env:
-    kind = table.kinds[seat.node]
-    if not seat.devices or kind not in DEVICES:
-        return {"PADDLE_DISTRI_BACKEND": "gloo"} if table.mode == "collective" else {}
-    visible, selected = DEVICES[kind]
-    return {
+    """Cards by the variables of their kind; in collective mode also how to communicate where Paddle would not find out."""
+    kind, collective = table.kinds[seat.node], table.job.mode == "collective"
+    if not seat.devices or kind not in VARIABLES:
+        return {"PADDLE_DISTRI_BACKEND": "gloo"} if collective else {}
+    visible, selected = VARIABLES[kind]
+    env = {
         visible: ",".join(str(device) for device in seat.devices),
         selected: ",".join(str(i) for i in range(len(seat.devices))),
     }
+    if collective and kind == "npu":  # for Paddle a plug-in device: its name and its backend must be said
+        env.update({"PADDLE_DISTRI_BACKEND": "xccl", "PADDLE_XCCL_BACKEND": kind})
+    return env
 
 
 def fill(argv: Sequence[str], values: Mapping[str, str]) -> Tuple[str, ...]:

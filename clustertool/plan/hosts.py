@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from clustertool.errors import ConfigError
+from clustertool.plan import roles
 
-ROLES = ("pserver", "trainer", "heter")
 _RANGE = re.compile(r"\[([0-9,\-]+)\]")
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.\-]*[A-Za-z0-9_])?\.?")
 _MOST = 100_000  # hosts of one entry
@@ -229,7 +229,7 @@ def _positive(value: object, what: str) -> int:
 
 def _roles(value: object, entry: object) -> Tuple[Tuple[str, Optional[int]], ...]:
     """["pserver"] or {"pserver": 2} -> (("pserver", 2),)."""
-    fix = 'write roles as ["pserver", "trainer"] or {"pserver": 1, "trainer": 2}'
+    fix = 'write roles as ["pserver", "trainer", "heter"] or {"pserver": 1, "trainer": 2}'
     pairs: List[Tuple[object, object]]
     if isinstance(value, Mapping):
         pairs = list(value.items())
@@ -237,12 +237,15 @@ def _roles(value: object, entry: object) -> Tuple[Tuple[str, Optional[int]], ...
         pairs = [(name, None) for name in value]
     else:
         raise ConfigError(f"HOSTS entry {entry!r}: roles is {value!r}", fix)
-    roles: List[Tuple[str, Optional[int]]] = []
+    found: List[Tuple[str, Optional[int]]] = []
     for name, number in pairs:
-        if name not in ROLES:
+        role = roles.known(str(name))
+        if not role:
             raise ConfigError(f"HOSTS entry {entry!r}: {name!r} is no role", fix)
-        roles.append((str(name), None if number is None else _positive(number, f"HOSTS entry {entry!r}: roles")))
-    return tuple(roles)
+        if role in dict(found):
+            raise ConfigError(f"HOSTS entry {entry!r} names the role {role} twice", "name every role once")
+        found.append((role, None if number is None else _positive(number, f"HOSTS entry {entry!r}: roles")))
+    return tuple(found)
 
 
 def _env(value: object, entry: object) -> Tuple[Tuple[str, str], ...]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import posixpath
 import re
 import shlex
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type
 
 from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
 from clustertool.plan.cluster import Cluster
 from clustertool.plan.hosts import VARIABLE, device_ids
 from clustertool.plan.paths import OURS
+from clustertool.plan.roles import MODES
 
-MODES = ("collective", "ps", "ps-heter")
 Command = Optional[Tuple[str, ...]]
 Pairs = Tuple[Tuple[str, str], ...]
 _MOST = 10000  # processes of one role on one node, and nodes
@@ -28,17 +29,20 @@ PLACED = frozenset(
     PADDLE_CURRENT_ENDPOINT PADDLE_TRAINER_ID PADDLE_TRAINERS_NUM PADDLE_RANK_IN_NODE PADDLE_TRAINER_ENDPOINTS
     PADDLE_TRAINERS POD_IP PADDLE_PSERVERS_IP_PORT_LIST PADDLE_PORT PADDLE_ROLE TRAINING_ROLE
     PADDLE_GLOO_HTTP_ENDPOINT PADDLE_INIT_TRAINER_ID PADDLE_INIT_PSERVERS PADDLE_INIT_NUM_GRADIENT_SERVERS
-    PADDLE_INIT_PORT PADDLE_HETER_TRAINER_IP_PORT_LIST""".split()
+    PADDLE_INIT_PORT PADDLE_HETER_TRAINER_IP_PORT_LIST PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST
+    PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST
+    PADDLE_STAGE_TRAINERS_NUM STAGE_ID STAGE_NUM""".split()
 )
 
 
 @dataclass(frozen=True)
 class Role:
-    """How many processes of a role, and what they run. None: not said, so the plan's default."""
+    """How many processes of a role, and what they run. None and "": not said, so the plan's default."""
 
     command: Command = None
     per_node: Optional[int] = None
     endpoints: Tuple[str, ...] = ()
+    device: str = ""  # of a stage of heter trainers: cpu, gpu or xpu
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ class JobSpec:
     mode: str = "collective"
     trainer: Role = Role()
     pserver: Role = Role()
+    heter: Tuple[Role, ...] = ()  # one for each stage of heter trainers: stage 2, 3, ... (trainers are stage 1)
     env: Pairs = ()
     force_env: bool = False
     shards: Tuple[str, ...] = ()
@@ -80,8 +85,11 @@ class Options:
     devices: str = ""
     servers: Tuple[str, ...] = ()
     workers: Tuple[str, ...] = ()
+    heter_workers: Tuple[str, ...] = ()
+    heter_devices: str = ""
     server_num: str = ""
     worker_num: str = ""
+    heter_worker_num: str = ""
     http_port: str = ""
     nnodes: str = ""
     env: Tuple[str, ...] = ()
@@ -99,26 +107,14 @@ def read_job(cluster: Cluster, toml: Mapping[str, Any], options: Options) -> Job
     """Raises DataError for what job.toml says wrong, UsageError for the command line, both with the fix."""
     file = _read_toml(toml)
     mode = _mode(options, file)
-    ps_options = options.servers or options.server_num
-    if mode == "collective" and ps_options:
-        raise UsageError("--servers and --server-num need parameter servers, the mode is collective", "add --mode ps")
-    if mode == "ps-heter":
-        where, error = ("--mode", UsageError) if options.mode else ("job.toml: mode =", DataError)
-        raise error(f"{where} ps-heter is not built yet", "use the mode ps")
     script = _script(options.script)
     devices = options.devices.strip()
+    trainer, pserver, heter = (replace(file[name], command=script or file[name].command) for name in _COMMANDS)
     return JobSpec(
         mode=mode,
-        trainer=Role(
-            script or file["trainer"].command,
-            _count(options.worker_num, "--worker-num") or file["trainer"].per_node,
-            _endpoints(options.workers, "--workers"),
-        ),
-        pserver=Role(
-            script or file["pserver"].command,
-            _count(options.server_num, "--server-num") or file["pserver"].per_node,
-            _endpoints(options.servers, "--servers"),
-        ),
+        trainer=_said(trainer, "--workers", options.workers, "--worker-num", options.worker_num),
+        pserver=_said(pserver, "--servers", options.servers, "--server-num", options.server_num),
+        heter=_stages(heter, options) if mode == "ps-heter" else (),
         env=_environment(cluster, file["env"], options),
         force_env=options.force_env,
         shards=_patterns(list(_words(options.shards)), "--shards", UsageError) or file["shards"],
@@ -142,19 +138,30 @@ def valid_job_id(text: str) -> str:
 
 
 def _mode(options: Options, file: Mapping[str, Any]) -> str:
-    asked = options.mode or file["mode"]
-    implied = "ps" if options.servers or options.server_num else "collective"
-    mode = str(asked or implied)
+    """The mode that is asked for, else the one that the options imply. Raises UsageError where both contradict."""
+    heter = _given(options, "heter_workers", "heter_worker_num", "heter_devices")
+    servers = _given(options, "servers", "server_num")
+    implied = "ps-heter" if heter else "ps" if servers else "collective"
+    mode = str(options.mode or file["mode"] or implied)
     if mode not in MODES:
         raise UsageError(f"--mode {mode!r} is not known", f"one of {', '.join(MODES)}")
+    if heter and "heter" not in MODES[mode]:
+        raise UsageError(f"{heter} is for heter trainers, the mode is {mode}", "add --mode ps-heter")
+    if servers and "pserver" not in MODES[mode]:
+        raise UsageError(f"{servers} is for parameter servers, the mode is {mode}", "add --mode ps")
     return mode
+
+
+def _given(options: Options, *names: str) -> str:
+    """The first of these options that was typed, as it was typed; "" if none."""
+    return next((f"--{name.replace('_', '-')}" for name in names if getattr(options, name)), "")
 
 
 # -- job.toml ---------------------------------------------------------------------------------------------------------
 
+_COMMANDS = ("trainer", "pserver", "heter_trainer")
 _TABLES: Dict[str, Tuple[str, ...]] = {
-    "trainer": ("command", "per_node"),
-    "pserver": ("command", "per_node"),
+    **dict.fromkeys(_COMMANDS, ("command", "per_node")),
     "shards": ("files",),
     "outputs": ("path",),
     "policy": ("timeout", "grace", "on_failure", "max_restarts"),
@@ -166,7 +173,7 @@ def _read_toml(toml: Mapping[str, Any]) -> Dict[str, Any]:
         if key not in ("mode", "env", *_TABLES):
             raise DataError(f"job.toml: unknown key {key!r}", f"known: mode, env, {', '.join(_TABLES)}")
         if key == "mode":
-            if value not in MODES:
+            if value not in tuple(MODES):
                 raise DataError(f"job.toml: mode = {value!r}", f"one of {', '.join(MODES)}")
         elif not isinstance(value, dict):
             raise DataError(f"job.toml: {key} = {value!r} is no table", f"write [{key}] and its keys below it")
@@ -179,8 +186,7 @@ def _read_toml(toml: Mapping[str, Any]) -> Dict[str, Any]:
         raise DataError(f"job.toml: [outputs] path = {output!r}", "a folder inside the job's directory, such as output")
     return {
         "mode": toml.get("mode", ""),
-        "trainer": _role(toml, "trainer"),
-        "pserver": _role(toml, "pserver"),
+        **{name: _role(toml, name) for name in _COMMANDS},
         "env": _toml_env(toml.get("env", {})),
         "shards": _patterns(toml.get("shards", {}).get("files", []), "job.toml: [shards] files =", DataError),
         "output": posixpath.normpath(output),
@@ -238,8 +244,48 @@ def _count(text: str, option: str, right: str = f"a whole number from 1 to {_MOS
     return int(text)
 
 
+def _said(role: Role, listed: str, endpoints: Sequence[str], counted: str, number: str) -> Role:
+    """A role as job.toml has it, with the list of endpoints and the number per node of the command line (option and value)."""
+    words, count = _endpoints(endpoints, listed), _count(number, counted)
+    each = Counter(re.sub(r":\d+$", "", word) for word in words)
+    if words and count and count != len(words) and set(each.values()) != {count}:
+        raise UsageError(f"{listed} names {len(words)}, {counted} says {count}", f"leave {counted} out: the list says how many")
+    return replace(role, endpoints=words, per_node=count or role.per_node)
+
+
+def _stages(role: Role, options: Options) -> Tuple[Role, ...]:
+    """Heter trainers by stage: three options with `;` between the stages. One number or device is that of all stages."""
+    said = {
+        "--heter-workers": _by_stage("--heter-workers", ",".join(options.heter_workers)),
+        "--heter-worker-num": _by_stage("--heter-worker-num", options.heter_worker_num),
+        "--heter-devices": _by_stage("--heter-devices", options.heter_devices),
+    }
+    number = max(map(len, said.values()))
+    for option, parts in said.items():
+        if len(parts) == 1 and not (option == "--heter-workers" and parts[0]):
+            said[option] = parts = parts * number
+        if len(parts) != number:
+            raise UsageError(f"{option} names {len(parts)} of {number} stages", "name all of them, with ; between")
+    stages = []
+    for endpoints, count, device in zip(*said.values()):
+        if device not in ("", "cpu", "gpu", "xpu"):
+            raise UsageError(f"--heter-devices {device!r}", 'cpu, gpu or xpu for each stage: "gpu;cpu"')
+        stage = _said(role, "--heter-workers", [endpoints], "--heter-worker-num", count)
+        stages.append(replace(stage, device=device))
+    _endpoints([word for stage in stages for word in stage.endpoints], "--heter-workers")  # nor twice in two stages
+    return tuple(stages)
+
+
+def _by_stage(option: str, text: str) -> List[str]:
+    """"a,b;c" -> a,b and c; one empty part where nothing is said."""
+    parts = [part.strip(" ,") for part in text.split(";")]
+    if len(parts) > 1 and not all(parts):
+        raise UsageError(f"{option} {text!r} has an empty stage", f'{option} "a;b": in quotes, with ; only between stages')
+    return parts
+
+
 def _words(values: Sequence[str]) -> Tuple[str, ...]:
-    return tuple(word for value in values for word in value.split(",") if word)
+    return tuple(word.strip() for value in values for word in value.split(",") if word.strip())
 
 
 def _endpoints(values: Sequence[str], option: str) -> Tuple[str, ...]:

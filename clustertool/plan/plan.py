@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from clustertool.errors import DataError
+from clustertool.plan import devices, ports, ranks
 from clustertool.plan import paths as p
-from clustertool.plan import ports, ranks
 from clustertool.plan.cluster import Cluster
 from clustertool.plan.environment import Table, endpoint, environment, fill
 from clustertool.plan.facts import Facts, Identity, sharing
 from clustertool.plan.hosts import Host
 from clustertool.plan.job import JobSpec, Policy, Role
 from clustertool.plan.ranks import Seat
+from clustertool.plan.roles import MODES
 from clustertool.plan.shards import assign_shards
 
 Pairs = Tuple[Tuple[str, str], ...]
@@ -23,7 +24,10 @@ HIDDEN = "***"
 
 @dataclass(frozen=True)
 class Process:
-    """One process to start. `shards` and `log` are relative to the working and the job's directory."""
+    """One process to start. `shards` and `log` are relative to the working and the job's directory.
+
+    `ready`: a pserver's ports; once one of them listens, it is no longer what trainers wait for.
+    """
 
     role: str
     rank: int
@@ -33,6 +37,7 @@ class Process:
     env: Pairs
     endpoint: str
     ports: Tuple[int, ...]
+    ready: Tuple[int, ...]
     devices: Tuple[int, ...]
     shards: Tuple[str, ...]
     log: str
@@ -56,7 +61,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Plan:
-    """`phases` are barriers: every process of a role runs (servers: listens) before the next role starts."""
+    """`phases`: the roles in the order of their start. When every pserver listens, all trainers and heter trainers start."""
 
     job_id: str
     mode: str
@@ -86,11 +91,11 @@ def plan(
     Raises UsageError, DataError, PreflightError with the fix; never anything else.
     """
     hosts = cluster.hosts
-    kinds = tuple(device_kind(cluster, facts[host.index]) for host in hosts)
-    devices = {host.index: usable(host, job, facts[host.index], kinds[host.index]) for host in hosts}
-    seats = ranks.assign(hosts, job, facts, devices)
+    kinds = tuple(devices.kind_of(cluster, facts[host.index]) for host in hosts)
+    cards = {host.index: devices.usable(host, job, facts[host.index], kinds[host.index]) for host in hosts}
+    seats = devices.deal(ranks.assign(hosts, job, facts, cards), job, cards, kinds)
     table = Table(
-        identity.job_id, job.mode, identity.token, job.output, cluster, seats,
+        identity.job_id, identity.token, job, cluster, seats,
         ports.choose(seats, cluster, job, facts, identity.job_id),
         tuple(facts[host.index].address for host in hosts), kinds,
     )  # fmt: skip
@@ -104,34 +109,14 @@ def plan(
         nodes.append(_node(table, job, host, facts[host.index], paths, commands, shards, passed))
     first = table.role("trainer")[0].node
     extra = [(first, table.ports.master), (0, table.ports.lead)]
-    if job.mode == "ps":
+    if table.role("pserver"):
         extra.append((table.role("pserver")[0].node, table.ports.gloo))
     return Plan(
-        job_id=identity.job_id, mode=job.mode, phases=ranks.ROLES[job.mode], nodes=tuple(nodes),
+        job_id=identity.job_id, mode=job.mode, phases=MODES[job.mode], nodes=tuple(nodes),
         lead=(table.addresses[0], table.ports.lead), policy=job.policy, extra_ports=tuple(extra),
         prelude=cluster.prelude, ld_library_path=cluster.ld_library_path, first_path=cluster.first_path,
         secrets=cluster.secrets, output=job.output, identity=identity, warnings=_warnings(cluster, table, facts),
     )  # fmt: skip
-
-
-def device_kind(cluster: Cluster, facts: Facts) -> str:
-    """DEVICE_KIND, else PADDLE_USE_GPU, else what the probe found."""
-    if cluster.device_kind != "auto":
-        return cluster.device_kind
-    if cluster.use_gpu is not None:
-        return "gpu" if cluster.use_gpu else "cpu"
-    return facts.device_kind
-
-
-def usable(host: Host, job: JobSpec, facts: Facts, kind: str) -> Tuple[int, ...]:
-    """Physical ids for this job on this host: the command line, HOSTS, then all that the probe found."""
-    if kind == "cpu" and job.devices is None and host.devices is None:
-        return ()
-    if job.devices is not None:
-        return job.devices
-    if host.devices is not None:
-        return host.devices
-    return facts.devices if facts.device_kind == kind else ()  # another kind's ids mean nothing
 
 
 def _commands(job: JobSpec, listing: Sequence[str]) -> Dict[str, Tuple[str, ...]]:
@@ -149,7 +134,8 @@ def _commands(job: JobSpec, listing: Sequence[str]) -> Dict[str, Tuple[str, ...]
 
     trainer: Tuple[str, ...] = ()
     trainer = command(job.trainer, "trainer", "train.py")
-    return {"trainer": trainer, "pserver": command(job.pserver, "pserver", "pserver.py")}
+    heter = job.heter[0].command if job.heter else None
+    return {"trainer": trainer, "pserver": command(job.pserver, "pserver", "pserver.py"), "heter": heter or trainer}
 
 
 def _node(
@@ -167,8 +153,9 @@ def _node(
             Process(
                 role=seat.role, rank=seat.rank, local_rank=seat.local_rank, node=seat.node,
                 argv=fill(commands[seat.role], _placeholders(table, seat, paths)), env=tuple(sorted(env.items())),
-                endpoint=table.endpoint(seat), ports=table.ports.of[seat.role, seat.rank], devices=seat.devices,
-                shards=shards[seat.rank] if seat.role == "trainer" else (), log=paths.log(seat.role, seat.rank),
+                endpoint=table.endpoint(seat), ports=table.ports.of[seat.role, seat.rank], ready=_ready(table, seat),
+                devices=seat.devices, shards=shards[seat.rank] if seat.role == "trainer" else (),
+                log=paths.log(seat.role, seat.rank),
             )
         )  # fmt: skip
     work_dir = _below_home(job.job_workspace, facts.home) if job.job_workspace else paths.dir
@@ -176,6 +163,14 @@ def _node(
         host.index, host.name, facts.address, facts.root, paths.base, paths.dir, work_dir,
         host.entry, facts.hostname, tuple(processes),
     )  # fmt: skip
+
+
+def _ready(table: Table, seat: Seat) -> Tuple[int, ...]:
+    """A pserver listens on its own port. Paddle's first one opens gloo's before, and there waits for all trainers."""
+    if seat.role != "pserver":
+        return ()
+    first = table.ports.of[seat.role, seat.rank][:1]
+    return (*first, table.ports.gloo) if seat.rank == 0 else first
 
 
 def _below_home(path: str, home: str) -> str:
@@ -201,6 +196,9 @@ def _warnings(cluster: Cluster, table: Table, facts: Mapping[int, Facts]) -> Tup
     for node, busy, port in table.ports.moved:
         who = facts[node].holder(busy)
         found.append(f"{cluster.hosts[node].name}: port {busy} (PADDLE_PORT) is held by {who}, the pserver takes {port}")
+    for seat, kind in devices.missing(table.seats, table.job, table.kinds):
+        stage = f"stage {seat.stage} of heter trainers wants {kind} (--heter-devices)"
+        found.append(f"{cluster.hosts[seat.node].name}: {stage}, none is known there")
     return tuple(found)
 
 
@@ -247,11 +245,11 @@ def _process(process: Process, secrets: Sequence[str]) -> Dict[str, Any]:
 def needs_probe(cluster: Cluster, job: JobSpec) -> bool:
     """False when everything that the probe would answer is given, so that `--dry` opens no connection."""
     for host in cluster.hosts:
-        kind = device_kind(cluster, Facts(host.index, device_kind="auto"))
-        devices = kind == "cpu" or job.devices is not None or host.devices is not None
+        kind = devices.kind_of(cluster, Facts(host.index, device_kind="auto"))
+        known = kind == "cpu" or (kind != "auto" and (job.devices is not None or host.devices is not None))
         root = host.root_dir or cluster.root_dir
-        ports_known = bool(cluster.start_port or job.mode == "ps") and bool(cluster.lead_port)
-        if not (host.address and devices and root.startswith("/") and ports_known) or cluster.nic:
+        ports_known = bool(cluster.start_port or job.mode != "collective") and bool(cluster.lead_port)
+        if not (host.address and known and root.startswith("/") and ports_known) or cluster.nic:
             return True
     return bool(job.job_workspace)
 

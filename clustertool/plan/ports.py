@@ -10,7 +10,7 @@ from clustertool.errors import ClustertoolError, PreflightError, Several, raise_
 from clustertool.plan.cluster import Cluster
 from clustertool.plan.facts import Facts
 from clustertool.plan.job import JobSpec
-from clustertool.plan.ranks import Seat
+from clustertool.plan.ranks import OPTIONS, Seat
 
 _LOWEST = 10000
 
@@ -36,8 +36,7 @@ def choose(seats: Sequence[Seat], cluster: Cluster, job: JobSpec, facts: Mapping
     width = cluster.ports_num + cluster.ports_num_for_sparse
     for seat in seats:  # ports that were asked for go first
         if seat.port:
-            option = "--servers" if seat.role == "pserver" else "--workers"
-            of[seat.role, seat.rank] = (desk.exactly(seat.node, seat.port, option, alone=False),)
+            of[seat.role, seat.rank] = (desk.exactly(seat.node, seat.port, OPTIONS[seat.role], alone=False),)
     gloo = desk.exactly(servers[0].node, job.http_port, "--http-port") if job.http_port and servers else 0
     for seat in servers:
         if seat.port:
@@ -45,8 +44,8 @@ def choose(seats: Sequence[Seat], cluster: Cluster, job: JobSpec, facts: Mapping
     for seat in servers:
         if not seat.port:
             of[seat.role, seat.rank] = desk.block(seat.node, width)
-    for seat in trainers:
-        if not seat.port:
+    for seat in seats:
+        if not seat.port and seat.role != "pserver":
             collective = job.mode == "collective" and cluster.start_port
             of[seat.role, seat.rank] = (desk.next(seat.node) if collective else desk.free(seat.node),)
     first = trainers[0].node

@@ -36,6 +36,7 @@ NODES = (
     Opt("skip", "all but these hosts", ()),
 )
 JOB = Opt("job", "the job: its id or a unique prefix (default: your newest)", short="j")
+ROLE = Opt("role", "pserver, trainer or heter", "trainer")
 WORKSPACE = Opt("workspace", "the folder to send to every node", short="w")
 
 
@@ -123,6 +124,16 @@ def whole(text: str, option: str) -> int | None:
     if not text.isdecimal():
         raise UsageError(f"{option} {text!r}", "a whole number")
     return int(text)
+
+
+def role_of(text: str) -> str:
+    """--role as the job's processes have it. Raises UsageError."""
+    from clustertool.plan.roles import ROLES, known
+
+    role = known(text)
+    if not role:
+        raise UsageError(f"--role {text!r}", f"one of {', '.join(ROLES)}")
+    return role
 
 
 def _parameter(option: Opt) -> inspect.Parameter:

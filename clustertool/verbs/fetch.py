@@ -8,11 +8,11 @@ from typing import Any
 
 from clustertool.errors import NotFound, UsageError
 from clustertool.verbs import interrupts
-from clustertool.verbs.call import JOB, JSON, NODES, Call, Opt, verb
+from clustertool.verbs.call import JOB, JSON, NODES, ROLE, Call, Opt, role_of, verb
 
 
 @verb(
-    JOB, Opt("rank", "trainer whose node is read, or all (default 0)", "0", short="r"),
+    JOB, Opt("rank", "rank within the role whose node is read, or all (default 0)", "0", short="r"), ROLE,
     Opt("path", "folder of the job to bring (default: its output)"), Opt("to", "where to put it (default: ./JOB<id>)"),
     NODES, JSON,
 )  # fmt: skip
@@ -28,16 +28,18 @@ def fetch(call: Call) -> None:
         raise UsageError(f"--path {given.path!r}", "a folder inside the job's directory, such as output or log")
     if given.rank != "all" and not given.rank.isdecimal():
         raise UsageError(f"--rank {given.rank!r}", "a rank, or all")
+    role = role_of(given.role)
     cluster = load.cluster(call, start_local=False)
     with fleet_of(cluster) as fleet:
         job = pick(fleet, given.job)["id"]
         answers = fleet.ask_all({"q": "status", "job": job}).ok
-        places = _places(job, answers, given.rank)
+        places = _places(job, answers, role, given.rank)
         to = Path(given.to or f"JOB{job}")
-        folders = {rank: _folder(to, given.rank, rank) for rank in places}
+        folders = {rank: _folder(to, given.rank, role, rank) for rank in places}
         fetched = {rank: _pull(fleet, answers[node], node, given.path, folders[rank]) for rank, node in places.items()}
         for rank, (files, size) in fetched.items():
-            call.terminal.line(f"rank {rank}: {count(files, 'file')}, {human_bytes(size)} -> {folders[rank]}")
+            who = f"rank {rank}" if role == "trainer" else f"{role} {rank}"
+            call.terminal.line(f"{who}: {count(files, 'file')}, {human_bytes(size)} -> {folders[rank]}")
         if call.json:
             ranks = {str(rank): {"files": files, "bytes": size} for rank, (files, size) in fetched.items()}
             call.answer({"job": job, "to": str(to), "ranks": ranks})
@@ -45,23 +47,27 @@ def fetch(call: Call) -> None:
             failed(fleet)
 
 
-def _folder(to: Path, asked: str, rank: int) -> Path:
-    return to / f"rank{rank}" if asked == "all" else to
+def _folder(to: Path, asked: str, role: str, rank: int) -> Path:
+    """DIR for one rank; of all trainers DIR/rank3, of another role DIR/pserver3."""
+    return to / f"{'rank' if role == 'trainer' else role}{rank}" if asked == "all" else to
 
 
-def _places(job: str, answers: dict[int, Any], asked: str) -> dict[int, int]:
-    """Trainer rank -> the agent whose node ran it. Raises NotFound."""
+def _places(job: str, answers: dict[int, Any], role: str, asked: str) -> dict[int, int]:
+    """Rank within the role -> the agent whose node ran it. Raises NotFound."""
+    from clustertool.plan.roles import word
+
     found = {
         int(process["rank"]): node
         for node, answer in answers.items()
         for process in (answer["events"][0] if answer["events"] else {}).get("processes", ())
-        if process["role"] == "trainer"
+        if process["role"] == role
     }
     if asked == "all" and found:
         return dict(sorted(found.items()))
     if asked == "all" or int(asked) not in found:
-        have = f"it has trainers {min(found)} to {max(found)}" if found else "its nodes did not answer"
-        raise NotFound(f"job {job} has no trainer {asked} on a node that answered", have)
+        name = word(role)
+        have = f"it has {name}s {min(found)} to {max(found)}" if found else f"none of the nodes that answered has {name}s"
+        raise NotFound(f"job {job} has no {name} {asked} on a node that answered", have)
     return {int(asked): found[int(asked)]}
 
 

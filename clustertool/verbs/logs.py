@@ -9,12 +9,12 @@ from typing import Any
 
 from clustertool.errors import NotFound, Unreachable, UsageError, raise_all
 from clustertool.verbs import interrupts
-from clustertool.verbs.call import JOB, JSON, NODES, Call, Opt, verb, whole
+from clustertool.verbs.call import JOB, JSON, NODES, ROLE, Call, Opt, role_of, verb, whole
 
 _PATIENCE = 30.0  # seconds to get back to a node
 
 @verb(
-    JOB, Opt("rank", "ranks within the role: 3 or 3,4 (default 0)", short="r"), Opt("role", "trainer or pserver", "trainer"),
+    JOB, Opt("rank", "ranks within the role: 3 or 3,4 (default 0)", short="r"), ROLE,
     Opt("host", "only ranks on this host"), Opt("follow", "go on as the log grows", False, short="f"),
     Opt("tail", "only the last N lines", short="n"), Opt("grep", "only lines that match this regular expression"),
     Opt("raw", "exactly one rank's bytes, no prefix", False), Opt("attempt", "the K-th restart's log"),
@@ -62,8 +62,7 @@ def _asked(call: Call) -> Any:
     from clustertool.verbs.run import wanted
 
     given = call.given
-    if given.role not in ("trainer", "pserver", "heter"):
-        raise UsageError(f"--role {given.role!r}", "trainer or pserver")
+    given.role = role_of(given.role)
     if given.grep:
         try:
             re.compile(given.grep)
@@ -90,6 +89,8 @@ def _status(fleet: Any, job: str) -> Any:
 
 def _places(call: Call, fleet: Any, status: Any, asked: Any) -> dict[tuple[str, int], int]:
     """(role, rank) -> the agent that has its log. Raises NotFound for a rank or host that is not there."""
+    from clustertool.plan.roles import word
+
     known = {key: process.node for key, process in status.processes.items()}
     if asked == "all":
         found = dict(known) if call.given.all_ranks else {key: node for key, node in known.items() if key[0] == call.given.role}
@@ -98,9 +99,9 @@ def _places(call: Call, fleet: Any, status: Any, asked: Any) -> dict[tuple[str, 
         missing = [key for key in asked if key not in known]
         if missing:
             role, rank = missing[0]
-            ranks = sorted(other for name, other in known if name == role)
-            have = f"it has {role}s {ranks[0]} to {ranks[-1]}" if ranks else f"it has no {role}s"
-            raise NotFound(f"job {status.job} has no {role} {rank}", have)
+            ranks, name = sorted(other for name, other in known if name == role), word(role)
+            have = f"it has {name}s {ranks[0]} to {ranks[-1]}" if ranks else f"it has no {name}s"
+            raise NotFound(f"job {status.job} has no {name} {rank}", have)
     if call.given.host:
         names = {node.index for node in status.nodes.values() if node.name == call.given.host}
         found = {key: node for key, node in found.items() if node in names}

@@ -36,12 +36,12 @@ OPTIONS = (
     Opt("servers", "pservers as ip:port,..., in rank order", ()),
     Opt("workers", "trainers as ip[:port],..., in rank order", ()),
     Opt("trainers", "the same as --workers", ()),
-    Opt("heter-workers", "heter trainers by stage (not built yet)", ()),
-    Opt("heter-devices", "devices of heter stages (not built yet)"),
+    Opt("heter-workers", 'heter trainers as "ip[:port],...;ip[:port],...", a semicolon between stages', ()),
+    Opt("heter-devices", 'cpu, gpu or xpu for each stage of heter trainers: "gpu;cpu"'),
     Opt("server-num", "pservers per node"),
     Opt("worker-num", "trainers per node"),
     Opt("trainer-num", "the same as --worker-num"),
-    Opt("heter-worker-num", "heter trainers per node (not built yet)"),
+    Opt("heter-worker-num", 'heter trainers per node in each stage: 2, or "2;1"'),
     Opt("http-port", "gloo's port on the first pserver"),
     Opt("nnodes", "use only the first N hosts"),
     Opt("job-id", "the job's id instead of a new one"),
@@ -128,16 +128,17 @@ def read_options(call: Call) -> Options:
     from clustertool.verbs import load
 
     given = call.given
-    for name in ("heter_workers", "heter_devices", "heter_worker_num", "wait"):
-        if getattr(given, name):
-            raise UsageError(f"--{name.replace('_', '-')} is not built yet", "leave it out")
+    if given.wait:
+        raise UsageError("--wait is not built yet", "leave it out")
     if given.workers and given.trainers and given.workers != given.trainers:
         raise UsageError("--workers and --trainers say different things", "they are two names of one option: give one")
     return Options(
         mode=given.mode, script=given.script, nproc_per_node=given.nproc_per_node,
         devices=load.one_of(call, "devices", "gpus", "xpus", "npus"), servers=given.servers or (),
-        workers=given.workers or given.trainers or (), server_num=given.server_num,
-        worker_num=load.one_of(call, "worker-num", "trainer-num"), http_port=given.http_port, nnodes=given.nnodes,
+        workers=given.workers or given.trainers or (), heter_workers=given.heter_workers or (),
+        heter_devices=given.heter_devices, server_num=given.server_num,
+        worker_num=load.one_of(call, "worker-num", "trainer-num"), heter_worker_num=given.heter_worker_num,
+        http_port=given.http_port, nnodes=given.nnodes,
         env=given.env or (), force_env=given.force_env, shards=given.shards or (), lease=given.lease,
         timeout=given.timeout, grace=given.grace, on_failure=given.on_failure, max_restarts=given.max_restarts,
         job_workspace=given.job_workspace,
@@ -253,10 +254,11 @@ def _plan(call: Call, order: Order, facts: Mapping[int, Facts]) -> Plan:
 
 def _start(call: Call, order: Order, fleet: Fleet, made: Plan, release: str) -> Plan:
     """What runs now: the plan, or a later one, where another job took one of its ports between our look and our claim."""
+    from clustertool.plan.roles import word
     from clustertool.show.table import count
     from clustertool.verbs.follow import tell
 
-    counts = ", ".join(count(sum(p.role == role for p in made.processes), role) for role in made.phases)
+    counts = ", ".join(count(sum(p.role == role for p in made.processes), word(role)) for role in made.phases)
     call.terminal.note(f"job {made.job_id}: {made.mode}, {counts} on {count(len(made.nodes), 'node')}")
     for again in range(_AGAIN, -1, -1):
         interrupts.count.job = made.job_id

@@ -5,20 +5,23 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from clustertool.verbs.call import JOB, JSON, NODES, Call, verb
+from clustertool.verbs.call import JOB, JSON, NODES, Call, Opt, role_of, verb
 
 
-@verb(JOB, NODES, JSON)
+@verb(JOB, Opt("role", "only processes of this role: pserver, trainer or heter"), NODES, JSON)
 def status(call: Call) -> None:
     """Show the state of one job, per process and per node."""
     from clustertool.verbs import load
     from clustertool.verbs.jobs import attach_to, failed, fleet_of
 
+    role = role_of(call.given.role) if call.given.role else ""
     cluster = load.cluster(call, start_local=False)
     with fleet_of(cluster) as fleet:
         job = attach_to(fleet, call.given.job)["id"]
         answers = fleet.ask_all({"q": "status", "job": job}).ok
         found = as_dict(answers)
+        if role:
+            found["processes"] = [process for process in found["processes"] if process["role"] == role]
         if call.json:
             call.answer(found)
         else:

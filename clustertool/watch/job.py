@@ -8,6 +8,7 @@ from typing import Any, Union
 
 from clustertool.plan.events import JobStatus
 from clustertool.plan.outcome import Key, words
+from clustertool.plan.roles import word
 from clustertool.watch.lines import Lines
 
 
@@ -114,11 +115,12 @@ class Watch:
             yield from self._phase()
         elif kind == "exited" and not event.get("stopped") and (event["code"] or event.get("signal")):
             how = words(int(event["code"]), int(event.get("signal", 0)), str(event.get("note", "")))
-            yield News(f"{event['role']} {event['rank']} on {self.name(node)} ended with {how}", "warn")
+            yield News(f"{word(event['role'])} {event['rank']} on {self.name(node)} ended with {how}", "warn")
         elif kind == "restart":
             yield News(f"attempt {event['attempt']} begins in {event['pause']:g} s", "warn")
         elif kind == "frozen":
-            yield News(f"{event['role']} {event['rank']} on {self.name(node)} was stopped by a signal (SIGSTOP)", "warn")
+            who = f"{word(event['role'])} {event['rank']} on {self.name(node)}"
+            yield News(f"{who} was stopped by a signal (SIGSTOP)", "warn")
         elif kind == "lost":
             yield News(f"node {self.name(int(event['node']))} is lost: {event.get('why')}", "warn")
         elif kind == "supervisor-lost":
@@ -129,7 +131,7 @@ class Watch:
     def _phase(self) -> Iterable[Item]:
         texts = {
             "pserver": "all nodes are ready, starting the pservers",
-            "trainer": "starting the trainers",
+            "trainer": "starting the trainers" + (" and heter trainers" if self.status.of("heter") else ""),
             "ending": "ending the job on all nodes",
         }
         if self.status.phase in texts:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from clustertool.errors import ClustertoolError, Interrupted, JobFailed, NodeLost, Survivors, Terminated, TimedOut
 from clustertool.plan.events import JobStatus, ProcessStatus
 from clustertool.plan.outcome import Key, Outcome
-
-_ROLES = {"trainer": ("trainers", "trainer"), "pserver": ("pservers", "pserver"), "heter": ("heter trainers", "heter trainer")}
+from clustertool.plan.roles import ROLES, word
 
 
 def abort_line(status: JobStatus, outcome: Outcome) -> str:
@@ -14,11 +13,10 @@ def abort_line(status: JobStatus, outcome: Outcome) -> str:
     if not outcome.culprits:
         return ""
     role = outcome.culprits[0][0]
-    many, one = _ROLES[role]
     ranks = sorted(rank for name, rank in outcome.culprits if name == role)
-    total = len(status.of(role))
+    total, name = len(status.of(role)), word(role)
     return (
-        f"ABORT!!! Out of all {total} {many}, the {one} process with rank=[{','.join(map(str, ranks))}] was aborted. "
+        f"ABORT!!! Out of all {total} {name}s, the {name} process with rank=[{','.join(map(str, ranks))}] was aborted. "
         "Please check its log."
     )
 
@@ -28,10 +26,10 @@ def victims_line(status: JobStatus, outcome: Outcome) -> str:
     if not outcome.victims or outcome.state not in ("failed", "lost"):
         return ""
     parts = []
-    for role in ("pserver", "trainer", "heter"):
+    for role in ROLES:
         ranks = sorted(rank for name, rank in outcome.victims if name == role)
         if ranks:
-            parts.append(f"{role} {','.join(map(str, ranks))}")
+            parts.append(f"{word(role)} {','.join(map(str, ranks))}")
     return "stopped because of it (victims): " + "; ".join(parts)
 
 

@@ -355,7 +355,7 @@ class Job:
 
     def log(self, rank: int = 0, role: str = "trainer", attempt: int = 0) -> bytes:
         process = next(p for p in self.plan.processes if (p.role, p.rank) == (role, rank))
-        name = {"trainer": "workerlog", "pserver": "serverlog"}[role]
+        name = {"trainer": "workerlog", "pserver": "serverlog", "heter": "heterlog"}[role]
         return read(str(self.dir(process.node) / "log" / (f"attempt{attempt}/" if attempt else "") / f"{name}.{rank}"))
 
     def says(self, text: bytes, rank: int = 0, role: str = "trainer") -> bytes:
@@ -436,12 +436,14 @@ class Bench:
         return made
 
     def job(self, nodes: Sequence[Node] | None = None, trainer: Sequence[str] | str = "true", **given: Any) -> Job:
-        """Plan a job: `trainer` and `pserver` are commands (a text is a shell's); the rest is as in job.toml."""
+        """Plan a job: `trainer`, `pserver` and `heter` are commands (a text is a shell's); the rest is as in job.toml."""
         nodes = nodes or self.nodes()
         cluster = nodes[0].cluster
         toml: dict[str, Any] = {"trainer": {"command": _command(trainer), "per_node": given.pop("per_node", 1)}}
         if "pserver" in given:
             toml.update(mode="ps", pserver={"command": _command(given.pop("pserver")), "per_node": given.pop("servers", 1)})
+        if "heter" in given:
+            toml.update(mode="ps-heter", heter_trainer={"command": _command(given.pop("heter"))})
         toml.update(policy=given.pop("policy", {}), env=given.pop("env", {}))
         secrets, number = given.pop("secrets", {}), given.pop("id", f"{self.tmp.name[:30]}-{len(self.jobs)}")
         cluster = replace(cluster, secrets=tuple(secrets))

@@ -164,6 +164,39 @@ def test_pserver_that_ends_before_it_listens(bench: Bench, code: int) -> None:
     job.gone()
 
 
+def test_a_pserver_that_waits_for_trainers_at_gloos_port(bench: Bench) -> None:
+    """Paddle's first pserver does: its own port opens when the trainers have come."""
+    job = bench.run(bench.nodes(2), p.GLOO_TRAINER, pserver=p.GLOO_PSERVER)
+    assert [job.ended(node)["state"] for node in range(2)] == ["succeeded"] * 2
+    assert [job.log(rank) for rank in range(2)] == [b"met\n"] * 2
+
+
+def test_trainers_and_heter_trainers_wait_for_each_other(bench: Bench) -> None:
+    """Three stages, each listens and goes on when its neighbours do; when the trainers are done, all others are ended."""
+    job = bench.run(bench.nodes(2), p.STAGE, pserver=p.PSERVER, heter=p.STAGE, heter_worker_num="2;1")
+    for node in range(2):
+        assert (job.ended(node)["state"], job.ended(node)["code"], job.ended(node)["victims"]) == ("succeeded", 0, [])
+    assert [job.log(rank) for rank in range(2)] == [b"met\n"] * 2
+    assert {len(job.log(rank, "heter")) for rank in range(6)} <= {0, 4}  # the last ones may be ended before they say so
+    steps = [(kind, role) for _, kind, role, _ in order(job, "started", "listening")]
+    assert ("listening", "pserver") not in steps[steps.index(("started", "trainer")) :]
+    assert ("started", "heter") not in steps[: steps.index(("started", "trainer"))]
+    exits = [event for node in range(2) for event in job.events(node, "exited") if event["role"] == "heter"]
+    assert [event["stopped"] for event in exits] == [True] * 6
+    assert [os.readlink(job.dir(node) / "log/heter.log") for node in range(2)] == ["heterlog.0", "heterlog.2"]
+
+
+def test_a_heter_trainer_that_fails_ends_the_job_under_continue_too(bench: Bench) -> None:
+    fails = "[ $CLUSTERTOOL_RANK = 1 ] && exit 9; exec sleep 1000"
+    job = bench.run(bench.nodes(2), p.PLAIN, pserver=p.PSERVER, heter=fails, policy={"on_failure": "continue"})
+    for node in range(2):
+        ended = job.ended(node)
+        assert (ended["state"], ended["code"], ended["culprits"]) == ("failed", 9, [["heter", 1]])
+    assert {tuple(key) for key in ended["victims"]} >= {("pserver", 0), ("trainer", 0), ("trainer", 1)}
+    assert ended["reason"] == "heter trainer 1 on 127.0.0.12 ended with exit code 9"
+    job.gone()
+
+
 def test_port_lost_after_the_plan(bench: Bench) -> None:
     """Somebody else listens there by now: an error that names him, and nothing has started."""
     import socket

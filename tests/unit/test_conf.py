@@ -214,6 +214,8 @@ def test_a_dict_says_what_a_line_cannot() -> None:
     assert (host.devices, host.nproc, host.env, host.root_dir) == ((0, 2), 2, (("A", "1"),), "/d")
     assert host.roles == (("pserver", 1), ("trainer", None))
     assert (host.plays("pserver"), host.plays("heter"), host.count("pserver"), host.count("trainer")) == (True, False, 1, None)
+    (heter,) = read_hosts([{"host": "n", "roles": {"heter_trainer": 2, "pserver": 1}}])
+    assert heter.roles == (("heter", 2), ("pserver", 1))
     (listed,) = read_hosts([{"host": "n", "roles": ["trainer"], "devices": 3}])
     assert (listed.plays("trainer"), listed.plays("pserver"), listed.devices) == (True, False, (3,))
 
@@ -267,6 +269,8 @@ BAD_HOSTS: list[tuple[object, str]] = [
     ([{"host": "a", "nproc": 0}], "nproc is 0"),
     ([{"host": "a", "nproc": "two"}], "nproc is 'two'"),
     ([{"host": "a", "roles": ["worker"]}], "'worker' is no role"),
+    ([{"host": "a", "roles": [["heter"]]}], "\\['heter'\\] is no role"),
+    ([{"host": "a", "roles": ["heter", "heter_trainer"]}], "names the role heter twice"),
     ([{"host": "a", "roles": "trainer"}], "roles is 'trainer'"),
     ([{"host": "a", "roles": {"trainer": 0}}], "roles is 0"),
     ([{"host": "a", "env": ["A=1"]}], "env is \\['A=1'\\]"),

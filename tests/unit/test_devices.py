@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cases import cluster_of, env_of, facts_of, of_role, one, plan_of
+from cases import cluster_of, env_of, facts_of, hosts, of_role, one, plan_of
 
 from clustertool.plan.cluster import Cluster
-from clustertool.plan.environment import DEVICES
+from clustertool.plan.devices import VARIABLES
 from clustertool.plan.plan import Plan
 
-NAMES = {visible for visible, _ in DEVICES.values()} | {flag for _, flag in DEVICES.values()} | {"PADDLE_DISTRI_BACKEND"}
+NAMES = {visible for visible, _ in VARIABLES.values()} | {flag for _, flag in VARIABLES.values()} | {
+    "PADDLE_DISTRI_BACKEND", "PADDLE_XCCL_BACKEND", "HETER_DEVICE_TYPE",
+}  # fmt: skip
 
 
 def planned(
@@ -87,13 +89,17 @@ KINDS = [
 def test_variables_of_each_kind(kind: str, visible: str, flag: str) -> None:
     """Physical ids in the kind's own variable; Paddle's flag counts among the visible ones."""
     made = planned(8, kind, keys={"DEVICE_KIND": kind}, devices="4,6,7", nproc_per_node="2")
-    assert set_for(made, 0) == {visible: "4,6", flag: "0,1"}
-    assert set_for(made, 1) == {visible: "7", flag: "0"}
+    plug_in = {"PADDLE_DISTRI_BACKEND": "xccl", "PADDLE_XCCL_BACKEND": "npu"} if kind == "npu" else {}
+    assert set_for(made, 0) == {visible: "4,6", flag: "0,1", **plug_in}
+    assert set_for(made, 1) == {visible: "7", flag: "0", **plug_in}
+    served = planned(8, kind, keys={"DEVICE_KIND": kind}, devices="4,6,7", nproc_per_node="2", mode="ps")
+    assert [set_for(served, rank) for rank in (0, 1)] == [{visible: "4,6", flag: "0,1"}, {visible: "7", flag: "0"}]
+    assert set_for(served, 0, "pserver") == {}
 
 
 @pytest.mark.parametrize("kind", ["gpu", "xpu", "npu", "dcu"])
 def test_the_kind_is_what_the_probe_found(kind: str) -> None:
-    assert DEVICES[kind][0] in set_for(planned(1, kind), 0)
+    assert VARIABLES[kind][0] in set_for(planned(1, kind), 0)
 
 
 USES: list[tuple[dict[str, Any], str, list[tuple[int, ...]]]] = [
@@ -131,3 +137,79 @@ def test_pservers_take_no_card() -> None:
     assert env_of(made, "pserver", 0)["PADDLE_INIT_USE_GPU"] == "False"
     assert env_of(made, "trainer", 0)["PADDLE_INIT_USE_GPU"] == "True"
     assert env_of(planned(4, keys={"PADDLE_USE_GPU": "False"}, mode="ps"), "trainer", 0)["PADDLE_INIT_USE_GPU"] == "False"
+
+
+def test_parameter_servers_beside_trainers_that_share_a_card() -> None:
+    """More trainers than cards on one node, fewer on the other, none on the third."""
+    cluster = cluster_of(["a", "b", "c"])
+    facts = facts_of(cluster)
+    facts[0], facts[1] = (facts_of(cluster, devices=tuple(range(n)), device_kind="gpu")[at] for at, n in ((0, 1), (1, 4)))
+    made = plan_of(cluster, facts=facts, mode="ps", server_num="2", worker_num="2")
+    assert [process.devices for process in of_role(made, "pserver")] == [()] * 6
+    assert cards_of(made) == [(0,), (0,), (0, 1), (2, 3), (), ()]
+    assert set_for(made, 1) == {"CUDA_VISIBLE_DEVICES": "0", "FLAGS_selected_gpus": "0"}
+    assert set_for(made, 3) == {"CUDA_VISIBLE_DEVICES": "2,3", "FLAGS_selected_gpus": "0,1"}
+    assert set_for(made, 5) == {}
+
+
+# -- heter trainers -----------------------------------------------------------------------------------------------------
+
+
+def heter_cards(made: Plan) -> list[tuple[int, ...]]:
+    return [process.devices for process in of_role(made, "heter")]
+
+
+HETER: list[tuple[int, str, dict[str, Any], list[tuple[int, ...]], list[str]]] = [
+    # cards of the node, their kind, options -> the card and HETER_DEVICE_TYPE of each heter trainer
+    (4, "gpu", {}, [(0,)], ["gpu"]),
+    (4, "gpu", {"heter_worker_num": "3"}, [(0,), (1,), (2,)], ["gpu"] * 3),
+    (2, "gpu", {"heter_worker_num": "3"}, [(0,), (1,), (0,)], ["gpu"] * 3),
+    (2, "dcu", {"heter_worker_num": "2"}, [(0,), (1,)], ["gpu"] * 2),
+    (2, "xpu", {}, [(0,)], ["xpu"]),
+    (2, "npu", {}, [()], ["cpu"]),
+    (0, "cpu", {}, [()], ["cpu"]),
+    (4, "gpu", {"heter_devices": "cpu"}, [()], ["cpu"]),
+    (4, "gpu", {"heter_devices": "gpu;cpu;gpu"}, [(0,), (), (1,)], ["gpu", "cpu", "gpu"]),
+    (4, "gpu", {"heter_devices": "gpu;gpu", "heter_worker_num": "1;2"}, [(0,), (1,), (2,)], ["gpu"] * 3),
+    (8, "gpu", {"heter_devices": "gpu", "devices": "5,7", "heter_worker_num": "3"}, [(5,), (7,), (5,)], ["gpu"] * 3),
+    (2, "xpu", {"heter_devices": "gpu;xpu"}, [(), (0,)], ["gpu", "xpu"]),
+]
+
+
+@pytest.mark.parametrize("cards, kind, options, expected, types", HETER)
+def test_a_heter_trainer_has_one_card_of_its_stage(
+    cards: int, kind: str, options: dict[str, Any], expected: list[tuple[int, ...]], types: list[str]
+) -> None:
+    made = planned(cards, kind, keys={"DEVICE_KIND": kind}, mode="ps-heter", **options)
+    assert heter_cards(made) == expected
+    assert [env_of(made, "heter", rank)["HETER_DEVICE_TYPE"] for rank in range(len(expected))] == types
+
+
+@pytest.mark.parametrize("kind, visible, flag", KINDS[:3])
+def test_variables_of_heter_trainers(kind: str, visible: str, flag: str) -> None:
+    """One card, which Paddle reads as a number; the trainers, stage 1, are always on the cpu, as are pservers."""
+    made = planned(8, kind, mode="ps-heter", devices="6,2", heter_worker_num="2")
+    asked = "xpu" if kind == "xpu" else "gpu"
+    assert set_for(made, 0, "heter") == {visible: "6", flag: "0", "HETER_DEVICE_TYPE": asked}
+    assert set_for(made, 1, "heter") == {visible: "2", flag: "0", "HETER_DEVICE_TYPE": asked}
+    assert set_for(made, 0) == {"HETER_DEVICE_TYPE": "cpu"}
+    assert set_for(made, 0, "pserver") == {}
+    assert [one(made, role, 0).devices for role in ("pserver", "trainer")] == [(), ()]
+
+
+def test_without_an_option_each_heter_trainer_is_what_its_node_has() -> None:
+    cluster = cluster_of(hosts(3))
+    facts = facts_of(cluster)
+    for node, kind in ((0, "gpu"), (2, "xpu")):
+        facts[node] = facts_of(cluster, devices=(0, 1), device_kind=kind)[node]
+    made = plan_of(cluster, facts=facts, mode="ps-heter", heter_worker_num="2")
+    assert heter_cards(made) == [(0,), (1,), (), (), (0,), (1,)]
+    types = [env_of(made, "heter", rank)["HETER_DEVICE_TYPE"] for rank in range(6)]
+    assert types == ["gpu", "gpu", "cpu", "cpu", "xpu", "xpu"]
+
+
+def test_a_stage_without_its_device_is_warned_of_once_on_each_node() -> None:
+    made = planned(2, "gpu", mode="ps-heter", heter_devices="xpu;gpu", heter_worker_num="3")
+    assert list(made.warnings) == ["10.0.0.1: stage 2 of heter trainers wants xpu (--heter-devices), none is known there"]
+    assert not planned(0, mode="ps-heter", heter_devices="cpu").warnings
+    assert not planned(0, mode="ps-heter").warnings

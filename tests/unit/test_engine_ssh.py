@@ -109,6 +109,7 @@ def test_a_spec_says_what_its_node_must_do() -> None:
             assert sent["argv"] == list(process.argv)
             assert (sent["role"], sent["rank"], sent["local_rank"]) == (process.role, process.rank, process.local_rank)
             assert (sent["log"], sent["endpoint"], sent["ports"]) == (process.log, process.endpoint, list(process.ports))
+            assert sent["ready"] == list(process.ready)
             assert (sent["devices"], sent["shards"]) == (list(process.devices), list(process.shards))
 
 

@@ -52,8 +52,13 @@ def test_a_cluster_that_says_everything_needs_no_probe() -> None:
     without = {**GIVEN, "DEVICE_KIND": "auto"}
     cluster = cluster_of(hosts(1), **without, PADDLE_USE_GPU="False")
     assert not needs_probe(cluster, job_of(cluster))
-    cluster = cluster_of([{"host": "a", "address": "10.0.0.1", "devices": [0]}], **without)
+    cluster = cluster_of([{"host": "a", "address": "10.0.0.1", "devices": [0]}], **without, PADDLE_USE_GPU="True")
     assert not needs_probe(cluster, job_of(cluster))
+    cluster = cluster_of(hosts(1), **{**GIVEN, "DEVICE_KIND": "npu"})
+    assert not needs_probe(cluster, job_of(cluster, devices="0,1"))
+    for mode in ("ps", "ps-heter"):
+        cluster = cluster_of(hosts(1), ROOT_DIR="/jobs", DEVICE_KIND="cpu", LEAD_PORT=6160)
+        assert not needs_probe(cluster, job_of(cluster, mode=mode))
 
 
 MISSING: list[tuple[object, dict[str, Any], dict[str, Any]]] = [
@@ -61,6 +66,8 @@ MISSING: list[tuple[object, dict[str, Any], dict[str, Any]]] = [
     ("10.0.0.1", {"ROOT_DIR": "~/jobs"}, {}),
     ("10.0.0.1", {"DEVICE_KIND": "auto"}, {}),
     ("10.0.0.1", {"DEVICE_KIND": "gpu"}, {}),
+    ("10.0.0.1", {"DEVICE_KIND": "auto"}, {"devices": "0,1"}),
+    ({"host": "10.0.0.1", "devices": [0]}, {"DEVICE_KIND": "auto"}, {}),
     ("10.0.0.1", {"START_PORT": None}, {}),
     ("10.0.0.1", {"LEAD_PORT": None}, {}),
     ("10.0.0.1", {"PADDLE_NIC": "eth0"}, {}),

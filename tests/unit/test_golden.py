@@ -76,8 +76,21 @@ def environments_and_secrets() -> Plan:
     )
 
 
+def ps_heter_by_stages() -> Plan:
+    """A pserver host, a host of trainers, two with cards: two stages of heter trainers, one on cards and one on cpus."""
+    entries = [
+        {"host": "10.0.0.1", "roles": ["pserver"]}, {"host": "10.0.0.2", "roles": {"trainer": 2}},
+        {"host": "10.0.0.3", "roles": {"heter": 2}}, {"host": "10.0.0.4", "roles": ["heter"]},
+    ]  # fmt: skip
+    cluster = cluster_of(entries, LEAD_PORT=6160, DEVICE_KIND="gpu")
+    facts = facts_of(cluster, devices=(0, 1), device_kind="gpu")
+    toml = {"mode": "ps-heter", "heter_trainer": {"command": ["python3", "-u", "heter.py", "--port={port}"]}}
+    return plan_of(cluster, toml, facts, heter_devices="gpu;cpu")
+
+
 CASES: list[Callable[[], Plan]] = [
     collective_of_1_3_2, collective_gpus, ps_with_shards, ps_by_lists, one_machine, environments_and_secrets,
+    ps_heter_by_stages,
 ]  # fmt: skip
 
 

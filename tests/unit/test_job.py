@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -119,8 +120,85 @@ def test_options_for_pservers_imply_the_mode(options: dict[str, Any]) -> None:
     assert job_of(CLUSTER, {"mode": "collective"}, mode="ps", **options).mode == "ps"
 
 
+HETER: list[dict[str, Any]] = [{"heter_workers": ("10.0.0.1",)}, {"heter_worker_num": "2"}, {"heter_devices": "gpu"}]
+
+
+@pytest.mark.parametrize("options", HETER)
+def test_options_for_heter_trainers_imply_the_mode(options: dict[str, Any]) -> None:
+    assert job_of(CLUSTER, **options, server_num="1").mode == "ps-heter"
+    assert job_of(CLUSTER, {"mode": "ps"}, mode="ps-heter", **options).mode == "ps-heter"
+    for mode in ("collective", "ps"):
+        assert "--mode ps-heter" in refusal(UsageError, None, mode=mode, **options).fix
+        told = refusal(UsageError, {"mode": mode}, **options).what
+        assert told == f"--{next(iter(options)).replace('_', '-')} is for heter trainers, the mode is {mode}"
+
+
 def test_workers_do_not_imply_a_mode() -> None:
-    assert job_of(CLUSTER, workers=("10.0.0.1",), worker_num="2").mode == "collective"
+    assert job_of(CLUSTER, workers=("10.0.0.1,10.0.0.2",), worker_num="2").mode == "collective"
+
+
+@pytest.mark.parametrize("number", ["4", "2"])
+def test_a_list_and_its_number_in_all_or_on_each_node_say_the_same(number: str) -> None:
+    workers = ("10.0.0.1:1,10.0.0.2:1,10.0.0.1:2,10.0.0.2:2",)
+    job = job_of(CLUSTER, workers=workers, worker_num=number)
+    assert len(of_role(plan_of(CLUSTER, workers=workers, worker_num=number), "trainer")) == len(job.trainer.endpoints) == 4
+    assert "leave --worker-num out" in refusal(UsageError, workers=workers, worker_num="3").fix
+
+
+# -- stages of heter trainers -------------------------------------------------------------------------------------------
+
+STAGES: list[tuple[dict[str, Any], list[tuple[int | None, tuple[str, ...], str]]]] = [
+    # options -> number per node, endpoints and device of each stage
+    ({"mode": "ps-heter"}, [(None, (), "")]),
+    ({"heter_devices": "gpu"}, [(None, (), "gpu")]),
+    ({"heter_devices": "gpu;cpu;xpu"}, [(None, (), "gpu"), (None, (), "cpu"), (None, (), "xpu")]),
+    ({"heter_worker_num": "2"}, [(2, (), "")]),
+    ({"heter_worker_num": "2", "heter_devices": "gpu; cpu"}, [(2, (), "gpu"), (2, (), "cpu")]),
+    ({"heter_worker_num": "2;1", "heter_devices": "gpu"}, [(2, (), "gpu"), (1, (), "gpu")]),
+    ({"heter_workers": ("a:1,b:1",)}, [(None, ("a:1", "b:1"), "")]),
+    ({"heter_workers": ("a:1,b:1;a:2",)}, [(None, ("a:1", "b:1"), ""), (None, ("a:2",), "")]),
+    ({"heter_workers": ("a:1", "b:1; a:2")}, [(None, ("a:1", "b:1"), ""), (None, ("a:2",), "")]),
+    ({"heter_workers": ("a,a;b",), "heter_worker_num": "2;1", "heter_devices": "gpu;cpu"},
+     [(2, ("a", "a"), "gpu"), (1, ("b",), "cpu")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options, stages", STAGES)
+def test_stages_of_heter_trainers(options: dict[str, Any], stages: list[Any]) -> None:
+    job = job_of(CLUSTER, **options)
+    assert job.mode == "ps-heter"
+    assert [(stage.per_node, stage.endpoints, stage.device) for stage in job.heter] == stages
+
+
+def test_what_job_toml_says_of_heter_trainers_is_for_every_stage() -> None:
+    toml: Toml = {"mode": "ps-heter", "heter_trainer": {"command": ["./heter"], "per_node": 3}}
+    job = job_of(CLUSTER, toml, heter_devices="gpu;cpu")
+    assert [(stage.command, stage.per_node) for stage in job.heter] == [(("./heter",), 3)] * 2
+    assert [stage.per_node for stage in job_of(CLUSTER, toml, heter_worker_num="1;2").heter] == [1, 2]
+    assert {stage.command for stage in job_of(CLUSTER, toml, script="b.py").heter} == {("python3", "-u", "b.py")}
+    assert job_of(CLUSTER, toml, mode="ps").heter == ()
+
+
+def test_heter_trainers_are_counted_by_option_then_job_toml_then_hosts_then_one_on_each_host() -> None:
+    pinned = [{"host": "10.0.0.2", "roles": {"heter_trainer": 3}}, {"host": "10.0.0.3", "roles": ["trainer"]}]
+    cluster = cluster_of(["10.0.0.1", *pinned])
+
+    def counts(toml: Toml, **options: Any) -> list[int]:
+        made = plan_of(cluster, {"mode": "ps-heter", **toml}, **options)
+        return [sum(process.role == "heter" for process in node.processes) for node in made.nodes]
+
+    assert counts({}) == [1, 3, 0]
+    assert counts({}, heter_devices="cpu;cpu") == [2, 6, 0]
+    assert counts({"heter_trainer": {"per_node": 2}}) == [2, 2, 0]
+    assert counts({"heter_trainer": {"per_node": 2}}, heter_worker_num="4") == [4, 4, 0]
+    assert counts({}, heter_worker_num="1;2") == [3, 3, 0]
+
+
+def test_a_heter_trainer_runs_its_own_command_or_the_trainers() -> None:
+    made = plan_of(CLUSTER, {"mode": "ps-heter", "heter_trainer": {"command": ["./heter", "{rank}", "{port}"]}})
+    process = one(made, "heter", 1)
+    assert process.argv == ("./heter", "1", str(process.ports[0]))
+    assert one(plan_of(CLUSTER, mode="ps-heter"), "heter", 0).argv == ("python3", "-u", "train.py")
 
 
 # -- commands -----------------------------------------------------------------------------------------------------------
@@ -199,9 +277,11 @@ def test_all_other_text_is_left_alone(word: str) -> None:
 BAD_TOML: list[tuple[Toml, str]] = [
     ({"modes": "ps"}, "unknown key 'modes'"),
     ({"heter": {}}, "unknown key 'heter'"),
+    ({"heter_trainer": {"device": "gpu"}}, "\\[heter_trainer\\] has the unknown key 'device'"),
+    ({"heter_trainer": {"command": "heter.py"}}, "\\[heter_trainer\\] command = 'heter.py'"),
+    ({"heter_trainer": {"per_node": 0}}, "\\[heter_trainer\\] per_node = 0"),
     ({"mode": "fast"}, "mode = 'fast'"),
     ({"mode": ["ps"]}, "mode = \\['ps'\\]"),
-    ({"mode": "ps-heter"}, "job.toml: mode = ps-heter is not built yet"),
     ({"trainer": "train.py"}, "trainer = 'train.py' is no table"),
     ({"env": []}, "env = \\[\\] is no table"),
     ({"trainer": {"comand": []}}, "unknown key 'comand'"),
@@ -252,11 +332,11 @@ def test_what_job_toml_says_wrong_is_bad_data(toml: Toml, what: str) -> None:
 
 BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"mode": "fast"}, "--mode 'fast'"),
-    ({"mode": "ps-heter"}, "--mode ps-heter is not built yet"),
     ({"script": "train.py 'x"}, "--script"),
     *[({name: value}, f"--{name.replace('_', '-')} '{value}'")
-      for name in ("nproc_per_node", "worker_num", "server_num", "nnodes", "http_port")
-      for value in ("0", "-1", "two", "1.5", " ", "100000")],
+      for name in ("nproc_per_node", "worker_num", "server_num", "heter_worker_num", "nnodes", "http_port")
+      for value in ("0", "-1", "two", "1.5", "100000")],
+    *[({name: " "}, f"--{name.replace('_', '-')} ' '") for name in ("nproc_per_node", "worker_num", "server_num", "nnodes")],
     ({"http_port": "65536"}, "--http-port"),
     *[({"devices": value}, "--devices") for value in ("a", "0,x", "0,0", "-1", "0 1", "123456")],
     ({"shards": ("/data/x-*",)}, "--shards"),
@@ -267,6 +347,19 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"mode": "ps", "servers": ("10.0.0.1:7000", "10.0.0.1:7000")}, "names the endpoint 10.0.0.1:7000 twice"),
     ({"workers": ("10.0.0.1:7000,10.0.0.2:7000,10.0.0.1:7000",)}, "names the endpoint 10.0.0.1:7000 twice"),
     ({"workers": ("[fe80::1]:7000,[fe80::1]:7000",)}, "twice"),
+    ({"workers": ("10.0.0.1:1,10.0.0.1:2",), "worker_num": "3"}, "--workers names 2, --worker-num says 3"),
+    ({"servers": ("10.0.0.1:1,10.0.0.1:2,10.0.0.2:1",), "server_num": "1"}, "--servers names 3, --server-num says 1"),
+    *[({"heter_devices": value}, f"--heter-devices '{bad}'")
+      for value, bad in (("tpu", "tpu"), ("npu", "npu"), ("gpu;GPU", "GPU"), ("gpu,cpu", "gpu,cpu"))],
+    *[({name: value}, f"--{name.replace('_', '-')} {value!r} has an empty stage")
+      for name, value in (("heter_devices", "gpu;"), ("heter_devices", ";"), ("heter_worker_num", "1;;2"))],
+    ({"heter_workers": ("10.0.0.1:1;,",)}, "--heter-workers '10.0.0.1:1;,' has an empty stage"),
+    ({"heter_worker_num": "1;0"}, "--heter-worker-num '0'"),
+    ({"heter_worker_num": "1;2", "heter_devices": "gpu;cpu;cpu"}, "--heter-worker-num names 2 of 3 stages"),
+    ({"heter_workers": ("10.0.0.1",), "heter_devices": "gpu;cpu"}, "--heter-workers names 1 of 2 stages"),
+    ({"heter_workers": ("10.0.0.1;10.0.0.2",), "heter_devices": "gpu;cpu;cpu"}, "--heter-workers names 2 of 3 stages"),
+    ({"heter_workers": ("10.0.0.1:1,10.0.0.1:2;10.0.0.2:1",), "heter_worker_num": "2;2"}, "--heter-workers names 1, --heter-"),
+    ({"heter_workers": ("10.0.0.1:1;10.0.0.1:1",)}, "--heter-workers names the endpoint 10.0.0.1:1 twice"),
 ]  # fmt: skip
 
 
@@ -324,7 +417,7 @@ def test_ranks_endpoints_and_addresses_are_set_by_force_only(where: str) -> None
 
 def test_every_rank_endpoint_and_address_of_a_process_is_placed() -> None:
     """What differs between processes, or names a machine, is not the user's but by force."""
-    for mode in ("collective", "ps"):
+    for mode in ("collective", "ps", "ps-heter"):
         made = plan_of(cluster_of(hosts(2)), nproc_per_node="2", mode=mode)
         pairs = {pair for process in made.processes for pair in process.env if not pair[0].startswith("CLUSTERTOOL_")}
         names = [name for name, _ in pairs]
@@ -376,6 +469,27 @@ def test_an_address_is_compared_whole() -> None:
         plan_of(cluster, workers=("10.0.0:7000",))
 
 
+LISTED = [("10.0.0.1", 7000), ("10.0.0.11", 7000), ("head", 0), ("head", 7000)]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(LISTED)))
+def test_lists_of_every_role_in_any_order(order: Sequence[tuple[str, int]]) -> None:
+    """Addresses that begin alike, a host name, two ports on one host, a port that is left out."""
+    cluster = cluster_of(["10.0.0.11", {"host": "head", "address": "10.0.0.111"}, "10.0.0.1"])
+    nodes = {"10.0.0.11": 0, "head": 1, "10.0.0.1": 2}
+    text = {base: ",".join(f"{host}:{port + base}" if port else host for host, port in order) for base in (0, 1000, 2000, 2500)}
+    made = plan_of(cluster, servers=(text[0],), workers=(text[1000],), heter_workers=(f"{text[2000]};{text[2500]}",))
+    for role, wanted in (("pserver", order), ("trainer", order), ("heter", [*order, *order])):
+        assert [process.node for process in of_role(made, role)] == [nodes[host] for host, _ in wanted]
+        assert [process.rank for process in of_role(made, role)] == list(range(len(wanted)))
+    asked = [port + base for base in (2000, 2500) for _, port in order if port]
+    chosen = [process.ports[0] for process, (_, port) in zip(of_role(made, "heter"), [*order, *order]) if port]
+    assert chosen == asked
+    assert len({process.endpoint for process in made.processes}) == len(made.processes) == 16
+    server = next(process for process in of_role(made, "pserver") if process.node == 1)
+    assert server.endpoint.startswith("10.0.0.111:")
+
+
 def test_of_two_entries_with_one_address_the_first_is_meant() -> None:
     cluster = cluster_of(["10.0.0.1:22", "10.0.0.1:2222"])
     made = plan_of(cluster, facts=facts_of(cluster, (0, 0)), workers=("10.0.0.1:7000,10.0.0.1:7001",))
@@ -404,10 +518,10 @@ def test_a_host_goes_by_its_name_its_address_and_what_the_probe_found() -> None:
 @pytest.mark.parametrize(
     "word", ["10.0.0.9", "10.0.0.9:7000", "10.0.0.1:", "10.0.0.1:x", "10.0.0.1:0", "10.0.0.1:65536", "10.0.0.1:\u00b2", ":7000"]
 )
-@pytest.mark.parametrize("option", ["servers", "workers"])
+@pytest.mark.parametrize("option", ["servers", "workers", "heter_workers"])
 def test_a_wrong_endpoint_is_wrong_usage(word: str, option: str) -> None:
     with pytest.raises(UsageError) as caught:
-        plan_of(CLUSTER, mode="ps", **{option: (word,)})
+        plan_of(CLUSTER, mode="ps-heter", **{option: (word,)})
     assert caught.value.fix
 
 
@@ -417,3 +531,5 @@ def test_a_role_that_nobody_plays_is_wrong_usage() -> None:
         plan_of(cluster, mode="ps")
     with pytest.raises(UsageError, match="no host is left to run a trainer"):
         plan_of(cluster_of([{"host": "a", "roles": ["pserver"]}]))
+    with pytest.raises(UsageError, match="no host is left to run a heter trainer"):
+        plan_of(cluster_of([{"host": "a", "roles": ["pserver", "trainer"]}]), mode="ps-heter")

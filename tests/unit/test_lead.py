@@ -26,6 +26,8 @@ T0, T1, T2, T3 = (("trainer", rank) for rank in range(4))
 P0, P1 = ("pserver", 0), ("pserver", 1)
 COLLECTIVE = Shape(frozenset({0, 1}), ("n0", "n1"), ((T0, 0), (T1, 0), (T2, 1), (T3, 1)))
 PS = Shape(frozenset({0, 1}), ("n0", "n1"), ((P0, 0), (T0, 0), (P1, 1), (T1, 1)))
+H0, H1 = ("heter", 0), ("heter", 1)
+HETER = Shape(frozenset({0, 1}), ("n0", "n1"), ((P0, 0), (T0, 0), (T1, 1), (H0, 0), (H1, 1)))
 
 
 def with_policy(shape: Shape, on_failure: str = "abort", max_restarts: int = 0) -> Shape:
@@ -70,6 +72,7 @@ def verdict(shape: Shape, *events: Event) -> Outcome:
 JOINED = (Joined(0), Joined(1))
 SERVED = (*JOINED, Listening(P0), Listening(P1))
 CLEAN = (Clean(0), Clean(1))
+PIPED = (*JOINED, Listening(P0))
 DONE = (exits(ended(T0), ended(T1)), exits(ended(T2), ended(T3)))
 
 HISTORIES: list[tuple[str, Shape, tuple[Event, ...], str]] = [
@@ -139,6 +142,21 @@ HISTORIES: list[tuple[str, Shape, tuple[Event, ...], str]] = [
     ("a failure after a stop is a victim", COLLECTIVE, (*JOINED, StopAsked("ann", 130), exits(ended(T0, 7)), *CLEAN),
      "start trainer 0, stop, finish stopped 130"),
     ("an old word of a clean node", COLLECTIVE, (*JOINED, Clean(0), Clean(1)), "start trainer 0"),
+    ("heter trainers start with the trainers", HETER, PIPED, "start pserver 0, start trainer 0, start heter 0"),
+    ("the end of trainers ends pservers and heter trainers", HETER,
+     (*PIPED, exits(ended(T0)), exits(ended(T1)), stopped(P0, H0), stopped(H1), *CLEAN),
+     "start pserver 0, start trainer 0, start heter 0, stop, finish succeeded 0"),
+    ("nor is a heter trainer's bad end after success a failure", HETER,
+     (*PIPED, exits(ended(T0)), exits(ended(T1)), exits(ended(H0, 9)), exits(ended(H1, signal=11)), *CLEAN),
+     "start pserver 0, start trainer 0, start heter 0, stop, finish succeeded 0"),
+    ("heter trainers that are done do not end the job", HETER, (*PIPED, exits(ended(H0)), exits(ended(H1)), exits(ended(T0))),
+     "start pserver 0, start trainer 0, start heter 0"),
+    ("a heter trainer fails", HETER, (*PIPED, exits(ended(H1, 3)), stopped(P0, T0), stopped(T1), stopped(H0), *CLEAN),
+     "start pserver 0, start trainer 0, start heter 0, stop, finish failed 3"),
+    ("a heter trainer that cannot start", HETER, (*PIPED, exits(ended(H0, 127, note="no such file")), *CLEAN),
+     "start pserver 0, start trainer 0, start heter 0, stop, finish failed 127"),
+    ("a node with heter trainers is lost", HETER, (*PIPED, Lost(1, "silent"), Clean(0)),
+     "start pserver 0, start trainer 0, start heter 0, stop, finish lost 75"),
     ("after the end nothing happens", COLLECTIVE,
      (*JOINED, StopAsked("ann", 130), *CLEAN, Joined(1), exits(ended(T0, 1)), Lost(0, "x"), StopAsked("bob", 143), *CLEAN),
      "start trainer 0, stop, finish stopped 130"),
@@ -163,6 +181,11 @@ POLICIES: list[tuple[str, Shape, tuple[Event, ...], str]] = [
     ("continue waits for the others", GO_ON, (*JOINED, FAILED, exits(ended(T0), ended(T1))), "start trainer 0"),
     ("continue never goes on without a pserver", with_policy(PS, "continue"), (*SERVED, exits(ended(P0, 1)), *CLEAN),
      "start pserver 0, start trainer 0, stop, finish failed 1"),
+    ("continue never goes on without a heter trainer", with_policy(HETER, "continue"), (*PIPED, exits(ended(H0, 1)), *CLEAN),
+     "start pserver 0, start trainer 0, start heter 0, stop, finish failed 1"),
+    ("a restart begins with the pserver and ends with heter trainers", with_policy(HETER, max_restarts=1),
+     (*PIPED, exits(ended(H1, 1)), stopped(P0, H0, T0), stopped(T1), *CLEAN, Listening(P0)),
+     "start pserver 0, start trainer 0, start heter 0, stop, start pserver 1, start trainer 1, start heter 1"),
     ("continue ends with a lost node", GO_ON, (*JOINED, FAILED, Lost(1, "x"), Clean(0)),
      "start trainer 0, stop, finish lost 75"),
     ("a restart starts when all are clean", AGAIN, (*JOINED, FAILED, Clean(0)), "start trainer 0, stop"),
@@ -219,6 +242,14 @@ def test_a_pserver_goes_before_the_trainers_that_died_with_it() -> None:
     assert (found.culprits, found.code) == ((P1, T1), 139)
     assert found.reason == "pserver 1 on n1 ended with signal 11 (segmentation fault)"
     assert found.victims == (P0, T0)
+
+
+def test_a_heter_trainer_is_a_culprit_and_a_victim_like_any_other() -> None:
+    found = verdict(HETER, *PIPED, exits(ended(H1, 3)), stopped(P0, T0), exits(ended(T1, 1)), stopped(H0), *CLEAN)
+    assert (found.culprits, found.victims) == ((H1,), (H0, P0, T0, T1))
+    assert found.reason == "heter trainer 1 on n1 ended with exit code 3"
+    found = verdict(HETER, *PIPED, exits(ended(T1, 3)), stopped(P0, T0, H0), stopped(H1), *CLEAN)
+    assert (found.culprits, found.victims) == ((T1,), (H0, H1, P0, T0))
 
 
 def test_a_pserver_that_never_listened_is_told_so() -> None:

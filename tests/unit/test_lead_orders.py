@@ -155,7 +155,10 @@ class World:
         assert not self.state.lost
         assert not self.finished
         assert all(node.joined for node in self.nodes)
-        if (start.role == "trainer") and self.state.shape.pservers:
+        if start.role == "heter":
+            assert ("trainer", start.attempt) in self.started
+            assert not start.again
+        elif start.role == "trainer" and self.state.shape.pservers:
             assert ("pserver", start.attempt) in self.started
             assert not any(node.silent for node in self.nodes)
             assert not start.again
@@ -216,12 +219,12 @@ def _exited(batch: frozenset[Key], code: int, stopped: bool = False) -> Exited:
 
 
 def world(
-    sizes: tuple[tuple[int, int], ...], faults: tuple[str, ...], on_failure: str = "abort", max_restarts: int = 0
+    sizes: tuple[tuple[int, ...], ...], faults: tuple[str, ...], on_failure: str = "abort", max_restarts: int = 0
 ) -> World:
-    """`sizes`: (pservers, trainers) of each node."""
+    """`sizes`: (pservers, trainers) or (pservers, trainers, heter trainers) of each node."""
     place: list[tuple[Key, int]] = []
-    for at, role in enumerate(("pserver", "trainer")):
-        nodes = [node for node, counts in enumerate(sizes) for _ in range(counts[at])]
+    for at, role in enumerate(("pserver", "trainer", "heter")):
+        nodes = [node for node, counts in enumerate(sizes) for _ in range((*counts, 0)[at])]
         place += [((role, rank), node) for rank, node in enumerate(nodes)]
     names = tuple(f"n{node}" for node in range(len(sizes)))
     shape = Shape(frozenset(range(len(sizes))), names, tuple(place), on_failure, max_restarts)
@@ -244,6 +247,9 @@ ALL = [
     world(BOTH, ("fail",)),
     world(BOTH, ("unasked",)),
     world(((1, 1),), ("fail", "stop", "timeout", "lost"), max_restarts=1),
+    world(((1, 1, 1),), ("fail", "stop"), max_restarts=1),
+    world(((1, 0, 1), (0, 1, 0)), ("fail", "lost")),
+    world(((1, 1, 0), (0, 0, 1)), ("fail", "slow"), "continue"),
 ]
 
 
@@ -269,12 +275,14 @@ LARGER = [
     (((1, 1), (1, 2), (0, 2)), "abort", 1),
     (((2, 0), (0, 2), (1, 2), (0, 1)), "continue", 0),
     (((1, 4),), "abort", 1),
+    (((1, 1, 2), (0, 2, 1), (1, 0, 0)), "abort", 1),
+    (((1, 2, 1), (0, 0, 2)), "continue", 0),
 ]
 FAULTS = ("fail", "fail", "fail", "lost", "slow", "stop", "timeout", "unasked")
 
 
 @pytest.mark.parametrize("sizes, on_failure, max_restarts", LARGER)
-def test_random_orders_of_larger_jobs(sizes: tuple[tuple[int, int], ...], on_failure: str, max_restarts: int) -> None:
+def test_random_orders_of_larger_jobs(sizes: tuple[tuple[int, ...], ...], on_failure: str, max_restarts: int) -> None:
     states = set()
     for seed in range(300):
         chance = random.Random(seed)

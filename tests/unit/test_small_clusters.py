@@ -5,15 +5,23 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from cases import IDENTITY, cluster_of, env_of, facts_of, hosts, of_role, one, plan_of
+from cases import IDENTITY, cluster_of, env_of, facts_of, hosts, job_of, of_role, one, plan_of
 
+from clustertool.plan.environment import Table
 from clustertool.plan.plan import Plan, Process
+from clustertool.plan.ports import choose
+from clustertool.plan.ranks import assign
 
 JOB = IDENTITY.job_id
 SHAPES = [shape for nodes in range(1, 5) for shape in itertools.product(range(1, 5), repeat=nodes)]
+LISTS = {
+    "trainer": "PADDLE_TRAINER_ENDPOINTS", "pserver": "PADDLE_PSERVERS_IP_PORT_LIST",
+    "heter": "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST",
+}  # fmt: skip
 MACHINES = [(0, 1, 2, 3), (0, 0, 0, 0), (0, 1, 0, 1)]
 
 
@@ -33,14 +41,23 @@ def ps(shape: Sequence[tuple[int, int]], machines: Sequence[int] = (), **keys: A
     return plan_of(cluster, facts=facts_of(cluster, machines), mode="ps")
 
 
-def ps_shapes() -> Iterator[Sequence[tuple[int, int]]]:
-    """All of two nodes with up to 3 of each role, and of four nodes with up to 4 trainers and changing pservers."""
-    counts = [(servers, trainers) for servers in range(4) for trainers in range(4)]
-    for shape in itertools.product(counts, counts):
+def piped(shape: Sequence[tuple[int, ...]], machines: Sequence[int] = (), **keys: Any) -> Plan:
+    """`shape`: pservers, trainers and heter trainers per node, of each stage in a column of its own."""
+    cluster = cluster_of(hosts(len(shape)), **keys)
+    columns = list(zip(*shape))
+    servers, workers, *stages = [
+        ",".join(host for host, count in zip(hosts(len(shape)), column) for _ in range(count)) for column in columns
+    ]
+    options: dict[str, Any] = {"servers": (servers,), "workers": (workers,), "heter_workers": (";".join(stages),)}
+    return plan_of(cluster, facts=facts_of(cluster, machines), **options)
+
+
+def ps_shapes(nodes: int) -> Iterator[Sequence[tuple[int, int]]]:
+    """All of so many nodes with 1 to 4 processes, pservers or trainers, and at least one of both in all."""
+    counts = [(servers, total - servers) for total in range(1, 5) for servers in range(total + 1)]
+    for shape in itertools.product(counts, repeat=nodes):
         if any(servers for servers, _ in shape) and any(trainers for _, trainers in shape):
             yield shape
-    for sizes in itertools.product((1, 2, 4), repeat=4):
-        yield [(size * (node + 1) % 5, size) for node, size in enumerate(sizes)]
 
 
 # -- the laws -----------------------------------------------------------------------------------------------------------
@@ -63,11 +80,12 @@ def check_ports(made: Plan, machines: Sequence[int]) -> None:
 
 def check_endpoints(made: Plan) -> None:
     """Every endpoint once, the same lists everywhere, and each process's own in the list of its role."""
-    for role, name in (("trainer", "PADDLE_TRAINER_ENDPOINTS"), ("pserver", "PADDLE_PSERVERS_IP_PORT_LIST")):
+    for role, name in LISTS.items():
         own = [process.endpoint for process in of_role(made, role)]
         lists = {value for process in made.processes for key, value in process.env if key == name}
         assert len(set(own)) == len(own)
         assert lists == ({",".join(own)} if own else set())
+    assert len({process.endpoint for process in made.processes}) == len(made.processes)
     for server in of_role(made, "pserver"):
         env = dict(server.env)
         assert f"{env['POD_IP']}:{env['PADDLE_PORT']}" in env["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")
@@ -119,7 +137,7 @@ def expected_env(made: Plan, process: Process, sizes: Mapping[str, Sequence[int]
             "PADDLE_DISTRI_BACKEND": "gloo",
         })  # fmt: skip
         return env
-    number, role = str(len(trainers)), process.role.upper()
+    number, role = str(len(trainers)), {"heter": "HETER_TRAINER"}.get(process.role, process.role.upper())
     first_server = of_role(made, "pserver")[0]
     env.update({
         "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(servers), "PADDLE_TRAINER_ENDPOINTS": ",".join(trainers),
@@ -138,6 +156,27 @@ def expected_env(made: Plan, process: Process, sizes: Mapping[str, Sequence[int]
     if process.role == "trainer":
         env.update({"PADDLE_TRAINER_ID": rank, "PADDLE_INIT_TRAINER_ID": rank})
     return env
+
+
+def expected_stages(made: Plan, process: Process, stages: Sequence[int]) -> dict[str, str]:
+    """What a ps-heter job has beside it; `stages`: how many heter trainers are in each."""
+    heter = [p.endpoint for p in of_role(made, "heter")]
+    env = {"PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": ",".join(heter)}
+    if process.role == "pserver":
+        return env
+    ends = list(itertools.accumulate(stages))
+    lists = [",".join(heter[end - size : end]) for size, end in zip(stages, ends)]
+    lists = ["", ",".join(p.endpoint for p in of_role(made, "trainer")), *lists, ""]  # none before 1, none after the last
+    stage = 1 if process.role == "trainer" else 2 + next(n for n, end in enumerate(ends) if process.rank < end)
+    return {
+        **env,
+        "PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST": lists[stage - 1],
+        "PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST": lists[stage + 1],
+        "PADDLE_STAGE_TRAINERS_NUM": f"[{', '.join(map(str, [len(of_role(made, 'trainer')), *stages]))}]",
+        "STAGE_ID": str(stage),
+        "STAGE_NUM": str(1 + len(stages)),
+        "HETER_DEVICE_TYPE": "cpu",
+    }
 
 
 def check(made: Plan, sizes: Mapping[str, Sequence[int]], machines: Sequence[int]) -> None:
@@ -160,9 +199,59 @@ def test_every_small_collective_cluster(machines: Sequence[int]) -> None:
 
 @pytest.mark.parametrize("machines", MACHINES)
 def test_every_small_cluster_of_parameter_servers(machines: Sequence[int]) -> None:
-    for shape in ps_shapes():
-        sizes = {"pserver": [servers for servers, _ in shape], "trainer": [trainers for _, trainers in shape]}
-        check(ps(shape, machines), sizes, machines)
+    for nodes in (1, 2):
+        for shape in ps_shapes(nodes):
+            sizes = {"pserver": [servers for servers, _ in shape], "trainer": [trainers for _, trainers in shape]}
+            check(ps(shape, machines), sizes, machines)
+
+
+@pytest.mark.parametrize("nodes", [3, 4])
+def test_every_cluster_of_three_and_four_nodes_of_parameter_servers(nodes: int) -> None:
+    """40,000 shapes, so only what a plan's environments are made from: seats, their ports, the table of all endpoints."""
+    cluster = cluster_of(hosts(nodes))
+    job, facts, cards = job_of(cluster, mode="ps"), facts_of(cluster), dict.fromkeys(range(nodes), ())
+    addresses = tuple(fact.address for fact in facts.values())
+    for shape in ps_shapes(nodes):
+        playing = [
+            replace(host, roles=tuple((role, count) for role, count in zip(("pserver", "trainer"), counts) if count))
+            for host, counts in zip(cluster.hosts, shape)
+        ]
+        seats = assign(playing, job, facts, cards)
+        table = Table(JOB, "", job, cluster, seats, choose(seats, cluster, job, facts, JOB), addresses, ("cpu",) * nodes)
+        used = Counter((seat.node, port) for seat in seats for port in table.ports.of[seat.role, seat.rank])
+        used.update([(0, table.ports.lead), (table.role("trainer")[0].node, table.ports.master)])
+        used.update([(table.role("pserver")[0].node, table.ports.gloo)])
+        assert set(used.values()) == {1}
+        for role, column in zip(("pserver", "trainer"), zip(*shape)):
+            places = [(node, local) for node, count in enumerate(column) for local in range(count)]
+            assert [(seat.node, seat.local_rank, seat.rank) for seat in table.role(role)] == [
+                (*place, rank) for rank, place in enumerate(places)
+            ]
+            listed = table.endpoints(role).split(",")
+            assert [endpoint.split(":")[0] for endpoint in listed] == [addresses[node] for node, _ in places]
+            assert len(set(listed)) == len(listed)
+
+
+@pytest.mark.parametrize("machines", MACHINES)
+def test_every_small_cluster_of_heter_trainers(machines: Sequence[int]) -> None:
+    """One or two nodes with one or two stages, up to two of each role and stage on a node."""
+    for nodes, stages, most in ((1, 1, 2), (1, 2, 2), (2, 1, 2), (2, 2, 1)):
+        for shape in itertools.product(itertools.product(range(most + 1), repeat=2 + stages), repeat=nodes):
+            columns = list(zip(*shape))
+            if not all(map(any, columns)):
+                continue
+            made = piped(shape, machines)
+            sizes = {"pserver": columns[0], "trainer": columns[1], "heter": [sum(row[2:]) for row in shape]}
+            check_ranks(made, "pserver", columns[0])
+            check_ranks(made, "trainer", columns[1])
+            placed = [(p.node, p.rank) for p in of_role(made, "heter")]
+            by_stage = [node for column in columns[2:] for node, count in enumerate(column) for _ in range(count)]
+            assert placed == [(node, rank) for rank, node in enumerate(by_stage)]
+            check_ports(made, machines)
+            check_endpoints(made)
+            for process in made.processes:
+                more = expected_stages(made, process, [sum(column) for column in columns[2:]])
+                assert dict(process.env) == {**expected_env(made, process, sizes), **more}
 
 
 def test_nodes_of_1_3_and_2_processes_have_ranks_0_then_1_2_3_then_4_5() -> None:
@@ -205,6 +294,7 @@ def test_logs_are_named_by_the_global_rank() -> None:
 
 def test_servers_start_before_trainers() -> None:
     assert ps([(1, 1)]).phases == ("pserver", "trainer")
+    assert piped([(1, 1, 1)]).phases == ("pserver", "trainer", "heter")
     assert collective((1,)).phases == ("trainer",)
 
 

@@ -3,8 +3,9 @@
 One line a process, `hello key=value ...` without spaces inside a value, then one line a shard, so that
 `inv logs` and grep can answer "which rank ran where, and which data was it given?".
 
-Under `--mode ps` this same file also runs as the pserver, because the folder has no pserver.py: it then
-listens where the environment says a pserver must, and stays until it is told to end.
+Under `--mode ps` this same file also runs as the pserver, because the folder has no pserver.py, and under
+`--mode ps-heter` as the heter trainers too: it then listens where the environment says it must, and stays until
+it is told to end.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def say(role: str) -> None:
         print(f"hello role={role} rank={known['rank']} shard={path}", flush=True)
 
 
-def serve() -> None:
-    """Be a pserver that holds nothing: trainers start only once every pserver's port listens."""
+def serve(role: str) -> None:
+    """Be a pserver that holds nothing (trainers start only once every pserver's port listens), or an idle heter trainer."""
     host, port = endpoint().rsplit(":", 1)
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -53,14 +54,14 @@ def serve() -> None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, int(port)))
         listener.listen()
-        say("PSERVER")
+        say(role)
         while True:
             listener.accept()[0].close()
 
 
 if __name__ == "__main__":
     role = os.environ.get("TRAINING_ROLE") or os.environ.get("CLUSTERTOOL_ROLE") or "trainer"
-    if role.upper() == "PSERVER":
-        serve()
+    if role.upper() in ("PSERVER", "HETER_TRAINER"):
+        serve(role.upper())
     else:
         say(role.upper())

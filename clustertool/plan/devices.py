@@ -1,0 +1,86 @@
+"""Devices of a plan: their kind on each node, which of them a job may use, and which process gets which card."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Dict, List, Mapping, Sequence, Tuple
+
+from clustertool.plan.cluster import Cluster
+from clustertool.plan.facts import Facts
+from clustertool.plan.hosts import Host
+from clustertool.plan.job import JobSpec
+from clustertool.plan.ranks import Seat
+from clustertool.plan.shards import split
+
+Cards = Mapping[int, Tuple[int, ...]]
+# kind -> (the kind's own variable for physical ids, Paddle's flag for ids relative to the visible ones)
+VARIABLES = {
+    "gpu": ("CUDA_VISIBLE_DEVICES", "FLAGS_selected_gpus"),
+    "dcu": ("HIP_VISIBLE_DEVICES", "FLAGS_selected_gpus"),
+    "xpu": ("XPU_VISIBLE_DEVICES", "FLAGS_selected_xpus"),
+    "npu": ("ASCEND_RT_VISIBLE_DEVICES", "FLAGS_selected_npus"),
+}
+_HETER = {"gpu": "gpu", "dcu": "gpu", "xpu": "xpu"}  # kind -> HETER_DEVICE_TYPE; Paddle knows cpu beside them and no other
+
+
+def kind_of(cluster: Cluster, facts: Facts) -> str:
+    """DEVICE_KIND, else PADDLE_USE_GPU, else what the probe found."""
+    if cluster.device_kind != "auto":
+        return cluster.device_kind
+    if cluster.use_gpu is not None:
+        return "gpu" if cluster.use_gpu else "cpu"
+    return facts.device_kind
+
+
+def usable(host: Host, job: JobSpec, facts: Facts, kind: str) -> Tuple[int, ...]:
+    """Physical ids for this job on this host: the command line, HOSTS, then all that the probe found."""
+    if kind == "cpu" and job.devices is None and host.devices is None:
+        return ()
+    if job.devices is not None:
+        return job.devices
+    if host.devices is not None:
+        return host.devices
+    return facts.devices if facts.device_kind == kind else ()  # another kind's ids mean nothing
+
+
+def heter_type(job: JobSpec, seat: Seat, kind: str) -> str:
+    """HETER_DEVICE_TYPE: cpu for trainers, what --heter-devices says of a stage, else what the node has."""
+    return (job.heter[seat.stage - 2].device or _HETER.get(kind, "cpu")) if seat.role == "heter" else "cpu"
+
+
+def deal(seats: Sequence[Seat], job: JobSpec, cards: Cards, kinds: Sequence[str]) -> Tuple[Seat, ...]:
+    """The seats with their cards; pservers take none, nor do trainers that work beside heter trainers.
+
+    Trainers divide a node's cards evenly, or take them in turns where there are fewer. A heter trainer takes one card, in
+    turns: Paddle reads its FLAGS_selected_gpus as one number.
+    """
+    number = Counter(seat.node for seat in seats if _takes(job, seat, kinds[seat.node]))
+    turn: Dict[int, int] = {}
+    dealt: List[Seat] = []
+    for seat in seats:
+        own: Tuple[int, ...] = ()
+        if cards[seat.node] and _takes(job, seat, kinds[seat.node]):
+            at = turn[seat.node] = turn.get(seat.node, -1) + 1
+            own = _share(cards[seat.node], number[seat.node], at, one=seat.role == "heter")
+        dealt.append(replace(seat, devices=own))
+    return tuple(dealt)
+
+
+def _takes(job: JobSpec, seat: Seat, kind: str) -> bool:
+    if job.mode == "ps-heter":
+        return seat.role == "heter" and heter_type(job, seat, kind) == _HETER.get(kind)
+    return seat.role == "trainer"
+
+
+def _share(cards: Tuple[int, ...], number: int, at: int, one: bool) -> Tuple[int, ...]:
+    if one or len(cards) < number:
+        return (cards[at % len(cards)],)
+    return split(cards, number)[at]
+
+
+def missing(seats: Sequence[Seat], job: JobSpec, kinds: Sequence[str]) -> List[Tuple[Seat, str]]:
+    """Heter trainers whose stage wants a device that their node does not have, one of each node and stage."""
+    heter = [(seat, heter_type(job, seat, kinds[seat.node])) for seat in seats if seat.role == "heter"]
+    wanting = {(seat.node, seat.stage): (seat, kind) for seat, kind in heter if kind != "cpu" and not seat.devices}
+    return list(wanting.values())

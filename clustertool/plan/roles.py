@@ -1,0 +1,27 @@
+"""What a process can be: its role, what each mode needs of them, and their names for people and for Paddle."""
+
+from __future__ import annotations
+
+from typing import Dict, Tuple
+
+# The roles of a mode in the order of their start: trainers wait until every pserver listens, heter trainers start with them.
+MODES: Dict[str, Tuple[str, ...]] = {
+    "collective": ("trainer",),
+    "ps": ("pserver", "trainer"),
+    "ps-heter": ("pserver", "trainer", "heter"),
+}
+ROLES = MODES["ps-heter"]
+PADDLE = {"pserver": "PSERVER", "trainer": "TRAINER", "heter": "HETER_TRAINER"}
+_WORDS = {"heter": "heter trainer"}
+_ALIASES = {"heter_trainer": "heter", "heter-trainer": "heter"}
+
+
+def word(role: str) -> str:
+    """The role as people say it: `heter trainer`."""
+    return _WORDS.get(role, role)
+
+
+def known(name: str) -> str:
+    """The role that a user means, "" if there is none: heter_trainer is its long name, in job.toml too."""
+    role = _ALIASES.get(name, name)
+    return role if role in ROLES else ""
