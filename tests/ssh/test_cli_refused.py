@@ -52,6 +52,10 @@ def refused(site, code, *args, told=(), program=None, env=None):
         (["--workspace", HELLO, "--job-dispatch-package", "."], 64, "--job-dispatch-package"),
         ([*RUN[1:], "--mode", "collective", "--server-num", "1"], 64, "--mode ps"),
         ([*RUN[1:], "--workers", "10.9.9.9:1"], 64, "10.9.9.9"),
+        ([*RUN[1:], "--mode", "ps", "--heter-worker-num", "1"], 64, ["--heter-worker-num", "--mode ps-heter"]),
+        ([*RUN[1:], "--heter-workers", "10.9.9.9:1;127.0.0.1"], 64, "--heter-workers '10.9.9.9:1'"),
+        ([*RUN[1:], "--heter-devices", "gpu;tpu"], 64, ["--heter-devices 'tpu'", "cpu, gpu or xpu"]),
+        ([*RUN[1:], "--heter-devices", "gpu;cpu", "--heter-workers", "127.0.0.1"], 64, "--heter-workers names 1 of 2 stages"),
         ([*RUN[1:], "--nnodes", "2"], 64, "--nnodes '2'"),
         ([*RUN[1:], "--job-id", "../up"], 64, "../up"),
         ([*RUN[1:], "--env", "A"], 64, "--env NAME=value"),
@@ -77,6 +81,8 @@ def test_other_verbs_options(lonely):
     refused(lonely, 64, "clean", told="--older-than")
     refused(lonely, 64, "clean", "--older-than", "1y", told="1y")
     refused(lonely, 64, "attach", "--tail", "x", told="--tail 'x'")
+    for verb in ("logs", "fetch", "status"):
+        refused(lonely, 64, verb, "--role", "boss", told=["--role 'boss'", "pserver, trainer, heter"])
     refused(lonely, 64, "cluster.up", "--nodes", "x", told="--nodes 'x'")
 
 
