@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 
+from tests.workspaces.conftest import free_ports
+
 
 def facts(line: str) -> dict[str, str]:
     first, *rest = line.split()
@@ -51,6 +53,17 @@ def test_pserver_listens_until_sigterm(job_of):
     pserver.popen.terminate()
     assert pserver.wait(5) == 0
     assert len(pserver.lines) == 1
+
+
+def test_heter_trainer_listens_until_sigterm(job_of):
+    (port,) = free_ports(1)
+    env = {**PLACE, "TRAINING_ROLE": "HETER_TRAINER", "POD_IP": "127.0.0.1", "PADDLE_PORT": str(port)}
+    program = job_of("hello").start("train.py", env=env)
+    program.endpoint = f"127.0.0.1:{port}"
+    program.listens()
+    program.says("role=HETER_TRAINER")
+    program.popen.terminate()
+    assert program.wait(5) == 0
 
 
 def test_alone_it_still_runs(job_of):
