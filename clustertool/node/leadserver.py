@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import socket
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from clustertool.node import lead as l
 from clustertool.node.wire import Mailbox, Wire, beat, context
@@ -23,6 +23,7 @@ _LATE = 1.0  # the same for a node that has not joined when the job ends
 _MAX_HEADER = 1 << 16
 _LONGEST_PAUSE = 30.0  # seconds before a new attempt: 1, 2, 4, ... up to this
 _MAX_BACKLOG = 4 << 20
+_NAP = 1.0  # seconds between two turns that show that this process was stopped meanwhile
 
 
 class _Peer:
@@ -58,7 +59,7 @@ class LeadServer:
         self._strangers: Dict[Wire, float] = {}
         self._context = context(spec["certificate"], spec["key"], server=True)
         self._listener = _listen(str(spec["lead"]["host"]), int(spec["lead"]["port"]))
-        self._beat_at = 0.0
+        self._beat_at = self._turned_at = 0.0
         limit = float(spec["policy"]["timeout"])
         self._deadline = now + limit if limit else None
         self._limit = limit
@@ -86,13 +87,18 @@ class LeadServer:
         waiting = any(peer.mail.kept() and not peer.left for node, peer in self._peers.items() if node not in self._state.lost)
         return not waiting or time.monotonic() - self._finished_at > self._timeout
 
-    def turn(self) -> None:
+    def turn(self, ready: Set[int]) -> None:
+        """`ready`: descriptors that can be read or written. After a nap it is old, and everybody is listened to."""
         now = time.monotonic()
-        self._accept(now)
-        for wire in list(self._strangers):
-            self._meet(wire, now)
+        everybody = now - self._turned_at > _NAP
+        self._turned_at = now
+        if everybody or self._full() or self._listener.fileno() in ready:
+            self._accept(now)
+        for wire, until in list(self._strangers.items()):
+            if everybody or wire.fileno() in ready or now > until:
+                self._meet(wire, now)
         for node, peer in self._peers.items():
-            if peer.wire is not None:
+            if peer.wire is not None and (everybody or peer.wire.fileno() in ready):
                 self._hear(node, peer, now)
         self._beat(now)
         self._watch(now)

@@ -174,10 +174,10 @@ class Supervisor:
         if self.uplink is not None and self.uplink.wire is not None:
             readers.append(self.uplink.wire)
             writers += [self.uplink.wire] if self.uplink.wire.wants_write else []
-        _select(readers, writers, self._patience())
+        ready = _select(readers, writers, self._patience())
         self._reap()
         self._read_control()
-        self._links()
+        self._links(ready)
         self._look_for_listeners()
         self.keeper.turn()
         self._note_growth()
@@ -222,9 +222,9 @@ class Supervisor:
         elif self.uplink is not None:
             self.uplink.post(message)
 
-    def _links(self) -> None:
+    def _links(self, ready: Set[int]) -> None:
         if self.lead is not None:
-            self.lead.turn()
+            self.lead.turn(ready)
         elif self.uplink is not None:
             self.inbox += self.uplink.turn()
             if self.uplink.lost and self.outcome is None:
@@ -413,11 +413,11 @@ class Supervisor:
                     self.stop(str(command["by"]), 0.0 if command["force"] else float(command["grace"]))
 
 
-def _select(readers: List[Any], writers: List[Any], wait: float) -> None:
-    """select() for any number of descriptors: poll, since select() ends at 1024."""
+def _select(readers: List[Any], writers: List[Any], wait: float) -> Set[int]:
+    """The descriptors that are ready, of any number: poll, since select() ends at 1024."""
     poll = select.poll()
     for reader in readers:
         poll.register(reader, select.POLLIN)
     for writer in writers:
         poll.register(writer, select.POLLIN | select.POLLOUT)
-    poll.poll(wait * 1000)
+    return {fd for fd, _ in poll.poll(wait * 1000)}

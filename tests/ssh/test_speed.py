@@ -88,7 +88,7 @@ def test_the_list_of_verbs_is_there_at_once(site, tmp_path):
     alone = site(0)
     empty = tmp_path / "empty"
     empty.mkdir()
-    (empty / "tasks.py").write_text("")
+    (empty / "tasks.py").write_text("from invoke import task\n\n\n@task\ndef nothing(c):\n    pass\n")
 
     def listed() -> float:
         return float(alone.inv("--list").ends(0).seconds)
@@ -97,5 +97,5 @@ def test_the_list_of_verbs_is_there_at_once(site, tmp_path):
         return seconds([sys.executable, "-m", "invoke", "--list"], empty)
 
     ours, theirs = alternately(ROUNDS, listed, bare)
-    print(f"\ninv --list {ours:.2f} s, of an empty tasks.py {theirs:.2f} s ({ours / theirs:.2f} x)")
+    print(f"\ninv --list {ours:.2f} s, of a tasks.py with one empty task {theirs:.2f} s ({ours / theirs:.2f} x)")
     assert ours < 3 * theirs
