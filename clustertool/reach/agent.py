@@ -67,7 +67,7 @@ class Agent:
         hello = json.dumps(
             {"digest": digest, "root_dir": self.host.root_dir or cluster.root_dir, "entry": self.host.entry}
         ).encode()
-        self._channel.sendall(cluster.python.encode() + b"\n" + _sized(pyz.BOOT) + _sized(hello))
+        self._channel.sendall(cluster.python.encode() + b"\n" + pyz.LOADER + _sized(pyz.BOOT) + _sized(hello))
         word = self._word(cluster)
         if word == "need":
             self._channel.sendall(_sized(data))
@@ -211,10 +211,9 @@ def _sized(data: bytes) -> bytes:
 
 def _script(mark: str) -> bytes:
     """One compound command, so that sh has read all of it before it runs and leaves the rest of stdin alone."""
-    loader = pyz.LOADER.replace("'", "'\\''")
     return (
         f"{{ printf '\\n%s\\n' {mark}; IFS= read -r p; "
         'case "$p" in "~/"*) p="$HOME/${p#??}";; esac; '
         "command -v \"$p\" >/dev/null 2>&1 || { echo 'no python'; exit 0; }; "
-        f"exec \"$p\" -ESs -c '{loader}' clustertool-agent; }}\n"
+        f"exec \"$p\" -ESs -c '{pyz.FIRST}' clustertool-agent; }}\n"
     ).encode()

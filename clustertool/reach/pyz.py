@@ -33,14 +33,13 @@ def _sources() -> dict[str, bytes]:
 
 # Runs under whatever python the node has, 2.7 too, to say so; it reads exactly what it needs from stdin and no more.
 # The working directory, which `-c` puts first on the path, is none of ours.
-LOADER = """\
+LOADER = b"""\
 import sys
 sys.path[:] = [entry for entry in sys.path if entry]
 if sys.version_info < (3, 8):
     sys.stdout.write("old %s\\n" % sys.version.split()[0])
     sys.stdout.flush()
     sys.exit(0)
-import os
 def take(n):
     data = b""
     while len(data) < n:
@@ -51,6 +50,13 @@ def take(n):
     return data
 exec(compile(take(int(take(8))), "clustertool-boot", "exec"))
 """
+
+# All that `ps` on a node shows of the above: without quotes, so that it can stand between those of a shell.
+FIRST = f"""\
+import os
+n, d = {len(LOADER)}, bytes()
+while n: c = os.read(0, n) or os._exit(0); d += c; n -= len(c)
+exec(d)"""
 
 # The second stage: find the code by its digest or fetch it, and hand over. It is kept as files, so that Python keeps it
 # compiled beside them. What is not needed when the code is there already (zipfile) is imported only where it is.
