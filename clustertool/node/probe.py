@@ -229,6 +229,8 @@ def _workspace(path: str, problems: List[Problem]) -> Dict[str, Any]:
         folders[:] = [name for name in folders if name not in (".git", "__pycache__", "log", "output")]
         listing += [os.path.relpath(os.path.join(folder, name), top) for name in names]
         if len(listing) > _MOST_FILES:
+            what = f"--job-workspace {path} has over {_MOST_FILES} files: shards among the rest are not seen"
+            problems.append(("workspace", "warn", what, "give each node fewer files there"))
             break
     toml = ""
     with contextlib.suppress(OSError):

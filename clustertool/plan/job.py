@@ -217,9 +217,14 @@ def _toml_env(table: Mapping[str, Any]) -> Pairs:
 
 def _patterns(value: Any, where: str, error: Type[ClustertoolError]) -> Tuple[str, ...]:
     patterns = [value] if isinstance(value, str) else value
-    if not isinstance(patterns, list) or not all(isinstance(p, str) and p and not p.startswith("/") for p in patterns):
-        raise error(f"{where} {value!r}", 'a pattern inside the workspace: "data/*-[0-9]*"')
-    return tuple(p[2:] if p.startswith("./") else p for p in patterns)
+    if not isinstance(patterns, list) or not all(isinstance(pattern, str) and _inside(pattern) for pattern in patterns):
+        raise error(f"{where} {value!r}", 'a pattern of files inside the workspace: "data/*-[0-9]*"')
+    return tuple(dict.fromkeys(posixpath.normpath(pattern) for pattern in patterns))
+
+
+def _inside(pattern: str) -> bool:
+    """Of files below the workspace. `**` would look like any depth and mean one folder."""
+    return bool(pattern) and pattern[0] != "/" and pattern[-1] != "/" and not {"..", "**"} & set(pattern.split("/"))
 
 
 # -- the command line ---------------------------------------------------------------------------------------------------
@@ -285,7 +290,9 @@ def _by_stage(option: str, text: str) -> List[str]:
 
 
 def _words(values: Sequence[str]) -> Tuple[str, ...]:
-    return tuple(word.strip() for value in values for word in value.split(",") if word.strip())
+    """Words between commas; a comma in brackets, as in a pattern, is no such comma."""
+    words = (word.strip() for value in values for word in re.split(r",(?![^\[\]]*\])", value))
+    return tuple(word for word in words if word)
 
 
 def _endpoints(values: Sequence[str], option: str) -> Tuple[str, ...]:

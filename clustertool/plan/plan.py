@@ -6,7 +6,7 @@ import posixpath
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
-from clustertool.errors import DataError
+from clustertool.errors import DataError, raise_all
 from clustertool.plan import devices, ports, ranks
 from clustertool.plan import paths as p
 from clustertool.plan.cluster import Cluster
@@ -107,6 +107,8 @@ def plan(
     for host in hosts:
         paths = p.JobPaths(p.base(facts[host.index].root, host.index, host.index in shared), identity.job_id)
         nodes.append(_node(table, job, host, facts[host.index], paths, commands, shards, passed))
+    if job.job_workspace:
+        _require_shards(nodes, facts, job.job_workspace)
     first = table.role("trainer")[0].node
     extra = [(first, table.ports.master), (0, table.ports.lead)]
     if table.role("pserver"):
@@ -171,6 +173,21 @@ def _ready(table: Table, seat: Seat) -> Tuple[int, ...]:
         return ()
     first = table.ports.of[seat.role, seat.rank][:1]
     return (*first, table.ports.gloo) if seat.rank == 0 else first
+
+
+def _require_shards(nodes: Sequence[Node], facts: Mapping[int, Facts], folder: str) -> None:
+    """With --job-workspace nobody sends the shards: each node has those of its own trainers, or is told which it lacks."""
+    errors = []
+    for node in nodes:
+        there = set(facts[node.index].listing)
+        missing = [(process.rank, path) for process in node.processes for path in process.shards if path not in there]
+        if missing:
+            rank, path = missing[0]
+            more = f" (of {len(missing)} that are missing)" if len(missing) > 1 else ""
+            what = f"{path!r}, which trainer {rank} reads, is not in {folder}{more}"
+            fix = "copy each shard to the node whose trainer reads it: its number modulo the trainers"
+            errors.append(DataError(what, fix, node.name))
+    raise_all(errors)
 
 
 def _below_home(path: str, home: str) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from typing import Dict, List, Sequence, Tuple, TypeVar
+from typing import Dict, Iterable, List, Sequence, Tuple, TypeVar
 
 from clustertool.errors import DataError
 
 T = TypeVar("T")
 # The last "-digits" that is followed by the end of the name or a dot: part-2024-00003.txt.gz -> 3
-_NUMBER = re.compile(r"-(\d+)(?=\.|\Z)")
+_NUMBER = re.compile(r"-([0-9]+)(?=\.|\Z)")
 
 
 def split(items: Sequence[T], n: int) -> Tuple[Tuple[T, ...], ...]:
@@ -24,15 +24,26 @@ def number(path: str) -> int:
     """The shard number in a file's name. Raises DataError if it has none."""
     found = _NUMBER.findall(path.rsplit("/", 1)[-1])
     if not found:
-        fix = "name shards like train.txt-00000 (inv split does)"
+        fix = "name shards like train.txt-00000 (inv split does), or write a pattern that leaves it out"
         raise DataError(f"{path!r} matches [shards] but has no shard number", fix)
     return int(found[-1])
 
 
 def matches(path: str, pattern: str) -> bool:
-    """A pattern's `*` stays inside one folder, as in a shell; `**` is not known."""
+    """As in a shell: a `*` stays inside one folder and does not stand for a dot that a name begins with."""
     parts, wanted = path.split("/"), pattern.split("/")
-    return len(parts) == len(wanted) and all(fnmatch.fnmatchcase(p, w) for p, w in zip(parts, wanted))
+    return len(parts) == len(wanted) and all(_matches(p, w) for p, w in zip(parts, wanted))
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(name, pattern) and (not name.startswith(".") or pattern.startswith("."))
+
+
+def refuse_links(links: Iterable[str], patterns: Sequence[str]) -> None:
+    """Raises DataError for a link that would be a shard: it is sent as a link, and what it points to is not there."""
+    for path in links:
+        if any(matches(path, pattern) for pattern in patterns):
+            raise DataError(f"{path!r} matches [shards] but is a link", "put the file itself there; links are sent as links")
 
 
 def assign_shards(files: Sequence[str], patterns: Sequence[str], trainers: int) -> Tuple[Tuple[str, ...], ...]:
@@ -59,15 +70,20 @@ def _check(found: Sequence[Tuple[int, str]], pattern: str, trainers: int) -> Non
     if not found:
         what = f"no file of the workspace matches [shards] {pattern!r}"
         raise DataError(what, "prepare the data first, or correct the pattern")
-    numbers = [shard for shard, _ in found]
+    for _, path in found:
+        if "\n" in path:  # trainers read their list line by line
+            raise DataError(f"{path!r} matches [shards] and has a line break in its name", "rename it")
     for (shard, path), (following, other) in zip(found, found[1:]):
         if shard == following:
-            raise DataError(f"shard {shard} of {pattern!r} is there twice: {path!r} and {other!r}", "remove one of them")
-    missing = next((wanted for wanted, shard in enumerate(numbers) if shard != wanted), None)
+            fix = "remove one of them, or give each set a pattern of its own"
+            raise DataError(f"shard {shard} of {pattern!r} is there twice: {path!r} and {other!r}", fix)
+    missing = next((wanted for wanted, (shard, _) in enumerate(found) if shard != wanted), None)
     if missing is not None:
-        raise DataError(f"shards of {pattern!r} are not complete: number {missing} is missing", "split the data again")
+        what = f"shards of {pattern!r} are not complete: number {missing} is missing, {found[missing][1]!r} is there"
+        raise DataError(what, "split the data again (inv split), or correct the pattern")
     if len(found) < trainers:
+        have = "1 shard" if len(found) == 1 else f"{len(found)} shards"
         raise DataError(
-            f"{len(found)} shards of {pattern!r} for {trainers} trainers: {trainers - len(found)} would read nothing",
+            f"{have} of {pattern!r} for {trainers} trainers: {trainers - len(found)} would read nothing",
             f"split the data into at least {trainers} shards, or start fewer trainers",
         )

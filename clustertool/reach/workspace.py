@@ -44,6 +44,10 @@ class Workspace:
         return tuple(entry.path for entry in self.entries if entry.kind == "file")
 
     @property
+    def links(self) -> tuple[str, ...]:
+        return tuple(entry.path for entry in self.entries if entry.kind == "link")
+
+    @property
     def size(self) -> int:
         return sum(entry.size for entry in self.entries)
 

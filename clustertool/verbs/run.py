@@ -170,9 +170,14 @@ def check_alone(order: Order) -> None:
 
 def make_plan(order: Order, facts: Mapping[int, Facts], identity: Identity) -> Plan:
     from clustertool.plan.plan import HIDDEN, plan
+    from clustertool.plan.shards import refuse_links
 
     assert order.spec is not None
-    listing = order.workspace.files if order.workspace else facts[0].listing
+    if order.workspace:
+        refuse_links(order.workspace.links, order.spec.shards)
+        listing = order.workspace.files
+    else:  # what the nodes have between them
+        listing = tuple(sorted({path for fact in facts.values() for path in fact.listing}))
     hidden = tuple((name, HIDDEN) for name in order.cluster.secrets)
     return plan(order.cluster, order.spec, facts, identity, listing, order.passed + hidden)
 
