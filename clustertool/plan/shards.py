@@ -20,6 +20,17 @@ def split(items: Sequence[T], n: int) -> Tuple[Tuple[T, ...], ...]:
     return tuple(tuple(items[a:b]) for a, b in zip(starts, starts[1:]))
 
 
+def shares(lines: int, n: int) -> Tuple[int, ...]:
+    """Lines of each of n shards: the same number, the first ones one more where it does not come out even."""
+    size, more = divmod(lines, n)
+    return tuple(size + (i < more) for i in range(n))
+
+
+def shard_name(file: str, shard: int, n: int) -> str:
+    """train.txt -> train.txt-00003; more digits from shard 100000 on, the same number for all."""
+    return f"{file}-{shard:0{max(5, len(str(n - 1)))}}"
+
+
 def number(path: str) -> int:
     """The shard number in a file's name. Raises DataError if it has none."""
     found = _NUMBER.findall(path.rsplit("/", 1)[-1])

@@ -8,12 +8,12 @@ interrupts.install()
 
 from invoke import Collection  # noqa: E402 - the SIGINT handler stands before anything slow is imported
 
-from clustertool.verbs import attach, check, clean, dispatch, exec, fetch, jobs, local, logs, run, status, stop  # noqa: E402
+from clustertool.verbs import attach, check, clean, dispatch, exec, fetch, jobs, local, logs, run, split, status, stop  # noqa: E402
 
 ns = Collection()
 for _task in (
     run.run, check.check, dispatch.dispatch, stop.stop, status.status, jobs.jobs, logs.logs, attach.attach, fetch.fetch,
-    exec.exec_, clean.clean,
+    exec.exec_, split.split, clean.clean,
 ):  # fmt: skip
     ns.add_task(_task)
 ns.add_collection(Collection("cluster", up=local.up, down=local.down))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+
+from tests.cli import INV
 
 # What a trainer was given: its list, and whether each file is there and what is in it.
 READS = """
@@ -79,3 +82,83 @@ def test_shards_that_lie_on_the_nodes_already(site):
     done = pair.inv(*run).ends(65)
     assert f"{pair.name(0)}: 'd/x-0', which trainer 0 reads, is not in ~/work" in done.err
     assert f"{pair.name(1)}:" not in done.err
+
+
+# -- inv split --------------------------------------------------------------------------------------------------------
+
+
+def test_split_makes_what_a_job_reads(site):
+    """A file is cut on the laptop, and each of its lines is read by one trainer."""
+    pair = site(2)
+    folder = reading(pair, [])
+    (folder / "data").mkdir()
+    lines = [f"line {n}\r\n" for n in range(1000)]
+    (pair.folder / "all.txt").write_bytes("".join(lines).encode())
+    (folder / "train.py").write_text(
+        "import os\nfor path in open(os.environ['CLUSTERTOOL_SHARDS']):\n"
+        "    for line in open(path[:-1], newline='\\n'):\n        print(line, end='')\n"
+    )
+    done = pair.inv("split", "--data", "all.txt", "--shards", 5, "--to", "job/data", "--shuffle", "--seed", 3).ends(0)
+    assert re.fullmatch(
+        r"split: job/data/all.txt-00000 to all.txt-00004, 200 lines each, 9.9 kB in \S+ s, shuffled with --seed 3\n", done.out
+    )
+    done = pair.inv("run", "-w", "job", "--shards", "data/*", "--all-ranks", "--json").ends(0)
+    said = re.findall(r"^\[trainer \d \S+\] (line \d+)", done.err, re.M)
+    assert sorted(said) == sorted(line.strip() for line in lines)
+    assert said != sorted(said, key=lambda line: int(line.split()[1]))
+
+
+def test_split_tells_what_it_does(site):
+    alone = site(0)
+    (alone.folder / "d.txt").write_text("a\nb\nc")
+    done = alone.inv("split", "--data", "d.txt", "--shards", 2, "--json").ends(0)
+    assert done.json == {
+        "data": "d.txt", "lines": 3, "bytes": 5, "seed": None, "replaced": 0,
+        "shards": [{"file": "d.txt-00000", "lines": 2, "bytes": 4}, {"file": "d.txt-00001", "lines": 1, "bytes": 1}],
+    }  # fmt: skip
+    done = alone.inv("split", "--data", "d.txt", "--shards", 1).ends(64)
+    assert ". has shards of d.txt already: d.txt-00000 to d.txt-00001" in done.err
+    assert "--force" in done.err
+    done = alone.clustertool("split", "--data", "d.txt", "--shards", 1, "--force", "--shuffle").ends(0)
+    seed = re.search(r"shuffled with --seed (\d+), 2 older shards replaced$", done.out, re.M).group(1)
+    text = (alone.folder / "d.txt-00000").read_text()
+    again = alone.inv("split", "--data", "d.txt", "--shards", 1, "--force", "--shuffle", "--seed", seed, "--json").ends(0)
+    assert again.json["seed"] == int(seed)
+    assert (alone.folder / "d.txt-00000").read_text() == text
+    for args, code, told in (
+        ([], 64, "split needs a file"),
+        (["--data", "d.txt"], 64, "--shards ''"),
+        (["--data", "d.txt", "--shards", "٣"], 64, "--shards '٣'"),
+        (["--data", "d.txt", "--shards", "4", "--to", "x"], 65, "d.txt has 3 lines, too few for 4 shards"),
+        (["--data", "missing", "--shards", "4"], 65, "missing cannot be read"),
+        (["--data", ".", "--shards", "4"], 64, "is a folder"),
+        (["--data", "d.txt", "--shards", "1", "--seed", "4"], 64, "--seed without --shuffle"),
+        (["--data", "d.txt", "--shards", "1", "--shuffle", "--seed", "x"], 64, "--seed 'x'"),
+    ):
+        done = alone.inv("split", *args).ends(code)
+        assert told in done.err
+        assert "fix: " in done.err
+    assert not (alone.folder / "x").exists()
+
+
+def test_split_on_a_terminal_shows_a_bar_and_ctrl_c_leaves_nothing(site):
+    alone = site(0)
+    with open(alone.folder / "d", "wb") as file:
+        file.truncate(1 << 40)  # a line of a terabyte takes longer than anybody has
+    running = alone.start("split", "--data", "d", "--shards", 1, "--to", "to", terminal=True)
+    running.says("split: counting lines ━+ .* of 1.1 TB")
+    running.signal()
+    done = running.wait().ends(130)
+    assert "clustertool: exit 130 (tool): Ctrl+C" in done.out
+    assert not (alone.folder / "to").exists()
+
+
+def test_split_on_a_disk_that_is_full(site):
+    """A limit of this process stands for the disk's."""
+    alone = site(0)
+    (alone.folder / "d").write_bytes(b"x" * 99 + b"\n" + b"y\n" * 200_000)
+    program = ["sh", "-c", 'ulimit -f 64; exec "$@"', "sh", *INV]
+    done = alone.inv("split", "--data", "d", "--shards", 2, program=program).ends(65)
+    assert "File too large" in done.err
+    assert "make room" in done.err
+    assert sorted(path.name for path in alone.folder.iterdir() if "pycache" not in path.name) == ["conf.py", "d", "tasks.py"]

@@ -1,0 +1,75 @@
+"""inv split: cut a file of lines into shards, FILE-00000 and so on, as [shards] and the trainers expect them."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clustertool.errors import UsageError
+from clustertool.verbs import interrupts
+from clustertool.verbs.call import JSON, Call, Opt, verb
+
+if TYPE_CHECKING:
+    from clustertool.reach.cut import Order, Result
+
+
+@verb(
+    Opt("data", "the file to cut, line by line"), Opt("shards", "into how many"),
+    Opt("to", "the folder for them (default: where the file is)"),
+    Opt("shuffle", "bring the lines in random order first", False),
+    Opt("seed", "the same number gives the same order (default: a new one, which is told)"),
+    Opt("force", "replace shards of this file that are there already", False), JSON,
+)  # fmt: skip
+def split(call: Call) -> None:
+    """Cut a data file into shards of equally many lines."""
+    from clustertool.reach.cut import cut
+    from clustertool.show.bar import Bar
+
+    order = _order(call)
+    start = time.monotonic()
+    with Bar(call.terminal, "split") as bar:
+        done = cut(order, bar.tell, interrupts.check)
+    _tell(call, order, done, time.monotonic() - start)
+
+
+def _order(call: Call) -> Order:
+    import secrets
+
+    from clustertool.reach.cut import Order
+
+    given = call.given
+    if not given.data:
+        raise UsageError("split needs a file", "inv split --data train.txt --shards 8")
+    if not re.fullmatch(r"[0-9]{1,9}", given.shards) or not int(given.shards):
+        raise UsageError(f"--shards {given.shards!r}", "into how many files, from 1: --shards 8")
+    if given.seed and not given.shuffle:
+        raise UsageError("--seed without --shuffle", "add --shuffle, or leave --seed out")
+    if not re.fullmatch(r"[0-9]{0,18}", given.seed):
+        raise UsageError(f"--seed {given.seed!r}", "a whole number of at most 18 digits")
+    data = Path(given.data)
+    if data.is_dir():
+        raise UsageError(f"--data {given.data!r} is a folder", "give one file; several files are shards already")
+    seed = int(given.seed or secrets.randbelow(1 << 32)) if given.shuffle else None
+    return Order(data, Path(given.to) if given.to else data.parent, int(given.shards), seed, given.force)
+
+
+def _tell(call: Call, order: Order, done: Result, seconds: float) -> None:
+    from clustertool.show.progress import human_bytes, human_seconds
+
+    if call.json:
+        call.answer({
+            "data": str(order.data), "lines": sum(shard.lines for shard in done.shards),
+            "bytes": sum(shard.bytes for shard in done.shards), "seed": order.seed, "replaced": done.replaced,
+            "shards": [{"file": str(s.path), "lines": s.lines, "bytes": s.bytes} for s in done.shards],
+        })  # fmt: skip
+        return
+    first, last = done.shards[0], done.shards[-1]
+    names = str(first.path) if len(done.shards) == 1 else f"{first.path} to {last.path.name}"
+    most, least = first.lines, last.lines
+    each = f"{most} lines" if most == least else f"{least} or {most} lines"
+    amount = f"{human_bytes(sum(shard.bytes for shard in done.shards))} in {human_seconds(seconds)}"
+    old = f", {done.replaced} older shards replaced" if done.replaced else ""
+    order_ = f", shuffled with --seed {order.seed}" if order.seed is not None else ""
+    call.terminal.line(f"split: {names}, {each} each, {amount}{order_}{old}")
