@@ -26,9 +26,9 @@ class Steps:
 
 
 class Engine(Protocol):
-    """Turns a plan into steps. `release` names the dispatched workspace, "" if it lies on the nodes already."""
+    """Turns a plan into steps. `releases`: node -> the name of what was dispatched to it, none if it lies there already."""
 
-    def start(self, plan: Plan, release: str, secrets: Mapping[str, str]) -> Steps: ...
+    def start(self, plan: Plan, releases: Mapping[int, str], secrets: Mapping[str, str]) -> Steps: ...
 
     def stop(self, nodes: int, job: str, how: Mapping[str, Any]) -> Phase: ...
 

@@ -15,11 +15,14 @@ Spec = dict[str, Any]
 class SshEngine:
     """Requests to agents, one per node. Specs are JSON; secrets travel only in the launch, never to a disk."""
 
-    def start(self, plan: Plan, release: str, secrets: Mapping[str, str]) -> Steps:
+    def start(self, plan: Plan, releases: Mapping[int, str], secrets: Mapping[str, str]) -> Steps:
         nodes = plan.nodes
         trainers = [process for process in plan.processes if process.role == "trainer"]
         endpoints = [process.endpoint for process in sorted(trainers, key=lambda process: process.rank)]
-        place = {node.index: {"q": "place", "release": release, "spec": spec(plan, node, endpoints)} for node in nodes}
+        place = {
+            node.index: {"q": "place", "release": releases.get(node.index, ""), "spec": spec(plan, node, endpoints)}
+            for node in nodes
+        }
         launch = {
             node.index: {
                 "q": "start", "job_dir": node.job_dir, "secrets": dict(secrets),

@@ -64,7 +64,7 @@ def _node(cluster: Cluster, fact: Facts, need: int, ports: bool) -> List[Finding
         found.append(Finding(n, "rsync", "ok", "yes"))
     else:
         found.append(Finding(n, "rsync", "error", "no rsync", "install the package rsync on the node"))
-    found.append(_disk(n, fact, need))
+    found.append(disk(fact, need))
     if ports:
         found.append(_ports(cluster, n, fact))
     reported = {column for column, _, _, _ in fact.problems}
@@ -76,15 +76,19 @@ def _node(cluster: Cluster, fact: Facts, need: int, ports: bool) -> List[Finding
     return found
 
 
-def _disk(node: int, fact: Facts, need: int) -> Finding:
-    free = fact.disk_free
-    text = f"{free / 1e9:.1f} GB free"
+def disk(fact: Facts, need: int) -> Finding:
+    node, free = fact.node, fact.disk_free
+    text = f"{_size(free)} free"
     if free < need or free < 1 << 20:
         fix = "make room, or choose another ROOT_DIR; inv clean --older-than 7d removes old jobs"
-        return Finding(node, "disk", "error", f"{text}, {max(need, 1 << 20) / 1e9:.3f} GB needed below {fact.root}", fix)
+        return Finding(node, "disk", "error", f"{text}, {_size(max(need, 1 << 20))} needed below {fact.root}", fix)
     if free < need + _LITTLE:
         return Finding(node, "disk", "warn", text, "make room: inv clean --older-than 7d removes old jobs")
     return Finding(node, "disk", "ok", "ok")
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
 def _ports(cluster: Cluster, node: int, fact: Facts) -> Finding:

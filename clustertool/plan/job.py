@@ -66,6 +66,7 @@ class JobSpec:
     env: Pairs = ()
     force_env: bool = False
     shards: Tuple[str, ...] = ()
+    only_where_read: bool = False  # each shard goes only to the node whose trainer reads it
     output: str = "output"
     policy: Policy = Policy()
     devices: Optional[Tuple[int, ...]] = None
@@ -95,6 +96,7 @@ class Options:
     env: Tuple[str, ...] = ()
     force_env: bool = False
     shards: Tuple[str, ...] = ()
+    only_where_read: bool = False
     lease: str = ""
     timeout: str = ""
     grace: str = ""
@@ -110,6 +112,7 @@ def read_job(cluster: Cluster, toml: Mapping[str, Any], options: Options) -> Job
     script = _script(options.script)
     devices = options.devices.strip()
     trainer, pserver, heter = (replace(file[name], command=script or file[name].command) for name in _COMMANDS)
+    shards = _patterns(list(_words(options.shards)), "--shards", UsageError) or file["shards"]
     return JobSpec(
         mode=mode,
         trainer=_said(trainer, "--workers", options.workers, "--worker-num", options.worker_num),
@@ -117,7 +120,8 @@ def read_job(cluster: Cluster, toml: Mapping[str, Any], options: Options) -> Job
         heter=_stages(heter, options) if mode == "ps-heter" else (),
         env=_environment(cluster, file["env"], options),
         force_env=options.force_env,
-        shards=_patterns(list(_words(options.shards)), "--shards", UsageError) or file["shards"],
+        shards=shards,
+        only_where_read=_only_where_read(shards, file, options),
         output=file["output"],
         policy=_policy(cluster, file["policy"], options),
         devices=_devices(devices) if devices else None,
@@ -162,7 +166,7 @@ def _given(options: Options, *names: str) -> str:
 _COMMANDS = ("trainer", "pserver", "heter_trainer")
 _TABLES: Dict[str, Tuple[str, ...]] = {
     **dict.fromkeys(_COMMANDS, ("command", "per_node")),
-    "shards": ("files",),
+    "shards": ("files", "only_where_read"),
     "outputs": ("path",),
     "policy": ("timeout", "grace", "on_failure", "max_restarts"),
 }
@@ -189,6 +193,7 @@ def _read_toml(toml: Mapping[str, Any]) -> Dict[str, Any]:
         **{name: _role(toml, name) for name in _COMMANDS},
         "env": _toml_env(toml.get("env", {})),
         "shards": _patterns(toml.get("shards", {}).get("files", []), "job.toml: [shards] files =", DataError),
+        "only_where_read": _true(toml, "shards", "only_where_read"),
         "output": posixpath.normpath(output),
         "policy": toml.get("policy", {}),
     }
@@ -222,9 +227,26 @@ def _patterns(value: Any, where: str, error: Type[ClustertoolError]) -> Tuple[st
     return tuple(dict.fromkeys(posixpath.normpath(pattern) for pattern in patterns))
 
 
+def _true(toml: Mapping[str, Any], table: str, name: str) -> bool:
+    value = toml.get(table, {}).get(name, False)
+    if not isinstance(value, bool):
+        raise DataError(f"job.toml: [{table}] {name} = {value!r}", "true or false")
+    return value
+
+
 def _inside(pattern: str) -> bool:
     """Of files below the workspace. `**` would look like any depth and mean one folder."""
     return bool(pattern) and pattern[0] != "/" and pattern[-1] != "/" and not {"..", "**"} & set(pattern.split("/"))
+
+
+def _only_where_read(shards: Sequence[str], file: Mapping[str, Any], options: Options) -> bool:
+    asked = options.only_where_read
+    if asked and options.job_workspace:
+        raise UsageError("--only-where-read with --job-workspace, which sends nothing", "leave one of them out")
+    if (asked or file["only_where_read"]) and not shards:
+        where, error = ("--only-where-read", UsageError) if asked else ("job.toml: [shards] only_where_read", DataError)
+        raise error(f"{where} without shards", 'name them: [shards] files = ["data/*-[0-9]*"], or --shards')
+    return asked or bool(file["only_where_read"])
 
 
 # -- the command line ---------------------------------------------------------------------------------------------------

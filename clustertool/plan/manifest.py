@@ -19,9 +19,18 @@ class Entry(NamedTuple):
 
 def digest(entries: Iterable[Entry]) -> str:
     """32 hex digits that name the release. Order does not matter."""
+    return name(line(entry) for entry in sorted(entries, key=lambda entry: entry.path))
+
+
+def line(entry: Entry) -> bytes:
+    return json.dumps(entry).encode() + b"\n"
+
+
+def name(lines: Iterable[bytes]) -> str:
+    """The digest of entries whose lines are given in the order of their paths."""
     state = hashlib.sha256()
-    for entry in sorted(entries, key=lambda entry: entry.path):
-        state.update(json.dumps(entry).encode() + b"\n")
+    for text in lines:
+        state.update(text)
     return state.hexdigest()[:32]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, Sequence, Tuple
 
 from clustertool.errors import DataError, raise_all
 from clustertool.plan import devices, ports, ranks
@@ -91,9 +91,7 @@ def plan(
     Raises UsageError, DataError, PreflightError with the fix; never anything else.
     """
     hosts = cluster.hosts
-    kinds = tuple(devices.kind_of(cluster, facts[host.index]) for host in hosts)
-    cards = {host.index: devices.usable(host, job, facts[host.index], kinds[host.index]) for host in hosts}
-    seats = devices.deal(ranks.assign(hosts, job, facts, cards), job, cards, kinds)
+    kinds, seats = _seats(cluster, job, facts)
     table = Table(
         identity.job_id, identity.token, job, cluster, seats,
         ports.choose(seats, cluster, job, facts, identity.job_id),
@@ -119,6 +117,24 @@ def plan(
         prelude=cluster.prelude, ld_library_path=cluster.ld_library_path, first_path=cluster.first_path,
         secrets=cluster.secrets, output=job.output, identity=identity, warnings=_warnings(cluster, table, facts),
     )  # fmt: skip
+
+
+def _seats(cluster: Cluster, job: JobSpec, facts: Mapping[int, Facts]) -> Tuple[Tuple[str, ...], Tuple[Seat, ...]]:
+    """The devices' kind of each node, and all processes' seats."""
+    hosts = cluster.hosts
+    kinds = tuple(devices.kind_of(cluster, facts[host.index]) for host in hosts)
+    cards = {host.index: devices.usable(host, job, facts[host.index], kinds[host.index]) for host in hosts}
+    return kinds, devices.deal(ranks.assign(hosts, job, facts, cards), job, cards, kinds)
+
+
+def readers(cluster: Cluster, job: JobSpec, facts: Mapping[int, Facts], listing: Sequence[str]) -> Dict[int, FrozenSet[str]]:
+    """Node -> the shards that its trainers read. A dispatch needs no more of a plan than that."""
+    trainers = [seat for seat in _seats(cluster, job, facts)[1] if seat.role == "trainer"]
+    lists = assign_shards(listing, job.shards, len(trainers))
+    found: Dict[int, FrozenSet[str]] = {host.index: frozenset() for host in cluster.hosts}
+    for seat in trainers:
+        found[seat.node] |= frozenset(lists[seat.rank])
+    return found
 
 
 def _commands(job: JobSpec, listing: Sequence[str]) -> Dict[str, Tuple[str, ...]]:

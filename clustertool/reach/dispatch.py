@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from clustertool.errors import ClustertoolError, DispatchError
 from clustertool.plan.facts import Facts
+from clustertool.plan.portions import Portion
 from clustertool.reach.fanout import each
 from clustertool.reach.fleet import Fleet
 from clustertool.reach.rsync import PushOptions, push
@@ -22,7 +23,6 @@ _LAST_MOMENT = 2.0
 class Dispatched:
     """`bytes` over the uplink; `sent`, `had` and `shared` are node ids (shared: another node's copy is theirs too)."""
 
-    release: str
     bytes: int
     seconds: float
     sent: tuple[int, ...]
@@ -40,13 +40,14 @@ def owners(facts: Mapping[int, Facts]) -> dict[str, int]:
 
 
 def dispatch(
-    fleet: Fleet, workspace: Workspace, facts: Mapping[int, Facts], progress: Callable[[int, int, int], None]
-) -> Dispatched:
+    fleet: Fleet, workspace: Workspace, portions: Mapping[int, Portion], facts: Mapping[int, Facts],
+    progress: Callable[[int, int, int], None],
+) -> Dispatched:  # fmt: skip
     """Raises nothing for single nodes: they are in `failed`. progress(node, bytes sent, total) with sent == total: done."""
     start = time.monotonic()
-    release, first = workspace.release, owners(facts)
+    first = owners(facts)
     receivers = sorted(set(first.values()))
-    staged = fleet.ask({node: {"q": "stage", "release": release} for node in receivers})
+    staged = fleet.ask({node: {"q": "stage", "release": portions[node].release} for node in receivers})
     failed: dict[int, ClustertoolError] = dict(staged.failed)
     had = [node for node, answer in staged.ok.items() if answer["have"]]
     for node in had:
@@ -57,11 +58,12 @@ def dispatch(
         answer = staged.ok[node]
         options = PushOptions(link_dest=tuple(answer["base"]))
         sent = push(
-            fleet.agents[node].link, workspace.top, [os.fsencode(entry.path) for entry in workspace.entries],
+            fleet.agents[node].link, workspace.top,
+            [os.fsencode(entry.path) for entry in portions[node].of(workspace.entries)],
             answer["path"], options=options, on_progress=lambda done, total: progress(node, done, max(total, done + 1)),
             check=fleet.check,
         )  # fmt: skip
-        fleet.agents[node].ask({"q": "seal", "release": release}, timeout=600)
+        fleet.agents[node].ask({"q": "seal", "release": portions[node].release}, timeout=600)
         progress(node, sent.bytes, sent.bytes)
         return sent.bytes
 
@@ -88,7 +90,7 @@ def dispatch(
         else:
             progress(node, 0, 0)
     return Dispatched(
-        release, sum(gathered.ok.values()), time.monotonic() - start, tuple(gathered.ok), tuple(had), tuple(shared), failed
+        sum(gathered.ok.values()), time.monotonic() - start, tuple(gathered.ok), tuple(had), tuple(shared), failed
     )
 
 

@@ -19,17 +19,20 @@ def check(call: Call) -> None:
     from clustertool.reach.fleet import Fleet
     from clustertool.show.status import check_matrix
     from clustertool.verbs import load, preflight
+    from clustertool.verbs.dispatch import needs
 
     for name in ("bandwidth", "framework"):
         if getattr(call.given, name):
             raise UsageError(f"--{name} is not built yet", "leave it out")
     folder = Path(call.given.workspace) if call.given.workspace else None
-    if folder:
-        load.workspace_toml(folder)
+    toml = load.workspace_toml(folder) if folder else {}
     cluster = load.cluster(call, start_local=True)
+    spec = load.scattered(cluster, toml)
     workspace = load.workspace(call, folder) if folder else None
     with Fleet(cluster, interrupts.check, ask=interrupts.asker()) as fleet:
-        looked = preflight.look(cluster, fleet, {}, 2 * workspace.size if workspace else 0)
+        looked = preflight.look(cluster, fleet, {})
+        if workspace:
+            looked = preflight.room(looked, cluster, needs(workspace, cluster, looked.facts, spec))
         rows = preflight.matrix(looked, cluster)
         bad = errors(looked.findings)
         if call.json:

@@ -16,6 +16,7 @@ from clustertool.plan.hostfile import choose, read_hostfile
 from clustertool.verbs.call import Call
 
 if TYPE_CHECKING:
+    from clustertool.plan.job import JobSpec
     from clustertool.reach.workspace import Workspace
 
 
@@ -144,6 +145,16 @@ def workspace(call: Call, folder: Path) -> Workspace:
         more = f" and {len(found.left_out) - 8} more" if len(found.left_out) > 8 else ""
         call.terminal.note(f"left out: {told}{more}")
     return found
+
+
+def scattered(cluster: Cluster, toml: Mapping[str, Any]) -> JobSpec | None:
+    """The job of a job.toml whose shards go only to the nodes that read them; None where all nodes get all."""
+    from clustertool.plan.job import Options, read_job
+
+    shards = toml.get("shards")
+    if not isinstance(shards, dict) or not shards.get("only_where_read"):
+        return None
+    return read_job(cluster, toml, Options())
 
 
 def passed(found: Cluster) -> tuple[tuple[str, str], ...]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clustertool.errors import AuthError, ClustertoolError, PreflightError, raise_all
-from clustertool.plan.checks import COLUMNS, Finding, check, errors, unreachable
+from clustertool.plan.checks import COLUMNS, Finding, check, disk, errors, unreachable
 from clustertool.plan.cluster import Cluster
 from clustertool.plan.facts import Facts, read_facts
 from clustertool.plan.frames import Header
@@ -27,7 +27,7 @@ class Looked:
     failed: Mapping[int, ClustertoolError]
 
 
-def look(cluster: Cluster, fleet: Fleet, request: Mapping[str, Any], need: int = 0, ports: bool = True) -> Looked:
+def look(cluster: Cluster, fleet: Fleet, request: Mapping[str, Any], ports: bool = True) -> Looked:
     """Open the fleet and probe it. Raises nothing for a single node."""
     pings: dict[int, float | None] = {}
     pinger = threading.Thread(target=_ping, args=(cluster, pings), daemon=True)
@@ -40,7 +40,7 @@ def look(cluster: Cluster, fleet: Fleet, request: Mapping[str, Any], need: int =
     facts = {node: read_facts(node, answer) for node, answer in gathered.ok.items()}
     if pinger.is_alive() and failed:  # a ping decides nothing for a node that answered by ssh
         pinger.join(2.0)
-    findings = list(check(cluster, facts, dict(pings), now, need, ports))
+    findings = list(check(cluster, facts, dict(pings), now, ports=ports))
     for node, error in failed.items():
         findings += unreachable(node, dict(pings), error.what, error.fix)
     return Looked(facts, tuple(findings), failed)
@@ -56,6 +56,14 @@ def probe(cluster: Cluster, fleet: Fleet, request: Mapping[str, Any]) -> Gathere
         for host in cluster.hosts
     }  # fmt: skip
     return fleet.ask(asked)
+
+
+def room(looked: Looked, cluster: Cluster, need: Mapping[int, int]) -> Looked:
+    """The same with a look at the disk for what each node will get, which is known only when all have answered."""
+    if "disk" in cluster.checks_off:
+        return looked
+    kept = tuple(finding for finding in looked.findings if finding.column != "disk" or finding.node not in need)
+    return replace(looked, findings=kept + tuple(disk(looked.facts[node], size) for node, size in need.items()))
 
 
 def wanted_ports(cluster: Cluster) -> list[int]:

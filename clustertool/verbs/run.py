@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from clustertool.plan.plan import Plan
     from clustertool.reach.fleet import Fleet
     from clustertool.reach.workspace import Workspace
+    from clustertool.verbs.preflight import Looked
 
 _AGAIN = 3  # times that a plan is made again when a port was taken meanwhile
 
@@ -48,6 +49,7 @@ OPTIONS = (
     Opt("env", "NAME=value for every process; may be repeated", ()),
     Opt("force-env", "let ENV, [env] and --env override ranks and addresses", False),
     Opt("shards", "pattern of shard files in the workspace", ()),
+    Opt("only-where-read", "send each shard only to the node whose trainer reads it", False),
     Opt("rank", "show the log of this trainer (default 0; 3,4 for several)", short="r"),
     Opt("all-ranks", "show the logs of all processes", False),
     Opt("detach", "leave once everything runs", False),
@@ -139,7 +141,8 @@ def read_options(call: Call) -> Options:
         heter_devices=given.heter_devices, server_num=given.server_num,
         worker_num=load.one_of(call, "worker-num", "trainer-num"), heter_worker_num=given.heter_worker_num,
         http_port=given.http_port, nnodes=given.nnodes,
-        env=given.env or (), force_env=given.force_env, shards=given.shards or (), lease=given.lease,
+        env=given.env or (), force_env=given.force_env, shards=given.shards or (),
+        only_where_read=given.only_where_read, lease=given.lease,
         timeout=given.timeout, grace=given.grace, on_failure=given.on_failure, max_restarts=given.max_restarts,
         job_workspace=given.job_workspace,
     )  # fmt: skip
@@ -202,8 +205,8 @@ def _with_nodes(call: Call, order: Order) -> None:
             return
         facts = sharing.confirm(fleet, facts)
         made = _plan(call, order, facts)
-        release = _dispatch(call, order, fleet, facts)
-        made = _start(call, order, fleet, made, release)
+        releases = _dispatch(call, order, fleet, facts)
+        made = _start(call, order, fleet, made, releases)
         _follow(call, order, fleet, inbox, made)
     finally:
         fleet.close()
@@ -214,13 +217,13 @@ def _preflight(call: Call, order: Order, fleet: Fleet) -> Mapping[int, Facts]:
     from clustertool.plan.job import read_job
     from clustertool.verbs import load, preflight
 
-    need = 2 * order.workspace.size if order.workspace else 0
-    looked = preflight.look(order.cluster, fleet, {"job_workspace": order.options.job_workspace}, need, ports=False)
-    facts = looked.facts
+    looked = preflight.look(order.cluster, fleet, {"job_workspace": order.options.job_workspace}, ports=False)
+    looked = _room(order, looked)
     if call.given.skip_bad:
         order.cluster, looked = preflight.good_only(looked, order.cluster, call)
         fleet.keep(order.cluster)
-        facts = looked.facts
+        looked = _room(order, looked)  # fewer trainers read more shards each
+    facts = looked.facts
     preflight.require(looked, order.cluster)
     for finding in looked.findings:
         if finding.level == "warn":
@@ -228,6 +231,15 @@ def _preflight(call: Call, order: Order, fleet: Fleet) -> Mapping[int, Facts]:
     if order.spec is None:
         order.spec = read_job(order.cluster, load.job_toml(facts[0].job_toml), order.options)
     return facts
+
+
+def _room(order: Order, looked: Looked) -> Looked:
+    from clustertool.verbs import preflight
+    from clustertool.verbs.dispatch import needs
+
+    if order.workspace is None:
+        return looked
+    return preflight.room(looked, order.cluster, needs(order.workspace, order.cluster, looked.facts, order.spec))
 
 
 def new_identity(order: Order) -> Identity:
@@ -241,12 +253,15 @@ def new_identity(order: Order) -> Identity:
     return Identity(order.job_id or job_id(), time.time(), getpass.getuser(), token(), cert, key)
 
 
-def _dispatch(call: Call, order: Order, fleet: Fleet, facts: Mapping[int, Facts]) -> str:
+def _dispatch(call: Call, order: Order, fleet: Fleet, facts: Mapping[int, Facts]) -> Mapping[int, str]:
+    """Send the workspace; node -> the release it has now."""
     if order.workspace is None:
-        return ""
-    from clustertool.verbs.dispatch import send
+        return {}
+    from clustertool.verbs.dispatch import portions, send
 
-    return str(send(call, fleet, order.workspace, facts).release)
+    shares = portions(order.workspace, order.cluster, facts, order.spec)
+    send(call, fleet, order.workspace, shares, facts)
+    return {node: portion.release for node, portion in shares.items()}
 
 
 def _plan(call: Call, order: Order, facts: Mapping[int, Facts]) -> Plan:
@@ -257,7 +272,7 @@ def _plan(call: Call, order: Order, facts: Mapping[int, Facts]) -> Plan:
     return made
 
 
-def _start(call: Call, order: Order, fleet: Fleet, made: Plan, release: str) -> Plan:
+def _start(call: Call, order: Order, fleet: Fleet, made: Plan, releases: Mapping[int, str]) -> Plan:
     """What runs now: the plan, or a later one, where another job took one of its ports between our look and our claim."""
     from clustertool.plan.roles import word
     from clustertool.show.table import count
@@ -269,7 +284,7 @@ def _start(call: Call, order: Order, fleet: Fleet, made: Plan, release: str) -> 
         interrupts.count.job = made.job_id
         undone: dict[int, str] = {}
         try:
-            _carry_out(order, fleet, made, release, undone)
+            _carry_out(order, fleet, made, releases, undone)
         except ClustertoolError as error:
             if not again or not port_was_taken(error):
                 tell(call, {fleet.name(node): undone.get(node, "did not answer") for node in range(len(made.nodes))})
@@ -282,7 +297,7 @@ def _start(call: Call, order: Order, fleet: Fleet, made: Plan, release: str) -> 
     return made
 
 
-def _carry_out(order: Order, fleet: Fleet, made: Plan, release: str, undone: dict[int, str]) -> None:
+def _carry_out(order: Order, fleet: Fleet, made: Plan, releases: Mapping[int, str], undone: dict[int, str]) -> None:
     """`undone` gets, by node, what was taken back."""
     from clustertool.engines import ENGINES
     from clustertool.reach.executor import carry_out
@@ -293,7 +308,7 @@ def _carry_out(order: Order, fleet: Fleet, made: Plan, release: str, undone: dic
             if phase == "stop" or node not in undone or isinstance(answer, ClustertoolError):
                 undone[node] = told(answer, made.job_id) if phase == "stop" else taken_back(answer)
 
-    carry_out(ENGINES["ssh"]().start(made, release, order.secrets), fleet, note)
+    carry_out(ENGINES["ssh"]().start(made, releases, order.secrets), fleet, note)
 
 
 def port_was_taken(error: ClustertoolError) -> bool:

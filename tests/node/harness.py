@@ -280,7 +280,7 @@ class Job:
     def __init__(self, nodes: Sequence[Node], made: Plan, secrets: Mapping[str, str], job_env: Mapping[str, str]) -> None:
         self.nodes, self.plan, self.id, self.token = nodes, made, made.job_id, made.identity.token
         self.secrets, self.job_env = dict(secrets), dict(job_env)
-        place, launch = SshEngine().start(made, "", secrets).phases
+        place, launch = SshEngine().start(made, {}, secrets).phases
         self.place_requests: dict[int, dict[str, Any]] = {node: dict(request) for node, request in place.requests.items()}
         self.start_requests = launch.requests
         self.known: set[Process] = set()

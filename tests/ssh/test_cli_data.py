@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 
 from tests.cli import INV
@@ -82,6 +83,105 @@ def test_shards_that_lie_on_the_nodes_already(site):
     done = pair.inv(*run).ends(65)
     assert f"{pair.name(0)}: 'd/x-0', which trainer 0 reads, is not in ~/work" in done.err
     assert f"{pair.name(1)}:" not in done.err
+
+
+# -- shards that go only to the nodes that read them ------------------------------------------------------------------
+
+SIZE = 200_000
+
+
+def scattered(site, count, mode=""):
+    """A workspace of `count` shards of SIZE bytes each, which are sent only where they are read."""
+    folder = reading(site, [f"d/x-{n}" for n in range(count)])
+    for n in range(count):
+        (folder / f"d/x-{n}").write_bytes(os.urandom(SIZE))
+    (folder / "train.py").write_text(
+        "import os\nfor path in open(os.environ['CLUSTERTOOL_SHARDS']):\n"
+        "    print(path.strip().rpartition('/')[2], os.path.getsize(path.strip()), flush=True)\n"
+    )
+    (folder / "job.toml").write_text(mode + '\n[shards]\nfiles = ["d/*"]\nonly_where_read = true\n')
+    return folder
+
+
+def held(folder):
+    return sorted(int(path.name[2:]) for path in folder.glob("d/x-*"))
+
+
+def job_of(site, node, done):
+    (job,) = [path for path in site.jobs(node) if path.name == f"JOB{done.job}"]
+    return job
+
+
+def test_nodes_hold_exactly_their_shards(site):
+    three = site(3)
+    folder = scattered(three, 7)
+    first = three.inv("run", "-w", "job", "--all-ranks").ends(0)
+    assert sorted(re.findall(r"x-(\d) (\d+)$", first.out, re.M)) == [(str(n), str(SIZE)) for n in range(7)]
+    for node in range(3):
+        job, own = job_of(three, node, first), list(range(7))[node::3]
+        assert held(job) == own
+        assert all((job / f"d/x-{n}").read_bytes() == (folder / f"d/x-{n}").read_bytes() for n in own)
+        kept = sum(path.stat().st_size for path in (three.root(node) / ".clustertool").rglob("*") if path.is_file())
+        assert kept < (len(own) + 0.5) * SIZE, "what it keeps for the next job is no more either"
+    # again: nothing is sent, and it is right again
+    again = three.inv("run", "-w", "job", "--all-ranks").ends(0)
+    assert "dispatch: nothing to send, 3 nodes ready" in again.out
+    # another shape: each node gets what it lacks, and no more
+    pair = three.inv("run", "-w", "job", "--all-ranks", "--nnodes", 2).ends(0)
+    assert len(re.findall(r"x-\d \d+$", pair.out, re.M)) == 7
+    for node in (0, 1):
+        assert held(job_of(three, node, pair)) == list(range(7))[node::2]
+    # 0 3 6 -> 0 2 4 6 and 1 4 -> 1 3 5: two files each
+    assert 4 * SIZE < sent(pair) < 5 * SIZE
+    # and back: the release is still there
+    assert "nothing to send" in three.inv("run", "-w", "job").ends(0).out
+    # without the key all nodes get all
+    (folder / "job.toml").write_text('[shards]\nfiles = ["d/*"]\n')
+    done = three.inv("run", "-w", "job").ends(0)
+    assert [held(job_of(three, node, done)) for node in range(3)] == [list(range(7))] * 3
+    done = three.inv("run", "-w", "job", "--only-where-read").ends(0)
+    assert [held(job_of(three, node, done)) for node in range(3)] == [list(range(7))[node::3] for node in range(3)]
+
+
+def sent(done):
+    """The bytes that the dispatch line tells."""
+    amount, unit = re.search(r"^dispatch: ([\d.]+) (kB|MB) to", done.out, re.M).groups()
+    return float(amount) * {"kB": 1e3, "MB": 1e6}[unit]
+
+
+def test_dispatch_and_check_know_who_reads_what(site):
+    pair = site(2)
+    scattered(pair, 4)
+    dry = pair.inv("dispatch", "-w", "job", "--dry").ends(0)
+    assert "shards only to the nodes that read them" in dry.out
+    done = pair.inv("dispatch", "-w", "job", "--json").ends(0)
+    assert 4 * SIZE < done.json["bytes"] < 5 * SIZE
+    assert len(set(done.json["releases"].values())) == 2
+    assert "dispatch: nothing to send" in pair.inv("run", "-w", "job").ends(0).out
+    pair.inv("check", "-w", "job").ends(0)
+    (pair.folder / "job/d/x-2").unlink()
+    assert "number 2 is missing" in pair.inv("dispatch", "-w", "job").ends(65).err
+
+
+SERVER = """
+    import os, socket, time
+    server = socket.create_server((os.environ["POD_IP"], int(os.environ["PADDLE_PORT"])))
+    time.sleep(600)
+"""
+
+
+def test_servers_get_no_shards_and_nodes_that_share_a_root_get_each_others(site, tmp_path):
+    four = site(4)
+    scattered(four, 6, 'mode = "ps"')
+    four.workspace(pserver_py=SERVER)
+    addresses = [f"{server.address}:{server.port}" for server in four.servers]
+    roots = [tmp_path / "shared", tmp_path / "shared", tmp_path / "own", tmp_path / "server"]
+    roles = [["trainer"]] * 3 + [["pserver"]]
+    four.conf(HOSTS=[{"host": a, "root_dir": str(r), "roles": x} for a, r, x in zip(addresses, roots, roles)])
+    done = four.inv("run", "-w", "job", "--all-ranks").ends(0)
+    assert len(re.findall(r"x-\d \d+$", done.out, re.M)) == 6
+    jobs = [roots[0] / "node0", roots[1] / "node1", roots[2], roots[3]]
+    assert [held(jobs[node] / f"JOB{done.job}") for node in range(4)] == [[0, 1, 3, 4], [0, 1, 3, 4], [2, 5], []]
 
 
 # -- inv split --------------------------------------------------------------------------------------------------------

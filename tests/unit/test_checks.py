@@ -36,7 +36,7 @@ def test_a_good_node_is_ok_in_every_column() -> None:
 WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     ({"rsync": False}, "rsync", "error", "no rsync"),
     ({"disk_free": 0}, "disk", "error", "needed below /jobs"),
-    ({"disk_free": 100 << 20}, "disk", "warn", "0.1 GB free"),
+    ({"disk_free": 100 << 20}, "disk", "warn", "105 MB free"),
     ({"time": NOW + 60}, "clock", "warn", "+60 s"),
     ({"time": NOW - 6}, "clock", "warn", "-6 s"),
     ({"problems": (("root", "error", "ROOT_DIR /jobs is not writable", "choose another"),)}, "root", "error", "not writable"),

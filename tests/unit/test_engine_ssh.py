@@ -12,6 +12,7 @@ from clustertool.engines.base import Engine, Phase
 from clustertool.plan.plan import Plan
 
 SECRETS = {"API_KEY": "s3cr3t-value", "OTHER": "0th3r-value"}
+RELEASES = {0: "the-release", 1: "a-portion", 2: "the-release"}
 ENGINE: Engine = ENGINES["ssh"]()
 
 
@@ -22,7 +23,7 @@ def planned(**options: Any) -> Plan:
 
 
 def phases(made: Plan) -> dict[str, Phase]:
-    steps = ENGINE.start(made, "the-release", SECRETS)
+    steps = ENGINE.start(made, RELEASES, SECRETS)
     return {phase.name: phase for phase in (*steps.phases, *steps.undo)}
 
 
@@ -33,14 +34,15 @@ def specs(made: Plan) -> list[Any]:
 
 
 def test_a_job_is_placed_everywhere_then_launched_and_taken_back_in_that_order() -> None:
-    steps = ENGINE.start(planned(), "the-release", SECRETS)
+    steps = ENGINE.start(planned(), RELEASES, SECRETS)
     assert [phase.name for phase in steps.phases] == ["place", "launch"]
     assert [phase.name for phase in steps.undo] == ["unplace", "stop"]
     for phase in (*steps.phases, *steps.undo):
         assert sorted(phase.requests) == [0, 1, 2]
         json.dumps({node: dict(request) for node, request in phase.requests.items()})
     assert [request["q"] for request in steps.phases[1].requests.values()] == ["start"] * 3
-    assert {request["release"] for request in steps.phases[0].requests.values()} == {"the-release"}
+    assert {node: request["release"] for node, request in steps.phases[0].requests.items()} == RELEASES
+    assert {request["release"] for request in ENGINE.start(planned(), {}, SECRETS).phases[0].requests.values()} == {""}
 
 
 def test_a_failed_start_is_stopped_by_its_exact_id_and_without_mercy() -> None:
