@@ -311,16 +311,16 @@ class LoopSite(Site):
         super().__init__(folder, len(servers))
         self.servers = list(servers)
         self._keys = keys
-        self._laptop = laptop
+        self.laptop = laptop
         self.conf()
 
     def popen(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("XDG_", "SSH_"))}
-        env = {**kept, "HOME": str(self._laptop), "PYTHONPATH": str(REPO), **options.pop("env")}
+        env = {**kept, "HOME": str(self.laptop), "PYTHONPATH": str(REPO), **options.pop("env")}
         return subprocess.Popen(argv, env=env, **options)
 
     def conf_text(self, **keys: object) -> str:
-        hosts = [f"{USER}@{server.address}:{server.port}" for server in self.servers]
+        hosts = [f"{USER}@{server.entry}" for server in self.servers]
         base = {"HOSTS": hosts, "IDENTITY_FILE": str(self._keys.user), "PYTHON": sys.executable, "CONNECT_TIMEOUT": 20}
         return "".join(f"{key} = {value!r}\n" for key, value in {**base, **keys}.items() if value is not None)
 

@@ -41,7 +41,7 @@ def usable(host: Host, job: JobSpec, facts: Facts, kind: str) -> Tuple[int, ...]
         return job.devices
     if host.devices is not None:
         return host.devices
-    return facts.devices if facts.device_kind == kind else ()  # another kind's ids mean nothing
+    return host.on_slots(facts.devices) if facts.device_kind == kind else ()  # another kind's ids mean nothing
 
 
 def heter_type(job: JobSpec, seat: Seat, kind: str) -> str:

@@ -18,7 +18,7 @@ _MOST = 100_000  # hosts of one entry
 _USER = re.compile(r"[^@:/\s\[\]]+")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FIX = 'write "[user@]host[:port]", a range "node[1-40]", IPv6 "[fe80::1]:22", or a dict with at least "host"'
-_KEYS = {"host", "user", "port", "address", "devices", "nproc", "roles", "env", "root_dir"}
+_KEYS = {"host", "user", "port", "address", "devices", "nproc", "slots", "roles", "env", "root_dir"}
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Host:
     address: str = ""
     devices: Optional[Tuple[int, ...]] = None
     nproc: Optional[int] = None
+    slots: Optional[Tuple[int, ...]] = None  # of a hostfile: one process each; slot 3 is on the node's device 3
     roles: Optional[Tuple[Tuple[str, Optional[int]], ...]] = None
     env: Tuple[Tuple[str, str], ...] = ()
     root_dir: str = ""
@@ -42,6 +43,12 @@ class Host:
     def entry(self) -> str:
         """How conf.py reaches this node: what later commands know it by."""
         return f"{self.user}@{self.host}:{self.port}" + (f"#{self.twin}" if self.twin else "")
+
+    def on_slots(self, devices: Tuple[int, ...]) -> Tuple[int, ...]:
+        """Those of the node's devices that belong to the host's slots; more slots than devices share them in turns."""
+        if self.slots is None or not devices:
+            return devices
+        return tuple(dict.fromkeys(devices[slot % len(devices)] for slot in self.slots))
 
     def plays(self, role: str) -> bool:
         return self.roles is None or role in dict(self.roles)
@@ -114,12 +121,16 @@ def _extras(entry: Dict[str, object]) -> Host:
             raise ConfigError(f"HOSTS entry {entry!r}: {key} is {value!r}", f"{key} is a string")
         return value
 
-    nproc = entry.get("nproc")
+    nproc, slots = (
+        None if entry.get(key) is None else _positive(entry[key], f"HOSTS entry {entry!r}: {key}") for key in ("nproc", "slots")
+    )
+    if slots is not None and nproc is not None:
+        raise ConfigError(f"HOSTS entry {entry!r} gives nproc and slots", "give one of them")
     return Host(
         index=0, host="", user=text("user"), address=text("address"), root_dir=text("root_dir"),
         port=_port(entry["port"], entry) if "port" in entry else 0,
         devices=device_ids(entry["devices"], f"HOSTS entry {entry!r}: devices") if "devices" in entry else None,
-        nproc=None if nproc is None else _positive(nproc, f"HOSTS entry {entry!r}: nproc"),
+        nproc=nproc if slots is None else slots, slots=None if slots is None else tuple(range(slots)),
         roles=_roles(entry["roles"], entry) if "roles" in entry else None,
         env=_env(entry.get("env", {}), entry),
     )  # fmt: skip

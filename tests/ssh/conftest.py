@@ -25,13 +25,14 @@ def ssh_keys(tmp_path_factory: pytest.TempPathFactory) -> sshd.Keys:
 
 @pytest.fixture
 def start(ssh_keys: sshd.Keys, tmp_path: Path) -> Iterator[Callable[..., sshd.Sshd]]:
-    """start(number, keys=..., authorized=..., extra=[...]): one server on 127.0.0.<number>."""
+    """start(number, address=..., keys=..., authorized=..., extra=[...]): one server, on 127.0.0.<number> unless told else."""
     servers: list[sshd.Sshd] = []
 
     def one(number: int, **given: Any) -> sshd.Sshd:
         keys = given.get("keys") or [ssh_keys.ed25519[number % len(ssh_keys.ed25519)]]
         authorized = given.get("authorized") or [ssh_keys.user_public]
-        server = sshd.start(f"127.0.0.{number}", tmp_path / f"sshd{len(servers)}", keys, authorized, given.get("extra", ()))
+        address = given.get("address") or f"127.0.0.{number}"
+        server = sshd.start(address, tmp_path / f"sshd{len(servers)}", keys, authorized, given.get("extra", ()))
         servers.append(server)
         return server
 
@@ -72,11 +73,11 @@ def cluster_for(servers: list[sshd.Sshd], values: dict[str, object]) -> Cluster:
 def site(
     start: Callable[..., sshd.Sshd], ssh_keys: sshd.Keys, laptop: Path, tmp_path: Path
 ) -> Iterator[Callable[..., LoopSite]]:
-    """site(4) -> a folder with conf.py and tasks.py whose cluster is 4 private sshds."""
+    """site(4) -> a folder with conf.py and tasks.py whose cluster is 4 private sshds, all on `address` if one is given."""
     sites: list[LoopSite] = []
 
-    def make(count: int = 3, extra: Any = ()) -> LoopSite:
-        servers = [start(FIRST + number, extra=extra) for number in range(count)]
+    def make(count: int = 3, extra: Any = (), address: str = "") -> LoopSite:
+        servers = [start(FIRST + number, extra=extra, address=address) for number in range(count)]
         sites.append(LoopSite(tmp_path / f"site{len(sites)}", servers, ssh_keys, laptop))
         return sites[-1]
 

@@ -40,6 +40,11 @@ class Sshd:
     def known_hosts(self) -> str:
         return f"[{self.address}]:{self.port} {self.host_key}\n"
 
+    @property
+    def entry(self) -> str:
+        """As HOSTS names it."""
+        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+
     def log(self) -> str:
         return (self.dir / "sshd.log").read_text(errors="replace")
 
@@ -122,12 +127,12 @@ def start(address: str, dir: Path, keys: Sequence[Path], authorized: Iterable[st
 
 
 def _spawn(address: str, dir: Path, keys: Sequence[Path], extra: Sequence[str]) -> Sshd:
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         probe.bind((address, 0))
         port = probe.getsockname()[1]
     mark = uuid.uuid4().hex
     lines = [
-        f"ListenAddress {address}:{port}", *(f"HostKey {key}" for key in keys), "PidFile none",
+        f"ListenAddress [{address}]:{port}", *(f"HostKey {key}" for key in keys), "PidFile none",
         f"AuthorizedKeysFile {dir / 'authorized_keys'}", "StrictModes no", "UsePAM no", "UseDNS no",
         "PermitRootLogin prohibit-password", "PasswordAuthentication no", "KbdInteractiveAuthentication no",
         "MaxStartups 1000", "MaxSessions 1000", "LogLevel VERBOSE", "PrintMotd no", "PrintLastLog no",
