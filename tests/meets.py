@@ -66,5 +66,6 @@ def met(done: Done) -> dict[int, dict[str, Any]]:
         rank, values = json.loads(line.partition("] ")[2])
         endpoint, own, master, hosts, local, node = values
         assert endpoint.rpartition(":")[0].strip("[]") == own
-        found[rank] = {"endpoint": endpoint, "own": own, "master": master, "hosts": hosts.split(","), "at": (int(node), int(local))}
+        at = int(node), int(local)
+        found[rank] = {"endpoint": endpoint, "own": own, "master": master, "hosts": hosts.split(","), "at": at}
     return found

@@ -140,7 +140,9 @@ def test_slots_are_devices_as_deepspeed_means_them(only: str, skip: str, left: l
     assert [(host.name, host.devices, host.slots, host.nproc) for host in found] == left
 
 
-THREE_FORMS = ["n1 slots=4\nn2 slots=2", "n1:4\nn2:2", "n1 slots=4 max-slots=8\nn2 slots=2 # Open MPI", "n1\nn2\n" * 2 + "n1\n" * 2]
+FORMS = [
+    "n1 slots=4\nn2 slots=2", "n1:4\nn2:2", "n1 slots=4 max-slots=8\nn2 slots=2 # Open MPI", "n1\nn2\n" * 2 + "n1\n" * 2,
+]  # fmt: skip
 # devices of a node, the slots that are taken -> the devices of each process
 CARDS = [
     (8, "", [(0,), (1,), (2,), (3,)]),  # more cards than slots: as DeepSpeed, one each, the first ones
@@ -153,7 +155,7 @@ CARDS = [
 
 
 @pytest.mark.parametrize("cards, only, each", CARDS)
-@pytest.mark.parametrize("text", THREE_FORMS)
+@pytest.mark.parametrize("text", FORMS)
 def test_a_slot_is_a_process_and_its_device(text: str, cards: int, only: str, each: list[tuple[int, ...]]) -> None:
     """All forms mean the same, whatever the nodes have."""
     cluster = cluster_of(read_hostfile(text, "hf"))
