@@ -15,9 +15,13 @@ from clustertool.errors import PreflightError
 _DIAG = 4  # NETLINK_SOCK_DIAG
 _BY_FAMILY, _REQUEST_DUMP, _DONE, _FAILED = 20, 0x301, 3, 2
 _LISTEN = 10  # TCP_LISTEN
+_MAPPED = bytes(10) + b"\xff\xff"
 
 
 class Listener(NamedTuple):
+    """`address` as text; 0.0.0.0 and :: are all addresses."""
+
+    address: str
     port: int
     uid: int
     inode: int
@@ -44,7 +48,7 @@ def _dump(family: int) -> Iterator[Listener]:
                 if kind == _DONE:
                     return
                 port, uid, inode = struct.unpack_from(">H", data, 20) + struct.unpack_from("=II", data, 80)
-                yield Listener(port, uid, inode)
+                yield Listener(_text(data[24 : 28 if family == socket.AF_INET else 40]), port, uid, inode)
                 data = data[(size + 3) & ~3 :]
 
 
@@ -54,7 +58,34 @@ def _table(path: str) -> Iterator[Listener]:
             next(file, "")
             for row in (line.split() for line in file):
                 if int(row[3], 16) == _LISTEN:
-                    yield Listener(int(row[1].rpartition(":")[2], 16), int(row[7]), int(row[9]))
+                    address, _, port = row[1].rpartition(":")
+                    words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
+                    packed = struct.pack(f"={len(words)}I", *words)
+                    yield Listener(_text(packed), int(port, 16), int(row[7]), int(row[9]))
+
+
+def _text(packed: bytes) -> str:
+    """An address as text; an IPv4 one in IPv6's clothes is IPv4."""
+    if len(packed) == 16 and packed.startswith(_MAPPED):
+        packed = packed[12:]
+    return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
+
+
+def own_address(host: str) -> str:
+    """`host` in the form of Listener.address if it is a literal address of this machine, else ""."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        packed = socket.inet_pton(family, host.split("%")[0])
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.bind((host, 0))
+    except OSError:
+        return ""
+    return _text(packed)
+
+
+def serves(listener: Listener, address: str) -> bool:
+    """Whether who connects to one of this machine's addresses meets this listener."""
+    return listener.address in (address, "::") or (listener.address == "0.0.0.0" and ":" not in address)
 
 
 def listening() -> Set[int]:
@@ -66,16 +97,19 @@ def holders(asked: Container[int]) -> Dict[int, str]:
     """Those of the ports that are listened on -> who holds them, as far as this user may see: `nginx (pid 812, user www)`."""
     held = [listener for listener in listeners() if listener.port in asked]
     found = {listener.port: f"a process of user {_user(listener.uid)}" for listener in held}
-    wanted = {f"socket:[{listener.inode}]": listener for listener in held}
-    for pid in os.listdir("/proc") if wanted else ():
-        if not pid.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            for fd in os.listdir(f"/proc/{pid}/fd"):
-                listener = wanted.get(os.readlink(f"/proc/{pid}/fd/{fd}"))
-                if listener is not None:
+    for pid in os.listdir("/proc") if held else ():
+        if pid.isdigit():
+            with contextlib.suppress(OSError):
+                for listener in of_process(pid, held):
                     found[listener.port] = _describe(pid, listener.uid)
     return found
+
+
+def of_process(pid: "int | str", among: Sequence[Listener]) -> List[Listener]:
+    """Those of the listeners that a process holds open. Raises OSError for one that is gone or another user's."""
+    by_name = {f"socket:[{listener.inode}]": listener for listener in among}
+    names = (os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
+    return [by_name[name] for name in names if name in by_name]
 
 
 def _describe(pid: str, uid: int) -> str:

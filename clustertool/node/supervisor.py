@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple
 
 from clustertool.errors import PreflightError
 from clustertool.node import files, memory, ports, processes, ranks
+from clustertool.node.awaited import Awaited
 from clustertool.node.ending import Ending
 from clustertool.node.family import Family
 from clustertool.node.keeper import Keeper
@@ -46,7 +47,6 @@ class Rank:
         self.log = -1
         self.log_name = str(spec["log"])
         self.log_size = -1
-        self.listening = False
         self.oom: Optional[memory.Watch] = None
 
 
@@ -74,7 +74,7 @@ class Supervisor:
         self.control = -1
         self.control_rest = b""
         self.ending: Optional[Ending] = None
-        self.awaited: Set[Key] = set()
+        self.awaited = Awaited()
         self.outcome: Optional[Outcome] = None
         self.asked: Optional[Tuple[str, int]] = None  # by whom, with which code, an agent here asked to stop
         self.asked_at = 0.0
@@ -277,7 +277,6 @@ class Supervisor:
 
     def _start_rank(self, rank: Rank) -> List[Tuple[str, int, int, int, bool, str]]:
         role, number = rank.key
-        rank.listening = False
         pid, why = self._open_log(rank)
         if not why:
             pid, why = ranks.start(self.spec, rank.spec, self.attempt, rank.log, self.umask, self.file_limit)
@@ -293,7 +292,7 @@ class Supervisor:
         if process:
             self.family.write_down([process])
         if role == "pserver":
-            self.awaited.add(rank.key)
+            self.awaited.add(rank.key, rank.spec, pid)
         return []
 
     def _open_log(self, rank: Rank) -> Tuple[int, str]:
@@ -335,7 +334,7 @@ class Supervisor:
             return []
         del self.by_pid[pid]
         rank.pid = 0
-        self.awaited.discard(rank.key)
+        self.awaited.drop(rank.key)
         killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         code = 0 if killed else os.WEXITSTATUS(status)
         stopped = self.ending is not None
@@ -346,16 +345,12 @@ class Supervisor:
         return [(role, number, code, killed, stopped, note)]
 
     def _look_for_listeners(self) -> None:
-        if not self.awaited:
-            return
-        listening = ports.listening()
-        for key in sorted(self.awaited):
-            rank = self.ranks[key]
-            if listening.intersection(rank.spec["ready"]):
-                self.awaited.discard(key)
-                rank.listening = True
-                self.record("listening", role=key[0], rank=key[1])
-                self._tell({"m": "listening", "role": key[0], "rank": key[1]})
+        heard, strays = self.awaited.look()
+        for role, rank in heard:
+            self.record("listening", role=role, rank=rank)
+            self._tell({"m": "listening", "role": role, "rank": rank})
+        for (role, rank), listens, endpoint in strays:
+            self.record("elsewhere", role=role, rank=rank, listens=listens, endpoint=endpoint)
 
     def _note_growth(self) -> None:
         """(time, log, size) of logs that grew: enough to merge ranks by time later."""

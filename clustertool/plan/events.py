@@ -5,6 +5,7 @@ Every event has `t` (the node's clock, seconds) and `e`, its kind:
     job          id, node, name, nodes, created, owner, mode, command, processes     first line of every events file
     supervisor   pid, start, boot                  guard    pid, start
     started      role, rank, pid, start, attempt   listening  role, rank
+    elsewhere    role, rank, listens, endpoint     a pserver listens where nobody looks for it
     exited       role, rank, code, signal, stopped, note, attempt   `stopped`: by the supervisor, after it was told to
     frozen / thawed      role, rank                a rank was stopped by SIGSTOP, or goes on
     phase        name                              the lead: joining, pserver, trainer, ending
@@ -126,6 +127,9 @@ class JobStatus:
 
     def _on_listening(self, here: NodeStatus, event: Event) -> None:
         self._process(here, event).note = "listening"
+
+    def _on_elsewhere(self, here: NodeStatus, event: Event) -> None:
+        self._process(here, event).note = f"listens on {event['listens']}, not on {event['endpoint']}"
 
     def _on_frozen(self, here: NodeStatus, event: Event) -> None:
         self._change(here, event, "frozen")

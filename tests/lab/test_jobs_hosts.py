@@ -117,3 +117,21 @@ def test_pservers_of_nodes_that_call_themselves_127_0_1_1(site):
     done = pair.inv("run", "-w", "job", "--mode", "ps", "--all-ranks").ends(0)
     endpoints = [f"{pair.lab.address(node)}:7164" for node in range(2)]
     assert done.out.count(f"met {endpoints}") == 2
+
+
+def test_a_pserver_that_asks_for_its_name_is_told_of(site):
+    """It listens on 127.0.1.1, where nobody else can reach it: the user reads why nothing goes on."""
+    pair = site(2, nodes={1: Node(hosts=("127.0.1.1 node1",))})
+    pair.workspace(train_py="", pserver_py="""
+        import os, socket, time
+        server = socket.create_server((socket.gethostbyname(socket.gethostname()), int(os.environ["PADDLE_PORT"])))
+        time.sleep(600)
+    """)
+    running = pair.start("run", "-w", "job", "--mode", "ps")
+    address = pair.lab.address(1)
+    running.says(f"warning: pserver 1 on node1 listens on 127.0.1.1 port 7164, the others look for it on {address}:7164$")
+    (process,) = [p for p in pair.inv("status", "--json").ends(0).json["processes"] if (p["role"], p["rank"]) == ("pserver", 1)]
+    assert process["note"] == f"listens on 127.0.1.1 port 7164, not on {address}:7164"
+    running.signal()
+    running.wait().ends(130)
+    assert "pserver 0" not in running.err

@@ -450,7 +450,7 @@ class Bench:
         facts = given.pop("facts", None) or _facts(nodes)
         certificate, key = identity.certificate()
         who = Identity(number, time.time(), "tester", identity.token(), certificate, key)
-        spec = read_job(cluster, toml, Options(**given))
+        spec = read_job(cluster, toml, Options(servers=tuple(given.pop("endpoints", ())), **given))
         made = plan(cluster, spec, facts, who, (), tuple((name, HIDDEN) for name in secrets))
         self.jobs.append(Job(nodes, made, secrets, toml["env"]))
         return self.jobs[-1]
