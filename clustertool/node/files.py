@@ -17,6 +17,7 @@ from clustertool.errors import NotFound, PreflightError, UsageError
 from clustertool.plan.paths import OURS
 
 MARKER = "marker"
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -217,17 +218,41 @@ def copy_some(source: int, target: int) -> int:
     return len(data)
 
 
+def reserve(fd: int, start: int, size: int) -> bool:
+    """Blocks of a file for `size` bytes from `start` on, so that a full disk still takes them; its length stays.
+
+    False where there is no room, or where the file system cannot do it (NFS before 4.2).
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    fallocate = getattr(libc, "fallocate64", None) or libc.fallocate
+    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    return bool(fallocate(fd, _KEEP_SIZE, start, size) == 0)
+
+
 class Journal:
-    """An append-only file of lines. A full disk never stops the writer: lines wait in memory, bounded."""
+    """An append-only file of lines. A full disk never stops the writer: lines wait in memory, bounded.
+
+    `ahead`: room for so many bytes is kept on the disk as long as the journal is open, for what must be said on a full one.
+    """
 
     _MOST = 10_000
     _BATCH = 500
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, ahead: int = 0) -> None:
         self._fd = fd
         self._waiting: List[bytes] = []
         # Whoever wrote here before may have died in the middle of a line.
         self._torn = os.fstat(fd).st_size > 0
+        self._ahead = ahead
+        self._reserved = 0  # up to this size
+        self._keep_room()
+
+    def _keep_room(self) -> None:
+        size = os.fstat(self._fd).st_size if self._ahead else 0
+        if self._ahead and size + self._ahead // 2 > self._reserved and reserve(self._fd, size, self._ahead):
+            self._reserved = size + self._ahead
 
     def write(self, *values: Any) -> None:
         """JSON, a line each."""
@@ -248,11 +273,15 @@ class Journal:
                 return
             del self._waiting[: data.count(b"\n", 0, done) - self._torn]
             self._torn = data[done - 1 : done] != b"\n"
+            self._keep_room()
             if done < len(data):
                 return
 
     def close(self) -> None:
         self.flush()
+        if self._reserved:  # nobody else writes here while we do: this gives back blocks, and no line
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, os.fstat(self._fd).st_size)
         os.close(self._fd)
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple
 from clustertool.errors import PreflightError
 from clustertool.node import files, memory, ports, processes, ranks
 from clustertool.node.awaited import Awaited
+from clustertool.node.disk import Disk
 from clustertool.node.ending import Ending
 from clustertool.node.family import Family
 from clustertool.node.keeper import Keeper
@@ -35,6 +36,8 @@ _TICK = 0.1
 _WAITING_TICK = 0.03  # while pservers are expected to listen, or processes to end
 _LOOK_EVERY = 0.5
 _LAST_WORD = 1.0  # seconds a stopped node waits for the lead's verdict
+# Bytes of the events file that are kept free on the disk: what is said of each process here, and of each rank in a verdict.
+_LAST_WORDS, _OF_PROCESS, _OF_RANK = 16 << 10, 512, 64
 
 
 class Rank:
@@ -65,11 +68,13 @@ class Supervisor:
             rank = Rank(process)
             self.ranks[rank.key] = rank
         self.by_pid: Dict[int, Rank] = {}
-        self.journal = files.Journal(files.open_append(job, f"{OURS}/events.jsonl"))
+        ahead = _LAST_WORDS + _OF_PROCESS * len(spec["processes"]) + _OF_RANK * len(spec["endpoints"])
+        self.journal = files.Journal(files.open_append(job, f"{OURS}/events.jsonl"), ahead)
         self.growth = files.Journal(files.open_append(job, f"{OURS}/growth.jsonl"))
         self.me = processes.Process(os.getpid(), getattr(processes.stat(os.getpid()), "start", 0))
         self.family = Family(job, self.me)
         self.looked_at = 0.0
+        self.disk = Disk(job)
         self.keeper = Keeper(self.family, spec, job, self.record)
         self.control = -1
         self.control_rest = b""
@@ -339,6 +344,9 @@ class Supervisor:
         code = 0 if killed else os.WEXITSTATUS(status)
         stopped = self.ending is not None
         note = rank.oom.verdict() if rank.oom and killed == signal.SIGKILL and not stopped else ""
+        if (code or killed) and not stopped and not note:
+            self._look_at_disk()
+            note = f"the disk of {self.spec['root']} is full" if self.disk.full else ""
         self.record(
             "exited", role=role, rank=number, code=code, signal=killed, stopped=stopped, note=note, attempt=self.attempt
         )
@@ -367,11 +375,16 @@ class Supervisor:
         if now >= self.looked_at + _LOOK_EVERY:
             self.looked_at = now
             self.family.look()
+            self._look_at_disk()
             for rank in self.by_pid.values():
                 if rank.oom is not None:
                     rank.oom.look(rank.pid)
             with contextlib.suppress(OSError):
                 os.utime(self.control)  # our heartbeat for whoever asks for the status
+
+    def _look_at_disk(self) -> None:
+        if self.disk.look():
+            self.record("disk", full=self.disk.full, root=self.spec["root"])
 
     # -- stopping --
 

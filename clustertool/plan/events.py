@@ -8,6 +8,7 @@ Every event has `t` (the node's clock, seconds) and `e`, its kind:
     elsewhere    role, rank, listens, endpoint     a pserver listens where nobody looks for it
     exited       role, rank, code, signal, stopped, note, attempt   `stopped`: by the supervisor, after it was told to
     frozen / thawed      role, rank                a rank was stopped by SIGSTOP, or goes on
+    disk         full, root                        the disk of ROOT_DIR is full, or has room again
     phase        name                              the lead: joining, pserver, trainer, ending
     lost         node, why                         the lead gave a node up
     restart      attempt, pause                    the lead: all starts again, after so many seconds
@@ -143,6 +144,9 @@ class JobStatus:
         process.code, process.signal, process.stopped = code, signal, stopped
         process.note, process.attempt = str(event.get("note", "")), int(event.get("attempt", process.attempt))
         self.attempt = max(self.attempt, process.attempt)
+
+    def _on_disk(self, here: NodeStatus, event: Event) -> None:
+        here.why = f"the disk of {event['root']} is full" if event["full"] else ""
 
     def _on_phase(self, here: NodeStatus, event: Event) -> None:
         self.phase = str(event["name"])

@@ -116,6 +116,9 @@ class Watch:
         elif kind == "exited" and not event.get("stopped") and (event["code"] or event.get("signal")):
             how = words(int(event["code"]), int(event.get("signal", 0)), str(event.get("note", "")))
             yield News(f"{word(event['role'])} {event['rank']} on {self.name(node)} ended with {how}", "warn")
+        elif kind == "disk":
+            became = "is full: what is printed now is lost" if event["full"] else "has room again"
+            yield News(f"{self.name(node)}: the disk of {event['root']} {became}", "warn")
         elif kind == "restart":
             yield News(f"attempt {event['attempt']} begins in {event['pause']:g} s", "warn")
         elif kind == "frozen":

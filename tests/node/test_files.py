@@ -284,6 +284,34 @@ def test_journal_is_bounded(tmp_path: Path, limited: Callable[[int], None]) -> N
     assert len(lines(tmp_path / "journal")) == 10_000
 
 
+def test_a_journal_keeps_room_ahead_and_gives_it_back(small_disk: Path) -> None:
+    path = small_disk / "journal"
+    journal = files.Journal(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), ahead=64 << 10)
+    journal.write({"n": 0})
+    assert path.stat().st_blocks * 512 >= 64 << 10, "the file system can do it"
+    for number in range(1, 2000):  # it grows: what is ahead moves with its end
+        journal.write({"n": number})
+    fill(small_disk)
+    for number in range(2000, 4000):
+        journal.write({"n": number})
+    assert lines(path) == [{"n": number} for number in range(4000)]
+    journal.close()
+    assert lines(path) == [{"n": number} for number in range(4000)]
+    assert path.stat().st_blocks * 512 < path.stat().st_size + 4096
+    free = os.statvfs(small_disk)
+    assert free.f_bfree > 0
+
+
+def test_a_journal_where_no_room_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS before 4.2, and a disk that was full from the start: it is a journal as any other."""
+    monkeypatch.setattr(files, "reserve", lambda *_: False)
+    journal = files.Journal(os.open(tmp_path / "journal", os.O_WRONLY | os.O_CREAT | os.O_APPEND), ahead=64 << 10)
+    journal.write({"n": 1})
+    journal.close()
+    assert lines(tmp_path / "journal") == [{"n": 1}]
+    assert (tmp_path / "journal").stat().st_blocks * 512 <= 4096
+
+
 # -- full disks -------------------------------------------------------------------------------------------------------
 
 
@@ -307,23 +335,25 @@ def fill(folder: Path) -> None:
 
 
 def test_disk_fills_while_a_job_runs(small_disk: Path, bench: Bench) -> None:
-    """The job goes on and ends as it should; when there is room again, no event is missing."""
+    """The job goes on and ends as it should; room for what must be said was kept, so no event is missing at any time."""
     nodes = bench.nodes(1, root=small_disk)
     job = bench.run(nodes, f"echo ready; until [ -e {bench.tmp}/go ]; do sleep 0.02; done; exit 3").ready()
-    rank, supervisor, job.torn = job.rank(), job.process("supervisor"), True
+    rank, supervisor = job.rank(), job.process("supervisor")
     stream = job.follow()
     fill(small_disk)
     size = os.stat(job.dir() / ".clustertool/events.jsonl").st_size
-    for _ in range(40):  # more than fits into the last block of the events file
+    for number in range(1, 41):  # more than fits into the last block of the events file: it goes into the room that was kept
         os.kill(rank.pid, signal.SIGSTOP)
-        until(lambda: state(rank) == "T")
+        job.until("frozen", count=number)
         os.kill(rank.pid, signal.SIGCONT)
-        until(lambda: state(rank) != "T")
-    assert size < os.stat(job.dir() / ".clustertool/events.jsonl").st_size <= 4096 + size
+        job.until("thawed", count=number)
+    assert os.stat(job.dir() / ".clustertool/events.jsonl").st_size > 4096 + size
     assert alive(supervisor) and alive(rank)
+    assert [event["full"] for event in job.until("disk")] == [True]
     (small_disk / "ballast").unlink()
     (bench.tmp / "go").touch()
-    assert job.ended()["code"] == 3
+    ended = job.ended()
+    assert (ended["code"], "disk" in ended["reason"]) == (3, False), "it had room again when it failed"
     times = [event["t"] for event in job.events()]
     assert len(times) > 40 and times == sorted(times), "every event, once and in order"
     until(lambda: stream.ended)
@@ -342,12 +372,14 @@ except OSError:
 
 
 def test_disk_is_full_when_a_rank_starts(small_disk: Path, bench: Bench) -> None:
-    """The pserver filled it: the trainer's end is told with the reason, and the job ends everywhere."""
+    """The pserver filled it: what fails of it is told with the reason, and recorded, and the job ends everywhere."""
     nodes = bench.nodes(1, root=small_disk)
     job = bench.run(nodes, ["no-such-program"], pserver=p.python(FILL + p.PSERVER[-1]))
     until(lambda: not alive(job.process("supervisor")))
+    summary = job.nodes[0].ask("jobs")["jobs"][0]
     (job.dir() / "ballast").unlink()
-    assert job.nodes[0].ask("jobs")["jobs"][0]["state"] in ("failed", "lost")
+    assert summary["state"] == "failed"
+    assert "No space left on device" in summary["reason"] or f"the disk of {small_disk} is full" in summary["reason"]
 
 
 def test_no_room_for_a_job(small_disk: Path, bench: Bench) -> None:
