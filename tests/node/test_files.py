@@ -20,7 +20,7 @@ from clustertool.node import files, releases
 from clustertool.plan.manifest import digest
 from clustertool.plan.paths import OURS
 from tests.node import programs as p
-from tests.node.harness import Bench, Job, alive, state, until
+from tests.node.harness import Bench, Job, alive, until
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to act as a second user")
