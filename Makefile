@@ -8,12 +8,13 @@ DATA := workspaces/word2vec/train_data_dir/word_dict.txt
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { echo "$$p"; break; }; done)
 
-.PHONY: help demo test test-chaos check clean packages
+.PHONY: help demo test test-chaos test-frameworks check clean packages
 
 help:
 	@echo "make demo    train word2vec on three embedded nodes (installs what is missing)"
 	@echo "make test    all tests; ARGS='-k name' selects"
 	@echo "make test-chaos   a hundred random faults, half an hour"
+	@echo "make test-frameworks   real PyTorch and Paddle, three minutes; the first time it downloads 600 MB"
 	@echo "make check   style, types, the arrows between the layers"
 	@echo "make clean   remove everything that make has made"
 
@@ -21,11 +22,18 @@ demo: $(READY) $(DATA)
 	@scripts/demo.sh
 
 # Most of a test is waiting: three at a time keep two cores busy. tests/conftest.py says what goes side by side.
+# One framework runs among them; the virtual environments that tests give to jobs are kept in .frameworks.
 test: $(READY)
+	@PYTHON="$(PYTHON)" scripts/frameworks.sh digits-data digits-torch
 	@$(BIN)/python -m pytest -q -n 3 --dist loadgroup $(ARGS)
 
 test-chaos: $(READY)
 	@$(BIN)/python -m pytest -q tests/lab/test_chaos.py tests/lab/test_scale.py tests/ssh/test_cli_logs.py tests/ssh/test_speed.py -m "chaos or not chaos" $(ARGS)
+
+test-frameworks: export DEMAND_FRAMEWORKS := 1
+test-frameworks: $(READY)
+	@PYTHON="$(PYTHON)" scripts/frameworks.sh digits-data digits-torch digits-paddle paddle-ps
+	@$(BIN)/python -m pytest -q tests/frameworks -m "frameworks or not frameworks" $(ARGS)
 
 # All three, so that one look shows all findings.
 check: $(READY)
@@ -38,7 +46,7 @@ check: $(READY)
 clean:
 	@[ ! -d .demo ] || [ ! -x $(BIN)/clustertool ] || (XDG_STATE_HOME="$$PWD/.demo" && export XDG_STATE_HOME && cd / && \
 		"$(CURDIR)/$(BIN)/clustertool" cluster.down)
-	@rm -rf .venv .demo build dist *.egg-info $(dir $(DATA)) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	@rm -rf .venv .demo .frameworks build dist *.egg-info $(dir $(DATA)) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 packages:

@@ -1,0 +1,39 @@
+"""Real frameworks: `example("digits-torch")` is that workspace with its data, and two nodes that have what it needs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli import REPO, LoopSite
+from tests.frameworks.examples import Example, find_venv, prepare
+from tests.ssh.conftest import laptop, site, ssh_keys, start
+
+__all__ = ["laptop", "site", "ssh_keys", "start"]  # fixtures
+
+
+@pytest.fixture(scope="session")
+def venv() -> Callable[[str], Path]:
+    """venv("digits-torch") -> the virtual environment for that workspace."""
+    return find_venv
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The examples' data, made by the scikit-learn that nodes do not have; four trainers share six files unevenly."""
+    return prepare(tmp_path_factory.mktemp("digits"), "--shards", "6")
+
+
+@pytest.fixture
+def example(site: Callable[..., LoopSite], digits: Path) -> Callable[[str], Example]:
+    def make(name: str) -> Example:
+        venv, two = find_venv(name), site(2)
+        folder = two.folder / name
+        shutil.copytree(REPO / "workspaces" / name, folder, ignore=shutil.ignore_patterns("data", "output", "__pycache__"))
+        shutil.copytree(digits, folder / "data")
+        return Example(two, folder, venv)
+
+    return make

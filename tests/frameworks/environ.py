@@ -1,0 +1,25 @@
+"""A rank that says what torch-style variables it was given, and whether they lead to the others. One line of JSON."""
+
+import json
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+ranks = torch.zeros(dist.get_world_size())
+ranks[dist.get_rank()] = 1
+dist.all_reduce(ranks)
+
+# What stands at MASTER_ADDR:MASTER_PORT is the store in which the job's ranks meet.
+store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+if dist.get_rank() == 0:
+    store.set("first", str(os.getpid()))
+first = store.get("first").decode()
+
+said = {"env": dict(os.environ), "ranks": ranks.tolist(), "pid": str(os.getpid()), "first": first}
+sys.stdout.write(json.dumps(said) + "\n")  # in one piece: torchrun's processes share a pipe
+sys.stdout.flush()
+dist.barrier()
+dist.destroy_process_group()

@@ -1,0 +1,50 @@
+"""Paddle on real nodes: collective training with 3.3.1, parameter servers with 2.6.2."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.frameworks.examples import curve
+
+pytestmark = pytest.mark.frameworks
+DIES = """
+    if fleet.worker_index() == 1:
+        os.kill(os.getpid(), 9)
+    fleet.barrier_worker()"""
+
+
+def test_collective_trainers_learn_what_one_learns(example):
+    digits = example("digits-paddle")
+    four = digits.run("--nproc-per-node", 2, "--all-ranks").ends(0)
+    assert digits.outputs() == [["model.pdparams"], []]
+    curves = [curve(four, rank) for rank in range(4)]
+    assert len(curves[0]) == 20
+    assert curves.count(curves[0]) == 4, "all trainers know the loss of all"
+    assert curve(four, 0, "accuracy")[-1] > 0.95
+    one = digits.run("--only", digits.site.name(0)).ends(0)
+    assert curve(one, 0) == pytest.approx(curves[0], rel=0.01)
+
+
+def test_trainers_learn_on_parameter_servers(example):
+    """Two of each. The pservers never end by themselves: they are ended, and that is no failure."""
+    digits = example("paddle-ps")
+    done = digits.run("--all-ranks").ends(0)
+    assert "2 pservers, 2 trainers on 2 nodes" in done.err
+    assert done.last == "clustertool: exit 0 (job): all trainers are done"
+    for rank in (0, 1):
+        assert curve(done, rank)[-1] < 0.3 < 1 < curve(done, rank)[0]
+    assert curve(done, 0, "accuracy")[-1] > 0.9
+    assert digits.outputs() == [["model.npz"], []]
+    ended = {(its["role"], its["rank"]): its for its in digits.site.inv("status", "--json").ends(0).json["processes"]}
+    assert all(ended["pserver", rank]["stopped"] for rank in (0, 1)), ended
+    assert not digits.site.living()
+
+
+def test_a_trainer_that_is_killed_ends_the_job(example):
+    """Pservers would wait for it for ever."""
+    digits = example("paddle-ps")
+    digits.change("\n    fleet.barrier_worker()", DIES)
+    failed = digits.run().ends(137)
+    assert "Out of all 2 trainers, the trainer process with rank=[1] was aborted" in failed.err
+    assert "pserver 0,1" in failed.err.partition("victims")[2]
+    assert not digits.site.living()
