@@ -60,6 +60,8 @@ def spec(plan: Plan, node: Node, endpoints: list[str]) -> Spec:
         "job_dir": node.job_dir,
         "work_dir": node.work_dir,
         "output": plan.output,
+        "log_dir": plan.log_dir,
+        "here": node.here,
         "mark": mark(plan.job_id, node.index, plan.identity.token),
         "token": plan.identity.token,
         "lead": {"node": lead_node.index, "name": lead_node.name, "host": plan.lead[0], "port": plan.lead[1]},

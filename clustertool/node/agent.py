@@ -253,6 +253,7 @@ class Agent:
 
     def clean(self, header: Header) -> Dict[str, Any]:
         """Remove finished jobs: one, or all older than some seconds. Those of which something lives stay and are named."""
+        from clustertool.node.place import unlink
         from clustertool.node.stop import lives
 
         removed, running, freed = [], [], 0
@@ -263,6 +264,7 @@ class Agent:
             elif old:
                 removed.append(record.job)
                 if not header.get("dry"):
+                    unlink(record.paths.dir)
                     freed += files.remove_tree(record.paths.dir)
         return {"removed": removed, "running": running, "freed": freed}
 

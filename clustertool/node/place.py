@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Mapping, Sequence
 
-from clustertool.errors import PreflightError
+from clustertool.errors import NotFound, PreflightError
 from clustertool.node import claims, files
 from clustertool.plan import paths
 
@@ -70,20 +70,52 @@ def _write_files(spec: Dict[str, Any], job: int) -> None:
         files.create(job, f"{paths.OURS}/shards-{process['role']}-{process['rank']}", os.fsencode(listed))
     for role, target in firsts.items():
         files.link(job, job_paths.first_log(role), target)
-    if spec["work_dir"] != spec["job_dir"]:
-        _link_workspace(spec)
+    if spec["log_dir"]:
+        _show_logs(os.path.normpath(os.path.join(spec["work_dir"], spec["log_dir"])), job_paths.of("log"), spec["processes"])
+    elif spec["work_dir"] != spec["job_dir"]:  # --job-workspace: DIR/log and DIR/nodefile show the newest job
+        for name in ("log", "nodefile"):
+            _link(os.path.join(spec["work_dir"], name), job_paths.of(name))
 
 
-def _link_workspace(spec: Mapping[str, Any]) -> None:
-    """--job-workspace: DIR/log and DIR/nodefile show the newest job, where nothing else is there."""
-    for name in ("log", "nodefile"):
-        place_ = os.path.join(spec["work_dir"], name)
-        with contextlib.suppress(OSError):
-            if os.path.islink(place_):
-                if "/JOB" not in os.readlink(place_):
-                    continue
-                os.unlink(place_)
-            os.symlink(os.path.join(spec["job_dir"], name), place_)
+def _show_logs(folder: str, logs: str, processes_: Sequence[Mapping[str, Any]]) -> None:
+    """`folder` becomes a link to the logs, or holds links to them if it is a folder already."""
+    if os.path.realpath(folder) == os.path.realpath(logs):
+        return
+    with contextlib.suppress(OSError):
+        os.makedirs(os.path.dirname(folder), exist_ok=True)
+    if os.path.isdir(folder) and not os.path.islink(folder):
+        for name in ["endpoints.log", *(os.path.basename(process["log"]) for process in processes_)]:
+            _link(os.path.join(folder, name), os.path.join(logs, name))
+    else:
+        _link(folder, logs)
+
+
+def _link(place_: str, target: str) -> None:
+    """A link to something of a job, where nothing is but such a link. It survives that its folder is moved."""
+    parent = os.path.dirname(place_)
+    if os.path.commonpath([parent, target]) == parent:
+        target = os.path.relpath(target, parent)
+    with contextlib.suppress(OSError):
+        if os.path.islink(place_):
+            if "/JOB" not in os.readlink(place_):
+                return
+            os.unlink(place_)
+        os.symlink(target, place_)
+
+
+def unlink(job_dir: str) -> None:
+    """Before a job's directory is removed: the links to it in its working directory, which would lead nowhere."""
+    with contextlib.suppress(OSError, ValueError, KeyError, NotFound):
+        job = files.open_job_dir(job_dir)
+        try:
+            spec = json.loads(files.read(job, f"{paths.OURS}/spec.json"))
+        finally:
+            os.close(job)
+        shown = os.path.normpath(os.path.join(spec["work_dir"], spec["log_dir"] or "log"))
+        inside = [os.path.join(shown, name) for name in os.listdir(shown)] if not os.path.islink(shown) else []
+        for link in [shown, os.path.join(spec["work_dir"], "nodefile"), *inside]:
+            if os.path.islink(link) and os.path.realpath(link).startswith(os.path.realpath(job_dir) + "/"):
+                os.unlink(link)
 
 
 def _copy_tree(source: str, target: str) -> None:

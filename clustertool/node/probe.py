@@ -49,6 +49,7 @@ def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
         "python": sys.version.split()[0],
         "rsync": _program("rsync"),
         "disk_free": space.f_bavail * space.f_frsize,
+        "cpus": len(os.sched_getaffinity(0)),
         "devices": devices,
         "device_kind": kind,
         "ephemeral": [low, high],
@@ -59,7 +60,7 @@ def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
         "releases": _releases(root),
     }
     if request.get("job_workspace"):
-        answer.update(_workspace(str(request["job_workspace"]), problems))
+        answer.update(_workspace(str(request["job_workspace"]), bool(request.get("listing", True)), problems))
     return answer
 
 
@@ -217,23 +218,23 @@ def _devices() -> Tuple[str, List[int]]:
 _MOST_FILES = 200_000
 
 
-def _workspace(path: str, problems: List[Problem]) -> Dict[str, Any]:
-    """For --job-workspace: the folder's files (relative) and its job.toml."""
+def _workspace(path: str, list_it: bool, problems: List[Problem]) -> Dict[str, Any]:
+    """For --job-workspace: the folder's files (relative; if nothing but job.toml could need them, only then) and job.toml."""
     top = os.path.expanduser(path)
     if not os.path.isdir(top):
         what = f"--job-workspace {path} is not there"
         problems.append(("workspace", "error", what, "copy it to every node, or use --workspace"))
         return {}
+    toml = ""
+    with contextlib.suppress(OSError):
+        with open(os.path.join(top, "job.toml"), encoding="utf-8", errors="replace") as file:
+            toml = file.read(1 << 20)
     listing: List[str] = []
-    for folder, folders, names in os.walk(top):
-        folders[:] = [name for name in folders if name not in (".git", "__pycache__", "log", "output")]
+    for folder, folders, names in os.walk(top) if list_it or "shards" in toml else ():
+        folders[:] = [name for name in folders if name not in (".git", "__pycache__", "log", "output", paths.OURS)]
         listing += [os.path.relpath(os.path.join(folder, name), top) for name in names]
         if len(listing) > _MOST_FILES:
             what = f"--job-workspace {path} has over {_MOST_FILES} files: shards among the rest are not seen"
             problems.append(("workspace", "warn", what, "give each node fewer files there"))
             break
-    toml = ""
-    with contextlib.suppress(OSError):
-        with open(os.path.join(top, "job.toml"), encoding="utf-8", errors="replace") as file:
-            toml = file.read(1 << 20)
     return {"listing": sorted(listing), "job_toml": toml}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import subprocess
 from functools import partial
@@ -13,6 +14,11 @@ from clustertool.node import files
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it
 _KEPT = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "PATH")
+_LAUNCHER = re.compile(
+    r"(PADDLE_|CLUSTERTOOL_|OMPI_|TORCHELASTIC_|PET_|DISTRIBUTED_TRAINER_ENDPOINTS$|TRAINER_PORTS_NUM$|POD_(IP|NAME)$|TRAINING_ROLE$)"
+    r"|(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|MASTER_ADDR|MASTER_PORT|STAGE_ID|STAGE_NUM)$"
+    r"|FLAGS_(selected_\w+|START_PORT)$|HETER_DEVICE_TYPE$|.*_proxy$"
+)
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
 # The prelude is shell by nature; it travels in the environment and not on the command line, where `ps` shows it.
 _WITH_PRELUDE = 'eval "$CLUSTERTOOL_PRELUDE" || exit 126; unset CLUSTERTOOL_PRELUDE; exec "$@"'
@@ -23,9 +29,14 @@ def base_environment(environ: Mapping[str, str]) -> Dict[str, str]:
     return {name: environ[name] for name in _KEPT if name in environ}
 
 
+def inherited(environ: Mapping[str, str]) -> Dict[str, str]:
+    """Of a job on the machine of its user: all that the user's shell has, but what launchers say to processes."""
+    return {name: value for name, value in environ.items() if not _LAUNCHER.match(name)}
+
+
 def environment(spec: Mapping[str, Any], process: Mapping[str, Any], attempt: int, own: Mapping[str, str]) -> Dict[str, str]:
     """The node's base, the plan's variables, the secrets; conf.py's LD_LIBRARY_PATH in front of the node's own."""
-    env = base_environment(own)
+    env = inherited(own) if spec["here"] else base_environment(own)
     if spec["first_path"]:
         env["PATH"] = spec["first_path"] + ":" + env.get("PATH", os.defpath)
     env.update(spec["common"])

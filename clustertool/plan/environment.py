@@ -235,6 +235,11 @@ def _devices(table: Table, seat: Seat) -> Env:
     return env
 
 
+def literal(word: str) -> str:
+    """A word that fill() gives back as it is."""
+    return word.replace("{", "{{")
+
+
 def fill(argv: Sequence[str], values: Mapping[str, str]) -> Tuple[str, ...]:
     """Fill {port}, {rank} ... in a command; {{ is a brace; every other text stays as it is, JSON too."""
     pattern = re.compile(r"\{\{|\{(" + "|".join(values) + r")\}")

@@ -25,6 +25,7 @@ class Facts:
     rsync: bool = True
     ping: bool = True
     disk_free: int = 0
+    cpus: int = 1
     devices: Tuple[int, ...] = ()
     device_kind: str = "cpu"
     ephemeral: Tuple[int, int] = (32768, 60999)

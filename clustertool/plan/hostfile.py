@@ -1,4 +1,4 @@
-"""A hostfile of Open MPI, DeepSpeed or Horovod becomes HOSTS entries; --only and --skip choose among hosts and their slots.
+"""A hostfile of Open MPI, DeepSpeed or Horovod becomes HOSTS entries; --ips, --only and --skip choose among hosts and slots.
 
 A slot is one process, and where a node has devices, slot 3 is on device 3, as DeepSpeed and Horovod mean it.
 """
@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from clustertool.errors import ConfigError, UsageError
-from clustertool.plan.hosts import Host, expand, is_address, named
+from clustertool.plan.hosts import Host, expand, is_address, named, read_hosts
 
 _KEYS = ("slots", "max-slots", "max_slots", "slots-max", "slots_max")  # the longer ones only warn mpirun
 _FIX = 'write "host slots=4" or "host:4", one host a line'
@@ -79,6 +79,27 @@ def choose(hosts: Sequence[Host], only: Sequence[str], skip: Sequence[str]) -> T
     if not kept:
         raise UsageError("--only and --skip leave no host", "loosen them")
     return named(tuple(replace(host, index=index) for index, host in enumerate(kept)))
+
+
+def pick(hosts: Sequence[Host], words: Sequence[str]) -> Tuple[Host, ...]:
+    """--ips: each word is an entry of HOSTS that has this host or address, or else a host of its own. In this order."""
+    try:
+        asked = read_hosts(list(words))
+    except ConfigError as error:
+        raise UsageError(error.what.replace("HOSTS", "--ips", 1), error.fix) from None
+    free, found = list(hosts), []
+    for host in asked:
+        known = next((entry for entry in free if _means(host, entry)), None)
+        if known is not None:
+            free.remove(known)
+        found.append(known or host)
+    return named(tuple(replace(host, index=index) for index, host in enumerate(found)))
+
+
+def _means(word: Host, entry: Host) -> bool:
+    """Whether a word of --ips is this entry of HOSTS; what the word does not say, the entry may."""
+    same = word.host in (entry.host, entry.address, entry.name)
+    return same and word.user in ("", entry.user) and word.port in (0, entry.port)
 
 
 def _wanted(hosts: Sequence[Host], words: Sequence[str]) -> Dict[str, Optional[Tuple[int, ...]]]:

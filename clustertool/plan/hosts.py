@@ -38,6 +38,7 @@ class Host:
     root_dir: str = ""
     name: str = ""
     twin: int = 0  # how many entries before this one name the same account and machine
+    here: bool = False  # this machine itself: no ssh
 
     @property
     def entry(self) -> str:

@@ -18,6 +18,16 @@ from clustertool.plan.roles import MODES
 Command = Optional[Tuple[str, ...]]
 Pairs = Tuple[Tuple[str, str], ...]
 _MOST = 10000  # processes of one role on one node, and nodes
+COUNTED = ("gpu", "xpu", "npu", "cpu", "auto")  # --nproc-per-node by what the node has, as torchrun knows it
+# What the old paddle.py started on every host; the trainer's own options stand before --trainer_id.
+_V2_PSERVER = (
+    "paddle", "pserver", "--num_gradient_servers={num_trainers}", "--nics={nic}", "--port={port}",
+    "--ports_num={ports_num}", "--ports_num_for_sparse={ports_num_for_sparse}",
+)  # fmt: skip
+_V2_TRAINER = (
+    "paddle", "train", "--num_gradient_servers={num_trainers}", "--nics={nic}", "--port={pserver_port}",
+    "--ports_num={ports_num}", "--pservers={pservers}",
+)  # fmt: skip
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 # What the plan computes for every process. Overriding one of these by hand breaks a job in ways that look like the
@@ -71,17 +81,29 @@ class JobSpec:
     policy: Policy = Policy()
     devices: Optional[Tuple[int, ...]] = None
     nproc: Optional[int] = None
+    nproc_of: str = ""  # one of COUNTED
     nnodes: int = 0
     http_port: int = 0
     job_workspace: str = ""
+    log_dir: str = ""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `run` as typed; "" and () mean not given. Everything is text and is checked in read_job."""
+    """The options of `run` as typed; "" and () mean not given. Everything is text and is checked in read_job.
+
+    implied: the mode where neither the options nor job.toml say. command: instead of script, words that are split already.
+    v2: the command line of the old paddle.py, whose roles run `paddle train` and `paddle pserver`; v2_args go to the trainer.
+    log_dir: where the working directory shows the logs.
+    """
 
     mode: str = ""
+    implied: str = ""
     script: str = ""
+    command: Tuple[str, ...] = ()
+    v2: bool = False
+    v2_args: Tuple[str, ...] = ()
+    log_dir: str = ""
     nproc_per_node: str = ""
     devices: str = ""
     servers: Tuple[str, ...] = ()
@@ -109,9 +131,11 @@ def read_job(cluster: Cluster, toml: Mapping[str, Any], options: Options) -> Job
     """Raises DataError for what job.toml says wrong, UsageError for the command line, both with the fix."""
     file = _read_toml(toml)
     mode = _mode(options, file)
-    script = _script(options.script)
+    script = options.command or _script(options.script)
     devices = options.devices.strip()
     trainer, pserver, heter = (replace(file[name], command=script or file[name].command) for name in _COMMANDS)
+    if options.v2:
+        trainer, pserver = _v2(trainer, options.v2_args), replace(pserver, command=pserver.command or _V2_PSERVER)
     shards = _patterns(list(_words(options.shards)), "--shards", UsageError) or file["shards"]
     return JobSpec(
         mode=mode,
@@ -125,10 +149,12 @@ def read_job(cluster: Cluster, toml: Mapping[str, Any], options: Options) -> Job
         output=file["output"],
         policy=_policy(cluster, file["policy"], options),
         devices=_devices(devices) if devices else None,
-        nproc=_count(options.nproc_per_node, "--nproc-per-node"),
+        nproc=None if options.nproc_per_node in COUNTED else _count(options.nproc_per_node, "--nproc-per-node", _NPROC),
+        nproc_of=options.nproc_per_node if options.nproc_per_node in COUNTED else "",
         nnodes=_count(options.nnodes, "--nnodes") or 0,
         http_port=_count(options.http_port, "--http-port", "a port from 1 to 65535", 65535) or 0,
         job_workspace=options.job_workspace,
+        log_dir=options.log_dir,
     )
 
 
@@ -145,7 +171,7 @@ def _mode(options: Options, file: Mapping[str, Any]) -> str:
     """The mode that is asked for, else the one that the options imply. Raises UsageError where both contradict."""
     heter = _given(options, "heter_workers", "heter_worker_num", "heter_devices")
     servers = _given(options, "servers", "server_num")
-    implied = "ps-heter" if heter else "ps" if servers else "collective"
+    implied = "ps-heter" if heter else "ps" if servers or options.v2 else options.implied or "collective"
     mode = str(options.mode or file["mode"] or implied)
     if mode not in MODES:
         raise UsageError(f"--mode {mode!r} is not known", f"one of {', '.join(MODES)}")
@@ -249,6 +275,8 @@ def _only_where_read(shards: Sequence[str], file: Mapping[str, Any], options: Op
     return asked or bool(file["only_where_read"])
 
 
+_NPROC = f"a whole number from 1 to {_MOST}, or one of {', '.join(COUNTED)}"
+
 # -- the command line ---------------------------------------------------------------------------------------------------
 
 
@@ -261,6 +289,12 @@ def _script(text: str) -> Command:
     if not words:
         return None
     return tuple(["python3", "-u", *words] if words[0].endswith(".py") else words)
+
+
+def _v2(trainer: Role, args: Tuple[str, ...]) -> Role:
+    """The trainer of the old paddle.py: its command, then what was typed for it."""
+    command = (*trainer.command, *args) if trainer.command else (*_V2_TRAINER, *args, "--trainer_id={rank}")
+    return replace(trainer, command=command)
 
 
 def _count(text: str, option: str, right: str = f"a whole number from 1 to {_MOST}", most: int = _MOST) -> Optional[int]:

@@ -56,6 +56,7 @@ class Node:
     work_dir: str
     entry: str
     hostname: str
+    here: bool
     processes: Tuple[Process, ...]
 
 
@@ -75,6 +76,7 @@ class Plan:
     first_path: str
     secrets: Tuple[str, ...]
     output: str
+    log_dir: str
     identity: Identity
     warnings: Tuple[str, ...] = ()
 
@@ -115,7 +117,8 @@ def plan(
         job_id=identity.job_id, mode=job.mode, phases=MODES[job.mode], nodes=tuple(nodes),
         lead=(table.addresses[0], table.ports.lead), policy=job.policy, extra_ports=tuple(extra),
         prelude=cluster.prelude, ld_library_path=cluster.ld_library_path, first_path=cluster.first_path,
-        secrets=cluster.secrets, output=job.output, identity=identity, warnings=_warnings(cluster, table, facts),
+        secrets=cluster.secrets, output=job.output, log_dir=job.log_dir, identity=identity,
+        warnings=_warnings(cluster, table, facts),
     )  # fmt: skip
 
 
@@ -170,7 +173,7 @@ def _node(
         processes.append(
             Process(
                 role=seat.role, rank=seat.rank, local_rank=seat.local_rank, node=seat.node,
-                argv=fill(commands[seat.role], _placeholders(table, seat, paths)), env=tuple(sorted(env.items())),
+                argv=fill(commands[seat.role], _placeholders(table, seat, paths, facts.nic)), env=tuple(sorted(env.items())),
                 endpoint=table.endpoint(seat), ports=table.ports.of[seat.role, seat.rank], ready=_ready(table, seat),
                 devices=seat.devices, shards=shards[seat.rank] if seat.role == "trainer" else (),
                 log=paths.log(seat.role, seat.rank),
@@ -179,7 +182,7 @@ def _node(
     work_dir = _below_home(job.job_workspace, facts.home) if job.job_workspace else paths.dir
     return Node(
         host.index, host.name, facts.address, facts.root, paths.base, paths.dir, work_dir,
-        host.entry, facts.hostname, tuple(processes),
+        host.entry, facts.hostname, host.here, tuple(processes),
     )  # fmt: skip
 
 
@@ -211,12 +214,17 @@ def _below_home(path: str, home: str) -> str:
     return posixpath.normpath(posixpath.join(home, path[2:] if path.startswith("~/") else "" if path == "~" else path))
 
 
-def _placeholders(table: Table, seat: Seat, paths: p.JobPaths) -> Dict[str, str]:
+def _placeholders(table: Table, seat: Seat, paths: p.JobPaths, nic: str) -> Dict[str, str]:
+    servers = table.role("pserver")
+    addresses = dict.fromkeys(table.addresses[server.node] for server in servers)
     return {
         "port": str(table.ports.of[seat.role, seat.rank][0]),
         "ports_num": str(table.cluster.ports_num),
         "ports_num_for_sparse": str(table.cluster.ports_num_for_sparse),
         "num_trainers": str(len(table.role("trainer"))),
+        "pservers": ",".join(addresses),
+        "pserver_port": str(table.ports.of["pserver", servers[0].rank][0]) if servers else "",
+        "nic": nic,
         "rank": str(seat.rank),
         "log_dir": paths.of("log"),
     }
@@ -284,7 +292,7 @@ def needs_probe(cluster: Cluster, job: JobSpec) -> bool:
         ports_known = bool(cluster.start_port or job.mode != "collective") and bool(cluster.lead_port)
         if not (host.address and known and root.startswith("/") and ports_known) or cluster.nic:
             return True
-    return bool(job.job_workspace)
+    return bool(job.job_workspace) or job.nproc_of in ("cpu", "auto")
 
 
 def given_facts(cluster: Cluster) -> Dict[int, Facts]:

@@ -45,7 +45,7 @@ def assign(
         if role.endpoints:
             places = _listed(name, role.endpoints, hosts, facts)
         else:
-            places = _counted([_count(name, role, host, job, devices[host.index]) for host in hosts])
+            places = _counted([_count(name, role, host, job, devices[host.index], facts) for host in hosts])
         if not places:
             fix = f"give some host the role {name} in HOSTS"
             raise UsageError(f"no host is left to run a {roles.word(name)}", fix)
@@ -63,16 +63,28 @@ def _groups(job: JobSpec) -> List[Tuple[str, int, Role]]:
     return groups + [("heter", stage, role) for stage, role in enumerate(job.heter, 2)]
 
 
-def _count(name: str, role: Role, host: Host, job: JobSpec, devices: Tuple[int, ...]) -> int:
+def _count(
+    name: str, role: Role, host: Host, job: JobSpec, devices: Tuple[int, ...], facts: Mapping[int, Facts]
+) -> int:
     """Processes of a role on one host: command line, job.toml, HOSTS, then the default of the mode."""
     if not host.plays(name):
         return 0
     wanted: Tuple[Optional[int], ...] = (role.per_node, host.count(name))
     if name == "trainer":
-        wanted = (job.nproc, role.per_node, host.count(name), host.nproc)
+        asked = _had(job.nproc_of, host, devices, facts[host.index]) if job.nproc_of else job.nproc
+        wanted = (asked, role.per_node, host.count(name), host.nproc)
         if job.mode == "collective":
             wanted += (len(devices) or None,)
     return next((number for number in wanted if number is not None), 1)
+
+
+def _had(what: str, host: Host, devices: Tuple[int, ...], facts: Facts) -> int:
+    """--nproc-per-node gpu, cpu, auto: by what this node has. Raises UsageError."""
+    if what == "cpu" or (what == "auto" and not devices):
+        return facts.cpus
+    if not devices:
+        raise UsageError(f"--nproc-per-node {what}: {host.name} has none", "give a number, or auto")
+    return len(devices)
 
 
 def _counted(counts: Sequence[int]) -> List[Place]:

@@ -15,7 +15,7 @@ from clustertool.plan.cluster import Cluster
 from clustertool.plan.frames import Decoder, FrameError, Header, encode
 from clustertool.plan.hosts import Host
 from clustertool.reach import pyz
-from clustertool.reach.connection import Link, discard
+from clustertool.reach.connection import Reach, discard
 
 Sink = Callable[[int, Header, bytes], None]
 _WINDOW = 8 << 20  # what may be on its way to us unread: bounds the laptop's memory
@@ -27,7 +27,7 @@ _LAST_WORDS = 0.5
 class Agent:
     """Open with Agent.open(); ask() for one answer; frames that answer nothing (events, logs, beats) go to `sink`."""
 
-    def __init__(self, link: Link, host: Host, sink: Sink | None) -> None:
+    def __init__(self, link: Reach, host: Host, sink: Sink | None) -> None:
         self.link = link
         self.host = host
         self.python = ""
@@ -40,7 +40,7 @@ class Agent:
         self.dead: ClustertoolError | None = None
 
     @classmethod
-    def open(cls, link: Link, host: Host, cluster: Cluster, sink: Sink | None = None) -> Agent:
+    def open(cls, link: Reach, host: Host, cluster: Cluster, sink: Sink | None = None) -> Agent:
         """Start the node side over `link`. Raises PreflightError (no python, too old) or Unreachable."""
         agent = cls(link, host, sink)
         try:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import paramiko
 from fabric import Config, Connection
@@ -66,6 +66,24 @@ class Completed:
     stderr: bytes
     noise: bytes = b""
     dropped: int = 0
+
+
+class Reach(Protocol):
+    """A way to a node: what agents and rsync need of a Link, and what this machine's own (reach/here.py) has too."""
+
+    @property
+    def node(self) -> str: ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    def channel(self, command: bytes | str = SHELL, *, window: int = 0, timeout: float = 10.0) -> Any: ...
+
+    def pipe(self, script: bytes, *, window: int = 0, timeout: float = 10.0) -> Pipe: ...
+
+    def lost(self, why: str) -> Unreachable: ...
+
+    def close(self) -> None: ...
 
 
 class Link:
@@ -142,18 +160,7 @@ class Link:
         return done
 
     def pipe(self, script: bytes, *, window: int = 0, timeout: float = 10.0) -> Pipe:
-        """Run a script whose stdin is what is sent through the pipe. Returns when the script is about to start."""
-        mark = secrets.token_hex(16).encode()
-        loader = _LOAD % {b"mark": mark}
-        channel = self.channel(LOADER, window=window, timeout=timeout)
-        pipe = Pipe(self, channel, mark)
-        try:
-            pipe.send_all(loader + script + b"\n" + mark + b"\n", timeout)
-            pipe.start(timeout)
-        except ClustertoolError:
-            pipe.close()
-            raise
-        return pipe
+        return open_pipe(self, script, window=window, timeout=timeout)
 
     def feed(self, text: bytes, mark: bytes, timeout: float) -> Completed | None:
         """Run text by /bin/sh, which must print `mark` to both streams where the noise ends; None: not in time."""
@@ -234,9 +241,23 @@ def open_all(
         raise
 
 
-def close_all(links: Sequence[Link]) -> None:
+def close_all(links: Sequence[Reach]) -> None:
     """Close many connections side by side."""
-    each(list(links), Link.close)
+    each(list(links), lambda link: link.close())
+
+
+def open_pipe(link: Reach, script: bytes, *, window: int, timeout: float) -> Pipe:
+    """Run a script whose stdin is what is sent through the pipe. Returns when the script is about to start."""
+    mark = secrets.token_hex(16).encode()
+    loader = _LOAD % {b"mark": mark}
+    pipe = Pipe(link, link.channel(LOADER, window=window, timeout=timeout), mark)
+    try:
+        pipe.send_all(loader + script + b"\n" + mark + b"\n", timeout)
+        pipe.start(timeout)
+    except ClustertoolError:
+        pipe.close()
+        raise
+    return pipe
 
 
 def _exec(channel: paramiko.Channel, command: bytes | str) -> paramiko.Message:
@@ -253,7 +274,7 @@ def _exec(channel: paramiko.Channel, command: bytes | str) -> paramiko.Message:
 class Pipe:
     """A script on a node, its stdin and stdout; bytes before its start are gone, its stderr is kept in `errors`."""
 
-    def __init__(self, link: Link, channel: paramiko.Channel, mark: bytes) -> None:
+    def __init__(self, link: Reach, channel: Any, mark: bytes) -> None:
         self.link = link
         self.channel = channel
         self.noise = b""
@@ -316,7 +337,7 @@ class Pipe:
         discard(self.channel)
 
 
-def discard(channel: paramiko.Channel) -> None:
+def discard(channel: Any) -> None:
     """Close a channel without waiting for a peer that does not listen any more."""
     if channel.closed:
         return

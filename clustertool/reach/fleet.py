@@ -11,8 +11,9 @@ from clustertool.plan.cluster import Cluster
 from clustertool.plan.frames import Header
 from clustertool.plan.hosts import Host
 from clustertool.reach.agent import Agent, Sink
-from clustertool.reach.connection import Link, Prompter, close_all
+from clustertool.reach.connection import Link, Prompter, Reach, close_all
 from clustertool.reach.fanout import Gathered, each
+from clustertool.reach.here import HereLink
 
 Check = Callable[[], None]
 Ask = Callable[[str], str]
@@ -27,7 +28,7 @@ class Fleet:
         self.agents: dict[int, Agent] = {}
         self.failed: dict[int, ClustertoolError] = {}
         self._sink = sink
-        self._links: list[Link] = []
+        self._links: list[Reach] = []
         self._prompter = Prompter(ask)
 
     def __enter__(self) -> Fleet:
@@ -40,9 +41,7 @@ class Fleet:
         """Connect to every host and start its agent, in parallel. What fails is in `failed`."""
 
         def connect(host: Host) -> Agent:
-            link = Link.open(host, self.cluster, prompt=self._prompter)
-            self._links.append(link)
-            return Agent.open(link, host, self.cluster, self._sink)
+            return Agent.open(self._reach(host), host, self.cluster, self._sink)
 
         hosts = {host.index: host for host in self.cluster.hosts}
         gathered = each(hosts, connect, check=self._look)
@@ -65,10 +64,13 @@ class Fleet:
         if node in self.agents:
             self.agents[node].close()
             self.agents[node].link.close()
-        link = Link.open(host, self.cluster, prompt=self._prompter)
-        self._links.append(link)
-        self.agents[node] = Agent.open(link, host, self.cluster, self._sink)
+        self.agents[node] = Agent.open(self._reach(host), host, self.cluster, self._sink)
         return self.agents[node]
+
+    def _reach(self, host: Host) -> Reach:
+        link: Reach = HereLink(host) if host.here else Link.open(host, self.cluster, prompt=self._prompter)
+        self._links.append(link)
+        return link
 
     def keep(self, cluster: Cluster) -> None:
         """Go on with these hosts only, under their new numbers; names stay what they were."""

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO
 
 from clustertool.errors import ClustertoolError, DispatchError, NotFound
-from clustertool.reach.connection import BROKEN, BULK_WINDOW, Link, Pipe
+from clustertool.reach.connection import BROKEN, BULK_WINDOW, Pipe, Reach
 
 SLICE = 0.05  # seconds between two looks at `check` and the connection
 STALL = 60  # seconds without a byte after which rsync gives up
@@ -68,7 +68,7 @@ class Sent:
 
 
 def push(
-    link: Link,
+    link: Reach,
     source: Path,
     files: Sequence[bytes] | None,
     target: str,
@@ -93,7 +93,7 @@ def push(
 
 
 def pull(
-    link: Link,
+    link: Reach,
     remote: str,
     target: Path,
     *,
@@ -122,7 +122,7 @@ def pull(
 class _Job:
     """One local rsync process, from its start to its end."""
 
-    def __init__(self, link: Link, argv: list[str], script: bytes, cwd: bytes, files: Sequence[bytes] | None) -> None:
+    def __init__(self, link: Reach, argv: list[str], script: bytes, cwd: bytes, files: Sequence[bytes] | None) -> None:
         self._link = link
         self._argv = argv
         self._script = script
@@ -255,7 +255,7 @@ class _Looks:
 class _Relay:
     """Between the bridge's two pipes and a channel of the connection; it counts the bytes of both directions."""
 
-    def __init__(self, link: Link, bridge: socket.socket, script: bytes) -> None:
+    def __init__(self, link: Reach, bridge: socket.socket, script: bytes) -> None:
         self.bridge = bridge
         self.up = 0
         self.down = 0

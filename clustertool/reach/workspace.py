@@ -114,7 +114,7 @@ class _Walk:
         name = os.fsdecode(entry.name)
         if name in _ANYWHERE:
             return _ANYWHERE[name]
-        if is_dir and top and name in _TOP:
+        if (is_dir or entry.is_symlink()) and top and name in _TOP:
             return _TOP[name]
         if is_dir and os.path.exists(entry.path + b"/pyvenv.cfg"):
             return "virtual environment"

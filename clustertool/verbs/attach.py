@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from clustertool.verbs import interrupts
-from clustertool.verbs.call import JOB, JSON, NODES, Call, Opt, verb, whole
+from clustertool.verbs.call import JOB, JSON, PLACES, Call, Opt, verb, whole
 
 
 @verb(
     JOB, Opt("rank", "show the log of this trainer (default 0; 3,4 for several)", short="r"),
     Opt("all-ranks", "show the logs of all processes", False), Opt("tail", "begin with the last N lines", short="n"),
-    NODES, JSON,
+    PLACES, JSON,
 )  # fmt: skip
 def attach(call: Call) -> None:
     """Follow a running job to its end; Ctrl+C stops it on all nodes."""

@@ -35,6 +35,7 @@ NODES = (
     Opt("only", "only these hosts: names, ranges node[1-4], host:slot", ()),
     Opt("skip", "all but these hosts", ()),
 )
+PLACES = (*NODES, Opt("here", "only jobs that clusterrun has started on this machine alone, here or in a folder above", False))
 JOB = Opt("job", "the job: its id or a unique prefix (default: your newest)", short="j")
 ROLE = Opt("role", "pserver, trainer or heter", "trainer")
 WORKSPACE = Opt("workspace", "the folder to send to every node", short="w")
@@ -142,14 +143,20 @@ def _parameter(option: Opt) -> inspect.Parameter:
 
 
 def _run(body: Body, context: Context, values: dict[str, Any]) -> int:
-    """The outermost boundary: every error of a verb becomes words on stderr and an exit code here."""
-    given = SimpleNamespace(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
-    call = Call(given)
-    try:
+    def obey(call: Call) -> None:
         if context.config.run.dry:
-            if not hasattr(given, "dry"):
+            if not hasattr(call.given, "dry"):
                 raise UsageError(f"{body.__name__.rstrip('_')} has no --dry", "leave --dry out")
-            given.dry = True
+            call.given.dry = True
+        body(call)
+
+    given = SimpleNamespace(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+    return outermost(obey, Call(given))
+
+
+def outermost(body: Body, call: Call) -> int:
+    """The outermost boundary: every error becomes words on stderr and an exit code here."""
+    try:
         interrupts.count.working = True
         body(call)
     except ClustertoolError as error:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 
 from clustertool.errors import UsageError
-from clustertool.verbs.call import JOB, JSON, NODES, Call, Opt, verb
+from clustertool.verbs.call import JOB, JSON, PLACES, Call, Opt, verb
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 @verb(
     JOB, Opt("older-than", "only jobs older than this: 7d, 12h, 30m"),
-    Opt("dry", "only say what would be removed", False), NODES, JSON,
+    Opt("dry", "only say what would be removed", False), PLACES, JSON,
 )  # fmt: skip
 def clean(call: Call) -> None:
     """Remove finished jobs' directories from all nodes."""

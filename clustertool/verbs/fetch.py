@@ -8,13 +8,13 @@ from typing import Any
 
 from clustertool.errors import NotFound, UsageError
 from clustertool.verbs import interrupts
-from clustertool.verbs.call import JOB, JSON, NODES, ROLE, Call, Opt, role_of, verb
+from clustertool.verbs.call import JOB, JSON, PLACES, ROLE, Call, Opt, role_of, verb
 
 
 @verb(
     JOB, Opt("rank", "rank within the role whose node is read, or all (default 0)", "0", short="r"), ROLE,
     Opt("path", "folder of the job to bring (default: its output)"), Opt("to", "where to put it (default: ./JOB<id>)"),
-    NODES, JSON,
+    PLACES, JSON,
 )  # fmt: skip
 def fetch(call: Call) -> None:
     """Bring a job's results back."""

@@ -7,12 +7,12 @@ from typing import Any
 
 from clustertool.errors import NotFound, UsageError, raise_all
 from clustertool.verbs import interrupts
-from clustertool.verbs.call import JOB, JSON, NODES, Call, verb
+from clustertool.verbs.call import JOB, JSON, PLACES, Call, verb
 
 _FIX = "inv jobs lists the jobs"
 
 
-@verb(JOB, NODES, JSON)
+@verb(JOB, PLACES, JSON)
 def jobs(call: Call) -> None:
     """List the jobs on the cluster."""
     from clustertool.verbs import load

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clustertool.errors import ConfigError, DataError, UsageError
 from clustertool.plan.cluster import Cluster, read_cluster
-from clustertool.plan.hostfile import choose, read_hostfile
+from clustertool.plan.hostfile import choose, pick, read_hostfile
+from clustertool.plan.paths import OURS
 from clustertool.verbs.call import Call
 
 if TYPE_CHECKING:
     from clustertool.plan.job import JobSpec
     from clustertool.reach.workspace import Workspace
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def cluster(call: Call, start_local: bool) -> Cluster:
@@ -25,41 +28,100 @@ def cluster(call: Call, start_local: bool) -> Cluster:
 
     start_local: without a conf.py, start the embedded cluster if need be; else use it only if it runs.
     """
+    values, where, told = _named(call) if not getattr(call.given, "here", False) else ({}, "", "")
+    if values:
+        found = read_cluster(values, where)
+        _tell(call, told, found)
+    else:
+        found = _local(call, start_local)
+    return _chosen(call, found)
+
+
+def launched(call: Call, ips: Sequence[str], mentioned: Sequence[str], alone: bool, folder: Path) -> Cluster:
+    """Where clusterrun runs: the nodes of --ips, or of conf.py or a hostfile, or those that are mentioned, or else this
+    machine alone, in `folder`."""
+    from clustertool.reach import here
+
+    values, where, told = _named(call)
+    ips = ips or (() if values else mentioned)
+    nobody = {"HOSTS": ["localhost"]} if ips or alone else {}  # then conf.py need not name any
+    known = read_cluster({**nobody, **values}, where) if values else None
+    if alone or not (ips or known) or _itself(ips, known if "HOSTS" in values else None):
+        found = here.as_shown(here.alone(folder, known), os.environ)
+        told = f"{told}, this machine alone" if told else "none found, this machine alone"
+    elif ips:
+        base = known or read_cluster({"HOSTS": list(ips)}, "--ips")
+        found = replace(base, hosts=pick(base.hosts, ips))
+        told = ", ".join(filter(None, (told, "nodes of --ips")))
+    else:
+        assert known is not None
+        found = known
+    _tell(call, told, found)
+    return _chosen(call, found)
+
+
+def _itself(ips: Sequence[str], known: Cluster | None) -> bool:
+    """--ips=127.0.0.1, as fleetrun calls this machine, unless conf.py has its own way there."""
+    loopback = len(ips) == 1 and ips[0] in _LOOPBACK
+    return loopback and not (known and any(ips[0] in (host.host, host.address) for host in known.hosts))
+
+
+def _named(call: Call) -> tuple[dict[str, object], str, str]:
+    """The keys of conf.py and of the hostfile, the file they come from, and that in words; {} if there is neither."""
     given = call.given
     path = _conf(given.conf)
     values = _execute(path) if path else {}
     if given.hostfile:
         values["HOSTS"] = _hostfile(given.hostfile)
-    if values:
-        where = given.hostfile if given.hostfile and not path else str(path)
-        found = read_cluster(values, where)
-        _tell(call, f"conf: {where}" + (f", hosts of {given.hostfile}" if path and given.hostfile else ""), found)
-    else:
-        found = _local(call, start_local)
+    files = [str(path)] * bool(path) + [given.hostfile] * bool(given.hostfile)
+    return values, files[0] if files else "", ", hosts of ".join(files)
+
+
+def has_conf(call: Call) -> bool:
+    """Whether later commands from here will go by a conf.py."""
+    return _conf(call.given.conf) is not None
+
+
+def _chosen(call: Call, found: Cluster) -> Cluster:
+    """After --only and --skip."""
+    given = call.given
     if given.only or given.skip:
-        found = replace(found, hosts=choose(found.hosts, given.only or (), given.skip or ()))
+        return replace(found, hosts=choose(found.hosts, given.only or (), given.skip or ()))
     return found
 
 
-def _tell(call: Call, text: str, found: Cluster) -> None:
+def _tell(call: Call, told: str, found: Cluster) -> None:
     nodes = len(found.hosts)
-    call.terminal.note(f"{text} ({nodes} node{'s' * (nodes != 1)})")
+    call.terminal.note(f"conf: {told} ({nodes} node{'s' * (nodes != 1)})")
 
 
 def _local(call: Call, start: bool) -> Cluster:
+    """Without conf.py: the embedded cluster, started if need be, and for jobs that exist this machine's own."""
+    from clustertool.reach import here
     from clustertool.reach.local import LocalCluster
 
-    local = LocalCluster()
-    found = local.cluster()
-    if found is None or start:
-        if not start:
-            raise ConfigError(
-                "there is no conf.py here or above, and the embedded local cluster does not run",
-                "write conf.py (see conf.py.example), or start it with inv cluster.up",
-            )
-        found = local.up()
-    _tell(call, "conf: none found, using the embedded local cluster", found)
-    return found
+    only = getattr(call.given, "here", False)
+    top = None if start else here.found(Path.cwd())
+    embedded = None if only else LocalCluster().up() if start else LocalCluster().cluster()
+    if embedded is None and top is None:
+        if only:
+            fix = "go to the folder where clusterrun was started"
+            raise ConfigError("clusterrun has started no job on this machine from this folder or one above", fix)
+        raise ConfigError(
+            "there is no conf.py here or above, and the embedded local cluster does not run",
+            "write conf.py (see conf.py.example), or start it with inv cluster.up",
+        )
+    if top is None:
+        assert embedded is not None
+        _tell(call, "none found, using the embedded local cluster", embedded)
+        return embedded
+    mine = here.alone(top)
+    if embedded is not None:
+        number = len(embedded.hosts)
+        mine = replace(embedded, hosts=(*embedded.hosts, replace(mine.hosts[0], index=number)))
+    names = f"{top}/{OURS}" if embedded is None else f"the embedded local cluster and {top}/{OURS}"
+    _tell(call, f"none found, using {names}", mine)
+    return mine
 
 
 def _conf(given: str) -> Path | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from clustertool.errors import NotFound, Unreachable, UsageError, raise_all
 from clustertool.verbs import interrupts
-from clustertool.verbs.call import JOB, JSON, NODES, ROLE, Call, Opt, role_of, verb, whole
+from clustertool.verbs.call import JOB, JSON, PLACES, ROLE, Call, Opt, role_of, verb, whole
 
 _PATIENCE = 30.0  # seconds to get back to a node
 
@@ -19,7 +19,7 @@ _PATIENCE = 30.0  # seconds to get back to a node
     Opt("tail", "only the last N lines", short="n"), Opt("grep", "only lines that match this regular expression"),
     Opt("raw", "exactly one rank's bytes, no prefix", False), Opt("attempt", "the K-th restart's log"),
     Opt("all-ranks", "all ranks of all roles", False), Opt("files", "list all files in the job's log folder", False),
-    Opt("file", "print this one of them (with --host where several nodes have it)"), NODES, JSON,
+    Opt("file", "print this one of them (with --host where several nodes have it)"), PLACES, JSON,
 )  # fmt: skip
 def logs(call: Call) -> None:
     """Print the log of any rank."""

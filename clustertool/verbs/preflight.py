@@ -79,6 +79,8 @@ def _ping(cluster: Cluster, into: dict[int, float | None]) -> None:
 
     targets = {}
     for host in cluster.hosts:
+        if host.here:
+            continue
         resolved = settings(host, cluster)
         if not resolved.gateways and not resolved.proxy_command:  # behind a gateway a ping from here says nothing
             targets[host.index] = resolved.hostname

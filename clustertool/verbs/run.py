@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,7 +67,13 @@ OPTIONS = (
 @verb(OPTIONS, NODES, JSON)
 def run(call: Call) -> None:
     """Check, dispatch, start and follow a job to its end; Ctrl+C stops it on all nodes."""
-    order = read_order(call)
+    from clustertool.verbs import load
+
+    perform(call, read_order(call, read_options(call), lambda: load.cluster(call, start_local=True)))
+
+
+def perform(call: Call, order: Order) -> None:
+    """Carry an order out, or show its plan."""
     from clustertool.plan.plan import needs_probe
 
     if order.dry and order.spec is not None and not needs_probe(order.cluster, order.spec):
@@ -76,6 +82,10 @@ def run(call: Call) -> None:
         show_plan(call, make_plan(order, given_facts(order.cluster), dry_identity(order)))
         return
     _with_nodes(call, order)
+
+
+def _quiet(made: Plan) -> None:
+    """Nothing more is said."""
 
 
 @dataclass
@@ -90,10 +100,13 @@ class Order:
     secrets: Mapping[str, str]
     passed: tuple[tuple[str, str], ...]
     dry: bool
+    planned: Callable[[Plan], None] = _quiet  # called when the plan is made, and when the job is over or left alone
+    ended: Callable[[Plan], None] = _quiet
 
 
-def read_order(call: Call) -> Order:
-    """Raises UsageError, DataError, ConfigError; no connection is open yet."""
+def read_order(call: Call, options: Options, find: Callable[[], Cluster]) -> Order:
+    """What call.given asks for, on the cluster that `find` finds. Raises UsageError, DataError, ConfigError; no connection
+    is open yet."""
     from clustertool.plan.job import read_job, valid_job_id
     from clustertool.verbs import load
 
@@ -105,12 +118,11 @@ def read_order(call: Call) -> Order:
     if given.job_workspace and not given.job_workspace.startswith(("/", "~/")):
         fix = "give its path on the nodes: /srv/job or ~/job"
         raise UsageError(f"--job-workspace {given.job_workspace!r} is relative", fix)
-    options = read_options(call)
     wanted(call)
     if given.job_id:
         valid_job_id(given.job_id)
     toml = load.workspace_toml(Path(folder)) if folder else {}
-    cluster, workspace, spec = load.cluster(call, start_local=True), None, None
+    cluster, workspace, spec = find(), None, None
     if folder:
         cluster = limited(cluster, options)
         spec = read_job(cluster, toml, options)
@@ -168,7 +180,9 @@ def check_alone(order: Order) -> None:
 
     facts = given_facts(order.cluster)
     facts = {node: replace(fact, address=fact.address or f"node{node}", boot_id=f"node{node}") for node, fact in facts.items()}
-    make_plan(order, facts, dry_identity(order))
+    assert order.spec is not None
+    counted = replace(order.spec, nproc_of="")  # --nproc-per-node gpu: nobody has looked yet
+    make_plan(replace(order, spec=counted), facts, dry_identity(order))
 
 
 def make_plan(order: Order, facts: Mapping[int, Facts], identity: Identity) -> Plan:
@@ -217,7 +231,10 @@ def _preflight(call: Call, order: Order, fleet: Fleet) -> Mapping[int, Facts]:
     from clustertool.plan.job import read_job
     from clustertool.verbs import load, preflight
 
-    looked = preflight.look(order.cluster, fleet, {"job_workspace": order.options.job_workspace}, ports=False)
+    options = order.options
+    listing = not (options.command or options.script) or bool(options.shards)  # else only job.toml could need it
+    request = {"job_workspace": options.job_workspace, "listing": listing}
+    looked = preflight.look(order.cluster, fleet, request, ports=False)
     looked = _room(order, looked)
     if call.given.skip_bad:
         order.cluster, looked = preflight.good_only(looked, order.cluster, call)
@@ -269,6 +286,7 @@ def _plan(call: Call, order: Order, facts: Mapping[int, Facts]) -> Plan:
     check_ranks(call, made)
     for warning in made.warnings:
         call.terminal.warn(warning)
+    order.planned(made)
     return made
 
 
@@ -334,12 +352,15 @@ def _follow(call: Call, order: Order, fleet: Fleet, inbox: Any, made: Plan) -> N
     follow = Follow(call, fleet, inbox, made.job_id, RankLines(call.terminal, hide=hide))
     follow.start({"logs": wanted(call), "tail": None}, made.policy.grace)
     if call.given.detach and _detached(call, follow, made):
+        order.ended(made)
         return
     follow.run()
     if follow.detached:
         call.terminal.note(f"detached; the job goes on: inv attach --job {made.job_id}")
         return
-    finish(call, ending.tell(call, fleet, follow.watch, hide), follow)
+    error = ending.tell(call, fleet, follow.watch, hide)
+    order.ended(made)
+    finish(call, error, follow)
 
 
 def wanted(call: Call) -> Any:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from clustertool.verbs.call import JOB, JSON, NODES, Call, Opt, role_of, verb
+from clustertool.verbs.call import JOB, JSON, PLACES, Call, Opt, role_of, verb
 
 
-@verb(JOB, Opt("role", "only processes of this role: pserver, trainer or heter"), NODES, JSON)
+@verb(JOB, Opt("role", "only processes of this role: pserver, trainer or heter"), PLACES, JSON)
 def status(call: Call) -> None:
     """Show the state of one job, per process and per node."""
     from clustertool.verbs import load

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from clustertool.errors import NotFound, Several, Survivors, Unreachable, UsageError, raise_all
-from clustertool.verbs.call import JOB, JSON, NODES, Call, Opt, verb
+from clustertool.verbs.call import JOB, JSON, PLACES, Call, Opt, verb
 
 
 @verb(
     JOB, Opt("all", "all running jobs of yours", False), Opt("grace", "seconds between TERM and KILL"),
-    Opt("force", "KILL at once", False), Opt("dry", "only say what would be stopped", False), NODES, JSON,
+    Opt("force", "KILL at once", False), Opt("dry", "only say what would be stopped", False), PLACES, JSON,
 )  # fmt: skip
 def stop(call: Call) -> None:
     """End a job on all nodes and prove it."""
