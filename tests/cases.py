@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -110,4 +111,77 @@ def trains_word2vec(site: Site, nodes: int) -> None:
     assert not any(names[1:]), names
     assert "stopped because of it" not in done.err, "a pserver that is ended after training is no victim"
     assert site.inv("status").ends(0).out.count("pserver ") == 2 * nodes
+    assert not site.living()
+
+
+# -- the old paddle.py ------------------------------------------------------------------------------------------------
+
+# What its documents have everybody type (run.sh), with a path of ours.
+SAMPLE = """
+    --dot_period=10 --ports_num_for_sparse=2 --log_period=50 --num_passes=10 --trainer_count=4 --saving_period=1 --local=0
+    --config=./trainer_config.py --save_dir=./output --test_period=0 --use_gpu=0
+""".split()
+
+# In place of the program of 2016: it writes down what it was given, where that program had its own files.
+PADDLE = f"""#!{sys.executable}
+import json, os, socket, sys, time
+kind, words, given = sys.argv[1], sys.argv[2:], {{}}
+while words:
+    name, equals, value = words.pop(0)[2:].partition("=")
+    given[name] = value if equals else words.pop(0)
+print(json.dumps({{"argv": sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ)}}), flush=True)
+with open(os.path.join(os.environ["GLOG_log_dir"], f"paddle_{{kind}}.INFO"), "w") as file:
+    file.write("told\\n")
+if kind == "pserver":
+    with socket.create_server((os.environ["POD_IP"], int(given["port"]))):
+        time.sleep(600)
+if given["trainer_id"] == "0":
+    os.makedirs(given["save_dir"] + "/pass-00000", exist_ok=True)
+    open(given["save_dir"] + "/pass-00000/w", "w").close()
+"""
+
+
+def old_paddle(site: Site, **keys: object) -> Path:
+    """A workspace as the old tool wanted one. conf.py has the old tool's keys, and what puts `paddle` on the nodes' PATH."""
+    for node in range(site.count):
+        program = site.home(node) / "programs/paddle"
+        program.parent.mkdir()
+        program.write_text(PADDLE)
+        program.chmod(0o755)
+    site.conf(
+        PADDLE_PORTS_NUM=2, PADDLE_PORTS_NUM_FOR_SPARSE=2, PADDLE_USE_GPU="False",
+        LD_LIBRARY_PATH="/usr/local/cuda/lib64:/usr/lib64", PRELUDE='export PATH="$HOME/programs:$PATH"', **keys,
+    )  # fmt: skip
+    package = site.folder / "workspace"
+    package.mkdir()
+    (package / "trainer_config.py").write_text("settings()\n")
+    return package
+
+
+def the_old_tools_sample(site: Site, addresses: list[str]) -> None:
+    """Two nodes, and the command line of its documents."""
+    done = site.clusterrun(f"--job_dispatch_package={site.folder / 'workspace'}", *SAMPLE).ends(0)
+    assert "2 pservers, 2 trainers on 2 nodes" in done.err
+    for node in (0, 1):
+        (job,) = site.jobs(node)
+        server, trainer = (json.loads((job / f"log/{name}.log").read_text()) for name in ("server", "train"))
+        pserver, train = (dict(word[2:].split("=", 1) for word in its["argv"][1:]) for its in (server, trainer))
+        assert (server["argv"][0], trainer["argv"][0]) == ("pserver", "train")
+        nic = server["env"]["NCCL_SOCKET_IFNAME"]
+        ports = {"ports_num": "2", "ports_num_for_sparse": "2"}
+        assert pserver == {"num_gradient_servers": "2", "nics": nic, "port": server["env"]["PADDLE_PORT"], **ports}
+        assert trainer["argv"][6:-1] == SAMPLE, "what was typed, as it was typed"
+        assert (train["trainer_id"], train["num_gradient_servers"], train["nics"]) == (str(node), "2", nic)
+        assert train["pservers"] == ",".join(addresses)
+        assert train["port"] == trainer["env"]["PADDLE_INIT_PORT"]
+        assert Path(server["cwd"]).name == Path(trainer["cwd"]).name == job.name
+        assert trainer["env"]["PADDLE_INIT_USE_GPU"] == "False"
+        assert trainer["env"]["LD_LIBRARY_PATH"].startswith("/usr/local/cuda/lib64:/usr/lib64")
+        assert (job / "nodefile").read_text() == f"{node}\n"
+        assert (job / "trainer_config.py").exists()
+        logs = {path.name for path in (job / "log").iterdir()}
+        assert {"server.log", "train.log", "paddle_train.INFO", "paddle_pserver.INFO"} <= logs
+    models = [(site.jobs(node)[0] / "output/pass-00000/w").exists() for node in (0, 1)]
+    assert models == [True, False], "the model is on node 0"
+    assert "told" in site.clustertool("logs", "--file", "paddle_train.INFO", "--host", site.name(1)).ends(0).out
     assert not site.living()

@@ -14,12 +14,14 @@ import pty
 import re
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import termios
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,7 @@ REPO = Path(__file__).resolve().parents[1]
 HELLO = REPO / "workspaces" / "hello"
 INV = [sys.executable, "-m", "invoke"]
 CLUSTERTOOL = [str(Path(sys.executable).parent / "clustertool")]
+CLUSTERRUN = [str(Path(sys.executable).parent / "clusterrun")]
 TIMEOUT = 120.0
 PATIENCE = 30.0  # seconds for something to come true; far more than it needs, others load the machine
 
@@ -231,6 +234,9 @@ class Site:
     def clustertool(self, *args: object, **options: Any) -> Done:
         return self.inv(*args, program=CLUSTERTOOL, **options)
 
+    def clusterrun(self, *args: object, **options: Any) -> Done:
+        return self.inv(*args, program=CLUSTERRUN, **options)
+
     def start(
         self, *args: object, program: Sequence[str] = INV, env: Mapping[str, str] | None = None, terminal: bool = False,
         cwd: Path | None = None, columns: int = 100, timeout: float = 0.0, out: Path | None = None,
@@ -361,6 +367,35 @@ class EmbeddedSite(Site):
             super().close()
         finally:
             self.inv("cluster.down").ends(0)
+
+
+class HereSite(Site):
+    """No conf.py, no sshd, no ssh, no rsync: this machine alone, as clusterrun takes it. What it starts carries a mark."""
+
+    def __init__(self, folder: Path, home: Path) -> None:
+        super().__init__(folder, 1)
+        self._home = home
+        self._mark = f"TEST_SITE={uuid.uuid4().hex}"
+        self._programs = folder.with_name("no-programs")
+        self._programs.mkdir()
+
+    def popen(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        name, _, value = self._mark.partition("=")
+        env = {"HOME": str(self._home), "PATH": str(self._programs), "PYTHONPATH": str(REPO), "LANG": "C.UTF-8", name: value}
+        return subprocess.Popen(argv, env={**env, **options.pop("env")}, **options)
+
+    def home(self, node: int) -> Path:
+        return self._home
+
+    def root(self, node: int) -> Path:
+        return self.folder / ".clustertool"
+
+    def name(self, node: int) -> str:
+        return socket.gethostname()
+
+    def processes(self, node: int) -> list[Process]:
+        ours = {running.process.pid for running in self.running}
+        return [process for process in _carrying(node, [self._mark.encode() + b"\0"]) if process.pid not in ours]
 
 
 class LabSite(Site):

@@ -75,3 +75,15 @@ def test_nodes_that_share_a_home_know_whose_job_is_whose(site):
     assert not pair.living()
     assert pair.inv("clean", "--older-than", "0s", "--json").ends(0).json["removed"] == sorted([both.job, one])
     assert not pair.jobs(0) + pair.jobs(1)
+
+
+def test_the_old_tools_sample_command(site):
+    """With its conf.py as it was: PADDLE_NIC, and the same port on every node."""
+    pair = site(2)
+    cases.old_paddle(pair, PADDLE_NIC="eth0", PADDLE_PORT=7164)
+    addresses = [pair.lab.address(node) for node in (0, 1)]
+    cases.the_old_tools_sample(pair, addresses)
+    for node in (0, 1):
+        endpoints = (pair.jobs(node)[0] / "log/endpoints.log").read_text().splitlines()[1:]
+        assert [endpoint.partition(":")[0] for endpoint in endpoints] == addresses
+        assert "--port=7164" in (pair.jobs(node)[0] / "log/train.log").read_text()

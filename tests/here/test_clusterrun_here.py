@@ -1,0 +1,469 @@
+"""clusterrun on this machine alone: no sshd, no ssh, no rsync, nothing on PATH at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cases import STUBBORN
+from tests.cli import CLUSTERRUN, CLUSTERTOOL, REPO, until
+
+# Says what it was given, as JSON, one line a process.
+TELLS = """
+    import json, os, sys
+    print(json.dumps({"argv": sys.argv, "cwd": os.getcwd(), "python": sys.executable, "env": dict(os.environ)}), flush=True)
+"""
+WAITS = """
+    import os, time
+    print("ready", os.environ["RANK"], flush=True)
+    time.sleep(600)
+"""
+
+
+def told(site, *ranks, log="log"):
+    """What processes have written into their logs, where fleetrun's users look for them."""
+    return [json.loads((site.folder / log / f"workerlog.{rank}").read_text()) for rank in ranks]
+
+
+def starts(site, *args, **options):
+    return site.start(*args, program=CLUSTERRUN, **options)
+
+
+def detached(site, *args, **options):
+    done = site.clusterrun("--detach", "--nproc_per_node", 2, *args, "train.py", **options).ends(0)
+    return done.job
+
+
+# -- a job ------------------------------------------------------------------------------------------------------------
+
+
+def test_it_runs_in_the_folder_itself(here):
+    for program in ("sshd", "ssh", "rsync", "python3"):
+        assert not shutil.which(program, path=str(here.folder.with_name("no-programs")))
+    here.workspace(".", train_py=TELLS)
+    words = ["--lr", "0.1", "a b", "", "$HOME", "{port}", '{"a": {"b": 1}}', "--ips=10.0.0.1", "--help", "-m", "--", "*"]
+    done = here.clusterrun("--nproc_per_node=2", "train.py", *words).ends(0)
+    first, second = told(here, 0, 1)
+    for rank, said in enumerate((first, second)):
+        assert said["argv"] == ["train.py", *words]
+        assert said["cwd"] == str(here.folder)
+        assert Path(said["python"]).parent == Path(sys.executable).parent
+        env = said["env"]
+        assert (env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"]) == (str(rank), "2", str(rank))
+        assert (env["PADDLE_TRAINER_ID"], env["PADDLE_TRAINERS_NUM"]) == (str(rank), "2")
+        assert env["PADDLE_CURRENT_ENDPOINT"] == env["PADDLE_TRAINER_ENDPOINTS"].split(",")[rank]
+        assert env["PADDLE_CURRENT_ENDPOINT"].startswith("127.0.0.1:")
+    assert done.out.startswith("[trainer 0 ")
+    assert "[trainer 1 " not in done.out, "as fleetrun, it shows what trainer 0 prints"
+    assert done.last == "clustertool: exit 0 (job): all trainers are done"
+    assert sorted(path.name for path in here.folder.iterdir()) == [".clustertool", "log", "tasks.py", "train.py"]
+
+
+def test_what_fleetruns_users_look_for(here):
+    here.workspace(".", train_py=TELLS)
+    err = here.clusterrun("--nproc_per_node=2", "--gpus=", "--job_id=default", "train.py", "--x", "1 2").ends(0).err
+    block = re.search(r"^-+  Configuration Arguments  -+\n(.*?)^-+$", err, re.M | re.S)
+    assert block
+    said = dict(line.split(": ", 1) for line in block[1].splitlines())
+    assert (said["nproc_per_node"], said["nnodes"], said["log_dir"]) == ("2", "1", "log")
+    assert (said["training_script"], said["training_script_args"]) == ("train.py", "['--x', '1 2']")
+    table = dict(re.findall(r"^([A-Z]\w+) +(\S+)$", err.partition("Distributed Envs")[2], re.M))
+    env = told(here, 0)[0]["env"]
+    for name in ("TRAINER_ID", "CURRENT_ENDPOINT", "TRAINERS_NUM", "TRAINER_ENDPOINTS", "MASTER"):
+        assert table[f"PADDLE_{name}"] == env[f"PADDLE_{name}"]
+    assert re.search(r"^logs: log/workerlog\.\*; clustertool logs --job \S+$", err, re.M)
+    quiet = here.clusterrun("--log_level", "WARNING", "train.py").ends(0).err
+    assert "Configuration" not in quiet
+    assert "PADDLE_TRAINER_ID" not in quiet
+
+
+def test_the_shells_environment_is_the_jobs_but_for_what_launchers_say(here):
+    here.workspace(".", train_py=TELLS)
+    mine = {
+        "MINE": "a=b c", "PYTHONPATH": f"/mine:{REPO}", "NCCL_DEBUG": "INFO", "PADDLE_TRAINER_ID": "7", "PADDLE_MINE": "x",
+        "WORLD_SIZE": "9", "http_proxy": "http://proxy", "POD_IP": "10.0.0.1", "FLAGS_selected_gpus": "3", "FLAGS_other": "1",
+        "TRAINING_ROLE": "PSERVER",
+    }  # fmt: skip
+    here.clusterrun("train.py", env=mine).ends(0)
+    env = told(here, 0)[0]["env"]
+    assert (env["MINE"], env["NCCL_DEBUG"], env["FLAGS_other"]) == ("a=b c", "INFO", "1")
+    assert env["PYTHONPATH"].startswith("/mine:")
+    assert (env["PADDLE_TRAINER_ID"], env["WORLD_SIZE"], env["POD_IP"]) == ("0", "1", "127.0.0.1")
+    assert not {"PADDLE_MINE", "http_proxy", "FLAGS_selected_gpus", "TRAINING_ROLE"} & set(env)
+    assert env["PATH"].split(":")[0] == str(Path(sys.executable).parent)
+
+
+def test_an_activated_environment_has_its_own_python(here):
+    here.workspace(".", train_py=TELLS)
+    environment = here.folder.with_name("venv") / "bin"
+    environment.mkdir(parents=True)
+    (environment / "python3").symlink_to(sys.executable)
+    active = {"VIRTUAL_ENV": str(environment.parent), "PATH": str(environment)}
+    here.clusterrun("train.py", env=active).ends(0)
+    (said,) = told(here, 0)
+    assert said["env"]["PATH"] == str(environment)
+
+
+def test_a_failure_is_the_exit_code(here):
+    here.workspace(".", train_py="import os, sys; sys.exit(7 * int(os.environ['RANK']))")
+    done = here.clusterrun("--nproc_per_node", 2, "train.py").ends(7)
+    assert "ABORT!!! Out of all 2 trainers, the trainer process with rank=[1] was aborted. Please check its log." in done.err
+    assert done.last == f"clustertool: exit 7 (job): trainer 1 on {here.name(0)} ended with exit code 7"
+    assert not here.living()
+
+
+def test_ctrl_c_on_a_terminal_ends_everything(here):
+    """The terminal sends it to the whole foreground group; the job is in none."""
+    here.workspace(".", train_py=STUBBORN)
+    running = starts(here, "--nproc_per_node", 2, "--grace", 1, "--tee", 3, "train.py", terminal=True)
+    for rank in (0, 1):
+        running.says(f"ready {rank}")
+    assert len([p for p in here.living() if p.name.startswith("python")]) == 8
+    running.type("\x03")
+    done = running.wait().ends(130)
+    assert f"{here.name(0)}: clean" in done.out
+    assert not here.living()
+
+
+def test_the_terminal_is_closed_and_the_job_goes_on(here):
+    here.workspace(".", train_py=WAITS)
+    running = starts(here, "train.py")
+    running.says("ready 0")
+    running.signal(signal.SIGHUP)
+    running.wait().ends(0)
+    assert [job["state"] for job in here.clustertool("jobs", "--json").ends(0).json["jobs"]] == ["running"]
+    here.clustertool("stop", "--force").ends(0)
+    assert not here.living()
+
+
+def test_sigterm_ends_it(here):
+    here.workspace(".", train_py=WAITS)
+    running = starts(here, "train.py")
+    running.says("ready 0")
+    running.signal(signal.SIGTERM)
+    running.wait().ends(143)
+    assert not here.living()
+
+
+def test_two_at_once_in_one_folder(here):
+    here.workspace(".", train_py=WAITS)
+    one, two = detached(here, "--job_id", "one"), detached(here, "--job_id=two")
+    assert os.readlink(here.folder / "log") == ".clustertool/JOBtwo/log"
+    endpoints = [(job / "log/endpoints.log").read_text().splitlines()[1:] for job in here.jobs(0)]
+    assert len(set(endpoints[0]) | set(endpoints[1])) == 4
+    assert "--all" in here.clustertool("stop").ends(64).err
+    here.clustertool("stop", "--job", one).ends(0)
+    states = {job["id"]: job["state"] for job in here.clustertool("jobs", "--json").ends(0).json["jobs"]}
+    assert states == {one: "stopped", two: "running"}
+    here.clustertool("stop").ends(0)
+    assert not here.living()
+    assert "JOBone" in here.clusterrun("--job_id", "one", "train.py").ends(64).err, "an id is one job's"
+
+
+# -- other verbs --------------------------------------------------------------------------------------------------------
+
+
+def test_other_verbs_find_it_here_and_below(here):
+    here.workspace(".", train_py=WAITS)
+    job = detached(here)
+    below = here.folder / "a" / "b"
+    below.mkdir(parents=True)
+    status = here.clustertool("status", "--json", cwd=below).ends(0).json
+    assert (status["job"], [p["state"] for p in status["processes"]]) == (job, ["running", "running"])
+    assert here.clustertool("logs", "--rank", "0,1", cwd=below).ends(0).lines() == [
+        f"[trainer {rank} {here.name(0)}] ready {rank}" for rank in (0, 1)
+    ]
+    attached = here.start("attach", program=CLUSTERTOOL, cwd=below)
+    attached.says("ready 0")
+    attached.signal()
+    assert f"{here.name(0)}: clean" in attached.wait().ends(130).err
+    assert not here.living()
+    nowhere = here.folder.with_name("elsewhere")
+    nowhere.mkdir()
+    assert "no conf.py" in here.clustertool("jobs", cwd=nowhere).ends(78).err
+    assert "no job on this machine" in here.clustertool("jobs", "--here", cwd=nowhere).ends(78).err
+    here.clustertool("clean", "--job", job).ends(0)
+    assert not (here.folder / "log").is_symlink(), "a link to what is gone would be in the way"
+
+
+def test_beside_a_conf_py_it_is_found_with_here(here):
+    here.workspace(".", train_py=WAITS)
+    (here.folder / "conf.py").write_text('HOSTS = ["nobody@192.0.2.1"]\nCONNECT_TIMEOUT = 0.5\n')
+    running = starts(here, "--standalone", "train.py")
+    running.says("ready 0")
+    assert "this machine alone" in running.err
+    assert here.clustertool("jobs").code == 69
+    done = here.clustertool("stop", "--here").ends(0)
+    assert f"{here.name(0)}: clean" in done.out
+    assert "clustertool logs --here --job" in running.wait().err
+    same = starts(here, "--ips=127.0.0.1", "train.py")
+    same.says("ready 0")
+    same.signal()
+    same.wait().ends(130)
+
+
+def test_secrets_are_in_memory_and_nowhere_else(here):
+    """Of conf.py all keys count, also where the job runs here."""
+    here.workspace(".", train_py="import os; print('it is', os.environ['TOKEN'], os.environ['OTHER'], flush=True)")
+    (here.folder / "conf.py").write_text('HOSTS = ["a"]\nSECRETS = ["TOKEN"]\nENV = {"OTHER": "seen"}\n')
+    done = here.clusterrun("--standalone", "train.py", env={"TOKEN": "s3cr3t-v4lue"}).ends(0)
+    assert f"[trainer 0 {here.name(0)}] it is *** seen" in done.out
+    assert (here.folder / "log/workerlog.0").read_text() == "it is s3cr3t-v4lue seen\n", "what a rank prints is its own"
+    (job,) = here.jobs(0)
+    for path in (job / ".clustertool").iterdir():
+        assert b"s3cr3t-v4lue" not in path.read_bytes(), path
+    assert "s3cr3t-v4lue" not in done.err
+    assert "TOKEN" in here.clusterrun("--standalone", "train.py").ends(78).err, "one that is not set is an error"
+
+
+def test_a_value_of_the_shell_is_on_no_disk_either(here):
+    here.workspace(".", train_py=TELLS)
+    here.clusterrun("--standalone", "--log_dir", "shown", "train.py", env={"MY_KEY": "0nly-here"}).ends(0)
+    assert told(here, 0, log="shown")[0]["env"]["MY_KEY"] == "0nly-here"
+    (job,) = here.jobs(0)
+    for path in (job / ".clustertool").iterdir():
+        assert b"0nly-here" not in path.read_bytes(), path
+
+
+# -- logs ---------------------------------------------------------------------------------------------------------------
+
+
+def test_log_dir(here):
+    here.workspace(".", train_py=TELLS)
+    assert "logs: out/of/here/workerlog.*;" in here.clusterrun("--log_dir=out/of/here", "train.py").ends(0).err
+    assert told(here, 0, log="out/of/here")
+    here.clusterrun("--log_dir=slash/", "train.py").ends(0)
+    assert os.readlink(here.folder / "slash").startswith(".clustertool/JOB")
+    elsewhere = here.folder.with_name("elsewhere")
+    here.clusterrun("--log-dir", elsewhere, "--nproc-per-node", 2, "train.py").ends(0)
+    assert [said["env"]["RANK"] for said in told(here, 0, 1, log=elsewhere)] == ["0", "1"]
+    assert not (here.folder / "log").exists()
+
+
+def test_a_log_folder_of_another_launcher_stays_and_shows_ours(here):
+    here.workspace(".", train_py=TELLS)
+    log = here.folder / "log"
+    log.mkdir()
+    (log / "workerlog.1").write_text("of fleetrun\n")
+    done = here.clusterrun("--nproc_per_node=1", "train.py").ends(0)
+    assert told(here, 0)
+    assert "logs: log/workerlog.*;" in done.err
+    done = here.clusterrun("--nproc_per_node=2", "train.py").ends(0)
+    assert told(here, 0)[0]["env"]["WORLD_SIZE"] == "2", "a link of ours goes to the newest job"
+    assert (log / "workerlog.1").read_text() == "of fleetrun\n"
+    shown = re.search(r"^logs: (\S+)/workerlog\.\* \(not all in log is of this job\)", done.err, re.M)
+    assert json.loads((here.folder / shown[1] / "workerlog.1").read_text())["env"]["RANK"] == "1"
+
+
+# -- what is started ------------------------------------------------------------------------------------------------------
+
+
+def test_modules_and_programs(here):
+    here.workspace("package", __init___py="", tool_py=TELLS)
+    here.clusterrun("-m", "package.tool", "--x", "-m").ends(0)
+    assert told(here, 0)[0]["argv"][1:] == ["--x", "-m"]
+    program = here.folder / "prog"
+    program.write_text('#!/bin/sh\necho "$0" "$1" "$RANK"\n')
+    program.chmod(0o755)
+    for words in (["--no-python", "./prog", "a  b"], ["./prog", "a  b"]):
+        assert here.clusterrun(*words).ends(0).lines() == [f"[trainer 0 {here.name(0)}] ./prog a  b 0"]
+    (here.folder / "script").write_text("import sys; print('read', sys.argv)")
+    assert "read ['script', 'x']" in here.clusterrun("--run-path", "script", "x").ends(0).out
+    done = here.clusterrun("--no-python", "no-such-program").ends(127)
+    assert "no-such-program" in done.err
+
+
+def test_job_toml_counts(here):
+    here.workspace(".", train_py=TELLS, other_py="print('other')")
+    (here.folder / "job.toml").write_text(
+        '[trainer]\ncommand = ["python3", "other.py"]\nper_node = 2\n[env]\nA = "b"\n[shards]\nfiles = "data/x-*"\n'
+    )
+    (here.folder / "data").mkdir()
+    for shard in range(3):
+        (here.folder / "data" / f"x-{shard}").touch()
+    here.clusterrun("train.py").ends(0)
+    first, second = told(here, 0, 1)
+    assert first["env"]["A"] == "b"
+    shards = [Path(said["env"]["CLUSTERTOOL_SHARDS"]).read_text().split() for said in (first, second)]
+    assert shards == [[f"{here.folder}/data/x-0", f"{here.folder}/data/x-2"], [f"{here.folder}/data/x-1"]]
+    assert "other" in here.clusterrun("--nproc_per_node", 1).ends(0).out, "its command, where the command line has none"
+
+
+def test_restarts(here):
+    here.workspace(".", train_py="import os, sys; sys.exit(os.environ['CLUSTERTOOL_ATTEMPT'] != '2')")
+    done = here.clusterrun("--max_restart", 2, "train.py").ends(0)
+    assert re.findall(r"attempt (\d) begins", done.err) == ["1", "2"]
+
+
+def test_parameter_servers(here):
+    here.workspace(
+        ".",
+        train_py="""
+            import os, socket, time
+            env = os.environ
+            print(env["TRAINING_ROLE"], env["PADDLE_PSERVERS_IP_PORT_LIST"], env["PADDLE_TRAINERS_NUM"], flush=True)
+            if env["TRAINING_ROLE"] == "PSERVER":
+                with socket.create_server((env["POD_IP"], int(env["PADDLE_PORT"]))):
+                    time.sleep(600)
+            for endpoint in env["PADDLE_PSERVERS_IP_PORT_LIST"].split(","):
+                socket.create_connection((endpoint.split(":")[0], int(endpoint.split(":")[1]))).close()
+            print("met them")
+        """,
+    )
+    done = here.clusterrun("--server_num=2", "--worker_num=3", "train.py").ends(0)
+    assert "2 pservers, 3 trainers on 1 node" in done.err
+    assert "met them" in done.out
+    assert "logs: log/serverlog.* log/workerlog.*;" in done.err
+    assert "PADDLE_PSERVERS_IP_PORT_LIST" in done.err
+    names = {path.name for path in (here.folder / "log").iterdir()}
+    assert {"serverlog.0", "serverlog.1", "workerlog.0", "workerlog.2"} <= names
+    lists = ["--servers=127.0.0.1:7301,localhost:7302", "--workers=127.0.0.1"]
+    processes = here.clusterrun("--dry", "--json", *lists, "train.py").ends(0).json["nodes"][0]["processes"]
+    assert [p["endpoint"] for p in processes if p["role"] == "pserver"] == ["127.0.0.1:7301", "127.0.0.1:7302"]
+    assert not here.living()
+
+
+# -- devices ------------------------------------------------------------------------------------------------------------
+
+
+def devices(site, *args, **env):
+    plan = site.clusterrun("--dry", "--json", *args, "train.py", env=env).ends(0).json
+    return [
+        (p["devices"], p["env"].get("CUDA_VISIBLE_DEVICES"), p["env"].get("FLAGS_selected_gpus"))
+        for p in plan["nodes"][0]["processes"]
+    ]
+
+
+def test_visible_devices_as_fleetrun_takes_them(here):
+    here.workspace(".", train_py=TELLS)
+    shell = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
+    assert devices(here, **shell) == [([i], str(i), "0") for i in (4, 5, 6, 7)]
+    assert devices(here, "--gpus=4,6", **shell) == [([4], "4", "0"), ([6], "6", "0")]
+    assert devices(here, "--devices", "7,4", "--nproc_per_node", "1", **shell) == [([7, 4], "7,4", "0,1")]
+    assert devices(here, "--nproc-per-node=gpu", CUDA_VISIBLE_DEVICES="2,0") == [([2], "2", "0"), ([0], "0", "0")]
+    assert devices(here, CUDA_VISIBLE_DEVICES="-1") == [([], None, None)]
+    assert devices(here, CUDA_VISIBLE_DEVICES="") == [([], None, None)]
+    done = here.clusterrun("--gpus=0,1", "train.py", env=shell).ends(64)
+    assert "device 0 is not among the visible ones (4,5,6,7)" in done.err
+    assert "GPU-1a2b" in here.clusterrun("train.py", env={"CUDA_VISIBLE_DEVICES": "GPU-1a2b"}).ends(64).err
+    assert not (here.folder / ".clustertool").exists(), "nothing was made by looking"
+    here.clusterrun("train.py").ends(0)
+    assert here.clustertool("status", env={"CUDA_VISIBLE_DEVICES": "GPU-1a2b"}).ends(0), "who starts nothing need not know"
+
+
+def test_an_empty_list_of_devices_reaches_the_processes(here):
+    here.workspace(".", train_py=TELLS)
+    here.clusterrun("train.py", env={"CUDA_VISIBLE_DEVICES": ""}).ends(0)
+    assert told(here, 0)[0]["env"]["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_one_process_for_each_processor(here):
+    here.workspace(".", train_py=TELLS)
+    for word in ("cpu", "auto"):
+        assert len(devices(here, f"--nproc-per-node={word}", CUDA_VISIBLE_DEVICES="")) == len(os.sched_getaffinity(0))
+    assert "has none" in here.clusterrun("--nproc-per-node=gpu", "train.py", env={"CUDA_VISIBLE_DEVICES": ""}).ends(64).err
+
+
+# -- what cannot be done -------------------------------------------------------------------------------------------------
+
+
+def test_requests_that_cannot_be_honoured(here):
+    here.workspace(".", train_py=TELLS)
+    for words, code, text in (
+        ([], 64, "what is to be run?"),
+        (["--nproc_per_node", "2"], 64, "what is to be run?"),
+        (["nope.py"], 65, "there is no nope.py"),
+        (["--workspace", "nowhere", "train.py"], 65, "nowhere"),
+        (["--nnodes=2", "train.py"], 64, "there is 1 node"),
+        (["--node_rank=1", "train.py"], 64, "typed once"),
+        (["--nproc_per_nod", "2", "train.py"], 64, "did you mean --nproc-per-node"),
+        (["--numa-binding=node", "train.py"], 64, "numactl"),
+        (["--run_mode", "rpc", "train.py"], 64, "collective, ps"),
+        (["--standalone=yes", "train.py"], 64, "takes no value"),
+        (["--ips"], 64, "needs a value"),
+    ):  # fmt: skip
+        done = here.clusterrun(*words).ends(code)
+        assert text in done.err, words
+        assert done.last.startswith(f"clustertool: exit {code} (tool)")
+    assert not (here.folder / ".clustertool").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_told(here):
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    here.workspace(".", train_py=TELLS)
+    here.folder.chmod(0o555)
+    try:
+        assert "cannot be written" in here.clusterrun("train.py").ends(65).err
+    finally:
+        here.folder.chmod(0o755)
+
+
+def test_what_is_not_needed_is_answered_on_stderr(here):
+    here.workspace(".", train_py=TELLS)
+    done = here.clusterrun(
+        "--rdzv-backend=c10d", "--rdzv_endpoint", "localhost:0", "--master", "10.0.0.1:1", "--rank", "-1", "--log_overwrite=1",
+        "--monitor-interval", "5", "-r", "3", "--host=", "train.py",
+    ).ends(0)  # fmt: skip
+    notes = [line for line in done.err.splitlines() if line.startswith("note: ")]
+    named = [note.split()[1] for note in notes]
+    assert named == [
+        "--rdzv-backend", "--rdzv-endpoint", "--master", "--rank", "--log-overwrite", "--monitor-interval", "--redirects",
+    ]  # fmt: skip
+    assert all("not needed" in note for note in notes)
+
+
+def test_help_names_every_option(here):
+    from clustertool.verbs.launchers import FLAGS
+
+    out = here.clusterrun("--help").ends(0).out
+    for flag in FLAGS:
+        assert flag.name in out
+        assert flag.here in out
+    assert here.clusterrun("--version").ends(0).out.startswith("clusterrun ")
+
+
+def test_json(here):
+    here.workspace(".", train_py=TELLS)
+    answer = here.clusterrun("--json", "train.py").ends(0).json
+    assert answer["exit"]["code"] == 0
+    assert answer["job"]
+    assert here.clusterrun("--json", "--nnodes=0", "train.py").ends(64).json["exit"]["code"] == 64
+
+
+def test_it_waits_for_nobody_who_reads(here):
+    """`clusterrun train.py | head`: the job goes on, as with run."""
+    here.workspace(".", train_py="import time\nfor i in range(100000): print(i, flush=True); time.sleep(0.001)")
+    running = starts(here, "train.py")
+    running.says("] 1$")
+    os.close(running._streams.pop("out"))
+    until(lambda: running.process.poll() is not None)
+    assert "the job goes on" in running.err
+    here.clustertool("stop", "--force").ends(0)
+    assert not here.living()
+
+
+def test_heter_trainers(here):
+    here.workspace(".", train_py=TELLS)
+    words = ["--server_num=1", "--worker_num=1", "--heter_worker_num=2;1", "--heter_devices=cpu;cpu", "--dry", "--json"]
+    plan = here.clusterrun(*words, "train.py").ends(0).json
+    roles = [(p["role"], p["env"]["TRAINING_ROLE"]) for p in plan["nodes"][0]["processes"]]
+    assert plan["mode"] == "ps-heter"
+    assert roles == [("pserver", "PSERVER"), ("trainer", "TRAINER"), *[("heter", "HETER_TRAINER")] * 3]
+
+
+def test_fetch(here):
+    if not shutil.which("rsync"):
+        pytest.skip("needs rsync")
+    here.workspace(".", train_py="import os; open(os.environ['CLUSTERTOOL_OUTPUT'] + '/model', 'w').write('m')")
+    here.clusterrun("train.py").ends(0)
+    assert "rsync is missing on this machine" in here.clustertool("fetch", "--to", "got").ends(74).err
+    here.clustertool("fetch", "--to", "got", env={"PATH": os.environ["PATH"]}).ends(0)
+    assert (here.folder / "got/model").read_text() == "m"
