@@ -17,6 +17,7 @@ from clustertool.plan.paths import OURS
 _HEARING = 3.0  # seconds that a busy machine's supervisor may take to hear us
 _WORKING = 10.0  # and to end processes that resist KILL, after the grace
 _LEAVING = 3.0  # and to get the lead's last word when all is clean
+_SAME = 5.0  # and to hear of one stop in two ways
 _POLL = 0.02
 Answer = Dict[str, Any]
 
@@ -41,7 +42,7 @@ def stop(record: Record, by: str, code: int, grace: float, force: bool) -> Answe
     try:
         left = _Left(record, job)
         if not left.sweep.living():
-            return {"state": "ended already", "survivors": []}
+            return _leaves(record, ()) if _just_stopped(record, by) else {"state": "ended already", "survivors": []}
         if _ask(record, by, code, grace) and left.supervisor and _ends(record, left.supervisor, grace):
             return _leaves(record, left.caretakers)
         if _last_word(record) == "ended":
@@ -51,6 +52,12 @@ def stop(record: Record, by: str, code: int, grace: float, force: bool) -> Answe
         return _answer([])
     finally:
         os.close(job)
+
+
+def _just_stopped(record: Record, by: str) -> bool:
+    """Whether this very stop was here before us: it reached another node first, whose supervisor told the lead."""
+    last = record.last()
+    return last.get("e") == "ended" and last.get("reason") == by and time.time() - float(last["t"]) < _SAME
 
 
 class _NeverStarted(Exception):
