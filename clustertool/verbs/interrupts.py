@@ -6,6 +6,7 @@ Ctrl+C while the tool still loads ends it with 130 and without a traceback.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -42,6 +43,14 @@ def install() -> None:
     for number, handler in ((signal.SIGTERM, _on_term), (signal.SIGHUP, _on_hup)):
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, handler)
+    atexit.register(_deaf)
+
+
+def _deaf() -> None:
+    """All is said. While the interpreter ends it takes our handlers away, and a late Ctrl+C would change the exit code."""
+    for number, handler in ((signal.SIGINT, _on_int), (signal.SIGTERM, _on_term), (signal.SIGHUP, _on_hup)):
+        if signal.getsignal(number) is handler:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def check() -> None:

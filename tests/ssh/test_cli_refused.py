@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
+import signal
 import socket
 import textwrap
 
@@ -182,3 +184,13 @@ def test_several_failures_are_one_json_answer(site):
     pair.conf(HOSTS=["127.0.0.250:1", "127.0.0.251:1"])
     done = pair.inv("exec", "--command", "true", "--json").ends(69)
     assert sorted(done.json["unreachable"]) == ["127.0.0.250", "127.0.0.251"]
+
+
+def test_ctrl_c_after_the_last_word_changes_nothing(lonely):
+    """While Python ends it gives the signal back to the system, which would kill it: the code would be another one."""
+    for _ in range(5):
+        running = lonely.start("run", "--nnodes", "0", "-w", HELLO)
+        running.says("clustertool: exit 64")
+        with contextlib.suppress(ProcessLookupError):
+            running.signal(signal.SIGINT)
+        assert running.wait().code in (64, 130)
