@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli import REPO, LoopSite
-from tests.frameworks.examples import Example, find_venv, prepare
+from tests.frameworks.examples import Example, activate, find_venv, prepare
 from tests.ssh.conftest import laptop, site, ssh_keys, start
 
 __all__ = ["laptop", "site", "ssh_keys", "start"]  # fixtures
@@ -28,12 +29,20 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def example(site: Callable[..., LoopSite], digits: Path) -> Callable[[str], Example]:
+def scratch() -> Iterator[Path]:
+    """For what frameworks leave behind in /tmp; short, for it becomes part of the names of their sockets."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def example(site: Callable[..., LoopSite], digits: Path, scratch: Path) -> Callable[[str], Example]:
     def make(name: str) -> Example:
         venv, two = find_venv(name), site(2)
         folder = two.folder / name
         shutil.copytree(REPO / "workspaces" / name, folder, ignore=shutil.ignore_patterns("data", "output", "__pycache__"))
         shutil.copytree(digits, folder / "data")
-        return Example(two, folder, venv)
+        two.conf(PRELUDE=activate(venv), ENV={"TMPDIR": str(scratch)})
+        return Example(two, folder)
 
     return make

@@ -21,9 +21,8 @@ TIMEOUT = 300.0  # four processes that import a framework for the first time, on
 class Example:
     """A workspace of the project on a cluster whose nodes have its framework."""
 
-    def __init__(self, site: LoopSite, workspace: Path, venv: Path) -> None:
+    def __init__(self, site: LoopSite, workspace: Path) -> None:
         self.site, self.workspace = site, workspace
-        site.conf(PRELUDE=activate(venv))
 
     def run(self, *args: object) -> Done:
         return self.site.inv("run", "--workspace", self.workspace, *args, timeout=TIMEOUT)

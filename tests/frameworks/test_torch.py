@@ -43,15 +43,15 @@ def test_four_trainers_learn_what_one_learns(example):
 
 
 @pytest.mark.parametrize("nodes, each", [(1, 2), pytest.param(2, 1, marks=pytest.mark.frameworks)])
-def test_a_rank_finds_what_torchrun_gives_it(site, venv, nodes, each):
+def test_a_rank_finds_what_torchrun_gives_it(site, venv, scratch, nodes, each):
     torch = venv("digits-torch")
     here = inv(site(nodes).conf(PRELUDE=activate(torch)), each)
-    there = torchrun(torch / "bin" / "torchrun", nodes, each)
+    there = torchrun(torch / "bin" / "torchrun", nodes, each, scratch)
     for rank in range(nodes * each):
         ours, theirs = here[rank]["env"], there[rank]["env"]
         assert {name: ours[name] for name in SAME} == {name: theirs[name] for name in SAME}
         assert ours["NODE_RANK"] == theirs["GROUP_RANK"]
-        assert set(theirs) - set(ours) - {"LC_CTYPE"} <= ITS_OWN  # Python sets LC_CTYPE where LANG is not set
+        assert set(theirs) - set(ours) <= ITS_OWN | {"TMPDIR", "LC_CTYPE"}  # which Python sets where LANG is not set
     for said in (here, there):  # MASTER_ADDR and MASTER_PORT mean one thing: where all ranks meet
         assert len({(its["env"]["MASTER_ADDR"], its["env"]["MASTER_PORT"]) for its in said.values()}) == 1
         assert {its["first"] for its in said.values()} == {said[0]["pid"]}
@@ -77,12 +77,12 @@ def inv(site: LoopSite, each: int) -> Said:
     return spoken(line.partition("] ")[2] for line in done.lines("[trainer "))
 
 
-def torchrun(program: Path, nodes: int, each: int) -> Said:
+def torchrun(program: Path, nodes: int, each: int, scratch: Path) -> Said:
     """One torchrun on each node, as its users start it by hand."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     options = ["--nproc-per-node", each, "--nnodes", nodes, "--master-addr", "127.0.0.1", "--master-port", port]
-    env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "GLOO_SOCKET_IFNAME": "lo"}
+    env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "TMPDIR": str(scratch), "GLOO_SOCKET_IFNAME": "lo"}
     launchers = [subprocess.Popen([program, *map(str, options), "--node-rank", str(node), ENVIRON], env=env, text=True,
                                   stdout=subprocess.PIPE, start_new_session=True) for node in range(nodes)]
     try:
