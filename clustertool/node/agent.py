@@ -257,8 +257,9 @@ class Agent:
         from clustertool.node.stop import lives
 
         removed, running, freed = [], [], 0
+        now = float(header["now"])  # the laptop's clock, as that of `created`
         for record in self.records(header):
-            old = time.time() - float(record.header.get("created", 0)) >= float(header.get("older_than", 0))
+            old = now - float(record.header.get("created", 0)) >= float(header.get("older_than", 0))
             if lives(record):
                 running.append(record.job)
             elif old:

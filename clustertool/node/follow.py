@@ -139,7 +139,8 @@ class Follower:
             yield header, data
 
     def _in_order(self) -> Iterator[Tuple[Header, bytes]]:
-        """Logs as they grew, by the supervisor's record of (time, log, size)."""
+        """Logs as they grew, by the supervisor's record of (time, log, size); times are the laptop's that started the job."""
+        skew = float(self._record.header.get("skew", 0))
         fd = files.open_read(self._job, f"{OURS}/growth.jsonl")
         with open(fd, "rb") as growth:
             for line in growth:
@@ -148,7 +149,7 @@ class Follower:
                     log = self._logs.get(name)
                     while log is not None and log.offset < size:
                         for header, data in self._read_log(log, size - log.offset):
-                            yield {**header, "t": t}, data
+                            yield {**header, "t": t - skew}, data
 
     def _orphaned(self) -> bool:
         """Supervisor and guard are gone without a last word: nothing more will come."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from typing import Any, Dict
 
 from clustertool.errors import ClustertoolError, from_wire
@@ -13,13 +14,16 @@ from clustertool.plan.frames import Header
 from clustertool.plan.paths import OURS
 
 _ERRORS = f"{OURS}/supervisor.err"
+_SKEW = 5.0  # seconds between our clock and the laptop's; less may be the way of its request to us, and is told as none
 
 
 def launch(header: Header, umask: int) -> Dict[str, Any]:
     """header: job_dir, and what never lies on a disk: secrets, certificate, key. Raises what the supervisor raised."""
+    skew = time.time() - float(header["now"])
     job = files.open_job_dir(str(header["job_dir"]))
     spec = json.loads(files.read(job, f"{OURS}/spec.json"))
     spec.update(secrets=header["secrets"], certificate=header["certificate"], key=header["key"])
+    spec["header"]["skew"] = round(skew, 1) if abs(skew) >= _SKEW else 0
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:

@@ -2,7 +2,8 @@
 
 Every event has `t` (the node's clock, seconds) and `e`, its kind:
 
-    job          id, node, name, nodes, created, owner, mode, command, processes     first line of every events file
+    job          id, node, name, nodes, created, owner, mode, command, processes, skew   first line of every events file;
+                 skew: seconds by which this clock was ahead of the laptop's, 0 if they were few
     supervisor   pid, start, boot                  guard    pid, start
     started      role, rank, pid, start, attempt   listening  role, rank
     elsewhere    role, rank, listens, endpoint     a pserver listens where nobody looks for it
@@ -57,6 +58,7 @@ class NodeStatus:
     survivors: List[str] = field(default_factory=list)
     why: str = ""
     heartbeat: Optional[float] = None  # seconds since its supervisor last moved, as the node itself sees it
+    skew: float = 0.0  # seconds by which its clock was ahead of the laptop's when the job started
 
 
 @dataclass
@@ -97,6 +99,7 @@ class JobStatus:
         self.job, self.mode = str(event["id"]), str(event.get("mode", ""))
         self.owner, self.created = str(event.get("owner", "")), float(event.get("created", 0))
         self.command = str(event.get("command", ""))
+        here.skew = float(event.get("skew", 0))
         for index, name in enumerate(event.get("nodes", ())):
             self.nodes.setdefault(index, NodeStatus(index)).name = str(name)
         for p in event.get("processes", ()):
@@ -116,7 +119,7 @@ class JobStatus:
 
     def _change(self, here: NodeStatus, event: Event, state: str) -> ProcessStatus:
         process = self._process(here, event)
-        process.state, process.since = state, float(event.get("t", 0))
+        process.state, process.since = state, float(event.get("t", 0)) - here.skew
         return process
 
     def _on_started(self, here: NodeStatus, event: Event) -> None:

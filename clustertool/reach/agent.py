@@ -138,7 +138,7 @@ class Agent:
             if self.dead is not None:
                 raise self.dead
             self._answers[number] = answer
-        self.send({**request, "id": number})
+        self.send({**request, "id": number, "now": time.time()})
         try:
             reply = answer.get(timeout=timeout)
         except queue.Empty:

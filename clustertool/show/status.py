@@ -87,7 +87,8 @@ def _process(process: Mapping[str, Any], names: Mapping[Any, str], now: float) -
 
 def _node(node: Mapping[str, Any], names: Mapping[Any, str]) -> Sequence[object]:
     beat, survivors = node.get("heartbeat"), node.get("survivors") or ()
-    note = str(node.get("why") or "")
+    skew = float(node.get("skew") or 0)
+    note = "; ".join(filter(None, [str(node.get("why") or ""), f"clock {skew:+.0f} s" if skew else ""]))
     if survivors:
         note = "; ".join(filter(None, [note, f"still alive: {', '.join(map(str, survivors))}"]))
     return (

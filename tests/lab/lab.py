@@ -74,6 +74,7 @@ class Node:
     hide: tuple[str, ...] = ()  # programs it does not have: ("rsync",)
     disk: str = ""  # the size of a file system of its own as ~/clustertool: "4m"
     hosts: tuple[str, ...] = ()  # lines that come first in its /etc/hosts: ("127.0.1.1 node0",)
+    clock: int = 0  # seconds by which its clock is wrong, for all that comes in by ssh; needs a C compiler
 
 
 class Process(NamedTuple):
@@ -276,7 +277,7 @@ class Lab:
         _write(etc / "host_key", private)
         _write(etc / "host_key.pub", public)
         _write(etc / "authorized_keys", self.key[1] + "\n")
-        _write(etc / "sshd_config", _SSHD.format(etc=etc))
+        _write(etc / "sshd_config", _SSHD.format(etc=etc) + (_wrong_clock(etc, special.clock) if special.clock else ""))
         _write(etc / "hosts", "".join(f"{line}\n" for line in special.hosts) + self._hosts(name))
         _write(etc / "hostname", name + "\n")
         _write(etc / "machine-id", uuid.uuid4().hex + "\n")
@@ -412,6 +413,18 @@ def why_not() -> str:
     finally:
         shutil.rmtree(base, ignore_errors=True)
     return ""
+
+
+def compiler() -> str:
+    """What makes a wrong clock, "" if this machine has none."""
+    return shutil.which("cc") or shutil.which("gcc") or ""
+
+
+def _wrong_clock(etc: Path, seconds: int) -> str:
+    """Lines of sshd_config that put every session under a clock of its own."""
+    source, made = REPO / "tests/lab/clock.c", etc / "clock.so"
+    _command([compiler() or "cc", "-shared", "-fPIC", "-O1", "-o", str(made), str(source), "-ldl"])
+    return f"SetEnv LD_PRELOAD={made} CLOCK_OFFSET={seconds}\n"
 
 
 # -- namespaces

@@ -238,3 +238,28 @@ def test_events_of_a_later_version_are_no_trouble() -> None:
 def test_an_end_in_words_and_as_a_shell_counts_it(code: int, signal: int, note: str, text: str, shell: int) -> None:
     assert words(code, signal, note) == text
     assert exit_code(code, signal) == shell
+
+
+def test_times_are_told_in_the_clock_of_the_laptop() -> None:
+    """A node whose clock was an hour ahead, and one whose clock was right; attempts and ends as well."""
+    wrong = [{**header(1, [("trainer", 1)]), "skew": 3600.0}, started(1, t=3602.0), exited(1, 3, t=3610.0)]
+    right = [header(0, [("trainer", 0)]), started(0, t=2.0)]
+    for events in interleavings(right, wrong[:2]):
+        status = fold(events)
+        assert [process.since for process in status.of("trainer")] == [2.0, 2.0]
+        assert [status.nodes[node].skew for node in (0, 1)] == [0.0, 3600.0]
+    assert fold((1, event) for event in wrong).of("trainer")[0].since == 10.0
+
+
+def test_a_disk_is_full_until_it_has_room() -> None:
+    events = [header(0, [("trainer", 0)]), SUPERVISOR, said("disk", full=True, root="/jobs")]
+    assert status_of(*events).nodes[0].why == "the disk of /jobs is full"
+    assert status_of(*events, said("disk", full=False, root="/jobs")).nodes[0].why == ""
+
+
+def test_a_pserver_that_listens_elsewhere_and_then_where_it_should() -> None:
+    server = {"role": "pserver", "rank": 0}
+    events = [header(0, [("pserver", 0)]), started(0, role="pserver")]
+    events.append(said("elsewhere", **server, listens="127.0.1.1 port 80", endpoint="10.0.0.1:80"))
+    assert status_of(*events).processes["pserver", 0].note == "listens on 127.0.1.1 port 80, not on 10.0.0.1:80"
+    assert status_of(*events, said("listening", **server)).processes["pserver", 0].note == "listening"

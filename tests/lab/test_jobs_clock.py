@@ -1,0 +1,114 @@
+"""Nodes whose clock is off by an hour: nobody is lost of it, and what is told about time is told in the laptop's."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+
+import pytest
+
+from tests.cli import until
+from tests.lab.lab import Node, compiler
+
+HOUR = 3600
+TICKS = """
+    import os, time
+    from pathlib import Path
+    print("ready", flush=True)
+    while not (Path.home() / "go").exists():
+        print("tick", time.time(), flush=True)
+        time.sleep(0.1)
+"""
+LOOK = 'import os, time; os.utime("."); print(int(time.time()), int(os.stat(".").st_mtime))'
+
+
+@pytest.fixture
+def skewed(site):
+    """skewed({1: 3600}) -> three nodes, the clocks of some wrong by so many seconds."""
+    if not compiler():
+        pytest.skip("a wrong clock needs a C compiler")
+
+    def make(**offsets):
+        three = site(3, nodes={int(name[1:]): Node(clock=offset) for name, offset in offsets.items()})
+        three.conf(LOSS_TIMEOUT=3)
+        for name, offset in offsets.items():
+            done = three.inv("exec", "--command", f"{sys.executable} -c '{LOOK}'", "--only", f"node{name[1:]}", "--json").ends(0)
+            (said,) = done.json["nodes"].values()
+            now, stamp = map(int, said["stdout"].split())
+            assert abs(now - time.time() - offset) < 60, "its clock is wrong indeed"
+            assert abs(now - stamp) < 60, "and so are its files' times"
+        three.workspace(train_py=TICKS)
+        return three
+
+    return make
+
+
+def started(site, *args):
+    running = site.start("run", "-w", "job", "--all-ranks", *args)
+    for rank in range(3):
+        running.says(rf"trainer {rank} node\d\] ready")
+    return running
+
+
+def go(site):
+    for node in range(site.count):
+        (site.home(node) / "go").touch()
+
+
+@pytest.mark.parametrize("skews", [{"n1": HOUR}, {"n0": HOUR, "n2": -HOUR}])
+def test_a_job_runs_and_is_told_in_the_laptops_time(skewed, skews):
+    three = skewed(**skews)
+    done = three.inv("check").ends(0)
+    for name, offset in skews.items():
+        said = int(re.search(rf"^node{name[1:]} .* warn ([+-]\d+) s", done.out, re.M).group(1))
+        assert abs(said - offset) < 60
+    running = started(three)
+    begun = time.time()
+    until(lambda: time.time() - begun > 5)  # longer than the loss timeout
+    assert running.process.poll() is None
+    status = three.inv("status", "--json").ends(0).json
+    assert status["state"] == "running"
+    for process in status["processes"]:
+        assert abs(process["since"] - begun) < 60, process
+        assert 0 <= process["cpu"] <= 200, process
+    assert all(0 <= node["heartbeat"] < 5 for node in status["nodes"]), status["nodes"]
+    assert " h " not in three.inv("status").ends(0).out
+    (job,) = three.inv("jobs", "--json").ends(0).json["jobs"]
+    assert abs(job["created"] - begun) < 60
+    go(three)
+    running.wait().ends(0)
+    # several ranks merged by time, whose own clock is right: what was printed earlier comes earlier
+    ticks = [float(t) for t in re.findall(r"tick ([\d.]+)$", three.inv("logs", "--all-ranks").ends(0).out, re.M)]
+    assert len(ticks) > 90
+    late = max(early - tick for early, tick in zip(ticks, ticks[1:]))
+    assert late < 2, f"a line came {late} s too late"
+    # jobs go by age, and this one is young
+    assert three.inv("clean", "--older-than", "30m", "--json").ends(0).json["removed"] == []
+    assert three.inv("jobs", "--json").ends(0).json["jobs"]
+
+
+@pytest.mark.parametrize(("skews", "lost"), [({"n0": -HOUR}, 1), ({"n1": HOUR}, 0)])
+def test_a_lost_node_is_noticed_as_ever(skewed, skews, lost):
+    three = skewed(**skews)
+    running = started(three)
+    at = time.monotonic()
+    three.lab.crash(lost)
+    done = running.wait().ends(75)
+    assert time.monotonic() - at < 3 + 10
+    assert f"node{lost}" in done.last
+    three.gone()
+
+
+def test_a_restart_and_a_timeout_take_as_long_as_ever(skewed):
+    three = skewed(n0=HOUR, n1=-HOUR)
+    three.workspace(train_py="""
+        import os, time
+        if os.environ["CLUSTERTOOL_ATTEMPT"] == "0":
+            raise SystemExit(3 if os.environ["RANK"] == "1" else time.sleep(600))
+        time.sleep(600)
+    """)
+    at = time.monotonic()
+    done = three.inv("run", "-w", "job", "--max-restarts", 1, "--timeout", 8).ends(124)
+    assert "attempt 1 begins in 1 s" in done.err
+    assert 8 < time.monotonic() - at < 60
