@@ -91,6 +91,7 @@ class Follow:
         self._looked_at = 0.0
         self._done = threading.Event()
         self._reopening: set[int] = set()
+        self._away: set[int] = set()  # nodes whose connection was told to be lost
         self._verdict_at = 0.0
         self.detached = False
 
@@ -123,6 +124,7 @@ class Follow:
             raise
         if self._over():
             self._done.set()
+            self._tell_away()
             self._finish_stop()
 
     def _follow(self, until: Callable[[JobStatus], bool]) -> None:
@@ -157,6 +159,14 @@ class Follow:
             return False
         return True
 
+    def _tell_away(self) -> None:
+        """What nodes wrote that were not there for the end is not lost, but has not been shown."""
+        for node in sorted(self._away - self.watch.ended):
+            known = self.watch.status.nodes.get(node)
+            if known is None or known.state != "lost":
+                shown = f"what was printed there last is not shown; inv logs --job {self._job} has it when the node answers"
+                self._call.terminal.warn(f"{self.watch.name(node)} did not come back: {shown}")
+
     def _show(self, items: list[Item]) -> None:
         for item in items:
             if isinstance(item, LogLines):
@@ -178,8 +188,10 @@ class Follow:
                 if silent and node not in self.watch.closed:
                     self.watch.closed[node] = f"silent for {timeout:g} s"
                 if node in self.fleet.agents:
-                    why = f"connection lost ({self.watch.closed[node]}), trying again"
-                    self._call.terminal.warn(f"{self.watch.name(node)}: {why}")
+                    if node not in self._away:
+                        why = f"connection lost ({self.watch.closed[node]}), trying again"
+                        self._call.terminal.warn(f"{self.watch.name(node)}: {why}")
+                    self._away.add(node)
                     self._reopening.add(node)
                     threading.Thread(target=self._reopen, args=(node,), daemon=True).start()
 
@@ -198,6 +210,7 @@ class Follow:
                 continue
             self.watch.heard[node] = time.monotonic()
             self.watch.reopened(node)
+            self._away.discard(node)
             break
         self._reopening.discard(node)
 

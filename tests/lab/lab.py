@@ -74,6 +74,7 @@ class Node:
     hide: tuple[str, ...] = ()  # programs it does not have: ("rsync",)
     disk: str = ""  # the size of a file system of its own as ~/clustertool: "4m"
     hosts: tuple[str, ...] = ()  # lines that come first in its /etc/hosts: ("127.0.1.1 node0",)
+    init: bool = False  # its first process is not its sshd, so that sshd may die and be started again
     clock: int = 0  # seconds by which its clock is wrong, for all that comes in by ssh; needs a C compiler
 
 
@@ -181,8 +182,10 @@ class Lab:
         return subprocess.run([*enter, *shell, *argv], text=True, capture_output=True, timeout=timeout, **options)
 
     def processes(self, i: int) -> list[Process]:
-        """What lives on node i, its sshd included; empty while it is down."""
-        return self._inside(self.boots[i]) if i in self.boots else []
+        """What lives on node i, its sshd included (but for an init of its own); empty while it is down."""
+        alone = i in self.boots and self.special.get(i, Node()).init
+        found = self._inside(self.boots[i]) if i in self.boots else []
+        return [process for process in found if not (alone and process.pid == self.boots[i].init)]
 
     def laptop_processes(self) -> list[Process]:
         """What the laptop runs now."""
@@ -219,6 +222,24 @@ class Lab:
     def thaw(self, i: int) -> None:
         for process in self.processes(i):
             _signal(process.pid, signal.SIGCONT)
+
+    def kill_sshd(self, i: int) -> None:
+        """Kill the node's sshd and all its sessions; needs Node(init=True). Everything else on the node goes on."""
+        deadline = time.monotonic() + WAIT
+        while left := [process.pid for process in self.processes(i) if _comm(process.pid).startswith("sshd")]:
+            if time.monotonic() > deadline:
+                raise LabError(f"sshd of {self.name(i)} does not die: {left}")
+            for pid in left:
+                _signal(pid, signal.SIGKILL)
+
+    def start_sshd(self, i: int) -> None:
+        config = shlex.quote(str(self.dir / self.name(i) / "etc/sshd_config"))
+        started = self.exec(i, ["sh", "-c", f"setsid {shutil.which('sshd', path=PATH)} -D -e -f {config} >/dev/null 2>&1 &"])
+        deadline = time.monotonic() + WAIT
+        while started.returncode or not _listens(self.boots[i].init):
+            if started.returncode or time.monotonic() > deadline:
+                raise LabError(f"sshd of {self.name(i)} does not start: {started.stderr}")
+            time.sleep(0.01)
 
     def shape(self, i: int | str, rate: str | None) -> None:
         """Both directions of node i's cable, or of the laptop's ("uplink"), to a rate such as "100mbit"; None frees it."""
@@ -308,7 +329,8 @@ class Lab:
             root_dir = f"{HOME}/clustertool"
             lines += [f"mkdir -p {root_dir}", f"mount -t tmpfs -o mode=700,size={special.disk} tmpfs {root_dir}"]
         sshd = f"{shutil.which('sshd', path=PATH)} -D -e -f {shlex.quote(str(etc / 'sshd_config'))}"
-        return "\n".join([*lines, "mkdir -p -m 755 /run/sshd", f"exec {sshd}"]) + "\n"
+        last = [f"{sshd} &", "exec sleep infinity"] if special.init else [f"exec {sshd}"]
+        return "\n".join([*lines, "mkdir -p -m 755 /run/sshd", *last]) + "\n"
 
     def _covers(self, owner: str, places: Iterable[Path], home: Path, *more: Path) -> list[tuple[Path, Path]]:
         """(what, where) to bind, in order: first what must stay visible goes into the covers, then the covers over all."""
@@ -481,6 +503,13 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return "X"
+
+
+def _comm(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def _child(pid: int) -> int:

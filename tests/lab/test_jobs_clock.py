@@ -33,7 +33,8 @@ def skewed(site):
         three = site(3, nodes={int(name[1:]): Node(clock=offset) for name, offset in offsets.items()})
         three.conf(LOSS_TIMEOUT=3)
         for name, offset in offsets.items():
-            done = three.inv("exec", "--command", f"{sys.executable} -c '{LOOK}'", "--only", f"node{name[1:]}", "--json").ends(0)
+            command = f"{sys.executable} -c '{LOOK}'"
+            done = three.inv("exec", "--command", command, "--only", f"node{name[1:]}", "--json").ends(0)
             (said,) = done.json["nodes"].values()
             now, stamp = map(int, said["stdout"].split())
             assert abs(now - time.time() - offset) < 60, "its clock is wrong indeed"
