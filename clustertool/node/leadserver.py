@@ -231,20 +231,23 @@ class LeadServer:
     def _decide(self, event: l.Event) -> None:
         before = self._state.phase
         self._state, actions = l.decide(self._state, event)
+        for action in actions:
+            if isinstance(action, l.Start) and action.again:  # the phase that is recorded next belongs to the new attempt
+                self._begin_again(action)
         if self._state.phase != before:
             self._record("phase", name=self._state.phase)
         for action in actions:
             self._act(action)
 
+    def _begin_again(self, action: l.Start) -> None:
+        pause = min(2.0 ** (action.attempt - 1), _LONGEST_PAUSE)
+        self._record("restart", attempt=action.attempt, pause=pause)
+        self._restart = (time.monotonic() + pause, {"m": "start", "role": action.role, "attempt": action.attempt})
+
     def _act(self, action: l.Action) -> None:
         if isinstance(action, l.Start):
-            message = {"m": "start", "role": action.role, "attempt": action.attempt}
-            if action.again:
-                pause = min(2.0 ** (action.attempt - 1), _LONGEST_PAUSE)
-                self._record("restart", attempt=action.attempt, pause=pause)
-                self._restart = (time.monotonic() + pause, message)
-            else:
-                self._tell(message)
+            if not action.again:
+                self._tell({"m": "start", "role": action.role, "attempt": action.attempt})
         elif isinstance(action, l.Stop):
             self._restart = None
             self._tell({"m": "stop", "why": action.why, "attempt": self._state.attempt})

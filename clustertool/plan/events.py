@@ -154,6 +154,9 @@ class JobStatus:
     def _on_phase(self, here: NodeStatus, event: Event) -> None:
         self.phase = str(event["name"])
 
+    def _on_restart(self, here: NodeStatus, event: Event) -> None:
+        self.attempt = max(self.attempt, int(event["attempt"]))
+
     def _on_lost(self, here: NodeStatus, event: Event) -> None:
         lost = self.nodes.setdefault(int(event["node"]), NodeStatus(int(event["node"])))
         lost.why = str(event.get("why", ""))
