@@ -79,7 +79,7 @@ def test_born_while_the_supervisor_is_frozen(bench: Bench, ender: str) -> None:
         kill(job.process("guard"), signal.SIGSTOP)
         assert job.stop(grace=0.1)["state"] == "clean"
     job.until("clean")
-    assert not job.living()
+    job.gone()
 
 
 def test_supervisor_frozen_for_a_moment(bench: Bench) -> None:

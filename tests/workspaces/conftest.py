@@ -18,7 +18,7 @@ from typing import Callable, Iterator
 import pytest
 
 WORKSPACES = Path(__file__).resolve().parents[2] / "workspaces"
-DEADLINE = 60.0
+DEADLINE = 240.0
 
 
 class Program:
