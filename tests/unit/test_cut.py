@@ -310,7 +310,8 @@ from pathlib import Path
 from clustertool.reach import cut
 seed = int(sys.argv[1]) if sys.argv[1] else None
 cut.cut(cut.Order(Path("d"), Path("."), 3, seed, True), lambda *_: None, lambda: None)
-print(int(re.search(r"VmHWM:\\s+([0-9]+) kB", Path("/proc/self/status").read_text())[1]) // 1024)  # ru_maxrss has the parent's, too
+status = Path("/proc/self/status").read_text()  # ru_maxrss counts the parent's, too
+print(int(re.search(r"VmHWM:\\s+([0-9]+) kB", status)[1]) // 1024)
 """
 
 
