@@ -12,7 +12,7 @@ import select
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 from clustertool.errors import ClustertoolError, NotFound
 from clustertool.node import files, processes
@@ -20,12 +20,16 @@ from clustertool.plan.frames import Decoder, Header, encode
 
 # A request imports what it needs: an agent starts on every node for every command, and its start is most of its cost.
 if TYPE_CHECKING:
+    import socket
+
     from clustertool.node.follow import Follower
     from clustertool.node.records import Record
 
 _BEAT = 1.0
+_LARGEST = 64 << 20  # a manifest
 _POLL = 0.05
 _GARBAGE = 20_000  # objects; with the usual 700 most of a short life's collections find nothing
+_LAST_MOMENT = 2.0  # seconds for a relay to end
 _ROOM = 1 << 20  # bytes that may wait for the channel before logs pause
 
 
@@ -37,13 +41,14 @@ class Agent:
         self.entry = str(hello["entry"])
         self.hello = hello
         self._in, self._out = inlet, outlet
-        self._decoder = Decoder()
+        self._decoder = Decoder(max_payload=_LARGEST)
         self._waiting = bytearray()
         self._lock = threading.Lock()
         self._bell, self._ring = os.pipe()
         os.set_blocking(self._ring, False)
         self._threads: List[threading.Thread] = []
         self._followers: List[Follower] = []
+        self._relay: Optional[Tuple[int, socket.socket, Decoder]] = None
         self._beat_at = 0.0
         self._umask = os.umask(0o077)
         self._open = True
@@ -61,6 +66,9 @@ class Agent:
         poll = select.poll()
         poll.register(self._in, select.POLLIN)
         poll.register(self._bell, select.POLLIN)
+        relay = self._relay[1].fileno() if self._relay else -1
+        if relay >= 0:
+            poll.register(relay, select.POLLIN)
         if self._waiting:
             poll.register(self._out, select.POLLOUT)
         busy = self._pump()
@@ -70,6 +78,8 @@ class Agent:
                 self._read()
             elif fd == self._bell:
                 os.read(self._bell, 4096)
+            elif fd == relay:
+                self._hear_relay()
             elif mask & (select.POLLERR | select.POLLHUP):
                 self._open = False
         self._flush()
@@ -83,7 +93,11 @@ class Agent:
 
     def _dispatch(self, header: Header, payload: bytes) -> None:
         name = str(header.get("q"))
-        if name in _INLINE:
+        if name == "relayed":
+            self._order_relay(header, payload)
+        elif name == "code":
+            self.hello["add"](payload)
+        elif name in _INLINE:
             self._answer(header, lambda: _INLINE[name](self, header))
         else:
             header["earlier"] = self._threads
@@ -143,6 +157,30 @@ class Agent:
                     return
                 del self._waiting[:sent]
 
+    # -- the relay of a dispatch, a process of its own --
+
+    def _order_relay(self, header: Header, payload: bytes) -> None:
+        """A word for the relay. While it is busy nothing more is read from the laptop, which so sends no faster."""
+        if self._relay is not None:
+            with contextlib.suppress(OSError):  # it has gone: the loop finds out
+                self._relay[1].sendall(encode(header, payload))
+
+    def _hear_relay(self) -> None:
+        if self._relay is None:
+            return
+        pid, sock, decoder = self._relay
+        try:
+            data = sock.recv(1 << 16)
+        except OSError:
+            data = b""
+        for header, _ in decoder.feed(data):
+            self.send(header)
+        if not data:
+            sock.close()
+            self._relay = None
+            os.waitpid(pid, 0)
+            self.send({"k": "relay", "s": "gone"})
+
     # -- requests --
 
     def probe(self, header: Header) -> Dict[str, Any]:
@@ -155,15 +193,29 @@ class Agent:
 
         return meet.meet(self.root, str(header["step"]), str(header["token"]), int(header["node"]))
 
-    def stage(self, header: Header) -> Dict[str, Any]:
+    def patch(self, header: Header) -> Dict[str, Any]:
+        """A release that is little more than one that is here."""
         from clustertool.node import releases
 
-        return releases.stage(self.root, str(header["release"]))
+        return releases.patch(self.root, header)
 
-    def seal(self, header: Header) -> Dict[str, Any]:
-        from clustertool.node import releases
+    def relay(self, header: Header) -> Dict[str, Any]:
+        """Take part in a dispatch. Its words come as frames of their own."""
+        from clustertool.node import relay
 
-        return releases.seal(self.root, str(header["release"]))
+        self.unrelay(header)
+        pid, sock = relay.start(header, self.root)
+        self._relay = pid, sock, Decoder()
+        return {}
+
+    def unrelay(self, header: Header) -> Dict[str, Any]:
+        """Once this is answered the relay has gone, and its port with it."""
+        if self._relay is not None:
+            pid, sock, _ = self._relay
+            self._relay = None
+            sock.close()
+            processes.reap(pid, _LAST_MOMENT)
+        return {}
 
     def place(self, header: Header) -> Dict[str, Any]:
         from clustertool.node import place
@@ -293,11 +345,11 @@ def _usage(pid: int) -> Tuple[float, int]:
 
 
 _INLINE: Dict[str, Callable[[Agent, Header], Dict[str, Any]]] = {
-    # start forks the supervisor and must not do so beside other threads; follow touches the loop's own list
-    "start": Agent.start, "follow": Agent.follow,
+    # start and relay fork, which must not be done beside other threads; follow touches the loop's own list
+    "start": Agent.start, "relay": Agent.relay, "unrelay": Agent.unrelay, "follow": Agent.follow,
 }  # fmt: skip
 _HANDLERS: Dict[str, Callable[[Agent, Header], Dict[str, Any]]] = {
-    "probe": Agent.probe, "meet": Agent.meet, "stage": Agent.stage, "seal": Agent.seal, "place": Agent.place,
+    "probe": Agent.probe, "meet": Agent.meet, "patch": Agent.patch, "place": Agent.place,
     "unplace": Agent.unplace, "attached": Agent.attached,
     "stop": Agent.stop, "jobs": Agent.jobs, "status": Agent.status, "tail": Agent.tail, "files": Agent.files,
     "clean": Agent.clean,

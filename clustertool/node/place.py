@@ -7,11 +7,9 @@ import json
 import os
 from typing import Any, Dict, Mapping, Sequence
 
-from clustertool.errors import NotFound, PreflightError
-from clustertool.node import claims, files
+from clustertool.errors import DispatchError, NotFound, PreflightError
+from clustertool.node import claims, files, pieces
 from clustertool.plan import paths
-
-_FICLONE = 0x40049409
 
 
 def place(spec: Dict[str, Any], release: str) -> Dict[str, Any]:
@@ -23,11 +21,11 @@ def place(spec: Dict[str, Any], release: str) -> Dict[str, Any]:
     job = files.make_job_dir(spec["job_dir"])
     try:
         if release:
-            _copy_tree(os.path.join(paths.releases(root), release), str(spec["job_dir"]))
+            pieces.unpack(pieces.Store(root), release, str(spec["job_dir"]))
         _write_files(spec, job)
         own = [port for process in spec["processes"] for port in process["ports"]]
         claims.claim([*own, *spec["extra_ports"]], spec["job"], base)
-    except PreflightError:
+    except (PreflightError, DispatchError):
         _take_back(spec)
         raise
     except OSError as error:
@@ -116,48 +114,3 @@ def unlink(job_dir: str) -> None:
         for link in [shown, os.path.join(spec["work_dir"], "nodefile"), *inside]:
             if os.path.islink(link) and os.path.realpath(link).startswith(os.path.realpath(job_dir) + "/"):
                 os.unlink(link)
-
-
-def _copy_tree(source: str, target: str) -> None:
-    """A copy of its own, so that what a job writes never changes the release; blocks are shared where the disk can."""
-    for folder, folders, names in os.walk(source, onerror=_raise):
-        there = os.path.join(target, os.path.relpath(folder, source)) if folder != source else target
-        for name in list(folders):
-            path = os.path.join(folder, name)
-            if os.path.islink(path):
-                folders.remove(name)
-                names.append(name)
-            else:
-                os.makedirs(os.path.join(there, name), mode=0o700, exist_ok=True)
-        for name in names:
-            _copy_file(os.path.join(folder, name), os.path.join(there, name))
-    for folder, folders, _ in os.walk(source, topdown=False):
-        for name in folders:
-            path = os.path.join(folder, name)
-            if not os.path.islink(path):
-                _copy_stat(os.stat(path), os.path.join(target, os.path.relpath(path, source)))
-
-
-def _raise(error: OSError) -> None:
-    raise error
-
-
-def _copy_file(source: str, target: str) -> None:
-    import fcntl
-
-    if os.path.islink(source):
-        os.symlink(os.readlink(source), target)
-        return
-    with open(source, "rb") as file, open(target, "xb") as copy:
-        try:
-            fcntl.ioctl(copy.fileno(), _FICLONE, file.fileno())
-        except OSError:
-            while files.copy_some(file.fileno(), copy.fileno()):
-                pass
-        _copy_stat(os.fstat(file.fileno()), target)
-
-
-def _copy_stat(info: os.stat_result, target: str) -> None:
-    """Mode and times. (shutil would do it, and costs every node of every job 5 ms to import.)"""
-    os.chmod(target, info.st_mode & 0o7777)
-    os.utime(target, ns=(info.st_atime_ns, info.st_mtime_ns))

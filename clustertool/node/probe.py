@@ -102,7 +102,8 @@ def _program(name: str) -> bool:
 
 def _releases(root: str) -> List[str]:
     try:
-        return sorted(name for name in os.listdir(paths.releases(root)) if "." not in name)
+        with os.scandir(paths.releases(root)) as entries:
+            return sorted(entry.name for entry in entries if "." not in entry.name and entry.is_file(follow_symlinks=False))
     except OSError:
         return []
 

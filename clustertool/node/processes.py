@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
+import time
 from typing import Iterator, List, NamedTuple, NoReturn, Optional
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -122,6 +124,17 @@ def signal_one(process: Process, number: int) -> None:
     if alive(process):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(process.pid, number)
+
+
+def reap(child: int, patience: float) -> None:
+    """Wait for a child that was asked to end; one that does not within `patience` seconds is killed."""
+    end = time.monotonic() + patience
+    while os.waitpid(child, os.WNOHANG)[0] == 0:
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return
+        time.sleep(0.005)
 
 
 def describe(process: Process) -> str:

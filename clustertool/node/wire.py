@@ -14,9 +14,11 @@ import ssl
 from collections import deque
 from typing import Deque, Iterator, List, Optional, Tuple
 
-from clustertool.plan.frames import Decoder, FrameError, Header, encode
+from clustertool.plan.frames import Decoder, FrameError, Header, head
 
 _CHUNK = 1 << 16
+_TURN = 1 << 20  # bytes read before others have their turn
+Frame = Tuple[Header, bytes]
 
 
 def beat(loss_timeout: float) -> float:
@@ -51,16 +53,19 @@ def _in_memory(pem: str) -> Iterator[str]:
 class Wire:
     """One connection, made or in the making. turn() moves what can be moved; ConnectionError ends it."""
 
-    def __init__(self, sock: socket.socket, ctx: ssl.SSLContext, server: bool, max_header: int) -> None:
+    def __init__(self, sock: socket.socket, ctx: ssl.SSLContext, server: bool, max_header: int, max_payload: int = 0) -> None:
         sock.setblocking(False)
         self._sock = sock
         self._tls: Optional[ssl.SSLSocket] = None
         self._context = ctx
         self._server = server
-        self._decoder = Decoder(max_header, 0)
-        self._out = bytearray()
+        self._decoder = Decoder(max_header, max_payload)
+        self._limit = _TURN if max_payload else 0
+        self._out: Deque[memoryview] = deque()
         self._wants_write = not server  # a client's connect() shows itself by becoming writable
         self.secure = False
+        self.got = 0  # bytes
+        self.more = False  # there may be more to read at once, which no poll() tells
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -69,24 +74,36 @@ class Wire:
     def wants_write(self) -> bool:
         return self._wants_write or (self.secure and bool(self._out))
 
-    def send(self, header: Header) -> None:
-        self._out += encode(header)
+    def send(self, header: Header, payload: bytes = b"") -> None:
+        self._out.append(memoryview(head(header, len(payload))))
+        if payload:  # as it is: pieces are large
+            self._out.append(memoryview(payload))
+
+    def flush(self) -> None:
+        """Send now what the kernel takes. That the other side is gone is told at the next turn."""
+        if self.secure and self._tls is not None:
+            with contextlib.suppress(OSError):
+                self._flush(self._tls)
 
     @property
     def backlog(self) -> int:
-        return len(self._out)
+        return sum(map(len, self._out))
 
     def turn(self) -> List[Header]:
         """The messages that came. Raises ConnectionError when the other side is gone, is a stranger, or talks nonsense."""
+        return [header for header, _ in self.frames()]
+
+    def frames(self) -> List[Frame]:
+        """The same, with what the messages carry."""
         try:
             tls = self._tls or self._wrap()
             if not self.secure:
                 self._wants_write = False
                 tls.do_handshake()
                 self.secure = True
-            messages = self._read(tls)
+            frames = self._read(tls)
             self._flush(tls)
-            return messages
+            return frames
         except (ssl.SSLWantReadError, _NotYet):
             return []
         except ssl.SSLWantWriteError:
@@ -111,30 +128,39 @@ class Wire:
         self._sock = self._tls
         return self._tls
 
-    def _read(self, tls: ssl.SSLSocket) -> List[Header]:
+    def _read(self, tls: ssl.SSLSocket) -> List[Frame]:
         """What came before the other side closed is still read; that it is gone is told at the next turn."""
-        messages: List[Header] = []
+        frames: List[Frame] = []
+        end = self.got + self._limit
+        self.more = False
         while True:
             try:
                 data = tls.recv(_CHUNK)
                 if not data:
                     raise ConnectionError("closed by the other side")
-                messages += [header for header, _ in self._decoder.feed(data)]
+                frames += self._decoder.feed(data)
+                self.got += len(data)
+                if self.got >= end > self._limit > 0:
+                    self.more = True
+                    return frames
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                return messages
+                return frames
             except OSError:
-                if messages:
-                    return messages
+                if frames:
+                    return frames
                 raise
 
     def _flush(self, tls: ssl.SSLSocket) -> None:
         self._wants_write = False
         while self._out:
             try:
-                sent = tls.send(self._out[:_CHUNK])
+                sent = tls.send(self._out[0][:_CHUNK])
             except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
                 return
-            del self._out[:sent]
+            if sent == len(self._out[0]):
+                self._out.popleft()
+            else:
+                self._out[0] = self._out[0][sent:]
 
     def close(self) -> None:
         self._sock.close()

@@ -21,8 +21,13 @@ class FrameError(ValueError):
 
 
 def encode(header: Header, payload: bytes = b"") -> bytes:
+    return head(header, len(payload)) + payload
+
+
+def head(header: Header, size: int) -> bytes:
+    """A frame up to its payload of `size` bytes, which is to follow."""
     text = json.dumps(header, separators=(",", ":")).encode()
-    return _LENGTHS.pack(len(text), len(payload)) + text + payload
+    return _LENGTHS.pack(len(text), size) + text
 
 
 class Decoder:

@@ -75,5 +75,5 @@ def base(root: str, node: int, shared: bool) -> str:
 
 
 def releases(root: str) -> str:
-    """Received workspaces, one directory a release digest; a job gets a copy."""
+    """Received workspaces, one manifest a release digest; a job gets a copy."""
     return posixpath.join(root, OURS, "releases")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import secrets
 import threading
@@ -19,6 +20,9 @@ from clustertool.reach.connection import Reach, discard
 
 Sink = Callable[[int, Header, bytes], None]
 _WINDOW = 8 << 20  # what may be on its way to us unread: bounds the laptop's memory
+_SLICE = 1 << 17
+_GENTLE = 1 << 15
+_PAUSE = 0.002
 _NOISE = 64 << 10
 _START_TIMEOUT = 30.0
 _LAST_WORDS = 0.5
@@ -31,7 +35,10 @@ class Agent:
         self.link = link
         self.host = host
         self.python = ""
+        self.held = False
+        self._whole = True
         self._sink = sink
+        self.hear: Callable[[int, Header], None] | None = None  # words of the node's relay, and that it has gone
         self._channel: Any = None
         self._numbers = iter(range(1, 1 << 62))
         self._answers: dict[int, queue.SimpleQueue[Header]] = {}
@@ -40,11 +47,14 @@ class Agent:
         self.dead: ClustertoolError | None = None
 
     @classmethod
-    def open(cls, link: Reach, host: Host, cluster: Cluster, sink: Sink | None = None) -> Agent:
-        """Start the node side over `link`. Raises PreflightError (no python, too old) or Unreachable."""
+    def open(cls, link: Reach, host: Host, cluster: Cluster, sink: Sink | None = None, unless: str = "") -> Agent:
+        """Start the node side over `link`. Raises PreflightError (no python, too old) or Unreachable.
+
+        `unless`: a release. A node that has it starts nothing; its agent is `held`, closed, and good for nothing else.
+        """
         agent = cls(link, host, sink)
         try:
-            agent._boot(cluster)
+            agent._boot(cluster, unless)
         except (OSError, EOFError) as error:
             why = agent._said(_LAST_WORDS) or str(error)
             agent.close()
@@ -52,29 +62,40 @@ class Agent:
         except ClustertoolError:
             agent.close()
             raise
+        if agent.held:
+            agent.close()
+            return agent
         threading.Thread(target=agent._read, name=f"agent {host.name}", daemon=True).start()
         return agent
 
     # -- start --
 
-    def _boot(self, cluster: Cluster) -> None:
+    def _boot(self, cluster: Cluster, unless: str) -> None:
         mark = secrets.token_hex(8)
         self._channel = self.link.channel("exec /bin/sh", window=_WINDOW, timeout=_START_TIMEOUT)
         self._channel.settimeout(_START_TIMEOUT)
         self._channel.sendall(_script(mark))
         self._skip_to(mark)
-        digest, data = pyz.archive()
-        hello = json.dumps(
-            {"digest": digest, "root_dir": self.host.root_dir or cluster.root_dir, "entry": self.host.entry}
-        ).encode()
-        self._channel.sendall(cluster.python.encode() + b"\n" + pyz.LOADER + _sized(pyz.BOOT) + _sized(hello))
+        first, rest = pyz.parts()
+        root = self.host.root_dir or cluster.root_dir
+        hello = json.dumps({"first": first.digest, "rest": rest.digest, "root_dir": root, "entry": self.host.entry}).encode()
+        asked = b"%s\n%s\n%s\n" % (cluster.python.encode(), os.fsencode(root), unless.encode())
+        boot = pyz.LOADER + _sized(pyz.BOOT) + _sized(hello)
+        self._channel.sendall(asked if unless else asked + boot)
         word = self._word(cluster)
+        if unless and word == "held":
+            self.held = True
+            return
+        if unless and word == "go":
+            self._channel.sendall(boot)
+            word = self._word(cluster)
         if word == "need":
-            self._channel.sendall(_sized(data))
+            self._channel.sendall(_sized(first.data))
             word = self._word(cluster)
         elif word == "have":
             word = self._word(cluster)
-        if word != "ready":
+        self._whole = word == "ready whole"
+        if not word.startswith("ready"):
             raise PreflightError(f"the node side did not start: {word}", "run inv check", self.host.name)
         self._channel.settimeout(None)
 
@@ -159,9 +180,47 @@ class Agent:
     def send(self, request: Mapping[str, Any]) -> None:
         try:
             with self._send_lock:
+                if not self._whole and request["q"] not in pyz.EARLY:
+                    self._channel.sendall(encode({"q": "code"}, pyz.parts()[1].data))
+                    self._whole = True
                 self._channel.sendall(encode(dict(request)))
         except (OSError, EOFError):
             self._died("the connection broke")
+
+    def tell_relay(
+        self, word: Header, payload: bytes = b"", moved: Callable[[int], None] | None = None,
+        gently: Callable[[], bool] | None = None,
+    ) -> None:  # fmt: skip
+        """A word for the node's relay; `moved` hears of the bytes that are on their way. Raises Unreachable.
+
+        As long as gently() holds, hardly more is sent than has arrived, so that others are not kept waiting behind it.
+        """
+        data = memoryview(encode({"q": "relayed", **word}, payload))
+        try:
+            with self._send_lock:
+                while data:  # in slices: paramiko copies what is left with each packet
+                    careful = gently is not None and gently()
+                    while careful and gently and gently() and self.link.waiting > _GENTLE:
+                        time.sleep(_PAUSE)
+                    size = min(len(data), _GENTLE if careful else _SLICE)
+                    self._channel.sendall(data[:size])
+                    if moved:
+                        moved(size)
+                    data = data[size:]
+        except (OSError, EOFError):
+            self._died("the connection broke")
+        if self.dead is not None:
+            raise self.dead
+
+    def nudge_relay(self) -> None:
+        """A sign of life, unless something is being sent anyway."""
+        if self._send_lock.acquire(blocking=False):
+            try:
+                self._channel.sendall(encode({"q": "relayed", "k": "beat"}))
+            except (OSError, EOFError):  # the reader finds out
+                return
+            finally:
+                self._send_lock.release()
 
     def _read(self) -> None:
         """The only reader of the channel, in a thread of its own."""
@@ -185,6 +244,9 @@ class Agent:
                 answer = self._answers.get(int(header["re"]))
             if answer is not None:
                 answer.put(header)
+        elif header.get("k") == "relay":
+            if self.hear is not None:
+                self.hear(self.host.index, header)
         elif self._sink is not None:
             self._sink(self.host.index, header, payload)
 
@@ -196,6 +258,8 @@ class Agent:
             waiting = list(self._answers.values())
         for answer in waiting:
             answer.put({"error": {"kind": "Unreachable", "what": why, "fix": "look at the node"}})
+        if self.hear is not None:
+            self.hear(self.host.index, {"s": "gone", "why": why})
         if self._sink is not None:
             self._sink(self.host.index, {"k": "closed", "why": why}, b"")
 
@@ -205,6 +269,14 @@ class Agent:
             discard(self._channel)
 
 
+# Whether release $h is in ROOT_DIR $r: a file of ours (node/pieces.py), where node/files.py would look for it.
+_HELD = (
+    'case "$r" in "~") r="$HOME";; "~/"*) r="$HOME/${r#??}";; esac; '
+    'if [ -k "$r" ] && [ ! -O "$r" ]; then r="$r/$(id -u)"; fi; r="$r/.clustertool/releases/$h"; '
+    'if [ -f "$r" ] && [ -O "$r" ]; then echo held; exit 0; fi; echo go; '
+)
+
+
 def _sized(data: bytes) -> bytes:
     return b"%08d" % len(data) + data
 
@@ -212,8 +284,9 @@ def _sized(data: bytes) -> bytes:
 def _script(mark: str) -> bytes:
     """One compound command, so that sh has read all of it before it runs and leaves the rest of stdin alone."""
     return (
-        f"{{ printf '\\n%s\\n' {mark}; IFS= read -r p; "
+        f"{{ printf '\\n%s\\n' {mark}; IFS= read -r p; IFS= read -r r; IFS= read -r h; "
         'case "$p" in "~/"*) p="$HOME/${p#??}";; esac; '
+        f'if [ -n "$h" ]; then {_HELD} fi; '
         "command -v \"$p\" >/dev/null 2>&1 || { echo 'no python'; exit 0; }; "
         f"exec \"$p\" -ESs -c '{pyz.FIRST}' clustertool-agent; }}\n"
     ).encode()

@@ -6,10 +6,13 @@ What a login shell's start files print comes before a random mark and is kept ap
 
 from __future__ import annotations
 
+import fcntl
 import random
 import secrets
 import shlex
 import socket
+import struct
+import termios
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -77,6 +80,9 @@ class Reach(Protocol):
     @property
     def alive(self) -> bool: ...
 
+    @property
+    def waiting(self) -> int: ...
+
     def channel(self, command: bytes | str = SHELL, *, window: int = 0, timeout: float = 10.0) -> Any: ...
 
     def pipe(self, script: bytes, *, window: int = 0, timeout: float = 10.0) -> Pipe: ...
@@ -117,6 +123,14 @@ class Link:
     @property
     def transport(self) -> paramiko.Transport:
         return self.connection.transport
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that the kernel has taken and the other side has not yet; 0 where that cannot be told."""
+        try:
+            return int(struct.unpack("i", fcntl.ioctl(self.transport.sock, termios.TIOCOUTQ, bytes(4)))[0])
+        except (OSError, TypeError, ValueError, AttributeError):  # a gateway's channel, a ProxyCommand's pipe
+            return 0
 
     @property
     def alive(self) -> bool:

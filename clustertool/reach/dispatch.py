@@ -1,106 +1,302 @@
-"""Dispatch: a node that has the release is done; the others get it into a staging directory, verified, then renamed."""
+"""Dispatch: a node that has the release is done; the others get what they lack, and the laptop sends each byte once.
+
+In this order: nothing to do, a patch (the release differs little from one that is there), the relay (reach/spread.py).
+Nodes that share a ROOT_DIR receive once.
+"""
 
 from __future__ import annotations
 
-import os
+import base64
+import json
+import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 from clustertool.errors import ClustertoolError, DispatchError
+from clustertool.plan import manifest
 from clustertool.plan.facts import Facts
 from clustertool.plan.portions import Portion
-from clustertool.reach.fanout import each
 from clustertool.reach.fleet import Fleet
-from clustertool.reach.rsync import PushOptions, push
+from clustertool.reach.memory import Memory
+from clustertool.reach.shipment import Shipment
 from clustertool.reach.workspace import Workspace
 
-_WIDTH = 16  # rsync processes at a time: more only fight for one uplink
-_LAST_MOMENT = 2.0
+if TYPE_CHECKING:
+    from clustertool.reach.spread import Spread
+
+HELPERS = 3  # nodes that have the release and serve it to those that do not
+_PATCH = 24 << 10  # bytes up to which a change goes to every node straight away
+
+
+class Progress(Protocol):
+    """What is told while a dispatch goes on, from one thread. Nodes are ids."""
+
+    def uplink(self, sent: int, total: int) -> None: ...
+
+    def node(self, node: int, got: int, total: int) -> None: ...
+
+    def done(self, node: int) -> None: ...
+
+
+@dataclass
+class Tally:
+    """Bytes that went over the uplink and between nodes; `served`: who got its pieces from the laptop, and why."""
+
+    uplink: int = 0
+    between: int = 0
+    served: dict[int, str] = field(default_factory=dict)
+    failed: dict[int, ClustertoolError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Dispatched:
-    """`bytes` over the uplink; `sent`, `had` and `shared` are node ids (shared: another node's copy is theirs too)."""
+    """`sent`, `had` and `shared` are node ids (shared: another node's copy is theirs too). `releases`: what each node has."""
 
-    bytes: int
+    releases: Mapping[int, str]
+    tally: Tally
     seconds: float
     sent: tuple[int, ...]
     had: tuple[int, ...]
     shared: tuple[int, ...]
-    failed: Mapping[int, ClustertoolError]
+
+    @property
+    def failed(self) -> Mapping[int, ClustertoolError]:
+        return self.tally.failed
 
 
-def owners(facts: Mapping[int, Facts]) -> dict[str, int]:
-    """root id -> the node that receives for all that share this ROOT_DIR."""
+@dataclass(frozen=True)
+class Receiver:
+    """A node that receives, for itself and all that share its ROOT_DIR. `groups`: of files that not all take; None: all."""
+
+    node: int
+    release: str
+    groups: tuple[str, ...] | None
+
+
+def owners(facts: Mapping[int, Facts], begun: Container[int] = ()) -> dict[str, int]:
+    """root id -> the node that receives for all that share this ROOT_DIR: one that has begun, else the first."""
     first: dict[str, int] = {}
-    for node in sorted(facts):
+    for node in sorted(facts, key=lambda node: (node not in begun, node)):
         first.setdefault(facts[node].root_id, node)
     return first
 
 
+def receivers(
+    portions: Mapping[int, Portion], facts: Mapping[int, Facts], begun: Container[int] = ()
+) -> tuple[dict[int, Receiver], dict[str, str]]:
+    """Who receives what: {node: its receiver, maybe another node's}, and {path: group} of files that not all take."""
+    first = owners(facts, begun)
+    split = frozenset().union(*(portion.without for portion in portions.values()))
+    releases = {portion.release: portion for portion in portions.values()}
+    group = {
+        path: ",".join(sorted(release[:8] for release, portion in releases.items() if path not in portion.without))
+        for path in split
+    }  # fmt: skip
+    found = {}
+    for node in set(first.values()):
+        mine = portions[node]
+        groups = tuple(sorted({group[path] for path in split - mine.without})) if mine.without else None
+        found[node] = Receiver(node, mine.release, groups)
+    return {node: found[first[facts[node].root_id]] for node in facts}, group
+
+
 def dispatch(
-    fleet: Fleet, workspace: Workspace, portions: Mapping[int, Portion], facts: Mapping[int, Facts],
-    progress: Callable[[int, int, int], None],
+    fleet: Fleet, workspace: Workspace, portions: Mapping[int, Portion], facts: Mapping[int, Facts], progress: Progress,
+    spread: Spread | None = None,
 ) -> Dispatched:  # fmt: skip
-    """Raises nothing for single nodes: they are in `failed`. progress(node, bytes sent, total) with sent == total: done."""
+    """Raises nothing for single nodes: they are in `failed`. `spread`: what has begun already, see quickly()."""
     start = time.monotonic()
-    first = owners(facts)
-    receivers = sorted(set(first.values()))
-    staged = fleet.ask({node: {"q": "stage", "release": portions[node].release} for node in receivers})
-    failed: dict[int, ClustertoolError] = dict(staged.failed)
-    had = [node for node, answer in staged.ok.items() if answer["have"]]
+    by_node, group = receivers(portions, facts, spread.nodes if spread else ())
+    wanted = {node: receiver for node, receiver in by_node.items() if receiver.node == node}
+    had = [node for node, receiver in wanted.items() if receiver.release in facts[node].releases]
+    todo = {node: receiver for node, receiver in wanted.items() if node not in had}
+    lacking = tuple(todo)
     for node in had:
-        progress(node, 0, 0)
-    todo = {node: node for node, answer in staged.ok.items() if not answer["have"]}
-
-    def send(node: int) -> int:
-        answer = staged.ok[node]
-        options = PushOptions(link_dest=tuple(answer["base"]))
-        sent = push(
-            fleet.agents[node].link, workspace.top,
-            [os.fsencode(entry.path) for entry in portions[node].of(workspace.entries)],
-            answer["path"], options=options, on_progress=lambda done, total: progress(node, done, max(total, done + 1)),
-            check=fleet.check,
-        )  # fmt: skip
-        fleet.agents[node].ask({"q": "seal", "release": portions[node].release}, timeout=600)
-        progress(node, sent.bytes, sent.bytes)
-        return sent.bytes
-
-    busy: set[int] = set()
-
-    def one(node: int) -> int:
-        busy.add(node)
-        try:
-            return send(node)
-        finally:
-            busy.discard(node)
-
-    try:
-        gathered = each(todo, one, width=_WIDTH, check=fleet.check)
-    except BaseException:
-        _await(busy)
-        raise
-    failed.update({node: _as_dispatch(error) for node, error in gathered.failed.items()})
-    shared = [node for node in facts if node not in receivers]
+        progress.done(node)
+    tally = spread.tally if spread else Tally()
+    if todo or spread:
+        _send(fleet, workspace, facts, progress, _Order(wanted, todo, group, tally), spread)
+    shared = [node for node in facts if node not in wanted]
     for node in shared:
-        owner = first[facts[node].root_id]
-        if owner in failed:
-            failed[node] = DispatchError(f"{fleet.name(owner)}, which shares its ROOT_DIR, has no copy", "", fleet.name(node))
+        owner = by_node[node].node
+        if owner in tally.failed:
+            what = f"{fleet.name(owner)}, which shares its ROOT_DIR, has no copy"
+            tally.failed[node] = DispatchError(what, "", fleet.name(node))
         else:
-            progress(node, 0, 0)
+            progress.done(node)
     return Dispatched(
-        sum(gathered.ok.values()), time.monotonic() - start, tuple(gathered.ok), tuple(had), tuple(shared), failed
+        {node: receiver.release for node, receiver in by_node.items()}, tally, time.monotonic() - start,
+        tuple(node for node in lacking if node not in tally.failed), tuple(had), tuple(shared),
+    )  # fmt: skip
+
+
+def quickly(fleet: Fleet, workspace: Workspace, look: Callable[[int], Facts]) -> tuple[Dispatched, Spread | None]:
+    """Open the fleet, and no more than that for nodes that have the release, or need only a small patch of the last one.
+
+    Who is neither in `had` nor in `sent` is to be looked at and dispatched to. Where there is more to send, that begins with
+    the first node that is there, while the others are still being reached.
+    """
+    start = time.monotonic()
+    memory = Memory(workspace.top)
+    last = _little_changed(workspace, memory)
+    early = _Early(fleet, workspace, look, wanted=not last)
+    fleet.open(workspace.release, early.opened)
+    tally, had = Tally(), tuple(sorted(fleet.held))
+    sent: tuple[int, ...] = ()
+    if last and fleet.agents:
+        todo = {node: Receiver(node, workspace.release, None) for node in fleet.agents}
+        _patch(fleet, Shipment(workspace, {}, (last,)), dict.fromkeys(todo, (last,)), _Order(todo, todo, {}, tally))
+        sent = tuple(node for node in fleet.agents if node not in todo and node not in tally.failed)
+    releases = dict.fromkeys((*had, *sent), workspace.release)
+    return Dispatched(releases, tally, time.monotonic() - start, sent, had, ()), early.spread
+
+
+class _Early:
+    """opened() is called by the thread that has opened a node's agent. The first one begins, others join.
+
+    Who may share its ROOT_DIR with one that has joined waits until that is known.
+    """
+
+    def __init__(self, fleet: Fleet, workspace: Workspace, look: Callable[[int], Facts], wanted: bool) -> None:
+        self.spread: Spread | None = None
+        self._fleet, self._workspace, self._look = fleet, workspace, look
+        self._lock = threading.Lock()
+        self._wanted = wanted
+        self._roots: set[str] = set()
+
+    def opened(self, node: int) -> None:
+        if not self._wanted:
+            return
+        facts = self._look(node)
+        with self._lock:
+            roots = {facts.root_id, facts.root_hint}
+            joins = self._wanted and not roots & self._roots and self._may_join(facts)
+            self._roots |= roots
+            if joins and self.spread is None:
+                self.spread = begin(self._fleet, Shipment(self._workspace, {}, facts.releases), Tally())
+                self.spread.gentle = True
+        if joins and self.spread:
+            self.spread.add([Receiver(node, self._workspace.release, None)], {node: facts})
+
+    def _may_join(self, facts: Facts) -> bool:
+        last = Memory(self._workspace.top).packs()[0]
+        if last and (last == self._workspace.release or last not in facts.releases):
+            self._wanted = False  # a new node: the others may have all of it, or most
+        wrong = any(level == "error" for _, level, _, _ in facts.problems)
+        return self._wanted and not wrong and bool(facts.address) and facts.disk_free >= self._workspace.size
+
+
+def merged(first: Dispatched, then: Dispatched) -> Dispatched:
+    """Two halves of one dispatch. What the second one found there may be what the first one sent."""
+    tally = Tally(
+        first.tally.uplink + then.tally.uplink, then.tally.between, dict(then.tally.served), dict(then.tally.failed)
     )
+    sent = tuple(sorted({*first.sent, *then.sent}))
+    return Dispatched(
+        {**first.releases, **then.releases}, tally, first.seconds + then.seconds, sent,
+        tuple(sorted({*first.had, *then.had} - set(sent))), then.shared,
+    )  # fmt: skip
 
 
-def _await(busy: set[int]) -> None:
-    """After an interrupt: each sender ends its rsync, which must not outlive us."""
-    end = time.monotonic() + _LAST_MOMENT
-    while busy and time.monotonic() < end:
-        time.sleep(0.01)
+def _little_changed(workspace: Workspace, memory: Memory) -> str:
+    """The last release sent, if a patch of it will do."""
+    last, packs = memory.packs()
+    text = memory.manifest(last)
+    if not last or last == workspace.release or text is None:
+        return ""
+    known = {content for pack in packs for content, _ in pack.files}
+    known.update(piece.name for piece in manifest.pieces(manifest.read_rows(text)))
+    sizes = (
+        size for entry in workspace.entries if entry.kind == "file" and entry.content not in known
+        for name, size in zip(workspace.chunks[entry.path], manifest.cut(entry.size)) if name not in known
+    )  # fmt: skip
+    return last if sum(sizes) < _PATCH else ""
 
 
-def _as_dispatch(error: ClustertoolError) -> ClustertoolError:
+@dataclass
+class _Order:
+    wanted: Mapping[int, Receiver]
+    todo: dict[int, Receiver]
+    group: Mapping[str, str]
+    tally: Tally
+
+
+def _send(
+    fleet: Fleet, workspace: Workspace, facts: Mapping[int, Facts], progress: Progress, order: _Order, spread: Spread | None
+) -> None:  # fmt: skip
+    if spread is None:
+        held = set.intersection(*(set(facts[node].releases) for node in order.todo))
+        shipment = Shipment(workspace, order.group, held)
+    else:
+        shipment = spread.shipment
+        for node in spread.nodes:
+            order.todo.pop(node, None)
+    if not order.group:
+        _patch(fleet, shipment, {node: facts[node].releases for node in order.todo}, order)
+    going = {*order.todo, *(spread.nodes if spread else ())}
+    for node in order.wanted:
+        if node not in going and node not in order.tally.failed:
+            progress.done(node)
+    if going:
+        _spread(spread or begin(fleet, shipment, order.tally), facts, progress, order, going)
+
+
+def begin(fleet: Fleet, shipment: Shipment, tally: Tally) -> Spread:
+    from clustertool.reach.spread import Spread
+
+    spread = Spread(fleet, shipment, tally)
+    spread.start()
+    return spread
+
+
+def _spread(spread: Spread, facts: Mapping[int, Facts], progress: Progress, order: _Order, going: set[int]) -> None:
+    """To its end, or to an interrupt."""
+    spread.progress, spread.gentle = progress, False
+    whole = [receiver for node, receiver in order.wanted.items() if node not in going and receiver.groups is None]
+    spread.add([receiver for receiver in whole if receiver.node not in order.tally.failed][:HELPERS], facts, helper=True)
+    spread.add(list(order.todo.values()), facts)
+    spread.wait()
+    spread.end()
+
+
+def _patch(fleet: Fleet, shipment: Shipment, releases: Mapping[int, Container[str]], order: _Order) -> None:
+    """Nodes that have a release which differs little get the difference at once; they leave `todo`."""
+    requests: dict[int, Mapping[str, Any]] = {}
+    by_base: dict[str, Mapping[str, Any] | None] = {}
+    for node, receiver in order.todo.items():
+        for base in shipment.memory.manifests():
+            if base in releases[node] and node not in requests:
+                if base not in by_base:
+                    by_base[base] = _difference(shipment, base)
+                step = by_base[base]
+                if step:
+                    requests[node] = {**step, "release": receiver.release, "groups": None}
+    gathered = fleet.ask(requests)
+    for node, answer in gathered.ok.items():
+        order.tally.uplink += len(json.dumps(requests[node]))
+        if answer["have"]:
+            del order.todo[node]
+    for node, error in gathered.failed.items():
+        del order.todo[node]
+        order.tally.failed[node] = as_dispatch(error)
+
+
+def _difference(shipment: Shipment, base: str) -> Mapping[str, Any] | None:
+    """The request that makes this release of `base`, if it is small."""
+    old = shipment.memory.manifest(base)
+    if old is None:
+        return None
+    held = {piece.name for piece in manifest.pieces(manifest.read_rows(old))}
+    new = [piece for piece in shipment.pieces[1:] if piece.name not in held]
+    steps = manifest.delta(old, shipment.text)
+    if sum(piece.size for piece in new) * 4 // 3 + len(json.dumps(steps)) > _PATCH:
+        return None
+    pieces = {piece.name: base64.b64encode(shipment.of(piece.name)).decode() for piece in new}
+    return {"q": "patch", "base": base, "steps": steps, "manifest": shipment.name, "pieces": pieces}
+
+
+def as_dispatch(error: ClustertoolError) -> ClustertoolError:
     """A node that fails while it receives is a failed dispatch, whatever broke."""
     return error if isinstance(error, DispatchError) else DispatchError(error.what, error.fix, error.node)

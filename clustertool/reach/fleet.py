@@ -28,6 +28,8 @@ class Fleet:
         self.agents: dict[int, Agent] = {}
         self.failed: dict[int, ClustertoolError] = {}
         self._sink = sink
+        self.opened = False
+        self.held: dict[int, Agent] = {}  # closed ones, of nodes that have the release which open() was asked about
         self._links: list[Reach] = []
         self._prompter = Prompter(ask)
 
@@ -37,17 +39,32 @@ class Fleet:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def open(self) -> Fleet:
-        """Connect to every host and start its agent, in parallel. What fails is in `failed`."""
+    def open(self, unless: str = "", opened: Callable[[int], None] | None = None) -> Fleet:
+        """Connect to every host and start its agent, in parallel. What fails is in `failed`.
+
+        `unless`: a release; nodes that have it are in `held` and get no agent. `opened` hears of each agent, in its thread.
+        """
 
         def connect(host: Host) -> Agent:
-            return Agent.open(self._reach(host), host, self.cluster, self._sink)
+            agent = Agent.open(self._reach(host), host, self.cluster, self._sink, unless)
+            if opened and not agent.held:
+                self.agents[host.index] = agent
+                opened(host.index)
+            return agent
 
         hosts = {host.index: host for host in self.cluster.hosts}
         gathered = each(hosts, connect, check=self._look)
-        self.agents.update(gathered.ok)
+        self.agents.update({node: agent for node, agent in gathered.ok.items() if not agent.held})
+        self.held.update({node: agent for node, agent in gathered.ok.items() if agent.held})
         self.failed.update(gathered.failed)
+        self.opened = True
         return self
+
+    def wake(self, most: int) -> None:
+        """Start agents on some of the nodes that have the release: they can help the others."""
+        some = {node: self.held[node] for node in sorted(self.held)[:most]}
+        gathered = each(some, lambda old: Agent.open(old.link, old.host, self.cluster, self._sink), check=self.check)
+        self.agents.update(gathered.ok)
 
     def serve(self) -> None:
         """Ask the questions (passwords) of threads that connect; only the thread that made this fleet may."""

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import IO
 
 from clustertool.errors import DataError
-from clustertool.plan.manifest import Entry, digest, file_digest
+from clustertool.plan.manifest import Entry, content_of, cut, digest, name_of
 from clustertool.plan.paths import OURS
+from clustertool.reach.memory import Memory
 
 IGNORE_FILE = ".clusterignore"
 # Written by jobs, by tools or for this laptop only. `log` and `output` count at the top only: a package may be named so.
 _ANYWHERE = {".git": "version control", "__pycache__": "compiled code", OURS: "the tool's own"}
 _TOP = {"output": "results of jobs", "log": "logs of jobs"}
+_WIDTH = 4  # threads that walk and read
 _SIZE_LIMIT = 200_000  # files that are counted in a folder that is left out
 
 
@@ -31,11 +35,15 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Workspace:
+    """`times`: mtimes in ns. `chunks`: the pieces of every file, by name."""
+
     top: Path
     entries: tuple[Entry, ...]
-    left_out: tuple[LeftOut, ...] = field(default=())
+    left_out: tuple[LeftOut, ...] = ()
+    times: Mapping[str, int] = field(default_factory=dict)
+    chunks: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def release(self) -> str:
         return digest(self.entries)
 
@@ -56,59 +64,119 @@ def read_workspace(top: Path) -> Workspace:
     """Raises DataError for a folder that is not there, or that holds what cannot be copied."""
     if not top.is_dir():
         raise DataError(f"there is no workspace {str(top)!r}", "give a folder: --workspace ./job")
-    walk = _Walk(top)
-    found = list(walk.tree(os.fsencode(top), ""))
-    odd = [path for path, info in found if not _plain(info)]
-    if odd:
-        what = f"the workspace has devices, pipes or sockets: {', '.join(map(repr, odd[:5]))}"
-        raise DataError(what, f"remove them or name them in {IGNORE_FILE}")
-    with ThreadPoolExecutor(4) as pool:
-        entries = tuple(pool.map(lambda item: _entry(top, *item), found))
-    return Workspace(top, entries, tuple(walk.left_out))
+    with ThreadPoolExecutor(_WIDTH) as pool:
+        walk = _Walk(top)
+        found = sorted(walk.tree(pool))
+        odd = [path for path, info in found if not _plain(info)]
+        if odd:
+            what = f"the workspace has devices, pipes or sockets: {', '.join(map(repr, odd[:5]))}"
+            raise DataError(what, f"remove them or name them in {IGNORE_FILE}")
+        chunks = _digests(top, [(path, info) for path, info in found if stat.S_ISREG(info.st_mode)], pool)
+    entries = tuple(_entry(top, path, info, chunks) for path, info in found)
+    times = {path: info.st_mtime_ns for path, info in found}
+    return Workspace(top, entries, tuple(sorted(walk.left_out, key=lambda left: left.path)), times, chunks)
 
 
 def _plain(info: os.stat_result) -> bool:
     return stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode) or stat.S_ISLNK(info.st_mode)
 
 
-def _entry(top: Path, path: str, info: os.stat_result) -> Entry:
-    full = os.fsencode(top) + b"/" + os.fsencode(path)
+def _entry(top: Path, path: str, info: os.stat_result, chunks: Mapping[str, Sequence[str]]) -> Entry:
     mode = stat.S_IMODE(info.st_mode)
     if stat.S_ISLNK(info.st_mode):
-        return Entry(path, "link", 0, 0, os.fsdecode(os.readlink(full)))
+        return Entry(path, "link", 0, 0, os.fsdecode(os.readlink(_full(top, path))))
     if stat.S_ISDIR(info.st_mode):
         return Entry(path, "dir", mode, 0, "")
+    return Entry(path, "file", mode, info.st_size, content_of(chunks[path]))
+
+
+def _full(top: Path, path: str) -> bytes:
+    return os.fsencode(top) + b"/" + os.fsencode(path)
+
+
+# -- digests ----------------------------------------------------------------------------------------------------------
+
+
+def _digests(top: Path, found: Sequence[tuple[str, os.stat_result]], pool: Executor) -> dict[str, list[str]]:
+    """The pieces of all files; only those are read that look different from the last time."""
+    memory = Memory(top)
+    known, new = memory.digests(), {}
+    todo = []
+    for path, info in found:
+        old = known.get(path)
+        if old and old[0] == _key(info):
+            new[path] = old
+        else:
+            todo.append((path, info))
+    for (path, info), names in zip(todo, pool.map(lambda item: _names(top, *item), todo, chunksize=1)):
+        new[path] = (_key(info), names)
+    if todo or len(new) != len(known):
+        memory.keep_digests(new)
+    return {path: names for path, (_, names) in new.items()}
+
+
+def _key(info: os.stat_result) -> tuple[int, int, int, int]:
+    return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino
+
+
+def _names(top: Path, path: str, info: os.stat_result) -> list[str]:
+    """Read one file. Raises DataError for one that cannot be read, or that somebody writes."""
     try:
-        with open(full, "rb") as file:
-            return Entry(path, "file", mode, info.st_size, file_digest(file))
+        fd = os.open(_full(top, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(fd, "rb", buffering=0) as file:
+            names = [name_of(_exactly(file, size)) for size in cut(info.st_size)]
+            if _key(os.fstat(fd)) == _key(info):
+                return names
     except OSError as error:
         raise DataError(f"{path!r} cannot be read: {error.strerror}", f"give rights, or name it in {IGNORE_FILE}") from None
+    raise DataError(f"{path!r} changes while it is read", f"try again when nothing writes it, or name it in {IGNORE_FILE}")
+
+
+def _exactly(file: IO[bytes], size: int) -> bytes:
+    data = file.read(size)
+    while len(data) < size:
+        more = file.read(size - len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+# -- the walk ---------------------------------------------------------------------------------------------------------
 
 
 class _Walk:
     """One pass over the tree, without following links; remembers what it leaves out."""
 
     def __init__(self, top: Path) -> None:
-        import pathspec
-
+        self._top = os.fsencode(top)
         self.left_out: list[LeftOut] = []
-        lines: list[str] = []
-        if (top / IGNORE_FILE).is_file():
-            lines = (top / IGNORE_FILE).read_text(errors="surrogateescape").splitlines()
-        self._spec = pathspec.GitIgnoreSpec.from_lines(lines)
+        self._ignored = _matcher(top)
 
-    def tree(self, folder: bytes, relative: str) -> Iterator[tuple[str, os.stat_result]]:
-        with os.scandir(folder) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                path = relative + os.fsdecode(entry.name)
+    def tree(self, pool: Executor) -> Iterator[tuple[str, os.stat_result]]:
+        """All folders of one depth side by side: on a network disk each costs a round trip."""
+        folders = [""]
+        while folders:
+            deeper = []
+            for found in pool.map(self._scan, folders):
+                for path, info in found:
+                    if stat.S_ISDIR(info.st_mode):
+                        deeper.append(path + "/")
+                    yield path, info
+            folders = deeper
+
+    def _scan(self, folder: str) -> list[tuple[str, os.stat_result]]:
+        found = []
+        with os.scandir(self._top + b"/" + os.fsencode(folder)) as entries:
+            for entry in entries:
+                path = folder + os.fsdecode(entry.name)
                 is_dir = entry.is_dir(follow_symlinks=False)
-                why = self._reason(entry, path, is_dir, relative == "")
+                why = self._reason(entry, path, is_dir, folder == "")
                 if why:
                     self.left_out.append(LeftOut(path + "/" * is_dir, why, _size(entry.path, is_dir)))
-                    continue
-                yield path, entry.stat(follow_symlinks=False)
-                if is_dir:
-                    yield from self.tree(entry.path, path + "/")
+                else:
+                    found.append((path, entry.stat(follow_symlinks=False)))
+        return found
 
     def _reason(self, entry: os.DirEntry[bytes], path: str, is_dir: bool, top: bool) -> str:
         name = os.fsdecode(entry.name)
@@ -118,9 +186,20 @@ class _Walk:
             return _TOP[name]
         if is_dir and os.path.exists(entry.path + b"/pyvenv.cfg"):
             return "virtual environment"
-        if self._spec.match_file(path + "/" if is_dir else path):
+        if self._ignored(path + "/" if is_dir else path):
             return IGNORE_FILE
         return ""
+
+
+def _matcher(top: Path) -> Callable[[str], bool]:
+    """Whether .clusterignore names a path; most workspaces have none, and matching is slow."""
+    if not (top / IGNORE_FILE).is_file():
+        return lambda path: False
+    import pathspec
+
+    lines = (top / IGNORE_FILE).read_text(errors="surrogateescape").splitlines()
+    spec = pathspec.GitIgnoreSpec.from_lines(lines)
+    return lambda path: bool(spec.match_file(path))
 
 
 def _size(path: bytes, is_dir: bool) -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _FEW = 8  # so many nodes get a bar each
 _PERIOD = 2.0  # seconds between plain lines
 _WINDOW = 5.0  # seconds over which the rate is taken
-_STATES = ("done", "sending", "waiting", "failed")
+_STATES = ("done", "receiving", "waiting", "failed")
 _STYLES = {"done": "green", "failed": "red", "waiting": "dim"}
 
 
@@ -59,21 +59,24 @@ def human_seconds(s: float) -> str:
 
 
 class Sending:
-    """How far each node is. Not thread-safe and without a clock: DispatchProgress brings both."""
+    """How far the uplink and each node are. Not thread-safe and without a clock: DispatchProgress brings both."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.state = dict.fromkeys(names, "waiting")
-        self.sent = dict.fromkeys(self.state, 0)
-        self.total: dict[str, int] = {}
+        self.got = dict.fromkeys(self.state, 0)
+        self.size = dict.fromkeys(self.state, 0)
         self.why: dict[str, str] = {}
+        self.sent = self.planned = 0
 
-    def node(self, name: str, sent: int, total: int) -> None:
-        self.state[name] = "sending"
-        self.sent[name], self.total[name] = sent, total
+    def uplink(self, sent: int, planned: int) -> None:
+        self.sent, self.planned = sent, max(sent, planned)
+
+    def node(self, name: str, got: int, size: int) -> None:
+        self.state[name] = "receiving"
+        self.got[name], self.size[name] = got, size
 
     def done(self, name: str) -> None:
         self.state[name] = "done"
-        self.sent[name] = self.total.get(name, 0)
 
     def failed(self, name: str, why: str) -> None:
         self.state[name] = "failed"
@@ -87,30 +90,19 @@ class Sending:
         found = ((state, self.named(state)) for state in _STATES)
         return [(state, fold(names)) for state, names in found if names]
 
-    def amount(self) -> tuple[float, float]:
-        """(sent, total): in sizes of the workspace while all nodes get the same, else summed over the nodes."""
-        its = self.state.items()
-        going = [name for name, state in its if state != "failed" and (state != "done" or self.total.get(name))]
-        sent, sizes = sum(self.sent[name] for name in going), {self.total.get(name, 0) for name in going} - {0}
-        if len(sizes) == 1:
-            return sent / len(going), sizes.pop()
-        return sent, sum(self.total.get(name, 0) for name in going)
-
-    def summary(self, seconds: float, broken: bool) -> str:
+    def summary(self, seconds: float, broken: bool, between: int = 0) -> str:
         """The last line."""
         done, failed, took = self.named("done"), self.named("failed"), human_seconds(seconds)
-        fed = [self.total[name] for name in done if self.total.get(name)]
-        ready = len(done) - len(fed)
-        size = fed[0] if len(set(fed)) == 1 else sum(fed)
         if broken:
             text = f"stopped after {took}, {len(done)} of {_nodes(len(self.state))} done"
         elif not done:
             text = f"no node done after {took}"
-        elif not fed:
-            text = f"nothing to send, {_nodes(ready)} ready in {took}"
+        elif not self.sent:
+            text = f"nothing to send, {_nodes(len(done))} ready in {took}"
         else:
-            text = f"{human_bytes(size)} to {_nodes(len(fed))} in {took} ({human_bytes(size / max(seconds, 1e-3))}/s)"
-            text += f", {ready} had it already" if ready else ""
+            moved = f"{human_bytes(self.sent)} over the uplink"
+            moved += f", {human_bytes(between)} between nodes" if between else ""
+            text = f"{moved}, {_nodes(len(done))} ready in {took}"
         return f"{text}, failed: {fold(failed)}" if failed else text
 
 
@@ -119,7 +111,8 @@ class DispatchProgress:
     """Shows a dispatch while it lasts:
 
     with DispatchProgress(terminal, names) as progress:
-        progress.node("node1", sent=4 << 20, total=25 << 20)
+        progress.uplink(sent=4 << 20, planned=25 << 20)
+        progress.node("node1", got=4 << 20, size=25 << 20)
         progress.done("node1")
         progress.failed("node2", "disk full")
     """
@@ -131,6 +124,7 @@ class DispatchProgress:
         *,
         label: str = "dispatch",
         clock: Callable[[], float] = time.monotonic,
+        since: float | None = None,
     ) -> None:
         self._terminal = terminal
         self._label = label
@@ -138,11 +132,14 @@ class DispatchProgress:
         self._lock = threading.Lock()
         self._sending = Sending(names)
         self._samples: deque[tuple[float, float]] = deque()
+        self._since = since
         self._start = self._told = 0.0
         self._live: Live | None = None
+        self.between = 0  # bytes from node to node, known at the end
 
     def __enter__(self) -> DispatchProgress:
-        self._start = self._told = self._clock()
+        self._told = self._clock()
+        self._start = self._told if self._since is None else self._since
         self._samples.append((self._start, 0.0))
         if self._terminal.is_terminal:
             self._open()
@@ -157,13 +154,19 @@ class DispatchProgress:
             finally:
                 self._terminal.divert(None)
         with self._lock:
-            text = self._sending.summary(self._clock() - self._start, broken=error is not None)
+            text = self._sending.summary(self._clock() - self._start, error is not None, self.between)
         self._terminal.line(f"{self._label}: {text}")
 
-    def node(self, name: str, sent: int, total: int) -> None:
-        """`name` has `sent` of `total` bytes now."""
+    def uplink(self, sent: int, planned: int) -> None:
+        """Bytes that left this machine, and how many it will be."""
         with self._lock:
-            self._sending.node(name, sent, total)
+            self._sending.uplink(sent, planned)
+        self._tell()
+
+    def node(self, name: str, got: int, size: int) -> None:
+        """`name` has `got` of `size` bytes now."""
+        with self._lock:
+            self._sending.node(name, got, size)
         self._tell()
 
     def done(self, name: str) -> None:
@@ -185,10 +188,10 @@ class DispatchProgress:
             if now - self._told < _PERIOD:
                 return
             self._told = now
-            sent, total = self._sending.amount()
+            sent, total = self._sending.sent, self._sending.planned
             rate = self._rate(now, sent)
             nodes = f"{len(self._sending.named('done'))} of {_nodes(len(self._sending.state))}"
-        text = f"{human_bytes(sent)} of {human_bytes(total)}, {nodes} done, {human_bytes(rate)}/s"
+        text = f"{_of(sent, total)} over the uplink, {nodes} done, {human_bytes(rate)}/s"
         self._terminal.line(f"{self._label}: {text}")
 
     def _rate(self, now: float, sent: float) -> float:
@@ -226,16 +229,16 @@ class DispatchProgress:
     def _bars(self) -> list[tuple[str, float, float, str]]:
         """(label, done, total, note) of every bar to draw."""
         sending, now = self._sending, self._clock()
-        sent, total = sending.amount()
+        sent, total = float(sending.sent), float(sending.planned)
         rate = self._rate(now, sent)
         left = f", {human_seconds((total - sent) / rate)} left" if rate and sent < total else ""
-        bars = [(self._label, sent, total, f"{_of(sent, total)}, {human_bytes(rate)}/s{left}" if total else "")]
+        bars = [("uplink", sent, total, f"{_of(sent, total)}, {human_bytes(rate)}/s{left}" if total else "")]
         done, count = len(sending.named("done")), len(sending.state)
         bars.append(("nodes", done, count, f"{done} of {count}"))
         if count <= _FEW:
             for name, state in sending.state.items():
-                got, size = float(sending.sent[name]), float(sending.total.get(name, 0))
-                note = _of(got, size) if state == "sending" else f"{state} {sending.why.get(name, '')}".rstrip()
+                got, size = float(sending.got[name]), float(sending.size[name])
+                note = _of(got, size) if state == "receiving" else f"{state} {sending.why.get(name, '')}".rstrip()
                 bars.append((name, 1.0 if state == "done" else got, 1.0 if state == "done" else size, note))
         return bars
 

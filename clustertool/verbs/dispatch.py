@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,12 @@ from clustertool.verbs.call import JSON, NODES, WORKSPACE, Call, Opt, verb
 if TYPE_CHECKING:
     from clustertool.plan.cluster import Cluster
     from clustertool.plan.facts import Facts
+    from clustertool.plan.frames import Header
     from clustertool.plan.job import JobSpec
     from clustertool.plan.portions import Portion
     from clustertool.reach.dispatch import Dispatched
+    from clustertool.reach.fleet import Fleet
+    from clustertool.reach.spread import Spread
     from clustertool.reach.workspace import Workspace
 
 
@@ -26,11 +30,10 @@ if TYPE_CHECKING:
 def dispatch(call: Call) -> None:
     """Copy a workspace to every node, without starting anything."""
     from clustertool.plan.plan import given_facts
-    from clustertool.reach import sharing
     from clustertool.reach.fleet import Fleet
     from clustertool.show.progress import human_bytes
     from clustertool.show.table import count
-    from clustertool.verbs import load, preflight
+    from clustertool.verbs import load
 
     folder = load.one_of(call, "workspace", "job-dispatch-package")
     if not folder:
@@ -49,19 +52,39 @@ def dispatch(call: Call) -> None:
             call.answer({"release": workspace.release, "files": len(workspace.files), "bytes": workspace.size})
         return
     with Fleet(cluster, interrupts.check, ask=interrupts.asker()) as fleet:
-        looked = preflight.look(cluster, fleet, {})
-        looked = preflight.room(looked, cluster, needs(workspace, cluster, looked.facts, spec, copies=1))
-        preflight.require(looked, cluster)
-        facts = sharing.confirm(fleet, looked.facts)
-        shares = portions(workspace, cluster, facts, spec)
-        done = send(call, fleet, workspace, shares, facts)
+        done = _send(call, fleet, workspace, cluster, spec)
         if call.json:
-            call.answer({
-                "release": workspace.release, "bytes": done.bytes, "seconds": round(done.seconds, 3),
-                "sent": [fleet.name(node) for node in done.sent], "had": [fleet.name(node) for node in done.had],
-                "shared": [fleet.name(node) for node in done.shared],
-                "releases": {fleet.name(node): portion.release for node, portion in sorted(shares.items())},
-            })  # fmt: skip
+            call.answer({"release": workspace.release, **_as_json(done, fleet)})
+
+
+def _send(call: Call, fleet: Fleet, workspace: Workspace, cluster: Cluster, spec: JobSpec | None) -> Dispatched:
+    """First what needs no look at the nodes; if that is not enough, a preflight and the whole of it."""
+    from clustertool.plan.facts import read_facts
+    from clustertool.reach import sharing
+    from clustertool.reach.dispatch import HELPERS, merged, quickly
+    from clustertool.verbs import preflight
+
+    probed: dict[int, Header] = {}
+
+    def look(node: int) -> Facts:
+        probed.update(preflight.probe(cluster, fleet, {}, (node,)).all())
+        return read_facts(node, probed[node])
+
+    start = time.monotonic()
+    first, spread = quickly(fleet, workspace, look) if spec is None else (None, None)
+    if first and len(first.releases) == len(cluster.hosts):
+        with _progress(call, fleet, start) as progress:
+            progress.uplink(first.tally.uplink, first.tally.uplink)
+            for node in first.releases:
+                progress.done(fleet.name(node))
+        return first
+    fleet.wake(HELPERS)
+    looked = preflight.look(cluster, fleet, {}, known=probed)
+    looked = preflight.room(looked, cluster, needs(workspace, cluster, looked.facts, spec, copies=1))
+    preflight.require(looked, cluster)
+    facts = sharing.confirm(fleet, looked.facts)
+    done = send(call, fleet, workspace, portions(workspace, cluster, facts, spec), facts, (first, spread))
+    return merged(first, done) if first else done
 
 
 def portions(
@@ -92,26 +115,56 @@ def needs(
 
 
 def send(
-    call: Call, fleet: Any, workspace: Workspace, shares: Mapping[int, Portion], facts: Mapping[int, Facts]
-) -> Dispatched:
-    """The dispatch with its progress. Raises DispatchErrors of all nodes at once."""
+    call: Call, fleet: Fleet, workspace: Workspace, shares: Mapping[int, Portion], facts: Mapping[int, Facts],
+    begun: tuple[Dispatched | None, Spread | None] = (None, None),
+) -> Dispatched:  # fmt: skip
+    """The dispatch with its progress; `begun`: what was done already. Raises DispatchErrors of all nodes at once."""
     from clustertool.plan.facts import sharing
     from clustertool.reach.dispatch import dispatch as send_all
-    from clustertool.show.progress import DispatchProgress
 
     shared = sharing(facts)
     if shared:
         call.terminal.note(f"{len(shared)} nodes share ROOT_DIR: each works in its own node<id>/, content is sent once")
-    with DispatchProgress(call.terminal, [host.name for host in fleet.cluster.hosts]) as progress:
-
-        def tell(node: int, sent: int, total: int) -> None:
-            if total:
-                progress.node(fleet.name(node), sent, total)
-            if sent == total:
-                progress.done(fleet.name(node))
-
-        done = send_all(fleet, workspace, shares, facts, tell)
+    with _progress(call, fleet, time.monotonic()) as progress:
+        for node in begun[0].releases if begun[0] else ():
+            progress.done(fleet.name(node))
+        done = send_all(fleet, workspace, shares, facts, _ByName(progress, fleet), spread=begun[1])
         for node, error in done.failed.items():
             progress.failed(fleet.name(node), error.what)
+        progress.between = done.tally.between
+    for node, why in done.tally.served.items():
+        call.terminal.warn(f"{fleet.name(node)} was served by this machine, for it reached no other node: {why}")
     raise_all(list(done.failed.values()))
     return done
+
+
+def _progress(call: Call, fleet: Fleet, since: float) -> Any:
+    from clustertool.show.progress import DispatchProgress
+
+    return DispatchProgress(call.terminal, [host.name for host in fleet.cluster.hosts], since=since)
+
+
+def _as_json(done: Dispatched, fleet: Fleet) -> dict[str, Any]:
+    return {
+        "bytes": done.tally.uplink, "between": done.tally.between, "seconds": round(done.seconds, 3),
+        "sent": [fleet.name(node) for node in done.sent], "had": [fleet.name(node) for node in done.had],
+        "shared": [fleet.name(node) for node in done.shared],
+        "served": {fleet.name(node): why for node, why in done.tally.served.items()},
+        "releases": {fleet.name(node): release for node, release in sorted(done.releases.items())},
+    }  # fmt: skip
+
+
+class _ByName:
+    """What a dispatch tells of nodes by number, told by name."""
+
+    def __init__(self, progress: Any, fleet: Fleet) -> None:
+        self._progress, self._fleet = progress, fleet
+
+    def uplink(self, sent: int, total: int) -> None:
+        self._progress.uplink(sent, total)
+
+    def node(self, node: int, got: int, total: int) -> None:
+        self._progress.node(self._fleet.name(node), got, total)
+
+    def done(self, node: int) -> None:
+        self._progress.done(self._fleet.name(node))

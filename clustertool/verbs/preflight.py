@@ -27,14 +27,20 @@ class Looked:
     failed: Mapping[int, ClustertoolError]
 
 
-def look(cluster: Cluster, fleet: Fleet, request: Mapping[str, Any], ports: bool = True) -> Looked:
-    """Open the fleet and probe it. Raises nothing for a single node."""
+def look(
+    cluster: Cluster, fleet: Fleet, request: Mapping[str, Any], ports: bool = True,
+    known: Mapping[int, Header] | None = None,
+) -> Looked:  # fmt: skip
+    """Open the fleet, if it is not, and probe it. Raises nothing for a single node. `known`: answers that came already."""
     pings: dict[int, float | None] = {}
     pinger = threading.Thread(target=_ping, args=(cluster, pings), daemon=True)
     if "ping" not in cluster.checks_off:
         pinger.start()
-    fleet.open()
-    gathered = probe(cluster, fleet, request)
+    if not fleet.opened:
+        fleet.open()
+    had = dict(known or {})
+    gathered = probe(cluster, fleet, request, [host.index for host in cluster.hosts if host.index not in had])
+    gathered.ok.update(had)
     now = time.time()
     failed = {**fleet.failed, **gathered.failed}
     facts = {node: read_facts(node, answer) for node, answer in gathered.ok.items()}
@@ -46,14 +52,16 @@ def look(cluster: Cluster, fleet: Fleet, request: Mapping[str, Any], ports: bool
     return Looked(facts, tuple(findings), failed)
 
 
-def probe(cluster: Cluster, fleet: Fleet, request: Mapping[str, Any]) -> Gathered[Header]:
-    """One round trip to every node. `request` is what the caller wants to know besides."""
+def probe(
+    cluster: Cluster, fleet: Fleet, request: Mapping[str, Any], only: Sequence[int] | None = None
+) -> Gathered[Header]:
+    """One round trip to every node, or to some. `request` is what the caller wants to know besides."""
     asked = {
         host.index: {
             "q": "probe", "root_dir": host.root_dir or cluster.root_dir, "nic": cluster.nic, "address": host.address,
             "explicit_address": host.address if host.address != host.host else "", "ports": wanted_ports(cluster), **request,
         }
-        for host in cluster.hosts
+        for host in cluster.hosts if only is None or host.index in only
     }  # fmt: skip
     return fleet.ask(asked)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,3 +23,14 @@ def bench(tmp_path: Path, home: Path) -> Iterator[Bench]:
     made = Bench(tmp_path, home)
     yield made
     made.end()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    if os.getuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(path)], check=False).returncode:
+        pytest.skip("needs root and the right to mount a tmpfs")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +16,8 @@ from clustertool.errors import ClustertoolError, PreflightError, Unreachable
 from clustertool.reach import pyz
 from tests.node.harness import Bench, Client, Node, old_pythons
 
-ARCHIVE = 20_000  # bytes; what a start sends without the archive is far less
+PACKAGE = Path(pyz.__file__).parents[1]
+ARCHIVE = 10_000  # bytes; what a start sends without the archive is far less
 
 
 @pytest.fixture
@@ -34,7 +38,7 @@ def fetched(client: Client) -> bool:
 
 
 def cache(home: Path) -> Path:
-    return home / ".cache" / "clustertool" / pyz.archive()[0]
+    return home / ".cache" / "clustertool" / pyz.parts()[0].digest
 
 
 def works(bench: Bench, where: Node) -> None:
@@ -218,8 +222,51 @@ def test_python_below_home(bench: Bench, fresh: Path) -> None:
 
 def test_archive_is_reproducible() -> None:
     """The same sources are the same release, so that a second laptop sends nothing."""
-    made = []
-    for _ in range(2):
-        pyz.archive.cache_clear()
-        made.append(pyz.archive())
-    assert made[0] == made[1]
+    sources = pyz.sources()
+    backwards = dict(reversed(sources.items()))
+    assert pyz.make(sources) == pyz.make(backwards) == pyz.parts()
+
+
+def test_both_parts_are_small() -> None:
+    """64 nodes hang on one uplink: 40 kB for each is all that a dispatch may cost besides the workspace."""
+    first, rest = pyz.parts()
+    assert len(first.data) < 30_000
+    assert not {"supervisor", "follow", "lead"} & {Path(name).stem for name in json.loads(zlib.decompress(first.data))}
+    assert "clustertool/node/supervisor.py" in json.loads(zlib.decompress(rest.data))
+
+
+def test_lean_code_is_the_same_code_on_the_same_lines() -> None:
+    for path in sorted((PACKAGE / "node").glob("*.py")):
+        text = path.read_text()
+        lean = pyz.lean(text)
+        assert len(lean.splitlines()) == len(text.splitlines())
+        assert shape(lean) == shape(text), path
+    assert pyz.lean('def f():  # x\n    """é\n    ü"""\n    return "# no comment"\n') == (
+        'def f():\n    ""\n\n    return "# no comment"\n'
+    )
+
+
+def shape(text: str) -> list[tuple[str, int]]:
+    """Every statement but docstrings, and where it stands."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node, False) is not None:
+            node.body = node.body[1:]
+    return [(ast.unparse(node), node.lineno) for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+
+
+def test_a_dispatch_needs_no_more_than_the_first_part(bench: Bench, fresh: Path) -> None:
+    """Nor does a probe; the rest comes with the first request that needs it, and only then."""
+    where = node(bench, fresh)
+    client = where.open()
+    where.probe()
+    client.ask("meet", step="forget", token="0" * 16, node=0)
+    client.ask("patch", release="r", base="b", steps=[], manifest="m", groups=None, pieces={})
+    client.ask("relay", release="r", manifest="m", groups=None, helper=False)
+    client.ask("unrelay")
+    rest = cache(fresh).parent / pyz.parts()[1].digest
+    assert not rest.exists()
+    assert client.ask("jobs")["jobs"] == []
+    assert rest.exists()
+    before = where.open().link.channels[-1].sent
+    assert where.ask("jobs")["jobs"] == [] and where.client.link.channels[-1].sent - before < 1000

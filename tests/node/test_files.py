@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from clustertool.errors import ClustertoolError, NotFound, PreflightError, UsageError
-from clustertool.node import files, releases
-from clustertool.plan.manifest import digest
+from clustertool.node import files
+from clustertool.node.pieces import Store
+from clustertool.plan.manifest import name_of, text_of
 from clustertool.plan.paths import OURS
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, alive, until
@@ -315,17 +316,6 @@ def test_a_journal_where_no_room_can_be_kept(tmp_path: Path, monkeypatch: pytest
 # -- full disks -------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    if os.getuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(path)], check=False).returncode:
-        pytest.skip("needs root and the right to mount a tmpfs")
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
-
-
 def fill(folder: Path) -> None:
     fd = os.open(folder / "ballast", os.O_WRONLY | os.O_CREAT)
     with pytest.raises(OSError):
@@ -399,28 +389,21 @@ def test_release(bench: Bench) -> None:
     with pytest.raises(ClustertoolError):
         job.place()
     assert not job.dir().exists()
-    staged = nodes[0].ask("stage", release="abc")
-    assert not staged["have"]
-    data = Path(staged["path"]) / "data"
-    data.mkdir()
-    (data / "file").write_text("original\n")
-    (data / "file").chmod(0o640)
-    (data / "link").symlink_to("file")
-    with pytest.raises(ClustertoolError, match="not what was sent"):
-        nodes[0].ask("seal", release="abc")
-    release = digest(releases.walk(staged["path"]))
-    again = nodes[0].ask("stage", release=release)
-    shutil.copytree(data, Path(again["path"]) / "data", symlinks=True)
-    assert nodes[0].ask("seal", release=release)["have"]
-    assert nodes[0].ask("stage", release=release)["have"]
+    store = Store(str(nodes[0].root))
+    text, name = b"original\n", name_of(b"original\n")
+    store.add(name, text)
+    release, made = "1" * 32, 10**18
+    found = [["d", "data", 0o750, made], ["l", "data/link", "file"], ["p", name, 9, ""], ["s", "data/file", 0o640, made, 0, 9]]
+    store.complete(release, text_of(found))
     job.place_requests[0]["release"] = release
     job.start()
     until(lambda: job.events(0, "ended"))
     assert job.log() == b"original\n"
-    assert digest(releases.walk(str(nodes[0].root / OURS / "releases" / release))) == release
+    assert store.read(name) == text
     copy = job.dir() / "data"
     assert (copy / "file").read_text() == "changed\n" and os.readlink(copy / "link") == "file"
     assert stat.S_IMODE((copy / "file").stat().st_mode) == 0o640
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o750
 
 
 def test_many_neighbours_in_a_sticky_root(open_tmp: Path) -> None:

@@ -84,34 +84,43 @@ def test_human_seconds(s: float, text: str) -> None:
     assert human_seconds(s) == text
 
 
-def test_it_ends_with_size_nodes_time_and_rate() -> None:
+def test_it_ends_with_bytes_nodes_and_time() -> None:
     def play(progress: DispatchProgress, clock: Clock) -> None:
         clock.now += 2
         for i in range(16):
             progress.node(f"node{i}", 0, 25 * MB)
             progress.done(f"node{i}")
+        progress.uplink(25 * MB, 25 * MB)
+        progress.between = 375 * MB
         clock.now += 0.5
 
-    assert plainly([f"node{i}" for i in range(16)], play)[-1] == "dispatch: 25.0 MB to 16 nodes in 2.5 s (10.0 MB/s)"
+    last = "dispatch: 25.0 MB over the uplink, 375 MB between nodes, 16 nodes ready in 2.5 s"
+    assert plainly([f"node{i}" for i in range(16)], play)[-1] == last
+
+
+def test_time_that_passed_before_counts() -> None:
+    out, clock = io.StringIO(), Clock()
+    with DispatchProgress(Terminal(out, io.StringIO(), {}), ["a1"], clock=clock, since=clock.now - 3) as progress:
+        progress.done("a1")
+    assert out.getvalue() == "dispatch: nothing to send, 1 node ready in 3.0 s\n"
 
 
 def test_plain_lines_come_every_two_seconds_at_most() -> None:
     def play(progress: DispatchProgress, clock: Clock) -> None:
         for step in range(1, 11):
             clock.now += 0.5
-            progress.node("node1", 5 * step * MB, 50 * MB)
-            progress.node("node2", 5 * step * MB, 50 * MB)
+            progress.uplink(5 * step * MB, 50 * MB)
         progress.done("node1")
         progress.done("node2")
 
     assert plainly(["node1", "node2"], play) == [
-        "dispatch: 17.5 MB of 50.0 MB, 0 of 2 nodes done, 8.8 MB/s",
-        "dispatch: 37.5 MB of 50.0 MB, 0 of 2 nodes done, 9.4 MB/s",
-        "dispatch: 50.0 MB to 2 nodes in 5.0 s (10.0 MB/s)",
+        "dispatch: 20.0 MB of 50.0 MB over the uplink, 0 of 2 nodes done, 10.0 MB/s",
+        "dispatch: 40.0 MB of 50.0 MB over the uplink, 0 of 2 nodes done, 10.0 MB/s",
+        "dispatch: 50.0 MB over the uplink, 2 nodes ready in 5.0 s",
     ]
 
 
-def test_nodes_that_have_it_already_and_nodes_that_fail_are_told_apart() -> None:
+def test_nodes_that_fail_are_named() -> None:
     def play(progress: DispatchProgress, clock: Clock) -> None:
         clock.now += 1
         progress.done("node1")
@@ -120,10 +129,11 @@ def test_nodes_that_have_it_already_and_nodes_that_fail_are_told_apart() -> None
         progress.node("node3", 5 * MB, 10 * MB)
         progress.done("node3")
         progress.node("node4", 5 * MB, 10 * MB)
+        progress.uplink(10 * MB, 10 * MB)
         progress.failed("node4", "disk full")
 
     names = ["node1", "node2", "node3", "node4"]
-    assert plainly(names, play) == ["dispatch: 10.0 MB to 1 node in 1.0 s (10.0 MB/s), 2 had it already, failed: node4"]
+    assert plainly(names, play) == ["dispatch: 10.0 MB over the uplink, 3 nodes ready in 1.0 s, failed: node4"]
 
 
 def test_nothing_to_send() -> None:
@@ -138,16 +148,6 @@ def test_no_node_at_all() -> None:
     assert plainly(["a1"], lambda p, _: p.failed("a1", "gone")) == ["dispatch: no node done after 0.00 s, failed: a1"]
 
 
-def test_different_sizes_are_summed() -> None:
-    def play(progress: DispatchProgress, clock: Clock) -> None:
-        clock.now += 2
-        for name, size in (("a1", 10 * MB), ("a2", 30 * MB)):
-            progress.node(name, 0, size)
-            progress.done(name)
-
-    assert plainly(["a1", "a2"], play)[-1] == "dispatch: 40.0 MB to 2 nodes in 2.0 s (20.0 MB/s)"
-
-
 def test_an_interrupted_dispatch_says_how_far_it_came() -> None:
     def play(progress: DispatchProgress, clock: Clock) -> None:
         clock.now += 1
@@ -159,13 +159,14 @@ def test_an_interrupted_dispatch_says_how_far_it_came() -> None:
 
 def test_few_nodes_have_a_bar_each_and_the_bars_are_gone_at_the_end() -> None:
     def play(progress: DispatchProgress, terminal: Terminal) -> None:
+        progress.uplink(6 * MB, 10 * MB)
         progress.node("node1", 5 * MB, 10 * MB)
         progress.failed("node2", "disk full [/b]\x1b[5m")
         terminal.line("said meanwhile [b]")
         terminal.warn("warned meanwhile")
 
     shown = on_pty(["node1", "node2"], play)
-    assert "5.0 MB of 10.0 MB" in shown
+    assert "6.0 MB of 10.0 MB" in shown and "5.0 MB of 10.0 MB" in shown
     assert "failed disk full [/b]\\x1b[5m" in shown
     assert re.search(r"\x1b\[2Ksaid meanwhile \[b\]", shown)  # the bars were wiped before the line was written
     assert "warning: warned meanwhile" in shown
@@ -184,7 +185,7 @@ def test_many_nodes_are_folded_by_state() -> None:
             progress.done(name)
         terminal.line("draw it")
 
-    assert "node[1-14] done, node[15-16] sending" in on_pty(names, play)
+    assert "node[1-14] done, node[15-16] receiving" in on_pty(names, play)
 
 
 def test_no_row_is_wider_than_a_terminal_without_unicode() -> None:
@@ -214,6 +215,7 @@ def test_reports_from_many_threads_add_up() -> None:
         def send(name: str) -> None:
             for step in range(500):
                 progress.node(name, step, 500)
+                progress.uplink(step, 500)
             progress.done(name)
 
         threads = [threading.Thread(target=send, args=(name,)) for name in names]
@@ -223,4 +225,4 @@ def test_reports_from_many_threads_add_up() -> None:
             thread.join()
         clock.now += 1
 
-    assert plainly(names, play) == ["dispatch: 500 B to 20 nodes in 1.0 s (500 B/s)"]
+    assert plainly(names, play) == ["dispatch: 499 B over the uplink, 20 nodes ready in 1.0 s"]

@@ -1,0 +1,254 @@
+"""The store of a node: pieces by their SHA-256, and the releases made of them, each a manifest that appears by one rename.
+
+ROOT_DIR/.clustertool/pieces/<sha256> and ROOT_DIR/.clustertool/releases/<release>. A piece is under its name only once its
+bytes were seen to match it; a release is there only once all its pieces are. So what was interrupted is simply gone on
+with, and releases share what they have in common. A job gets copies, so what it writes never reaches the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence
+
+from clustertool.errors import DispatchError
+from clustertool.node import files
+from clustertool.plan import paths
+
+_KEEP = 4  # releases, the newest included
+_STALE = 3600.0  # seconds after which a half-written file belongs to nobody
+
+
+class Store:
+    """Made on first use. Raises PreflightError where ROOT_DIR is not ours to use."""
+
+    def __init__(self, root: str) -> None:
+        files.make_root(root)
+        self.releases = files.make_dir(root, paths.OURS, "releases")
+        self.top = files.make_dir(root, paths.OURS, "pieces")
+
+    def missing(self, wanted: Dict[str, int]) -> List[str]:
+        """Names of {name: size} that are not here, or not whole: a power cut may leave a file without its bytes."""
+        here = {}
+        with os.scandir(self.top) as entries:
+            for entry in entries:
+                if entry.name in wanted:
+                    here[entry.name] = entry.stat(follow_symlinks=False).st_size
+        return [name for name, size in wanted.items() if here.get(name) != size]
+
+    @property
+    def empty(self) -> bool:
+        with os.scandir(self.top) as entries:
+            return next(entries, None) is None
+
+    def add(self, name: str, data: bytes) -> None:
+        """Bytes that were seen to match their name."""
+        part = os.path.join(self.top, f"{name}.{os.urandom(4).hex()}.part")
+        try:
+            _write(part, data)
+            os.rename(part, os.path.join(self.top, name))
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(part)
+            raise
+
+    def read(self, name: str) -> bytes:
+        fd = os.open(os.path.join(self.top, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            return file.read()
+
+    def has(self, release: str) -> bool:
+        return os.path.isfile(os.path.join(self.releases, release))
+
+    def manifest(self, release: str) -> bytes:
+        """Raises OSError."""
+        with open(os.path.join(self.releases, release), "rb") as file:
+            return file.read()
+
+    def complete(self, release: str, manifest: bytes) -> None:
+        """All pieces are here: the release is, too."""
+        part = os.path.join(self.releases, f"{release}.{os.urandom(4).hex()}.part")
+        _write(part, manifest)
+        os.rename(part, os.path.join(self.releases, release))
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """As long as this lasts nothing is pruned."""
+        with _lock(self.releases, fcntl.LOCK_SH):
+            yield
+
+    def prune(self, keep: int = _KEEP) -> None:
+        """Forget old releases, and pieces that only they had. A job has its own copy, so none is ever in use."""
+        names = _by_age(self.releases)
+        if len(names) <= keep:
+            return
+        with contextlib.suppress(OSError), _lock(self.releases, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            for name in names[:-keep]:
+                _remove(os.path.join(self.releases, name))
+            self._sweep(names[-keep:])
+
+    def _sweep(self, releases: Sequence[str]) -> None:
+        from clustertool.plan import manifest
+
+        needed = {piece.name for name in releases for piece in manifest.pieces(manifest.read_rows(self.manifest(name)))}
+        with os.scandir(self.top) as entries:
+            for entry in entries:
+                stale = entry.name.endswith(".part") and time.time() - entry.stat().st_mtime > _STALE
+                if stale or (entry.name not in needed and not entry.name.endswith(".part")):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(entry.path)
+
+
+def damaged(release: str) -> DispatchError:
+    what = f"release {release} is damaged"
+    return DispatchError(what, "run it again: what is missing is sent again")
+
+
+def _by_age(top: str) -> List[str]:
+    """Releases (and directories of an older version of the tool), the oldest first."""
+    found = [(os.stat(os.path.join(top, name)).st_mtime, name) for name in os.listdir(top) if name != "lock"]
+    return [name for age, name in sorted(found) if not name.endswith(".part") or time.time() - age > _STALE]
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path):
+        import shutil
+
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        os.unlink(path)
+
+
+def _write(path: str, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        files.write_all(fd, data)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _lock(folder: str, how: int) -> Iterator[None]:
+    """flock, also of the lock's own file on a shared file system. Where there are no locks, nobody waits for one."""
+    fd = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        if how & fcntl.LOCK_EX:
+            fcntl.flock(fd, how)
+        else:
+            with contextlib.suppress(OSError):
+                fcntl.flock(fd, how)
+        yield
+    finally:
+        os.close(fd)
+
+
+# -- a job's own copy ---------------------------------------------------------------------------------------------------
+
+_FICLONERANGE = 0x4020940D
+
+
+def unpack(store: Store, release: str, target: str) -> None:
+    """Make a release's files below `target`. Raises DispatchError for a release that is damaged (and forgets it)."""
+    from clustertool.plan import manifest
+
+    with store.used():
+        try:
+            found = manifest.read_rows(store.manifest(release))
+            os.utime(os.path.join(store.releases, release))
+        except (OSError, ValueError):
+            raise damaged(release) from None
+        sizes = {piece.name: piece.size for piece in manifest.pieces(found)}
+        if store.missing(sizes):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(store.releases, release))
+            raise damaged(release)
+        _Unpack(store, target).rows(found)
+
+
+class _Unpack:
+    """Rows of a manifest become files, in the order of the rows; directories get their modes last."""
+
+    def __init__(self, store: Store, target: str) -> None:
+        self._store = store
+        self._target = target
+        self._pack = b""
+        self._file = -1
+        self._at = 0
+        self._done: Any = None  # mode and times of the file that is being filled
+
+    def rows(self, found: Iterable[Sequence[Any]]) -> None:
+        folders = [row for row in found if row[0] == "d"]
+        for _, path, _, _ in folders:
+            os.makedirs(self._path(path), mode=0o700, exist_ok=True)
+        do: Dict[str, Callable[..., None]] = {"p": self._open_pack, "s": self._small, "f": self._open_file, "c": self._chunk}
+        do["l"] = self._link
+        try:
+            for row in found:
+                if row[0] != "c":
+                    self._close()
+                if row[0] != "d":
+                    do[row[0]](*row[1:])
+        finally:
+            self._close()
+        for _, path, mode, mtime in sorted(folders, key=lambda row: str(row[1]), reverse=True):
+            os.chmod(self._path(path), mode)
+            os.utime(self._path(path), ns=(mtime, mtime))
+
+    def _path(self, path: str) -> str:
+        if path.startswith("/") or ".." in path.split("/"):
+            raise DispatchError(f"the manifest names {path!r}, which lies outside of the workspace")
+        return f"{self._target}/{path}"
+
+    def _open_pack(self, name: str, size: int, group: str) -> None:
+        self._pack = self._store.read(name) if name else b""
+
+    def _small(self, path: str, mode: int, mtime: int, offset: int, size: int) -> None:
+        self._open(path, mode, mtime)
+        files.write_all(self._file, self._pack[offset : offset + size])
+
+    def _open_file(self, path: str, mode: int, mtime: int, size: int, group: str) -> None:
+        self._open(path, mode, mtime)
+
+    def _open(self, path: str, mode: int, mtime: int) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._file = os.open(self._path(path), flags, 0o600)
+        self._at, self._done = 0, (mode, mtime)
+
+    def _chunk(self, name: str, size: int) -> None:
+        """Blocks are shared where the file system can."""
+        piece = os.open(os.path.join(self._store.top, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if not _share(piece, self._file, self._at):
+                while files.copy_some(piece, self._file):
+                    pass
+            self._at += size
+            os.lseek(self._file, self._at, os.SEEK_SET)
+        finally:
+            os.close(piece)
+
+    def _link(self, path: str, target: str) -> None:
+        os.symlink(target, self._path(path))
+
+    def _close(self) -> None:
+        if self._file < 0:
+            return
+        mode, mtime = self._done
+        try:
+            os.utime(self._file, ns=(mtime, mtime))
+            os.fchmod(self._file, mode)
+        finally:
+            os.close(self._file)
+            self._file = -1
+
+
+def _share(piece: int, file: int, at: int) -> bool:
+    """Let a file have all of a piece's blocks as its own from `at` on; False where the file system can't."""
+    import struct
+
+    try:
+        fcntl.ioctl(file, _FICLONERANGE, struct.pack("qQQQ", piece, 0, 0, at))
+    except OSError:
+        return False
+    return True

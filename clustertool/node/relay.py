@@ -1,0 +1,481 @@
+"""A node's part of a dispatch: one process that fetches pieces from other nodes and serves at once those it has.
+
+The laptop orders it through the agent's socket: the manifest's digest, a throw-away certificate, the other nodes. Its server
+only reads. Number 0 is the manifest, the others are the manifest's pieces in order; a piece is kept only if its bytes have
+the name that the manifest (whose own name came over SSH) gives it, so a false source can waste time and nothing else.
+The process is gone as soon as the agent is, or the laptop is silent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import time
+import zlib
+from typing import Any, Dict, Iterable, List, NoReturn, Optional, Set, Tuple
+
+from clustertool.errors import ClustertoolError
+from clustertool.node import processes
+from clustertool.node.pieces import Store
+from clustertool.node.wire import Wire, context
+from clustertool.plan import manifest, swarm
+from clustertool.plan.frames import Decoder, FrameError, Header, encode
+
+_WINDOW = 2  # pieces asked of one source at a time
+_AHEAD = 256 << 10  # bytes that wait for a taker before the next piece is read for it
+_MOST_OWED = 8  # pieces one taker may wait for
+_TAKERS = 16  # connections that are served
+_STRANGERS = 16  # those that have not shown the certificate yet
+_PATIENCE = 4.0  # seconds for a stranger to do so, and for a source to connect
+_STALL = 5.0  # seconds without a byte after which a source is replaced
+_SLOW = 2.0  # seconds after which a piece is asked of a second source, when there is nothing else to ask
+_IDLE = 2.0  # seconds without anything new after which the laptop is told
+_PAUSES = (1.0, 2.0, 4.0, 8.0)  # before a source that failed is tried again
+_SILENCE = 60.0  # seconds without a word of the laptop, which beats every few
+_MAX_HEADER = 1 << 20
+_TICK = 0.1
+_FOREVER = 1e9
+_REPORT = 0.25
+
+
+Address = Tuple[str, int]
+
+
+class _Link:
+    """A connection to another node. As a source it has pieces for us; as a taker it is sent some."""
+
+    def __init__(self, wire: Wire, source: Optional[Address], now: float) -> None:
+        self.wire = wire
+        self.source = source  # where it is; None: a taker
+        self.since = self.moved = now
+        self.has: Set[int] = set()
+        self.todo: List[int] = []
+        self.asked: Dict[int, float] = {}
+        self.owed: List[int] = []
+        self.told: Optional[int] = None  # how many of our own pieces a taker knows of
+
+    @property
+    def taker(self) -> bool:
+        return self.source is None
+
+
+class Relay:
+    """`order`: release, manifest (its name), groups (None: all), helper (has the release and only serves).
+
+    With a relay between nodes also certificate, key and address; without, the laptop sends everything.
+    """
+
+    def __init__(self, control: socket.socket, order: Header, root: str) -> None:
+        self._control = control
+        self._decoder = Decoder(max_payload=manifest.MOST)
+        self._out = bytearray()
+        self._order = order
+        self._store = Store(root)
+        self._text = b""
+        self._rows: List[manifest.Row] = []
+        self._pieces: List[manifest.Piece] = []
+        self._got: List[int] = []  # numbers we have, in the order they came
+        self._have: Set[int] = set()
+        self._lacking: Set[int] = {0}
+        self._links: List[_Link] = []
+        self._sources: List[Address] = []  # the best first
+        self._degree = 0  # of them at a time
+        self._why: Dict[Address, str] = {}  # of each source that failed, why
+        self._tries: Dict[Address, int] = {}
+        self._again: Dict[Address, float] = {}
+        self._bytes = {"peers": 0, "laptop": 0}
+        self._heard = self._new = time.monotonic()
+        self._told = self._ticked = 0.0
+        self._dirty = self._done = self._over = False
+        self._listener: Optional[socket.socket] = None
+        if order.get("certificate"):
+            self._server = context(order["certificate"], order["key"], server=True)
+            self._client = context(order["certificate"], order["key"], server=False)
+            self._listener = _listen(str(order["address"]))
+
+    def run(self) -> None:
+        with self._store.used():  # else another dispatch might prune what this one has so far
+            self._run()
+        self._store.prune()
+
+    def _run(self) -> None:
+        port = self._listener.getsockname()[1] if self._listener else 0
+        self._tell("ready", port=port, empty=self._store.empty)
+        if self._order.get("helper"):
+            with contextlib.suppress(OSError):  # it may have another laptop's manifest of this release, or by now none
+                text = self._store.manifest(str(self._order["release"]))
+                if manifest.name_of(text) == self._order["manifest"]:
+                    self._take_manifest(text)
+        while not self._over:
+            self._turn()
+
+    def close(self) -> None:
+        for link in self._links:
+            link.wire.close()
+        if self._listener is not None:
+            self._listener.close()
+
+    # -- the loop --
+
+    def _turn(self) -> None:
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN | (select.POLLOUT if self._out else 0))
+        if self._listener is not None:
+            poll.register(self._listener, select.POLLIN)
+        by_fd = {}
+        for link in self._links:
+            by_fd[link.wire.fileno()] = link
+            poll.register(link.wire.fileno(), select.POLLIN | (select.POLLOUT if link.wire.wants_write else 0))
+        ready = {fd for fd, _ in poll.poll(0 if any(link.wire.more for link in self._links) else _TICK * 1000)}
+        if self._control.fileno() in ready:
+            self._listen_to_laptop()
+        if self._listener is not None and self._listener.fileno() in ready:
+            self._accept(self._listener)
+        for fd, link in by_fd.items():
+            if link in self._links and (fd in ready or link.wire.more):
+                self._hear(link)
+        self._announce()
+        self._ask_all()
+        now = time.monotonic()
+        if now - self._ticked >= _TICK:
+            self._ticked = now
+            self._tick(now)
+
+    def _tick(self, now: float) -> None:
+        if now - self._heard > _SILENCE:
+            self._over = True
+        for link in list(self._links):
+            self._look(link, now)
+        self._connect(now)
+        self._ask_again(now)
+        if self._dirty and now - self._told > _REPORT:
+            self._progress(now)
+        if self._lacking and now - self._new > _IDLE and now - self._told > _IDLE:
+            self._told = now
+            why = list(self._why.values())
+            live = sum(link.wire.secure for link in self._links if not link.taker)
+            self._tell("idle", lacks=self._lacks(), live=live, why=why)
+
+    def _look(self, link: _Link, now: float) -> None:
+        if not link.wire.secure and now - link.since > _PATIENCE:
+            self._drop(link, "no answer" if not link.taker else "")
+        elif link.asked and now - link.moved > _STALL:
+            self._drop(link, f"nothing came for {_STALL:g} s")
+
+    # -- the laptop --
+
+    def _tell(self, said: str, **more: Any) -> None:
+        self._out += encode({"k": "relay", "s": said, **more})
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            with memoryview(self._out) as view:
+                sent = self._control.send(view)
+            del self._out[:sent]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._over = True
+
+    def _listen_to_laptop(self) -> None:
+        try:
+            data = self._control.recv(1 << 18)
+        except BlockingIOError:
+            return self._flush()
+        except OSError:
+            data = b""
+        if not data:
+            self._over = True
+        self._heard = time.monotonic()
+        for header, payload in self._decoder.feed(data):
+            self._obey(header, payload)
+        return self._flush()
+
+    def _obey(self, header: Header, payload: bytes) -> None:
+        what = header["k"]
+        if what == "sources":
+            self._new = time.monotonic()
+            self._sources = [(str(address), int(port)) for address, port in header["sources"]]
+            self._degree = int(header["degree"])
+        elif what == "piece":
+            self._came(int(header["i"]), payload, None)
+        elif what == "end":
+            self._over = True
+
+    def _progress(self, now: float) -> None:
+        self._told, self._dirty = now, False
+        self._tell("got", left=sum(self._pieces[i - 1].size for i in self._lacking if i), **self._bytes)
+
+    def _lacks(self) -> str:
+        return swarm.bits(self._lacking, len(self._pieces) + 1)
+
+    # -- pieces --
+
+    def _came(self, number: int, data: bytes, link: Optional[_Link]) -> None:
+        """Bytes that should be piece `number`, from a source or (link None) from the laptop."""
+        if link is not None and number in link.asked:
+            del link.asked[number]
+        if number not in self._lacking:
+            return None
+        self._bytes["laptop" if link is None else "peers"] += len(data)
+        self._dirty = True
+        try:
+            good = self._keep(number, data)
+        except OSError as error:
+            return self._fail(error)
+        if good:
+            self._new = time.monotonic()
+        elif link is not None:
+            self._drop(link, "what it sent is wrong", trust=False)
+        else:
+            self._tell("wrong", i=number)
+        return None
+
+    def _keep(self, number: int, data: bytes) -> bool:
+        if number == 0:
+            try:
+                text = zlib.decompress(data)
+            except zlib.error:
+                return False
+            return manifest.name_of(text) == self._order["manifest"] and self._take_manifest(text)
+        piece = self._pieces[number - 1]
+        if manifest.name_of(data) != piece.name:
+            return False
+        self._store.add(piece.name, data)
+        self._lacking.discard(number)
+        self._mine(number)
+        self._finish()
+        return True
+
+    def _take_manifest(self, text: bytes) -> bool:
+        """From here on the pieces have numbers."""
+        found = manifest.read_rows(text)
+        self._rows = manifest.take(found, self._order["groups"])
+        self._text, self._pieces = text, manifest.pieces(found)
+        wanted = {piece.name: piece.size for piece in manifest.pieces(self._rows)}
+        missing = set(self._store.missing({piece.name: piece.size for piece in self._pieces}))
+        if self._order.get("helper"):
+            wanted = {}
+        self._lacking = {i for i, piece in enumerate(self._pieces, 1) if piece.name in missing and piece.name in wanted}
+        self._mine(0)
+        for number, piece in enumerate(self._pieces, 1):
+            if piece.name not in missing:
+                self._mine(number)
+        for link in self._links:
+            link.todo = _shuffled(number for number in link.has if number in self._lacking)
+        self._tell("lacks", lacks=self._lacks(), count=len(self._pieces) + 1)
+        self._finish()
+        return True
+
+    def _mine(self, number: int) -> None:
+        self._got.append(number)
+        self._have.add(number)
+
+    def _finish(self) -> None:
+        if self._lacking or self._done:
+            return
+        self._done = True
+        release = str(self._order["release"])
+        if not self._order.get("helper"):
+            text = self._text if self._order["groups"] is None else manifest.text_of(self._rows)
+            self._store.complete(release, text)
+        self._progress(time.monotonic())
+        self._tell("done")
+
+    def _fail(self, error: OSError) -> None:
+        """A disk that takes nothing: the laptop is told, and nothing more is asked for."""
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        fix = "make room (inv clean --older-than 7d), or choose another ROOT_DIR" if full else "choose another ROOT_DIR"
+        self._lacking = set()
+        self._done = True
+        self._tell("failed", what=f"a piece cannot be written below {self._store.top}: {error.strerror}", fix=fix)
+
+    # -- sources --
+
+    def _connect(self, now: float) -> None:
+        """As many sources as wanted, one more when nothing comes."""
+        used = {link.source for link in self._links if not link.taker}
+        wanted = self._degree + (now - self._new > _IDLE) if self._lacking else 0
+        for address in self._sources:
+            if len(used) >= wanted:
+                return
+            if address not in used and self._again.get(address, 0.0) <= now:
+                used.add(address)
+                self._dial(address, now)
+
+    def _dial(self, address: Address, now: float) -> None:
+        sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        code = sock.connect_ex(address)
+        link = _Link(Wire(sock, self._client, False, _MAX_HEADER, manifest.MOST), address, now)
+        self._links.append(link)
+        if code not in (0, errno.EINPROGRESS):
+            self._drop(link, os.strerror(code))
+
+    def _drop(self, link: _Link, why: str, trust: bool = True) -> None:
+        """Close it; a source that failed is tried again later, and what it was asked for is asked of others."""
+        link.wire.close()
+        self._links.remove(link)
+        if link.source is None:
+            return
+        tries = self._tries.get(link.source, 0)
+        self._why[link.source] = f"{link.source[0]}: {why}"
+        self._again[link.source] = time.monotonic() + (_PAUSES[min(tries, len(_PAUSES) - 1)] if trust else _FOREVER)
+        self._tries[link.source] = tries + 1
+        for other in self._links:
+            other.todo += [number for number in link.asked if number in other.has]
+
+    def _ask_all(self) -> None:
+        asked = {number for link in self._links for number in link.asked}
+        for link in self._links:
+            while link.todo and len(link.asked) < _WINDOW:
+                number = link.todo.pop()
+                if number in self._lacking and number not in asked:
+                    asked.add(number)
+                    self._ask(link, number)
+
+    def _ask(self, link: _Link, number: int) -> None:
+        now = time.monotonic()
+        if not link.asked:
+            link.moved = now
+        link.asked[number] = now
+        link.wire.send({"get": number})
+        link.wire.flush()
+
+    def _ask_again(self, now: float) -> None:
+        """Nothing else to ask for: what a slow source was asked for is asked of one more."""
+        slow = {number for link in self._links for number, since in link.asked.items() if now - since > _SLOW}
+        for link in list(self._links):
+            for number in slow:
+                if not link.asked and not link.todo and number in link.has and number in self._lacking:
+                    self._ask(link, number)
+
+    # -- what comes from other nodes --
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Strangers are bounded in number and time: the oldest leaves for a new one."""
+        with contextlib.suppress(OSError):
+            sock, _ = listener.accept()
+            strangers = [link for link in self._links if link.taker and not link.wire.secure]
+            takers = sum(link.taker for link in self._links) - len(strangers)
+            if takers >= _TAKERS:
+                return sock.close()
+            if len(strangers) >= _STRANGERS:
+                self._drop(strangers[0], "")
+            self._links.append(_Link(Wire(sock, self._server, True, _MAX_HEADER), None, time.monotonic()))
+        return None
+
+    def _hear(self, link: _Link) -> None:
+        got = link.wire.got
+        try:
+            frames = link.wire.frames()
+            if link.wire.got > got:
+                link.moved = time.monotonic()
+            for header, payload in frames:
+                if not link.taker:
+                    self._answered(link, header, payload)
+                elif len(link.owed) < _MOST_OWED:
+                    link.owed.append(int(header["get"]))
+            if link.taker:
+                self._serve(link)
+        except (ConnectionError, FrameError, KeyError, TypeError, ValueError) as error:
+            if link in self._links:
+                self._drop(link, str(error) or type(error).__name__)
+
+    def _answered(self, link: _Link, header: Header, payload: bytes) -> None:
+        if "piece" in header:
+            self._came(int(header["piece"]), payload, link)
+            return
+        if "have" in header:
+            link.has |= swarm.numbers(str(header["have"]), int(header["of"]))
+            link.todo = _shuffled(number for number in link.has if number in self._lacking)
+        else:
+            new = {int(number) for number in header["new"]}
+            link.has |= new
+            link.todo += _shuffled(number for number in new if number in self._lacking)
+
+    def _announce(self) -> None:
+        """Takers hear of what we have: all of it first, then what came since."""
+        for link in list(self._links):
+            if not link.taker or not link.wire.secure or not self._got or link.told == len(self._got):
+                continue
+            if link.told is None:
+                link.wire.send({"have": swarm.bits(self._have, len(self._pieces) + 1), "of": len(self._pieces) + 1})
+            else:
+                link.wire.send({"new": self._got[link.told :]})
+            link.told = len(self._got)
+            link.wire.flush()
+
+    def _serve(self, link: _Link) -> None:
+        while link.owed and link.wire.backlog < _AHEAD:
+            number = link.owed.pop(0)
+            if number not in self._have:
+                raise ConnectionError("it asks for what we do not have")
+            data = zlib.compress(self._text, 1) if number == 0 else self._store.read(self._pieces[number - 1].name)
+            link.wire.send({"piece": number}, data)
+            link.wire.flush()
+
+
+def _shuffled(numbers: Iterable[int]) -> List[int]:
+    """Each node in another order: so they soon have different pieces to give."""
+    return sorted(numbers, key=lambda _: os.urandom(4))
+
+
+def _listen(address: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.bind((address, 0))
+    listener.listen(64)
+    listener.setblocking(False)
+    return listener
+
+
+# -- the process --------------------------------------------------------------------------------------------------------
+
+
+def start(order: Header, root: str) -> Tuple[int, socket.socket]:
+    """Fork it: (pid, our end of its control socket)."""
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        _live(theirs, order, root)
+    theirs.close()
+    return child, ours
+
+
+def _live(control: socket.socket, order: Header, root: str) -> NoReturn:
+    """In the child. No descriptor of the agent's stays open: it must see the agent go, and ssh must not wait for it."""
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) > 2 and int(name) != control.fileno():
+                with contextlib.suppress(OSError):
+                    os.close(int(name))
+        processes.set_name("ct-relay")
+        control.setblocking(False)
+        relay = Relay(control, order, root)
+        try:
+            relay.run()
+        finally:
+            relay.close()
+    except ClustertoolError as error:
+        _last_word(control, type(error).__name__, error.what, error.fix)
+    except Exception:  # noqa: BLE001 - the outermost boundary of this process: what we did not foresee is told as a bug
+        import traceback
+
+        _last_word(control, "InternalError", traceback.format_exc(limit=-4), "")
+    finally:
+        processes.leave(0)
+
+
+def _last_word(control: socket.socket, kind: str, what: str, fix: str) -> None:
+    with contextlib.suppress(OSError):
+        control.setblocking(True)
+        control.settimeout(5.0)
+        control.sendall(encode({"k": "relay", "s": "failed", "kind": kind, "what": what, "fix": fix}))

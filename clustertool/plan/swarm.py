@@ -1,0 +1,42 @@
+"""Who fetches from whom: every node has a few sources, every source as many takers, and no path between two is long."""
+
+from __future__ import annotations
+
+from typing import List, Set
+
+
+def degree(count: int) -> int:
+    """How many sources a node has at a time. Each costs a handshake, which is dear only when there are many nodes."""
+    return 3 if count <= 16 else 2
+
+
+def sources(count: int, me: int) -> List[int]:
+    """All other nodes, in the order in which `me` tries them as sources.
+
+    The first ones are those of a de Bruijn graph: with d of them, the sources of i are d*i .. d*i+d-1 (modulo count). A piece
+    is then everywhere after log_d(count) steps, and each node is a source of as many others as it has sources itself.
+    """
+    d = degree(count)
+    first = [(d * me + digit) % count for digit in range(d)]
+    rest = [(me - distance) % count for distance in range(1, count)]
+    found: List[int] = []
+    for node in [*first, *rest]:
+        if node != me and node not in found:
+            found.append(node)
+    return found
+
+
+def bits(numbers: Set[int], count: int) -> str:
+    """A set of numbers below `count` as hex."""
+    value = 0
+    for number in numbers:
+        value |= 1 << number
+    return f"{value:x}"
+
+
+def numbers(text: str, count: int) -> Set[int]:
+    """Raises ValueError for what is no set of numbers below `count`."""
+    if len(text) > count // 4 + 2:
+        raise ValueError("too many")
+    value = bin(int(text, 16))[:1:-1]
+    return {number for number, bit in enumerate(value[:count]) if bit == "1"}

@@ -1,0 +1,378 @@
+"""Spreading pieces: the laptop gives each piece to one node, the nodes give it to one another; here is who gets what next.
+
+Relays on the nodes tell what they lack and when they stand still. A node that reaches no other is served from here, and what
+stays missing somewhere although it was sent to somebody is sent once more. One thread decides, a few send.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from clustertool.errors import ClustertoolError, DispatchError, InternalError, Unreachable, from_wire
+from clustertool.plan import swarm
+from clustertool.plan.facts import Facts
+from clustertool.plan.frames import Header
+from clustertool.reach.fanout import SLICE
+from clustertool.reach.fleet import Fleet
+from clustertool.reach.shipment import Shipment
+
+if TYPE_CHECKING:
+    from clustertool.reach.dispatch import Progress, Receiver, Tally
+
+_SENDERS = 3  # pieces on their way from here at a time
+_MEET = 3.0  # seconds after which those that are ready begin without the others
+_CALM = 0.5  # seconds between two introductions while nodes still connect
+_SOURCES = 12  # nodes that a node hears of: the best, and some for when they fail
+_SETTLE = 1.0  # seconds that the others have to tell what they hold, once one did
+_GRACE = 3.0  # seconds for the nodes to pass on a piece before it is sent once more
+_BEAT = 5.0
+_LOST = 20.0  # seconds without a word, or without a byte taken, after which a node is given up
+_TRIES = 3  # times that a node may say that a piece came wrong
+_END = 5.0
+
+
+@dataclass
+class _Node:
+    """One participant. `lacks` None: not known yet."""
+
+    receiver: Receiver
+    helper: bool
+    heard: float
+    ready: bool = False
+    port: int = 0
+    empty: bool = False
+    lacks: set[int] | None = None
+    done: bool = False
+    failed: bool = False
+    alone: bool = False  # it reaches no other node: all it lacks comes from here
+    direct: set[int] = field(default_factory=set)  # what it is to get from here, whoever else has it
+    sending: float = 0.0  # when the last bytes for it went; 0: nothing is on its way
+    sent: int = 0
+    between: int = 0
+    wrong: int = 0
+
+    @property
+    def open(self) -> bool:
+        return not (self.done or self.failed or self.helper)
+
+
+class Spread:
+    """start(), add() nodes as they come, wait() until all that were added have everything, end().
+
+    `tally` gets the bytes, the failures, and who was served from here and why.
+    """
+
+    def __init__(self, fleet: Fleet, shipment: Shipment, tally: Tally) -> None:
+        self.shipment = shipment
+        self.tally = tally
+        self.progress: Progress | None = None
+        self.gentle = False  # others still connect over the same uplink
+        self._fleet = fleet
+        self._count = len(shipment.pieces)
+        self._words: queue.SimpleQueue[tuple[int, Header]] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._nodes: dict[int, _Node] = {}
+        self._facts: dict[int, Facts] = {}
+        self._seeded: dict[int, float] = {}  # pieces that a node other than a lonely one has, and since when
+        self._sending: set[int] = set()  # pieces on their way to be seeded
+        self._over = False
+        self._broken: BaseException | None = None  # a file changed under us, or a bug
+        self._meet = self._beat = self._settled = self._introduced = 0.0
+        self._relays = fleet.cluster.relay != "off" and len(fleet.cluster.hosts) > 1
+        self._secret: dict[str, str] = {}
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        return tuple(self._nodes)
+
+    def start(self) -> None:
+        if self._relays:
+            from clustertool.reach.identity import certificate
+
+            self._secret["certificate"], self._secret["key"] = certificate()
+        for work in [self._decide, *[self._send] * _SENDERS]:
+            threading.Thread(target=self._guarded, args=(work,), daemon=True).start()
+
+    def add(self, receivers: Sequence[Receiver], facts: Mapping[int, Facts], helper: bool = False) -> None:
+        """Let these nodes take part. A helper has the release already and only serves."""
+        if helper and not self._relays:
+            return
+        request = {"q": "relay", "manifest": self.shipment.name, "helper": helper, **self._secret}
+        requests = {}
+        with self._changed:
+            now = time.monotonic()
+            for receiver in receivers:
+                at = receiver.node
+                self._facts[at] = facts[at]
+                self._nodes[at] = _Node(receiver, helper, now, alone=not self._relays)
+                self._fleet.agents[at].hear = lambda at, word: self._words.put((at, word))
+                own = {"release": receiver.release, "groups": receiver.groups, "address": facts[at].address}
+                requests[at] = {**request, **own}
+            self._meet = now + _MEET
+        gathered = self._fleet.ask(requests, patient=True)
+        with self._changed:
+            for at, error in gathered.failed.items():
+                self._fail(at, error)
+
+    def wait(self) -> None:
+        """Raises DispatchError when a file changes under us; nodes that fail are in the tally."""
+        while self._broken is None and any(node.open for node in self._nodes.values()):
+            if self._fleet.check:
+                self._fleet.check()
+            if self.progress:
+                self.progress.uplink(self.tally.uplink, self._planned())
+            with self._changed:
+                self._changed.wait(SLICE)
+        if self._broken is not None:
+            raise self._broken
+        if self.progress:
+            self.progress.uplink(self.tally.uplink, self.tally.uplink)
+
+    def end(self) -> None:
+        """No relay is left, and no port of one."""
+        self._stop()
+        self._fleet.ask({at: {"q": "unrelay"} for at, node in self._nodes.items() if not node.failed}, timeout=_END)
+        for at, node in self._nodes.items():
+            self.tally.between += node.between
+            if at in self._fleet.agents:
+                self._fleet.agents[at].hear = None
+
+    def _stop(self) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """What ends a thread early ends the dispatch, in the thread that waits for it."""
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - a file that changed, or a bug: told by wait()
+            self._broken = error
+            self._stop()
+
+    # -- what the nodes say --
+
+    def _decide(self) -> None:
+        while not self._over:
+            with contextlib.suppress(queue.Empty):
+                first = self._words.get(timeout=SLICE)
+                with self._changed:
+                    self._hear(*first)
+                    while not self._words.empty():
+                        self._hear(*self._words.get())
+                    self._changed.notify_all()
+            self._look(time.monotonic())
+
+    def _hear(self, at: int, word: Header) -> None:
+        node = self._nodes[at]
+        node.heard = time.monotonic()
+        if node.failed:
+            return
+        what = word["s"]
+        if what == "ready":
+            node.ready, node.port, node.empty = True, int(word["port"]), bool(word["empty"])
+            node.lacks = {0} if node.lacks is None else node.lacks
+            node.direct = {0} if node.alone else set()
+            self._meet = self._meet or node.heard  # the others have met already
+        elif what == "lacks":
+            self._holds(node, swarm.numbers(word["lacks"], self._count))
+        elif what == "got":
+            node.between = int(word["peers"])
+            size = sum(piece.size for piece in self.shipment.pieces)
+            if node.open and self.progress:
+                self.progress.node(at, max(0, size - int(word["left"])), size)
+        elif what == "idle":
+            self._idle(at, node, word)
+        elif what == "wrong":
+            self._wrong(at, node, int(word["i"]))
+        elif what == "done":
+            node.done = True
+            node.lacks = set()
+            if not node.helper and self.progress:
+                self.progress.done(at)
+        elif what in ("failed", "gone"):
+            self._fail(at, self._reason(at, word))
+
+    def _holds(self, node: _Node, lacks: set[int]) -> None:
+        """It has the manifest, so it has told what it holds."""
+        node.lacks = lacks
+        now = time.monotonic()
+        self._settled = self._settled or now + _SETTLE
+        if not node.alone:
+            for piece in set(range(self._count)) - lacks:
+                self._seeded.setdefault(piece, now)
+        if node.alone:
+            node.direct = set(lacks)
+
+    def _idle(self, at: int, node: _Node, word: Header) -> None:
+        """It stands still: it is alone, or nobody near it has what it lacks, or everybody waits for the uplink."""
+        if not self._relays:
+            return
+        lacks = swarm.numbers(word["lacks"], self._count)
+        why = [str(text) for text in word["why"]]
+        others = sum(other.ready and not other.failed for other in self._nodes.values()) - 1
+        if not word["live"] and len(why) >= min(swarm.degree(others + 1), others):
+            if not node.alone:
+                self.tally.served[at] = why[0] if why else "no other node is there"
+            node.alone = True
+        node.lacks, node.direct = lacks, set(lacks) if node.alone else self._lost(lacks)
+
+    def _lost(self, lacks: set[int]) -> set[int]:
+        """Pieces that went to somebody and never came on: they are sent once more, to one node at a time."""
+        now = time.monotonic()
+        found = {piece for piece in lacks if self._seeded.get(piece, now) < now - _GRACE}
+        self._seeded.update(dict.fromkeys(found, now))
+        return found
+
+    def _wrong(self, at: int, node: _Node, piece: int) -> None:
+        node.wrong += 1
+        if node.wrong > _TRIES:
+            fix = "look at the node's memory and network"
+            self._fail(at, DispatchError("pieces arrive damaged", fix, self._fleet.name(at)))
+        elif node.lacks is not None:
+            node.lacks.add(piece)
+            node.direct.add(piece)
+
+    def _reason(self, at: int, word: Header) -> ClustertoolError:
+        name = self._fleet.name(at)
+        if word["s"] == "gone":
+            return DispatchError(f"its relay has gone{': ' + word['why'] if word.get('why') else ''}", "run it again", name)
+        if word.get("kind") == "InternalError":
+            return InternalError(word["what"], "", name)
+        return from_wire(word.get("kind", "DispatchError"), word["what"], word["fix"], name)
+
+    def _fail(self, at: int, error: ClustertoolError) -> None:
+        from clustertool.reach.dispatch import as_dispatch
+
+        node = self._nodes[at]
+        if node.failed or (node.done and not node.helper):
+            return
+        node.failed = True
+        if not node.helper:
+            self.tally.failed[at] = as_dispatch(error)
+
+    # -- what is done about it --
+
+    def _look(self, now: float) -> None:
+        with self._changed:
+            present = {at: node for at, node in self._nodes.items() if not node.failed}
+            met = self._meet and (all(node.ready for node in present.values()) or now > self._meet)
+            met = met and (not self.gentle or now - self._introduced > _CALM)
+            if met:
+                self._meet, self._introduced = 0.0, now
+        if met:
+            self._introduce()
+        if now - self._beat > _BEAT:
+            self._beat = now
+            for at, node in present.items():
+                if not node.sending:
+                    self._fleet.agents[at].nudge_relay()
+        for at, node in present.items():
+            silent = node.open and now - node.heard > _LOST
+            stuck = node.sending and now - node.sending > _LOST
+            if silent or stuck:
+                what = f"it takes no bytes for {_LOST:g} s" if stuck else f"not a word of it for {_LOST:g} s"
+                fix = "look at the node and the network, then run it again"
+                with self._changed:
+                    self._fail(at, Unreachable(what, fix, self._fleet.name(at)))
+                self._fleet.agents[at].close()  # a sender that waits for it goes on
+
+    def _introduce(self) -> None:
+        """Everybody hears of everybody. Those that come later are told too, by a new list."""
+        with self._changed:
+            order = [at for at, node in self._nodes.items() if node.ready and not node.failed] if self._relays else []
+            places = [[self._facts[at].address, self._nodes[at].port] for at in order]
+        for me, at in enumerate(order):
+            some = [places[other] for other in swarm.sources(len(order), me)[:_SOURCES]]
+            try:
+                self._fleet.agents[at].tell_relay({"k": "sources", "sources": some, "degree": swarm.degree(len(order))})
+            except ClustertoolError as error:
+                with self._changed:
+                    self._fail(at, error)
+
+    def _planned(self) -> int:
+        """Bytes that the uplink will have carried, as far as one can tell."""
+        with self._changed:
+            sizes = [piece.size for piece in self.shipment.pieces]
+            first = sum(size for number, size in enumerate(sizes) if number not in self._seeded) if self._relays else 0
+            direct = sum(sizes[piece] for node in self._nodes.values() if node.open for piece in node.direct)
+            return self.tally.uplink + first + direct
+
+    # -- sending --
+
+    def _send(self) -> None:
+        """One of the senders."""
+        while True:
+            with self._changed:
+                chosen = self._next()
+                while chosen is None:
+                    if self._over:
+                        return
+                    self._changed.wait(0.2)
+                    chosen = self._next()
+            self._one(*chosen)
+
+    def _next(self) -> tuple[int, int] | None:
+        """(node, piece) to send now."""
+        if self._over:
+            return None
+        free = [(node.sent, at) for at, node in self._nodes.items() if self._takes(node)]
+        for _, at in sorted(free):
+            node = self._nodes[at]
+            lacks = node.lacks or set()
+            ready = sorted(node.direct & lacks)
+            if ready:
+                return self._take(at, ready[0])
+        unsettled = any(node.lacks == {0} and not node.empty and not node.failed for node in self._nodes.values())
+        if unsettled and time.monotonic() < self._settled and 0 in self._seeded:
+            return None
+        for _, at in sorted(free):
+            node = self._nodes[at]
+            if node.alone or node.helper:
+                continue
+            fresh = (piece for piece in node.lacks or () if piece not in self._seeded and piece not in self._sending)
+            piece = min(fresh, default=-1)
+            if piece >= 0:
+                self._sending.add(piece)
+                return self._take(at, piece)
+        return None
+
+    @staticmethod
+    def _takes(node: _Node) -> bool:
+        return node.ready and bool(node.lacks) and not (node.failed or node.done or node.sending)
+
+    def _take(self, at: int, piece: int) -> tuple[int, int]:
+        self._nodes[at].sending = time.monotonic()
+        return at, piece
+
+    def _one(self, at: int, piece: int) -> None:
+        node = self._nodes[at]
+        data = self.shipment.read(piece)
+
+        def moved(size: int) -> None:
+            node.sending = time.monotonic()
+            self.tally.uplink += size
+
+        try:
+            self._fleet.agents[at].tell_relay({"k": "piece", "i": piece}, data, moved, lambda: self.gentle)
+            good = True
+        except ClustertoolError as error:
+            good = False
+            with self._changed:
+                self._fail(at, error)
+        with self._changed:
+            node.sending = 0.0
+            node.sent += len(data)
+            self._sending.discard(piece)
+            node.direct.discard(piece)
+            if good and node.lacks is not None:
+                node.lacks.discard(piece)
+                if not node.alone:
+                    self._seeded.setdefault(piece, time.monotonic())
+            self._changed.notify_all()

@@ -1,0 +1,418 @@
+"""Relays on real nodes: pieces go from one to another, whatever strangers, liars, dead sources and full disks do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import random
+import select
+import signal
+import socket
+import ssl
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clustertool.errors import ClustertoolError, DispatchError
+from clustertool.node import wire
+from clustertool.node.pieces import Store, unpack
+from clustertool.plan import manifest, swarm
+from clustertool.plan.frames import encode
+from clustertool.reach import identity
+from tests.node.harness import Bench, Node, alive, look, pids, read, until
+
+SIZE = 100_000
+COUNT = 8
+
+
+class Shipment:
+    """Some random pieces, and the manifest of one file made of them and of one small file."""
+
+    def __init__(self, count: int = COUNT, seed: int = 1) -> None:
+        rng = random.Random(seed)
+        small = b"small\n"
+        self.data = [rng.randbytes(SIZE) for _ in range(count)] + [small]
+        self.names = [manifest.name_of(data) for data in self.data]
+        rows: list[manifest.Row] = [["d", "empty", 0o755, 10**18], ["l", "link", "big"]]
+        rows += [["f", "big", 0o640, 10**18, SIZE * count, ""], *(["c", name, SIZE] for name in self.names[:-1])]
+        rows += [["p", self.names[-1], len(small), ""], ["s", "sm\nall", 0o600, 10**18, 0, len(small)]]
+        self.text = manifest.text_of(rows)
+        self.name = manifest.name_of(self.text)
+        self.release = f"{seed:032x}"
+
+    def piece(self, number: int) -> bytes:
+        return self.data[number - 1] if number else zlib.compress(self.text)
+
+    def fill(self, store: Store, numbers: Any) -> None:
+        for number in numbers:
+            store.add(self.names[number - 1], self.data[number - 1])
+
+
+class Relays:
+    """Relays of some nodes, ordered as the laptop does it. `words` of each, as they come."""
+
+    def __init__(self, nodes: list[Node], shipment: Shipment) -> None:
+        self.nodes, self.shipment = nodes, shipment
+        self.certificate, self.key = identity.certificate()
+        self.words: list[queue.Queue[dict[str, Any]]] = [queue.Queue() for _ in nodes]
+        self.ports = [0] * len(nodes)
+
+    def start(self, *which: int, **more: Any) -> Relays:
+        for i in which or range(len(self.nodes)):
+            self.nodes[i].client.agent.hear = lambda _, word, i=i: self.words[i].put(word)  # type: ignore[misc]
+            order = {"release": self.shipment.release, "manifest": self.shipment.name, "groups": None, "helper": False}
+            secret = {"certificate": self.certificate, "key": self.key, "address": self.nodes[i].host.address}
+            self.nodes[i].ask("relay", **{**order, **secret, **more})
+            self.ports[i] = self.says(i, "ready")["port"]
+        return self
+
+    def meet(self, peers: list[tuple[str, int]] | None = None) -> Relays:
+        found = peers or [(node.host.address, port) for node, port in zip(self.nodes, self.ports)]
+        for me, node in enumerate(self.nodes):
+            if self.ports[me]:
+                some = [found[other] for other in swarm.sources(len(found), me)]
+                node.client.agent.tell_relay({"k": "sources", "sources": some, "degree": swarm.degree(len(found))})
+        return self
+
+    def send(self, i: int, *numbers: int, data: bytes = b"") -> None:
+        for number in numbers:
+            self.nodes[i].client.agent.tell_relay({"k": "piece", "i": number}, data or self.shipment.piece(number))
+
+    def says(self, i: int, what: str) -> dict[str, Any]:
+        while True:
+            word = self.words[i].get(timeout=60)
+            assert word["s"] == what or word["s"] not in ("failed", "gone"), word
+            if word["s"] == what:
+                return word
+
+    def pid(self, i: int) -> int:
+        agent = self.nodes[i].client.pid
+        every = (pid for pid in pids() if read(f"/proc/{pid}/comm") == b"ct-relay\n")
+        return next(pid for pid in every if (look(pid) or [0, 0, 0])[2] == agent)
+
+    def whole(self, i: int) -> bool:
+        """The node has the release, and what it makes of it is the workspace."""
+        target = self.nodes[i].root / "copy"
+        target.mkdir()
+        unpack(Store(str(self.nodes[i].root)), self.shipment.release, str(target))
+        good = (target / "big").read_bytes() == b"".join(self.shipment.data[:-1])
+        return good and (target / "sm\nall").read_bytes() == b"small\n" and os.readlink(target / "link") == "big"
+
+
+@pytest.fixture
+def relays(bench: Bench) -> Iterator[Any]:
+    made: list[Relays] = []
+
+    def make(count: int, shipment: Shipment | None = None) -> Relays:
+        made.append(Relays(bench.nodes(count), shipment or Shipment()))
+        return made[-1]
+
+    yield make
+    for one in made:
+        for node in one.nodes:
+            for client in node.clients:
+                client.close()
+    until(lambda: not [pid for pid in pids() if read(f"/proc/{pid}/comm") == b"ct-relay\n" and _mine(pid, bench)], "relays end")
+
+
+def _mine(pid: int, bench: Bench) -> bool:
+    return str(bench.tmp).encode() in read(f"/proc/{pid}/environ")
+
+
+def listens(address: str, port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex((address, port)) == 0
+
+
+def test_what_one_has_all_get(relays: Any) -> None:
+    """The manifest too goes from node to node; each node's release is there at the end, and no port is."""
+    four = relays(4).start().meet()
+    four.send(0, *range(COUNT + 2))
+    between = 0
+    for i in range(4):
+        four.says(i, "done")
+        assert four.whole(i)
+    for i in range(4):
+        words = list(four.words[i].queue)
+        between += max((word["peers"] for word in words if word["s"] == "got"), default=0)
+        four.nodes[i].ask("unrelay")
+        assert not listens(four.nodes[i].host.address, four.ports[i])
+
+
+def test_pieces_flow_on_while_others_are_still_to_come(relays: Any) -> None:
+    two = relays(2).start().meet()
+    two.send(0, 0, 1, 2, 3)
+    store = Store(str(two.nodes[1].root))
+    until(lambda: set(os.listdir(store.top)) >= set(two.shipment.names[:3]), "three pieces are at the other node")
+    assert not store.has(two.shipment.release)
+    two.send(1, *range(4, COUNT + 2))
+    two.says(0, "done")
+    two.says(1, "done")
+
+
+def test_what_is_there_already_is_not_fetched(relays: Any) -> None:
+    """An interrupted dispatch, or an older release: pieces by the same name are used, half-written ones are not."""
+    one = relays(1)
+    store = Store(str(one.nodes[0].root))
+    one.shipment.fill(store, [1, 2, 4])
+    Path(store.top, one.shipment.names[4]).write_bytes(b"torn")
+    one.start().meet().send(0, 0)
+    lacks = one.says(0, "lacks")
+    assert swarm.numbers(lacks["lacks"], lacks["count"]) == {3, *range(5, COUNT + 2)}
+    one.send(0, *swarm.numbers(lacks["lacks"], lacks["count"]))
+    one.says(0, "done")
+    assert one.whole(0)
+
+
+def test_a_helper_serves_and_a_node_takes_only_its_groups(relays: Any) -> None:
+    two = relays(2)
+    store = Store(str(two.nodes[0].root))
+    two.shipment.fill(store, range(1, COUNT + 2))
+    store.complete(two.shipment.release, two.shipment.text)
+    two.start(0, helper=True).start(1).meet()
+    two.says(1, "done")
+    assert two.whole(1)
+
+
+def test_a_source_that_dies_is_replaced(relays: Any) -> None:
+    """Three have everything; two of them are killed as soon as the fourth has begun."""
+    four = relays(4, Shipment(60)).start(0, 1, 2)
+    for i in range(3):
+        four.shipment.fill(Store(str(four.nodes[i].root)), range(1, 62))
+        four.send(i, 0)
+        four.says(i, "done")
+    four.start(3).meet()
+    four.send(3, 0)
+    four.says(3, "lacks")
+    os.kill(four.pid(0), signal.SIGKILL)
+    os.kill(four.pid(1), signal.SIGSTOP)
+    try:
+        four.says(3, "done")
+        assert four.whole(3)
+    finally:
+        os.kill(four.pid(1), signal.SIGCONT)
+
+
+def test_a_relay_that_dies_is_told(relays: Any) -> None:
+    one = relays(1).start()
+    os.kill(one.pid(0), signal.SIGKILL)
+    word = until(lambda: one.words[0].get(timeout=60))
+    assert word["s"] == "gone"
+    assert one.nodes[0].ask("jobs") is not None, "the agent goes on"
+
+
+def test_gone_with_the_agent(relays: Any) -> None:
+    """A laptop that is closed, an agent that is killed: nothing listens any more."""
+    two = relays(2).start().meet()
+    found = [look(two.pid(i)) for i in range(2)]
+    two.nodes[0].client.kill()
+    two.nodes[1].client.close()
+    for one in found:
+        assert one
+        until(lambda one=one: not alive(one[0]), "the relay ends")
+
+
+class Liar:
+    """A node with the right certificate that has everything, and all of it wrong."""
+
+    def __init__(self, relays: Relays) -> None:
+        self._context = wire.context(relays.certificate, relays.key, server=True)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.asked = 0
+        self._threads = [threading.Thread(target=self._run, daemon=True)]
+        self._threads[0].start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = self._listener.accept()
+                self._threads.append(threading.Thread(target=self._serve, args=(sock,), daemon=True))
+                self._threads[-1].start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        with contextlib.suppress(OSError, ConnectionError):
+            peer = wire.Wire(sock, self._context, True, 1 << 20)
+            while True:
+                select.select([peer], [peer] if peer.wants_write else [], [], 0.05)
+                secure = peer.secure
+                for header in peer.turn():
+                    self.asked += 1
+                    peer.send({"piece": header["get"]}, b"lies" * 25_000)
+                if peer.secure and not secure:
+                    peer.send({"have": swarm.bits(set(range(COUNT + 2)), COUNT + 2), "of": COUNT + 2})
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def test_a_false_source_wastes_time_and_nothing_else(relays: Any) -> None:
+    two = relays(2)
+    liar = Liar(two)
+    try:
+        two.start()
+        right = [(node.host.address, port) for node, port in zip(two.nodes, two.ports)]
+        two.meet([*right, ("127.0.0.1", liar.port)])
+        until(lambda: liar.asked, "the liar is asked")
+        two.send(0, *range(COUNT + 2))
+        for i in range(2):
+            two.says(i, "done")
+            assert two.whole(i)
+    finally:
+        liar.close()
+
+
+def test_a_piece_of_the_laptop_that_came_wrong_is_told(relays: Any) -> None:
+    one = relays(1).start().meet()
+    one.send(0, 0)
+    one.says(0, "lacks")
+    one.send(0, 3, data=b"wrong")
+    assert one.says(0, "wrong")["i"] == 3
+    one.send(0, *range(1, COUNT + 2))
+    one.says(0, "done")
+
+
+@pytest.mark.parametrize("who", ["silent", "garbage", "http", "another certificate", "no certificate"])
+def test_strangers(relays: Any, who: str) -> None:
+    """They come in numbers and stay; pieces flow all the same, and none of them gets a byte of one."""
+    two = relays(2).start()
+    address = (two.nodes[0].host.address, two.ports[0])
+    held = [socket.create_connection(address) for _ in range(40)]
+    got: list[bytes] = []
+    try:
+        for sock in held:
+            with contextlib.suppress(OSError):
+                if who == "garbage":
+                    sock.sendall(os.urandom(5000))
+                if who == "http":
+                    sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        if "certificate" in who:
+            got.append(knock(address, identity.certificate() if who == "another certificate" else None))
+        two.meet().send(0, *range(COUNT + 2))
+        two.says(0, "done")
+        two.says(1, "done")
+        assert not any(got)
+    finally:
+        for sock in held:
+            sock.close()
+
+
+def knock(address: tuple[str, int], identity_: tuple[str, str] | None) -> bytes:
+    """What a TLS client without the right certificate gets out of it."""
+    if identity_:
+        context = wire.context(*identity_, server=False)
+    else:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    with contextlib.suppress(OSError), socket.create_connection(address, 10) as plain, context.wrap_socket(plain) as sock:
+        sock.sendall(encode({"get": 1}))
+        return sock.recv(100)
+    return b""
+
+
+def test_a_held_open_port_does_not_keep_a_relay(relays: Any) -> None:
+    one = relays(1).start()
+    with socket.create_connection((one.nodes[0].host.address, one.ports[0])):
+        start = time.monotonic()
+        one.nodes[0].ask("unrelay")
+        assert time.monotonic() - start < 20
+        assert not listens(one.nodes[0].host.address, one.ports[0])
+
+
+def test_who_reaches_nobody_says_why(relays: Any) -> None:
+    one = relays(1).start()
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        one.meet([(one.nodes[0].host.address, one.ports[0]), closed.getsockname()])
+        word = one.says(0, "idle")
+        while not word["why"]:
+            word = one.says(0, "idle")
+    assert word["live"] == 0 and "Connection refused" in word["why"][0] and "127.0.0.1" in word["why"][0]
+    one.send(0, *range(COUNT + 2))
+    one.says(0, "done")
+
+
+def test_a_full_disk_is_told_by_name(relays: Any, small_disk: Path) -> None:
+    one = relays(1, Shipment(30))
+    one.nodes[0].root.rmdir() if one.nodes[0].root.exists() else None
+    one.nodes[0].root.symlink_to(small_disk)
+    one.start().meet().send(0, *range(30))
+    word = until(lambda: (w := one.words[0].get(timeout=60))["s"] == "failed" and w)
+    assert "No space left on device" in word["what"] and "room" in word["fix"]
+    assert not Store(str(one.nodes[0].root)).has(one.shipment.release)
+
+
+# -- patches and old releases -------------------------------------------------------------------------------------------
+
+
+def test_a_patch(bench: Bench) -> None:
+    import base64
+
+    node, old, new = bench.nodes(1)[0], Shipment(), Shipment()
+    new.text = old.text.replace(b'"sm\\nall"', b'"renamed"')
+    new.name, new.release = manifest.name_of(new.text), "2" * 32
+    request = {
+        "release": new.release, "base": old.release, "steps": manifest.delta(old.text, new.text), "manifest": new.name,
+        "groups": None, "pieces": {},
+    }  # fmt: skip
+    assert not node.ask("patch", **request)["have"], "the base is not there"
+    store = Store(str(node.root))
+    old.fill(store, range(1, COUNT + 1))
+    store.complete(old.release, old.text)
+    assert not node.ask("patch", **request)["have"], "a piece is missing"
+    wrong = {old.names[-1]: base64.b64encode(b"wrong!").decode()}
+    assert not node.ask("patch", **{**request, "pieces": wrong})["have"]
+    assert not node.ask("patch", **{**request, "manifest": "0" * 64})["have"]
+    assert not node.ask("patch", **{**request, "steps": [[0, 10**9]]})["have"]
+    assert not store.has(new.release)
+    right = {old.names[-1]: base64.b64encode(b"small\n").decode()}
+    assert node.ask("patch", **{**request, "pieces": right})["have"]
+    assert store.manifest(new.release) == new.text
+
+
+def test_old_releases_go_with_what_only_they_had(bench: Bench) -> None:
+    node = bench.nodes(1)[0]
+    store = Store(str(node.root))
+    ships = [Shipment(2, seed) for seed in range(1, 7)]
+    for age, ship in enumerate(ships):
+        ship.fill(store, range(1, 4))
+        store.complete(ship.release, ship.text)
+        os.utime(Path(store.releases, ship.release), (age, age))
+    with store.used():
+        store.prune()
+        assert all(store.has(ship.release) for ship in ships), "somebody is fetching"
+    store.prune()
+    assert [store.has(ship.release) for ship in ships] == [False] * 2 + [True] * 4
+    assert set(os.listdir(store.top)) == {name for ship in ships[2:] for name in ship.names}
+
+
+def test_a_damaged_release_is_forgotten(bench: Bench, tmp_path: Path) -> None:
+    """And so the next dispatch repairs it."""
+    node, ship = bench.nodes(1)[0], Shipment(2)
+    store = Store(str(node.root))
+    ship.fill(store, range(1, 4))
+    store.complete(ship.release, ship.text)
+    os.truncate(Path(store.top, ship.names[0]), 5)
+    (tmp_path / "copy").mkdir()
+    with pytest.raises(DispatchError, match="damaged"):
+        unpack(store, ship.release, str(tmp_path / "copy"))
+    assert not store.has(ship.release)
+    assert store.missing(dict.fromkeys(ship.names[:2], SIZE)) == [ship.names[0]]
+
+
+@pytest.mark.parametrize("path", ["../out", "/out", "a/../../out"])
+def test_a_manifest_names_nothing_outside(bench: Bench, tmp_path: Path, path: str) -> None:
+    store = Store(str(bench.nodes(1)[0].root))
+    store.complete("bad", manifest.text_of([["p", "", 0, ""], ["s", path, 0o600, 0, 0, 0]]))
+    (tmp_path / "a").mkdir()
+    (tmp_path / "copy").mkdir()
+    with pytest.raises(ClustertoolError, match="outside"):
+        unpack(store, "bad", str(tmp_path / "copy"))
+    assert not (tmp_path / "out").exists()
