@@ -267,7 +267,8 @@ class Relay:
                 self._mine(number)
         for link in self._links:
             link.todo = _shuffled(number for number in link.has if number in self._lacking)
-        self._tell("lacks", lacks=self._lacks(), count=len(self._pieces) + 1)
+        count = len(self._pieces) + 1  # what it lacks is of its groups only: what it has is something else
+        self._tell("lacks", lacks=self._lacks(), have=swarm.bits(self._have, count), count=count)
         self._finish()
         return True
 
@@ -298,6 +299,9 @@ class Relay:
 
     def _connect(self, now: float) -> None:
         """As many sources as wanted, one more when nothing comes."""
+        if now - self._new > _IDLE:
+            for link in [link for link in self._links if not link.taker and link.wire.secure and not link.has & self._lacking]:
+                self._drop(link, "it has nothing that is missing here")
         used = {link.source for link in self._links if not link.taker}
         wanted = self._degree + (now - self._new > _IDLE) if self._lacking else 0
         for address in self._sources:

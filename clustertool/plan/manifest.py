@@ -2,7 +2,8 @@
 
 A piece is some bytes named by their SHA-256. A file of more than SMALL bytes is cut into pieces of its own, smaller ones
 lie together in packs. Packs of the last dispatch are used again as long as most of their bytes are, so that one small
-file that changed is one small piece. Files that not every node takes carry a group; no pack holds files of two groups.
+file that changed is one small piece. Files that not every node takes carry a group; no pack holds files of two groups, and only
+TINY ones of them are packed: another job may deal them out to other groups.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import zlib
 from typing import Any, Container, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 SMALL = 256 << 10
+TINY = 16 << 10
 PACK = 1 << 20
 PIECE = 4 << 20
 MOST = 64 << 20  # bytes of a manifest on its way, compressed: about a million files

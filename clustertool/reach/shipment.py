@@ -29,8 +29,9 @@ class Shipment:
         self._parts: dict[str, list[_Part]] = {}
         self.memory = Memory(workspace.top)
         files = [entry for entry in workspace.entries if entry.kind == "file"]
-        small = [entry for entry in files if entry.size <= manifest.SMALL]
-        chunks = {entry.path: workspace.chunks[entry.path] for entry in files if entry.size > manifest.SMALL}
+        small = [entry for entry in files if entry.size <= (manifest.TINY if entry.path in group else manifest.SMALL)]
+        alone = {entry.path for entry in files} - {entry.path for entry in small}
+        chunks = {path: workspace.chunks[path] for path in alone}
         last, known = self.memory.packs()
         packed = manifest.pack(small, group, known if last in held else [])
         packs = self._named(packed, {entry.content: entry for entry in small})

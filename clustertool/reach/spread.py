@@ -181,7 +181,7 @@ class Spread:
             node.direct = {0} if node.alone else set()
             self._meet = self._meet or node.heard  # the others have met already
         elif what == "lacks":
-            self._holds(node, swarm.numbers(word["lacks"], self._count))
+            self._holds(node, swarm.numbers(word["lacks"], self._count), swarm.numbers(word["have"], self._count))
         elif what == "got":
             node.between = int(word["peers"])
             size = sum(piece.size for piece in self.shipment.pieces)
@@ -199,13 +199,13 @@ class Spread:
         elif what in ("failed", "gone"):
             self._fail(at, self._reason(at, word))
 
-    def _holds(self, node: _Node, lacks: set[int]) -> None:
+    def _holds(self, node: _Node, lacks: set[int], have: set[int]) -> None:
         """It has the manifest, so it has told what it holds."""
         node.lacks = lacks
         now = time.monotonic()
         self._settled = self._settled or now + _SETTLE
         if not node.alone:
-            for piece in set(range(self._count)) - lacks:
+            for piece in have:
                 self._seeded.setdefault(piece, now)
         if node.alone:
             node.direct = set(lacks)
