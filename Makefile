@@ -8,13 +8,14 @@ DATA := workspaces/word2vec/train_data_dir/word_dict.txt
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { echo "$$p"; break; }; done)
 
-.PHONY: help demo test test-chaos test-frameworks check clean packages
+.PHONY: help demo test test-chaos bench test-frameworks check clean packages
 
 help:
 	@echo "make demo    train word2vec on three embedded nodes (installs what is missing)"
 	@echo "make test    all tests; ARGS='-k name' selects"
 	@echo "make test-chaos   a hundred random faults, half an hour"
 	@echo "make test-frameworks   real PyTorch and Paddle, three minutes; the first time it downloads 600 MB"
+	@echo "make bench   dispatch beside rsync and clush on a shaped cluster; ARGS='--only cold-16'"
 	@echo "make check   style, types, the arrows between the layers"
 	@echo "make clean   remove everything that make has made"
 
@@ -47,6 +48,9 @@ check: $(READY)
 	$(BIN)/mypy --no-error-summary || code=1; \
 	PYTHONPATH=. $(BIN)/lint-imports --no-logo || code=1; \
 	exit $$code
+
+bench: $(READY)
+	@$(BIN)/python benchmarks/dispatch.py $(ARGS)
 
 clean:
 	@[ ! -d .demo ] || [ ! -x $(BIN)/clustertool ] || (XDG_STATE_HOME="$$PWD/.demo" && export XDG_STATE_HOME && cd / && \

@@ -1,0 +1,205 @@
+"""How long a workspace takes to all nodes: ours beside a parallel rsync loop and `clush --copy`, on a shaped cluster.
+
+    make bench                                     # every case of CASES
+    make bench ARGS="--only cold-16 --rounds 3 --json bench.json"
+
+Each case builds a cluster of network namespaces (tests/lab) with its own uplink and LAN speeds. In every round all tools
+run, one after the other on cold nodes, so that what else the machine does meets all of them; medians and ratios are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPO))
+
+from tests.lab.lab import Lab, _path, why_not  # noqa: E402
+
+INV = (sys.executable, "-m", "invoke")
+SSH = "ssh -o BatchMode=yes -o StrictHostKeyChecking=no -o LogLevel=ERROR"
+
+
+@dataclass(frozen=True)
+class Case:
+    """`files` of `size` bytes each. `limit`: the most that ours may take, as a multiple of one rsync to one node."""
+
+    name: str
+    nodes: int
+    files: int
+    size: int
+    uplink: str
+    lan: str
+    limit: float
+    all_tools: bool = False  # loops and clush as well: they take N times as long
+
+    @property
+    def bytes(self) -> int:
+        return self.files * self.size
+
+
+CASES = (
+    Case("cold-16", 16, 500, 50_000, "100mbit", "1gbit", 1.3, all_tools=True),
+    Case("cold-64", 64, 100, 50_000, "20mbit", "1gbit", 1.6),
+    Case("equal-16-files", 8, 16, 25_000_000, "200mbit", "200mbit", 1.5),
+    Case("equal-1-file", 8, 1, 400_000_000, "200mbit", "200mbit", 2.0),
+    Case("small-files", 16, 20_000, 1_000, "100mbit", "1gbit", 1.5),
+)
+WARM = Case("warm-64", 64, 100, 50_000, "100mbit", "1gbit", 1.3)
+
+
+class Bench:
+    """One case on its lab."""
+
+    def __init__(self, case: Case, folder: Path) -> None:
+        self.case, self.folder = case, folder
+        self.lab = Lab(case.nodes, folder / "lab", nodes={})
+        self.work = folder / "work"
+        self.work.mkdir()
+        (self.work / "conf.py").write_text(self.lab.conf())
+        (self.work / "tasks.py").write_text("from clustertool.verbs import ns\n")
+        self.job = self.work / "job"
+        for number in range(case.files):
+            path = self.job / f"d{number % 50}" / f"f{number}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(os.urandom(case.size))
+        self.lab.shape("uplink", case.uplink)
+        for node in range(case.nodes):
+            self.lab.shape(node, case.lan)
+        self.run(*INV, "exec", "--command", "true")  # host keys, and Python's compiled files
+
+    def sent(self) -> int:
+        """Bytes that the laptop's interface has sent."""
+        enter = ["nsenter", f"--net={_path(self.lab.laptop_net)}"]
+        done = subprocess.run([*enter, "ip", "-s", "-j", "link", "show", "eth0"], capture_output=True, check=True)
+        return int(json.loads(done.stdout)[0]["stats64"]["tx"]["bytes"])
+
+    def run(self, *argv: str) -> dict[str, float]:
+        before, start = self.sent(), time.monotonic()
+        done = self.lab.run(argv, cwd=self.work, env={"PYTHONPATH": str(REPO)}, timeout=1800)
+        seconds = time.monotonic() - start
+        if done.returncode:
+            raise SystemExit(f"{' '.join(argv)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        return {"seconds": seconds, "bytes": self.sent() - before}
+
+    def clear(self) -> None:
+        """Cold nodes again: nothing of any copy is left, but what the tool itself keeps of its own code."""
+        for node in range(self.case.nodes):
+            for name in ("clustertool", "copy"):
+                shutil.rmtree(self.lab.home(node) / name, ignore_errors=True)
+        shutil.rmtree(self.lab.laptop_home / ".cache/clustertool/workspaces", ignore_errors=True)
+
+    # -- the tools --
+
+    def ours(self) -> dict[str, float]:
+        return self.run(*INV, "dispatch", "--workspace", "job")
+
+    def rsync_one(self) -> dict[str, float]:
+        return self.run("rsync", "-a", "-e", SSH, "job/", "root@node0:copy/")
+
+    def rsync_loop(self) -> dict[str, float]:
+        nodes = " ".join(self.lab.name(node) for node in range(self.case.nodes))
+        return self.run("sh", "-c", f"for n in {nodes}; do rsync -a -e '{SSH}' job/ root@$n:copy/ & done; wait")
+
+    def clush(self) -> dict[str, float]:
+        nodes = ",".join(self.lab.name(node) for node in range(self.case.nodes))
+        return self.run("clush", "-w", nodes, "-l", "root", "-o", "-o StrictHostKeyChecking=no", "--copy", "job", "--dest", ".")
+
+    def nothing(self) -> dict[str, float]:
+        return self.run(*INV, "exec", "--command", "true")
+
+    def change(self) -> dict[str, float]:
+        (self.job / "d0/f0").write_bytes(os.urandom(self.case.size))
+        return self.ours()
+
+
+Runs = dict[str, list[dict[str, float]]]
+
+
+def measure(tools: dict[str, Callable[[], dict[str, float]]], rounds: int, between: Callable[[], None]) -> Runs:
+    found: Runs = {name: [] for name in tools}
+    for _ in range(rounds):
+        for name, tool in tools.items():
+            between()
+            found[name].append(tool())
+    return found
+
+
+def cold(case: Case, rounds: int, folder: Path) -> Runs:
+    bench = Bench(case, folder)
+    try:
+        tools = {"rsync to one node": bench.rsync_one, "clustertool": bench.ours}
+        if case.all_tools:
+            tools["rsync loop"] = bench.rsync_loop
+            if shutil.which("clush"):
+                tools["clush --copy"] = bench.clush
+        return measure(tools, rounds, bench.clear)
+    finally:
+        bench.lab.close()
+
+
+def warm(rounds: int, folder: Path) -> Runs:
+    bench = Bench(WARM, folder)
+    try:
+        bench.ours()
+        tools = {"exec true": bench.nothing, "nothing changed": bench.ours, "one file changed": bench.change}
+        return measure(tools, rounds, lambda: None)
+    finally:
+        bench.lab.close()
+
+
+def table(name: str, found: Runs, limits: dict[str, float]) -> list[dict[str, object]]:
+    """Print one case; the first tool is the yardstick."""
+    rows: list[dict[str, object]] = []
+    base = [one["seconds"] for one in next(iter(found.values()))]
+    for tool, runs in found.items():
+        seconds = statistics.median(one["seconds"] for one in runs)
+        ratio = statistics.median(one["seconds"] / first for one, first in zip(runs, base))
+        sent = statistics.median(one["bytes"] for one in runs)
+        limit = limits.get(tool)
+        told = f"at most {limit:g}: {'yes' if ratio <= limit else 'NO'}" if limit else ""
+        print(f"{name:16} {tool:20} {seconds:8.2f} s {ratio:7.2f} x {sent / 1e6:10.2f} MB  {told}", flush=True)
+        row = {"case": name, "tool": tool, "seconds": seconds, "ratio": ratio, "uplink": sent, "limit": limit, "runs": runs}
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", action="append", help="a case by its name; may be given several times")
+    parser.add_argument("--json", type=Path, default=Path("bench.json"), help="where to write all numbers")
+    given = parser.parse_args()
+    if why_not():
+        raise SystemExit(why_not())
+    rows: list[dict[str, object]] = []
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        for number, case in enumerate(CASES):
+            if not given.only or case.name in given.only:
+                found = cold(case, given.rounds, _new(Path(folder) / str(number)))
+                rows += table(case.name, found, {"clustertool": case.limit})
+        if not given.only or WARM.name in given.only:
+            limits = {"nothing changed": WARM.limit, "one file changed": 1.6}
+            rows += table(WARM.name, warm(given.rounds, _new(Path(folder) / "warm")), limits)
+    given.json.write_text(json.dumps({"cpus": os.cpu_count(), "rounds": given.rounds, "rows": rows}, indent=1))
+    print(f"all numbers: {given.json}")
+
+
+def _new(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+if __name__ == "__main__":
+    main()
