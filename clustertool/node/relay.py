@@ -31,7 +31,7 @@ _TAKERS = 16  # connections that are served
 _STRANGERS = 16  # those that have not shown the certificate yet
 _PATIENCE = 4.0  # seconds for a stranger to do so, and for a source to connect
 _STALL = 5.0  # seconds without a byte after which a source is replaced
-_SLOW = 2.0  # seconds after which a piece is asked of a second source, when there is nothing else to ask
+_SLOW = 0.4  # seconds (or 4 times the usual) until a piece is asked of a second source, when there is nothing else to ask
 _IDLE = 2.0  # seconds without anything new after which the laptop is told
 _PAUSES = (1.0, 2.0, 4.0, 8.0)  # before a source that failed is tried again
 _SILENCE = 60.0  # seconds without a word of the laptop, which beats every few
@@ -83,6 +83,7 @@ class Relay:
         self._links: List[_Link] = []
         self._sources: List[Address] = []  # the best first
         self._degree = 0  # of them at a time
+        self._pace = 0.5  # seconds that a piece takes, about
         self._why: Dict[Address, str] = {}  # of each source that failed, why
         self._tries: Dict[Address, int] = {}
         self._again: Dict[Address, float] = {}
@@ -218,7 +219,7 @@ class Relay:
     def _came(self, number: int, data: bytes, link: Optional[_Link]) -> None:
         """Bytes that should be piece `number`, from a source or (link None) from the laptop."""
         if link is not None and number in link.asked:
-            del link.asked[number]
+            self._pace += (time.monotonic() - link.asked.pop(number) - self._pace) / 8
         if number not in self._lacking:
             return None
         self._bytes["laptop" if link is None else "peers"] += len(data)
@@ -301,7 +302,7 @@ class Relay:
         """As many sources as wanted, one more when nothing comes."""
         if now - self._new > _IDLE:
             for link in [link for link in self._links if not link.taker and link.wire.secure and not link.has & self._lacking]:
-                self._drop(link, "it has nothing that is missing here")
+                self._drop(link, "")  # it has nothing that is missing here; others may
         used = {link.source for link in self._links if not link.taker}
         wanted = self._degree + (now - self._new > _IDLE) if self._lacking else 0
         for address in self._sources:
@@ -327,7 +328,8 @@ class Relay:
         if link.source is None:
             return
         tries = self._tries.get(link.source, 0)
-        self._why[link.source] = f"{link.source[0]}: {why}"
+        if why:
+            self._why[link.source] = f"{link.source[0]}: {why}"
         self._again[link.source] = time.monotonic() + (_PAUSES[min(tries, len(_PAUSES) - 1)] if trust else _FOREVER)
         self._tries[link.source] = tries + 1
         for other in self._links:
@@ -352,7 +354,8 @@ class Relay:
 
     def _ask_again(self, now: float) -> None:
         """Nothing else to ask for: what a slow source was asked for is asked of one more."""
-        slow = {number for link in self._links for number, since in link.asked.items() if now - since > _SLOW}
+        late = max(_SLOW, 4 * self._pace)
+        slow = {number for link in self._links for number, since in link.asked.items() if now - since > late}
         for link in list(self._links):
             for number in slow:
                 if not link.asked and not link.todo and number in link.has and number in self._lacking:
@@ -395,6 +398,7 @@ class Relay:
             self._came(int(header["piece"]), payload, link)
             return
         if "have" in header:
+            self._why.pop(link.source or ("", 0), None)
             link.has |= swarm.numbers(str(header["have"]), int(header["of"]))
             link.todo = _shuffled(number for number in link.has if number in self._lacking)
         else:

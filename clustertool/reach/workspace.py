@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from clustertool.errors import DataError
-from clustertool.plan.manifest import Entry, content_of, cut, digest, name_of
+from clustertool.plan.manifest import SMALL, Entry, content_of, cut, digest, name_of
 from clustertool.plan.paths import OURS
 from clustertool.reach.memory import Memory
 
@@ -20,6 +21,8 @@ IGNORE_FILE = ".clusterignore"
 # Written by jobs, by tools or for this laptop only. `log` and `output` count at the top only: a package may be named so.
 _ANYWHERE = {".git": "version control", "__pycache__": "compiled code", OURS: "the tool's own"}
 _TOP = {"output": "results of jobs", "log": "logs of jobs"}
+_DOZENS = 100  # small files that one thread reads in one go
+_READ = 64 << 20  # bytes of small files that are kept for the packs
 _WIDTH = 4  # threads that walk and read
 _SIZE_LIMIT = 200_000  # files that are counted in a folder that is left out
 
@@ -35,13 +38,14 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Workspace:
-    """`times`: mtimes in ns. `chunks`: the pieces of every file, by name."""
+    """`times`: mtimes in ns. `chunks`: the pieces of every file, by name. `read`: what small files held, as far as they fit."""
 
     top: Path
     entries: tuple[Entry, ...]
     left_out: tuple[LeftOut, ...] = ()
     times: Mapping[str, int] = field(default_factory=dict)
     chunks: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    read: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
     @cached_property
     def release(self) -> str:
@@ -71,10 +75,11 @@ def read_workspace(top: Path) -> Workspace:
         if odd:
             what = f"the workspace has devices, pipes or sockets: {', '.join(map(repr, odd[:5]))}"
             raise DataError(what, f"remove them or name them in {IGNORE_FILE}")
-        chunks = _digests(top, [(path, info) for path, info in found if stat.S_ISREG(info.st_mode)], pool)
+        read: dict[str, bytes] = {}
+        chunks = _digests(top, [(path, info) for path, info in found if stat.S_ISREG(info.st_mode)], pool, read)
     entries = tuple(_entry(top, path, info, chunks) for path, info in found)
     times = {path: info.st_mtime_ns for path, info in found}
-    return Workspace(top, entries, tuple(sorted(walk.left_out, key=lambda left: left.path)), times, chunks)
+    return Workspace(top, entries, tuple(sorted(walk.left_out, key=lambda left: left.path)), times, chunks, read)
 
 
 def _plain(info: os.stat_result) -> bool:
@@ -97,7 +102,10 @@ def _full(top: Path, path: str) -> bytes:
 # -- digests ----------------------------------------------------------------------------------------------------------
 
 
-def _digests(top: Path, found: Sequence[tuple[str, os.stat_result]], pool: Executor) -> dict[str, list[str]]:
+Found = tuple[str, os.stat_result]
+
+
+def _digests(top: Path, found: Sequence[Found], pool: Executor, read: dict[str, bytes]) -> dict[str, list[str]]:
     """The pieces of all files; only those are read that look different from the last time."""
     memory = Memory(top)
     known, new = memory.digests(), {}
@@ -108,10 +116,15 @@ def _digests(top: Path, found: Sequence[tuple[str, os.stat_result]], pool: Execu
             new[path] = old
         else:
             todo.append((path, info))
-    for (path, info), names in zip(todo, pool.map(lambda item: _names(top, *item), todo, chunksize=1)):
-        new[path] = (_key(info), names)
+    room = _READ
+    for some in pool.map(lambda some: [(item, _names(top, *item)) for item in some], _batches(todo)):
+        for (path, info), (names, data) in some:
+            new[path] = (_key(info), names)
+            if data and len(data) <= room:
+                read[path] = data
+                room -= len(data)
     if todo or len(new) != len(known):
-        memory.keep_digests(new)
+        threading.Thread(target=memory.keep_digests, args=(new,)).start()
     return {path: names for path, (_, names) in new.items()}
 
 
@@ -119,14 +132,24 @@ def _key(info: os.stat_result) -> tuple[int, int, int, int]:
     return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino
 
 
-def _names(top: Path, path: str, info: os.stat_result) -> list[str]:
-    """Read one file. Raises DataError for one that cannot be read, or that somebody writes."""
+def _batches(todo: Sequence[Found]) -> Iterator[Sequence[Found]]:
+    """Large files alone, small ones by the dozen: to hand one to a thread costs as much as to read it."""
+    small = [item for item in todo if item[1].st_size <= SMALL]
+    yield from ([item] for item in todo if item[1].st_size > SMALL)
+    yield from (small[at : at + _DOZENS] for at in range(0, len(small), _DOZENS))
+
+
+def _names(top: Path, path: str, info: os.stat_result) -> tuple[list[str], bytes]:
+    """The names of a file's pieces, and its bytes if it is small. Raises DataError: unreadable, or somebody writes it."""
     try:
         fd = os.open(_full(top, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(fd, "rb", buffering=0) as file:
-            names = [name_of(_exactly(file, size)) for size in cut(info.st_size)]
+            data, names = b"", []
+            for size in cut(info.st_size):
+                data = _exactly(file, size)
+                names.append(name_of(data))
             if _key(os.fstat(fd)) == _key(info):
-                return names
+                return names, data if info.st_size <= SMALL else b""
     except OSError as error:
         raise DataError(f"{path!r} cannot be read: {error.strerror}", f"give rights, or name it in {IGNORE_FILE}") from None
     raise DataError(f"{path!r} changes while it is read", f"try again when nothing writes it, or name it in {IGNORE_FILE}")

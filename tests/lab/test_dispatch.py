@@ -1,0 +1,152 @@
+"""Dispatch when something goes wrong on the way: it ends right or fails by name, and nothing listens afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from tests.cli import until
+
+PIECES = ".clustertool/pieces"
+
+
+def big(site, megabytes: int = 20) -> None:
+    (site.workspace(train_py="print(1)") / "big").write_bytes(os.urandom(megabytes << 20))
+
+
+def whole(site, node: int) -> int:
+    """Bytes of whole pieces that a node has."""
+    return sum(path.stat().st_size for path in site.root(node).glob(f"{PIECES}/*") if path.suffix != ".part")
+
+
+def quiet(site) -> None:
+    """No agent, no relay, and no port but sshd's on any node."""
+    until(lambda: not [p for node in range(site.count) for p in site.processes(node)])
+    for node in range(site.count):
+        if node in site.lab.boots:
+            listening = site.lab.exec(node, ["ss", "-Hltn"]).stdout.splitlines()
+            assert all(line.split()[3].endswith(":22") for line in listening), listening
+
+
+def firewall(site, node: int) -> None:
+    """The node has no route to others, so it reaches nobody and nobody reaches it. The laptop does."""
+    for other in range(site.count):
+        if other != node:
+            done = site.lab.exec(node, ["ip", "route", "add", "unreachable", site.lab.address(other)])
+            assert done.returncode == 0, done.stderr
+
+
+def test_each_byte_crosses_the_uplink_once(site) -> None:
+    """And a node more costs little; afterwards nothing listens."""
+    four = site(4)
+    big(four, 10)
+    done = four.inv("dispatch", "-w", "job", "--json").ends(0).json
+    assert 10 << 20 < done["bytes"] < 11 << 20
+    assert 30 << 20 < done["between"] < 33 << 20
+    assert done["sent"] == [four.name(node) for node in range(4)] and done["served"] == {}
+    quiet(four)
+    four.inv("run", "-w", "job").ends(0)
+    for node in range(4):
+        (job,) = four.jobs(node)
+        assert (job / "big").read_bytes() == (four.folder / "job/big").read_bytes()
+
+
+def test_a_node_that_cannot_reach_others_is_served_by_the_laptop(site) -> None:
+    three = site(3)
+    big(three, 4)
+    firewall(three, 1)
+    done = three.inv("dispatch", "-w", "job", "--json", timeout=120).ends(0)
+    assert list(done.json["served"]) == ["node1"]
+    assert "node1 was served by this machine, for it reached no other node: 10.77.0." in done.err
+    assert [whole(three, node) >= 4 << 20 for node in range(3)] == [True] * 3
+    quiet(three)
+
+
+def test_without_the_relay_the_laptop_serves_all(site) -> None:
+    three = site(3)
+    three.conf(RELAY="off")
+    big(three, 2)
+    done = three.inv("dispatch", "-w", "job", "--json").ends(0).json
+    assert 6 << 20 < done["bytes"] < 7 << 20 and done["between"] == 0 and done["served"] == {}
+    quiet(three)
+
+
+def test_a_node_that_crashes_while_it_is_a_source(site) -> None:
+    """The others get everything; the lost one is named. Then it comes back, and what it had is not sent again."""
+    four = site(4)
+    four.lab.shape("uplink", "40mbit")
+    big(four)
+    running = four.start("dispatch", "-w", "job", "--json")
+    until(lambda: all(whole(four, node) > 2 << 20 for node in range(4)))
+    had = whole(four, 2)
+    four.lab.crash(2)
+    done = running.wait(120).ends(74)
+    assert "node2" in done.err
+    for node in (0, 1, 3):
+        assert whole(four, node) >= 20 << 20
+    four.lab.start(2)
+    again = four.inv("dispatch", "-w", "job", "--json", timeout=120).ends(0).json
+    assert again["sent"] == ["node2"] and again["had"] == ["node0", "node1", "node3"]
+    assert again["bytes"] < 1 << 20, "the others have it: hardly a byte crosses the uplink"
+    assert again["between"] <= (21 << 20) - had
+    quiet(four)
+
+
+def test_a_node_that_is_cut_while_it_receives(site) -> None:
+    three = site(3)
+    three.lab.shape("uplink", "40mbit")
+    big(three)
+    running = three.start("dispatch", "-w", "job")
+    until(lambda: whole(three, 1) > 2 << 20)
+    three.lab.cut(1)
+    start = time.monotonic()
+    done = running.wait(150).ends(74)
+    assert time.monotonic() - start < 90
+    assert "node1" in done.err and "node0" not in done.err and "node2" not in done.err
+    assert whole(three, 0) >= 20 << 20 and whole(three, 2) >= 20 << 20
+    three.lab.heal(1)
+    three.inv("dispatch", "-w", "job", timeout=120).ends(0)
+    assert whole(three, 1) >= 20 << 20
+
+
+def test_ctrl_c_in_the_middle_and_once_more(site) -> None:
+    """Nothing is left that runs; the second time only the rest is sent."""
+    three = site(3)
+    three.lab.shape("uplink", "40mbit")
+    big(three)
+    running = three.start("dispatch", "-w", "job")
+    until(lambda: whole(three, 0) > 4 << 20)
+    running.signal(signal.SIGINT)
+    running.wait(30).ends(130)
+    quiet(three)
+    assert not list(three.root(0).glob(".clustertool/releases/????????????????????????????????"))
+    again = three.inv("dispatch", "-w", "job", "--json", timeout=120).ends(0).json
+    assert again["bytes"] < 17 << 20
+
+
+def test_one_home_for_all(site) -> None:
+    three = site(3, shared_home=True)
+    big(three, 3)
+    done = three.inv("dispatch", "-w", "job", "--json").ends(0).json
+    assert 3 << 20 < done["bytes"] < 4 << 20 and done["between"] == 0
+    assert (len(done["sent"]), len(done["shared"])) == (1, 2)
+    three.inv("run", "-w", "job").ends(0)
+    for node in range(3):
+        (job,) = three.root(node).glob(f"node{node}/JOB*")
+        assert (job / "big").stat().st_size == 3 << 20
+
+
+def test_a_full_disk_on_one_node(site) -> None:
+    from tests.lab.lab import Node
+
+    three = site(3, nodes={1: Node(disk="16m")})
+    three.lab.shape("uplink", "20mbit")
+    big(three, 12)
+    running = three.start("dispatch", "-w", "job")
+    until(lambda: int(three.lab.exec(1, ["sh", "-c", "ls clustertool/.clustertool/pieces | wc -l"]).stdout) > 1)
+    three.lab.exec(1, ["sh", "-c", "cat /dev/zero > clustertool/more"])
+    done = running.wait(120).ends(74)
+    assert "node1" in done.err and "No space left on device" in done.err and "node0" not in done.err
+    quiet(three)
+
