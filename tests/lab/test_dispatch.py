@@ -103,7 +103,7 @@ def test_a_node_that_is_cut_while_it_receives(site) -> None:
     start = time.monotonic()
     done = running.wait(150).ends(74)
     assert time.monotonic() - start < 90
-    assert "node1" in done.err and "node0" not in done.err and "node2" not in done.err
+    assert "error: node1" in done.err and "error: node0" not in done.err and "error: node2" not in done.err
     assert whole(three, 0) >= 20 << 20 and whole(three, 2) >= 20 << 20
     three.lab.heal(1)
     three.inv("dispatch", "-w", "job", timeout=120).ends(0)
@@ -147,6 +147,6 @@ def test_a_full_disk_on_one_node(site) -> None:
     until(lambda: int(three.lab.exec(1, ["sh", "-c", "ls clustertool/.clustertool/pieces | wc -l"]).stdout) > 1)
     three.lab.exec(1, ["sh", "-c", "cat /dev/zero > clustertool/more"])
     done = running.wait(120).ends(74)
-    assert "node1" in done.err and "No space left on device" in done.err and "node0" not in done.err
+    assert "error: node1" in done.err and "No space left on device" in done.err and "error: node0" not in done.err
     quiet(three)
 
