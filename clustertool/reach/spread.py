@@ -32,6 +32,7 @@ _SOURCES = 12  # nodes that a node hears of: the best, and some for when they fa
 _SETTLE = 1.0  # seconds that the others have to tell what they hold, once one did
 _GRACE = 3.0  # seconds for the nodes to pass on a piece before it is sent once more
 _BEAT = 5.0
+_STALL = 4.0  # seconds without a byte taken, after which a piece is sent to another node as well
 _LOST = 20.0  # seconds without a word, or without a byte taken, after which a node is given up
 _TRIES = 3  # times that a node may say that a piece came wrong
 _END = 5.0
@@ -80,7 +81,7 @@ class Spread:
         self._nodes: dict[int, _Node] = {}
         self._facts: dict[int, Facts] = {}
         self._seeded: dict[int, float] = {}  # pieces that a node other than a lonely one has, and since when
-        self._sending: set[int] = set()  # pieces on their way to be seeded
+        self._sending: dict[int, int] = {}  # pieces on their way to be seeded -> the node
         self._over = False
         self._broken: BaseException | None = None  # a file changed under us, or a bug
         self._meet = self._beat = self._settled = self._introduced = 0.0
@@ -281,7 +282,8 @@ class Spread:
                 fix = "look at the node and the network, then run it again"
                 with self._changed:
                     self._fail(at, Unreachable(what, fix, self._fleet.name(at)))
-                self._fleet.agents[at].close()  # a sender that waits for it goes on
+                agent = self._fleet.agents[at]
+                threading.Thread(target=agent.link.close, daemon=True).start()  # a sender that waits for it goes on
 
     def _introduce(self) -> None:
         """Everybody hears of everybody. Those that come later are told too, by a new list."""
@@ -332,16 +334,20 @@ class Spread:
         unsettled = any(node.lacks == {0} and not node.empty and not node.failed for node in self._nodes.values())
         if unsettled and time.monotonic() < self._settled and 0 in self._seeded:
             return None
+        held = {*self._seeded, *(piece for piece, to in self._sending.items() if self._moves(self._nodes[to]))}
         for _, at in sorted(free):
             node = self._nodes[at]
             if node.alone or node.helper:
                 continue
-            fresh = (piece for piece in node.lacks or () if piece not in self._seeded and piece not in self._sending)
-            piece = min(fresh, default=-1)
+            piece = min((piece for piece in node.lacks or () if piece not in held), default=-1)
             if piece >= 0:
-                self._sending.add(piece)
+                self._sending[piece] = at
                 return self._take(at, piece)
         return None
+
+    @staticmethod
+    def _moves(node: _Node) -> bool:
+        return not node.failed and time.monotonic() - node.sending < _STALL
 
     @staticmethod
     def _takes(node: _Node) -> bool:
@@ -369,7 +375,7 @@ class Spread:
         with self._changed:
             node.sending = 0.0
             node.sent += len(data)
-            self._sending.discard(piece)
+            self._sending.pop(piece, None)
             node.direct.discard(piece)
             if good and node.lacks is not None:
                 node.lacks.discard(piece)

@@ -21,6 +21,9 @@ IGNORE_FILE = ".clusterignore"
 # Written by jobs, by tools or for this laptop only. `log` and `output` count at the top only: a package may be named so.
 _ANYWHERE = {".git": "version control", "__pycache__": "compiled code", OURS: "the tool's own"}
 _TOP = {"output": "results of jobs", "log": "logs of jobs"}
+_LARGE = 100_000_000
+_OFTEN_FORGOTTEN = {"checkpoints", "checkpoint", "ckpt", "wandb", "mlruns", "node_modules", "conda-meta", "site-packages"}
+_STATES = {".pt", ".pth", ".ckpt", ".safetensors", ".pdparams", ".pdopt", ".h5", ".onnx"}
 _DOZENS = 100  # small files that one thread reads in one go
 _READ = 64 << 20  # bytes of small files that are kept for the packs
 _WIDTH = 4  # threads that walk and read
@@ -62,6 +65,22 @@ class Workspace:
     @property
     def size(self) -> int:
         return sum(entry.size for entry in self.entries)
+
+
+def accidents(workspace: Workspace) -> list[tuple[str, int]]:
+    """Large things that are seldom meant to be sent: (file, or folder with "/"; bytes), the largest first."""
+    sizes: dict[str, int] = {}
+    for entry in workspace.entries:
+        parts = entry.path.split("/")
+        folder = next((at for at, part in enumerate(parts[:-1], 1) if part.lower() in _OFTEN_FORGOTTEN), 0)
+        if folder:
+            path = "/".join(parts[:folder]) + "/"
+        elif os.path.splitext(entry.path)[1].lower() in _STATES:
+            path = entry.path
+        else:
+            continue
+        sizes[path] = sizes.get(path, 0) + entry.size
+    return sorted(((path, size) for path, size in sizes.items() if size >= _LARGE), key=lambda found: -found[1])
 
 
 def read_workspace(top: Path) -> Workspace:

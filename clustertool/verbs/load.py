@@ -198,6 +198,7 @@ def workspace_toml(folder: Path) -> Mapping[str, Any]:
 
 def workspace(call: Call, folder: Path) -> Workspace:
     """Walk it, and tell once what is left out."""
+    from clustertool.reach.workspace import accidents
     from clustertool.reach.workspace import read_workspace as read
     from clustertool.show.progress import human_bytes
 
@@ -206,6 +207,8 @@ def workspace(call: Call, folder: Path) -> Workspace:
         told = ", ".join(f"{left.path} ({left.why}, {human_bytes(left.size)})" for left in found.left_out[:8])
         more = f" and {len(found.left_out) - 8} more" if len(found.left_out) > 8 else ""
         call.terminal.note(f"left out: {told}{more}")
+    for path, size in accidents(found)[:4]:
+        call.terminal.warn(f"{path} ({human_bytes(size)}) is sent too; if that is not meant, name it in .clusterignore")
     return found
 
 

@@ -1,0 +1,159 @@
+"""A workspace on disk: what is sent, what is left out, what is remembered, and files that change under the reader."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from clustertool.errors import DataError, DispatchError
+from clustertool.plan import manifest
+from clustertool.reach import workspace as w
+from clustertool.reach.memory import Memory
+from clustertool.reach.shipment import Shipment
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "job").mkdir()
+    return tmp_path / "job"
+
+
+def old(path: Path) -> None:
+    """So old that its digest is remembered."""
+    os.utime(path, (1, 1))
+
+
+def restore(shipment: Shipment) -> dict[str, bytes]:
+    """{path: content} as a node would make it."""
+    by_name = {piece.name: shipment.read(number) for number, piece in enumerate(shipment.pieces) if number}
+    found, pack, last = {}, b"", ""
+    for row in manifest.read_rows(shipment.text):
+        if row[0] == "p":
+            pack = by_name.get(row[1], b"")
+        elif row[0] == "s":
+            found[row[1]] = pack[row[4] : row[4] + row[5]]
+        elif row[0] == "f":
+            last = row[1]
+            found[last] = b""
+        elif row[0] == "c":
+            found[last] += by_name[row[1]]
+    return found
+
+
+def test_every_name_and_every_kind(job: Path) -> None:
+    names = ["-rf", "a b", "new\nline", "é", os.fsdecode(b"\xff\xfe"), ".hidden", "#x", "dir/deep/file", "dir/big"]
+    for number, name in enumerate(names):
+        (job / name).parent.mkdir(parents=True, exist_ok=True)
+        (job / name).write_bytes(os.urandom(1 << 20) if name == "dir/big" else bytes([number]) * number)
+    (job / "empty").mkdir()
+    (job / "link").symlink_to("-rf")
+    (job / "dangling").symlink_to("/nowhere")
+    (job / "to dir").symlink_to("dir")
+    found = w.read_workspace(job)
+    assert set(found.files) == set(names)
+    assert {entry.path: entry.content for entry in found.entries if entry.kind == "link"} == {
+        "link": "-rf", "dangling": "/nowhere", "to dir": "dir",
+    }  # fmt: skip
+    assert {entry.path for entry in found.entries if entry.kind == "dir"} == {"dir", "dir/deep", "empty"}
+    assert restore(Shipment(found, {})) == {name: (job / name).read_bytes() for name in names}
+
+
+def test_devices_and_sockets_are_refused_by_name(job: Path) -> None:
+    os.mkfifo(job / "pipe")
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(os.path.relpath(job / "sock"))
+        with pytest.raises(DataError, match="'pipe', 'sock'"):
+            w.read_workspace(job)
+    (job / ".clusterignore").write_text("pipe\nsock\n")
+    assert w.read_workspace(job).files == (".clusterignore",)
+
+
+def test_the_release_does_not_hang_on_times_but_on_content_and_modes(job: Path) -> None:
+    (job / "a").write_text("1")
+    first = w.read_workspace(job).release
+    old(job / "a")
+    assert w.read_workspace(job).release == first
+    (job / "a").chmod(0o755)
+    second = w.read_workspace(job).release
+    (job / "a").write_text("2")
+    assert len({first, second, w.read_workspace(job).release}) == 3
+
+
+def test_only_what_looks_different_is_read_again(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "abc":
+        (job / name).write_text(name)
+        old(job / name)
+    monkeypatch.setattr("clustertool.reach.memory._FRESH", 0.0)  # ctime cannot be set
+    first = w.read_workspace(job)
+    _saved(job, 3)
+    (job / "b").write_text("B")
+    second = w.read_workspace(job)
+    assert set(first.read) == {"a", "b", "c"} and set(second.read) == {"b"}
+    assert second.release != first.release
+    assert restore(Shipment(second, {})) == {"a": b"a", "b": b"B", "c": b"c"}
+
+
+def _saved(job: Path, count: int) -> None:
+    import threading
+
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join(10)
+    assert len(Memory(job).digests()) == count
+
+
+def test_a_file_that_was_just_written_is_never_taken_from_memory(job: Path) -> None:
+    """Within one tick of the clock it may change again without a trace."""
+    (job / "a").write_text("1")
+    w.read_workspace(job)
+    _saved(job, 0)
+
+
+def test_damaged_memory_is_no_memory(job: Path) -> None:
+    (job / "a").write_text("1")
+    first = w.read_workspace(job)
+    Shipment(first, {})
+    for path in Memory(job)._dir.iterdir():
+        path.write_bytes(b"[[[")
+    assert w.read_workspace(job).release == first.release
+    assert restore(Shipment(w.read_workspace(job), {}, (first.release,))) == {"a": b"1"}
+
+
+def test_a_file_that_changes_while_it_is_sent_is_named(job: Path) -> None:
+    (job / "same").write_bytes(b"s" * 300_000)
+    (job / "big").write_bytes(os.urandom(2 << 20))
+    shipment = Shipment(w.read_workspace(job), {})
+    (job / "big").write_bytes(os.urandom(2 << 20))
+    changed = 0
+    for number, piece in enumerate(shipment.pieces):
+        try:
+            assert number == 0 or manifest.name_of(shipment.read(number)) == piece.name
+        except DispatchError as error:
+            assert "'big' changed while it was sent" in error.what
+            changed += 1
+    assert changed == 2
+
+
+def test_the_packs_of_the_last_release_are_used_again_where_all_have_it(job: Path) -> None:
+    for number in range(60):
+        (job / f"f{number}").write_bytes(os.urandom(20_000))
+    before = w.read_workspace(job)
+    first = Shipment(before, {})
+    (job / "f7").write_text("new")
+    after = w.read_workspace(job)
+    delta = Shipment(after, {}, (before.release,))
+    new = {piece.name for piece in delta.pieces[1:]} - {piece.name for piece in first.pieces[1:]}
+    assert [delta.of(name) for name in new] == [b"new"]
+    assert restore(Shipment(after, {})) == {f"f{n}": (job / f"f{n}").read_bytes() for n in range(60)}, "a new node: all anew"
+
+
+def test_what_is_seldom_meant_is_told(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(w, "_LARGE", 1000)
+    for name in ("checkpoints/1/a", "checkpoints/2/b", "model.pt", "data.bin", "small.pt", "sub/wandb/x"):
+        (job / name).parent.mkdir(parents=True, exist_ok=True)
+        (job / name).write_bytes(b"x" * (10 if name.startswith("small") else 800 if "/" in name else 2000))
+    assert w.accidents(w.read_workspace(job)) == [("model.pt", 2000), ("checkpoints/", 1600)]
