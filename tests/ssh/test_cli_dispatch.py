@@ -1,0 +1,114 @@
+"""Dispatch end to end on loopback: what arrives is what was there, and only what is new is sent."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def three(site):
+    made = site(3)
+    made.workspace(train_py="print('trained')")
+    return made
+
+
+def tree(top: Path, without: set[str]) -> dict[str, object]:
+    """Everything below: kind, mode, time and content by path."""
+    found: dict[str, object] = {}
+    for folder, folders, names in os.walk(os.fsencode(top)):
+        for name in [*folders, *names]:
+            path = os.path.join(folder, name)
+            relative = os.path.relpath(path, os.fsencode(top)).decode("utf-8", "surrogateescape")
+            info = os.lstat(path)
+            if relative.split("/")[0] in without:
+                continue
+            if stat.S_ISLNK(info.st_mode):
+                found[relative] = os.readlink(path)
+            elif stat.S_ISDIR(info.st_mode):
+                found[relative] = stat.S_IMODE(info.st_mode)
+            else:
+                found[relative] = (stat.S_IMODE(info.st_mode), info.st_mtime_ns, Path(os.fsdecode(path)).read_bytes())
+    return found
+
+
+def test_names_modes_links_and_empty_folders_arrive(three):
+    job = three.folder / "job"
+    for name in ("-rf", "a b", "new\nline", os.fsdecode(b"\xff"), "$(touch x)", "dir/.hidden", "dir/empty file"):
+        (job / name).parent.mkdir(exist_ok=True)
+        (job / name).write_bytes(b"" if "empty" in name else os.urandom(100))
+    (job / "big").write_bytes(os.urandom(1_500_000))
+    (job / "run.sh").write_text("true")
+    (job / "run.sh").chmod(0o750)
+    (job / "empty/in it").mkdir(parents=True)
+    (job / "read only").mkdir()
+    (job / "read only/file").write_text("x")
+    (job / "read only").chmod(0o555)
+    (job / "link").symlink_to("-rf")
+    (job / "nowhere").symlink_to("/does/not/exist")
+    three.inv("run", "-w", "job").ends(0)
+    ours = {"nodefile", "log", "output", ".clustertool"}
+    for node in range(3):
+        (placed,) = three.jobs(node)
+        assert tree(placed, ours) == tree(job, ours)
+    (job / "read only").chmod(0o755)
+
+
+def test_a_small_change_is_all_that_is_sent(three):
+    job = three.folder / "job"
+    for number in range(40):
+        (job / f"f{number}").write_bytes(os.urandom(20_000))
+    assert three.inv("dispatch", "-w", "job", "--json").ends(0).json["bytes"] > 800_000
+    (job / "f7").write_text("changed")
+    (job / "f8").unlink()
+    (job / "new").mkdir()
+    second = three.inv("dispatch", "-w", "job", "--json").ends(0).json
+    assert 0 < second["bytes"] < 3 * 3000 and len(second["sent"]) == 3
+    (job / "large").write_bytes(os.urandom(300_000))
+    third = three.inv("dispatch", "-w", "job", "--json").ends(0).json
+    assert 300_000 < third["bytes"] < 400_000 and 600_000 < third["between"] < 700_000
+    three.inv("run", "-w", "job").ends(0)
+    for node in range(3):
+        (placed,) = three.jobs(node)
+        assert (placed / "f7").read_text() == "changed" and not (placed / "f8").exists() and (placed / "new").is_dir()
+        assert (placed / "large").read_bytes() == (job / "large").read_bytes()
+
+
+def test_a_node_that_comes_later_gets_it_from_the_others(three):
+    job = three.folder / "job"
+    (job / "big").write_bytes(os.urandom(3_000_000))
+    three.inv("dispatch", "-w", "job", "--only", "127.0.0.2,127.0.0.3").ends(0)
+    late = three.inv("dispatch", "-w", "job", "--json").ends(0).json
+    assert (late["sent"], late["had"]) == (["127.0.0.4"], ["127.0.0.2", "127.0.0.3"])
+    assert late["bytes"] < 10_000 and late["between"] > 3_000_000
+
+
+def test_another_laptop_sends_nothing_that_is_there(three):
+    (three.folder / "job/big").write_bytes(os.urandom(500_000))
+    three.inv("dispatch", "-w", "job").ends(0)
+    elsewhere = {"XDG_CACHE_HOME": str(three.folder / "another")}
+    again = three.inv("dispatch", "-w", "job", "--json", env=elsewhere).ends(0).json
+    assert (again["bytes"], len(again["had"])) == (0, 3)
+
+
+def test_a_store_that_somebody_damaged_is_repaired(three):
+    (three.folder / "job/big").write_bytes(os.urandom(500_000))
+    three.inv("dispatch", "-w", "job").ends(0)
+    shutil.rmtree(three.root(1) / ".clustertool/pieces")
+    refused = three.inv("run", "-w", "job").ends(74)
+    assert "is damaged" in refused.err and "127.0.0.3" in refused.err and "run it again" in refused.err
+    three.inv("run", "-w", "job").ends(0)
+    assert [len(three.jobs(node)) for node in range(3)] == [1, 1, 1]
+
+
+def test_what_a_job_writes_stays_its_own(three):
+    three.workspace(train_py="open('data', 'w').write('spoiled')")
+    (three.folder / "job/data").write_bytes(b"precious" * 200_000)
+    for _ in range(2):
+        three.inv("run", "-w", "job").ends(0)
+    three.workspace(train_py="import os; print('size', os.path.getsize('data'))")
+    assert "size 1600000" in three.inv("run", "-w", "job").ends(0).out
