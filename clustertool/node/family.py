@@ -28,6 +28,11 @@ class Family:
         self._book = files.Journal(files.open_append(job, _SEEN))
         self._lines = 0
 
+    @property
+    def members(self) -> List[Process]:
+        """Who lived at the last look."""
+        return list(self._members.values())
+
     def living(self) -> List[Process]:
         """Exactly who lives now, by the kernel's lists of children, one for each thread."""
         found = [process for process in processes.descendants(self.head.pid) if process.pid != self.spare]

@@ -28,6 +28,7 @@ class Stat(NamedTuple):
     threads: int
     start: int
     rss: int  # pages
+    waited: int  # CPU time of the children it has waited for, and of theirs
 
 
 def stat(pid: int) -> Optional[Stat]:
@@ -43,7 +44,8 @@ def stat(pid: int) -> Optional[Stat]:
         return None
     comm = name.partition(b"(")[2].decode(errors="replace")
     state, parent, ticks = fields[0].decode(), int(fields[1]), int(fields[11]) + int(fields[12])
-    return Stat(comm, state, parent, ticks, int(fields[17]), int(fields[19]), int(fields[21]))
+    waited = int(fields[13]) + int(fields[14])
+    return Stat(comm, state, parent, ticks, int(fields[17]), int(fields[19]), int(fields[21]), waited)
 
 
 def identify(pid: int) -> Optional[Process]:

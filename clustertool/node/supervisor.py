@@ -23,6 +23,7 @@ from clustertool.node.disk import Disk
 from clustertool.node.ending import Ending
 from clustertool.node.family import Family
 from clustertool.node.keeper import Keeper
+from clustertool.node.recorder import Recorder, Running
 from clustertool.node.uplink import Uplink
 from clustertool.plan.frames import Header
 from clustertool.plan.outcome import Key, Outcome, read_outcome
@@ -75,6 +76,7 @@ class Supervisor:
         self.family = Family(job, self.me)
         self.looked_at = 0.0
         self.disk = Disk(job)
+        self.recorder = Recorder(job)
         self.keeper = Keeper(self.family, spec, job, self.record)
         self.control = -1
         self.control_rest = b""
@@ -209,6 +211,7 @@ class Supervisor:
         if self.control >= 0:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{OURS}/control", dir_fd=self.job)
+        self.recorder.close()
         self.journal.close()
         self.growth.close()
 
@@ -320,7 +323,7 @@ class Supervisor:
         exits = []
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+                pid, status, used = os.wait4(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             except ChildProcessError:
                 break
             if pid == 0:
@@ -328,11 +331,13 @@ class Supervisor:
             if pid == self.keeper.pid:
                 self.keeper.changed(status)
             elif pid in self.by_pid:
-                exits += self._changed(self.by_pid[pid], pid, status)
+                exits += self._changed(self.by_pid[pid], pid, status, used)
         if exits:
             self._tell({"m": "exited", "exits": exits})
 
-    def _changed(self, rank: Rank, pid: int, status: int) -> List[Tuple[str, int, int, int, bool, str]]:
+    def _changed(
+        self, rank: Rank, pid: int, status: int, used: resource.struct_rusage
+    ) -> List[Tuple[str, int, int, int, bool, str]]:
         role, number = rank.key
         if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
             self.record("frozen" if os.WIFSTOPPED(status) else "thawed", role=role, rank=number)
@@ -348,8 +353,9 @@ class Supervisor:
             self._look_at_disk()
             note = f"the disk of {self.spec['root']} is full" if self.disk.full else ""
         self.record(
-            "exited", role=role, rank=number, code=code, signal=killed, stopped=stopped, note=note, attempt=self.attempt
-        )
+            "exited", role=role, rank=number, code=code, signal=killed, stopped=stopped, note=note, attempt=self.attempt,
+            cpu=round(used.ru_utime + used.ru_stime, 2), memory=used.ru_maxrss << 10,
+        )  # fmt: skip
         return [(role, number, code, killed, stopped, note)]
 
     def _look_for_listeners(self) -> None:
@@ -379,6 +385,8 @@ class Supervisor:
             for rank in self.by_pid.values():
                 if rank.oom is not None:
                     rank.oom.look(rank.pid)
+            running = [Running(*rank.key, self.attempt, rank.pid, rank.log_size) for rank in self.by_pid.values()]
+            self.recorder.turn(self.family.members, running)
             with contextlib.suppress(OSError):
                 os.utime(self.control)  # our heartbeat for whoever asks for the status
 

@@ -7,7 +7,8 @@ Every event has `t` (the node's clock, seconds) and `e`, its kind:
     supervisor   pid, start, boot                  guard    pid, start
     started      role, rank, pid, start, attempt   listening  role, rank
     elsewhere    role, rank, listens, endpoint     a pserver listens where nobody looks for it
-    exited       role, rank, code, signal, stopped, note, attempt   `stopped`: by the supervisor, after it was told to
+    exited       role, rank, code, signal, stopped, note, attempt   `stopped`: by the supervisor, after it was told to;
+                 cpu, memory               seconds and peak bytes of it and the children it waited for
     frozen / thawed      role, rank                a rank was stopped by SIGSTOP, or goes on
     disk         full, root                        the disk of ROOT_DIR is full, or has room again
     phase        name                              the lead: joining, pserver, trainer, ending

@@ -46,6 +46,11 @@ class JobPaths(NamedTuple):
         return self.of(OURS, "growth.jsonl")
 
     @property
+    def usage(self) -> str:
+        """What ranks used, looked at every few seconds: plan/usage.py."""
+        return self.of(OURS, "usage.jsonl")
+
+    @property
     def control(self) -> str:
         """The fifo through which commands reach the supervisor."""
         return self.of(OURS, "control")

@@ -1,0 +1,206 @@
+"""The recorder writes down what ranks use, beside the supervisor's loop: a slow disk or driver costs lines, never a heartbeat.
+
+The loop only says who lives. A thread of its own looks into /proc and at the cards, and writes; while it is busy, the loop's
+word is dropped. The form of a line and what becomes of old ones are in plan/usage.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import threading
+import time
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from clustertool.node import files, processes
+from clustertool.node.processes import Process, Stat
+from clustertool.plan.outcome import Key
+from clustertool.plan.paths import OURS
+from clustertool.plan.usage import Line, kept, read_lines
+
+EVERY = 2.0  # seconds between two lines
+_SHARE = 500  # a look at thousands of processes is rarer: it may take one part of so many of a core
+_NAME = f"{OURS}/usage.jsonl"
+_MORE = 1000  # new lines, after which the old ones are thinned out
+_FAREWELL = 0.5  # seconds the last lines get
+_TICK = 1.0 / os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+Card = Tuple[int, float, int, int]  # index, utilisation in percent, bytes used, bytes there are
+Cards = Callable[[], Sequence[Card]]
+
+
+class Running(NamedTuple):
+    """A rank as the supervisor knows it."""
+
+    role: str
+    rank: int
+    attempt: int
+    pid: int
+    log_size: int
+
+
+Word = Tuple[float, Sequence[Process], Sequence[Running]]
+
+
+def no_cards() -> Sequence[Card]:
+    return ()
+
+
+class Recorder:
+    """turn() as often as the family is looked at; close() at the end. `cards` is called in the thread and may be slow."""
+
+    def __init__(self, job: int, cards: Cards = no_cards) -> None:
+        self._job = job
+        self._cards = cards
+        self._at = 0.0
+        self._pause = EVERY
+        self._words: "queue.SimpleQueue[Optional[Word]]" = queue.SimpleQueue()
+        self._thread: Optional[threading.Thread] = None
+        self._busy = False
+
+    def turn(self, members: Sequence[Process], ranks: Sequence[Running]) -> None:
+        """`members`: every living descendant. Costs the caller nothing; it may be called at any rate."""
+        now = time.monotonic()
+        if now < self._at or self._busy or not ranks:
+            return
+        self._at = now + self._pause
+        if self._thread is None:
+            thread = threading.Thread(target=self._work, name="recorder", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the user may have no process to spare; a later turn tries again
+                return
+            self._thread = thread
+        self._busy = True
+        self._words.put((time.time(), members, ranks))
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._words.put(None)
+            self._thread.join(_FAREWELL)
+
+    def _work(self) -> None:
+        try:
+            book = Book(self._job)
+        except OSError:  # no room for the file: the thread stays busy and no word comes any more
+            return
+        look = Look()
+        for t, members, ranks in iter(self._words.get, None):
+            began = time.thread_time()
+            line = look(t, members, ranks)
+            with contextlib.suppress(OSError):
+                cards = self._cards()
+                if cards:
+                    line["d"] = [list(card) for card in cards]
+            book.write(line)
+            self._pause = max(EVERY, _SHARE * (time.thread_time() - began))
+            self._busy = False
+        book.close()
+
+
+class Book:
+    """usage.jsonl, thinned out now and then. The file is replaced whole, so a reader never sees half of it."""
+
+    def __init__(self, job: int) -> None:
+        self._job = job
+        self._journal = files.Journal(files.open_append(job, _NAME))
+        self._fresh = 0
+
+    def write(self, line: Line) -> None:
+        self._journal.write(line)
+        self._fresh += 1
+        if self._fresh >= _MORE:
+            self._fresh = 0
+            with contextlib.suppress(OSError):
+                self._thin(float(line["t"]))
+
+    def _thin(self, now: float) -> None:
+        lines = list(read_lines(files.read(self._job, _NAME)))
+        stay = kept([float(line["t"]) for line in lines], now)
+        data = b"".join(json.dumps(lines[index], separators=(",", ":")).encode() + b"\n" for index in stay)
+        files.create(self._job, _NAME + ".new", data, exclusive=False)
+        os.rename(_NAME + ".new", _NAME, src_dir_fd=self._job, dst_dir_fd=self._job)
+        self._journal.close()
+        self._journal = files.Journal(files.open_append(self._job, _NAME))
+
+    def close(self) -> None:
+        self._journal.close()
+
+
+class Look:
+    """One look at all members: whose they are, and what each rank has used so far. Keeps what is gone from being forgotten."""
+
+    def __init__(self) -> None:
+        self._owners: Dict[Process, Optional[Key]] = {}
+        self._used: Dict[Key, Tuple[int, int, float]] = {}  # (pid, ticks of the living then, seconds so far)
+
+    def __call__(self, t: float, members: Sequence[Process], ranks: Sequence[Running]) -> Line:
+        stats = {}
+        for member in members:
+            found = processes.stat(member.pid)
+            if found is not None and found.start == member.start:
+                stats[member.pid] = found
+        owned = self._owned(stats, {rank.pid: (rank.role, rank.rank) for rank in ranks})
+        rows = [self._row(rank, owned.get((rank.role, rank.rank), ())) for rank in ranks]
+        return {"t": round(t, 2), "n": machine(), "r": rows}
+
+    def _row(self, rank: Running, stats: Sequence[Stat]) -> List[object]:
+        """A process's time goes to its parent when it is waited for, so the sum over the living grows, but for orphans."""
+        key = (rank.role, rank.rank)
+        ticks = sum(stat.ticks + stat.waited for stat in stats)
+        pid, before, seconds = self._used.get(key, (rank.pid, 0, 0.0))
+        seconds += max(0, ticks - (before if pid == rank.pid else 0)) * _TICK
+        self._used[key] = rank.pid, ticks, seconds
+        living = [stat for stat in stats if stat.state not in "ZX"]
+        memory = sum(stat.rss for stat in living) * _PAGE
+        return [rank.role, rank.rank, rank.attempt, round(seconds, 2), memory, len(living), max(rank.log_size, 0)]
+
+    def _owned(self, stats: Dict[int, Stat], ranks: Dict[int, Key]) -> Dict[Key, List[Stat]]:
+        """Members by rank. Who was a rank's once stays so when its parent dies and it becomes the supervisor's child."""
+        self._owners = {process: key for process, key in self._owners.items() if process.pid in stats}
+        self._owners.update((Process(pid, stats[pid].start), key) for pid, key in ranks.items() if pid in stats)
+        found: Dict[Key, List[Stat]] = {}
+        for pid, stat in stats.items():
+            key = self._owner(Process(pid, stat.start), stats)
+            if key is not None:
+                found.setdefault(key, []).append(stat)
+        return found
+
+    def _owner(self, process: Process, stats: Dict[int, Stat]) -> Optional[Key]:
+        """Upwards to somebody whose rank is known; an orphan that was never seen with its parent tells by its environment."""
+        way = []
+        while process not in self._owners:
+            way.append(process)
+            parent = stats[process.pid].parent
+            if parent not in stats:
+                self._owners[process] = _by_environment(process.pid)
+            else:
+                process = Process(parent, stats[parent].start)
+        self._owners.update((below, self._owners[process]) for below in way)
+        return self._owners[process]
+
+
+def _by_environment(pid: int) -> Optional[Key]:
+    with contextlib.suppress(OSError, KeyError, ValueError):
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            pairs = dict(pair.split(b"=", 1) for pair in file.read().split(b"\0") if b"=" in pair)
+        return pairs[b"CLUSTERTOOL_ROLE"].decode(), int(pairs[b"CLUSTERTOOL_RANK"])
+    return None
+
+
+def machine() -> List[float]:
+    """[busy CPU seconds, cores, bytes used, bytes there are] of this machine; zeros for what it does not tell."""
+    busy, cores, used, total = 0.0, os.cpu_count() or 0, 0, 0
+    with contextlib.suppress(OSError, ValueError):
+        with open("/proc/stat", "rb") as file:
+            times = [int(word) for word in file.readline().split()[1:9]]  # what guests had is in user and nice already
+        busy = round((sum(times) - times[3] - times[4]) * _TICK, 2)  # neither idle nor waiting for a disk
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        with open("/proc/meminfo", "rb") as file:
+            sizes = {line.split(b":")[0]: int(line.split()[1]) << 10 for line in file.readlines(256)}
+        total = sizes[b"MemTotal"]
+        used = total - sizes[b"MemAvailable"]
+    return [busy, cores, used, total]

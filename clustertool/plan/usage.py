@@ -1,0 +1,82 @@
+"""A usage line is one look at what a job uses on its node; which lines are kept, and how many become few, is decided here.
+
+Pure. One JSON object a line in usage.jsonl, written every few seconds while ranks run:
+
+    t   the node's clock, seconds
+    n   [busy, cores, used, total]: the machine: CPU seconds since its boot, its cores, bytes of memory
+    r   [[role, rank, attempt, cpu, memory, processes, log], ...]: a running rank with all its descendants: CPU seconds since
+        the job began, resident bytes (shared pages count in each process), living processes, bytes in its log
+    d   [[index, utilisation, used, total], ...]: a card: percent, bytes; only where cards can be read
+
+CPU is a sum that grows, so that between any two lines that are kept the mean is exact.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Tuple
+
+Line = Dict[str, Any]
+Row = Tuple[float, ...]
+Fold = Callable[[Sequence[float]], float]
+FINE = 500  # lines that are closer than this part of their age are too many
+
+
+def kept(times: Sequence[float], now: float) -> List[int]:
+    """Which lines stay: those that came at least 1/500 of their age after the one before; and the first.
+
+    So what is new is told exactly and what is old coarsely. A month is some 4,500 lines, not a million.
+    """
+    found: List[int] = []
+    for index, t in enumerate(times):
+        if not found or t - times[found[-1]] >= (now - t) / FINE:
+            found.append(index)
+    return found
+
+
+def read_lines(data: bytes) -> Iterator[Line]:
+    """Whole lines; what a crash or a full disk has torn is skipped."""
+    for line in data.split(b"\n"):
+        try:
+            found = json.loads(line)
+            float(found["t"])
+        except (ValueError, TypeError, KeyError):
+            continue
+        yield found
+
+
+def last(values: Sequence[float]) -> float:
+    return values[-1]
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def fewer(rows: Sequence[Row], most: int, *folds: Fold) -> List[Row]:
+    """At most `most` + 1 rows: time is cut into `most` equal parts, and each column of a part folded (last, max, mean).
+
+    A row is (time, value, ...), in order of time. A part's time is that of its last row; the first row stays, for sums.
+    """
+    if len(rows) <= most + 1:
+        return list(rows)
+    begin, width = rows[0][0], (rows[-1][0] - rows[0][0]) / most
+    parts: Dict[int, List[Row]] = {}
+    for row in rows[1:]:
+        parts.setdefault(min(int((row[0] - begin) / width), most - 1) if width > 0 else 0, []).append(row)
+    found = [rows[0]]
+    for part in parts.values():
+        columns = list(zip(*part))
+        found.append((part[-1][0], *(fold(column) for fold, column in zip(folds, columns[1:]))))
+    return found
+
+
+def rates(rows: Iterable[Row]) -> List[Tuple[float, float]]:
+    """(time, sum that grows, ...) -> (time, growth a second since the row before). A sum that fell begins anew."""
+    found: List[Tuple[float, float]] = []
+    before: Row = ()
+    for row in rows:
+        if before and row[0] > before[0]:
+            found.append((row[0], max(0.0, row[1] - before[1]) / (row[0] - before[0])))
+        before = row
+    return found
