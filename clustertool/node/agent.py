@@ -279,6 +279,14 @@ class Agent:
             "usage": {str(process.pid): _usage(process.pid) for process in started if processes.alive(process)},
         }
 
+    def report(self, header: Header) -> Dict[str, Any]:
+        """What status tells, and a summary of what the job used, did and said here."""
+        from clustertool.node.report import report
+
+        status = self.status(header)
+        record = self.record(header)
+        return {**status, "now": time.time(), **report(record, status["events"], int(header["points"]))}
+
     def tail(self, header: Header) -> Dict[str, Any]:
         """The last lines of one log, for a verdict."""
         from clustertool.node.follow import last_lines
@@ -352,7 +360,7 @@ _HANDLERS: Dict[str, Callable[[Agent, Header], Dict[str, Any]]] = {
     "probe": Agent.probe, "meet": Agent.meet, "patch": Agent.patch, "place": Agent.place,
     "unplace": Agent.unplace, "attached": Agent.attached,
     "stop": Agent.stop, "jobs": Agent.jobs, "status": Agent.status, "tail": Agent.tail, "files": Agent.files,
-    "clean": Agent.clean,
+    "clean": Agent.clean, "report": Agent.report,
 }  # fmt: skip
 
 

@@ -8,12 +8,14 @@ interrupts.install()
 
 from invoke import Collection  # noqa: E402 - the SIGINT handler stands before anything slow is imported
 
-from clustertool.verbs import attach, check, clean, dispatch, exec, fetch, jobs, local, logs, run, split, status, stop  # noqa: E402
+from clustertool.verbs import (  # noqa: E402
+    attach, check, clean, dispatch, exec, fetch, jobs, local, logs, report, run, split, status, stop,
+)  # fmt: skip
 
 ns = Collection()
 for _task in (
     run.run, check.check, dispatch.dispatch, stop.stop, status.status, jobs.jobs, logs.logs, attach.attach, fetch.fetch,
-    exec.exec_, split.split, clean.clean,
+    exec.exec_, split.split, clean.clean, report.report,
 ):  # fmt: skip
     ns.add_task(_task)
 ns.add_collection(Collection("cluster", up=local.up, down=local.down))

@@ -1,0 +1,31 @@
+"""HTML is made of tags only: whatever is no Html is text and is escaped, so what a program printed can never be markup."""
+
+from __future__ import annotations
+
+from html import escape
+
+Child = object  # Html, text, a number, None, or a list of these
+
+
+class Html(str):
+    """Markup that was made here."""
+
+    __slots__ = ()
+
+
+def tag(name: str, *children: Child, **attributes: object) -> Html:
+    """tag("td", 3, class_="num") is <td class="num">3</td>. Attributes that are None are left out, `_` reads `-`."""
+    inside = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"' for key, value in attributes.items() if value is not None
+    )
+    return Html(f"<{name}{inside}>{join(children)}</{name}>")
+
+
+def join(children: Child) -> Html:
+    if isinstance(children, Html):
+        return children
+    if children is None:
+        return Html("")
+    if isinstance(children, (list, tuple)):
+        return Html("".join(map(join, children)))
+    return Html(escape(str(children)))

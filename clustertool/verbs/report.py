@@ -1,0 +1,91 @@
+"""inv report: one self-contained HTML page about a job, from the nodes' own records, during the job and after it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from clustertool.errors import NotFound, UsageError
+from clustertool.verbs.call import JOB, JSON, NODES, Call, Opt, verb
+
+_POINTS = 40_000  # values of one kind in the whole page
+_MOST, _LEAST = 240, 40  # of one curve
+
+
+@verb(JOB, Opt("to", "the file to write (default: ./JOB<id>.html)"), NODES, JSON)
+def report(call: Call) -> None:
+    """Write one HTML page about a job."""
+    from clustertool.show.page import page
+    from clustertool.show.progress import human_bytes
+    from clustertool.verbs import load
+    from clustertool.verbs.jobs import attach_to, failed, fleet_of
+    from clustertool.verbs.status import read
+    from clustertool.watch.clean import mask
+    from clustertool.watch.story import tell
+
+    to = _target(call.given.to) if call.given.to else None
+    cluster = load.cluster(call, start_local=False)
+    with fleet_of(cluster) as fleet:
+        job = attach_to(fleet, call.given.job)
+        points = max(_LEAST, min(_MOST, _POINTS // max(1, _processes(job))))
+        gathered = fleet.ask_all({"q": "report", "job": job["id"], "points": points})
+        if not any(answer["events"] for answer in gathered.ok.values()):
+            raise NotFound(f"job {job['id']} has not started on any node that answered", "inv jobs lists the jobs")
+        secrets = load.known_secrets(fleet.cluster)
+        notes = [*_silent(fleet, gathered), *_unmasked(call, cluster.secrets, secrets)]
+        story = tell(read(gathered.ok), gathered.ok, mask(secrets.values()), notes)
+        text = page(story, time.time())
+        to = to or Path(f"JOB{story.job}.html")
+        _write(to, text)
+        size = len(text.encode())
+        if call.json:
+            behind = [[rank.role, rank.rank, rank.behind] for rank in story.ranks if rank.behind]
+            call.answer({"job": story.job, "file": str(to), "bytes": size, "state": story.state, "stragglers": behind})
+        else:
+            call.terminal.line(f"job {story.job}: {story.state} -> {to} ({human_bytes(size)})")
+        failed(fleet)
+
+
+def _processes(job: Any) -> int:
+    """Before the nodes' records are read only their number is known: eight on each."""
+    return 8 * int(job["total"])
+
+
+def _target(name: str) -> Path:
+    """Told before any connection. Raises UsageError."""
+    path = Path(name)
+    if path.is_dir():
+        raise UsageError(f"--to {name} is a folder", "name a file, such as report.html")
+    if not path.parent.is_dir():
+        raise UsageError(f"--to {name}: there is no folder {path.parent}", "make it first")
+    return path
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all: a page that is open in a browser is replaced, never half written."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise UsageError(f"{path} cannot be written: {error.strerror}", "choose another file with --to") from None
+
+
+def _silent(fleet: Any, gathered: Any) -> list[str]:
+    """Nodes whose own records are missing; what others say of them is in the page."""
+    errors = {**fleet.failed, **gathered.failed}
+    fleet.failed.update(gathered.failed)
+    return [f"{fleet.name(node)} did not answer, its records are missing here: {error.what}" for node, error in errors.items()]
+
+
+def _unmasked(call: Call, names: Any, known: Any) -> list[str]:
+    """SECRETS whose values are unknown here may stand in the lines of a log."""
+    missing = [name for name in names if name not in known]
+    if not missing:
+        return []
+    text = f"SECRETS names {', '.join(missing)}, not set where this page was made: what programs printed of it is not masked"
+    call.terminal.warn(text)
+    return [text]

@@ -1,0 +1,131 @@
+"""A straggler is a trainer that is behind the median of its kind; RULES say all there is to it, and the report shows them.
+
+Pure. Only processes of one role and of their last attempt are compared, and only where there are at least two of them. The
+moment that counts is the end of the first of them, or now while all run: what the others did afterwards is no lead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from clustertool.plan.outcome import Key
+
+RULES = (
+    "Behind: at the end of the first trainer to end (now, while all run), the last step it printed is below 90 % of the "
+    "trainers' median, and that is more than 5 s of the median's pace.",
+    "Quiet: where fewer than two print steps, its log is less than half as long as the median's (2 kB or more).",
+    "Idle: over its life it used less than half of the median's CPU (0.05 cores or more).",
+    "Busy: at the same step as the others, it used half as much CPU again as the median, and 0.2 cores more: "
+    "they may wait for it.",
+)
+_BEHIND, _LATE = 0.9, 5.0
+_HALF, _LOG = 0.5, 2000
+_CPU, _BUSY, _MORE = 0.05, 1.5, 0.2
+_SHORT = 5.0  # seconds of life under which CPU tells nothing
+_PATIENCE = 1.5  # of its own gaps between lines a program may go on unheard
+
+Curve = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """One process's last attempt: `progress` is (time, step), `unit` what it counts, `cores` the mean of CPU used."""
+
+    role: str
+    rank: int
+    start: float
+    end: float
+    progress: Curve = ()
+    unit: str = ""
+    cores: float | None = None
+    log_size: int = 0
+
+
+def stragglers(paces: Sequence[Pace]) -> dict[Key, str]:
+    """(role, rank) -> why, in words. pservers only serve, so nobody is behind there."""
+    found: dict[Key, str] = {}
+    for role in dict.fromkeys(pace.role for pace in paces if pace.role != "pserver"):
+        peers = [pace for pace in paces if pace.role == role and pace.end > pace.start]
+        if len(peers) > 1:
+            found.update(_among(peers))
+    return found
+
+
+def _among(peers: Sequence[Pace]) -> dict[Key, str]:
+    steps = _steps(peers)
+    told: dict[Key, list[str]] = {}
+    for words in (_behind(peers, steps), _quiet(peers) if len(steps) < 2 else {}, _cpu(peers, steps)):
+        for key, why in words.items():
+            told.setdefault(key, []).append(why)
+    return {key: "; ".join(why) for key, why in told.items()}
+
+
+def _steps(peers: Sequence[Pace]) -> dict[Key, float]:
+    """Where each one was at the moment that counts; those that count something else than most are left out."""
+    units = [pace.unit for pace in peers if pace.progress]
+    unit = max(units, key=units.count) if units else ""
+    moment = min(pace.end for pace in peers)
+    return {(pace.role, pace.rank): reached(pace.progress, moment) for pace in peers if pace.progress and pace.unit == unit}
+
+
+def reached(progress: Curve, moment: float) -> float:
+    """The step at a moment: between two lines by their times, after the last one at its pace for a line's time and a half."""
+    before = [point for point in progress if point[0] <= moment]
+    after = [point for point in progress if point[0] > moment]
+    if not before:
+        return after[0][1] if after[0][0] == moment else 0.0
+    (t, step) = before[-1]
+    if after:
+        (later, more) = after[0]
+        return step + (more - step) * (moment - t) / (later - t)
+    return step + pace_of(before) * min(moment - t, _PATIENCE * _gap(before))
+
+
+def pace_of(progress: Curve) -> float:
+    """Steps a second between the first line and the last."""
+    (start, first), (end, last) = progress[0], progress[-1]
+    return (last - first) / (end - start) if end > start else 0.0
+
+
+def _gap(progress: Curve) -> float:
+    return median(b[0] - a[0] for a, b in zip(progress, progress[1:])) if len(progress) > 1 else 0.0
+
+
+def _behind(peers: Sequence[Pace], steps: Mapping[Key, float]) -> dict[Key, str]:
+    if len(steps) < 2:
+        return {}
+    middle, found = median(steps.values()), {}
+    told = [pace for pace in peers if (pace.role, pace.rank) in steps]
+    speed = median(pace_of(pace.progress) for pace in told)
+    for pace in told:
+        step = steps[pace.role, pace.rank]
+        if step < _BEHIND * middle and middle - step > _LATE * speed:
+            digits = 0 if middle >= 10 else 2
+            found[pace.role, pace.rank] = f"at {pace.unit} {step:,.{digits}f} where the median is {middle:,.{digits}f}"
+    return found
+
+
+def _quiet(peers: Sequence[Pace]) -> dict[Key, str]:
+    middle = median(pace.log_size for pace in peers)
+    if middle < _LOG:
+        return {}
+    quiet = [pace for pace in peers if pace.log_size < _HALF * middle]
+    return {(pace.role, pace.rank): f"wrote {pace.log_size} bytes where the median is {middle:.0f}" for pace in quiet}
+
+
+def _cpu(peers: Sequence[Pace], steps: Mapping[Key, float]) -> dict[Key, str]:
+    known = {
+        (pace.role, pace.rank): pace.cores for pace in peers if pace.cores is not None and pace.end - pace.start >= _SHORT
+    }
+    if len(known) < 2:
+        return {}
+    middle, found = median(known.values()), {}
+    level = len(steps) > 1 and min(steps.values()) >= _BEHIND * median(steps.values())
+    for key, cores in known.items():
+        if middle >= _CPU and cores < _HALF * middle:
+            found[key] = f"used {cores:.2f} cores where the median is {middle:.2f}"
+        elif level and key in steps and cores > max(_BUSY * middle, middle + _MORE):
+            found[key] = f"used {cores:.2f} cores where the median is {middle:.2f}: the others may wait for it"
+    return found

@@ -1,0 +1,202 @@
+"""What ranks use is written down while they run, whole trees of them, and costs the node next to nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clustertool.node import files, processes
+from clustertool.node.recorder import Book, Look, Recorder, Running
+from tests.node import programs as p
+from tests.node.harness import Bench, Job, read, until
+
+# A rank whose children work, one after the other in the background of a shell, until CPU is spent.
+FAMILY = p.python("""
+import os, time
+for _ in range(3):
+    if os.fork() == 0:
+        end = time.process_time() + 1.5
+        while time.process_time() < end: pass
+        os._exit(0)
+say("ready")
+for _ in range(3): os.wait()
+say("step=3 done")
+time.sleep(1000)
+""")
+
+
+def usage(job: Job, node: int = 0) -> list[dict[str, Any]]:
+    lines = read(str(job.dir(node) / ".clustertool/usage.jsonl")).split(b"\n")[:-1]
+    return [json.loads(line) for line in lines]
+
+
+def rows(job: Job, rank: int = 0) -> list[list[Any]]:
+    return [row for line in usage(job) for row in line["r"] if row[1] == rank]
+
+
+def test_a_rank_is_its_whole_tree(bench: Bench) -> None:
+    job = bench.run(None, p.one_each(FAMILY, p.PLAIN), per_node=2)
+    job.says(b"done")
+    last = until(lambda: [row for row in rows(job) if row[3] >= 4.0 and row[5] == 1][-1:], f"4 s of CPU: {rows(job)}")[0]
+    role, rank, attempt, cpu, memory, count, size = last
+    assert (role, rank, attempt, count) == ("trainer", 0, 0, 1)
+    assert 4.0 <= cpu < 8.0
+    assert memory > 1 << 20
+    assert size == len(job.log(0))
+    assert max(row[5] for row in rows(job)) == 4
+    idle = rows(job, 1)[-1]
+    assert idle[3] < 1.0
+    busy, cores, used, total = usage(job)[-1]["n"]
+    assert busy > 4.0
+    assert cores == os.cpu_count()
+    assert 0 < used < total
+    job.stop()
+    job.gone()
+
+
+def test_exits_tell_what_was_used(bench: Bench) -> None:
+    code = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\nx = bytearray(50 << 20)"
+    job = bench.run(None, p.python(code))
+    (event,) = job.until("exited")
+    assert 0.3 <= event["cpu"] < 3.0
+    assert event["memory"] > 50 << 20
+    job.gone()
+
+
+def test_one_answer_tells_all(bench: Bench) -> None:
+    chatty = "i=0; while :; do i=$((i+1)); echo step=$i; sleep 0.05; done"
+    crash = "echo ready; until [ -e go ]; do sleep 0.05; done; echo last words; exit 7"
+    job = bench.run(None, p.one_each(chatty, crash), per_node=2)
+    until(lambda: len(rows(job)) >= 3, "three looks")
+    running = job.nodes[0].ask("report", job=job.id, points=100)
+    (first, _) = running["ranks"]
+    assert first["progress"][-1][2] > 1
+    assert running["supervised"]
+    assert abs(running["now"] - time.time()) < 60
+    (job.dir() / "go").touch()
+    job.ended()
+    answer = job.nodes[0].ask("report", job=job.id, points=2)
+    assert [event["e"] for event in answer["events"]][-1] == "ended"
+    assert {len(rank["rows"]) for rank in answer["ranks"]} == {3}
+    assert [text for role, rank, text in answer["tails"] if rank == 1] == ["ready\nlast words\n"]
+    assert answer["plan"]["processes"][0]["command"].startswith("sh -c")
+    steps = [step for _, _, step in answer["ranks"][0]["progress"]]
+    assert steps == sorted(steps)
+    assert steps[-1] == job.log(0).count(b"\n")
+    job.gone()
+
+
+def test_a_job_that_left_no_record_of_use(bench: Bench) -> None:
+    job = bench.run(None, "exit 3")
+    job.ended()
+    (job.dir() / ".clustertool/usage.jsonl").unlink(missing_ok=True)
+    answer = job.nodes[0].ask("report", job=job.id, points=50)
+    assert answer["machine"] == {"cores": 0, "total": 0, "rows": []}
+    assert answer["ranks"][0]["rows"] == []
+    job.gone()
+
+
+@pytest.fixture
+def job_dir(tmp_path: Path) -> int:
+    (tmp_path / "job").mkdir()
+    return os.open(tmp_path / "job", os.O_RDONLY)
+
+
+def me() -> tuple[processes.Process, Running]:
+    process = processes.identify(os.getpid())
+    assert process
+    return process, Running("trainer", 0, 0, process.pid, 0)
+
+
+def written(tmp_path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (tmp_path / "job/.clustertool/usage.jsonl").read_text().splitlines()]
+
+
+def test_a_slow_card_delays_nobody(tmp_path: Path, job_dir: int) -> None:
+    """The driver hangs: the loop goes on, and the end waits for a moment only."""
+    import threading
+
+    hang = threading.Event()
+
+    def cards() -> list[tuple[int, float, int, int]]:
+        hang.wait(60)
+        return [(0, 50.0, 1, 2)]
+
+    process, rank = me()
+    recorder = Recorder(job_dir, cards)
+    began = time.monotonic()
+    for _ in range(1000):
+        recorder.turn([process], [rank])
+    recorder.close()
+    assert time.monotonic() - began < 5.0
+    hang.set()
+    until(lambda: (tmp_path / "job/.clustertool/usage.jsonl").stat().st_size > 0, "the line came late")
+    (line,) = written(tmp_path)
+    assert line["d"] == [[0, 50.0, 1, 2]]
+
+
+def test_nothing_runs_nothing_is_written(tmp_path: Path, job_dir: int) -> None:
+    recorder = Recorder(job_dir)
+    recorder.turn([], [])
+    recorder.close()
+    assert not (tmp_path / "job/.clustertool").exists()
+
+
+def test_the_file_is_thinned_out_whole(tmp_path: Path, job_dir: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clustertool.node.recorder._MORE", 100)
+    book = Book(job_dir)
+    for n in range(5000):
+        book.write({"t": n * 60.0, "n": [], "r": []})
+    book.close()
+    times = [line["t"] for line in written(tmp_path)]
+    assert times[0] == 0.0
+    assert times[-1] == 4999 * 60.0
+    assert times == sorted(times)
+    assert len(times) < 2500
+    assert not (tmp_path / "job/.clustertool/usage.jsonl.new").exists()
+
+
+def test_restarts_add_up(job_dir: int) -> None:
+    """CPU counts on over attempts, whose processes are others."""
+    look = Look()
+    process, rank = me()
+    first = look(1.0, [process], [rank])["r"][0][3]
+    assert first > 0
+    other = processes.identify(os.getppid())
+    assert other
+    again = look(2.0, [other], [Running("trainer", 0, 1, other.pid, 0)])["r"][0]
+    assert again[2] == 1
+    assert again[3] >= first
+
+
+def test_look_costs_little() -> None:
+    """80 processes, as eight ranks with nine helpers each: every two seconds, well under half a percent of a core."""
+    found = [processes.identify(pid) for pid in processes.pids()]
+    members = [process for process in found if process][:80]
+    ranks = [Running("trainer", n, 0, process.pid, 0) for n, process in enumerate(members[:8])]
+    look = Look()
+    look(0.0, members, ranks)
+    began = time.thread_time()
+    for n in range(50):
+        look(float(n), members, ranks)
+    a_look = (time.thread_time() - began) / 50 * 80 / len(members)
+    assert a_look / 2.0 < 0.005
+
+
+def test_files_of_hostile_neighbours(tmp_path: Path, job_dir: int) -> None:
+    """A link in the file's place is not followed: nothing is recorded, the job goes on."""
+    target = tmp_path / "target"
+    (tmp_path / "job/.clustertool").mkdir()
+    (tmp_path / "job/.clustertool/usage.jsonl").symlink_to(target)
+    with pytest.raises(OSError):
+        files.open_append(job_dir, ".clustertool/usage.jsonl")
+    process, rank = me()
+    recorder = Recorder(job_dir)
+    recorder.turn([process], [rank])
+    recorder.close()
+    assert not target.exists()

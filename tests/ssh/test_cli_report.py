@@ -1,0 +1,111 @@
+"""inv report over real ssh: during the job and after it, with a node away, and with what programs print kept in its place."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.cli import Site, until
+from tests.unit.test_page import EVIL, Reader
+
+# Rank 1 fails when it is told to; the others go on, rank 2 at a slower pace.
+FAILS = f"""
+    import os, sys, time
+    from pathlib import Path
+    rank = int(os.environ["RANK"])
+    print({EVIL!r}, os.environ.get("TOKEN", ""), flush=True)
+    step = 0
+    while True:
+        time.sleep(0.2 if rank == 2 else 0.05)
+        step += 1
+        print(f"step={{step}}", flush=True)
+        if rank == 1 and (Path.home() / "go").exists():
+            print("last words", os.environ.get("TOKEN", ""), flush=True)
+            sys.exit(7)
+"""
+
+
+@pytest.fixture
+def three(site) -> Site:
+    made = site(3)
+    made.workspace(train_py=FAILS)
+    return made
+
+
+def usage_lines(site: Site, node: int) -> int:
+    (job,) = site.jobs(node)
+    path = job / ".clustertool/usage.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def test_during_the_job_and_after_it(three: Site) -> None:
+    three.conf(SECRETS=["TOKEN"])
+    secret = {"TOKEN": "s3cret&<"}
+    job = three.inv("run", "-w", "job", "--detach", env=secret).ends(0).job
+    until(lambda: usage_lines(three, 2) >= 4, 60.0, lambda: "four looks at node 2")
+    during = three.inv("report", env=secret).ends(0)
+    path = three.folder / f"JOB{job}.html"
+    assert re.search(rf"job {job}: running -> JOB{job}.html \(\d.* kB\)", during.out)
+    reader = Reader(path.read_text())
+    assert "3 running of 3 ranks" in reader.text
+    assert "step of each rank" in reader.text
+
+    until(lambda: usage_lines(three, 2) >= 9, 60.0, lambda: "enough looks to tell who is slow")
+    (three.home(1) / "go").touch()
+    three.gone(60.0)
+    after = three.inv("report", "--job", job[:12], "--to", "page.html", "--json", env=secret).ends(0)
+    assert (after.json["job"], after.json["file"], after.json["state"]) == (job, "page.html", "failed")
+    assert [(role, rank) for role, rank, _ in after.json["stragglers"]] == [("trainer", 2)]
+    page = (three.folder / "page.html").read_text()
+    assert after.json["bytes"] == len(page.encode())
+    reader = Reader(page)
+    culprit = f"trainer 1 on {three.name(1)}"
+    for told in (culprit, "exit code 7", "last words ***", "victims): trainer 0,2", "python3 -u train.py"):
+        assert told in reader.text, told
+    assert "s3cret" not in page
+    assert {name for name, _ in reader.tags}.isdisjoint({"script", "img"})
+    assert not [path for path in three.folder.iterdir() if path.name.startswith(".page")]
+
+
+def test_a_node_that_is_away(three: Site) -> None:
+    three.workspace(train_py="import sys; print('hello', flush=True); sys.exit(0)")
+    job = three.inv("run", "-w", "job").ends(0).job
+    three.servers[1].stop()
+    done = three.inv("report").ends(69)
+    text = Reader((three.folder / f"JOB{job}.html").read_text()).text
+    assert f"{three.name(1)} did not answer" in text
+    assert "Succeeded" in text
+    assert three.name(1) in done.err
+
+
+def test_secrets_that_are_not_known_here_are_told(three: Site) -> None:
+    three.conf(SECRETS=["TOKEN"])
+    three.workspace(train_py="print('hello')")
+    three.inv("run", "-w", "job", env={"TOKEN": "x" * 9}).ends(0)
+    done = three.inv("report", "--to", "page.html").ends(0)
+    assert "SECRETS names TOKEN, not set where this page was made" in done.out + done.err
+    assert "SECRETS names TOKEN" in Reader((three.folder / "page.html").read_text()).text
+
+
+def test_restarts_are_attempts(three: Site) -> None:
+    three.workspace(train_py="import os, sys; sys.exit(os.environ['CLUSTERTOOL_ATTEMPT'] == '0' and os.environ['RANK'] == '0')")
+    three.inv("run", "-w", "job", "--max-restarts", 1).ends(0)
+    three.inv("report", "--to", "page.html").ends(0)
+    reader = Reader((three.folder / "page.html").read_text())
+    assert "2 attempts" in reader.text
+    titles = [attributes["title"] or "" for name, attributes in reader.tags if name == "i"]
+    assert [title for title in titles if title.startswith("trainer 0, attempt 0: failed")]
+    assert [title for title in titles if title.startswith("trainer 0, attempt 1: done")]
+
+
+def test_refused_before_any_connection(three: Site) -> None:
+    for server in three.servers:
+        server.stop()
+    assert "no folder" in three.inv("report", "--to", "no/where.html").ends(64).err
+    assert "is a folder" in three.inv("report", "--to", ".").ends(64).err
+
+
+def test_no_such_job(three: Site) -> None:
+    assert "no job" in three.inv("report").ends(66).err
+    assert "no job 'nope'" in three.inv("report", "--job", "nope").ends(66).err

@@ -1,0 +1,171 @@
+"""The page: nothing of a program becomes markup, nothing comes from outside, and a large job makes no large page."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from clustertool.show.charts import Line, band, chart, human_time, ticks
+from clustertool.show.markup import Html, tag
+from clustertool.show.page import folded, page
+from tests.unit.reports import BEGAN, answers, story_of
+
+EVIL = "</pre></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&lt;"
+VOID = {"meta", "link"}
+
+
+class Reader(HTMLParser):
+    """Every tag is closed in its order; what is there is kept."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, name: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((name, dict(attrs)))
+        if name not in VOID:
+            self.open.append(name)
+
+    def handle_endtag(self, name: str) -> None:
+        assert self.open.pop() == name
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["style"]:
+            self.text += data
+
+
+def made(given: dict[int, dict[str, Any]], secrets: tuple[str, ...] = ()) -> Reader:
+    return Reader(page(story_of(given, secrets), BEGAN))
+
+
+def test_tags() -> None:
+    assert tag("td", "<&\"'", 3, None, [Html("<b>"), "<"], class_="a\"b", aria_label="x", id=None) == (
+        '<td class="a&quot;b" aria-label="x">&lt;&amp;&quot;&#x27;3<b>&lt;</td>'
+    )
+
+
+def test_what_is_to_be_seen() -> None:
+    text = made(answers(3, 2)).text
+    victims = "Stopped because of it (victims): trainer 0,2-5"
+    for wanted in ("Failed", "trainer 1 on node0", "exit code 7", "last words of 1", victims, "trainer 2",
+                   "at step 900 where the median is", "python3 train.py", "node[0-2]", "collective"):  # fmt: skip
+        assert wanted in text, wanted
+    assert text.index("last words of 1") < text.index("Stragglers") < text.index("Timeline") < text.index("Who started when")
+
+
+def test_nothing_of_a_program_becomes_markup() -> None:
+    given = answers(2, 2)
+    plain = [name for name, _ in made(given).tags]
+    for node, answer in given.items():
+        answer["tails"] = [["trainer", rank, f"{EVIL}\n{EVIL}\n"] for _, rank, _ in answer["tails"]]
+        answer["events"][0].update(nodes=[EVIL, EVIL + "2"], owner=EVIL, command=EVIL, name=EVIL)
+        answer["events"][-1]["reason"] = EVIL
+        for event in answer["events"]:
+            event["note"] = EVIL
+        for process in answer["plan"]["processes"]:
+            process["command"] = EVIL
+        answer["plan"]["policy"] = {EVIL: EVIL}
+        answer["events"].append({"t": BEGAN, "e": "supervisor-lost", "why": EVIL, "node": node})
+    reader = made(given)
+    names = {name for name, _ in reader.tags}
+    assert names <= {*plain, "section", "ul", "li"}
+    assert not any(key.startswith("on") for _, attributes in reader.tags for key in attributes)
+    assert EVIL in reader.text
+
+
+@pytest.mark.parametrize("nodes, each", [(1, 1), (3, 2), (20, 4)])
+def test_it_needs_nothing_from_outside(nodes: int, each: int) -> None:
+    text = page(story_of(answers(nodes, each)), BEGAN)
+    assert not re.search(r"https?:|url\(|@import|<script|src=", text)
+    links = [attributes["href"] for _, attributes in Reader(text).tags if "href" in attributes]
+    assert links == ["data:,"]
+    assert "default-src &#x27;none&#x27;" in text or "default-src 'none'" in text
+
+
+def test_secrets_are_masked() -> None:
+    given = answers(1, 2)
+    given[0]["tails"][1][2] = "token=a<b&c\n"  # what escaping would change is masked before
+    text = page(story_of(given, ("a<b&c",)), BEGAN)
+    assert "token=***" in text
+    assert "a&lt;b" not in text
+    assert "a<b" not in text
+
+
+def test_a_large_job_makes_no_large_page() -> None:
+    reader = made(answers(64, 8, 3600.0))
+    text = page(story_of(answers(64, 8, 3600.0)), BEGAN)
+    assert len(text) < 2_000_000
+    assert len(re.findall(r'class="row', text)) < 20
+    assert "trainers 0,3-511" in reader.text
+    assert "63 nodes more: node[1-63]" in reader.text
+    assert len([name for name, _ in reader.tags if name == "tr"]) == 513
+
+
+def test_few_rows_stay_rows_of_their_own() -> None:
+    ranks = story_of(answers(4, 4)).ranks
+    assert [len(group) for group in folded(ranks, 600.0, 60)] == [1] * 16
+    groups = folded(ranks, 600.0, 10)
+    assert sorted(len(group) for group in groups) == [1, 1, 14]
+    assert sum(len(group) for group in groups) == 16
+
+
+def test_a_running_job() -> None:
+    text = made(answers(2, 2, crash=False)).text
+    assert "4 running of 4 ranks" in text
+    assert "runs for 11 min 00 s" in text
+
+
+def test_without_records_of_use_it_is_still_a_page() -> None:
+    given = answers(2, 2)
+    for answer in given.values():
+        answer["machine"] = {"cores": 0, "total": 0, "rows": []}
+        for rank in answer["ranks"]:
+            rank.update(rows=[], progress=[])
+    assert "Nothing recorded here." in made(given).text
+
+
+def test_devices_have_curves() -> None:
+    given = answers(1, 2)
+    given[0]["cards"] = [
+        {"index": n, "total": 80e9, "rows": [(BEGAN + t, 50.0, 4e9) for t in range(1, 50)]} for n in range(2)
+    ]  # fmt: skip
+    text = made(given).text
+    assert "Devices: busy" in text
+    assert "device 1" in text
+
+
+def test_curves_stay_in_their_frame() -> None:
+    svg = chart("c", [Line([(-5.0, 1.0), (50.0, 9.0), (999.0, -3.0)], "x")], 100.0, str)
+    points = re.search(r'd="M([^"]+)"', svg)
+    assert points
+    numbers = [tuple(map(float, point.split())) for point in points.group(1).replace("L", " ").replace("  ", " ").split(",")][0]
+    assert all(0 <= x <= 1000 for x in numbers[::2])
+    assert all(0 <= y <= 100 for y in numbers[1::2])
+
+
+def test_many_lines_become_a_band() -> None:
+    many = [Line([(float(t), float(n)) for t in range(100)], f"rank {n}") for n in range(30)]
+    svg = chart("c", [*many, Line([(0.0, 1.0), (99.0, 1.0)], "bad", "culprit")], 100.0, str)
+    assert svg.count("<path") == 3
+    assert 'class="line culprit"' in svg
+    lowest, middle, highest = band([line.curve for line in many], 100.0)
+    assert {value for _, value in lowest} == {0.0}
+    assert {value for _, value in middle} == {14.5}
+    assert {value for _, value in highest} == {29.0}
+
+
+@pytest.mark.parametrize("end", [0.5, 1.0, 7.0, 60.0, 3600.0, 90_000.0, 3e6, 1e8])
+def test_ticks_are_round_and_few(end: float) -> None:
+    found = ticks(end)
+    assert found[0] == 0
+    assert len(found) <= 7
+    assert all(t <= end for t in found)
+    assert len({human_time(t) for t in found}) == len(found)
