@@ -8,7 +8,7 @@ DATA := workspaces/word2vec/train_data_dir/word_dict.txt
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { echo "$$p"; break; }; done)
 
-.PHONY: help demo test test-chaos bench test-frameworks check clean packages
+.PHONY: help demo test test-chaos bench test-frameworks test-browser check clean packages
 
 help:
 	@echo "make demo    train word2vec on three embedded nodes (installs what is missing)"
@@ -16,6 +16,7 @@ help:
 	@echo "make test-chaos   a hundred random faults, half an hour"
 	@echo "make test-frameworks   real PyTorch and Paddle, three minutes; the first time it downloads 600 MB"
 	@echo "make bench   dispatch beside rsync and clush on a shaped cluster; ARGS='--only cold-16'"
+	@echo "make test-browser   the report's page in Chromium (package chromium)"
 	@echo "make check   style, types, the arrows between the layers"
 	@echo "make clean   remove everything that make has made"
 
@@ -40,6 +41,9 @@ test-frameworks: export DEMAND_FRAMEWORKS := 1
 test-frameworks: $(READY)
 	@PYTHON="$(PYTHON)" scripts/frameworks.sh digits-data digits-torch digits-paddle paddle-ps
 	@$(BIN)/python -m pytest -q tests/frameworks -m "frameworks or not frameworks" $(ARGS)
+
+test-browser: $(READY)
+	@$(BIN)/python -m pytest -q -ra tests/browser $(ARGS)
 
 # All three, so that one look shows all findings.
 check: $(READY)
