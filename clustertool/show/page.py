@@ -25,6 +25,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _ROWS = 60  # of the timeline; more are folded
 _NODES = 12  # whose curves are open; more are folded away, but for those with a finding
 _WORDY = 12  # percent of the timeline that a bar must have to hold its words
+_TOLD = 40  # sentences of what happened
 _LISTED = 6  # stragglers named at the top, and last words
 _LEAST = 0.1  # cores that a chart shows at its top: below that, clock ticks look like work
 _GOING = ("starting", "running")
@@ -46,7 +47,7 @@ def page(story: Story, made: float) -> str:
     )
     main = tag(
         "main", tag("div", _verdict(story), _stragglers(story), class_="top"),
-        _notes(story), _timeline(story), _nodes(story), _processes(story), _plan(story), _reading(),
+        _notes(story), _timeline(story), _news(story), _nodes(story), _processes(story), _plan(story), _reading(),
     )  # fmt: skip
     footer = tag("footer", f"clustertool {__version__}, {_date(made)}")
     return f"<!doctype html>\n{tag('html', head, tag('body', _header(story), main, footer), lang='en')}\n"
@@ -212,6 +213,13 @@ def _mark(story: Story, group: Sequence[Rank], name: str) -> str:
     guilty = story.outcome.culprits if story.outcome else ()
     kind = "failed" if any(rank.key in guilty for rank in group) else "behind" if group[0].behind else ""
     return f"{name} {kind}".strip()
+
+
+def _news(story: Story) -> Html:
+    items = [tag("li", tag("span", _moment(t), class_="when"), " ", text) for t, text in story.news[:_TOLD]]
+    more = len(story.news) - _TOLD
+    rest = tag("p", f"and {more} more", class_="none") if more > 0 else None
+    return tag("section", tag("h2", "What happened"), tag("ul", *items, class_="news"), rest) if items else Html("")
 
 
 # -- curves --

@@ -9,7 +9,20 @@ interrupts.install()
 from invoke import Collection  # noqa: E402 - the SIGINT handler stands before anything slow is imported
 
 from clustertool.verbs import (  # noqa: E402
-    attach, check, clean, dispatch, exec, fetch, jobs, local, logs, report, run, split, status, stop,
+    attach,
+    check,
+    clean,
+    dispatch,
+    exec,
+    fetch,
+    jobs,
+    local,
+    logs,
+    report,
+    run,
+    split,
+    status,
+    stop,
 )  # fmt: skip
 
 ns = Collection()

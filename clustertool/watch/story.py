@@ -16,6 +16,7 @@ from clustertool.plan.usage import rates
 from clustertool.watch import verdict
 from clustertool.watch.clean import harmless
 from clustertool.watch.excerpt import excerpt
+from clustertool.watch.job import News, Watch
 from clustertool.watch.straggler import Curve, Pace, stragglers
 
 Answers = Mapping[int, Mapping[str, Any]]
@@ -106,6 +107,7 @@ class Story:
     told: Sequence[str]  # the culprit's last lines
     nodes: Sequence[Node]
     ranks: Sequence[Rank]
+    news: Sequence[tuple[float, str]]
     notes: Sequence[str] = ()
 
     def rank(self, key: Key) -> Rank | None:
@@ -147,7 +149,8 @@ def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] =
         told=_lines(tails.get((guilty.role, guilty.rank), ""), clean) if guilty else (),
         nodes=[_node(status, index, answers.get(index), began, clean) for index in sorted(status.nodes)],
         ranks=[replace(rank, behind=behind.get(rank.key, "")) for rank in ranks],
-        notes=[clean(note) for note in (*notes, *_clocks(status, answers), *_survivors(status))],
+        news=[(t - began, clean(text)) for t, text in _news(answers)],
+        notes=[clean(note) for note in (*notes, *_clocks(status, answers))],
     )  # fmt: skip
 
 
@@ -304,5 +307,11 @@ def _clocks(status: JobStatus, answers: Answers) -> list[str]:
     ]
 
 
-def _survivors(status: JobStatus) -> list[str]:
-    return [f"{name}: still alive after the stop: {', '.join(left)}" for name, left in verdict.survivors(status).items()]
+def _news(answers: Answers) -> list[tuple[float, str]]:
+    """What whoever followed the job was told, and when."""
+    watch, found = Watch(frozenset(answers)), []
+    for node in sorted(answers):
+        for number, event in enumerate(answers[node]["events"]):
+            told = watch.take(node, {"k": "events", "node": node, "at": number, "events": [event]}, b"", 0.0)
+            found += [(float(event["t"]), item.text) for item in told if isinstance(item, News)]
+    return sorted(found)

@@ -109,6 +109,15 @@ def test_a_large_job_makes_no_large_page() -> None:
     assert len([name for name, _ in reader.tags if name == "tr"]) == 513
 
 
+def test_much_that_happened_is_cut() -> None:
+    given = answers(1, 1, crash=False)
+    given[0]["events"] += [{"t": BEGAN + n, "e": "restart", "attempt": n, "pause": 1.0} for n in range(100)]
+    text = made(given).text
+    assert "attempt 39 begins" in text
+    assert "attempt 40 begins" not in text
+    assert "and 60 more" in text
+
+
 def test_few_rows_stay_rows_of_their_own() -> None:
     ranks = story_of(answers(4, 4)).ranks
     assert [len(group) for group in folded(ranks, 600.0, 60)] == [1] * 16

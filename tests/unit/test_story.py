@@ -110,6 +110,18 @@ def test_a_node_that_did_not_answer() -> None:
     assert [rank.rank for rank in story.ranks] == [0, 1, 4, 5]
 
 
+def test_what_happened_in_the_order_of_time() -> None:
+    given = answers(2, 1, crash=False)
+    given[1]["events"].append({"t": BEGAN + 9.0, "e": "frozen", "role": "trainer", "rank": 1})
+    given[1]["events"].append({"t": BEGAN + 12.0, "e": "disk", "full": True, "root": "/home\x1b"})
+    given[0]["events"].append({"t": BEGAN + 10.0, "e": "restart", "attempt": 1, "pause": 2.0})
+    assert story_of(given).news == [
+        (9.0, "trainer 1 on node1 was stopped by a signal (SIGSTOP)"),
+        (10.0, "attempt 1 begins in 2 s"),
+        (12.0, "node1: the disk of /home\\x1b is full: what is printed now is lost"),
+    ]
+
+
 def test_a_clock_that_is_off_is_told() -> None:
     given = answers(3, 1)
     given[2]["now"] += 90.0
