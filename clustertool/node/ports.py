@@ -10,7 +10,7 @@ import socket
 import struct
 from typing import Container, Dict, Iterator, List, NamedTuple, Sequence, Set
 
-from clustertool.errors import PreflightError
+from clustertool.errors import PortHeld, PreflightError
 
 _DIAG = 4  # NETLINK_SOCK_DIAG
 _BY_FAMILY, _REQUEST_DUMP, _DONE, _FAILED = 20, 0x301, 3, 2
@@ -132,7 +132,7 @@ def _user(uid: int) -> str:
 
 
 def require_free(ports: Sequence[int]) -> None:
-    """The last look before anything starts. Raises PreflightError naming the holder."""
+    """The last look before anything starts. Raises PortHeld naming the holder."""
     for port in ports:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -142,7 +142,7 @@ def require_free(ports: Sequence[int]) -> None:
                 if error.errno != errno.EADDRINUSE:
                     raise PreflightError(f"port {port} cannot be used: {error.strerror}", "choose another port") from None
                 holder = holders([port]).get(port, "another process")
-                raise PreflightError(f"port {port} is held by {holder}", "end that program, or choose another port") from None
+                raise PortHeld(f"port {port} is held by {holder}", "end that program, or choose another port") from None
 
 
 def ephemeral() -> "tuple[int, int]":

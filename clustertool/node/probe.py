@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any, Dict, List, Mapping, Tuple
 
-from clustertool.node import claims, files, ports, processes
+from clustertool.node import claims, files, holds, ports, processes
 from clustertool.plan import paths
 
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
@@ -30,9 +30,12 @@ def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
     _check_root(root, existing, problems)
     address, nic = _address(request, problems)
     low, high = ports.ephemeral()
-    busy = ports.listening()
-    claimed = claims.claimed()
-    asked = busy & set(request.get("ports", ()))  # who holds a port costs a walk over all processes
+    busy, claimed, held = ports.listening(), claims.claimed(), holds.held()
+    asked = set(request.get("ports", ()))
+    who = {port: f"a job of {holds.owner(uid)}" for port, uid in held.items() if port in asked}
+    who.update((port, f"job {job}") for port, job in claimed.items() if port in asked)
+    if asked & busy:  # who listens costs a walk over all processes
+        who.update(ports.holders(asked & busy))
     kind, devices = _devices()
     space = os.statvfs(existing)
     answer: Dict[str, Any] = {
@@ -53,8 +56,8 @@ def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
         "devices": devices,
         "device_kind": kind,
         "ephemeral": [low, high],
-        "busy": sorted(busy | set(claimed)),
-        "listeners": sorted(ports.holders(asked).items()) if asked else [],
+        "busy": sorted(busy | set(claimed) | set(held)),
+        "listeners": sorted(who.items()),
         "time": time.time(),
         "problems": problems,
         "releases": _releases(root),

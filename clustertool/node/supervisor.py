@@ -22,6 +22,7 @@ from clustertool.node.awaited import Awaited
 from clustertool.node.disk import Disk
 from clustertool.node.ending import Ending
 from clustertool.node.family import Family
+from clustertool.node.holds import Holds
 from clustertool.node.keeper import Keeper
 from clustertool.node.recorder import Recorder, Running
 from clustertool.node.uplink import Uplink
@@ -77,6 +78,7 @@ class Supervisor:
         self.looked_at = 0.0
         self.disk = Disk(job)
         self.recorder = Recorder(job)
+        self.holds = Holds()
         self.keeper = Keeper(self.family, spec, job, self.record)
         self.control = -1
         self.control_rest = b""
@@ -98,8 +100,11 @@ class Supervisor:
         processes.become_subreaper()
         processes.set_name("ct-supervisor")
         self._hear_signals()
-        own = [port for rank in self.ranks.values() for port in rank.spec["ports"]]
-        ports.require_free([*own, *self.spec["extra_ports"]])
+        each = [rank.spec["ports"] for rank in self.ranks.values()]
+        others = [port for its in each for port in its[1:]]
+        wanted = [*(its[0] for its in each), *self.spec["extra_ports"], *others]
+        self.holds.take(wanted)
+        ports.require_free(wanted)
         self._open_control()
         self.record("job", **self.spec["header"])
         self.record("supervisor", pid=self.me.pid, start=self.me.start, boot=processes.boot_id())
@@ -208,6 +213,7 @@ class Supervisor:
         if self.lead is not None:
             self.lead.close()
         self.keeper.end()
+        self.holds.close()
         if self.control >= 0:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{OURS}/control", dir_fd=self.job)

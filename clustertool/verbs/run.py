@@ -307,7 +307,7 @@ def _start(call: Call, order: Order, fleet: Fleet, made: Plan, releases: Mapping
             if not again or not port_was_taken(error):
                 tell(call, {fleet.name(node): undone.get(node, "did not answer") for node in range(len(made.nodes))})
                 raise
-            call.terminal.note("a port was taken by another job a moment ago: planning again")
+            call.terminal.note("a port was taken by somebody else a moment ago: planning again")
             order.job_id = made.job_id
             made = _plan(call, order, _look_again(order, fleet))
         else:

@@ -42,12 +42,14 @@ HOME = Path(pwd.getpwuid(0).pw_dir)  # where sshd starts root's sessions
 PRIVATE = (HOME, Path("/tmp"), Path("/var/tmp"), Path("/run"), Path("/dev/shm"))
 WIPED = ("run", "dev_shm")  # empty after a reboot
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+USERS = Path("/run/home")  # empty after a reboot
+FIRST_UID = 4001
 LAPTOP = "10.77.255.1"
 WAIT = 20.0
 
 _SSHD = """\
 HostKey {etc}/host_key
-AuthorizedKeysFile {etc}/authorized_keys
+AuthorizedKeysFile {keys}
 PidFile none
 PermitRootLogin prohibit-password
 PasswordAuthentication no
@@ -75,6 +77,7 @@ class Node:
     disk: str = ""  # the size of a file system of its own as ~/clustertool: "4m"
     hosts: tuple[str, ...] = ()  # lines that come first in its /etc/hosts: ("127.0.1.1 node0",)
     init: bool = False  # its first process is not its sshd, so that sshd may die and be started again
+    users: tuple[str, ...] = ()  # beside root, who may log in by the same key; their homes are in USERS
     clock: int = 0  # seconds by which its clock is wrong, for all that comes in by ssh; needs a C compiler
 
 
@@ -298,7 +301,9 @@ class Lab:
         _write(etc / "host_key", private)
         _write(etc / "host_key.pub", public)
         _write(etc / "authorized_keys", self.key[1] + "\n")
-        _write(etc / "sshd_config", _SSHD.format(etc=etc) + (_wrong_clock(etc, special.clock) if special.clock else ""))
+        keys = "/run/authorized_keys" if special.users else etc / "authorized_keys"  # who logs in must be able to read it
+        config = _SSHD.format(etc=etc, keys=keys) + (_wrong_clock(etc, special.clock) if special.clock else "")
+        _write(etc / "sshd_config", config)
         _write(etc / "hosts", "".join(f"{line}\n" for line in special.hosts) + self._hosts(name))
         _write(etc / "hostname", name + "\n")
         _write(etc / "machine-id", uuid.uuid4().hex + "\n")
@@ -316,9 +321,9 @@ class Lab:
             (etc / "hosts", Path("/etc/hosts")), (etc / "hostname", Path("/etc/hostname")),
             (etc / "machine-id", Path("/etc/machine-id")), (etc / "boot_id", Path("/proc/sys/kernel/random/boot_id")),
         ]  # fmt: skip
-        if any(line.startswith("root:!") for line in Path("/etc/shadow").read_text().splitlines()):
-            _write(etc / "shadow", "root:*:19000:0:99999:7:::\n")  # a locked root could not log in
-            binds.append((etc / "shadow", Path("/etc/shadow")))
+        locked = any(line.startswith("root:!") for line in Path("/etc/shadow").read_text().splitlines())
+        if locked or special.users:  # a locked root could not log in
+            binds += _accounts(etc, special.users)
         lines = [
             "set -e", f"hostname {name}", "mount -t sysfs sysfs /sys", f"ip -batch {shlex.quote(str(etc / 'net'))}",
             *(_bind(bind) for bind in binds if bind[1].exists()),
@@ -328,6 +333,10 @@ class Lab:
         if special.disk:
             root_dir = f"{HOME}/clustertool"
             lines += [f"mkdir -p {root_dir}", f"mount -t tmpfs -o mode=700,size={special.disk} tmpfs {root_dir}"]
+        for uid, user in enumerate(special.users, FIRST_UID):
+            lines.append(f"mkdir -p {USERS} && install -d -m 700 -o {uid} -g {uid} {USERS / user}")
+        if special.users:
+            lines.append(f"install -m 644 {shlex.quote(str(etc / 'authorized_keys'))} /run/authorized_keys")
         sshd = f"{shutil.which('sshd', path=PATH)} -D -e -f {shlex.quote(str(etc / 'sshd_config'))}"
         last = [f"{sshd} &", "exec sleep infinity"] if special.init else [f"exec {sshd}"]
         return "\n".join([*lines, "mkdir -p -m 755 /run/sshd", *last]) + "\n"
@@ -435,6 +444,19 @@ def why_not() -> str:
     finally:
         shutil.rmtree(base, ignore_errors=True)
     return ""
+
+
+def _accounts(etc: Path, users: Sequence[str]) -> list[tuple[Path, Path]]:
+    """The machine's accounts and some more, none of them locked, as files to bind over its own."""
+    numbered = list(enumerate(users, FIRST_UID))
+    texts = {
+        "passwd": Path("/etc/passwd").read_text() + "".join(f"{u}:x:{n}:{n}::{USERS / u}:/bin/sh\n" for n, u in numbered),
+        "group": Path("/etc/group").read_text() + "".join(f"{u}:x:{n}:\n" for n, u in numbered),
+        "shadow": "".join(f"{user}:*:19000:0:99999:7:::\n" for user in ("root", *users)),
+    }
+    for name, text in texts.items():
+        _write(etc / name, text)
+    return [(etc / name, Path("/etc") / name) for name in texts]
 
 
 def compiler() -> str:
