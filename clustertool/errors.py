@@ -7,6 +7,7 @@
      +-- PreflightError              69   a check failed
      |    +-- Unreachable            69   a node did not answer
      |    +-- PortHeld               69   another job took a port after this one was planned
+     |    +-- DeviceHeld             69   a device that the job wants is somebody else's
      +-- InternalError               70   a bug of the tool
      +-- DispatchError               74   the workspace could not be copied
      +-- NodeLost                    75   a node went away while its job ran
@@ -68,6 +69,10 @@ class Unreachable(PreflightError):
 
 class PortHeld(PreflightError):
     """Where the port was not asked for by name, planning once more finds another."""
+
+
+class DeviceHeld(PreflightError):
+    """It may become free: --wait waits for that."""
 
 
 class InternalError(ClustertoolError):
@@ -138,7 +143,7 @@ def raise_all(errors: Sequence[ClustertoolError]) -> None:
 _BY_NAME = {
     cls.__name__: cls
     for cls in (
-        UsageError, DataError, NotFound, PreflightError, Unreachable, PortHeld, InternalError,
+        UsageError, DataError, NotFound, PreflightError, Unreachable, PortHeld, DeviceHeld, InternalError,
         DispatchError, NodeLost, Survivors, AuthError, ConfigError, TimedOut,
     )
 }  # fmt: skip

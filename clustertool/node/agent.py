@@ -287,6 +287,19 @@ class Agent:
         record = self.record(header)
         return {**status, "now": time.time(), **report(record, status["events"], int(header["points"]))}
 
+    def devices(self, header: Header) -> Dict[str, Any]:
+        """The node's cards now, or {"need": digest}: the NVML module is sent to nodes that have a use for it."""
+        from clustertool.node import devices
+
+        return devices.look(str(header["nvml"]))
+
+    def module(self, header: Header) -> Dict[str, Any]:
+        """The NVML module, which `devices` said it needs: zlib in base64."""
+        from clustertool.node import nvml
+
+        nvml.keep(str(header["nvml"]), str(header["data"]))
+        return {}
+
     def tail(self, header: Header) -> Dict[str, Any]:
         """The last lines of one log, for a verdict."""
         from clustertool.node.follow import last_lines
@@ -360,7 +373,7 @@ _HANDLERS: Dict[str, Callable[[Agent, Header], Dict[str, Any]]] = {
     "probe": Agent.probe, "meet": Agent.meet, "patch": Agent.patch, "place": Agent.place,
     "unplace": Agent.unplace, "attached": Agent.attached,
     "stop": Agent.stop, "jobs": Agent.jobs, "status": Agent.status, "tail": Agent.tail, "files": Agent.files,
-    "clean": Agent.clean, "report": Agent.report,
+    "clean": Agent.clean, "report": Agent.report, "devices": Agent.devices, "module": Agent.module,
 }  # fmt: skip
 
 

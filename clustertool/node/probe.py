@@ -11,9 +11,9 @@ import socket
 import struct
 import sys
 import time
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
-from clustertool.node import claims, files, holds, ports, processes
+from clustertool.node import cards, claims, files, holds, locks, ports, processes
 from clustertool.plan import paths
 
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
@@ -36,7 +36,7 @@ def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
     who.update((port, f"job {job}") for port, job in claimed.items() if port in asked)
     if asked & busy:  # who listens costs a walk over all processes
         who.update(ports.holders(asked & busy))
-    kind, devices = _devices()
+    kind, devices = cards.found()
     space = os.statvfs(existing)
     answer: Dict[str, Any] = {
         "hostname": socket.gethostname(),
@@ -55,6 +55,8 @@ def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
         "cpus": len(os.sched_getaffinity(0)),
         "devices": devices,
         "device_kind": kind,
+        "devices_seen": True,
+        "held": _held(kind, devices) if devices else [],
         "ephemeral": [low, high],
         "busy": sorted(busy | set(claimed) | set(held)),
         "listeners": sorted(who.items()),
@@ -209,14 +211,10 @@ def _number(text: str) -> Tuple[int, int]:
 # -- devices and a workspace that is here already ---------------------------------------------------------------------
 
 
-def _devices() -> Tuple[str, List[int]]:
-    """Kind and physical ids by their device files; the full look at them belongs to `inv gpus`."""
-    for kind, pattern in (("gpu", r"nvidia(\d+)"), ("xpu", r"xpu(\d+)"), ("npu", r"davinci(\d+)")):
-        with contextlib.suppress(OSError):
-            ids = sorted(int(m.group(1)) for m in (re.fullmatch(pattern, name) for name in os.listdir("/dev")) if m)
-            if ids:
-                return kind, ids
-    return "cpu", []
+def _held(kind: str, ids: Sequence[int]) -> List[Tuple[int, str, str]]:
+    """(id, job, user) of the cards that jobs have locked."""
+    held, keys = locks.held(), cards.keys(kind, ids)
+    return [(index, held[key]["job"], held[key]["user"]) for index, key in keys.items() if key in held]
 
 
 _MOST_FILES = 200_000

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Dict, List, Mapping, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
+from clustertool.errors import PreflightError, raise_all
 from clustertool.plan.cluster import Cluster
 from clustertool.plan.facts import Facts
 from clustertool.plan.hosts import Host
@@ -42,6 +43,36 @@ def usable(host: Host, job: JobSpec, facts: Facts, kind: str) -> Tuple[int, ...]
     if host.devices is not None:
         return host.devices
     return host.on_slots(facts.devices) if facts.device_kind == kind else ()  # another kind's ids mean nothing
+
+
+def require(cluster: Cluster, job: JobSpec, facts: Mapping[int, Facts], kinds: Sequence[str]) -> None:
+    """Ids that were asked for by name are there. Raises all nodes' PreflightErrors at once.
+
+    Where conf.py says that nothing but the CPU is used, ids only count trainers.
+    """
+    if cluster.device_kind != "cpu" and cluster.use_gpu is not False:
+        looked = [_absent(host, job, facts[host.index], kinds[host.index]) for host in cluster.hosts]
+        raise_all([error for error in looked if error])
+
+
+def _absent(host: Host, job: JobSpec, facts: Facts, kind: str) -> Optional[PreflightError]:
+    """None where all ids are there, or nobody has looked. HOSTS' ids on a node without devices may be slots of a hostfile."""
+    asked = job.devices if job.devices is not None else host.devices if facts.devices else None
+    if not facts.devices_seen or not asked:
+        return None
+    have = facts.devices if facts.device_kind == kind else ()
+    missing = [device for device in asked if device not in have]
+    if not missing:
+        return None
+    where = "--devices" if job.devices is not None else "devices in HOSTS"
+    what = f"there is no device {', '.join(map(str, missing))} ({where})"
+    if not have and facts.devices:
+        fix = f"DEVICE_KIND is {kind}, the node has {facts.device_kind}: correct one of them"
+    elif not have:
+        fix = "the node has no devices: leave it out; --nproc-per-node says how many trainers run"
+    else:
+        fix = f"the node has {facts.device_kind} {', '.join(map(str, have))}"
+    return PreflightError(what, fix, host.name)
 
 
 def heter_type(job: JobSpec, seat: Seat, kind: str) -> str:

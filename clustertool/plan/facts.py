@@ -28,6 +28,9 @@ class Facts:
     cpus: int = 1
     devices: Tuple[int, ...] = ()
     device_kind: str = "cpu"
+    devices_seen: bool = False  # the probe has looked: what is not in `devices` is not there
+    held: Tuple[Tuple[int, str, str], ...] = ()  # (device, job, user): locked by a job
+    used: Tuple[Tuple[int, str], ...] = ()  # (device, who): in use without a lock; known for --devices auto
     ephemeral: Tuple[int, int] = (32768, 60999)
     busy: FrozenSet[int] = frozenset()
     listeners: Tuple[Tuple[int, str], ...] = ()
@@ -58,6 +61,8 @@ def read_facts(node: int, answer: Mapping[str, Any]) -> Facts:
             known[key] = tuple(known[key])
     known["busy"] = frozenset(known.get("busy", ()))
     known["listeners"] = tuple((int(port), str(who)) for port, who in known.get("listeners", ()))
+    known["held"] = tuple((int(device), str(job), str(user)) for device, job, user in known.get("held", ()))
+    known["used"] = tuple((int(device), str(who)) for device, who in known.get("used", ()))
     known["problems"] = tuple((str(a), str(b), str(c), str(d)) for a, b, c, d in known.get("problems", ()))
     return Facts(**known)
 

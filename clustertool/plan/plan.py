@@ -94,6 +94,7 @@ def plan(
     """
     hosts = cluster.hosts
     kinds, seats = _seats(cluster, job, facts)
+    devices.require(cluster, job, facts, kinds)
     table = Table(
         identity.job_id, identity.token, job, cluster, seats,
         ports.choose(seats, cluster, job, facts, identity.job_id),

@@ -143,6 +143,17 @@ def lean(text: str) -> str:
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
+@lru_cache(maxsize=1)
+def nvml() -> tuple[str, bytes]:
+    """(digest, zlib) of the module `pynvml`: sent on its own, to nodes with NVIDIA's cards only."""
+    import importlib.util
+
+    spec = importlib.util.find_spec("pynvml")
+    assert spec is not None and spec.origin is not None, "nvidia-ml-py is a dependency"
+    content = Path(spec.origin).read_bytes()
+    return hashlib.sha256(content).hexdigest()[:32], zlib.compress(content, 9)
+
+
 # Runs under whatever python the node has, 2.7 too, to say so; it reads exactly what it needs from stdin and no more.
 # The working directory, which `-c` puts first on the path, is none of ours.
 LOADER = b"""\

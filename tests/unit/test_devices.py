@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from cases import cluster_of, env_of, facts_of, hosts, of_role, one, plan_of
 
+from clustertool.errors import PreflightError, Several
 from clustertool.plan.cluster import Cluster
 from clustertool.plan.devices import VARIABLES
 from clustertool.plan.plan import Plan
@@ -17,11 +18,12 @@ NAMES = {visible for visible, _ in VARIABLES.values()} | {flag for _, flag in VA
 
 
 def planned(
-    cards: int = 0, kind: str = "gpu", entry: dict[str, Any] | None = None, keys: dict[str, Any] | None = None, **options: Any
-) -> Plan:
+    cards: int = 0, kind: str = "gpu", entry: dict[str, Any] | None = None, keys: dict[str, Any] | None = None, *,
+    seen: bool = False, **options: Any,
+) -> Plan:  # fmt: skip
     """One node whose probe found `cards` devices."""
     cluster: Cluster = cluster_of([{"host": "10.0.0.1", **(entry or {})}], **(keys or {}))
-    found = facts_of(cluster, devices=tuple(range(cards)), device_kind=kind if cards else "cpu")
+    found = facts_of(cluster, devices=tuple(range(cards)), device_kind=kind if cards else "cpu", devices_seen=seen)
     return plan_of(cluster, facts=found, **options)
 
 
@@ -213,3 +215,36 @@ def test_a_stage_without_its_device_is_warned_of_once_on_each_node() -> None:
     assert list(made.warnings) == ["10.0.0.1: stage 2 of heter trainers wants xpu (--heter-devices), none is known there"]
     assert not planned(0, mode="ps-heter", heter_devices="cpu").warnings
     assert not planned(0, mode="ps-heter").warnings
+
+
+@pytest.mark.parametrize("cards, kind, options, entry, keys, told", [
+    (4, "gpu", {"devices": "0,4,7"}, {}, {}, "there is no device 4, 7 (--devices)\n  fix: the node has gpu 0, 1, 2, 3"),
+    (4, "gpu", {}, {"devices": [3, 8]}, {}, "there is no device 8 (devices in HOSTS)\n  fix: the node has gpu"),
+    (0, "gpu", {"devices": "0"}, {}, {}, "there is no device 0 (--devices)\n  fix: the node has no devices"),
+    (0, "gpu", {"devices": "0"}, {}, {"DEVICE_KIND": "gpu"}, "there is no device 0"),
+    (2, "gpu", {"devices": "0"}, {}, {"DEVICE_KIND": "xpu"}, "there is no device 0 (--devices)\n  fix: DEVICE_KIND is xpu, the node has gpu"),
+])  # fmt: skip
+def test_a_device_that_is_not_there_is_refused(
+    cards: int, kind: str, options: dict[str, Any], entry: dict[str, Any], keys: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(PreflightError) as caught:
+        planned(cards, kind, {**entry, "host": "10.0.0.1"}, keys, seen=True, **options)
+    assert f"10.0.0.1: {told}" in str(caught.value) and caught.value.code == 69
+
+
+@pytest.mark.parametrize("cards, options, entry, keys", [
+    (4, {"devices": "3,0"}, {}, {}),
+    (0, {"devices": "0,1"}, {}, {"DEVICE_KIND": "cpu"}),  # ids count trainers
+    (4, {"devices": "8,9"}, {}, {"PADDLE_USE_GPU": False}),
+    (0, {}, {"devices": [0, 1]}, {}),  # slots of a hostfile
+])  # fmt: skip
+def test_what_is_not_refused(cards: int, options: dict[str, Any], entry: dict[str, Any], keys: dict[str, Any]) -> None:
+    planned(cards, entry=entry, keys=keys, seen=True, **options)
+
+
+def test_all_nodes_are_told_at_once_and_nobody_is_refused_who_was_not_looked_at() -> None:
+    cluster = cluster_of(hosts(3))
+    seen = facts_of(cluster, devices=(0, 1), device_kind="gpu", devices_seen=True)
+    with pytest.raises(Several, match="(?s)there is no device 2.*there is no device 2.*there is no device 2"):
+        plan_of(cluster, facts=seen, devices="2")
+    plan_of(cluster, facts=facts_of(cluster, devices=(0, 1), device_kind="gpu"), devices="2")

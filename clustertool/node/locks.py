@@ -1,0 +1,192 @@
+"""A job's devices are locked by a file on the node that its supervisor and its guard hold open: the lock ends with them.
+
+Each part of a job on a node has a file of its own in /tmp, which all users may read and only its owner may change. It counts as
+long as somebody holds its flock: dead owners, reboots and left files need no care, and other users' locks are seen without
+seeing their processes. Who takes devices does so under one lock of the machine, for milliseconds.
+
+A neighbour can pretend to hold devices, as he could use them; he can not take, hide or forge a lock of another user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import pwd
+import secrets
+import stat
+import time
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence
+
+from clustertool.errors import DeviceHeld, PreflightError
+from clustertool.node import cards
+
+_TMP = "/tmp"
+_PREFIX = "clustertool-devices-"
+_MACHINE = "clustertool-devices.lock"
+_PATIENCE = 10.0  # seconds for others who are taking devices this moment
+_MOST = 1 << 16  # bytes of a file that are read
+_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+class Lock(NamedTuple):
+    """Somebody's lock: of this job, of this user (whose file it is), on these cards."""
+
+    job: str
+    user: str
+    uid: int
+    keys: Sequence[str]
+
+    def told(self) -> str:
+        return f"job {self.job} of user {self.user}"
+
+
+class Held(NamedTuple):
+    """A lock of our own: it lasts as long as `fd` is open in any process."""
+
+    fd: int
+    path: str
+
+    def touch(self) -> None:
+        """What is old in /tmp is swept away on many machines."""
+        with contextlib.suppress(OSError):
+            os.utime(self.fd)
+
+    def release(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
+        os.close(self.fd)
+
+
+def take(kind: str, ids: Sequence[int], job: str) -> Held:
+    """Lock all of them or none. Raises DeviceHeld, PreflightError.
+
+    The same job may have a card on two of its nodes that are one machine.
+    """
+    keys = cards.keys(kind, ids)
+    with _machine():
+        locks = _locks(clean=True)
+        taken = {}
+        for index in ids:
+            for lock in locks:
+                if keys[index] in lock.keys and (lock.job, lock.uid) != (job, os.getuid()):
+                    taken[index] = lock
+        if taken:
+            raise DeviceHeld(told(kind, {index: lock.told() for index, lock in taken.items()}), held_fix(taken))
+        return _make({"job": job, "keys": sorted(keys.values())})
+
+
+def told(kind: str, taken: Mapping[int, str]) -> str:
+    """`gpu 0,1 is held by job X of user anna; gpu 5 ...`"""
+    by_holder: Dict[str, List[int]] = {}
+    for index, holder in taken.items():
+        by_holder.setdefault(holder, []).append(index)
+    return "; ".join(f"{kind} {','.join(map(str, ids))} is held by {holder}" for holder, ids in by_holder.items())
+
+
+def held_fix(taken: Mapping[int, Lock]) -> str:
+    first = next(iter(taken.values()))
+    stop = f", or end it: inv stop --job {first.job}" if first.uid == os.getuid() else ""
+    return f"wait for it with --wait, take others with --devices (auto: those that are free){stop}"
+
+
+def held() -> Dict[str, Dict[str, str]]:
+    """Card's key -> {job, user} of who holds it; reads only."""
+    return {key: {"job": lock.job, "user": lock.user} for lock in _locks() for key in lock.keys}
+
+
+@contextlib.contextmanager
+def _machine() -> Iterator[None]:
+    """The lock of all who take devices on this machine. Its file is whoever's made it first; only its flock means anything."""
+    fd = _enter(os.path.join(_TMP, _MACHINE), time.monotonic() + _PATIENCE)
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def _enter(path: str, end: float) -> int:
+    while time.monotonic() < end:
+        try:
+            fd = _shared(path)
+        except OSError as error:
+            fix = "ask its owner, or root, to remove it"
+            raise PreflightError(f"{path} cannot be used: {error.strerror}", fix) from None
+        if _flock(fd, fcntl.LOCK_EX) and os.fstat(fd).st_nlink:
+            return fd
+        os.close(fd)
+        time.sleep(0.01)
+    raise PreflightError(f"{path} stays locked for {_PATIENCE:g} s", "fuser tells by whom; end that, or ask root to")
+
+
+def _shared(path: str) -> int:
+    try:
+        fd = os.open(path, os.O_RDONLY | _FLAGS)
+    except FileNotFoundError:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o644)
+            os.fchmod(fd, 0o644)  # whatever the umask is
+        except FileExistsError:
+            fd = os.open(path, os.O_RDONLY | _FLAGS)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no file")
+    return fd
+
+
+def _flock(fd: int, how: int) -> bool:
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _make(content: Mapping[str, Any]) -> Held:
+    """A new file, readable for others only once it is locked and whole."""
+    path = os.path.join(_TMP, f"{_PREFIX}{os.getuid()}-{secrets.token_hex(8)}")
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
+        end = time.monotonic() + _PATIENCE
+        while not _flock(fd, fcntl.LOCK_EX) and time.monotonic() < end:  # one who only looks holds it for a moment
+            time.sleep(0.002)
+        os.write(fd, json.dumps(content).encode())
+        os.fchmod(fd, 0o644)
+    except OSError as error:
+        raise PreflightError(f"{path} cannot be written: {error.strerror}", "make room in /tmp") from None
+    return Held(fd, path)
+
+
+def _locks(clean: bool = False) -> List[Lock]:
+    """All living locks. clean: remove one's own files that nobody holds; only for who has the machine's lock."""
+    found = []
+    try:
+        names = [name for name in os.listdir(_TMP) if name.startswith(_PREFIX)]
+    except OSError:
+        return []
+    for name in names:
+        path = os.path.join(_TMP, name)
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            fd = os.open(path, os.O_RDONLY | _FLAGS)
+            try:
+                info = os.fstat(fd)
+                if not stat.S_ISREG(info.st_mode):
+                    continue
+                if not _flock(fd, fcntl.LOCK_SH):
+                    content = json.loads(os.read(fd, _MOST))
+                    keys = [str(key) for key in content["keys"]]
+                    found.append(Lock(str(content["job"]), _owner(info.st_uid), info.st_uid, keys))
+                elif clean and info.st_uid == os.getuid():
+                    os.unlink(path)
+            finally:
+                os.close(fd)
+    return found
+
+
+def _owner(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

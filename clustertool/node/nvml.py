@@ -1,0 +1,206 @@
+"""NVIDIA's cards through NVML: the module `pynvml` comes from the laptop and loads the node's own library.
+
+A value that a card or a driver does not have is None and never an error; a card that does not answer says so in `problem`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import Any, Callable, Dict, List, Optional
+
+from clustertool.errors import PreflightError
+
+Card = Dict[str, Any]
+_THROTTLES = {
+    0x04: "power cap", 0x08: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal",
+    0x80: "power brake", 0x200: "board limit", 0x400: "reliability",
+}  # fmt: skip
+_COMPUTE = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
+_modules: Dict[str, Any] = {}  # digest -> the loaded module, NVML begun
+_kept: Dict[str, bytes] = {}  # what could not be written anywhere
+
+
+def _place() -> str:
+    return os.path.join(os.path.expanduser("~"), ".cache", "clustertool")
+
+
+def _path(digest: str) -> str:
+    return os.path.join(_place(), f"nvml-{digest}", "pynvml.py")
+
+
+def keep(digest: str, packed: str) -> None:
+    """Keep the module that the laptop sent: zlib in base64. Raises PreflightError where it is not what its digest says."""
+    import base64
+    import zlib
+
+    data = b""
+    with contextlib.suppress(zlib.error, ValueError):
+        data = zlib.decompress(base64.b64decode(packed))
+    if _digest(data) != digest:
+        raise PreflightError("the NVML module arrived damaged", "run it again")
+    path = _path(digest)
+    part = f"{path}.{os.getpid()}.{os.uname().nodename}"
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        with open(part, "wb") as file:
+            file.write(data)
+        os.replace(part, path)
+    except OSError:
+        _kept[digest] = data
+
+
+def _digest(data: bytes) -> str:
+    import hashlib
+
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
+def has(digest: str) -> bool:
+    return digest in _modules or bool(_source(digest))
+
+
+def _source(digest: str) -> bytes:
+    """The module's text if it is here whole, and nobody else could have put it there."""
+    with contextlib.suppress(OSError):
+        info = os.lstat(_place())
+        if info.st_uid == os.getuid() and not info.st_mode & 0o022:
+            with open(_path(digest), "rb") as file:
+                data = file.read()
+            if _digest(data) == digest:
+                return data
+    return _kept.get(digest, b"")
+
+
+def _load(digest: str) -> Any:
+    """The module; from its file, so that Python keeps it compiled."""
+    import importlib.util
+
+    if digest in _kept:
+        module = type(sys)("pynvml")
+        sys.modules["pynvml"] = module  # it looks itself up by this name
+        exec(compile(_kept[digest], "pynvml.py", "exec"), module.__dict__)
+        return module
+    spec = importlib.util.spec_from_file_location("pynvml", _path(digest))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["pynvml"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _begun(digest: str) -> Any:
+    """The module with NVML begun, once for the agent's life: beginning takes NVML up to seconds. Raises its NVMLError."""
+    if digest not in _modules:
+        module = _load(digest)
+        module.nvmlInit()
+        _modules[digest] = module
+    return _modules[digest]
+
+
+def read(digest: str, full: bool) -> Dict[str, Any]:
+    """{driver, cuda, devices, problem}. full: also what does not change from one second to the next."""
+    try:
+        nvml = _begun(digest)
+        count = nvml.nvmlDeviceGetCount()
+    except sys.modules["pynvml"].NVMLError as error:  # not bound before _load has put it there
+        return {"devices": [], "problem": f"NVML: {error}"}
+    found: Dict[str, Any] = {"devices": [_card(nvml, index, full) for index in range(count)], "problem": ""}
+    if full:
+        ask = _Asker(nvml)
+        cuda = ask(nvml.nvmlSystemGetCudaDriverVersion_v2)
+        found["driver"] = ask.text(nvml.nvmlSystemGetDriverVersion)
+        found["cuda"] = f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else ""
+    return found
+
+
+class _Asker:
+    """Calls of one card: what is not there is None, and the first real error is kept."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self.error = ""
+
+    def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except self._nvml.NVMLError as error:
+            harmless = (
+                self._nvml.NVML_ERROR_NOT_SUPPORTED, self._nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+                self._nvml.NVML_ERROR_NO_PERMISSION, self._nvml.NVML_ERROR_NOT_FOUND,
+            )  # fmt: skip
+            if error.value not in harmless:
+                self.error = self.error or str(error)
+        except self._nvml.NVMLLibraryMismatchError:
+            pass
+        return None
+
+    def text(self, function: Callable[..., Any], *arguments: Any) -> str:
+        value = self(function, *arguments)
+        return value.decode(errors="replace") if isinstance(value, bytes) else str(value or "")
+
+
+def _card(nvml: Any, index: int, full: bool) -> Card:
+    ask = _Asker(nvml)
+    handle = ask(nvml.nvmlDeviceGetHandleByIndex, index)
+    card: Card = {"index": index}
+    if handle is not None:
+        card.update(_now(nvml, ask, handle))
+        if full:
+            card.update(_state(nvml, ask, handle))
+    card["problem"] = ask.error
+    return card
+
+
+def _now(nvml: Any, ask: _Asker, handle: Any) -> Card:
+    """What changes from second to second. Memory as nvidia-smi counts it: what the driver keeps for itself is not "used"."""
+    memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2) or ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+    rates = ask(nvml.nvmlDeviceGetUtilizationRates, handle)
+    power = ask(nvml.nvmlDeviceGetPowerUsage, handle)
+    return {
+        "memory_total": int(memory.total) if memory else None,
+        "memory_used": int(memory.used) if memory else None,
+        "memory_free": int(memory.free) if memory else None,
+        "utilisation": int(rates.gpu) if rates else None,
+        "temperature": ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+        "power": _watts(power),
+        "processes": _processes(nvml, ask, handle),
+    }
+
+
+def _watts(milliwatts: Optional[int]) -> Optional[float]:
+    return None if milliwatts is None else round(milliwatts / 1000, 1)
+
+
+def _processes(nvml: Any, ask: _Asker, handle: Any) -> List[Dict[str, Any]]:
+    """Compute and graphics; a program that does both is told once."""
+    found: Dict[int, Dict[str, Any]] = {}
+    for kind in ("Compute", "Graphics"):
+        listed = ask(getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses_v3"), handle)
+        if listed is None:
+            listed = ask(getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses_v2"), handle)
+        for process in listed or ():
+            found.setdefault(int(process.pid), {"pid": int(process.pid), "memory": process.usedGpuMemory})
+    return list(found.values())
+
+
+def _state(nvml: Any, ask: _Asker, handle: Any) -> Card:
+    reasons = ask(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+    if reasons is None:  # drivers before 535
+        reasons = ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+    corrected, uncorrected = (
+        ask(nvml.nvmlDeviceGetTotalEccErrors, handle, kind, nvml.NVML_VOLATILE_ECC)
+        for kind in (nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
+    )
+    persistence = ask(nvml.nvmlDeviceGetPersistenceMode, handle)
+    return {
+        "model": ask.text(nvml.nvmlDeviceGetName, handle),
+        "uuid": ask.text(nvml.nvmlDeviceGetUUID, handle),
+        "power_limit": _watts(ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
+        "throttle": [word for bit, word in _THROTTLES.items() if (reasons or 0) & bit],
+        "ecc_corrected": corrected,
+        "ecc_uncorrected": uncorrected,
+        "compute_mode": _COMPUTE.get(ask(nvml.nvmlDeviceGetComputeMode, handle), ""),
+        "persistence": None if persistence is None else bool(persistence),
+    }

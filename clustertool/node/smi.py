@@ -1,0 +1,213 @@
+"""Devices that are not NVIDIA's are read from what their maker's own tool prints; each parser is pure.
+
+hy-smi (Hygon DCU), xpu_smi or xpu-smi (Kunlun XPU), npu-smi (Ascend NPU). What a tool does not print is None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+Card = Dict[str, Any]
+Found = Dict[str, Any]
+_MIB = 1 << 20
+_PLACES = ("/usr/local/bin", "/usr/local/sbin", "/opt/hyhal/bin", "/opt/dtk/bin", "/usr/local/xpu/bin", "/opt/xre/bin")
+PATIENCE = 10.0  # seconds for one tool: on a sick card they hang
+
+# -- parsers ----------------------------------------------------------------------------------------------------------
+
+_SMI_LINE = re.compile(r"\s*(\d+)\s+([\d.]+)C\s+([\d.]+)W\s+\S+\s+([\d.]+)W\s+(\d+)%\s+([\d.]+)%")
+_VRAM = re.compile(r"[DHG][CP]U\[(\d+)\]\s*: *vram Total (Used )?Memory \((MiB|B)\): *(\d+)", re.I)
+_SERIES = re.compile(r"[DHG][CP]U\[(\d+)\]\s*: *Card Series: *(.+)", re.I)
+_HY_DRIVER = re.compile(r"Driver Version: *(\S+)", re.I)
+_KFD = re.compile(r"PID: *(\d+)(.*?)(?=PID: *\d|\Z)", re.S)
+
+
+def hy(text: str) -> Found:
+    """`hy-smi`, `hy-smi --showproductname --showdriverversion --showmeminfo vram`, `hy-smi --showpids`, one after the other."""
+    cards: Dict[int, Card] = {}
+    for line in text.splitlines():
+        match = _SMI_LINE.match(line)
+        if match:
+            index = int(match[1])
+            cards[index] = _card(
+                index, temperature=_whole(match[2]), power=_number(match[3]), power_limit=_number(match[4]),
+                utilisation=_whole(match[6]),
+            )  # fmt: skip
+    for number, used, unit, size in _VRAM.findall(text):
+        if int(number) in cards:
+            cards[int(number)]["memory_used" if used else "memory_total"] = int(size) * (_MIB if unit == "MiB" else 1)
+    for number, model in _SERIES.findall(text):
+        if int(number) in cards:
+            cards[int(number)]["model"] = model.strip()
+    for pid, rest in _KFD.findall(text):
+        memory = re.search(r"VRAM USED\((MiB|B)\): *(\d+)", rest)
+        size = int(memory[2]) * (_MIB if memory[1] == "MiB" else 1) if memory else None
+        numbers = re.search(r"[DH]CU Index: *(.*)", rest)
+        on = [int(number) for number in re.findall(r"\d+", numbers[1] if numbers else "")]
+        for number in on:  # the tool tells one sum for a process on several cards
+            if number in cards:
+                cards[number]["processes"].append({"pid": int(pid), "memory": size if len(on) == 1 else None})
+    driver = _HY_DRIVER.search(text)
+    return {"devices": _whole_memory(cards), "driver": driver[1] if driver else "", "problem": ""}
+
+
+_XPU_FIRST = re.compile(r"\|\s+(\d+)\s+(\S.*?)\s+(?:N/A|On|Off)\s*\|\s*[\dA-Fa-f:.]+\s+\S+\s*\|\s*(\S+)\s*\|")
+_XPU_SECOND = re.compile(
+    r"\|\s*\S+\s+(\d+)C\s+\S+\s+(\S+?)W? / (\S+?)W? *\|\s*(\d+)MiB / *(\d+)MiB\s*\|\s*(\S+?)%?\s+(\S.*?)\s*\|"
+)
+_XPU_PROCESS = re.compile(r"\|\s+(\d+)\s+\S+\s+\S+\s+(\d+)\s+\S+\s+\S.*?(?:(\d+)MiB)?\s*\|")
+_XPU_DRIVER = re.compile(r"Driver Version: *(\S+)")
+
+
+def xpu(text: str) -> Found:
+    """`xpu_smi` without options: nvidia-smi's table, a third line a card for its L3 cache."""
+    cards: Dict[int, Card] = {}
+    at: Optional[Card] = None
+    table, _, processes = text.partition("Processes:")
+    for line in table.splitlines():
+        first, second = _XPU_FIRST.match(line), _XPU_SECOND.match(line)
+        if first:
+            at = cards[int(first[1])] = _card(int(first[1]), model=first[2], ecc_uncorrected=_whole(first[3]))
+        elif second and at is not None:
+            at.update(
+                temperature=_whole(second[1]), power=_number(second[2]), power_limit=_number(second[3]),
+                memory_used=int(second[4]) * _MIB, memory_total=int(second[5]) * _MIB, utilisation=_whole(second[6]),
+                compute_mode=second[7].lower(),
+            )  # fmt: skip
+            at = None
+    for line in processes.splitlines():
+        match = _XPU_PROCESS.match(line)
+        if match and int(match[1]) in cards:
+            memory = int(match[3]) * _MIB if match[3] else None
+            cards[int(match[1])]["processes"].append({"pid": int(match[2]), "memory": memory})
+    driver = _XPU_DRIVER.search(text)
+    return {"devices": _whole_memory(cards), "driver": driver[1] if driver else "", "problem": ""}
+
+
+_NPU_FIRST = re.compile(r"\|\s*(\d+)\s+(\S+)\s*\|\s*(\S+)\s*\|\s*(\S+)\s+(\S+)\s+\d+\s*/ *\d+\s*\|")
+_NPU_SECOND = re.compile(
+    r"\|\s*(\d+)(?:\s+(\d+))?\s*\|\s*[\dA-Fa-fxX:.]+\s*\|\s*(\S+)\s+(\d+) */ *(\d+)(?:\s+(\d+) */ *(\d+))?\s*\|"
+)
+_NPU_PROCESS = re.compile(r"\|\s*(\d+)\s+(\d+)\s*\|\s*(\d+)\s*\|[^|]*\|\s*(\d+)\s*\|")
+_NPU_DRIVER = re.compile(r"Version: *(\S+)")
+
+
+def npu(text: str) -> Found:
+    """`npu-smi info`: two lines a chip. A chip's id is its Phy-ID; older tools print none, and then chips count up."""
+    cards: List[Card] = []
+    by_chip: Dict[Tuple[int, int], Card] = {}
+    at: Optional[Card] = None
+    board = 0
+    table, _, processes = text.partition("Process id")
+    for line in table.splitlines():
+        second = _NPU_SECOND.match(line) if at is not None else None
+        first = _NPU_FIRST.match(line) if second is None else None
+        if first:
+            board, health = int(first[1]), first[3]
+            at = _card(
+                board, model=first[2], power=_number(first[4]), temperature=_whole(first[5]),
+                problem="" if health == "OK" else f"health: {health}",
+            )  # fmt: skip
+        elif second and at is not None:
+            used, total = (second[6], second[7]) if second[7] and int(second[7]) else (second[4], second[5])
+            at.update(utilisation=_whole(second[3]), memory_used=int(used) * _MIB, memory_total=int(total) * _MIB)
+            at["index"] = -1 if second[2] is None else int(second[2])
+            by_chip[board, int(second[1])] = at
+            cards.append(at)
+            at = None
+    boards = [number for number, _ in by_chip]
+    for count, ((number, _), card) in enumerate(by_chip.items()):
+        if card["index"] < 0:
+            card["index"] = number if len(set(boards)) == len(boards) else count
+    for line in processes.splitlines():
+        match = _NPU_PROCESS.match(line)
+        if match and (int(match[1]), int(match[2])) in by_chip:
+            process = {"pid": int(match[3]), "memory": int(match[4]) * _MIB}
+            by_chip[int(match[1]), int(match[2])]["processes"].append(process)
+    driver = _NPU_DRIVER.search(text)
+    devices = _whole_memory({card["index"]: card for card in cards})
+    return {"devices": devices, "driver": driver[1] if driver else "", "problem": ""}
+
+
+def _card(index: int, **values: Any) -> Card:
+    empty: Card = {
+        "index": index, "model": "", "uuid": "", "memory_total": None, "memory_used": None, "memory_free": None,
+        "utilisation": None, "temperature": None, "power": None, "power_limit": None, "throttle": [],
+        "ecc_corrected": None, "ecc_uncorrected": None, "compute_mode": "", "persistence": None, "problem": "", "processes": [],
+    }  # fmt: skip
+    return {**empty, **values}
+
+
+def _whole_memory(cards: Mapping[int, Card]) -> List[Card]:
+    for card in cards.values():
+        if card["memory_total"] is not None and card["memory_used"] is not None:
+            card["memory_free"] = card["memory_total"] - card["memory_used"]
+    return [cards[index] for index in sorted(cards)]
+
+
+def _number(text: str) -> Optional[float]:
+    with contextlib.suppress(ValueError):
+        return float(text)
+    return None
+
+
+def _whole(text: str) -> Optional[int]:
+    number = _number(text)
+    return None if number is None else round(number)
+
+
+# -- running the tools ------------------------------------------------------------------------------------------------
+
+Tool = Tuple[Sequence[str], Sequence[Sequence[str]], Callable[[str], Found]]
+TOOLS: Mapping[str, Tool] = {
+    "dcu": (("hy-smi",), ((), ("--showproductname", "--showdriverversion", "--showmeminfo", "vram"), ("--showpids",)), hy),
+    "xpu": (("xpu_smi", "xpu-smi"), ((),), xpu),
+    "npu": (("npu-smi",), (("info",),), npu),
+}
+
+
+def read(kind: str) -> Found:
+    """The devices of this kind as its tool tells them."""
+    names, calls, parse = TOOLS[kind]
+    program = next((path for path in map(_find, names) if path), "")
+    if not program:
+        return {"devices": [], "driver": "", "problem": f"there is no {names[0]}: only the ids of the devices are known"}
+    texts = []
+    for arguments in calls:
+        text = _output([program, *arguments])
+        if text is None:
+            command = " ".join([names[0], *arguments])
+            return {"devices": [], "driver": "", "problem": f"{command} does not answer for {PATIENCE:g} s: a device hangs?"}
+        texts.append(text)
+    found = parse("\n".join(texts))
+    if not found["devices"]:
+        found["problem"] = f"{names[0]} told of no device: {' '.join(texts[0].split())[:200] or 'it printed nothing'}"
+    return found
+
+
+def _find(name: str) -> str:
+    for folder in [*os.get_exec_path(), *_PLACES]:
+        path = os.path.join(folder, name)
+        if os.access(path, os.X_OK) and os.path.isfile(path):
+            return path
+    return ""
+
+
+def _output(argv: Sequence[str]) -> Optional[str]:
+    """What it prints; None where it does not end. It and all it started are ended then."""
+    process = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    try:
+        return process.communicate(timeout=PATIENCE)[0].decode(errors="replace")
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the driver does not die
+            process.communicate(timeout=1.0)
+        return None

@@ -1,0 +1,31 @@
+"""Asking nodes for their devices; a node that needs the NVML module says so, gets it, and is asked once more."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+from clustertool.plan.frames import Header
+from clustertool.reach import pyz
+from clustertool.reach.fanout import Gathered
+from clustertool.reach.fleet import Fleet
+
+
+def devices_of(fleet: Fleet) -> Gathered[Header]:
+    """Every node's cards and what they do now."""
+    return ask(fleet, dict.fromkeys(fleet.agents, {"q": "devices"}))
+
+
+def ask(fleet: Fleet, requests: Mapping[int, Mapping[str, Any]], timeout: float = 60.0) -> Gathered[Header]:
+    """{node: request} whose answer may be that the NVML module is needed first."""
+    digest, data = pyz.nvml()
+    wanted = {node: {**request, "nvml": digest} for node, request in requests.items()}
+    gathered = fleet.ask(wanted, timeout)
+    needy = [node for node, answer in gathered.ok.items() if "need" in answer]
+    if not needy:
+        return gathered
+    sent = fleet.ask(dict.fromkeys(needy, {"q": "module", "nvml": digest, "data": base64.b64encode(data).decode()}), timeout)
+    again = fleet.ask({node: wanted[node] for node in sent.ok}, timeout)
+    ok = {node: answer for node, answer in gathered.ok.items() if node not in needy}
+    return Gathered({**ok, **again.ok}, {**gathered.failed, **sent.failed, **again.failed})

@@ -1,0 +1,74 @@
+"""Which devices a node has, by its device files: kinds, and the ids by which programs know them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clustertool.node import cards
+
+
+@pytest.fixture(autouse=True)
+def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+
+
+def node(tmp: Path, files: list[str], topology: list[str] | None = None) -> tuple[str, str]:
+    """A /dev with these files and a /sys with these nodes of the kernel's topology."""
+    dev, sys = tmp / "dev", tmp / "sys"
+    dev.mkdir()
+    for name in files:
+        (dev / name).touch()
+    for number, properties in enumerate(topology or ()):
+        folder = sys / "class/kfd/kfd/topology/nodes" / str(number)
+        folder.mkdir(parents=True)
+        (folder / "properties").write_text(properties)
+    return str(dev), str(sys)
+
+
+CPU = "cpu_cores_count 32\nsimd_count 0\nvendor_id 0\n"
+HYGON = "cpu_cores_count 0\nsimd_count 320\nvendor_id 7572\n"
+AMD = "cpu_cores_count 0\nsimd_count 8\nvendor_id 4098\n"
+
+
+@pytest.mark.parametrize("files, topology, expected", [
+    ([], None, ("cpu", [])),
+    (["nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm"], None, ("gpu", [0, 1, 2])),
+    (["nvidia3"], None, ("gpu", [0])),  # a container with one of four
+    (["nvidiactl", "nvidia-modeset"], None, ("cpu", [])),
+    (["xpu0", "xpu5", "xpuctrl"], None, ("xpu", [0, 5])),
+    (["davinci0", "davinci7", "davinci_manager"], None, ("npu", [0, 7])),
+    (["kfd"], [CPU, HYGON, HYGON], ("dcu", [0, 1])),
+    (["mkfd", "kfd"], [CPU, CPU, HYGON], ("dcu", [0])),
+    (["kfd"], [CPU, AMD], ("cpu", [])),  # AMD's own cards, and the graphics of a laptop
+    ([], [CPU, HYGON], ("cpu", [])),  # a container without the driver's file
+])  # fmt: skip
+def test_found(tmp_path: Path, files: list[str], topology: list[str] | None, expected: tuple[str, list[int]]) -> None:
+    assert cards.found(*node(tmp_path, files, topology)) == expected
+
+
+def test_keys_are_the_machines_own_names(tmp_path: Path) -> None:
+    """Card 0 of a container and card 3 of its machine are one card."""
+    dev, _ = node(tmp_path, ["nvidia3", "nvidia7"])
+    assert cards.keys("gpu", [0, 1, 2], dev) == {0: "nvidia3", 1: "nvidia7", 2: "nvidia2"}
+    assert cards.keys("npu", [4], dev) == {4: "davinci4"}
+    assert cards.keys("dcu", [1], dev) == {1: "dcu1"}
+
+
+def test_a_library_that_is_none_is_no_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / cards.LIBRARY).write_text("nonsense")
+    monkeypatch.setenv("LD_LIBRARY_PATH", f":{tmp_path}")
+    assert cards.library() == str(tmp_path / cards.LIBRARY)
+    assert cards.found(*node(tmp_path, [])) == ("cpu", [])
+
+
+def test_within() -> None:
+    import threading
+
+    never = threading.Event()
+    assert cards.within(5.0, lambda: 3, "late") == 3
+    assert cards.within(0.05, never.wait, "late") == "late"
+    never.set()
+    with pytest.raises(ValueError, match="bad"):
+        cards.within(5.0, lambda: int("bad"), 0)
