@@ -15,6 +15,7 @@ from clustertool.verbs import (  # noqa: E402
     dispatch,
     exec,
     fetch,
+    gpus,
     jobs,
     local,
     logs,
@@ -28,7 +29,7 @@ from clustertool.verbs import (  # noqa: E402
 ns = Collection()
 for _task in (
     run.run, check.check, dispatch.dispatch, stop.stop, status.status, jobs.jobs, logs.logs, attach.attach, fetch.fetch,
-    exec.exec_, split.split, clean.clean, report.report,
+    exec.exec_, gpus.gpus, split.split, clean.clean, report.report,
 ):  # fmt: skip
     ns.add_task(_task)
 ns.add_collection(Collection("cluster", up=local.up, down=local.down))

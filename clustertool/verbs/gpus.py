@@ -1,0 +1,27 @@
+"""inv gpus: the devices of the cluster now, by node, with who uses them."""
+
+from __future__ import annotations
+
+from clustertool.errors import raise_all
+from clustertool.verbs.call import JSON, NODES, Call, verb
+
+
+@verb(NODES, JSON)
+def gpus(call: Call) -> None:
+    """Show the devices of all nodes (GPU, DCU, XPU, NPU), what they do, and whose jobs and processes are on them."""
+    from clustertool.reach.devices import devices_of
+    from clustertool.show.devices import devices_tables
+    from clustertool.verbs import load
+    from clustertool.verbs.jobs import fleet_of
+
+    cluster = load.cluster(call, start_local=False)
+    with fleet_of(cluster) as fleet:
+        gathered = devices_of(fleet)
+        nodes = {fleet.name(node): answer for node, answer in sorted(gathered.ok.items())}
+        failed = {**fleet.failed, **gathered.failed}
+        if call.json:
+            told = {name: {key: answer[key] for key in answer if key != "re"} for name, answer in nodes.items()}
+            call.answer({"nodes": told, "unreachable": {fleet.name(node): e.what for node, e in sorted(failed.items())}})
+        else:
+            devices_tables(nodes, call.terminal)
+        raise_all(list(failed.values()))
