@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.cli import Site
+
 SOURCE = Path(__file__).with_name("data") / "nvml.c"
+LIBRARY = "libnvidia-ml.so.1"
 SICK = 5
 
 
@@ -37,6 +41,22 @@ def make(folder: Path) -> Driver:
     if not compiler:
         pytest.skip("needs a C compiler (package gcc) for a libnvidia-ml.so.1")
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / "libnvidia-ml.so.1"
+    target = folder / LIBRARY
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(target), str(SOURCE), "-ldl"], check=True)
+    return Driver(folder)
+
+
+def give(site: Site, compiled: Driver, *nodes: int) -> list[Driver]:
+    """These nodes of a site get a driver of their own: the node side starts with it on LD_LIBRARY_PATH."""
+    wrapper = site.folder / "python"
+    found = '[ -d "$HOME/driver" ] && export LD_LIBRARY_PATH="$HOME/driver"'
+    wrapper.write_text(f'#!/bin/sh\n{found}\nexec {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    site.conf(PYTHON=str(wrapper))
+    return [copy(compiled, site.home(node) / "driver") for node in nodes]
+
+
+def copy(compiled: Driver, folder: Path) -> Driver:
+    folder.mkdir(parents=True)
+    (folder / LIBRARY).write_bytes((compiled.folder / LIBRARY).read_bytes())
     return Driver(folder)

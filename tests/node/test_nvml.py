@@ -15,23 +15,15 @@ import pytest
 from clustertool.errors import PreflightError
 from clustertool.reach import pyz
 from tests.node.harness import Bench, Node, until
-from tests.nvml import SICK, Driver, make
+from tests.nvml import SICK, Driver, copy
 
 MIB = 1 << 20
 USER = pwd.getpwuid(os.getuid()).pw_name
 
 
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("nvml")).folder / "libnvidia-ml.so.1"
-
-
 @pytest.fixture
-def driver(library: Path, tmp_path: Path) -> Driver:
-    folder = tmp_path / "driver"
-    folder.mkdir()
-    (folder / library.name).write_bytes(library.read_bytes())
-    return Driver(folder)
+def driver(nvml: Driver, tmp_path: Path) -> Driver:
+    return copy(nvml, tmp_path / "driver")
 
 
 def node_with(bench: Bench, driver: Driver, **given: Any) -> Node:
