@@ -70,6 +70,7 @@ def spec(plan: Plan, node: Node, endpoints: list[str]) -> Spec:
         "ld_library_path": plan.ld_library_path,
         "first_path": plan.first_path,
         "common": {name: HIDDEN if name in plan.secrets else value for name, value in common.items()},
+        "device_kind": node.device_kind,
         "processes": [_process(process, common, plan.secrets) for process in node.processes],
         "extra_ports": [port for at, port in plan.extra_ports if at == node.index],
         "endpoints": endpoints,

@@ -39,6 +39,7 @@ def look(module: str, full: bool = True) -> Dict[str, Any]:
     known = {device["index"] for device in found["devices"]}
     found["devices"] += [{"index": index} for index in ids if index not in known]
     _own(found["devices"], kind)
+    found["used"] = _used_by(found["devices"])
     return found
 
 
@@ -139,15 +140,16 @@ def _marks(pid: int) -> Dict[str, str]:
     return {_MARKS[name]: value.decode(errors="replace") for name, _, value in items if name in _MARKS}
 
 
-def foreign(found: Mapping[str, Any]) -> List[Tuple[int, str]]:
-    """(device, who) of the devices that something computes on which is no job of the tool's own lock, in words."""
-    taken = []
-    for device in found["devices"]:
-        if device["processes"] and not device["held"]:
-            taken.append((int(device["index"]), describe(device["processes"][0])))
-        elif device.get("problem"):
-            taken.append((int(device["index"]), str(device["problem"])))
-    return taken
+def _used_by(devices: List[Dict[str, Any]]) -> List[Tuple[int, str]]:
+    """(device, who) of devices that no job has locked and somebody computes on, and of those that are broken."""
+    used = []
+    for device in devices:
+        computing = [process for process in device["processes"] if not process.get("graphics")]
+        if device.get("problem"):
+            used.append((int(device["index"]), f"nobody, it is broken: {device['problem']}"))
+        elif computing and not device["held"]:
+            used.append((int(device["index"]), describe(computing[0])))
+    return used
 
 
 def describe(process: Mapping[str, Any]) -> str:

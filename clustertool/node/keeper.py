@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional, Tuple
 
 from clustertool.node import guard, processes
 from clustertool.node.family import Family
@@ -24,6 +24,7 @@ class Keeper:
         self.sock: Optional[socket.socket] = None
         self._family, self._spec, self._job, self._record = family, spec, job, record
         self._patience = guard.patience(spec)
+        self.inherited: Tuple[int, ...] = ()  # descriptors that the guard holds open too
         self._beat_at = self._heard = self._start_at = 0.0
 
     def start(self) -> None:
@@ -91,7 +92,7 @@ class Keeper:
             os.setsid()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            keep = {theirs.fileno(), self._job, 0, 1, 2}
+            keep = {theirs.fileno(), self._job, 0, 1, 2, *self.inherited}
             for name in os.listdir("/proc/self/fd"):
                 if int(name) not in keep:
                     with contextlib.suppress(OSError):

@@ -22,6 +22,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence
 
 from clustertool.errors import DeviceHeld, PreflightError
 from clustertool.node import cards
+from clustertool.plan.held import FIX, holder, told
 
 _TMP = "/tmp"
 _PREFIX = "clustertool-devices-"
@@ -38,9 +39,6 @@ class Lock(NamedTuple):
     user: str
     uid: int
     keys: Sequence[str]
-
-    def told(self) -> str:
-        return f"job {self.job} of user {self.user}"
 
 
 class Held(NamedTuple):
@@ -68,28 +66,11 @@ def take(kind: str, ids: Sequence[int], job: str) -> Held:
     keys = cards.keys(kind, ids)
     with _machine():
         locks = _locks(clean=True)
-        taken = {}
-        for index in ids:
-            for lock in locks:
-                if keys[index] in lock.keys and (lock.job, lock.uid) != (job, os.getuid()):
-                    taken[index] = lock
+        others = {key: lock for lock in locks if (lock.job, lock.uid) != (job, os.getuid()) for key in lock.keys}
+        taken = {index: others[key] for index, key in keys.items() if key in others}
         if taken:
-            raise DeviceHeld(told(kind, {index: lock.told() for index, lock in taken.items()}), held_fix(taken))
+            raise DeviceHeld(told(kind, {index: holder(lock.job, lock.user) for index, lock in taken.items()}), FIX)
         return _make({"job": job, "keys": sorted(keys.values())})
-
-
-def told(kind: str, taken: Mapping[int, str]) -> str:
-    """`gpu 0,1 is held by job X of user anna; gpu 5 ...`"""
-    by_holder: Dict[str, List[int]] = {}
-    for index, holder in taken.items():
-        by_holder.setdefault(holder, []).append(index)
-    return "; ".join(f"{kind} {','.join(map(str, ids))} is held by {holder}" for holder, ids in by_holder.items())
-
-
-def held_fix(taken: Mapping[int, Lock]) -> str:
-    first = next(iter(taken.values()))
-    stop = f", or end it: inv stop --job {first.job}" if first.uid == os.getuid() else ""
-    return f"wait for it with --wait, take others with --devices (auto: those that are free){stop}"
 
 
 def held() -> Dict[str, Dict[str, str]]:
@@ -168,7 +149,7 @@ def _locks(clean: bool = False) -> List[Lock]:
         return []
     for name in names:
         path = os.path.join(_TMP, name)
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # anybody may write there
             fd = os.open(path, os.O_RDONLY | _FLAGS)
             try:
                 info = os.fstat(fd)

@@ -174,14 +174,15 @@ def _watts(milliwatts: Optional[int]) -> Optional[float]:
 
 
 def _processes(nvml: Any, ask: _Asker, handle: Any) -> List[Dict[str, Any]]:
-    """Compute and graphics; a program that does both is told once."""
+    """Programs that compute, and those that only draw; who does both computes."""
     found: Dict[int, Dict[str, Any]] = {}
     for kind in ("Compute", "Graphics"):
         listed = ask(getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses_v3"), handle)
         if listed is None:
             listed = ask(getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses_v2"), handle)
         for process in listed or ():
-            found.setdefault(int(process.pid), {"pid": int(process.pid), "memory": process.usedGpuMemory})
+            told = {"pid": int(process.pid), "memory": process.usedGpuMemory, "graphics": kind == "Graphics"}
+            found.setdefault(int(process.pid), told)
     return list(found.values())
 
 

@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple
 
 from clustertool.errors import PreflightError
-from clustertool.node import files, memory, ports, processes, ranks
+from clustertool.node import files, locks, memory, ports, processes, ranks
 from clustertool.node.awaited import Awaited
 from clustertool.node.disk import Disk
 from clustertool.node.ending import Ending
@@ -80,6 +80,7 @@ class Supervisor:
         self.recorder = Recorder(job)
         self.holds = Holds()
         self.keeper = Keeper(self.family, spec, job, self.record)
+        self.devices: Optional[locks.Held] = None
         self.control = -1
         self.control_rest = b""
         self.ending: Optional[Ending] = None
@@ -105,6 +106,7 @@ class Supervisor:
         wanted = [*(its[0] for its in each), *self.spec["extra_ports"], *others]
         self.holds.take(wanted)
         ports.require_free(wanted)
+        self._lock_devices()
         self._open_control()
         self.record("job", **self.spec["header"])
         self.record("supervisor", pid=self.me.pid, start=self.me.start, boot=processes.boot_id())
@@ -116,6 +118,13 @@ class Supervisor:
             self._become_lead()
         else:
             self.uplink = Uplink(self.spec)
+
+    def _lock_devices(self) -> None:
+        """The cards of our ranks, for us and the guard: as long as one of the two lives, they are this job's."""
+        kind, ids = str(self.spec["device_kind"]), {card for rank in self.ranks.values() for card in rank.spec["devices"]}
+        if ids and kind != "cpu":
+            self.devices = locks.take(kind, sorted(ids), self.spec["job"])
+            self.keeper.inherited = (self.devices.fd,)
 
     def _hear_signals(self) -> None:
         self.wake, self._wake_write = socket.socketpair()
@@ -214,6 +223,8 @@ class Supervisor:
             self.lead.close()
         self.keeper.end()
         self.holds.close()
+        if self.devices is not None:
+            self.devices.release()
         if self.control >= 0:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{OURS}/control", dir_fd=self.job)
@@ -395,6 +406,8 @@ class Supervisor:
             self.recorder.turn(self.family.members, running)
             with contextlib.suppress(OSError):
                 os.utime(self.control)  # our heartbeat for whoever asks for the status
+            if self.devices is not None:
+                self.devices.touch()
 
     def _look_at_disk(self) -> None:
         if self.disk.look():

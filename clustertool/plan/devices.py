@@ -6,9 +6,10 @@ from collections import Counter
 from dataclasses import replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from clustertool.errors import PreflightError, raise_all
+from clustertool.errors import ClustertoolError, DeviceHeld, PreflightError, raise_all
 from clustertool.plan.cluster import Cluster
 from clustertool.plan.facts import Facts
+from clustertool.plan.held import FIX, holder, told
 from clustertool.plan.hosts import Host
 from clustertool.plan.job import JobSpec
 from clustertool.plan.ranks import Seat
@@ -22,6 +23,7 @@ VARIABLES = {
     "xpu": ("XPU_VISIBLE_DEVICES", "FLAGS_selected_xpus"),
     "npu": ("ASCEND_RT_VISIBLE_DEVICES", "FLAGS_selected_npus"),
 }
+AUTO_FIX = "wait for them with --wait, or ask for fewer with --nproc-per-node"
 _HETER = {"gpu": "gpu", "dcu": "gpu", "xpu": "xpu"}  # kind -> HETER_DEVICE_TYPE; Paddle knows cpu beside them and no other
 
 
@@ -34,15 +36,54 @@ def kind_of(cluster: Cluster, facts: Facts) -> str:
     return facts.device_kind
 
 
-def usable(host: Host, job: JobSpec, facts: Facts, kind: str) -> Tuple[int, ...]:
-    """Physical ids for this job on this host: the command line, HOSTS, then all that the probe found."""
+def busy(facts: Facts, job_id: str) -> Dict[int, str]:
+    """Device -> who has it, in words: other jobs by their locks, others by what computes on it where that was looked at."""
+    return {**dict(facts.used), **{device: holder(job, user) for device, job, user in facts.held if job != job_id}}
+
+
+def usable(host: Host, job: JobSpec, facts: Facts, kind: str, job_id: str) -> Tuple[int, ...]:
+    """Physical ids for this job on this host: the command line, HOSTS, then all that the probe found.
+
+    With --devices auto the free ones of these, as many as trainers are asked for on the host, else all.
+    """
     if kind == "cpu" and job.devices is None and host.devices is None:
         return ()
     if job.devices is not None:
         return job.devices
-    if host.devices is not None:
-        return host.devices
-    return host.on_slots(facts.devices) if facts.device_kind == kind else ()  # another kind's ids mean nothing
+    found = host.devices
+    if found is None:
+        found = host.on_slots(facts.devices) if facts.device_kind == kind else ()  # another kind's ids mean nothing
+    if not job.auto_devices:
+        return found
+    taken = busy(facts, job_id)
+    return tuple(device for device in found if device not in taken)[: _asked(host, job)]
+
+
+def _asked(host: Host, job: JobSpec) -> Optional[int]:
+    """How many trainers, and so devices with --devices auto, were asked for on a host; None for all that is free."""
+    asked = (job.nproc, job.trainer.per_node, host.count("trainer"), host.nproc) if job.mode != "ps-heter" else ()
+    return next((number for number in asked if number is not None), None)
+
+
+def require_free(
+    cluster: Cluster, job: JobSpec, facts: Mapping[int, Facts], kinds: Sequence[str], seats: Sequence[Seat], job_id: str
+) -> None:
+    """No process gets a device that a job holds, and --devices auto found enough. Raises all nodes' DeviceHeld at once."""
+    errors: List[ClustertoolError] = []
+    for host in cluster.hosts:
+        fact, kind = facts[host.index], kinds[host.index]
+        taken = busy(fact, job_id)
+        takers = [seat for seat in seats if seat.node == host.index and _takes(job, seat, kind)]
+        own = {device for seat in takers for device in seat.devices}
+        if kind == "cpu" or not taken or not takers:
+            continue
+        if job.auto_devices and len(own) < (_asked(host, job) or 1):
+            what = f"{len(own)} of {_asked(host, job) or len(fact.devices)} devices are free: {told(kind, taken)}"
+            errors.append(DeviceHeld(what, AUTO_FIX, host.name))
+        elif own & set(taken):
+            held = {device: who for device, who in taken.items() if device in own}
+            errors.append(DeviceHeld(told(kind, held), FIX, host.name))
+    raise_all(errors)
 
 
 def require(cluster: Cluster, job: JobSpec, facts: Mapping[int, Facts], kinds: Sequence[str]) -> None:
@@ -51,14 +92,19 @@ def require(cluster: Cluster, job: JobSpec, facts: Mapping[int, Facts], kinds: S
     Where conf.py says that nothing but the CPU is used, ids only count trainers.
     """
     if cluster.device_kind != "cpu" and cluster.use_gpu is not False:
+        if job.auto_devices:
+            bare = [host for host in cluster.hosts if facts[host.index].devices_seen and not facts[host.index].devices]
+            fix = "leave --devices auto out; --nproc-per-node says how many trainers run"
+            raise_all([PreflightError("the node has no devices", fix, host.name) for host in bare])
         looked = [_absent(host, job, facts[host.index], kinds[host.index]) for host in cluster.hosts]
         raise_all([error for error in looked if error])
 
 
 def _absent(host: Host, job: JobSpec, facts: Facts, kind: str) -> Optional[PreflightError]:
-    """None where all ids are there, or nobody has looked. HOSTS' ids on a node without devices may be slots of a hostfile."""
-    asked = job.devices if job.devices is not None else host.devices if facts.devices else None
-    if not facts.devices_seen or not asked:
+    """None where all ids are there, or nobody has looked. HOSTS' ids on a node without devices may count its slots."""
+    asked = job.devices if job.devices is not None else host.devices
+    of_hosts = host.devices is not None and set(asked or ()) <= set(host.devices)
+    if not facts.devices_seen or not asked or (of_hosts and not facts.devices):
         return None
     have = facts.devices if facts.device_kind == kind else ()
     missing = [device for device in asked if device not in have]

@@ -230,6 +230,8 @@ def _devices(table: Table, seat: Seat) -> Env:
         visible: ",".join(str(device) for device in seat.devices),
         selected: ",".join(str(i) for i in range(len(seat.devices))),
     }
+    if kind == "gpu":  # CUDA else numbers the fastest card first, and NVML, the locks and everybody else by the bus
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     if collective and kind == "npu":  # for Paddle a plug-in device: its name and its backend must be said
         env.update({"PADDLE_DISTRI_BACKEND": "xccl", "PADDLE_XCCL_BACKEND": kind})
     return env

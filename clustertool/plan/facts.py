@@ -62,9 +62,14 @@ def read_facts(node: int, answer: Mapping[str, Any]) -> Facts:
     known["busy"] = frozenset(known.get("busy", ()))
     known["listeners"] = tuple((int(port), str(who)) for port, who in known.get("listeners", ()))
     known["held"] = tuple((int(device), str(job), str(user)) for device, job, user in known.get("held", ()))
-    known["used"] = tuple((int(device), str(who)) for device, who in known.get("used", ()))
+    known["used"] = in_use(known)
     known["problems"] = tuple((str(a), str(b), str(c), str(d)) for a, b, c, d in known.get("problems", ()))
     return Facts(**known)
+
+
+def in_use(answer: Mapping[str, Any]) -> Tuple[Tuple[int, str], ...]:
+    """Of a node's answer about its devices: (device, who computes on it) where no job has locked it."""
+    return tuple((int(device), str(who)) for device, who in answer.get("used", ()))
 
 
 def sharing(facts: Mapping[int, Facts]) -> FrozenSet[int]:

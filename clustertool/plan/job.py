@@ -45,6 +45,9 @@ PLACED = frozenset(
 )
 
 
+AUTO = "auto"  # --devices auto
+
+
 @dataclass(frozen=True)
 class Role:
     """How many processes of a role, and what they run. None and "": not said, so the plan's default."""
@@ -80,6 +83,7 @@ class JobSpec:
     output: str = "output"
     policy: Policy = Policy()
     devices: Optional[Tuple[int, ...]] = None
+    auto_devices: bool = False  # those that are free when the job starts
     nproc: Optional[int] = None
     nproc_of: str = ""  # one of COUNTED
     nnodes: int = 0
@@ -148,7 +152,8 @@ def read_job(cluster: Cluster, toml: Mapping[str, Any], options: Options) -> Job
         only_where_read=_only_where_read(shards, file, options),
         output=file["output"],
         policy=_policy(cluster, file["policy"], options),
-        devices=_devices(devices) if devices else None,
+        devices=_devices(devices) if devices not in ("", AUTO) else None,
+        auto_devices=devices == AUTO,
         nproc=None if options.nproc_per_node in COUNTED else _count(options.nproc_per_node, "--nproc-per-node", _NPROC),
         nproc_of=options.nproc_per_node if options.nproc_per_node in COUNTED else "",
         nnodes=_count(options.nnodes, "--nnodes") or 0,
@@ -363,7 +368,7 @@ def _devices(text: str) -> Tuple[int, ...]:
     try:
         return device_ids(text, "--devices")
     except ConfigError as error:
-        raise UsageError(error.what, "write --devices 0,1") from None
+        raise UsageError(error.what, "write --devices 0,1, or --devices auto") from None
 
 
 def _environment(cluster: Cluster, file: Pairs, options: Options) -> Pairs:

@@ -57,6 +57,7 @@ class Node:
     entry: str
     hostname: str
     here: bool
+    device_kind: str
     processes: Tuple[Process, ...]
 
 
@@ -93,8 +94,9 @@ def plan(
     Raises UsageError, DataError, PreflightError with the fix; never anything else.
     """
     hosts = cluster.hosts
-    kinds, seats = _seats(cluster, job, facts)
+    kinds, seats = _seats(cluster, job, facts, identity.job_id)
     devices.require(cluster, job, facts, kinds)
+    devices.require_free(cluster, job, facts, kinds, seats, identity.job_id)
     table = Table(
         identity.job_id, identity.token, job, cluster, seats,
         ports.choose(seats, cluster, job, facts, identity.job_id),
@@ -123,11 +125,13 @@ def plan(
     )  # fmt: skip
 
 
-def _seats(cluster: Cluster, job: JobSpec, facts: Mapping[int, Facts]) -> Tuple[Tuple[str, ...], Tuple[Seat, ...]]:
+def _seats(
+    cluster: Cluster, job: JobSpec, facts: Mapping[int, Facts], job_id: str = ""
+) -> Tuple[Tuple[str, ...], Tuple[Seat, ...]]:
     """The devices' kind of each node, and all processes' seats."""
     hosts = cluster.hosts
     kinds = tuple(devices.kind_of(cluster, facts[host.index]) for host in hosts)
-    cards = {host.index: devices.usable(host, job, facts[host.index], kinds[host.index]) for host in hosts}
+    cards = {host.index: devices.usable(host, job, facts[host.index], kinds[host.index], job_id) for host in hosts}
     return kinds, devices.deal(ranks.assign(hosts, job, facts, cards), job, cards, kinds)
 
 
@@ -183,7 +187,7 @@ def _node(
     work_dir = _below_home(job.job_workspace, facts.home) if job.job_workspace else paths.dir
     return Node(
         host.index, host.name, facts.address, facts.root, paths.base, paths.dir, work_dir,
-        host.entry, facts.hostname, host.here, tuple(processes),
+        host.entry, facts.hostname, host.here, table.kinds[host.index], tuple(processes),
     )  # fmt: skip
 
 
@@ -288,6 +292,8 @@ def needs_probe(cluster: Cluster, job: JobSpec) -> bool:
     """False when everything that the probe would answer is given, so that `--dry` opens no connection."""
     for host in cluster.hosts:
         kind = devices.kind_of(cluster, Facts(host.index, device_kind="auto"))
+        if job.auto_devices:
+            return True
         known = kind == "cpu" or (kind != "auto" and (job.devices is not None or host.devices is not None))
         root = host.root_dir or cluster.root_dir
         ports_known = bool(cluster.start_port or job.mode != "collective") and bool(cluster.lead_port)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clustertool.errors import ClustertoolError, PortHeld, Several, UsageError
+from clustertool.errors import ClustertoolError, DeviceHeld, PortHeld, Several, UsageError
 from clustertool.verbs import interrupts
 from clustertool.verbs.call import JSON, NODES, WORKSPACE, Call, Opt, verb
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from clustertool.reach.workspace import Workspace
     from clustertool.verbs.preflight import Looked
 
+_PAUSE = (1.0, 2.0)  # seconds between two looks at devices that others hold
 _AGAIN = 3  # times that a plan is made again when a port was taken meanwhile
 
 OPTIONS = (
@@ -30,7 +32,7 @@ OPTIONS = (
     Opt("script", 'what to run, for all roles: "train.py --lr 0.1"'),
     Opt("mode", "collective, ps or ps-heter"),
     Opt("nproc-per-node", "trainers per node"),
-    Opt("devices", "physical device ids to use on each node: 0,1"),
+    Opt("devices", "physical device ids to use on each node: 0,1; auto takes those that are free"),
     Opt("gpus", "the same as --devices"),
     Opt("xpus", "the same as --devices"),
     Opt("npus", "the same as --devices"),
@@ -59,7 +61,7 @@ OPTIONS = (
     Opt("grace", "seconds between TERM and KILL"),
     Opt("on-failure", "abort or continue"),
     Opt("max-restarts", "start all again this many times after a failure"),
-    Opt("wait", "wait for busy devices (not built yet)", False),
+    Opt("wait", "wait until devices that others hold are free", False),
     Opt("dry", "print the plan and do nothing", False),
 )
 
@@ -142,8 +144,6 @@ def read_options(call: Call) -> Options:
     from clustertool.verbs import load
 
     given = call.given
-    if given.wait:
-        raise UsageError("--wait is not built yet", "leave it out")
     if given.workers and given.trainers and given.workers != given.trainers:
         raise UsageError("--workers and --trainers say different things", "they are two names of one option: give one")
     return Options(
@@ -218,7 +218,7 @@ def _with_nodes(call: Call, order: Order) -> None:
             show_plan(call, make_plan(order, facts, dry_identity(order)))
             return
         facts = sharing.confirm(fleet, facts)
-        made = _plan(call, order, facts)
+        made, facts = _plan_when_free(call, order, fleet, facts)
         releases = _dispatch(call, order, fleet, facts)
         made = _start(call, order, fleet, made, releases)
         _follow(call, order, fleet, inbox, made)
@@ -247,7 +247,7 @@ def _preflight(call: Call, order: Order, fleet: Fleet) -> Mapping[int, Facts]:
             call.terminal.warn(f"{order.cluster.hosts[finding.node].name}: {finding.column}: {finding.text} ({finding.fix})")
     if order.spec is None:
         order.spec = read_job(order.cluster, load.job_toml(facts[0].job_toml), order.options)
-    return facts
+    return _in_use(order, fleet, facts)
 
 
 def _room(order: Order, looked: Looked) -> Looked:
@@ -290,6 +290,25 @@ def _plan(call: Call, order: Order, facts: Mapping[int, Facts]) -> Plan:
     return made
 
 
+def _plan_when_free(call: Call, order: Order, fleet: Fleet, facts: Mapping[int, Facts]) -> tuple[Plan, Mapping[int, Facts]]:
+    """The plan, and what it was made of; with --wait once nobody holds its devices, which is told once. Raises Interrupted."""
+    waiting = False
+    while True:
+        try:
+            return _plan(call, order, facts), facts
+        except ClustertoolError as error:
+            if not call.given.wait or not only(error, DeviceHeld):
+                raise
+            if not waiting:
+                waiting = True
+                call.terminal.note(f"waiting for devices: {in_words(error)}; Ctrl+C ends the waiting")
+        end = time.monotonic() + random.uniform(*_PAUSE)  # so that two who wait for each other's devices don't go on doing so
+        while time.monotonic() < end:
+            interrupts.check()
+            time.sleep(0.05)
+        facts = _look_again(order, fleet)
+
+
 def _start(call: Call, order: Order, fleet: Fleet, made: Plan, releases: Mapping[int, str]) -> Plan:
     """What runs now: the plan, or a later one, where another job took one of its ports between our look and our claim."""
     from clustertool.plan.roles import word
@@ -304,12 +323,15 @@ def _start(call: Call, order: Order, fleet: Fleet, made: Plan, releases: Mapping
         try:
             _carry_out(order, fleet, made, releases, undone)
         except ClustertoolError as error:
-            if not again or not port_was_taken(error):
+            if not again or not may_go_again(call, order, error):
                 tell(call, {fleet.name(node): undone.get(node, "did not answer") for node in range(len(made.nodes))})
                 raise
-            call.terminal.note("a port was taken by somebody else a moment ago: planning again")
+            what = "a device" if only(error, DeviceHeld) else "a port"
+            call.terminal.note(f"{what} was taken by somebody else a moment ago: planning again")
             order.job_id = made.job_id
-            made = _plan(call, order, _look_again(order, fleet))
+            made, facts = _plan_when_free(call, order, fleet, _look_again(order, fleet))
+            if only(error, DeviceHeld):  # other devices may be other trainers, which read other shards
+                releases = _dispatch(call, order, fleet, facts)
         else:
             break
     return made
@@ -329,8 +351,20 @@ def _carry_out(order: Order, fleet: Fleet, made: Plan, releases: Mapping[int, st
     carry_out(ENGINES["ssh"]().start(made, releases, order.secrets), fleet, note)
 
 
-def port_was_taken(error: ClustertoolError) -> bool:
-    return all(isinstance(one, PortHeld) for one in (error.errors if isinstance(error, Several) else (error,)))
+def may_go_again(call: Call, order: Order, error: ClustertoolError) -> bool:
+    """Other ports can always be taken, other devices with --devices auto, and the same ones later with --wait."""
+    held = (PortHeld, DeviceHeld) if call.given.wait or order.options.devices.strip() == "auto" else (PortHeld,)
+    return only(error, *held)
+
+
+def in_words(error: ClustertoolError) -> str:
+    """What happened, node by node, on one line."""
+    each = error.errors if isinstance(error, Several) else (error,)
+    return "; ".join(f"{one.node}: {one.what}" if one.node else one.what for one in each)
+
+
+def only(error: ClustertoolError, *kinds: type[ClustertoolError]) -> bool:
+    return all(isinstance(one, kinds) for one in (error.errors if isinstance(error, Several) else (error,)))
 
 
 def _look_again(order: Order, fleet: Fleet) -> Mapping[int, Facts]:
@@ -339,7 +373,21 @@ def _look_again(order: Order, fleet: Fleet) -> Mapping[int, Facts]:
     from clustertool.verbs import preflight
 
     gathered = preflight.probe(order.cluster, fleet, {"job_workspace": order.options.job_workspace})
-    return sharing.confirm(fleet, {node: read_facts(node, answer) for node, answer in gathered.all().items()})
+    facts = sharing.confirm(fleet, {node: read_facts(node, answer) for node, answer in gathered.all().items()})
+    return _in_use(order, fleet, facts)
+
+
+def _in_use(order: Order, fleet: Fleet, facts: Mapping[int, Facts]) -> Mapping[int, Facts]:
+    """Facts with what computes on the devices, which only --devices auto needs to know."""
+    if order.spec is None or not order.spec.auto_devices:
+        return facts
+    from dataclasses import replace
+
+    from clustertool.plan.facts import in_use
+    from clustertool.reach.devices import devices_of
+
+    answers = devices_of(fleet).all()
+    return {node: replace(fact, used=in_use(answers[node])) for node, fact in facts.items()}
 
 
 def _follow(call: Call, order: Order, fleet: Fleet, inbox: Any, made: Plan) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cases import cluster_of, env_of, facts_of, hosts, of_role, one, plan_of
+from cases import IDENTITY, cluster_of, env_of, facts_of, hosts, job_of, of_role, one, plan_of
 
-from clustertool.errors import PreflightError, Several
+from clustertool.errors import DeviceHeld, PreflightError, Several
 from clustertool.plan.cluster import Cluster
 from clustertool.plan.devices import VARIABLES
-from clustertool.plan.plan import Plan
+from clustertool.plan.plan import Plan, needs_probe
 
 NAMES = {visible for visible, _ in VARIABLES.values()} | {flag for _, flag in VARIABLES.values()} | {
     "PADDLE_DISTRI_BACKEND", "PADDLE_XCCL_BACKEND", "HETER_DEVICE_TYPE",
@@ -249,3 +249,72 @@ def test_all_nodes_are_told_at_once_and_nobody_is_refused_who_was_not_looked_at(
     with pytest.raises(Several, match="(?s)there is no device 2.*there is no device 2.*there is no device 2"):
         plan_of(cluster, facts=seen, devices="2")
     plan_of(cluster, facts=facts_of(cluster, devices=(0, 1), device_kind="gpu"), devices="2")
+
+
+# -- devices that others hold, and --devices auto
+
+HELD = ((1, "other", "bob"), (2, "other", "bob"), (3, IDENTITY.job_id, "ann"))
+
+
+def busy(cards: int = 4, count: int = 1, **options: Any) -> Plan:
+    """One node or more whose cards 1 to 3 are held, and on whose card 0 somebody computes; card 3 is the job's own."""
+    cluster = cluster_of(hosts(count))
+    used = options.pop("used", ((0, "python3 (pid 7, user eve)"),))
+    facts = facts_of(
+        cluster, devices=tuple(range(cards)), device_kind="gpu" if cards else "cpu", devices_seen=True, held=HELD, used=used
+    )
+    return plan_of(cluster, facts=facts, **options)
+
+
+@pytest.mark.parametrize("devices, told", [
+    ("1", "gpu 1 is held by job other of user bob"),
+    ("3,2,1", "gpu 1,2 is held by job other of user bob"),
+])  # fmt: skip
+def test_a_device_that_a_job_holds_is_refused(devices: str, told: str) -> None:
+    with pytest.raises(DeviceHeld) as caught:
+        busy(devices=devices)
+    assert caught.value.what == told and caught.value.node == "10.0.0.1" and "--wait" in caught.value.fix
+    with pytest.raises(Several, match="(?s)10.0.0.1: gpu 1.*10.0.0.2: gpu 1"):
+        busy(count=2, devices="1")
+
+
+def test_what_a_job_holds_itself_is_its_own() -> None:
+    assert cards_of(busy(devices="3")) == [(3,)]
+
+
+def test_who_only_computes_on_a_device_is_in_the_way_of_auto_alone() -> None:
+    """Without a lock it may be the user's own, or a desktop: asked for by name, a card is given."""
+    assert cards_of(busy(used=(), devices="0")) == [(0,)]
+
+
+@pytest.mark.parametrize("options, expected", [
+    ({}, [(3,), (4,), (5,)]),
+    ({"nproc_per_node": "2"}, [(3,), (4,)]),
+    ({"mode": "ps"}, [(3, 4, 5)]),
+    ({"mode": "ps", "worker_num": "2"}, [(3,), (4,)]),
+])  # fmt: skip
+def test_auto_takes_what_is_free(options: dict[str, Any], expected: list[tuple[int, ...]]) -> None:
+    assert cards_of(busy(6, devices="auto", **options)) == expected
+
+
+def test_auto_with_too_few() -> None:
+    with pytest.raises(DeviceHeld) as caught:
+        busy(4, devices="auto", nproc_per_node="2")
+    assert caught.value.what == (
+        "1 of 2 devices are free: gpu 0 is held by python3 (pid 7, user eve); gpu 1,2 is held by job other of user bob"
+    )
+    with pytest.raises(DeviceHeld, match="0 of 3 devices are free: gpu 0"):
+        busy(3, devices="auto")
+
+
+def test_auto_on_a_node_without_devices() -> None:
+    with pytest.raises(PreflightError, match="the node has no devices") as caught:
+        busy(0, devices="auto")
+    assert not isinstance(caught.value, DeviceHeld)  # waiting would not help
+
+
+def test_auto_needs_a_look_at_the_nodes() -> None:
+    entry = {"host": "a", "address": "10.0.0.1", "devices": [0, 1]}
+    cluster = cluster_of([entry], ROOT_DIR="/j", START_PORT=6170, LEAD_PORT=6160, DEVICE_KIND="gpu")
+    assert not needs_probe(cluster, job_of(cluster, devices="0"))
+    assert needs_probe(cluster, job_of(cluster, devices="auto"))

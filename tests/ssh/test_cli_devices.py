@@ -1,0 +1,100 @@
+"""Jobs and the cards they are given: --devices auto, what is held by whom, and --wait."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.cli import USER
+from tests.nvml import SICK, give
+from tests.ssh.test_cli_verbs import WAITS, detached
+
+SAYS = WAITS + '\n    print("cards", os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"], flush=True)\n'
+
+
+@pytest.fixture
+def one(site, nvml):
+    """A node with eight cards, and a workspace `job` that waits until one.go()."""
+    made = site(1)
+    [made.driver] = give(made, nvml, 0)
+    made.workspace(train_py=SAYS)
+    made.go = (made.home(0) / "go").touch
+    yield made
+    if made.living():
+        made.inv("stop", "--all", "--force")
+
+
+def cards(site, job):
+    """The cards of a job's ranks, by rank."""
+    found = site.inv("status", "--job", job, "--json").ends(0).json
+    ranks = range(len(found["processes"]))
+    said = [site.inv("logs", "--job", job, "--rank", rank, "--raw", "--follow").ends(0) for rank in ranks]
+    assert all("PCI_BUS_ID" in done.out for done in said)
+    return [line.split()[1] for done in said for line in done.lines("cards")]
+
+
+def test_a_second_job_is_told_who_holds_its_card(one):
+    job = detached(one, "--devices", "0,1")
+    done = one.inv("run", "-w", "job", "--devices", "1,2").ends(69)
+    assert f"{one.name(0)}: gpu 1 is held by job {job} of user {USER}" in done.err and "--wait" in done.err
+    assert len(one.jobs(0)) == 1  # nothing was sent, nothing is left
+    dry = one.inv("--dry", "run", "-w", "job", "--devices", "1,2").ends(69)
+    assert f"job {job}" in dry.err
+    rows = {row.split()[1]: row for row in one.inv("gpus").ends(0).lines(f"{one.name(0)} ")}
+    assert f"job {job} ({USER})" in rows["0"] and f"job {job} ({USER})" in rows["1"] and "free" in rows["2"]
+    one.inv("stop", "--job", job).ends(0)
+    one.go()
+    one.inv("run", "-w", "job", "--devices", "1,2").ends(0)
+
+
+def test_wait(one):
+    """It is told once, and goes on by itself."""
+    job = detached(one, "--devices", "3")
+    waiting = one.start("run", "-w", "job", "--devices", "3,4", "--wait")
+    waiting.says(f"waiting for devices: {one.name(0)}: gpu 3 is held by job {job} of user {USER}")
+    one.inv("stop", "--job", job).ends(0)
+    one.go()
+    done = waiting.wait()
+    assert done.code == 0 and done.err.count("waiting for devices") == 1, done.err
+
+
+def test_ctrl_c_ends_the_waiting(one):
+    job = detached(one, "--devices", "3")
+    waiting = one.start("run", "-w", "job", "--devices", "3", "--wait")
+    waiting.says("waiting for devices")
+    waiting.signal(signal.SIGINT)
+    done = waiting.wait()
+    assert done.code == 130 and len(one.jobs(0)) == 1
+    assert one.inv("status", "--job", job, "--json").ends(0).json["state"] == "running"
+
+
+def test_auto_takes_what_nobody_uses(one):
+    """Neither what a job has locked, nor what somebody computes on, nor a card that is broken."""
+    one.driver.runs((2, os.getpid(), 100))
+    one.driver.loses_a_card()  # number 6
+    detached(one, "--devices", "0,1")
+    few = detached(one, "--devices", "auto", "--nproc-per-node", 2)
+    rest = detached(one, "--devices", "auto")
+    one.go()
+    assert (cards(one, few), cards(one, rest)) == (["3", "4"], ["5", "7"])
+
+
+def test_auto_says_what_is_in_the_way(one):
+    one.driver.runs(*((card, os.getpid(), 100) for card in range(8) if card != SICK))
+    done = one.inv("run", "-w", "job", "--devices", "auto", "--nproc-per-node", 2).ends(69)
+    assert "1 of 2 devices are free" in done.err and f"(pid {os.getpid()}, user {USER})" in done.err
+
+
+def test_a_device_that_is_not_there(one):
+    done = one.inv("run", "-w", "job", "--devices", "7,8").ends(69)
+    assert f"{one.name(0)}: there is no device 8 (--devices)" in done.err and "the node has gpu 0, 1" in done.err
+
+
+def test_a_node_without_devices(site):
+    bare = site(1)
+    bare.workspace(train_py="print('hello')")
+    done = bare.inv("run", "-w", "job", "--gpus", "0").ends(69)
+    assert "there is no device 0 (--devices)" in done.err and "--nproc-per-node" in done.err
+    assert "the node has no devices" in bare.inv("run", "-w", "job", "--devices", "auto").ends(69).err
