@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import socket
 
     from clustertool.node.follow import Follower
+    from clustertool.node.glance import Glance
     from clustertool.node.records import Record
 
 _BEAT = 1.0
@@ -49,6 +50,7 @@ class Agent:
         self._threads: List[threading.Thread] = []
         self._followers: List[Follower] = []
         self._relay: Optional[Tuple[int, socket.socket, Decoder]] = None
+        self._glance: Optional[Glance] = None
         self._beat_at = 0.0
         self._umask = os.umask(0o077)
         self._open = True
@@ -293,6 +295,14 @@ class Agent:
 
         return devices.look(str(header["nvml"]))
 
+    def glance(self, header: Header) -> Dict[str, Any]:
+        """For `inv top`, once a second."""
+        if self._glance is None:
+            from clustertool.node.glance import Glance
+
+            self._glance = Glance(self.root, self.entry, str(header["nvml"]))
+        return self._glance.look(str(header["job"]))
+
     def module(self, header: Header) -> Dict[str, Any]:
         """The NVML module, which `devices` said it needs: zlib in base64."""
         from clustertool.node import nvml
@@ -374,6 +384,7 @@ _HANDLERS: Dict[str, Callable[[Agent, Header], Dict[str, Any]]] = {
     "unplace": Agent.unplace, "attached": Agent.attached,
     "stop": Agent.stop, "jobs": Agent.jobs, "status": Agent.status, "tail": Agent.tail, "files": Agent.files,
     "clean": Agent.clean, "report": Agent.report, "devices": Agent.devices, "module": Agent.module,
+    "glance": Agent.glance,
 }  # fmt: skip
 
 

@@ -24,12 +24,13 @@ from clustertool.verbs import (  # noqa: E402
     split,
     status,
     stop,
+    top,
 )  # fmt: skip
 
 ns = Collection()
 for _task in (
     run.run, check.check, dispatch.dispatch, stop.stop, status.status, jobs.jobs, logs.logs, attach.attach, fetch.fetch,
-    exec.exec_, gpus.gpus, split.split, clean.clean, report.report,
+    exec.exec_, gpus.gpus, top.top, split.split, clean.clean, report.report,
 ):  # fmt: skip
     ns.add_task(_task)
 ns.add_collection(Collection("cluster", up=local.up, down=local.down))

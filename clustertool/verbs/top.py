@@ -1,0 +1,228 @@
+"""inv top: a live view of nodes, devices and ranks; Ctrl+C and q only leave."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from clustertool.errors import ClustertoolError, UsageError, raise_all
+from clustertool.verbs import interrupts
+from clustertool.verbs.call import NODES, Call, Opt, verb, whole
+
+_TURN = 0.1  # seconds: how soon a key is obeyed
+_NAMES = {
+    "\x1b[A": "up", "\x1b[B": "down", "\x1bOA": "up", "\x1bOB": "down", "\x1b[5~": "page up", "\x1b[6~": "page down",
+    "\r": "enter", "\n": "enter", "\x7f": "rub", "\x08": "rub", "\x1b": "esc",
+}  # fmt: skip
+_MOVES = {"up": -1, "k": -1, "page up": -10, "down": 1, "j": 1, "page down": 10}
+
+
+@verb(
+    Opt("job", "only this job: its id or the beginning of it", short="j"),
+    Opt("interval", "seconds between two looks (default 1)"), Opt("count", "end after so many looks"), NODES,
+)  # fmt: skip
+def top(call: Call) -> None:
+    """Watch nodes, devices and ranks live."""
+    from clustertool.reach.poll import Poll
+    from clustertool.verbs import load
+    from clustertool.verbs.jobs import fleet_of
+
+    interval, looks = _interval(call.given.interval), whole(call.given.count, "--count")
+    cluster = load.cluster(call, start_local=False)
+    with fleet_of(cluster) as fleet:
+        if not fleet.agents:
+            raise_all(list(fleet.failed.values()))
+        poll = Poll(fleet, {"q": "glance", "job": call.given.job}, interval)
+        poll.start()
+        try:
+            Top(call, fleet, poll, interval).run(looks)
+        finally:
+            poll.stop()
+
+
+def _interval(text: str) -> float:
+    try:
+        seconds = float(text or 1)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 3600:
+        raise UsageError(f"--interval {text!r}", "a number of seconds from 0.1 on")
+    return seconds
+
+
+class Top:
+    """One session: samples in, pages out, keys obeyed in between."""
+
+    def __init__(self, call: Call, fleet: Any, poll: Any, interval: float) -> None:
+        from clustertool.show.top import Screen, View
+        from clustertool.verbs import load
+        from clustertool.watch.clean import mask
+        from clustertool.watch.top import Picture
+
+        self._call, self._fleet, self._poll, self._interval = call, fleet, poll, interval
+        self._screen = Screen(call.terminal, mask(load.known_secrets(fleet.cluster).values()))
+        self._picture, self._view = Picture(), View()
+        self._ranks: list[Any] = []
+        self._asking = ""  # a job whose stop waits for a y
+        self._quit = False
+
+    def run(self, looks: int | None) -> None:
+        if self._call.terminal.is_terminal and sys.stdin is not None and sys.stdin.isatty():
+            self._live(looks)
+        else:
+            self._plain(looks)
+
+    def _plain(self, looks: int | None) -> None:
+        done = 0
+        while looks is None or done < looks:
+            end = time.monotonic() + self._interval
+            while time.monotonic() < end or not (self._picture.heard or self._poll.failed):
+                interrupts.check()
+                self._take()
+                time.sleep(0.05)
+            self._screen.plain(self._picture, self._view, self._failed(), time.monotonic())
+            done += 1
+
+    def _live(self, looks: int | None) -> None:
+        from rich.console import ConsoleDimensions
+        from rich.live import Live
+
+        console = self._call.terminal.console()
+        drawn, shown, at = 0, (0, 0), 0.0
+        with keyboard() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+            while not self._quit and (looks is None or drawn < looks):
+                interrupts.check()
+                self._take()
+                pressed = list(keys.pressed(_TURN))
+                for key in pressed:
+                    self._obey(key)
+                size = _size()
+                now = time.monotonic()
+                if pressed or size != shown or now - at >= self._interval:
+                    drawn += now - at >= self._interval
+                    at = now if now - at >= self._interval else at
+                    console.size = ConsoleDimensions(*size)
+                    live.update(self._drawing(*size, now), refresh=True)
+                    shown = size
+
+    def _drawing(self, width: int, height: int, now: float) -> Any:
+        from clustertool.show.top import draw
+
+        log = self._view.log
+        if log is not None:
+            answer = self._poll.aside(log.agent, {"q": "tail", "job": log.job, "log": log.log, "lines": 200})
+            page = self._screen.log_page(self._view, str(answer["text"]) if answer else "...", width, height)
+        else:
+            page = self._screen.page(self._picture, self._view, width, height, self._failed(), now)
+            self._ranks = page.ranks
+        return draw(page, width)
+
+    def _take(self) -> None:
+        for node, sample in self._poll.take().items():
+            self._picture.feed(node, self._fleet.name(node), sample, time.monotonic())
+
+    def _failed(self) -> dict[str, str]:
+        return {self._fleet.name(node): error.what for node, error in sorted(self._poll.failed.items())}
+
+    # -- keys --
+
+    def _obey(self, key: str) -> None:
+        view = self._view
+        if self._asking:
+            self._answer(key)
+        elif view.typing:
+            self._type(key)
+        elif view.log is not None:
+            if key in ("q", "esc", "enter"):
+                view.log = None
+                self._poll.no_aside()
+        elif key == "q":
+            self._quit = True
+        elif key == "s":
+            from clustertool.watch.top import SORTS
+
+            view.sort = SORTS[(SORTS.index(view.sort) + 1) % len(SORTS)]
+        elif key in ("/", "f"):
+            view.typing, view.text = True, ""
+        elif key == "esc":
+            view.text = view.message = ""
+        elif key in _MOVES:
+            view.at += _MOVES[key]
+        elif key == "enter" and self._ranks:
+            view.log = self._ranks[min(view.at, len(self._ranks) - 1)]
+        elif key == "x" and self._ranks:
+            self._asking = self._ranks[min(view.at, len(self._ranks) - 1)].job
+            view.message = f"stop job {self._asking} on all nodes? y/n"
+
+    def _type(self, key: str) -> None:
+        view = self._view
+        if key in ("enter", "esc"):
+            view.typing = False
+            view.text = "" if key == "esc" else view.text
+        elif key == "rub":
+            view.text = view.text[:-1]
+        else:
+            view.text += key if len(key) == 1 else ""
+
+    def _answer(self, key: str) -> None:
+        job, self._asking, self._view.message = self._asking, "", ""
+        if key == "y":
+            self._view.message = f"stopping job {job} ..."
+            threading.Thread(target=self._stop, args=(job,), daemon=True).start()
+
+    def _stop(self, job: str) -> None:
+        """Beside the picture, which goes on; what became of it is told in the last line."""
+        from clustertool.show.table import gather
+        from clustertool.verbs.follow import told
+        from clustertool.verbs.stop import stop_job
+
+        try:
+            answers = stop_job(self._fleet, job, self._fleet.cluster.grace, False)
+            words = gather({name: told(answer, job) for name, answer in answers.items()})
+            self._view.message = f"job {job}: {'; '.join(f'{names}: {text}' for names, text in words)}"
+        except ClustertoolError as error:
+            self._view.message = f"job {job}: {error.what}"
+
+
+def _size() -> tuple[int, int]:
+    for stream in (sys.stdout, sys.stdin):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            width, height = os.get_terminal_size(stream.fileno())
+            if width and height:
+                return width, height
+    return 80, 24
+
+
+class Keys:
+    """What is typed, key by key."""
+
+    def pressed(self, wait: float) -> Iterator[str]:
+        if not select.select([sys.stdin], [], [], wait)[0]:
+            return
+        text = os.read(sys.stdin.fileno(), 1024).decode("utf-8", "ignore")
+        while text:
+            known = next((name for name in _NAMES if text.startswith(name)), text[0])
+            text = text[len(known) :]
+            if known in _NAMES or known.isprintable():
+                yield _NAMES.get(known, known)
+
+
+@contextlib.contextmanager
+def keyboard() -> Iterator[Keys]:
+    """Keys come one by one and are not shown; Ctrl+C stays what it is. Undone in any case."""
+    import termios
+    import tty
+
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    try:
+        tty.setcbreak(fd)
+        yield Keys()
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)

@@ -1,0 +1,34 @@
+"""A rate is a program's speed, read from the steps that its log tells, as they grow with time. Pure."""
+
+from __future__ import annotations
+
+from clustertool.plan.steps import find
+
+_WINDOW = 30.0  # seconds
+
+
+class Rate:
+    """Steps a second over the last half minute; None until a step has been seen to grow."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[float, float]] = []
+
+    def feed(self, line: str, now: float) -> None:
+        progress = find(f"{line}\n")
+        if progress is None or progress.step is None:
+            return
+        step = progress.step
+        if self._seen and step < self._seen[-1][1]:  # another epoch, another attempt
+            self._seen.clear()
+        if not self._seen or step > self._seen[-1][1]:
+            self._seen.append((now, step))
+        while len(self._seen) > 2 and now - self._seen[1][0] > _WINDOW:
+            del self._seen[0]
+
+    def now(self, now: float) -> float | None:
+        """A program that has stood still for long is slower than it was."""
+        if len(self._seen) < 2:
+            return None
+        (first, low), (last, high) = self._seen[0], self._seen[-1]
+        still = now - last
+        return (high - low) / (max(last - first, 1e-3) + (still if still > (last - first) else 0.0))

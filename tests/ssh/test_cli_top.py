@@ -1,0 +1,174 @@
+"""inv top in a real terminal (tmux), and without one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli import REPO, until
+from tests.nvml import give
+from tests.ssh.test_cli_verbs import detached
+
+TALKS = """
+    import os, time
+    step = 0
+    while True:
+        step += 1
+        print(f"step {step} loss {1 / step:.3f}", flush=True)
+        time.sleep(0.05)
+"""
+
+
+class Tmux:
+    """One window of a private server; the shell in it has printed `before`."""
+
+    def __init__(self, folder: Path, env: dict[str, str]) -> None:
+        self.env = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "TERM": "xterm-256color", "TMUX_TMPDIR": str(folder), **env}
+        self("-f", "/dev/null", "new-session", "-d", "-x", "120", "-y", "30", "echo before; PS1='$ ' exec sh")
+
+    def __call__(self, *args: str) -> str:
+        done = subprocess.run(["tmux", "-u", "-L", "top", *args], env=self.env, stdout=subprocess.PIPE, text=True, check=True)
+        return done.stdout
+
+    def types(self, keys: str) -> None:
+        for part in re.split(r"(\n)", keys):
+            if part:
+                self("send-keys", *(["Enter"] if part == "\n" else ["-l", part]))
+
+    def press(self, key: str) -> None:
+        self("send-keys", key)
+
+    def screen(self) -> str:
+        return self("capture-pane", "-p")
+
+    def shows(self, text: str) -> str:
+        until(lambda: re.search(text, self.screen(), re.M), what=lambda: f"{text!r} on\n{self.screen()}")
+        return self.screen()
+
+
+@pytest.fixture
+def top(site, nvml, tmp_path, request):
+    """Two nodes, the first with eight cards, a job that talks, and `inv top` in a terminal."""
+    if not shutil.which("tmux"):
+        pytest.skip("needs tmux")
+    two = site(2)
+    give(two, nvml, 0)
+    two.workspace(train_py=TALKS)
+    two.id = detached(two, "--nproc-per-node", 2)
+    env = {"HOME": str(two._laptop), "PYTHONPATH": str(REPO)}
+    two.tmux = Tmux(tmp_path, env)
+    request.addfinalizer(lambda: two.tmux("kill-server"))
+    two.tmux.shows("^before$")
+    two.tmux.types(f"cd {shlex.quote(str(two.folder))}; {sys.executable} -m invoke top; echo code $?\n")
+    yield two
+    if two.living():
+        two.inv("stop", "--all", "--force")
+
+
+def test_what_is_seen_and_how_it_ends(top):
+    tmux = top.tmux
+    tmux.shows(r"> +trainer 0 .* running .* step \d+ loss")
+    page = tmux.shows(r"trainer 3 +127\.0\.0\.3 +running +\d+ % +\S+ MB +\d")  # CPU and steps a second need two looks
+    lines = page.splitlines()
+    assert re.match(r"2 nodes, 8 devices 0 % busy, 1 job, by rank +\d\d:\d\d:\d\d", lines[0])
+    assert re.match(r"127\.0\.0\.2 +0 NVIDIA Test 80GB .* 0 % .* 0\.0/80 GiB +40 C", lines[2])
+    assert "ECC, hardware slowd" in lines[7] and "cpus" in lines[10]
+    assert "q quit" in page.rstrip().splitlines()[-1] and "before" not in page
+    # First up, then down: tmux 3.3 itself leaves rubbish of any full-screen program that was made smaller and then bigger.
+    tmux("resize-window", "-x", "140", "-y", "40")
+    tmux.shows(r"^127\.0\.0\.2 +7 NVIDIA Test 80GB")
+    tmux("resize-window", "-x", "70", "-y", "12")  # cards fold to nodes
+    page = tmux.shows(r"8 x NVIDIA Te")
+    assert len(page.rstrip("\n").splitlines()) <= 12 and page.count("trainer") >= 2
+    tmux.press("s")
+    tmux.shows("by cpu")
+    tmux.types("/trainer 2\n")
+    page = tmux.shows("> +trainer 2")
+    assert "trainer 1" not in page and "/trainer 2" in page
+    tmux.press("Escape")
+    tmux.shows("trainer 1")
+    tmux.press("s")
+    tmux.shows("by memory")
+    tmux.press("q")
+    page = tmux.shows("^code 0$")
+    assert "$ cd " in page and "trainer" not in page and "STEPS" not in page  # the screen is as it was
+    tmux.types("stty -a\n")
+    tmux.shows(r"(?<!-)icanon")
+    assert "-echo " not in tmux.screen()
+
+
+def test_a_ranks_log(top):
+    tmux = top.tmux
+    tmux.shows("> +trainer 0 .* step")
+    tmux.press("Down")
+    tmux.shows("> +trainer 1")
+    tmux.press("Enter")
+    page = tmux.shows(rf"^trainer 1 on 127\.0\.0\.2, job {top.id}: log/workerlog.1$")
+    tmux.shows(r"(^step \d+ loss .*$\n){5}")
+    last = re.findall(r"step (\d+)", tmux.screen())[-1]
+    until(lambda: re.findall(r"step (\d+)", tmux.screen())[-1] != last)  # it goes on
+    assert "q back" in page
+    tmux.press("q")
+    tmux.shows("> +trainer 1")
+
+
+def test_stop(top):
+    tmux = top.tmux
+    tmux.shows("> +trainer 0 .* step")
+    tmux.press("x")
+    tmux.shows(rf"stop job {top.id} on all nodes\? y/n")
+    tmux.press("n")
+    tmux.shows("q quit")
+    assert top.living()
+    tmux.press("x")
+    tmux.shows("y/n")
+    tmux.press("y")
+    tmux.shows(rf"job {top.id}: 127\.0\.0\.\[2-3\]: clean")
+    top.gone()
+    tmux.shows("0 jobs")
+
+
+def test_ctrl_c_only_leaves(top):
+    top.tmux.shows("> +trainer 0")
+    top.tmux.press("C-c")
+    top.tmux.shows("^code 130$")
+    assert len(top.living()) == 8  # four ranks, two supervisors, two guards
+
+
+def test_a_node_that_goes_and_comes(top):
+    """The others are shown on; the one that is gone is told."""
+    top.tmux.shows("> +trainer 0")
+    for pid in [p.pid for p in _agents(top, 1)]:
+        os.kill(pid, signal.SIGKILL)
+    top.tmux.shows(r"^127\.0\.0\.3: .*(closed|broke)")
+    top.tmux.shows(r"^2 nodes(?s:(?!127\.0\.0\.3: ).)*$")
+
+
+def _agents(site, node):
+    return [process for process in site.processes(node) if process.name == "ct-agent"]
+
+
+def test_without_a_terminal(site):
+    two = site(2)
+    two.workspace(train_py=TALKS)
+    job = detached(two)
+    done = two.inv("top", "--count", 3, "--interval", 0.5, "--job", job[:15]).ends(0)
+    assert len(done.lines("2 nodes, 1 job, by rank")) == 3 and len(done.lines("trainer 1")) == 3
+    row = done.lines("trainer 1")[-1]
+    assert re.search(r"^trainer 1 +127\.0\.0\.3 +running +\d+ % +\S+ MB +[\d.]+ +\S+ s +step \d+ loss", row)
+    assert not two.inv("top", "--count", 1, "--job", "none").ends(0).lines("trainer")
+    two.inv("stop", "--job", job).ends(0)
+
+
+def test_wrong_options(site):
+    one = site(1)
+    assert "--interval 'soon'" in one.inv("top", "--interval", "soon").ends(64).err
+    assert "--count 'x'" in one.inv("top", "--count", "x").ends(64).err

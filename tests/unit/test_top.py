@@ -1,0 +1,234 @@
+"""The picture of `inv top`: what samples become, how it folds, and that no line and no page is ever too big."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from clustertool.show.terminal import Terminal
+from clustertool.show.top import Page, Screen, View, draw
+from clustertool.watch.clean import mask
+from clustertool.watch.top import Picture, Rank, Row
+
+GIB = 1 << 30
+
+
+def card(index: int, load: int = 0, used: int = 0, **more: Any) -> dict[str, Any]:
+    return {
+        "index": index, "model": "H100", "utilisation": load, "memory_used": used * GIB, "memory_total": 80 * GIB,
+        "temperature": 50, "held": None, "problem": "", "throttle": [], "users": [], **more,
+    }  # fmt: skip
+
+
+def rank(number: int, seconds: float = 0.0, line: str = "", **more: Any) -> dict[str, Any]:
+    return {
+        "role": "trainer", "rank": number, "state": "running", "pid": 100 + number, "log": f"log/workerlog.{number}",
+        "seconds": seconds, "memory": 10**9, "line": line, **more,
+    }  # fmt: skip
+
+
+def sample(t: float, devices: list[dict[str, Any]], *ranks: dict[str, Any], **more: Any) -> dict[str, Any]:
+    jobs = [{"job": "20260102-030405-abcd", "node": 0, "heartbeat": 0.3, "command": "", "ranks": list(ranks)}] if ranks else []
+    return {
+        "t": t, "cpu": [int(100 * t), int(400 * t)], "cpus": 4, "memory": [GIB, 4 * GIB], "kind": "gpu" if devices else "cpu",
+        "devices": devices, "problem": "", "jobs": jobs, **more,
+    }  # fmt: skip
+
+
+def cluster(nodes: int, cards: int = 8, loads: tuple[int, ...] = (50,), t: float = 1.0) -> Picture:
+    picture = Picture()
+    for node in range(nodes):
+        load = loads[node % len(loads)]
+        devices = [card(index, load, used=load // 2) for index in range(cards)]
+        picture.feed(node, f"node{node + 1}", sample(t, devices, rank(node)), t)
+    return picture
+
+
+def texts(page: Page) -> list[str]:
+    return ["".join(text for text, _ in line) for line in page.lines]
+
+
+def screen(secrets: tuple[str, ...] = ()) -> Screen:
+    return Screen(Terminal(out=io.TextIOWrapper(io.BytesIO(), "utf-8"), environ={}), mask(secrets))
+
+
+def page_of(picture: Picture, width: int = 120, height: int = 30, now: float = 1.0, **view: Any) -> Page:
+    return screen().page(picture, View(**view), width, height, {}, now)
+
+
+# -- samples
+
+
+def test_cpu_and_rate_come_from_two_samples() -> None:
+    picture = Picture()
+    picture.feed(0, "a", sample(10.0, [], rank(0, 5.0, "step 10")), 0.0)
+    assert [(one.cpu, one.speed) for one in picture.processes("rank", "")] == [(None, None)]
+    picture.feed(0, "a", sample(12.0, [], rank(0, 6.0, "step 30")), 2.0)
+    [one] = picture.processes("rank", "")
+    assert (one.cpu, one.speed, one.memory, one.heartbeat) == (50.0, 10.0, 10**9, 0.3)
+
+
+def test_a_restarted_rank_is_another_process() -> None:
+    picture = Picture()
+    picture.feed(0, "a", sample(10.0, [], rank(0, 500.0)), 0.0)
+    picture.feed(0, "a", sample(11.0, [], rank(0, 1.0, pid=7)), 1.0)
+    assert picture.processes("rank", "")[0].cpu is None
+
+
+def test_ranks_that_are_gone_are_gone() -> None:
+    picture = Picture()
+    picture.feed(0, "a", sample(1.0, [], rank(0)), 0.0)
+    picture.feed(1, "b", sample(1.0, [], rank(1)), 0.0)
+    picture.feed(0, "a", sample(2.0, []), 1.0)
+    assert [one.rank for one in picture.processes("rank", "")] == [1]
+
+
+def test_a_node_without_devices_shows_its_processors() -> None:
+    picture = Picture()
+    picture.feed(0, "a", sample(1.0, []), 0.0)
+    picture.feed(0, "a", sample(2.0, []), 1.0)
+    [row] = picture.rows(10, "rank", "")
+    assert (row.what, row.load, row.used, row.total) == ("4 cpus", 25.0, GIB, 4 * GIB)
+
+
+def test_history() -> None:
+    picture = Picture()
+    for t in range(100):
+        picture.feed(0, "a", sample(float(t), [card(0, t)]), float(t))
+    history = picture.rows(10, "rank", "")[0].history
+    assert history[-3:] == (97.0, 98.0, 99.0) and len(history) == 60
+
+
+# -- folding
+
+
+def test_cards_then_nodes_then_nodes_that_are_alike() -> None:
+    picture = cluster(4)
+    assert len(picture.rows(32, "rank", "")) == 32
+    rows = picture.rows(31, "rank", "")
+    assert [(row.nodes, row.what, len(row.loads)) for row in rows] == [((f"node{n}",), "8 x H100", 8) for n in (1, 2, 3, 4)]
+    [row] = picture.rows(3, "rank", "")
+    assert (row.nodes, row.what, row.load) == (("node1", "node2", "node3", "node4"), "4 x (8 x H100)", 50.0)
+
+
+def test_64_nodes_of_all_loads_fit_a_small_window() -> None:
+    picture = cluster(64, loads=tuple(range(0, 100, 3)))
+    for room in (64, 20, 10, 4, 2, 1):
+        rows = picture.rows(room, "rank", "")
+        assert len(rows) <= room
+        assert sorted(name for row in rows for name in row.nodes) == sorted(f"node{n + 1}" for n in range(64))
+
+
+def test_what_is_sick_is_never_folded_into_what_is_well() -> None:
+    picture = cluster(64)
+    hurt = [card(index, 50, 25, throttle=["hardware thermal"] if index == 3 else []) for index in range(8)]
+    picture.feed(30, "node31", sample(2.0, hurt), 2.0)
+    rows = picture.rows(5, "rank", "")
+    assert [(row.nodes, row.wrong) for row in rows if row.wrong] == [(("node31",), ("hardware thermal",))]
+
+
+def test_nodes_stand_in_the_order_of_conf_py() -> None:
+    picture = Picture()
+    for node in (2, 0, 1):
+        picture.feed(node, f"n{node}", sample(1.0, [card(0)]), 1.0)
+    assert [row.nodes for row in picture.rows(9, "rank", "")] == [("n0",), ("n1",), ("n2",)]
+
+
+# -- sorting and filtering
+
+
+def test_sorts() -> None:
+    picture = Picture()
+    for t in (1.0, 2.0):
+        ranks = [rank(n, t * cpu, f"step {int(t * step)}", memory=memory) for n, cpu, step, memory in
+                 ((0, 0.1, 50, 7), (1, 0.9, 10, 9), (2, 0.5, 30, 8))]  # fmt: skip
+        picture.feed(0, "a", sample(t, [card(0, 10), card(1, 90, 70), card(2, 50, 75)], *ranks), t)
+
+    def order(sort: str) -> list[int]:
+        return [one.rank for one in picture.processes(sort, "")]
+
+    assert [order(sort) for sort in ("rank", "cpu", "memory", "rate")] == [[0, 1, 2], [1, 2, 0], [1, 2, 0], [1, 2, 0]]
+    assert [row.what[0] for row in picture.rows(9, "cpu", "")] == ["1", "2", "0"]
+    assert [row.what[0] for row in picture.rows(9, "memory", "")] == ["2", "1", "0"]
+
+
+def test_filter() -> None:
+    picture = cluster(12)
+    assert {row.nodes for row in picture.rows(99, "rank", "node12")} == {("node12",)}
+    assert [one.rank for one in picture.processes("rank", "node12")] == [11]
+    assert [one.rank for one in picture.processes("rank", "trainer 3")] == [3]
+    assert picture.processes("rank", "nothing") == [] and picture.rows(9, "rank", "nothing") == []
+
+
+# -- pages
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 200])
+@pytest.mark.parametrize("height", [2, 3, 5, 10, 24, 60])
+@pytest.mark.parametrize("nodes", [0, 1, 3, 64, 400])
+def test_a_page_is_as_big_as_the_window(width: int, height: int, nodes: int) -> None:
+    page = page_of(cluster(nodes, loads=(0, 40, 99)), width, height)
+    assert len(page.lines) == height
+    lines = draw(page, width).plain.split("\n")
+    assert len(lines) == height and max(map(len, lines)) <= width
+
+
+def test_a_page() -> None:
+    picture = cluster(2, 2, loads=(90, 10))
+    held = {"job": "20260102-030405-abcd", "user": "ann"}
+    picture.feed(1, "node2", sample(2.0, [card(0, 10, held=held), card(1, 0, ecc_uncorrected=3)], rank(1, line="step 5")), 2.0)
+    shown = texts(page_of(picture, now=2.0))
+    assert shown[0].startswith("2 nodes, 4 devices 48 % busy, 1 job, by rank")
+    assert shown[1].split() == ["NODES", "DEVICE", "UTIL", "MEMORY", "TEMP", "USED", "BY"]
+    assert shown[2].split()[:3] == ["node1", "0", "H100"] and "  90 % " in shown[2] and "45.0/80 GiB" in shown[2]
+    assert shown[4].rstrip().endswith("ann 20260102-030405-abcd") and shown[5].endswith("ECC  ")
+    assert shown[7].split() == ["RANK", "NODE", "STATE", "CPU", "MEMORY", "STEPS/S", "BEAT", "LAST", "LINE"]
+    assert shown[8].split()[:5] == [">", "trainer", "0", "node1", "running"]
+    assert shown[-1] == "q quit  s sort  / filter  up/down choose  enter log  x stop"
+
+
+def test_the_chosen_rank_is_always_on_the_page() -> None:
+    picture = cluster(64)
+    for at in (0, 5, 40, 63, 1000, -3):
+        view = View(at=at)
+        shown = [line for line in texts(screen().page(picture, view, 100, 24, {}, 1.0)) if line.startswith("> ")]
+        assert view.at == max(0, min(at, 63)) and shown[0].split()[2] == str(view.at)
+
+
+def test_nodes_that_do_not_answer_are_told_folded() -> None:
+    picture = cluster(4)
+    failed = {"node5": "no route to host", "node6": "no route to host"}
+    shown = texts(screen().page(picture, View(), 100, 24, failed, 1.0))
+    assert shown[1] == "node[5-6]: no route to host"
+    assert "silent: node[1-4]" in texts(screen().page(picture, View(), 100, 24, {}, 60.0))[0]
+
+
+def test_what_a_program_prints_is_masked_and_steers_nothing() -> None:
+    picture = Picture()
+    picture.feed(0, "a", sample(1.0, [], rank(0, line="key s3cr3t \x1b[2J\x07 end")), 1.0)
+    shown = "\n".join(texts(screen(("s3cr3t",)).page(picture, View(), 200, 24, {}, 1.0)))
+    assert "s3cr3t" not in shown and "key ***" in shown and "\x1b" not in shown and "\\x1b[2J" in shown
+    log = screen(("s3cr3t",)).log_page(View(log=Rank("j", 0, "a", "trainer", 0)), "one s3cr3t\n\x1b]0;x\x07two\n", 80, 10)
+    assert texts(log)[1:3] == ["one ***", "\\x1b]0;x\\x07two"] and len(log.lines) == 10
+
+
+def test_a_terminal_without_blocks_gets_plain_bars() -> None:
+    terminal = Terminal(out=io.TextIOWrapper(io.BytesIO(), "ascii"), environ={})
+    page = Screen(terminal, mask(())).page(cluster(1, 2), View(), 120, 20, {}, 1.0)
+    assert all(line.isascii() for line in texts(page)) and "######......" in texts(page)[2]
+
+
+def test_plain() -> None:
+    out = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    Screen(Terminal(out=out, environ={}), mask(())).plain(cluster(2, 1), View(), {"node3": "down"}, 1.0)
+    out.seek(0)
+    lines = out.read().splitlines()
+    assert lines[1] == "node3: down" and lines[2].split()[:3] == ["nodes", "device", "util"]
+    assert lines[3].split() == ["node1", "0", "H100", "50", "%", "25.0/80", "GiB", "50", "C", "-", "-"]
+    assert lines[6].split()[:4] == ["trainer", "0", "node1", "running"] and lines[-1] == ""
+
+
+def test_row_of_nothing() -> None:
+    assert Row((), "", (), 0, 0, None, "", (), ()).load is None
