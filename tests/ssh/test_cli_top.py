@@ -62,15 +62,14 @@ def top(site, nvml, tmp_path, request):
     two = site(2)
     give(two, nvml, 0)
     two.workspace(train_py=TALKS)
+    request.addfinalizer(lambda: two.living() and two.inv("stop", "--all", "--force"))
     two.id = detached(two, "--nproc-per-node", 2)
-    env = {"HOME": str(two._laptop), "PYTHONPATH": str(REPO)}
+    env = {"HOME": str(two.laptop), "PYTHONPATH": str(REPO)}
     two.tmux = Tmux(tmp_path, env)
     request.addfinalizer(lambda: two.tmux("kill-server"))
     two.tmux.shows("^before$")
     two.tmux.types(f"cd {shlex.quote(str(two.folder))}; {sys.executable} -m invoke top; echo code $?\n")
-    yield two
-    if two.living():
-        two.inv("stop", "--all", "--force")
+    return two
 
 
 def test_what_is_seen_and_how_it_ends(top):
