@@ -15,7 +15,6 @@ import fcntl
 import json
 import os
 import pwd
-import secrets
 import stat
 import time
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence
@@ -127,7 +126,7 @@ def _flock(fd: int, how: int) -> bool:
 
 def _make(content: Mapping[str, Any]) -> Held:
     """A new file, readable for others only once it is locked and whole."""
-    path = os.path.join(_TMP, f"{_PREFIX}{os.getuid()}-{secrets.token_hex(8)}")
+    path = os.path.join(_TMP, f"{_PREFIX}{os.getuid()}-{os.urandom(8).hex()}")
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
         end = time.monotonic() + _PATIENCE

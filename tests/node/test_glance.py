@@ -129,3 +129,20 @@ def test_job_directories_are_looked_through_only_when_one_comes_or_goes(
     (tmp_path / "JOBnew").mkdir()
     one._find()
     assert len(calls) == 2
+
+
+def test_a_tool_that_costs_much_is_run_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a second of a maker's tool is worth fifty seconds of one percent; what it said last stays."""
+    from clustertool.node import cards, devices
+
+    tool = tmp_path / "npu-smi"
+    recorded = Path(__file__).parents[1] / "data" / "smi" / "npu-smi.txt"
+    burn = "i=0; while [ $i -lt 60000 ]; do i=$((i+1)); done"
+    tool.write_text(f"#!/bin/sh\necho run >> {tmp_path}/runs\n{burn}\ncat {recorded}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(cards, "found", lambda: ("npu", [0, 1]))
+    pulse = devices.Pulse("none")
+    for _ in range(3):
+        assert [device["model"] for device in pulse.now()["devices"]] == ["910B2", "910B2"]
+    assert (tmp_path / "runs").read_text().count("run") == 1
