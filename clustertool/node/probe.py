@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
-from clustertool.node import cards, claims, files, holds, locks, ports, processes
+from clustertool.node import cards, claims, condition, files, holds, locks, ports, processes
 from clustertool.plan import paths
 
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
@@ -23,7 +23,11 @@ Problem = Tuple[str, str, str, str]  # column of the check, level, what, fix
 
 
 def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
-    """request: root_dir, nic, address, host, job_workspace, patterns, release -> the fields of plan.facts.Facts."""
+    """request: root_dir, nic, address, host, job_workspace, patterns, release -> the fields of plan.facts.Facts.
+
+    `long`: also what takes longer than a command of every day may, with `job` for node.jobenv; only `inv check` asks for it.
+    """
+    began = time.monotonic()
     problems: List[Problem] = []
     root = files.resolve(str(request["root_dir"]))
     existing = _existing(root)
@@ -37,7 +41,6 @@ def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
     if asked & busy:  # who listens costs a walk over all processes
         who.update(ports.holders(asked & busy))
     kind, devices = cards.found()
-    space = os.statvfs(existing)
     answer: Dict[str, Any] = {
         "hostname": socket.gethostname(),
         "address": address,
@@ -51,7 +54,6 @@ def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
         "user": _user(),
         "python": sys.version.split()[0],
         "rsync": _program("rsync"),
-        "disk_free": space.f_bavail * space.f_frsize,
         "cpus": len(os.sched_getaffinity(0)),
         "devices": devices,
         "device_kind": kind,
@@ -60,13 +62,29 @@ def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
         "ephemeral": [low, high],
         "busy": sorted(busy | set(claimed) | set(held)),
         "listeners": sorted(who.items()),
-        "time": time.time(),
         "problems": problems,
         "releases": _releases(root),
+        **condition.condition(existing, nic),
     }
     if request.get("job_workspace"):
         answer.update(_workspace(str(request["job_workspace"]), bool(request.get("listing", True)), problems))
-    return answer
+    if request.get("long"):
+        answer.update(_long(root, request["job"], str(answer["own"]), problems))
+    return {**answer, "time": time.time(), "took": time.monotonic() - began}
+
+
+def _long(root: str, job: Mapping[str, Any], own: str, problems: List[Problem]) -> Dict[str, Any]:
+    from clustertool.node import leftovers
+
+    told: Dict[str, Any] = {}
+    if job:
+        from clustertool.node import jobenv
+
+        told, wrong = jobenv.look(job)
+        problems += wrong
+    return {
+        **told, "leftovers": leftovers.leftovers(root), "own": own or condition.resolved(socket.gethostname()), "looked": True
+    }
 
 
 def _existing(path: str) -> str:

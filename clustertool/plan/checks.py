@@ -2,44 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import List, Mapping, Optional, Sequence, Tuple
+from dataclasses import replace
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from clustertool.plan.cluster import Cluster
+from clustertool.plan.condition import FEW_INODES, condition, phases, size
+from clustertool.plan.drift import drift
 from clustertool.plan.facts import Facts
+from clustertool.plan.finding import COLUMNS as COLUMNS  # the callers' name for all of it is here
+from clustertool.plan.finding import Finding as Finding
+from clustertool.plan.finding import Seen as Seen
+from clustertool.plan.finding import cells as cells
 
-COLUMNS = ("ping", "ssh", "python", "rsync", "root", "disk", "nic", "ports", "clock", "workspace")
 _LITTLE = 256 << 20  # bytes free under which a node is warned of
-_SKEW = 5.0  # seconds between a node's clock and the laptop's
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One cell of the matrix. level: ok, warn, error, skip."""
-
-    node: int
-    column: str
-    level: str
-    text: str
-    fix: str = ""
 
 
 def check(
-    cluster: Cluster, facts: Mapping[int, Facts], pings: Mapping[int, Optional[float]], now: float, need: int = 0,
-    ports: bool = True,
+    cluster: Cluster, facts: Mapping[int, Facts], seen: Seen, need: int = 0, ports: bool = True
 ) -> Tuple[Finding, ...]:
-    """Findings of all nodes that answered. `pings`: seconds, None for no answer, absent where none was sent.
+    """Findings of all nodes that answered.
 
     `need`: bytes that the workspace takes on each node (release and job's copy). `ports`: look at the ports that conf.py names;
     for a job this is its plan's work, which knows the ports that the job will use.
     """
     found: List[Finding] = []
-    for node, fact in sorted(facts.items()):
+    alike = _by_machine(facts)
+    for node, fact in sorted(alike.items()):
+        found.append(phases(node, fact.user, seen.phases.get(node, {})))
         found += _node(cluster, fact, need, ports)
-        found.append(_clock(node, fact, now))
-        if node in pings:
-            found.append(_ping(node, pings[node], answered=True))
-    return tuple(f for f in found if f.column not in cluster.checks_off)
+        found += condition(cluster, fact)
+        if node in seen.pings:
+            found.append(_ping(node, seen.pings[node], answered=True))
+    found += drift(dict(sorted(alike.items())), seen.asked)
+    return tuple(finding for finding in found if finding.column not in cluster.checks_off)
+
+
+def _by_machine(facts: Mapping[int, Facts]) -> Dict[int, Facts]:
+    """Nodes of one machine were asked a moment apart: what the machine has in common is told once, by its first node."""
+    first: Dict[str, Facts] = {}
+    for node in sorted(facts):
+        first.setdefault(facts[node].machine, facts[node])
+    return {
+        node: replace(fact, load=first[fact.machine].load, memory=first[fact.machine].memory, shm=first[fact.machine].shm)
+        for node, fact in facts.items()
+    }
 
 
 def unreachable(node: int, pings: Mapping[int, Optional[float]], what: str, fix: str) -> Tuple[Finding, ...]:
@@ -59,7 +65,7 @@ def _ping(node: int, seconds: Optional[float], answered: bool) -> Finding:
 
 def _node(cluster: Cluster, fact: Facts, need: int, ports: bool) -> List[Finding]:
     n = fact.node
-    found = [Finding(n, "ssh", "ok", fact.user), Finding(n, "python", "ok", fact.python)]
+    found = [Finding(n, "python", "ok", fact.python)]
     if fact.rsync:
         found.append(Finding(n, "rsync", "ok", "yes"))
     else:
@@ -78,17 +84,16 @@ def _node(cluster: Cluster, fact: Facts, need: int, ports: bool) -> List[Finding
 
 def disk(fact: Facts, need: int) -> Finding:
     node, free = fact.node, fact.disk_free
-    text = f"{_size(free)} free"
+    text = f"{size(free)} free"
     if free < need or free < 1 << 20:
         fix = "make room, or choose another ROOT_DIR; inv clean --older-than 7d removes old jobs"
-        return Finding(node, "disk", "error", f"{text}, {_size(max(need, 1 << 20))} needed below {fact.root}", fix)
+        return Finding(node, "disk", "error", f"{text}, {size(max(need, 1 << 20))} needed below {fact.root}", fix)
+    if 0 <= fact.inodes < FEW_INODES:
+        level = "warn" if fact.inodes else "error"
+        return Finding(node, "disk", level, f"{fact.inodes} inodes free", "remove small files: inv clean --older-than 7d")
     if free < need + _LITTLE:
         return Finding(node, "disk", "warn", text, "make room: inv clean --older-than 7d removes old jobs")
     return Finding(node, "disk", "ok", "ok")
-
-
-def _size(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
 def _ports(cluster: Cluster, node: int, fact: Facts) -> Finding:
@@ -105,14 +110,6 @@ def _ports(cluster: Cluster, node: int, fact: Facts) -> Finding:
     if taken:
         return Finding(node, "ports", "error", "; ".join(taken), "end that program, or choose another port in conf.py")
     return Finding(node, "ports", "ok", "free")
-
-
-def _clock(node: int, fact: Facts, now: float) -> Finding:
-    skew = fact.time - now
-    if abs(skew) > _SKEW:
-        fix = "run a time service (chrony) on the node: logs are merged by time"
-        return Finding(node, "clock", "warn", f"{skew:+.0f} s", fix)
-    return Finding(node, "clock", "ok", "right")
 
 
 def errors(findings: Sequence[Finding]) -> Tuple[Finding, ...]:

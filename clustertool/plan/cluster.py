@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Mapping, Tuple
 
 from clustertool.errors import ConfigError
+from clustertool.plan.finding import COLUMNS
 from clustertool.plan.hosts import Host, read_hosts, variables
 
 DEVICE_KINDS = ("auto", "cpu", "gpu", "xpu", "dcu", "npu")
@@ -101,6 +102,13 @@ def _names(value: object) -> Tuple[str, ...]:
     return tuple(value)
 
 
+def _checks(value: object) -> Tuple[str, ...]:
+    names = _names(value)
+    if not set(names) <= set(COLUMNS):
+        raise ValueError(f"a list of checks: {', '.join(COLUMNS)}")
+    return names
+
+
 def _one_of(*allowed: str) -> Callable[[object], str]:
     def read(value: object) -> str:
         if value not in allowed:
@@ -138,7 +146,7 @@ KEYS: Dict[str, Tuple[str, Callable[[object], Any]]] = {
     "RELAY": ("relay", _one_of("auto", "off")),
     "LOSS_TIMEOUT": ("loss_timeout", _seconds),
     "GRACE": ("grace", _seconds),
-    "CHECKS_OFF": ("checks_off", _names),
+    "CHECKS_OFF": ("checks_off", _checks),
     "CHECK_PACKAGES": ("check_packages", _names),
 }
 

@@ -38,6 +38,21 @@ class Facts:
     listing: Tuple[str, ...] = ()
     job_toml: str = ""
     releases: Tuple[str, ...] = ()
+    took: float = 0.0  # seconds between the node's reading of the request and its answer
+    memory: Tuple[int, int] = (0, 0)  # all, available
+    load: float = 0.0
+    inodes: int = -1  # -1: the file system has no number of them
+    shm: int = -1  # free in /dev/shm; -1: there is none
+    limits: Tuple[Tuple[str, int, int], ...] = ()  # name, soft, hard; -1: none
+    proxies: Tuple[str, ...] = ()  # names, of the login
+    mtu: int = 0  # of the interface; 0: unknown
+    rdma: bool = False
+    own: "str | None" = ""  # address of the node's own host name; None: no name server answers
+    looked: bool = False  # what only `inv check` asks was asked: all that follows
+    leftovers: Tuple[Tuple[str, int], ...] = ()  # job, processes
+    packages: Tuple[Tuple[str, str], ...] = ()  # name, version ("": not there), of the job's python
+    job_proxies: Tuple[str, ...] = ()  # names, in a rank's environment
+    no_proxy: str = ""
     problems: Tuple[Tuple[str, str, str, str], ...] = ()
 
     @property
@@ -56,13 +71,15 @@ def read_facts(node: int, answer: Mapping[str, Any]) -> Facts:
     for key in Facts.__dataclass_fields__:
         if key in answer and key != "node":
             known[key] = answer[key]
-    for key in ("devices", "ephemeral", "listing", "releases"):
+    for key in ("devices", "ephemeral", "listing", "releases", "memory", "proxies", "job_proxies"):
         if key in known:
             known[key] = tuple(known[key])
     known["busy"] = frozenset(known.get("busy", ()))
     known["listeners"] = tuple((int(port), str(who)) for port, who in known.get("listeners", ()))
     known["held"] = tuple((int(device), str(job), str(user)) for device, job, user in known.get("held", ()))
     known["used"] = in_use(known)
+    for key in ("limits", "leftovers", "packages"):
+        known[key] = tuple(tuple(row) for row in known.get(key, ()))
     known["problems"] = tuple((str(a), str(b), str(c), str(d)) for a, b, c, d in known.get("problems", ()))
     return Facts(**known)
 

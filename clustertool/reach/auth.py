@@ -153,9 +153,11 @@ class Login:
         self._tried: list[str] = []
         self._locked: list[str] = []  # key files whose passphrase nobody could give
         self._bad: list[str] = []
+        self.began = 0.0
 
     def authenticate(self, transport: Any) -> None:
         """Returns when logged in. Raises AuthError or Unreachable."""
+        self.began = time.monotonic()
         allowed = self._with_keys(transport)
         if allowed is None:
             return

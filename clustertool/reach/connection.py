@@ -133,6 +133,11 @@ class Link:
             return 0
 
     @property
+    def times(self) -> dict[str, float]:
+        """Seconds of the connection's phases: connect (key exchange included) and login."""
+        return dict(getattr(self.transport, "times", {}))
+
+    @property
     def alive(self) -> bool:
         """False once the connection is known to be lost. A frozen node looks alive: only a timeout tells."""
         return bool(self.connection.is_connected)
@@ -398,6 +403,7 @@ def _direct(to: SshSettings, prompter: Prompter) -> Connection:
 
 def _connect(to: SshSettings, sock: Any, prompter: Prompter, deadline: float) -> Connection:
     """A Fabric connection on `sock`, logged in. The socket is closed on every failure."""
+    start, login = deadline - to.connect_timeout, Login(to, prompter, deadline)
     left = max(0.1, deadline - time.monotonic())
     known = hostkeys.known_hosts(to)
 
@@ -412,7 +418,7 @@ def _connect(to: SshSettings, sock: Any, prompter: Prompter, deadline: float) ->
     connection = Connection(
         to.hostname, user=to.user, port=to.port, config=config, forward_agent=False,
         connect_kwargs={
-            "sock": sock, "timeout": left, "banner_timeout": left, "auth_strategy": Login(to, prompter, deadline),
+            "sock": sock, "timeout": left, "banner_timeout": left, "auth_strategy": login,
             "transport_factory": transport,
         },
     )  # fmt: skip
@@ -427,6 +433,7 @@ def _connect(to: SshSettings, sock: Any, prompter: Prompter, deadline: float) ->
         failure = dial.failed_handshake(to, sock, error, late)
         _abort(connection, sock)
         raise failure from None
+    connection.transport.times = {"connect": login.began - start, "login": time.monotonic() - login.began}
     return connection
 
 

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from typing import IO, Any
 
 import paramiko
@@ -66,6 +67,7 @@ class Transport(paramiko.Transport):  # type: ignore[misc]
     """paramiko's transport with our order of algorithms: the fastest of the strong ones first."""
 
     _CLIENT_ID = "clustertool"
+    times: Mapping[str, float] = {}  # seconds of the phases of its opening
     _active_check_timeout = 2.0  # how often an idle connection's thread wakes up
     _preferred_ciphers = (
         "aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr",

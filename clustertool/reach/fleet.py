@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,7 @@ class Fleet:
         self.check = check
         self.agents: dict[int, Agent] = {}
         self.failed: dict[int, ClustertoolError] = {}
+        self.phases: dict[int, dict[str, float]] = {}  # seconds of connect, login, agent
         self._sink = sink
         self.opened = False
         self.held: dict[int, Agent] = {}  # closed ones, of nodes that have the release which open() was asked about
@@ -46,7 +48,10 @@ class Fleet:
         """
 
         def connect(host: Host) -> Agent:
-            agent = Agent.open(self._reach(host), host, self.cluster, self._sink, unless)
+            link = self._reach(host)
+            between = time.monotonic()
+            agent = Agent.open(link, host, self.cluster, self._sink, unless)
+            self.phases[host.index] = {**getattr(link, "times", {}), "agent": time.monotonic() - between}
             if opened and not agent.held:
                 self.agents[host.index] = agent
                 opened(host.index)
@@ -129,11 +134,15 @@ class Fleet:
     def ask(
         self, requests: Mapping[int, Mapping[str, Any]], timeout: float | None = 60.0, *, patient: bool = False
     ) -> Gathered[Header]:
-        """{node: request} to the agents that are there; nodes without one are not asked. patient: no Ctrl+C ends it."""
+        """{node: request} to the agents that are there; nodes without one are not asked. patient: no Ctrl+C ends it.
+
+        `asked` in an answer: our clock before the request and after the answer.
+        """
         wanted = {node: request for node, request in requests.items() if node in self.agents}
 
         def one(node: int) -> Header:
-            return self.agents[node].ask(wanted[node], timeout)
+            before = time.time()
+            return {**self.agents[node].ask(wanted[node], timeout), "asked": (before, time.time())}
 
         check = None if patient else self.check
         return each({node: node for node in wanted}, one, width=max(1, len(wanted)), check=check)

@@ -55,9 +55,12 @@ def check_matrix(rows: Sequence[Mapping[str, Any]], terminal: Terminal) -> None:
     """Nodes as rows, findings as columns, fixes below.
 
     A row: {"node": name, "findings": {column: {"level": "ok" | "warn" | "bad" | "skip", "text", "fix"}}}. Rows that
-    read alike are one row under folded names; a fix is told once, however many nodes need it.
+    read alike are one row under folded names; a fix is told once, however many nodes need it. On a terminal, checks that
+    say the same of all nodes, and nothing bad, are one line instead of a column.
     """
     columns = list(dict.fromkeys(column for row in rows for column in row["findings"]))
+    quiet = [column for column in columns if terminal.is_terminal and _quiet(column, rows)]
+    columns = [column for column in columns if column not in quiet]
     alike: dict[tuple[Cell, ...], list[str]] = {}
     fixes: dict[tuple[str, str], list[str]] = {}
     for row in rows:
@@ -66,11 +69,29 @@ def check_matrix(rows: Sequence[Mapping[str, Any]], terminal: Terminal) -> None:
         for column, finding in row["findings"].items():
             if finding.get("level") in ("bad", "warn") and finding.get("fix"):
                 fixes.setdefault((column, str(finding["fix"])), []).append(str(row["node"]))
-    table("", ("node", *columns), [(fold(nodes), *cells) for cells, nodes in alike.items()], terminal=terminal)
+    if columns or not quiet:
+        table("", ("node", *columns), [(fold(nodes), *cells) for cells, nodes in alike.items()], terminal=terminal)
+    if quiet:
+        said = {column: finding for row in reversed(rows) for column, finding in row["findings"].items()}
+        told = ", ".join(_told(column, said[column]) for column in quiet)
+        terminal.line(f"{'ok' if columns else fold(str(row['node']) for row in rows) + ': ok'}: {told}", "dim")
     if fixes:
         terminal.line()
         for (column, fix), nodes in fixes.items():
             terminal.line(f"fix {column} on {fold(nodes)}: {fix}")
+
+
+def _quiet(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a check says the same of every node that answered, and nothing that a user must do something about."""
+    found = [row["findings"].get(column) for row in rows]
+    said = {finding.get("text") for finding in found if finding}
+    good = all(finding is None or finding.get("level") in ("ok", "skip") for finding in found)
+    return good and len(said) == 1
+
+
+def _told(column: str, finding: Mapping[str, Any]) -> str:
+    text = str(finding.get("text") or "")
+    return column if text in ("", "ok") else f"{column} ({text})"
 
 
 def _process(process: Mapping[str, Any], names: Mapping[Any, str], now: float) -> Sequence[object]:

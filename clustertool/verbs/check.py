@@ -27,10 +27,10 @@ def check(call: Call) -> None:
     folder = Path(call.given.workspace) if call.given.workspace else None
     toml = load.workspace_toml(folder) if folder else {}
     cluster = load.cluster(call, start_local=True)
-    spec = load.scattered(cluster, toml)
+    spec, passed = load.scattered(cluster, toml), dict(load.passed(cluster))
     workspace = load.workspace(call, folder) if folder else None
     with Fleet(cluster, interrupts.check, ask=interrupts.asker()) as fleet:
-        looked = preflight.look(cluster, fleet, {})
+        looked = preflight.look(cluster, fleet, lambda host: preflight.for_check(cluster, host, passed))
         if workspace:
             looked = preflight.room(looked, cluster, needs(workspace, cluster, looked.facts, spec))
         rows = preflight.matrix(looked, cluster)

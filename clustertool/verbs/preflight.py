@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from clustertool.errors import AuthError, ClustertoolError, PreflightError, raise_all
-from clustertool.plan.checks import COLUMNS, Finding, check, disk, errors, unreachable
+from clustertool.plan.checks import Finding, Seen, cells, check, disk, errors, unreachable
 from clustertool.plan.cluster import Cluster
 from clustertool.plan.facts import Facts, read_facts
 from clustertool.plan.frames import Header
+from clustertool.plan.hosts import Host
 from clustertool.reach.fanout import Gathered
 from clustertool.reach.fleet import Fleet
 from clustertool.verbs.call import Call
+
+Request = Mapping[str, Any] | Callable[[Host], Mapping[str, Any]]  # for all nodes, or of each
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,12 @@ class Looked:
 
 
 def look(
-    cluster: Cluster, fleet: Fleet, request: Mapping[str, Any], ports: bool = True,
-    known: Mapping[int, Header] | None = None,
+    cluster: Cluster, fleet: Fleet, request: Request, ports: bool = True, known: Mapping[int, Header] | None = None,
 ) -> Looked:  # fmt: skip
-    """Open the fleet, if it is not, and probe it. Raises nothing for a single node. `known`: answers that came already."""
+    """Open the fleet, if it is not, and probe it. Raises nothing for a single node, but for a bug of ours there.
+
+    `known`: answers that came already.
+    """
     pings: dict[int, float | None] = {}
     pinger = threading.Thread(target=_ping, args=(cluster, pings), daemon=True)
     if "ping" not in cluster.checks_off:
@@ -41,25 +45,35 @@ def look(
     had = dict(known or {})
     gathered = probe(cluster, fleet, request, [host.index for host in cluster.hosts if host.index not in had])
     gathered.ok.update(had)
-    now = time.time()
     failed = {**fleet.failed, **gathered.failed}
     facts = {node: read_facts(node, answer) for node, answer in gathered.ok.items()}
     if pinger.is_alive() and failed:  # a ping decides nothing for a node that answered by ssh
         pinger.join(2.0)
-    findings = list(check(cluster, facts, dict(pings), now, ports=ports))
+    asked = {node: answer["asked"] for node, answer in gathered.ok.items() if "asked" in answer}
+    findings = list(check(cluster, facts, Seen(dict(pings), asked, fleet.phases), ports=ports))
     for node, error in failed.items():
         findings += unreachable(node, dict(pings), error.what, error.fix)
     return Looked(facts, tuple(findings), failed)
 
 
+def for_check(cluster: Cluster, host: Host, passed: Mapping[str, str]) -> dict[str, Any]:
+    """What `check` asks a node besides: among it, how a rank's environment would be made, and what to look for there."""
+    job = {
+        "prelude": cluster.prelude, "first_path": cluster.first_path, "ld_library_path": cluster.ld_library_path,
+        "env": {**dict(cluster.env), **dict(host.env), **passed}, "packages": list(cluster.check_packages),
+    }  # fmt: skip
+    return {"long": True, "job": {} if "packages" in cluster.checks_off else job}
+
+
 def probe(
-    cluster: Cluster, fleet: Fleet, request: Mapping[str, Any], only: Sequence[int] | None = None
+    cluster: Cluster, fleet: Fleet, request: Request, only: Sequence[int] | None = None
 ) -> Gathered[Header]:
     """One round trip to every node, or to some. `request` is what the caller wants to know besides."""
     asked = {
         host.index: {
             "q": "probe", "root_dir": host.root_dir or cluster.root_dir, "nic": cluster.nic, "address": host.address,
-            "explicit_address": host.address if host.address != host.host else "", "ports": wanted_ports(cluster), **request,
+            "explicit_address": host.address if host.address != host.host else "", "ports": wanted_ports(cluster),
+            **(request(host) if callable(request) else request),
         }
         for host in cluster.hosts if only is None or host.index in only
     }  # fmt: skip
@@ -105,6 +119,19 @@ def require(looked: Looked, cluster: Cluster) -> None:
     raise_all(found)
 
 
+def warn(looked: Looked, cluster: Cluster, call: Call) -> None:
+    """Each warning once, with all nodes that it is about."""
+    from clustertool.show.table import fold
+
+    names = {host.index: host.name for host in cluster.hosts}
+    about: dict[tuple[str, str, str], list[str]] = {}
+    for finding in looked.findings:
+        if finding.level == "warn":
+            about.setdefault((finding.column, finding.text, finding.fix), []).append(names[finding.node])
+    for (column, text, fix), nodes in about.items():
+        call.terminal.warn(f"{fold(nodes)}: {column}: {text} ({fix})")
+
+
 def good_only(looked: Looked, cluster: Cluster, call: Call) -> tuple[Cluster, Looked]:
     """--skip-bad: cluster and facts without the nodes that failed, numbered anew. Raises if none is left."""
     wrong = errors(looked.findings)
@@ -125,15 +152,16 @@ def good_only(looked: Looked, cluster: Cluster, call: Call) -> tuple[Cluster, Lo
 
 def matrix(looked: Looked, cluster: Cluster) -> list[dict[str, Any]]:
     """Rows of the check matrix, for show and for JSON."""
-    rows = []
-    for host in cluster.hosts:
-        mine = {finding.column: finding for finding in looked.findings if finding.node == host.index}
-        cells = {
-            column: {"level": {"error": "bad"}.get(f.level, f.level), "text": f.text, "fix": f.fix}
-            for column, f in ((column, mine[column]) for column in COLUMNS if column in mine)
+    return [
+        {
+            "node": host.name,
+            "findings": {
+                column: {"level": {"error": "bad"}.get(f.level, f.level), "text": f.text, "fix": f.fix}
+                for column, f in cells(looked.findings, host.index).items()
+            },
         }
-        rows.append({"node": host.name, "findings": cells})
-    return rows
+        for host in cluster.hosts
+    ]
 
 
 def worst(failures: Sequence[ClustertoolError]) -> int:

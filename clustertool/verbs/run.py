@@ -242,9 +242,7 @@ def _preflight(call: Call, order: Order, fleet: Fleet) -> Mapping[int, Facts]:
         looked = _room(order, looked)  # fewer trainers read more shards each
     facts = looked.facts
     preflight.require(looked, order.cluster)
-    for finding in looked.findings:
-        if finding.level == "warn":
-            call.terminal.warn(f"{order.cluster.hosts[finding.node].name}: {finding.column}: {finding.text} ({finding.fix})")
+    preflight.warn(looked, order.cluster, call)
     if order.spec is None:
         order.spec = read_job(order.cluster, load.job_toml(facts[0].job_toml), order.options)
     return _in_use(order, fleet, facts)

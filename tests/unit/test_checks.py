@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from cases import cluster_of, facts_of, hosts
 
-from clustertool.plan.checks import COLUMNS, Finding, check, errors, unreachable
+from clustertool.plan.checks import COLUMNS, Finding, Seen, cells, check, errors, unreachable
+from clustertool.plan.condition import covers
 from clustertool.plan.facts import Facts
 
 NOW = 1000.0
-GOOD: dict[str, Any] = {"user": "ann", "python": "3.9.2", "disk_free": 10**12, "time": NOW}
+GOOD: dict[str, Any] = {"user": "ann", "python": "3.9.2", "disk_free": 10**12, "time": NOW, "shm": 10**10}
 
 
 def found(
@@ -20,16 +21,19 @@ def found(
 ) -> dict[str, Finding]:
     """Column -> finding of one node."""
     cluster = cluster_of(hosts(1), **(keys or {}))
-    findings = check(cluster, facts_of(cluster, **{**GOOD, **each}), pings or {}, NOW, need)
-    assert len({finding.column for finding in findings}) == len(findings)
+    findings = check(cluster, facts_of(cluster, **{**GOOD, **each}), seen(pings, 1), need)
     assert all(finding.fix for finding in findings if finding.level in ("warn", "error"))
-    return {finding.column: finding for finding in findings}
+    return cells(findings, 0)
+
+
+def seen(pings: dict[int, float | None] | None, nodes: int) -> Seen:
+    return Seen(pings or {}, dict.fromkeys(range(nodes), (NOW, NOW)))
 
 
 def test_a_good_node_is_ok_in_every_column() -> None:
     columns = found(pings={0: 0.001})
     assert {finding.level for finding in columns.values()} == {"ok"}
-    assert set(columns) == set(COLUMNS) - {"workspace"}
+    assert set(columns) == set(COLUMNS) - {"workspace", "mesh", "jobs", "packages"}
     assert (columns["ssh"].text, columns["python"].text, columns["nic"].text) == ("ann", "3.9.2", "eth0")
 
 
@@ -37,6 +41,16 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     ({"rsync": False}, "rsync", "error", "no rsync"),
     ({"disk_free": 0}, "disk", "error", "needed below /jobs"),
     ({"disk_free": 100 << 20}, "disk", "warn", "105 MB free"),
+    ({"inodes": 9}, "disk", "warn", "9 inodes free"),
+    ({"inodes": 0}, "disk", "error", "0 inodes free"),
+    ({"memory": (64 << 30, 100 << 20)}, "memory", "warn", "105 MB of 68.7 GB left"),
+    ({"load": 7.0, "cpus": 4}, "load", "warn", "7 on 4 cores"),
+    ({"limits": (("nofile", 256, 4096), ("nproc", -1, -1), ("memlock", 65536, 65536))}, "limits", "warn", "nofile 256"),
+    ({"limits": (("nproc", 100, 100),)}, "limits", "warn", "nproc 100"),
+    ({"limits": (("memlock", 65536, 65536),), "rdma": True}, "limits", "warn", "memlock 64 kB"),
+    ({"shm": 64 << 20}, "shm", "warn", "67 MB free in /dev/shm"),
+    ({"shm": -1}, "shm", "warn", "no /dev/shm"),
+    ({"job_proxies": ("http_proxy",)}, "proxy", "warn", "http_proxy for 10.0.0.1"),
     ({"time": NOW + 60}, "clock", "warn", "+60 s"),
     ({"time": NOW - 6}, "clock", "warn", "-6 s"),
     ({"problems": (("root", "error", "ROOT_DIR /jobs is not writable", "choose another"),)}, "root", "error", "not writable"),
@@ -76,7 +90,7 @@ def test_the_leads_port_matters_on_the_first_node_only() -> None:
     cluster = cluster_of(hosts(2), LEAD_PORT=6160)
     facts = facts_of(cluster, **GOOD)
     facts[1] = replace(facts[1], busy=frozenset([6160]))
-    assert not errors(check(cluster, facts, {}, NOW))
+    assert not errors(check(cluster, facts, seen({}, 2)))
 
 
 def test_a_ping_decides_nothing_for_a_node_that_answered() -> None:
@@ -100,4 +114,59 @@ def test_checks_that_are_off_are_not_there() -> None:
 def test_all_nodes_are_told_at_once_in_their_order() -> None:
     cluster = cluster_of(hosts(3))
     facts: dict[int, Facts] = facts_of(cluster, **{**GOOD, "rsync": False})
-    assert [finding.node for finding in errors(check(cluster, dict(reversed(facts.items())), {}, NOW))] == [0, 1, 2]
+    assert [finding.node for finding in errors(check(cluster, dict(reversed(facts.items())), seen({}, 3)))] == [0, 1, 2]
+
+
+def test_what_is_fine_is_told_so() -> None:
+    fine: list[dict[str, Any]] = [
+        {"inodes": -1}, {"memory": (0, 0)}, {"load": 5.9, "cpus": 4}, {"load": 9.0, "cpus": 0},
+        {"limits": (("nofile", 1024, 4096), ("nproc", -1, -1), ("memlock", 65536, 65536))},
+        {"limits": (("memlock", -1, -1),), "rdma": True}, {"proxies": ("http_proxy",)},
+        {"job_proxies": ("http_proxy",), "no_proxy": "example.com, 10.0.0.0/8"},
+    ]  # fmt: skip
+    for facts in fine:
+        assert {finding.level for finding in found(**facts).values()} == {"ok"}, facts
+
+
+def test_what_is_left_of_jobs() -> None:
+    left = found(looked=True, own="10.0.0.1", leftovers=(("old", 3), ("older", 1)))["jobs"]
+    assert (left.level, left.text) == ("warn", "3 left of job old, 1 left of job older")
+    assert "inv stop --job old; inv stop --job older" in left.fix
+    assert found(looked=True)["jobs"].level == "ok"
+    assert "jobs" not in found()  # nobody asked
+
+
+def test_the_slow_phase_of_a_login_is_told_with_what_slows_it() -> None:
+    cluster = cluster_of(hosts(1))
+    slow = Seen(phases={0: {"connect": 0.1, "login": 6.2, "agent": 4.9}})
+    ssh = cells(check(cluster, facts_of(cluster, **GOOD), slow), 0)["ssh"]
+    assert (ssh.level, ssh.text) == ("warn", "login took 6 s")
+    assert "GSSAPIAuthentication" in ssh.fix and "UseDNS" not in ssh.fix
+
+
+def test_the_worst_of_a_column_is_its_cell() -> None:
+    findings = [
+        Finding(0, "nic", "ok", "eth0"), Finding(0, "disk", "warn", "little", "a"), Finding(0, "nic", "error", "one", "b"),
+        Finding(0, "nic", "error", "two", "b"), Finding(1, "nic", "error", "three", "c"),
+        Finding(0, "nic", "warn", "four", "d"),
+    ]  # fmt: skip
+    assert cells(findings, 0) == {
+        "disk": Finding(0, "disk", "warn", "little", "a"), "nic": Finding(0, "nic", "error", "one; two", "b")
+    }  # fmt: skip
+
+
+def test_nodes_of_one_machine_tell_its_load_alike() -> None:
+    cluster = cluster_of(hosts(2))
+    facts = facts_of(cluster, machines=[0, 0], **GOOD, cpus=1)
+    facts = {node: replace(fact, load=8.0 + node) for node, fact in facts.items()}
+    loads = [f.text for f in check(cluster, facts, seen({}, 2)) if f.column == "load"]
+    assert loads == ["8 on 1 cores"] * 2
+
+
+@pytest.mark.parametrize("no_proxy, address, yes", [
+    ("*", "10.0.0.1", True), ("10.0.0.1", "10.0.0.1", True), ("10.0.0.1", "10.0.0.10", False), ("", "10.0.0.1", False),
+    ("10.", "10.0.0.1", True), ("10.0.0.0/24", "10.0.1.1", False), ("10.0.0.0/16", "10.0.1.1", True),
+    (".cluster", "node1.cluster", True), ("*.cluster", "node1.cluster", True), ("a/b", "10.0.0.1", False),
+])  # fmt: skip
+def test_whom_no_proxy_covers(no_proxy: str, address: str, yes: bool) -> None:
+    assert covers(no_proxy, address) is yes

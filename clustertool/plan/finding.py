@@ -1,0 +1,52 @@
+"""A finding is one thing that one check says of one node; the worst ones of a column make its cell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+# All checks, in the order in which they are shown; each can be named in CHECKS_OFF.
+COLUMNS = (
+    "ping", "ssh", "clock", "python", "rsync", "root", "disk", "memory", "load", "host", "nic", "mtu", "ports", "limits",
+    "shm", "proxy", "jobs", "packages", "workspace", "mesh",
+)  # fmt: skip
+_LEVELS = ("skip", "ok", "warn", "error")  # from best to worst
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One cell of the matrix, or a part of it. level: ok, warn, error, skip."""
+
+    node: int
+    column: str
+    level: str
+    text: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the laptop itself measured.
+
+    pings: seconds, None for no answer, absent where none was sent. asked: its own clock before a node's probe and after the
+    answer. phases: seconds of connect, login and agent.
+    """
+
+    pings: Mapping[int, Optional[float]] = field(default_factory=dict)
+    asked: Mapping[int, Tuple[float, float]] = field(default_factory=dict)
+    phases: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+
+
+def cells(findings: Sequence[Finding], node: int) -> Dict[str, Finding]:
+    """Column -> what its cell says of a node: the worst of its findings, and all that are as bad, in COLUMNS' order."""
+    by_column: Dict[str, List[Finding]] = {}
+    for finding in findings:
+        if finding.node == node:
+            by_column.setdefault(finding.column, []).append(finding)
+    found: Dict[str, Finding] = {}
+    for column in sorted(by_column, key=COLUMNS.index):
+        worst = max(by_column[column], key=lambda one: _LEVELS.index(one.level)).level
+        alike = [one for one in by_column[column] if one.level == worst]
+        texts, fixes = (list(dict.fromkeys(words)) for words in ([a.text for a in alike], [a.fix for a in alike if a.fix]))
+        found[column] = Finding(node, column, worst, "; ".join(texts), "; ".join(fixes))
+    return found
