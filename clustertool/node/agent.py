@@ -195,6 +195,11 @@ class Agent:
 
         return meet.meet(self.root, str(header["step"]), str(header["token"]), int(header["node"]))
 
+    def mesh(self, header: Header) -> Dict[str, Any]:
+        from clustertool.node import mesh
+
+        return mesh.mesh(header)
+
     def patch(self, header: Header) -> Dict[str, Any]:
         """A release that is little more than one that is here."""
         from clustertool.node import releases
@@ -381,7 +386,7 @@ _INLINE: Dict[str, Callable[[Agent, Header], Dict[str, Any]]] = {
 }  # fmt: skip
 _HANDLERS: Dict[str, Callable[[Agent, Header], Dict[str, Any]]] = {
     "probe": Agent.probe, "meet": Agent.meet, "patch": Agent.patch, "place": Agent.place,
-    "unplace": Agent.unplace, "attached": Agent.attached,
+    "mesh": Agent.mesh, "unplace": Agent.unplace, "attached": Agent.attached,
     "stop": Agent.stop, "jobs": Agent.jobs, "status": Agent.status, "tail": Agent.tail, "files": Agent.files,
     "clean": Agent.clean, "report": Agent.report, "devices": Agent.devices, "module": Agent.module,
     "glance": Agent.glance,

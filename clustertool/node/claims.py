@@ -18,6 +18,7 @@ from clustertool.node import files, processes
 from clustertool.node.records import Record
 
 _FILE = "ports.json"
+_CHECK = "(inv check)"  # stands for a job where a check tries ports, and then its base for the agent: pid and start time
 _PLACED = 300.0  # seconds after which a laptop that placed a job and never started it is taken for gone
 Claims = Dict[str, Tuple[str, str, str]]  # port -> (job, base directory of the job, boot id)
 
@@ -44,10 +45,26 @@ def claim(ports: Sequence[int], job: str, base: str) -> None:
         taken = [(port, claims[str(port)][0]) for port in ports if str(port) in claims and claims[str(port)][0] != job]
         if taken:
             held = "; ".join(f"port {port} is held by job {other}" for port, other in taken)
-            raise PortHeld(held, f"inv stop --job {taken[0][1]}, or choose other ports")
+            fix = "wait for that check" if taken[0][1] == _CHECK else f"inv stop --job {taken[0][1]}"
+            raise PortHeld(held, f"{fix}, or choose other ports")
         boot = processes.boot_id()
         claims.update({str(port): (job, base, boot) for port in ports})
         _write(fd, claims)
+
+
+def hold(ports: Sequence[int]) -> None:
+    """For a check, until this process ends or lets go: all of them or none. Raises PortHeld, PreflightError."""
+    own = processes.identify(os.getpid())
+    if own:
+        claim(ports, _CHECK, f"{own.pid} {own.start}")
+
+
+def let_go() -> None:
+    """What hold() took, of this process and of those that have ended."""
+    with _locked(directory()) as fd:
+        own = processes.identify(os.getpid())
+        base = f"{own.pid} {own.start}" if own else ""
+        _write(fd, {port: kept for port, kept in _living(_read(fd)).items() if kept[:2] != (_CHECK, base)})
 
 
 def claimed() -> Dict[int, str]:
@@ -93,6 +110,9 @@ def _living(claims: Claims) -> Claims:
 
 
 def _over(job: str, base: str) -> bool:
+    if job == _CHECK:
+        pid, start = base.split()
+        return not processes.alive(processes.Process(int(pid), int(start)))
     record = Record(base, job, {})
     if not os.path.isdir(record.paths.dir):
         return True

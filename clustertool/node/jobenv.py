@@ -57,9 +57,9 @@ print(mark + json.dumps({
 
 
 def look(asked: Mapping[str, Any], limit: float = LIMIT) -> Tuple[Dict[str, Any], List[Tuple[str, str, str, str]]]:
-    """asked: prelude, first_path, ld_library_path, env, packages -> (fields of Facts, problems)."""
+    """asked: prelude, first_path, ld_library_path, here, env, packages -> (fields of Facts, problems)."""
     mark = secrets.token_hex(8)
-    spec = {"common": {}, **{key: asked[key] for key in ("prelude", "first_path", "ld_library_path")}}
+    spec = {"common": {}, **{key: asked[key] for key in ("prelude", "first_path", "ld_library_path", "here")}}
     process = {"argv": ["python3", "-c", _CODE, mark, *asked["packages"]], "env": asked["env"]}
     code, out, err = _run(ranks.command(spec, process), ranks.environment(spec, process, 0, os.environ), limit)
     for line in reversed(out.splitlines()):

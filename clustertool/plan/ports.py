@@ -56,6 +56,19 @@ def choose(seats: Sequence[Seat], cluster: Cluster, job: JobSpec, facts: Mapping
     return Ports(of, master, gloo, lead, tuple(desk.moved))
 
 
+def sample(cluster: Cluster, facts: Mapping[int, Facts], seed: str) -> Dict[int, Tuple[int, ...]]:
+    """Free ports such as a job would be given on each node: conf.py's, else any. Those that are held are left out."""
+    desk = _Desk(cluster, facts, seed)
+    found: Dict[int, List[int]] = {}
+    for node in facts:
+        wanted = [desk.exactly(node, cluster.lead_port, "LEAD_PORT")] if cluster.lead_port and node == 0 else []
+        wanted.append(desk.next(node) if cluster.start_port else desk.free(node))
+        if cluster.pserver_port_given:
+            wanted += desk.block(node, cluster.ports_num + cluster.ports_num_for_sparse)
+        found[node] = [port for port in dict.fromkeys(wanted) if port <= 65535 and port not in facts[node].busy]
+    return {node: tuple(ports) for node, ports in found.items()}
+
+
 class _Desk:
     """Hands out ports of each machine once. What was asked for and is busy is remembered in `taken`, not raised."""
 

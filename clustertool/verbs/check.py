@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from clustertool.errors import UsageError
+from clustertool.errors import ClustertoolError, PreflightError, UsageError
 from clustertool.verbs import interrupts
 from clustertool.verbs.call import JSON, NODES, WORKSPACE, Call, Opt, verb
 
+if TYPE_CHECKING:
+    from clustertool.plan.cluster import Cluster
+    from clustertool.plan.plan import Plan
+    from clustertool.reach.fleet import Fleet
+    from clustertool.reach.workspace import Workspace
+    from clustertool.verbs.mesh import Meshed
+    from clustertool.verbs.preflight import Looked
+
 
 @verb(
-    WORKSPACE, Opt("bandwidth", "measure links (not built yet)", False),
+    WORKSPACE, Opt("bandwidth", "measure how much goes through each link", False),
     Opt("framework", "paddle or torch (not built yet)"), NODES, JSON,
 )  # fmt: skip
 def check(call: Call) -> None:
     """Preflight: everything that would go wrong, on all nodes, at once."""
-    from clustertool.plan.checks import errors
     from clustertool.reach.fleet import Fleet
-    from clustertool.show.status import check_matrix
     from clustertool.verbs import load, preflight
     from clustertool.verbs.dispatch import needs
 
-    for name in ("bandwidth", "framework"):
-        if getattr(call.given, name):
-            raise UsageError(f"--{name} is not built yet", "leave it out")
+    if call.given.framework:
+        raise UsageError("--framework is not built yet", "leave it out")
     folder = Path(call.given.workspace) if call.given.workspace else None
     toml = load.workspace_toml(folder) if folder else {}
     cluster = load.cluster(call, start_local=True)
@@ -33,17 +41,58 @@ def check(call: Call) -> None:
         looked = preflight.look(cluster, fleet, lambda host: preflight.for_check(cluster, host, passed))
         if workspace:
             looked = preflight.room(looked, cluster, needs(workspace, cluster, looked.facts, spec))
-        rows = preflight.matrix(looked, cluster)
-        bad = errors(looked.findings)
-        if call.json:
-            code = preflight.worst(list(looked.failed.values())) if bad else 0
-            call.answer({"nodes": rows, "exit": {"code": code, "source": "tool", "reason": bad[0].text if bad else ""}})
-        else:
-            check_matrix(rows, call.terminal)
-    if bad:
-        from clustertool.errors import PreflightError
-        from clustertool.show.table import count
+        looked, meshed = _mesh(call, cluster, fleet, looked, _plan(cluster, looked, toml, workspace))
+    _tell(call, cluster, looked, meshed)
 
+
+def _plan(cluster: Cluster, looked: Looked, toml: Mapping[str, Any], workspace: Workspace | None) -> Plan | None:
+    """The job's plan, for its ports. None where options of `run` are needed to make one, or a node is missing."""
+    from clustertool.plan.facts import Identity
+    from clustertool.plan.job import Options, read_job
+    from clustertool.plan.plan import plan
+    from clustertool.reach.identity import job_id
+
+    if workspace is None or len(looked.facts) < len(cluster.hosts):
+        return None
+    with contextlib.suppress(ClustertoolError):
+        return plan(cluster, read_job(cluster, toml, Options()), looked.facts, Identity(job_id()), workspace.files)
+    return None
+
+
+def _mesh(
+    call: Call, cluster: Cluster, fleet: Fleet, looked: Looked, made: Plan | None
+) -> tuple[Looked, Meshed | None]:
+    """What was seen, and the links between the nodes."""
+    from dataclasses import replace
+
+    from clustertool.verbs.mesh import mesh
+
+    if "mesh" in cluster.checks_off or len(looked.facts) < 2:
+        return looked, None
+    meshed = mesh(cluster, fleet, looked.facts, made, bool(call.given.bandwidth))
+    return replace(looked, findings=looked.findings + meshed.findings), meshed
+
+
+def _tell(call: Call, cluster: Cluster, looked: Looked, meshed: Meshed | None) -> None:
+    """The matrix, and an error if there is one in it."""
+    from clustertool.plan.checks import errors
+    from clustertool.show.status import check_matrix
+    from clustertool.show.table import count
+    from clustertool.verbs import mesh, preflight
+
+    rows = preflight.matrix(looked, cluster)
+    bad = errors(looked.findings)
+    if call.json:
+        code = preflight.worst(list(looked.failed.values())) if bad else 0
+        call.answer({
+            "nodes": rows, **({"mesh": mesh.as_json(meshed, cluster)} if meshed else {}),
+            "exit": {"code": code, "source": "tool", "reason": bad[0].text if bad else ""},
+        })  # fmt: skip
+    else:
+        check_matrix(rows, call.terminal)
+    for line in mesh.words(meshed, cluster) if meshed else ():
+        call.terminal.note(line)
+    if bad:
         nodes = {finding.node for finding in bad}
         what = f"{count(len(bad), 'problem')} on {len(nodes)} of {count(len(cluster.hosts), 'node')}"
         error = PreflightError(what, "see the fixes above")

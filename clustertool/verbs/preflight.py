@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clustertool.errors import AuthError, ClustertoolError, PreflightError, raise_all
+from clustertool.errors import AuthError, ClustertoolError, InternalError, PreflightError, raise_all
 from clustertool.plan.checks import Finding, Seen, cells, check, disk, errors, unreachable
 from clustertool.plan.cluster import Cluster
 from clustertool.plan.facts import Facts, read_facts
@@ -46,6 +46,7 @@ def look(
     gathered = probe(cluster, fleet, request, [host.index for host in cluster.hosts if host.index not in had])
     gathered.ok.update(had)
     failed = {**fleet.failed, **gathered.failed}
+    raise_all([error for error in failed.values() if isinstance(error, InternalError)][:1])
     facts = {node: read_facts(node, answer) for node, answer in gathered.ok.items()}
     if pinger.is_alive() and failed:  # a ping decides nothing for a node that answered by ssh
         pinger.join(2.0)
@@ -60,7 +61,7 @@ def for_check(cluster: Cluster, host: Host, passed: Mapping[str, str]) -> dict[s
     """What `check` asks a node besides: among it, how a rank's environment would be made, and what to look for there."""
     job = {
         "prelude": cluster.prelude, "first_path": cluster.first_path, "ld_library_path": cluster.ld_library_path,
-        "env": {**dict(cluster.env), **dict(host.env), **passed}, "packages": list(cluster.check_packages),
+        "here": host.here, "env": {**dict(cluster.env), **dict(host.env), **passed}, "packages": list(cluster.check_packages),
     }  # fmt: skip
     return {"long": True, "job": {} if "packages" in cluster.checks_off else job}
 

@@ -18,7 +18,7 @@ from clustertool.plan.facts import Facts, read_facts
 from tests.node import programs as p
 from tests.node.harness import Bench, marked, until
 
-JOB: dict[str, Any] = {"prelude": "", "first_path": "", "ld_library_path": "", "env": {}, "packages": []}
+JOB: dict[str, Any] = {"prelude": "", "first_path": "", "ld_library_path": "", "here": False, "env": {}, "packages": []}
 
 
 def asked(bench: Bench, **job: Any) -> Facts:

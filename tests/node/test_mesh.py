@@ -1,0 +1,182 @@
+"""Nodes that try each other: real listeners of real agents; strangers learn nothing and disturb nothing; nothing stays."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clustertool.node import claims
+from tests.node.harness import Bench, Node, until
+
+TOKEN = secrets.token_hex(16)
+
+
+def free_port(address: str = "127.0.0.1") -> int:
+    with socket.create_server((address, 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def opened(node: Node, index: int, *ports: int, token: str = TOKEN) -> list[int]:
+    where = {"address": address_of(node), "ports": list(ports)}
+    return list(node.ask("mesh", step="open", node=index, token=token, **where)["ports"])
+
+
+def address_of(node: Node) -> str:
+    return node.host.address or node.host.host
+
+
+def tried(node: Node, *targets: tuple[int, str, int], token: str = TOKEN, seconds: float = 5.0) -> dict[int, str]:
+    answer = node.ask("mesh", step="try", token=token, seconds=seconds, targets=[list(target) for target in targets])
+    return {port: word for _, port, word, _ in answer["tries"]}
+
+
+@pytest.fixture
+def listening(bench: Bench) -> tuple[list[Node], str, int]:
+    """Two nodes, of which the second listens: its address and port."""
+    nodes = bench.nodes(2)
+    address = address_of(nodes[1])
+    port = free_port(address)
+    assert opened(nodes[1], 1, port) == [port]
+    return nodes, address, port
+
+
+def test_a_node_reaches_another(listening: tuple[list[Node], str, int]) -> None:
+    nodes, address, port = listening
+    answer = nodes[0].ask("mesh", step="try", token=TOKEN, seconds=5.0, targets=[[1, address, port]] * 300)
+    assert {(node, at, word) for node, at, word, _ in answer["tries"]} == {(1, port, "ok")}
+    assert len(answer["tries"]) == 300
+    assert all(0 < seconds < 5 for *_, seconds in answer["tries"])
+
+
+def test_what_is_wrong_has_a_word(listening: tuple[list[Node], str, int]) -> None:
+    nodes, address, port = listening
+    other = free_port()
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf, socket.create_server(("127.0.0.1", 0)) as loud:
+        ports = [server.getsockname()[1] for server in (deaf, loud)]
+        loud.settimeout(20)
+        contact: list[Any] = []
+
+        def shout() -> None:
+            one, _ = loud.accept()
+            one.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            contact.append(one)
+
+        import threading
+
+        thread = threading.Thread(target=shout)
+        thread.start()
+        here = "127.0.0.1"
+        words = tried(nodes[0], (1, here, other), (1, here, ports[0]), (1, here, ports[1]), (2, address, port), seconds=1.0)
+        thread.join()
+        contact[0].close()
+    assert words == {
+        other: "refused", ports[0]: "no answer", ports[1]: "something else listens there", port: "another node answered"
+    }  # fmt: skip
+    assert "not known" in tried(nodes[0], (1, "no.such.name.invalid", 1))[1]
+
+
+def test_strangers_learn_nothing_and_disturb_nothing(listening: tuple[list[Node], str, int]) -> None:
+    nodes, address, port = listening
+    with contextlib.ExitStack() as strangers:
+
+        def stranger() -> socket.socket:
+            sock = strangers.enter_context(socket.create_connection((address, port)))
+            sock.settimeout(20)
+            return sock
+
+        silent = [stranger() for _ in range(50)]
+        wrong = stranger()
+        wrong.sendall(secrets.token_hex(16).encode() + b"p")
+        assert said(wrong) == b""
+        almost = stranger()
+        almost.sendall(TOKEN.encode()[:-1])
+        rude = stranger()
+        rude.sendall(b"\0" * 100_000)
+        assert said(rude) == b""
+        for sock in silent[:5]:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # a reset, not an end
+            sock.close()
+        assert tried(nodes[0], (1, address, port)) == {port: "ok"}
+        start = time.monotonic()
+        assert [said(sock) for sock in (almost, *silent[5:])] == [b""] * 46  # they are put out after 2 s
+        assert time.monotonic() - start < 20
+        assert tried(nodes[0], (1, address, port)) == {port: "ok"}
+
+
+def said(sock: socket.socket) -> bytes:
+    try:
+        return sock.recv(100)
+    except ConnectionError:
+        return b""
+
+
+def test_another_checks_token_is_a_strangers(listening: tuple[list[Node], str, int]) -> None:
+    nodes, address, port = listening
+    assert tried(nodes[0], (1, address, port), token=secrets.token_hex(16)) == {port: "something else listens there"}
+
+
+def test_how_much_goes_through(listening: tuple[list[Node], str, int]) -> None:
+    nodes, address, port = listening
+    ask: dict[str, Any] = {"step": "send", "token": TOKEN, "seconds": 0.2, "target": [1, address, port]}
+    speed = nodes[0].ask("mesh", **ask)["speed"]
+    assert 1e6 < speed < 1e12
+    assert "speed" not in nodes[0].ask("mesh", **{**ask, "token": secrets.token_hex(16)})
+    assert "speed" not in nodes[0].ask("mesh", **{**ask, "target": [7, address, port]})
+
+
+def test_ports_are_claimed_and_given_back(bench: Bench) -> None:
+    node = bench.nodes(1)[0]
+    port = free_port()
+    assert opened(node, 0, port) == [port]
+    assert claims.claimed()[port] == "(inv check)"
+    assert port in node.probe()["busy"]
+    node.ask("mesh", step="close")
+    assert port not in claims.claimed()
+    with socket.create_server((address_of(node), port)):
+        assert opened(node, 0, port, free := free_port()) == [free]  # what is taken is left out
+
+
+@pytest.mark.parametrize("how", ["close", "kill"])
+def test_it_is_gone_with_the_agent(bench: Bench, how: str) -> None:
+    node = bench.nodes(1)[0]
+    port = free_port()
+    assert opened(node, 0, port) == [port]
+    address = address_of(node)
+    socket.create_connection((address, port)).close()
+    client = node.client
+    client.close() if how == "close" else client.kill()
+
+    def refused() -> bool:
+        try:
+            socket.create_connection((address, port)).close()
+        except ConnectionRefusedError:
+            return True
+        return False
+
+    until(refused, "nobody listens")
+    until(lambda: port not in claims.claimed(), "the claim is void")
+
+
+def test_a_job_that_wants_a_port_of_a_check_is_told(bench: Bench) -> None:
+    from clustertool.errors import PortHeld
+
+    node = bench.nodes(1)[0]
+    port = free_port()
+    assert opened(node, 0, port) == [port]
+    with pytest.raises(PortHeld, match=r"held by job \(inv check\)") as told:
+        claims.claim([port], "mine", str(node.root))
+    assert "wait" in told.value.fix
+    node.ask("mesh", step="close")
+    Path(node.root, "JOBmine").mkdir(parents=True)
+    claims.claim([port], "mine", str(node.root))
+    assert claims.claimed()[port] == "mine"
+    Path(node.root, "JOBmine").rmdir()
+    assert port not in claims.claimed()
+    json.loads(Path(claims.directory(), "ports.json").read_text())
