@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import secrets
 import signal
 import subprocess
 from typing import Any, Dict, List, Mapping, Tuple
@@ -13,11 +11,13 @@ from clustertool.node import ranks
 
 LIMIT = 15.0  # seconds: `conda activate` on a slow file system takes some
 _SAID = 300  # characters of what it says when it fails
-# Runs under whatever python the job has, so it is old-fashioned. A version is in the name of the package's .dist-info, as
-# importlib.metadata finds it; that module itself is asked (and paid for) only where a package has another name.
+# Runs under whatever python the job has, so it is old-fashioned, and imports next to nothing. A version is in the name of the
+# package's .dist-info, as importlib.metadata finds it; that is asked (and paid for) only where a package has another name.
 _CODE = r"""
-import json, os, re, sys
+import os, sys
 mark, names = sys.argv[1], sys.argv[2:]
+def plain(name):
+    return name.replace("_", "-").replace(".", "-").lower()
 found = {}
 for folder in sys.path:
     try:
@@ -25,20 +25,20 @@ for folder in sys.path:
     except OSError:
         continue
     for entry in entries:
-        match = re.match(r"(.+?)-(\d[^-]*)(-[^/]*)?\.(dist|egg)-info$", entry)
-        if match:
-            found.setdefault(re.sub(r"[-_.]+", "-", match.group(1)).lower(), match.group(2))
+        if entry.endswith((".dist-info", ".egg-info")):
+            parts = entry[:entry.rindex(".")].split("-")
+            if len(parts) > 1:
+                found.setdefault(plain(parts[0]), parts[1])
 def version(name):
-    plain = re.sub(r"[-_.]+", "-", name).lower()
-    if plain in found:
-        return found[plain]
-    if plain == "paddle":
+    if plain(name) in found:
+        return found[plain(name)]
+    if name == "paddle":
         for other in sorted(found):
             if other.startswith("paddlepaddle"):
                 return found[other]
     try:
-        from importlib import util
-        if util.find_spec(name) is None:
+        from importlib import machinery
+        if name in sys.builtin_module_names or not machinery.PathFinder.find_spec(name):
             return ""
         from importlib import metadata
         for one in metadata.distributions():
@@ -47,25 +47,24 @@ def version(name):
     except (ImportError, ValueError):
         return ""
     return "?"
-proxies = sorted(n for n in os.environ if n.lower() in ("http_proxy", "https_proxy", "all_proxy"))
-free = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-print(mark + json.dumps({
-    "versions": [["python", ".".join(map(str, sys.version_info[:3]))]] + [[n, version(n)] for n in names],
-    "proxies": proxies, "no_proxy": free,
-}))
+lines = ["python " + ".".join(map(str, sys.version_info[:3]))] + [n + " " + version(n) for n in names]
+lines += ["", os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""]
+lines += sorted(n for n in os.environ if n.lower() in ("http_proxy", "https_proxy", "all_proxy"))
+print(mark + "\n" + "\n".join(lines) + "\n" + mark)
 """
 
 
 def look(asked: Mapping[str, Any], limit: float = LIMIT) -> Tuple[Dict[str, Any], List[Tuple[str, str, str, str]]]:
     """asked: prelude, first_path, ld_library_path, here, env, packages -> (fields of Facts, problems)."""
-    mark = secrets.token_hex(8)
+    mark = os.urandom(8).hex()
     spec = {"common": {}, **{key: asked[key] for key in ("prelude", "first_path", "ld_library_path", "here")}}
     process = {"argv": ["python3", "-c", _CODE, mark, *asked["packages"]], "env": asked["env"]}
     code, out, err = _run(ranks.command(spec, process), ranks.environment(spec, process, 0, os.environ), limit)
-    for line in reversed(out.splitlines()):
-        if line.startswith(mark):
-            told = json.loads(line[len(mark) :])
-            return {"packages": told["versions"], "job_proxies": told["proxies"], "no_proxy": told["no_proxy"]}, []
+    _, _, rest = out.partition(mark + "\n")
+    if mark in rest:
+        lines = rest.partition("\n" + mark)[0].split("\n")
+        versions, (free, *proxies) = lines[: lines.index("")], lines[lines.index("") + 1 :]
+        return {"packages": [line.partition(" ")[::2] for line in versions], "job_proxies": proxies, "no_proxy": free}, []
     return {}, [_problem(code, err or out, bool(asked["prelude"]), limit)]
 
 

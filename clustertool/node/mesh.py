@@ -21,7 +21,10 @@ from clustertool.node import claims, ports
 _STRANGER = 2.0  # seconds within which a token is due
 _MOST = 512  # connections of one listener at a time
 _AT_ONCE = 256  # tries at a time
-_PINGS = 3
+_PINGS = 3  # of each try; one where there are many
+_MANY = 32  # tries
+_LOOK = 0.05
+_AGENT = 10.0  # seconds for an agent's answer on an open connection
 _CHUNK = 1 << 20
 _TOKEN = 32  # characters
 OK = "ok"
@@ -189,9 +192,9 @@ class _Listener(threading.Thread):
 class _Call:
     """One try: connect, give the token, read who it is, a few pings."""
 
-    def __init__(self, target: Connection, until: float) -> None:
+    def __init__(self, target: Connection, left: float) -> None:
         self.node, self.address, self.port = int(target[0]), str(target[1]), int(target[2])
-        self.until = until
+        self.left = left
         self.sock: Optional[socket.socket] = None
         self.said = b""
         self.times: List[float] = []
@@ -204,11 +207,16 @@ class _Call:
 
 
 class _Tries:
-    """All targets, many at once, in one thread; each has the same few seconds from its own start."""
+    """All targets, many at once, in one thread; each has the same few seconds for its connection.
+
+    It is the other kernel that answers a connection, and soon, however busy the machine is. Its agent may take longer, and we
+    too may be kept from looking: only time in which we looked counts.
+    """
 
     def __init__(self, targets: Sequence[Connection], token: str, seconds: float) -> None:
         self._waiting = [tuple(target) for target in reversed(targets)]
         self._token, self._seconds = token.encode(), seconds
+        self._pings = _PINGS if len(targets) < _MANY else 1
         self._select = selectors.DefaultSelector()
         self._open: Dict[socket.socket, _Call] = {}
         self._done: List[Tuple[int, int, str, float]] = []
@@ -217,13 +225,16 @@ class _Tries:
         """(node, port, word, seconds) of each."""
         while self._waiting or self._open:
             while self._waiting and len(self._open) < _AT_ONCE:
-                self._start(_Call(self._waiting.pop(), time.monotonic() + self._seconds))  # type: ignore[arg-type]
-            for key, _ in self._select.select(0.05):
+                self._start(_Call(self._waiting.pop(), self._seconds))  # type: ignore[arg-type]
+            began = time.monotonic()
+            for key, _ in self._select.select(_LOOK):
                 assert isinstance(key.fileobj, socket.socket)
                 self._step(self._open[key.fileobj])
-            now = time.monotonic()
-            for call in [call for call in self._open.values() if call.until < now]:
-                self._end(call, "no answer")
+            looked = min(_LOOK, time.monotonic() - began)
+            for call in list(self._open.values()):
+                call.left -= looked
+                if call.left < 0:
+                    self._end(call, "no answer" if not call.sent else "no answer of the agent")
         self._select.close()
         return self._done
 
@@ -258,6 +269,7 @@ class _Tries:
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if not code:
             self._select.modify(sock, selectors.EVENT_READ)
+            call.left = max(call.left, _AGENT)
             call.say(self._token + _PING)
         return _why(code) if code else ""
 
@@ -273,7 +285,7 @@ class _Tries:
             return "another node answered"
         if call.times:
             call.times[-1] = time.monotonic() - call.sent
-        if len(call.times) == _PINGS:
+        if len(call.times) == self._pings:
             return OK
         call.times.append(self._seconds)
         call.say(b".")

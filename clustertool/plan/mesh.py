@@ -16,11 +16,12 @@ FEW = 8  # nodes that try all ports of each other; among more of them each pair 
 PORTS = 4  # of one node
 SLOW = 0.5  # of the median bandwidth: a link below it is told
 OK = "ok"
-_FIXES = {
-    "no answer": "open these ports between the nodes (firewall, security group), and look at routes and PADDLE_NIC",
+_FIXES = {  # the first that is in the words
+    "no answer of the agent": "the node is overloaded, or something between them swallows data: try again",
     "refused": "a firewall rejects these ports between the nodes: open them",
     "no route": "look at the routes of the node (ip route) and at PADDLE_NIC",
     "another node answered": "two nodes have this address, or a router sends it elsewhere: give each an address of its own",
+    "no answer": "open these ports between the nodes (firewall, security group), and look at routes and PADDLE_NIC",
 }
 _NO_FIX = "look at the network between these nodes"
 Pair = Tuple[int, int]

@@ -65,7 +65,8 @@ def sample(cluster: Cluster, facts: Mapping[int, Facts], seed: str) -> Dict[int,
         wanted.append(desk.next(node) if cluster.start_port else desk.free(node))
         if cluster.pserver_port_given:
             wanted += desk.block(node, cluster.ports_num + cluster.ports_num_for_sparse)
-        found[node] = [port for port in dict.fromkeys(wanted) if port <= 65535 and port not in facts[node].busy]
+        fit = [port for port in dict.fromkeys(wanted) if port <= 65535 and port not in facts[node].busy]
+        found[node] = fit or [desk.free(node)]
     return {node: tuple(ports) for node, ports in found.items()}
 
 

@@ -15,7 +15,7 @@ from clustertool.plan.plan import Plan
 from clustertool.reach.fleet import Fleet
 from clustertool.show.table import fold
 
-_TRY = 1.5  # seconds for one try: a lost first packet is sent again after one
+_TRY = 1.3  # seconds for one connection: a lost first packet is sent again after one
 _SEND = 0.4  # seconds for which one link is filled
 _ALL_SENDS = 30.0  # seconds for all rounds of it
 _PATIENCE = 30.0

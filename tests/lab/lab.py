@@ -109,12 +109,14 @@ class Lab:
         *,
         shared_home: bool = False,
         mutual_ssh: bool = False,
+        acquainted: bool = False,
         nodes: Mapping[int, Node] | None = None,
     ) -> None:
         self.n = n
         self.dir = directory.resolve()
         self.shared_home = shared_home
         self.mutual_ssh = mutual_ssh
+        self.acquainted = acquainted  # all know all hardware addresses: to ask for them, all namespaces have one table of 1024
         self.special = dict(nodes or {})
         self.boots: dict[int, _Boot] = {}
         self.closed = False
@@ -307,12 +309,16 @@ class Lab:
         _write(etc / "hosts", "".join(f"{line}\n" for line in special.hosts) + self._hosts(name))
         _write(etc / "hostname", name + "\n")
         _write(etc / "machine-id", uuid.uuid4().hex + "\n")
-        _write(etc / "net", "\n".join(_addresses(self.address(i))) + "\n")
+        _write(etc / "net", "\n".join([*_addresses(self.address(i)), *self._neighbours(i)]) + "\n")
         ssh = self.home(i) / ".ssh"
         if self.mutual_ssh and not ssh.exists():
             ssh.mkdir(mode=0o700, parents=True)
             self._give_keys(ssh)
         _write(etc / "init", self._init(name, self.home(i), special))
+
+    def _neighbours(self, i: int) -> list[str]:
+        others = (j for j in range(self.n) if j != i and self.acquainted)
+        return [f"neigh add {self.address(j)} lladdr {_mac(j)} dev eth0 nud permanent" for j in others]
 
     def _init(self, name: str, home: Path, special: Node) -> str:
         """The script that turns fresh namespaces into a node and then becomes its sshd."""
@@ -360,8 +366,7 @@ class Lab:
         cables = []
         for i in nodes:
             boot = self.boots[i] = _Boot()
-            mac = f"02:77:00:00:{i // 250:02x}:{i % 250 + 1:02x}"
-            cables.append(f"link add p{i} type veth peer name eth0 address {mac} netns {_path(boot.net)}")
+            cables.append(f"link add p{i} type veth peer name eth0 address {_mac(i)} netns {_path(boot.net)}")
             cables.append(f"link set p{i} master lab up")
         _ip(self.switch, *cables)
         for i in nodes:
@@ -581,6 +586,10 @@ def _command(argv: Sequence[str], text: str = "") -> None:
 
 def _ip(net: int, *lines: str) -> None:
     _command(["nsenter", f"--net={_path(net)}", "ip", "-batch", "-"], "\n".join(lines) + "\n")
+
+
+def _mac(i: int) -> str:
+    return f"02:77:00:00:{i // 250:02x}:{i % 250 + 1:02x}"
 
 
 def _addresses(address: str) -> list[str]:

@@ -58,7 +58,7 @@ def test_a_node_reaches_another(listening: tuple[list[Node], str, int]) -> None:
 def test_what_is_wrong_has_a_word(listening: tuple[list[Node], str, int]) -> None:
     nodes, address, port = listening
     other = free_port()
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf, socket.create_server(("127.0.0.1", 0)) as loud:
+    with socket.create_server(("127.0.0.1", 0)) as deaf, socket.create_server(("127.0.0.1", 0)) as loud:
         ports = [server.getsockname()[1] for server in (deaf, loud)]
         loud.settimeout(20)
         contact: list[Any] = []
@@ -77,7 +77,7 @@ def test_what_is_wrong_has_a_word(listening: tuple[list[Node], str, int]) -> Non
         thread.join()
         contact[0].close()
     assert words == {
-        other: "refused", ports[0]: "no answer", ports[1]: "something else listens there", port: "another node answered"
+        other: "refused", ports[0]: "no answer of the agent", ports[1]: "something else listens there", port: "another node answered"
     }  # fmt: skip
     assert "not known" in tried(nodes[0], (1, "no.such.name.invalid", 1))[1]
 
