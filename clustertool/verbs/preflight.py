@@ -133,17 +133,25 @@ def warn(looked: Looked, cluster: Cluster, call: Call) -> None:
         call.terminal.warn(f"{fold(nodes)}: {column}: {text} ({fix})")
 
 
-def good_only(looked: Looked, cluster: Cluster, call: Call) -> tuple[Cluster, Looked]:
-    """--skip-bad: cluster and facts without the nodes that failed, numbered anew. Raises if none is left."""
+def good_only(looked: Looked, cluster: Cluster, call: Call, most: int = 0) -> tuple[Cluster, Looked]:
+    """--skip-bad: cluster and facts without the nodes that failed, numbered anew; with --nnodes the first `most` of them.
+
+    Raises what is wrong if none is left, or fewer than `most`.
+    """
     wrong = errors(looked.findings)
     bad = set(looked.failed) | {finding.node for finding in wrong}
     good = [host for host in cluster.hosts if host.index not in bad]
-    if not good:
+    if len(good) < max(1, most):
+        if most:
+            fit = f"{len(good)} of {len(cluster.hosts)} nodes are fit"
+            call.terminal.warn(f"{fit}, --nnodes wants {most}")
         require(looked, cluster)
+    good = good[:most] if most else good
     for host in cluster.hosts:
         if host.index in bad:
-            why = next((f.text for f in wrong if f.node == host.index), "")
-            call.terminal.warn(f"{host.name} is left out: {why}")
+            why = next((f for f in wrong if f.node == host.index), None)
+            told = f"{why.column}: {why.text} ({why.fix})" if why else looked.failed[host.index].what
+            call.terminal.warn(f"{host.name} is left out: {told}")
     number = {host.index: new for new, host in enumerate(good)}
     facts = {number[node]: replace(fact, node=number[node]) for node, fact in looked.facts.items() if node in number}
     findings = tuple(replace(f, node=number[f.node]) for f in looked.findings if f.node in number)

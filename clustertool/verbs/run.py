@@ -78,7 +78,7 @@ def perform(call: Call, order: Order) -> None:
     """Carry an order out, or show its plan."""
     from clustertool.plan.plan import needs_probe
 
-    if order.dry and order.spec is not None and not needs_probe(order.cluster, order.spec):
+    if order.dry and order.spec is not None and not call.given.skip_bad and not needs_probe(order.cluster, order.spec):
         from clustertool.plan.plan import given_facts
 
         show_plan(call, make_plan(order, given_facts(order.cluster), dry_identity(order)))
@@ -124,18 +124,19 @@ def read_order(call: Call, options: Options, find: Callable[[], Cluster]) -> Ord
     if given.job_id:
         valid_job_id(given.job_id)
     toml = load.workspace_toml(Path(folder)) if folder else {}
-    cluster, workspace, spec = find(), None, None
+    found, workspace, spec = find(), None, None
+    cluster = limited(found, options)
     if folder:
-        cluster = limited(cluster, options)
         spec = read_job(cluster, toml, options)
         workspace = load.workspace(call, Path(folder))
     else:
-        cluster = limited(cluster, options)
         read_job(cluster, {}, options)  # job.toml lies on the nodes: the options alone, for now
     secrets = {} if given.dry else load.secrets(cluster)
     order = Order(cluster, options, spec, workspace, given.job_id, secrets, load.passed(cluster), given.dry)
     if spec is not None:
         check_alone(order)
+    if given.skip_bad:
+        order.cluster = found  # of which the first N that are fit are taken
     return order
 
 
@@ -237,7 +238,7 @@ def _preflight(call: Call, order: Order, fleet: Fleet) -> Mapping[int, Facts]:
     looked = preflight.look(order.cluster, fleet, request, ports=False)
     looked = _room(order, looked)
     if call.given.skip_bad:
-        order.cluster, looked = preflight.good_only(looked, order.cluster, call)
+        order.cluster, looked = preflight.good_only(looked, order.cluster, call, int(options.nnodes or 0))
         fleet.keep(order.cluster)
         looked = _room(order, looked)  # fewer trainers read more shards each
     facts = looked.facts

@@ -71,6 +71,19 @@ def test_hosts_that_cannot_be_reached_are_all_told_at_once(site):
     assert four.inv(*RUN, "--skip", "node[1-2]").ends(0)
 
 
+def test_nnodes_of_those_that_are_fit(site):
+    """--skip-bad --nnodes N takes the first N that are fit; if there are fewer, nothing starts and all reasons are told."""
+    four = site(4, nodes={1: Node(hide=("rsync",))})
+    four.workspace(train_py="import os\nprint('here', os.environ['WORLD_SIZE'])\n")
+    done = four.inv("run", "-w", "job", "--skip-bad", "--nnodes", 2, "--all-ranks").ends(0)
+    assert sorted(done.lines("[trainer")) == ["[trainer 0 node0] here 2", "[trainer 1 node2] here 2"]
+    assert "node1 is left out: rsync: no rsync (install the package rsync on the node)" in done.err
+    assert not four.jobs(3)
+    told = ["3 of 4 nodes are fit, --nnodes wants 4", "node1: no rsync"]
+    refused(four, 69, "run", "-w", "job", "--skip-bad", "--nnodes", 4, told=told)
+    assert "64" in four.inv("run", "-w", "job", "--skip-bad", "--nnodes", 5).ends(64).last
+
+
 def test_a_key_that_is_refused(site):
     pair = site(2)
     (pair.lab.dir / "node1/etc/authorized_keys").write_text("")

@@ -77,7 +77,8 @@ def test_what_is_wrong_has_a_word(listening: tuple[list[Node], str, int]) -> Non
         thread.join()
         contact[0].close()
     assert words == {
-        other: "refused", ports[0]: "no answer of the agent", ports[1]: "something else listens there", port: "another node answered"
+        other: "refused", ports[0]: "no answer of the agent", ports[1]: "something else listens there",
+        port: "another node answered",
     }  # fmt: skip
     assert "not known" in tried(nodes[0], (1, "no.such.name.invalid", 1))[1]
 
