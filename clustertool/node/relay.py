@@ -29,7 +29,8 @@ _AHEAD = 256 << 10  # bytes that wait for a taker before the next piece is read 
 _MOST_OWED = 8  # pieces one taker may wait for
 _TAKERS = 16  # connections that are served
 _STRANGERS = 16  # those that have not shown the certificate yet
-_PATIENCE = 4.0  # seconds for a stranger to do so, and for a source to connect
+_PATIENCE = 4.0  # seconds for a stranger to do so
+_CONNECT = 6.0  # seconds for a source to be there
 _STALL = 5.0  # seconds without a byte after which a source is replaced
 _SLOW = 0.4  # seconds (or 4 times the usual) until a piece is asked of a second source, when there is nothing else to ask
 _IDLE = 2.0  # seconds without anything new after which the laptop is told
@@ -157,11 +158,10 @@ class Relay:
         if self._lacking and now - self._new > _IDLE and now - self._told > _IDLE:
             self._told = now
             why = list(self._why.values())
-            live = sum(link.wire.secure for link in self._links if not link.taker)
-            self._tell("idle", lacks=self._lacks(), live=live, why=why)
+            self._tell("idle", lacks=self._lacks(), live=self._live(), why=why)
 
     def _look(self, link: _Link, now: float) -> None:
-        if not link.wire.secure and now - link.since > _PATIENCE:
+        if not link.wire.secure and now - link.since > (_PATIENCE if link.taker else _CONNECT):
             self._drop(link, "no answer" if not link.taker else "")
         elif link.asked and now - link.moved > _STALL:
             self._drop(link, f"nothing came for {_STALL:g} s")
@@ -209,7 +209,12 @@ class Relay:
 
     def _progress(self, now: float) -> None:
         self._told, self._dirty = now, False
-        self._tell("got", left=sum(self._pieces[i - 1].size for i in self._lacking if i), **self._bytes)
+        left = sum(self._pieces[i - 1].size for i in self._lacking if i)
+        self._tell("got", left=left, live=self._live(), **self._bytes)
+
+    def _live(self) -> int:
+        """Sources that are there."""
+        return sum(link.wire.secure for link in self._links if not link.taker)
 
     def _lacks(self) -> str:
         return swarm.bits(self._lacking, len(self._pieces) + 1)

@@ -253,7 +253,8 @@ def begin(fleet: Fleet, shipment: Shipment, tally: Tally) -> Spread:
 
 def _spread(spread: Spread, facts: Mapping[int, Facts], progress: Progress, order: _Order, going: set[int]) -> None:
     """To its end, or to an interrupt."""
-    spread.progress, spread.gentle = progress, False
+    spread.gentle = False
+    spread.watch(progress)
     whole = [receiver for node, receiver in order.wanted.items() if node not in going and receiver.groups is None]
     spread.add([receiver for receiver in whole if receiver.node not in order.tally.failed][:HELPERS], facts, helper=True)
     spread.add(list(order.todo.values()), facts)

@@ -121,6 +121,14 @@ class Spread:
             for at, error in gathered.failed.items():
                 self._fail(at, error)
 
+    def watch(self, progress: Progress) -> None:
+        """Tell it how far all are, from now on."""
+        with self._changed:
+            self.progress = progress
+            for at, node in self._nodes.items():
+                if node.done and not node.helper:
+                    progress.done(at)
+
     def wait(self) -> None:
         """Raises DispatchError when a file changes under us; nodes that fail are in the tally."""
         while self._broken is None and any(node.open for node in self._nodes.values()):
@@ -185,6 +193,9 @@ class Spread:
             self._holds(node, swarm.numbers(word["lacks"], self._count), swarm.numbers(word["have"], self._count))
         elif what == "got":
             node.between = int(word["peers"])
+            if word["live"] and node.alone and self._relays:  # it was only slow
+                node.alone, node.direct = False, set()
+                self.tally.served.pop(at, None)
             size = sum(piece.size for piece in self.shipment.pieces)
             if node.open and self.progress:
                 self.progress.node(at, max(0, size - int(word["left"])), size)
