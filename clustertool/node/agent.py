@@ -113,7 +113,7 @@ class Agent:
             reply = {"re": number, **handle()}
         except ClustertoolError as error:
             reply = {"re": number, "error": {"kind": type(error).__name__, "what": error.what, "fix": error.fix}}
-        except (OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        except (ImportError, OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             # The outermost boundary of the node side: what we did not foresee goes to the laptop as a bug.
             import traceback
 
@@ -194,6 +194,10 @@ class Agent:
         from clustertool.node import meet
 
         return meet.meet(self.root, str(header["step"]), str(header["token"]), int(header["node"]))
+
+    def examine(self, header: Header) -> Dict[str, Any]:
+        """A probe that needs code which is not in the first part."""
+        return self.probe(header)
 
     def mesh(self, header: Header) -> Dict[str, Any]:
         from clustertool.node import mesh
@@ -386,7 +390,7 @@ _INLINE: Dict[str, Callable[[Agent, Header], Dict[str, Any]]] = {
 }  # fmt: skip
 _HANDLERS: Dict[str, Callable[[Agent, Header], Dict[str, Any]]] = {
     "probe": Agent.probe, "meet": Agent.meet, "patch": Agent.patch, "place": Agent.place,
-    "mesh": Agent.mesh, "unplace": Agent.unplace, "attached": Agent.attached,
+    "examine": Agent.examine, "mesh": Agent.mesh, "unplace": Agent.unplace, "attached": Agent.attached,
     "stop": Agent.stop, "jobs": Agent.jobs, "status": Agent.status, "tail": Agent.tail, "files": Agent.files,
     "clean": Agent.clean, "report": Agent.report, "devices": Agent.devices, "module": Agent.module,
     "glance": Agent.glance,

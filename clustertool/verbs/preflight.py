@@ -63,7 +63,7 @@ def for_check(cluster: Cluster, host: Host, passed: Mapping[str, str]) -> dict[s
         "prelude": cluster.prelude, "first_path": cluster.first_path, "ld_library_path": cluster.ld_library_path,
         "here": host.here, "env": {**dict(cluster.env), **dict(host.env), **passed}, "packages": list(cluster.check_packages),
     }  # fmt: skip
-    return {"long": True, "job": {} if "packages" in cluster.checks_off else job}
+    return {"q": "examine", "long": True, "job": {} if "packages" in cluster.checks_off else job}
 
 
 def probe(

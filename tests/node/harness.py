@@ -271,7 +271,7 @@ class Node:
     def probe(self, **fields: Any) -> Event:
         given = self.host.address if self.host.address != self.host.host else ""
         request = {"root_dir": str(self.root), "nic": self.cluster.nic, "address": self.host.address, "explicit_address": given}
-        return self.ask("probe", **{**request, **fields})
+        return self.ask("examine" if "long" in fields else "probe", **{**request, **fields})
 
 
 class Job:
