@@ -55,8 +55,8 @@ def _read_word(word: str) -> Tuple[str, str]:
     end = word.rfind("]") + 1
     if word.count(":", end) > 1:
         return word, ""
-    host, _, slots = word[end:].partition(":")
-    return word[:end] + host, slots
+    host, colon, slots = word[end:].partition(":")
+    return word[:end] + host, slots or colon
 
 
 def _entry(host: str, slots: List[Optional[int]]) -> Dict[str, Any]:

@@ -54,6 +54,7 @@ def test_dialects(text: str, entries: list[dict[str, Any]]) -> None:
         ("a:0", "hf, line 1: slots '0'"),
         ("a slots", "hf, line 1: 'a slots'"),
         ("a:x", "hf, line 1: slots 'x'"),
+        ("a:", "hf, line 1: slots ':'"),
         ("a:10001", "hf, line 1: slots '10001'"),
         ("a b c", "hf, line 1: 'a b c'"),
         ("a slot=4", "hf, line 1: 'slot' is not known"),
