@@ -8,7 +8,7 @@ DATA := workspaces/word2vec/train_data_dir/word_dict.txt
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { echo "$$p"; break; }; done)
 
-.PHONY: help demo test test-chaos bench test-frameworks test-browser check clean packages
+.PHONY: help demo test test-others test-labs test-chaos bench test-frameworks test-browser check clean packages
 
 help:
 	@echo "make demo    train word2vec on three embedded nodes (installs what is missing)"
@@ -23,16 +23,20 @@ help:
 demo: $(READY) $(DATA)
 	@scripts/demo.sh
 
-# Most of a test is waiting. Labs share nothing, so two of them run beside the others, which take turns on loopback.
-# Pytest's 5: ARGS selected nothing in that half. One framework runs among them; the virtual environments that tests give to jobs are
-# kept in .frameworks.
+# Most of a test is waiting. Labs share nothing, so two of them run beside the others, which take turns on loopback. One framework runs
+# among them; the virtual environments that tests give to jobs are kept in .frameworks.
 test: $(READY)
 	@PYTHON="$(PYTHON)" scripts/frameworks.sh digits-data digits-torch
-	@code=0; \
-	{ $(BIN)/python -m pytest -q -n 2 tests/lab $(ARGS) > .lab-tests.log 2>&1; } & lab=$$!; \
-	$(BIN)/python -m pytest -q --ignore tests/lab $(ARGS) || { code=$$?; [ $$code != 5 ] || code=0; }; \
-	wait $$lab || { lab=$$?; [ $$lab = 5 ] || code=$$lab; }; \
-	cat .lab-tests.log; rm -f .lab-tests.log; exit $$code
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 test-others test-labs
+
+# Pytest's 5: ARGS selected nothing in this half.
+test-others: $(READY)
+	@$(BIN)/python -m pytest -q --ignore tests/lab $(ARGS) || [ $$? = 5 ]
+
+# Shown as one piece, after the end.
+test-labs: $(READY)
+	@code=0; $(BIN)/python -m pytest -q -n 2 tests/lab $(ARGS) > .test-labs.log 2>&1 || code=$$?; \
+	cat .test-labs.log; rm -f .test-labs.log; [ $$code = 0 ] || [ $$code = 5 ]
 
 test-chaos: $(READY)
 	@$(BIN)/python -m pytest -q tests/lab/test_chaos.py tests/lab/test_scale.py tests/ssh/test_cli_logs.py tests/ssh/test_speed.py -m "chaos or not chaos" $(ARGS)

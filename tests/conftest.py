@@ -1,13 +1,14 @@
-"""What may run side by side: labs share nothing, so each module of them is a group; what lives on loopback takes turns."""
+"""What all tests share, whatever started them."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import signal
 from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
+# A shell starts what it runs in the background deaf to SIGINT, and all its children are: no test's Ctrl+C would be heard.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
@@ -16,13 +17,3 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from tests.nvml import make
 
     return make(tmp_path_factory.mktemp("nvml"))
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups for `--dist loadgroup`; pure tests have none and fill the gaps."""
-    for item in items:
-        folder, *_ = item.path.relative_to(HERE).parts
-        if folder == "lab":
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
-        elif folder != "unit":
-            item.add_marker(pytest.mark.xdist_group("loopback"))
