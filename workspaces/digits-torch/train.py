@@ -102,6 +102,9 @@ def main() -> None:
     if dist.get_rank() == 0:
         save(net)
     dist.destroy_process_group()
+    # Gloo's threads live on where DistributedDataParallel was used (2.13), and one that still holds a tensor while the
+    # interpreter ends aborts the process. All is written: leave at once.
+    os._exit(0)
 
 
 if __name__ == "__main__":
