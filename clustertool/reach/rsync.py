@@ -1,4 +1,4 @@
-"""rsync over a channel of the open connection: one login, one host-key check, and every wait has an end.
+"""Fetching by rsync over a channel of the open connection: one login, one host-key check, and every wait has an end.
 
 The local rsync gets bridge.py for its remote shell; what it wants to run there is run by us, in the directory that is
 meant, so that no path of the user's is ever read by a shell or expanded by rsync (`-s`, target `.`). rsync has its own
@@ -19,10 +19,9 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -38,81 +37,27 @@ _BRIDGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bridge.py")
 _MISSING = "clustertool: rsync is missing"
 _NO_DIRECTORY = "clustertool: no such directory"
 
-Progress = Callable[[int, int], None]
 Check = Callable[[], None]
 
 
 @dataclass(frozen=True)
-class PushOptions:
-    """How to copy. `link_dest` and `copy_dest`: directories on the node that may hold the same files (20 at most)."""
-
-    link_dest: str | Sequence[str] | None = None
-    copy_dest: str | Sequence[str] | None = None
-    delete: bool = False
-    inplace: bool = False
-    checksum: bool = False
-
-    def words(self) -> list[str]:
-        words = [f"--link-dest={path}" for path in _listed(self.link_dest)]
-        words += [f"--copy-dest={path}" for path in _listed(self.copy_dest)]
-        flags = {"--delete": self.delete, "--inplace": self.inplace, "--checksum": self.checksum}
-        return words + [flag for flag, wanted in flags.items() if wanted]
-
-
-@dataclass(frozen=True)
-class Sent:
+class Fetched:
     """What crossed the connection: bytes of rsync's stream, and the files whose content was in it."""
 
     bytes: int
     files: int
 
 
-def push(
-    link: Reach,
-    source: Path,
-    files: Sequence[bytes] | None,
-    target: str,
-    *,
-    options: PushOptions = PushOptions(),
-    on_progress: Progress | None = None,
-    check: Check | None = None,
-) -> Sent:
-    """Copy a directory (or only `files` of it, by their relative names) into `target` on the node, which is made.
-
-    Links and modes are kept, owners are not; devices and sockets are left out. Raises DispatchError, Unreachable.
-    """
-    here = os.fsencode(source)
-    if not os.path.isdir(here):
-        raise DispatchError(f"{source} is no directory", "name the directory to copy", link.node)
-    which = ["--dirs", "--from0", "--files-from=-"] if files is not None else ["--recursive"]
-    script = b"mkdir -p -- %s && cd -- %s || exit 73\n" % (_remote(target), _remote(target))
-    argv = ["--perms", *which, *options.words(), "./", "node:."]
-    total = _size(here, files) if on_progress else 0
-    job = _Job(link, argv, script, here, files)
-    return job.run(lambda relay: relay.up, total, on_progress, check)
-
-
-def pull(
-    link: Reach,
-    remote: str,
-    target: Path,
-    *,
-    files: Sequence[bytes] | None = None,
-    on_progress: Progress | None = None,
-    check: Check | None = None,
-) -> Sent:
-    """Copy a directory of the node (or only `files` of it) into `target` here, which is made.
+def pull(link: Reach, remote: str, target: Path, check: Check | None = None) -> Fetched:
+    """Copy a directory of the node into `target` here, which is made.
 
     Links that lead out of the directory are left out. Raises NotFound, DispatchError, Unreachable.
     """
     os.makedirs(target, exist_ok=True)
-    which = ["--dirs", "--from0", "--files-from=-"] if files is not None else ["--recursive"]
-    script = b"[ -d %s ] || { echo '%s' >&2; exit 66; }\ncd -- %s || exit 73\n" % (
-        _remote(remote), _NO_DIRECTORY.encode(), _remote(remote),
-    )  # fmt: skip
-    job = _Job(link, ["--executability", "--safe-links", *which, "node:./", "./"], script, os.fsencode(target), files)
+    path = _quoted(remote)
+    script = b"[ -d %s ] || { echo '%s' >&2; exit 66; }\ncd -- %s || exit 73\n" % (path, _NO_DIRECTORY.encode(), path)
     try:
-        return job.run(lambda relay: relay.down, 0, on_progress, check)
+        return _Job(link, script, target).run(check)
     except NotFound:
         with contextlib.suppress(OSError):  # not empty: it was there before
             os.rmdir(target)
@@ -122,16 +67,15 @@ def pull(
 class _Job:
     """One local rsync process, from its start to its end."""
 
-    def __init__(self, link: Reach, argv: list[str], script: bytes, cwd: bytes, files: Sequence[bytes] | None) -> None:
+    def __init__(self, link: Reach, script: bytes, target: Path) -> None:
         self._link = link
-        self._argv = argv
         self._script = script
-        self._cwd = cwd
-        self._files = files
+        self._target = target
         self._said: dict[str, bytes] = {"out": b"", "err": b""}
         self._ended = 0.0
+        self._moved = time.monotonic(), 0  # when bytes came last, and how many there were
 
-    def run(self, count: Callable[[_Relay], int], total: int, on_progress: Progress | None, check: Check | None) -> Sent:
+    def run(self, check: Check | None) -> Fetched:
         """Copy, and look at everything that could end it early every SLICE seconds."""
         ours, theirs = socket.socketpair()
         relay = _Relay(self._link, ours, self._script)
@@ -142,8 +86,6 @@ class _Job:
                 for _ in self._look(process, relay):
                     if check:
                         check()
-                    if on_progress:
-                        on_progress(count(relay), total)
                     self._alive(relay)
                     if self._over(process):
                         break
@@ -153,7 +95,7 @@ class _Job:
                 relay.end()
         if code:
             raise self._failure(code, relay)
-        return Sent(count(relay), _transferred(self._said["out"]))
+        return Fetched(relay.down, _transferred(self._said["out"]))
 
     def _start(self, bridge: socket.socket) -> subprocess.Popen[bytes]:
         rsync = shutil.which("rsync")
@@ -161,16 +103,13 @@ class _Job:
             raise DispatchError("rsync is missing on this machine", "install the package rsync here", self._link.node)
         shell = " ".join(_rsh(word) for word in (sys.executable, "-SE", _BRIDGE, str(bridge.fileno())))
         environ = {key: value for key, value in os.environ.items() if not key.startswith("RSYNC_")}
-        # -1: nanoseconds count too; else a file changed twice in a second would not be sent
-        fixed = ["--links", "--times", "--modify-window=-1", "-s", "--stats", f"--timeout={STALL}", "-e", shell]
-        with tempfile.TemporaryFile() as names:
-            names.write(b"".join(b"./%s\0" % name for name in self._files or ()))  # a bare "#name" is a comment to rsync
-            names.seek(0)
-            return subprocess.Popen(
-                [rsync, *fixed, *self._argv], cwd=self._cwd, stdin=names, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, pass_fds=[bridge.fileno()], start_new_session=True,
-                env={**environ, "LC_ALL": "C"},
-            )  # fmt: skip
+        # -1: nanoseconds count too; else a file changed twice in a second would not be fetched again
+        words = ["--recursive", "--links", "--safe-links", "--times", "--modify-window=-1", "--executability", "-s", "--stats"]
+        return subprocess.Popen(
+            [rsync, *words, f"--timeout={STALL}", "-e", shell, "node:./", "./"], cwd=self._target, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=[bridge.fileno()], start_new_session=True,
+            env={**environ, "LC_ALL": "C"},
+        )  # fmt: skip
 
     def _look(self, process: subprocess.Popen[bytes], relay: _Relay) -> _Looks:
         assert process.stdout and process.stderr
@@ -184,8 +123,14 @@ class _Job:
         return time.monotonic() - self._ended > 2.0
 
     def _alive(self, relay: _Relay) -> None:
+        """Its own --timeout guards only the side that sends: a receiver waits for a frozen node for ever."""
         if relay.failure:
             raise relay.failure
+        if relay.down != self._moved[1]:
+            self._moved = time.monotonic(), relay.down
+        if time.monotonic() - self._moved[0] > STALL:
+            fix = "look at the node and the network, then try again"
+            raise DispatchError(f"nothing moved for {STALL} s", fix, self._link.node)
         if not self._link.alive:
             raise self._link.lost("the connection was lost while files were copied")
 
@@ -210,10 +155,10 @@ class _Job:
 
 
 _KNOWN: tuple[tuple[str, str, str], ...] = (
-    ("No space left on device", "a disk is full", "free some space on it; on a node, ROOT_DIR may name another disk"),
-    ("Disk quota exceeded", "a disk quota is used up", "free some space on it; on a node, ROOT_DIR may name another disk"),
-    ("Read-only file system", "a file system cannot be written", "set ROOT_DIR to another disk"),
-    ("Permission denied", "a permission is missing", "correct the permissions, or ROOT_DIR in conf.py"),
+    ("No space left on device", "the disk here is full", "free some space, or fetch to another disk: --to DIR"),
+    ("Disk quota exceeded", "the disk quota here is used up", "free some space, or fetch to another disk: --to DIR"),
+    ("Read-only file system", "the file system here cannot be written", "fetch to another place: --to DIR"),
+    ("Permission denied", "a permission is missing", "correct the permissions, on the node or here"),
     ("unknown option", "the two rsyncs do not fit together", "install rsync 3.1 or newer on both sides"),
     ("unrecognized option", "the two rsyncs do not fit together", "install rsync 3.1 or newer on both sides"),
     ("timeout in data send/receive", f"nothing moved for {STALL} s", "look at the node and the network, then try again"),
@@ -253,11 +198,10 @@ class _Looks:
 
 
 class _Relay:
-    """Between the bridge's two pipes and a channel of the connection; it counts the bytes of both directions."""
+    """Between the bridge's two pipes and a channel of the connection; it counts the bytes that come."""
 
     def __init__(self, link: Reach, bridge: socket.socket, script: bytes) -> None:
         self.bridge = bridge
-        self.up = 0
         self.down = 0
         self.errors = b""
         self.failure: ClustertoolError | None = None
@@ -320,7 +264,6 @@ class _Relay:
                     sent = pipe.channel.send(data)
                     if not sent:
                         return
-                    self.up += sent
                     data = data[sent:]
             pipe.channel.shutdown_write()
         except BROKEN:  # the channel has closed; the other direction tells why
@@ -397,10 +340,6 @@ def _close(handle: int) -> None:
         os.close(handle)
 
 
-def _listed(paths: str | Sequence[str] | None) -> Sequence[str]:
-    return [paths] if isinstance(paths, str) else (paths or ())[:20]
-
-
 def _rsh(word: str) -> str:
     """A word of rsync's -e, which knows quotes and nothing else: a doubled quote stands for itself."""
     return '"' + word.replace('"', '""') + '"'
@@ -411,29 +350,7 @@ def _quoted(word: str | bytes) -> bytes:
     return os.fsencode(shlex.quote(os.fsdecode(word)))
 
 
-def _remote(path: str) -> bytes:
-    """A directory on the node as a word for sh; `~` is the node's $HOME."""
-    if path == "~" or path.startswith("~/"):
-        return b'"$HOME"' + _quoted(path[1:])
-    return _quoted(path)
-
-
 def _transferred(said: bytes) -> int:
     match = re.search(rb"Number of (?:regular )?files transferred: ([\d,.]+)", said)
     return int(re.sub(rb"\D", b"", match[1])) if match else 0
 
-
-def _size(source: bytes, files: Sequence[bytes] | None) -> int:
-    """The bytes of all regular files that are meant."""
-    if files is not None:
-        paths = (os.path.join(source, name) for name in files)
-        return sum(_bytes_of(path) for path in paths)
-    return sum(_bytes_of(os.path.join(where, name)) for where, _, names in os.walk(source) for name in names)
-
-
-def _bytes_of(path: bytes) -> int:
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return 0
-    return found.st_size if os.path.isfile(path) and not os.path.islink(path) else 0

@@ -21,7 +21,7 @@ from clustertool.errors import DispatchError, Interrupted, NotFound, Unreachable
 from clustertool.reach import bridge, rsync
 from clustertool.reach.connection import Link, close_all, open_all
 from clustertool.reach.fanout import each
-from clustertool.reach.rsync import PushOptions, Sent, pull, push
+from clustertool.reach.rsync import Fetched, pull
 from tests.ssh import sshd
 from tests.ssh.sshd import until
 
@@ -81,49 +81,42 @@ def source(tmp_path: Path) -> Path:
     return top
 
 
+def _content(path: Path) -> dict[bytes, object]:
+    """Files and links below a directory, without modes: what is fetched is the user's own."""
+    return {name: what[-1] for name, what in _tree(path).items() if what[0] != "dir"}
+
+
 def test_a_whole_directory(node: Any, source: Path, tmp_path: Path) -> None:
-    link, _ = node
+    """Odd names too; links that lead out of it and a fifo stay where they are."""
+    (source / "escape").symlink_to("../../../../etc/passwd")
     os.mkfifo(source / "fifo")
     target = tmp_path / "tar get's [x] *" / "sub"
-    sent = push(link, source, None, str(target))
+    got = pull(node[0], str(source), target)
     (source / "fifo").unlink()
-    assert _tree(target) == _tree(source)
-    assert sent.files == len(ODD) + 3 and sent.bytes > 2000
-    again = push(link, source, None, str(target))
-    assert again.files == 0 and again.bytes < sent.bytes
+    meant = _content(source)
+    for unsafe in (b"escape", b"dangling"):
+        del meant[unsafe]
+    assert _content(target) == meant
+    assert os.access(target / "run.sh", os.X_OK)
+    assert got.files == len(ODD) + 3 and got.bytes > 2000
+    (source / "plain").write_bytes(b"1" * 100)  # the same size, within the same second
+    again = pull(node[0], str(source), target)
+    assert again.files == 1 and again.bytes < got.bytes and (target / "plain").read_bytes() == b"1" * 100
 
 
-def test_only_the_named_files(node: Any, source: Path, tmp_path: Path) -> None:
-    link, _ = node
-    names = [*ODD[:-1], b"deep/er/est/file", b"link", b"empty dir", b"run.sh"]
-    sent = push(link, source, names, str(tmp_path / "target"))
-    got, meant = _tree(tmp_path / "target"), _tree(source)
-    assert got == {name: meant[name] for name in [*names, b"deep", b"deep/er", b"deep/er/est"]}
-    assert sent.files == len(ODD) - 1 + 2
-
-
-def test_a_directory_in_the_list_is_not_descended(node: Any, source: Path, tmp_path: Path) -> None:
-    push(node[0], source, [b"deep"], str(tmp_path / "target"))
-    assert _tree(tmp_path / "target") == {b"deep": _tree(source)[b"deep"]}
-
-
-def test_no_files_at_all(node: Any, source: Path, tmp_path: Path) -> None:
-    assert push(node[0], source, [], str(tmp_path / "target")).files == 0
-    assert _tree(tmp_path / "target") == {}
-
-
-def test_home_of_the_node(node: Any, source: Path) -> None:
-    link, server = node
-    push(link, source, [b"plain"], "~/a b/c")
-    assert (server.home / "a b" / "c" / "plain").read_bytes() == b"0" * 100
+def test_nothing_is_there(node: Any, source: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotFound):
+        pull(node[0], str(source / "no such thing"), tmp_path / "there")
+    assert not (tmp_path / "there").exists()
 
 
 @needs_bash
 def test_noise_of_start_files(node: Any, source: Path, tmp_path: Path) -> None:
     link, server = node
     (server.home / ".bashrc").write_text("seq 5000; head -c 100 /dev/urandom; echo e >&2\n")
-    push(link, source, None, str(tmp_path / "target"))
-    assert _tree(tmp_path / "target") == _tree(source)
+    (source / "dangling").unlink()
+    pull(link, str(source), tmp_path / "target")
+    assert _content(tmp_path / "target") == _content(source)
 
 
 @pytest.mark.parametrize("shell", ["tcsh", "fish"])
@@ -133,57 +126,23 @@ def test_login_shells(cluster_of: Any, source: Path, tmp_path: Path, shell: str)
         pytest.skip(f"needs {shell}")
     cluster, _ = cluster_of(1, extra=[f'ForceCommand exec {path} -c "$SSH_ORIGINAL_COMMAND"'])
     with Link.open(cluster.hosts[0], cluster) as link:
-        push(link, source, None, str(tmp_path / "it's a target"))
-    assert _tree(tmp_path / "it's a target") == _tree(source)
+        (source / "dangling").unlink()
+        pull(link, str(source), tmp_path / "it's a target")
+    assert _content(tmp_path / "it's a target") == _content(source)
 
 
-def test_files_the_node_has_already(node: Any, tmp_path: Path) -> None:
-    link, _ = node
-    source, first = tmp_path / "source", tmp_path / "first release"
-    source.mkdir()
-    for number in range(3):
-        (source / f"big{number}").write_bytes(os.urandom(400000))
-    push(link, source, None, str(first))
-    (source / "big0").write_bytes(os.urandom(400000))
-    linked = push(link, source, None, str(tmp_path / "second"), options=PushOptions(link_dest=[str(first), str(tmp_path)]))
-    assert linked.files == 1 and 400000 < linked.bytes < 500000
-    assert (tmp_path / "second" / "big1").stat().st_ino == (first / "big1").stat().st_ino
-    copied = push(link, source, None, str(tmp_path / "third"), options=PushOptions(copy_dest=str(first)))
-    assert copied.files <= 1 and copied.bytes < 500000
-    assert (tmp_path / "third" / "big1").stat().st_ino != (first / "big1").stat().st_ino
-    assert _tree(tmp_path / "second") == _tree(tmp_path / "third") == _tree(source)
-
-
-def test_options(node: Any, source: Path, tmp_path: Path) -> None:
-    link, _ = node
-    target = tmp_path / "target"
-    push(link, source, None, str(target), options=PushOptions(inplace=True))
-    (target / "not ours").write_text("x")
-    (target / "plain").write_text("X" * 100)
-    os.utime(target / "plain", ns=(0, (source / "plain").stat().st_mtime_ns))
-    push(link, source, None, str(target))
-    assert (target / "not ours").exists() and (target / "plain").read_text() == "X" * 100
-    push(link, source, None, str(target), options=PushOptions(delete=True, checksum=True))
-    assert _tree(target) == _tree(source)
-
-
-def test_progress_and_check_are_called(node: Any, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "big").write_bytes(os.urandom(30_000_000))
-    seen: list[tuple[int, int]] = []
-    sent = push(node[0], source, None, str(tmp_path / "target"), on_progress=lambda *now: seen.append(now))
-    assert {total for _, total in seen} == {30_000_000}
-    assert [now for now, _ in seen] == sorted(now for now, _ in seen) and seen[-1][0] <= sent.bytes
-    assert 30_000_000 < sent.bytes < 31_000_000
-
-
-def test_interrupt_in_the_middle(node: Any, tmp_path: Path) -> None:
-    link, server = node
+def _huge(tmp_path: Path) -> Path:
     source = tmp_path / "source"
     source.mkdir()
     with open(source / "huge", "wb") as file:
         file.truncate(20 << 30)
+    return source
+
+
+def test_interrupt_in_the_middle(node: Any, tmp_path: Path) -> None:
+    link, server = node
+    source = _huge(tmp_path)
+    before = set(threading.enumerate())
     begin = time.monotonic()
 
     def check() -> None:
@@ -192,38 +151,32 @@ def test_interrupt_in_the_middle(node: Any, tmp_path: Path) -> None:
         assert time.monotonic() - begin < 20
 
     with pytest.raises(Interrupted):
-        push(link, source, None, str(tmp_path / "target"), check=check)
+        pull(link, str(source), tmp_path / "target", check)
     ended = time.monotonic()
     until(lambda: not _rsyncs())
-    until(lambda: not list((tmp_path / "target").iterdir()))  # the node's rsync has cleaned up
+    until(lambda: not list((tmp_path / "target").iterdir()))  # rsync has cleaned up
     assert time.monotonic() - ended < 5
     assert link.script(b"echo alive\n", 10).stdout == b"alive\n"
-    until(lambda: not [thread for thread in threading.enumerate() if "_upward" in thread.name or "_run" in thread.name])
+    until(lambda: not [thread for thread in {*threading.enumerate()} - before if thread.name.endswith(("(_upward)", "(_run)"))])
 
 
 def test_node_that_dies_in_the_middle(node: Any, tmp_path: Path) -> None:
     link, server = node
-    source = tmp_path / "source"
-    source.mkdir()
-    with open(source / "huge", "wb") as file:
-        file.truncate(20 << 30)
+    source = _huge(tmp_path)
 
     def check() -> None:
         if any((tmp_path / "target").glob(".huge*")):
             server.stop()
 
     with pytest.raises(Unreachable, match="lost"):
-        push(link, source, None, str(tmp_path / "target"), check=check)
+        pull(link, str(source), tmp_path / "target", check)
     assert not _rsyncs()
 
 
 def test_node_that_freezes_in_the_middle(node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rsync, "STALL", 2)
     link, server = node
-    source = tmp_path / "source"
-    source.mkdir()
-    with open(source / "huge", "wb") as file:
-        file.truncate(20 << 30)
+    source = _huge(tmp_path)
     cut: list[float] = []
 
     def check() -> None:
@@ -232,33 +185,9 @@ def test_node_that_freezes_in_the_middle(node: Any, tmp_path: Path, monkeypatch:
             cut.append(time.monotonic())
 
     with pytest.raises(DispatchError, match="nothing moved"):
-        push(link, source, None, str(tmp_path / "target"), check=check)
+        pull(link, str(source), tmp_path / "target", check)
     assert time.monotonic() - cut[0] < 10
     server.stop()
-
-
-def test_fetch(node: Any, source: Path, tmp_path: Path) -> None:
-    (source / "escape").symlink_to("../../../../etc/passwd")
-    got = pull(node[0], str(source), tmp_path / "here" / "it's")
-    meant = _tree(source)
-    for unsafe in (b"escape", b"dangling"):
-        del meant[unsafe]
-    here = _tree(tmp_path / "here" / "it's")
-    assert {name: what[-1] for name, what in here.items() if what[0] != "dir"} == {
-        name: what[-1] for name, what in meant.items() if what[0] != "dir"
-    }
-    assert os.access(tmp_path / "here" / "it's" / "run.sh", os.X_OK)
-    assert got.files == len(ODD) + 3 and got.bytes > 2000
-
-
-def test_fetch_of_named_files_and_of_nothing(node: Any, source: Path, tmp_path: Path) -> None:
-    pull(node[0], str(source), tmp_path / "here", files=[b"new\nline", b"deep/er/est/file"])
-    assert set(_tree(tmp_path / "here")) == {b"new\nline", b"deep", b"deep/er", b"deep/er/est", b"deep/er/est/file"}
-    with pytest.raises(NotFound):
-        pull(node[0], str(source / "no such thing"), tmp_path / "there")
-    assert not (tmp_path / "there").exists()
-    with pytest.raises(DispatchError, match="no/such/file"):
-        pull(node[0], str(source), tmp_path / "there", files=[b"no/such/file"])
 
 
 # ---- failures in words
@@ -267,7 +196,7 @@ def test_fetch_of_named_files_and_of_nothing(node: Any, source: Path, tmp_path: 
 def test_rsync_is_missing_here(node: Any, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(DispatchError, match="missing on this machine") as caught:
-        push(node[0], source, None, str(tmp_path / "target"))
+        pull(node[0], str(source), tmp_path / "target")
     assert "package rsync" in caught.value.fix
 
 
@@ -276,14 +205,8 @@ def test_rsync_is_missing_there(cluster_of: Any, source: Path, tmp_path: Path) -
     cluster, (server,) = cluster_of(1)
     (server.home / ".bashrc").write_text("PATH=/nonexistent\n")
     with Link.open(cluster.hosts[0], cluster) as link, pytest.raises(DispatchError) as caught:
-        push(link, source, None, str(tmp_path / "target"))
+        pull(link, str(source), tmp_path / "target")
     assert "rsync is missing there" in caught.value.what and caught.value.node == link.node
-
-
-def test_target_that_cannot_be_made(node: Any, source: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DispatchError, match="file"):
-        push(node[0], source, None, str(tmp_path / "file" / "sub"))
 
 
 def test_full_disk(node: Any, tmp_path: Path) -> None:
@@ -294,21 +217,11 @@ def test_full_disk(node: Any, tmp_path: Path) -> None:
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(target)], capture_output=True).returncode:
         pytest.skip("needs root, to mount a small disk")
     try:
-        with pytest.raises(DispatchError, match="a disk is full.*No space left on device") as caught:
-            push(node[0], source, None, str(target))
+        with pytest.raises(DispatchError, match="disk here is full.*No space left on device") as caught:
+            pull(node[0], str(source), target)
     finally:
         subprocess.run(["umount", "-l", str(target)], check=True)
-    assert "ROOT_DIR" in caught.value.fix and caught.value.node == node[0].node
-
-
-def test_file_that_vanishes(node: Any, source: Path, tmp_path: Path) -> None:
-    with pytest.raises(DispatchError, match="no-such-file"):
-        push(node[0], source, [b"plain", b"no-such-file"], str(tmp_path / "target"))
-
-
-def test_source_is_no_directory(node: Any, tmp_path: Path) -> None:
-    with pytest.raises(DispatchError, match="no directory"):
-        push(node[0], tmp_path / "nothing", None, str(tmp_path / "target"))
+    assert "--to" in caught.value.fix and caught.value.node == node[0].node
 
 
 # ---- together, and the bridge by itself
@@ -319,15 +232,15 @@ def test_16_nodes_at_once(cluster_of: Any, tmp_path: Path) -> None:
     source.mkdir()
     for number in range(200):
         (source / f"file{number}").write_bytes(os.urandom(10000))
-    cluster, servers = cluster_of(16)
+    cluster, _ = cluster_of(16)
     links = open_all(cluster.hosts, cluster).all()
 
-    def one(link: Link) -> Sent:
-        return push(link, source, None, str(servers[link.host.index].home / "target"))
+    def one(link: Link) -> Fetched:
+        return pull(link, str(source), tmp_path / f"node{link.host.index}")
 
-    assert {sent.files for sent in each(links, one).all().values()} == {200}
-    meant = _tree(source)
-    assert all(_tree(server.home / "target") == meant for server in servers)
+    assert {got.files for got in each(links, one).all().values()} == {200}
+    meant = _content(source)
+    assert all(_content(tmp_path / f"node{node}") == meant for node in links)
     close_all(list(links.values()))
     assert not _rsyncs()
 
@@ -341,8 +254,8 @@ def test_much_data_and_new_keys_on_the_way(node: Any, tmp_path: Path) -> None:
         for number in range(560):
             file.write(number.to_bytes(4, "big") + block[4:])
     begin = time.monotonic()
-    sent = push(node[0], source, None, str(tmp_path / "target"))
-    assert sent.bytes > 560 << 20 and time.monotonic() - begin < 30
+    got = pull(node[0], str(source), tmp_path / "target")
+    assert got.bytes > 560 << 20 and time.monotonic() - begin < 30
     assert (tmp_path / "target" / "huge").stat().st_size == 560 << 20
     shutil.rmtree(tmp_path / "target")
 
