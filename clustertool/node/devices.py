@@ -10,9 +10,11 @@ import os
 import pwd
 import resource
 import time
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Dict, List, Tuple
 
 from clustertool.node import cards, locks, processes
+from clustertool.plan.health import broken
+from clustertool.plan.held import computing, describe
 
 _PATIENCE = 15.0  # seconds for NVML: without persistence mode a card wakes up first
 _SHARE = 0.01  # of a core, that looking again and again may take
@@ -144,15 +146,9 @@ def _used_by(devices: List[Dict[str, Any]]) -> List[Tuple[int, str]]:
     """(device, who) of devices that no job has locked and somebody computes on, and of those that are broken."""
     used = []
     for device in devices:
-        computing = [process for process in device["processes"] if not process.get("graphics")]
-        if device.get("problem"):
-            used.append((int(device["index"]), f"nobody, it is broken: {device['problem']}"))
-        elif computing and not device["held"]:
-            used.append((int(device["index"]), describe(computing[0])))
+        why, there = broken(device), computing(device)
+        if why:
+            used.append((int(device["index"]), f"nobody, it is broken: {why}"))
+        elif there and not device["held"]:
+            used.append((int(device["index"]), describe(there[0])))
     return used
-
-
-def describe(process: Mapping[str, Any]) -> str:
-    """`python3 (pid 12, user anna)`, or with its job."""
-    who = f"pid {process['pid']}" + (f", user {process['user']}" if process.get("user") else "")
-    return f"{process.get('name') or 'a process'}{' of job ' + process['job'] if process.get('job') else ''} ({who})"

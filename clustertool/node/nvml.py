@@ -148,7 +148,7 @@ def _card(nvml: Any, index: int, full: bool) -> Card:
     if handle is not None:
         card.update(_now(nvml, ask, handle))
         if full:
-            card.update(_state(nvml, ask, handle))
+            card.update(_state(nvml, _Asker(nvml), handle))  # a card that answers the above works
     card["problem"] = ask.error
     return card
 
@@ -202,6 +202,17 @@ def _state(nvml: Any, ask: _Asker, handle: Any) -> Card:
         "throttle": [word for bit, word in _THROTTLES.items() if (reasons or 0) & bit],
         "ecc_corrected": corrected,
         "ecc_uncorrected": uncorrected,
+        "repair": _repair(nvml, ask, handle),
+        "slowdown": ask(nvml.nvmlDeviceGetTemperatureThreshold, handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
         "compute_mode": _COMPUTE.get(ask(nvml.nvmlDeviceGetComputeMode, handle), ""),
         "persistence": None if persistence is None else bool(persistence),
     }
+
+
+def _repair(nvml: Any, ask: _Asker, handle: Any) -> Optional[str]:
+    """What became of bad memory: "failed", "pending" until the card is reset, "" for none. Pages, from Ampere on rows."""
+    rows = ask(nvml.nvmlDeviceGetRemappedRows, handle)
+    pages = None if rows else ask(nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
+    if rows is None and pages is None:
+        return None
+    return "failed" if rows and rows[3] else "pending" if pages or (rows and rows[2]) else ""

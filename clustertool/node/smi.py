@@ -138,7 +138,8 @@ def _card(index: int, **values: Any) -> Card:
     empty: Card = {
         "index": index, "model": "", "uuid": "", "memory_total": None, "memory_used": None, "memory_free": None,
         "utilisation": None, "temperature": None, "power": None, "power_limit": None, "throttle": [],
-        "ecc_corrected": None, "ecc_uncorrected": None, "compute_mode": "", "persistence": None, "problem": "", "processes": [],
+        "ecc_corrected": None, "ecc_uncorrected": None, "repair": None, "slowdown": None,
+        "compute_mode": "", "persistence": None, "problem": "", "processes": [],
     }  # fmt: skip
     return {**empty, **values}
 

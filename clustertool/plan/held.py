@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping
+from typing import Any, Dict, List, Mapping
 
 FIX = "wait for it with --wait, or take others with --devices (auto: those that are free)"
 
@@ -17,3 +17,14 @@ def told(kind: str, holders: Mapping[int, str]) -> str:
 
 def holder(job: str, user: str) -> str:
     return f"job {job} of user {user}"
+
+
+def computing(card: Mapping[str, Any]) -> List[Mapping[str, Any]]:
+    """What computes on a card, as node/devices.py tells it; who only draws takes nothing away."""
+    return [process for process in card.get("processes") or () if not process.get("graphics")]
+
+
+def describe(process: Mapping[str, Any]) -> str:
+    """`python3 (pid 12, user anna)`, or with its job."""
+    who = f"pid {process['pid']}" + (f", user {process['user']}" if process.get("user") else "")
+    return f"{process.get('name') or 'a process'}{' of job ' + process['job'] if process.get('job') else ''} ({who})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from clustertool.plan.frames import Header
@@ -12,9 +12,9 @@ from clustertool.reach.fanout import Gathered
 from clustertool.reach.fleet import Fleet
 
 
-def devices_of(fleet: Fleet) -> Gathered[Header]:
-    """Every node's cards and what they do now."""
-    return ask(fleet, dict.fromkeys(fleet.agents, {"q": "devices"}))
+def devices_of(fleet: Fleet, nodes: Iterable[int] | None = None) -> Gathered[Header]:
+    """The cards of every node, or of some, and what they do now."""
+    return ask(fleet, dict.fromkeys(fleet.agents if nodes is None else nodes, {"q": "devices"}))
 
 
 def ask(fleet: Fleet, requests: Mapping[int, Mapping[str, Any]], timeout: float = 60.0) -> Gathered[Header]:

@@ -74,6 +74,8 @@ def wrong(device: Mapping[str, Any]) -> list[str]:
     found = [str(device["problem"])] if device.get("problem") else []
     if device.get("ecc_uncorrected"):
         found.append(count(int(device["ecc_uncorrected"]), "ECC error"))
+    if device.get("repair"):
+        found.append(f"memory repair {device['repair']}")
     found += [str(word) for word in device.get("throttle", ()) if word not in _HARMLESS]
     if device.get("compute_mode") not in (None, "", "default"):
         found.append(str(device["compute_mode"]))

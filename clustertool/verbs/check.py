@@ -41,7 +41,9 @@ def check(call: Call) -> None:
         looked = preflight.look(cluster, fleet, lambda host: preflight.for_check(cluster, host, passed))
         if workspace:
             looked = preflight.room(looked, cluster, needs(workspace, cluster, looked.facts, spec))
-        looked, meshed = _mesh(call, cluster, fleet, looked, _plan(cluster, looked, toml, workspace))
+        made = _plan(cluster, looked, toml, workspace)
+        looked = preflight.with_devices(looked, cluster, fleet, made)
+        looked, meshed = _mesh(call, cluster, fleet, looked, made)
     _tell(call, cluster, looked, meshed)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clustertool.errors import AuthError, ClustertoolError, InternalError, PreflightError, raise_all
 from clustertool.plan.checks import Finding, Seen, cells, check, disk, errors, unreachable
@@ -16,6 +16,9 @@ from clustertool.plan.hosts import Host
 from clustertool.reach.fanout import Gathered
 from clustertool.reach.fleet import Fleet
 from clustertool.verbs.call import Call
+
+if TYPE_CHECKING:
+    from clustertool.plan.plan import Plan
 
 Request = Mapping[str, Any] | Callable[[Host], Mapping[str, Any]]  # for all nodes, or of each
 
@@ -87,6 +90,20 @@ def room(looked: Looked, cluster: Cluster, need: Mapping[int, int]) -> Looked:
         return looked
     kept = tuple(finding for finding in looked.findings if finding.column != "disk" or finding.node not in need)
     return replace(looked, findings=kept + tuple(disk(looked.facts[node], size) for node, size in need.items()))
+
+
+def with_devices(looked: Looked, cluster: Cluster, fleet: Fleet, made: Plan | None) -> Looked:
+    """The same with a look at the cards of the nodes that have some; nobody else is asked, nor gets NVML's module."""
+    from clustertool.plan.inventory import inventory, shared, to_ask
+    from clustertool.reach.devices import devices_of
+
+    nodes = to_ask(cluster, looked.facts)
+    if not nodes:
+        return looked
+    gathered = devices_of(fleet, nodes)
+    found = inventory(cluster, looked.facts, gathered.ok, shared(made))
+    silent = tuple(Finding(node, "health", "error", error.what, error.fix) for node, error in gathered.failed.items())
+    return replace(looked, findings=looked.findings + found + silent)
 
 
 def wanted_ports(cluster: Cluster) -> list[int]:

@@ -97,6 +97,7 @@ int nvmlDeviceGetUtilizationRates(card_t *card, rates_t *rates) {
 }
 
 int nvmlDeviceGetTemperature(card_t *card, int sensor, unsigned *value) { *value = card->index == SICK ? 96 : 40 + card->index; return SUCCESS; }
+int nvmlDeviceGetTemperatureThreshold(card_t *card, int which, unsigned *value) { *value = which == 1 ? 93 : 98; return SUCCESS; }
 int nvmlDeviceGetPowerUsage(card_t *card, unsigned *value) { *value = 70500 + card->index; return SUCCESS; }
 int nvmlDeviceGetEnforcedPowerLimit(card_t *card, unsigned *value) { *value = 400000; return SUCCESS; }
 int nvmlDeviceGetComputeMode(card_t *card, int *mode) { *mode = card->index == SICK ? 3 : 0; return SUCCESS; }
@@ -108,6 +109,13 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(card_t *card, u64 *reasons) { *rea
 int nvmlDeviceGetTotalEccErrors(card_t *card, int kind, int counter, u64 *count) {
     if (card->index == 7) return NOT_SUPPORTED;
     *count = card->index != SICK ? 0 : kind == 1 ? 7 : 1234;
+    return SUCCESS;
+}
+
+/* Rows of the sick card's memory that wait for its next start. */
+int nvmlDeviceGetRemappedRows(card_t *card, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed) {
+    *corrected = *failed = 0;
+    *uncorrected = *pending = card->index == SICK;
     return SUCCESS;
 }
 

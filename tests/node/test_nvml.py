@@ -53,6 +53,7 @@ def test_eight_cards_one_of_them_sick(bench: Bench, driver: Driver) -> None:
         "index": 0, "model": "NVIDIA Test 80GB", "uuid": "GPU-test-0",
         "memory_total": 81920 * MIB, "memory_used": 0, "memory_free": 81420 * MIB, "utilisation": 0, "temperature": 40,
         "power": 70.5, "power_limit": 400.0, "throttle": [], "ecc_corrected": 0, "ecc_uncorrected": 0,
+        "repair": "", "slowdown": 93,
         "compute_mode": "default", "persistence": True, "processes": [], "problem": "", "held": None,
     }  # fmt: skip
     assert (busy["utilisation"], busy["memory_used"]) == (91, 3100 * MIB)
@@ -63,6 +64,7 @@ def test_eight_cards_one_of_them_sick(bench: Bench, driver: Driver) -> None:
     assert (sick["throttle"], sick["compute_mode"], sick["persistence"]) == (
         ["hardware slowdown", "hardware thermal"], "exclusive process", False,
     )  # fmt: skip
+    assert sick["repair"] == "pending"
     assert devices[7]["ecc_uncorrected"] is None  # a card without ECC
     assert [device["problem"] for device in devices] == [""] * 8
 

@@ -11,6 +11,7 @@ from cases import cluster_of, facts_of, hosts
 from clustertool.plan.checks import COLUMNS, Finding, Seen, cells, check, errors, unreachable
 from clustertool.plan.condition import covers
 from clustertool.plan.facts import Facts
+from clustertool.plan.inventory import CHECKS
 
 NOW = 1000.0
 GOOD: dict[str, Any] = {"user": "ann", "python": "3.9.2", "disk_free": 10**12, "time": NOW, "shm": 10**10}
@@ -33,7 +34,7 @@ def seen(pings: dict[int, float | None] | None, nodes: int) -> Seen:
 def test_a_good_node_is_ok_in_every_column() -> None:
     columns = found(pings={0: 0.001})
     assert {finding.level for finding in columns.values()} == {"ok"}
-    assert set(columns) == set(COLUMNS) - {"workspace", "mesh", "jobs", "packages"}
+    assert set(columns) == set(COLUMNS) - {"workspace", "mesh", "jobs", "packages"} - set(CHECKS)
     assert (columns["ssh"].text, columns["python"].text, columns["nic"].text) == ("ann", "3.9.2", "eth0")
 
 
