@@ -306,7 +306,7 @@ def _agent(process: Process) -> bool:
     """An agent, its shell and an rsync live as long as the laptop's connection; they are no part of a job."""
     if process.name == "rsync" and "--server" in process.argv:
         return True
-    starting = process.name not in ("ct-supervisor", "ct-guard") and "clustertool-agent" in process.argv
+    starting = process.name not in ("ct-supervisor", "ct-guard", "ct-gauge") and "clustertool-agent" in process.argv
     return process.name == "ct-agent" or starting
 
 

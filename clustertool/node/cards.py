@@ -12,6 +12,7 @@ import re
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 LIBRARY = "libnvidia-ml.so.1"
+MODULE = "nvml-"
 _HYGON = 0x1D94  # PCI vendor
 _HYGON_HOME = "/opt/hyhal"
 _WSL = "/usr/lib/wsl/lib"
@@ -44,6 +45,18 @@ def keys(kind: str, ids: Sequence[int], dev: str = "/dev") -> Dict[int, str]:
     if kind == "gpu" and not numbers and library():
         return {index: f"{library()}:{index}" for index in ids}
     return {index: f"{files}{numbers[index] if index < len(numbers) else index}" for index in ids}
+
+
+def place() -> str:
+    """Where the node keeps what laptops sent."""
+    return os.path.join(os.path.expanduser("~"), ".cache", "clustertool")
+
+
+def modules() -> List[str]:
+    """Digests of the NVML modules that are kept here, by their names alone."""
+    with contextlib.suppress(OSError):
+        return [name[len(MODULE) :] for name in os.listdir(place()) if name.startswith(MODULE)]
+    return []
 
 
 def _numbered(folder: str, pattern: str) -> List[int]:

@@ -16,11 +16,11 @@ _FEW = 100  # threads of all members together
 
 
 class Family:
-    """`spare`: the pid of the one child that is no family, the guard."""
+    """`spare`: the pids of children that are no family: the guard and the gauge."""
 
     def __init__(self, job: int, head: Process) -> None:
         self.head = head
-        self.spare = 0
+        self.spare: Set[int] = set()
         self._job = job
         self._members: Dict[int, Process] = {}
         self._last: Set[int] = set()
@@ -35,7 +35,7 @@ class Family:
 
     def living(self) -> List[Process]:
         """Exactly who lives now, by the kernel's lists of children, one for each thread."""
-        found = [process for process in processes.descendants(self.head.pid) if process.pid != self.spare]
+        found = [process for process in processes.descendants(self.head.pid) if process.pid not in self.spare]
         self.write_down(found)
         self._members = {process.pid: process for process in found}
         return [process for process in found if processes.alive(process)]
@@ -60,13 +60,18 @@ class Family:
         self._members = {pid: member for pid, member in self._members.items() if pid in now}
         parents = {self.head.pid, *(who.parent for who in new.values() if self._lives(who.parent))}
         while parents:
-            born = [Process(pid, who.start) for pid, who in new.items() if who.parent in parents and pid != self.spare]
+            born = [Process(pid, who.start) for pid, who in new.items() if who.parent in parents and pid not in self.spare]
             self.write_down(born)
             parents = {process.pid for process in born}
 
     def _lives(self, pid: int) -> bool:
         """A member, and not somebody else who has got its number."""
         return pid in self._members and processes.identify(pid) == self._members[pid]
+
+    def beside(self, process: Process) -> None:
+        """A child that is no family, but must not stay when we are gone."""
+        self.spare.add(process.pid)
+        self._book.lines([b"%d %d" % process])
 
     def write_down(self, found: Iterable[Process]) -> None:
         fresh = [process for process in found if self._members.get(process.pid) != process]

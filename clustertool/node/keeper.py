@@ -39,7 +39,8 @@ class Keeper:
                 raise
             if self.pid == 0:
                 self._become_guard(theirs)
-        self.sock, self._family.spare = ours, self.pid
+        self.sock = ours
+        self._family.spare.add(self.pid)
         self._heard = time.monotonic()
         process = processes.identify(self.pid)
         self._record("guard", pid=self.pid, start=process.start if process else 0)
@@ -68,6 +69,7 @@ class Keeper:
         if os.WIFSTOPPED(status):
             os.kill(self.pid, signal.SIGKILL)
         elif not os.WIFCONTINUED(status):
+            self._family.spare.discard(self.pid)
             self.pid = 0
             if self.sock is not None:
                 self.sock.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from typing import Any, Dict
 
@@ -24,6 +25,10 @@ def launch(header: Header, umask: int) -> Dict[str, Any]:
     spec = json.loads(files.read(job, f"{OURS}/spec.json"))
     spec.update(secrets=header["secrets"], certificate=header["certificate"], key=header["key"])
     spec["header"]["skew"] = round(skew, 1) if abs(skew) >= _SKEW else 0
+    if "clustertool.node.nvml" in sys.modules:  # --devices auto: this agent has looked at the cards
+        from clustertool.node import nvml
+
+        nvml.end()
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:

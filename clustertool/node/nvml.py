@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from clustertool.errors import PreflightError
+from clustertool.node import cards
 
 Card = Dict[str, Any]
 _THROTTLES = {
@@ -18,16 +19,13 @@ _THROTTLES = {
     0x80: "power brake", 0x200: "board limit", 0x400: "reliability",
 }  # fmt: skip
 _COMPUTE = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
+_END = 2.0  # seconds for NVML to end
 _modules: Dict[str, Any] = {}  # digest -> the loaded module, NVML begun
 _kept: Dict[str, bytes] = {}  # what could not be written anywhere
 
 
-def _place() -> str:
-    return os.path.join(os.path.expanduser("~"), ".cache", "clustertool")
-
-
 def _path(digest: str) -> str:
-    return os.path.join(_place(), f"nvml-{digest}", "pynvml.py")
+    return os.path.join(cards.place(), f"{cards.MODULE}{digest}", "pynvml.py")
 
 
 def keep(digest: str, packed: str) -> None:
@@ -61,10 +59,31 @@ def has(digest: str) -> bool:
     return digest in _modules or bool(_source(digest))
 
 
+def newest() -> str:
+    """The digest of the module that came last, "" where none is kept."""
+    found = [(0.0, digest) for digest in _kept]
+    for digest in cards.modules():
+        with contextlib.suppress(OSError):
+            found.append((os.stat(_path(digest)).st_mtime, digest))
+    return next((digest for _, digest in sorted(found, reverse=True) if has(digest)), "")
+
+
+def end() -> None:
+    """End NVML, before a fork: what has begun here would not work in the child. It may hang; then it is left so."""
+    while _modules:
+        _, module = _modules.popitem()
+
+        def shut(module: Any = module) -> None:
+            with contextlib.suppress(module.NVMLError):
+                module.nvmlShutdown()
+
+        cards.within(_END, shut, None)
+
+
 def _source(digest: str) -> bytes:
     """The module's text if it is here whole, and nobody else could have put it there."""
     with contextlib.suppress(OSError):
-        info = os.lstat(_place())
+        info = os.lstat(cards.place())
         if info.st_uid == os.getuid() and not info.st_mode & 0o022:
             with open(_path(digest), "rb") as file:
                 data = file.read()
@@ -115,6 +134,23 @@ def read(digest: str, full: bool) -> Dict[str, Any]:
     return found
 
 
+def load(digest: str, ids: Sequence[int]) -> List[Tuple[int, float, int, int]]:
+    """(card, percent, bytes used, bytes there are) of those of these cards that answer: what a record wants again and again."""
+    try:
+        nvml = _begun(digest)
+    except sys.modules["pynvml"].NVMLError:
+        return []
+    found = []
+    for index in ids:
+        ask = _Asker(nvml)
+        handle = ask(nvml.nvmlDeviceGetHandleByIndex, index)
+        memory = _memory(nvml, ask, handle) if handle is not None else None
+        if memory:
+            rates = ask(nvml.nvmlDeviceGetUtilizationRates, handle)
+            found.append((index, float(rates.gpu) if rates else 0.0, int(memory.used), int(memory.total)))
+    return found
+
+
 class _Asker:
     """Calls of one card: what is not there is None, and the first real error is kept."""
 
@@ -154,8 +190,8 @@ def _card(nvml: Any, index: int, full: bool) -> Card:
 
 
 def _now(nvml: Any, ask: _Asker, handle: Any) -> Card:
-    """What changes from second to second. Memory as nvidia-smi counts it: what the driver keeps for itself is not "used"."""
-    memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2) or ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+    """What changes from second to second."""
+    memory = _memory(nvml, ask, handle)
     rates = ask(nvml.nvmlDeviceGetUtilizationRates, handle)
     power = ask(nvml.nvmlDeviceGetPowerUsage, handle)
     return {
@@ -167,6 +203,11 @@ def _now(nvml: Any, ask: _Asker, handle: Any) -> Card:
         "power": _watts(power),
         "processes": _processes(nvml, ask, handle),
     }
+
+
+def _memory(nvml: Any, ask: _Asker, handle: Any) -> Any:
+    """As nvidia-smi counts it: what the driver keeps for itself is not "used"."""
+    return ask(nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2) or ask(nvml.nvmlDeviceGetMemoryInfo, handle)
 
 
 def _watts(milliwatts: Optional[int]) -> Optional[float]:

@@ -58,6 +58,7 @@ def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
         "devices": devices,
         "device_kind": kind,
         "devices_seen": True,
+        "modules": cards.modules() if kind == "gpu" else [],
         "held": _held(kind, devices) if devices else [],
         "ephemeral": [low, high],
         "busy": sorted(busy | set(claimed) | set(held)),

@@ -91,7 +91,7 @@ class Recorder:
         for t, members, ranks in iter(self._words.get, None):
             began = time.thread_time()
             line = look(t, members, ranks)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
                 cards = self._cards()
                 if cards:
                     line["d"] = [list(card) for card in cards]

@@ -43,7 +43,7 @@ class Record:
         return {}
 
     def process(self, kind: str) -> Optional[processes.Process]:
-        """The newest supervisor or guard, alive or not; None where another boot recorded it."""
+        """The newest supervisor, guard or gauge, alive or not; None where another boot recorded it."""
         boot, found = "", None
         for event in self.events():
             if event["e"] == "supervisor":

@@ -175,12 +175,12 @@ TOOLS: Mapping[str, Tool] = {
 def read(kind: str) -> Found:
     """The devices of this kind as its tool tells them."""
     names, calls, parse = TOOLS[kind]
-    program = next((path for path in map(_find, names) if path), "")
-    if not program:
+    found_at = program(kind)
+    if not found_at:
         return {"devices": [], "driver": "", "problem": f"there is no {names[0]}: only the ids of the devices are known"}
     texts = []
     for arguments in calls:
-        text = _output([program, *arguments])
+        text = _output([found_at, *arguments])
         if text is None:
             command = " ".join([names[0], *arguments])
             return {"devices": [], "driver": "", "problem": f"{command} does not answer for {PATIENCE:g} s: a device hangs?"}
@@ -189,6 +189,12 @@ def read(kind: str) -> Found:
     if not found["devices"]:
         found["problem"] = f"{names[0]} told of no device: {' '.join(texts[0].split())[:200] or 'it printed nothing'}"
     return found
+
+
+def program(kind: str) -> str:
+    """Where the tool for this kind is, "" if there is none."""
+    names = TOOLS[kind][0] if kind in TOOLS else ()
+    return next((path for path in map(_find, names) if path), "")
 
 
 def _find(name: str) -> str:

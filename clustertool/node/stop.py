@@ -73,7 +73,7 @@ class _Left:
         except (OSError, ValueError, KeyError):
             raise _NeverStarted from None
         self.supervisor = record.process("supervisor")
-        found = (self.supervisor, record.process("guard"))
+        found = (self.supervisor, record.process("guard"), record.process("gauge"))
         self.caretakers = [process for process in found if process and processes.alive(process)]
         known = family.recorded(job) if self.supervisor else []  # else they are of another boot, and so are their numbers
         self.sweep = Sweep([*known, *self.caretakers], mark)

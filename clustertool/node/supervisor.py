@@ -22,6 +22,7 @@ from clustertool.node.awaited import Awaited
 from clustertool.node.disk import Disk
 from clustertool.node.ending import Ending
 from clustertool.node.family import Family
+from clustertool.node.gauge import Gauge
 from clustertool.node.holds import Holds
 from clustertool.node.keeper import Keeper
 from clustertool.node.recorder import Recorder, Running
@@ -77,7 +78,8 @@ class Supervisor:
         self.family = Family(job, self.me)
         self.looked_at = 0.0
         self.disk = Disk(job)
-        self.recorder = Recorder(job)
+        self.gauge = Gauge(self.family, spec, self.record)
+        self.recorder = Recorder(job, self.gauge)
         self.holds = Holds()
         self.keeper = Keeper(self.family, spec, job, self.record)
         self.devices: Optional[locks.Held] = None
@@ -221,6 +223,7 @@ class Supervisor:
             self.uplink.leave(0.5)
         if self.lead is not None:
             self.lead.close()
+        self.gauge.end()
         self.keeper.end()
         self.holds.close()
         if self.devices is not None:
@@ -347,6 +350,8 @@ class Supervisor:
                 break
             if pid == self.keeper.pid:
                 self.keeper.changed(status)
+            elif pid == self.gauge.pid:
+                self.gauge.changed(status)
             elif pid in self.by_pid:
                 exits += self._changed(self.by_pid[pid], pid, status, used)
         if exits:
@@ -402,6 +407,8 @@ class Supervisor:
             for rank in self.by_pid.values():
                 if rank.oom is not None:
                     rank.oom.look(rank.pid)
+            if self.by_pid:
+                self.gauge.turn()
             running = [Running(*rank.key, self.attempt, rank.pid, rank.log_size) for rank in self.by_pid.values()]
             self.recorder.turn(self.family.members, running)
             with contextlib.suppress(OSError):

@@ -4,7 +4,7 @@ Every event has `t` (the node's clock, seconds) and `e`, its kind:
 
     job          id, node, name, nodes, created, owner, mode, command, processes, skew   first line of every events file;
                  skew: seconds by which this clock was ahead of the laptop's, 0 if they were few
-    supervisor   pid, start, boot                  guard    pid, start
+    supervisor   pid, start, boot                  guard / gauge   pid, start
     started      role, rank, pid, start, attempt   listening  role, rank
     elsewhere    role, rank, listens, endpoint     a pserver listens where nobody looks for it
     exited       role, rank, code, signal, stopped, note, attempt   `stopped`: by the supervisor, after it was told to;

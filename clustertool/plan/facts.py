@@ -31,6 +31,7 @@ class Facts:
     devices_seen: bool = False  # the probe has looked: what is not in `devices` is not there
     held: Tuple[Tuple[int, str, str], ...] = ()  # (device, job, user): locked by a job
     used: Tuple[Tuple[int, str], ...] = ()  # (device, who): in use without a lock; known for --devices auto
+    modules: Tuple[str, ...] = ()  # digests of the NVML modules that are kept there
     ephemeral: Tuple[int, int] = (32768, 60999)
     busy: FrozenSet[int] = frozenset()
     listeners: Tuple[Tuple[int, str], ...] = ()
@@ -71,7 +72,7 @@ def read_facts(node: int, answer: Mapping[str, Any]) -> Facts:
     for key in Facts.__dataclass_fields__:
         if key in answer and key != "node":
             known[key] = answer[key]
-    for key in ("devices", "ephemeral", "listing", "releases", "memory", "proxies", "job_proxies"):
+    for key in ("devices", "ephemeral", "listing", "releases", "memory", "proxies", "job_proxies", "modules"):
         if key in known:
             known[key] = tuple(known[key])
     known["busy"] = frozenset(known.get("busy", ()))

@@ -19,13 +19,18 @@ def devices_of(fleet: Fleet, nodes: Iterable[int] | None = None) -> Gathered[Hea
 
 def ask(fleet: Fleet, requests: Mapping[int, Mapping[str, Any]], timeout: float = 60.0) -> Gathered[Header]:
     """{node: request} whose answer may be that the NVML module is needed first."""
-    digest, data = pyz.nvml()
+    digest = pyz.nvml()[0]
     wanted = {node: {**request, "nvml": digest} for node, request in requests.items()}
     gathered = fleet.ask(wanted, timeout)
     needy = [node for node, answer in gathered.ok.items() if "need" in answer]
     if not needy:
         return gathered
-    sent = fleet.ask(dict.fromkeys(needy, {"q": "module", "nvml": digest, "data": base64.b64encode(data).decode()}), timeout)
+    sent = send_module(fleet, needy, timeout)
     again = fleet.ask({node: wanted[node] for node in sent.ok}, timeout)
     ok = {node: answer for node, answer in gathered.ok.items() if node not in needy}
     return Gathered({**ok, **again.ok}, {**gathered.failed, **sent.failed, **again.failed})
+
+
+def send_module(fleet: Fleet, nodes: Iterable[int], timeout: float = 60.0) -> Gathered[Header]:
+    digest, data = pyz.nvml()
+    return fleet.ask(dict.fromkeys(nodes, {"q": "module", "nvml": digest, "data": base64.b64encode(data).decode()}), timeout)

@@ -221,6 +221,7 @@ def _with_nodes(call: Call, order: Order) -> None:
         facts = sharing.confirm(fleet, facts)
         made, facts = _plan_when_free(call, order, fleet, facts)
         releases = _dispatch(call, order, fleet, facts)
+        _send_nvml(fleet, made, facts)
         made = _start(call, order, fleet, made, releases)
         _follow(call, order, fleet, inbox, made)
     finally:
@@ -334,6 +335,16 @@ def _start(call: Call, order: Order, fleet: Fleet, made: Plan, releases: Mapping
         else:
             break
     return made
+
+
+def _send_nvml(fleet: Fleet, made: Plan, facts: Mapping[int, Facts]) -> None:
+    """To nodes of which the job has NVIDIA's cards, and which do not have it: what the cards do is recorded with it."""
+    with_cards = {process.node for process in made.processes if process.devices}
+    nodes = [node for node in with_cards if facts[node].devices and made.nodes[node].device_kind == "gpu"]
+    if nodes:
+        from clustertool.reach import devices, pyz
+
+        devices.send_module(fleet, [node for node in nodes if pyz.nvml()[0] not in facts[node].modules])
 
 
 def _carry_out(order: Order, fleet: Fleet, made: Plan, releases: Mapping[int, str], undone: dict[int, str]) -> None:

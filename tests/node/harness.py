@@ -326,7 +326,7 @@ class Job:
                 assert self.torn, f"a torn line: {line!r}"
         found = [event for event in found if event]
         for event in found:
-            if event["e"] in ("supervisor", "guard", "started"):
+            if event["e"] in ("supervisor", "guard", "gauge", "started"):
                 self.known.add(Process(event["pid"], event["start"]))
         return [event for event in found if kind in ("", event["e"])]
 

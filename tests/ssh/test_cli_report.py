@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.cli import Site, until
+from tests.nvml import give
 from tests.unit.test_page import EVIL, Reader
 
 # Rank 1 fails when it is told to; the others go on, rank 2 at a slower pace.
@@ -109,3 +110,32 @@ def test_refused_before_any_connection(three: Site) -> None:
 def test_no_such_job(three: Site) -> None:
     assert "no job" in three.inv("report").ends(66).err
     assert "no job 'nope'" in three.inv("report", "--job", "nope").ends(66).err
+
+
+def test_what_the_jobs_devices_did(site, nvml) -> None:
+    two = site(2)
+    drivers = give(two, nvml, 0, 1)
+    for driver in drivers:
+        driver.runs((1, 999_999_999, 40 << 10))
+    two.workspace(train_py="""
+        import time
+        from pathlib import Path
+        while not (Path.home() / "go").exists():
+            time.sleep(0.05)
+    """)
+    two.inv("run", "-w", "job", "--devices", "0,1", "--detach").ends(0)
+
+    def devices(node: int) -> int:
+        (job,) = two.jobs(node)
+        path = job / ".clustertool/usage.jsonl"
+        return path.read_text().count('"d":') if path.exists() else 0
+
+    until(lambda: min(map(devices, (0, 1))) >= 2, 60.0, lambda: "two looks at the cards of both nodes")
+    for node in (0, 1):
+        (two.home(node) / "go").touch()
+    two.gone(60.0)
+    two.inv("report", "--to", "page.html").ends(0)
+    page = (two.folder / "page.html").read_text()
+    for chart in ("Devices: busy", "Devices: memory", "device 0", "device 1"):
+        assert page.count(chart) >= 2, chart
+    assert "device 2" not in page  # no card of this job
