@@ -161,3 +161,12 @@ def missing(seats: Sequence[Seat], job: JobSpec, kinds: Sequence[str]) -> List[T
     heter = [(seat, heter_type(job, seat, kinds[seat.node])) for seat in seats if seat.role == "heter"]
     wanting = {(seat.node, seat.stage): (seat, kind) for seat, kind in heter if kind != "cpu" and not seat.devices}
     return list(wanting.values())
+
+
+def sick(cluster: Cluster, seats: Sequence[Seat], facts: Mapping[int, Facts], kinds: Sequence[str]) -> List[str]:
+    """What is wrong with cards that processes get, where somebody has looked."""
+    taken = {(seat.node, card) for seat in seats for card in seat.devices}
+    return [
+        f"{host.name}: {kinds[host.index]} {card}: {text} ({fix})"
+        for host in cluster.hosts for card, text, fix in facts[host.index].ills if (host.index, card) in taken
+    ]  # fmt: skip

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Dict, FrozenSet, Mapping, Tuple
+
+from clustertool.plan.health import ills
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Facts:
     devices_seen: bool = False  # the probe has looked: what is not in `devices` is not there
     held: Tuple[Tuple[int, str, str], ...] = ()  # (device, job, user): locked by a job
     used: Tuple[Tuple[int, str], ...] = ()  # (device, who): in use without a lock; known for --devices auto
+    ills: Tuple[Tuple[int, str, str], ...] = ()  # (device, what is wrong with it, the fix); known for --devices auto
     modules: Tuple[str, ...] = ()  # digests of the NVML modules that are kept there
     ephemeral: Tuple[int, int] = (32768, 60999)
     busy: FrozenSet[int] = frozenset()
@@ -79,7 +82,7 @@ def read_facts(node: int, answer: Mapping[str, Any]) -> Facts:
     known["listeners"] = tuple((int(port), str(who)) for port, who in known.get("listeners", ()))
     known["held"] = tuple((int(device), str(job), str(user)) for device, job, user in known.get("held", ()))
     known["used"] = in_use(known)
-    for key in ("limits", "leftovers", "packages"):
+    for key in ("limits", "leftovers", "packages", "ills"):
         known[key] = tuple(tuple(row) for row in known.get(key, ()))
     known["problems"] = tuple((str(a), str(b), str(c), str(d)) for a, b, c, d in known.get("problems", ()))
     return Facts(**known)
@@ -88,6 +91,12 @@ def read_facts(node: int, answer: Mapping[str, Any]) -> Facts:
 def in_use(answer: Mapping[str, Any]) -> Tuple[Tuple[int, str], ...]:
     """Of a node's answer about its devices: (device, who computes on it) where no job has locked it."""
     return tuple((int(device), str(who)) for device, who in answer.get("used", ()))
+
+
+def with_devices(fact: Facts, answer: Mapping[str, Any]) -> Facts:
+    """The same with what the node's answer about its devices tells: who is on them, and how they are."""
+    sick = tuple((int(card["index"]), ill.text, ill.fix) for card in answer["devices"] for ill in ills(card))
+    return replace(fact, used=in_use(answer), ills=sick)
 
 
 def sharing(facts: Mapping[int, Facts]) -> FrozenSet[int]:

@@ -245,6 +245,8 @@ def _warnings(cluster: Cluster, table: Table, facts: Mapping[int, Facts]) -> Tup
     for seat, kind in devices.missing(table.seats, table.job, table.kinds):
         stage = f"stage {seat.stage} of heter trainers wants {kind} (--heter-devices)"
         found.append(f"{cluster.hosts[seat.node].name}: {stage}, none is known there")
+    if "health" not in cluster.checks_off:
+        found += devices.sick(cluster, table.seats, facts, table.kinds)
     return tuple(found)
 
 

@@ -388,16 +388,14 @@ def _look_again(order: Order, fleet: Fleet) -> Mapping[int, Facts]:
 
 
 def _in_use(order: Order, fleet: Fleet, facts: Mapping[int, Facts]) -> Mapping[int, Facts]:
-    """Facts with what computes on the devices, which only --devices auto needs to know."""
+    """Facts with what computes on the devices and how they are, which only --devices auto needs to know."""
     if order.spec is None or not order.spec.auto_devices:
         return facts
-    from dataclasses import replace
-
-    from clustertool.plan.facts import in_use
+    from clustertool.plan.facts import with_devices
     from clustertool.reach.devices import devices_of
 
     answers = devices_of(fleet).all()
-    return {node: replace(fact, used=in_use(answers[node])) for node, fact in facts.items()}
+    return {node: with_devices(fact, answers[node]) for node, fact in facts.items()}
 
 
 def _follow(call: Call, order: Order, fleet: Fleet, inbox: Any, made: Plan) -> None:

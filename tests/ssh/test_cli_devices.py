@@ -87,6 +87,15 @@ def test_auto_says_what_is_in_the_way(one):
     assert "1 of 2 devices are free" in done.err and f"(pid {os.getpid()}, user {USER})" in done.err
 
 
+def test_auto_says_what_is_wrong_with_the_devices_that_it_takes(one):
+    done = one.inv("run", "-w", "job", "--devices", "auto", "--dry").ends(0)
+    told = [line for line in done.err.splitlines() if f"gpu {SICK}:" in line]
+    assert any("7 uncorrected ECC errors (reset the card" in line for line in told) and any("96 C" in line for line in told)
+    assert "gpu 4:" not in done.err
+    fit = one.inv("run", "-w", "job", "--devices", "auto", "--nproc-per-node", 2, "--dry").ends(0)
+    assert f"gpu {SICK}" not in fit.err
+
+
 def test_a_device_that_is_not_there(one):
     done = one.inv("run", "-w", "job", "--devices", "7,8").ends(69)
     assert f"{one.name(0)}: there is no device 8 (--devices)" in done.err and "the node has gpu 0, 1" in done.err
