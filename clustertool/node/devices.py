@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import resource
 import time
 from typing import Any, Dict, List, Tuple
 
@@ -72,21 +71,15 @@ class Pulse:
     def now(self) -> Dict[str, Any]:
         """The whole answer the first time, later what changes; as old as it has to be."""
         if time.monotonic() >= self._next:
-            before = _used()
+            before = processes.used()
             fresh = look(self._module, full=not self._found)
             if "need" in fresh:
                 return fresh
             old = {device["index"]: device for device in self._found.get("devices", ())}
             fresh["devices"] = [{**old.get(device["index"], {}), **device} for device in fresh["devices"]]
             self._found = {**self._found, **{key: value for key, value in fresh.items() if value != "" or key == "problem"}}
-            self._next = time.monotonic() + max(0.5, (_used() - before) / _SHARE)
+            self._next = time.monotonic() + max(0.5, (processes.used() - before) / _SHARE)
         return self._found
-
-
-def _used() -> float:
-    """CPU seconds of this process and of the tools that it ran."""
-    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
 def _own(devices: List[Dict[str, Any]], kind: str) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import json
 import os
-import resource
 import select
 import signal
 import socket
@@ -128,22 +127,16 @@ def run(sock: socket.socket, kind: str, ids: Sequence[int]) -> None:
     processes.set_name("ct-gauge")
     read, used = reader(kind, ids), None
     while True:
-        before = _used()
+        before = processes.used()
         try:
             sock.send(json.dumps(read()).encode(), socket.MSG_DONTWAIT)
         except BlockingIOError:  # nobody takes it at the moment
             pass
         except ConnectionError:
             return
-        used = 0.0 if used is None else _used() - before
+        used = 0.0 if used is None else processes.used() - before
         if select.select([sock], [], [], max(EVERY, _SHARE * used))[0]:
             return
-
-
-def _used() -> float:
-    """CPU seconds of this process and of the tools that it ran."""
-    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
 def reader(kind: str, ids: Sequence[int]) -> Callable[[], List[Card]]:
