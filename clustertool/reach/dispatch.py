@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from clustertool.reach.spread import Spread
 
 HELPERS = 3  # nodes that have the release and serve it to those that do not
+_MUCH = 1 << 20  # bytes of a workspace for which the uplink begins with the first node, before the others are reached
+_AHEAD = 0.4  # seconds which that one has for itself
 _PATCH = 24 << 10  # bytes up to which a change goes to every node straight away
 
 
@@ -142,7 +144,7 @@ def quickly(fleet: Fleet, workspace: Workspace, look: Callable[[int], Facts]) ->
     memory = Memory(workspace.top)
     last = _little_changed(workspace, memory)
     early = _Early(fleet, workspace, look, wanted=not last)
-    fleet.open(workspace.release, early.opened)
+    fleet.open(workspace.release, early.opened, 0.0 if last or workspace.size < _MUCH else _AHEAD)
     tally, had = Tally(), tuple(sorted(fleet.held))
     sent: tuple[int, ...] = ()
     if last and fleet.agents:

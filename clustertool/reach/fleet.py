@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -41,13 +42,24 @@ class Fleet:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def open(self, unless: str = "", opened: Callable[[int], None] | None = None) -> Fleet:
+    def open(self, unless: str = "", opened: Callable[[int], None] | None = None, ahead: float = 0.0) -> Fleet:
         """Connect to every host and start its agent, in parallel. What fails is in `failed`.
 
         `unless`: a release; nodes that have it are in `held` and get no agent. `opened` hears of each agent, in its thread.
+        `ahead`: seconds that the first host has for itself; among all it takes several times as long.
         """
+        gone = threading.Event()
 
         def connect(host: Host) -> Agent:
+            if host.index:
+                gone.wait(ahead)
+                return begin(host)
+            try:
+                return begin(host)
+            finally:
+                gone.set()
+
+        def begin(host: Host) -> Agent:
             link = self._reach(host)
             between = time.monotonic()
             agent = Agent.open(link, host, self.cluster, self._sink, unless)
