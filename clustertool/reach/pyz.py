@@ -75,6 +75,11 @@ def sources() -> dict[str, str]:
     return {path.relative_to(_ROOT).as_posix(): path.read_text("utf-8") for path in _paths()}
 
 
+def program(name: str) -> str:
+    """A module of the node's code that runs by itself, as text."""
+    return lean((_ROOT / name).read_text("utf-8"))
+
+
 def _unpacked(kept: bytes) -> tuple[Part, Part]:
     """Raises ValueError for what was torn."""
     found, at = [], 0

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clustertool.errors import ClustertoolError, PreflightError, UsageError
+from clustertool.errors import ClustertoolError, PreflightError
 from clustertool.verbs import interrupts
 from clustertool.verbs.call import JSON, NODES, WORKSPACE, Call, Opt, verb
 
@@ -22,29 +22,34 @@ if TYPE_CHECKING:
 
 @verb(
     WORKSPACE, Opt("bandwidth", "measure how much goes through each link", False),
-    Opt("framework", "paddle or torch (not built yet)"), NODES, JSON,
+    Opt("framework", "torch or paddle: try it on all devices and between all nodes, in the job's own environment"),
+    Opt("timeout", "with --framework: seconds without news after which it is taken for hanging (default 60)"), NODES, JSON,
 )  # fmt: skip
 def check(call: Call) -> None:
     """Preflight: everything that would go wrong, on all nodes, at once."""
     from clustertool.reach.fleet import Fleet
+    from clustertool.verbs import framework as trial
     from clustertool.verbs import load, preflight
     from clustertool.verbs.dispatch import needs
 
-    if call.given.framework:
-        raise UsageError("--framework is not built yet", "leave it out")
     folder = Path(call.given.workspace) if call.given.workspace else None
     toml = load.workspace_toml(folder) if folder else {}
     cluster = load.cluster(call, start_local=True)
     spec, passed = load.scattered(cluster, toml), dict(load.passed(cluster))
+    order, ear = trial.read_order(call, cluster, toml, tuple(passed.items())), trial.Ear(len(cluster.hosts))
+    more: dict[str, Any] = {}
     workspace = load.workspace(call, folder) if folder else None
-    with Fleet(cluster, interrupts.check, ask=interrupts.asker()) as fleet:
+    with Fleet(cluster, interrupts.check, ear.put, interrupts.asker()) as fleet:
         looked = preflight.look(cluster, fleet, lambda host: preflight.for_check(cluster, host, passed))
         if workspace:
             looked = preflight.room(looked, cluster, needs(workspace, cluster, looked.facts, spec))
         made = _plan(cluster, looked, toml, workspace)
         looked = preflight.with_devices(looked, cluster, fleet, made)
         looked, meshed = _mesh(call, cluster, fleet, looked, made)
-    _tell(call, cluster, looked, meshed)
+        if order:
+            looked, ranks = trial.framework(call, cluster, fleet, looked, order, ear)
+            more = {"framework": {"name": order.name, "ranks": ranks}}
+    _tell(call, cluster, looked, meshed, more)
 
 
 def _plan(cluster: Cluster, looked: Looked, toml: Mapping[str, Any], workspace: Workspace | None) -> Plan | None:
@@ -65,17 +70,20 @@ def _mesh(
     call: Call, cluster: Cluster, fleet: Fleet, looked: Looked, made: Plan | None
 ) -> tuple[Looked, Meshed | None]:
     """What was seen, and the links between the nodes."""
+    import secrets
     from dataclasses import replace
 
+    from clustertool.plan.mesh import ports_to_try
     from clustertool.verbs.mesh import mesh
 
     if "mesh" in cluster.checks_off or len(looked.facts) < 2:
         return looked, None
-    meshed = mesh(cluster, fleet, looked.facts, made, bool(call.given.bandwidth))
+    ports = ports_to_try(cluster, looked.facts, made, secrets.token_hex(8))
+    meshed = mesh(cluster, fleet, looked.facts, ports, bool(call.given.bandwidth))
     return replace(looked, findings=looked.findings + meshed.findings), meshed
 
 
-def _tell(call: Call, cluster: Cluster, looked: Looked, meshed: Meshed | None) -> None:
+def _tell(call: Call, cluster: Cluster, looked: Looked, meshed: Meshed | None, more: Mapping[str, Any]) -> None:
     """The matrix, and an error if there is one in it."""
     from clustertool.plan.checks import errors
     from clustertool.show.status import check_matrix
@@ -87,7 +95,7 @@ def _tell(call: Call, cluster: Cluster, looked: Looked, meshed: Meshed | None) -
     if call.json:
         code = preflight.worst(list(looked.failed.values())) if bad else 0
         call.answer({
-            "nodes": rows, **({"mesh": mesh.as_json(meshed, cluster)} if meshed else {}),
+            "nodes": rows, **({"mesh": mesh.as_json(meshed, cluster)} if meshed else {}), **more,
             "exit": {"code": code, "source": "tool", "reason": bad[0].text if bad else ""},
         })  # fmt: skip
     else:

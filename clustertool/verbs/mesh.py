@@ -11,7 +11,6 @@ from clustertool.plan import mesh as plan
 from clustertool.plan.cluster import Cluster
 from clustertool.plan.facts import Facts
 from clustertool.plan.finding import Finding
-from clustertool.plan.plan import Plan
 from clustertool.reach.fleet import Fleet
 from clustertool.show.table import fold
 
@@ -32,8 +31,10 @@ class Meshed:
     left: int  # pairs for whose bandwidth there was no time
 
 
-def mesh(cluster: Cluster, fleet: Fleet, facts: Mapping[int, Facts], made: Plan | None, bandwidth: bool) -> Meshed:
-    """Try all links between the nodes that answered. Raises nothing for a single node."""
+def mesh(
+    cluster: Cluster, fleet: Fleet, facts: Mapping[int, Facts], ports: Mapping[int, Sequence[int]], bandwidth: bool = False
+) -> Meshed:
+    """Try all links between the nodes that answered, at some ports of each. Raises nothing for a single node."""
     names = {host.index: host.name for host in cluster.hosts}
     token = secrets.token_hex(16)
 
@@ -41,11 +42,10 @@ def mesh(cluster: Cluster, fleet: Fleet, facts: Mapping[int, Facts], made: Plan 
         return fold(names[node] for node in nodes)
 
     found = plan.pattern(sorted(facts))
-    ports = plan.ports_to_try(cluster, facts, made, token)
     addresses = {node: fact.address for node, fact in facts.items()}
     try:
-        ports = _open(fleet, ports, addresses, token)
-        tries = _try(fleet, plan.targets(found, ports), addresses, token)
+        opened = _open(fleet, ports, addresses, token)
+        tries = _try(fleet, plan.targets(found, opened), addresses, token)
         good = {(one.source, one.target): one.port for one in tries if one.word == plan.OK}
         speeds, left = _send(fleet, found.pairs, good, addresses, token) if bandwidth else ({}, 0)
     finally:

@@ -1,0 +1,108 @@
+"""`check --framework` on a node: a rank under the job's own python, which tries a framework and tells each step before it.
+
+It is not imported, but sent as text. argv: the framework, a mark for what it tells, seconds that the framework may wait for
+others. It never ends by itself: nobody's end is then taken for a failure of the others, and who made it ends it.
+"""
+
+import importlib
+import json
+import os
+import sys
+import time
+
+NAME, MARK, PATIENCE = sys.argv[1], sys.argv[2], float(sys.argv[3])
+LARGE = 1 << 18  # numbers of 8 bytes: many packets, of the greatest size that the network says it takes
+SIDE = 64
+MOST = 400  # characters of an error
+RULE = "Error Message Summary:"  # below it Paddle says what happened, above it where
+
+
+def tell(at: str, **more: str) -> None:
+    """One write, and a line of its own, whatever is being printed beside it."""
+    os.write(1, ("\n" + MARK + json.dumps(dict(more, at=at)) + "\n").encode())
+
+
+def words(error: BaseException) -> str:
+    text = str(error)
+    lines = [line.strip(" -") for line in text.partition(RULE)[2 if RULE in text else 0].splitlines()]
+    first = next((line for line in lines if line), "")
+    return (type(error).__name__ + ": " + first)[:MOST]
+
+
+def given(*kinds: str) -> str:
+    """The devices of these kinds that the job gave us, as its environment names them."""
+    names = [kind + "_VISIBLE_DEVICES" for kind in kinds]
+    return next((name + "=" + os.environ[name] for name in names if os.environ.get(name)), "")
+
+
+def require(right: object, what: str) -> None:
+    if not right:
+        raise RuntimeError(what)
+
+
+def try_torch() -> None:
+    torch = importlib.import_module("torch")
+    dist = importlib.import_module("torch.distributed")
+    cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    wanted = given("CUDA", "HIP")
+    tell("device", version=torch.__version__, what="cuda" if wanted else "cpu")
+    built = torch.version.cuda or getattr(torch.version, "hip", None) or "the CPU alone"
+    require(cards or not wanted, f"torch (built for {built}) sees none of {wanted}")
+    devices = [f"cuda:{card}" for card in range(cards)] or ["cpu"]
+    for device in devices:
+        tell("device", what=device)
+        ones = torch.ones(SIDE, SIDE, device=device)
+        found = float((ones @ ones).sum())
+        require(found == SIDE ** 3, f"a product of matrices is {found} there, not {SIDE ** 3}")
+    backend = "nccl" if cards else "gloo"
+    tell("meet", backend=backend, nic=interface(backend))
+    if cards:
+        torch.cuda.set_device(0)
+    dist.init_process_group(backend, timeout=importlib.import_module("datetime").timedelta(seconds=PATIENCE))
+    tell("reduce")
+    numbers = torch.full((LARGE,), dist.get_rank() + 1, dtype=torch.int64, device=devices[0])
+    dist.all_reduce(numbers)
+    compare(int(numbers.min()), int(numbers.max()), dist.get_world_size())
+
+
+def try_paddle() -> None:
+    paddle = importlib.import_module("paddle")
+    dist = importlib.import_module("paddle.distributed")
+    device = paddle.device.get_device()
+    tell("device", version=paddle.__version__, what=device)
+    wanted = given("CUDA", "HIP", "XPU", "ASCEND_RT")
+    require(device != "cpu" or not wanted, f"paddle sees none of {wanted}")
+    paddle.utils.run_check()
+    backend = os.environ.get("PADDLE_DISTRI_BACKEND") or {"gpu": "nccl", "xpu": "bkcl"}.get(device.partition(":")[0], "gloo")
+    tell("meet", backend=backend, nic=interface(backend))
+    dist.init_parallel_env()
+    tell("reduce")
+    numbers = paddle.full([LARGE], dist.get_rank() + 1, dtype="int64")
+    dist.all_reduce(numbers)
+    compare(int(numbers.min()), int(numbers.max()), dist.get_world_size())
+
+
+def interface(backend: str) -> str:
+    return os.environ.get(("NCCL" if backend == "nccl" else "GLOO") + "_SOCKET_IFNAME", "")
+
+
+def compare(least: int, most: int, world: int) -> None:
+    """Everybody gave its number, from 1 to the world's size."""
+    wanted = int(os.environ["WORLD_SIZE"])
+    require(world == wanted, f"{world} ranks met, not {wanted}")
+    right = wanted * (wanted + 1) // 2
+    require(least == most == right, f"the sum is {least} to {most}, not {right}")
+
+
+def main() -> None:
+    tell("import")
+    try:
+        {"torch": try_torch, "paddle": try_paddle}[NAME]()
+        tell("done")
+    except BaseException as error:  # noqa: BLE001 - whatever a framework raises, SystemExit too, is what we are here to tell
+        tell("", failed=words(error))
+    while True:
+        time.sleep(60)
+
+
+main()

@@ -1,0 +1,254 @@
+"""check --framework: a small job of the tool's own on all nodes, planned and started as any other; nothing of it stays."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from clustertool.engines import ENGINES
+from clustertool.errors import ClustertoolError, DeviceHeld, PortHeld, Several, UsageError
+from clustertool.plan import framework as plan
+from clustertool.plan.checks import errors
+from clustertool.plan.cluster import Cluster
+from clustertool.plan.facts import Facts, Identity, read_facts
+from clustertool.plan.finding import Finding
+from clustertool.plan.frames import Header
+from clustertool.plan.job import JobSpec, Options, read_job
+from clustertool.plan.outcome import words
+from clustertool.plan.plan import Plan
+from clustertool.plan.plan import plan as plan_job
+from clustertool.reach.fleet import Fleet
+from clustertool.show.table import count, fold
+from clustertool.verbs import interrupts
+from clustertool.verbs.call import Call
+from clustertool.verbs.preflight import Looked
+from clustertool.watch.job import LogLines, Watch
+
+_SECONDS = 60.0  # without news of any rank, unless --timeout says otherwise
+_OWN = 2 / 3  # of them the framework itself may wait: its own words tell more than our silence
+_STEPS = 10  # times as long a trial may take whose laptop has gone
+_AGAIN = 3  # times that a plan is made again when a port was taken meanwhile
+_ENDING = 30.0
+_TELL = 2.0  # seconds that something is waited for before that is told
+_COLUMN = "framework"
+_CODE = "CLUSTERTOOL_CHECK"  # the program travels in this variable: ps and inv jobs show a line that can be read
+_COMMAND = ("python3", "-u", "-c", f"import os; exec(os.environ.pop({_CODE!r}))")
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to try: the framework, the seconds of patience, the job whose environment counts."""
+
+    name: str
+    seconds: float
+    spec: JobSpec
+    passed: tuple[tuple[str, str], ...]
+    mark: str
+
+
+class Ear:
+    """Frames of all nodes become how far each rank is. The agents' reader threads talk, the verb looks."""
+
+    def __init__(self, nodes: int) -> None:
+        self.watch = Watch(frozenset(range(nodes)))
+        self.mark = ""
+        self._ranks: dict[int, plan.Rank] = {}
+        self._changed = threading.Condition()
+        self._heard_at = 0.0
+
+    def expect(self, made: Plan, mark: str) -> None:
+        with self._changed:
+            self.mark, self._heard_at = mark, time.monotonic()
+            self._ranks = {process.rank: plan.Rank(process.rank, process.node) for process in made.processes}
+
+    def put(self, node: int, header: Mapping[str, Any], payload: bytes) -> None:
+        with self._changed:
+            before = dict(self._ranks)
+            for item in self.watch.take(node, header, payload, time.monotonic()):
+                if isinstance(item, LogLines) and item.rank in self._ranks:
+                    for line in item.lines:
+                        self._ranks[item.rank] = plan.hear(self._ranks[item.rank], line, self.mark)
+            if header.get("k") in ("events", "closed"):
+                self._look_at_ends()
+            if any(replace(rank, said="") != replace(self._ranks[number], said="") for number, rank in before.items()):
+                self._heard_at = time.monotonic()
+            self._changed.notify_all()
+
+    def _look_at_ends(self) -> None:
+        status = self.watch.status
+        for number, rank in self._ranks.items():
+            process, node = status.processes.get(("trainer", number)), status.nodes.get(rank.node)
+            ended = rank.ended
+            if rank.node in self.watch.closed:
+                ended = f"the connection was lost ({self.watch.closed[rank.node]})"
+            elif node is not None and node.state == "lost":
+                ended = f"the node was lost ({node.why})"
+            elif process is not None and process.code is not None and not process.stopped:
+                ended = f"ended with {words(process.code, process.signal, process.note)}"
+            self._ranks[number] = replace(rank, ended=ended)
+
+    def look(self, wait: float) -> tuple[list[plan.Rank], float]:
+        """All ranks, and for how many seconds there has been no news; inf: the job is over."""
+        with self._changed:
+            self._changed.wait(wait)
+            quiet = float("inf") if self.watch.status.outcome else time.monotonic() - self._heard_at
+            return list(self._ranks.values()), quiet
+
+
+def read_order(call: Call, cluster: Cluster, toml: Mapping[str, Any], passed: tuple[tuple[str, str], ...]) -> Order | None:
+    """None without --framework. Raises UsageError, before any connection."""
+    name, text = call.given.framework, call.given.timeout
+    if text and not name:
+        raise UsageError("--timeout without --framework", "the other checks have deadlines of their own")
+    if not name:
+        return None
+    if name not in plan.FRAMEWORKS:
+        raise UsageError(f"--framework {name!r}", f"one of {', '.join(plan.FRAMEWORKS)}")
+    if _COLUMN in cluster.checks_off:
+        raise UsageError("CHECKS_OFF in conf.py names framework", "take it out: it is only tried when --framework asks for it")
+    try:
+        seconds = float(text or _SECONDS)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds < 1e6:
+        raise UsageError(f"--timeout {text!r}", "a number of seconds, 1 or more")
+    mark = f"clustertool-{secrets.token_hex(4)}:"
+    trainer = toml.get("trainer", {})
+    kept = {"env": toml.get("env", {}), "trainer": {"per_node": trainer["per_node"]} if "per_node" in trainer else {}}
+    argv = (*_COMMAND, name, mark, f"{seconds * _OWN:g}")
+    options = Options(mode="collective", command=argv, timeout=f"{seconds * _STEPS:.0f}", on_failure="continue")
+    return Order(name, seconds, read_job(replace(cluster, secrets=()), kept, options), passed, mark)
+
+
+def framework(call: Call, cluster: Cluster, fleet: Fleet, looked: Looked, order: Order, ear: Ear) -> tuple[Looked, list[Any]]:
+    """What was seen, with findings of the framework; and its ranks, for JSON. Raises Interrupted, with all ended."""
+    names = {host.index: host.name for host in cluster.hosts}
+
+    def folded(nodes: Sequence[int]) -> str:
+        return fold(names[node] for node in nodes)
+
+    bad = sorted({finding.node for finding in errors(looked.findings)})
+    if bad:
+        found = [Finding(node, _COLUMN, "skip", "not tried") for node in sorted(looked.facts)]
+        call.terminal.note(f"{order.name} is not tried: {folded(bad)} must be well first, or be left out with --skip")
+        return replace(looked, findings=(*looked.findings, *found)), []
+    try:
+        facts, ranks = _try(call, replace(cluster, secrets=()), fleet, looked.facts, order, ear)
+    except ClustertoolError as error:
+        if interrupts.count.ints or interrupts.count.terms:
+            raise
+        return replace(looked, findings=(*looked.findings, *_refused(error, names))), []
+    found = plan.judge(order.name, ranks, facts, order.seconds, folded)
+    if plan.meeting_broke(ranks) and len(facts) > 1 and "mesh" not in cluster.checks_off:
+        found += _between(cluster, fleet, facts)
+    rows = [{**vars(rank), "node": names[rank.node]} for rank in ranks]
+    return replace(looked, findings=(*looked.findings, *found)), rows
+
+
+def _refused(error: ClustertoolError, names: Mapping[int, str]) -> list[Finding]:
+    """It could not be started: what each node said. Devices that are at work are no fault."""
+    numbers = {name: node for node, name in names.items()}
+    found = []
+    for one in error.errors if isinstance(error, Several) else (error,):
+        level = "warn" if isinstance(one, DeviceHeld) else "error"
+        nodes = [numbers[one.node]] if one.node in numbers else list(numbers.values())
+        found += [Finding(node, _COLUMN, level, f"not tried: {one.what}", one.fix) for node in nodes]
+    told = {finding.node for finding in found}
+    return found + [Finding(node, _COLUMN, "skip", "not tried") for node in numbers.values() if node not in told]
+
+
+def _try(
+    call: Call, cluster: Cluster, fleet: Fleet, facts: Mapping[int, Facts], order: Order, ear: Ear
+) -> tuple[Mapping[int, Facts], list[plan.Rank]]:
+    """Start it, see how far it comes, and end it, whatever happens."""
+    from clustertool.reach import sharing
+
+    identity = _identity()
+    fleet.ask_all({"q": "mesh", "step": "close"})  # its ports may be wanted now
+    try:
+        facts = sharing.confirm(fleet, facts)
+        made = _start(cluster, fleet, facts, order, identity)
+        ear.expect(made, order.mark)
+        where = f"{count(len(made.processes), 'trainer')} on {count(len(made.nodes), 'node')}"
+        call.terminal.note(f"{order.name}: {where} try it; {order.seconds:g} s without news end that (--timeout)")
+        fleet.ask_all({"q": "follow", "job": made.job_id, "logs": "all", "tail": None}).all()
+        return facts, _wait(call, fleet, order, ear)
+    finally:
+        _end(call, fleet, identity.job_id)
+
+
+def _identity() -> Identity:
+    import getpass
+
+    from clustertool.reach.identity import certificate, job_id, token
+
+    return Identity(f"check-{job_id()}", time.time(), getpass.getuser(), token(), *certificate())
+
+
+def _start(cluster: Cluster, fleet: Fleet, facts: Mapping[int, Facts], order: Order, identity: Identity) -> Plan:
+    """The plan, once all its trainers may start."""
+    from clustertool.reach.executor import carry_out
+    from clustertool.reach.pyz import program
+    from clustertool.verbs import preflight
+    from clustertool.verbs.run import only
+
+    spec = replace(order.spec, env=(*order.spec.env, (_CODE, program("node/framework.py"))))
+    for again in range(_AGAIN, -1, -1):
+        made = plan_job(cluster, spec, facts, identity, (), order.passed)
+        try:
+            carry_out(ENGINES["ssh"]().start(made, {}, {}), fleet, lambda phase, answers: None)
+        except ClustertoolError as error:
+            if not again or not only(error, PortHeld):
+                raise
+            answers = preflight.probe(cluster, fleet, {}).all()
+            facts = {node: replace(read_facts(node, a), root_id=facts[node].root_id) for node, a in answers.items()}
+        else:
+            break
+    return made
+
+
+def _wait(call: Call, fleet: Fleet, order: Order, ear: Ear) -> list[plan.Rank]:
+    """All ranks, once nothing more is to be expected of them. Raises Interrupted."""
+    said, since = "", time.monotonic()
+    while True:
+        interrupts.check()
+        ranks, quiet = ear.look(0.1)
+        if quiet >= plan.patience(ranks, order.seconds):
+            return ranks
+        what = plan.waiting(order.name, ranks, lambda nodes: fold(fleet.name(node) for node in nodes))
+        if what != said and time.monotonic() - since > _TELL:
+            said, since = what, time.monotonic()
+            call.terminal.note(f"{order.name}: waiting for {what}, up to {max(0.0, order.seconds - quiet):.0f} s more")
+
+
+def _end(call: Call, fleet: Fleet, job: str) -> None:
+    """No process of it lives and no directory is left on any node; or it is told where."""
+    from clustertool.verbs.follow import told
+
+    how = {"by": "inv check", "code": 143, "grace": 0.0, "force": True}
+    phase = ENGINES["ssh"]().stop(len(fleet.cluster.hosts), job, how)
+    stopped = fleet.ask(phase.requests, timeout=_ENDING, patient=True)
+    cleaned = fleet.ask_all({"q": "clean", "job": job, "exact": True}, timeout=_ENDING, patient=True)
+    answers: dict[int, Header | ClustertoolError] = {**stopped.ok, **stopped.failed}
+    for node, answer in answers.items():
+        text = told(answer, job)
+        if text.startswith(("survivors", "did not answer")):
+            call.terminal.warn(f"{fleet.name(node)}: {text}; inv stop --job {job} ends it")
+    for node, error in cleaned.failed.items():
+        if node not in stopped.failed:
+            call.terminal.warn(f"{fleet.name(node)}: {error.what}; inv clean --job {job} removes what is left")
+
+
+def _between(cluster: Cluster, fleet: Fleet, facts: Mapping[int, Facts]) -> list[Finding]:
+    """The links again, at ports such as the framework takes: a firewall may know the job's ports, and no other."""
+    from clustertool.verbs.mesh import mesh
+
+    meshed = mesh(cluster, fleet, facts, plan.own_ports(facts, secrets.token_hex(8)))
+    return [
+        replace(finding, text=f"{finding.text} (ports {facts[finding.node].ephemeral[0]} and up)")
+        for finding in meshed.findings if finding.level == "error"
+    ]  # fmt: skip
