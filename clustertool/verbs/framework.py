@@ -29,8 +29,7 @@ from clustertool.verbs.preflight import Looked
 from clustertool.watch.job import LogLines, Watch
 
 _SECONDS = 60.0  # without news of any rank, unless --timeout says otherwise
-_OWN = 2 / 3  # of them the framework itself may wait: its own words tell more than our silence
-_STEPS = 10  # times as long a trial may take whose laptop has gone
+_STEPS = 10  # times as long a trial lives whose laptop has gone, and a framework waits: to be late is not to be broken
 _AGAIN = 3  # times that a plan is made again when a port was taken meanwhile
 _ENDING = 30.0
 _TELL = 2.0  # seconds that something is waited for before that is told
@@ -119,7 +118,7 @@ def read_order(call: Call, cluster: Cluster, toml: Mapping[str, Any], passed: tu
     mark = f"clustertool-{secrets.token_hex(4)}:"
     trainer = toml.get("trainer", {})
     kept = {"env": toml.get("env", {}), "trainer": {"per_node": trainer["per_node"]} if "per_node" in trainer else {}}
-    argv = (*_COMMAND, name, mark, f"{seconds * _OWN:g}")
+    argv = (*_COMMAND, name, mark, f"{seconds * _STEPS:.0f}")
     options = Options(mode="collective", command=argv, timeout=f"{seconds * _STEPS:.0f}", on_failure="continue")
     return Order(name, seconds, read_job(replace(cluster, secrets=()), kept, options), passed, mark)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.frameworks.examples import curve
+from tests.frameworks.examples import TIMEOUT, activate, curve
 
 pytestmark = pytest.mark.frameworks
 DIES = """
@@ -23,6 +23,14 @@ def test_collective_trainers_learn_what_one_learns(example):
     assert curve(four, 0, "accuracy")[-1] > 0.95
     one = digits.run("--only", digits.site.name(0)).ends(0)
     assert curve(one, 0) == pytest.approx(curves[0], rel=0.01)
+
+
+def test_check_tries_it_on_all_nodes(site, venv):
+    two = site(2)
+    two.conf(PRELUDE=activate(venv("digits-paddle")))
+    done = two.inv("check", "--framework", "paddle", "--json", timeout=TIMEOUT).ends(0)
+    assert {(rank["at"], rank["backend"]) for rank in done.json["framework"]["ranks"]} == {("done", "gloo")}
+    assert not two.living() and not two.jobs(0) and not two.jobs(1)
 
 
 def test_trainers_learn_on_parameter_servers(example):

@@ -58,6 +58,20 @@ def test_a_rank_finds_what_torchrun_gives_it(site, venv, scratch, nodes, each):
         assert all(its["ranks"] == [1.0] * nodes * each for its in said.values())
 
 
+def test_check_tries_it_on_all_nodes(site, venv):
+    """The second node has none: it is named, and the first one waits no longer than for that."""
+    two, torch = site(2), venv("digits-torch")
+    two.conf(PRELUDE=activate(torch))
+    done = two.inv("check", "--framework", "torch", "--json", timeout=TIMEOUT).ends(0)
+    assert {(rank["at"], rank["backend"]) for rank in done.json["framework"]["ranks"]} == {("done", "gloo")}
+    two.conf(PRELUDE=f"case $HOME in {two.home(0)}) {activate(torch)};; esac", CHECK_PACKAGES=[])
+    done = two.inv("check", "--framework", "torch", timeout=TIMEOUT).ends(69)
+    assert "FAIL no torch for the job's python3" in done.out
+    assert f"waited for {two.name(1)}" in done.out
+    assert f"fix framework on {two.name(1)}: install torch there" in done.out
+    assert not two.living() and not two.jobs(0) and not two.jobs(1)
+
+
 @pytest.mark.frameworks
 def test_a_trainer_that_dies_is_named_and_can_be_restarted(example):
     """The others die of it too, at their own pace and with codes of their own."""

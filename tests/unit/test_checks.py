@@ -34,7 +34,7 @@ def seen(pings: dict[int, float | None] | None, nodes: int) -> Seen:
 def test_a_good_node_is_ok_in_every_column() -> None:
     columns = found(pings={0: 0.001})
     assert {finding.level for finding in columns.values()} == {"ok"}
-    assert set(columns) == set(COLUMNS) - {"workspace", "mesh", "jobs", "packages"} - set(CHECKS)
+    assert set(columns) == set(COLUMNS) - {"workspace", "mesh", "jobs", "packages", "framework"} - set(CHECKS)
     assert (columns["ssh"].text, columns["python"].text, columns["nic"].text) == ("ann", "3.9.2", "eth0")
 
 

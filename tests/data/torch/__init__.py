@@ -1,0 +1,72 @@
+"""A stand-in for PyTorch: what `check --framework` uses of it, over real sockets. ~/fault says what goes wrong on a node."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+__version__ = "0.1"
+int64 = "int64"
+
+
+def fault() -> str:
+    file = Path.home() / "fault"
+    return file.read_text() if file.exists() else ""
+
+
+class Tensor(float):
+    """All its numbers are the same one."""
+
+    def __matmul__(self, other: Tensor) -> Tensor:
+        if fault() == "device":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore of it\n")
+        return Tensor(64)
+
+    def sum(self) -> float:
+        return 4096 * self
+
+    def min(self) -> float:
+        return self
+
+    def max(self) -> float:
+        return self
+
+
+class cuda:
+    @staticmethod
+    def is_available() -> bool:
+        return False
+
+
+class version:
+    cuda = "99.9"
+
+
+def ones(*shape: int, device: str) -> Tensor:
+    return Tensor(1)
+
+
+def full(shape: tuple[int, ...], value: float, dtype: str, device: str) -> Changing:
+    return Changing(value)
+
+
+class Changing:
+    """What all_reduce changes."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def min(self) -> float:
+        return self.value
+
+    max = min
+
+
+if fault() == "absent":
+    raise ModuleNotFoundError("No module named 'torch'")
+if fault() == "slow":
+    time.sleep(1000)
+if fault() == "crash":
+    print("Illegal instruction, said the stand-in", flush=True)
+    os.abort()

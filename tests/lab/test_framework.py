@@ -1,0 +1,130 @@
+"""`inv check --framework` on nodes whose framework is a stand-in: what is wrong with it is named, and nothing of it stays."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from tests.cli import REPO, LabSite, until
+
+STAND_IN = str(REPO / "tests" / "data")
+RULE = ["ip", "rule", "add", "pref", "9", "ipproto", "tcp"]
+
+
+@pytest.fixture
+def three(site):
+    """Three nodes with the stand-in for torch."""
+    made = site(3)
+    made.conf(ENV={"PYTHONPATH": STAND_IN}, CHECKS_OFF=["load"])
+    yield made
+    assert not made.living()
+    assert not [made.jobs(node) for node in range(3) if made.jobs(node)], "the trial's directory is left"
+    assert made.inv("jobs", "--json").json["jobs"] == []
+
+
+def spoil(site: LabSite, **faults: str) -> None:
+    """spoil(site, node1="absent")"""
+    for node, fault in faults.items():
+        (site.home(int(node[4:])) / "fault").write_text(fault)
+
+
+def cells(site: LabSite, *args: object, code: int = 69) -> list[tuple[str, str, str]]:
+    """(level, text, fix) of each node."""
+    done = site.inv("check", "--framework", "torch", "--json", *args).ends(code)
+    found = [row["findings"]["framework"] for row in done.json["nodes"]]
+    return [(finding["level"], finding["text"], finding["fix"]) for finding in found]
+
+
+def test_a_framework_that_works_on_all_nodes(three):
+    done = three.inv("check", "--framework", "torch").ends(0)
+    assert re.search(r"^node\[0-2\] .* torch 0\.1 on gloo$", done.out, re.M), done.out
+    assert "torch: 3 trainers on 3 nodes try it; 60 s without news end that" in done.err
+    answer = three.inv("check", "--framework", "torch", "--json", "--only", "node[0-1]").ends(0).json["framework"]
+    assert answer["name"] == "torch"
+    assert [(rank["rank"], rank["node"], rank["at"], rank["nic"]) for rank in answer["ranks"]] == [
+        (0, "node0", "done", "eth0"), (1, "node1", "done", "eth0"),
+    ]  # fmt: skip
+
+
+def test_all_nodes_faults_are_told_at_once(three):
+    spoil(three, node0="absent", node1="device", node2="crash")
+    absent, device, crash = cells(three)
+    assert absent[:2] == ("bad", "no torch for the job's python3")
+    assert "PRELUDE" in absent[2]
+    assert device[:2] == ("bad", "cpu: RuntimeError: CUDA error: an illegal memory access was encountered")
+    assert crash[:2] == ("bad", "import torch: ended with signal 6 (abort): Illegal instruction, said the stand-in")
+
+
+def test_who_only_waits_is_not_to_blame(three):
+    spoil(three, node1="absent")
+    began = time.monotonic()
+    first, second, third = cells(three)
+    assert (first[:2], third[:2]) == (("skip", "torch 0.1 waited for node1"),) * 2
+    assert second[0] == "bad"
+    assert time.monotonic() - began < 50, "it was known long before the deadline"
+
+
+def test_what_never_ends_is_ended_and_told(three):
+    spoil(three, node2="slow")
+    assert [cell[:2] for cell in cells(three, "--timeout", 8)] == [
+        *[("skip", "torch 0.1 waited for node2")] * 2, ("bad", "import torch: not done in 8 s"),
+    ]  # fmt: skip
+    spoil(three, node2="away")
+    assert {cell[:2] for cell in cells(three, "--timeout", 8)} == {("bad", "init_process_group hangs, not done in 8 s")}
+
+
+def test_a_sum_that_is_wrong(three):
+    spoil(three, node1="wrong")
+    assert {cell[:2] for cell in cells(three)} == {("bad", "all_reduce: RuntimeError: the sum is 7 to 7, not 6")}
+
+
+@pytest.mark.parametrize(("node", "text", "peers"), [
+    (2, "init_process_group: RuntimeError: connect to 10.77.0.1:", "node[0-1]"),  # which connects to the others, and says so
+    (0, "init_process_group hangs, not done in 8 s", "node[1-2]"),  # to which the others connect, in vain
+])  # fmt: skip
+def test_a_firewall_that_knows_only_the_jobs_ports(three, node, text, peers):
+    """The mesh is whole at the job's ports. Where the kernel chooses them, one node sends nothing."""
+    assert three.lab.exec(node, [*RULE, "sport", "32768-60999", "dport", "32768-60999", "blackhole"]).returncode == 0
+    done = three.inv("check", "--framework", "torch", "--timeout", 8, "--json").ends(69)
+    rows = {row["node"]: row["findings"] for row in done.json["nodes"]}
+    assert all(link["answer"] == "ok" for link in done.json["mesh"]["links"])
+    cell = rows[f"node{node}"]["framework"]
+    assert (cell["level"], cell["text"][: len(text)]) == ("bad", text)
+    assert "from 32768 to 60999 (firewall)" in cell["fix"]
+    told = rows[f"node{node}"]["mesh"]["text"]
+    assert f"{peers} -> node{node}: no answer" in told and told.endswith("(ports 32768 and up)"), told
+
+
+def test_it_is_not_tried_where_something_else_is_wrong(three):
+    three.conf(ENV={"PYTHONPATH": STAND_IN}, CHECKS_OFF=["load"], START_PORT=7777)
+    hold = "import socket, time; s = socket.create_server(('', 7777)); print('on', flush=True); time.sleep(600)"
+    three.lab.exec(1, ["sh", "-c", f'setsid python3 -c "{hold}" >/tmp/out 2>&1 & echo $! > /tmp/pid'])
+    until(lambda: (three.lab.tmp(1) / "out").read_text() == "on\n")
+    try:
+        done = three.inv("check", "--framework", "torch").ends(69)
+    finally:
+        three.lab.exec(1, ["sh", "-c", "kill -9 $(cat /tmp/pid)"])
+    assert "torch is not tried: node1 must be well first, or be left out with --skip" in done.err
+    assert "fix ports on node1" in done.out
+
+
+def test_ctrl_c_ends_all_of_it_at_once(three):
+    spoil(three, node1="slow")
+    running = three.start("check", "--framework", "torch")
+    running.says("waiting for import torch on node1, up to [0-9]+ s more")
+    running.signal()
+    done = running.wait().ends(130)
+    assert done.last == "clustertool: exit 130 (tool): Ctrl+C"
+    assert not three.living()
+
+
+@pytest.mark.parametrize(("conf", "args", "told"), [
+    ({}, ["--framework", "jax"], "--framework 'jax'"), ({}, ["--timeout", 5], "--timeout without --framework"),
+    ({}, ["--framework", "torch", "--timeout", "soon"], "--timeout 'soon'"),
+    ({"CHECKS_OFF": ["framework"]}, ["--framework", "torch"], "CHECKS_OFF in conf.py names framework"),
+])  # fmt: skip
+def test_options(three, conf, args, told):
+    three.conf(**conf)
+    assert told in three.inv("check", *args).ends(64).err
