@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from typing import List
 
 NAME, MARK, PATIENCE = sys.argv[1], sys.argv[2], float(sys.argv[3])
 LARGE = 1 << 18  # numbers of 8 bytes: many packets, of the greatest size that the network says it takes
@@ -29,10 +30,10 @@ def words(error: BaseException) -> str:
     return (type(error).__name__ + ": " + first)[:MOST]
 
 
-def given(*kinds: str) -> str:
-    """The devices of these kinds that the job gave us, as its environment names them."""
-    names = [kind + "_VISIBLE_DEVICES" for kind in kinds]
-    return next((name + "=" + os.environ[name] for name in names if os.environ.get(name)), "")
+def given(*kinds: str) -> List[str]:
+    """The devices of these kinds that the job gave us, by the names that the node has for them."""
+    values = [os.environ.get(kind + "_VISIBLE_DEVICES", "") for kind in kinds]
+    return [f"device {number}" for number in next(filter(None, values), "").split(",") if number]
 
 
 def require(right: object, what: str) -> None:
@@ -45,12 +46,12 @@ def try_torch() -> None:
     dist = importlib.import_module("torch.distributed")
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
     wanted = given("CUDA", "HIP")
-    tell("device", version=torch.__version__, what="cuda" if wanted else "cpu")
+    tell("device", version=torch.__version__, what=", ".join(wanted) or "cpu")
     built = torch.version.cuda or getattr(torch.version, "hip", None) or "the CPU alone"
-    require(cards or not wanted, f"torch (built for {built}) sees none of {wanted}")
+    require(cards >= len(wanted), f"torch (built for {built}) sees {cards} of {len(wanted)}")
     devices = [f"cuda:{card}" for card in range(cards)] or ["cpu"]
-    for device in devices:
-        tell("device", what=device)
+    for device, name in zip(devices, wanted or devices):
+        tell("device", what=name)
         ones = torch.ones(SIDE, SIDE, device=device)
         found = float((ones @ ones).sum())
         require(found == SIDE ** 3, f"a product of matrices is {found} there, not {SIDE ** 3}")
@@ -69,9 +70,9 @@ def try_paddle() -> None:
     paddle = importlib.import_module("paddle")
     dist = importlib.import_module("paddle.distributed")
     device = paddle.device.get_device()
-    tell("device", version=paddle.__version__, what=device)
     wanted = given("CUDA", "HIP", "XPU", "ASCEND_RT")
-    require(device != "cpu" or not wanted, f"paddle sees none of {wanted}")
+    tell("device", version=paddle.__version__, what=", ".join(wanted) or device)
+    require(device != "cpu" or not wanted, f"paddle sees 0 of {len(wanted)}")
     paddle.utils.run_check()
     backend = os.environ.get("PADDLE_DISTRI_BACKEND") or {"gpu": "nccl", "xpu": "bkcl"}.get(device.partition(":")[0], "gloo")
     tell("meet", backend=backend, nic=interface(backend))

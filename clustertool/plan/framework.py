@@ -130,11 +130,13 @@ def judge(
     guilty = [one for one in ranks if one.words or (one.waits and not _excused(one, ranks))]
     nodes = names(sorted({one.node for one in guilty}))
     found = []
+    for one in _by_trouble(guilty):
+        text, fix = _trouble(name, one, facts, seconds)
+        found.append(Finding(one.node, _COLUMN, "error", text, fix))
     for one in ranks:
         if one in guilty:
-            text, fix = _trouble(name, one, facts, seconds)
-            found.append(Finding(one.node, _COLUMN, "error", text, fix))
-        elif one.waits:
+            continue
+        if one.waits:
             found.append(Finding(one.node, _COLUMN, "skip", f"{_version(name, one)} waited for {nodes}"))
         else:
             found.append(Finding(one.node, _COLUMN, "ok", f"{_version(name, one)} on {one.backend}"))
@@ -147,6 +149,14 @@ def _excused(one: Rank, ranks: Sequence[Rank]) -> bool:
     if one.step < _MEET:
         return False
     return any((other.words and other.step <= one.step) or (other.waits and other.step < one.step) for other in ranks)
+
+
+def _by_trouble(ranks: Sequence[Rank]) -> List[Rank]:
+    """One for all that a node's devices have in common, with all of their names."""
+    alike: Dict[Tuple[int, str, str], List[Rank]] = {}
+    for one in ranks:
+        alike.setdefault((one.node, one.at, one.words), []).append(one)
+    return [replace(some[0], what=", ".join(dict.fromkeys(one.what for one in some))) for some in alike.values()]
 
 
 def meeting_broke(ranks: Sequence[Rank]) -> bool:

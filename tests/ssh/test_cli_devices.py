@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.cli import USER
+from tests.cli import REPO, USER
 from tests.nvml import SICK, give
 from tests.ssh.test_cli_verbs import WAITS, detached
 
@@ -107,3 +107,32 @@ def test_a_node_without_devices(site):
     done = bare.inv("run", "-w", "job", "--gpus", "0").ends(69)
     assert "there is no device 0 (--devices)" in done.err and "--nproc-per-node" in done.err
     assert "the node has no devices" in bare.inv("run", "-w", "job", "--devices", "auto").ends(69).err
+
+
+def stand_in(one):
+    """For torch. Who else computes on this machine is no matter."""
+    with open(one.folder / "conf.py", "a") as conf:
+        conf.write(f"ENV = {{'PYTHONPATH': {str(REPO / 'tests' / 'data')!r}}}\nCHECKS_OFF = ['load', 'memory', 'shm']\n")
+
+
+def test_check_tries_a_framework_on_each_card(one):
+    """One trainer a card, as a job has them; what is wrong is told by the numbers that the node's cards have."""
+    stand_in(one)
+    done = one.inv("check", "--framework", "torch").ends(0)
+    assert "torch: 8 trainers on 1 node try it" in done.err and "torch 0.1 on nccl" in done.out
+    (one.home(0) / "fault").write_text("5")
+    done = one.inv("check", "--framework", "torch").ends(69)
+    assert "FAIL device 5: RuntimeError: CUDA error: an illegal memory access was encountered" in done.out
+    (one.home(0) / "fault").write_text("blind")
+    done = one.inv("check", "--framework", "torch").ends(69)
+    all_of_them = ", ".join(f"device {card}" for card in range(8))
+    assert f"FAIL {all_of_them}: RuntimeError: torch (built for 99.9) sees 0 of 1" in done.out
+    assert not one.living() and not one.jobs(0)
+
+
+def test_check_tries_no_framework_where_a_job_computes(one):
+    stand_in(one)
+    job = detached(one, "--devices", "2")
+    done = one.inv("check", "--framework", "torch").ends(0)
+    assert f"warn not tried: gpu 2 is held by job {job} of user {USER}" in done.out
+    assert [path.name for path in one.jobs(0)] == [f"JOB{job}"]

@@ -121,6 +121,14 @@ def test_whatever_happens_somebody_is_to_blame_unless_all_are_done():
         assert (patience(ranks, 60.0) == 0.0) or any(rank.waits for rank in ranks)
 
 
+def test_devices_of_a_node_that_fail_alike_are_told_at_once():
+    ranks = [Rank(rank, 0, "device", "2.13", f"device {rank}", **SICK) for rank in range(3)]
+    odd = replace(ranks[1], failed="RuntimeError: other")
+    said = judge("torch", [ranks[0], odd, ranks[2]], FACTS, 60.0, names)
+    texts = [finding.text for finding in said if finding.level == "error"]
+    assert texts == ["device 0, device 2: RuntimeError: no", "device 1: RuntimeError: other"]
+
+
 def test_a_node_without_a_trainer_is_not_tried():
     assert found(at(0, "done"), at(1, "done"))[2].text == "no trainer there"
 

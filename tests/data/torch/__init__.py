@@ -19,7 +19,7 @@ class Tensor(float):
     """All its numbers are the same one."""
 
     def __matmul__(self, other: Tensor) -> Tensor:
-        if fault() == "device":
+        if fault() == "device" or fault() == os.environ.get("CUDA_VISIBLE_DEVICES"):
             raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore of it\n")
         return Tensor(64)
 
@@ -36,7 +36,15 @@ class Tensor(float):
 class cuda:
     @staticmethod
     def is_available() -> bool:
-        return False
+        return bool(cuda.device_count())
+
+    @staticmethod
+    def device_count() -> int:
+        return 0 if fault() == "blind" else len(list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))))
+
+    @staticmethod
+    def set_device(number: int) -> None:
+        assert number == 0
 
 
 class version:

@@ -22,7 +22,7 @@ def get_world_size() -> int:
 
 
 def init_process_group(backend: str, timeout: timedelta) -> None:
-    assert backend == "gloo"
+    assert backend == ("nccl" if torch.cuda.is_available() else "gloo")
     if torch.fault() == "away":
         time.sleep(1000)
     end = time.monotonic() + timeout.total_seconds()

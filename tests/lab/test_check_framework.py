@@ -48,6 +48,14 @@ def test_a_framework_that_works_on_all_nodes(three):
     ]  # fmt: skip
 
 
+def test_nodes_with_one_home(site):
+    """Each has its part of the trial in a folder of its own, and nothing is left of any."""
+    two = site(2, shared_home=True)
+    two.conf(ENV={"PYTHONPATH": STAND_IN}, CHECKS_OFF=["load"])
+    assert [cell[:2] for cell in cells(two, code=0)] == [("ok", "torch 0.1 on gloo")] * 2
+    assert not two.living() and not two.jobs(0) and not two.jobs(1)
+
+
 def test_all_nodes_faults_are_told_at_once(three):
     spoil(three, node0="absent", node1="device", node2="crash")
     absent, device, crash = cells(three)
