@@ -7,6 +7,7 @@ others. It never ends by itself: nobody's end is then taken for a failure of the
 import importlib
 import json
 import os
+import re
 import sys
 import time
 from typing import List
@@ -24,7 +25,7 @@ def tell(at: str, **more: str) -> None:
 
 
 def words(error: BaseException) -> str:
-    text = str(error)
+    text = re.sub(r"\[[^][]*\.(cc|cpp|h):\d+\] ?", "", str(error))  # where in its sources
     lines = [line.strip(" -") for line in text.partition(RULE)[2 if RULE in text else 0].splitlines()]
     first = next((line for line in lines if line), "")
     return (type(error).__name__ + ": " + first)[:MOST]

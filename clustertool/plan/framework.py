@@ -12,6 +12,7 @@ from clustertool.plan.finding import Finding
 
 FRAMEWORKS = ("torch", "paddle")
 STEPS = ("start", "import", "device", "meet", "reduce", "done")  # what a rank is at; from `meet` on it needs the others
+LAST_WORDS = 0.5  # seconds for the last line of a log, which may come after its process's end
 SOON = 3.0  # seconds for the others' words, when one has failed where all wait for each other
 _PORTS = 2
 _MEET = STEPS.index("meet")
@@ -27,6 +28,7 @@ _FIXES = {
     "import": 'try it there by hand, after the lines of PRELUDE: python3 -c "import {name}"',
     "slow": "a slow file system, or a machine without a core to spare: --timeout S waits longer",
     "device": "inv gpus shows the devices and what is wrong with them; driver and {name} must fit each other",
+    "nic": "{name} is {nic} there, and the training address {address} is on {right}: take it out of ENV and PRELUDE",
     "net": (
         "{backend} takes ports of its own choice{nic}: let the nodes reach each other at all ports from {low} to {high} "
         "(firewall), and see that ENV names no other interface{more}"
@@ -86,13 +88,13 @@ def _told(line: str, mark: str) -> Optional[Dict[str, str]]:
 
 
 def patience(ranks: Sequence[Rank], seconds: float) -> float:
-    """Seconds without news after which nothing is to be expected any more; 0: all is known."""
+    """Seconds without news after which nothing is to be expected any more."""
     waiting, broken = [one for one in ranks if one.waits], [one for one in ranks if one.words]
-    if not waiting:
-        return 0.0
-    if broken and all(one.step >= _MEET for one in waiting):
-        return 0.0 if any(one.step < _MEET for one in broken) else min(SOON, seconds)
-    return seconds
+    if not broken:
+        return seconds if waiting else 0.0
+    if any(one.step < _MEET for one in waiting):
+        return seconds
+    return min(SOON, seconds) if waiting and all(one.step >= _MEET for one in broken) else LAST_WORDS
 
 
 def waiting(name: str, ranks: Sequence[Rank], names: Names) -> str:
@@ -183,6 +185,13 @@ def _trouble(name: str, one: Rank, facts: Mapping[int, Facts], seconds: float) -
     return f"{call}: {words}" if words else f"{call} hangs, {_late(seconds)}", _net(one, facts[one.node])
 
 
+def _elsewhere(chosen: str, right: str) -> bool:
+    """Whether a rank was told to take another interface than its address has. NCCL takes prefixes, and ^ for none of them."""
+    names = chosen.lstrip("^=").split(",")
+    found = any(right.startswith(name) for name in names)
+    return bool(chosen and right) and found == chosen.startswith("^")
+
+
 def _late(seconds: float) -> str:
     return f"not done in {seconds:g} s"
 
@@ -192,6 +201,9 @@ def _fix(kind: str, name: str) -> str:
 
 
 def _net(one: Rank, fact: Facts) -> str:
+    if _elsewhere(one.nic, fact.nic):
+        name = f"{'NCCL' if one.backend == 'nccl' else 'GLOO'}_SOCKET_IFNAME"
+        return _FIXES["nic"].format(name=name, nic=one.nic, address=fact.address, right=fact.nic)
     low, high = fact.ephemeral
     nic, more = f" on {one.nic}" if one.nic else "", _NCCL if one.backend == "nccl" else ""
     return _FIXES["net"].format(backend=one.backend, nic=nic, low=low, high=high, more=more)

@@ -31,7 +31,7 @@ from clustertool.watch.job import LogLines, Watch
 _SECONDS = 60.0  # without news of any rank, unless --timeout says otherwise
 _STEPS = 10  # times as long a trial lives whose laptop has gone, and a framework waits: to be late is not to be broken
 _AGAIN = 3  # times that a plan is made again when a port was taken meanwhile
-_ENDING = 30.0
+_ENDING = 20.0  # seconds for a node to end it
 _TELL = 2.0  # seconds that something is waited for before that is told
 _COLUMN = "framework"
 _CODE = "CLUSTERTOOL_CHECK"  # the program travels in this variable: ps and inv jobs show a line that can be read
@@ -78,17 +78,17 @@ class Ear:
             self._changed.notify_all()
 
     def _look_at_ends(self) -> None:
-        status = self.watch.status
         for number, rank in self._ranks.items():
-            process, node = status.processes.get(("trainer", number)), status.nodes.get(rank.node)
-            ended = rank.ended
-            if rank.node in self.watch.closed:
-                ended = f"the connection was lost ({self.watch.closed[rank.node]})"
-            elif node is not None and node.state == "lost":
-                ended = f"the node was lost ({node.why})"
-            elif process is not None and process.code is not None and not process.stopped:
-                ended = f"ended with {words(process.code, process.signal, process.note)}"
-            self._ranks[number] = replace(rank, ended=ended)
+            self._ranks[number] = replace(rank, ended=rank.ended or self._end_of(rank))
+
+    def _end_of(self, rank: plan.Rank) -> str:
+        status = self.watch.status
+        process, outcome = status.processes.get(("trainer", rank.rank)), status.outcome
+        if rank.node in self.watch.closed:
+            return f"the connection was lost ({self.watch.closed[rank.node]})"
+        if process is not None and process.code is not None and not process.stopped:
+            return f"ended with {words(process.code, process.signal, process.note)}"
+        return outcome.reason if outcome is not None and outcome.node in (-1, rank.node) else ""
 
     def look(self, wait: float) -> tuple[list[plan.Rank], float]:
         """All ranks, and for how many seconds there has been no news; inf: the job is over."""
@@ -231,15 +231,15 @@ def _end(call: Call, fleet: Fleet, job: str) -> None:
     how = {"by": "inv check", "code": 143, "grace": 0.0, "force": True}
     phase = ENGINES["ssh"]().stop(len(fleet.cluster.hosts), job, how)
     stopped = fleet.ask(phase.requests, timeout=_ENDING, patient=True)
-    cleaned = fleet.ask_all({"q": "clean", "job": job, "exact": True}, timeout=_ENDING, patient=True)
+    clean = dict.fromkeys(stopped.ok, {"q": "clean", "job": job, "exact": True})
+    cleaned = fleet.ask(clean, timeout=_ENDING, patient=True)
     answers: dict[int, Header | ClustertoolError] = {**stopped.ok, **stopped.failed}
     for node, answer in answers.items():
         text = told(answer, job)
         if text.startswith(("survivors", "did not answer")):
             call.terminal.warn(f"{fleet.name(node)}: {text}; inv stop --job {job} ends it")
     for node, error in cleaned.failed.items():
-        if node not in stopped.failed:
-            call.terminal.warn(f"{fleet.name(node)}: {error.what}; inv clean --job {job} removes what is left")
+        call.terminal.warn(f"{fleet.name(node)}: {error.what}; inv clean --job {job} removes what is left")
 
 
 def _between(cluster: Cluster, fleet: Fleet, facts: Mapping[int, Facts]) -> list[Finding]:

@@ -105,6 +105,19 @@ def test_a_firewall_that_knows_only_the_jobs_ports(three, node, text, peers):
     assert f"{peers} -> node{node}: no answer" in told and told.endswith("(ports 32768 and up)"), told
 
 
+def test_a_node_that_dies_meanwhile(site):
+    three = site(3)
+    three.conf(ENV={"PYTHONPATH": STAND_IN}, CHECKS_OFF=["load"], LOSS_TIMEOUT=5)
+    spoil(three, node1="slow")
+    running = three.start("check", "--framework", "torch")
+    running.says("waiting for import torch on node1, up to [0-9]+ s more")
+    three.lab.crash(1)
+    done = running.wait().ends(69)
+    assert re.search(r"^node1 .* FAIL import torch: (node node1 is|the connection was) lost", done.out, re.M), done.out
+    assert "node1: did not answer" in done.err
+    assert not three.living() and not three.jobs(0) and not three.jobs(2)
+
+
 def test_it_is_not_tried_where_something_else_is_wrong(three):
     three.conf(ENV={"PYTHONPATH": STAND_IN}, CHECKS_OFF=["load"], START_PORT=7777)
     hold = "import socket, time; s = socket.create_server(('', 7777)); print('on', flush=True); time.sleep(600)"
