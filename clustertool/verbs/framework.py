@@ -10,7 +10,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clustertool.engines import ENGINES
-from clustertool.errors import ClustertoolError, DeviceHeld, PortHeld, Several, UsageError
+from clustertool.errors import (
+    ClustertoolError,
+    DeviceHeld,
+    DispatchError,
+    InternalError,
+    PortHeld,
+    PreflightError,
+    Several,
+    UsageError,
+    raise_all,
+)
 from clustertool.plan import framework as plan
 from clustertool.plan.checks import errors
 from clustertool.plan.cluster import Cluster
@@ -25,11 +35,14 @@ from clustertool.reach.fleet import Fleet
 from clustertool.show.table import count, fold
 from clustertool.verbs import interrupts
 from clustertool.verbs.call import Call
+from clustertool.verbs.follow import LEAD, told
 from clustertool.verbs.preflight import Looked
 from clustertool.watch.job import LogLines, Watch
 
 _SECONDS = 60.0  # without news of any rank, unless --timeout says otherwise
-_STEPS = 10  # times as long a trial lives whose laptop has gone, and a framework waits: to be late is not to be broken
+_STEPS = 10  # times as long a trial lives, and a framework waits for others: to be late is not to be broken
+_LEASE = "15"  # seconds for which it lives without us
+_BEAT = 1.0
 _AGAIN = 3  # times that a plan is made again when a port was taken meanwhile
 _ENDING = 20.0  # seconds for a node to end it
 _TELL = 2.0  # seconds that something is waited for before that is told
@@ -116,11 +129,12 @@ def read_order(call: Call, cluster: Cluster, toml: Mapping[str, Any], passed: tu
     if not 1 <= seconds < 1e6:
         raise UsageError(f"--timeout {text!r}", "a number of seconds, 1 or more")
     mark = f"clustertool-{secrets.token_hex(4)}:"
-    trainer = toml.get("trainer", {})
-    kept = {"env": toml.get("env", {}), "trainer": {"per_node": trainer["per_node"]} if "per_node" in trainer else {}}
-    argv = (*_COMMAND, name, mark, f"{seconds * _STEPS:.0f}")
-    options = Options(mode="collective", command=argv, timeout=f"{seconds * _STEPS:.0f}", on_failure="continue")
-    return Order(name, seconds, read_job(replace(cluster, secrets=()), kept, options), passed, mark)
+    most = f"{seconds * _STEPS:.0f}"
+    options = Options(
+        mode="collective", command=(*_COMMAND, name, mark, most), timeout=most, lease=_LEASE, on_failure="continue"
+    )
+    spec = read_job(replace(cluster, secrets=()), {key: toml[key] for key in ("env", "trainer") if key in toml}, options)
+    return Order(name, seconds, spec, passed, mark)
 
 
 def framework(call: Call, cluster: Cluster, fleet: Fleet, looked: Looked, order: Order, ear: Ear) -> tuple[Looked, list[Any]]:
@@ -137,9 +151,8 @@ def framework(call: Call, cluster: Cluster, fleet: Fleet, looked: Looked, order:
         return replace(looked, findings=(*looked.findings, *found)), []
     try:
         facts, ranks = _try(call, replace(cluster, secrets=()), fleet, looked.facts, order, ear)
-    except ClustertoolError as error:
-        if interrupts.count.ints or interrupts.count.terms:
-            raise
+    except (PreflightError, DispatchError, Several) as error:
+        raise_all([one for one in _each(error) if isinstance(one, InternalError)][:1])
         return replace(looked, findings=(*looked.findings, *_refused(error, names))), []
     found = plan.judge(order.name, ranks, facts, order.seconds, folded)
     if plan.meeting_broke(ranks) and len(facts) > 1 and "mesh" not in cluster.checks_off:
@@ -152,12 +165,16 @@ def _refused(error: ClustertoolError, names: Mapping[int, str]) -> list[Finding]
     """It could not be started: what each node said. Devices that are at work are no fault."""
     numbers = {name: node for node, name in names.items()}
     found = []
-    for one in error.errors if isinstance(error, Several) else (error,):
+    for one in _each(error):
         level = "warn" if isinstance(one, DeviceHeld) else "error"
         nodes = [numbers[one.node]] if one.node in numbers else list(numbers.values())
         found += [Finding(node, _COLUMN, level, f"not tried: {one.what}", one.fix) for node in nodes]
     told = {finding.node for finding in found}
     return found + [Finding(node, _COLUMN, "skip", "not tried") for node in numbers.values() if node not in told]
+
+
+def _each(error: ClustertoolError) -> Sequence[ClustertoolError]:
+    return error.errors if isinstance(error, Several) else (error,)
 
 
 def _try(
@@ -175,7 +192,7 @@ def _try(
         where = f"{count(len(made.processes), 'trainer')} on {count(len(made.nodes), 'node')}"
         call.terminal.note(f"{order.name}: {where} try it; {order.seconds:g} s without news end that (--timeout)")
         fleet.ask_all({"q": "follow", "job": made.job_id, "logs": "all", "tail": None}).all()
-        return facts, _wait(call, fleet, order, ear)
+        return facts, _wait(call, fleet, made.job_id, order, ear)
     finally:
         _end(call, fleet, identity.job_id)
 
@@ -210,11 +227,14 @@ def _start(cluster: Cluster, fleet: Fleet, facts: Mapping[int, Facts], order: Or
     return made
 
 
-def _wait(call: Call, fleet: Fleet, order: Order, ear: Ear) -> list[plan.Rank]:
+def _wait(call: Call, fleet: Fleet, job: str, order: Order, ear: Ear) -> list[plan.Rank]:
     """All ranks, once nothing more is to be expected of them. Raises Interrupted."""
-    said, since = "", time.monotonic()
+    said, since, beat_at = "", time.monotonic(), 0.0
     while True:
         interrupts.check()
+        if time.monotonic() > beat_at:
+            beat_at = time.monotonic() + _BEAT
+            fleet.agents[LEAD].send({"q": "attached", "job": job})
         ranks, quiet = ear.look(0.1)
         if quiet >= plan.patience(ranks, order.seconds):
             return ranks
@@ -226,8 +246,6 @@ def _wait(call: Call, fleet: Fleet, order: Order, ear: Ear) -> list[plan.Rank]:
 
 def _end(call: Call, fleet: Fleet, job: str) -> None:
     """No process of it lives and no directory is left on any node; or it is told where."""
-    from clustertool.verbs.follow import told
-
     how = {"by": "inv check", "code": 143, "grace": 0.0, "force": True}
     phase = ENGINES["ssh"]().stop(len(fleet.cluster.hosts), job, how)
     stopped = fleet.ask(phase.requests, timeout=_ENDING, patient=True)

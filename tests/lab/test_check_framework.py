@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import time
 
 import pytest
@@ -51,7 +52,7 @@ def test_a_framework_that_works_on_all_nodes(three):
 def test_nodes_with_one_home(site):
     """Each has its part of the trial in a folder of its own, and nothing is left of any."""
     two = site(2, shared_home=True)
-    two.conf(ENV={"PYTHONPATH": STAND_IN}, CHECKS_OFF=["load"])
+    two.conf(ENV={"PYTHONPATH": STAND_IN}, CHECKS_OFF=["load"], START_PORT=7700, LEAD_PORT=7800)
     assert [cell[:2] for cell in cells(two, code=0)] == [("ok", "torch 0.1 on gloo")] * 2
     assert not two.living() and not two.jobs(0) and not two.jobs(1)
 
@@ -139,6 +140,27 @@ def test_ctrl_c_ends_all_of_it_at_once(three):
     done = running.wait().ends(130)
     assert done.last == "clustertool: exit 130 (tool): Ctrl+C"
     assert not three.living()
+
+
+def test_it_ends_without_the_laptop(site):
+    two = site(2)
+    two.conf(ENV={"PYTHONPATH": STAND_IN}, CHECKS_OFF=["load"])
+    spoil(two, node1="slow")
+    running = two.start("check", "--framework", "torch")
+    running.says("waiting for import torch on node1, up to [0-9]+ s more")
+    assert two.living()
+    running.signal(signal.SIGKILL)
+    two.gone(60.0)
+
+
+def test_the_jobs_environment_counts(three):
+    """job.toml's, with as many trainers as it says; what else the job would do is no matter."""
+    (three.workspace(train_py="") / "job.toml").write_text(
+        'mode = "ps"\n[trainer]\ncommand = ["false"]\nper_node = 2\n[env]\nCUDA_VISIBLE_DEVICES = "3"\n'
+    )
+    answer = three.inv("check", "--framework", "torch", "-w", "job", "--json").ends(0).json
+    ranks = [(rank["node"], rank["at"], rank["what"], rank["backend"]) for rank in answer["framework"]["ranks"]]
+    assert sorted(ranks) == [(f"node{node}", "done", "device 3", "nccl") for node in (0, 0, 1, 1, 2, 2)]
 
 
 @pytest.mark.parametrize(("conf", "args", "told"), [
