@@ -45,6 +45,7 @@ _LEASE = "15"  # seconds for which it lives without us
 _BEAT = 1.0
 _AGAIN = 3  # times that a plan is made again when a port was taken meanwhile
 _ENDING = 20.0  # seconds for a node to end it
+_LEAVING = 5.0  # where it has ended by itself: a node was lost
 _TELL = 2.0  # seconds that something is waited for before that is told
 _COLUMN = "framework"
 _CODE = "CLUSTERTOOL_CHECK"  # the program travels in this variable: ps and inv jobs show a line that can be read
@@ -194,7 +195,7 @@ def _try(
         fleet.ask_all({"q": "follow", "job": made.job_id, "logs": "all", "tail": None}).all()
         return facts, _wait(call, fleet, made.job_id, order, ear)
     finally:
-        _end(call, fleet, identity.job_id)
+        _end(call, fleet, identity.job_id, _LEAVING if ear.watch.status.outcome else _ENDING)
 
 
 def _identity() -> Identity:
@@ -244,13 +245,13 @@ def _wait(call: Call, fleet: Fleet, job: str, order: Order, ear: Ear) -> list[pl
             call.terminal.note(f"{order.name}: waiting for {what}, up to {max(0.0, order.seconds - quiet):.0f} s more")
 
 
-def _end(call: Call, fleet: Fleet, job: str) -> None:
+def _end(call: Call, fleet: Fleet, job: str, seconds: float) -> None:
     """No process of it lives and no directory is left on any node; or it is told where."""
     how = {"by": "inv check", "code": 143, "grace": 0.0, "force": True}
     phase = ENGINES["ssh"]().stop(len(fleet.cluster.hosts), job, how)
-    stopped = fleet.ask(phase.requests, timeout=_ENDING, patient=True)
+    stopped = fleet.ask(phase.requests, timeout=seconds, patient=True)
     clean = dict.fromkeys(stopped.ok, {"q": "clean", "job": job, "exact": True})
-    cleaned = fleet.ask(clean, timeout=_ENDING, patient=True)
+    cleaned = fleet.ask(clean, timeout=seconds, patient=True)
     answers: dict[int, Header | ClustertoolError] = {**stopped.ok, **stopped.failed}
     for node, answer in answers.items():
         text = told(answer, job)
