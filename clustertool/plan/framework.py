@@ -129,14 +129,15 @@ def judge(
     name: str, ranks: Sequence[Rank], facts: Mapping[int, Facts], seconds: float, names: Names
 ) -> List[Finding]:
     """Findings for the column framework: who failed, with its words; who hangs; who only waited for those."""
-    guilty = [one for one in ranks if one.words or (one.waits and not _excused(one, ranks))]
+    guilty = _guilty(ranks)
     nodes = names(sorted({one.node for one in guilty}))
     found = []
     for one in _by_trouble(guilty):
         text, fix = _trouble(name, one, facts, seconds)
         found.append(Finding(one.node, _COLUMN, "error", text, fix))
+    blamed = {one.rank for one in guilty}
     for one in ranks:
-        if one in guilty:
+        if one.rank in blamed:
             continue
         if one.waits:
             found.append(Finding(one.node, _COLUMN, "skip", f"{_version(name, one)} waited for {nodes}"))
@@ -146,11 +147,11 @@ def judge(
     return found + [Finding(node, _COLUMN, "skip", "no trainer there") for node in idle]
 
 
-def _excused(one: Rank, ranks: Sequence[Rank]) -> bool:
-    """Whether it waits, as it must, for others who have failed or are behind it."""
-    if one.step < _MEET:
-        return False
-    return any((other.words and other.step <= one.step) or (other.waits and other.step < one.step) for other in ranks)
+def _guilty(ranks: Sequence[Rank]) -> List[Rank]:
+    """Who failed, and who hangs; but not who waits, as it must, for others that have failed or are behind it."""
+    broken = min((one.step for one in ranks if one.words), default=len(STEPS))
+    behind = min((one.step for one in ranks if one.waits), default=len(STEPS))
+    return [one for one in ranks if one.words or (one.waits and (one.step < _MEET or one.step <= min(behind, broken - 1)))]
 
 
 def _by_trouble(ranks: Sequence[Rank]) -> List[Rank]:

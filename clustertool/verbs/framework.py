@@ -80,20 +80,21 @@ class Ear:
 
     def put(self, node: int, header: Mapping[str, Any], payload: bytes) -> None:
         with self._changed:
-            before = dict(self._ranks)
             for item in self.watch.take(node, header, payload, time.monotonic()):
                 if isinstance(item, LogLines) and item.rank in self._ranks:
                     for line in item.lines:
-                        self._ranks[item.rank] = plan.hear(self._ranks[item.rank], line, self.mark)
+                        self._becomes(plan.hear(self._ranks[item.rank], line, self.mark))
             if header.get("k") in ("events", "closed"):
-                self._look_at_ends()
-            if any(replace(rank, said="") != replace(self._ranks[number], said="") for number, rank in before.items()):
-                self._heard_at = time.monotonic()
+                for rank in list(self._ranks.values()):
+                    if not rank.ended and (rank.node == node or self.watch.status.outcome):
+                        self._becomes(replace(rank, ended=self._end_of(rank)))
             self._changed.notify_all()
 
-    def _look_at_ends(self) -> None:
-        for number, rank in self._ranks.items():
-            self._ranks[number] = replace(rank, ended=rank.ended or self._end_of(rank))
+    def _becomes(self, rank: plan.Rank) -> None:
+        """Whatever else it prints is no news: it may print for ever."""
+        if replace(rank, said="") != replace(self._ranks[rank.rank], said=""):
+            self._heard_at = time.monotonic()
+        self._ranks[rank.rank] = rank
 
     def _end_of(self, rank: plan.Rank) -> str:
         status = self.watch.status
