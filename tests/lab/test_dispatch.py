@@ -130,7 +130,8 @@ def test_one_home_for_all(site) -> None:
     big(three, 3)
     done = three.inv("dispatch", "-w", "job", "--json").ends(0).json
     assert 3 << 20 < done["bytes"] < 4 << 20 and done["between"] == 0
-    assert (len(done["sent"]), len(done["shared"])) == (1, 2)
+    # One that is reached after the first has all of it finds it there.
+    assert len(done["sent"]) == 1 and len(done["shared"]) + len(done["had"]) == 2
     three.inv("run", "-w", "job").ends(0)
     for node in range(3):
         (job,) = three.root(node).glob(f"node{node}/JOB*")
