@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from clustertool.verbs.preflight import Looked
 
 _PAUSE = (1.0, 2.0)  # seconds between two looks at devices that others hold
-_AGAIN = 3  # times that a plan is made again when a port was taken meanwhile
+_AGAIN = 5  # times that a plan is made again when a port was taken meanwhile
+_APART = 0.2  # seconds between two of these plans, more each time and by chance: those that met there shall not meet again
 
 OPTIONS = (
     WORKSPACE,
@@ -302,11 +303,16 @@ def _plan_when_free(call: Call, order: Order, fleet: Fleet, facts: Mapping[int, 
             if not waiting:
                 waiting = True
                 call.terminal.note(f"waiting for devices: {in_words(error)}; Ctrl+C ends the waiting")
-        end = time.monotonic() + random.uniform(*_PAUSE)  # so that two who wait for each other's devices don't go on doing so
-        while time.monotonic() < end:
-            interrupts.check()
-            time.sleep(0.05)
+        _pause(random.uniform(*_PAUSE))  # so that two who wait for each other's devices don't go on doing so
         facts = _look_again(order, fleet)
+
+
+def _pause(seconds: float) -> None:
+    """Raises Interrupted."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        interrupts.check()
+        time.sleep(0.02)
 
 
 def _start(call: Call, order: Order, fleet: Fleet, made: Plan, releases: Mapping[int, str]) -> Plan:
@@ -329,6 +335,7 @@ def _start(call: Call, order: Order, fleet: Fleet, made: Plan, releases: Mapping
             what = "a device" if only(error, DeviceHeld) else "a port"
             call.terminal.note(f"{what} was taken by somebody else a moment ago: planning again")
             order.job_id = made.job_id
+            _pause(random.uniform(0.0, _APART * (_AGAIN - again)))
             made, facts = _plan_when_free(call, order, fleet, _look_again(order, fleet))
             if only(error, DeviceHeld):  # other devices may be other trainers, which read other shards
                 releases = _dispatch(call, order, fleet, facts)

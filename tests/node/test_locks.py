@@ -79,9 +79,10 @@ def test_the_lock_outlives_the_supervisor_and_ends_with_the_job(bench: Bench, dr
     node = node_with(bench, driver)
     job = on(bench, node, "4", policy={"grace": 3}).start().ready()
     job.rank(0)
-    guard = job.process("guard")
+    guard, supervisor = job.process("guard"), job.process("supervisor")
+    os.kill(supervisor.pid, signal.SIGSTOP)  # else it would replace a guard that stands still
     os.kill(guard.pid, signal.SIGSTOP)
-    kill(job.process("supervisor"))
+    kill(supervisor)
     assert held(node) == {4: job.id}
     os.kill(guard.pid, signal.SIGCONT)
     until(lambda: held(node) == {}, "the lock is gone with the guard")
