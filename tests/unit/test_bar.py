@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import io
-import os
 import re
-import threading
 
 from clustertool.show.bar import Bar
 from clustertool.show.terminal import Terminal
+from tests.unit.terminals import far_end
 
 MB = 1_000_000
 
@@ -38,27 +37,13 @@ def test_what_is_quick_says_nothing() -> None:
 
 
 def test_a_terminal_gets_a_bar_that_goes_away() -> None:
-    master, slave = os.openpty()
-    data = bytearray()
-
-    def read() -> None:
-        try:
-            while chunk := os.read(master, 4096):
-                data.extend(chunk)
-        except OSError:  # EIO: closed at the other end
-            pass
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    with open(slave, "w", encoding="utf-8") as out:
+    with far_end() as (out, data):
         terminal = Terminal(out, io.StringIO(), {"TERM": "xterm"})
         with Bar(terminal, "split [x]") as bar:
             bar.tell("writing [bold]", 10 * MB, 40 * MB)
             assert bar._progress is not None
             bar._progress.refresh()
         terminal.line("done")
-    reader.join()
-    os.close(master)
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", data.decode())
     assert "split [x]: writing [bold] " in shown
     assert "━" in shown

@@ -12,6 +12,7 @@ import pytest
 
 from clustertool.show.progress import DispatchProgress, human_bytes, human_seconds
 from clustertool.show.terminal import Terminal
+from tests.unit.terminals import far_end
 
 MB = 1_000_000
 
@@ -38,25 +39,11 @@ def plainly(names: list[str], play: Callable[[DispatchProgress, Clock], None]) -
 
 def on_pty(names: list[str], play: Callable[[DispatchProgress, Terminal], None], encoding: str = "utf-8") -> str:
     """Everything a terminal of 80 columns is sent."""
-    master, slave = os.openpty()
-    data = bytearray()
-
-    def read() -> None:
-        try:
-            while chunk := os.read(master, 4096):
-                data.extend(chunk)
-        except OSError:  # EIO: closed at the other end
-            pass
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    with open(slave, "w", encoding=encoding) as out, open(os.dup(slave), "w", encoding="utf-8") as err:
+    with far_end(encoding) as (out, data), open(os.dup(out.fileno()), "w", encoding="utf-8") as err:
         terminal = Terminal(out, err, {"TERM": "xterm", "NO_COLOR": "1"})
         with DispatchProgress(terminal, names) as progress:
             play(progress, terminal)
         terminal.write("\x1b[1mafter\x1b[0m\n")
-    reader.join()
-    os.close(master)
     return data.decode(encoding)
 
 

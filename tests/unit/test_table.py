@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import itertools
-import os
 import random
 import re
-import threading
 
 import pytest
 
@@ -16,6 +14,7 @@ from clustertool.show.plan import plan_tables
 from clustertool.show.status import check_matrix, jobs_table, status_tables
 from clustertool.show.table import Cell, fold, gather, table
 from clustertool.show.terminal import Terminal
+from tests.unit.terminals import far_end
 
 
 def unfold(text: str) -> list[str]:
@@ -31,22 +30,8 @@ def plainly() -> tuple[Terminal, io.StringIO]:
 
 def drawn(title: str, columns: list[str], rows: list[list[object]], encoding: str = "utf-8", **environ: str) -> str:
     """What a terminal of 80 columns is sent."""
-    master, slave = os.openpty()
-    data = bytearray()
-
-    def read() -> None:
-        try:
-            while chunk := os.read(master, 4096):
-                data.extend(chunk)
-        except OSError:  # EIO: closed at the other end
-            pass
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    with open(slave, "w", encoding=encoding) as out:
+    with far_end(encoding) as (out, data):
         table(title, columns, rows, terminal=Terminal(out, io.StringIO(), {"TERM": "xterm", **environ}))
-    reader.join()
-    os.close(master)
     return data.decode(encoding)
 
 
