@@ -16,7 +16,8 @@ from clustertool.plan.cluster import Cluster
 from clustertool.plan.frames import Decoder, FrameError, Header, encode
 from clustertool.plan.hosts import Host
 from clustertool.reach import pyz
-from clustertool.reach.connection import Reach, discard
+from clustertool.reach.channel import discard
+from clustertool.reach.connection import Reach
 
 Sink = Callable[[int, Header, bytes], None]
 _WINDOW = 8 << 20  # what may be on its way to us unread: bounds the laptop's memory

@@ -24,7 +24,7 @@ from clustertool.plan.cluster import Cluster
 from clustertool.plan.devices import VARIABLES
 from clustertool.plan.hosts import Host
 from clustertool.plan.paths import OURS
-from clustertool.reach.connection import SHELL, Pipe, open_pipe
+from clustertool.reach.channel import SHELL, Pipe, open_pipe
 
 _ADDRESS = "127.0.0.1"  # as the launchers of one machine have it
 _PACKET = 1 << 17

@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import IO
 
 from clustertool.errors import ClustertoolError, DispatchError, NotFound
-from clustertool.reach.connection import BROKEN, BULK_WINDOW, Pipe, Reach
+from clustertool.reach.channel import BROKEN, BULK_WINDOW, Pipe
+from clustertool.reach.connection import Reach
 
 SLICE = 0.05  # seconds between two looks at `check` and the connection
 STALL = 60  # seconds without a byte after which rsync gives up

@@ -21,7 +21,8 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from clustertool.errors import AuthError, Interrupted, PreflightError, TimedOut, Unreachable, UsageError
 from clustertool.plan.cluster import Cluster, read_cluster
 from clustertool.reach.auth import Prompter
-from clustertool.reach.connection import KEEP, Link, close_all, open_all, run_user_command
+from clustertool.reach.channel import KEEP
+from clustertool.reach.connection import Link, close_all, open_all, run_user_command
 from clustertool.reach.fanout import each
 from tests.ssh import sshd
 from tests.ssh.sshd import until

@@ -13,7 +13,7 @@ import pytest
 
 from clustertool.errors import AuthError, Unreachable
 from clustertool.plan.cluster import Cluster, read_cluster
-from clustertool.reach import connection
+from clustertool.reach import login
 from clustertool.reach.connection import Link, close_all, open_all, run_user_command
 from clustertool.reach.fanout import each
 from tests.ssh import sshd
@@ -48,7 +48,7 @@ def test_all_nodes_share_one_connection_to_the_bastion(start: Start, ssh_keys: s
     close_all(some[:4])
     assert run_user_command(some[4], "echo up", 10).stdout == b"up\n"
     close_all(some)
-    assert not connection._Bastion._all
+    assert not login.Bastion._all
     until(lambda: len(bastion.alive()) == 1)
 
 
@@ -80,7 +80,7 @@ def test_bastion_that_refuses_is_named_once_per_node_and_tried_once(start: Start
         assert isinstance(error, AuthError) and error.node == cluster.hosts[number].name
         assert f"the gateway {bastion.address}" in error.what
     assert bastion.log().count("Connection from") == 1
-    connection._Bastion._all.clear()
+    login.Bastion._all.clear()
 
 
 def test_bastion_that_is_away_costs_one_timeout(start: Start, ssh_keys: sshd.Keys, laptop: Path) -> None:
@@ -94,7 +94,7 @@ def test_bastion_that_is_away_costs_one_timeout(start: Start, ssh_keys: sshd.Key
         got = open_all(cluster.hosts, cluster)
         assert time.monotonic() - begin < 3
     assert len(got.failed) == 6 and all("the gateway 127.0.0.1" in error.what for error in got.failed.values())
-    connection._Bastion._all.clear()
+    login.Bastion._all.clear()
 
 
 def test_changed_key_of_the_bastion(start: Start, ssh_keys: sshd.Keys, laptop: Path) -> None:
@@ -102,7 +102,7 @@ def test_changed_key_of_the_bastion(start: Start, ssh_keys: sshd.Keys, laptop: P
     (laptop / ".ssh" / "known_hosts").write_text(f"[{bastion.address}]:{bastion.port} {sshd.public(ssh_keys.ed25519[0])}\n")
     with pytest.raises(AuthError, match="the gateway.*host key has changed"):
         Link.open(cluster.hosts[0], cluster)
-    connection._Bastion._all.clear()
+    login.Bastion._all.clear()
 
 
 def test_node_that_the_bastion_cannot_reach(start: Start, ssh_keys: sshd.Keys, laptop: Path) -> None:
@@ -110,7 +110,7 @@ def test_node_that_the_bastion_cannot_reach(start: Start, ssh_keys: sshd.Keys, l
     node.stop()
     with pytest.raises(Unreachable, match="cannot reach 127.0.0.2"):
         Link.open(cluster.hosts[0], cluster)
-    assert not connection._Bastion._all
+    assert not login.Bastion._all
 
 
 def test_bastion_that_forbids_forwarding(start: Start, ssh_keys: sshd.Keys, laptop: Path) -> None:
