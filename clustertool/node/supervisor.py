@@ -212,8 +212,8 @@ class Supervisor:
         if self.inbox:
             return 0.0
         stopping = self.ending is not None and not self.ending.over
-        joining = self.uplink is not None and not self.uplink.secure
-        return _WAITING_TICK if stopping or joining or self.awaited else _TICK
+        calling = self.uplink is not None and self.uplink.wire is None  # an open wire wakes us
+        return _WAITING_TICK if stopping or calling or self.awaited else _TICK
 
     def leave(self) -> None:
         """The last word, and nothing of ours stays."""

@@ -49,10 +49,6 @@ class Uplink:
         return self._joined
 
     @property
-    def secure(self) -> bool:
-        return self._wire is not None and self._wire.secure
-
-    @property
     def lost(self) -> bool:
         """No word from the lead for the loss timeout; before the first word there is more patience."""
         patience = self._timeout if self._joined else max(self._timeout, _JOIN_PATIENCE)
