@@ -18,7 +18,8 @@ def attach(call: Call) -> None:
     from clustertool.verbs import ending, load
     from clustertool.verbs.follow import Follow, Inbox
     from clustertool.verbs.jobs import attach_to
-    from clustertool.verbs.run import finish, wanted
+    from clustertool.verbs.order import wanted
+    from clustertool.verbs.run import finish
     from clustertool.watch.clean import mask
 
     logs, tail = wanted(call), whole(call.given.tail, "--tail")

@@ -18,6 +18,7 @@ from clustertool.plan.paths import OURS
 from clustertool.verbs import launchers, load, run
 from clustertool.verbs.call import JSON, NODES, Call, Opt, outermost
 from clustertool.verbs.launchers import LAUNCHERS, Launch
+from clustertool.verbs.order import OPTIONS, Order, read_options, read_order
 
 if TYPE_CHECKING:
     from clustertool.plan.cluster import Cluster
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 _USAGE = "clusterrun [options] train.py [options of train.py]"
 _V2_ENV = ("GLOG_logtostderr=0", "GLOG_log_dir=./log")  # where the old tool had Paddle write its *.INFO files
-OWN = (*run.OPTIONS, *NODES, JSON, Opt("help", "show this and do nothing", False, short="h"), Opt("version", "show it", False))
+OWN = (*OPTIONS, *NODES, JSON, Opt("help", "show this and do nothing", False, short="h"), Opt("version", "show it", False))
 
 
 def main() -> None:
@@ -49,7 +50,7 @@ def clusterrun(call: Call, argv: Sequence[str]) -> None:
     folder = _folder(call, launch)
     cluster = _cluster(call, launch, folder)
     options = _options(call, launch, folder, cluster)
-    order = run.read_order(call, options, lambda: cluster)
+    order = read_order(call, options, lambda: cluster)
     teller = _Teller(call, launch, folder, order)
     if not launch.quiet and not order.dry:
         teller.configuration()
@@ -92,7 +93,7 @@ def _options(call: Call, launch: Launch, folder: Path, cluster: Cluster) -> Opti
     elif not (given.workspace or given.job_dispatch_package or given.job_workspace):
         given.workspace = str(folder)
     words = _words(launch, folder, here, local=here or not given.job_workspace)
-    options = run.read_options(call)
+    options = read_options(call)
     if here:
         _check_devices(options.devices, cluster)
         options = replace(options, servers=_numeric(options.servers), workers=_numeric(options.workers))
@@ -167,7 +168,7 @@ def _log_dir(call: Call, launch: Launch, here: bool) -> str:
 class _Teller:
     """What fleetrun's users look for, on stderr: stdout is the job's."""
 
-    def __init__(self, call: Call, launch: Launch, folder: Path, order: run.Order) -> None:
+    def __init__(self, call: Call, launch: Launch, folder: Path, order: Order) -> None:
         from clustertool.show.terminal import Terminal
         from clustertool.watch.clean import mask
 

@@ -59,7 +59,7 @@ def logs(call: Call) -> None:
 
 
 def _asked(call: Call) -> Any:
-    from clustertool.verbs.run import wanted
+    from clustertool.verbs.order import wanted
 
     given = call.given
     given.role = role_of(given.role)
