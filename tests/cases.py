@@ -50,6 +50,7 @@ def hello(done: Done) -> dict[int, dict[str, str]]:
 def ranks_in_node_order(site: Site, addresses: list[str]) -> None:
     """4 nodes with 2 each: 0 1 | 2 3 | 4 5 | 6 7, and each process was told so."""
     done = site.inv("run", "--workspace", HELLO, "--nproc-per-node", 2, "--all-ranks").ends(0)
+    assert "ending the job" not in done.err, "what is over need not be ended"
     said = hello(done)
     assert sorted(said) == list(range(8)), done.out
     for rank, its in said.items():
@@ -103,6 +104,7 @@ def trains_word2vec(site: Site, nodes: int) -> None:
     """2 pservers and 2 trainers on each node train to the end, the model is on node 0, and nothing is left."""
     done = site.inv("run", "--workspace", small_word2vec(site.folder), "--server-num", 2, "--worker-num", 2).ends(0)
     assert f"{2 * nodes} pservers, {2 * nodes} trainers on {nodes} nodes" in done.err
+    assert "all trainers are done, ending the pservers\n" in done.err and "ending the job" not in done.err
     losses = [float(loss) for loss in re.findall(r"loss[= ]+([0-9.]+)", done.out)]
     assert losses, done.out
     assert losses[-1] < losses[0], done.out

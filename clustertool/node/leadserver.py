@@ -235,7 +235,8 @@ class LeadServer:
             if isinstance(action, l.Start) and action.again:  # the phase that is recorded next belongs to the new attempt
                 self._begin_again(action)
         if self._state.phase != before:
-            self._record("phase", name=self._state.phase)
+            end = self._state.ending
+            self._record("phase", name=self._state.phase, **({"end": end.state} if end else {}))
         for action in actions:
             self._act(action)
 

@@ -112,7 +112,7 @@ class Watch:
         self.status.apply(node, event)
         kind = event.get("e")
         if kind == "phase" and self.status.phase != before:
-            yield from self._phase()
+            yield from self._phase(done=event.get("end") == "succeeded")
         elif kind == "exited" and not event.get("stopped") and (event["code"] or event.get("signal")):
             how = words(int(event["code"]), int(event.get("signal", 0)), str(event.get("note", "")))
             yield News(f"{word(event['role'])} {event['rank']} on {self.name(node)} ended with {how}", "warn")
@@ -134,12 +134,15 @@ class Watch:
         elif kind == "clean" and event.get("survivors"):
             yield News(f"{self.name(node)}: still alive: {', '.join(event['survivors'])}", "warn")
 
-    def _phase(self) -> Iterable[Item]:
+    def _phase(self, done: bool) -> Iterable[Item]:
+        """done: all trainers are, and there may be nothing left to end."""
         texts = {
             "pserver": "all nodes are ready, starting the pservers",
             "trainer": "starting the trainers" + (" and heter trainers" if self.status.of("heter") else ""),
             "ending": "ending the job on all nodes",
         }
-        if self.status.phase in texts:
+        if done:
+            texts["ending"] = "all trainers are done, ending the pservers" if self.status.of("pserver") else ""
+        if texts.get(self.status.phase):
             again = f" (attempt {self.status.attempt})" if self.status.attempt else ""
             yield News(texts[self.status.phase] + again)
