@@ -129,8 +129,8 @@ def test_one_home_for_all(site) -> None:
     three = site(3, shared_home=True)
     big(three, 3)
     done = three.inv("dispatch", "-w", "job", "--json").ends(0).json
-    assert 3 << 20 < done["bytes"] < 4 << 20 and done["between"] == 0
-    # One that is reached after the first has all of it finds it there.
+    # One that is reached after the first has all of it finds it there, and may pass the list of files on.
+    assert 3 << 20 < done["bytes"] < 4 << 20 and done["between"] < 1000
     assert len(done["sent"]) == 1 and len(done["shared"]) + len(done["had"]) == 2
     three.inv("run", "-w", "job").ends(0)
     for node in range(3):

@@ -11,7 +11,7 @@ from tests.cli import HELLO, Done, Site
 from tests.ssh.sshd import USER
 
 # Says what Paddle's names are in its environment, listens where it must, and goes on when both its neighbours listen.
-# A trainer is then done; pservers and heter trainers stay until they are told to end.
+# A trainer is then done, unless somebody shall fail; pservers and heter trainers stay until they are told to end.
 STAGE = """
     import json, os, socket, time
     env = os.environ
@@ -28,7 +28,7 @@ STAGE = """
     if env.get("STAGE_ID") == env.get("FAILS", "none"):
         os._exit(9)
     print("met", flush=True)
-    if env["TRAINING_ROLE"] != "TRAINER":
+    if env["TRAINING_ROLE"] != "TRAINER" or "FAILS" in env:
         time.sleep(600)
 """
 
