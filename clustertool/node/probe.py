@@ -11,13 +11,14 @@ import socket
 import struct
 import sys
 import time
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 from clustertool.node import cards, claims, condition, files, holds, locks, ports, processes
 from clustertool.plan import paths
 
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 # File systems that other machines see too; there, a directory is known by server, export and inode.
+_ABOVE = 4  # levels of ROOT_DIR that may be missing when one node is looked at, and be there for the next
 _NETWORK = re.compile(r"nfs4?|cifs|smb3|lustre|gpfs|beegfs(_nodev)?|ceph|glusterfs|9p|afs|fuse\..*")
 Problem = Tuple[str, str, str, str]  # column of the check, level, what, fix
 
@@ -49,7 +50,8 @@ def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
         "netns": os.readlink("/proc/self/ns/net"),
         "root": root,
         "root_id": _directory_id(existing, root),
-        "root_hint": f"{os.stat(existing).st_ino}/{os.path.relpath(root, existing)}",
+        "root_hint": _hint(existing, root),
+        "root_above": [[_directory_id(one, root), _hint(one, root)] for one in _above(existing)],
         "home": os.path.expanduser("~"),
         "user": _user(),
         "python": sys.version.split()[0],
@@ -140,6 +142,20 @@ def _directory_id(existing: str, root: str) -> str:
     if source:
         return f"{source}/{info.st_ino}/{rest}"
     return f"{processes.boot_id()}/{info.st_dev}/{info.st_ino}/{rest}"
+
+
+def _hint(existing: str, root: str) -> str:
+    """Different where the directories are; nothing is proven where it is the same."""
+    return f"{os.stat(existing).st_ino}/{os.path.relpath(root, existing)}"
+
+
+def _above(existing: str) -> Iterator[str]:
+    """Where ROOT_DIR was still missing, a look a moment ago knew it by one of these."""
+    for _ in range(_ABOVE):
+        if existing == "/":
+            return
+        existing = os.path.dirname(existing)
+        yield existing
 
 
 def _mount(path: str) -> str:

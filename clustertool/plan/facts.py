@@ -21,6 +21,7 @@ class Facts:
     root: str = ""
     root_id: str = ""
     root_hint: str = ""
+    root_above: Tuple[Tuple[str, str], ...] = ()  # root_id and root_hint as they are told while ROOT_DIR is missing
     home: str = ""
     user: str = ""
     python: str = ""
@@ -82,7 +83,7 @@ def read_facts(node: int, answer: Mapping[str, Any]) -> Facts:
     known["listeners"] = tuple((int(port), str(who)) for port, who in known.get("listeners", ()))
     known["held"] = tuple((int(device), str(job), str(user)) for device, job, user in known.get("held", ()))
     known["used"] = in_use(known)
-    for key in ("limits", "leftovers", "packages", "ills"):
+    for key in ("limits", "leftovers", "packages", "ills", "root_above"):
         known[key] = tuple(tuple(row) for row in known.get(key, ()))
     known["problems"] = tuple((str(a), str(b), str(c), str(d)) for a, b, c, d in known.get("problems", ()))
     return Facts(**known)
@@ -97,6 +98,25 @@ def with_devices(fact: Facts, answer: Mapping[str, Any]) -> Facts:
     """The same with what the node's answer about its devices tells: who is on them, and how they are."""
     sick = tuple((int(card["index"]), ill.text, ill.fix) for card in answer["devices"] for ill in ills(card))
     return replace(fact, used=in_use(answer), ills=sick)
+
+
+_LEVELS = 4  # of directories that somebody may have made between two looks
+
+
+def settled(facts: Mapping[int, Facts]) -> Dict[int, Facts]:
+    """A node that was looked at before its ROOT_DIR was made gets the ids that those tell who came later."""
+    ids = {above: fact.root_id for fact in facts.values() for above, _ in fact.root_above}
+    hints = {above: fact.root_hint for fact in facts.values() for _, above in fact.root_above}
+
+    def last(known: Mapping[str, str], name: str) -> str:
+        for _ in range(_LEVELS):
+            name = known.get(name, name)
+        return name
+
+    return {
+        node: replace(fact, root_id=last(ids, fact.root_id), root_hint=last(hints, fact.root_hint))
+        for node, fact in facts.items()
+    }
 
 
 def sharing(facts: Mapping[int, Facts]) -> FrozenSet[int]:

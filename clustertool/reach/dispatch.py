@@ -167,6 +167,7 @@ class _Early:
         self._lock = threading.Lock()
         self._wanted = wanted
         self._roots: set[str] = set()
+        self._above: set[str] = set()
 
     def opened(self, node: int) -> None:
         if not self._wanted:
@@ -174,8 +175,11 @@ class _Early:
         facts = self._look(node)
         with self._lock:
             roots = {facts.root_id, facts.root_hint}
-            joins = self._wanted and not roots & self._roots and self._may_join(facts)
+            above = {each for both in facts.root_above for each in both}  # what they were before somebody made ROOT_DIR
+            alike = (roots | above) & self._roots or roots & self._above
+            joins = self._wanted and not alike and self._may_join(facts)
             self._roots |= roots
+            self._above |= above
             if joins and self.spread is None:
                 self.spread = begin(self._fleet, Shipment(self._workspace, {}, facts.releases), Tally())
                 self.spread.gentle = True
@@ -198,7 +202,7 @@ def merged(first: Dispatched, then: Dispatched) -> Dispatched:
     sent = tuple(sorted({*first.sent, *then.sent}))
     return Dispatched(
         {**first.releases, **then.releases}, tally, first.seconds + then.seconds, sent,
-        tuple(sorted({*first.had, *then.had} - set(sent))), then.shared,
+        tuple(sorted({*first.had, *then.had} - {*sent, *then.shared})), then.shared,
     )  # fmt: skip
 
 

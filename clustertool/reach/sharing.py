@@ -6,15 +6,16 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 
-from clustertool.plan.facts import Facts
+from clustertool.plan.facts import Facts, settled
 from clustertool.reach.fleet import Fleet
 
 
 def confirm(fleet: Fleet, facts: Mapping[int, Facts]) -> dict[int, Facts]:
     """The facts with a root_id that is equal exactly where ROOT_DIR is the same. Writes nothing where all look different."""
+    facts = settled(facts)
     doubtful = candidates(facts)
     if not doubtful:
-        return dict(facts)
+        return facts
     token = secrets.token_hex(8)
     try:
         left = _all(fleet, doubtful, "leave", token)
