@@ -230,7 +230,7 @@ def test_archive_is_reproducible() -> None:
 def test_both_parts_are_small() -> None:
     """64 nodes hang on one uplink: 40 kB for each is all that a dispatch may cost besides the workspace."""
     first, rest = pyz.parts()
-    assert len(first.data) < 30_000
+    assert len(first.data) < 32_000  # and 6 kB for the login and the words of a dispatch
     assert not {"supervisor", "follow", "lead"} & {Path(name).stem for name in json.loads(zlib.decompress(first.data))}
     assert "clustertool/node/supervisor.py" in json.loads(zlib.decompress(rest.data))
 
