@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import subprocess
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Match, Optional, Sequence, Tuple
 
 Card = Dict[str, Any]
 Found = Dict[str, Any]
@@ -52,8 +52,7 @@ def hy(text: str) -> Found:
         for number in on:  # the tool tells one sum for a process on several cards
             if number in cards:
                 cards[number]["processes"].append({"pid": int(pid), "memory": size if len(on) == 1 else None})
-    driver = _HY_DRIVER.search(text)
-    return {"devices": _whole_memory(cards), "driver": driver[1] if driver else "", "problem": ""}
+    return _found(cards, _HY_DRIVER.search(text))
 
 
 _XPU_FIRST = re.compile(r"\|\s+(\d+)\s+(\S.*?)\s+(?:N/A|On|Off)\s*\|\s*[\dA-Fa-f:.]+\s+\S+\s*\|\s*(\S+)\s*\|")
@@ -85,8 +84,7 @@ def xpu(text: str) -> Found:
         if match and int(match[1]) in cards:
             memory = int(match[3]) * _MIB if match[3] else None
             cards[int(match[1])]["processes"].append({"pid": int(match[2]), "memory": memory})
-    driver = _XPU_DRIVER.search(text)
-    return {"devices": _whole_memory(cards), "driver": driver[1] if driver else "", "problem": ""}
+    return _found(cards, _XPU_DRIVER.search(text))
 
 
 _NPU_FIRST = re.compile(r"\|\s*(\d+)\s+(\S+)\s*\|\s*(\S+)\s*\|\s*(\S+)\s+(\S+)\s+\d+\s*/ *\d+\s*\|")
@@ -129,9 +127,11 @@ def npu(text: str) -> Found:
         if match and (int(match[1]), int(match[2])) in by_chip:
             process = {"pid": int(match[3]), "memory": int(match[4]) * _MIB}
             by_chip[int(match[1]), int(match[2])]["processes"].append(process)
-    driver = _NPU_DRIVER.search(text)
-    devices = _whole_memory({card["index"]: card for card in cards})
-    return {"devices": devices, "driver": driver[1] if driver else "", "problem": ""}
+    return _found({card["index"]: card for card in cards}, _NPU_DRIVER.search(text))
+
+
+def _found(cards: Dict[int, Card], driver: Optional[Match[str]]) -> Found:
+    return {"devices": _whole_memory(cards), "driver": driver[1] if driver else "", "problem": ""}
 
 
 def _card(index: int, **values: Any) -> Card:

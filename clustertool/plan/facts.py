@@ -100,17 +100,16 @@ def with_devices(fact: Facts, answer: Mapping[str, Any]) -> Facts:
     return replace(fact, used=in_use(answer), ills=sick)
 
 
-_LEVELS = 4  # of directories that somebody may have made between two looks
-
-
 def settled(facts: Mapping[int, Facts]) -> Dict[int, Facts]:
     """A node that was looked at before its ROOT_DIR was made gets the ids that those tell who came later."""
     ids = {above: fact.root_id for fact in facts.values() for above, _ in fact.root_above}
     hints = {above: fact.root_hint for fact in facts.values() for _, above in fact.root_above}
 
     def last(known: Mapping[str, str], name: str) -> str:
-        for _ in range(_LEVELS):
-            name = known.get(name, name)
+        for _ in known:  # one level of directories after the other; hints may form a ring
+            if name not in known:
+                break
+            name = known[name]
         return name
 
     return {
