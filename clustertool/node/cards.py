@@ -61,8 +61,8 @@ def modules() -> List[str]:
 
 def _numbered(folder: str, pattern: str) -> List[int]:
     with contextlib.suppress(OSError):
-        names = os.listdir(folder)
-        return sorted(int(m.group(1)) for m in (re.fullmatch(pattern, name) for name in names) if m)
+        whole = re.compile(pattern + "$").match
+        return sorted(int(m.group(1)) for m in map(whole, os.listdir(folder)) if m)
     return []
 
 

@@ -1,7 +1,8 @@
 """A job's ports are claimed under a lock on the node before anything starts, so that two starts at once never share one.
 
 Claims of a user lie on node-local storage (/tmp/clustertool-<uid>, also where ROOT_DIR is on NFS). A claim lasts as long as its
-job: it is void after a reboot, when the job's directory is gone, or when the job has ended.
+job, whose supervisor takes it back at the end. One that was left is void after a reboot, when the job's directory is gone, or
+when the job has ended; to see that costs files to read, so it is looked at where somebody wants its port.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from clustertool.node.records import Record
 _FILE = "ports.json"
 _CHECK = "(inv check)"  # stands for a job where a check tries ports, and then its base for the agent: pid and start time
 _PLACED = 300.0  # seconds after which a laptop that placed a job and never started it is taken for gone
+_MANY = 200  # claims; among more, those that are void are thrown out
 Claims = Dict[str, Tuple[str, str, str]]  # port -> (job, base directory of the job, boot id)
 
 
@@ -41,15 +43,26 @@ def _locked(path: str) -> Iterator[int]:
 def claim(ports: Sequence[int], job: str, base: str) -> None:
     """All of them or none. Raises PortHeld naming the job that holds one."""
     with _locked(directory()) as fd:
-        claims = _living(_read(fd))
-        taken = [(port, claims[str(port)][0]) for port in ports if str(port) in claims and claims[str(port)][0] != job]
+        claims = _read(fd)
+        wanted = {str(port) for port in ports}
+        others = _living({port: claim for port, claim in claims.items() if port in wanted and claim[0] != job})
+        taken = [(port, others[str(port)][0]) for port in ports if str(port) in others]
         if taken:
             held = "; ".join(f"port {port} is held by job {other}" for port, other in taken)
             fix = "wait for that check" if taken[0][1] == _CHECK else f"inv stop --job {taken[0][1]}"
             raise PortHeld(held, f"{fix}, or choose other ports")
         boot = processes.boot_id()
-        claims.update({str(port): (job, base, boot) for port in ports})
-        _write(fd, claims)
+        claims.update({port: (job, base, boot) for port in wanted})
+        _write(fd, claims if len(claims) < _MANY else _living(claims))
+
+
+def take_back(job: str, base: str) -> None:
+    """The claims of a job on this node, which is over. Raises PreflightError, OSError."""
+    with _locked(directory()) as fd:
+        claims = _read(fd)
+        left = {port: claim for port, claim in claims.items() if claim[:2] != (job, base)}
+        if len(left) < len(claims):
+            _write(fd, left)
 
 
 def hold(ports: Sequence[int]) -> None:
@@ -60,11 +73,10 @@ def hold(ports: Sequence[int]) -> None:
 
 
 def let_go() -> None:
-    """What hold() took, of this process and of those that have ended."""
-    with _locked(directory()) as fd:
-        own = processes.identify(os.getpid())
-        base = f"{own.pid} {own.start}" if own else ""
-        _write(fd, {port: kept for port, kept in _living(_read(fd)).items() if kept[:2] != (_CHECK, base)})
+    """What this process took by hold()."""
+    own = processes.identify(os.getpid())
+    if own:
+        take_back(_CHECK, f"{own.pid} {own.start}")
 
 
 def claimed() -> Dict[int, str]:

@@ -42,6 +42,7 @@ def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
     if asked & busy:  # who listens costs a walk over all processes
         who.update(ports.holders(asked & busy))
     kind, devices = cards.found()
+    mounts = _network_mounts()
     answer: Dict[str, Any] = {
         "hostname": socket.gethostname(),
         "address": address,
@@ -49,9 +50,9 @@ def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
         "boot_id": processes.boot_id(),
         "netns": os.readlink("/proc/self/ns/net"),
         "root": root,
-        "root_id": _directory_id(existing, root),
+        "root_id": _directory_id(existing, root, mounts),
         "root_hint": _hint(existing, root),
-        "root_above": [[_directory_id(one, root), _hint(one, root)] for one in _above(existing)],
+        "root_above": [[_directory_id(one, root, mounts), _hint(one, root)] for one in _above(existing)],
         "home": os.path.expanduser("~"),
         "user": _user(),
         "python": sys.version.split()[0],
@@ -134,11 +135,11 @@ def _releases(root: str) -> List[str]:
         return []
 
 
-def _directory_id(existing: str, root: str) -> str:
+def _directory_id(existing: str, root: str, mounts: Mapping[str, str]) -> str:
     """Two nodes with the same id see the same directory: on one machine device and inode, on NFS server and export."""
     info = os.stat(existing)
     rest = os.path.relpath(root, existing)
-    source = _mount(existing)
+    source = mounts.get(f"{os.major(info.st_dev)}:{os.minor(info.st_dev)}")
     if source:
         return f"{source}/{info.st_ino}/{rest}"
     return f"{processes.boot_id()}/{info.st_dev}/{info.st_ino}/{rest}"
@@ -158,18 +159,17 @@ def _above(existing: str) -> Iterator[str]:
         yield existing
 
 
-def _mount(path: str) -> str:
-    """`fstype source` if `path` lies on a network file system, else ""."""
-    device = os.stat(path).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
+def _network_mounts() -> Dict[str, str]:
+    """major:minor -> `fstype source` of file systems that other machines see too."""
+    found: Dict[str, str] = {}
     with contextlib.suppress(OSError):
         with open("/proc/self/mountinfo") as file:
             for line in file:
                 left, _, right = line.partition(" - ")
                 kind, source = right.split()[:2]
-                if left.split()[2] == wanted and _NETWORK.fullmatch(kind):
-                    return f"{kind} {source}"
-    return ""
+                if _NETWORK.fullmatch(kind):
+                    found.setdefault(left.split()[2], f"{kind} {source}")
+    return found
 
 
 # -- address ------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple
 
 from clustertool.errors import PreflightError
-from clustertool.node import files, locks, memory, ports, processes, ranks
+from clustertool.node import claims, files, locks, memory, ports, processes, ranks
 from clustertool.node.awaited import Awaited
 from clustertool.node.disk import Disk
 from clustertool.node.ending import Ending
@@ -231,6 +231,8 @@ class Supervisor:
         if self.control >= 0:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{OURS}/control", dir_fd=self.job)
+        with contextlib.suppress(PreflightError, OSError):  # void by the last word, too
+            claims.take_back(str(self.spec["job"]), os.path.dirname(self.spec["job_dir"]))
         self.recorder.close()
         self.journal.close()
         self.growth.close()
