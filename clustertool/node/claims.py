@@ -52,7 +52,7 @@ def claim(ports: Sequence[int], job: str, base: str) -> None:
             fix = "wait for that check" if taken[0][1] == _CHECK else f"inv stop --job {taken[0][1]}"
             raise PortHeld(held, f"{fix}, or choose other ports")
         boot = processes.boot_id()
-        claims.update({port: (job, base, boot) for port in wanted})
+        claims.update(dict.fromkeys(wanted, (job, base, boot)))
         _write(fd, claims if len(claims) < _MANY else _living(claims))
 
 

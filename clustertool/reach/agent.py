@@ -77,18 +77,18 @@ class Agent:
         self._channel.settimeout(_START_TIMEOUT)
         self._channel.sendall(_script(mark))
         self._skip_to(mark)
-        first, rest = pyz.parts()
+        boot, first, rest = pyz.shipped()
         root = self.host.root_dir or cluster.root_dir
         hello = json.dumps({"first": first.digest, "rest": rest.digest, "root_dir": root, "entry": self.host.entry}).encode()
         asked = b"%s\n%s\n%s\n" % (cluster.python.encode(), os.fsencode(root), unless.encode())
-        boot = pyz.LOADER + _sized(pyz.BOOT) + _sized(hello)
-        self._channel.sendall(asked if unless else asked + boot)
+        start = pyz.LOADER + _sized(boot) + _sized(hello)
+        self._channel.sendall(asked if unless else asked + start)
         word = self._word(cluster)
         if unless and word == "held":
             self.held = True
             return
         if unless and word == "go":
-            self._channel.sendall(boot)
+            self._channel.sendall(start)
             word = self._word(cluster)
         if word == "need":
             self._channel.sendall(_sized(first.data))
@@ -182,7 +182,7 @@ class Agent:
         try:
             with self._send_lock:
                 if not self._whole and request["q"] not in pyz.EARLY:
-                    self._channel.sendall(encode({"q": "code"}, pyz.parts()[1].data))
+                    self._channel.sendall(encode({"q": "code"}, pyz.shipped().rest.data))
                     self._whole = True
                 self._channel.sendall(encode(dict(request)))
         except (OSError, EOFError):

@@ -34,36 +34,62 @@ _making = threading.Lock()
 
 
 class Part(NamedTuple):
-    """`data`: zlib of {name: text} in JSON. `digest` is of the files in it."""
+    """`data`: zlib of {name: text} in JSON, which is named by its digest."""
 
     digest: str
     data: bytes
 
 
-def parts() -> tuple[Part, Part]:
-    """(the first part, the rest). To make them takes a quarter of a second, so they are kept as long as no source changes."""
+class Shipped(NamedTuple):
+    """`boot` is zipped, too: node/boot.py with node/unpack.py."""
+
+    boot: bytes
+    first: Part
+    rest: Part
+
+
+def shipped() -> Shipped:
+    """To make it takes half a second, so it is kept as long as no source changes."""
     with _making:  # the threads of all nodes ask at once
-        return _parts()
+        return _shipped()
 
 
 @lru_cache(maxsize=1)
-def _parts() -> tuple[Part, Part]:
+def _shipped() -> Shipped:
     from platformdirs import user_cache_path
 
     paths = _paths()
     state = [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in [*paths, Path(__file__)]]
     kept = user_cache_path("clustertool") / "code" / hashlib.sha256(json.dumps(state).encode()).hexdigest()[:32]
-    with suppress(OSError, ValueError, KeyError):
-        return _unpacked(kept.read_bytes())
+    with suppress(OSError, ValueError):
+        return _read(kept.read_bytes())
     made = make(sources())
     with suppress(OSError):
         kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         for old in kept.parent.iterdir():
             old.unlink()
         part = kept.with_name(secrets.token_hex(8))
-        part.write_bytes(b"".join(b"%s%08d%s" % (one.digest.encode(), len(one.data), one.data) for one in made))
+        part.write_bytes(_written(made))
         part.replace(kept)
     return made
+
+
+def _written(made: Shipped) -> bytes:
+    data = b"".join(b"%08d%s" % (len(one), one) for one in (made.boot, made.first.data, made.rest.data))
+    return hashlib.sha256(data).digest() + data
+
+
+def _read(kept: bytes) -> Shipped:
+    """Raises ValueError for what was torn."""
+    if hashlib.sha256(kept[32:]).digest() != kept[:32]:
+        raise ValueError("damaged")
+    found, at = [], 32
+    while at < len(kept):
+        size = int(kept[at : at + 8])
+        found.append(kept[at + 8 : at + 8 + size])
+        at += 8 + size
+    boot, first, rest = found
+    return Shipped(boot, _part(first), _part(rest))
 
 
 def _paths() -> list[Path]:
@@ -80,24 +106,14 @@ def program(name: str) -> str:
     return lean((_ROOT / name).read_text("utf-8"))
 
 
-def _unpacked(kept: bytes) -> tuple[Part, Part]:
-    """Raises ValueError for what was torn."""
-    found, at = [], 0
-    for _ in range(2):
-        size = int(kept[at + 32 : at + 40])
-        found.append(Part(kept[at : at + 32].decode(), kept[at + 40 : at + 40 + size]))
-        at += 40 + size
-        if _digest(json.loads(zlib.decompress(found[-1].data))) != found[-1].digest:
-            raise ValueError("damaged")
-    return found[0], found[1]
-
-
-def make(sources: Mapping[str, str]) -> tuple[Part, Part]:
-    """Both parts of these sources, by their names below the package."""
-    packages = {name for name in sources if name.endswith("__init__.py")}
-    first = _reached(sources, _EARLY, "^") | packages
-    rest = _reached(sources, (_AGENT,), "^ *") - first
-    return _part(sources, first), _part(sources, rest)
+def make(sources: Mapping[str, str]) -> Shipped:
+    """All that travels, of these sources by their names below the package."""
+    texts = {name: lean(text) for name, text in sources.items()}
+    packages = {name for name in texts if name.endswith("__init__.py")}
+    first = _reached(texts, _EARLY, "^") | packages
+    rest = _reached(texts, (_AGENT,), "^ *") - first
+    boot = texts["node/boot.py"] + f"boot(take, {texts['node/unpack.py']!r})\n"
+    return Shipped(zlib.compress(boot.encode(), 9), _pack(texts, first), _pack(texts, rest))
 
 
 def _reached(sources: Mapping[str, str], start: Iterable[str], indent: str) -> set[str]:
@@ -120,32 +136,46 @@ def _imports(text: str, indent: str) -> Iterator[str]:
             yield from (f"{package}/{name.split(' as ')[0].strip()}.py" for name in names.split(","))
 
 
-def _part(sources: Mapping[str, str], names: Iterable[str]) -> Part:
-    files = {f"clustertool/{name}": lean(sources[name]) for name in sorted(names)}
-    return Part(_digest(files), zlib.compress(json.dumps(files).encode(), 9))
+def _pack(texts: Mapping[str, str], names: Iterable[str]) -> Part:
+    files = {f"clustertool/{name}": texts[name] for name in sorted(names)}
+    return _part(zlib.compress(json.dumps(files).encode(), 9))
 
 
-def _digest(files: Mapping[str, str]) -> str:
-    state = hashlib.sha256()
-    for name, text in sorted(files.items()):
-        content = text.encode()
-        state.update(b"%s %d\n" % (name.encode(), len(content)) + content)
-    return state.hexdigest()[:32]
+def _part(data: bytes) -> Part:
+    return Part(hashlib.sha256(data).hexdigest()[:32], data)
 
 
 def lean(text: str) -> str:
-    """A module without comments and docstrings, each statement on its line."""
+    """A module without comments and docstrings, each statement on its line; what it imports from typing is plan/light.py's."""
     lines = text.splitlines()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             row, column = token.start
             lines[row - 1] = lines[row - 1][:column]
-    for node in ast.walk(ast.parse(text)):
+    tree = ast.parse(text)
+    needed = _evaluated(tree)
+    for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node, False) is not None:
             doc = node.body[0]
-            first, last = doc.lineno - 1, (doc.end_lineno or doc.lineno) - 1
-            lines[first : last + 1] = [lines[first][: doc.col_offset] + '""', *[""] * (last - first)]
+            _replace(lines, doc, '""')
+        elif isinstance(node, ast.ImportFrom) and node.module == "typing":
+            names = ", ".join(alias.name for alias in node.names if alias.name in needed)
+            _replace(lines, node, f"from clustertool.plan.light import {names}" if names else '""')
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _replace(lines: list[str], node: ast.stmt, text: str) -> None:
+    first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+    lines[first : last + 1] = [lines[first][: node.col_offset] + text, *[""] * (last - first)]
+
+
+def _evaluated(tree: ast.Module) -> set[str]:
+    """Names that are used outside of annotations, which nobody evaluates (from __future__ import annotations)."""
+    noted: set[int] = set()
+    for node in ast.walk(tree):
+        for field in ("annotation", "returns"):
+            noted.update(id(part) for part in ast.walk(getattr(node, field, None) or ast.Pass()))
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in noted}
 
 
 @lru_cache(maxsize=1)
@@ -186,134 +216,3 @@ import os
 n, d = {len(LOADER)}, bytes()
 while n: c = os.read(0, n) or os._exit(0); d += c; n -= len(c)
 exec(d)"""
-
-# The second stage: find the code by its digest or fetch it, and hand over. It is kept as files, so that Python keeps it
-# compiled beside them.
-_BOOT = b'''\
-import gc
-gc.disable()
-import json
-try:
-    from _sha2 import sha256
-except ImportError:
-    try:
-        from _sha256 import sha256
-    except ImportError:
-        from hashlib import sha256
-hello = json.loads(take(int(take(8))))
-home = os.path.expanduser("~")
-cache = os.path.join(home, ".cache", "clustertool")
-def say(word):
-    os.write(1, word.encode() + b"\\n")
-def good(files, digest):
-    state = sha256()
-    for name, content in sorted(files.items()):
-        state.update(b"%s %d\\n" % (name.encode(), len(content)) + content)
-    return state.hexdigest()[:32] == digest
-def read(digest):
-    """What lies there, if nobody else could have put it there."""
-    info, files, top = os.lstat(cache), {}, os.path.join(cache, digest)
-    if info.st_uid != os.getuid() or info.st_mode & 0o022:
-        return files
-    for folder, folders, names in os.walk(top):
-        for name in names:
-            if name.endswith(".py"):
-                path = os.path.join(folder, name)
-                with open(path, "rb") as file:
-                    files[os.path.relpath(path, top)] = file.read()
-    return files
-def write(files, digest):
-    """Each file whole or not at all: others may start here at the same time."""
-    if not os.path.isdir(home):
-        raise OSError("no home")
-    mask = os.umask(0o077)
-    try:
-        for name, content in files.items():
-            path = os.path.join(cache, digest, name)
-            part = "%s.%d.%s" % (path, os.getpid(), os.uname().nodename)
-            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-            with open(part, "wb") as file:
-                file.write(content)
-            os.replace(part, path)
-    finally:
-        os.umask(mask)
-from _frozen_importlib_external import FileFinder, SourceFileLoader
-class Source(SourceFileLoader):
-    """Compiled code that a full disk has cut short is compiled again, and not the end of everything."""
-    def get_code(self, name):
-        try:
-            return super().get_code(name)
-        except (EOFError, ValueError, TypeError):
-            return self.source_to_code(self.get_data(self.path), self.path)
-def finder(path):
-    if not path.startswith(cache):
-        raise ImportError
-    return FileFinder(path, (Source, [".py"]))
-memory = {}
-class Memory:
-    """Imports from `memory`, for a node whose home takes nothing."""
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        if not name.startswith("clustertool"):
-            return None
-        from importlib.util import spec_from_loader
-        for tail in ("/__init__.py", ".py"):
-            if name.replace(".", "/") + tail in memory:
-                return spec_from_loader(name, Memory, is_package=tail != ".py")
-    @staticmethod
-    def create_module(spec):
-        return None
-    @staticmethod
-    def exec_module(module):
-        name = module.__name__.replace(".", "/")
-        name += "/__init__.py" if name + "/__init__.py" in memory else ".py"
-        exec(compile(memory[name], name, "exec"), module.__dict__)
-def have(digest):
-    try:
-        return good(read(digest), digest)
-    except OSError:
-        return False
-def receive(data, digest):
-    """Code that came. True if it is kept here now, False if it must be run from memory; None if it is damaged."""
-    files = {name: text.encode() for name, text in json.loads(zlib.decompress(data)).items()}
-    if not good(files, digest):
-        return None
-    try:
-        write(files, digest)
-        if have(digest):
-            return True
-    except OSError:
-        pass
-    memory.update(files)
-    if Memory not in sys.meta_path:
-        sys.meta_path.insert(0, Memory)
-    return False
-def mount():
-    """The rest lies on the disk."""
-    import clustertool.node, clustertool.plan
-    for package in (clustertool.node, clustertool.plan):
-        package.__path__.append(os.path.join(cache, hello["rest"], *package.__name__.split(".")))
-def add(data):
-    if receive(data, hello["rest"]):
-        mount()
-sys.path_hooks.insert(0, finder)
-kept = have(hello["first"])
-say("have" if kept else "need")
-if not kept:
-    kept = receive(take(int(take(8))), hello["first"])
-    if kept is None:
-        say("damaged")
-        sys.exit(0)
-if kept:
-    sys.path.insert(0, os.path.join(cache, hello["first"]))
-from clustertool.node.agent import main
-if have(hello["rest"]):
-    mount()
-    say("ready whole")
-else:
-    say("ready")
-hello["add"] = add
-main(hello)
-'''
-
-BOOT = zlib.compress(_BOOT, 9)

@@ -6,13 +6,15 @@ import ast
 import json
 import os
 import threading
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from clustertool.errors import ClustertoolError, PreflightError, Unreachable
+from clustertool.errors import ClustertoolError, InternalError, PreflightError, Unreachable
+from clustertool.plan import light
 from clustertool.reach import pyz
 from tests.node.harness import Bench, Client, Node, old_pythons
 
@@ -38,7 +40,16 @@ def fetched(client: Client) -> bool:
 
 
 def cache(home: Path) -> Path:
-    return home / ".cache" / "clustertool" / pyz.parts()[0].digest
+    return home / ".cache" / "clustertool"
+
+
+def kept(home: Path) -> Path:
+    """The first part as it came."""
+    return cache(home) / f"{pyz.shipped().first.digest}.pyz"
+
+
+def compiled(home: Path) -> list[Path]:
+    return [path for path in cache(home).iterdir() if path.suffix != ".pyz"]
 
 
 def works(bench: Bench, where: Node) -> None:
@@ -54,41 +65,62 @@ def test_sent_once(bench: Bench, fresh: Path) -> None:
     where = node(bench, fresh, PYTHONDONTWRITEBYTECODE="1", PYTHONPYCACHEPREFIX="/nowhere")
     assert [fetched(where.open()) for _ in range(3)] == [True, False, False]
     where.probe()
-    compiled = {path: path.stat().st_mtime_ns for path in cache(fresh).rglob("*.pyc")}
-    assert {path.name.partition(".")[0] for path in compiled} >= {"agent", "probe", "frames", "errors"}
-    assert {path.stat().st_mode & 0o777 for path in (cache(fresh), cache(fresh).parent)} == {0o700}
+    (made,) = compiled(fresh)
+    before = made.stat().st_ino, made.stat().st_mtime_ns
+    assert made.name.startswith(kept(fresh).stem + ".")
+    assert made.stat().st_mode & 0o777 == 0o600 and cache(fresh).stat().st_mode & 0o777 == 0o700
     again = where.open()
     again.ask("probe", root_dir=str(where.root))
-    assert compiled == {path: path.stat().st_mtime_ns for path in compiled}
+    assert [(path.stat().st_ino, path.stat().st_mtime_ns) for path in compiled(fresh)] == [before]
 
 
 def test_content_is_checked_at_every_start(bench: Bench, fresh: Path) -> None:
     """A byte that has changed, a file that is cut, one that is gone: sent again, and whole again."""
     where = node(bench, fresh)
     where.open()
-    source = cache(fresh) / "clustertool/node/files.py"
-    good = source.read_bytes()
-    for bad in (good.replace(b"0o700", b"0o777", 1), good[:1000], b"", None):
+    good = kept(fresh).read_bytes()
+    for bad in (bytes([good[0] ^ 1]) + good[1:], good[:-1] + bytes([good[-1] ^ 1]), good[:1000], b"", None):
         if bad is None:
-            source.unlink()
+            kept(fresh).unlink()
         else:
-            source.write_bytes(bad)
+            kept(fresh).write_bytes(bad)
         assert fetched(where.open())
-        assert source.read_bytes() == good
+        assert kept(fresh).read_bytes() == good
         assert not fetched(where.open())
 
 
-def test_cut_compiled_code(bench: Bench, fresh: Path) -> None:
-    """A quota that is used up leaves compiled files cut short, which Python itself takes for whole."""
+def test_damaged_compiled_code(bench: Bench, fresh: Path) -> None:
+    """A quota that is used up, or a crash, leaves a file cut short, or zeroes in it: made anew from what came."""
     where = node(bench, fresh)
     where.probe()
-    compiled = list(cache(fresh).rglob("*.pyc"))
-    assert len(compiled) > 5
-    for size in (100, 16, 10, 0):
-        for path in compiled:
-            os.truncate(path, min(size, path.stat().st_size))
+    (made,) = compiled(fresh)
+    good = made.read_bytes()
+    zeroes = good[:100] + bytes(50) + good[150:]
+    for bad in (good[:-1], good[:5000], good[:5], good[:4], good[:2], b"", zeroes, bytes(len(good))):
+        made.write_bytes(bad)
         assert not fetched(where.open())
         assert where.probe()["problems"] == []
+        assert made.read_bytes() == good
+
+
+def test_what_is_old_is_thrown_out(bench: Bench, fresh: Path) -> None:
+    """When something new comes, and nothing but what is ours."""
+    cache(fresh).mkdir(parents=True, mode=0o700)
+    old, young, other = cache(fresh) / f"{'0' * 32}.pyz", cache(fresh) / f"{'1' * 32}.cpython-38-1", cache(fresh) / "notes.txt"
+    for path in (old, young, other):
+        path.write_text("x")
+    long_ago = time.time() - 31 * 86400
+    for path in (old, other):
+        os.utime(path, (long_ago, long_ago))
+    node(bench, fresh).open()
+    assert [path.exists() for path in (old, young, other)] == [False, True, True]
+
+
+def test_a_traceback_shows_the_code(bench: Bench, fresh: Path) -> None:
+    """Though it is imported from no file that is there."""
+    client = node(bench, fresh).open()
+    with pytest.raises(InternalError, match=r'node/agent.py", line \d+, in meet\n +return meet\.meet\('):
+        client.ask("meet", step="leave")
 
 
 def test_eight_first_starts_at_once(bench: Bench, fresh: Path) -> None:
@@ -109,8 +141,7 @@ def test_eight_first_starts_at_once(bench: Bench, fresh: Path) -> None:
         thread.join(60)
     assert failed == []
     assert not fetched(nodes[0].open())
-    left = [path.name for path in cache(fresh).rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")]
-    assert left == []
+    assert sorted(path.suffix[:8] for path in cache(fresh).iterdir()) == [".cpython", ".pyz"]
 
 
 def homes(fresh: Path) -> Iterator[tuple[str, Path]]:
@@ -224,12 +255,13 @@ def test_archive_is_reproducible() -> None:
     """The same sources are the same release, so that a second laptop sends nothing."""
     sources = pyz.sources()
     backwards = dict(reversed(sources.items()))
-    assert pyz.make(sources) == pyz.make(backwards) == pyz.parts()
+    assert pyz.make(sources) == pyz.make(backwards) == pyz.shipped()
 
 
 def test_both_parts_are_small() -> None:
     """64 nodes hang on one uplink: 40 kB for each is all that a dispatch may cost besides the workspace."""
-    first, rest = pyz.parts()
+    boot, first, rest = pyz.shipped()
+    assert len(boot) < 2500
     assert len(first.data) < 32_000  # and 6 kB for the login and the words of a dispatch
     assert not {"supervisor", "follow", "lead"} & {Path(name).stem for name in json.loads(zlib.decompress(first.data))}
     assert "clustertool/node/supervisor.py" in json.loads(zlib.decompress(rest.data))
@@ -247,12 +279,46 @@ def test_lean_code_is_the_same_code_on_the_same_lines() -> None:
 
 
 def shape(text: str) -> list[tuple[str, int]]:
-    """Every statement but docstrings, and where it stands."""
+    """Every statement but docstrings and imports of types, and where it stands."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node, False) is not None:
-            node.body = node.body[1:]
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+            node.body = [one for one in node.body if not says_nothing(one)] or [ast.Pass(lineno=1)]
     return [(ast.unparse(node), node.lineno) for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+
+
+def says_nothing(node: ast.stmt) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return node.module in ("typing", "clustertool.plan.light")
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def test_types_are_light() -> None:
+    """Nothing of typing is imported on a node; what is evaluated there comes from plan/light.py."""
+    text = "from typing import (\n    Any, Dict,\n    List)\nNames = List[str]\ndef f(x: Dict[str, Any]) -> Names: ...\n"
+    assert pyz.lean(text).splitlines() == [
+        "from clustertool.plan.light import List", "", "", "Names = List[str]", "def f(x: Dict[str, Any]) -> Names: ...",
+    ]  # fmt: skip
+    assert pyz.lean("from typing import Any\nx: Any = 1\n") == '""\nx: Any = 1\n'
+    for part in pyz.shipped()[1:]:
+        assert not [name for name, text in json.loads(zlib.decompress(part.data)).items() if "from typing" in text or
+                    "import typing" in text and not name.endswith("framework.py")]
+
+
+class Point(light.NamedTuple):
+    x: int
+    y: int = 2
+
+    def sum(self) -> int:
+        return self.x + self.y
+
+
+def test_light_named_tuples() -> None:
+    assert Point(1) == (1, 2) and Point(y=5, x=1).sum() == 6 and repr(Point(1)) == "Point(x=1, y=2)"
+    assert Point(1)._replace(x=4).sum() == 6 and {Point(1): 1}[Point(1)] == 1
+    with pytest.raises(TypeError):
+        Point()  # type: ignore[call-arg]
+    assert light.Dict[str, light.Optional[light.Tuple[int, ...]]] and not light.TYPE_CHECKING
 
 
 def test_a_dispatch_needs_no_more_than_the_first_part(bench: Bench, fresh: Path) -> None:
@@ -264,7 +330,7 @@ def test_a_dispatch_needs_no_more_than_the_first_part(bench: Bench, fresh: Path)
     client.ask("patch", release="r", base="b", steps=[], manifest="m", groups=None, pieces={})
     client.ask("relay", release="r", manifest="m", groups=None, helper=False)
     client.ask("unrelay")
-    rest = cache(fresh).parent / pyz.parts()[1].digest
+    rest = cache(fresh) / f"{pyz.shipped().rest.digest}.pyz"
     assert not rest.exists()
     assert client.ask("jobs")["jobs"] == []
     assert rest.exists()

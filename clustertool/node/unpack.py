@@ -1,0 +1,81 @@
+"""Unpacking is what a node does once with a part of its code: check it, keep it, compile it for the Python that is here.
+
+Sent with boot.py, as text; `code` is its Code. A home that takes nothing is no obstacle: what came is in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import marshal
+import os
+import time
+import zlib
+from typing import Any, Dict, Optional, Tuple
+
+_OLD = 30 * 86400.0  # seconds after which what was kept goes, when something new comes: other versions, other Pythons
+
+
+def receive(code: Any, data: bytes, digest: str) -> bool:
+    """Take in a part that came. False if it is damaged."""
+    if code.digest(data) != digest:
+        return False
+    code.parts[digest] = data
+    _keep(code, digest + ".pyz", data)
+    compile_part(code, digest)
+    return True
+
+
+def compile_part(code: Any, digest: str) -> None:
+    """All of it, which takes 20 ms; the next start finds it done."""
+    modules: Dict[str, Tuple[bool, bytes]] = {}
+    for name, text in _texts(code, digest).items():
+        modules[_module(name)] = name.endswith("__init__.py"), marshal.dumps(compile(text, name, "exec", dont_inherit=True))
+    code.modules.update(modules)
+    data = marshal.dumps(modules)
+    _keep(code, code.name(digest), zlib.crc32(data).to_bytes(4, "big") + data)
+
+
+def source(code: Any, module: str) -> Optional[str]:
+    """The text of a module, as it was sent."""
+    for digest in code.parts:
+        for name, text in _texts(code, digest).items():
+            if _module(name) == module:
+                return text
+    return None
+
+
+def _texts(code: Any, digest: str) -> Dict[str, str]:
+    return dict(json.loads(zlib.decompress(code.parts[digest])))
+
+
+def _module(name: str) -> str:
+    return name[: -len(".py")].replace("/__init__", "").replace("/", ".")
+
+
+def _keep(code: Any, name: str, data: bytes) -> None:
+    """Whole or not at all: others may start here at the same time."""
+    if not os.path.isdir(os.path.expanduser("~")):  # nobody wants us to make one
+        return
+    mask = os.umask(0o077)
+    part = os.path.join(code.place, f"{name}.{os.getpid()}.{os.uname().nodename}")
+    try:
+        os.makedirs(code.place, mode=0o700, exist_ok=True)
+        if code.safe():
+            _throw_out(code.place)
+            with open(part, "wb") as file:
+                file.write(data)
+            os.replace(part, os.path.join(code.place, name))
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+    finally:
+        os.umask(mask)
+
+
+def _throw_out(place: str) -> None:
+    for name in os.listdir(place):
+        path = os.path.join(place, name)
+        with contextlib.suppress(OSError):
+            if len(name.partition(".")[0]) == 32 and time.time() - os.lstat(path).st_mtime > _OLD:
+                os.unlink(path)
