@@ -11,23 +11,27 @@ import marshal
 import os
 import sys
 import zlib
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 
 class Code:
-    """Finder and loader of our modules. A part is in memory as a whole once it is found: nothing is read from the disk later.
+    """Finder and loader of our modules. A part is in memory as a whole before its first module is: a job needs no file of it.
 
-    `place` keeps a part as it came, DIGEST.pyz, and what each Python here has made of it (unpack.py).
+    `place` keeps a part as it came, DIGEST.pyz, and what each Python here has made of it (unpack.py): four bytes of CRC, four
+    of the size of an index, the index {name: (whether it is a package, from, to)}, and each module's code by marshal.
     """
 
     def __init__(self, place: str, unpack: str) -> None:
         self.place, self.unpack = place, unpack
-        self.modules: Dict[str, Tuple[bool, bytes]] = {}  # name -> whether it is a package, and its code by marshal
+        self.modules: Dict[str, Tuple[bool, Any]] = {}  # name -> whether it is a package, and its code by marshal
         self.parts: Dict[str, bytes] = {}  # digest -> .pyz
+        self.unread: List[str] = []  # digests of parts that are here
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name not in self.modules:
-            return None
+        while name not in self.modules:
+            if not self.unread or not name.startswith("clustertool"):
+                return None
+            self.load(self.unread.pop(0))
         kind: Any = type(sys.__spec__)  # ModuleSpec, whose module takes a while to import
         return kind(name, self, is_package=self.modules[name][0])
 
@@ -56,14 +60,23 @@ class Code:
         if self.digest(data) != digest:
             return False
         self.parts[digest] = data
-        try:
-            compiled = self.read(self.name(digest))
-            if zlib.crc32(compiled[4:]) != int.from_bytes(compiled[:4], "big"):
-                raise ValueError("a full disk has cut it short")
-            self.modules.update(marshal.loads(compiled[4:]))
-        except (OSError, ValueError, EOFError, TypeError):
-            self.late("compile_part", digest)
+        self.unread.append(digest)
         return True
+
+    def load(self, digest: str) -> None:
+        try:
+            self.take(self.read(self.name(digest)))
+        except (OSError, ValueError):
+            self.late("compile_part", digest)
+
+    def take(self, compiled: bytes) -> None:
+        """Raises ValueError."""
+        data = memoryview(compiled)  # much is read here, and nothing of it copied
+        if len(data) < 8 or zlib.crc32(data[4:]) != int.from_bytes(data[:4], "big"):
+            raise ValueError("a full disk has cut it short")
+        base = 8 + int.from_bytes(data[4:8], "big")
+        for name, (package, start, end) in marshal.loads(data[8:base]).items():
+            self.modules[name] = package, data[base + start : base + end]
 
     def safe(self) -> bool:
         """Whether nobody else can have put anything there. Raises OSError."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -21,7 +20,7 @@ _PATIENCE = 5.0  # seconds for a library that may hang
 
 def found(dev: str = "/dev", sys: str = "/sys") -> Tuple[str, List[int]]:
     """("gpu", [0, 1, ...]) or of kind dcu, xpu, npu; ("cpu", []) where there is none."""
-    gpus = _numbered(dev, r"nvidia(\d+)")
+    gpus = _numbered(dev, "nvidia")
     if gpus:
         return "gpu", list(range(len(gpus)))
     if library():
@@ -31,8 +30,8 @@ def found(dev: str = "/dev", sys: str = "/sys") -> Tuple[str, List[int]]:
     dcus = _hygon(dev, sys)
     if dcus:
         return "dcu", list(range(dcus))
-    for kind, pattern in (("xpu", r"xpu(\d+)"), ("npu", r"davinci(\d+)")):
-        ids = _numbered(dev, pattern)
+    for kind, prefix in (("xpu", "xpu"), ("npu", "davinci")):
+        ids = _numbered(dev, prefix)
         if ids:
             return kind, ids
     return "cpu", []
@@ -41,7 +40,7 @@ def found(dev: str = "/dev", sys: str = "/sys") -> Tuple[str, List[int]]:
 def keys(kind: str, ids: Sequence[int], dev: str = "/dev") -> Dict[int, str]:
     """Id -> what names the card for all on this machine, containers too: its device file, or the library that shows it."""
     files = {"gpu": "nvidia", "xpu": "xpu", "npu": "davinci"}.get(kind, kind)
-    numbers = _numbered(dev, r"nvidia(\d+)") if kind == "gpu" else []
+    numbers = _numbered(dev, "nvidia") if kind == "gpu" else []
     if kind == "gpu" and not numbers and library():
         return {index: f"{library()}:{index}" for index in ids}
     return {index: f"{files}{numbers[index] if index < len(numbers) else index}" for index in ids}
@@ -59,10 +58,11 @@ def modules() -> List[str]:
     return []
 
 
-def _numbered(folder: str, pattern: str) -> List[int]:
+def _numbered(folder: str, prefix: str = "") -> List[int]:
+    """What follows the prefix in names that end in a number."""
     with contextlib.suppress(OSError):
-        whole = re.compile(pattern + "$").match
-        return sorted(int(m.group(1)) for m in map(whole, os.listdir(folder)) if m)
+        rests = [name[len(prefix) :] for name in os.listdir(folder) if name.startswith(prefix)]
+        return sorted(int(rest) for rest in rests if rest.isdecimal())
     return []
 
 
@@ -96,7 +96,7 @@ def _hygon(dev: str, sys: str) -> int:
         return 0
     top = os.path.join(sys, "class/kfd/kfd/topology/nodes")
     count, hygon = 0, os.path.isdir(_HYGON_HOME)
-    for number in _numbered(top, r"(\d+)"):
+    for number in _numbered(top):
         properties = _properties(os.path.join(top, str(number), "properties"))
         if properties.get("simd_count"):
             count += 1

@@ -2,7 +2,7 @@
 
 Claims of a user lie on node-local storage (/tmp/clustertool-<uid>, also where ROOT_DIR is on NFS). A claim lasts as long as its
 job, whose supervisor takes it back at the end. One that was left is void after a reboot, when the job's directory is gone, or
-when the job has ended; to see that costs files to read, so it is looked at where somebody wants its port.
+when the job has ended; whoever claims next throws it out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from clustertool.node.records import Record
 _FILE = "ports.json"
 _CHECK = "(inv check)"  # stands for a job where a check tries ports, and then its base for the agent: pid and start time
 _PLACED = 300.0  # seconds after which a laptop that placed a job and never started it is taken for gone
-_MANY = 200  # claims; among more, those that are void are thrown out
 Claims = Dict[str, Tuple[str, str, str]]  # port -> (job, base directory of the job, boot id)
 
 
@@ -44,16 +43,16 @@ def claim(ports: Sequence[int], job: str, base: str) -> None:
     """All of them or none. Raises PortHeld naming the job that holds one."""
     with _locked(directory()) as fd:
         claims = _read(fd)
-        wanted = {str(port) for port in ports}
-        others = _living({port: claim for port, claim in claims.items() if port in wanted and claim[0] != job})
+        # Neighbours on this machine have placed the same job a moment ago: that needs no look.
+        ours = {port: claim for port, claim in claims.items() if claim[0] == job}
+        others = _living({port: claim for port, claim in claims.items() if port not in ours})
         taken = [(port, others[str(port)][0]) for port in ports if str(port) in others]
         if taken:
             held = "; ".join(f"port {port} is held by job {other}" for port, other in taken)
             fix = "wait for that check" if taken[0][1] == _CHECK else f"inv stop --job {taken[0][1]}"
             raise PortHeld(held, f"{fix}, or choose other ports")
         boot = processes.boot_id()
-        claims.update(dict.fromkeys(wanted, (job, base, boot)))
-        _write(fd, claims if len(claims) < _MANY else _living(claims))
+        _write(fd, {**others, **ours, **dict.fromkeys(map(str, ports), (job, base, boot))})
 
 
 def take_back(job: str, base: str) -> None:

@@ -12,7 +12,7 @@ import socket
 import time
 from typing import Any, Dict, List
 
-from clustertool.node import family, files, processes, uplink
+from clustertool.node import family, files, processes
 from clustertool.node.processes import Process
 from clustertool.node.sweep import Sweep
 from clustertool.plan.paths import OURS
@@ -69,7 +69,9 @@ def _take_over(why: str, supervisor: Process, spec: Dict[str, Any], job: int) ->
 def _tell_lead(why: str, spec: Dict[str, Any]) -> None:
     """Before anything is killed: whoever fails on other nodes for want of our ranks shall not be taken for the culprit."""
     if int(spec["node"]) != int(spec["lead"]["node"]):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, ImportError, MemoryError):
+            from clustertool.node import uplink  # which few guards need: it is most of what a supervisor has in memory
+
             uplink.say_gone(spec, why, _LAST_WORD)
 
 

@@ -1,4 +1,7 @@
-"""Launching detaches the supervisor from ssh (double fork, setsid) and waits for its word that all is ready."""
+"""Launching detaches the supervisor from ssh (fork, setsid) and waits for its word that all is ready.
+
+The child imports what a supervisor needs: what the agent does not have in memory need not be copied when they part.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,15 @@ import json
 import os
 import sys
 import time
-from typing import Any, Dict
+from typing import TYPE_CHECKING, Any, Dict
 
 from clustertool.errors import ClustertoolError, from_wire
 from clustertool.node import files, processes
-from clustertool.node.supervisor import Supervisor
 from clustertool.plan.frames import Header
 from clustertool.plan.paths import OURS
+
+if TYPE_CHECKING:
+    from clustertool.node.supervisor import Supervisor
 
 _ERRORS = f"{OURS}/supervisor.err"
 _SKEW = 5.0  # seconds between our clock and the laptop's; less may be the way of its request to us, and is told as none
@@ -30,11 +35,9 @@ def launch(header: Header, umask: int) -> Dict[str, Any]:
 
         nvml.end()
     ours, theirs = os.pipe()
-    child = os.fork()
-    if child == 0:
+    if os.fork() == 0:
         _detach(spec, job, theirs, umask)
     os.close(theirs)
-    os.waitpid(child, 0)
     try:
         with open(ours, "rb") as file:
             word = json.loads(file.read() or _died(job))
@@ -53,12 +56,13 @@ def _died(job: int) -> bytes:
 
 
 def _detach(spec: Dict[str, Any], job: int, ready: int, umask: int) -> None:
-    """In the first child: never returns. The grandchild becomes the supervisor."""
+    """In the child, which becomes the supervisor: never returns. It may outlive the agent, or be its zombie for a while."""
     try:
         os.setsid()
-        if os.fork() == 0:
-            _settle(job, ready)
-            _supervise(Supervisor(spec, job, umask), ready)
+        _settle(job, ready)
+        from clustertool.node.supervisor import Supervisor
+
+        _supervise(Supervisor(spec, job, umask), ready)
     finally:
         processes.leave(0)
 

@@ -14,7 +14,7 @@ from clustertool.node import files
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it
 _KEPT = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "PATH")
-_LAUNCHER = re.compile(
+_LAUNCHER = (
     r"(PADDLE_|CLUSTERTOOL_|OMPI_|TORCHELASTIC_|PET_|DISTRIBUTED_TRAINER_ENDPOINTS$|TRAINER_PORTS_NUM$|POD_(IP|NAME)$|TRAINING_ROLE$)"
     r"|(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|MASTER_ADDR|MASTER_PORT|STAGE_ID|STAGE_NUM)$"
     r"|FLAGS_(selected_\w+|START_PORT)$|HETER_DEVICE_TYPE$|.*_proxy$"
@@ -31,7 +31,7 @@ def base_environment(environ: Mapping[str, str]) -> Dict[str, str]:
 
 def inherited(environ: Mapping[str, str]) -> Dict[str, str]:
     """Of a job on the machine of its user: all that the user's shell has, but what launchers say to processes."""
-    return {name: value for name, value in environ.items() if not _LAUNCHER.match(name)}
+    return {name: value for name, value in environ.items() if not re.match(_LAUNCHER, name)}
 
 
 def environment(spec: Mapping[str, Any], process: Mapping[str, Any], attempt: int, own: Mapping[str, str]) -> Dict[str, str]:

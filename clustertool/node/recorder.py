@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import threading
 import time
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from collections import deque
+from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.node import files, processes
 from clustertool.node.processes import Process, Stat
@@ -57,7 +57,8 @@ class Recorder:
         self._cards = cards
         self._at = 0.0
         self._pause = EVERY
-        self._words: "queue.SimpleQueue[Optional[Word]]" = queue.SimpleQueue()
+        self._words: Deque[Optional[Word]] = deque()  # for the thread; None: there will be no more
+        self._ready = threading.Semaphore(0)  # the two are a queue, whose module takes half a millisecond to import
         self._thread: Optional[threading.Thread] = None
         self._busy = False
 
@@ -75,12 +76,20 @@ class Recorder:
                 return
             self._thread = thread
         self._busy = True
-        self._words.put((time.time(), members, ranks))
+        self._put((time.time(), members, ranks))
 
     def close(self) -> None:
         if self._thread is not None:
-            self._words.put(None)
+            self._put(None)
             self._thread.join(_FAREWELL)
+
+    def _put(self, word: Optional[Word]) -> None:
+        self._words.append(word)
+        self._ready.release()
+
+    def _get(self) -> Optional[Word]:
+        self._ready.acquire()
+        return self._words.popleft()
 
     def _work(self) -> None:
         try:
@@ -88,7 +97,7 @@ class Recorder:
         except OSError:  # no room for the file: the thread stays busy and no word comes any more
             return
         look = Look()
-        for t, members, ranks in iter(self._words.get, None):
+        for t, members, ranks in iter(self._get, None):
             began = time.thread_time()
             line = look(t, members, ranks)
             with contextlib.suppress(OSError, ValueError):

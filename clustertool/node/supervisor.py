@@ -26,16 +26,17 @@ from clustertool.node.gauge import Gauge
 from clustertool.node.holds import Holds
 from clustertool.node.keeper import Keeper
 from clustertool.node.recorder import Recorder, Running
-from clustertool.node.uplink import Uplink
 from clustertool.plan.frames import Header
 from clustertool.plan.outcome import Key, Outcome, read_outcome
 from clustertool.plan.paths import OURS, JobPaths
 
 if TYPE_CHECKING:
     from clustertool.node.leadserver import LeadServer
+    from clustertool.node.uplink import Uplink
 
 _FILES = 200  # descriptors for all but the nodes' connections: logs, strangers
 _TICK = 0.1
+_IDLE_TICK = 0.25  # before a rank was started, and between two attempts
 _WAITING_TICK = 0.03  # while pservers are expected to listen, or processes to end
 _LOOK_EVERY = 0.5
 _LAST_WORD = 1.0  # seconds a stopped node waits for the lead's verdict
@@ -119,6 +120,8 @@ class Supervisor:
         if self.node == int(self.spec["lead"]["node"]):
             self._become_lead()
         else:
+            from clustertool.node.uplink import Uplink  # after the guard was forked, which has no use for TLS
+
             self.uplink = Uplink(self.spec)
 
     def _lock_devices(self) -> None:
@@ -213,7 +216,9 @@ class Supervisor:
             return 0.0
         stopping = self.ending is not None and not self.ending.over
         calling = self.uplink is not None and self.uplink.wire is None  # an open wire wakes us
-        return _WAITING_TICK if stopping or calling or self.awaited else _TICK
+        if stopping or calling or self.awaited:
+            return _WAITING_TICK
+        return _TICK if self.by_pid else _IDLE_TICK
 
     def leave(self) -> None:
         """The last word, and nothing of ours stays."""

@@ -151,13 +151,14 @@ class Fleet:
         `asked` in an answer: our clock before the request and after the answer.
         """
         wanted = {node: request for node, request in requests.items() if node in self.agents}
-
-        def one(node: int) -> Header:
-            before = time.time()
-            return {**self.agents[node].ask(wanted[node], timeout), "asked": (before, time.time())}
-
         check = None if patient else self.check
-        return each({node: node for node in wanted}, one, width=max(1, len(wanted)), check=check)
+        nodes = {node: node for node in wanted}
+        return each(nodes, lambda node: self.ask_one(node, wanted[node], timeout), width=max(1, len(wanted)), check=check)
+
+    def ask_one(self, node: int, request: Mapping[str, Any], timeout: float | None = 60.0) -> Header:
+        """The same of one node, in the caller's thread. Raises what the node raised, or Unreachable."""
+        before = time.time()
+        return {**self.agents[node].ask(request, timeout), "asked": (before, time.time())}
 
     def ask_all(self, request: Mapping[str, Any], timeout: float | None = 60.0, *, patient: bool = False) -> Gathered[Header]:
         return self.ask(dict.fromkeys(self.agents, request), timeout, patient=patient)

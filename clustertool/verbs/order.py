@@ -12,6 +12,8 @@ from clustertool.errors import UsageError
 from clustertool.verbs.call import WORKSPACE, Call, Opt
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from clustertool.plan.cluster import Cluster
     from clustertool.plan.facts import Facts, Identity
     from clustertool.plan.job import JobSpec, Options
@@ -75,6 +77,7 @@ class Order:
     secrets: Mapping[str, str]
     passed: tuple[tuple[str, str], ...]
     dry: bool
+    certificate: Future[tuple[str, str]] | None = None  # it is made while nodes are looked at
     planned: Callable[[Plan], None] = _quiet  # called when the plan is made, and when the job is over or left alone
     ended: Callable[[Plan], None] = _quiet
 
@@ -186,7 +189,7 @@ def new_identity(order: Order) -> Identity:
     from clustertool.plan.facts import Identity
     from clustertool.reach.identity import certificate, job_id, token
 
-    cert, key = certificate()
+    cert, key = order.certificate.result() if order.certificate else certificate()
     return Identity(order.job_id or job_id(), time.time(), getpass.getuser(), token(), cert, key)
 
 

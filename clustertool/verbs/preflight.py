@@ -35,7 +35,8 @@ class Looked:
 def look(
     cluster: Cluster, fleet: Fleet, request: Request, ports: bool = True, known: Mapping[int, Header] | None = None,
 ) -> Looked:  # fmt: skip
-    """Open the fleet, if it is not, and probe it. Raises nothing for a single node, but for a bug of ours there.
+    """Open the fleet, if it is not, and probe each node as soon as it is there. Raises nothing for a single node, but for a bug
+    of ours there.
 
     `known`: answers that came already.
     """
@@ -43,18 +44,26 @@ def look(
     pinger = threading.Thread(target=_ping, args=(cluster, pings), daemon=True)
     if "ping" not in cluster.checks_off:
         pinger.start()
+    asked, answers = _requests(cluster, request), dict(known or {})
+    refused: dict[int, ClustertoolError] = {}
+
+    def ask(node: int) -> None:
+        try:
+            answers[node] = fleet.ask_one(node, asked[node])
+        except ClustertoolError as error:
+            refused[node] = error
+
     if not fleet.opened:
-        fleet.open()
-    had = dict(known or {})
-    gathered = probe(cluster, fleet, request, [host.index for host in cluster.hosts if host.index not in had])
-    gathered.ok.update(had)
-    failed = {**fleet.failed, **gathered.failed}
+        fleet.open(opened=ask)
+    gathered = fleet.ask({node: request for node, request in asked.items() if node not in {**answers, **refused}})
+    answers.update(gathered.ok)
+    failed = {**fleet.failed, **gathered.failed, **refused}
     raise_all([error for error in failed.values() if isinstance(error, InternalError)][:1])
-    facts = {node: read_facts(node, answer) for node, answer in gathered.ok.items()}
+    facts = {node: read_facts(node, answer) for node, answer in sorted(answers.items())}
     if pinger.is_alive() and failed:  # a ping decides nothing for a node that answered by ssh
         pinger.join(2.0)
-    asked = {node: answer["asked"] for node, answer in gathered.ok.items() if "asked" in answer}
-    findings = list(check(cluster, facts, Seen(dict(pings), asked, fleet.phases), ports=ports))
+    when = {node: answer["asked"] for node, answer in answers.items() if "asked" in answer}
+    findings = list(check(cluster, facts, Seen(dict(pings), when, fleet.phases), ports=ports))
     for node, error in failed.items():
         findings += unreachable(node, dict(pings), error.what, error.fix)
     return Looked(facts, tuple(findings), failed)
@@ -73,15 +82,19 @@ def probe(
     cluster: Cluster, fleet: Fleet, request: Request, only: Sequence[int] | None = None
 ) -> Gathered[Header]:
     """One round trip to every node, or to some. `request` is what the caller wants to know besides."""
-    asked = {
+    asked = _requests(cluster, request)
+    return fleet.ask({node: one for node, one in asked.items() if only is None or node in only})
+
+
+def _requests(cluster: Cluster, request: Request) -> dict[int, dict[str, Any]]:
+    return {
         host.index: {
             "q": "probe", "root_dir": host.root_dir or cluster.root_dir, "nic": cluster.nic, "address": host.address,
             "explicit_address": host.address if host.address != host.host else "", "ports": wanted_ports(cluster),
             **(request(host) if callable(request) else request),
         }
-        for host in cluster.hosts if only is None or host.index in only
+        for host in cluster.hosts
     }  # fmt: skip
-    return fleet.ask(asked)
 
 
 def room(looked: Looked, cluster: Cluster, need: Mapping[int, int]) -> Looked:

@@ -53,13 +53,18 @@ def perform(call: Call, order: Order) -> None:
 
 
 def _with_nodes(call: Call, order: Order) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
     from clustertool.reach import sharing
     from clustertool.reach.fleet import Fleet
+    from clustertool.reach.identity import certificate
     from clustertool.verbs.follow import Inbox
 
     inbox = Inbox()
     fleet = Fleet(order.cluster, interrupts.check, inbox.put, interrupts.asker())
     try:
+        if not order.dry:
+            order.certificate = ThreadPoolExecutor(1).submit(certificate)
         facts = _preflight(call, order, fleet)
         if order.dry:
             show_plan(call, make_plan(order, facts, dry_identity(order)))
