@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import selectors
+import select
 import socket
+import struct
 import threading
 import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -21,14 +22,14 @@ from clustertool.node import claims, ports
 _STRANGER = 2.0  # seconds within which a token is due
 _MOST = 512  # connections of one listener at a time
 _AT_ONCE = 256  # tries at a time
-_PINGS = 3  # of each try; one where there are many
-_MANY = 32  # tries
 _LOOK = 0.05
+_TIDY = 0.5
 _AGENT = 10.0  # seconds for an agent's answer on an open connection
 _CHUNK = 1 << 20
 _TOKEN = 32  # characters
 OK = "ok"
-_PING, _BULK = b"p", b"b"
+_WHO, _BULK = b"w", b"b"  # what a connection is for: to hear who listens, or to be filled
+_RTT = 68  # where struct tcp_info (linux/tcp.h) has tcpi_rtt, in microseconds
 Connection = Tuple[int, str, int]  # node, address, port
 
 
@@ -89,7 +90,8 @@ def _close() -> None:
 class _Peer:
     """A connection that came in."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, sock: socket.socket, now: float) -> None:
+        self.sock = sock
         self.until = now + _STRANGER
         self.said = b""
         self.kind = b""
@@ -100,37 +102,37 @@ class _Listener(threading.Thread):
     def __init__(self, sockets: Sequence[socket.socket], token: bytes, node: int) -> None:
         super().__init__(daemon=True)
         self._token, self._answer = token, f"{node:08d}".encode()
-        self._select = selectors.DefaultSelector()
-        self._peers: Dict[socket.socket, _Peer] = {}
-        self._bell, ring = os.pipe()
-        self._ring = ring
-        self._select.register(self._bell, selectors.EVENT_READ)
-        for sock in sockets:
-            self._select.register(sock, selectors.EVENT_READ, "door")
+        self._poll = select.epoll()
+        self._peers: Dict[int, _Peer] = {}
+        self._doors = {sock.fileno(): sock for sock in sockets}
+        self._bell, self._ring = os.pipe()
+        for fd in (self._bell, *self._doors):
+            self._poll.register(fd, select.EPOLLIN)
 
     def run(self) -> None:
+        tidy = time.monotonic() + _TIDY
         while True:
-            for key, _ in self._select.select(0.5):
-                if key.fd == self._bell:
+            for fd, _ in self._poll.poll(_TIDY):
+                if fd == self._bell:
                     return self._leave()
-                assert isinstance(key.fileobj, socket.socket)
-                if key.data == "door":
-                    self._accept(key.fileobj)
+                if fd in self._doors:
+                    self._accept(self._doors[fd])
                 else:
-                    self._read(key.fileobj)
+                    self._read(self._peers[fd])
             now = time.monotonic()
-            for sock in [sock for sock, peer in self._peers.items() if peer.until < now]:
-                self._drop(sock)
+            if now >= tidy:
+                tidy = now + _TIDY
+                for peer in [peer for peer in self._peers.values() if peer.until < now]:
+                    self._drop(peer)
 
     def end(self) -> None:
         os.write(self._ring, b"!")
         self.join(5.0)
 
     def _leave(self) -> None:
-        for key in list(self._select.get_map().values()):
-            if isinstance(key.fileobj, socket.socket):
-                key.fileobj.close()
-        self._select.close()
+        for sock in [*self._doors.values(), *(peer.sock for peer in self._peers.values())]:
+            sock.close()
+        self._poll.close()
         os.close(self._bell)
         os.close(self._ring)
 
@@ -144,45 +146,41 @@ class _Listener(threading.Thread):
                 sock.close()
                 continue
             sock.setblocking(False)
-            self._peers[sock] = _Peer(time.monotonic())
-            self._select.register(sock, selectors.EVENT_READ, "peer")
+            self._peers[sock.fileno()] = _Peer(sock, time.monotonic())
+            self._poll.register(sock, select.EPOLLIN)
 
-    def _drop(self, sock: socket.socket) -> None:
-        del self._peers[sock]
-        self._select.unregister(sock)
-        sock.close()
+    def _drop(self, peer: _Peer) -> None:
+        del self._peers[peer.sock.fileno()]
+        self._poll.unregister(peer.sock)
+        peer.sock.close()
 
-    def _read(self, sock: socket.socket) -> None:
-        peer = self._peers[sock]
+    def _read(self, peer: _Peer) -> None:
         try:
-            data = sock.recv(_CHUNK if peer.kind == _BULK else 64)
-            if not self._take(sock, peer, data):
-                self._drop(sock)
+            data = peer.sock.recv(_CHUNK if peer.kind == _BULK else 64)
+            if not self._take(peer, data):
+                self._drop(peer)
         except BlockingIOError:
             return
         except OSError:
-            self._drop(sock)
+            self._drop(peer)
 
-    def _take(self, sock: socket.socket, peer: _Peer, data: bytes) -> bool:
-        """False: we are done with each other."""
+    def _take(self, peer: _Peer, data: bytes) -> bool:
+        """False: we are done with each other. Who only wants to hear who we are hangs up first, and so has the TIME_WAIT."""
         if peer.kind == _BULK:
             peer.bytes += len(data)
             peer.until = time.monotonic() + _STRANGER
             if not data:
-                sock.sendall(b"%016d" % peer.bytes)
+                peer.sock.sendall(b"%016d" % peer.bytes)
             return bool(data)
-        if not data:
+        if not data or peer.kind:
             return False
-        if peer.kind == _PING:
-            sock.sendall(data)
-            return True
         peer.said += data
         if len(peer.said) < _TOKEN + 1:
             return self._token.startswith(peer.said[:_TOKEN])
-        if peer.said[:_TOKEN] != self._token or peer.said[_TOKEN:] not in (_PING, _BULK):
+        if peer.said[:_TOKEN] != self._token or peer.said[_TOKEN:] not in (_WHO, _BULK):
             return False
         peer.kind = peer.said[_TOKEN:]
-        sock.sendall(self._answer)
+        peer.sock.sendall(self._answer)
         return True
 
 
@@ -190,74 +188,68 @@ class _Listener(threading.Thread):
 
 
 class _Call:
-    """One try: connect, give the token, read who it is, a few pings."""
+    """One try: connect, give the token, read who it is."""
 
-    def __init__(self, target: Connection, left: float) -> None:
+    def __init__(self, target: Connection, until: float) -> None:
         self.node, self.address, self.port = int(target[0]), str(target[1]), int(target[2])
-        self.left = left
+        self.until = until  # by the clock of _Tries
         self.sock: Optional[socket.socket] = None
         self.said = b""
-        self.times: List[float] = []
-        self.sent = 0.0
-
-    def say(self, data: bytes) -> None:
-        assert self.sock is not None
-        self.sent = time.monotonic()
-        self.sock.sendall(data)
+        self.began = time.monotonic()
+        self.rtt = -1.0  # seconds, once it is connected
 
 
 class _Tries:
     """All targets, many at once, in one thread; each has the same few seconds for its connection.
 
-    It is the other kernel that answers a connection, and soon, however busy the machine is. Its agent may take longer, and we
-    too may be kept from looking: only time in which we looked counts.
+    It is the other kernel that answers a connection, and soon, however busy the machine is: how long that takes, our kernel
+    knows better than we. The other agent may take longer, and we too may be kept from looking: only time in which we looked
+    counts.
     """
 
     def __init__(self, targets: Sequence[Connection], token: str, seconds: float) -> None:
-        self._waiting = [tuple(target) for target in reversed(targets)]
+        self._waiting = list(reversed(targets))
         self._token, self._seconds = token.encode(), seconds
-        self._pings = _PINGS if len(targets) < _MANY else 1
-        self._select = selectors.DefaultSelector()
-        self._open: Dict[socket.socket, _Call] = {}
+        self._poll = select.epoll()
+        self._open: Dict[int, _Call] = {}
+        self._looked = 0.0  # seconds in which we looked: the clock of these tries
         self._done: List[Tuple[int, int, str, float]] = []
 
     def run(self) -> List[Tuple[int, int, str, float]]:
-        """(node, port, word, seconds) of each."""
+        """(node, port, word, seconds there and back) of each."""
+        tidy = _LOOK
         while self._waiting or self._open:
             while self._waiting and len(self._open) < _AT_ONCE:
-                self._start(_Call(self._waiting.pop(), self._seconds))  # type: ignore[arg-type]
+                self._start(_Call(self._waiting.pop(), self._looked + self._seconds))
             began = time.monotonic()
-            for key, _ in self._select.select(_LOOK):
-                assert isinstance(key.fileobj, socket.socket)
-                self._step(self._open[key.fileobj])
-            looked = min(_LOOK, time.monotonic() - began)
-            for call in list(self._open.values()):
-                call.left -= looked
-                if call.left < 0:
-                    self._end(call, "no answer" if not call.sent else "no answer of the agent")
-        self._select.close()
+            for fd, _ in self._poll.poll(_LOOK):
+                self._step(self._open[fd])
+            self._looked += min(_LOOK, time.monotonic() - began)
+            if self._looked >= tidy:
+                tidy = self._looked + _LOOK
+                for call in [call for call in self._open.values() if call.until < self._looked]:
+                    self._end(call, "no answer" if call.rtt < 0 else "no answer of the agent")
+        self._poll.close()
         return self._done
 
     def _start(self, call: _Call) -> None:
         try:
-            where = socket.getaddrinfo(call.address, call.port, socket.AF_UNSPEC, socket.SOCK_STREAM)[0]
-            call.sock = socket.socket(where[0], socket.SOCK_STREAM)
-            call.sock.setblocking(False)
-            call.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            code = call.sock.connect_ex(where[4])
+            family, where = _where(call.address, call.port)
+            call.sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            code = call.sock.connect_ex(where)
         except (OSError, UnicodeError):
             self._end(call, f"the name {call.address} is not known there")
             return
         if code not in (0, errno.EINPROGRESS):
             self._end(call, _why(code))
             return
-        self._open[call.sock] = call
-        self._select.register(call.sock, selectors.EVENT_WRITE)
+        self._open[call.sock.fileno()] = call
+        self._poll.register(call.sock, select.EPOLLOUT)
 
     def _step(self, call: _Call) -> None:
         assert call.sock is not None
         try:
-            word = self._connected(call, call.sock) if not call.sent else self._heard(call, call.sock)
+            word = self._connected(call, call.sock) if call.rtt < 0 else self._heard(call, call.sock)
         except BlockingIOError:
             return
         except OSError as error:
@@ -268,35 +260,44 @@ class _Tries:
     def _connected(self, call: _Call, sock: socket.socket) -> str:
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if not code:
-            self._select.modify(sock, selectors.EVENT_READ)
-            call.left = max(call.left, _AGENT)
-            call.say(self._token + _PING)
+            call.rtt = _rtt(sock) or time.monotonic() - call.began
+            call.until = max(call.until, self._looked + _AGENT)
+            self._poll.modify(sock, select.EPOLLIN)
+            sock.sendall(self._token + _WHO)
         return _why(code) if code else ""
 
     def _heard(self, call: _Call, sock: socket.socket) -> str:
-        """The word with which it ends, "" while it goes on: first who it is, then a byte back for each of ours."""
+        """The word with which it ends, "" while it goes on."""
         data = sock.recv(64)
         call.said += data
-        if not data or len(call.said) > 8 + len(call.times):
+        if not data or len(call.said) > 8:
             return "something else listens there"
-        if len(call.said) < 8 + len(call.times):
+        if len(call.said) < 8:
             return ""
-        if call.said[:8] != b"%08d" % call.node:
-            return "another node answered"
-        if call.times:
-            call.times[-1] = time.monotonic() - call.sent
-        if len(call.times) == self._pings:
-            return OK
-        call.times.append(self._seconds)
-        call.say(b".")
-        return ""
+        return OK if call.said == b"%08d" % call.node else "another node answered"
 
     def _end(self, call: _Call, word: str) -> None:
         if call.sock is not None:
-            if self._open.pop(call.sock, None):
-                self._select.unregister(call.sock)
+            if self._open.pop(call.sock.fileno(), None):
+                self._poll.unregister(call.sock)
             call.sock.close()
-        self._done.append((call.node, call.port, word, min(call.times) if word == OK else 0.0))
+        self._done.append((call.node, call.port, word, call.rtt if word == OK else 0.0))
+
+
+def _where(address: str, port: int) -> Tuple[int, Any]:
+    """(family, socket address). Raises OSError, UnicodeError for a name that is not known."""
+    try:
+        socket.inet_pton(socket.AF_INET, address)
+    except OSError:
+        family, _, _, _, where = socket.getaddrinfo(address, port, socket.AF_UNSPEC, socket.SOCK_STREAM)[0]
+        return family, where
+    return socket.AF_INET, (address, port)
+
+
+def _rtt(sock: socket.socket) -> float:
+    """Seconds that the handshake took there and back, as the kernel has measured them; 0.0 if it could not (a lost packet)."""
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RTT + 4)
+    return float(struct.unpack_from("=I", info, _RTT)[0]) / 1e6 if len(info) == _RTT + 4 else 0.0
 
 
 def _why(code: int) -> str:

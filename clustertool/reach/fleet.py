@@ -13,7 +13,7 @@ from clustertool.plan.cluster import Cluster
 from clustertool.plan.frames import Header
 from clustertool.plan.hosts import Host
 from clustertool.reach.agent import Agent, Sink
-from clustertool.reach.connection import Link, Prompter, Reach, close_all
+from clustertool.reach.connection import Link, Prompter, Reach
 from clustertool.reach.fanout import Gathered, each
 from clustertool.reach.here import HereLink
 
@@ -167,5 +167,11 @@ class Fleet:
         return self.cluster.hosts[node].name
 
     def close(self) -> None:
-        each(self.agents, Agent.close)  # side by side: each dead peer costs a moment
-        close_all(self._links)
+        agents = {id(agent.link): agent for agent in self.agents.values()}
+
+        def end(link: Reach) -> None:
+            if id(link) in agents:
+                agents[id(link)].close()
+            link.close()
+
+        each(self._links, end)  # side by side: each dead peer costs a moment

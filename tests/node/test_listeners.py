@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
+import signal
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -55,6 +58,18 @@ def test_a_node_reaches_another(listening: tuple[list[Node], str, int]) -> None:
     assert all(0 < seconds < 5 for *_, seconds in answer["tries"])
 
 
+def test_the_time_is_that_of_the_network(listening: tuple[list[Node], str, int]) -> None:
+    """And not that of an agent which has other things to do."""
+    nodes, address, port = listening
+    agent = nodes[1].client.link.channels[-1].popen.pid
+    os.kill(agent, signal.SIGSTOP)
+    threading.Timer(0.5, os.kill, (agent, signal.SIGCONT)).start()
+    start = time.monotonic()
+    ((_, _, word, seconds),) = nodes[0].ask("mesh", step="try", token=TOKEN, seconds=0.2, targets=[[1, address, port]])["tries"]
+    assert time.monotonic() - start > 0.4
+    assert word == "ok" and 0 < seconds < 0.2
+
+
 def test_what_is_wrong_has_a_word(listening: tuple[list[Node], str, int]) -> None:
     nodes, address, port = listening
     other = free_port()
@@ -67,8 +82,6 @@ def test_what_is_wrong_has_a_word(listening: tuple[list[Node], str, int]) -> Non
             one, _ = loud.accept()
             one.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             contact.append(one)
-
-        import threading
 
         thread = threading.Thread(target=shout)
         thread.start()
@@ -94,7 +107,7 @@ def test_strangers_learn_nothing_and_disturb_nothing(listening: tuple[list[Node]
 
         silent = [stranger() for _ in range(50)]
         wrong = stranger()
-        wrong.sendall(secrets.token_hex(16).encode() + b"p")
+        wrong.sendall(secrets.token_hex(16).encode() + b"w")
         assert said(wrong) == b""
         almost = stranger()
         almost.sendall(TOKEN.encode()[:-1])
