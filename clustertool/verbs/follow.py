@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from clustertool.engines import ENGINES
@@ -27,6 +27,7 @@ _RETRY = 1.0
 _BEAT = 1.0
 LEAD = 0  # the node that leads a job
 _LOOK = 0.2  # seconds between two looks at the nodes while frames come without end
+_BEHIND = 0.5  # seconds after the lead's node at which the others are followed at the latest
 _LAST_WORDS = 3.0  # seconds that a node which broke off may take to come back once the verdict is known
 
 
@@ -90,6 +91,8 @@ class Follow:
         self._asked = 0
         self._looked_at = 0.0
         self._done = threading.Event()
+        self._others: list[int] = []  # nodes that are followed a moment later
+        self._others_at = 0.0
         self._reopening: set[int] = set()
         self._away: set[int] = set()  # nodes whose connection was told to be lost
         self._verdict_at = 0.0
@@ -100,19 +103,38 @@ class Follow:
         """The user asked for an end."""
         return self._stopper is not None
 
-    def start(self, request: Mapping[str, Any], grace: float = 0.0) -> None:
-        """Ask every node for events and the wanted logs. From here on an interrupt stops the job."""
+    def start(self, request: Mapping[str, Any], grace: float = 0.0, *, new: bool = False) -> None:
+        """Ask every node for events and the wanted logs. From here on an interrupt stops the job.
+
+        new: the job has just been launched. Then the nodes are busy with that, and only the lead's is asked at once; what
+        the others have to say is on their disks until the lead has begun.
+        """
         self._request = {"q": "follow", "job": self._job, **request}
         if self._stops:
             interrupts.count.job = self._job
             threading.Thread(target=self._listen, args=(grace,), daemon=True).start()
-        gathered = self.fleet.ask_all(self._request, patient=self._stops)
-        now = time.monotonic()
-        for node, error in {**self.fleet.failed, **gathered.failed}.items():
+        now = [node for node in self.fleet.agents if not new or node == LEAD]
+        self._others = [node for node in self.fleet.agents if node not in now]
+        self._others_at = time.monotonic() + _BEHIND
+        self._missing(self.fleet.failed)
+        self._ask(now)
+
+    def _ask(self, nodes: Sequence[int]) -> None:
+        gathered = self.fleet.ask(dict.fromkeys(nodes, self._request), patient=self._stops)
+        self._missing(gathered.failed)
+        self.watch.heard.update(dict.fromkeys(gathered.ok, time.monotonic()))
+
+    def _missing(self, failed: Mapping[int, ClustertoolError]) -> None:
+        for node, error in failed.items():
             self.watch.closed[node] = error.what
             if isinstance(error, NotFound):  # its directory was removed there: nothing will come
                 self.watch.ended.add(node)
-        self.watch.heard.update(dict.fromkeys(gathered.ok, now))
+
+    def _ask_others(self) -> None:
+        begun = self.watch.status.phase not in ("", "joining")
+        if self._others and (begun or time.monotonic() > self._others_at):
+            others, self._others = self._others, []
+            self._ask(others)
 
     def run(self, until: Callable[[JobStatus], bool] = lambda _: False) -> None:
         """Until the job is over, `until` is true, or the user's terminal has gone (`detached`)."""
@@ -129,6 +151,7 @@ class Follow:
 
     def _follow(self, until: Callable[[JobStatus], bool]) -> None:
         while not self._over() and not until(self.watch.status):
+            self._ask_others()
             frame = self._inbox.get(0.05)
             now = time.monotonic()
             if not self._stops:

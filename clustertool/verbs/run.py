@@ -252,7 +252,7 @@ def _follow(call: Call, order: Order, fleet: Fleet, inbox: Any, made: Plan) -> N
 
     hide = mask(list(order.secrets.values()))
     follow = Follow(call, fleet, inbox, made.job_id, RankLines(call.terminal, hide=hide))
-    follow.start({"logs": wanted(call), "tail": None}, made.policy.grace)
+    follow.start({"logs": wanted(call), "tail": None}, made.policy.grace, new=True)
     if call.given.detach and _detached(call, follow, made):
         order.ended(made)
         return

@@ -10,6 +10,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -314,10 +315,20 @@ class Point(light.NamedTuple):
 
 
 def test_light_named_tuples() -> None:
-    assert Point(1) == (1, 2) and Point(y=5, x=1).sum() == 6 and repr(Point(1)) == "Point(x=1, y=2)"
-    assert Point(1)._replace(x=4).sum() == 6 and {Point(1): 1}[Point(1)] == 1
-    with pytest.raises(TypeError):
-        Point()  # type: ignore[call-arg]
+    one = Point(1)
+    assert one == (1, 2) == Point(1, 2) == Point(x=1) and (one.x, one.y) == (1, 2)
+    assert Point(y=5, x=1).sum() == 6 and Point(1, y=7).sum() == 8
+    assert repr(one) == "Point(x=1, y=2)"
+    assert one._replace(x=4) == (4, 2) and one._asdict() == {"x": 1, "y": 2}
+    assert {one: 1}[Point(1)] == 1 and isinstance(one, tuple)
+    first, second = one
+    assert (first, second) == (1, 2)
+    wrong: list[tuple[Any, dict[str, Any]]] = [((), {}), ((1, 2, 3), {}), ((1,), {"x": 1}), ((1,), {"z": 1})]
+    for values, named in wrong:
+        with pytest.raises(TypeError, match="Point has the fields x, y"):
+            Point(*values, **named)
+    with pytest.raises(AttributeError):
+        one.x = 5  # type: ignore[misc]
     assert light.Dict[str, light.Optional[light.Tuple[int, ...]]] and not light.TYPE_CHECKING
 
 

@@ -11,10 +11,7 @@ it is told to end.
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import sys
-from pathlib import Path
 
 
 def endpoint() -> str:
@@ -30,7 +27,10 @@ def endpoint() -> str:
 def shards() -> list[str]:
     """The data files of this process: CLUSTERTOOL_SHARDS names a file that holds one path a line."""
     listing = os.environ.get("CLUSTERTOOL_SHARDS")
-    return Path(listing).read_text().splitlines() if listing else []
+    if not listing:
+        return []
+    with open(listing) as file:
+        return file.read().splitlines()
 
 
 def say(role: str) -> None:
@@ -38,7 +38,7 @@ def say(role: str) -> None:
              for name in ("rank", "world_size", "local_rank", "node_rank", "nnodes", "job")}
     print(f"hello role={role} rank={known['rank']} world_size={known['world_size']} "
           f"local_rank={known['local_rank']} node={known['node_rank']} nodes={known['nnodes']} "
-          f"endpoint={endpoint()} shards={len(shards())} host={socket.gethostname()} "
+          f"endpoint={endpoint()} shards={len(shards())} host={os.uname().nodename} "
           f"job={known['job']} pid={os.getpid()}", flush=True)
     for path in shards():
         print(f"hello role={role} rank={known['rank']} shard={path}", flush=True)
@@ -46,6 +46,9 @@ def say(role: str) -> None:
 
 def serve(role: str) -> None:
     """Be a pserver that holds nothing (trainers start only once every pserver's port listens), or an idle heter trainer."""
+    import signal  # here, since trainers have no need of it: the smallest job is also the one that starts fastest
+    import socket
+
     host, port = endpoint().rsplit(":", 1)
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
