@@ -76,6 +76,7 @@ $(READY): setup.cfg pyproject.toml | packages
 	@echo "making .venv with $(PYTHON)" >&2
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/python -m compileall -q clustertool  # Invoke lets nobody do so later, and each start would compile what it imports
 	@touch $@
 
 $(DATA): workspaces/word2vec/prepare.py | $(READY)

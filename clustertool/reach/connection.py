@@ -237,8 +237,3 @@ def open_all(
         for link in list(links):
             link.close()
         raise
-
-
-def close_all(links: Sequence[Reach]) -> None:
-    """Close many connections side by side."""
-    each(list(links), lambda link: link.close())

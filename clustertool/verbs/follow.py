@@ -27,7 +27,7 @@ _RETRY = 1.0
 _BEAT = 1.0
 LEAD = 0  # the node that leads a job
 _LOOK = 0.2  # seconds between two looks at the nodes while frames come without end
-_BEHIND = 0.5  # seconds after the lead's node at which the others are followed at the latest
+_BEHIND = (0.005, 0.5)  # seconds for each node, and at most, after which those of a new job are followed that do not lead it
 _LAST_WORDS = 3.0  # seconds that a node which broke off may take to come back once the verdict is known
 
 
@@ -106,8 +106,8 @@ class Follow:
     def start(self, request: Mapping[str, Any], grace: float = 0.0, *, new: bool = False) -> None:
         """Ask every node for events and the wanted logs. From here on an interrupt stops the job.
 
-        new: the job has just been launched. Then the nodes are busy with that, and only the lead's is asked at once; what
-        the others have to say is on their disks until the lead has begun.
+        new: the job has just been launched. Then everybody joins the lead, and this shall not get into the way: only the
+        lead's node is asked at once, and the others a moment later; what they have to say meanwhile is on their disks.
         """
         self._request = {"q": "follow", "job": self._job, **request}
         if self._stops:
@@ -115,7 +115,7 @@ class Follow:
             threading.Thread(target=self._listen, args=(grace,), daemon=True).start()
         now = [node for node in self.fleet.agents if not new or node == LEAD]
         self._others = [node for node in self.fleet.agents if node not in now]
-        self._others_at = time.monotonic() + _BEHIND
+        self._others_at = time.monotonic() + min(_BEHIND[0] * len(self._others), _BEHIND[1])
         self._missing(self.fleet.failed)
         self._ask(now)
 
@@ -131,8 +131,7 @@ class Follow:
                 self.watch.ended.add(node)
 
     def _ask_others(self) -> None:
-        begun = self.watch.status.phase not in ("", "joining")
-        if self._others and (begun or time.monotonic() > self._others_at):
+        if self._others and time.monotonic() > self._others_at:
             others, self._others = self._others, []
             self._ask(others)
 

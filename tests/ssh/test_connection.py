@@ -22,9 +22,10 @@ from clustertool.errors import AuthError, Interrupted, PreflightError, TimedOut,
 from clustertool.plan.cluster import Cluster, read_cluster
 from clustertool.reach.auth import Prompter
 from clustertool.reach.channel import KEEP
-from clustertool.reach.connection import Link, close_all, open_all, run_user_command
+from clustertool.reach.connection import Link, open_all, run_user_command
 from clustertool.reach.fanout import each
 from tests.ssh import sshd
+from tests.ssh.links import close_all
 from tests.ssh.sshd import until
 
 needs_bash = pytest.mark.skipif(not sshd.READS_BASHRC, reason="needs an account whose login shell is bash")

@@ -14,10 +14,11 @@ import pytest
 from clustertool.errors import AuthError, Unreachable
 from clustertool.plan.cluster import Cluster, read_cluster
 from clustertool.reach import login
-from clustertool.reach.connection import Link, close_all, open_all, run_user_command
+from clustertool.reach.connection import Link, open_all, run_user_command
 from clustertool.reach.fanout import each
 from tests.ssh import sshd
 from tests.ssh.conftest import cluster_for
+from tests.ssh.links import close_all
 from tests.ssh.sshd import until
 
 Start = Callable[..., sshd.Sshd]

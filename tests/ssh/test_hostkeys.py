@@ -15,10 +15,11 @@ import pytest
 from clustertool.errors import AuthError
 from clustertool.plan.cluster import Cluster
 from clustertool.reach import hostkeys
-from clustertool.reach.connection import Link, close_all, open_all
+from clustertool.reach.connection import Link, open_all
 from clustertool.reach.sshconfig import SshSettings
 from tests.ssh import sshd
 from tests.ssh.conftest import cluster_for
+from tests.ssh.links import close_all
 
 KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIGJK8bRrYbrXqYbB5dXkFhkjFjYqEiUjzJ8wQm3f3rJ9"
 OTHER = "AAAAC3NzaC1lZDI1NTE5AAAAIOJK8bRrYbrXqYbB5dXkFhkjFjYqEiUjzJ8wQm3f3rJ9"

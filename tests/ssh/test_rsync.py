@@ -19,10 +19,11 @@ import pytest
 
 from clustertool.errors import DispatchError, Interrupted, NotFound, Unreachable
 from clustertool.reach import bridge, rsync
-from clustertool.reach.connection import Link, close_all, open_all
+from clustertool.reach.connection import Link, open_all
 from clustertool.reach.fanout import each
 from clustertool.reach.rsync import Fetched, pull
 from tests.ssh import sshd
+from tests.ssh.links import close_all
 from tests.ssh.sshd import until
 
 needs_bash = pytest.mark.skipif(not sshd.READS_BASHRC, reason="needs an account whose login shell is bash")
