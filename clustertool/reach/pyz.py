@@ -108,7 +108,7 @@ def program(name: str) -> str:
 
 def make(sources: Mapping[str, str]) -> Shipped:
     """All that travels, of these sources by their names below the package."""
-    texts = {name: lean(text) for name, text in sources.items()}
+    texts = {name: light(lean(text)) for name, text in sources.items()}
     packages = {name for name in texts if name.endswith("__init__.py")}
     first = _reached(texts, _EARLY, "^") | packages
     rest = _reached(texts, (_AGENT,), "^ *") - first
@@ -146,22 +146,27 @@ def _part(data: bytes) -> Part:
 
 
 def lean(text: str) -> str:
-    """A module without comments and docstrings, each statement on its line; what it imports from typing is plan/light.py's."""
+    """A module without comments and docstrings, each statement on its line."""
     lines = text.splitlines()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             row, column = token.start
             lines[row - 1] = lines[row - 1][:column]
-    tree = ast.parse(text)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node, False) is not None:
+            _replace(lines, node.body[0], '""')
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def light(text: str) -> str:
+    """A module that imports what it needs of typing at run time from plan/light.py, and the rest not at all."""
+    lines, tree = text.splitlines(), ast.parse(text)
     needed = _evaluated(tree)
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node, False) is not None:
-            doc = node.body[0]
-            _replace(lines, doc, '""')
-        elif isinstance(node, ast.ImportFrom) and node.module == "typing":
+        if isinstance(node, ast.ImportFrom) and node.module == "typing":
             names = ", ".join(alias.name for alias in node.names if alias.name in needed)
             _replace(lines, node, f"from clustertool.plan.light import {names}" if names else '""')
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def _replace(lines: list[str], node: ast.stmt, text: str) -> None:
@@ -170,9 +175,10 @@ def _replace(lines: list[str], node: ast.stmt, text: str) -> None:
 
 
 def _evaluated(tree: ast.Module) -> set[str]:
-    """Names that are used outside of annotations, which nobody evaluates (from __future__ import annotations)."""
+    """Names that are used where Python looks: not in annotations, given `from __future__ import annotations`."""
     noted: set[int] = set()
-    for node in ast.walk(tree):
+    lazy = any(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in tree.body)
+    for node in ast.walk(tree) if lazy else ():
         for field in ("annotation", "returns"):
             noted.update(id(part) for part in ast.walk(getattr(node, field, None) or ast.Pass()))
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in noted}

@@ -271,7 +271,7 @@ def test_both_parts_are_small() -> None:
 def test_lean_code_is_the_same_code_on_the_same_lines() -> None:
     for path in sorted((PACKAGE / "node").glob("*.py")):
         text = path.read_text()
-        lean = pyz.lean(text)
+        lean = pyz.light(pyz.lean(text))
         assert len(lean.splitlines()) == len(text.splitlines())
         assert shape(lean) == shape(text), path
     assert pyz.lean('def f():  # x\n    """é\n    ü"""\n    return "# no comment"\n') == (
@@ -296,11 +296,13 @@ def says_nothing(node: ast.stmt) -> bool:
 
 def test_types_are_light() -> None:
     """Nothing of typing is imported on a node; what is evaluated there comes from plan/light.py."""
-    text = "from typing import (\n    Any, Dict,\n    List)\nNames = List[str]\ndef f(x: Dict[str, Any]) -> Names: ...\n"
-    assert pyz.lean(text).splitlines() == [
-        "from clustertool.plan.light import List", "", "", "Names = List[str]", "def f(x: Dict[str, Any]) -> Names: ...",
-    ]  # fmt: skip
-    assert pyz.lean("from typing import Any\nx: Any = 1\n") == '""\nx: Any = 1\n'
+    future, rest = "from __future__ import annotations", ["Names = List[str]", "def f(x: Dict[str, Any]) -> Names: ..."]
+    imports = ["from typing import (", "    Any, Dict,", "    List)"]
+    shipped = "from clustertool.plan.light import "
+    assert pyz.light("\n".join([future, *imports, *rest])).splitlines() == [future, shipped + "List", "", "", *rest]
+    assert pyz.light("\n".join([*imports, *rest])).splitlines() == [shipped + "Any, Dict, List", "", "", *rest]
+    assert pyz.light(f"{future}\nfrom typing import Any\nx: Any = 1\n") == f'{future}\n""\nx: Any = 1\n'
+    assert "from typing" in pyz.program("node/framework.py"), "it runs where nothing of ours is"
     for part in pyz.shipped()[1:]:
         assert not [name for name, text in json.loads(zlib.decompress(part.data)).items() if "from typing" in text or
                     "import typing" in text and not name.endswith("framework.py")]
