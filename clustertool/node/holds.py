@@ -10,12 +10,14 @@ import contextlib
 import errno
 import os
 import pwd
+import re
 import socket
 from typing import Dict, List, Optional, Sequence
 
 from clustertool.errors import PortHeld
 
 _PREFIX = "clustertool/port/"
+_LISTED = re.compile(rf" @{_PREFIX}([0-9]{{1,5}})/([0-9]{{1,10}})$", re.M)
 _MOST = 128  # a pserver may have a thousand ports: descriptors are few, and its first one stands for the others
 
 
@@ -55,8 +57,7 @@ def held() -> Dict[int, int]:
     """Ports that jobs hold, of whatever user -> uid."""
     with contextlib.suppress(OSError):
         with open("/proc/net/unix", errors="replace") as file:
-            names = [line.partition(" @" + _PREFIX)[2].rstrip().split("/") for line in file]
-            return {int(name[0]): int(name[1]) for name in names if len(name) == 2 and all(map(str.isdecimal, name))}
+            return {int(port): int(uid) for port, uid in _LISTED.findall(file.read())}
     return {}
 
 

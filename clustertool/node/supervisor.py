@@ -236,8 +236,8 @@ class Supervisor:
         if self.control >= 0:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{OURS}/control", dir_fd=self.job)
-        with contextlib.suppress(PreflightError, OSError):  # void by the last word, too
-            claims.take_back(str(self.spec["job"]), os.path.dirname(self.spec["job_dir"]))
+            with contextlib.suppress(PreflightError, OSError):  # void by the last word, too
+                claims.take_back(str(self.spec["job"]), os.path.dirname(self.spec["job_dir"]))
         self.recorder.close()
         self.journal.close()
         self.growth.close()

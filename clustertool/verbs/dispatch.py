@@ -67,7 +67,7 @@ def _send(call: Call, fleet: Fleet, workspace: Workspace, cluster: Cluster, spec
     probed: dict[int, Header] = {}
 
     def look(node: int) -> Facts:
-        probed.update(preflight.probe(cluster, fleet, {}, (node,)).all())
+        probed[node] = preflight.probe_one(cluster, fleet, {}, node)
         return read_facts(node, probed[node])
 
     start = time.monotonic()

@@ -113,11 +113,11 @@ class Follow:
         if self._stops:
             interrupts.count.job = self._job
             threading.Thread(target=self._listen, args=(grace,), daemon=True).start()
-        now = [node for node in self.fleet.agents if not new or node == LEAD]
-        self._others = [node for node in self.fleet.agents if node not in now]
+        first = [node for node in self.fleet.agents if not new or node == LEAD]
+        self._others = [node for node in self.fleet.agents if node not in first]
         self._others_at = time.monotonic() + min(_BEHIND[0] * len(self._others), _BEHIND[1])
         self._missing(self.fleet.failed)
-        self._ask(now)
+        self._ask(first)
 
     def _ask(self, nodes: Sequence[int]) -> None:
         gathered = self.fleet.ask(dict.fromkeys(nodes, self._request), patient=self._stops)

@@ -44,18 +44,19 @@ def look(
     pinger = threading.Thread(target=_ping, args=(cluster, pings), daemon=True)
     if "ping" not in cluster.checks_off:
         pinger.start()
-    asked, answers = _requests(cluster, request), dict(known or {})
+    answers = dict(known or {})
     refused: dict[int, ClustertoolError] = {}
 
     def ask(node: int) -> None:
         try:
-            answers[node] = fleet.ask_one(node, asked[node])
+            answers[node] = probe_one(cluster, fleet, request, node)
         except ClustertoolError as error:
             refused[node] = error
 
     if not fleet.opened:
         fleet.open(opened=ask)
-    gathered = fleet.ask({node: request for node, request in asked.items() if node not in {**answers, **refused}})
+    had = {*answers, *refused}
+    gathered = fleet.ask({host.index: _question(cluster, host, request) for host in cluster.hosts if host.index not in had})
     answers.update(gathered.ok)
     failed = {**fleet.failed, **gathered.failed, **refused}
     raise_all([error for error in failed.values() if isinstance(error, InternalError)][:1])
@@ -78,22 +79,21 @@ def for_check(cluster: Cluster, host: Host, passed: Mapping[str, str]) -> dict[s
     return {"q": "examine", "long": True, "job": {} if "packages" in cluster.checks_off else job}
 
 
-def probe(
-    cluster: Cluster, fleet: Fleet, request: Request, only: Sequence[int] | None = None
-) -> Gathered[Header]:
-    """One round trip to every node, or to some. `request` is what the caller wants to know besides."""
-    asked = _requests(cluster, request)
-    return fleet.ask({node: one for node, one in asked.items() if only is None or node in only})
+def probe(cluster: Cluster, fleet: Fleet, request: Request) -> Gathered[Header]:
+    """One round trip to every node. `request` is what the caller wants to know besides."""
+    return fleet.ask({host.index: _question(cluster, host, request) for host in cluster.hosts})
 
 
-def _requests(cluster: Cluster, request: Request) -> dict[int, dict[str, Any]]:
+def probe_one(cluster: Cluster, fleet: Fleet, request: Request, node: int) -> Header:
+    """The same of one node, in the caller's thread. Raises what the node raised, or Unreachable."""
+    return fleet.ask_one(node, _question(cluster, cluster.hosts[node], request))
+
+
+def _question(cluster: Cluster, host: Host, request: Request) -> dict[str, Any]:
     return {
-        host.index: {
-            "q": "probe", "root_dir": host.root_dir or cluster.root_dir, "nic": cluster.nic, "address": host.address,
-            "explicit_address": host.address if host.address != host.host else "", "ports": wanted_ports(cluster),
-            **(request(host) if callable(request) else request),
-        }
-        for host in cluster.hosts
+        "q": "probe", "root_dir": host.root_dir or cluster.root_dir, "nic": cluster.nic, "address": host.address,
+        "explicit_address": host.address if host.address != host.host else "", "ports": wanted_ports(cluster),
+        **(request(host) if callable(request) else request),
     }  # fmt: skip
 
 
