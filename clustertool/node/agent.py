@@ -7,15 +7,17 @@ run beside the loop, so that heartbeats and logs never wait for a disk.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
-import threading
 import time
+from _thread import allocate_lock, get_ident
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 from clustertool.errors import ClustertoolError, NotFound
 from clustertool.node import files, processes
+from clustertool.node.beside import Beside
 from clustertool.plan.frames import Decoder, Header, encode
 
 # A request imports what it needs: an agent starts on every node for every command, and its start is most of its cost.
@@ -35,19 +37,23 @@ _ROOM = 1 << 20  # bytes that may wait for the channel before logs pause
 
 
 class Agent:
-    """`hello` is the laptop's first word: root_dir, entry (how conf.py names this node), and the node's name there."""
+    """`hello` is the laptop's first word: root_dir, entry (how conf.py names this node), and the node's name there.
 
-    def __init__(self, hello: Header, inlet: int, outlet: int) -> None:
+    `add` takes in the second part of our code.
+    """
+
+    def __init__(self, hello: Header, add: Callable[[bytes], object], inlet: int, outlet: int) -> None:
         self.root = files.resolve(str(hello["root_dir"]))
         self.entry = str(hello["entry"])
-        self.hello = hello
+        self._add = add
         self._in, self._out = inlet, outlet
         self._decoder = Decoder(max_payload=_LARGEST)
         self._waiting = bytearray()
-        self._lock = threading.Lock()
+        self._lock = allocate_lock()
+        self._loop = get_ident()
         self._bell, self._ring = os.pipe()
         os.set_blocking(self._ring, False)
-        self._threads: List[threading.Thread] = []
+        self._threads: List[Beside] = []
         self._followers: List[Follower] = []
         self._relay: Optional[Tuple[int, socket.socket, Decoder]] = None
         self._glance: Optional[Glance] = None
@@ -62,7 +68,7 @@ class Agent:
         while self._open:
             self._turn()
         for thread in self._threads:  # a stop that was asked for is finished, laptop or not
-            thread.join()
+            thread.wait()
 
     def _turn(self) -> None:
         poll = select.poll()
@@ -98,14 +104,13 @@ class Agent:
         if name == "relayed":
             self._order_relay(header, payload)
         elif name == "code":
-            self.hello["add"](payload)
+            self._add(payload)
         elif name in _INLINE:
             self._answer(header, lambda: _INLINE[name](self, header))
         else:
             header["earlier"] = self._threads
-            thread = threading.Thread(target=self._answer, args=(header, lambda: _HANDLERS[name](self, header)))
-            self._threads = [t for t in self._threads if t.is_alive()] + [thread]
-            thread.start()
+            earlier = [thread for thread in self._threads if not thread.over()]
+            self._threads = [*earlier, Beside(self._answer, header, lambda: _HANDLERS[name](self, header))]
 
     def _answer(self, header: Header, handle: Callable[[], Dict[str, Any]]) -> None:
         number = header.get("id")  # a request without one wants no answer
@@ -125,7 +130,7 @@ class Agent:
     def send(self, header: Header, payload: bytes = b"") -> None:
         with self._lock:
             self._waiting += encode(header, payload)
-        if threading.current_thread() is not threading.main_thread():
+        if get_ident() != self._loop:
             with contextlib.suppress(BlockingIOError):
                 os.write(self._ring, b"!")
 
@@ -238,7 +243,7 @@ class Agent:
         from clustertool.node import place
 
         for thread in header["earlier"]:  # a placing that was interrupted is over before it is taken back
-            thread.join()
+            thread.wait()
         with contextlib.suppress(NotFound):
             if place.belongs(str(header["job_dir"]), str(header["token"])):
                 files.remove_tree(str(header["job_dir"]))
@@ -397,7 +402,7 @@ _HANDLERS: Dict[str, Callable[[Agent, Header], Dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def main(hello: Header) -> None:
+def main(hello: bytes, add: Callable[[bytes], object]) -> None:
     """The bootstrap calls this with stdin and stdout being the channel, and without garbage collection."""
     import gc
 
@@ -406,6 +411,6 @@ def main(hello: Header) -> None:
     gc.enable()
     processes.set_name("ct-agent")
     try:
-        Agent(hello, 0, 1).run()
+        Agent(json.loads(hello), add, 0, 1).run()
     finally:
         processes.leave(0)  # at once: an orderly end of the interpreter costs every node of every command 5 ms

@@ -103,9 +103,8 @@ class Code:
 
 
 def boot(take: Callable[[int], bytes], unpack: str) -> None:
-    """`take` gives so many bytes of what the laptop sends: first hello, then the first part if it is not here."""
+    """`take` gives so many bytes of what the laptop sends: the parts' digests, its hello, the first part if it is not here."""
     gc.disable()  # until the agent knows better: most of what is made now stays
-    import json
 
     def sized() -> bytes:
         return take(int(take(8)))
@@ -113,16 +112,16 @@ def boot(take: Callable[[int], bytes], unpack: str) -> None:
     def say(word: str) -> None:
         os.write(1, word.encode() + b"\n")
 
-    hello = json.loads(sized())
+    first, rest = sized().decode().split()
+    hello = sized()
     code = Code(os.path.join(os.path.expanduser("~"), ".cache", "clustertool"), unpack)
     sys.meta_path.insert(0, code)
-    kept = code.find(hello["first"])
+    kept = code.find(first)
     say("have" if kept else "need")
-    if not kept and not code.late("receive", sized(), hello["first"]):
+    if not kept and not code.late("receive", sized(), first):
         say("damaged")
         return
     from clustertool.node.agent import main
 
-    hello["add"] = lambda data: code.late("receive", data, hello["rest"])
-    say("ready whole" if code.find(hello["rest"]) else "ready")
-    main(hello)
+    say("ready whole" if code.find(rest) else "ready")
+    main(hello, lambda data: code.late("receive", data, rest))

@@ -10,6 +10,8 @@ import contextlib
 import os
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
+from clustertool.node.beside import Beside
+
 LIBRARY = "libnvidia-ml.so.1"
 MODULE = "nvml-"
 _HYGON = 0x1D94  # PCI vendor
@@ -113,8 +115,6 @@ def _properties(path: str) -> Dict[str, int]:
 
 def within(seconds: float, do: Callable[[], Any], late: Any) -> Any:
     """What `do` returns, or `late`. A driver that hangs cannot be interrupted: its thread is left, and ends with the agent."""
-    import threading
-
     answer: List[Any] = []
     errors: List[Exception] = []
 
@@ -124,9 +124,7 @@ def within(seconds: float, do: Callable[[], Any], late: Any) -> Any:
         except (OSError, AttributeError, ValueError, RuntimeError, LookupError, TypeError) as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
+    Beside(run).wait(seconds)
     if errors:
         raise errors[0]
     return answer[0] if answer else late

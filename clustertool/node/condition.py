@@ -8,6 +8,8 @@ import resource
 import socket
 from typing import Any, Dict, List, Optional, Tuple
 
+from clustertool.node.beside import Beside
+
 _LIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "memlock": resource.RLIMIT_MEMLOCK}
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
@@ -75,8 +77,6 @@ def _mtu(nic: str) -> int:
 
 def resolved(name: str, seconds: float = 1.0) -> Optional[str]:
     """What the name service says of a name: "" if it says there is no such name, None if it does not answer in time."""
-    import threading
-
     found: List[str] = []
 
     def ask() -> None:
@@ -85,7 +85,5 @@ def resolved(name: str, seconds: float = 1.0) -> Optional[str]:
         except (OSError, UnicodeError):
             found.append("")
 
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(seconds)
+    Beside(ask).wait(seconds)
     return found[0] if found else None

@@ -7,7 +7,6 @@ it), or when nobody listens; one that died is started again, a few times. Nothin
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -94,6 +93,8 @@ class Gauge:
 
     def _become(self, sock: socket.socket, parent: int) -> None:
         """In the child: never returns. It keeps none of the supervisor's descriptors: locks and ports are held by them."""
+        import ctypes
+
         try:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
             os.setsid()

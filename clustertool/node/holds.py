@@ -10,14 +10,12 @@ import contextlib
 import errno
 import os
 import pwd
-import re
 import socket
 from typing import Dict, List, Optional, Sequence
 
 from clustertool.errors import PortHeld
 
 _PREFIX = "clustertool/port/"
-_LISTED = re.compile(rf" @{_PREFIX}([0-9]{{1,5}})/([0-9]{{1,10}})$", re.M)
 _MOST = 128  # a pserver may have a thousand ports: descriptors are few, and its first one stands for the others
 
 
@@ -55,10 +53,19 @@ class Holds:
 
 def held() -> Dict[int, int]:
     """Ports that jobs hold, of whatever user -> uid."""
+    found: Dict[int, int] = {}
     with contextlib.suppress(OSError):
         with open("/proc/net/unix", errors="replace") as file:
-            return {int(port): int(uid) for port, uid in _LISTED.findall(file.read())}
-    return {}
+            for line in file:
+                port, slash, uid = line.rstrip("\n").partition(" @" + _PREFIX)[2].partition("/")
+                if slash and _number(port, 5) and _number(uid, 10):
+                    found[int(port)] = int(uid)
+    return found
+
+
+def _number(text: str, digits: int) -> bool:
+    """Anybody can have a name that looks like ours."""
+    return text.isdecimal() and text.isascii() and len(text) <= digits
 
 
 def owner(uid: Optional[int]) -> str:

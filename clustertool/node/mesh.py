@@ -12,12 +12,12 @@ import os
 import select
 import socket
 import struct
-import threading
 import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from clustertool.errors import PreflightError
 from clustertool.node import claims, ports
+from clustertool.node.beside import Beside
 
 _STRANGER = 2.0  # seconds within which a token is due
 _MOST = 512  # connections of one listener at a time
@@ -64,7 +64,6 @@ def _open(asked: Mapping[str, Any]) -> Dict[str, Any]:
             found[port] = _socket(bind, port, ":" in address)
     if found:
         _listening.append(_Listener(list(found.values()), str(asked["token"]).encode(), int(asked["node"])))
-        _listening[-1].start()
     return {"ports": sorted(found)}
 
 
@@ -98,9 +97,8 @@ class _Peer:
         self.bytes = 0
 
 
-class _Listener(threading.Thread):
+class _Listener:
     def __init__(self, sockets: Sequence[socket.socket], token: bytes, node: int) -> None:
-        super().__init__(daemon=True)
         self._token, self._answer = token, f"{node:08d}".encode()
         self._poll = select.epoll()
         self._peers: Dict[int, _Peer] = {}
@@ -108,8 +106,9 @@ class _Listener(threading.Thread):
         self._bell, self._ring = os.pipe()
         for fd in (self._bell, *self._doors):
             self._poll.register(fd, select.EPOLLIN)
+        self._thread = Beside(self._run)
 
-    def run(self) -> None:
+    def _run(self) -> None:
         tidy = time.monotonic() + _TIDY
         while True:
             for fd, _ in self._poll.poll(_TIDY):
@@ -127,7 +126,7 @@ class _Listener(threading.Thread):
 
     def end(self) -> None:
         os.write(self._ring, b"!")
-        self.join(5.0)
+        self._thread.wait(5.0)
 
     def _leave(self) -> None:
         for sock in [*self._doors.values(), *(peer.sock for peer in self._peers.values())]:

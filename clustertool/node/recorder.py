@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import threading
 import time
+from _thread import allocate_lock
 from collections import deque
 from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.node import files, processes
+from clustertool.node.beside import Beside
 from clustertool.node.processes import Process, Stat
 from clustertool.plan.outcome import Key
 from clustertool.plan.paths import OURS
@@ -58,8 +59,9 @@ class Recorder:
         self._at = 0.0
         self._pause = EVERY
         self._words: Deque[Optional[Word]] = deque()  # for the thread; None: there will be no more
-        self._ready = threading.Semaphore(0)  # the two are a queue, whose module takes half a millisecond to import
-        self._thread: Optional[threading.Thread] = None
+        self._none = allocate_lock()  # held as long as there is no word; the module queue takes half a millisecond to import
+        self._none.acquire()
+        self._thread: Optional[Beside] = None
         self._busy = False
 
     def turn(self, members: Sequence[Process], ranks: Sequence[Running]) -> None:
@@ -69,26 +71,26 @@ class Recorder:
             return
         self._at = now + self._pause
         if self._thread is None:
-            thread = threading.Thread(target=self._work, name="recorder", daemon=True)
             try:
-                thread.start()
+                self._thread = Beside(self._work)
             except RuntimeError:  # the user may have no process to spare; a later turn tries again
                 return
-            self._thread = thread
         self._busy = True
         self._put((time.time(), members, ranks))
 
     def close(self) -> None:
         if self._thread is not None:
             self._put(None)
-            self._thread.join(_FAREWELL)
+            self._thread.wait(_FAREWELL)
 
     def _put(self, word: Optional[Word]) -> None:
         self._words.append(word)
-        self._ready.release()
+        if self._none.locked():
+            self._none.release()
 
     def _get(self) -> Optional[Word]:
-        self._ready.acquire()
+        while not self._words:
+            self._none.acquire()
         return self._words.popleft()
 
     def _work(self) -> None:

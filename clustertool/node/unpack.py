@@ -28,10 +28,13 @@ def receive(code: Any, data: bytes, digest: str) -> bool:
 
 def compile_part(code: Any, digest: str) -> None:
     """All of it, which takes 20 ms; the next start finds it done."""
+    import __future__  # it is left out of what is sent: no module of ours need import it
+
+    lazily = __future__.annotations.compiler_flag
     index: Dict[str, Tuple[bool, int, int]] = {}
     body = b""
     for name, text in _texts(code, digest).items():
-        made = marshal.dumps(compile(text, name, "exec", dont_inherit=True))
+        made = marshal.dumps(compile(text, name, "exec", lazily, dont_inherit=True))
         index[_module(name)] = name.endswith("__init__.py"), len(body), len(body) + len(made)
         body += made
     head = marshal.dumps(index)

@@ -79,9 +79,9 @@ class Agent:
         self._skip_to(mark)
         boot, first, rest = pyz.shipped()
         root = self.host.root_dir or cluster.root_dir
-        hello = json.dumps({"first": first.digest, "rest": rest.digest, "root_dir": root, "entry": self.host.entry}).encode()
+        hello = json.dumps({"root_dir": root, "entry": self.host.entry}).encode()
         asked = b"%s\n%s\n%s\n" % (cluster.python.encode(), os.fsencode(root), unless.encode())
-        start = pyz.LOADER + _sized(boot) + _sized(hello)
+        start = pyz.LOADER + _sized(boot) + _sized(f"{first.digest} {rest.digest}".encode()) + _sized(hello)
         self._channel.sendall(asked if unless else asked + start)
         word = self._word(cluster)
         if unless and word == "held":

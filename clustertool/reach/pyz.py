@@ -16,14 +16,14 @@ import secrets
 import threading
 import tokenize
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 _ROOT = Path(__file__).resolve().parent.parent
-_PARTS = ("__init__.py", "errors.py", "plan/*.py", "node/*.py")
+_PARTS = ("__init__.py", "errors.py", "light/*.py", "plan/*.py", "node/*.py")
 _AGENT = "node/agent.py"
 _EARLY = (_AGENT, "node/probe.py", "node/meet.py", "node/relay.py", "node/releases.py")
 EARLY = frozenset({"probe", "meet", "patch", "relay", "unrelay", "relayed"})  # requests that need no more than the first part
@@ -108,11 +108,14 @@ def program(name: str) -> str:
 
 def make(sources: Mapping[str, str]) -> Shipped:
     """All that travels, of these sources by their names below the package."""
-    texts = {name: light(lean(text)) for name, text in sources.items()}
+    stand_ins = {Path(name).stem for name in sources if name.startswith("light/")} - {"__init__"}
+    texts = {}
+    for name, text in sources.items():
+        texts[name] = light(lean(text), () if name.startswith("light/") else stand_ins)
     packages = {name for name in texts if name.endswith("__init__.py")}
     first = _reached(texts, _EARLY, "^") | packages
     rest = _reached(texts, (_AGENT,), "^ *") - first
-    boot = texts["node/boot.py"] + f"boot(take, {texts['node/unpack.py']!r})\n"
+    boot = bare(sources["node/boot.py"]) + f"\nboot(take, {bare(sources['node/unpack.py'])!r})\n"
     return Shipped(zlib.compress(boot.encode(), 9), _pack(texts, first), _pack(texts, rest))
 
 
@@ -158,15 +161,41 @@ def lean(text: str) -> str:
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def light(text: str) -> str:
-    """A module that imports what it needs of typing at run time from plan/light.py, and the rest not at all."""
+def light(text: str, stand_ins: Container[str]) -> str:
+    """A module that imports modules of clustertool.light in place of those they stand for, and of typing what runs at all."""
     lines, tree = text.splitlines(), ast.parse(text)
     needed = _evaluated(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module == "typing":
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            _replace(lines, node, '""')  # it is a module, too; node/unpack.py tells the compiler
+        elif isinstance(node, ast.ImportFrom) and node.module == "typing":
             names = ", ".join(alias.name for alias in node.names if alias.name in needed)
-            _replace(lines, node, f"from clustertool.plan.light import {names}" if names else '""')
+            _replace(lines, node, f"from clustertool.light.typing import {names}" if names else '""')
+        elif isinstance(node, ast.ImportFrom) and node.module in stand_ins and not node.level:
+            _replace(lines, node, f"from clustertool.light.{ast.unparse(node)[len('from ') :]}")
+        elif isinstance(node, ast.Import) and node.names[0].name in stand_ins:
+            _replace(lines, node, f"from clustertool.light {ast.unparse(node)}")
     return "\n".join(lines) + "\n"
+
+
+class _Bare(ast.NodeTransformer):
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        return ast.arg(node.arg)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.returns = None
+        return self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        return ast.Assign([node.target], node.value or ast.Constant(None), lineno=node.lineno)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
+        return None if node.module in ("__future__", "typing") else node
+
+
+def bare(text: str) -> str:
+    """A module without comments and types: of what is compiled at each start, before anything of ours is there."""
+    return ast.unparse(_Bare().visit(ast.parse(lean(text))))
 
 
 def _replace(lines: list[str], node: ast.stmt, text: str) -> None:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import ast
 import json
 import os
+import shlex
+import sys
 import threading
 import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from clustertool.errors import ClustertoolError, InternalError, PreflightError, Unreachable
-from clustertool.plan import light
 from clustertool.reach import pyz
 from tests.node.harness import Bench, Client, Node, old_pythons
 
 PACKAGE = Path(pyz.__file__).parents[1]
+STAND_INS = {path.stem for path in (PACKAGE / "light").glob("[!_]*.py")}
 ARCHIVE = 10_000  # bytes; what a start sends without the archive is far less
 
 
@@ -271,7 +272,7 @@ def test_both_parts_are_small() -> None:
 def test_lean_code_is_the_same_code_on_the_same_lines() -> None:
     for path in sorted((PACKAGE / "node").glob("*.py")):
         text = path.read_text()
-        lean = pyz.light(pyz.lean(text))
+        lean = pyz.light(pyz.lean(text), STAND_INS)
         assert len(lean.splitlines()) == len(text.splitlines())
         assert shape(lean) == shape(text), path
     assert pyz.lean('def f():  # x\n    """é\n    ü"""\n    return "# no comment"\n') == (
@@ -280,58 +281,67 @@ def test_lean_code_is_the_same_code_on_the_same_lines() -> None:
 
 
 def shape(text: str) -> list[tuple[str, int]]:
-    """Every statement but docstrings and imports of types, and where it stands."""
+    """Every statement but docstrings and imports of what there are stand-ins for, and where it stands."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-            node.body = [one for one in node.body if not says_nothing(one)] or [ast.Pass(lineno=1)]
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            body[:] = [one for one in body if not says_nothing(one)] or [ast.Pass(lineno=1)]
     return [(ast.unparse(node), node.lineno) for node in ast.walk(tree) if isinstance(node, ast.stmt)]
 
 
 def says_nothing(node: ast.stmt) -> bool:
     if isinstance(node, ast.ImportFrom):
-        return node.module in ("typing", "clustertool.plan.light")
+        return node.module in ("__future__", "clustertool.light.typing", "clustertool.light", *STAND_INS)
+    if isinstance(node, ast.Import):
+        return node.names[0].name in STAND_INS
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def test_types_are_light() -> None:
-    """Nothing of typing is imported on a node; what is evaluated there comes from plan/light.py."""
+    """Nothing of typing is imported on a node; what is evaluated there comes from light/typing.py."""
     future, rest = "from __future__ import annotations", ["Names = List[str]", "def f(x: Dict[str, Any]) -> Names: ..."]
     imports = ["from typing import (", "    Any, Dict,", "    List)"]
-    shipped = "from clustertool.plan.light import "
-    assert pyz.light("\n".join([future, *imports, *rest])).splitlines() == [future, shipped + "List", "", "", *rest]
-    assert pyz.light("\n".join([*imports, *rest])).splitlines() == [shipped + "Any, Dict, List", "", "", *rest]
-    assert pyz.light(f"{future}\nfrom typing import Any\nx: Any = 1\n") == f'{future}\n""\nx: Any = 1\n'
+    shipped = "from clustertool.light.typing import "
+    assert pyz.light("\n".join([future, *imports, *rest]), ()).splitlines() == ['""', shipped + "List", "", "", *rest]
+    assert pyz.light("\n".join([*imports, *rest]), ()).splitlines() == [shipped + "Any, Dict, List", "", "", *rest]
+    assert pyz.light(f"{future}\nfrom typing import Any\nx: Any = 1\n", ()) == '""\n""\nx: Any = 1\n'
     assert "from typing" in pyz.program("node/framework.py"), "it runs where nothing of ours is"
+
+
+def test_imports_are_light() -> None:
+    text = "import json\nimport os\ndef f():\n    from signal import SIGKILL as K, SIGTERM\n    import json\n"
+    light = [
+        "from clustertool.light import json", "import os", "def f():",
+        "    from clustertool.light.signal import SIGKILL as K, SIGTERM", "    from clustertool.light import json",
+    ]  # fmt: skip
+    assert pyz.light(text, {"json", "signal"}).splitlines() == light
+    assert pyz.light(text, ()) == text
+    slow = {"__future__", *STAND_INS}
     for part in pyz.shipped()[1:]:
-        assert not [name for name, text in json.loads(zlib.decompress(part.data)).items() if "from typing" in text or
-                    "import typing" in text and not name.endswith("framework.py")]
+        for name, text in json.loads(zlib.decompress(part.data)).items():
+            tree = list(ast.walk(ast.parse(text)))
+            found = {node.module for node in tree if isinstance(node, ast.ImportFrom)}
+            found |= {alias.name for node in tree if isinstance(node, ast.Import) for alias in node.names}
+            stood_for = Path(name).stem if "/light/" in name else ""
+            assert not found & slow - {stood_for}, name
 
 
-class Point(light.NamedTuple):
-    x: int
-    y: int = 2
-
-    def sum(self) -> int:
-        return self.x + self.y
-
-
-def test_light_named_tuples() -> None:
-    one = Point(1)
-    assert one == (1, 2) == Point(1, 2) == Point(x=1) and (one.x, one.y) == (1, 2)
-    assert Point(y=5, x=1).sum() == 6 and Point(1, y=7).sum() == 8
-    assert repr(one) == "Point(x=1, y=2)"
-    assert one._replace(x=4) == (4, 2) and one._asdict() == {"x": 1, "y": 2}
-    assert {one: 1}[Point(1)] == 1 and isinstance(one, tuple)
-    first, second = one
-    assert (first, second) == (1, 2)
-    wrong: list[tuple[Any, dict[str, Any]]] = [((), {}), ((1, 2, 3), {}), ((1,), {"x": 1}), ((1,), {"z": 1})]
-    for values, named in wrong:
-        with pytest.raises(TypeError, match="Point has the fields x, y"):
-            Point(*values, **named)
-    with pytest.raises(AttributeError):
-        one.x = 5  # type: ignore[misc]
-    assert light.Dict[str, light.Optional[light.Tuple[int, ...]]] and not light.TYPE_CHECKING
+def test_an_agent_imports_little(bench: Bench, tmp_path: Path) -> None:
+    """Many nodes start one at once, and what Python imports is most of what that costs."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -X importtime "$@" 2> "$0.$$"\n')
+    python.chmod(0o755)
+    (where,) = bench.nodes(1, python=str(python))
+    where.open()  # compiles
+    client = where.open()
+    client.ask("probe", root_dir=str(where.root))
+    client.ask("patch", release="r", base="b", steps=[], manifest="m", groups=None, pieces={})
+    _, said = sorted(tmp_path.glob("python.*"), key=lambda path: path.stat().st_mtime_ns)
+    imported = {line.rpartition("|")[2].strip() for line in said.read_text().splitlines()}
+    assert {"clustertool.node.probe", "clustertool.node.releases", "_socket", "_json"} <= imported
+    slow = "__future__ collections ctypes enum functools re ssl subprocess threading".split()
+    assert not imported & {*STAND_INS, *slow}
 
 
 def test_a_dispatch_needs_no_more_than_the_first_part(bench: Bench, fresh: Path) -> None:
