@@ -49,6 +49,8 @@ def loads(text: Any) -> Any:
     if not isinstance(text, str):
         text = bytes(text).decode("utf-8", "surrogatepass")
     text = text.strip(_SPACE)
+    if not text:  # what follows the last line of a file
+        raise ValueError("no JSON, but nothing at all")
     try:
         value, end = _scan(text, 0)
     except (StopIteration, SystemError):

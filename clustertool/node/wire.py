@@ -35,6 +35,8 @@ def context(certificate: str, key: str, server: bool) -> ssl.SSLContext:
     ctx.load_verify_locations(cadata=certificate)
     with _in_memory(certificate) as public, _in_memory(key) as private:
         ctx.load_cert_chain(public, private)
+    if server and hasattr(ctx, "num_tickets"):
+        ctx.num_tickets = 0  # nobody resumes a connection
     return ctx
 
 

@@ -30,6 +30,8 @@ EARLY = frozenset({"probe", "meet", "patch", "relay", "unrelay", "relayed"})  # 
 _IMPORT = r"from clustertool(?:\.(\w+))?(?:\.(\w+))? import ([\w, ]+)"
 
 
+_Cut = tuple[int, int, int]  # line, from 1, and columns
+
 _making = threading.Lock()
 
 
@@ -149,16 +151,41 @@ def _part(data: bytes) -> Part:
 
 
 def lean(text: str) -> str:
-    """A module without comments and docstrings, each statement on its line."""
-    lines = text.splitlines()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            row, column = token.start
-            lines[row - 1] = lines[row - 1][:column]
-    for node in ast.walk(ast.parse(text)):
+    """A module without comments, docstrings and the types of its functions, each statement on its line."""
+    lines, tree = text.splitlines(), ast.parse(text)
+    for row, start, end in sorted({*_comments(text), *_types(lines, tree)}, reverse=True):
+        lines[row - 1] = lines[row - 1][:start] + lines[row - 1][end:]
+    for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node, False) is not None:
             _replace(lines, node.body[0], '""')
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _comments(text: str) -> Iterator[_Cut]:
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield (*token.start, token.end[1])
+
+
+def _types(lines: list[str], tree: ast.Module) -> Iterator[_Cut]:
+    """Annotations that nothing looks at, where they are easily cut: on a line that is plain text, and not on two."""
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        for node in ast.walk(function):
+            if isinstance(node, ast.arg) and node.annotation is not None:
+                start, noted = node.col_offset + len(node.arg), node.annotation
+            elif isinstance(node, ast.AnnAssign) and node.value is not None:
+                start, noted = node.target.end_col_offset or 0, node.annotation
+            elif isinstance(node, ast.FunctionDef) and node.returns is not None:
+                start, noted = -1, node.returns
+            else:
+                continue
+            line = lines[noted.lineno - 1]
+            if start < 0:
+                start = line.rindex(" ->", 0, noted.col_offset)
+            if noted.lineno == noted.end_lineno and line.isascii():
+                yield noted.lineno, start, noted.end_col_offset or 0
 
 
 def light(text: str, stand_ins: Container[str]) -> str:

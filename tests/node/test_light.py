@@ -8,6 +8,7 @@ import math
 import os
 import signal as real_signal
 import socket as real_socket
+import ssl as real_ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +16,9 @@ from typing import Any
 
 import pytest
 
-from clustertool.light import contextlib, json, signal, socket, typing
+from clustertool.light import collections, contextlib, json, signal, socket, ssl, typing
+from clustertool.node import wire
+from clustertool.reach.identity import certificate
 
 VALUES: list[Any] = [
     None, True, 0, -1, 1 << 70, 0.1, -2.5e300, "", "a\"\\b\n\x00\u20ac\U0001f600\udcff", [], {}, [[], {}, [1, [2]]],
@@ -54,7 +57,7 @@ def test_json_refuses_the_same() -> None:
     assert math.isinf(json.loads(json.dumps(-math.inf))) and json.JSONDecodeError is real_json.JSONDecodeError
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"a"}', "1 2", "nul", '"\x01"'])
+@pytest.mark.parametrize("text", ["{", '{"a"}', "1 2", "nul", '"\x01"'])
 def test_json_refuses_before_json_is_there(text: str) -> None:
     """The C code raises errors of a module that may not be imported yet."""
     code = (
@@ -159,6 +162,89 @@ def test_sockets() -> None:
             one.send(b"y")
             assert other.recv(5) == b"y"
     assert socket.create_connection is real_socket.create_connection
+
+
+KINDS = {"light": ssl, "real": real_ssl}
+MINE, OTHER = certificate(), certificate()
+
+
+def context(kind: str, pair: tuple[str, str], server: bool) -> Any:
+    """By the very function that nodes use."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "ssl", KINDS[kind])
+        return wire.context(*pair, server)
+
+
+def handshake(server: Any, client: Any) -> tuple[Any, Any, list[Exception]]:
+    """Both ends of a pair, and what they refused."""
+    ends = []
+    for one, ctx, side in zip(real_socket.socketpair(), (server, client), (True, False)):
+        one.setblocking(False)
+        ends.append(ctx.wrap_socket(one, server_side=side, do_handshake_on_connect=False))
+    refused: list[Exception] = []
+    for _ in range(20):
+        for end in ends:
+            try:
+                end.do_handshake()
+                end.recv(1)  # a client of TLS 1.3 hears only now that it is refused
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                continue
+            except OSError as error:
+                refused.append(error)
+    return ends[0], ends[1], refused
+
+
+@pytest.mark.parametrize("server", KINDS)
+@pytest.mark.parametrize("client", KINDS)
+def test_tls(server: str, client: str) -> None:
+    """Each with each: what is said arrives, nothing is there where nothing was said, an end is an end."""
+    one, other, refused = handshake(context(server, MINE, True), context(client, MINE, False))
+    assert not refused
+    for sender, receiver in ((one, other), (other, one)):
+        with pytest.raises(ssl.SSLWantReadError):
+            receiver.recv(10)
+        assert sender.send(memoryview(b"hello")) == 5
+        assert (receiver.recv(3), receiver.recv(100)) == (b"hel", b"lo")
+    one.send(b"last")
+    assert one.fileno() >= 0
+    one.close()
+    assert (other.recv(100), other.recv(100)) == (b"last", b"")
+    other.close()
+    assert other.fileno() == -1
+
+
+@pytest.mark.parametrize("server", KINDS)
+@pytest.mark.parametrize("client", KINDS)
+def test_tls_takes_members_only(server: str, client: str) -> None:
+    for mine, theirs in ((MINE, OTHER), (OTHER, MINE)):
+        one, other, refused = handshake(context(server, mine, True), context(client, theirs, False))
+        assert any("certificate verify failed" in str(error) for error in refused)
+    bare = KINDS[client].SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    assert (bare.verify_mode, bare.check_hostname) == (ssl.CERT_REQUIRED, True), "what nobody has said is the careful way"
+    bare.check_hostname, bare.verify_mode = False, ssl.CERT_NONE
+    one, other, refused = handshake(context(server, MINE, True), bare)
+    assert any("did not return a certificate" in str(error) for error in refused), "nor one without any"
+
+
+def test_contexts_are_as_careful() -> None:
+    for server in (True, False):
+        ours, theirs = (context(kind, MINE, server) for kind in KINDS)
+        for name in ("options", "verify_mode", "verify_flags", "check_hostname", "minimum_version", "maximum_version"):
+            assert int(getattr(ours, name)) == int(getattr(theirs, name)), name
+        assert [cipher["name"] for cipher in ours.get_ciphers()] == [cipher["name"] for cipher in theirs.get_ciphers()]
+
+
+def test_another_python_has_no_ssl_of_c_that_we_know() -> None:
+    code = (
+        "import ssl as real; real._ssl._SSLContext = object; from clustertool.light import ssl;"
+        "assert ssl.SSLContext is real.SSLContext and ssl.SSLWantReadError is real.SSLWantReadError"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_collections() -> None:
+    assert collections.deque([1, 2]).popleft() == 1
+    assert collections.Counter("aa")["a"] == 2
 
 
 class Point(typing.NamedTuple):
