@@ -40,6 +40,14 @@ if _known:
                     return b""
                 raise
 
+        def recv_into(self, buffer: Any) -> int:
+            try:
+                return int(self._tls.read(len(buffer), buffer))
+            except _ssl.SSLError as error:
+                if error.args[0] == _ssl.SSL_ERROR_EOF:
+                    return 0
+                raise
+
     class SSLContext(_Context):  # type: ignore[misc]
         def wrap_socket(self, sock: Any, server_side: bool = False, do_handshake_on_connect: bool = False) -> SSLSocket:
             return SSLSocket(sock, self, server_side)

@@ -14,11 +14,11 @@ import ssl
 from collections import deque
 from typing import Deque, Iterator, List, Optional, Tuple
 
-from clustertool.plan.frames import Decoder, FrameError, Header, head
+from clustertool.plan.frames import Decoder, Frame, FrameError, Header, head
 
 _CHUNK = 1 << 16
+_RECORD = 1 << 14  # what TLS gives at a time
 _TURN = 1 << 20  # bytes read before others have their turn
-Frame = Tuple[Header, bytes]
 
 
 def beat(loss_timeout: float) -> float:
@@ -61,7 +61,7 @@ class Wire:
         self._tls: Optional[ssl.SSLSocket] = None
         self._context = ctx
         self._server = server
-        self._decoder = Decoder(max_header, max_payload)
+        self._decoder = Decoder(max_header, max_payload, apart=_CHUNK)
         self._limit = _TURN if max_payload else 0
         self._out: Deque[memoryview] = deque()
         self._wants_write = not server  # a client's connect() shows itself by becoming writable
@@ -137,11 +137,10 @@ class Wire:
         self.more = False
         while True:
             try:
-                data = tls.recv(_CHUNK)
-                if not data:
+                size = self._receive(tls, frames)
+                if not size:
                     raise ConnectionError("closed by the other side")
-                frames += self._decoder.feed(data)
-                self.got += len(data)
+                self.got += size
                 if self.got >= end > self._limit > 0:
                     self.more = True
                     return frames
@@ -151,6 +150,17 @@ class Wire:
                 if frames:
                     return frames
                 raise
+
+    def _receive(self, tls: ssl.SSLSocket, frames: List[Frame]) -> int:
+        """Bytes that came now; 0: there will be no more. Pieces go where they stay: they are large."""
+        room = self._decoder.room()
+        if room is None:
+            data = tls.recv(_RECORD)
+            frames += self._decoder.feed(data)
+            return len(data)
+        size = tls.recv_into(room)
+        frames += self._decoder.taken(size)
+        return size
 
     def _flush(self, tls: ssl.SSLSocket) -> None:
         self._wants_write = False

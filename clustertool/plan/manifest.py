@@ -86,7 +86,7 @@ def name_of(data: bytes) -> str:
 
 def _sha256(size: int) -> Any:
     """hashlib's is five times as fast for much data and takes 5 ms to load, which is most of what a small patch takes."""
-    if size < _LITTLE and "hashlib" not in sys.modules:
+    if size < _LITTLE and "_hashlib" not in sys.modules:
         for module in ("_sha2", "_sha256"):  # as Python calls its own
             try:
                 return __import__(module).sha256

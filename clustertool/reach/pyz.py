@@ -114,8 +114,8 @@ def make(sources: Mapping[str, str]) -> Shipped:
     texts = {}
     for name, text in sources.items():
         texts[name] = light(lean(text), () if name.startswith("light/") else stand_ins)
-    packages = {name for name in texts if name.endswith("__init__.py")}
-    first = _reached(texts, _EARLY, "^") | packages
+    anywhere = {name for name in texts if name.endswith("__init__.py") or name.startswith("light/")}
+    first = _reached(texts, _EARLY, "^") | anywhere
     rest = _reached(texts, (_AGENT,), "^ *") - first
     boot = bare(sources["node/boot.py"]) + f"\nboot(take, {bare(sources['node/unpack.py'])!r})\n"
     return Shipped(zlib.compress(boot.encode(), 9), _pack(texts, first), _pack(texts, rest))

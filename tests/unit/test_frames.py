@@ -50,6 +50,30 @@ def test_a_payload_is_bytes_of_its_own() -> None:
     assert type(first) is bytes
 
 
+LARGE = [({"n": 1}, bytes(range(256)) * 3), ({"n": 2}, b"small"), ({"n": 3}, b"y" * 300), ({"n": 4}, b"z" * 256)]
+
+
+@pytest.mark.parametrize("step", [1, 7, 255, 256, 300, 5000])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_large_payloads_are_read_in_place(step: int, in_place: bool) -> None:
+    """Or not; from whichever byte on, the frames are the same, and those behind them too."""
+    stream, found = b"".join(encode(*frame) for frame in LARGE), []
+    decoder, rooms = Decoder(apart=256), 0
+    while stream:
+        room = decoder.room()
+        if room is not None and in_place:
+            size = min(step, len(room), len(stream))
+            room[:size] = stream[:size]
+            found += decoder.taken(size)
+            rooms += 1
+        else:
+            size = min(step, len(stream))
+            found += decoder.feed(stream[:size])
+        stream = stream[size:]
+    assert found == LARGE and decoder.room() is None
+    assert bool(rooms) == (in_place and step < 5000)
+
+
 def raw(header: bytes, payload: bytes = b"") -> bytes:
     return struct.pack(">II", len(header), len(payload)) + header + payload
 
