@@ -202,6 +202,7 @@ class Relay:
             self._new = time.monotonic()
             self._sources = [(str(address), int(port)) for address, port in header["sources"]]
             self._degree = int(header["degree"])
+            self._connect(self._new)
         elif what == "piece":
             self._came(int(header["i"]), payload, None)
         elif what == "end":

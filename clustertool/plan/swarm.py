@@ -13,11 +13,12 @@ def degree(count: int) -> int:
 def sources(count: int, me: int) -> List[int]:
     """All other nodes, in the order in which `me` tries them as sources.
 
-    The first ones are those of a de Bruijn graph: with d of them, the sources of i are d*i .. d*i+d-1 (modulo count). A piece
-    is then everywhere after log_d(count) steps, and each node is a source of as many others as it has sources itself.
+    The first ones are those of Imase and Itoh's graph: with d of them, the sources of i are -d*i-1 .. -d*i-d (modulo count). A
+    piece is then everywhere after log_d(count) steps, and each node is a source of as many others as it has sources itself.
+    (A de Bruijn graph does as much, but its node 0, which gets most of what the laptop sends, is a source of its own.)
     """
     d = degree(count)
-    first = [(d * me + digit) % count for digit in range(d)]
+    first = [(-d * me - digit) % count for digit in range(1, d + 1)]
     rest = [(me - distance) % count for distance in range(1, count)]
     found: List[int] = []
     for node in [*first, *rest]:

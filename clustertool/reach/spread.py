@@ -54,6 +54,7 @@ class _Node:
     alone: bool = False  # it reaches no other node: all it lacks comes from here
     direct: set[int] = field(default_factory=set)  # what it is to get from here, whoever else has it
     sending: float = 0.0  # when the last bytes for it went; 0: nothing is on its way
+    news: Header | None = None  # who its sources are, if it has not been told yet
     sent: int = 0
     between: int = 0
     wrong: int = 0
@@ -301,13 +302,24 @@ class Spread:
         with self._changed:
             order = [at for at, node in self._nodes.items() if node.ready and not node.failed] if self._relays else []
             places = [[self._facts[at].address, self._nodes[at].port] for at in order]
-        for me, at in enumerate(order):
-            some = [places[other] for other in swarm.sources(len(order), me)[:_SOURCES]]
-            try:
-                self._fleet.agents[at].tell_relay({"k": "sources", "sources": some, "degree": swarm.degree(len(order))})
-            except ClustertoolError as error:
-                with self._changed:
-                    self._fail(at, error)
+            for me, at in enumerate(order):
+                some = [places[other] for other in swarm.sources(len(order), me)[:_SOURCES]]
+                self._nodes[at].news = {"k": "sources", "sources": some, "degree": swarm.degree(len(order))}
+        for at in order:
+            self._tell_news(at)
+
+    def _tell_news(self, at: int) -> None:
+        """Not while a piece is on its way there: all others would wait for that, and what it gets can be had from it anyway."""
+        with self._changed:
+            node = self._nodes[at]
+            if node.news is None or node.sending:
+                return
+            news, node.news = node.news, None
+        try:
+            self._fleet.agents[at].tell_relay(news)
+        except ClustertoolError as error:
+            with self._changed:
+                self._fail(at, error)
 
     def _planned(self) -> int:
         """Bytes that the uplink will have carried, as far as one can tell."""
@@ -393,3 +405,4 @@ class Spread:
                 if not node.alone:
                     self._seeded.setdefault(piece, time.monotonic())
             self._changed.notify_all()
+        self._tell_news(at)
