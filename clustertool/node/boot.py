@@ -1,7 +1,7 @@
 """The boot makes the node's code importable, from what is kept here or from what the laptop sends, and starts the agent.
 
-It travels as text with every command (reach/pyz.py), and each node compiles it: so it is short, and what only a node needs
-that does not have the code yet, or not compiled, is unpack.py, which goes with it and is run on demand.
+It travels as text with every command (reach/pyz.py), so it is short; what only a node needs that does not have the code yet,
+or not compiled, is unpack.py, which goes with it and is run on demand.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import marshal
 import os
 import sys
 import zlib
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 
 class Code:
@@ -24,14 +24,11 @@ class Code:
     def __init__(self, place: str, unpack: str) -> None:
         self.place, self.unpack = place, unpack
         self.modules: Dict[str, Tuple[bool, Any]] = {}  # name -> whether it is a package, and its code by marshal
-        self.parts: Dict[str, bytes] = {}  # digest -> .pyz
-        self.unread: List[str] = []  # digests of parts that are here
+        self.parts: Dict[str, Optional[bytes]] = {}  # digest -> .pyz, None: it was not needed
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        while name not in self.modules:
-            if not self.unread or not name.startswith("clustertool"):
-                return None
-            self.load(self.unread.pop(0))
+        if name not in self.modules:
+            return None
         kind: Any = type(sys.__spec__)  # ModuleSpec, whose module takes a while to import
         return kind(name, self, is_package=self.modules[name][0])
 
@@ -52,22 +49,15 @@ class Code:
         return space[what](self, *arguments)
 
     def find(self, digest: str) -> bool:
-        """Whether a part is here, and whole."""
+        """Whether a part is here, and whole: compiled, or at least as it came."""
         try:
-            data = self.read(digest + ".pyz") if self.safe() else b""
-        except OSError:
-            return False
-        if self.digest(data) != digest:
-            return False
-        self.parts[digest] = data
-        self.unread.append(digest)
-        return True
-
-    def load(self, digest: str) -> None:
-        try:
+            if not self.safe():
+                return False
             self.take(self.read(self.name(digest)))
         except (OSError, ValueError):
-            self.late("compile_part", digest)
+            return os.path.exists(os.path.join(self.place, digest + ".pyz")) and bool(self.late("compile_kept", digest))
+        self.parts[digest] = None
+        return True
 
     def take(self, compiled: bytes) -> None:
         """Raises ValueError."""
@@ -91,19 +81,12 @@ class Code:
         """Of what this very Python makes of a part."""
         return f"{digest}.{sys.implementation.cache_tag}-{sys.hexversion:x}"
 
-    @staticmethod
-    def digest(data: bytes) -> str:
-        """By Python's own SHA-256: hashlib takes longer to import than this to run."""
-        for module in ("_sha2", "_sha256", "hashlib"):
-            try:
-                return str(__import__(module).sha256(data).hexdigest()[:32])
-            except ImportError:
-                continue
-        raise ImportError("this Python has no SHA-256")
 
+def boot(take: Callable[[int], bytes], unpack: str, fresh: Optional[bytes]) -> None:
+    """`take` gives so many bytes of what the laptop sends: the parts' digests, its hello, the first part if it is not here.
 
-def boot(take: Callable[[int], bytes], unpack: str) -> None:
-    """`take` gives so many bytes of what the laptop sends: the parts' digests, its hello, the first part if it is not here."""
+    `fresh`: what this very text came as, if it had to be compiled.
+    """
     gc.disable()  # until the agent knows better: most of what is made now stays
 
     def sized() -> bytes:
@@ -121,6 +104,8 @@ def boot(take: Callable[[int], bytes], unpack: str) -> None:
     if not kept and not code.late("receive", sized(), first):
         say("damaged")
         return
+    if fresh is not None:
+        code.late("keep_boot", fresh)
     from clustertool.node.agent import main
 
     say("ready whole" if code.find(rest) else "ready")

@@ -18,15 +18,40 @@ _OLD = 30 * 86400.0  # seconds after which what was kept goes, when something ne
 
 def receive(code: Any, data: bytes, digest: str) -> bool:
     """Take in a part that came. False if it is damaged."""
-    if code.digest(data) != digest:
+    if _digest(data) != digest:
         return False
     code.parts[digest] = data
     _keep(code, digest + ".pyz", data)
-    compile_part(code, digest)
+    _compile_part(code, digest)
     return True
 
 
-def compile_part(code: Any, digest: str) -> None:
+def compile_kept(code: Any, digest: str) -> bool:
+    """A part that is here as it came. False if it is not, or damaged."""
+    try:
+        data = code.read(digest + ".pyz")
+    except OSError:
+        return False
+    if _digest(data) != digest:
+        return False
+    code.parts[digest] = data
+    _compile_part(code, digest)
+    return True
+
+
+def keep_boot(code: Any, data: bytes) -> None:
+    """The compiled boot, behind what it came as: the next start that gets the same need not compile it (reach/pyz.py)."""
+    made = data + marshal.dumps(compile(zlib.decompress(data), "clustertool-boot", "exec"))
+    _keep(code, code.name("boot"), zlib.crc32(made).to_bytes(4, "big") + made)
+
+
+def _digest(data: bytes) -> str:
+    import hashlib
+
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
+def _compile_part(code: Any, digest: str) -> None:
     """All of it, which takes 20 ms; the next start finds it done."""
     import __future__  # it is left out of what is sent: no module of ours need import it
 
@@ -45,8 +70,10 @@ def compile_part(code: Any, digest: str) -> None:
 
 
 def source(code: Any, module: str) -> Optional[str]:
-    """The text of a module, as it was sent."""
-    for digest in code.parts:
+    """The text of a module, as it was sent; it may have been thrown away. Raises OSError."""
+    for digest, data in code.parts.items():
+        if data is None:
+            code.parts[digest] = code.read(digest + ".pyz")
         for name, text in _texts(code, digest).items():
             if _module(name) == module:
                 return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from clustertool.reach.here import HereLink
 
 Check = Callable[[], None]
 Ask = Callable[[str], str]
+_GARBAGE = 100_000  # objects
 
 
 class Fleet:
@@ -48,6 +50,8 @@ class Fleet:
         `unless`: a release; nodes that have it are in `held` and get no agent. `opened` hears of each agent, in its thread.
         `ahead`: seconds that the first host has for itself; among all it takes several times as long.
         """
+        gc.freeze()  # what was imported stays; and most of what many connections make does, so to look at it often is in vain
+        gc.set_threshold(_GARBAGE, 50, 50)
         gone = threading.Event()
 
         def connect(host: Host) -> Agent:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import marshal
 import os
 import shlex
 import sys
@@ -51,7 +52,7 @@ def kept(home: Path) -> Path:
 
 
 def compiled(home: Path) -> list[Path]:
-    return [path for path in cache(home).iterdir() if path.suffix != ".pyz"]
+    return [path for path in cache(home).iterdir() if path.suffix != ".pyz" and not path.name.startswith("boot")]
 
 
 def works(bench: Bench, where: Node) -> None:
@@ -76,16 +77,20 @@ def test_sent_once(bench: Bench, fresh: Path) -> None:
     assert [(path.stat().st_ino, path.stat().st_mtime_ns) for path in compiled(fresh)] == [before]
 
 
-def test_content_is_checked_at_every_start(bench: Bench, fresh: Path) -> None:
-    """A byte that has changed, a file that is cut, one that is gone: sent again, and whole again."""
+def test_content_is_checked(bench: Bench, fresh: Path) -> None:
+    """A byte that has changed, a file that is cut, one that is gone: sent again, and whole again, once a Python needs it."""
     where = node(bench, fresh)
     where.open()
     good = kept(fresh).read_bytes()
+    kept(fresh).write_bytes(b"")
+    assert not fetched(where.open()), "what was made of it is here"
     for bad in (bytes([good[0] ^ 1]) + good[1:], good[:-1] + bytes([good[-1] ^ 1]), good[:1000], b"", None):
         if bad is None:
             kept(fresh).unlink()
         else:
             kept(fresh).write_bytes(bad)
+        for path in compiled(fresh):
+            path.unlink()
         assert fetched(where.open())
         assert kept(fresh).read_bytes() == good
         assert not fetched(where.open())
@@ -103,6 +108,30 @@ def test_damaged_compiled_code(bench: Bench, fresh: Path) -> None:
         assert not fetched(where.open())
         assert where.probe()["problems"] == []
         assert made.read_bytes() == good
+
+
+def test_the_boot_is_compiled_once(bench: Bench, fresh: Path) -> None:
+    """And again where it is damaged, is another version's, or where others may write."""
+    where = node(bench, fresh)
+    where.open()
+    (boot,) = cache(fresh).glob("boot.*")
+    good, made = boot.read_bytes(), boot.stat().st_mtime_ns
+    where.open()
+    assert boot.stat().st_mtime_ns == made
+    code = marshal.dumps(compile("raise SystemExit('not ours')", "x", "exec"))
+    other = with_crc(zlib.compress(b"raise SystemExit('another version')") + code)
+    for bad in (good[:-1], good[:5], b"", bytes(len(good)), good[:900] + b"x" + good[901:], other):
+        boot.write_bytes(bad)
+        assert where.probe()["problems"] == []
+        where.open()
+        assert boot.read_bytes() == good
+    boot.write_bytes(with_crc(pyz.shipped().boot + code))
+    cache(fresh).chmod(0o777)
+    where.open()
+
+
+def with_crc(data: bytes) -> bytes:
+    return zlib.crc32(data).to_bytes(4, "big") + data
 
 
 def test_what_is_old_is_thrown_out(bench: Bench, fresh: Path) -> None:
@@ -143,7 +172,7 @@ def test_eight_first_starts_at_once(bench: Bench, fresh: Path) -> None:
         thread.join(60)
     assert failed == []
     assert not fetched(nodes[0].open())
-    assert sorted(path.suffix[:8] for path in cache(fresh).iterdir()) == [".cpython", ".pyz"]
+    assert sorted(path.suffix[:8] for path in cache(fresh).iterdir()) == [".cpython", ".cpython", ".pyz"]
 
 
 def homes(fresh: Path) -> Iterator[tuple[str, Path]]:
