@@ -55,12 +55,12 @@ def test_each_byte_crosses_the_uplink_once(site) -> None:
 def test_a_node_that_cannot_reach_others_is_served_by_the_laptop(site) -> None:
     three = site(3)
     three.lab.shape("uplink", "20mbit")  # else it may get all of it as the first that is there, and lack nothing
-    big(three, 4)
+    big(three, 10)
     firewall(three, 1)
     done = three.inv("dispatch", "-w", "job", "--json", timeout=120).ends(0)
     assert list(done.json["served"]) == ["node1"]
     assert "node1 was served by this machine, for it reached no other node: 10.77.0." in done.err
-    assert [whole(three, node) >= 4 << 20 for node in range(3)] == [True] * 3
+    assert [whole(three, node) >= 10 << 20 for node in range(3)] == [True] * 3
     quiet(three)
 
 

@@ -61,13 +61,13 @@ def test_what_it_has(rank: Rank) -> None:
     try:
         told = rank.said(
             "sh", "-c", "pwd; echo $A $RANK $CLUSTERTOOL_ATTEMPT; ulimit -n; ls -l /proc/self/fd | grep -c zero; : > made;"
-            "readlink /proc/self/fd/0; cut -d' ' -f6 /proc/$$/stat; echo $$; grep -E 'SigIgn|SigBlk' /proc/$$/status;"
-            "echo bad >&2", file_limit=200,
+            "readlink /proc/self/fd/0; cut -d' ' -f6 /proc/$$/stat; echo $$; echo bad >&2;"
+            "exec grep -E 'SigIgn|SigBlk' /proc/self/status", file_limit=200,  # a shell that starts something blocks signals
         )  # fmt: skip
     finally:
         os.close(leak)
         assert os.umask(mask) == 0o077
-    folder, values, limit, files, null, session, pid, blocked, ignored, bad = told.splitlines()
+    folder, values, limit, files, null, session, pid, bad, blocked, ignored = told.splitlines()
     assert (folder, values, limit, null, bad) == (str(rank.folder), "b c 3 0", "200", "/dev/null", "bad")
     assert files == "0", "what is open here is not open there"
     assert session == pid, "it leads a session"
