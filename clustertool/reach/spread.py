@@ -305,16 +305,16 @@ class Spread:
             for me, at in enumerate(order):
                 some = [places[other] for other in swarm.sources(len(order), me)[:_SOURCES]]
                 self._nodes[at].news = {"k": "sources", "sources": some, "degree": swarm.degree(len(order))}
-        for at in order:
+            idle = [at for at in order if not self._nodes[at].sending]  # behind a piece all others would wait
+        for at in idle:
             self._tell_news(at)
 
     def _tell_news(self, at: int) -> None:
-        """Not while a piece is on its way there: all others would wait for that, and what it gets can be had from it anyway."""
         with self._changed:
             node = self._nodes[at]
-            if node.news is None or node.sending:
-                return
             news, node.news = node.news, None
+        if news is None:
+            return
         try:
             self._fleet.agents[at].tell_relay(news)
         except ClustertoolError as error:
@@ -395,6 +395,7 @@ class Spread:
             good = False
             with self._changed:
                 self._fail(at, error)
+        self._tell_news(at)
         with self._changed:
             node.sending = 0.0
             node.sent += len(data)
@@ -405,4 +406,4 @@ class Spread:
                 if not node.alone:
                     self._seeded.setdefault(piece, time.monotonic())
             self._changed.notify_all()
-        self._tell_news(at)
+        self._tell_news(at)  # which may have come in the last moment
