@@ -40,9 +40,9 @@ class Ending:
         left = self._family.living()
         if left and now < self._kill_at:
             return None
+        left = self._kill(left)
         if not left and unreaped:
             return None
-        left = self._kill(left)
         left += self._strays(left)
         if left:
             self._give_up_at = self._give_up_at or now + _HOPELESS

@@ -54,7 +54,7 @@ def test_each_byte_crosses_the_uplink_once(site) -> None:
 
 def test_a_node_that_cannot_reach_others_is_served_by_the_laptop(site) -> None:
     three = site(3)
-    three.lab.shape("uplink", "20mbit")  # else it may get all of it as the first that is there, and lack nothing
+    three.lab.shape("uplink", "10mbit")  # else it may get all of it as the first that is there, and lack nothing
     big(three, 10)
     firewall(three, 1)
     done = three.inv("dispatch", "-w", "job", "--json", timeout=120).ends(0)

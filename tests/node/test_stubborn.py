@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from clustertool.node import family, files, processes
+from clustertool.node.ending import Ending
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, alive, look, state, until
 
@@ -97,6 +99,19 @@ def test_failure_ends_the_stubborn(bench: Bench) -> None:
         assert (outcome["state"], outcome["code"], outcome["culprits"]) == ("failed", 7, [["trainer", 0]])
         assert outcome["victims"] == [["trainer", 1], ["trainer", 2], ["trainer", 3]]
     job.gone()
+
+
+def test_the_last_word_waits_for_exit_codes() -> None:
+    """Who was killed a moment ago lives no more, and is not waited for yet: without it the verdict would not name it."""
+    killed = subprocess.Popen(["sleep", "1000"])
+    process = processes.identify(killed.pid)
+    assert process is not None
+    family: Any = SimpleNamespace(living=lambda: [process] if alive(process) else [])
+    ending = Ending(family, "no such mark", grace=0.0)
+    until(lambda: not ending.turn(unreaped=True) and not alive(process))
+    assert ending.turn(unreaped=True) is None and not ending.over
+    killed.wait()
+    assert ending.turn(unreaped=False) == [] and ending.over
 
 
 def test_marked_process_that_is_no_descendant(bench: Bench) -> None:
