@@ -99,7 +99,7 @@ def test_all_of_the_job_killed_at_once(bench: Bench, driver: Driver) -> None:
     kill(guard)
     kill(supervisor)
     kill(rank)
-    assert held(node) == {}
+    until(lambda: held(node) == {})
     again = on(bench, node, "4").start().ready()
     again.stop()
 
