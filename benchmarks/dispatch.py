@@ -106,7 +106,7 @@ class Bench:
         minutes, one by one, so that to delete much makes the next copy slow.
         """
         self.aside += 1
-        small = self.case.nodes * self.case.files * self.case.size < _ROOM
+        small = self.case.nodes * self.case.bytes < _ROOM
         for node in range(self.case.nodes):
             for name in ("clustertool", "copy"):
                 copy = self.lab.home(node) / name

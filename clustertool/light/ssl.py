@@ -32,20 +32,19 @@ if _known:
             self.fileno, self.close = sock.fileno, sock.close
             self.do_handshake, self.send = self._tls.do_handshake, self._tls.write
 
-        def recv(self, size: int, flags: int = 0) -> bytes:
-            try:
-                return bytes(self._tls.read(size))
-            except _ssl.SSLError as error:
-                if error.args[0] == _ssl.SSL_ERROR_EOF:  # the other side is gone, without a word
-                    return b""
-                raise
+        def recv(self, size: int) -> bytes:
+            return self._read(size) or b""
 
         def recv_into(self, buffer: Any) -> int:
+            return self._read(len(buffer), buffer) or 0
+
+        def _read(self, *where: Any) -> Any:
+            """None: the other side is gone, without a word."""
             try:
-                return int(self._tls.read(len(buffer), buffer))
+                return self._tls.read(*where)
             except _ssl.SSLError as error:
                 if error.args[0] == _ssl.SSL_ERROR_EOF:
-                    return 0
+                    return None
                 raise
 
     class SSLContext(_Context):  # type: ignore[misc]

@@ -18,12 +18,10 @@ _OLD = 30 * 86400.0  # seconds after which what was kept goes, when something ne
 
 def receive(code: Any, data: bytes, digest: str) -> bool:
     """Take in a part that came. False if it is damaged."""
-    if _digest(data) != digest:
-        return False
-    code.parts[digest] = data
-    _keep(code, digest + ".pyz", data)
-    _compile_part(code, digest)
-    return True
+    good = _add(code, data, digest)
+    if good:
+        _keep(code, digest + ".pyz", data)
+    return good
 
 
 def compile_kept(code: Any, digest: str) -> bool:
@@ -32,11 +30,7 @@ def compile_kept(code: Any, digest: str) -> bool:
         data = code.read(digest + ".pyz")
     except OSError:
         return False
-    if _digest(data) != digest:
-        return False
-    code.parts[digest] = data
-    _compile_part(code, digest)
-    return True
+    return _add(code, data, digest)
 
 
 def keep_boot(code: Any, data: bytes) -> None:
@@ -45,10 +39,14 @@ def keep_boot(code: Any, data: bytes) -> None:
     _keep(code, code.name("boot"), zlib.crc32(made).to_bytes(4, "big") + made)
 
 
-def _digest(data: bytes) -> str:
+def _add(code: Any, data: bytes, digest: str) -> bool:
     import hashlib
 
-    return hashlib.sha256(data).hexdigest()[:32]
+    if hashlib.sha256(data).hexdigest()[:32] != digest:
+        return False
+    code.parts[digest] = data
+    _compile_part(code, digest)
+    return True
 
 
 def _compile_part(code: Any, digest: str) -> None:

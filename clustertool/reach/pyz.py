@@ -25,11 +25,10 @@ from typing import NamedTuple
 _ROOT = Path(__file__).resolve().parent.parent
 _PARTS = ("__init__.py", "errors.py", "light/*.py", "plan/*.py", "node/*.py")
 _AGENT = "node/agent.py"
+_BEFORE = ("node/boot.py", "node/unpack.py")  # they run before anything of ours is there
 _EARLY = (_AGENT, "node/probe.py", "node/meet.py", "node/relay.py", "node/releases.py")
 EARLY = frozenset({"probe", "meet", "patch", "relay", "unrelay", "relayed"})  # requests that need no more than the first part
 _IMPORT = r"from clustertool(?:\.(\w+))?(?:\.(\w+))? import ([\w, ]+)"
-
-
 _Cut = tuple[int, int, int]  # line, from 1, and columns
 
 _making = threading.Lock()
@@ -117,7 +116,8 @@ def make(sources: Mapping[str, str]) -> Shipped:
     anywhere = {name for name in texts if name.endswith("__init__.py") or name.startswith("light/")}
     first = _reached(texts, _EARLY, "^") | anywhere
     rest = _reached(texts, (_AGENT,), "^ *") - first
-    boot = bare(sources["node/boot.py"]) + f"\nboot(take, {bare(sources['node/unpack.py'])!r}, fresh)\n"
+    boot, unpack = (light(lean(sources[name]), ()) for name in _BEFORE)
+    boot += f"boot(take, {unpack!r}, fresh)\n"
     return Shipped(zlib.compress(boot.encode(), 9), _pack(texts, first), _pack(texts, rest))
 
 
@@ -203,26 +203,6 @@ def light(text: str, stand_ins: Container[str]) -> str:
         elif isinstance(node, ast.Import) and node.names[0].name in stand_ins:
             _replace(lines, node, f"from clustertool.light {ast.unparse(node)}")
     return "\n".join(lines) + "\n"
-
-
-class _Bare(ast.NodeTransformer):
-    def visit_arg(self, node: ast.arg) -> ast.AST:
-        return ast.arg(node.arg)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        node.returns = None
-        return self.generic_visit(node)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        return ast.Assign([node.target], node.value or ast.Constant(None), lineno=node.lineno)
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
-        return None if node.module in ("__future__", "typing") else node
-
-
-def bare(text: str) -> str:
-    """A module without comments and types: of what is compiled at each start, before anything of ours is there."""
-    return ast.unparse(_Bare().visit(ast.parse(lean(text))))
 
 
 def _replace(lines: list[str], node: ast.stmt, text: str) -> None:
