@@ -63,6 +63,11 @@ class _Node:
     def open(self) -> bool:
         return not (self.done or self.failed or self.helper)
 
+    @property
+    def unsettled(self) -> bool:
+        """It may hold pieces, and has not told which: one with a release or a store, until it has the manifest."""
+        return not self.failed and (self.helper and self.lacks is None or self.lacks == {0} and not self.empty)
+
 
 class Spread:
     """start(), add() nodes as they come, wait() until all that were added have everything, end().
@@ -354,7 +359,7 @@ class Spread:
             ready = sorted(node.direct & lacks)
             if ready:
                 return self._take(at, ready[0])
-        unsettled = any(node.lacks == {0} and not node.empty and not node.failed for node in self._nodes.values())
+        unsettled = any(node.unsettled for node in self._nodes.values())
         if unsettled and time.monotonic() < self._settled and 0 in self._seeded:
             return None
         held = {*self._seeded, *(piece for piece, to in self._sending.items() if self._moves(self._nodes[to]))}
