@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
@@ -145,15 +143,6 @@ def test_roles_and_files_after_the_job(site):
 # -- a gigabyte: speed and memory, on request
 
 
-def high_water(pid: int) -> int:
-    """Peak resident bytes of a process so far; 0 once it is gone."""
-    try:
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    except OSError:
-        return 0
-    return int(found.group(1)) * 1024 if found else 0
-
-
 @pytest.mark.chaos
 @pytest.mark.skipif(not shutil.which("ssh"), reason="compares with an ssh client, and there is none")
 def test_a_gigabyte_is_exact_fast_and_takes_no_memory(site, tmp_path):
@@ -172,10 +161,8 @@ def test_a_gigabyte_is_exact_fast_and_takes_no_memory(site, tmp_path):
             subprocess.run(cat, stdout=out, stderr=subprocess.DEVNULL, check=True)
         theirs = min(theirs, time.monotonic() - start)
         logs = pair.start("logs", "--rank", 3, "--raw", out=tmp_path / "ours")
-        while logs.process.poll() is None:
-            peak = max(peak, high_water(logs.process.pid))
-            time.sleep(0.02)
-        ours = min(ours, logs.wait().seconds)
+        done, weight = logs.weighed()
+        ours, peak = min(ours, done.seconds), max(peak, weight)
     print(f"\ninv logs --raw {ours:.2f} s, ssh cat {theirs:.2f} s, peak {peak / 1e6:.0f} MB")
     subprocess.run(["cmp", tmp_path / "ours", log], check=True)
     assert peak < 100e6

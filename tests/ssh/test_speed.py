@@ -5,6 +5,7 @@ The yardstick on 64 nodes is the leanest thing that does the same: an asyncssh l
 
 from __future__ import annotations
 
+import os
 import re
 import statistics
 import subprocess
@@ -83,6 +84,20 @@ def test_64_nodes_cost_little_more_than_ssh_itself(site):
 
 def events(job: Path) -> str:
     return next(path for path in job.rglob("events.jsonl")).read_text()
+
+
+def test_200_nodes_cost_little_memory(site):
+    many = site(200)
+    many.conf(PYTHON=None)
+    folder = many.workspace(train_py="")
+    for number in range(10):
+        (folder / f"f{number}").write_bytes(os.urandom(1_000_000))
+    cold, most = many.start("dispatch", "-w", folder.name).weighed()
+    cold.ends(0)
+    warm, then = many.start("run", "-w", folder.name, "--script", "train.py", "--rank", 0).weighed()
+    warm.ends(0)
+    print(f"\n{many.count} nodes: dispatch takes {most / 1e6:.0f} MB, run {then / 1e6:.0f} MB")
+    assert most < 300e6 and then < 300e6
 
 
 def test_the_list_of_verbs_is_there_at_once(site, tmp_path):
