@@ -99,8 +99,10 @@ def _sha256(size: int) -> Any:
 
 def cut(size: int) -> List[int]:
     """The sizes of the pieces of a file; one, if it is small."""
+    if size <= PACK:
+        return [size]
     step = PACK if size <= _LARGE else PIECE
-    return [min(step, size - at) for at in range(0, size, step)] or [0]
+    return [min(step, size - at) for at in range(0, size, step)]
 
 
 def content_of(pieces: Sequence[str]) -> str:
@@ -184,7 +186,8 @@ def rows(
 
 
 def text_of(found: Iterable[Row]) -> bytes:
-    return b"[\n" + b",\n".join(json.dumps(row, separators=(",", ":")).encode() for row in found) + b"\n]\n"
+    write = json.JSONEncoder(separators=(",", ":")).encode
+    return b"[\n" + ",\n".join(map(write, found)).encode() + b"\n]\n"
 
 
 def read_rows(text: bytes) -> List[Row]:

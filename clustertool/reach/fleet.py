@@ -20,7 +20,6 @@ from clustertool.reach.here import HereLink
 
 Check = Callable[[], None]
 Ask = Callable[[str], str]
-_GARBAGE = 100_000  # objects
 
 
 class Fleet:
@@ -50,8 +49,7 @@ class Fleet:
         `unless`: a release; nodes that have it are in `held` and get no agent. `opened` hears of each agent, in its thread.
         `ahead`: seconds that the first host has for itself; among all it takes several times as long.
         """
-        gc.freeze()  # what was imported stays; and most of what many connections make does, so to look at it often is in vain
-        gc.set_threshold(_GARBAGE, 50, 50)
+        gc.freeze()  # what was imported stays
         gone = threading.Event()
 
         def connect(host: Host) -> Agent:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import IO
+from typing import TypeVar
 
 from clustertool.errors import DataError
-from clustertool.plan.manifest import SMALL, Entry, content_of, cut, digest, name_of
+from clustertool.plan.manifest import SMALL, TINY, Entry, content_of, cut, digest, name_of
 from clustertool.plan.paths import OURS
 from clustertool.reach.memory import Memory
 
@@ -25,9 +26,14 @@ _LARGE = 100_000_000
 _OFTEN_FORGOTTEN = {"checkpoints", "checkpoint", "ckpt", "wandb", "mlruns", "node_modules", "conda-meta", "site-packages"}
 _STATES = {".pt", ".pth", ".ckpt", ".safetensors", ".pdparams", ".pdopt", ".h5", ".onnx"}
 _DOZENS = 100  # small files that one thread reads in one go
+_WAIT = 0.002  # seconds that nobody calls waiting
 _READ = 64 << 20  # bytes of small files that are kept for the packs
 _WIDTH = 4  # threads that walk and read
 _SIZE_LIMIT = 200_000  # files that are counted in a folder that is left out
+
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -88,14 +94,14 @@ def read_workspace(top: Path) -> Workspace:
     if not top.is_dir():
         raise DataError(f"there is no workspace {str(top)!r}", "give a folder: --workspace ./job")
     with ThreadPoolExecutor(_WIDTH) as pool:
-        walk = _Walk(top)
-        found = sorted(walk.tree(pool))
+        crew, walk = _Crew(pool), _Walk(top)
+        found = sorted(walk.tree(crew))
         odd = [path for path, info in found if not _plain(info)]
         if odd:
             what = f"the workspace has devices, pipes or sockets: {', '.join(map(repr, odd[:5]))}"
             raise DataError(what, f"remove them or name them in {IGNORE_FILE}")
         read: dict[str, bytes] = {}
-        chunks = _digests(top, [(path, info) for path, info in found if stat.S_ISREG(info.st_mode)], pool, read)
+        chunks = _digests(top, [(path, info) for path, info in found if stat.S_ISREG(info.st_mode)], crew, read)
     entries = tuple(_entry(top, path, info, chunks) for path, info in found)
     times = {path: info.st_mtime_ns for path, info in found}
     return Workspace(top, entries, tuple(sorted(walk.left_out, key=lambda left: left.path)), times, chunks, read)
@@ -108,14 +114,10 @@ def _plain(info: os.stat_result) -> bool:
 def _entry(top: Path, path: str, info: os.stat_result, chunks: Mapping[str, Sequence[str]]) -> Entry:
     mode = stat.S_IMODE(info.st_mode)
     if stat.S_ISLNK(info.st_mode):
-        return Entry(path, "link", 0, 0, os.fsdecode(os.readlink(_full(top, path))))
+        return Entry(path, "link", 0, 0, os.fsdecode(os.readlink(os.fsencode(top / path))))
     if stat.S_ISDIR(info.st_mode):
         return Entry(path, "dir", mode, 0, "")
     return Entry(path, "file", mode, info.st_size, content_of(chunks[path]))
-
-
-def _full(top: Path, path: str) -> bytes:
-    return os.fsencode(top) + b"/" + os.fsencode(path)
 
 
 # -- digests ----------------------------------------------------------------------------------------------------------
@@ -124,7 +126,7 @@ def _full(top: Path, path: str) -> bytes:
 Found = tuple[str, os.stat_result]
 
 
-def _digests(top: Path, found: Sequence[Found], pool: Executor, read: dict[str, bytes]) -> dict[str, list[str]]:
+def _digests(top: Path, found: Sequence[Found], crew: _Crew, read: dict[str, bytes]) -> dict[str, list[str]]:
     """The pieces of all files; only those are read that look different from the last time."""
     memory = Memory(top)
     known, new = memory.digests(), {}
@@ -136,7 +138,7 @@ def _digests(top: Path, found: Sequence[Found], pool: Executor, read: dict[str, 
         else:
             todo.append((path, info))
     room = _READ
-    for some in pool.map(lambda some: [(item, _names(top, *item)) for item in some], _batches(todo)):
+    for some in _read(os.fsencode(top), todo, crew):
         for (path, info), (names, data) in some:
             new[path] = (_key(info), names)
             if data and len(data) <= room:
@@ -151,37 +153,66 @@ def _key(info: os.stat_result) -> tuple[int, int, int, int]:
     return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino
 
 
-def _batches(todo: Sequence[Found]) -> Iterator[Sequence[Found]]:
-    """Large files alone, small ones by the dozen: to hand one to a thread costs as much as to read it."""
-    small = [item for item in todo if item[1].st_size <= SMALL]
-    yield from ([item] for item in todo if item[1].st_size > SMALL)
-    yield from (small[at : at + _DOZENS] for at in range(0, len(small), _DOZENS))
+def _read(top: bytes, todo: Sequence[Found], crew: _Crew) -> Iterator[Sequence[tuple[Found, tuple[list[str], bytes]]]]:
+    """Names, and bytes. Large files alone, small ones by the dozen: to hand one to a thread costs as much as to read it."""
+
+    def names(some: Sequence[Found]) -> Sequence[tuple[Found, tuple[list[str], bytes]]]:
+        return [(item, _names(top, *item)) for item in some]
+
+    yield from crew.each(names, _dozens([item for item in todo if item[1].st_size <= TINY]))
+    yield from crew.at_once(names, ([item] for item in todo if item[1].st_size > SMALL))
+    yield from crew.at_once(names, _dozens([item for item in todo if TINY < item[1].st_size <= SMALL]))
 
 
-def _names(top: Path, path: str, info: os.stat_result) -> tuple[list[str], bytes]:
+def _dozens(items: Sequence[Found]) -> Iterator[Sequence[Found]]:
+    return (items[at : at + _DOZENS] for at in range(0, len(items), _DOZENS))
+
+
+def _names(top: bytes, path: str, info: os.stat_result) -> tuple[list[str], bytes]:
     """The names of a file's pieces, and its bytes if it is small. Raises DataError: unreadable, or somebody writes it."""
     try:
-        fd = os.open(_full(top, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(fd, "rb", buffering=0) as file:
+        fd = os.open(top + b"/" + os.fsencode(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
             data, names = b"", []
             for size in cut(info.st_size):
-                data = _exactly(file, size)
+                data = _exactly(fd, size)
                 names.append(name_of(data))
             if _key(os.fstat(fd)) == _key(info):
                 return names, data if info.st_size <= SMALL else b""
+        finally:
+            os.close(fd)
     except OSError as error:
         raise DataError(f"{path!r} cannot be read: {error.strerror}", f"give rights, or name it in {IGNORE_FILE}") from None
     raise DataError(f"{path!r} changes while it is read", f"try again when nothing writes it, or name it in {IGNORE_FILE}")
 
 
-def _exactly(file: IO[bytes], size: int) -> bytes:
-    data = file.read(size)
-    while len(data) < size:
-        more = file.read(size - len(data))
-        if not more:
-            break
+def _exactly(fd: int, size: int) -> bytes:
+    data = os.read(fd, size)
+    while len(data) < size and (more := os.read(fd, size - len(data))):
         data += more
     return data
+
+
+class _Crew:
+    """Threads, for what waits for a disk or is hashed. Where small files come from memory they would only fight over Python."""
+
+    def __init__(self, pool: Executor) -> None:
+        self._pool = pool
+        self._waits = False
+
+    def each(self, do: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
+        """In this thread, until one item was waited for: the rest side by side."""
+        rest = iter(items)
+        while not self._waits and (item := next(rest, None)) is not None:
+            since, busy = time.monotonic(), time.thread_time()
+            result = do(item)
+            self._waits = time.monotonic() - since > _WAIT + 2 * (time.thread_time() - busy)
+            yield result
+        yield from self.at_once(do, rest)
+
+    def at_once(self, do: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
+        """All of them side by side, from now on."""
+        return self._pool.map(do, items)
 
 
 # -- the walk ---------------------------------------------------------------------------------------------------------
@@ -195,12 +226,12 @@ class _Walk:
         self.left_out: list[LeftOut] = []
         self._ignored = _matcher(top)
 
-    def tree(self, pool: Executor) -> Iterator[tuple[str, os.stat_result]]:
+    def tree(self, crew: _Crew) -> Iterator[tuple[str, os.stat_result]]:
         """All folders of one depth side by side: on a network disk each costs a round trip."""
         folders = [""]
         while folders:
             deeper = []
-            for found in pool.map(self._scan, folders):
+            for found in crew.each(self._scan, folders):
                 for path, info in found:
                     if stat.S_ISDIR(info.st_mode):
                         deeper.append(path + "/")

@@ -5,6 +5,7 @@ Options reach a verb as text, flags or lists, exactly as typed; checking them is
 
 from __future__ import annotations
 
+import gc
 import inspect
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ from invoke import Context, Exit, Task
 
 from clustertool.errors import ClustertoolError, InternalError, UsageError
 from clustertool.verbs import interrupts
+
+_GARBAGE = 100_000  # objects
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,7 @@ def _run(body: Body, context: Context, values: dict[str, Any]) -> int:
 
 def outermost(body: Body, call: Call) -> int:
     """The outermost boundary: every error becomes words on stderr and an exit code here."""
+    gc.set_threshold(_GARBAGE, 50, 50)  # most of what a command makes stays to its end: to look at it often is in vain
     try:
         interrupts.count.working = True
         body(call)

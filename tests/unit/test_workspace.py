@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -157,3 +160,41 @@ def test_what_is_seldom_meant_is_told(job: Path, monkeypatch: pytest.MonkeyPatch
         (job / name).parent.mkdir(parents=True, exist_ok=True)
         (job / name).write_bytes(b"x" * (10 if name.startswith("small") else 800 if "/" in name else 2000))
     assert w.accidents(w.read_workspace(job)) == [("model.pt", 2000), ("checkpoints/", 1600)]
+
+
+def test_what_comes_from_memory_is_read_in_one_thread_and_what_is_waited_for_side_by_side() -> None:
+    """Threads that do not wait only fight over the interpreter: 20,000 files took twice as long with four of them."""
+    here = threading.get_ident()
+    with ThreadPoolExecutor(4) as pool:
+        crew = w._Crew(pool)
+        assert set(crew.each(lambda _: threading.get_ident(), range(1000))) == {here}
+        start = time.monotonic()
+
+        def wait(number: int) -> tuple[int, int]:
+            time.sleep(0.1)
+            return number, threading.get_ident()
+
+        found = list(crew.each(wait, range(9)))
+        assert [number for number, _ in found] == list(range(9))
+        assert time.monotonic() - start < 0.6
+        assert here not in {who for _, who in found[1:]}
+        assert here not in set(crew.each(lambda _: threading.get_ident(), range(9))), "the next will have to wait, too"
+
+
+def test_an_error_is_told_at_once_and_not_after_all_large_files(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(40):
+        (job / f"big{number}").write_bytes(bytes(w.SMALL + 1))
+    (job / "tiny").write_bytes(b"1")
+    real, read = w._names, []
+
+    def names(top: bytes, path: str, info: os.stat_result) -> object:
+        if path == "tiny":
+            raise DataError("'tiny' cannot be read")
+        time.sleep(0.05)
+        read.append(path)
+        return real(top, path, info)
+
+    monkeypatch.setattr(w, "_names", names)
+    with pytest.raises(DataError, match="tiny"):
+        w.read_workspace(job)
+    assert len(read) <= w._WIDTH
