@@ -75,7 +75,7 @@ class Relay:
         self._out = bytearray()
         self._order = order
         self._store = Store(root)
-        self._text = b""
+        self._text = self._packed = b""  # the manifest, and as it travels
         self._rows: List[manifest.Row] = []
         self._pieces: List[manifest.Piece] = []
         self._got: List[int] = []  # numbers we have, in the order they came
@@ -110,7 +110,7 @@ class Relay:
             with contextlib.suppress(OSError):  # it may have another laptop's manifest of this release, or by now none
                 text = self._store.manifest(str(self._order["release"]))
                 if manifest.name_of(text) == self._order["manifest"]:
-                    self._take_manifest(text)
+                    self._take_manifest(text, zlib.compress(text, 1))
         while not self._over:
             self._turn()
 
@@ -248,7 +248,7 @@ class Relay:
                 text = zlib.decompress(data)
             except zlib.error:
                 return False
-            return manifest.name_of(text) == self._order["manifest"] and self._take_manifest(text)
+            return manifest.name_of(text) == self._order["manifest"] and self._take_manifest(text, bytes(data))
         piece = self._pieces[number - 1]
         if manifest.name_of(data) != piece.name:
             return False
@@ -258,11 +258,11 @@ class Relay:
         self._finish()
         return True
 
-    def _take_manifest(self, text: bytes) -> bool:
+    def _take_manifest(self, text: bytes, packed: bytes) -> bool:
         """From here on the pieces have numbers."""
         found = manifest.read_rows(text)
         self._rows = manifest.take(found, self._order["groups"])
-        self._text, self._pieces = text, manifest.pieces(found)
+        self._text, self._packed, self._pieces = text, packed, manifest.pieces(found)
         wanted = {piece.name: piece.size for piece in manifest.pieces(self._rows)}
         missing = set(self._store.missing({piece.name: piece.size for piece in self._pieces}))
         if self._order.get("helper"):
@@ -395,7 +395,7 @@ class Relay:
                     link.owed.append(int(header["get"]))
             if link.taker:
                 self._serve(link)
-        except (ConnectionError, FrameError, KeyError, TypeError, ValueError) as error:
+        except (OSError, FrameError, KeyError, TypeError, ValueError) as error:
             if link in self._links:
                 self._drop(link, str(error) or type(error).__name__)
 
@@ -429,7 +429,7 @@ class Relay:
             number = link.owed.pop(0)
             if number not in self._have:
                 raise ConnectionError("it asks for what we do not have")
-            data = zlib.compress(self._text, 1) if number == 0 else self._store.read(self._pieces[number - 1].name)
+            data = self._packed if number == 0 else self._store.read(self._pieces[number - 1].name)
             link.wire.send({"piece": number}, data)
             link.wire.flush()
 

@@ -166,6 +166,7 @@ class _Early:
         self._fleet, self._workspace, self._look = fleet, workspace, look
         self._lock = threading.Lock()
         self._wanted = wanted
+        self._last = Memory(workspace.top).packs()[0]  # asked now: what is begun is the last one soon
         self._roots: set[str] = set()
         self._above: set[str] = set()
 
@@ -187,8 +188,7 @@ class _Early:
             self.spread.add([Receiver(node, self._workspace.release, None)], {node: facts})
 
     def _may_join(self, facts: Facts) -> bool:
-        last = Memory(self._workspace.top).packs()[0]
-        if last and (last == self._workspace.release or last not in facts.releases):
+        if self._last and (self._last == self._workspace.release or self._last not in facts.releases):
             self._wanted = False  # a new node: the others may have all of it, or most
         wrong = any(level == "error" for _, level, _, _ in facts.problems)
         return self._wanted and not wrong and bool(facts.address) and facts.disk_free >= self._workspace.size

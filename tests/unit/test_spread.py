@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from clustertool.plan import swarm
+from clustertool.reach import dispatch
 from clustertool.reach import spread as module
 from clustertool.reach.dispatch import Receiver, Tally
 from clustertool.reach.shipment import Shipment
@@ -37,10 +38,16 @@ class Agent:
 
 class Fleet:
     check = None
-    cluster = SimpleNamespace(relay="auto", hosts=("a", "b"))
+    cluster = SimpleNamespace(relay="auto", hosts=("a", "b", "c"))
 
     def __init__(self) -> None:
-        self.agents = {0: Agent(), 1: Agent()}
+        self.agents = {node: Agent() for node in range(3)}
+        self.held: dict[int, Agent] = {}
+
+    def open(self, unless: str, opened: Any, ahead: float) -> None:
+        """All nodes are there, one after the other."""
+        for node in self.agents:
+            opened(node)
 
     def name(self, at: int) -> str:
         return f"node{at}"
@@ -58,24 +65,37 @@ class Fleet:
         return self.agents[at].pieces == pieces
 
 
+FACTS: Any = SimpleNamespace(address="127.0.0.1")
+
+
 @pytest.fixture
-def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    """Node 0 has the release and has not said a word yet; node 1 is empty and has just got the manifest: it lacks piece 1."""
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A workspace of two pieces: the manifest and one file."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "job").mkdir()
     (tmp_path / "job/big").write_bytes(os.urandom(300_000))
-    fleet = Fleet()
-    spread = Spread(fleet, Shipment(read_workspace(tmp_path / "job"), {}), Tally())  # type: ignore[arg-type]
-    assert len(spread.shipment.pieces) == 2
-    facts: Any = SimpleNamespace(address="127.0.0.1")
-    spread.start()
-    spread.add([Receiver(0, "release", None)], {0: facts}, helper=True)
-    spread.add([Receiver(1, "release", None)], {1: facts})
+    return tmp_path / "job"
+
+
+@pytest.fixture
+def spread(job: Path) -> Iterator[Spread]:
+    made = Spread(Fleet(), Shipment(read_workspace(job), {}), Tally())  # type: ignore[arg-type]
+    assert len(made.shipment.pieces) == 2
+    made.start()
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def late(spread: Spread) -> Fleet:
+    """Node 0 has the release and has not said a word yet; node 1 is empty and has just got the manifest: it lacks piece 1."""
+    fleet: Any = spread._fleet
+    spread.add([Receiver(0, "release", None)], {0: FACTS}, helper=True)
+    spread.add([Receiver(1, "release", None)], {1: FACTS})
     fleet.say(1, "ready", port=1, empty=True)
     assert fleet.gets(1, [0])
     fleet.say(1, "lacks", lacks=swarm.bits({1}, 2), have=swarm.bits({0}, 2))
-    yield fleet
-    spread.end()
+    return fleet  # type: ignore[no-any-return]
 
 
 def test_nothing_is_sent_that_a_helper_who_is_slow_to_speak_turns_out_to_hold(late):
@@ -94,3 +114,18 @@ def test_a_helper_who_never_speaks_is_waited_for_only_a_moment(late):
 def test_a_helper_who_fails_is_not_waited_for(late):
     late.say(0, "gone", why="killed")
     assert late.gets(1, [0, 1], seconds=module._SETTLE / 2)
+
+
+def test_all_nodes_join_what_the_first_one_began(job, monkeypatch):
+    monkeypatch.setattr(dispatch, "_MUCH", 1)
+    fleet: Any = Fleet()
+
+    def look(node: int) -> Any:
+        return SimpleNamespace(
+            root_id=f"root{node}", root_hint=f"hint{node}", root_above=(), releases=(), problems=(), address="127.0.0.1",
+            disk_free=1 << 40,
+        )  # fmt: skip
+
+    done, begun = dispatch.quickly(fleet, read_workspace(job), look)
+    assert begun and begun.nodes == (0, 1, 2) and not done.sent
+    begun.end()
