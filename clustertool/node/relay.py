@@ -237,6 +237,7 @@ class Relay:
         if good:
             self._new = time.monotonic()
         elif link is not None:
+            link.asked[number] = 0.0  # still to be asked of others
             self._drop(link, "what it sent is wrong", trust=False)
         else:
             self._tell("wrong", i=number)

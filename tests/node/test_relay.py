@@ -199,6 +199,22 @@ def test_a_source_that_dies_is_replaced(relays: Any) -> None:
         os.kill(four.pid(1), signal.SIGCONT)
 
 
+def test_pieces_that_somebody_took_away_come_from_another(relays: Any) -> None:
+    """Who has told that it has them, and cannot read them any more, is left by its takers and lives on."""
+    three = relays(3).start(0, 1)
+    for i in range(2):
+        three.shipment.fill(Store(str(three.nodes[i].root)), range(1, COUNT + 2))
+        three.send(i, 0)
+        three.says(i, "done")
+    for path in Path(Store(str(three.nodes[0].root)).top).iterdir():
+        path.unlink()
+    three.start(2).meet()
+    three.send(2, 0)
+    three.says(2, "done")
+    assert three.whole(2) and three.pid(0)
+    assert not [word for word in three.words[0].queue if word["s"] in ("failed", "gone")]
+
+
 def test_a_relay_that_dies_is_told(relays: Any) -> None:
     one = relays(1).start()
     os.kill(one.pid(0), signal.SIGKILL)
@@ -219,9 +235,10 @@ def test_gone_with_the_agent(relays: Any) -> None:
 
 
 class Liar:
-    """A node with the right certificate that has everything, and all of it wrong."""
+    """A node with the right certificate that has everything, and all of it wrong. slow: no manifest, and it takes its time."""
 
-    def __init__(self, relays: Relays) -> None:
+    def __init__(self, relays: Relays, slow: bool = False) -> None:
+        self._slow = slow
         self._context = wire.context(relays.certificate, relays.key, server=True)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -244,9 +261,10 @@ class Liar:
                 secure = peer.secure
                 for header in peer.turn():
                     self.asked += 1
+                    time.sleep(0.2 * self._slow)
                     peer.send({"piece": header["get"]}, b"lies" * 25_000)
                 if peer.secure and not secure:
-                    peer.send({"have": swarm.bits(set(range(COUNT + 2)), COUNT + 2), "of": COUNT + 2})
+                    peer.send({"have": swarm.bits(set(range(self._slow, COUNT + 2)), COUNT + 2), "of": COUNT + 2})
 
     def close(self) -> None:
         self._listener.close()
@@ -264,6 +282,22 @@ def test_a_false_source_wastes_time_and_nothing_else(relays: Any) -> None:
         for i in range(2):
             two.says(i, "done")
             assert two.whole(i)
+    finally:
+        liar.close()
+
+
+def test_a_lie_that_comes_when_all_else_is_there_is_made_good_by_another_source(relays: Any) -> None:
+    """What was asked of the liar had been taken from the list of what the honest source is to be asked for."""
+    two = relays(2)
+    liar = Liar(two, slow=True)
+    try:
+        two.start()
+        right = [(node.host.address, port) for node, port in zip(two.nodes, two.ports)]
+        two.meet([*right, ("127.0.0.1", liar.port)])
+        two.send(0, *range(COUNT + 2))
+        start = time.monotonic()
+        two.says(1, "done")
+        assert liar.asked and two.whole(1) and time.monotonic() - start < 20
     finally:
         liar.close()
 
