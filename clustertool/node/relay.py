@@ -261,8 +261,9 @@ class Relay:
 
     def _take_manifest(self, text: bytes, packed: bytes) -> bool:
         """From here on the pieces have numbers."""
-        found = manifest.read_rows(text)
-        self._rows = manifest.take(found, self._order["groups"])
+        groups = self._order["groups"]
+        found = manifest.piece_rows(text) if groups is None else manifest.read_rows(text)
+        self._rows = found if groups is None else manifest.take(found, groups)
         self._text, self._packed, self._pieces = text, packed, manifest.pieces(found)
         wanted = {piece.name: piece.size for piece in manifest.pieces(self._rows)}
         missing = set(self._store.missing({piece.name: piece.size for piece in self._pieces}))

@@ -198,6 +198,20 @@ def read_rows(text: bytes) -> List[Row]:
     return found
 
 
+def piece_rows(text: bytes) -> List[Row]:
+    """Those rows of a text_of() that pieces() looks at: what many small files have besides takes 500 bytes of memory each."""
+    starts = sorted(at + 1 for mark in (b'\n["p",', b'\n["c",') for at in _finds(text, mark))
+    lines = [text[at : text.index(b"\n", at)].rstrip(b",") for at in starts]
+    return read_rows(b"[" + b",".join(lines) + b"]")
+
+
+def _finds(text: bytes, mark: bytes) -> Iterator[int]:
+    at = text.find(mark)
+    while at >= 0:
+        yield at
+        at = text.find(mark, at + 1)
+
+
 def take(found: Iterable[Row], groups: Optional[Container[str]]) -> List[Row]:
     """The rows of what everybody takes and of these groups. None: all."""
     kept, inside = [], True

@@ -16,6 +16,7 @@ from clustertool.plan.manifest import (
     Entry,
     Pack,
     Piece,
+    Row,
     apply,
     content_of,
     cut,
@@ -23,6 +24,7 @@ from clustertool.plan.manifest import (
     digest,
     name_of,
     pack,
+    piece_rows,
     pieces,
     read_rows,
     rows,
@@ -167,6 +169,19 @@ def test_the_text_lists_every_entry_once_and_every_piece() -> None:
         read_rows(b"{}")
     with pytest.raises(ValueError):
         read_rows(b"[3]")
+
+
+def test_the_rows_of_pieces_alone_tell_the_same_pieces() -> None:
+    found: list[Row] = [
+        ["d", '\n["c","no",1]', 0o700, 1], ["l", 'x\n["p"', '["p",'], ["f", '["c",', 0o600, 1, PACK + 5, ""], ["c", "c1", PACK],
+        ["c", "c2", 5], ["p", "", 0, ""], ["s", '["p","no",1,""]', 0o600, 1, 0, 0], ["p", "p1", 9, ""],
+        ["s", "a,", 0o600, 1, 0, 9], ["p", "p2", 7, "g"],
+    ]  # fmt: skip
+    text = text_of(found)
+    assert pieces(piece_rows(text)) == pieces(found) == [("c1", PACK), ("c2", 5), ("p1", 9), ("p2", 7)]
+    assert piece_rows(text_of([])) == []
+    with pytest.raises(ValueError, match="Expect|delimiter"):
+        piece_rows(b'[\n["p",torn],\n]\n')
 
 
 def test_a_node_takes_what_is_for_all_and_its_groups() -> None:
