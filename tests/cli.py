@@ -128,15 +128,15 @@ class Running:
         os.write(self._streams["out"], keys.encode())
         return time.monotonic()
 
-    def weighed(self) -> tuple[Done, int]:
+    def weighed(self, seconds: float = TIMEOUT) -> tuple[Done, int]:
         """Wait for its end; with the most memory that it had, in bytes."""
-        peak = 0
-        while self.process.poll() is None:
+        peak, end = 0, time.monotonic() + seconds
+        while self.process.poll() is None and time.monotonic() < end:
             with contextlib.suppress(OSError):
                 found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
                 peak = max(peak, int(found[1]) * 1024 if found else 0)
             time.sleep(0.02)
-        return self.wait(), peak
+        return self.wait(PATIENCE), peak
 
     def wait(self, seconds: float = TIMEOUT) -> Done:
         try:

@@ -249,7 +249,7 @@ class Relay:
                 text = zlib.decompress(data)
             except zlib.error:
                 return False
-            return manifest.name_of(text) == self._order["manifest"] and self._take_manifest(text, bytes(data))
+            return manifest.name_of(text) == self._order["manifest"] and self._take_manifest(text, data)
         piece = self._pieces[number - 1]
         if manifest.name_of(data) != piece.name:
             return False
@@ -263,7 +263,7 @@ class Relay:
         """From here on the pieces have numbers."""
         groups = self._order["groups"]
         found = manifest.piece_rows(text) if groups is None else manifest.read_rows(text)
-        self._rows = found if groups is None else manifest.take(found, groups)
+        self._rows = manifest.take(found, groups)
         self._text, self._packed, self._pieces = text, packed, manifest.pieces(found)
         wanted = {piece.name: piece.size for piece in manifest.pieces(self._rows)}
         missing = set(self._store.missing({piece.name: piece.size for piece in self._pieces}))

@@ -10,7 +10,7 @@ import base64
 import json
 import threading
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -142,8 +142,9 @@ def quickly(fleet: Fleet, workspace: Workspace, look: Callable[[int], Facts]) ->
     """
     start = time.monotonic()
     memory = Memory(workspace.top)
-    last = _little_changed(workspace, memory)
-    early = _Early(fleet, workspace, look, wanted=not last)
+    before, packs = memory.packs()
+    last = before if _little_changed(workspace, memory, before, packs) else ""
+    early = _Early(fleet, workspace, look, before, wanted=not last)
     fleet.open(workspace.release, early.opened, 0.0 if last or workspace.size < _MUCH else _AHEAD)
     tally, had = Tally(), tuple(sorted(fleet.held))
     sent: tuple[int, ...] = ()
@@ -158,15 +159,15 @@ def quickly(fleet: Fleet, workspace: Workspace, look: Callable[[int], Facts]) ->
 class _Early:
     """opened() is called by the thread that has opened a node's agent. The first one begins, others join.
 
-    Who may share its ROOT_DIR with one that has joined waits until that is known.
+    Who may share its ROOT_DIR with one that has joined waits until that is known. `last`: the release that was sent before.
     """
 
-    def __init__(self, fleet: Fleet, workspace: Workspace, look: Callable[[int], Facts], wanted: bool) -> None:
+    def __init__(self, fleet: Fleet, workspace: Workspace, look: Callable[[int], Facts], last: str, wanted: bool) -> None:
         self.spread: Spread | None = None
         self._fleet, self._workspace, self._look = fleet, workspace, look
         self._lock = threading.Lock()
         self._wanted = wanted
-        self._last = Memory(workspace.top).packs()[0]  # asked now: what is begun is the last one soon
+        self._last = last
         self._roots: set[str] = set()
         self._above: set[str] = set()
 
@@ -206,19 +207,18 @@ def merged(first: Dispatched, then: Dispatched) -> Dispatched:
     )  # fmt: skip
 
 
-def _little_changed(workspace: Workspace, memory: Memory) -> str:
-    """The last release sent, if a patch of it will do."""
-    last, packs = memory.packs()
+def _little_changed(workspace: Workspace, memory: Memory, last: str, packs: Sequence[manifest.Pack]) -> bool:
+    """Whether a patch of the last release sent will do."""
     text = memory.manifest(last)
     if not last or last == workspace.release or text is None:
-        return ""
+        return False
     known = {content for pack in packs for content, _ in pack.files}
     known.update(piece.name for piece in manifest.pieces(manifest.read_rows(text)))
     sizes = (
         size for entry in workspace.entries if entry.kind == "file" and entry.content not in known
         for name, size in zip(workspace.chunks[entry.path], manifest.cut(entry.size)) if name not in known
     )  # fmt: skip
-    return last if sum(sizes) < _PATCH else ""
+    return sum(sizes) < _PATCH
 
 
 @dataclass

@@ -11,7 +11,7 @@ from clustertool.errors import DataError, DispatchError
 from clustertool.plan import manifest
 from clustertool.plan.manifest import Entry, Pack, Piece
 from clustertool.reach.memory import Memory
-from clustertool.reach.workspace import Workspace
+from clustertool.reach.workspace import Workspace, exactly
 
 _Part = tuple[str, int, int]  # path, offset, size
 
@@ -96,14 +96,11 @@ class Shipment:
         try:
             fd = os.open(self._top + b"/" + os.fsencode(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
-                data = os.pread(fd, size, offset)
-                while data and len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
-                    data += more
+                return exactly(fd, size, offset)
             finally:
                 os.close(fd)
         except OSError:
             return b""
-        return data
 
     def _changed(self, parts: list[_Part]) -> DispatchError:
         """Which of them it was."""

@@ -173,10 +173,11 @@ def _names(top: bytes, path: str, info: os.stat_result) -> tuple[list[str], byte
     try:
         fd = os.open(top + b"/" + os.fsencode(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
-            data, names = b"", []
+            data, names, at = b"", [], 0
             for size in cut(info.st_size):
-                data = _exactly(fd, size)
+                data = exactly(fd, size, at)
                 names.append(name_of(data))
+                at += size
             if _key(os.fstat(fd)) == _key(info):
                 return names, data if info.st_size <= SMALL else b""
         finally:
@@ -186,9 +187,10 @@ def _names(top: bytes, path: str, info: os.stat_result) -> tuple[list[str], byte
     raise DataError(f"{path!r} changes while it is read", f"try again when nothing writes it, or name it in {IGNORE_FILE}")
 
 
-def _exactly(fd: int, size: int) -> bytes:
-    data = os.read(fd, size)
-    while len(data) < size and (more := os.read(fd, size - len(data))):
+def exactly(fd: int, size: int, at: int) -> bytes:
+    """So many bytes of a file from `at` on; fewer where it ends."""
+    data = os.pread(fd, size, at)
+    while data and len(data) < size and (more := os.pread(fd, size - len(data), at + len(data))):
         data += more
     return data
 

@@ -49,11 +49,11 @@ def neighbours(program: Program) -> dict[str, list[str]]:
     return {word: near.split() for word, near in found}
 
 
-def assert_learned(job: Job, trainers: list[Program]) -> None:
+def assert_learned(job: Job, trainers: list[Program], barrier: bool = True) -> None:
     assert [trainer.wait() for trainer in trainers] == [0] * len(trainers), [t.text for t in trainers]
     for trainer in trainers:
+        assert losses(trainer)[0] > 3.9 or not barrier, "who is late without a barrier begins with what the first one learnt"
         assert losses(trainer)[-1] < 3.0, trainer.text
-    assert max(losses(trainer)[0] for trainer in trainers) > 3.9, "one was the first; who is late without a barrier knows more"
     with np.load(job.output / "model.npz") as model:
         words = (job.output / "word_dict.txt").read_text().splitlines()
         assert model["vectors"].shape == model["contexts"].shape == (len(words), 48)
@@ -105,9 +105,9 @@ def test_it_learns(job, mode):
     small(job, shards=4)
     pservers = job.start_pservers(2, trainers=2)
     trainers = job.start_trainers(2, mode, "--epochs", "6", "--report", "0.2")
-    assert_learned(job, trainers)
-    first = [losses(trainer)[0] for trainer in trainers]
-    assert (max if mode == "--async" else min)(first) == pytest.approx(NOTHING_KNOWN, abs=0.01)
+    assert_learned(job, trainers, barrier=mode == "--sync")
+    first = losses(trainers[0])[0] if mode == "--sync" else max(losses(trainer)[0] for trainer in trainers)
+    assert first == pytest.approx(NOTHING_KNOWN, abs=0.01)
     assert_stops(pservers)
 
 
