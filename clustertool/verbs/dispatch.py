@@ -83,7 +83,7 @@ def _send(call: Call, fleet: Fleet, workspace: Workspace, cluster: Cluster, spec
     looked = preflight.room(looked, cluster, needs(workspace, cluster, looked.facts, spec, copies=1))
     preflight.require(looked, cluster)
     facts = sharing.confirm(fleet, looked.facts)
-    done = send(call, fleet, workspace, portions(workspace, cluster, facts, spec), facts, (first, spread))
+    done = send(call, fleet, workspace, portions(workspace, cluster, facts, spec), facts, (first, spread), start)
     return merged(first, done) if first else done
 
 
@@ -116,16 +116,16 @@ def needs(
 
 def send(
     call: Call, fleet: Fleet, workspace: Workspace, shares: Mapping[int, Portion], facts: Mapping[int, Facts],
-    begun: tuple[Dispatched | None, Spread | None] = (None, None),
+    begun: tuple[Dispatched | None, Spread | None] = (None, None), since: float | None = None,
 ) -> Dispatched:  # fmt: skip
-    """The dispatch with its progress; `begun`: what was done already. Raises DispatchErrors of all nodes at once."""
+    """The dispatch with its progress; `begun`: what was done since `since`. Raises DispatchErrors of all nodes at once."""
     from clustertool.plan.facts import sharing
     from clustertool.reach.dispatch import dispatch as send_all
 
     shared = sharing(facts)
     if shared:
         call.terminal.note(f"{len(shared)} nodes share ROOT_DIR: each works in its own node<id>/, content is sent once")
-    with _progress(call, fleet, time.monotonic()) as progress:
+    with _progress(call, fleet, since) as progress:
         for node in begun[0].releases if begun[0] else ():
             progress.done(fleet.name(node))
         done = send_all(fleet, workspace, shares, facts, _ByName(progress, fleet), spread=begun[1])
@@ -138,7 +138,7 @@ def send(
     return done
 
 
-def _progress(call: Call, fleet: Fleet, since: float) -> Any:
+def _progress(call: Call, fleet: Fleet, since: float | None) -> Any:
     from clustertool.show.progress import DispatchProgress
 
     return DispatchProgress(call.terminal, [host.name for host in fleet.cluster.hosts], since=since)

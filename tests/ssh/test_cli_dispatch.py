@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 from pathlib import Path
@@ -76,6 +77,14 @@ def test_a_small_change_is_all_that_is_sent(three):
         (placed,) = three.jobs(node)
         assert (placed / "f7").read_text() == "changed" and not (placed / "f8").exists() and (placed / "new").is_dir()
         assert (placed / "large").read_bytes() == (job / "large").read_bytes()
+
+
+def test_the_seconds_that_are_told_count_from_the_first_connection(three):
+    """All may have come while nodes were still being reached: the second half of a dispatch is a moment then."""
+    (three.folder / "job/big").write_bytes(os.urandom(3_000_000))
+    done = three.inv("dispatch", "-w", "job").ends(0)
+    told = re.search(r"3 nodes ready in ([\d.]+) s", done.out)
+    assert told and done.seconds / 5 < float(told[1]) < done.seconds, done.out
 
 
 def test_a_node_that_comes_later_gets_it_from_the_others(three):
