@@ -11,7 +11,7 @@ import errno
 import json
 import os
 import stat
-from typing import Any, Dict, Iterable, Iterator, List, Optional
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Union
 
 from clustertool.errors import NotFound, PreflightError, UsageError
 from clustertool.plan.paths import OURS
@@ -205,7 +205,7 @@ def link(directory: int, name: str, target: str) -> None:
             os.symlink(target, last, dir_fd=parent)
 
 
-def write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: Union[bytes, memoryview]) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

@@ -54,9 +54,11 @@ class Store:
                 os.unlink(part)
             raise
 
+    def open(self, name: str) -> int:
+        return os.open(os.path.join(self.top, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
     def read(self, name: str) -> bytes:
-        fd = os.open(os.path.join(self.top, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
+        with open(self.open(name), "rb") as file:
             return file.read()
 
     def has(self, release: str) -> bool:

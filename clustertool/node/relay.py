@@ -3,29 +3,33 @@
 The laptop orders it through the agent's socket: the manifest's digest, a throw-away certificate, the other nodes. Its server
 only reads. Number 0 is the manifest, the others are the manifest's pieces in order; a piece is kept only if its bytes have
 the name that the manifest (whose own name came over SSH) gives it, so a false source can waste time and nothing else.
-The process is gone as soon as the agent is, or the laptop is silent.
+Pieces go from the network to the disk and from there on, and are never in memory as a whole: on a full machine new memory
+is what takes longest. The process is gone as soon as the agent is, or the laptop is silent.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import select
 import socket
 import time
 import zlib
-from typing import Any, Dict, Iterable, List, NoReturn, Optional, Set, Tuple
+from collections import deque
+from typing import Any, Deque, Dict, Iterable, List, NoReturn, Optional, Set, Tuple
 
 from clustertool.errors import ClustertoolError
 from clustertool.node import processes
+from clustertool.node.part import Part
 from clustertool.node.pieces import Store
 from clustertool.node.wire import Wire, context
 from clustertool.plan import manifest, swarm
-from clustertool.plan.frames import Decoder, FrameError, Header, encode
+from clustertool.plan.frames import Decoder, FrameError, Header, Memory, Place, encode
 
 _WINDOW = 2  # pieces asked of one source at a time
-_AHEAD = 256 << 10  # bytes that wait for a taker before the next piece is read for it
+_AHEAD = 256 << 10  # bytes that wait for a taker before the next piece is opened for it
 _MOST_OWED = 8  # pieces one taker may wait for
 _TAKERS = 16  # connections that are served
 _STRANGERS = 16  # those that have not shown the certificate yet
@@ -48,13 +52,15 @@ Address = Tuple[str, int]
 class _Link:
     """A connection to another node. As a source it has pieces for us; as a taker it is sent some."""
 
-    def __init__(self, wire: Wire, source: Optional[Address], now: float) -> None:
-        self.wire = wire
+    wire: Wire
+
+    def __init__(self, source: Optional[Address], now: float) -> None:
         self.source = source  # where it is; None: a taker
         self.since = self.moved = now
         self.has: Set[int] = set()
         self.todo: List[int] = []
         self.asked: Dict[int, float] = {}
+        self.coming: Deque[Place] = deque()  # where pieces go that it sends
         self.owed: List[int] = []
         self.told: Optional[int] = None  # how many of our own pieces a taker knows of
 
@@ -115,8 +121,8 @@ class Relay:
             self._turn()
 
     def close(self) -> None:
-        for link in self._links:
-            link.wire.close()
+        for link in list(self._links):
+            self._forget(link)
         if self._listener is not None:
             self._listener.close()
 
@@ -204,7 +210,10 @@ class Relay:
             self._degree = int(header["degree"])
             self._connect(self._new)
         elif what == "piece":
-            self._came(int(header["i"]), payload, None)
+            number = int(header["i"])
+            place = self._place(number, len(payload))
+            place.write(memoryview(payload))
+            self._came(number, place, None)
         elif what == "end":
             self._over = True
 
@@ -222,16 +231,22 @@ class Relay:
 
     # -- pieces --
 
-    def _came(self, number: int, data: bytes, link: Optional[_Link]) -> None:
+    def _place(self, number: int, size: int) -> Place:
+        """Where a piece goes as it comes. What is not wanted goes nowhere."""
+        if number not in self._lacking:
+            return Place(size)
+        return Part(self._store.top, self._pieces[number - 1].name, size) if number else Memory(size)
+
+    def _came(self, number: int, place: Place, link: Optional[_Link]) -> None:
         """Bytes that should be piece `number`, from a source or (link None) from the laptop."""
         if link is not None and number in link.asked:
             self._pace += (time.monotonic() - link.asked.pop(number) - self._pace) / 8
-        if number not in self._lacking:
-            return None
-        self._bytes["laptop" if link is None else "peers"] += len(data)
+        if number not in self._lacking or type(place) is Place:
+            return place.drop()
+        self._bytes["laptop" if link is None else "peers"] += place.size
         self._dirty = True
         try:
-            good = self._keep(number, data)
+            good = self._keep(number, place)
         except OSError as error:
             return self._fail(error)
         if good:
@@ -243,17 +258,16 @@ class Relay:
             self._tell("wrong", i=number)
         return None
 
-    def _keep(self, number: int, data: bytes) -> bool:
-        if number == 0:
+    def _keep(self, number: int, place: Place) -> bool:
+        if isinstance(place, Memory):
+            packed = bytes(place.data)
             try:
-                text = zlib.decompress(data)
+                text = zlib.decompress(packed)
             except zlib.error:
                 return False
-            return manifest.name_of(text) == self._order["manifest"] and self._take_manifest(text, data)
-        piece = self._pieces[number - 1]
-        if manifest.name_of(data) != piece.name:
+            return manifest.name_of(text) == self._order["manifest"] and self._take_manifest(text, packed)
+        if not place.keep():
             return False
-        self._store.add(piece.name, data)
         self._lacking.discard(number)
         self._mine(number)
         self._finish()
@@ -324,15 +338,15 @@ class Relay:
         sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
         sock.setblocking(False)
         code = sock.connect_ex(address)
-        link = _Link(Wire(sock, self._client, False, _MAX_HEADER, manifest.MOST), address, now)
+        link = _Link(address, now)
+        link.wire = Wire(sock, self._client, False, _MAX_HEADER, manifest.MOST, functools.partial(self._begins, link))
         self._links.append(link)
         if code not in (0, errno.EINPROGRESS):
             self._drop(link, os.strerror(code))
 
     def _drop(self, link: _Link, why: str, trust: bool = True) -> None:
         """Close it; a source that failed is tried again later, and what it was asked for is asked of others."""
-        link.wire.close()
-        self._links.remove(link)
+        self._forget(link)
         if link.source is None:
             return
         tries = self._tries.get(link.source, 0)
@@ -342,6 +356,12 @@ class Relay:
         self._tries[link.source] = tries + 1
         for other in self._links:
             other.todo += [number for number in link.asked if number in other.has]
+
+    def _forget(self, link: _Link) -> None:
+        self._links.remove(link)
+        link.wire.close()
+        for place in link.coming:
+            place.drop()
 
     def _ask_all(self) -> None:
         asked = {number for link in self._links for number in link.asked}
@@ -381,7 +401,9 @@ class Relay:
                 return sock.close()
             if len(strangers) >= _STRANGERS:
                 self._drop(strangers[0], "")
-            self._links.append(_Link(Wire(sock, self._server, True, _MAX_HEADER), None, time.monotonic()))
+            link = _Link(None, time.monotonic())
+            link.wire = Wire(sock, self._server, True, _MAX_HEADER)
+            self._links.append(link)
         return None
 
     def _hear(self, link: _Link) -> None:
@@ -390,9 +412,9 @@ class Relay:
             frames = link.wire.frames()
             if link.wire.got > got:
                 link.moved = time.monotonic()
-            for header, payload in frames:
+            for header, _ in frames:
                 if not link.taker:
-                    self._answered(link, header, payload)
+                    self._answered(link, header)
                 elif len(link.owed) < _MOST_OWED:
                     link.owed.append(int(header["get"]))
             if link.taker:
@@ -401,9 +423,16 @@ class Relay:
             if link in self._links:
                 self._drop(link, str(error) or type(error).__name__)
 
-    def _answered(self, link: _Link, header: Header, payload: bytes) -> None:
+    def _begins(self, link: _Link, header: Header, size: int) -> Place:
+        """A source sends a piece: its frame follows when all of it is there."""
+        link.coming.append(self._place(int(header["piece"]), size))
+        return link.coming[-1]
+
+    def _answered(self, link: _Link, header: Header) -> None:
         if "piece" in header:
-            self._came(int(header["piece"]), payload, link)
+            if not link.coming:
+                raise FrameError("a piece without bytes")
+            self._came(int(header["piece"]), link.coming.popleft(), link)
             return
         if "have" in header:
             self._why.pop(link.source or ("", 0), None)
@@ -431,8 +460,11 @@ class Relay:
             number = link.owed.pop(0)
             if number not in self._have:
                 raise ConnectionError("it asks for what we do not have")
-            data = self._packed if number == 0 else self._store.read(self._pieces[number - 1].name)
-            link.wire.send({"piece": number}, data)
+            if number == 0:
+                link.wire.send({"piece": number}, self._packed)
+            else:
+                piece = self._pieces[number - 1]
+                link.wire.send_file({"piece": number}, self._store.open(piece.name), piece.size)
             link.wire.flush()
 
 

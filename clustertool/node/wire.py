@@ -12,9 +12,9 @@ import os
 import socket
 import ssl
 from collections import deque
-from typing import Deque, Iterator, List, Optional, Tuple
+from typing import Callable, Deque, Iterator, List, Optional, Tuple, Union
 
-from clustertool.plan.frames import Decoder, Frame, FrameError, Header, head
+from clustertool.plan.frames import Decoder, Frame, FrameError, Header, Place, head
 
 _CHUNK = 1 << 16
 _RECORD = 1 << 14  # what TLS gives at a time
@@ -52,18 +52,69 @@ def _in_memory(pem: str) -> Iterator[str]:
         os.close(outlet)
 
 
-class Wire:
-    """One connection, made or in the making. turn() moves what can be moved; ConnectionError ends it."""
+class _Bytes:
+    """What is to be sent."""
 
-    def __init__(self, sock: socket.socket, ctx: ssl.SSLContext, server: bool, max_header: int, max_payload: int = 0) -> None:
+    def __init__(self, data: bytes) -> None:
+        self._data = memoryview(data)
+        self.left = len(data)
+
+    def next(self, most: int) -> Union[bytes, memoryview]:
+        return self._data[:most]
+
+    def sent(self, size: int) -> None:
+        self._data = self._data[size:]
+        self.left -= size
+
+    def close(self) -> None:
+        self._data.release()
+
+
+class _File:
+    """The same, of an open file: it is read as it is sent."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self._fd = fd
+        self._at = 0
+        self.left = size
+
+    def next(self, most: int) -> bytes:
+        data = os.pread(self._fd, min(most, self.left), self._at)
+        if not data:
+            raise OSError(errno.EIO, "a file has become shorter")
+        return data
+
+    def sent(self, size: int) -> None:
+        self._at += size
+        self.left -= size
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class Wire:
+    """One connection, made or in the making. turn() moves what can be moved; ConnectionError ends it.
+
+    `place`: where a payload goes as it comes (frames.Decoder); without, nobody may send one.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        ctx: ssl.SSLContext,
+        server: bool,
+        max_header: int,
+        max_payload: int = 0,
+        place: Optional[Callable[[Header, int], Place]] = None,
+    ) -> None:
         sock.setblocking(False)
         self._sock = sock
         self._tls: Optional[ssl.SSLSocket] = None
         self._context = ctx
         self._server = server
-        self._decoder = Decoder(max_header, max_payload, apart=_CHUNK)
+        self._decoder = Decoder(max_header, max_payload, place)
         self._limit = _TURN if max_payload else 0
-        self._out: Deque[memoryview] = deque()
+        self._out: Deque[Union[_Bytes, _File]] = deque()
         self._wants_write = not server  # a client's connect() shows itself by becoming writable
         self.secure = False
         self.got = 0  # bytes
@@ -77,9 +128,12 @@ class Wire:
         return self._wants_write or (self.secure and bool(self._out))
 
     def send(self, header: Header, payload: bytes = b"") -> None:
-        self._out.append(memoryview(head(header, len(payload))))
-        if payload:  # as it is: pieces are large
-            self._out.append(memoryview(payload))
+        self._out.append(_Bytes(head(header, len(payload)) + payload))
+
+    def send_file(self, header: Header, fd: int, size: int) -> None:
+        """An open file as payload. It is closed when it is sent, or the wire is closed."""
+        self._out.append(_Bytes(head(header, size)))
+        self._out.append(_File(fd, size))
 
     def flush(self) -> None:
         """Send now what the kernel takes. That the other side is gone is told at the next turn."""
@@ -89,7 +143,7 @@ class Wire:
 
     @property
     def backlog(self) -> int:
-        return sum(map(len, self._out))
+        return sum(part.left for part in self._out)
 
     def turn(self) -> List[Header]:
         """The messages that came. Raises ConnectionError when the other side is gone, is a stranger, or talks nonsense."""
@@ -152,7 +206,7 @@ class Wire:
                 raise
 
     def _receive(self, tls: ssl.SSLSocket, frames: List[Frame]) -> int:
-        """Bytes that came now; 0: there will be no more. Pieces go where they stay: they are large."""
+        """Bytes that came now; 0: there will be no more. Payloads go where they belong: they are large."""
         room = self._decoder.room()
         if room is None:
             data = tls.recv(_RECORD)
@@ -165,17 +219,18 @@ class Wire:
     def _flush(self, tls: ssl.SSLSocket) -> None:
         self._wants_write = False
         while self._out:
+            part = self._out[0]
             try:
-                sent = tls.send(self._out[0][:_CHUNK])
+                part.sent(tls.send(part.next(_CHUNK)))
             except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
                 return
-            if sent == len(self._out[0]):
-                self._out.popleft()
-            else:
-                self._out[0] = self._out[0][sent:]
+            if not part.left:
+                self._out.popleft().close()
 
     def close(self) -> None:
         self._sock.close()
+        while self._out:
+            self._out.popleft().close()
 
 
 class _NotYet(Exception):
