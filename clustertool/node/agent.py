@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from clustertool.node.follow import Follower
     from clustertool.node.glance import Glance
-    from clustertool.node.records import Record
+    from clustertool.node.jobs import Jobs
 
 _BEAT = 1.0
 _LARGEST = 64 << 20  # a manifest
@@ -217,10 +217,10 @@ class Agent:
 
     def relay(self, header: Header) -> Dict[str, Any]:
         """Take part in a dispatch. Its words come as frames of their own."""
-        from clustertool.node import relay
+        from clustertool.node import relaying
 
         self.unrelay(header)
-        pid, sock = relay.start(header, self.root)
+        pid, sock = relaying.start(header, self.root)
         self._relay = pid, sock, Decoder()
         return {}
 
@@ -257,51 +257,17 @@ class Agent:
     def follow(self, header: Header) -> Dict[str, Any]:
         from clustertool.node.follow import Follower
 
-        self._followers.append(Follower(self.record(header), header))
+        self._followers.append(Follower(self.jobs().record(header), header))
         return {}
 
-    def stop(self, header: Header) -> Dict[str, Any]:
-        from clustertool.node.stop import stop
+    def job(self, header: Header) -> Dict[str, Any]:
+        """A question about the jobs that are here."""
+        return self.jobs().answer(header)
 
-        found = self.records(header)
-        arguments = str(header["by"]), int(header["code"]), float(header["grace"]), bool(header["force"])
-        return {"jobs": {record.job: stop(record, *arguments) for record in found}}
+    def jobs(self) -> Jobs:
+        from clustertool.node.jobs import Jobs
 
-    def attached(self, header: Header) -> Dict[str, Any]:
-        """A laptop is there and follows: for --lease. Told to the supervisor, who may be gone."""
-        from clustertool.node.stop import whisper
-
-        whisper(self.record(header), {"m": "attached"})
-        return {}
-
-    def jobs(self, header: Header) -> Dict[str, Any]:
-        return {"jobs": [record.summary() for record in self.records(header)]}
-
-    def status(self, header: Header) -> Dict[str, Any]:
-        """All events of a job on this node, and CPU and memory of its processes."""
-        record = self.record(header)
-        events = record.events()
-        supervisor = record.process("supervisor")
-        started = [processes.Process(int(event["pid"]), int(event["start"])) for event in events if event["e"] == "started"]
-        beat = None
-        with contextlib.suppress(OSError):
-            beat = max(0.0, round(time.time() - os.stat(record.paths.control).st_mtime, 1))
-        return {
-            "node": record.node,
-            "dir": record.paths.dir,
-            "heartbeat": beat,
-            "events": events,
-            "supervised": supervisor is not None and processes.alive(supervisor),
-            "usage": {str(process.pid): _usage(process.pid) for process in started if processes.alive(process)},
-        }
-
-    def report(self, header: Header) -> Dict[str, Any]:
-        """What status tells, and a summary of what the job used, did and said here."""
-        from clustertool.node.report import report
-
-        status = self.status(header)
-        record = self.record(header)
-        return {**status, "now": time.time(), **report(record, status["events"], int(header["points"]))}
+        return Jobs(self.root, self.entry)
 
     def devices(self, header: Header) -> Dict[str, Any]:
         """The node's cards now, or {"need": digest}: the NVML module is sent to nodes that have a use for it."""
@@ -324,70 +290,6 @@ class Agent:
         nvml.keep(str(header["nvml"]), str(header["data"]))
         return {}
 
-    def tail(self, header: Header) -> Dict[str, Any]:
-        """The last lines of one log, for a verdict."""
-        from clustertool.node.follow import last_lines
-
-        job = files.open_job_dir(self.record(header).paths.dir)
-        try:
-            text = last_lines(job, str(header["log"]), int(header["lines"]))
-        except OSError:
-            text = b""
-        finally:
-            os.close(job)
-        return {"text": text.decode("utf-8", "backslashreplace")}
-
-    def files(self, header: Header) -> Dict[str, Any]:
-        """Everything in a job's log/, restarts' folders included: names relative to log/, and sizes."""
-        found: Dict[str, int] = {}
-        record = self.record(header)
-        for folder, _, names in os.walk(record.paths.of("log")):
-            for name in names:
-                path = os.path.join(folder, name)
-                if not os.path.islink(path):
-                    found[os.path.relpath(path, record.paths.of("log"))] = os.lstat(path).st_size
-        return {"files": found}
-
-    def clean(self, header: Header) -> Dict[str, Any]:
-        """Remove finished jobs: one, or all older than some seconds. Those of which something lives stay and are named."""
-        from clustertool.node.place import unlink
-        from clustertool.node.stop import lives
-
-        removed, running, freed = [], [], 0
-        now = float(header["now"])  # the laptop's clock, as that of `created`
-        for record in self.records(header):
-            old = now - float(record.header.get("created", 0)) >= float(header.get("older_than", 0))
-            if lives(record):
-                running.append(record.job)
-            elif old:
-                removed.append(record.job)
-                if not header.get("dry"):
-                    unlink(record.paths.dir)
-                    freed += files.remove_tree(record.paths.dir)
-        return {"removed": removed, "running": running, "freed": freed}
-
-    def records(self, header: Header) -> List[Record]:
-        from clustertool.node.records import find
-
-        found = find(self.root, self.entry, os.uname().nodename, str(header.get("job", "")))
-        if header.get("exact"):
-            found = [record for record in found if record.job == header["job"]]
-        return found
-
-    def record(self, header: Header) -> Record:
-        found = self.records({**header, "exact": True})
-        if not found:
-            raise NotFound(f"no job {header['job']} here", "inv jobs lists the jobs")
-        return found[0]
-
-
-def _usage(pid: int) -> Tuple[float, int]:
-    """(CPU seconds, resident bytes) of a process."""
-    found = processes.stat(pid)
-    if found is None:
-        return 0.0, 0
-    return found.ticks / os.sysconf("SC_CLK_TCK"), found.rss * os.sysconf("SC_PAGE_SIZE")
-
 
 _INLINE: Dict[str, Callable[[Agent, Header], Dict[str, Any]]] = {
     # start and relay fork, which must not be done beside other threads; follow touches the loop's own list
@@ -395,10 +297,8 @@ _INLINE: Dict[str, Callable[[Agent, Header], Dict[str, Any]]] = {
 }  # fmt: skip
 _HANDLERS: Dict[str, Callable[[Agent, Header], Dict[str, Any]]] = {
     "probe": Agent.probe, "meet": Agent.meet, "patch": Agent.patch, "place": Agent.place,
-    "examine": Agent.examine, "mesh": Agent.mesh, "unplace": Agent.unplace, "attached": Agent.attached,
-    "stop": Agent.stop, "jobs": Agent.jobs, "status": Agent.status, "tail": Agent.tail, "files": Agent.files,
-    "clean": Agent.clean, "report": Agent.report, "devices": Agent.devices, "module": Agent.module,
-    "glance": Agent.glance,
+    "examine": Agent.examine, "mesh": Agent.mesh, "unplace": Agent.unplace, "devices": Agent.devices, "module": Agent.module,
+    "glance": Agent.glance, **dict.fromkeys("stop attached jobs status report tail files clean".split(), Agent.job),
 }  # fmt: skip
 
 

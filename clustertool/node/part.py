@@ -11,10 +11,10 @@ from typing import Optional
 
 from clustertool.node import files
 from clustertool.plan import manifest
-from clustertool.plan.frames import Place
+from clustertool.plan.sink import Sink
 
 
-class Part(Place):
+class Part(Sink):
     """`top`: the folder of pieces. Unless keep() or drop() is called, a file named *.part stays there."""
 
     def __init__(self, top: str, name: str, size: int) -> None:

@@ -4,7 +4,7 @@ The laptop orders it through the agent's socket: the manifest's digest, a throw-
 only reads. Number 0 is the manifest, the others are the manifest's pieces in order; a piece is kept only if its bytes have
 the name that the manifest (whose own name came over SSH) gives it, so a false source can waste time and nothing else.
 Pieces go from the network to the disk and from there on, and are never in memory as a whole: on a full machine new memory
-is what takes longest. The process is gone as soon as the agent is, or the laptop is silent.
+is what takes longest. Its process (relaying.py) ends when the agent does, or the laptop is silent.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ import socket
 import time
 import zlib
 from collections import deque
-from typing import Any, Deque, Dict, Iterable, List, NoReturn, Optional, Set, Tuple
+from typing import Any, Deque, Dict, Iterable, List, Optional, Set, Tuple
 
-from clustertool.errors import ClustertoolError
-from clustertool.node import processes
 from clustertool.node.part import Part
 from clustertool.node.pieces import Store
 from clustertool.node.wire import Wire, context
 from clustertool.plan import manifest, swarm
-from clustertool.plan.frames import Decoder, FrameError, Header, Memory, Place, encode
+from clustertool.plan.frames import Decoder, FrameError, Header, encode
+from clustertool.plan.sink import Memory, Sink
 
 _WINDOW = 2  # pieces asked of one source at a time
 _AHEAD = 256 << 10  # bytes that wait for a taker before the next piece is opened for it
@@ -43,8 +42,6 @@ _SILENCE = 60.0  # seconds without a word of the laptop, which beats every few
 _MAX_HEADER = 1 << 20
 _TICK = 0.1
 _FOREVER = 1e9
-_REPORT = 0.25
-
 
 Address = Tuple[str, int]
 
@@ -60,7 +57,7 @@ class _Link:
         self.has: Set[int] = set()
         self.todo: List[int] = []
         self.asked: Dict[int, float] = {}
-        self.coming: Deque[Place] = deque()  # where pieces go that it sends
+        self.coming: Deque[Sink] = deque()  # where pieces go that it sends
         self.owed: List[int] = []
         self.told: Optional[int] = None  # how many of our own pieces a taker knows of
 
@@ -70,7 +67,7 @@ class _Link:
 
 
 class Relay:
-    """`order`: release, manifest (its name), groups (None: all), helper (has the release and only serves).
+    """`order`: release, manifest (its name), groups (None: all), helper (has the release and only serves), report (seconds).
 
     With a relay between nodes also certificate, key and address; without, the laptop sends everything.
     """
@@ -80,6 +77,7 @@ class Relay:
         self._decoder = Decoder(max_payload=manifest.MOST)
         self._out = bytearray()
         self._order = order
+        self._report = float(order["report"])  # how often the laptop hears how far we are
         self._store = Store(root)
         self._text = self._packed = b""  # the manifest, and as it travels
         self._rows: List[manifest.Row] = []
@@ -159,8 +157,9 @@ class Relay:
             self._look(link, now)
         self._connect(now)
         self._ask_again(now)
-        if self._dirty and now - self._told > _REPORT:
-            self._progress(now)
+        if self._dirty and now - self._told > self._report:
+            self._told, self._dirty = now, False
+            self._tell("got", **self._progress())
         if self._lacking and now - self._new > _IDLE and now - self._told > _IDLE:
             self._told = now
             why = list(self._why.values())
@@ -211,16 +210,15 @@ class Relay:
             self._connect(self._new)
         elif what == "piece":
             number = int(header["i"])
-            place = self._place(number, len(payload))
-            place.write(memoryview(payload))
-            self._came(number, place, None)
+            sink = self._sink(number, len(payload))
+            sink.write(memoryview(payload))
+            self._came(number, sink, None)
         elif what == "end":
             self._over = True
 
-    def _progress(self, now: float) -> None:
-        self._told, self._dirty = now, False
+    def _progress(self) -> Dict[str, int]:
         left = sum(self._pieces[i - 1].size for i in self._lacking if i)
-        self._tell("got", left=left, live=self._live(), **self._bytes)
+        return {"left": left, "live": self._live(), **self._bytes}
 
     def _live(self) -> int:
         """Sources that are there."""
@@ -231,22 +229,24 @@ class Relay:
 
     # -- pieces --
 
-    def _place(self, number: int, size: int) -> Place:
-        """Where a piece goes as it comes. What is not wanted goes nowhere."""
-        if number not in self._lacking:
-            return Place(size)
-        return Part(self._store.top, self._pieces[number - 1].name, size) if number else Memory(size)
+    def _sink(self, number: int, size: int) -> Sink:
+        """Where a piece goes as it comes. What is not wanted, or can't be it, goes nowhere."""
+        if number == 0 and number in self._lacking:
+            return Memory(size)
+        if number not in self._lacking or size != self._pieces[number - 1].size:
+            return Sink(size)
+        return Part(self._store.top, self._pieces[number - 1].name, size)
 
-    def _came(self, number: int, place: Place, link: Optional[_Link]) -> None:
+    def _came(self, number: int, sink: Sink, link: Optional[_Link]) -> None:
         """Bytes that should be piece `number`, from a source or (link None) from the laptop."""
         if link is not None and number in link.asked:
             self._pace += (time.monotonic() - link.asked.pop(number) - self._pace) / 8
-        if number not in self._lacking or type(place) is Place:
-            return place.drop()
-        self._bytes["laptop" if link is None else "peers"] += place.size
+        if number not in self._lacking:
+            return sink.drop()
+        self._bytes["laptop" if link is None else "peers"] += sink.size
         self._dirty = True
         try:
-            good = self._keep(number, place)
+            good = self._keep(number, sink)
         except OSError as error:
             return self._fail(error)
         if good:
@@ -258,15 +258,15 @@ class Relay:
             self._tell("wrong", i=number)
         return None
 
-    def _keep(self, number: int, place: Place) -> bool:
-        if isinstance(place, Memory):
-            packed = bytes(place.data)
+    def _keep(self, number: int, sink: Sink) -> bool:
+        if isinstance(sink, Memory):
+            packed = bytes(sink.data)
             try:
                 text = zlib.decompress(packed)
             except zlib.error:
                 return False
             return manifest.name_of(text) == self._order["manifest"] and self._take_manifest(text, packed)
-        if not place.keep():
+        if not sink.keep():
             return False
         self._lacking.discard(number)
         self._mine(number)
@@ -307,8 +307,7 @@ class Relay:
         if not self._order.get("helper"):
             text = self._text if self._order["groups"] is None else manifest.text_of(self._rows)
             self._store.complete(release, text)
-        self._progress(time.monotonic())
-        self._tell("done")
+        self._tell("done", **self._progress())
 
     def _fail(self, error: OSError) -> None:
         """A disk that takes nothing: the laptop is told, and nothing more is asked for."""
@@ -360,8 +359,8 @@ class Relay:
     def _forget(self, link: _Link) -> None:
         self._links.remove(link)
         link.wire.close()
-        for place in link.coming:
-            place.drop()
+        for sink in link.coming:
+            sink.drop()
 
     def _ask_all(self) -> None:
         asked = {number for link in self._links for number in link.asked}
@@ -423,9 +422,9 @@ class Relay:
             if link in self._links:
                 self._drop(link, str(error) or type(error).__name__)
 
-    def _begins(self, link: _Link, header: Header, size: int) -> Place:
+    def _begins(self, link: _Link, header: Header, size: int) -> Sink:
         """A source sends a piece: its frame follows when all of it is there."""
-        link.coming.append(self._place(int(header["piece"]), size))
+        link.coming.append(self._sink(int(header["piece"]), size))
         return link.coming[-1]
 
     def _answered(self, link: _Link, header: Header) -> None:
@@ -480,50 +479,3 @@ def _listen(address: str) -> socket.socket:
     listener.listen(64)
     listener.setblocking(False)
     return listener
-
-
-# -- the process --------------------------------------------------------------------------------------------------------
-
-
-def start(order: Header, root: str) -> Tuple[int, socket.socket]:
-    """Fork it: (pid, our end of its control socket)."""
-    ours, theirs = socket.socketpair()
-    child = os.fork()
-    if child == 0:
-        _live(theirs, order, root)
-    theirs.close()
-    return child, ours
-
-
-def _live(control: socket.socket, order: Header, root: str) -> NoReturn:
-    """In the child. No descriptor of the agent's stays open: it must see the agent go, and ssh must not wait for it."""
-    try:
-        null = os.open(os.devnull, os.O_RDWR)
-        for fd in (0, 1, 2):
-            os.dup2(null, fd)
-        for name in os.listdir("/proc/self/fd"):
-            if int(name) > 2 and int(name) != control.fileno():
-                with contextlib.suppress(OSError):
-                    os.close(int(name))
-        processes.set_name("ct-relay")
-        control.setblocking(False)
-        relay = Relay(control, order, root)
-        try:
-            relay.run()
-        finally:
-            relay.close()
-    except ClustertoolError as error:
-        _last_word(control, type(error).__name__, error.what, error.fix)
-    except Exception:  # noqa: BLE001 - the outermost boundary of this process: what we did not foresee is told as a bug
-        import traceback
-
-        _last_word(control, "InternalError", traceback.format_exc(limit=-4), "")
-    finally:
-        processes.leave(0)
-
-
-def _last_word(control: socket.socket, kind: str, what: str, fix: str) -> None:
-    with contextlib.suppress(OSError):
-        control.setblocking(True)
-        control.settimeout(5.0)
-        control.sendall(encode({"k": "relay", "s": "failed", "kind": kind, "what": what, "fix": fix}))

@@ -14,7 +14,8 @@ import ssl
 from collections import deque
 from typing import Callable, Deque, Iterator, List, Optional, Tuple, Union
 
-from clustertool.plan.frames import Decoder, Frame, FrameError, Header, Place, head
+from clustertool.plan.frames import Decoder, Frame, FrameError, Header, head
+from clustertool.plan.sink import Sink
 
 _CHUNK = 1 << 16
 _RECORD = 1 << 14  # what TLS gives at a time
@@ -95,7 +96,7 @@ class _File:
 class Wire:
     """One connection, made or in the making. turn() moves what can be moved; ConnectionError ends it.
 
-    `place`: where a payload goes as it comes (frames.Decoder); without, nobody may send one.
+    `sink`: where a payload goes as it comes (frames.Decoder); without, nobody may send one.
     """
 
     def __init__(
@@ -105,14 +106,14 @@ class Wire:
         server: bool,
         max_header: int,
         max_payload: int = 0,
-        place: Optional[Callable[[Header, int], Place]] = None,
+        sink: Optional[Callable[[Header, int], Sink]] = None,
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
         self._tls: Optional[ssl.SSLSocket] = None
         self._context = ctx
         self._server = server
-        self._decoder = Decoder(max_header, max_payload, place)
+        self._decoder = Decoder(max_header, max_payload, sink)
         self._limit = _TURN if max_payload else 0
         self._out: Deque[Union[_Bytes, _File]] = deque()
         self._wants_write = not server  # a client's connect() shows itself by becoming writable

@@ -10,12 +10,13 @@ import json
 import struct
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
+from clustertool.plan.sink import Sink
+
 Header = Dict[str, Any]
 Frame = Tuple[Header, bytes]
 _LENGTHS = struct.Struct(">II")
 MAX_HEADER = 64 << 20  # a plan of 1000 nodes fits; the lead's reader is far stricter
 MAX_PAYLOAD = 4 << 20
-_CHUNK = 1 << 16
 
 
 class FrameError(ValueError):
@@ -32,78 +33,28 @@ def head(header: Header, size: int) -> bytes:
     return _LENGTHS.pack(len(text), size) + text
 
 
-class Place:
-    """Where a payload of `size` bytes goes as it comes, some at a time. This one forgets it."""
-
-    def __init__(self, size: int) -> None:
-        self.size = self.left = size
-        self._buffer = memoryview(bytearray(min(size, _CHUNK)))
-        self._filled = 0
-
-    def room(self) -> memoryview:
-        """For the bytes that come next."""
-        return self._buffer[self._filled : self._filled + self.left]
-
-    def took(self, size: int) -> None:
-        """So many have come into room()."""
-        self._filled += size
-        self.left -= size
-        if not self.left or self._filled == len(self._buffer):
-            self.put(self._buffer[: self._filled])
-            self._filled = 0
-
-    def write(self, data: memoryview) -> None:
-        while len(data):
-            room = self.room()
-            size = min(len(room), len(data))
-            room[:size] = data[:size]
-            self.took(size)
-            data = data[size:]
-
-    def put(self, data: memoryview) -> None:
-        """The next bytes, up to 64 KiB; who wants them later copies them."""
-
-    def keep(self) -> bool:
-        """All of it has come. False: it is not what it should be."""
-        return True
-
-    def drop(self) -> None:
-        """It is not wanted any more."""
-
-
-class Memory(Place):
-    """A payload kept as it is."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
-        self.data = bytearray()
-
-    def put(self, data: memoryview) -> None:
-        self.data += data
-
-
 class Decoder:
-    """feed() bytes as they come, get whole frames. With `place` a payload never is in memory as a whole.
+    """feed() bytes as they come, get whole frames. With `sink` a payload never is in memory as a whole.
 
-    `place` makes of header and size where a payload goes, and its frame comes without it, when all of it is there. Who reads
-    can spare a copy: as long as there is a room(), it is filled with what comes next, and taken() says how much that was.
+    `sink` makes of header and size where a payload goes; its frame comes without it, when all of it is there. Who reads can
+    spare a copy: as long as there is a room(), it is filled with what comes next, and taken() says how much that was.
     """
 
     def __init__(
         self,
         max_header: int = MAX_HEADER,
         max_payload: int = MAX_PAYLOAD,
-        place: Optional[Callable[[Header, int], Place]] = None,
+        sink: Optional[Callable[[Header, int], Sink]] = None,
     ) -> None:
         self._buffer = bytearray()
         self._max_header = max_header
         self._max_payload = max_payload
-        self._place = place
-        self._into: Optional[Place] = None
+        self._sink = sink
+        self._into: Optional[Sink] = None
         self._header: Header = {}
 
     def room(self) -> Optional[memoryview]:
-        """Where the next bytes belong, as long as they are those of a payload with a place."""
+        """Where the next bytes belong, as long as they are those of a payload with a sink."""
         return None if self._into is None else self._into.room()
 
     def taken(self, size: int) -> List[Frame]:
@@ -113,9 +64,9 @@ class Decoder:
         self._into.took(size)
         return self._whole(self._into)
 
-    def _whole(self, place: Place) -> List[Frame]:
-        self._into = place if place.left else None
-        return [] if place.left else [(self._header, b"")]
+    def _whole(self, sink: Sink) -> List[Frame]:
+        self._into = sink if sink.left else None
+        return [] if sink.left else [(self._header, b"")]
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Yield (header, payload) for every frame that is complete now. Raises FrameError."""
@@ -134,16 +85,16 @@ class Decoder:
                 if head > self._max_header or body > self._max_payload:
                     raise FrameError(f"a frame of {head}+{body} bytes")
                 start = at + _LENGTHS.size + head
-                if len(view) < start + (0 if self._place else body):
+                if len(view) < start + (0 if self._sink else body):
                     break
                 header = _header(bytes(view[start - head : start]))
                 at = min(start + body, len(view))
-                if self._place is None or not body:
+                if self._sink is None or not body:
                     frames.append((header, bytes(view[start:at])))
                     continue
-                place, self._header = self._place(header, body), header
-                place.write(view[start:at])
-                frames += self._whole(place)
+                sink, self._header = self._sink(header, body), header
+                sink.write(view[start:at])
+                frames += self._whole(sink)
         finally:
             view.release()
         del self._buffer[:at]

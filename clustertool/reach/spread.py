@@ -32,6 +32,9 @@ _SOURCES = 12  # nodes that a node hears of: the best, and some for when they fa
 _SETTLE = 1.0  # seconds that the others have to tell what they hold, once one did
 _GRACE = 3.0  # seconds for the nodes to pass on a piece before it is sent once more
 _BEAT = 5.0
+_REPORT = 0.25  # seconds between two words of a node about how far it is
+_WORDS = 64  # of them a second that we want to hear, from all nodes together
+_RAREST = 4.0  # seconds; far less than _LOST
 _STALL = 4.0  # seconds without a byte taken, after which a piece is sent to another node as well
 _LOST = 20.0  # seconds without a word, or without a byte taken, after which a node is given up
 _TRIES = 3  # times that a node may say that a piece came wrong
@@ -82,6 +85,7 @@ class Spread:
         self.gentle = False  # others still connect over the same uplink
         self._fleet = fleet
         self._count = len(shipment.pieces)
+        self._size = sum(piece.size for piece in shipment.pieces)
         self._words: queue.SimpleQueue[tuple[int, Header]] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._nodes: dict[int, _Node] = {}
@@ -110,7 +114,8 @@ class Spread:
         """Let these nodes take part. A helper has the release already and only serves."""
         if helper and not self._relays:
             return
-        request = {"q": "relay", "manifest": self.shipment.name, "helper": helper, **self._secret}
+        report = min(max(_REPORT, len(self._fleet.cluster.hosts) / _WORDS), _RAREST)
+        request = {"q": "relay", "manifest": self.shipment.name, "helper": helper, "report": report, **self._secret}
         requests = {}
         with self._changed:
             now = time.monotonic()
@@ -198,24 +203,27 @@ class Spread:
         elif what == "lacks":
             self._holds(node, swarm.numbers(word["lacks"], self._count), swarm.numbers(word["have"], self._count))
         elif what == "got":
-            node.between = int(word["peers"])
-            if word["live"] and node.alone and self._relays:  # it was only slow
-                node.alone, node.direct = False, set()
-                self.tally.served.pop(at, None)
-            size = sum(piece.size for piece in self.shipment.pieces)
-            if node.open and self.progress:
-                self.progress.node(at, max(0, size - int(word["left"])), size)
+            self._got(at, node, word)
         elif what == "idle":
             self._idle(at, node, word)
         elif what == "wrong":
             self._wrong(at, node, int(word["i"]))
         elif what == "done":
+            self._got(at, node, word)
             node.done = True
             node.lacks = set()
             if not node.helper and self.progress:
                 self.progress.done(at)
         elif what in ("failed", "gone"):
             self._fail(at, self._reason(at, word))
+
+    def _got(self, at: int, node: _Node, word: Header) -> None:
+        node.between = int(word["peers"])
+        if word["live"] and node.alone and self._relays:  # it was only slow
+            node.alone, node.direct = False, set()
+            self.tally.served.pop(at, None)
+        if node.open and self.progress:
+            self.progress.node(at, max(0, self._size - int(word["left"])), self._size)
 
     def _holds(self, node: _Node, lacks: set[int], have: set[int]) -> None:
         """It has the manifest, so it has told what it holds."""

@@ -34,13 +34,13 @@ COUNT = 8
 class Shipment:
     """Some random pieces, and the manifest of one file made of them and of one small file."""
 
-    def __init__(self, count: int = COUNT, seed: int = 1) -> None:
+    def __init__(self, count: int = COUNT, seed: int = 1, size: int = SIZE) -> None:
         rng = random.Random(seed)
         small = b"small\n"
-        self.data = [rng.randbytes(SIZE) for _ in range(count)] + [small]
+        self.data = [rng.randbytes(size) for _ in range(count)] + [small]
         self.names = [manifest.name_of(data) for data in self.data]
         rows: list[manifest.Row] = [["d", "empty", 0o755, 10**18], ["l", "link", "big"]]
-        rows += [["f", "big", 0o640, 10**18, SIZE * count, ""], *(["c", name, SIZE] for name in self.names[:-1])]
+        rows += [["f", "big", 0o640, 10**18, size * count, ""], *(["c", name, size] for name in self.names[:-1])]
         rows += [["p", self.names[-1], len(small), ""], ["s", "sm\nall", 0o600, 10**18, 0, len(small)]]
         self.text = manifest.text_of(rows)
         self.name = manifest.name_of(self.text)
@@ -67,7 +67,7 @@ class Relays:
         for i in which or range(len(self.nodes)):
             self.nodes[i].client.agent.hear = lambda _, word, i=i: self.words[i].put(word)  # type: ignore[misc]
             order = {"release": self.shipment.release, "manifest": self.shipment.name, "groups": None, "helper": False}
-            secret = {"certificate": self.certificate, "key": self.key, "address": self.nodes[i].host.address}
+            secret = {"certificate": self.certificate, "key": self.key, "address": self.nodes[i].host.address, "report": 0.25}
             self.nodes[i].ask("relay", **{**order, **secret, **more})
             self.ports[i] = self.says(i, "ready")["port"]
         return self
@@ -136,11 +136,9 @@ def test_what_one_has_all_get(relays: Any) -> None:
     four.send(0, *range(COUNT + 2))
     between = 0
     for i in range(4):
-        four.says(i, "done")
+        between += four.says(i, "done")["peers"]
         assert four.whole(i)
     for i in range(4):
-        words = list(four.words[i].queue)
-        between += max((word["peers"] for word in words if word["s"] == "got"), default=0)
         four.nodes[i].ask("unrelay")
         assert not listens(four.nodes[i].host.address, four.ports[i])
 
@@ -234,11 +232,35 @@ def test_gone_with_the_agent(relays: Any) -> None:
         until(lambda one=one: not alive(one[0]), "the relay ends")
 
 
-class Liar:
-    """A node with the right certificate that has everything, and all of it wrong. slow: no manifest, and it takes its time."""
+def test_a_piece_never_is_in_memory_as_a_whole(relays: Any) -> None:
+    """Neither in who gets it nor in who passes it on."""
+    three = relays(3, Shipment(4, size=16 << 20)).start().meet()
+    three.send(0, 0)
+    for i in (1, 2):
+        three.says(i, "lacks")
+    before = [_peak(three.pid(i)) for i in (1, 2)]
+    three.send(0, *range(1, 6))
+    for i in range(3):
+        three.says(i, "done")
+    grown = [_peak(three.pid(i)) - old for i, old in zip((1, 2), before)]
+    assert max(grown) < 4000, f"kB more: {grown}"
+    assert all(three.whole(i) for i in range(3))
 
-    def __init__(self, relays: Relays, slow: bool = False) -> None:
+
+def _peak(pid: int) -> int:
+    """kB of memory of its own and shared, at most."""
+    return next(int(line.split()[1]) for line in read(f"/proc/{pid}/status").splitlines() if line.startswith(b"VmHWM"))
+
+
+class Liar:
+    """A node with the right certificate that has everything, and all of it wrong.
+
+    slow: no manifest, and it takes its time. half: a file with half a piece, after which it is gone.
+    """
+
+    def __init__(self, relays: Relays, slow: bool = False, half: Path | None = None) -> None:
         self._slow = slow
+        self._half = half
         self._context = wire.context(relays.certificate, relays.key, server=True)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -254,7 +276,7 @@ class Liar:
                 self._threads[-1].start()
 
     def _serve(self, sock: socket.socket) -> None:
-        with contextlib.suppress(OSError, ConnectionError):
+        with sock, contextlib.suppress(OSError):
             peer = wire.Wire(sock, self._context, True, 1 << 20)
             while True:
                 select.select([peer], [peer] if peer.wants_write else [], [], 0.05)
@@ -262,7 +284,16 @@ class Liar:
                 for header in peer.turn():
                     self.asked += 1
                     time.sleep(0.2 * self._slow)
-                    peer.send({"piece": header["get"]}, b"lies" * 25_000)
+                    if self._half:
+                        size = 2 * self._half.stat().st_size
+                        peer.send_file({"piece": header["get"]}, os.open(self._half, os.O_RDONLY), size)
+                    else:
+                        peer.send({"piece": header["get"]}, b"lies" * 25_000)
+                if self.asked and self._half:
+                    with contextlib.suppress(ConnectionError):
+                        peer.turn()  # the file ends
+                    time.sleep(1)
+                    return
                 if peer.secure and not secure:
                     peer.send({"have": swarm.bits(set(range(self._slow, COUNT + 2)), COUNT + 2), "of": COUNT + 2})
 
@@ -300,6 +331,37 @@ def test_a_lie_that_comes_when_all_else_is_there_is_made_good_by_another_source(
         assert liar.asked and two.whole(1) and time.monotonic() - start < 20
     finally:
         liar.close()
+
+
+def test_half_a_piece_leaves_nothing(relays: Any, tmp_path: Path) -> None:
+    """A source that ends in the middle of one: the piece comes from elsewhere, and no file of the half stays."""
+    two = relays(2, Shipment(size=3 * SIZE))
+    half = tmp_path / "half"
+    half.write_bytes(os.urandom(3 * SIZE // 2))
+    liar = Liar(two, slow=True, half=half)
+    try:
+        two.start()
+        right = [(node.host.address, port) for node, port in zip(two.nodes, two.ports)]
+        two.meet([*right, ("127.0.0.1", liar.port)])
+        two.send(0, 0)
+        top = Path(Store(str(two.nodes[1].root)).top)
+        until(lambda: list(top.glob("*.part")), "half a piece is there")
+        two.send(0, *range(1, COUNT + 2))
+        two.says(1, "done")
+        assert two.whole(1)
+        until(lambda: not list(top.glob("*.part")), "the half is gone")
+    finally:
+        liar.close()
+
+
+@pytest.mark.parametrize("size", [SIZE - 1, SIZE + 1])
+def test_a_piece_of_another_size_is_not_kept(relays: Any, size: int) -> None:
+    one = relays(1).start().meet()
+    one.send(0, 0)
+    one.says(0, "lacks")
+    one.send(0, 3, data=(one.shipment.data[2] * 2)[:size])
+    assert one.says(0, "wrong")["i"] == 3
+    assert not list(Path(Store(str(one.nodes[0].root)).top).iterdir())
 
 
 def test_a_piece_of_the_laptop_that_came_wrong_is_told(relays: Any) -> None:

@@ -9,6 +9,7 @@ import struct
 import pytest
 
 from clustertool.plan.frames import MAX_HEADER, MAX_PAYLOAD, Decoder, FrameError, Header, encode
+from clustertool.plan.sink import Memory
 
 FRAMES: list[tuple[Header, bytes]] = [
     ({}, b""),
@@ -50,28 +51,33 @@ def test_a_payload_is_bytes_of_its_own() -> None:
     assert type(first) is bytes
 
 
-LARGE = [({"n": 1}, bytes(range(256)) * 3), ({"n": 2}, b"small"), ({"n": 3}, b"y" * 300), ({"n": 4}, b"z" * 256)]
+SENT = [({"n": 1}, bytes(range(256)) * 900), ({"n": 2}, b"small"), ({"n": 3}, b""), ({"n": 4}, b"z" * (1 << 16))]
 
 
-@pytest.mark.parametrize("step", [1, 7, 255, 256, 300, 5000])
+@pytest.mark.parametrize("step", [1, 7, 1 << 16, (1 << 16) + 1, 1 << 20])
 @pytest.mark.parametrize("in_place", [True, False])
-def test_large_payloads_are_read_in_place(step: int, in_place: bool) -> None:
-    """Or not; from whichever byte on, the frames are the same, and those behind them too."""
-    stream, found = b"".join(encode(*frame) for frame in LARGE), []
-    decoder, rooms = Decoder(apart=256), 0
-    while stream:
+def test_a_payload_goes_through_its_sink_as_it_comes(step: int, in_place: bool) -> None:
+    """In whichever portions, read in place or not: its frame follows, without it, and so do the frames behind."""
+    stream, at, found, made = b"".join(encode(*frame) for frame in SENT), 0, [], []
+
+    def sink(header: Header, size: int) -> Memory:
+        made.append((header, size, Memory(size)))
+        return made[-1][2]
+
+    decoder = Decoder(sink=sink)
+    while at < len(stream):
         room = decoder.room()
         if room is not None and in_place:
-            size = min(step, len(room), len(stream))
-            room[:size] = stream[:size]
+            assert 0 < len(room) <= 1 << 16
+            size = min(step, len(room), len(stream) - at)
+            room[:size] = stream[at : at + size]
             found += decoder.taken(size)
-            rooms += 1
         else:
-            size = min(step, len(stream))
-            found += decoder.feed(stream[:size])
-        stream = stream[size:]
-    assert found == LARGE and decoder.room() is None
-    assert bool(rooms) == (in_place and step < 5000)
+            size = min(step, len(stream) - at)
+            found += decoder.feed(stream[at : at + size])
+        at += size
+    assert found == [(header, b"") for header, _ in SENT] and decoder.room() is None
+    assert [(header, size, bytes(one.data)) for header, size, one in made] == [(h, len(p), p) for h, p in SENT if p]
 
 
 def raw(header: bytes, payload: bytes = b"") -> bytes:

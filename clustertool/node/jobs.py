@@ -1,0 +1,136 @@
+"""What a node answers to questions about its jobs: their records, what is left of their processes, their logs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import Any, Callable, Dict, List, Tuple
+
+from clustertool.errors import NotFound
+from clustertool.node import files, processes
+from clustertool.node.records import Record, find
+from clustertool.plan.frames import Header
+
+
+class Jobs:
+    """Jobs below ROOT_DIR `root` of the node that conf.py calls `entry`. A question names one (job, exact) or means all."""
+
+    def __init__(self, root: str, entry: str) -> None:
+        self._root = root
+        self._entry = entry
+
+    def answer(self, header: Header) -> Dict[str, Any]:
+        """`q`: which question."""
+        return _ANSWERS[str(header["q"])](self, header)
+
+    def records(self, header: Header) -> List[Record]:
+        found = find(self._root, self._entry, os.uname().nodename, str(header.get("job", "")))
+        if header.get("exact"):
+            found = [record for record in found if record.job == header["job"]]
+        return found
+
+    def record(self, header: Header) -> Record:
+        found = self.records({**header, "exact": True})
+        if not found:
+            raise NotFound(f"no job {header['job']} here", "inv jobs lists the jobs")
+        return found[0]
+
+    def stop(self, header: Header) -> Dict[str, Any]:
+        from clustertool.node.stop import stop
+
+        found = self.records(header)
+        arguments = str(header["by"]), int(header["code"]), float(header["grace"]), bool(header["force"])
+        return {"jobs": {record.job: stop(record, *arguments) for record in found}}
+
+    def attached(self, header: Header) -> Dict[str, Any]:
+        """A laptop is there and follows: for --lease. Told to the supervisor, who may be gone."""
+        from clustertool.node.stop import whisper
+
+        whisper(self.record(header), {"m": "attached"})
+        return {}
+
+    def jobs(self, header: Header) -> Dict[str, Any]:
+        return {"jobs": [record.summary() for record in self.records(header)]}
+
+    def status(self, header: Header) -> Dict[str, Any]:
+        """All events of a job on this node, and CPU and memory of its processes."""
+        record = self.record(header)
+        events = record.events()
+        supervisor = record.process("supervisor")
+        started = [processes.Process(int(event["pid"]), int(event["start"])) for event in events if event["e"] == "started"]
+        beat = None
+        with contextlib.suppress(OSError):
+            beat = max(0.0, round(time.time() - os.stat(record.paths.control).st_mtime, 1))
+        return {
+            "node": record.node,
+            "dir": record.paths.dir,
+            "heartbeat": beat,
+            "events": events,
+            "supervised": supervisor is not None and processes.alive(supervisor),
+            "usage": {str(process.pid): _usage(process.pid) for process in started if processes.alive(process)},
+        }
+
+    def report(self, header: Header) -> Dict[str, Any]:
+        """What status tells, and a summary of what the job used, did and said here."""
+        from clustertool.node.report import report
+
+        status = self.status(header)
+        record = self.record(header)
+        return {**status, "now": time.time(), **report(record, status["events"], int(header["points"]))}
+
+    def tail(self, header: Header) -> Dict[str, Any]:
+        """The last lines of one log, for a verdict."""
+        from clustertool.node.follow import last_lines
+
+        job = files.open_job_dir(self.record(header).paths.dir)
+        try:
+            text = last_lines(job, str(header["log"]), int(header["lines"]))
+        except OSError:
+            text = b""
+        finally:
+            os.close(job)
+        return {"text": text.decode("utf-8", "backslashreplace")}
+
+    def files(self, header: Header) -> Dict[str, Any]:
+        """Everything in a job's log/, restarts' folders included: names relative to log/, and sizes."""
+        found: Dict[str, int] = {}
+        record = self.record(header)
+        for folder, _, names in os.walk(record.paths.of("log")):
+            for name in names:
+                path = os.path.join(folder, name)
+                if not os.path.islink(path):
+                    found[os.path.relpath(path, record.paths.of("log"))] = os.lstat(path).st_size
+        return {"files": found}
+
+    def clean(self, header: Header) -> Dict[str, Any]:
+        """Remove finished jobs: one, or all older than some seconds. Those of which something lives stay and are named."""
+        from clustertool.node.place import unlink
+        from clustertool.node.stop import lives
+
+        removed, running, freed = [], [], 0
+        now = float(header["now"])  # the laptop's clock, as that of `created`
+        for record in self.records(header):
+            old = now - float(record.header.get("created", 0)) >= float(header.get("older_than", 0))
+            if lives(record):
+                running.append(record.job)
+            elif old:
+                removed.append(record.job)
+                if not header.get("dry"):
+                    unlink(record.paths.dir)
+                    freed += files.remove_tree(record.paths.dir)
+        return {"removed": removed, "running": running, "freed": freed}
+
+
+def _usage(pid: int) -> Tuple[float, int]:
+    """(CPU seconds, resident bytes) of a process."""
+    found = processes.stat(pid)
+    if found is None:
+        return 0.0, 0
+    return found.ticks / os.sysconf("SC_CLK_TCK"), found.rss * os.sysconf("SC_PAGE_SIZE")
+
+
+_ANSWERS: Dict[str, Callable[[Jobs, Header], Dict[str, Any]]] = {
+    "stop": Jobs.stop, "attached": Jobs.attached, "jobs": Jobs.jobs, "status": Jobs.status, "report": Jobs.report,
+    "tail": Jobs.tail, "files": Jobs.files, "clean": Jobs.clean,
+}  # fmt: skip

@@ -1,0 +1,55 @@
+"""A sink takes a payload as it comes, 64 KiB at a time: what passes through never is in memory as a whole."""
+
+from __future__ import annotations
+
+_CHUNK = 1 << 16
+
+
+class Sink:
+    """`size`: the bytes that are to come. This one forgets them."""
+
+    def __init__(self, size: int) -> None:
+        self.size = self.left = size
+        self._buffer = memoryview(bytearray(min(size, _CHUNK)))
+        self._filled = 0
+
+    def room(self) -> memoryview:
+        """For the bytes that come next."""
+        return self._buffer[self._filled : self._filled + self.left]
+
+    def took(self, size: int) -> None:
+        """So many have come into room()."""
+        self._filled += size
+        self.left -= size
+        if not self.left or self._filled == len(self._buffer):
+            self.put(self._buffer[: self._filled])
+            self._filled = 0
+
+    def write(self, data: memoryview) -> None:
+        while len(data):
+            room = self.room()
+            size = min(len(room), len(data))
+            room[:size] = data[:size]
+            self.took(size)
+            data = data[size:]
+
+    def put(self, data: memoryview) -> None:
+        """The next bytes, up to 64 KiB; who wants them later copies them."""
+
+    def keep(self) -> bool:
+        """Once all of it has come. False: it is not what it should be, or nobody wanted it."""
+        return False
+
+    def drop(self) -> None:
+        """It is not wanted any more."""
+
+
+class Memory(Sink):
+    """Keeps it as it is, in `data`."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.data = bytearray()
+
+    def put(self, data: memoryview) -> None:
+        self.data += data
