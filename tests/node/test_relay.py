@@ -285,17 +285,18 @@ class Liar:
                     self.asked += 1
                     time.sleep(0.2 * self._slow)
                     if self._half:
-                        size = 2 * self._half.stat().st_size
-                        peer.send_file({"piece": header["get"]}, os.open(self._half, os.O_RDONLY), size)
-                    else:
-                        peer.send({"piece": header["get"]}, b"lies" * 25_000)
-                if self.asked and self._half:
-                    with contextlib.suppress(ConnectionError):
-                        peer.turn()  # the file ends
-                    time.sleep(1)
-                    return
+                        self._send_half(peer, self._half, header["get"])
+                    peer.send({"piece": header["get"]}, b"lies" * 25_000)
                 if peer.secure and not secure:
                     peer.send({"have": swarm.bits(set(range(self._slow, COUNT + 2)), COUNT + 2), "of": COUNT + 2})
+
+    def _send_half(self, peer: wire.Wire, half: Path, number: int) -> None:
+        peer.send_file({"piece": number}, os.open(half, os.O_RDONLY), 2 * half.stat().st_size)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                peer.turn()  # until the file ends
+        time.sleep(1)
+        raise ConnectionError
 
     def close(self) -> None:
         self._listener.close()
