@@ -264,8 +264,12 @@ class Agent:
         if self._sink is not None:
             self._sink(self.host.index, {"k": "closed", "why": why}, b"")
 
-    def close(self) -> None:
+    def mute(self) -> None:
+        """Whatever it still says, and that its connection ends, is told to nobody."""
         self._sink = None
+
+    def close(self) -> None:
+        self.mute()
         if self._channel is not None:
             discard(self._channel)
 

@@ -26,7 +26,7 @@ from clustertool.plan.hosts import Host
 from clustertool.reach.auth import Prompter as Prompter  # the callers' name for it is here
 from clustertool.reach.channel import BROKEN, BULK_PACKET, SHELL, Output, Pipe, discard, open_pipe, request, send
 from clustertool.reach.fanout import Gathered, each
-from clustertool.reach.login import Bastion, hang_up, login
+from clustertool.reach.login import Bastion, hang_up, is_direct, login
 from clustertool.reach.sshconfig import SshSettings
 
 # The user's shell reads its own start files first, so the mark is its first words. csh cannot write to stderr alone.
@@ -61,6 +61,9 @@ class Reach(Protocol):
 
     @property
     def waiting(self) -> int: ...
+
+    @property
+    def quick(self) -> bool: ...
 
     def channel(self, command: bytes | str = SHELL, *, window: int = 0, timeout: float = 10.0) -> Any: ...
 
@@ -126,6 +129,11 @@ class Link:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def quick(self) -> bool:
+        """Whether close() waits for nobody: no gateway, and no ProxyCommand."""
+        return is_direct(self.connection)
 
     def close(self) -> None:
         """End the connection and whatever still runs on it. Twice is fine; a frozen node does not hold us up."""

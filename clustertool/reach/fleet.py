@@ -169,11 +169,10 @@ class Fleet:
         return self.cluster.hosts[node].name
 
     def close(self) -> None:
-        agents = {id(agent.link): agent for agent in self.agents.values()}
-
-        def end(link: Reach) -> None:
-            if id(link) in agents:
-                agents[id(link)].close()
-            link.close()
-
-        each(self._links, end)  # side by side: each dead peer costs a moment
+        """Connections end, and with them what runs there. A user waits for this after each command."""
+        for agent in self.agents.values():
+            agent.mute()
+        for link in self._links:
+            if link.quick:
+                link.close()
+        each([link for link in self._links if not link.quick], lambda link: link.close())  # each dead gateway costs a moment

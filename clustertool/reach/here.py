@@ -90,6 +90,8 @@ class HereLink:
     def __init__(self, host: Host) -> None:
         self.host = host
         self.alive = True
+        self.quick = True
+        self._channels: list[HereChannel] = []
 
     @property
     def node(self) -> str:
@@ -101,7 +103,8 @@ class HereLink:
         return 0
 
     def channel(self, command: bytes | str = SHELL, *, window: int = 0, timeout: float = 10.0) -> HereChannel:
-        return HereChannel(os.fsdecode(command))
+        self._channels.append(HereChannel(os.fsdecode(command)))
+        return self._channels[-1]
 
     def pipe(self, script: bytes, *, window: int = 0, timeout: float = 10.0) -> Pipe:
         return open_pipe(self, script, window=window, timeout=timeout)
@@ -110,7 +113,8 @@ class HereLink:
         return Unreachable(why, "is this machine overloaded?", self.node)
 
     def close(self) -> None:
-        """Channels end by themselves."""
+        for channel in self._channels:
+            channel.close()
 
 
 class HereChannel:

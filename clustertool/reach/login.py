@@ -109,6 +109,11 @@ def hang_up(connection: Connection) -> None:
         connection.client.close()
 
 
+def is_direct(connection: Connection) -> bool:
+    """Whether it is a TCP connection from here to the node."""
+    return type(getattr(connection.transport, "sock", None)) is socket.socket
+
+
 def _wake(sock: Any) -> None:
     """End the reads on a socket at once: the connection's thread need not wait for its next look."""
     if isinstance(sock, socket.socket):
