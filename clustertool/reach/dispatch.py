@@ -184,7 +184,6 @@ class _Early:
             self._above |= above
             if joins and self.spread is None:
                 self.spread = begin(self._fleet, Shipment(self._workspace, {}, facts.releases), Tally())
-                self.spread.gentle = True
         if joins and self.spread:
             self.spread.add([Receiver(node, self._workspace.release, None)], {node: facts})
 
@@ -259,11 +258,11 @@ def begin(fleet: Fleet, shipment: Shipment, tally: Tally) -> Spread:
 
 def _spread(spread: Spread, facts: Mapping[int, Facts], progress: Progress, order: _Order, going: set[int]) -> None:
     """To its end, or to an interrupt."""
-    spread.gentle = False
     spread.watch(progress)
     whole = [receiver for node, receiver in order.wanted.items() if node not in going and receiver.groups is None]
     spread.add([receiver for receiver in whole if receiver.node not in order.tally.failed][:HELPERS], facts, helper=True)
     spread.add(list(order.todo.values()), facts)
+    spread.complete = True
     spread.wait()
     spread.end()
 

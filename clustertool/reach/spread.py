@@ -73,7 +73,7 @@ class _Node:
 
 
 class Spread:
-    """start(), add() nodes as they come, wait() until all that were added have everything, end().
+    """start(), add() nodes as they come, then `complete`, wait() until all that were added have everything, end().
 
     `tally` gets the bytes, the failures, and who was served from here and why.
     """
@@ -82,7 +82,8 @@ class Spread:
         self.shipment = shipment
         self.tally = tally
         self.progress: Progress | None = None
-        self.gentle = False  # others still connect over the same uplink
+        self.complete = False  # all that take part have been added
+        self.gentle = True  # they still connect over the same uplink, or are to hear of one another
         self._fleet = fleet
         self._count = len(shipment.pieces)
         self._size = sum(piece.size for piece in shipment.pieces)
@@ -289,11 +290,13 @@ class Spread:
         with self._changed:
             present = {at: node for at, node in self._nodes.items() if not node.failed}
             met = self._meet and (all(node.ready for node in present.values()) or now > self._meet)
-            met = met and (not self.gentle or now - self._introduced > _CALM)
+            met = met and (self.complete or now - self._introduced > _CALM)
             if met:
                 self._meet, self._introduced = 0.0, now
         if met:
             self._introduce()
+        if self.complete and not self._meet:
+            self.gentle = False
         if now - self._beat > _BEAT:
             self._beat = now
             for at, node in present.items():

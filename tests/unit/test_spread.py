@@ -27,8 +27,10 @@ class Agent:
 
     def __init__(self) -> None:
         self.pieces: list[int] = []
+        self.heard: list[str] = []
 
     def tell_relay(self, header: dict[str, Any], *_: Any) -> None:
+        self.heard.append(header["k"])
         if header["k"] == "piece":
             self.pieces.append(header["i"])
 
@@ -114,6 +116,22 @@ def test_a_helper_who_never_speaks_is_waited_for_only_a_moment(late):
 def test_a_helper_who_fails_is_not_waited_for(late):
     late.say(0, "gone", why="killed")
     assert late.gets(1, [0, 1], seconds=module._SETTLE / 2)
+
+
+def test_pieces_go_gently_until_all_have_heard_of_one_another(spread):
+    """A word for one node would wait behind the pieces for another."""
+    fleet: Any = spread._fleet
+    spread.add([Receiver(node, "release", None) for node in (0, 1)], {0: FACTS, 1: FACTS})
+    spread.complete = True
+    fleet.say(0, "ready", port=1, empty=True)
+    assert fleet.gets(0, [0])
+    time.sleep(0.2)
+    assert spread.gentle and "sources" not in fleet.agents[0].heard
+    fleet.say(1, "ready", port=1, empty=True)
+    end = time.monotonic() + 2
+    while spread.gentle and time.monotonic() < end:
+        time.sleep(0.001)
+    assert not spread.gentle and all("sources" in fleet.agents[node].heard for node in (0, 1))
 
 
 def test_all_nodes_join_what_the_first_one_began(job, monkeypatch):
