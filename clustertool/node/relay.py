@@ -3,8 +3,8 @@
 The laptop orders it through the agent's socket: the manifest's digest, a throw-away certificate, the other nodes. Its server
 only reads. Number 0 is the manifest, the others are the manifest's pieces in order; a piece is kept only if its bytes have
 the name that the manifest (whose own name came over SSH) gives it, so a false source can waste time and nothing else.
-Pieces go from the network to the disk and from there on, and are never in memory as a whole: on a full machine new memory
-is what takes longest. Its process (relaying.py) ends when the agent does, or the laptop is silent.
+What nodes send goes from the network to the disk, and from there on, a little at a time: on a full machine new memory is
+what takes longest. Its process (relaying.py) ends when the agent does, or the laptop is silent.
 """
 
 from __future__ import annotations
@@ -359,8 +359,8 @@ class Relay:
     def _forget(self, link: _Link) -> None:
         self._links.remove(link)
         link.wire.close()
-        for sink in link.coming:
-            sink.drop()
+        while link.coming:
+            link.coming.popleft().drop()
 
     def _ask_all(self) -> None:
         asked = {number for link in self._links for number in link.asked}
@@ -430,7 +430,7 @@ class Relay:
     def _answered(self, link: _Link, header: Header) -> None:
         if "piece" in header:
             if not link.coming:
-                raise FrameError("a piece without bytes")
+                raise FrameError("a piece without bytes, or after a wrong one")
             self._came(int(header["piece"]), link.coming.popleft(), link)
             return
         if "have" in header:

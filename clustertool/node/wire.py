@@ -54,7 +54,7 @@ def _in_memory(pem: str) -> Iterator[str]:
 
 
 class _Bytes:
-    """What is to be sent."""
+    """Something to be sent: `left` bytes of it."""
 
     def __init__(self, data: bytes) -> None:
         self._data = memoryview(data)
@@ -129,7 +129,9 @@ class Wire:
         return self._wants_write or (self.secure and bool(self._out))
 
     def send(self, header: Header, payload: bytes = b"") -> None:
-        self._out.append(_Bytes(head(header, len(payload)) + payload))
+        self._out.append(_Bytes(head(header, len(payload))))
+        if payload:  # as it is: a manifest is large
+            self._out.append(_Bytes(payload))
 
     def send_file(self, header: Header, fd: int, size: int) -> None:
         """An open file as payload. It is closed when it is sent, or the wire is closed."""

@@ -255,12 +255,14 @@ def _peak(pid: int) -> int:
 class Liar:
     """A node with the right certificate that has everything, and all of it wrong.
 
-    slow: no manifest, and it takes its time. half: a file with half a piece, after which it is gone.
+    slow: no manifest, and it takes its time. half: a file with half a piece, after which it is gone. mixed: each lie is
+    followed at once by what is true.
     """
 
-    def __init__(self, relays: Relays, slow: bool = False, half: Path | None = None) -> None:
+    def __init__(self, relays: Relays, slow: bool = False, half: Path | None = None, mixed: bool = False) -> None:
         self._slow = slow
         self._half = half
+        self._true = relays.shipment.piece if mixed else None
         self._context = wire.context(relays.certificate, relays.key, server=True)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -287,6 +289,8 @@ class Liar:
                     if self._half:
                         self._send_half(peer, self._half, header["get"])
                     peer.send({"piece": header["get"]}, b"lies" * 25_000)
+                    for number in range(1, COUNT + 2) if self._true else ():
+                        peer.send({"piece": number}, self._true(number))
                 if peer.secure and not secure:
                     peer.send({"have": swarm.bits(set(range(self._slow, COUNT + 2)), COUNT + 2), "of": COUNT + 2})
 
@@ -351,6 +355,24 @@ def test_half_a_piece_leaves_nothing(relays: Any, tmp_path: Path) -> None:
         two.says(1, "done")
         assert two.whole(1)
         until(lambda: not list(top.glob("*.part")), "the half is gone")
+    finally:
+        liar.close()
+
+
+def test_what_a_liar_says_behind_a_lie_is_not_listened_to(relays: Any) -> None:
+    """Its connection is closed by then, and its other pieces are dropped: that is no disk that fails."""
+    two = relays(2)
+    liar = Liar(two, slow=True, mixed=True)
+    try:
+        two.start()
+        right = [(node.host.address, port) for node, port in zip(two.nodes, two.ports)]
+        two.meet([*right, ("127.0.0.1", liar.port)])
+        two.send(1, 0)
+        until(lambda: liar.asked, "the liar is asked")
+        time.sleep(1)
+        two.send(1, *range(1, COUNT + 2))
+        two.says(1, "done")
+        assert two.whole(1)
     finally:
         liar.close()
 
