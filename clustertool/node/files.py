@@ -205,6 +205,11 @@ def link(directory: int, name: str, target: str) -> None:
             os.symlink(target, last, dir_fd=parent)
 
 
+def make_new(path: str) -> int:
+    """A new file, 0600, open for writing: never one that is there, and never through a link."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
 def write_all(fd: int, data: Union[bytes, memoryview]) -> None:
     view = memoryview(data)
     while view:

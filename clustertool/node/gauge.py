@@ -101,10 +101,7 @@ class Gauge:
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
-            for name in os.listdir("/proc/self/fd"):
-                if int(name) not in (0, 1, 2, sock.fileno()):
-                    with contextlib.suppress(OSError):
-                        os.close(int(name))
+            processes.keep_only(sock.fileno())
             os.environ["CLUSTERTOOL_MARK"] = self._mark  # for the tools that it runs: whoever sweeps finds them
             if os.getppid() == parent:
                 run(sock, self._kind, self._ids)

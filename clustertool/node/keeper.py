@@ -94,11 +94,7 @@ class Keeper:
             os.setsid()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            keep = {theirs.fileno(), self._job, 0, 1, 2, *self.inherited}
-            for name in os.listdir("/proc/self/fd"):
-                if int(name) not in keep:
-                    with contextlib.suppress(OSError):
-                        os.close(int(name))
+            processes.keep_only(theirs.fileno(), self._job, *self.inherited)
             guard.run(theirs, self._family.head, self._spec, self._job)
         finally:
             processes.leave(0)

@@ -86,12 +86,6 @@ def _settle(job: int, ready: int) -> None:
     os.dup2(null, 0)
     os.dup2(null, 1)
     os.dup2(log, 2)
-    keep = {0, 1, 2, job, ready}
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in keep:
-            try:
-                os.close(int(name))
-            except OSError:
-                continue
+    processes.keep_only(job, ready)
 
 

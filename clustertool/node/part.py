@@ -31,7 +31,7 @@ class Part(Sink):
         if self._failed is None:
             try:
                 if self._fd < 0:
-                    self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                    self._fd = files.make_new(self._path)
                 files.write_all(self._fd, data)
             except OSError as error:
                 self.drop()

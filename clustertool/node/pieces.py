@@ -43,16 +43,13 @@ class Store:
         with os.scandir(self.top) as entries:
             return next(entries, None) is None
 
-    def add(self, name: str, data: bytes) -> None:
-        """Bytes that were seen to match their name."""
-        part = os.path.join(self.top, f"{name}.{os.urandom(4).hex()}.part")
-        try:
-            _write(part, data)
-            os.rename(part, os.path.join(self.top, name))
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(part)
-            raise
+    def add(self, name: str, data: bytes) -> bool:
+        """A piece that came as a whole. False: it does not match its name. Raises OSError."""
+        from clustertool.node.part import Part
+
+        part = Part(self.top, name, len(data))
+        part.write(memoryview(data))
+        return part.keep()
 
     def open(self, name: str) -> int:
         return os.open(os.path.join(self.top, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -124,7 +121,7 @@ def _remove(path: str) -> None:
 
 
 def _write(path: str, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = files.make_new(path)
     try:
         files.write_all(fd, data)
     finally:
@@ -214,13 +211,12 @@ class _Unpack:
         self._open(path, mode, mtime)
 
     def _open(self, path: str, mode: int, mtime: int) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._file = os.open(self._path(path), flags, 0o600)
+        self._file = files.make_new(self._path(path))
         self._at, self._done = 0, (mode, mtime)
 
     def _chunk(self, name: str, size: int) -> None:
         """Blocks are shared where the file system can."""
-        piece = os.open(os.path.join(self._store.top, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        piece = self._store.open(name)
         try:
             if not _share(piece, self._file, self._at):
                 while files.copy_some(piece, self._file):

@@ -231,11 +231,12 @@ class Relay:
 
     def _sink(self, number: int, size: int) -> Sink:
         """Where a piece goes as it comes. What is not wanted, or can't be it, goes nowhere."""
-        if number == 0 and number in self._lacking:
-            return Memory(size)
-        if number not in self._lacking or size != self._pieces[number - 1].size:
+        if number not in self._lacking:
             return Sink(size)
-        return Part(self._store.top, self._pieces[number - 1].name, size)
+        if number == 0:
+            return Memory(size)
+        piece = self._pieces[number - 1]
+        return Part(self._store.top, piece.name, size) if size == piece.size else Sink(size)
 
     def _came(self, number: int, sink: Sink, link: Optional[_Link]) -> None:
         """Bytes that should be piece `number`, from a source or (link None) from the laptop."""

@@ -31,10 +31,7 @@ def _live(control: socket.socket, order: Header, root: str) -> NoReturn:
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(null, fd)
-        for name in os.listdir("/proc/self/fd"):
-            if int(name) > 2 and int(name) != control.fileno():
-                with contextlib.suppress(OSError):
-                    os.close(int(name))
+        processes.keep_only(control.fileno())
         processes.set_name("ct-relay")
         control.setblocking(False)
         from clustertool.node.relay import Relay

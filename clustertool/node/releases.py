@@ -30,10 +30,8 @@ def patch(root: str, request: Header) -> Dict[str, Any]:
         return {"have": False}
     try:
         for name in missing:
-            data = binascii.a2b_base64(request["pieces"][name])
-            if manifest.name_of(data) != name:
+            if not store.add(name, binascii.a2b_base64(request["pieces"][name])):
                 return {"have": False}
-            store.add(name, data)
         store.complete(str(request["release"]), text if request["groups"] is None else manifest.text_of(rows))
         store.prune()
     except OSError as error:

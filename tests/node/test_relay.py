@@ -306,36 +306,37 @@ class Liar:
         self._listener.close()
 
 
+@contextlib.contextmanager
+def among(honest: Relays, **how: Any) -> Iterator[Liar]:
+    """The relays are started, and hear of one another and of a liar."""
+    liar = Liar(honest, **how)
+    try:
+        honest.start()
+        right = [(node.host.address, port) for node, port in zip(honest.nodes, honest.ports)]
+        honest.meet([*right, ("127.0.0.1", liar.port)])
+        yield liar
+    finally:
+        liar.close()
+
+
 def test_a_false_source_wastes_time_and_nothing_else(relays: Any) -> None:
     two = relays(2)
-    liar = Liar(two)
-    try:
-        two.start()
-        right = [(node.host.address, port) for node, port in zip(two.nodes, two.ports)]
-        two.meet([*right, ("127.0.0.1", liar.port)])
+    with among(two) as liar:
         until(lambda: liar.asked, "the liar is asked")
         two.send(0, *range(COUNT + 2))
         for i in range(2):
             two.says(i, "done")
             assert two.whole(i)
-    finally:
-        liar.close()
 
 
 def test_a_lie_that_comes_when_all_else_is_there_is_made_good_by_another_source(relays: Any) -> None:
     """What was asked of the liar had been taken from the list of what the honest source is to be asked for."""
     two = relays(2)
-    liar = Liar(two, slow=True)
-    try:
-        two.start()
-        right = [(node.host.address, port) for node, port in zip(two.nodes, two.ports)]
-        two.meet([*right, ("127.0.0.1", liar.port)])
+    with among(two, slow=True) as liar:
         two.send(0, *range(COUNT + 2))
         start = time.monotonic()
         two.says(1, "done")
         assert liar.asked and two.whole(1) and time.monotonic() - start < 20
-    finally:
-        liar.close()
 
 
 def test_half_a_piece_leaves_nothing(relays: Any, tmp_path: Path) -> None:
@@ -343,11 +344,7 @@ def test_half_a_piece_leaves_nothing(relays: Any, tmp_path: Path) -> None:
     two = relays(2, Shipment(size=3 * SIZE))
     half = tmp_path / "half"
     half.write_bytes(os.urandom(3 * SIZE // 2))
-    liar = Liar(two, slow=True, half=half)
-    try:
-        two.start()
-        right = [(node.host.address, port) for node, port in zip(two.nodes, two.ports)]
-        two.meet([*right, ("127.0.0.1", liar.port)])
+    with among(two, slow=True, half=half):
         two.send(0, 0)
         top = Path(Store(str(two.nodes[1].root)).top)
         until(lambda: list(top.glob("*.part")), "half a piece is there")
@@ -355,26 +352,18 @@ def test_half_a_piece_leaves_nothing(relays: Any, tmp_path: Path) -> None:
         two.says(1, "done")
         assert two.whole(1)
         until(lambda: not list(top.glob("*.part")), "the half is gone")
-    finally:
-        liar.close()
 
 
 def test_what_a_liar_says_behind_a_lie_is_not_listened_to(relays: Any) -> None:
     """Its connection is closed by then, and its other pieces are dropped: that is no disk that fails."""
     two = relays(2)
-    liar = Liar(two, slow=True, mixed=True)
-    try:
-        two.start()
-        right = [(node.host.address, port) for node, port in zip(two.nodes, two.ports)]
-        two.meet([*right, ("127.0.0.1", liar.port)])
+    with among(two, slow=True, mixed=True) as liar:
         two.send(1, 0)
         until(lambda: liar.asked, "the liar is asked")
         time.sleep(1)
         two.send(1, *range(1, COUNT + 2))
         two.says(1, "done")
         assert two.whole(1)
-    finally:
-        liar.close()
 
 
 @pytest.mark.parametrize("size", [SIZE - 1, SIZE + 1])
