@@ -22,7 +22,7 @@ from clustertool.reach.connection import Reach
 Sink = Callable[[int, Header, bytes], None]
 _WINDOW = 8 << 20  # what may be on its way to us unread: bounds the laptop's memory
 _SLICE = 1 << 17
-_GENTLE = 1 << 15
+_GENTLE = 1 << 16
 _PAUSE = 0.002
 _NOISE = 64 << 10
 _START_TIMEOUT = 30.0

@@ -15,11 +15,14 @@ from clustertool.plan.frames import Header
 from clustertool.plan.hosts import Host
 from clustertool.reach.agent import Agent, Sink
 from clustertool.reach.connection import Link, Prompter, Reach
-from clustertool.reach.fanout import Gathered, each
+from clustertool.reach.fanout import Gathered, Turns, each
 from clustertool.reach.here import HereLink
 
 Check = Callable[[], None]
 Ask = Callable[[str], str]
+
+_LOGINS = 8  # at a time, as long as somebody is being sent to; as many keep this machine busy where nodes are near
+_LOGIN = 0.012  # seconds that one takes of it, about; where nodes are far away, one begins every so often
 
 
 class Fleet:
@@ -47,10 +50,12 @@ class Fleet:
         """Connect to every host and start its agent, in parallel. What fails is in `failed`.
 
         `unless`: a release; nodes that have it are in `held` and get no agent. `opened` hears of each agent, in its thread.
-        `ahead`: seconds that the first host has for itself; among all it takes several times as long.
+        `ahead`: seconds that the first host has for itself; among all it takes several times as long. It may be sent to
+        then, and the others come a few at a time: a thread that sends waits for its turn behind all that log in.
         """
         gc.freeze()  # what was imported stays
         gone = threading.Event()
+        turns = Turns(_LOGINS if ahead else len(self.cluster.hosts), _LOGIN)
 
         def connect(host: Host) -> Agent:
             if host.index:
@@ -62,7 +67,8 @@ class Fleet:
                 gone.set()
 
         def begin(host: Host) -> Agent:
-            link = self._reach(host)
+            with turns.one():
+                link = self._reach(host)
             between = time.monotonic()
             agent = Agent.open(link, host, self.cluster, self._sink, unless)
             self.phases[host.index] = {**getattr(link, "times", {}), "agent": time.monotonic() - between}
