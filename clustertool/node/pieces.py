@@ -11,7 +11,7 @@ import contextlib
 import fcntl
 import os
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set
 
 from clustertool.errors import DispatchError
 from clustertool.node import files
@@ -79,25 +79,33 @@ class Store:
             yield
 
     def prune(self, keep: int = _KEEP) -> None:
-        """Forget old releases, and pieces that only they had. A job has its own copy, so none is ever in use."""
+        """Forget old releases, pieces that only they had, and what was left half-written by somebody who was killed.
+
+        A job has its own copy, so none is ever in use.
+        """
         names = _by_age(self.releases)
-        if len(names) <= keep:
-            return
         with contextlib.suppress(OSError), _lock(self.releases, fcntl.LOCK_EX | fcntl.LOCK_NB):
             for name in names[:-keep]:
                 _remove(os.path.join(self.releases, name))
-            self._sweep(names[-keep:])
+            for path in self._unwanted(self._needed(names[-keep:]) if len(names) > keep else None):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
 
-    def _sweep(self, releases: Sequence[str]) -> None:
-        from clustertool.plan import manifest
-
-        needed = {piece.name for name in releases for piece in manifest.pieces(manifest.read_rows(self.manifest(name)))}
+    def _unwanted(self, needed: Optional[Set[str]]) -> Iterator[str]:
+        """Paths of half-written pieces that belong to nobody, and of pieces that are not `needed` (None: all are)."""
         with os.scandir(self.top) as entries:
             for entry in entries:
-                stale = entry.name.endswith(".part") and time.time() - entry.stat().st_mtime > _STALE
-                if stale or (entry.name not in needed and not entry.name.endswith(".part")):
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(entry.path)
+                if entry.name.endswith(".part"):
+                    unwanted = time.time() - entry.stat().st_mtime > _STALE
+                else:
+                    unwanted = needed is not None and entry.name not in needed
+                if unwanted:
+                    yield entry.path
+
+    def _needed(self, releases: Sequence[str]) -> Set[str]:
+        from clustertool.plan import manifest
+
+        return {piece.name for name in releases for piece in manifest.pieces(manifest.read_rows(self.manifest(name)))}
 
 
 def damaged(release: str) -> DispatchError:

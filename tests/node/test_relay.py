@@ -501,6 +501,22 @@ def test_old_releases_go_with_what_only_they_had(bench: Bench) -> None:
     assert set(os.listdir(store.top)) == {name for ship in ships[2:] for name in ship.names}
 
 
+def test_half_written_pieces_go_when_they_are_nobody_s(bench: Bench) -> None:
+    """A relay that was killed with -9 leaves them; those of another one, maybe on another machine, are left alone."""
+    store, ship = Store(str(bench.nodes(1)[0].root)), Shipment(2)
+    ship.fill(store, range(1, 3))
+    store.complete(ship.release, ship.text)
+    old, young = Path(store.top, f"{'0' * 64}.1.part"), Path(store.top, f"{'0' * 64}.2.part")
+    for path in (old, young):
+        path.write_bytes(b"half")
+    os.utime(old, (time.time() - 7200,) * 2)
+    with store.used():
+        store.prune()
+        assert old.exists(), "somebody is fetching"
+    store.prune()
+    assert set(os.listdir(store.top)) == {young.name, *ship.names[:2]} and store.has(ship.release)
+
+
 def test_a_damaged_release_is_forgotten(bench: Bench, tmp_path: Path) -> None:
     """And so the next dispatch repairs it."""
     node, ship = bench.nodes(1)[0], Shipment(2)
