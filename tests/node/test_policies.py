@@ -96,7 +96,8 @@ def test_a_job_that_was_placed_and_never_started_gives_its_ports_back(bench: Ben
     long_ago = time.time() - 3600
     os.utime(forgotten.dir() / ".clustertool", (long_ago, long_ago))
     assert 20418 not in claims.claimed()
-    bench.job(nodes, p.PLAIN).place()
+    again = bench.job(nodes, p.PLAIN).place()
+    nodes[0].ask("unplace", job_dir=str(again.dir()), token=again.plan.identity.token)
 
 
 @pytest.mark.skipif(not os.access(MEMORY / "cgroup.procs", os.W_OK), reason="needs root and memory cgroups")
