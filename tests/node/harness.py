@@ -95,8 +95,13 @@ def cpu(pid: int) -> float:
 
 
 def kill(process: Process, number: int = signal.SIGKILL) -> None:
+    """What cannot be caught has happened when this returns: on a busy machine a process stops only when its turn comes."""
     assert alive(process), f"{process} does not live"
     os.kill(process.pid, number)
+    if number == signal.SIGKILL:
+        until(lambda: not alive(process), f"{process} is dead")
+    elif number == signal.SIGSTOP:
+        until(lambda: state(process) in ("T", "t", ""), f"{process} stands still")
 
 
 # -- the channel ------------------------------------------------------------------------------------------------------
