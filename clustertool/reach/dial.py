@@ -1,84 +1,29 @@
-"""From settings to a socket that speaks to one ssh server, and the transport on it; every failure says why in words.
+"""From settings to a socket that speaks to one ssh server; every failure says why in words.
 
-What differs from paramiko's own: no thread for the handshake's deadline (it would hold up the interpreter's end), few
-wake-ups while idle, a ProxyCommand in a session of its own (a terminal's Ctrl+C is for us), and exit by signal is seen.
+A ProxyCommand runs in a session of its own: a terminal's Ctrl+C is for us.
 """
 
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
 from typing import IO, Any
 
 import paramiko
-from paramiko.common import MSG_CHANNEL_REQUEST
-from paramiko.packet import Packetizer
 
 from clustertool.errors import ClustertoolError, ConfigError, Unreachable
 from clustertool.reach.sshconfig import SshSettings, expand, home, local_user
-
-# Without a handler logging would print paramiko's tracebacks on stderr; what went wrong comes to us as an exception.
-logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 _FIX_SLOW = "is the machine on, is the address right? A slow network: CONNECT_TIMEOUT in conf.py"
 
 
 class Dropped(Unreachable):
     """sshd hung up before the login, as it does when too many log in at once: worth another try."""
-
-
-class _Packetizer(Packetizer):  # type: ignore[misc]
-    """A deadline that is looked at instead of a timer thread."""
-
-    _until: float | None = None
-
-    def start_handshake(self, timeout: float) -> None:
-        self._until = time.monotonic() + timeout
-
-    def handshake_timed_out(self) -> bool:
-        return self._until is not None and time.monotonic() > self._until
-
-    def complete_handshake(self) -> None:
-        self._until = None
-
-
-def _request(channel: Any, message: Any) -> None:
-    """paramiko knows exit-status only; a command that a signal killed gets 128 + N, as a shell would say."""
-    kind = message.get_text()
-    message.get_boolean()
-    if kind == "exit-signal":
-        number = getattr(signal, "SIG" + message.get_text(), signal.SIGKILL)
-        channel.exit_status = 128 + int(number)
-        channel.status_event.set()
-        return
-    message.rewind()
-    message.get_int()  # the channel's number, which the transport had read
-    channel._handle_request(message)
-
-
-class Transport(paramiko.Transport):  # type: ignore[misc]
-    """paramiko's transport with our order of algorithms: the fastest of the strong ones first."""
-
-    _CLIENT_ID = "clustertool"
-    times: Mapping[str, float] = {}  # seconds of the phases of its opening
-    _active_check_timeout = 2.0  # how often an idle connection's thread wakes up
-    _preferred_ciphers = (
-        "aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr",
-    )  # fmt: skip
-    _preferred_macs = (
-        "hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512", "hmac-sha1",
-    )  # fmt: skip
-    _channel_handler_table = {**paramiko.Transport._channel_handler_table, MSG_CHANNEL_REQUEST: _request}
-
-    def __init__(self, sock: Any, **options: Any) -> None:
-        super().__init__(sock, packetizer_class=_Packetizer, **options)
 
 
 def tcp(to: SshSettings, deadline: float) -> socket.socket:

@@ -19,6 +19,7 @@ from clustertool.reach.auth import Login, Prompter
 from clustertool.reach.channel import BROKEN, briefly
 from clustertool.reach.fanout import more_files
 from clustertool.reach.sshconfig import SshSettings, settings
+from clustertool.reach.transport import Transport
 
 _PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds before the next try of a login that was dropped
 
@@ -59,8 +60,8 @@ def _connect(to: SshSettings, sock: Any, prompter: Prompter, deadline: float) ->
     left = max(0.1, deadline - time.monotonic())
     known = hostkeys.known_hosts(to)
 
-    def transport(sock: Any, **options: Any) -> dial.Transport:
-        made = dial.Transport(sock, **options)
+    def transport(sock: Any, **options: Any) -> Transport:
+        made = Transport(sock, **options)
         made._preferred_keys = known.algorithms(to.host_key_name)
         made.channel_timeout = made.handshake_timeout = to.connect_timeout
         return made

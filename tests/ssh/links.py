@@ -1,8 +1,11 @@
-"""Connections that a test has opened."""
+"""Connections that a test has opened, and a message of theirs that comes late."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+
+import paramiko
 
 from clustertool.reach.connection import Link
 from clustertool.reach.fanout import each
@@ -11,3 +14,24 @@ from clustertool.reach.fanout import each
 def close_all(links: Sequence[Link]) -> None:
     """Side by side: each dead peer costs a moment."""
     each(list(links), Link.close)
+
+
+class Held:
+    """The next message of this kind waits at the connection's door, as if its thread had lost the processor there."""
+
+    def __init__(self, transport: paramiko.Transport, kind: bytes) -> None:
+        self.here, self.go = threading.Event(), threading.Event()
+        send = transport._send_user_message
+
+        def door(message: paramiko.Message) -> None:
+            if message.asbytes()[:1] == kind and not self.here.is_set():
+                self.here.set()
+                assert self.go.wait(10)
+            send(message)
+
+        transport._send_user_message = door
+
+
+def forgotten(channel: paramiko.Channel) -> Callable[[], bool]:
+    """Whether the other side has said its CLOSE, too: it knows the channel's number no more."""
+    return lambda: channel.transport._channels.get(channel.chanid) is None

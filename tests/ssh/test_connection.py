@@ -17,6 +17,7 @@ from typing import Any
 import paramiko
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
+from paramiko.common import cMSG_CHANNEL_DATA, cMSG_CHANNEL_EOF
 
 from clustertool.errors import AuthError, Interrupted, PreflightError, TimedOut, Unreachable, UsageError
 from clustertool.plan.cluster import Cluster, read_cluster
@@ -25,7 +26,7 @@ from clustertool.reach.channel import KEEP
 from clustertool.reach.connection import Link, open_all, run_user_command
 from clustertool.reach.fanout import each
 from tests.ssh import sshd
-from tests.ssh.links import close_all
+from tests.ssh.links import Held, close_all, forgotten
 from tests.ssh.sshd import until
 
 needs_bash = pytest.mark.skipif(not sshd.READS_BASHRC, reason="needs an account whose login shell is bash")
@@ -501,6 +502,35 @@ def test_password_is_asked_once_and_again_if_wrong(laptop: Path, methods: str, q
             transport.close()
     assert [q for q in asked if "Password" in q] == ["Password of me: "] * 2
     assert asked.count("Code: ") == (6 if "Code: " in questions else 0)
+
+
+# ---- a channel's last word
+
+
+def _close(link: Link, channel: paramiko.Channel, pid: bytes) -> None:
+    channel.close()
+
+
+def _kill(link: Link, channel: paramiko.Channel, pid: bytes) -> None:
+    assert link.script(b"kill %s\n" % pid, 10).code == 0
+    until(lambda: channel.closed)
+
+
+@pytest.mark.parametrize("end", [_close, _kill])
+@pytest.mark.parametrize("kind", [cMSG_CHANNEL_DATA, cMSG_CHANNEL_EOF], ids=["data", "eof"])
+def test_what_would_pass_a_close_does_not_end_the_connection(link: Link, end: Any, kind: bytes) -> None:
+    channel = link.channel("exec /bin/sh -c 'echo $$; exec cat'")
+    pid = channel.recv(20).strip()
+    held = Held(link.transport, kind)
+    talker = threading.Thread(target=lambda: channel.send(b"late") if kind == cMSG_CHANNEL_DATA else channel.shutdown_write())
+    talker.start()
+    assert held.here.wait(10)
+    end(link, channel, pid)
+    link.script(b"echo\n", 10)
+    held.go.set()
+    talker.join(10)
+    until(forgotten(channel))
+    assert link.script(b"echo up\n", 10).stdout == b"up\n"
 
 
 # ---- together

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from paramiko.common import cMSG_CHANNEL_DATA
 
 from clustertool.errors import AuthError, Unreachable
 from clustertool.plan.cluster import Cluster, read_cluster
@@ -18,7 +20,7 @@ from clustertool.reach.connection import Link, open_all, run_user_command
 from clustertool.reach.fanout import each
 from tests.ssh import sshd
 from tests.ssh.conftest import cluster_for
-from tests.ssh.links import close_all
+from tests.ssh.links import Held, close_all, forgotten
 from tests.ssh.sshd import until
 
 Start = Callable[..., sshd.Sshd]
@@ -51,6 +53,25 @@ def test_all_nodes_share_one_connection_to_the_bastion(start: Start, ssh_keys: s
     close_all(some)
     assert not login.Bastion._all
     until(lambda: len(bastion.alive()) == 1)
+
+
+def test_a_link_that_closes_while_it_sends_leaves_the_bastion_to_the_others(
+    start: Start, ssh_keys: sshd.Keys, laptop: Path
+) -> None:
+    cluster, _, _ = _behind(start, ssh_keys, 2)
+    one, other = open_all(cluster.hosts, cluster).all().values()
+    tunnel = one.transport.sock
+    held = Held(tunnel.transport, cMSG_CHANNEL_DATA)
+    talker = threading.Thread(target=one.transport.send_ignore)
+    talker.start()
+    assert held.here.wait(10)
+    one.close()
+    other.script(b"echo\n", 10)
+    held.go.set()
+    talker.join(10)
+    until(forgotten(tunnel))
+    assert other.script(b"echo up\n", 10).stdout == b"up\n"
+    other.close()
 
 
 def test_much_data_through_a_gateway(start: Start, ssh_keys: sshd.Keys, laptop: Path) -> None:

@@ -1,0 +1,116 @@
+"""A transport is paramiko's connection to one ssh server, and its channels, made safe to share between threads.
+
+What differs from paramiko's own: no thread for the handshake's deadline (it would hold up the interpreter's end), few
+wake-ups while idle, exit by signal is seen, and a channel's last word is really its last.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import paramiko
+from paramiko.common import MSG_CHANNEL_REQUEST
+from paramiko.packet import Packetizer
+
+# Without a handler logging would print paramiko's tracebacks on stderr; what went wrong comes to us as an exception.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+
+class _Packetizer(Packetizer):  # type: ignore[misc]
+    """A deadline that is looked at instead of a timer thread."""
+
+    _until: float | None = None
+
+    def start_handshake(self, timeout: float) -> None:
+        self._until = time.monotonic() + timeout
+
+    def handshake_timed_out(self) -> bool:
+        return self._until is not None and time.monotonic() > self._until
+
+    def complete_handshake(self) -> None:
+        self._until = None
+
+
+def _request(channel: Any, message: Any) -> None:
+    """paramiko knows exit-status only; a command that a signal killed gets 128 + N, as a shell would say."""
+    kind = message.get_text()
+    message.get_boolean()
+    if kind == "exit-signal":
+        number = getattr(signal, "SIG" + message.get_text(), signal.SIGKILL)
+        channel.exit_status = 128 + int(number)
+        channel.status_event.set()
+        return
+    message.rewind()
+    message.get_int()  # the channel's number, which the transport had read
+    channel._handle_request(message)
+
+
+class Channel(paramiko.Channel):  # type: ignore[misc]
+    """A channel that says nothing after its CLOSE.
+
+    paramiko makes a message under the channel's lock and sends it after: bytes or an EOF of one thread can pass a CLOSE of
+    another (or the answer to the other side's). sshd ends the whole connection then, and a gateway's carries all nodes:
+    "Received data for nonexistent channel" (https://github.com/paramiko/paramiko/issues/1115). So the last one who is
+    still sending says goodbye.
+    """
+
+    _sending = 0  # threads, under the channel's lock
+    _goodbye: tuple[Any, ...] = ()
+
+    def send(self, data: bytes) -> int:
+        with self._before_goodbye():
+            return int(super().send(data))
+
+    def shutdown(self, how: int) -> None:
+        with self._before_goodbye():
+            super().shutdown(how)
+
+    @contextmanager
+    def _before_goodbye(self) -> Iterator[None]:
+        with self.lock:
+            self._sending += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._sending -= 1
+                goodbye, self._goodbye = ((), self._goodbye) if self._sending else (self._goodbye, ())
+            for message in filter(None, goodbye):
+                self.transport._send_user_message(message)
+
+    def _close_internal(self) -> tuple[Any, ...]:
+        """Called under the channel's lock; who called says what we return."""
+        messages: tuple[Any, ...] = super()._close_internal()
+        if not self._sending:
+            return messages
+        self._goodbye += messages
+        return ()
+
+
+class Transport(paramiko.Transport):  # type: ignore[misc]
+    """Our order of algorithms: the fastest of the strong ones first."""
+
+    _CLIENT_ID = "clustertool"
+    times: Mapping[str, float] = {}  # seconds of the phases of its opening
+    _active_check_timeout = 2.0  # how often an idle connection's thread wakes up
+    _preferred_ciphers = (
+        "aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr",
+    )  # fmt: skip
+    _preferred_macs = (
+        "hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512", "hmac-sha1",
+    )  # fmt: skip
+    _channel_handler_table = {**paramiko.Transport._channel_handler_table, MSG_CHANNEL_REQUEST: _request}
+
+    def __init__(self, sock: Any, **options: Any) -> None:
+        super().__init__(sock, packetizer_class=_Packetizer, **options)
+
+    def open_channel(self, *args: Any, **options: Any) -> Channel:
+        channel = super().open_channel(*args, **options)
+        channel.__class__ = Channel  # paramiko makes its own and nobody has it yet
+        assert isinstance(channel, Channel)
+        return channel
