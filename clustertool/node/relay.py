@@ -207,7 +207,7 @@ class Relay:
             self._new = time.monotonic()
             self._sources = [(str(address), int(port)) for address, port in header["sources"]]
             self._degree = int(header["degree"])
-            self._connect(self._new)
+            self._turn_to(self._sources[: self._degree], self._new)
         elif what == "piece":
             number = int(header["i"])
             sink = self._sink(number, len(payload))
@@ -319,6 +319,18 @@ class Relay:
         self._tell("failed", what=f"a piece cannot be written below {self._store.top}: {error.strerror}", fix=fix)
 
     # -- sources --
+
+    def _turn_to(self, first: List[Address], now: float) -> None:
+        """The first of a new list: only if all have these does what anybody gets come to everybody (plan/swarm.py).
+
+        Those who met early would else have enough in one another, and nobody would ask those who came later.
+        """
+        for link in [link for link in self._links if link.source and link.source not in first and not link.asked]:
+            self._forget(link)
+        used = {link.source for link in self._links}
+        for address in first if self._lacking else ():
+            if address not in used and self._again.get(address, 0.0) <= now:
+                self._dial(address, now)
 
     def _connect(self, now: float) -> None:
         """As many sources as wanted, one more when nothing comes."""

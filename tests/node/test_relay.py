@@ -72,9 +72,10 @@ class Relays:
             self.ports[i] = self.says(i, "ready")["port"]
         return self
 
-    def meet(self, peers: list[tuple[str, int]] | None = None) -> Relays:
-        found = peers or [(node.host.address, port) for node, port in zip(self.nodes, self.ports)]
-        for me, node in enumerate(self.nodes):
+    def meet(self, peers: list[tuple[str, int]] | None = None, first: int | None = None) -> Relays:
+        """They hear of one another, or of these peers. `first`: only so many, for the others are not there yet."""
+        found = peers or [(node.host.address, port) for node, port in zip(self.nodes[:first], self.ports)]
+        for me, node in enumerate(self.nodes[:first]):
             if self.ports[me]:
                 some = [found[other] for other in swarm.sources(len(found), me)]
                 node.client.agent.tell_relay({"k": "sources", "sources": some, "degree": swarm.degree(len(found))})
@@ -152,6 +153,21 @@ def test_pieces_flow_on_while_others_are_still_to_come(relays: Any) -> None:
     two.send(1, *range(4, COUNT + 2))
     two.says(0, "done")
     two.says(1, "done")
+
+
+def test_those_who_met_first_soon_have_what_the_others_got(relays: Any) -> None:
+    """Nobody who has sources enough leaves them for those that come later: these serve whom they fetch from."""
+    eight = relays(8).start().meet(first=4)
+    eight.send(0, 0)
+    for i in range(4):
+        eight.says(i, "lacks")
+    eight.meet()
+    eight.says(7, "lacks")
+    eight.send(7, *range(1, COUNT + 2))
+    began = time.monotonic()
+    for i in range(8):
+        eight.says(i, "done")
+    assert time.monotonic() - began < 1.5
 
 
 def test_what_is_there_already_is_not_fetched(relays: Any) -> None:
@@ -284,6 +300,8 @@ class Liar:
                 select.select([peer], [peer] if peer.wants_write else [], [], 0.05)
                 secure = peer.secure
                 for header in peer.turn():
+                    if "get" not in header:  # what the other one has does not matter to it
+                        continue
                     self.asked += 1
                     time.sleep(0.2 * self._slow)
                     if self._half:
