@@ -22,7 +22,7 @@ MOST = 64 << 20  # bytes of a manifest on its way, compressed: about a million f
 _LARGE = 64 << 20  # files above are cut into pieces of PIECE bytes, files below into PACK
 _LITTLE = 256 << 10
 _FEW = 64  # packs of a few small files each that are kept before they are packed anew
-Row = List[Any]
+Row = List[Any]  # words and whole numbers
 
 
 class Entry(NamedTuple):
@@ -66,7 +66,13 @@ def digest(entries: Iterable[Entry]) -> str:
 
 
 def line(entry: Entry) -> bytes:
-    return json.dumps(entry).encode() + b"\n"
+    return _as_json(entry, ", ").encode() + b"\n"
+
+
+def _as_json(values: Iterable[Any], separator: str) -> str:
+    """A list of words and whole numbers as json.dumps() writes it, which makes an encoder for each list and is half as fast."""
+    quote = json.encoder.encode_basestring_ascii
+    return f"[{separator.join([quote(value) if isinstance(value, str) else str(value) for value in values])}]"
 
 
 def name(lines: Iterable[bytes]) -> str:
@@ -189,8 +195,7 @@ def rows(
 
 
 def text_of(found: Iterable[Row]) -> bytes:
-    write = json.JSONEncoder(separators=(",", ":")).encode
-    return b"[\n" + ",\n".join(map(write, found)).encode() + b"\n]\n"
+    return b"[\n" + ",\n".join([_as_json(row, ",") for row in found]).encode() + b"\n]\n"
 
 
 def read_rows(text: bytes) -> List[Row]:

@@ -22,6 +22,7 @@ from clustertool.plan.manifest import (
     cut,
     delta,
     digest,
+    line,
     name_of,
     pack,
     piece_rows,
@@ -66,6 +67,15 @@ def test_the_name_is_fixed() -> None:
     """Nodes keep releases under this name: to change how it is made is to send everything again."""
     assert digest(ENTRIES[:1]) == "65b2e8c022fe3de7498e31167650e381"
     assert len(digest([])) == 32
+
+
+@pytest.mark.parametrize("path", ["plain", 'a "b"', "a\nb", "back\\slash", "\u00fc\u4e2d\U0001f600", "b\udcffd", "\0\x7f"])
+def test_texts_are_what_json_writes(path: str) -> None:
+    entry, row = Entry(path, "file", 0o644, 5, path), ["s", path, 0o644, 10**18, 0, -5]
+    assert line(entry) == json.dumps(entry).encode() + b"\n"
+    assert digest([entry]) == hashlib.sha256(line(entry)).hexdigest()[:32]
+    written = [json.dumps(one, separators=(",", ":")) for one in (row, ["l", path, path])]
+    assert text_of([row, ["l", path, path]]) == "[\n{},\n{}\n]\n".format(*written).encode()
 
 
 # -- pieces and packs -------------------------------------------------------------------------------------------------
