@@ -53,6 +53,8 @@ class _Link:
 
     def __init__(self, source: Optional[Address], now: float) -> None:
         self.source = source  # where it is; None: a taker
+        self.old = False  # it is a source by an older list
+        self.leaving = False  # nothing more is asked of it
         self.since = self.moved = now
         self.has: Set[int] = set()
         self.todo: List[int] = []
@@ -156,6 +158,7 @@ class Relay:
         for link in list(self._links):
             self._look(link, now)
         self._connect(now)
+        self._retire()
         self._ask_again(now)
         if self._dirty and now - self._told > self._report:
             self._told, self._dirty = now, False
@@ -325,25 +328,33 @@ class Relay:
 
         Those who met early would else have enough in one another, and nobody would ask those who came later.
         """
-        for link in [link for link in self._links if link.source and link.source not in first and not link.asked]:
-            self._forget(link)
-        used = {link.source for link in self._links}
-        for address in first if self._lacking else ():
-            if address not in used and self._again.get(address, 0.0) <= now:
-                self._dial(address, now)
+        for link in self._links:
+            link.old = link.source is not None and link.source not in first
+            link.leaving = False
+        self._again = {source: at for source, at in self._again.items() if source in self._why}  # others had nothing then
+        self._connect(now)
+
+    def _retire(self) -> None:
+        """Sources of an older list go when those of the newest are there, and what they were asked for has come."""
+        new = sum(link.wire.secure for link in self._links if link.source and not link.old)
+        if new < min(self._degree, len(self._sources)):
+            return
+        for link in [link for link in self._links if link.old]:
+            link.leaving = True
+            if not link.asked:
+                self._forget(link)
 
     def _connect(self, now: float) -> None:
         """As many sources as wanted, one more when nothing comes."""
         if now - self._new > _IDLE:
             for link in [link for link in self._links if not link.taker and link.wire.secure and not link.has & self._lacking]:
                 self._drop(link, "")  # it has nothing that is missing here; others may
-        used = {link.source for link in self._links if not link.taker}
+        used = {link.source for link in self._links}
         wanted = self._degree + (now - self._new > _IDLE) if self._lacking else 0
         for address in self._sources:
-            if len(used) >= wanted:
+            if sum(not link.taker and not link.old for link in self._links) >= wanted:
                 return
             if address not in used and self._again.get(address, 0.0) <= now:
-                used.add(address)
                 self._dial(address, now)
 
     def _dial(self, address: Address, now: float) -> None:
@@ -378,7 +389,7 @@ class Relay:
     def _ask_all(self) -> None:
         asked = {number for link in self._links for number in link.asked}
         for link in self._links:
-            while link.todo and len(link.asked) < _WINDOW:
+            while link.todo and len(link.asked) < _WINDOW and not link.leaving:
                 number = link.todo.pop()
                 if number in self._lacking and number not in asked:
                     asked.add(number)

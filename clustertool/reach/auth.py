@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-import getpass
 import os
 import queue
 import socket
 import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -82,11 +80,6 @@ class Prompter:
                 given = self._ask(question)
             finally:  # Ctrl+C: whoever waits gets no answer, but does not wait for ever
                 reply.put(given)
-
-
-def terminal() -> Prompter:
-    """A prompter for the terminal, or one that answers nothing where there is none."""
-    return Prompter(getpass.getpass if sys.stdin is not None and sys.stdin.isatty() else None)
 
 
 class _Agent(AgentSSH):  # type: ignore[misc]

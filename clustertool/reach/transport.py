@@ -51,7 +51,7 @@ def _request(channel: Any, message: Any) -> None:
 
 
 class Channel(paramiko.Channel):  # type: ignore[misc]
-    """A channel that says nothing after its CLOSE.
+    """A channel that sends no bytes and no EOF after its CLOSE.
 
     paramiko makes a message under the channel's lock and sends it after: bytes or an EOF of one thread can pass a CLOSE of
     another (or the answer to the other side's). sshd ends the whole connection then, and a gateway's carries all nodes:
@@ -62,9 +62,9 @@ class Channel(paramiko.Channel):  # type: ignore[misc]
     _sending = 0  # threads, under the channel's lock
     _goodbye: tuple[Any, ...] = ()
 
-    def send(self, data: bytes) -> int:
+    def _send(self, data: bytes, message: Any) -> int:
         with self._before_goodbye():
-            return int(super().send(data))
+            return int(super()._send(data, message))
 
     def shutdown(self, how: int) -> None:
         with self._before_goodbye():

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 import paramiko
+from paramiko.common import cMSG_CHANNEL_CLOSE
 
 from clustertool.reach.connection import Link
 from clustertool.reach.fanout import each
@@ -21,6 +22,7 @@ class Held:
 
     def __init__(self, transport: paramiko.Transport, kind: bytes) -> None:
         self.here, self.go = threading.Event(), threading.Event()
+        self.closes: list[int] = []  # the channels, by the other side's numbers, of each CLOSE that went out
         send = transport._send_user_message
 
         def door(message: paramiko.Message) -> None:
@@ -28,6 +30,8 @@ class Held:
                 self.here.set()
                 assert self.go.wait(10)
             send(message)
+            if message.asbytes()[:1] == cMSG_CHANNEL_CLOSE:
+                self.closes.append(int.from_bytes(message.asbytes()[1:5], "big"))
 
         transport._send_user_message = door
 

@@ -520,6 +520,7 @@ def _kill(link: Link, channel: paramiko.Channel, pid: bytes) -> None:
 @pytest.mark.parametrize("kind", [cMSG_CHANNEL_DATA, cMSG_CHANNEL_EOF], ids=["data", "eof"])
 def test_what_would_pass_a_close_does_not_end_the_connection(link: Link, end: Any, kind: bytes) -> None:
     channel = link.channel("exec /bin/sh -c 'echo $$; exec cat'")
+    channel.settimeout(10)
     pid = channel.recv(20).strip()
     held = Held(link.transport, kind)
     talker = threading.Thread(target=lambda: channel.send(b"late") if kind == cMSG_CHANNEL_DATA else channel.shutdown_write())
@@ -530,6 +531,7 @@ def test_what_would_pass_a_close_does_not_end_the_connection(link: Link, end: An
     held.go.set()
     talker.join(10)
     until(forgotten(channel))
+    assert held.closes.count(channel.remote_chanid) == 1
     assert link.script(b"echo up\n", 10).stdout == b"up\n"
 
 
