@@ -11,7 +11,7 @@ from typing import Any
 import paramiko
 from fabric import Config, Connection
 
-from clustertool.errors import ClustertoolError
+from clustertool.errors import ClustertoolError, Unreachable
 from clustertool.plan.cluster import Cluster
 from clustertool.plan.hosts import Host
 from clustertool.reach import dial, hostkeys
@@ -43,14 +43,20 @@ def login(host: Host, cluster: Cluster, prompter: Prompter) -> tuple[SshSettings
 def _direct(to: SshSettings, prompter: Prompter) -> Connection:
     """A connection without a gateway. A server that hangs up under the rush of our logins is asked again."""
     deadline = time.monotonic() + to.connect_timeout
+    dropped: dial.Dropped | None = None
     for pause in (*_PAUSES, 0.0):
         try:
             sock = dial.proxy(to) if to.proxy_command else dial.tcp(to, deadline)
             return _connect(to, sock, prompter, deadline)
-        except dial.Dropped:
+        except dial.Dropped as error:
             if not pause or time.monotonic() + pause > deadline:
                 raise
+            dropped = error
             time.sleep(pause * (0.5 + random.random()))
+        except Unreachable:
+            if dropped and time.monotonic() >= deadline:  # there was no time left for this try: the one before says more
+                raise dropped from None
+            raise
     raise AssertionError("the last try returns or raises")
 
 

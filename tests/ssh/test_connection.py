@@ -325,6 +325,13 @@ def test_what_answers_is_no_ssh_server(laptop: Path, greeting: bytes, words: str
         assert words in _fails(_cluster(f"127.0.0.1:{listener.getsockname()[1]}")).what
 
 
+def test_a_try_for_which_no_time_was_left_does_not_hide_why_the_one_before_failed(laptop: Path) -> None:
+    """A server that hangs up, and then says nothing at all."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=lambda: listener.accept()[0].close(), daemon=True).start()
+        assert "closed the connection" in _fails(_cluster(f"127.0.0.1:{listener.getsockname()[1]}")).what
+
+
 def test_many_nodes_all_failures_at_once(cluster_of: Any, silent: tuple[str, int]) -> None:
     good, _ = cluster_of(2)
     hosts = [f"{host.user}@{host.host}:{host.port}" for host in good.hosts]
