@@ -54,7 +54,6 @@ class _Link:
     def __init__(self, source: Optional[Address], now: float) -> None:
         self.source = source  # where it is; None: a taker
         self.old = False  # it is a source by an older list
-        self.leaving = False  # nothing more is asked of it
         self.since = self.moved = now
         self.has: Set[int] = set()
         self.todo: List[int] = []
@@ -90,6 +89,7 @@ class Relay:
         self._links: List[_Link] = []
         self._sources: List[Address] = []  # the best first
         self._degree = 0  # of them at a time
+        self._settled = False  # they are there: older ones are asked nothing more
         self._pace = 0.5  # seconds that a piece takes, about
         self._why: Dict[Address, str] = {}  # of each source that failed, why
         self._tries: Dict[Address, int] = {}
@@ -330,19 +330,16 @@ class Relay:
         """
         for link in self._links:
             link.old = link.source is not None and link.source not in first
-            link.leaving = False
+        self._settled = False
         self._again = {source: at for source, at in self._again.items() if source in self._why}  # others had nothing then
         self._connect(now)
 
     def _retire(self) -> None:
         """Sources of an older list go when those of the newest are there, and what they were asked for has come."""
         new = sum(link.wire.secure for link in self._links if link.source and not link.old)
-        if new < min(self._degree, len(self._sources)):
-            return
-        for link in [link for link in self._links if link.old]:
-            link.leaving = True
-            if not link.asked:
-                self._forget(link)
+        self._settled = new >= min(self._degree, len(self._sources))
+        for link in [link for link in self._links if link.old and self._settled and not link.asked]:
+            self._forget(link)
 
     def _connect(self, now: float) -> None:
         """As many sources as wanted, one more when nothing comes."""
@@ -389,7 +386,7 @@ class Relay:
     def _ask_all(self) -> None:
         asked = {number for link in self._links for number in link.asked}
         for link in self._links:
-            while link.todo and len(link.asked) < _WINDOW and not link.leaving:
+            while link.todo and len(link.asked) < _WINDOW and not (link.old and self._settled):
                 number = link.todo.pop()
                 if number in self._lacking and number not in asked:
                     asked.add(number)

@@ -77,9 +77,11 @@ class Channel(paramiko.Channel):  # type: ignore[misc]
         try:
             yield
         finally:
+            goodbye: tuple[Any, ...] = ()
             with self.lock:
                 self._sending -= 1
-                goodbye, self._goodbye = ((), self._goodbye) if self._sending else (self._goodbye, ())
+                if not self._sending:
+                    goodbye, self._goodbye = self._goodbye, ()
             for message in filter(None, goodbye):
                 self.transport._send_user_message(message)
 
