@@ -15,7 +15,7 @@ from clustertool.node.sweep import Sweep
 from clustertool.plan.paths import OURS
 
 _HEARING = 3.0  # seconds that a busy machine's supervisor may take to hear us
-_WORKING = 10.0  # and to end processes that resist KILL, after the grace
+_WORKING = 10.0  # and to end processes that resist KILL, after the grace; or to call a silent node lost
 _LEAVING = 3.0  # and to get the lead's last word when all is clean
 _SAME = 5.0  # and to hear of one stop in two ways
 _POLL = 0.02
@@ -39,15 +39,17 @@ def stop(record: Record, by: str, code: int, grace: float, force: bool) -> Answe
     """{"state": "clean" | "survivors" | "ended already", "survivors": [...]} for this node."""
     job = files.open_job_dir(record.paths.dir)
     grace = 0.0 if force else grace
+    end = time.monotonic() + _HEARING + grace + _WORKING + _LEAVING
     try:
         left = _Left(record, job)
         if not left.sweep.living():
-            return _leaves(record, ()) if _just_stopped(record, by) else {"state": "ended already", "survivors": []}
-        if _ask(record, by, code, grace) and left.supervisor and _ends(record, left.supervisor, grace):
-            return _leaves(record, left.caretakers)
-        if _last_word(record) == "ended":
-            return _leaves(record, left.caretakers)  # by itself, while we looked
-        return _take_over(left, job, by, grace)
+            return _clean(record) if _just_stopped(record, by) else {"state": "ended already", "survivors": []}
+        heard = _ask(record, by, code, grace) and left.supervisor is not None and _ends(record, left.supervisor, grace)
+        if not heard and _last_word(record) != "ended":  # by itself, while we looked
+            return _take_over(left, job, f"{by} found it dead or deaf", grace)
+        if not _leave(left.caretakers, end):
+            return _take_over(left, job, f"{by} found it still waiting for other nodes", 0.0)
+        return _clean(record)
     except _NeverStarted:
         return _answer([])
     finally:
@@ -123,21 +125,30 @@ def _last_word(record: Record) -> str:
     return ""
 
 
-def _leaves(record: Record, here: Sequence[Process]) -> Answer:
-    """Nothing of the job lives, or what the supervisor named; it and the guard leave once the lead has spoken."""
-    end = time.monotonic() + _LEAVING
-    while any(processes.alive(process) for process in here) and time.monotonic() < end:
+def _leave(caretakers: Sequence[Process], end: float) -> bool:
+    """Supervisor and guard go once the lead has spoken; the lead's own, once each other node is clean too, or lost."""
+    while any(processes.alive(process) for process in caretakers):
+        if time.monotonic() > end:
+            return False
         time.sleep(_POLL)
+    return True
+
+
+def _clean(record: Record) -> Answer:
+    """Nothing of the job lives, or what the supervisor named."""
     words = [event["survivors"] for event in record.events() if event["e"] == "clean"]
     return _answer(words[-1] if words else [])
 
 
-def _take_over(left: _Left, job: int, by: str, grace: float) -> Answer:
-    """The supervisor is dead, frozen or deaf. It goes first, so that nothing is started again; the sweep has its children."""
+def _take_over(left: _Left, job: int, why: str, grace: float) -> Answer:
+    """The supervisor goes first, so that nothing is started again; the sweep has its children.
+
+    The lead, if it is elsewhere, calls this node lost in its own time: what we could tell it with is on no disk.
+    """
     left.sweep.living()
     for process in left.caretakers:
         processes.signal_one(process, signal.SIGKILL)
     survivors = left.sweep.end(grace)
-    guard.record_loss(job, f"{by} found it dead or deaf")
+    guard.record_loss(job, why)
     guard.record_clean(job, survivors)
     return _answer(survivors)

@@ -16,7 +16,7 @@ Every event has `t` (the node's clock, seconds) and `e`, its kind:
     restart      attempt, pause                    the lead: all starts again, after so many seconds
     stopping     why, by                           the supervisor ends its processes
     clean        survivors                         nothing of the job lives here (or these do)
-    supervisor-lost      why                       the guard ended this node's processes
+    supervisor-lost      why                       guard or stop ended this node's processes
     verdict      state, code, source, reason, culprits, victims, node         the lead's; also in
     ended        the same                          every node's last word
 """

@@ -130,7 +130,7 @@ class Watch:
         elif kind == "lost":
             yield News(f"node {self.name(int(event['node']))} is lost: {event.get('why')}", "warn")
         elif kind == "supervisor-lost":
-            yield News(f"{self.name(node)}: {event.get('why')}; the guard ended this node's processes", "warn")
+            yield News(f"{self.name(node)}: {event.get('why')}; its processes were ended", "warn")
         elif kind == "clean" and event.get("survivors"):
             yield News(f"{self.name(node)}: still alive: {', '.join(event['survivors'])}", "warn")
 

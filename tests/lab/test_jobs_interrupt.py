@@ -135,7 +135,7 @@ def test_three_times_leaves_and_tells_how_to_finish(site):
     assert done.last == "clustertool: exit 130 (tool): Ctrl+C"
     pair.lab.thaw(1)
     assert pair.inv("stop", "--job", job.group(1)).ends(0)
-    pair.gone()  # the lead may still wait for a supervisor that was too slow to hear us, and had to be killed
+    assert not pair.living()
 
 
 def test_while_waiting_for_pservers(site):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -156,6 +157,34 @@ def test_both_frozen(bench: Bench) -> None:
     kill(job.process("guard"), signal.SIGSTOP)
     assert job.stop(grace=0.2) == {"state": "clean", "survivors": []}
     assert not job.living()
+
+
+def deaf(job: Job, node: int) -> None:
+    """Supervisor and guard are there, and hear nothing."""
+    for kind in ("supervisor", "guard"):
+        kill(job.process(kind, node), signal.SIGSTOP)
+
+
+def test_stop_says_clean_when_the_lead_has_left_too(bench: Bench) -> None:
+    """It waits for a node whose supervisor had to be killed, and is not called clean before it has given that up."""
+    job = bench.run(bench.nodes(3, LOSS_TIMEOUT=8), p.PLAIN).ready()
+    deaf(job, 2)
+    with ThreadPoolExecutor() as pool:
+        answers = list(pool.map(lambda node: job.stop(node, grace=0.1), range(3)))
+    assert not job.living()
+    assert answers == [{"state": "clean", "survivors": []}] * 3
+    assert job.events(2, "supervisor-lost")[0]["why"] == "test found it dead or deaf"
+    assert [job.ended(node)["code"] for node in range(2)] == [143, 143]
+
+
+def test_stop_does_not_wait_for_ever_with_a_lead(bench: Bench) -> None:
+    """One that bears an hour of silence, by its conf.py."""
+    job = bench.run(bench.nodes(2, LOSS_TIMEOUT=3600), p.PLAIN).ready()
+    deaf(job, 1)
+    assert job.stop(0, force=True) == {"state": "clean", "survivors": []}
+    assert not alive(job.process("supervisor")) and not alive(job.process("guard"))
+    assert job.events(0, "supervisor-lost")[0]["why"] == "test found it still waiting for other nodes"
+    assert job.stop(1, grace=0.1)["state"] == "clean"
 
 
 def test_rubbish_in_the_fifo(bench: Bench) -> None:
