@@ -75,11 +75,18 @@ class Shipment:
         for group, some in packs.items():
             made[group] = []
             for pack in some:
-                parts = [(by_content[content].path, 0, size) for content, size in pack.files if content in by_content]
-                name = pack.name or manifest.name_of(b"".join(self._bytes(part) for part in parts))
+                found = [by_content[content] for content, _ in pack.files if content in by_content]
+                name = pack.name or manifest.name_of(b"".join(map(self._small, found)))
                 made[group].append(Pack(name, pack.files))
-                self._parts[name] = parts
+                self._parts[name] = [(entry.path, 0, entry.size) for entry in found]
         return made
+
+    def _small(self, entry: Entry) -> bytes:
+        """What a file held when it was looked at. Its digest may be kept from earlier, and its bytes are read only here."""
+        data = self._bytes((entry.path, 0, entry.size))
+        if entry.path not in self._workspace.read and manifest.name_of(data) != entry.content:
+            raise self._changed([(entry.path, 0, entry.size)])
+        return data
 
     def _place(self, chunks: Mapping[str, Sequence[str]]) -> None:
         sizes = {entry.path: entry.size for entry in self._workspace.entries}

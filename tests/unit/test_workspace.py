@@ -141,6 +141,36 @@ def test_a_file_that_changes_while_it_is_sent_is_named(job: Path) -> None:
     assert changed == 2
 
 
+@pytest.mark.parametrize("now", [b"y" * 5000, b"y" * 6000, b"y" * 100], ids=["other", "longer", "shorter"])
+def test_a_small_file_that_changes_after_it_was_looked_at_is_named(
+    job: Path, now: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its digest is known from last time, its bytes are read when packs are made: they must be the same."""
+    for name in "abc":
+        (job / name).write_bytes(name.encode() * 5000)
+        old(job / name)
+    monkeypatch.setattr("clustertool.reach.memory._FRESH", 0.0)
+    w.read_workspace(job)
+    _saved(job, 3)
+    found = w.read_workspace(job)
+    assert not found.read
+    (job / "b").write_bytes(now)
+    with pytest.raises(DispatchError, match="'b' changed while it was sent"):
+        Shipment(found, {})
+
+
+def test_a_file_that_changes_while_it_is_read_is_named(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (job / "a").write_text("one")
+
+    def read(fd: int, size: int, at: int) -> bytes:
+        (job / "a").write_text("another")
+        return os.pread(fd, size, at)
+
+    monkeypatch.setattr(w, "exactly", read)
+    with pytest.raises(DataError, match="'a' changes while it is read"):
+        w.read_workspace(job)
+
+
 def test_the_packs_of_the_last_release_are_used_again_where_all_have_it(job: Path) -> None:
     for number in range(60):
         (job / f"f{number}").write_bytes(os.urandom(20_000))
