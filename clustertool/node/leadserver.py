@@ -7,12 +7,11 @@ had time to show who they are leave, and new ones wait in the kernel's queue. Al
 from __future__ import annotations
 
 import hmac
-import socket
 import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from clustertool.node import lead as l
-from clustertool.node.wire import Mailbox, Wire, beat, context
+from clustertool.node.wire import Mailbox, Wire, beat, context, listen
 from clustertool.plan.frames import Header
 
 _STRANGERS = 64  # places beside two for each node
@@ -58,7 +57,7 @@ class LeadServer:
         self._peers = {node: _Peer(now) for node in range(len(shape["names"])) if node != self._node}
         self._strangers: Dict[Wire, float] = {}
         self._context = context(spec["certificate"], spec["key"], server=True)
-        self._listener = _listen(str(spec["lead"]["host"]), int(spec["lead"]["port"]))
+        self._listener = listen(str(spec["lead"]["host"]), int(spec["lead"]["port"]), 1024)
         self._beat_at = self._turned_at = 0.0
         limit = float(spec["policy"]["timeout"])
         self._deadline = now + limit if limit else None
@@ -268,22 +267,6 @@ class LeadServer:
         for wire in self._wires():
             wire.close()
         self._listener.close()
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Bound to the cluster's address; where that is not an address of this machine (NAT), to all of them."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((host, port))
-    except OSError as error:
-        if error.errno == 98:  # EADDRINUSE
-            sock.close()
-            raise
-        sock.bind(("", port))
-    sock.listen(1024)
-    return sock
 
 
 def _event(node: int, message: Header) -> Optional[l.Event]:

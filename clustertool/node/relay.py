@@ -22,7 +22,7 @@ from typing import Any, Deque, Dict, Iterable, List, Optional, Set, Tuple
 
 from clustertool.node.part import Part
 from clustertool.node.pieces import Store
-from clustertool.node.wire import Wire, context
+from clustertool.node.wire import Wire, context, listen
 from clustertool.plan import manifest, swarm
 from clustertool.plan.frames import Decoder, FrameError, Header, encode
 from clustertool.plan.sink import Memory, Sink
@@ -102,7 +102,7 @@ class Relay:
         if order.get("certificate"):
             self._server = context(order["certificate"], order["key"], server=True)
             self._client = context(order["certificate"], order["key"], server=False)
-            self._listener = _listen(str(order["address"]))
+            self._listener = listen(str(order["address"]), 0, 64)
 
     def run(self) -> None:
         with self._store.used():  # else another dispatch might prune what this one has so far
@@ -491,12 +491,3 @@ class Relay:
 def _shuffled(numbers: Iterable[int]) -> List[int]:
     """Each node in another order: so they soon have different pieces to give."""
     return sorted(numbers, key=lambda _: os.urandom(4))
-
-
-def _listen(address: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.bind((address, 0))
-    listener.listen(64)
-    listener.setblocking(False)
-    return listener

@@ -41,6 +41,25 @@ def context(certificate: str, key: str, server: bool) -> ssl.SSLContext:
     return ctx
 
 
+def listen(address: str, port: int, backlog: int) -> socket.socket:
+    """At the cluster's address; where that is not one of this machine's (NAT), at all of them. `port` 0: any.
+
+    Raises OSError: the port is taken.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((address, port))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            sock.close()
+            raise
+        sock.bind(("", port))
+    sock.listen(backlog)
+    return sock
+
+
 @contextlib.contextmanager
 def _in_memory(pem: str) -> Iterator[str]:
     """load_cert_chain wants file names; a pipe has one, and the key never touches a disk. (Not every Python has memfds.)"""

@@ -460,6 +460,30 @@ def knock(address: tuple[str, int], identity_: tuple[str, str] | None) -> bytes:
     return b""
 
 
+def test_it_listens_at_its_own_address_only(relays: Any) -> None:
+    one = relays(1).start()
+    assert listens(one.nodes[0].host.address, one.ports[0])
+    assert not listens("127.0.0.250", one.ports[0])
+
+
+def test_behind_an_address_that_is_not_the_machines_own(relays: Any) -> None:
+    """Of a machine in a cloud ssh knows the public address, which its network translates."""
+    two = relays(2).start(address="203.0.113.7").meet()
+    two.send(0, *range(COUNT + 2))
+    two.says(1, "done")
+    assert two.whole(1)
+
+
+def test_a_source_with_another_certificate_is_no_source(relays: Any) -> None:
+    two = relays(2).start(0)
+    two.certificate, two.key = identity.certificate()
+    two.start(1).meet()
+    two.send(1, *range(COUNT + 2))
+    two.says(1, "done")
+    word = two.says(0, "idle")
+    assert word["live"] == 0 and "CERTIFICATE_VERIFY_FAILED" in word["why"][0]
+
+
 def test_a_held_open_port_does_not_keep_a_relay(relays: Any) -> None:
     one = relays(1).start()
     with socket.create_connection((one.nodes[0].host.address, one.ports[0])):
