@@ -94,7 +94,8 @@ class Relay:
         self._why: Dict[Address, str] = {}  # of each source that failed, why
         self._tries: Dict[Address, int] = {}
         self._again: Dict[Address, float] = {}
-        self._bytes = {"peers": 0, "laptop": 0}
+        self._between = 0  # bytes that came from other nodes
+        self._from_laptop: List[int] = []  # pieces that came since the laptop last heard of it
         self._heard = self._new = time.monotonic()
         self._told = self._ticked = 0.0
         self._dirty = self._done = self._over = False
@@ -219,9 +220,10 @@ class Relay:
         elif what == "end":
             self._over = True
 
-    def _progress(self) -> Dict[str, int]:
+    def _progress(self) -> Dict[str, Any]:
         left = sum(self._pieces[i - 1].size for i in self._lacking if i)
-        return {"left": left, "live": self._live(), **self._bytes}
+        came, self._from_laptop = self._from_laptop, []
+        return {"left": left, "live": self._live(), "peers": self._between, "came": came}
 
     def _live(self) -> int:
         """Sources that are there."""
@@ -243,12 +245,14 @@ class Relay:
 
     def _came(self, number: int, sink: Sink, link: Optional[_Link]) -> None:
         """Bytes that should be piece `number`, from a source or (link None) from the laptop."""
-        if link is not None and number in link.asked:
+        self._dirty = True
+        if link is None:
+            self._from_laptop.append(number)
+        elif number in link.asked:
             self._pace += (time.monotonic() - link.asked.pop(number) - self._pace) / 8
         if number not in self._lacking:
             return sink.drop()
-        self._bytes["laptop" if link is None else "peers"] += sink.size
-        self._dirty = True
+        self._between += sink.size if link is not None else 0
         try:
             good = self._keep(number, sink)
         except OSError as error:

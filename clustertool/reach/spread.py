@@ -1,7 +1,8 @@
 """Spreading pieces: the laptop gives each piece to one node, the nodes give it to one another; here is who gets what next.
 
 Relays on the nodes tell what they lack and when they stand still. A node that reaches no other is served from here, and what
-stays missing somewhere although it was sent to somebody is sent once more. One thread decides, a few send.
+stays missing somewhere although it was sent to somebody is sent once more; a slow node gets it from the others. One thread
+decides, a few send.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,12 +21,14 @@ from clustertool.plan.facts import Facts
 from clustertool.plan.frames import Header
 from clustertool.reach.fanout import SLICE
 from clustertool.reach.fleet import Fleet
+from clustertool.reach.pace import Pace
 from clustertool.reach.shipment import Shipment
 
 if TYPE_CHECKING:
     from clustertool.reach.dispatch import Progress, Receiver, Tally
 
-_SENDERS = 3  # pieces on their way from here at a time
+_SENDERS = 3  # pieces on their way from here at a time, beside those to nodes that take them slowly:
+_MOST_SENDERS = 32
 _MEET = 3.0  # seconds after which those that are ready begin without the others
 _CALM = 0.5  # seconds between two introductions while nodes still connect
 _SOURCES = 12  # nodes that a node hears of: the best, and some for when they fail
@@ -37,6 +40,7 @@ _WORDS = 64  # of them a second that we want to hear, from all nodes together
 _RAREST = 4.0  # seconds; far less than _LOST
 _STALL = 4.0  # seconds without a byte taken, after which a piece is sent to another node as well
 _LOST = 20.0  # seconds without a word, or without a byte taken, after which a node is given up
+_REST = 10.0  # seconds in which a slow node gets nothing that others wait for
 _TRIES = 3  # times that a node may say that a piece came wrong
 _END = 5.0
 
@@ -58,6 +62,8 @@ class _Node:
     direct: set[int] = field(default_factory=set)  # what it is to get from here, whoever else has it
     sending: float = 0.0  # when the last bytes for it went; 0: nothing is on its way
     news: Header | None = None  # who its sources are, if it has not been told yet
+    owed: dict[int, float] = field(default_factory=dict)  # pieces it has not told to be there -> when they were begun
+    slow: float = 0.0  # until then it gets nothing that others wait for
     sent: int = 0
     between: int = 0
     wrong: int = 0
@@ -65,6 +71,11 @@ class _Node:
     @property
     def open(self) -> bool:
         return not (self.done or self.failed or self.helper)
+
+    @property
+    def seeds(self) -> bool:
+        """What it is sent comes to the others."""
+        return self.open and not self.alone
 
     @property
     def unsettled(self) -> bool:
@@ -85,6 +96,7 @@ class Spread:
         self.complete = False  # all that take part have been added
         self.gentle = True  # they still connect over the same uplink, or are to hear of one another
         self._fleet = fleet
+        self._report = min(max(_REPORT, len(fleet.cluster.hosts) / _WORDS), _RAREST)
         self._count = len(shipment.pieces)
         self._size = sum(piece.size for piece in shipment.pieces)
         self._words: queue.SimpleQueue[tuple[int, Header]] = queue.SimpleQueue()
@@ -93,9 +105,13 @@ class Spread:
         self._facts: dict[int, Facts] = {}
         self._seeded: dict[int, float] = {}  # pieces that a node other than a lonely one has, and since when
         self._sending: dict[int, int] = {}  # pieces on their way to be seeded -> the node
+        self._pace = Pace(self._report)
+        self._late: dict[int, _Node] = {}  # pieces that slow nodes should have by now
+        self._senders = 0
+        self._wanted = _SENDERS
         self._over = False
         self._broken: BaseException | None = None  # a file changed under us, or a bug
-        self._meet = self._beat = self._settled = self._introduced = 0.0
+        self._meet = self._beat = self._bore = self._settled = self._introduced = 0.0
         self._relays = fleet.cluster.relay != "off" and len(fleet.cluster.hosts) > 1
         self._secret: dict[str, str] = {}
 
@@ -108,15 +124,14 @@ class Spread:
             from clustertool.reach.identity import certificate
 
             self._secret["certificate"], self._secret["key"] = certificate()
-        for work in [self._decide, *[self._send] * _SENDERS]:
-            threading.Thread(target=self._guarded, args=(work,), daemon=True).start()
+        self._begin(self._decide)
+        self._more_senders()
 
     def add(self, receivers: Sequence[Receiver], facts: Mapping[int, Facts], helper: bool = False) -> None:
         """Let these nodes take part. A helper has the release already and only serves."""
         if helper and not self._relays:
             return
-        report = min(max(_REPORT, len(self._fleet.cluster.hosts) / _WORDS), _RAREST)
-        request = {"q": "relay", "manifest": self.shipment.name, "helper": helper, "report": report, **self._secret}
+        request = {"q": "relay", "manifest": self.shipment.name, "helper": helper, "report": self._report, **self._secret}
         requests = {}
         with self._changed:
             now = time.monotonic()
@@ -169,6 +184,9 @@ class Spread:
             self._over = True
             self._changed.notify_all()
 
+    def _begin(self, work: Callable[[], None]) -> None:
+        threading.Thread(target=self._guarded, args=(work,), daemon=True).start()
+
     def _guarded(self, work: Callable[[], None]) -> None:
         """What ends a thread early ends the dispatch, in the thread that waits for it."""
         try:
@@ -213,6 +231,7 @@ class Spread:
             self._got(at, node, word)
             node.done = True
             node.lacks = set()
+            node.owed.clear()
             if not node.helper and self.progress:
                 self.progress.done(at)
         elif what in ("failed", "gone"):
@@ -220,6 +239,11 @@ class Spread:
 
     def _got(self, at: int, node: _Node, word: Header) -> None:
         node.between = int(word["peers"])
+        for piece in map(int, word["came"]):
+            if piece in node.owed:
+                self._pace.took(node.heard - node.owed.pop(piece), self.shipment.pieces[piece].size)
+            if not node.alone:
+                self._seeded.setdefault(piece, node.heard)
         if word["live"] and node.alone and self._relays:  # it was only slow
             node.alone, node.direct = False, set()
             self.tally.served.pop(at, None)
@@ -289,6 +313,9 @@ class Spread:
     def _look(self, now: float) -> None:
         with self._changed:
             present = {at: node for at, node in self._nodes.items() if not node.failed}
+            if now - self._bore > SLICE:
+                self._bore = now
+                self._bear(present.values(), now)
             met = self._meet and (all(node.ready for node in present.values()) or now > self._meet)
             met = met and (self.complete or now - self._introduced > _CALM)
             if met:
@@ -312,6 +339,29 @@ class Spread:
                     self._fail(at, Unreachable(what, fix, self._fleet.name(at)))
                 agent = self._fleet.agents[at]
                 threading.Thread(target=agent.link.close, daemon=True).start()  # a sender that waits for it goes on
+
+    def _bear(self, nodes: Iterable[_Node], now: float) -> None:
+        """With slow nodes: the others get what they wait for, and do not stand behind them."""
+        stuck = 0
+        self._late = {}
+        for node in nodes:
+            late = {piece: now - since for piece, since in node.owed.items() if self._is_late(piece, now - since)}
+            stuck += bool(late and node.sending)
+            node.slow = now + _REST if late else node.slow
+            self._late.update(dict.fromkeys(late if not node.alone else (), node))
+            for piece, seconds in late.items():
+                if piece in self._late and self._is_late(piece, seconds - _GRACE):
+                    self._give_up(piece)
+        self._wanted = min(_SENDERS + stuck, _MOST_SENDERS)
+        self._more_senders()
+
+    def _is_late(self, piece: int, seconds: float) -> bool:
+        return self._pace.late(seconds, self.shipment.pieces[piece].size)
+
+    def _give_up(self, piece: int) -> None:
+        """Nobody waits any longer for the node that has been sent it: as if nobody had."""
+        self._late.pop(piece).owed.pop(piece, None)
+        self._seeded.pop(piece, None)
 
     def _introduce(self) -> None:
         """Everybody hears of everybody. Those that come later are told too, by a new list."""
@@ -347,53 +397,71 @@ class Spread:
 
     # -- sending --
 
+    def _more_senders(self) -> None:
+        for _ in range(self._senders, self._wanted):
+            self._senders += 1
+            self._begin(self._send)
+
     def _send(self) -> None:
         """One of the senders."""
         while True:
             with self._changed:
-                chosen = self._next()
-                while chosen is None:
-                    if self._over:
+                while (chosen := self._next()) is None:
+                    if self._over or self._senders > self._wanted:
+                        self._senders -= 1
                         return
                     self._changed.wait(0.2)
-                    chosen = self._next()
             self._one(*chosen)
 
     def _next(self) -> tuple[int, int] | None:
         """(node, piece) to send now."""
         if self._over:
             return None
-        free = [(node.sent, at) for at, node in self._nodes.items() if self._takes(node)]
-        for _, at in sorted(free):
+        now = time.monotonic()
+        free = [(node.slow > now, node.sent, at) for at, node in self._nodes.items() if self._takes(node)]
+        for _, _, at in sorted(free):
             node = self._nodes[at]
             lacks = node.lacks or set()
             ready = sorted(node.direct & lacks)
             if ready:
                 return self._take(at, ready[0])
         unsettled = any(node.unsettled for node in self._nodes.values())
-        if unsettled and time.monotonic() < self._settled and 0 in self._seeded:
+        if unsettled and now < self._settled and 0 in self._seeded:
             return None
-        held = {*self._seeded, *(piece for piece, to in self._sending.items() if self._moves(self._nodes[to]))}
-        for _, at in sorted(free):
+        held = {*self._seeded, *(piece for piece, at in self._sending.items() if self._moves(self._nodes[at], piece, now))}
+        found = self._seed(sorted(free), held, now)
+        if found is None and self._late:  # the uplink has nothing else to do
+            found = self._seed(sorted(free), held - self._late.keys(), now)
+        return found
+
+    def _seed(self, free: Sequence[tuple[bool, int, int]], held: set[int], now: float) -> tuple[int, int] | None:
+        """A piece that is not held, for one of the free nodes: (slow, sent, node), the best first."""
+        for slow, _, at in free:
             node = self._nodes[at]
-            if node.alone or node.helper:
+            if not node.seeds:
                 continue
             piece = min((piece for piece in node.lacks or () if piece not in held), default=-1)
-            if piece >= 0:
+            if piece >= 0 and not (slow and self._quick_lack(piece, now)):
+                if piece in self._late:
+                    self._give_up(piece)
                 self._sending[piece] = at
                 return self._take(at, piece)
         return None
 
+    def _quick_lack(self, piece: int, now: float) -> bool:
+        return any(node.seeds and node.slow <= now and piece in (node.lacks or ()) for node in self._nodes.values())
+
     @staticmethod
-    def _moves(node: _Node) -> bool:
-        return not node.failed and time.monotonic() - node.sending < _STALL
+    def _moves(node: _Node, piece: int, now: float) -> bool:
+        return not node.failed and piece in node.owed and now - node.sending < _STALL
 
     @staticmethod
     def _takes(node: _Node) -> bool:
         return node.ready and bool(node.lacks) and not (node.failed or node.done or node.sending)
 
     def _take(self, at: int, piece: int) -> tuple[int, int]:
-        self._nodes[at].sending = time.monotonic()
+        node = self._nodes[at]
+        node.sending = node.owed[piece] = time.monotonic()
         return at, piece
 
     def _one(self, at: int, piece: int) -> None:
@@ -419,7 +487,7 @@ class Spread:
             node.direct.discard(piece)
             if good and node.lacks is not None:
                 node.lacks.discard(piece)
-                if not node.alone:
+                if not node.alone and piece in node.owed:
                     self._seeded.setdefault(piece, time.monotonic())
             self._changed.notify_all()
         self._tell_news(at)  # which may have come in the last moment

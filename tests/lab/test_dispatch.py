@@ -94,6 +94,27 @@ def test_a_node_that_crashes_while_it_is_a_source(site) -> None:
     quiet(four)
 
 
+def seconds_to(site, *nodes: int) -> float:
+    """How long new 10 MB take to these; the dispatch to the others is ended then."""
+    big(site, 10)
+    had = {node: whole(site, node) for node in nodes}
+    running, start = site.start("dispatch", "-w", "job"), time.monotonic()
+    until(lambda: all(whole(site, node) - had[node] >= 10 << 20 for node in nodes), 60)
+    took = time.monotonic() - start
+    running.signal(signal.SIGINT)
+    running.wait(60)
+    return took
+
+
+def test_a_slow_node_does_not_hold_up_the_others(site) -> None:
+    """It was given pieces that all others waited for, four seconds for each."""
+    four = site(4)
+    four.lab.shape("uplink", "40mbit")
+    alike = seconds_to(four, 0, 2, 3)
+    four.lab.shape(1, "2mbit")
+    assert seconds_to(four, 0, 2, 3) < 2 * alike
+
+
 def test_a_node_that_is_cut_while_it_receives(site) -> None:
     three = site(3)
     three.lab.shape("uplink", "40mbit")

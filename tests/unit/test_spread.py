@@ -105,7 +105,7 @@ def test_nothing_is_sent_that_a_helper_who_is_slow_to_speak_turns_out_to_hold(la
     late.say(0, "ready", port=1, empty=False)
     assert not late.gets(1, [0, 1], seconds=0.1)
     late.say(0, "lacks", lacks=swarm.bits(set(), 2), have=swarm.bits({0, 1}, 2))
-    late.say(0, "done", left=0, live=0, peers=0, laptop=0)
+    late.say(0, "done", left=0, live=0, peers=0, came=[])
     assert not late.gets(1, [0, 1], seconds=module._SETTLE + 0.5)
 
 
