@@ -189,18 +189,20 @@ class DispatchProgress:
                 return
             self._told = now
             sent, total = self._sending.sent, self._sending.planned
-            rate = self._rate(now, sent)
+            pace = self._pace(now, sent, total)
             nodes = f"{len(self._sending.named('done'))} of {_nodes(len(self._sending.state))}"
-        text = f"{_of(sent, total)} over the uplink, {nodes} done, {human_bytes(rate)}/s"
+        text = f"{_of(sent, total)} over the uplink, {nodes} done, {pace}"
         self._terminal.line(f"{self._label}: {text}")
 
-    def _rate(self, now: float, sent: float) -> float:
-        """Bytes a second over the last seconds."""
+    def _pace(self, now: float, sent: float, total: float) -> str:
+        """Bytes a second over the last seconds, and how long the rest takes."""
         self._samples.append((now, sent))
         while len(self._samples) > 2 and now - self._samples[1][0] >= _WINDOW:
             self._samples.popleft()
         then, before = self._samples[0]
-        return max(0.0, sent - before) / (now - then) if now > then else 0.0
+        rate = max(0.0, sent - before) / (now - then) if now > then else 0.0
+        left = f", {human_seconds((total - sent) / rate)} left" if rate and sent < total else ""
+        return f"{human_bytes(rate)}/s{left}"
 
     def _open(self) -> None:
         from rich.live import Live
@@ -230,9 +232,8 @@ class DispatchProgress:
         """(label, done, total, note) of every bar to draw."""
         sending, now = self._sending, self._clock()
         sent, total = float(sending.sent), float(sending.planned)
-        rate = self._rate(now, sent)
-        left = f", {human_seconds((total - sent) / rate)} left" if rate and sent < total else ""
-        bars = [("uplink", sent, total, f"{_of(sent, total)}, {human_bytes(rate)}/s{left}" if total else "")]
+        pace = self._pace(now, sent, total)
+        bars = [("uplink", sent, total, f"{_of(sent, total)}, {pace}" if total else "")]
         done, count = len(sending.named("done")), len(sending.state)
         bars.append(("nodes", done, count, f"{done} of {count}"))
         if count <= _FEW:

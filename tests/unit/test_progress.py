@@ -6,6 +6,7 @@ import io
 import os
 import re
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -37,11 +38,14 @@ def plainly(names: list[str], play: Callable[[DispatchProgress, Clock], None]) -
     return out.getvalue().splitlines()
 
 
-def on_pty(names: list[str], play: Callable[[DispatchProgress, Terminal], None], encoding: str = "utf-8") -> str:
+def on_pty(
+    names: list[str], play: Callable[[DispatchProgress, Terminal], None], encoding: str = "utf-8",
+    clock: Callable[[], float] = time.monotonic,
+) -> str:  # fmt: skip
     """Everything a terminal of 80 columns is sent."""
     with far_end(encoding) as (out, data), open(os.dup(out.fileno()), "w", encoding="utf-8") as err:
         terminal = Terminal(out, err, {"TERM": "xterm", "NO_COLOR": "1"})
-        with DispatchProgress(terminal, names) as progress:
+        with DispatchProgress(terminal, names, clock=clock) as progress:
             play(progress, terminal)
         terminal.write("\x1b[1mafter\x1b[0m\n")
     return data.decode(encoding)
@@ -101,8 +105,8 @@ def test_plain_lines_come_every_two_seconds_at_most() -> None:
         progress.done("node2")
 
     assert plainly(["node1", "node2"], play) == [
-        "dispatch: 20.0 MB of 50.0 MB over the uplink, 0 of 2 nodes done, 10.0 MB/s",
-        "dispatch: 40.0 MB of 50.0 MB over the uplink, 0 of 2 nodes done, 10.0 MB/s",
+        "dispatch: 20.0 MB of 50.0 MB over the uplink, 0 of 2 nodes done, 10.0 MB/s, 3.0 s left",
+        "dispatch: 40.0 MB of 50.0 MB over the uplink, 0 of 2 nodes done, 10.0 MB/s, 1.0 s left",
         "dispatch: 50.0 MB over the uplink, 2 nodes ready in 5.0 s",
     ]
 
@@ -160,6 +164,21 @@ def test_few_nodes_have_a_bar_each_and_the_bars_are_gone_at_the_end() -> None:
     assert re.search(r"\x1b\[2Kdispatch: no node done after [^\n]*, failed: node2\r\n\x1b\[1mafter\x1b\[0m\r\n$", shown)
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor is back
     assert "\x1b[5m" not in shown
+
+
+def test_a_bar_for_the_uplink_with_rate_and_time_left_and_one_for_nodes() -> None:
+    clock = Clock()
+
+    def play(progress: DispatchProgress, terminal: Terminal) -> None:
+        terminal.line("at first")
+        for step in (1, 2):
+            clock.now += 1
+            progress.uplink(10 * step * MB, 50 * MB)
+        progress.done("node1")
+
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", on_pty(["node1", "node2"], play, clock=clock)).replace("\r", "\n")
+    assert re.search(r"^uplink +[━╸╺ ]+20\.0 MB of 50\.0 MB, 10\.0 MB/s, 3\.0 s left *$", shown, re.M)
+    assert re.search(r"^nodes +[━╸╺ ]+1 of 2 *$", shown, re.M)
 
 
 def test_many_nodes_are_folded_by_state() -> None:
