@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clustertool.errors import UsageError, raise_all
+from clustertool.errors import Several, UsageError, raise_all
 from clustertool.verbs import interrupts
 from clustertool.verbs.call import JSON, NODES, WORKSPACE, Call, Opt, verb
 
@@ -55,6 +55,7 @@ def dispatch(call: Call) -> None:
         done = _send(call, fleet, workspace, cluster, spec)
         if call.json:
             call.answer({"release": workspace.release, **_as_json(done, fleet)})
+        raise_all(list(done.failed.values()))
 
 
 def _send(call: Call, fleet: Fleet, workspace: Workspace, cluster: Cluster, spec: JobSpec | None) -> Dispatched:
@@ -118,7 +119,7 @@ def send(
     call: Call, fleet: Fleet, workspace: Workspace, shares: Mapping[int, Portion], facts: Mapping[int, Facts],
     begun: tuple[Dispatched | None, Spread | None] = (None, None), since: float | None = None,
 ) -> Dispatched:  # fmt: skip
-    """The dispatch with its progress; `begun`: what was done since `since`. Raises DispatchErrors of all nodes at once."""
+    """The dispatch with its progress; `begun`: what was done since `since`. Raises nothing for single nodes."""
     from clustertool.plan.facts import sharing
     from clustertool.reach.dispatch import dispatch as send_all
 
@@ -134,7 +135,6 @@ def send(
         progress.between = done.tally.between
     for node, why in done.tally.served.items():
         call.terminal.warn(f"{fleet.name(node)} was served by this machine, for it reached no other node: {why}")
-    raise_all(list(done.failed.values()))
     return done
 
 
@@ -145,12 +145,16 @@ def _progress(call: Call, fleet: Fleet, since: float | None) -> Any:
 
 
 def _as_json(done: Dispatched, fleet: Fleet) -> dict[str, Any]:
+    from clustertool.show.errors import exit_json
+
     return {
         "bytes": done.tally.uplink, "between": done.tally.between, "seconds": round(done.seconds, 3),
         "sent": [fleet.name(node) for node in done.sent], "had": [fleet.name(node) for node in done.had],
-        "shared": [fleet.name(node) for node in done.shared],
+        "shared": [fleet.name(node) for node in done.shared if node not in done.failed],
         "served": {fleet.name(node): why for node, why in done.tally.served.items()},
-        "releases": {fleet.name(node): release for node, release in sorted(done.releases.items())},
+        "releases": {fleet.name(node): what for node, what in sorted(done.releases.items()) if node not in done.failed},
+        "failed": {fleet.name(node): error.what for node, error in sorted(done.failed.items())},
+        "exit": exit_json(Several(list(done.failed.values())) if done.failed else None, "tool"),
     }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from clustertool.errors import ClustertoolError, DeviceHeld, PortHeld, Several
+from clustertool.errors import ClustertoolError, DeviceHeld, PortHeld, Several, raise_all
 from clustertool.verbs import interrupts
 from clustertool.verbs.call import JSON, NODES, Call, verb
 from clustertool.verbs.order import (
@@ -117,7 +117,7 @@ def _dispatch(call: Call, order: Order, fleet: Fleet, facts: Mapping[int, Facts]
     from clustertool.verbs.dispatch import portions, send
 
     shares = portions(order.workspace, order.cluster, facts, order.spec)
-    send(call, fleet, order.workspace, shares, facts)
+    raise_all(list(send(call, fleet, order.workspace, shares, facts).failed.values()))
     return {node: portion.release for node, portion in shares.items()}
 
 

@@ -84,6 +84,8 @@ def test_a_node_that_crashes_while_it_is_a_source(site) -> None:
     four.lab.crash(2)
     done = running.wait(120).ends(74)
     assert "node2" in done.err
+    assert list(done.json["failed"]) == ["node2"] and list(done.json["releases"]) == ["node0", "node1", "node3"]
+    assert done.json["exit"]["code"] == 74
     for node in (0, 1, 3):
         assert whole(four, node) >= 20 << 20
     four.lab.start(2)
