@@ -25,7 +25,7 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 
-from tests.lab.lab import Lab, _path, why_not  # noqa: E402
+from tests.lab.lab import Lab, why_not  # noqa: E402
 
 INV = (sys.executable, "-m", "invoke")
 SSH = "ssh -o BatchMode=yes -o StrictHostKeyChecking=no -o LogLevel=ERROR"
@@ -87,19 +87,13 @@ class Bench:
             self.lab.shape(node, case.lan)
         self.run(*INV, "exec", "--command", "true")  # host keys, and Python's compiled files
 
-    def sent(self) -> int:
-        """Bytes that the laptop's interface has sent."""
-        enter = ["nsenter", f"--net={_path(self.lab.laptop_net)}"]
-        done = subprocess.run([*enter, "ip", "-s", "-j", "link", "show", "eth0"], capture_output=True, check=True)
-        return int(json.loads(done.stdout)[0]["stats64"]["tx"]["bytes"])
-
     def run(self, *argv: str) -> dict[str, float]:
-        before, start = self.sent(), time.monotonic()
+        before, start = self.lab.sent(), time.monotonic()
         done = self.lab.run(argv, cwd=self.work, env={"PYTHONPATH": str(REPO)}, timeout=1800)
         seconds = time.monotonic() - start
         if done.returncode:
             raise SystemExit(f"{' '.join(argv)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-        return {"seconds": seconds, "bytes": self.sent() - before}
+        return {"seconds": seconds, "bytes": self.lab.sent() - before}
 
     def clear(self) -> None:
         """Cold nodes again: nothing of any copy is left, but what the tool itself keeps of its own code.

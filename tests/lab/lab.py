@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import json
 import os
 import pwd
 import shlex
@@ -251,6 +252,11 @@ class Lab:
         net, port = (self.laptop_net, "pL") if i == "uplink" else (self.boots[int(i)].net, f"p{i}")
         for where, device in ((net, "eth0"), (self.switch, port)):
             _command(["nsenter", f"--net={_path(where)}", "tc", "qdisc", *_discipline(device, rate)])
+
+    def sent(self) -> int:
+        """Bytes that the laptop's interface has sent so far."""
+        told = _command(["nsenter", f"--net={_path(self.laptop_net)}", "ip", "-s", "-j", "link", "show", "eth0"])
+        return int(json.loads(told)[0]["stats64"]["tx"]["bytes"])
 
     # -- the end
 
@@ -578,10 +584,11 @@ def _kill_all(find: Callable[[], list[Process]]) -> list[Process]:
 # -- commands and files
 
 
-def _command(argv: Sequence[str], text: str = "") -> None:
+def _command(argv: Sequence[str], text: str = "") -> str:
     done = subprocess.run(argv, input=text, text=True, capture_output=True)
     if done.returncode:
         raise LabError(f"{shlex.join(argv)}: {done.stderr.strip()}\n{text}")
+    return done.stdout
 
 
 def _ip(net: int, *lines: str) -> None:

@@ -37,6 +37,29 @@ def firewall(site, node: int) -> None:
             assert done.returncode == 0, done.stderr
 
 
+def swallow(site) -> None:
+    """A firewall between all nodes that drops what comes: nobody hears no."""
+    for at in range(site.count):
+        for to in range(site.count):
+            if at != to:
+                neighbour = ["ip", "neigh", "replace", site.lab.address(to), "lladdr", "02:00:00:00:00:99", "dev", "eth0"]
+                done = site.lab.exec(at, [*neighbour, "nud", "permanent"])
+                assert done.returncode == 0, done.stderr
+
+
+def test_what_the_interface_sends(site) -> None:
+    """All of it, also the logins and the tool's own code, to nodes that have never seen it."""
+    eight = site(8)
+    big(eight, 2)
+    before = eight.lab.sent()
+    rsync = ["rsync", "-a", "-e", "ssh -o BatchMode=yes -o StrictHostKeyChecking=no", "job/", "root@node0:copy/"]
+    assert eight.lab.run(rsync, cwd=eight.folder).returncode == 0
+    one = eight.lab.sent() - before
+    eight.inv("dispatch", "-w", "job").ends(0)
+    assert 2 << 20 < one < 2.2e6
+    assert eight.lab.sent() - before - one < 1.1 * one + 8 * 40_000
+
+
 def test_each_byte_crosses_the_uplink_once(site) -> None:
     """And a node more costs little; afterwards nothing listens."""
     four = site(4)
@@ -61,6 +84,17 @@ def test_a_node_that_cannot_reach_others_is_served_by_the_laptop(site) -> None:
     assert list(done.json["served"]) == ["node1"]
     assert "node1 was served by this machine, for it reached no other node: 10.77.0." in done.err
     assert [whole(three, node) >= 10 << 20 for node in range(3)] == [True] * 3
+    quiet(three)
+
+
+def test_nodes_between_which_nothing_comes_through_are_served_by_the_laptop(site) -> None:
+    three = site(3)
+    three.lab.shape("uplink", "20mbit")
+    big(three, 3)
+    swallow(three)
+    done = three.inv("dispatch", "-w", "job", "--json", timeout=120).ends(0)
+    assert len(done.json["served"]) >= 2 and ": no answer" in done.err
+    assert [whole(three, node) >= 3 << 20 for node in range(3)] == [True] * 3
     quiet(three)
 
 
@@ -132,6 +166,7 @@ def test_a_node_that_is_cut_while_it_receives(site) -> None:
     three.lab.heal(1)
     three.inv("dispatch", "-w", "job", timeout=120).ends(0)
     assert whole(three, 1) >= 20 << 20
+    quiet(three)
 
 
 def test_ctrl_c_in_the_middle_and_once_more(site) -> None:
@@ -173,5 +208,6 @@ def test_a_full_disk_on_one_node(site) -> None:
     three.lab.exec(1, ["sh", "-c", "cat /dev/zero > clustertool/more"])
     done = running.wait(120).ends(74)
     assert "error: node1" in done.err and "No space left on device" in done.err and "error: node0" not in done.err
+    assert whole(three, 0) >= 12 << 20 and whole(three, 2) >= 12 << 20
     quiet(three)
 
