@@ -59,6 +59,7 @@ CASES = (
 WARM = Case("warm-64", 64, 100, 50_000, "100mbit", "1gbit", 1.3)
 
 
+_BYTES, _OURS = 1.1, 40_000  # over the uplink: times the yardstick's, and bytes for each node
 _STRANGERS = 30  # nodes; to ask for each other's hardware addresses, all namespaces of a machine have one table of 1024
 _ROOM = 500_000_000  # bytes of all nodes' copies
 _PROCESSES = 15_000_000  # bytes that sshd, agent and relay of a node need
@@ -183,20 +184,28 @@ def warm(rounds: int, folder: Path) -> Runs:
         bench.lab.close()
 
 
-def table(name: str, found: Runs, limits: dict[str, float]) -> list[dict[str, object]]:
-    """Print one case; the first tool is the yardstick."""
+def table(case: Case, found: Runs, limits: dict[str, float]) -> list[dict[str, object]]:
+    """Print one case; the first tool is the yardstick, of cold nodes also for what crosses the uplink."""
     rows: list[dict[str, object]] = []
-    base = [one["seconds"] for one in next(iter(found.values()))]
+    name, yardstick = case.name, next(iter(found.values()))
+    base = [one["seconds"] for one in yardstick]
+    most = _BYTES * statistics.median(one["bytes"] for one in yardstick) + _OURS * case.nodes
     for tool, runs in found.items():
         seconds = statistics.median(one["seconds"] for one in runs)
         ratio = statistics.median(one["seconds"] / first for one, first in zip(runs, base))
         sent = statistics.median(one["bytes"] for one in runs)
         limit = limits.get(tool)
-        told = f"at most {limit:g}: {'yes' if ratio <= limit else 'NO'}" if limit else ""
+        told = f"at most {limit:g}: {_word(ratio <= limit)}" if limit else ""
+        if limit and case is not WARM:
+            told += f", at most {most / 1e6:.1f} MB: {_word(sent <= most)}"
         print(f"{name:16} {tool:20} {seconds:8.2f} s {ratio:7.2f} x {sent / 1e6:10.2f} MB  {told}", flush=True)
         row = {"case": name, "tool": tool, "seconds": seconds, "ratio": ratio, "uplink": sent, "limit": limit, "runs": runs}
         rows.append(row)
     return rows
+
+
+def _word(met: bool) -> str:
+    return "yes" if met else "NO"
 
 
 def main() -> None:
@@ -212,10 +221,10 @@ def main() -> None:
         for number, case in enumerate(CASES):
             if not given.only or case.name in given.only:
                 found = cold(case, given.rounds, _new(Path(folder) / str(number)))
-                rows += table(case.name, found, {"clustertool": case.limit})
+                rows += table(case, found, {"clustertool": case.limit})
         if not given.only or WARM.name in given.only:
             limits = {"nothing changed": WARM.limit, "one file changed": 1.6}
-            rows += table(WARM.name, warm(given.rounds, _new(Path(folder) / "warm")), limits)
+            rows += table(WARM, warm(given.rounds, _new(Path(folder) / "warm")), limits)
     given.json.write_text(json.dumps({"cpus": os.cpu_count(), "rounds": given.rounds, "rows": rows}, indent=1))
     print(f"all numbers: {given.json}")
 
