@@ -36,7 +36,10 @@ def lives(record: Record) -> bool:
 
 
 def stop(record: Record, by: str, code: int, grace: float, force: bool) -> Answer:
-    """{"state": "clean" | "survivors" | "ended already", "survivors": [...]} for this node."""
+    """{"state": "clean" | "survivors" | "ended already", "survivors": [...]} for this node.
+
+    With "waits": True nothing of it lives but a lead that has still to tell another node, as it does when that one is back.
+    """
     job = files.open_job_dir(record.paths.dir)
     grace = 0.0 if force else grace
     end = time.monotonic() + _HEARING + grace + _WORKING + _LEAVING
@@ -46,10 +49,8 @@ def stop(record: Record, by: str, code: int, grace: float, force: bool) -> Answe
             return _clean(record) if _just_stopped(record, by) else {"state": "ended already", "survivors": []}
         heard = _ask(record, by, code, grace) and left.supervisor is not None and _ends(record, left.supervisor, grace)
         if not heard and _last_word(record) != "ended":  # by itself, while we looked
-            return _take_over(left, job, f"{by} found it dead or deaf", grace)
-        if not _leave(left.caretakers, end):
-            return _take_over(left, job, f"{by} found it still waiting for other nodes", 0.0)
-        return _clean(record)
+            return _take_over(left, job, by, grace)
+        return _clean(record) if _leave(left.caretakers, end) else _stays(record, left)
     except _NeverStarted:
         return _answer([])
     finally:
@@ -140,8 +141,15 @@ def _clean(record: Record) -> Answer:
     return _answer(words[-1] if words else [])
 
 
-def _take_over(left: _Left, job: int, why: str, grace: float) -> Answer:
-    """The supervisor goes first, so that nothing is started again; the sweep has its children.
+def _stays(record: Record, left: _Left) -> Answer:
+    """A lead that waits; or a gauge in a driver that hangs."""
+    if left.supervisor and processes.alive(left.supervisor):
+        return {**_clean(record), "waits": True}
+    return _answer([processes.describe(process) for process in left.caretakers if processes.alive(process)])
+
+
+def _take_over(left: _Left, job: int, by: str, grace: float) -> Answer:
+    """The supervisor is dead, frozen or deaf. It goes first, so that nothing is started again; the sweep has its children.
 
     The lead, if it is elsewhere, calls this node lost in its own time: what we could tell it with is on no disk.
     """
@@ -149,6 +157,6 @@ def _take_over(left: _Left, job: int, why: str, grace: float) -> Answer:
     for process in left.caretakers:
         processes.signal_one(process, signal.SIGKILL)
     survivors = left.sweep.end(grace)
-    guard.record_loss(job, why)
+    guard.record_loss(job, f"{by} found it dead or deaf")
     guard.record_clean(job, survivors)
     return _answer(survivors)

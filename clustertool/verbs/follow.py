@@ -317,4 +317,5 @@ def told(answer: Header | ClustertoolError | None, job: str) -> str:
         return "clean (never started here)"
     if said["survivors"]:
         return "survivors: " + ", ".join(said["survivors"])
-    return str(said["state"])
+    waits = ", but its supervisor waits for another node" if said.get("waits") else ""
+    return f"{said['state']}{waits}"

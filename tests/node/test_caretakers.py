@@ -177,16 +177,6 @@ def test_stop_says_clean_when_the_lead_has_left_too(bench: Bench) -> None:
     assert [job.ended(node)["code"] for node in range(2)] == [143, 143]
 
 
-def test_stop_does_not_wait_for_ever_with_a_lead(bench: Bench) -> None:
-    """One that bears an hour of silence, by its conf.py."""
-    job = bench.run(bench.nodes(2, LOSS_TIMEOUT=3600), p.PLAIN).ready()
-    deaf(job, 1)
-    assert job.stop(0, force=True) == {"state": "clean", "survivors": []}
-    assert not alive(job.process("supervisor")) and not alive(job.process("guard"))
-    assert job.events(0, "supervisor-lost")[0]["why"] == "test found it still waiting for other nodes"
-    assert job.stop(1, grace=0.1)["state"] == "clean"
-
-
 def test_rubbish_in_the_fifo(bench: Bench) -> None:
     job = started(bench, p.IGNORES_TERM)
     with open(job.dir() / ".clustertool/control", "wb") as file:
