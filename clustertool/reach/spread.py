@@ -1,8 +1,8 @@
 """Spreading pieces: the laptop gives each piece to one node, the nodes give it to one another; here is who gets what next.
 
-Relays on the nodes tell what they lack and when they stand still. A node that reaches no other is served from here, and what
-stays missing somewhere although it was sent to somebody is sent once more; a slow node gets it from the others. One thread
-decides, a few send.
+Relays on the nodes tell what they lack and when they stand still. A node that reaches no other is served from here; what stays
+missing somewhere although it was sent to somebody is sent once more; what a slow node should have by now goes to another one as
+well. One thread decides, a few send.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -62,7 +62,7 @@ class _Node:
     direct: set[int] = field(default_factory=set)  # what it is to get from here, whoever else has it
     sending: float = 0.0  # when the last bytes for it went; 0: nothing is on its way
     news: Header | None = None  # who its sources are, if it has not been told yet
-    owed: dict[int, float] = field(default_factory=dict)  # pieces it has not told to be there -> when they were begun
+    piece: int = -1  # which one it is
     slow: float = 0.0  # until then it gets nothing that others wait for
     sent: int = 0
     between: int = 0
@@ -105,13 +105,15 @@ class Spread:
         self._facts: dict[int, Facts] = {}
         self._seeded: dict[int, float] = {}  # pieces that a node other than a lonely one has, and since when
         self._sending: dict[int, int] = {}  # pieces on their way to be seeded -> the node
+        self._there: set[int] = set()  # pieces that a node other than a lonely one has told to have come
         self._pace = Pace(self._report)
-        self._late: dict[int, _Node] = {}  # pieces that slow nodes should have by now
+        self._late: dict[int, int] = {}  # pieces that should be there -> the slow node
+        self._copied: set[int] = set()  # late pieces that another node was sent as well
         self._senders = 0
         self._wanted = _SENDERS
         self._over = False
         self._broken: BaseException | None = None  # a file changed under us, or a bug
-        self._meet = self._beat = self._bore = self._settled = self._introduced = 0.0
+        self._meet = self._beat = self._judged = self._settled = self._introduced = 0.0
         self._relays = fleet.cluster.relay != "off" and len(fleet.cluster.hosts) > 1
         self._secret: dict[str, str] = {}
 
@@ -124,8 +126,8 @@ class Spread:
             from clustertool.reach.identity import certificate
 
             self._secret["certificate"], self._secret["key"] = certificate()
-        self._begin(self._decide)
         self._more_senders()
+        self._begin(self._decide)
 
     def add(self, receivers: Sequence[Receiver], facts: Mapping[int, Facts], helper: bool = False) -> None:
         """Let these nodes take part. A helper has the release already and only serves."""
@@ -231,7 +233,6 @@ class Spread:
             self._got(at, node, word)
             node.done = True
             node.lacks = set()
-            node.owed.clear()
             if not node.helper and self.progress:
                 self.progress.done(at)
         elif what in ("failed", "gone"):
@@ -240,10 +241,9 @@ class Spread:
     def _got(self, at: int, node: _Node, word: Header) -> None:
         node.between = int(word["peers"])
         for piece in map(int, word["came"]):
-            if piece in node.owed:
-                self._pace.took(node.heard - node.owed.pop(piece), self.shipment.pieces[piece].size)
+            self._pace.came(at, piece)
             if not node.alone:
-                self._seeded.setdefault(piece, node.heard)
+                self._there.add(piece)
         if word["live"] and node.alone and self._relays:  # it was only slow
             node.alone, node.direct = False, set()
             self.tally.served.pop(at, None)
@@ -272,7 +272,8 @@ class Spread:
             if not node.alone:
                 self.tally.served[at] = why[0] if why else "no other node is there"
             node.alone = True
-        node.lacks, node.direct = lacks, set(lacks) if node.alone else self._lost(lacks)
+        missing = lacks - self._pace.owed(at)
+        node.lacks, node.direct = lacks, missing if node.alone else self._lost(missing)
 
     def _lost(self, lacks: set[int]) -> set[int]:
         """Pieces that went to somebody and never came on: they are sent once more, to one node at a time."""
@@ -313,9 +314,9 @@ class Spread:
     def _look(self, now: float) -> None:
         with self._changed:
             present = {at: node for at, node in self._nodes.items() if not node.failed}
-            if now - self._bore > SLICE:
-                self._bore = now
-                self._bear(present.values(), now)
+            if now - self._judged > SLICE:
+                self._judged = now
+                self._judge(now)
             met = self._meet and (all(node.ready for node in present.values()) or now > self._meet)
             met = met and (self.complete or now - self._introduced > _CALM)
             if met:
@@ -340,28 +341,15 @@ class Spread:
                 agent = self._fleet.agents[at]
                 threading.Thread(target=agent.link.close, daemon=True).start()  # a sender that waits for it goes on
 
-    def _bear(self, nodes: Iterable[_Node], now: float) -> None:
-        """With slow nodes: the others get what they wait for, and do not stand behind them."""
-        stuck = 0
-        self._late = {}
-        for node in nodes:
-            late = {piece: now - since for piece, since in node.owed.items() if self._is_late(piece, now - since)}
-            stuck += bool(late and node.sending)
-            node.slow = now + _REST if late else node.slow
-            self._late.update(dict.fromkeys(late if not node.alone else (), node))
-            for piece, seconds in late.items():
-                if piece in self._late and self._is_late(piece, seconds - _GRACE):
-                    self._give_up(piece)
+    def _judge(self, now: float) -> None:
+        """Who is slow: others come first, and for each sender that is stuck with one there is one more."""
+        late = {(at, piece) for at, piece in self._pace.late(now) if not self._nodes[at].failed}
+        for at, _ in late:
+            self._nodes[at].slow = now + _REST
+        self._late = {piece: at for at, piece in late if self._nodes[at].seeds}
+        stuck = sum(bool(node.sending) and (at, node.piece) in late for at, node in self._nodes.items()) if late else 0
         self._wanted = min(_SENDERS + stuck, _MOST_SENDERS)
         self._more_senders()
-
-    def _is_late(self, piece: int, seconds: float) -> bool:
-        return self._pace.late(seconds, self.shipment.pieces[piece].size)
-
-    def _give_up(self, piece: int) -> None:
-        """Nobody waits any longer for the node that has been sent it: as if nobody had."""
-        self._late.pop(piece).owed.pop(piece, None)
-        self._seeded.pop(piece, None)
 
     def _introduce(self) -> None:
         """Everybody hears of everybody. Those that come later are told too, by a new list."""
@@ -406,11 +394,14 @@ class Spread:
         """One of the senders."""
         while True:
             with self._changed:
-                while (chosen := self._next()) is None:
-                    if self._over or self._senders > self._wanted:
-                        self._senders -= 1
-                        return
+                while not self._over and self._senders <= self._wanted:
+                    chosen = self._next()
+                    if chosen is not None:
+                        break
                     self._changed.wait(0.2)
+                else:
+                    self._senders -= 1
+                    return
             self._one(*chosen)
 
     def _next(self) -> tuple[int, int] | None:
@@ -418,8 +409,8 @@ class Spread:
         if self._over:
             return None
         now = time.monotonic()
-        free = [(node.slow > now, node.sent, at) for at, node in self._nodes.items() if self._takes(node)]
-        for _, _, at in sorted(free):
+        free = sorted((node.slow > now, node.sent, at) for at, node in self._nodes.items() if self._takes(node))
+        for _, _, at in free:
             node = self._nodes[at]
             lacks = node.lacks or set()
             ready = sorted(node.direct & lacks)
@@ -428,32 +419,35 @@ class Spread:
         unsettled = any(node.unsettled for node in self._nodes.values())
         if unsettled and now < self._settled and 0 in self._seeded:
             return None
-        held = {*self._seeded, *(piece for piece, at in self._sending.items() if self._moves(self._nodes[at], piece, now))}
-        found = self._seed(sorted(free), held, now)
-        if found is None and self._late:  # the uplink has nothing else to do
-            found = self._seed(sorted(free), held - self._late.keys(), now)
-        return found
-
-    def _seed(self, free: Sequence[tuple[bool, int, int]], held: set[int], now: float) -> tuple[int, int] | None:
-        """A piece that is not held, for one of the free nodes: (slow, sent, node), the best first."""
+        held = {*self._seeded, *(piece for piece, to in self._sending.items() if self._moves(self._nodes[to]))}
         for slow, _, at in free:
             node = self._nodes[at]
             if not node.seeds:
                 continue
             piece = min((piece for piece in node.lacks or () if piece not in held), default=-1)
             if piece >= 0 and not (slow and self._quick_lack(piece, now)):
-                if piece in self._late:
-                    self._give_up(piece)
-                self._sending[piece] = at
-                return self._take(at, piece)
-        return None
+                return self._seed(at, piece)
+        return self._copy([at for slow, _, at in free if not slow and self._nodes[at].seeds])
 
     def _quick_lack(self, piece: int, now: float) -> bool:
         return any(node.seeds and node.slow <= now and piece in (node.lacks or ()) for node in self._nodes.values())
 
+    def _copy(self, quick: Sequence[int]) -> tuple[int, int] | None:
+        """This sender has nothing else to do: what a slow node should have by now goes to one other as well."""
+        for piece in sorted(self._late.keys() - self._copied - self._there):
+            for at in quick:
+                if at != self._late[piece] and piece in (self._nodes[at].lacks or ()):
+                    self._copied.add(piece)
+                    return self._seed(at, piece)
+        return None
+
+    def _seed(self, at: int, piece: int) -> tuple[int, int]:
+        self._sending[piece] = at
+        return self._take(at, piece)
+
     @staticmethod
-    def _moves(node: _Node, piece: int, now: float) -> bool:
-        return not node.failed and piece in node.owed and now - node.sending < _STALL
+    def _moves(node: _Node) -> bool:
+        return not node.failed and time.monotonic() - node.sending < _STALL
 
     @staticmethod
     def _takes(node: _Node) -> bool:
@@ -461,7 +455,8 @@ class Spread:
 
     def _take(self, at: int, piece: int) -> tuple[int, int]:
         node = self._nodes[at]
-        node.sending = node.owed[piece] = time.monotonic()
+        node.sending, node.piece = time.monotonic(), piece
+        self._pace.begun(at, piece, self.shipment.pieces[piece].size, node.sending)
         return at, piece
 
     def _one(self, at: int, piece: int) -> None:
@@ -483,11 +478,12 @@ class Spread:
         with self._changed:
             node.sending = 0.0
             node.sent += len(data)
-            self._sending.pop(piece, None)
+            if self._sending.get(piece) == at:
+                del self._sending[piece]
             node.direct.discard(piece)
             if good and node.lacks is not None:
                 node.lacks.discard(piece)
-                if not node.alone and piece in node.owed:
+                if not node.alone:
                     self._seeded.setdefault(piece, time.monotonic())
             self._changed.notify_all()
         self._tell_news(at)  # which may have come in the last moment

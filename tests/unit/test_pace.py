@@ -1,31 +1,52 @@
-"""What is late is judged by how long other pieces took, and by their size."""
+"""Late is what others have overtaken: pieces that were begun after it, four times its size."""
 
 from __future__ import annotations
 
-from clustertool.plan.manifest import PACK
 from clustertool.reach.pace import Pace
 
+SIZE = 1 << 20
 
-def test_nothing_is_late_before_some_have_come() -> None:
+
+def pace_with(*others: int, size: int = SIZE) -> Pace:
+    """Node 0 has been sent piece 0; then others were sent pieces of these sizes, and tell that they have come."""
     pace = Pace(0.25)
-    pace.took(0.1, PACK)
-    pace.took(0.1, PACK)
-    assert not pace.late(3600.0, PACK)
-    pace.took(0.1, PACK)
-    assert pace.late(3600.0, PACK)
+    pace.begun(0, 0, size, 0.0)
+    for number, other in enumerate(others, 1):
+        pace.begun(1, number, other, number / 100)
+    for number in range(1, len(others) + 1):
+        pace.came(1, number)
+    return pace
 
 
-def test_late_is_twice_the_usual_and_a_little_more() -> None:
+def test_late_is_what_was_overtaken() -> None:
+    assert pace_with(*[SIZE] * 4).late(2.0) == {(0, 0)}
+
+
+def test_time_alone_makes_nothing_late() -> None:
+    """On a slow uplink all need it."""
+    assert not pace_with(*[SIZE] * 3).late(3600.0)
+
+
+def test_a_node_may_tell_of_it_a_little_later() -> None:
+    assert not pace_with(*[SIZE] * 9).late(0.7)
+
+
+def test_small_pieces_pass_a_large_one_in_numbers() -> None:
+    assert not pace_with(*[30_000] * 100, size=4 * SIZE).late(10.0)
+
+
+def test_what_was_begun_before_does_not_count() -> None:
     pace = Pace(0.25)
-    for seconds in (1.0, 1.0, 1.0, 9.0, 9.0):
-        pace.took(seconds, PACK)
-    assert not pace.late(2.7, PACK) and pace.late(2.8, PACK)
-    assert not pace.late(8.7, 4 * PACK) and pace.late(8.8, 4 * PACK)
-    assert not pace.late(2.7, 1000), "small pieces take as long"
+    for number in range(1, 9):
+        pace.begun(1, number, SIZE, 0.0)
+    pace.begun(0, 0, SIZE, 1.0)
+    for number in range(1, 9):
+        pace.came(1, number)
+    assert not pace.late(10.0)
 
 
-def test_it_forgets() -> None:
-    pace = Pace(0.25)
-    for seconds in [*[0.1] * 20, *[5.0] * 20]:
-        pace.took(seconds, PACK)
-    assert not pace.late(9.0, PACK)
+def test_what_has_come_is_not_late_and_not_owed() -> None:
+    pace = pace_with(*[SIZE] * 4)
+    assert pace.owed(0) == {0} and not pace.owed(1)
+    pace.came(0, 0)
+    assert not pace.late(10.0) and not pace.owed(0)
