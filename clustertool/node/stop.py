@@ -38,7 +38,8 @@ def lives(record: Record) -> bool:
 def stop(record: Record, by: str, code: int, grace: float, force: bool) -> Answer:
     """{"state": "clean" | "survivors" | "ended already", "survivors": [...]} for this node.
 
-    With "waits": True nothing of it lives but a lead that has still to tell another node, as it does when that one is back.
+    With "waits": True nothing of it lives but a lead that has still to tell another node, as it does when that one is back;
+    `force` ends that too.
     """
     job = files.open_job_dir(record.paths.dir)
     grace = 0.0 if force else grace
@@ -49,8 +50,12 @@ def stop(record: Record, by: str, code: int, grace: float, force: bool) -> Answe
             return _clean(record) if _just_stopped(record, by) else {"state": "ended already", "survivors": []}
         heard = _ask(record, by, code, grace) and left.supervisor is not None and _ends(record, left.supervisor, grace)
         if not heard and _last_word(record) != "ended":  # by itself, while we looked
-            return _take_over(left, job, by, grace)
-        return _clean(record) if _leave(left.caretakers, end) else _stays(record, left)
+            return _take_over(left, by, grace)
+        if _leave(left.caretakers, end):
+            return _clean(record)
+        if left.leads and not force:
+            return {**_clean(record), "waits": True}
+        return _take_over(left, by, 0.0)
     except _NeverStarted:
         return _answer([])
     finally:
@@ -71,8 +76,10 @@ class _Left:
     """What there is of a job on this node: supervisor and guard if they live, and a sweep that finds the rest."""
 
     def __init__(self, record: Record, job: int) -> None:
+        self.record, self.job = record, job
         try:
-            mark = str(json.loads(files.read(job, f"{OURS}/spec.json"))["mark"])
+            spec = json.loads(files.read(job, f"{OURS}/spec.json"))
+            mark, self.leads = str(spec["mark"]), spec["node"] == spec["lead"]["node"]
         except (OSError, ValueError, KeyError):
             raise _NeverStarted from None
         self.supervisor = record.process("supervisor")
@@ -141,14 +148,7 @@ def _clean(record: Record) -> Answer:
     return _answer(words[-1] if words else [])
 
 
-def _stays(record: Record, left: _Left) -> Answer:
-    """A lead that waits; or a gauge in a driver that hangs."""
-    if left.supervisor and processes.alive(left.supervisor):
-        return {**_clean(record), "waits": True}
-    return _answer([processes.describe(process) for process in left.caretakers if processes.alive(process)])
-
-
-def _take_over(left: _Left, job: int, by: str, grace: float) -> Answer:
+def _take_over(left: _Left, by: str, grace: float) -> Answer:
     """The supervisor is dead, frozen or deaf. It goes first, so that nothing is started again; the sweep has its children.
 
     The lead, if it is elsewhere, calls this node lost in its own time: what we could tell it with is on no disk.
@@ -157,6 +157,7 @@ def _take_over(left: _Left, job: int, by: str, grace: float) -> Answer:
     for process in left.caretakers:
         processes.signal_one(process, signal.SIGKILL)
     survivors = left.sweep.end(grace)
-    guard.record_loss(job, f"{by} found it dead or deaf")
-    guard.record_clean(job, survivors)
+    if _last_word(left.record) != "ended":
+        guard.record_loss(left.job, f"{by} found it dead or deaf")
+    guard.record_clean(left.job, survivors)
     return _answer(survivors)

@@ -42,21 +42,20 @@ def context(certificate: str, key: str, server: bool) -> ssl.SSLContext:
 
 
 def listen(address: str, port: int, backlog: int) -> socket.socket:
-    """At the cluster's address; where that is not one of this machine's (NAT), at all of them. `port` 0: any.
-
-    Raises OSError: the port is taken.
-    """
+    """At the cluster's address; where that is not one of this machine's (NAT), at all. `port` 0: any. Raises OSError."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((address, port))
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            sock.close()
-            raise
-        sock.bind(("", port))
-    sock.listen(backlog)
+    with contextlib.ExitStack() as stack:
+        stack.callback(sock.close)
+        try:
+            sock.bind((address, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise
+            sock.bind(("", port))
+        sock.listen(backlog)
+        stack.pop_all()
     return sock
 
 

@@ -175,7 +175,7 @@ class JobStatus:
         here.state, here.why = "lost", "supervisor lost: " + str(event.get("why", ""))
         for process in self.processes.values():
             if process.node == here.index and process.state in ("running", "frozen"):
-                process.state, process.stopped, process.note = "stopped", True, "ended by the guard"
+                process.state, process.stopped, process.note = "stopped", True, "its supervisor was lost"
 
     def _on_verdict(self, here: NodeStatus, event: Event) -> None:
         self._say((0, here.index), event)

@@ -183,9 +183,17 @@ class _Early:
             self._roots |= roots
             self._above |= above
             if joins and self.spread is None:
-                self.spread = begin(self._fleet, Shipment(self._workspace, {}, facts.releases), Tally())
+                self._begin(facts)
         if joins and self.spread:
             self.spread.add([Receiver(node, self._workspace.release, None)], {node: facts})
+
+    def _begin(self, facts: Facts) -> None:
+        try:
+            shipment = Shipment(self._workspace, {}, facts.releases)
+        except DispatchError:  # a file changed: no fault of this node, and told when all are there
+            self._wanted = False
+        else:
+            self.spread = begin(self._fleet, shipment, Tally())
 
     def _may_join(self, facts: Facts) -> bool:
         if self._last and (self._last == self._workspace.release or self._last not in facts.releases):

@@ -177,6 +177,15 @@ def test_stop_says_clean_when_the_lead_has_left_too(bench: Bench) -> None:
     assert [job.ended(node)["code"] for node in range(2)] == [143, 143]
 
 
+def test_force_ends_a_lead_that_waits(bench: Bench) -> None:
+    """For a node that has been silent for less than the hour that conf.py allows."""
+    job = bench.run(bench.nodes(2, LOSS_TIMEOUT=3600), p.PLAIN).ready()
+    deaf(job, 1)
+    assert job.stop(0, force=True) == {"state": "clean", "survivors": []}
+    assert not alive(job.process("supervisor")) and not alive(job.process("guard"))
+    assert job.stop(1, force=True) == {"state": "clean", "survivors": []}
+
+
 def test_rubbish_in_the_fifo(bench: Bench) -> None:
     job = started(bench, p.IGNORES_TERM)
     with open(job.dir() / ".clustertool/control", "wb") as file:

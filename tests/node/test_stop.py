@@ -155,7 +155,7 @@ def test_two_nodes_of_one_machine(bench: Bench) -> None:
     """
     job = bench.run(bench.nodes(2, LOSS_TIMEOUT=30), p.PLAIN).ready()
     kill(job.process("supervisor", 1), signal.SIGSTOP)
-    assert job.stop(0, force=True) == {**CLEAN, "waits": True}
+    assert job.stop(0, grace=0.1) == {**CLEAN, "waits": True}
     assert alive(job.rank(1)) and not alive(job.rank(0))
     kill(job.process("supervisor", 1), signal.SIGCONT)
     assert job.ended(1)["state"] == "stopped"

@@ -145,7 +145,7 @@ def test_the_guard_speaks_for_a_dead_supervisor() -> None:
     found = status_of(header(0, [("trainer", 0), ("trainer", 1)]), SUPERVISOR, started(0), started(1), exited(1),
                       said("supervisor-lost", why="the supervisor died"))  # fmt: skip
     assert (found.nodes[0].state, found.nodes[0].why) == ("lost", "supervisor lost: the supervisor died")
-    assert [(p.state, p.note) for p in found.of("trainer")] == [("stopped", "ended by the guard"), ("done", "")]
+    assert [(p.state, p.note) for p in found.of("trainer")] == [("stopped", "its supervisor was lost"), ("done", "")]
 
 
 def test_a_job_whose_nodes_all_ended_without_a_word_is_lost() -> None:
