@@ -131,12 +131,18 @@ class Several(ClustertoolError):
         self.code = codes.pop() if len(codes) == 1 else 69 if codes & {69, 77} else max(codes)
 
 
+def as_one(errors: Sequence[ClustertoolError]) -> Optional[ClustertoolError]:
+    """Nothing, the one error, or all of them as `Several`."""
+    if len(errors) > 1:
+        return Several(errors)
+    return errors[0] if errors else None
+
+
 def raise_all(errors: Sequence[ClustertoolError]) -> None:
-    """Raise nothing, the one error, or all of them as `Several`."""
-    if len(errors) == 1:
-        raise errors[0]
-    if errors:
-        raise Several(errors)
+    """Raise what as_one() makes of them."""
+    error = as_one(errors)
+    if error is not None:
+        raise error
 
 
 # Sent over the wire by a node as its class name; unknown names become PreflightError.

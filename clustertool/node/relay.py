@@ -221,6 +221,7 @@ class Relay:
             self._over = True
 
     def _progress(self) -> Dict[str, Any]:
+        """What the laptop is told; what came from it is told once."""
         left = sum(self._pieces[i - 1].size for i in self._lacking if i)
         came, self._from_laptop = self._from_laptop, []
         return {"left": left, "live": self._live(), "peers": self._between, "came": came}
@@ -252,7 +253,8 @@ class Relay:
             self._pace += (time.monotonic() - link.asked.pop(number) - self._pace) / 8
         if number not in self._lacking:
             return sink.drop()
-        self._between += sink.size if link is not None else 0
+        if link is not None:
+            self._between += sink.size
         try:
             good = self._keep(number, sink)
         except OSError as error:

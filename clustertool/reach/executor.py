@@ -10,7 +10,7 @@ from clustertool.plan.frames import Header
 from clustertool.reach.fleet import Fleet
 
 Answers = Mapping[int, "Header | ClustertoolError"]
-_PATIENCE = 25.0  # seconds for a node to take back what was begun
+_PATIENCE = 25.0  # seconds for a node to take back what was begun: more than a stop without grace takes
 
 
 def carry_out(steps: Steps, fleet: Fleet, undone: Callable[[str, Answers], None]) -> None:

@@ -344,10 +344,12 @@ class Spread:
     def _judge(self, now: float) -> None:
         """Who is slow: others come first, and for each sender that is stuck with one there is one more."""
         late = {(at, piece) for at, piece in self._pace.late(now) if not self._nodes[at].failed}
-        for at, _ in late:
-            self._nodes[at].slow = now + _REST
+        stuck = 0
+        for at, piece in late:
+            node = self._nodes[at]
+            node.slow = now + _REST
+            stuck += bool(node.sending) and node.piece == piece
         self._late = {piece: at for at, piece in late if self._nodes[at].seeds}
-        stuck = sum(bool(node.sending) and (at, node.piece) in late for at, node in self._nodes.items()) if late else 0
         self._wanted = min(_SENDERS + stuck, _MOST_SENDERS)
         self._more_senders()
 

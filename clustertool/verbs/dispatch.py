@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clustertool.errors import Several, UsageError, raise_all
+from clustertool.errors import UsageError, as_one, raise_all
 from clustertool.verbs import interrupts
 from clustertool.verbs.call import JSON, NODES, WORKSPACE, Call, Opt, verb
 
@@ -154,7 +154,7 @@ def _as_json(done: Dispatched, fleet: Fleet) -> dict[str, Any]:
         "served": {fleet.name(node): why for node, why in done.tally.served.items()},
         "releases": {fleet.name(node): what for node, what in sorted(done.releases.items()) if node not in done.failed},
         "failed": {fleet.name(node): error.what for node, error in sorted(done.failed.items())},
-        "exit": exit_json(Several(list(done.failed.values())) if done.failed else None, "tool"),
+        "exit": exit_json(as_one(list(done.failed.values())), "tool"),
     }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clustertool.errors import NotFound, Several, Survivors, Unreachable, UsageError, raise_all
+from clustertool.errors import NotFound, Survivors, Unreachable, UsageError, as_one, raise_all
 from clustertool.verbs.call import JOB, JSON, PLACES, Call, Opt, verb
 
 
@@ -27,8 +27,8 @@ def stop(call: Call) -> None:
         if call.given.dry or not wanted:
             call.terminal.line(f"would stop: {', '.join(wanted)}" if wanted else "nothing to stop")
             if call.json:
-                done = Several(list(fleet.failed.values())) if fleet.failed else None
-                call.answer({"would_stop": wanted} if call.given.dry else {"jobs": {}, "exit": exit_json(done, "tool")})
+                done = exit_json(as_one(list(fleet.failed.values())), "tool")
+                call.answer({"would_stop": wanted} if call.given.dry else {"jobs": {}, "exit": done})
             failed(fleet)
             return
         _tell(call, {job: stop_job(fleet, job, grace, call.given.force) for job in wanted})
@@ -100,5 +100,5 @@ def _tell(call: Call, answers: dict[str, dict[str, Any]]) -> None:
                 errors.append(Unreachable(f"job {job}: {text}", fix, name))
     errors = [error for error in errors if isinstance(error, Survivors)] or errors
     if call.json:
-        call.answer({"jobs": table, "exit": exit_json(Several(errors) if errors else None, "tool")})
+        call.answer({"jobs": table, "exit": exit_json(as_one(errors), "tool")})
     raise_all(errors)

@@ -28,6 +28,12 @@ def started(bench: Bench, program: Any, nodes: int = 1, per_node: int = 1) -> Jo
     return job
 
 
+def deaf(job: Job, node: int) -> None:
+    """Supervisor and guard are there, and hear nothing."""
+    for kind in ("supervisor", "guard"):
+        kill(job.process(kind, node), signal.SIGSTOP)
+
+
 @pytest.mark.parametrize("tree", TREES)
 def test_supervisor_killed(bench: Bench, tree: str) -> None:
     job = started(bench, TREES[tree])
@@ -153,16 +159,9 @@ def test_both_killed_and_term_is_heard(bench: Bench) -> None:
 def test_both_frozen(bench: Bench) -> None:
     """A stop needs neither."""
     job = started(bench, p.ENV_WIPED)
-    kill(job.process("supervisor"), signal.SIGSTOP)
-    kill(job.process("guard"), signal.SIGSTOP)
+    deaf(job, 0)
     assert job.stop(grace=0.2) == {"state": "clean", "survivors": []}
     assert not job.living()
-
-
-def deaf(job: Job, node: int) -> None:
-    """Supervisor and guard are there, and hear nothing."""
-    for kind in ("supervisor", "guard"):
-        kill(job.process(kind, node), signal.SIGSTOP)
 
 
 def test_stop_says_clean_when_the_lead_has_left_too(bench: Bench) -> None:
