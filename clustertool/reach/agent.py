@@ -18,14 +18,14 @@ from clustertool.plan.hosts import Host
 from clustertool.reach import pyz
 from clustertool.reach.channel import discard
 from clustertool.reach.connection import Reach
+from clustertool.reach.greeting import Greeting, seconds_for
 
 Sink = Callable[[int, Header, bytes], None]
 _WINDOW = 8 << 20  # what may be on its way to us unread: bounds the laptop's memory
 _SLICE = 1 << 17
 _GENTLE = 1 << 16
 _PAUSE = 0.002
-_NOISE = 64 << 10
-_START_TIMEOUT = 30.0
+_SAID = 64 << 10  # bytes of the channel's stderr that are read for an error message
 _LAST_WORDS = 0.5
 
 
@@ -41,6 +41,7 @@ class Agent:
         self._sink = sink
         self.hear: Callable[[int, Header], None] | None = None  # words of the node's relay, and that it has gone
         self._channel: Any = None
+        self._rest = b""  # bytes that came together with the last line of the start
         self._numbers = iter(range(1, 1 << 62))
         self._answers: dict[int, queue.SimpleQueue[Header]] = {}
         self._lock = threading.Lock()
@@ -73,48 +74,40 @@ class Agent:
 
     def _boot(self, cluster: Cluster, unless: str) -> None:
         mark = secrets.token_hex(8)
-        self._channel = self.link.channel("exec /bin/sh", window=_WINDOW, timeout=_START_TIMEOUT)
-        self._channel.settimeout(_START_TIMEOUT)
+        seconds = seconds_for(cluster.connect_timeout)
+        self._channel = self.link.channel("exec /bin/sh", window=_WINDOW, timeout=seconds)
+        self._channel.settimeout(seconds)
+        greeting = Greeting(self._channel, self.host.name, seconds)
         self._channel.sendall(_script(mark))
-        self._skip_to(mark)
+        greeting.skip_to(mark)
         boot, first, rest = pyz.shipped()
         root = self.host.root_dir or cluster.root_dir
         hello = json.dumps({"root_dir": root, "entry": self.host.entry}).encode()
         asked = b"%s\n%s\n%s\n" % (cluster.python.encode(), os.fsencode(root), unless.encode())
         start = pyz.LOADER + _sized(boot) + _sized(f"{first.digest} {rest.digest}".encode()) + _sized(hello)
         self._channel.sendall(asked if unless else asked + start)
-        word = self._word(cluster)
+        word = self._word(cluster, greeting)
         if unless and word == "held":
             self.held = True
             return
         if unless and word == "go":
             self._channel.sendall(start)
-            word = self._word(cluster)
+            word = self._word(cluster, greeting)
         if word == "need":
             self._channel.sendall(_sized(first.data))
-            word = self._word(cluster)
+            word = self._word(cluster, greeting)
         elif word == "have":
-            word = self._word(cluster)
+            word = self._word(cluster, greeting)
         self._whole = word == "ready whole"
         if not word.startswith("ready"):
             raise PreflightError(f"the node side did not start: {word}", "run inv check", self.host.name)
         self._channel.settimeout(None)
+        self._rest = greeting.rest
 
-    def _skip_to(self, mark: str) -> None:
-        """What a .bashrc prints comes before the mark and is none of our business."""
-        seen = ""
-        while True:
-            line = self._line()
-            if line == mark:
-                return
-            seen += line + "\n"
-            if len(seen) > _NOISE:
-                raise PreflightError("the login prints without end", "look at the shell's start files", self.host.name)
-
-    def _word(self, cluster: Cluster) -> str:
+    def _word(self, cluster: Cluster, greeting: Greeting) -> str:
         fix = "install Python 3.8 or newer on the node, or set PYTHON in conf.py"
         try:
-            line = self._line()
+            line = greeting.line()
         except EOFError:
             said = self._said(_LAST_WORDS)
             what = f"{cluster.python} did not run{': ' + said if said else ''}"
@@ -132,23 +125,10 @@ class Agent:
             return ""
         while not self._channel.recv_stderr_ready() and time.monotonic() < end:
             time.sleep(0.01)
-        while self._channel.recv_stderr_ready() and len(text) < _NOISE:
+        while self._channel.recv_stderr_ready() and len(text) < _SAID:
             text += self._channel.recv_stderr(4096)
         lines = text.decode(errors="backslashreplace").strip().splitlines()
         return lines[-1] if lines else ""
-
-    def _line(self) -> str:
-        """One line, byte by byte: what follows belongs to somebody else. Only the start is read so."""
-        line = b""
-        while not line.endswith(b"\n"):
-            try:
-                piece = self._channel.recv(1)
-            except TimeoutError:
-                raise Unreachable(f"no answer for {_START_TIMEOUT:g} s", "is the node overloaded?", self.host.name) from None
-            if not piece:
-                raise EOFError
-            line += piece
-        return line.decode(errors="backslashreplace").rstrip("\n")
 
     # -- talk --
 
@@ -228,12 +208,11 @@ class Agent:
         decoder = Decoder()
         why = "the connection was closed"
         try:
-            while True:
-                data = self._channel.recv(1 << 18)
-                if not data:
-                    break
+            data, self._rest = self._rest or self._channel.recv(1 << 18), b""
+            while data:
                 for header, payload in decoder.feed(data):
                     self._take(header, payload)
+                data = self._channel.recv(1 << 18)
         except (OSError, EOFError, FrameError) as error:
             why = f"the connection broke: {error}"
         said = self._said()

@@ -28,6 +28,7 @@ _LOAD = (
     b'eval "$s"\n'
 )
 KEEP = 16 << 20  # bytes kept of each stream of a command
+NOISE = 1 << 20  # bytes that a login may print before a script starts
 BULK_WINDOW = 1 << 24
 BULK_PACKET = 1 << 17
 # What paramiko raises from any send on a connection that has gone.
@@ -76,7 +77,13 @@ class Pipe:
         end = time.monotonic() + timeout
         got = b""
         while self._mark not in got:
-            self.channel.settimeout(max(0.01, end - time.monotonic()))
+            left = end - time.monotonic()
+            if left <= 0:
+                raise self.link.lost(f"no answer within {timeout:g} s")
+            if len(got) > NOISE:
+                fix = "look at the start files of the account's shell on that node (.bashrc, .profile)"
+                raise PreflightError(f"the login prints without end (more than {NOISE >> 20} MiB)", fix, self.link.node)
+            self.channel.settimeout(left)
             try:
                 more = self.channel.recv(_CHUNK)
             except TimeoutError:
@@ -87,7 +94,7 @@ class Pipe:
                     f"the login shell did not start /bin/sh; it said: {said}",
                     "look at the account's shell and its start files (.bashrc) on that node", self.link.node,
                 )  # fmt: skip
-            got = got[-KEEP:] + more
+            got += more
         self.channel.settimeout(None)
         self.noise, _, self._first = got.partition(self._mark)
 
@@ -189,13 +196,15 @@ class Output:
         channel.in_stderr_buffer.set_event(bell)
         while True:
             last = channel.eof_received or channel.closed  # looked at before reading: nothing comes after it
-            while channel.recv_ready():
+            left = end - time.monotonic()
+            while channel.recv_ready() and left > 0:
                 self._keep(self.stdout, 0, channel.recv(_CHUNK))
-            while channel.recv_stderr_ready():
+                left = end - time.monotonic()
+            while channel.recv_stderr_ready() and left > 0:
                 self._keep(self.stderr, 1, channel.recv_stderr(_CHUNK))
+                left = end - time.monotonic()
             if last:
                 return True
-            left = end - time.monotonic()
             if left <= 0:
                 return False
             bell.wait(min(left, 60.0))

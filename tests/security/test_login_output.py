@@ -1,0 +1,108 @@
+"""A node whose login prints slowly, without end, or never reaches the start of the node side."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from clustertool.errors import ClustertoolError, PreflightError, Unreachable
+from clustertool.plan.cluster import Cluster
+from clustertool.reach.channel import NOISE
+from clustertool.reach.connection import Link
+from clustertool.reach.greeting import MOST_BYTES, Greeting
+from tests.node.harness import Channel
+from tests.ssh import sshd
+
+DRIBBLE = "while printf x; do sleep 0.05; done"
+
+
+def _greeting(script: str, seconds: float) -> tuple[Channel, Greeting]:
+    channel = Channel(["/bin/sh", "-c", script], {"PATH": "/usr/bin:/bin"})
+    return channel, Greeting(channel, "node7", seconds)
+
+
+def test_a_login_that_prints_byte_by_byte_has_one_deadline() -> None:
+    channel, greeting = _greeting(DRIBBLE, 0.6)
+    start = time.monotonic()
+    with pytest.raises(Unreachable, match="not complete after 0.6 s.*ends with 'xxx") as caught:
+        greeting.skip_to("mark")
+    assert time.monotonic() - start < 3
+    assert caught.value.node == "node7"
+    assert ".bashrc" in caught.value.fix
+    channel.kill()
+
+
+def test_lines_do_not_extend_the_deadline() -> None:
+    channel, greeting = _greeting("while echo x; do sleep 0.05; done", 0.6)
+    with pytest.raises(Unreachable, match="not complete after 0.6 s"):
+        greeting.skip_to("mark")
+    channel.kill()
+
+
+@pytest.mark.parametrize("endless", ["exec yes", "exec cat /dev/zero"])
+def test_a_login_that_prints_without_end_has_a_limit(endless: str) -> None:
+    channel, greeting = _greeting(endless, 60)
+    with pytest.raises(PreflightError, match="prints without end"):
+        greeting.skip_to("mark")
+    assert len(greeting.rest) < 2 * MOST_BYTES
+    channel.kill()
+
+
+def test_what_follows_the_last_line_is_kept() -> None:
+    channel, greeting = _greeting("printf 'noise\\nmark\\nready\\n\\001\\002'", 30)
+    greeting.skip_to("mark")
+    assert greeting.line() == "ready"
+    rest = greeting.rest
+    while len(rest) < 2:
+        rest += channel.recv(10)
+    assert rest == b"\1\2"
+    channel.kill()
+
+
+@pytest.mark.parametrize("noise", [DRIBBLE, "yes"])
+def test_a_script_starts_in_time_or_fails(cluster_of: Callable[..., tuple[Cluster, list[sshd.Sshd]]], noise: str) -> None:
+    """What rsync and `exec` use."""
+    if not sshd.READS_BASHRC:
+        pytest.skip("the login shell here does not read .bashrc")
+    cluster, servers = cluster_of(1)
+    with Link.open(cluster.hosts[0], cluster) as link:
+        (servers[0].home / ".bashrc").write_text(noise + "\n")
+        start = time.monotonic()
+        with pytest.raises(PreflightError, match=r"no answer within 1 s|prints without end"):
+            link.pipe(b"true\n", timeout=1.0)
+        with pytest.raises(Unreachable, match="no answer within 1 s"):
+            link.script(b"true\n", timeout=1.0)
+        assert time.monotonic() - start < 10
+    assert NOISE < 16 << 20
+
+
+@pytest.mark.parametrize("greeting", [b"x", b"SSH-2.0-x", b"line\r\n"])
+def test_a_server_that_dribbles_before_the_key_exchange(laptop: object, greeting: bytes) -> None:
+    """One byte (or line) a time, and never a complete banner."""
+    from clustertool.plan.cluster import read_cluster
+
+    server = socket.create_server(("127.0.0.1", 0))
+    over = threading.Event()
+
+    def dribble() -> None:
+        with server.accept()[0] as peer:
+            while not over.wait(0.05):
+                try:
+                    peer.sendall(greeting)
+                except OSError:
+                    return
+
+    thread = threading.Thread(target=dribble, daemon=True)
+    thread.start()
+    cluster = read_cluster({"HOSTS": [f"127.0.0.1:{server.getsockname()[1]}"], "CONNECT_TIMEOUT": 1})
+    start = time.monotonic()
+    with pytest.raises(ClustertoolError):
+        Link.open(cluster.hosts[0], cluster)
+    assert time.monotonic() - start < 5
+    over.set()
+    thread.join(5)
+    server.close()
