@@ -68,7 +68,8 @@ class _Link:
 
 
 class Relay:
-    """`order`: release, manifest (its name), groups (None: all), helper (has the release and only serves), report (seconds).
+    """`order`: release, manifest (its name), size (bytes of its text), count (of its pieces, itself included), groups (None:
+    all), helper (has the release and only serves), report (seconds).
 
     With a relay between nodes also certificate, key and address; without, the laptop sends everything.
     """
@@ -79,6 +80,7 @@ class Relay:
         self._out = bytearray()
         self._order = order
         self._report = float(order["report"])  # how often the laptop hears how far we are
+        self._size, self._count = int(order["size"]), int(order["count"])
         self._store = Store(root)
         self._text = self._packed = b""  # the manifest, and as it travels
         self._rows: List[manifest.Row] = []
@@ -240,7 +242,7 @@ class Relay:
         if number not in self._lacking:
             return Sink(size)
         if number == 0:
-            return Memory(size)
+            return Memory(size) if size <= manifest.zipped(self._size) else Sink(size)
         piece = self._pieces[number - 1]
         return Part(self._store.top, piece.name, size) if size == piece.size else Sink(size)
 
@@ -271,10 +273,7 @@ class Relay:
     def _keep(self, number: int, sink: Sink) -> bool:
         if isinstance(sink, Memory):
             packed = bytes(sink.data)
-            try:
-                text = zlib.decompress(packed)
-            except zlib.error:
-                return False
+            text = manifest.unzip(packed, self._size)
             return manifest.name_of(text) == self._order["manifest"] and self._take_manifest(text, packed)
         if not sink.keep():
             return False
@@ -462,10 +461,10 @@ class Relay:
             return
         if "have" in header:
             self._why.pop(link.source or ("", 0), None)
-            link.has |= swarm.numbers(str(header["have"]), int(header["of"]))
+            link.has |= swarm.numbers(str(header["have"]), self._count)
             link.todo = _shuffled(number for number in link.has if number in self._lacking)
         else:
-            new = {int(number) for number in header["new"]}
+            new = {int(number) for number in header["new"] if 0 <= int(number) < self._count}
             link.has |= new
             link.todo += _shuffled(number for number in new if number in self._lacking)
 

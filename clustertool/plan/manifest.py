@@ -90,6 +90,21 @@ def name_of(data: bytes) -> str:
     return str(sha256(len(data))(data).hexdigest())
 
 
+def unzip(packed: bytes, size: int) -> bytes:
+    """The manifest of `size` bytes that travelled as `packed`, or b"" if it is not that. Never makes more bytes than `size`."""
+    made = zlib.decompressobj()
+    try:
+        text = made.decompress(packed, size + 1)
+    except zlib.error:
+        return b""
+    return text if len(text) == size and made.eof else b""
+
+
+def zipped(size: int) -> int:
+    """The most bytes that a manifest of `size` bytes has on its way: zlib adds little to what it cannot make smaller."""
+    return size + size // 1000 + 1024
+
+
 def sha256(size: int) -> Any:
     """A new hash of so many bytes.
 

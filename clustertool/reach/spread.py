@@ -133,7 +133,8 @@ class Spread:
         """Let these nodes take part. A helper has the release already and only serves."""
         if helper and not self._relays:
             return
-        request = {"q": "relay", "manifest": self.shipment.name, "helper": helper, "report": self._report, **self._secret}
+        about = {"manifest": self.shipment.name, "size": len(self.shipment.text), "count": self._count}
+        request = {"q": "relay", **about, "helper": helper, "report": self._report, **self._secret}
         requests = {}
         with self._changed:
             now = time.monotonic()

@@ -66,7 +66,9 @@ class Relays:
     def start(self, *which: int, **more: Any) -> Relays:
         for i in which or range(len(self.nodes)):
             self.nodes[i].client.agent.hear = lambda _, word, i=i: self.words[i].put(word)  # type: ignore[misc]
+            size, count = len(self.shipment.text), len(self.shipment.names) + 1
             order = {"release": self.shipment.release, "manifest": self.shipment.name, "groups": None, "helper": False}
+            order.update(size=size, count=count)
             secret = {"certificate": self.certificate, "key": self.key, "address": self.nodes[i].host.address, "report": 0.25}
             self.nodes[i].ask("relay", **{**order, **secret, **more})
             self.ports[i] = self.says(i, "ready")["port"]

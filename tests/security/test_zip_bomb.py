@@ -1,0 +1,111 @@
+"""A source in a dispatch that sends a small manifest which unpacks to a gigabyte."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from clustertool.node import wire
+from clustertool.plan import manifest, swarm
+from tests.node.harness import Bench
+from tests.node.test_relay import COUNT, Relays, Shipment, _peak
+
+BOMB = zlib.compress(bytes(1 << 30), 9)
+
+
+@pytest.fixture
+def relays(bench: Bench) -> Iterator[Relays]:
+    made = Relays(bench.nodes(2), Shipment())
+    yield made
+    for node in made.nodes:
+        for client in node.clients:
+            client.close()
+
+
+class Bomber:
+    """A source with the right certificate. It offers what `offers` says, and sends a bomb when it is asked."""
+
+    def __init__(self, relays: Relays, *offers: dict[str, Any]) -> None:
+        self._offers = offers
+        self._context = wire.context(relays.certificate, relays.key, server=True)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.sent = 0
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        with sock, contextlib.suppress(OSError):
+            peer = wire.Wire(sock, self._context, True, 1 << 20)
+            offered = False
+            while True:
+                select.select([peer], [peer] if peer.wants_write else [], [], 0.05)
+                for _ in peer.turn():
+                    peer.send({"piece": 0}, BOMB)
+                    self.sent += 1
+                if peer.secure and not offered:
+                    offered = True
+                    for offer in self._offers:
+                        peer.send(offer)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.mark.parametrize("offer", [
+    {"have": swarm.bits({0}, COUNT + 2), "of": COUNT + 2}, {"new": [0, *range(1 << 16)]},
+    {"have": "f" * (1 << 18), "of": 1 << 40},
+], ids=["the manifest", "numbers of no piece", "more pieces than there are"])  # fmt: skip
+def test_a_bomb_is_not_unpacked(relays: Relays, offer: dict[str, Any]) -> None:
+    """The relay drops the source, and takes the manifest from another one. The honest node is not blamed."""
+    bomber = Bomber(relays, offer)
+    relays.start(0)
+    relays.meet([("127.0.0.1", bomber.port)] * 2)
+    start = time.monotonic()
+    word = relays.says(0, "idle")
+    assert word["why"] and all(why.startswith("127.0.0.1: ") for why in word["why"])
+    assert bomber.sent == (offer.get("of", 0) < 1 << 40)
+    relays.send(0, *range(COUNT + 2))
+    relays.says(0, "done")
+    assert time.monotonic() - start < 20
+    assert relays.whole(0)
+    assert _peak(relays.pid(0)) < 100_000
+    bomber.close()
+
+
+def test_a_manifest_is_unpacked_up_to_its_size_only() -> None:
+    text = b"manifest" * 1000
+    packed = zlib.compress(text)
+    assert manifest.unzip(packed, len(text)) == text
+    for size in (0, len(text) - 1, len(text) + 1):
+        assert manifest.unzip(packed, size) == b""
+    assert manifest.unzip(BOMB, len(text)) == b""
+    assert manifest.unzip(packed[:-3], len(text)) == b""
+    assert manifest.unzip(b"no zlib", 7) == b""
+
+
+@pytest.mark.parametrize("level", [0, 1, 9])
+def test_a_zipped_manifest_fits_its_bound(level: int) -> None:
+    import random
+
+    for size in (0, 1, 1000, 100_000, 1_000_000):
+        assert len(zlib.compress(random.Random(size).randbytes(size), level)) <= manifest.zipped(size)
+
+
+def test_a_wrong_manifest_of_the_laptop_is_reported(relays: Relays) -> None:
+    relays.start(0)
+    relays.send(0, 0, data=BOMB)
+    assert relays.says(0, "wrong")["i"] == 0
