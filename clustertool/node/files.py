@@ -291,10 +291,16 @@ class Journal:
 
 
 def remove_tree(path: str) -> int:
-    """Remove a directory of ours without following links; the bytes freed. Raises NotFound if it is not ours."""
+    """Remove a directory of ours without following links; the bytes freed. Raises NotFound if it is not ours.
+
+    Where something is mounted in it, nothing is removed (PreflightError).
+    """
+    from clustertool.node import mounts
+
     fd = open_job_dir(path)
     try:
-        freed = _empty(fd)
+        mounts.require_none(path)
+        freed = _empty(fd, path, os.fstat(fd).st_dev)
         with contextlib.suppress(FileNotFoundError):
             os.rmdir(path)
     except OSError as error:
@@ -304,7 +310,8 @@ def remove_tree(path: str) -> int:
     return freed
 
 
-def _empty(fd: int) -> int:
+def _empty(fd: int, path: str, device: int) -> int:
+    """Remove what is in a directory. `path` is for messages; `device` is the file system that is not left."""
     freed = 0
     names: Dict[str, bool] = {}
     with os.scandir(fd) as entries:
@@ -312,7 +319,7 @@ def _empty(fd: int) -> int:
             names[entry.name] = entry.is_dir(follow_symlinks=False)
     for name, is_dir in sorted(names.items(), key=lambda item: item[0] == OURS):  # the marker goes last
         with contextlib.suppress(FileNotFoundError):  # two may remove at the same time
-            freed += _remove_dir(name, fd) if is_dir else _remove_file(name, fd)
+            freed += _remove_dir(name, fd, os.path.join(path, name), device) if is_dir else _remove_file(name, fd)
     return freed
 
 
@@ -322,18 +329,30 @@ def _remove_file(name: str, parent: int) -> int:
     return size
 
 
-def _remove_dir(name: str, parent: int) -> int:
-    """With what is in it, also where a program left a folder that its owner may not enter or change."""
+def _remove_dir(name: str, parent: int, path: str, device: int) -> int:
+    """With what is in it, also where a program left a folder that its owner may not enter or change.
+
+    Raises PreflightError, before anything is changed, for a folder of another file system: it was mounted a moment ago.
+    """
+    _require_device(os.lstat(name, dir_fd=parent), path, device)
     try:
         fd = os.open(name, _DIR, dir_fd=parent)
     except PermissionError:
         os.chmod(name, 0o700, dir_fd=parent)
         fd = os.open(name, _DIR, dir_fd=parent)
     try:
+        _require_device(os.fstat(fd), path, device)  # to open it may have mounted it (autofs)
         with contextlib.suppress(PermissionError):
             os.fchmod(fd, 0o700)
-        freed = _empty(fd)
+        freed = _empty(fd, path, device)
     finally:
         os.close(fd)
     os.rmdir(name, dir_fd=parent)
     return freed
+
+
+def _require_device(info: os.stat_result, path: str, device: int) -> None:
+    if info.st_dev != device:
+        from clustertool.node import mounts
+
+        raise mounts.mounted(os.path.dirname(path), path)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from clustertool.errors import NotFound
+from clustertool.errors import ClustertoolError, NotFound
 from clustertool.node import files, processes
 from clustertool.node.records import Record, find
 from clustertool.plan.frames import Header
+
+_RUNS = -1  # stands for the bytes of a job that is not removed because it runs
 
 
 class Jobs:
@@ -104,22 +106,40 @@ class Jobs:
         return {"files": found}
 
     def clean(self, header: Header) -> Dict[str, Any]:
-        """Remove finished jobs: one, or all older than some seconds. Those of which something lives stay and are named."""
+        """Remove finished jobs: one, or all older than some seconds. Those of which something lives stay and are named.
+
+        `kept`: {job: [what, fix]} for each that cannot be removed. It does not keep the others.
+        """
+        removed, running, freed = [], [], 0
+        kept: Dict[str, List[str]] = {}
+        for record in self.records(header):
+            try:
+                size = self._clean_one(record, header)
+            except ClustertoolError as error:
+                kept[record.job] = [error.what, error.fix]
+                continue
+            if size == _RUNS:
+                running.append(record.job)
+            elif size is not None:
+                removed.append(record.job)
+                freed += size
+        return {"removed": removed, "running": running, "freed": freed, "kept": kept}
+
+    def _clean_one(self, record: Record, header: Header) -> Optional[int]:
+        """The bytes freed; None for a job that is too young, _RUNS for one that lives. Raises ClustertoolError."""
+        from clustertool.node import mounts
         from clustertool.node.place import unlink
         from clustertool.node.stop import lives
 
-        removed, running, freed = [], [], 0
-        now = float(header["now"])  # the laptop's clock, as that of `created`
-        for record in self.records(header):
-            old = now - float(record.header.get("created", 0)) >= float(header.get("older_than", 0))
-            if lives(record):
-                running.append(record.job)
-            elif old:
-                removed.append(record.job)
-                if not header.get("dry"):
-                    unlink(record.paths.dir)
-                    freed += files.remove_tree(record.paths.dir)
-        return {"removed": removed, "running": running, "freed": freed}
+        if lives(record):
+            return _RUNS
+        if float(header["now"]) - float(record.header.get("created", 0)) < float(header.get("older_than", 0)):
+            return None  # by the laptop's clock, as `created` is
+        mounts.require_none(record.paths.dir)  # before anything is changed
+        if header.get("dry"):
+            return 0
+        unlink(record.paths.dir)
+        return files.remove_tree(record.paths.dir)
 
 
 def _usage(pid: int) -> Tuple[float, int]:

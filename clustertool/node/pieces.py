@@ -120,10 +120,13 @@ def _by_age(top: str) -> List[str]:
 
 
 def _remove(path: str) -> None:
-    if os.path.isdir(path):
+    if os.path.isdir(path) and not os.path.islink(path):
         import shutil
 
-        shutil.rmtree(path, ignore_errors=True)
+        from clustertool.node import mounts
+
+        if not mounts.below(path):
+            shutil.rmtree(path, ignore_errors=True)
     else:
         os.unlink(path)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from clustertool.errors import UsageError
+from clustertool.errors import PreflightError, UsageError, raise_all
 from clustertool.verbs.call import JOB, JSON, PLACES, Call, Opt, verb
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -32,6 +32,7 @@ def clean(call: Call) -> None:
         removed = sorted({name for answer in answers.values() for name in answer["removed"]})
         running = sorted({name for answer in answers.values() for name in answer["running"]})
         freed = sum(answer["freed"] for answer in answers.values())
+        kept = {fleet.name(node): answer["kept"] for node, answer in answers.items() if answer["kept"]}
         if job and running:
             raise UsageError(f"job {job} runs", f"inv stop --job {job} first")
         verb_ = "would remove" if call.given.dry else "removed"
@@ -39,7 +40,11 @@ def clean(call: Call) -> None:
         for name in removed:
             call.terminal.line(f"  {name}")
         if call.json:
-            call.answer({"removed": removed, "running": running, "freed": freed})
+            call.answer({"removed": removed, "running": running, "freed": freed, "kept": kept})
+        raise_all([
+            PreflightError(f"job {name}: {what}", fix, node)
+            for node, jobs in kept.items() for name, (what, fix) in jobs.items()
+        ])  # fmt: skip
         failed(fleet)
 
 

@@ -172,7 +172,7 @@ def test_clean(bench: Bench) -> None:
         echo ready; until [ -e go ]; do sleep 0.05; done
     """
     job = bench.run(None, program).ready()
-    assert _clean(job) == {"re": _clean(job)["re"] - 1, "removed": [], "running": [job.id], "freed": 0}
+    assert _clean(job) == {"re": _clean(job)["re"] - 1, "removed": [], "running": [job.id], "freed": 0, "kept": {}}
     (job.dir() / "go").touch()
     job.ended()
     job.gone()

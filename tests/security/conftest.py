@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.lab.conftest import lab as lab
+from tests.lab.conftest import site as lab_site  # noqa: F401
 from tests.node.conftest import bench as bench
 from tests.node.conftest import home as home
 from tests.ssh.conftest import cluster_of as cluster_of
