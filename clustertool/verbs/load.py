@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import runpy
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +13,7 @@ from clustertool.errors import ConfigError, DataError, UsageError
 from clustertool.plan.cluster import Cluster, read_cluster
 from clustertool.plan.hostfile import choose, pick, read_hostfile
 from clustertool.plan.paths import OURS
+from clustertool.verbs import conf
 from clustertool.verbs.call import Call
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ def _itself(ips: Sequence[str], known: Cluster | None) -> bool:
 def _named(call: Call) -> tuple[dict[str, object], str, str]:
     """The keys of conf.py and of the hostfile, the file they come from, and that in words; {} if there is neither."""
     given = call.given
-    path = _conf(given.conf)
-    values = _execute(path) if path else {}
+    path, values = conf.read(given.conf)
     if given.hostfile:
         values["HOSTS"] = _hostfile(given.hostfile)
     files = [str(path)] * bool(path) + [given.hostfile] * bool(given.hostfile)
@@ -79,7 +78,7 @@ def _named(call: Call) -> tuple[dict[str, object], str, str]:
 
 def has_conf(call: Call) -> bool:
     """Whether later commands from here will go by a conf.py."""
-    return _conf(call.given.conf) is not None
+    return conf.find(call.given.conf) is not None
 
 
 def _chosen(call: Call, found: Cluster) -> Cluster:
@@ -122,46 +121,6 @@ def _local(call: Call, start: bool) -> Cluster:
     names = f"{top}/{OURS}" if embedded is None else f"the embedded local cluster and {top}/{OURS}"
     _tell(call, f"none found, using {names}", mine)
     return mine
-
-
-def _conf(given: str) -> Path | None:
-    if given:
-        if not Path(given).is_file():
-            raise ConfigError(f"there is no {given}", "give the path of your conf.py")
-        return Path(given).resolve()
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / "conf.py").is_file():
-            return folder / "conf.py"
-    return None
-
-
-def _execute(path: Path) -> dict[str, object]:
-    """Run conf.py once; its capital names are the keys. What it raises is told with its line."""
-    writes = sys.dont_write_bytecode
-    sys.dont_write_bytecode = True
-    try:
-        names = runpy.run_path(str(path), run_name="conf")
-    except SyntaxError as error:
-        raise ConfigError(f"{path}, line {error.lineno}: {error.msg}", "correct that line") from None
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the user's program, anything may come out of it
-        line = _line_of(error, path)
-        raise ConfigError(f"{path}{line}: {type(error).__name__}: {error}", "correct that line") from None
-    finally:
-        sys.dont_write_bytecode = writes
-    keys = {name: value for name, value in names.items() if name.isupper() and not name.startswith("_")}
-    if not keys:
-        raise ConfigError(f"{path} sets no key", 'name your machines: HOSTS = ["user@10.0.0.1"]')
-    return keys
-
-
-def _line_of(error: BaseException, path: Path) -> str:
-    trace, line = error.__traceback__, ""
-    while trace:
-        if trace.tb_frame.f_code.co_filename == str(path):
-            line = f", line {trace.tb_lineno}"
-        trace = trace.tb_next
-    return line
 
 
 def _hostfile(path: str) -> list[dict[str, Any]]:

@@ -1,4 +1,7 @@
-"""The `clustertool` command: the same verbs without a tasks.py; what the parser refuses ends with 64."""
+"""The `clustertool` command: the same verbs without a tasks.py; what the parser refuses ends with 64.
+
+It loads no file of Invoke's: no tasks.py, which is searched upwards, and no configuration file, which can be a program.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,17 @@ import sys
 
 from clustertool.verbs import ns  # first: it installs the SIGINT handler
 
-from invoke import Program  # isort: skip
+from invoke import Config, Program  # isort: skip
 from invoke.exceptions import ParseError  # isort: skip
 
 from clustertool import __version__
+
+
+class _Config(Config):
+    """Invoke's settings without /etc/invoke.* and ~/.invoke.*; a file that the user names with -f is read."""
+
+    def load_base_conf_files(self) -> None:
+        """Read nothing."""
 
 
 class VerbProgram(Program):
@@ -25,4 +35,4 @@ class VerbProgram(Program):
 
 
 def main() -> None:
-    VerbProgram(name="clustertool", binary="clustertool", namespace=ns, version=__version__).run()
+    VerbProgram(name="clustertool", binary="clustertool", namespace=ns, version=__version__, config_class=_Config).run()
