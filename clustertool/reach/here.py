@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -56,8 +57,17 @@ def node(folder: Path) -> Host:
 
 
 def found(folder: Path) -> Path | None:
-    """The folder with jobs of this machine: this one, or the next above it."""
-    return next((top for top in (folder, *folder.parents) if (top / OURS / OURS / "marker").is_file()), None)
+    """The folder with this user's jobs of this machine: this one, or the next above it."""
+    return next((top for top in (folder, *folder.parents) if _ours(top / OURS)), None)
+
+
+def _ours(records: Path) -> bool:
+    """Whether jobs lie there, in a real folder of this user: another user may have put one into /tmp."""
+    try:
+        info = os.lstat(records)
+        return stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and os.path.isfile(records / OURS / "marker")
+    except OSError:
+        return False
 
 
 def visible(environ: Mapping[str, str]) -> tuple[str, tuple[int, ...] | None]:

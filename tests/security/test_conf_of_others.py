@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from clustertool.plan.paths import OURS
 from clustertool.reach import trust
+from clustertool.reach.here import found
 from tests.cli import CLUSTERRUN, CLUSTERTOOL, REPO, Done
 
 STRANGER = 4002  # no user of this machine
@@ -214,3 +216,15 @@ def test_a_conf_of_dataclasses_and_a_coding_line(place: Place) -> None:
         b"assert Node().name == '\\xe9' and __name__ == 'conf' and __file__.endswith('/conf.py')\n" + KEYS.encode()
     )
     place.dry().ends(0)
+
+
+@ROOT
+def test_jobs_of_another_user_on_this_machine_are_not_found(place: Place) -> None:
+    """A `.clustertool` of another user in a folder above hides none of ours."""
+    for folder in (place.top, place.top.parent):
+        (folder / OURS / OURS).mkdir(parents=True)
+        (folder / OURS / OURS / "marker").touch()
+    os.chown(place.top / OURS, STRANGER, STRANGER)
+    assert found(place.below) == place.top.parent
+    (place.below / OURS).symlink_to(place.top.parent / OURS)
+    assert found(place.below) == place.top.parent
