@@ -216,6 +216,27 @@ def write_all(fd: int, data: Union[bytes, memoryview]) -> None:
         view = view[os.write(fd, view) :]
 
 
+def sync(fd: int) -> None:
+    """Write what the system still has in memory of a file, or of a folder's names, to the disk. Raises OSError.
+
+    Some file systems (FUSE) cannot do this for a folder and return EINVAL: they keep names in their own way.
+    """
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+
+
+def sync_dir(path: str) -> None:
+    """The same for the names in a folder: a rename or a new file in it survives a crash from here on. Raises OSError."""
+    fd = os.open(path, _DIR)
+    try:
+        sync(fd)
+    finally:
+        os.close(fd)
+
+
 def copy_some(source: int, target: int) -> int:
     """Some bytes from one descriptor to another; 0 at the end."""
     data = os.read(source, 1 << 20)
@@ -282,11 +303,15 @@ class Journal:
             if done < len(data):
                 return
 
-    def close(self) -> None:
+    def close(self, durable: bool = False) -> None:
+        """`durable`: the lines are on the disk afterwards, and survive a crash of the machine. It may wait for a slow disk."""
         self.flush()
         if self._reserved:  # nobody else writes here while we do: this gives back blocks, and no line
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, os.fstat(self._fd).st_size)
+        if durable:
+            with contextlib.suppress(OSError):  # a disk that fails keeps no line, whatever we do
+                sync(self._fd)
         os.close(self._fd)
 
 

@@ -87,4 +87,4 @@ def _record(job: int, event: Dict[str, Any]) -> None:
     with contextlib.suppress(OSError):
         journal = files.Journal(files.open_append(job, f"{OURS}/events.jsonl"))
         journal.write(event)
-        journal.close()
+        journal.close(durable=True)

@@ -3,15 +3,19 @@
 ROOT_DIR/.clustertool/pieces/<sha256> and ROOT_DIR/.clustertool/releases/<release>. A piece is under its name only once its
 bytes were seen to match it; a release is there only once all its pieces are. So what was interrupted is simply gone on
 with, and releases share what they have in common. A job gets copies, so what it writes never reaches the store.
+
+A crash of the machine leaves a release whole or not there: its pieces, and the names in their folder, are written to the disk
+before its manifest, and the manifest before its name. What is damaged all the same is removed, and a dispatch sends it again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set
+from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Optional, Sequence, Set
 
 from clustertool.errors import DispatchError
 from clustertool.node import files
@@ -31,12 +35,24 @@ class Store:
 
     def missing(self, wanted: Dict[str, int]) -> List[str]:
         """Names of {name: size} that are not here, or not whole: a power cut may leave a file without its bytes."""
-        here = {}
+        here = self._files(wanted)
+        return [name for name, size in wanted.items() if name not in here or here[name].st_size != size]
+
+    def volatile(self, wanted: Container[str]) -> Set[str]:
+        """Those pieces which a crash of the machine may still take: new ones that no release names. Raises OSError.
+
+        They come from a dispatch that was interrupted.
+        """
+        now = time.time()
+        young = {name for name, info in self._files(wanted).items() if now - info.st_mtime < _STALE}
+        try:
+            return young - self._needed(_by_age(self.releases)) if young else young
+        except OSError:
+            return young  # one too many does no harm
+
+    def _files(self, wanted: Container[str]) -> Dict[str, os.stat_result]:
         with os.scandir(self.top) as entries:
-            for entry in entries:
-                if entry.name in wanted:
-                    here[entry.name] = entry.stat(follow_symlinks=False).st_size
-        return [name for name, size in wanted.items() if here.get(name) != size]
+            return {entry.name: entry.stat(follow_symlinks=False) for entry in entries if entry.name in wanted}
 
     @property
     def empty(self) -> bool:
@@ -66,11 +82,35 @@ class Store:
         with open(os.path.join(self.releases, release), "rb") as file:
             return file.read()
 
+    def sync(self, name: str) -> None:
+        """Write a piece to the disk. Raises OSError, also for what the disk refused earlier."""
+        fd = self.open(name)
+        try:
+            files.sync(fd)
+        finally:
+            os.close(fd)
+
     def complete(self, release: str, manifest: bytes) -> None:
-        """All pieces are here: the release is, too."""
+        """All pieces are here, and sync() has written those that came: the release is, too, also after a crash.
+
+        Raises OSError.
+        """
+        files.sync_dir(self.top)
         part = os.path.join(self.releases, f"{release}.{os.urandom(4).hex()}.part")
-        _write(part, manifest)
-        os.rename(part, os.path.join(self.releases, release))
+        try:
+            _write(part, manifest)
+            os.rename(part, os.path.join(self.releases, release))
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(part)
+            raise
+        files.sync_dir(self.releases)
+
+    def forget(self, release: str, *pieces: str) -> None:
+        """Remove a release that is damaged, and these pieces of it: the next dispatch sends them again."""
+        for path in (os.path.join(self.releases, release), *(os.path.join(self.top, name) for name in pieces)):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
@@ -103,9 +143,22 @@ class Store:
                     yield entry.path
 
     def _needed(self, releases: Sequence[str]) -> Set[str]:
+        """The pieces of releases. One whose manifest is damaged is removed. Raises OSError."""
         from clustertool.plan import manifest
 
-        return {piece.name for name in releases for piece in manifest.pieces(manifest.read_rows(self.manifest(name)))}
+        found: Set[str] = set()
+        for release in releases:
+            try:
+                found.update(piece.name for piece in manifest.pieces(manifest.read_rows(self.manifest(release))))
+            except (ValueError, LookupError, TypeError):
+                self.forget(release)
+        return found
+
+
+def no_room(error: OSError) -> str:
+    """The fix for a store that cannot be written."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return "make room (inv clean --older-than 7d), or choose another ROOT_DIR" if full else "choose another ROOT_DIR"
 
 
 def damaged(release: str) -> DispatchError:
@@ -135,6 +188,7 @@ def _write(path: str, data: bytes) -> None:
     fd = files.make_new(path)
     try:
         files.write_all(fd, data)
+        files.sync(fd)
     finally:
         os.close(fd)
 
@@ -167,14 +221,22 @@ def unpack(store: Store, release: str, target: str) -> None:
         try:
             found = manifest.read_rows(store.manifest(release))
             os.utime(os.path.join(store.releases, release))
-        except (OSError, ValueError):
+            sizes = {piece.name: piece.size for piece in manifest.pieces(found)}
+        except (OSError, ValueError, LookupError, TypeError):
+            store.forget(release)
             raise damaged(release) from None
-        sizes = {piece.name: piece.size for piece in manifest.pieces(found)}
         if store.missing(sizes):
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(store.releases, release))
+            store.forget(release)
             raise damaged(release)
-        _Unpack(store, target).rows(found)
+        try:
+            _Unpack(store, target).rows(found)
+        except _WrongPiece as error:
+            store.forget(release, str(error))
+            raise damaged(release) from None
+
+
+class _WrongPiece(Exception):
+    """A piece whose bytes do not match its name, which is the message."""
 
 
 class _Unpack:
@@ -212,7 +274,11 @@ class _Unpack:
         return f"{self._target}/{path}"
 
     def _open_pack(self, name: str, size: int, group: str) -> None:
+        from clustertool.plan import manifest
+
         self._pack = self._store.read(name) if name else b""
+        if name and manifest.name_of(self._pack) != name:
+            raise _WrongPiece(name)
 
     def _small(self, path: str, mode: int, mtime: int, offset: int, size: int) -> None:
         self._open(path, mode, mtime)

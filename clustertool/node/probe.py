@@ -13,7 +13,7 @@ import time
 from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 from clustertool.node import cards, claims, condition, files, holds, locks, ports, processes
-from clustertool.plan import paths
+from clustertool.plan import manifest, paths
 
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 # File systems that other machines see too; there, a directory is known by server, export and inode.
@@ -130,9 +130,17 @@ def _program(name: str) -> bool:
 def _releases(root: str) -> List[str]:
     try:
         with os.scandir(paths.releases(root)) as entries:
-            return sorted(entry.name for entry in entries if "." not in entry.name and entry.is_file(follow_symlinks=False))
+            files_ = [entry for entry in entries if "." not in entry.name and entry.is_file(follow_symlinks=False)]
+            return sorted(entry.name for entry in files_ if _has_end(entry.path))
     except OSError:
         return []
+
+
+def _has_end(path: str) -> bool:
+    """False for an empty or torn manifest, as a crash of the machine may leave it. reach/agent.py does the same in a shell."""
+    with open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - len(manifest.END)))
+        return file.read() == manifest.END
 
 
 def _directory_id(existing: str, root: str, mounts: Mapping[str, str]) -> str:

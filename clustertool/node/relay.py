@@ -17,11 +17,12 @@ import select
 import socket
 import time
 import zlib
-from collections import deque
-from typing import Any, Deque, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Set
 
+from clustertool.node.link import Address, Link
 from clustertool.node.part import Part
-from clustertool.node.pieces import Store
+from clustertool.node.pieces import Store, no_room
+from clustertool.node.saving import Saving
 from clustertool.node.wire import Wire, context, listen
 from clustertool.plan import manifest, swarm
 from clustertool.plan.frames import Decoder, FrameError, Header, encode
@@ -41,30 +42,8 @@ _PAUSES = (1.0, 2.0, 4.0, 8.0)  # before a source that failed is tried again
 _SILENCE = 60.0  # seconds without a word of the laptop, which beats every few
 _MAX_HEADER = 1 << 20
 _TICK = 0.1
+_SAVING = 0.005  # the same while the last pieces are written to the disk
 _FOREVER = 1e9
-
-Address = Tuple[str, int]
-
-
-class _Link:
-    """A connection to another node. As a source it has pieces for us; as a taker it is sent some."""
-
-    wire: Wire
-
-    def __init__(self, source: Optional[Address], now: float) -> None:
-        self.source = source  # where it is; None: a taker
-        self.old = False  # it is a source by an older list
-        self.since = self.moved = now
-        self.has: Set[int] = set()
-        self.todo: List[int] = []
-        self.asked: Dict[int, float] = {}
-        self.coming: Deque[Sink] = deque()  # where pieces go that it sends
-        self.owed: List[int] = []
-        self.told: Optional[int] = None  # how many of our own pieces a taker knows of
-
-    @property
-    def taker(self) -> bool:
-        return self.source is None
 
 
 class Relay:
@@ -88,7 +67,7 @@ class Relay:
         self._got: List[int] = []  # numbers we have, in the order they came
         self._have: Set[int] = set()
         self._lacking: Set[int] = {0}
-        self._links: List[_Link] = []
+        self._links: List[Link] = []
         self._sources: List[Address] = []  # the best first
         self._degree = 0  # of them at a time
         self._settled = False  # they are there: older ones are asked nothing more
@@ -101,6 +80,7 @@ class Relay:
         self._heard = self._new = time.monotonic()
         self._told = self._ticked = 0.0
         self._dirty = self._done = self._over = False
+        self._saving = Saving(self._store)
         self._listener: Optional[socket.socket] = None
         if order.get("certificate"):
             self._server = context(order["certificate"], order["key"], server=True)
@@ -110,7 +90,8 @@ class Relay:
     def run(self) -> None:
         with self._store.used():  # else another dispatch might prune what this one has so far
             self._run()
-        self._store.prune()
+        if self._saving.over or not self._saving.begun:  # else a release is being named, whose pieces are not known here
+            self._store.prune()
 
     def _run(self) -> None:
         port = self._listener.getsockname()[1] if self._listener else 0
@@ -140,7 +121,8 @@ class Relay:
         for link in self._links:
             by_fd[link.wire.fileno()] = link
             poll.register(link.wire.fileno(), select.POLLIN | (select.POLLOUT if link.wire.wants_write else 0))
-        ready = {fd for fd, _ in poll.poll(0 if any(link.wire.more for link in self._links) else _TICK * 1000)}
+        busy = any(link.wire.more for link in self._links)
+        ready = {fd for fd, _ in poll.poll(1000 * (0.0 if busy else _SAVING if self._is_saving else _TICK))}
         if self._control.fileno() in ready:
             self._listen_to_laptop()
         if self._listener is not None and self._listener.fileno() in ready:
@@ -148,6 +130,8 @@ class Relay:
         for fd, link in by_fd.items():
             if link in self._links and (fd in ready or link.wire.more):
                 self._hear(link)
+        if self._saving.over and not self._done:
+            self._saved()
         self._announce()
         self._ask_all()
         now = time.monotonic()
@@ -163,7 +147,8 @@ class Relay:
         self._connect(now)
         self._retire()
         self._ask_again(now)
-        if self._dirty and now - self._told > self._report:
+        slow = self._is_saving and now - self._told > _IDLE  # a slow disk is no silence
+        if slow or self._dirty and now - self._told > self._report:
             self._told, self._dirty = now, False
             self._tell("got", **self._progress())
         if self._lacking and now - self._new > _IDLE and now - self._told > _IDLE:
@@ -171,7 +156,7 @@ class Relay:
             why = list(self._why.values())
             self._tell("idle", lacks=self._lacks(), live=self._live(), why=why)
 
-    def _look(self, link: _Link, now: float) -> None:
+    def _look(self, link: Link, now: float) -> None:
         if not link.wire.secure and now - link.since > (_PATIENCE if link.taker else _CONNECT):
             self._drop(link, "no answer" if not link.taker else "")
         elif link.asked and now - link.moved > _STALL:
@@ -246,7 +231,7 @@ class Relay:
         piece = self._pieces[number - 1]
         return Part(self._store.top, piece.name, size) if size == piece.size else Sink(size)
 
-    def _came(self, number: int, sink: Sink, link: Optional[_Link]) -> None:
+    def _came(self, number: int, sink: Sink, link: Optional[Link]) -> None:
         """Bytes that should be piece `number`, from a source or (link None) from the laptop."""
         self._dirty = True
         if link is None:
@@ -279,6 +264,7 @@ class Relay:
             return False
         self._lacking.discard(number)
         self._mine(number)
+        self._saving.add([self._pieces[number - 1].name])
         self._finish()
         return True
 
@@ -292,6 +278,7 @@ class Relay:
         missing = set(self._store.missing({piece.name: piece.size for piece in self._pieces}))
         if self._order.get("helper"):
             wanted = {}
+        self._saving.add(self._store.volatile(wanted.keys() - missing))
         self._lacking = {i for i, piece in enumerate(self._pieces, 1) if piece.name in missing and piece.name in wanted}
         self._mine(0)
         for number, piece in enumerate(self._pieces, 1):
@@ -309,22 +296,30 @@ class Relay:
         self._have.add(number)
 
     def _finish(self) -> None:
-        if self._lacking or self._done:
-            return
+        """All pieces are there: they are saved, which takes a moment. A helper has nothing to save."""
+        if self._lacking or self._done or self._saving.begun:
+            return None
+        if self._order.get("helper"):
+            return self._saved()
+        text = self._text if self._order["groups"] is None else manifest.text_of(self._rows)
+        return self._saving.finish(str(self._order["release"]), text)
+
+    @property
+    def _is_saving(self) -> bool:
+        """All is here, and not on the disk yet."""
+        return self._saving.begun and not self._done
+
+    def _saved(self) -> None:
+        if self._saving.error is not None:
+            return self._fail(self._saving.error)
         self._done = True
-        release = str(self._order["release"])
-        if not self._order.get("helper"):
-            text = self._text if self._order["groups"] is None else manifest.text_of(self._rows)
-            self._store.complete(release, text)
-        self._tell("done", **self._progress())
+        return self._tell("done", **self._progress())
 
     def _fail(self, error: OSError) -> None:
         """A disk that takes nothing: the laptop is told, and nothing more is asked for."""
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        fix = "make room (inv clean --older-than 7d), or choose another ROOT_DIR" if full else "choose another ROOT_DIR"
         self._lacking = set()
         self._done = True
-        self._tell("failed", what=f"a piece cannot be written below {self._store.top}: {error.strerror}", fix=fix)
+        self._tell("failed", what=f"a piece cannot be written below {self._store.top}: {error.strerror}", fix=no_room(error))
 
     # -- sources --
 
@@ -363,13 +358,13 @@ class Relay:
         sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
         sock.setblocking(False)
         code = sock.connect_ex(address)
-        link = _Link(address, now)
+        link = Link(address, now)
         link.wire = Wire(sock, self._client, False, _MAX_HEADER, manifest.MOST, functools.partial(self._begins, link))
         self._links.append(link)
         if code not in (0, errno.EINPROGRESS):
             self._drop(link, os.strerror(code))
 
-    def _drop(self, link: _Link, why: str, trust: bool = True) -> None:
+    def _drop(self, link: Link, why: str, trust: bool = True) -> None:
         """Close it; a source that failed is tried again later, and what it was asked for is asked of others."""
         self._forget(link)
         if link.source is None:
@@ -382,7 +377,7 @@ class Relay:
         for other in self._links:
             other.todo += [number for number in link.asked if number in other.has]
 
-    def _forget(self, link: _Link) -> None:
+    def _forget(self, link: Link) -> None:
         self._links.remove(link)
         link.wire.close()
         while link.coming:
@@ -397,7 +392,7 @@ class Relay:
                     asked.add(number)
                     self._ask(link, number)
 
-    def _ask(self, link: _Link, number: int) -> None:
+    def _ask(self, link: Link, number: int) -> None:
         now = time.monotonic()
         if not link.asked:
             link.moved = now
@@ -426,12 +421,12 @@ class Relay:
                 return sock.close()
             if len(strangers) >= _STRANGERS:
                 self._drop(strangers[0], "")
-            link = _Link(None, time.monotonic())
+            link = Link(None, time.monotonic())
             link.wire = Wire(sock, self._server, True, _MAX_HEADER)
             self._links.append(link)
         return None
 
-    def _hear(self, link: _Link) -> None:
+    def _hear(self, link: Link) -> None:
         got = link.wire.got
         try:
             frames = link.wire.frames()
@@ -448,12 +443,12 @@ class Relay:
             if link in self._links:
                 self._drop(link, str(error) or type(error).__name__)
 
-    def _begins(self, link: _Link, header: Header, size: int) -> Sink:
+    def _begins(self, link: Link, header: Header, size: int) -> Sink:
         """A source sends a piece: its frame follows when all of it is there."""
         link.coming.append(self._sink(int(header["piece"]), size))
         return link.coming[-1]
 
-    def _answered(self, link: _Link, header: Header) -> None:
+    def _answered(self, link: Link, header: Header) -> None:
         if "piece" in header:
             if not link.coming:
                 raise FrameError("a piece without bytes, or after a wrong one")
@@ -480,7 +475,7 @@ class Relay:
             link.told = len(self._got)
             link.wire.flush()
 
-    def _serve(self, link: _Link) -> None:
+    def _serve(self, link: Link) -> None:
         while link.owed and link.wire.backlog < _AHEAD:
             number = link.owed.pop(0)
             if number not in self._have:

@@ -6,7 +6,7 @@ import binascii
 from typing import Any, Dict
 
 from clustertool.errors import DispatchError
-from clustertool.node.pieces import Store
+from clustertool.node.pieces import Store, no_room
 from clustertool.plan import manifest
 from clustertool.plan.frames import Header
 
@@ -29,12 +29,13 @@ def patch(root: str, request: Header) -> Dict[str, Any]:
     if not missing <= set(request["pieces"]):
         return {"have": False}
     try:
-        for name in missing:
-            if not store.add(name, binascii.a2b_base64(request["pieces"][name])):
+        for name in sizes.keys() & request["pieces"].keys():  # those that the base does not name
+            if name in missing and not store.add(name, binascii.a2b_base64(request["pieces"][name])):
                 return {"have": False}
+            store.sync(name)
         store.complete(str(request["release"]), text if request["groups"] is None else manifest.text_of(rows))
         store.prune()
     except OSError as error:
         what = f"the release cannot be written below {store.top}: {error.strerror}"
-        raise DispatchError(what, "make room (inv clean --older-than 7d), or choose another ROOT_DIR") from None
+        raise DispatchError(what, no_room(error)) from None
     return {"have": True}

@@ -239,8 +239,8 @@ class Supervisor:
             with contextlib.suppress(PreflightError, OSError):  # void by the last word, too
                 claims.take_back(str(self.spec["job"]), os.path.dirname(self.spec["job_dir"]))
         self.recorder.close()
-        self.journal.close()
         self.growth.close()
+        self.journal.close(durable=True)
 
     def record(self, kind: str, **fields: Any) -> None:
         self.journal.write({"t": round(time.time(), 3), "e": kind, **fields})

@@ -22,6 +22,7 @@ MOST = 64 << 20  # bytes of a manifest on its way, compressed: about a million f
 _LARGE = 64 << 20  # files above are cut into pieces of PIECE bytes, files below into PACK
 _LITTLE = 256 << 10
 _FEW = 64  # packs of a few small files each that are kept before they are packed anew
+END = b"\n]\n"  # of the text of a manifest
 Row = List[Any]  # words and whole numbers
 
 
@@ -210,7 +211,7 @@ def rows(
 
 
 def text_of(found: Iterable[Row]) -> bytes:
-    return b"[\n" + ",\n".join([_as_json(row, ",") for row in found]).encode() + b"\n]\n"
+    return b"[\n" + ",\n".join([_as_json(row, ",") for row in found]).encode() + END
 
 
 def read_rows(text: bytes) -> List[Row]:

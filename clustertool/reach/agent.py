@@ -253,11 +253,12 @@ class Agent:
             discard(self._channel)
 
 
-# Whether release $h is in ROOT_DIR $r: a file of ours (node/pieces.py), where node/files.py would look for it.
+# Whether release $h is in ROOT_DIR $r: a file of ours (node/pieces.py), where node/files.py would look for it. An empty or torn
+# manifest does not end as manifest.END does: such a release is received again.
 _HELD = (
     'case "$r" in "~") r="$HOME";; "~/"*) r="$HOME/${r#??}";; esac; '
     'if [ -k "$r" ] && [ ! -O "$r" ]; then r="$r/$(id -u)"; fi; r="$r/.clustertool/releases/$h"; '
-    'if [ -f "$r" ] && [ -O "$r" ]; then echo held; exit 0; fi; echo go; '
+    'if [ -f "$r" ] && [ -O "$r" ] && [ "$(tail -c 2 "$r" 2>/dev/null)" = "]" ]; then echo held; exit 0; fi; echo go; '
 )
 
 

@@ -114,6 +114,17 @@ def test_a_store_that_somebody_damaged_is_repaired(three):
     assert [len(three.jobs(node)) for node in range(3)] == [1, 1, 1]
 
 
+@pytest.mark.parametrize("text", ["", "[\n"])
+@pytest.mark.parametrize("verb", ["dispatch", "run"])
+def test_an_empty_or_torn_manifest_is_received_again(three, text, verb):
+    """As a power cut may leave it on a node."""
+    three.inv("dispatch", "-w", "job").ends(0)
+    manifest = next((three.root(1) / ".clustertool/releases").glob("[0-9a-f]*"))
+    manifest.write_text(text)
+    three.inv(verb, "-w", "job").ends(0)
+    assert manifest.read_text().endswith("]\n") and len(manifest.read_text()) > 20
+
+
 def test_what_a_job_writes_stays_its_own(three):
     three.workspace(train_py="open('data', 'w').write('spoiled')")
     (three.folder / "job/data").write_bytes(b"precious" * 200_000)
