@@ -15,7 +15,7 @@ import socket
 import time
 from typing import Any, Callable, List, Optional, Sequence
 
-from clustertool.node import cards, processes
+from clustertool.node import cards, processes, signals
 from clustertool.node.family import Family
 from clustertool.node.recorder import EVERY, Card
 
@@ -101,6 +101,7 @@ class Gauge:
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
+            signals.unblock()
             processes.keep_only(sock.fileno())
             os.environ["CLUSTERTOOL_MARK"] = self._mark  # for the tools that it runs: whoever sweeps finds them
             if os.getppid() == parent:

@@ -11,7 +11,7 @@ import resource
 import signal
 import sys
 import time
-from typing import Iterator, List, NamedTuple, NoReturn, Optional
+from typing import Iterator, List, NamedTuple, NoReturn, Optional, Tuple
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -148,13 +148,23 @@ def reap(child: int, patience: float) -> None:
 
 def describe(process: Process) -> str:
     """`1234 (python3 train.py)` for messages; argv only, never the environment."""
+    return f"{process.pid} ({named(process.pid)[1] or 'gone'})"
+
+
+def named(pid: int) -> Tuple[str, str]:
+    """The name of a process, and its command line or else its name; "" for both if it has ended. Both are one line."""
     try:
-        with open(f"/proc/{process.pid}/cmdline", "rb") as file:
-            words = file.read(200).replace(b"\0", b" ").decode(errors="replace").strip()
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read(200).decode(errors="replace")
     except OSError:
         words = ""
-    found = stat(process.pid)
-    return f"{process.pid} ({words or (found.name if found else 'gone')})"
+    found = stat(pid)
+    name, command = (_one_line(text) for text in (found.name if found else "", words))
+    return name, command or name
+
+
+def _one_line(text: str) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def become_subreaper() -> None:

@@ -9,7 +9,7 @@ import resource
 import signal
 from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
-from clustertool.node import files
+from clustertool.node import files, signals
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it
 _KEPT = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "PATH")
@@ -88,7 +88,7 @@ def _spawn(argv: List[str], env: Dict[str, str], log: int) -> int:
     for folder in folders:
         try:
             return os.posix_spawn(
-                os.path.join(folder, argv[0]), argv, env, file_actions=actions, setsid=True, setsigdef=deaf
+                os.path.join(folder, argv[0]), argv, env, file_actions=actions, setsid=True, setsigdef=deaf, setsigmask=[]
             )  # fmt: skip
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR):
@@ -100,7 +100,9 @@ def _popen(argv: List[str], env: Dict[str, str], log: int) -> int:
     """The same for Pythons that were built with a C library which knows no sessions there (glibc before 2.26)."""
     import subprocess
 
-    child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True)
+    child = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True, preexec_fn=signals.unblock
+    )  # fmt: skip
     child.returncode = 0  # reaped by the supervisor's one waitpid loop, not by subprocess
     return child.pid
 

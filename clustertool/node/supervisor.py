@@ -12,7 +12,6 @@ import os
 import resource
 import select
 import signal
-import socket
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple
 
@@ -26,6 +25,7 @@ from clustertool.node.gauge import Gauge
 from clustertool.node.holds import Holds
 from clustertool.node.keeper import Keeper
 from clustertool.node.recorder import Recorder, Running
+from clustertool.node.signals import Signals
 from clustertool.plan.frames import Header
 from clustertool.plan.outcome import Key, Outcome, read_outcome
 from clustertool.plan.paths import OURS, JobPaths
@@ -91,7 +91,6 @@ class Supervisor:
         self.outcome: Optional[Outcome] = None
         self.asked: Optional[Tuple[str, int]] = None  # by whom, with which code, an agent here asked to stop
         self.asked_at = 0.0
-        self.asked_to_die = False
         self.file_limit = 0  # the user's own, for the ranks, where we had to raise ours
         self.lead: Optional[LeadServer] = None
         self.uplink: Optional[Uplink] = None
@@ -103,7 +102,7 @@ class Supervisor:
         """All that can fail before a rank runs: ports, the guard, the lead's port. Raises PreflightError."""
         processes.become_subreaper()
         processes.set_name("ct-supervisor")
-        self._hear_signals()
+        self.signals = Signals()
         each = [rank.spec["ports"] for rank in self.ranks.values()]
         others = [port for its in each for port in its[1:]]
         wanted = [*(its[0] for its in each), *self.spec["extra_ports"], *others]
@@ -130,14 +129,6 @@ class Supervisor:
         if ids and kind != "cpu":
             self.devices = locks.take(kind, sorted(ids), self.spec["job"])
             self.keeper.inherited = (self.devices.fd,)
-
-    def _hear_signals(self) -> None:
-        self.wake, self._wake_write = socket.socketpair()
-        for end in (self.wake, self._wake_write):
-            end.setblocking(False)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            signal.signal(number, self._on_signal)
-        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
 
     def _open_control(self) -> None:
         try:
@@ -190,7 +181,7 @@ class Supervisor:
         return time.monotonic() > max(self.ending.over_at, self.asked_at) + _LAST_WORD
 
     def _turn(self) -> None:
-        readers: List[Any] = [self.wake, self.control]
+        readers: List[Any] = [*self.signals.wake, self.control]
         writers: List[Any] = []
         if self.keeper.sock is not None:
             readers.append(self.keeper.sock)
@@ -201,6 +192,8 @@ class Supervisor:
             readers.append(self.uplink.wire)
             writers += [self.uplink.wire] if self.uplink.wire.wants_write else []
         ready = _select(readers, writers, self._patience())
+        for request in self.signals.turn():  # before the ranks that the same sender has ended
+            self._ask_stop(f"the supervisor on {self.spec['name']} {request}", 143)
         self._reap()
         self._read_control()
         self._links(ready)
@@ -245,10 +238,6 @@ class Supervisor:
     def record(self, kind: str, **fields: Any) -> None:
         self.journal.write({"t": round(time.time(), 3), "e": kind, **fields})
 
-    def _on_signal(self, number: int, frame: object) -> None:
-        if number != signal.SIGCHLD:
-            self.asked_to_die = True
-
     # -- words from and to the lead --
 
     def _tell(self, message: Header) -> None:
@@ -266,9 +255,6 @@ class Supervisor:
                 self._lost_lead()
         while self.inbox:
             self._obey(self.inbox.pop(0))
-        if self.asked_to_die:
-            self.asked_to_die = False
-            self._ask_stop(f"the supervisor on {self.spec['name']} was told to end", 143)
 
     def _obey(self, message: Header) -> None:
         kind = message.get("m")
@@ -326,8 +312,10 @@ class Supervisor:
         rank.oom = memory.Watch(pid)
         if process:
             self.family.write_down([process])
-        if role == "pserver":
+        if role == "pserver" and rank.spec["ready"]:
             self.awaited.add(rank.key, rank.spec, pid)
+        elif role == "pserver":  # [pserver] ready = "started": the trainers need not wait for it
+            self._tell({"m": "listening", "role": role, "rank": number})
         return []
 
     def _open_log(self, rank: Rank) -> Tuple[int, str]:
@@ -344,9 +332,6 @@ class Supervisor:
 
     def _reap(self) -> None:
         """One waitpid loop for ranks, orphans and the guard. What is reaped in one go is told in one message."""
-        with contextlib.suppress(BlockingIOError):
-            while self.wake.recv(4096):
-                pass
         exits = []
         while True:
             try:

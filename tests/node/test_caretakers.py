@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -125,8 +128,34 @@ def test_supervisor_told_to_end(bench: Bench) -> None:
     for node in range(2):
         outcome = job.ended(node)
         assert (outcome["state"], outcome["code"]) == ("stopped", 143)
-        assert job.nodes[1].host.name in outcome["reason"]
+        sender = f"received SIGTERM from pid {os.getpid()} ("
+        assert f"the supervisor on {job.nodes[1].host.name} {sender}" in outcome["reason"]
+        assert f"), uid {os.getuid()}" in outcome["reason"] and "linger" not in outcome["reason"]
         assert job.log(node) == b"ready\nbye\n"
+
+
+def test_a_signal_of_systemd_is_explained(bench: Bench) -> None:
+    """As at a logout with KillUserProcesses=yes. Here a process with that name sends it."""
+    job = started(bench, p.SAYS_BYE)
+    sender = f"""
+        open("/proc/self/comm", "w").write("systemd")
+        import os
+        os.kill({job.process('supervisor').pid}, 15)
+        input()
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(sender)], stdin=subprocess.PIPE) as systemd:
+        reason = job.ended()["reason"]
+        systemd.communicate()
+    assert f"received SIGTERM from pid {systemd.pid} (" in reason
+    assert "KillUserProcesses=yes: run `loginctl enable-linger`" in reason
+    assert "\n" not in reason, "the sender's command has several lines"
+
+
+def test_a_rank_blocks_no_signal(bench: Bench) -> None:
+    """The supervisor blocks the signals that it reads with their sender; its ranks do not inherit this."""
+    job = started(bench, "grep SigBlk /proc/self/status; echo ready")
+    assert job.ended()["state"] == "succeeded"
+    assert b"SigBlk:\t0000000000000000\n" in job.log()
 
 
 @pytest.mark.parametrize("tree", TREES)
