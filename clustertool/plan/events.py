@@ -13,6 +13,10 @@ Every event has `t` (the node's clock, seconds) and `e`, its kind:
     disk         full, root                        the disk of ROOT_DIR is full, or has room again
     phase        name                              the lead: joining, pserver, trainer, ending
     lost         node, why                         the lead gave a node up
+    absent       nodes, endpoint, seconds          these nodes never connected to the lead
+    unconnected  endpoint, errno, why, since, again   this node has no connection to the lead since then, and the newest
+                                               cause; again: it had one before
+    connected                                      it has one again
     restart      attempt, pause                    the lead: all starts again, after so many seconds
     stopping     why, by                           the supervisor ends its processes
     clean        survivors                         nothing of the job lives here (or these do)
@@ -60,6 +64,7 @@ class NodeStatus:
     why: str = ""
     heartbeat: Optional[float] = None  # seconds since its supervisor last moved, as the node itself sees it
     skew: float = 0.0  # seconds by which its clock was ahead of the laptop's when the job started
+    unconnected: Dict[str, Any] = field(default_factory=dict)  # the event of that name, while it has no connection to the lead
 
 
 @dataclass
@@ -163,6 +168,20 @@ class JobStatus:
         lost.why = str(event.get("why", ""))
         if lost.state != "ended":
             lost.state = "lost"
+
+    def _on_absent(self, here: NodeStatus, event: Event) -> None:
+        for index in event["nodes"]:
+            node = self.nodes.setdefault(int(index), NodeStatus(int(index)))
+            node.why = f"no connection to the coordinator within {float(event['seconds']):g} s"
+            if node.state != "ended":
+                node.state = "lost"
+
+    def _on_unconnected(self, here: NodeStatus, event: Event) -> None:
+        texts = {name: str(event[name]) for name in ("endpoint", "errno", "why")}
+        here.unconnected = {**texts, "since": float(event["since"]), "again": bool(event.get("again"))}
+
+    def _on_connected(self, here: NodeStatus, event: Event) -> None:
+        here.unconnected = {}
 
     def _on_stopping(self, here: NodeStatus, event: Event) -> None:
         if here.state != "lost":

@@ -46,6 +46,7 @@ PLACED = frozenset(
 
 
 AUTO = "auto"  # --devices auto
+READY = ("listen", "started")  # [pserver] ready
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class JobSpec:
     shards: Tuple[str, ...] = ()
     only_where_read: bool = False  # each shard goes only to the node whose trainer reads it
     output: str = "output"
+    ready: str = "listen"  # one of READY: what a pserver must do before trainers start
     policy: Policy = Policy()
     devices: Optional[Tuple[int, ...]] = None
     auto_devices: bool = False  # those that are free when the job starts
@@ -151,6 +153,7 @@ def read_job(cluster: Cluster, toml: Mapping[str, Any], options: Options) -> Job
         shards=shards,
         only_where_read=_only_where_read(shards, file, options),
         output=file["output"],
+        ready=file["ready"],
         policy=_policy(cluster, file["policy"], options),
         devices=_devices(devices) if devices not in ("", AUTO) else None,
         auto_devices=devices == AUTO,
@@ -197,6 +200,7 @@ def _given(options: Options, *names: str) -> str:
 _COMMANDS = ("trainer", "pserver", "heter_trainer")
 _TABLES: Dict[str, Tuple[str, ...]] = {
     **dict.fromkeys(_COMMANDS, ("command", "per_node")),
+    "pserver": ("command", "per_node", "ready"),
     "shards": ("files", "only_where_read"),
     "outputs": ("path",),
     "policy": ("timeout", "grace", "on_failure", "max_restarts"),
@@ -226,6 +230,7 @@ def _read_toml(toml: Mapping[str, Any]) -> Dict[str, Any]:
         "shards": _patterns(toml.get("shards", {}).get("files", []), "job.toml: [shards] files =", DataError),
         "only_where_read": _true(toml, "shards", "only_where_read"),
         "output": posixpath.normpath(output),
+        "ready": _ready(toml),
         "policy": toml.get("policy", {}),
     }
 
@@ -238,6 +243,14 @@ def _role(toml: Mapping[str, Any], name: str) -> Role:
     if per_node is not None and (isinstance(per_node, bool) or not isinstance(per_node, int) or not 0 < per_node <= _MOST):
         raise DataError(f"job.toml: [{name}] per_node = {per_node!r}", f"a whole number from 1 to {_MOST}")
     return Role(None if command is None else tuple(command), per_node)
+
+
+def _ready(toml: Mapping[str, Any]) -> str:
+    """[pserver] ready. Raises DataError."""
+    value = toml.get("pserver", {}).get("ready", READY[0])
+    if not isinstance(value, str) or value not in READY:
+        raise DataError(f"job.toml: [pserver] ready = {value!r}", '"listen" (the default) or "started"')
+    return value
 
 
 def _is_command(value: Any) -> bool:

@@ -5,7 +5,7 @@ Apart from events.py because supervisors need it and nothing else of that file: 
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, NamedTuple, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Sequence, Tuple
 
 Key = Tuple[str, int]
 
@@ -51,3 +51,9 @@ def words(code: int, signal: int, note: str = "") -> str:
     else:
         text = f"exit code {code}"
     return f"{text}: {note}" if note else text
+
+
+def some(names: Sequence[str], last: str = "and") -> str:
+    """The first names of a list, and how many more there are: "a", "a and b", "a, b, c, d and 3 more"."""
+    shown = list(names[:4]) + ([f"{len(names) - 4} more"] if len(names) > 4 else [])
+    return f" {last} ".join([*([", ".join(shown[:-1])] if shown[1:] else []), *shown[-1:]])

@@ -26,7 +26,8 @@ HIDDEN = "***"
 class Process:
     """One process to start. `shards` and `log` are relative to the working and the job's directory.
 
-    `ready`: a pserver's ports; once one of them listens, it is no longer what trainers wait for.
+    `ready`: a pserver's ports; once one of them listens, it is no longer what trainers wait for. If it is empty, trainers do
+    not wait for this pserver.
     """
 
     role: str
@@ -193,7 +194,7 @@ def _node(
 
 def _ready(table: Table, seat: Seat) -> Tuple[int, ...]:
     """A pserver listens on its own port. Paddle's first one opens gloo's before, and there waits for all trainers."""
-    if seat.role != "pserver":
+    if seat.role != "pserver" or table.job.ready == "started":
         return ()
     first = table.ports.of[seat.role, seat.rank][:1]
     return (*first, table.ports.gloo) if seat.rank == 0 else first

@@ -24,8 +24,9 @@ _JOBS = ("id", "state", "created", "nodes", "exit", "command")
 
 
 def status_tables(status: Mapping[str, Any], terminal: Terminal) -> None:
-    """One job: {"job", "state", "mode", "command", "now", "processes": [...], "nodes": [...], "outcome": {...}}.
+    """One job: {"job", "state", "mode", "command", "now", "processes": [...], "nodes": [...], "waits", "outcome": {...}}.
 
+    waits: sentences about what the job waits for.
     A process: role, rank, node (number or name), pid, state, since, code, signal, note, cpu (percent), memory (bytes).
     A node: index, name, state, supervisor (pid), heartbeat (its age in seconds), survivors, why. Times are seconds
     since the epoch; `now` is this moment for them, so that whoever asks may correct for the nodes' clocks.
@@ -40,6 +41,9 @@ def status_tables(status: Mapping[str, Any], terminal: Terminal) -> None:
     table("", _PROCESSES, [_process(process, names, now) for process in status.get("processes", ())], terminal=terminal)
     terminal.line()
     table("", _NODES, [_node(node, names) for node in nodes], terminal=terminal)
+    for wait in status.get("waits", ()):
+        terminal.line()
+        terminal.line(str(wait), "yellow")
     outcome = status.get("outcome")
     if outcome:
         terminal.line()
@@ -109,7 +113,8 @@ def _process(process: Mapping[str, Any], names: Mapping[Any, str], now: float) -
 def _node(node: Mapping[str, Any], names: Mapping[Any, str]) -> Sequence[object]:
     beat, survivors = node.get("heartbeat"), node.get("survivors") or ()
     skew = float(node.get("skew") or 0)
-    note = "; ".join(filter(None, [str(node.get("why") or ""), f"clock {skew:+.0f} s" if skew else ""]))
+    away = "no connection to the coordinator" if node.get("unconnected") else ""
+    note = "; ".join(filter(None, [str(node.get("why") or "") or away, f"clock {skew:+.0f} s" if skew else ""]))
     if survivors:
         note = "; ".join(filter(None, [note, f"still alive: {', '.join(map(str, survivors))}"]))
     return (

@@ -160,6 +160,7 @@ class Follow:
             if frame is None or now - self._looked_at > _LOOK:
                 self._looked_at = now
                 self._show(self.watch.idle(now))
+                self._show(self.watch.remind(time.time()))
                 self._look_after(now)
             if interrupts.count.hups:
                 self.detached = True

@@ -49,6 +49,8 @@ def read(answers: dict[int, Any]) -> Any:
 
 def as_dict(answers: dict[int, Any]) -> dict[str, Any]:
     """The documented JSON of `inv status --json`."""
+    from clustertool.watch.waits import waits
+
     found = read(answers)
     usage: dict[tuple[int, int], Any] = {}
     for answer in answers.values():
@@ -65,5 +67,6 @@ def as_dict(answers: dict[int, Any]) -> dict[str, Any]:
         "job": found.job, "state": found.state, "mode": found.mode, "owner": found.owner, "created": found.created,
         "command": found.command, "attempt": found.attempt, "processes": processes,
         "nodes": [vars(found.nodes[node]) for node in sorted(found.nodes)],
+        "waits": [wait.text for wait in waits(found, time.time())],
         "outcome": found.outcome.as_dict() if found.outcome else None,
     }  # fmt: skip

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Union
 
 from clustertool.plan.events import JobStatus
-from clustertool.plan.outcome import Key, words
+from clustertool.plan.outcome import Key, some, words
 from clustertool.plan.roles import word
 from clustertool.watch.lines import Lines
+from clustertool.watch.waits import due, waits
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Watch:
     ended: set[int] = field(default_factory=set)
     closed: dict[int, str] = field(default_factory=dict)
     _lines: dict[tuple[Key, int], Lines] = field(default_factory=dict)
+    _reminded: dict[str, int] = field(default_factory=dict)  # kind of wait -> reports so far
 
     @property
     def over(self) -> bool:
@@ -78,6 +80,17 @@ class Watch:
             shown = lines.idle(now)
             if shown:
                 found.append(LogLines(*key, self._node_of(key), shown))
+        return found
+
+    def remind(self, now: float) -> list[Item]:
+        """What the job waits for, each time that a report of it is due. `now`: seconds since the epoch."""
+        found: list[Item] = []
+        reports: dict[str, int] = {}
+        for wait in waits(self.status, now):
+            reports[wait.kind] = max(due(wait), reports.get(wait.kind, 0))
+            if due(wait) > self._reminded.get(wait.kind, 0):
+                found.append(News(wait.text, "warn"))
+        self._reminded = reports
         return found
 
     def reopened(self, node: int) -> None:
@@ -129,6 +142,10 @@ class Watch:
             yield News(f"{who} listens on {event['listens']}, the others look for it on {event['endpoint']}", "warn")
         elif kind == "lost":
             yield News(f"node {self.name(int(event['node']))} is lost: {event.get('why')}", "warn")
+        elif kind == "absent":
+            names = some([self.name(int(index)) for index in event["nodes"]])
+            where = f"the coordinator on {self.name(node)}, {event['endpoint']}"
+            yield News(f"{names} did not connect to {where}, within {event['seconds']:g} s", "warn")
         elif kind == "supervisor-lost":
             yield News(f"{self.name(node)}: {event.get('why')}; its processes were ended", "warn")
         elif kind == "clean" and event.get("survivors"):

@@ -6,6 +6,7 @@ from clustertool.errors import ClustertoolError, Interrupted, JobFailed, NodeLos
 from clustertool.plan.events import JobStatus, ProcessStatus
 from clustertool.plan.outcome import Key, Outcome
 from clustertool.plan.roles import ROLES, word
+from clustertool.watch.waits import blocked, suspects
 
 
 def abort_line(status: JobStatus, outcome: Outcome) -> str:
@@ -58,11 +59,13 @@ def error_of(status: JobStatus) -> ClustertoolError | None:
         return None
     if outcome.state == "failed":
         return JobFailed(outcome.reason, outcome.code)
-    if outcome.state == "timeout":
-        return TimedOut(outcome.reason)
     if outcome.state == "stopped":
         return _stopped(outcome)
-    return NodeLost(outcome.reason, "look at that machine; the job has ended on the others")
+    what, where = "; ".join([outcome.reason, *blocked(status)]), suspects(status)
+    fix = f"a firewall on {where} may block incoming connections; run `clustertool check`" if where else ""
+    if outcome.state == "timeout":
+        return TimedOut(what, fix)
+    return NodeLost(what, fix or "look at that machine; the job has ended on the others")
 
 
 def _stopped(outcome: Outcome) -> ClustertoolError:

@@ -446,7 +446,8 @@ class Bench:
         cluster = nodes[0].cluster
         toml: dict[str, Any] = {"trainer": {"command": _command(trainer), "per_node": given.pop("per_node", 1)}}
         if "pserver" in given:
-            toml.update(mode="ps", pserver={"command": _command(given.pop("pserver")), "per_node": given.pop("servers", 1)})
+            pserver = {"command": _command(given.pop("pserver")), "per_node": given.pop("servers", 1)}
+            toml.update(mode="ps", pserver={**pserver, "ready": given.pop("pserver_ready", "listen")})
         if "heter" in given:
             toml.update(mode="ps-heter", heter_trainer={"command": _command(given.pop("heter"))})
         toml.update(policy=given.pop("policy", {}), env=given.pop("env", {}))

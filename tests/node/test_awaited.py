@@ -146,3 +146,16 @@ SERVES = [
 @pytest.mark.parametrize("listens, asked, yes", SERVES)
 def test_who_serves_an_address(listens: str, asked: str, yes: bool) -> None:
     assert ports.serves(ports.Listener(listens, 80, 0, 0), asked) is yes
+
+
+@pytest.mark.parametrize("pserver", ["true", "sleep 1000"])
+def test_pservers_without_a_port(bench: Bench, pserver: str) -> None:
+    """`[pserver] ready = "started"`: trainers start at once, and a pserver may end with 0 before them."""
+    job = bench.run(bench.nodes(2), "sleep 0.5; echo ready", pserver=pserver, pserver_ready="started")
+    assert [job.ended(node)["state"] for node in range(2)] == ["succeeded"] * 2
+    assert not any(job.events(node, "listening") for node in range(2))
+
+
+def test_a_failure_of_such_a_pserver_is_one(bench: Bench) -> None:
+    job = bench.run(bench.nodes(2), p.PLAIN, pserver="sleep 0.3; exit 5", pserver_ready="started")
+    assert [job.ended(node)["code"] for node in range(2)] == [5, 5]

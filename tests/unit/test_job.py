@@ -97,6 +97,12 @@ def test_counts_of_trainers(entry: dict[str, Any], toml: Toml, options: dict[str
     assert [sum(p.role == "trainer" for p in node.processes) for node in made.nodes] == trainers
 
 
+def test_trainers_wait_for_ports_of_pservers_unless_these_need_no_port() -> None:
+    for ready, ports in (("listen", 1), ("started", 0)):
+        made = plan_of(CLUSTER, {"mode": "ps", "pserver": {"ready": ready}})
+        assert [len(process.ready) for process in of_role(made, "pserver")][1:] == [ports]
+
+
 def test_counts_of_pservers() -> None:
     def servers(toml: Toml, **options: Any) -> int:
         return len(of_role(plan_of(CLUSTER, toml, mode="ps", **options), "pserver"))
@@ -289,6 +295,9 @@ BAD_TOML: list[tuple[Toml, str]] = [
     ({"pserver": {"command": []}}, "\\[pserver\\] command = \\[\\]"),
     ({"trainer": {"command": ["a", 1]}}, "command"),
     ({"trainer": {"command": ["a\0b"]}}, "command"),
+    ({"pserver": {"ready": "open"}}, "\\[pserver\\] ready = 'open'"),
+    ({"pserver": {"ready": ["listen"]}}, "\\[pserver\\] ready = \\['listen'\\]"),
+    ({"trainer": {"ready": "listen"}}, "\\[trainer\\] has the unknown key 'ready'"),
     ({"trainer": {"per_node": 0}}, "per_node = 0"),
     ({"trainer": {"per_node": -1}}, "per_node = -1"),
     ({"trainer": {"per_node": "2"}}, "per_node = '2'"),

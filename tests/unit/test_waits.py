@@ -1,0 +1,110 @@
+"""What a job waits for, and when it is reported again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from test_events import SUPERVISOR, header, said, started
+
+from clustertool.plan.events import JobStatus, fold
+from clustertool.plan.outcome import some
+from clustertool.watch import verdict
+from clustertool.watch.job import News, Watch
+from clustertool.watch.waits import Wait, blocked, due, suspects, waits
+
+T = 1000.0
+END = {"state": "lost", "code": 75, "source": "tool", "reason": "R", "culprits": [], "victims": [], "node": -1}
+
+
+def away(since: float = T, errno: str = "ETIMEDOUT", **fields: Any) -> dict[str, Any]:
+    event = {"endpoint": "10.0.0.1:9", "errno": errno, "why": "timed out", "since": since, "again": False}
+    return said("unconnected", **{**event, **fields})
+
+
+def cluster(nodes: int, *events: tuple[int, dict[str, Any]]) -> JobStatus:
+    names = {"nodes": [f"n{node}" for node in range(nodes)]}
+    first = [(node, {**header(node, [("pserver", node)]), **names}) for node in range(nodes)]
+    return fold([*first, *((node, SUPERVISOR) for node in range(nodes)), *events])
+
+
+PSERVERS = [(0, said("phase", name="pserver")), *((node, started(node, T + node, role="pserver")) for node in range(2))]
+
+
+def test_a_pserver_that_does_not_listen_is_reported_with_its_address() -> None:
+    status = cluster(2, *PSERVERS)
+    assert waits(status, T + 9) == []
+    (wait,) = waits(status, T + 12)
+    assert "pserver 0 on n0 at a0:1 and pserver 1 on n1 at a1:1; 12 s so far" in wait.text
+    assert '[pserver] ready = "started"' in wait.text
+    status.apply(0, said("listening", role="pserver", rank=0))
+    (wait,) = waits(status, T + 12)
+    assert "pserver 0" not in wait.text and "pserver 1 on n1" in wait.text
+
+
+@pytest.mark.parametrize("over", [said("phase", name="trainer"), said("verdict", **END)])
+def test_nothing_waits_after_that(over: dict[str, Any]) -> None:
+    assert waits(cluster(2, *PSERVERS, (0, over)), T + 100) == []
+
+
+def test_nodes_with_the_same_cause_are_one_sentence() -> None:
+    status = cluster(4, (1, away()), (2, away(T + 1)), (3, away(errno="ECONNREFUSED", why="refused")))
+    assert [wait.text for wait in waits(status, T + 5)] == [
+        "n1 and n2 cannot connect to the coordinator on n0, 10.0.0.1:9: timed out (ETIMEDOUT); tried for 5 s",
+        "n3 cannot connect to the coordinator on n0, 10.0.0.1:9: refused (ECONNREFUSED); tried for 5 s",
+    ]
+    status.apply(3, said("connected"))
+    assert len(waits(status, T + 5)) == 1
+
+
+def test_the_node_that_none_can_reach_is_the_suspect() -> None:
+    assert suspects(cluster(4)) == ""
+    assert suspects(cluster(4, *((node, away()) for node in (1, 2, 3)))) == "n0"
+    assert suspects(cluster(4, (2, away()))) == "n0 or n2"
+    assert suspects(cluster(2, (1, away(again=True)))) == "", "it had a connection: no firewall blocks it"
+
+
+@pytest.mark.parametrize(("state", "code"), [("lost", 75), ("timeout", 124)])
+def test_the_verdict_names_the_blocked_direction(state: str, code: int) -> None:
+    status = cluster(3, (1, away()), (2, away()), (0, said("verdict", **{**END, "state": state})))
+    error = verdict.error_of(status)
+    assert error is not None and error.code == code
+    assert error.what == "R; n1 and n2 cannot connect to the coordinator on n0, 10.0.0.1:9: timed out (ETIMEDOUT)"
+    assert error.fix == "a firewall on n0 may block incoming connections; run `clustertool check`"
+
+
+@pytest.mark.parametrize(
+    ("kind", "counts"),
+    [
+        ("connect", {3: 0, 4: 1, 9: 1, 10: 2, 20: 3, 65: 7}),
+        ("listen", {9: 0, 10: 1, 29: 1, 30: 2, 60: 3, 119: 3, 120: 4, 180: 5}),
+    ],
+)
+def test_when_a_report_is_due(kind: str, counts: dict[int, int]) -> None:
+    assert {seconds: due(Wait(kind, "", seconds)) for seconds in counts} == counts
+
+
+def test_each_report_comes_once_and_again_for_the_next_wait() -> None:
+    watch = Watch(frozenset({0, 1}), cluster(2, *PSERVERS))
+    times = [seconds for seconds in range(200) if watch.remind(T + seconds)]
+    assert times == [10, 30, 60, 120, 180]
+    item = watch.remind(T + 500)[0]
+    assert isinstance(item, News) and item.level == "warn"
+    watch.status.apply(0, said("phase", name="trainer"))
+    assert watch.remind(T + 501) == []
+    watch.status.apply(0, said("phase", name="pserver"))
+    assert watch.remind(T + 502), "another attempt waits again"
+
+
+@pytest.mark.parametrize("since", [float("nan"), float("inf"), -float("inf"), -1e300])
+def test_a_time_that_is_none_breaks_nothing(since: float) -> None:
+    status = cluster(2, (1, away(since)))
+    assert len(waits(status, T)) == 1
+    assert due(waits(status, T)[0]) >= 0
+
+
+def test_long_lists_are_shortened() -> None:
+    names = [f"n{node}" for node in range(1, 7)]
+    assert [some(names[:number]) for number in range(1, 4)] == ["n1", "n1 and n2", "n1, n2 and n3"]
+    assert some(names) == "n1, n2, n3, n4 and 2 more"
+    assert blocked(cluster(7, *((node, away()) for node in range(1, 7))))[0].startswith("n1, n2, n3, n4 and 2 more cannot")
