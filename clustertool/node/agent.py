@@ -16,7 +16,7 @@ from _thread import allocate_lock, get_ident
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 from clustertool.errors import ClustertoolError, NotFound
-from clustertool.node import files, processes
+from clustertool.node import files, processes, trust
 from clustertool.node.beside import Beside
 from clustertool.plan.frames import Decoder, Header, encode
 
@@ -37,13 +37,14 @@ _ROOM = 1 << 20  # bytes that may wait for the channel before logs pause
 
 
 class Agent:
-    """`hello` is the laptop's first word: root_dir, entry (how conf.py names this node), and the node's name there.
+    """`hello` is the laptop's first word: root_dir, root_group (ROOT_DIR_GROUP), and entry (how conf.py names this node).
 
     `add` takes in the second part of our code.
     """
 
     def __init__(self, hello: Header, add: Callable[[bytes], object], inlet: int, outlet: int) -> None:
         self.root = files.resolve(str(hello["root_dir"]))
+        trust.set_group(str(hello["root_group"]))
         self.entry = str(hello["entry"])
         self._add = add
         self._in, self._out = inlet, outlet

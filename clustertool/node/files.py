@@ -11,31 +11,15 @@ import errno
 import json
 import os
 import stat
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Union
+from typing import Any, Dict, Iterable, Iterator, List, Union
 
 from clustertool.errors import NotFound, PreflightError, UsageError
+from clustertool.node import trust
 from clustertool.plan.paths import OURS
 
 MARKER = "marker"
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-def root_problem(path: str) -> Optional[str]:
-    """Why ROOT_DIR, which exists, is not fit: it must be this user's and closed to writers, or root's and sticky."""
-    info = os.lstat(path)
-    if stat.S_ISLNK(info.st_mode):
-        # A home may well be a link that its administrator made; a link another user can replace is a trap.
-        info = os.stat(path)
-        if os.lstat(path).st_uid not in (0, os.getuid()):
-            return f"{path} is a link that belongs to another user"
-    if not stat.S_ISDIR(info.st_mode):
-        return f"{path} is no directory"
-    if info.st_uid not in (0, os.getuid()) or (info.st_uid != os.getuid() and not info.st_mode & stat.S_ISVTX):
-        return f"{path} belongs to uid {info.st_uid}, not to you"
-    if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
-        return f"everybody may write to {path}, so anybody could replace what lies there"
-    return None
 
 
 def real_root(path: str) -> str:
@@ -53,17 +37,22 @@ def resolve(root: str) -> str:
 
 
 def make_root(path: str) -> None:
-    """Make ROOT_DIR (0700) if it is missing. Raises PreflightError when it is not ours to use."""
+    """Make ROOT_DIR (0700) if it is missing. Raises PreflightError where other users could replace it, or it cannot be made."""
+    _require_safe(path)
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
     except OSError as error:
         what = f"ROOT_DIR {path} cannot be made: {error.strerror}"
         raise PreflightError(what, "choose a ROOT_DIR you can write to") from None
-    problem = root_problem(path)
-    if problem:
-        raise PreflightError(f"ROOT_DIR: {problem}", "choose a ROOT_DIR of your own")
+    _require_safe(path)
     make_dir(path, OURS)
     mark(os.path.join(path, OURS))
+
+
+def _require_safe(path: str) -> None:
+    wrong = trust.unsafe(path)
+    if wrong:
+        raise PreflightError(f"ROOT_DIR: {wrong.what}", wrong.fix)
 
 
 def make_dir(parent: str, *names: str, fix: str = "another user put it there: choose another ROOT_DIR") -> str:
@@ -92,12 +81,17 @@ def make_job_dir(path: str) -> int:
     fd = os.open(path, _DIR)
     try:
         os.mkdir(OURS, 0o700, dir_fd=fd)
-        mark(os.path.join(path, OURS))
+        mark(os.path.join(path_of(fd), OURS))
     except OSError as error:
         os.close(fd)
         _unmake(path)
         raise PreflightError(f"{path} cannot be filled: {error.strerror}", "make room in ROOT_DIR") from None
     return fd
+
+
+def path_of(directory: int) -> str:
+    """A path to an open directory that holds as long as it is open, also if a folder above it is renamed or replaced."""
+    return f"/proc/self/fd/{directory}"
 
 
 def _unmake(path: str) -> None:

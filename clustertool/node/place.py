@@ -21,7 +21,7 @@ def place(spec: Dict[str, Any], release: str) -> Dict[str, Any]:
     job = files.make_job_dir(spec["job_dir"])
     try:
         if release:
-            pieces.unpack(pieces.Store(root), release, str(spec["job_dir"]))
+            pieces.unpack(pieces.Store(root), release, files.path_of(job))
         _write_files(spec, job)
         own = [port for process in spec["processes"] for port in process["ports"]]
         claims.claim([*own, *spec["extra_ports"]], spec["job"], base)
@@ -58,7 +58,7 @@ def _write_files(spec: Dict[str, Any], job: int) -> None:
     files.create(job, f"{paths.OURS}/spec.json", json.dumps(spec).encode())
     files.create(job, "nodefile", f"{spec['node']}\n".encode(), exclusive=False)
     for name in ("log", spec["output"]):
-        os.makedirs(job_paths.of(name), mode=0o755, exist_ok=True)
+        os.makedirs(os.path.join(files.path_of(job), name), mode=0o755, exist_ok=True)
     endpoints = "".join(f"{endpoint}\n" for endpoint in spec["endpoints"])
     files.create(job, "log/endpoints.log", f"PADDLE_TRAINER_ENDPOINTS:\n{endpoints}".encode(), exclusive=False)
     firsts: Dict[str, str] = {}

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import pwd
 import socket
 import struct
 import sys
 import time
 from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
 
-from clustertool.node import cards, claims, condition, files, holds, locks, ports, processes
+from clustertool.node import cards, claims, condition, files, holds, locks, ports, processes, trust, users
 from clustertool.plan import manifest, paths
 
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
@@ -53,7 +52,7 @@ def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
         "root_hint": _hint(existing, root),
         "root_above": [[_directory_id(one, root, mounts), _hint(one, root)] for one in _above(existing)],
         "home": os.path.expanduser("~"),
-        "user": _user(),
+        "user": users.name_of(os.getuid()),
         "python": sys.version.split()[0],
         "rsync": _program("rsync"),
         "cpus": len(os.sched_getaffinity(0)),
@@ -98,28 +97,11 @@ def _existing(path: str) -> str:
 
 def _check_root(root: str, existing: str, problems: List[Problem]) -> None:
     fix = "choose a ROOT_DIR in conf.py that you can write to"
-    if existing == root:
-        problem = files.root_problem(root)
-        if problem:
-            problems.append(("root", "error", f"ROOT_DIR: {problem}", fix))
-            return
-    elif os.path.lexists(_below(existing, root)):
-        problems.append(("root", "error", f"ROOT_DIR {root}: {_below(existing, root)} is no directory", fix))
-        return
-    if not os.access(existing, os.W_OK | os.X_OK) or os.statvfs(existing).f_flag & os.ST_RDONLY:
-        problems.append(("root", "error", f"ROOT_DIR {root} is not writable for {_user()}", fix))
-
-
-def _below(existing: str, root: str) -> str:
-    rest = os.path.relpath(root, existing).split("/")[0]
-    return os.path.join(existing, rest)
-
-
-def _user() -> str:
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
+    wrong = trust.unsafe(root)
+    if wrong:
+        problems.append(("root", "error", f"ROOT_DIR: {wrong.what}", wrong.fix))
+    elif not os.access(existing, os.W_OK | os.X_OK) or os.statvfs(existing).f_flag & os.ST_RDONLY:
+        problems.append(("root", "error", f"ROOT_DIR {root} is not writable for {users.name_of(os.getuid())}", fix))
 
 
 def _program(name: str) -> bool:
@@ -270,6 +252,9 @@ def _workspace(path: str, list_it: bool, problems: List[Problem]) -> Dict[str, A
         what = f"--job-workspace {path} is not there"
         problems.append(("workspace", "error", what, "copy it to every node, or use --workspace"))
         return {}
+    wrong = trust.unsafe(os.path.abspath(top))
+    if wrong:
+        problems.append(("workspace", "warn", f"--job-workspace: {wrong.what}", wrong.fix))
     toml = ""
     with contextlib.suppress(OSError):
         with open(os.path.join(top, "job.toml"), encoding="utf-8", errors="replace") as file:

@@ -7,7 +7,7 @@ import errno
 import os
 import resource
 import signal
-from typing import Any, Dict, Iterator, List, Mapping, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Tuple, Union
 
 from clustertool.node import files, signals
 
@@ -61,7 +61,7 @@ def command(spec: Mapping[str, Any], process: Mapping[str, Any]) -> List[str]:
 
 
 @contextlib.contextmanager
-def _as_the_rank(folder: str, umask: int, file_limit: int) -> Iterator[None]:
+def _as_the_rank(folder: Union[int, str], umask: int, file_limit: int) -> Iterator[None]:
     """What a process has from the one that starts it. Raises OSError for a folder that cannot be entered."""
     ours, limits = os.umask(umask), resource.getrlimit(resource.RLIMIT_NOFILE)
     before = os.open(".", os.O_PATH | os.O_CLOEXEC)
@@ -107,16 +107,29 @@ def _popen(argv: List[str], env: Dict[str, str], log: int) -> int:
     return child.pid
 
 
+def _working_directory(spec: Mapping[str, Any], job: int) -> Union[int, str]:
+    """The job's directory by its descriptor: another user who can replace a folder above it cannot choose what the rank runs.
+
+    With --job-workspace it is another folder, by its path. Raises FileNotFoundError if the job's directory was removed.
+    """
+    if spec["work_dir"] != spec["job_dir"]:
+        return str(spec["work_dir"])
+    if not os.fstat(job).st_nlink:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), spec["job_dir"])
+    return job
+
+
 def start(
-    spec: Mapping[str, Any], process: Mapping[str, Any], attempt: int, log: int, umask: int, file_limit: int
+    spec: Mapping[str, Any], process: Mapping[str, Any], attempt: int, job: int, log: int, umask: int, file_limit: int
 ) -> Tuple[int, str]:
     """Start a rank in a session of its own, writing straight into its log. Returns (pid, "") or (127 or 126, why).
 
-    `file_limit`: the user's own soft limit, where the supervisor has raised its own; else 0.
+    `job`: the descriptor of the job's directory. `file_limit`: the user's own soft limit, where the supervisor has raised its
+    own; else 0.
     """
     env, argv = environment(spec, process, attempt, os.environ), command(spec, process)
     try:
-        with _as_the_rank(spec["work_dir"], umask, file_limit):
+        with _as_the_rank(_working_directory(spec, job), umask, file_limit):
             try:
                 return _spawn(argv, env, log), ""
             except NotImplementedError:

@@ -300,7 +300,7 @@ class Supervisor:
         role, number = rank.key
         pid, why = self._open_log(rank)
         if not why:
-            pid, why = ranks.start(self.spec, rank.spec, self.attempt, rank.log, self.umask, self.file_limit)
+            pid, why = ranks.start(self.spec, rank.spec, self.attempt, self.job, rank.log, self.umask, self.file_limit)
         if why:
             self.record("exited", role=role, rank=number, code=pid, signal=0, stopped=False, note=why, attempt=self.attempt)
             return [(role, number, pid, 0, False, why)]

@@ -21,6 +21,7 @@ class Cluster:
 
     hosts: Tuple[Host, ...]
     root_dir: str = "~/clustertool"
+    root_dir_group: str = ""  # "trusted": groups may write to the folders of ROOT_DIR
     nic: str = ""
     pserver_port: int = 7164
     pserver_port_given: bool = False
@@ -122,6 +123,7 @@ def _one_of(*allowed: str) -> Callable[[object], str]:
 KEYS: Dict[str, Tuple[str, Callable[[object], Any]]] = {
     "HOSTS": ("hosts", read_hosts),
     "ROOT_DIR": ("root_dir", _text),
+    "ROOT_DIR_GROUP": ("root_dir_group", _one_of("trusted")),
     "PADDLE_NIC": ("nic", _text),
     "PADDLE_PORT": ("pserver_port", _port),
     "PADDLE_PORTS_NUM": ("ports_num", _number(1, 1000, "a number of ports")),

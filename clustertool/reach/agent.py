@@ -82,7 +82,7 @@ class Agent:
         greeting.skip_to(mark)
         boot, first, rest = pyz.shipped()
         root = self.host.root_dir or cluster.root_dir
-        hello = json.dumps({"root_dir": root, "entry": self.host.entry}).encode()
+        hello = json.dumps({"root_dir": root, "root_group": cluster.root_dir_group, "entry": self.host.entry}).encode()
         asked = b"%s\n%s\n%s\n" % (cluster.python.encode(), os.fsencode(root), unless.encode())
         start = pyz.LOADER + _sized(boot) + _sized(f"{first.digest} {rest.digest}".encode()) + _sized(hello)
         self._channel.sendall(asked if unless else asked + start)
@@ -254,11 +254,15 @@ class Agent:
 
 
 # Whether release $h is in ROOT_DIR $r: a file of ours (node/pieces.py), where node/files.py would look for it. An empty or torn
-# manifest does not end as manifest.END does: such a release is received again.
+# manifest does not end as manifest.END does: such a release is received again. Only where no other user can write to a
+# folder of ROOT_DIR, and none is a link: node/trust.py judges the others.
 _HELD = (
     'case "$r" in "~") r="$HOME";; "~/"*) r="$HOME/${r#??}";; esac; '
-    'if [ -k "$r" ] && [ ! -O "$r" ]; then r="$r/$(id -u)"; fi; r="$r/.clustertool/releases/$h"; '
-    'if [ -f "$r" ] && [ -O "$r" ] && [ "$(tail -c 2 "$r" 2>/dev/null)" = "]" ]; then echo held; exit 0; fi; echo go; '
+    'if [ -k "$r" ] && [ ! -O "$r" ]; then r="$r/$(id -u)"; fi; f="$r/.clustertool/releases/$h"; '
+    'if [ -f "$f" ] && [ -O "$f" ] && [ "$(tail -c 2 "$f" 2>/dev/null)" = "]" ] && [ "$(cd -P "$r" && pwd -P)" = "$r" ]; then '
+    'set -- /; while [ "$r" ]; do set -- "$@" "$r"; r="${r%/*}"; done; '
+    'if [ -z "$(find "$@" -prune \\( ! -user 0 ! -user "$(id -u)" -o -perm -2 ! -perm -1000 '
+    '-o -perm -20 ! -perm -1000 \\) 2>&1)" ]; then echo held; exit 0; fi; fi; echo go; '
 )
 
 

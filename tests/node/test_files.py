@@ -127,7 +127,7 @@ def test_neighbour_owns_root(bench: Bench, open_tmp: Path) -> None:
     os.chown(theirs, NOBODY, NOBODY)
     link.symlink_to(bench.tmp)
     os.lchown(link, NOBODY, NOBODY)
-    for root, why in ((theirs, f"belongs to uid {NOBODY}"), (link, "is a link that belongs to another user")):
+    for root, why in ((theirs, f"{theirs} belongs to user nobody"), (link, f"{link} belongs to user nobody")):
         nodes = bench.nodes(1, root=root)
         assert [problem[0] for problem in nodes[0].probe()["problems"]] == ["root"]
         job = bench.job(nodes, "true")

@@ -30,15 +30,16 @@ class Rank:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.log = folder / "log"
+        self.job = -1  # descriptor of the job's directory
         self.spec: dict[str, Any] = {
             "here": False, "first_path": "", "common": {"A": "b c"}, "ld_library_path": "", "prelude": "",
-            "work_dir": str(folder),
+            "work_dir": str(folder), "job_dir": str(folder / "job"),
         }  # fmt: skip
 
     def start(self, *argv: str, umask: int = 0o027, file_limit: int = 0) -> tuple[int, str]:
         fd = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            return ranks.start(self.spec, {"argv": list(argv), "env": {"RANK": "3"}}, 0, fd, umask, file_limit)
+            return ranks.start(self.spec, {"argv": list(argv), "env": {"RANK": "3"}}, 0, self.job, fd, umask, file_limit)
         finally:
             os.close(fd)
 
@@ -113,6 +114,18 @@ def test_a_folder_that_is_gone(rank: Rank) -> None:
     before, mask = os.getcwd(), os.umask(0o077)
     assert rank.start("true") == (127, f"cannot start '{rank.folder}/gone': No such file or directory")
     assert os.umask(mask) == 0o077 and os.getcwd() == before
+
+
+def test_a_job_directory_that_is_gone(rank: Rank) -> None:
+    gone = rank.folder / "job"
+    gone.mkdir()
+    rank.job = os.open(gone, os.O_RDONLY)
+    gone.rmdir()
+    rank.spec["work_dir"] = str(gone)
+    try:
+        assert rank.start("true") == (127, f"cannot start '{gone}': No such file or directory")
+    finally:
+        os.close(rank.job)
 
 
 def test_it_is_not_waited_for(rank: Rank) -> None:

@@ -18,6 +18,7 @@ RIGHT: list[tuple[str, object, object]] = [
     ("ROOT_DIR", "/data", "/data"),
     ("ROOT_DIR", "~/jobs", "~/jobs"),
     ("ROOT_DIR", "~", "~"),
+    ("ROOT_DIR_GROUP", "trusted", "trusted"),
     ("PADDLE_NIC", "eth0", "eth0"),
     ("PADDLE_PORT", 7164, 7164),
     ("PADDLE_PORT", "7164", 7164),
@@ -58,6 +59,7 @@ RIGHT: list[tuple[str, object, object]] = [
 WRONG: list[tuple[str, object, str]] = [
     *[("ROOT_DIR", value, "absolute") for value in ("jobs", "./jobs", "~ann/jobs", "")],
     ("ROOT_DIR", 5, "a string"),
+    *[("ROOT_DIR_GROUP", value, "trusted") for value in ("staff", True, "")],
     ("ROOT_DIR", "/a\nb", "one line"),
     ("PYTHON", "python3\nrm", "one line"),
     *[("PADDLE_PORT", value, "a port, 1 to 65535") for value in (0, 65536, -1, "http", "7164.0", 7164.5, True, None, [7164])],

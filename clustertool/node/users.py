@@ -1,0 +1,49 @@
+"""Users and groups of this node by name."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+
+
+def name_of(uid: int) -> str:
+    """The user's name; the number where the user has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def group_name(gid: int) -> str:
+    """The group's name; the number where the group has none."""
+    import grp
+
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
+
+
+def is_private(gid: int) -> bool:
+    """Whether a group is the private group of this process's user: it has the user's name, and no other user is in it.
+
+    Other users who have it as their primary group are found in /etc/passwd only: a directory service can have many users.
+    """
+    import grp
+
+    try:
+        group, own = grp.getgrgid(gid), pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return False
+    return group.gr_name == own and set(group.gr_mem) <= {own} and not _primary_of_others(gid)
+
+
+def _primary_of_others(gid: int) -> bool:
+    with contextlib.suppress(OSError):
+        with open("/etc/passwd", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                fields = line.split(":")
+                if len(fields) > 3 and fields[3] == str(gid) and fields[2] != str(os.getuid()):
+                    return True
+    return False
