@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from clustertool.errors import ConfigError
 from clustertool.plan.cluster import Cluster
 from clustertool.plan.hosts import Host, is_address
+from clustertool.reach import trust
 
 SYSTEM_CONFIG = "/etc/ssh/ssh_config"
 SYSTEM_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
@@ -247,11 +248,11 @@ def _asked(name: str, user: str, port: int) -> Mapping[str, list[str]]:
 
 
 def _stamps() -> tuple[int, ...]:
-    """Changes when a configuration file does: one process may be a long test run."""
+    """Changes when a configuration file or its mode does: one process may be a long test run."""
     stamps = []
     for path in (os.path.join(home(), ".ssh", "config"), SYSTEM_CONFIG):
         try:
-            stamps.append(os.stat(path).st_mtime_ns)
+            stamps.append(os.stat(path).st_ctime_ns)
         except OSError:
             stamps.append(0)
     return tuple(stamps)
@@ -261,7 +262,7 @@ def _stamps() -> tuple[int, ...]:
 def _read_config(user_home: str, system: str, stamps: tuple[int, ...]) -> _Config:
     lines: list[str] = []
     for path in (os.path.join(user_home, ".ssh", "config"), system):
-        lines += ["Host *", *_lines(path, os.path.dirname(path), "Host *", 0)]
+        lines += ["Host *", *_lines(path, os.path.dirname(path), "Host *", 0, path != system)]
     patterns: dict[tuple[str, ...], None] = {}
     block: tuple[str, ...] = ("*",)
     for line in lines:
@@ -276,13 +277,23 @@ def _read_config(user_home: str, system: str, stamps: tuple[int, ...]) -> _Confi
     return _Config("\n".join(lines) + "\n", tuple(patterns))
 
 
-def _lines(path: str, base: str, block: str, depth: int) -> Iterator[str]:
-    """The lines of a configuration file with those of its Includes in their place. `block` is the Host line in force."""
+def _lines(path: str, base: str, block: str, depth: int, checked: bool) -> Iterator[str]:
+    """The lines of a configuration file with those of its Includes in their place. `block` is the Host line in force.
+
+    checked: raise ConfigError if another user can have written it. As with ssh, that is asked of the user's file and of
+    every Include, but not of the system's own file.
+    """
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            problem = trust.problem(os.fstat(file.fileno())) if checked else ""
             lines = file.read().splitlines()
     except OSError:
         return
+    if problem:
+        raise ConfigError(
+            f"{path} is not obeyed, and ssh would not obey it either: it {problem}",
+            f"make it yours alone: chown {local_user()} {path}; chmod 600 {path}",
+        )
     for line in lines:
         keyword, value = _split(line)
         if keyword in ("host", "match"):
@@ -292,7 +303,7 @@ def _lines(path: str, base: str, block: str, depth: int) -> Iterator[str]:
         elif depth < 16:
             for pattern in value.replace('"', "").split():
                 for included in sorted(glob.glob(os.path.join(base, _expand_home(pattern)))):
-                    yield from _lines(included, base, block, depth + 1)
+                    yield from _lines(included, base, block, depth + 1, True)
             yield block  # what stands after an Include belongs to the block around it
 
 
