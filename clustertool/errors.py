@@ -33,7 +33,8 @@ class ClustertoolError(Exception):
 
     code = 70
     source = "tool"
-    told = False  # its words were shown already, where they belong: only the exit is left to say
+    told = False  # its words were shown already, where they belong: only its fix and the exit are left to say
+    brief = ""  # for the exit line: the failure without what was printed already
 
     def __init__(self, what: str, fix: str = "", node: str = "") -> None:
         super().__init__(what)

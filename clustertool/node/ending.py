@@ -24,7 +24,9 @@ class Ending:
         self._mark = mark
         self._kill_at = time.monotonic() + grace
         self._give_up_at = 0.0
-        terminate(family.living())
+        living = family.living()
+        self.signalled = {process.pid for process in living}
+        terminate(living)
 
     @property
     def over(self) -> bool:

@@ -12,6 +12,7 @@
 
     * a collective job has no pservers and goes on to trainer at once.
 
+Processes that fail by themselves before the stop reaches them are culprits, too, in the order in which the lead learns of them.
 What ended the job first is its outcome; only a restart that is under way gives way to a lost node and to a stop. A
 node whose supervisor ended its processes unasked (it thinks the lead lost) counts as lost.
 """
@@ -22,8 +23,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Callable, Dict, FrozenSet, List, Optional, Tuple, Union
 
-from clustertool.plan.outcome import Key, Outcome, exit_code, words
-from clustertool.plan.roles import word
+from clustertool.plan.outcome import Failure, Key, Outcome, alike, exit_code, failed
+
+_NAMED = 3  # different errors in a reason
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Exit:
     signal: int = 0
     stopped: bool = False
     note: str = ""
+    error: int = 0  # see Failure
 
     @property
     def key(self) -> Key:
@@ -196,7 +199,7 @@ def _exited(state: State, event: Exited) -> Step:
     ended = state.trainers_ended + sum(exit.role == "trainer" for exit in event.exits)
     state = replace(state, exits=state.exits + event.exits, trainers_ended=ended)
     if state.ending or state.restart:
-        return state, ()
+        return replace(state, culprits=state.culprits + _failures(state, event)), ()
     if any(exit.stopped for exit in event.exits):
         return _lost(state, Lost(state.shape.node_of(event.exits[0].key), "its supervisor ended its processes unasked"))
     bad = sorted((exit for exit in event.exits if exit.failed or _left_early(state, exit)), key=lambda exit: exit.key)
@@ -211,6 +214,13 @@ def _exited(state: State, event: Exited) -> Step:
     return state, ()
 
 
+def _failures(state: State, event: Exited) -> Tuple[Exit, ...]:
+    """Processes that failed by themselves while the job ends because of an earlier failure: they are culprits as well."""
+    if not state.restart and (state.ending is None or state.ending.state != "failed"):
+        return ()
+    return tuple(sorted((exit for exit in event.exits if exit.failed), key=lambda exit: exit.key))
+
+
 def _left_early(state: State, exit: Exit) -> bool:
     """A pserver that ends before it ever listened would keep everybody waiting."""
     return exit.role == "pserver" and not exit.stopped and exit.key not in state.listening
@@ -219,7 +229,7 @@ def _left_early(state: State, exit: Exit) -> bool:
 def _fail(state: State) -> Step:
     if state.attempt < state.shape.max_restarts:
         state = replace(state, phase="ending", restart=True)
-        return state, (Stop(f"restart after attempt {state.attempt}: {_failure(state)}"),)
+        return state, (Stop(f"restart after attempt {state.attempt}: {reason(state)}"),)
     return _end(state, _failed(state))
 
 
@@ -227,16 +237,18 @@ def _failed(state: State) -> Outcome:
     first = state.culprits[0]
     code = exit_code(first.code, first.signal) or 1
     keys = tuple(exit.key for exit in state.culprits)
-    return Outcome("failed", code, "job", _failure(state), keys, node=state.shape.node_of(first.key))
+    return Outcome("failed", code, "job", reason(state), keys, node=state.shape.node_of(first.key))
 
 
-def _failure(state: State) -> str:
-    first = state.culprits[0]
-    name = state.shape.names[state.shape.node_of(first.key)]
-    how = words(first.code, first.signal, first.note)
-    if exit_code(first.code, first.signal) == 0:
-        how = "exit code 0 before it listened on its port"
-    return f"{word(first.role)} {first.rank} on {name} ended with {how}"
+def reason(state: State) -> str:
+    """All failures, the first known one first; those with the same error in one sentence."""
+    place, names = dict(state.shape.place), state.shape.names
+    groups = alike(
+        Failure(exit.role, exit.rank, names[place[exit.key]], exit.code, exit.signal, exit.note, exit.error)
+        for exit in state.culprits
+    )
+    more = sum(map(len, groups[_NAMED:]))
+    return "; ".join([*map(failed, groups[:_NAMED]), *([f"{more} more failed"] if more else [])])
 
 
 def _end(state: State, outcome: Outcome) -> Step:
@@ -273,18 +285,20 @@ def _over(state: State) -> Step:
         return state, ()
     if state.restart and not state.survivors:
         return _advance(State(state.shape, attempt=state.attempt + 1, joined=state.joined))
-    ending = state.ending or _failed(state)
+    ending = state.ending
+    if ending is None or ending.state == "failed":
+        ending = _failed(state)  # others may have failed since
     outcome = ending._replace(victims=_victims(state, ending))
     return replace(state, phase="over", ending=outcome), (Finish(outcome),)
 
 
 def _victims(state: State, outcome: Outcome) -> Tuple[Key, ...]:
-    """Processes that were stopped, or died later of the loss. A pserver's or heter trainer's stop after success is none."""
+    """Processes that were stopped. A pserver's or heter trainer's stop after success is none."""
     if outcome.state == "succeeded":
         return ()
     guilty = set(outcome.culprits)
     ended: Dict[Key, Exit] = {exit.key: exit for exit in state.exits}
-    victims: List[Key] = [key for key, exit in ended.items() if key not in guilty and (exit.stopped or exit.failed)]
+    victims: List[Key] = [key for key, exit in ended.items() if key not in guilty and exit.stopped]
     return tuple(sorted(victims))
 
 

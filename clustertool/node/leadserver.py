@@ -235,9 +235,16 @@ class LeadServer:
                 self._begin_again(action)
         if self._state.phase != before:
             end = self._state.ending
-            self._record("phase", name=self._state.phase, **({"end": end.state} if end else {}))
+            self._record("phase", name=self._state.phase, **self._cause(), **({"end": end.state} if end else {}))
         for action in actions:
             self._act(action)
+
+    def _cause(self) -> Dict[str, Any]:
+        """Of an ending: the failures that are known now, the first one first. The followers print them before anything else."""
+        if self._state.phase != "ending" or not self._state.culprits:
+            return {}
+        culprits = [list(exit.key) for exit in self._state.culprits]
+        return {"why": l.reason(self._state), "culprits": culprits, "attempt": self._state.attempt}
 
     def _begin_again(self, action: l.Start) -> None:
         pause = min(2.0 ** (action.attempt - 1), _LONGEST_PAUSE)
@@ -282,6 +289,6 @@ def _event(node: int, message: Header) -> Optional[l.Event]:
     return None
 
 
-def _exit(item: Tuple[str, int, int, int, bool, str]) -> l.Exit:
-    role, rank, code, number, stopped, note = item
-    return l.Exit(str(role), int(rank), int(code), int(number), bool(stopped), str(note))
+def _exit(item: Tuple[str, int, int, int, bool, str, int]) -> l.Exit:
+    role, rank, code, number, stopped, note, error = item
+    return l.Exit(str(role), int(rank), int(code), int(number), bool(stopped), str(note), int(error))

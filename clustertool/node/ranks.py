@@ -7,11 +7,13 @@ import errno
 import os
 import resource
 import signal
+import zlib
 from typing import Any, Dict, Iterator, List, Mapping, Tuple, Union
 
 from clustertool.node import files, signals
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it
+_LINE = 4096  # bytes in which the last line of a log is searched
 _KEPT = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "PATH")
 _LAUNCHER = (
     r"(PADDLE_|CLUSTERTOOL_|OMPI_|TORCHELASTIC_|PET_|DISTRIBUTED_TRAINER_ENDPOINTS$|TRAINER_PORTS_NUM$|POD_(IP|NAME)$|TRAINING_ROLE$)"
@@ -140,3 +142,15 @@ def start(
         with contextlib.suppress(OSError):
             files.write_all(log, f"clustertool: {why}\n".encode())
         return (NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE), why
+
+
+def last_line(job: int, log: str) -> int:
+    """A number made of the last line of a log that is not blank: equal lines have equal numbers. 0 if there is none."""
+    with contextlib.suppress(OSError):
+        fd = files.open_read(job, log)
+        try:
+            text = os.pread(fd, _LINE, max(0, os.fstat(fd).st_size - _LINE)).strip()
+        finally:
+            os.close(fd)
+        return zlib.crc32(text[text.rfind(b"\n") + 1 :]) if text else 0
+    return 0

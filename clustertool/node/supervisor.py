@@ -43,6 +43,8 @@ _LAST_WORD = 1.0  # seconds a stopped node waits for the lead's verdict
 # Bytes of the events file that are kept free on the disk: what is said of each process here, and of each rank in a verdict.
 _LAST_WORDS, _OF_PROCESS, _OF_RANK = 16 << 10, 512, 64
 
+_Exit = Tuple[str, int, int, int, bool, str, int]  # role, rank, code, signal, stopped, note, error
+
 
 class Rank:
     """One process of ours, running or ended."""
@@ -87,6 +89,7 @@ class Supervisor:
         self.control = -1
         self.control_rest = b""
         self.ending: Optional[Ending] = None
+        self.ended_before: Set[int] = set()  # ranks that had ended when the others were signalled
         self.awaited = Awaited()
         self.outcome: Optional[Outcome] = None
         self.asked: Optional[Tuple[str, int]] = None  # by whom, with which code, an agent here asked to stop
@@ -296,14 +299,14 @@ class Supervisor:
         if exits:
             self._tell({"m": "exited", "exits": exits})
 
-    def _start_rank(self, rank: Rank) -> List[Tuple[str, int, int, int, bool, str]]:
+    def _start_rank(self, rank: Rank) -> List[_Exit]:
         role, number = rank.key
         pid, why = self._open_log(rank)
         if not why:
             pid, why = ranks.start(self.spec, rank.spec, self.attempt, self.job, rank.log, self.umask, self.file_limit)
         if why:
             self.record("exited", role=role, rank=number, code=pid, signal=0, stopped=False, note=why, attempt=self.attempt)
-            return [(role, number, pid, 0, False, why)]
+            return [(role, number, pid, 0, False, why, 0)]
         rank.pid = pid
         self.by_pid[pid] = rank
         process = processes.identify(pid)
@@ -349,9 +352,7 @@ class Supervisor:
         if exits:
             self._tell({"m": "exited", "exits": exits})
 
-    def _changed(
-        self, rank: Rank, pid: int, status: int, used: resource.struct_rusage
-    ) -> List[Tuple[str, int, int, int, bool, str]]:
+    def _changed(self, rank: Rank, pid: int, status: int, used: resource.struct_rusage) -> List[_Exit]:
         role, number = rank.key
         if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
             self.record("frozen" if os.WIFSTOPPED(status) else "thawed", role=role, rank=number)
@@ -361,16 +362,17 @@ class Supervisor:
         self.awaited.drop(rank.key)
         killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         code = 0 if killed else os.WEXITSTATUS(status)
-        stopped = self.ending is not None
+        stopped = self.ending is not None and pid not in self.ended_before
         note = rank.oom.verdict() if rank.oom and killed == signal.SIGKILL and not stopped else ""
         if (code or killed) and not stopped and not note:
             self._look_at_disk()
             note = f"the disk of {self.spec['root']} is full" if self.disk.full else ""
+        error = ranks.last_line(self.job, rank.log_name) if code and not stopped else 0
         self.record(
             "exited", role=role, rank=number, code=code, signal=killed, stopped=stopped, note=note, attempt=self.attempt,
-            cpu=round(used.ru_utime + used.ru_stime, 2), memory=used.ru_maxrss << 10,
+            error=error, cpu=round(used.ru_utime + used.ru_stime, 2), memory=used.ru_maxrss << 10,
         )  # fmt: skip
-        return [(role, number, code, killed, stopped, note)]
+        return [(role, number, code, killed, stopped, note, error)]
 
     def _look_for_listeners(self) -> None:
         heard, strays = self.awaited.look()
@@ -419,9 +421,11 @@ class Supervisor:
         if self.ending is not None:
             self.ending.hurry(grace)
             return
+        self._reap()  # what has ended by now was not stopped
         self.awaited.clear()
         self.record("stopping", why=why)
         self.ending = Ending(self.family, str(self.spec["mark"]), grace)
+        self.ended_before = set(self.by_pid) - self.ending.signalled
 
     def _keep_stopping(self) -> None:
         if self.ending is None or self.ending.over:

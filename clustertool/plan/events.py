@@ -7,11 +7,13 @@ Every event has `t` (the node's clock, seconds) and `e`, its kind:
     supervisor   pid, start, boot                  guard / gauge   pid, start
     started      role, rank, pid, start, attempt   listening  role, rank
     elsewhere    role, rank, listens, endpoint     a pserver listens where nobody looks for it
-    exited       role, rank, code, signal, stopped, note, attempt   `stopped`: by the supervisor, after it was told to;
+    exited       role, rank, code, signal, stopped, note, attempt   `stopped`: after the supervisor had signalled it;
+                 error                     of a failure: a number made of the last line of its log
                  cpu, memory               seconds and peak bytes of it and the children it waited for
     frozen / thawed      role, rank                a rank was stopped by SIGSTOP, or goes on
     disk         full, root                        the disk of ROOT_DIR is full, or has room again
-    phase        name                              the lead: joining, pserver, trainer, ending
+    phase        name, why, culprits, attempt      the lead: joining, pserver, trainer, ending; of an ending because of
+                                                   failures, these in words and as [role, rank], the first one first
     lost         node, why                         the lead gave a node up
     absent       nodes, endpoint, seconds          these nodes never connected to the lead
     unconnected  endpoint, errno, why, since, again   this node has no connection to the lead since then, and the newest
@@ -52,6 +54,7 @@ class ProcessStatus:
     stopped: bool = False
     attempt: int = 0
     note: str = ""
+    error: int = 0  # of a failure: equal numbers for equal last lines of the log
 
 
 @dataclass
@@ -131,7 +134,7 @@ class JobStatus:
     def _on_started(self, here: NodeStatus, event: Event) -> None:
         process = self._change(here, event, "running")
         process.pid, process.attempt = int(event["pid"]), int(event.get("attempt", 0))
-        process.code, process.signal, process.stopped, process.note = None, 0, False, ""
+        process.code, process.signal, process.stopped, process.note, process.error = None, 0, False, "", 0
         process.log = str(event.get("log", process.log))
         self.attempt = max(self.attempt, process.attempt)
 
@@ -151,6 +154,7 @@ class JobStatus:
         code, signal, stopped = int(event["code"]), int(event.get("signal", 0)), bool(event.get("stopped"))
         process = self._change(here, event, "stopped" if stopped else "failed" if exit_code(code, signal) else "done")
         process.code, process.signal, process.stopped = code, signal, stopped
+        process.error = int(event.get("error", 0))
         process.note, process.attempt = str(event.get("note", "")), int(event.get("attempt", process.attempt))
         self.attempt = max(self.attempt, process.attempt)
 

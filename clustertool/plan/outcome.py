@@ -5,7 +5,9 @@ Apart from events.py because supervisors need it and nothing else of that file: 
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
+
+from clustertool.plan.roles import word
 
 Key = Tuple[str, int]
 
@@ -57,3 +59,42 @@ def some(names: Sequence[str], last: str = "and") -> str:
     """The first names of a list, and how many more there are: "a", "a and b", "a, b, c, d and 3 more"."""
     shown = list(names[:4]) + ([f"{len(names) - 4} more"] if len(names) > 4 else [])
     return f" {last} ".join([*([", ".join(shown[:-1])] if shown[1:] else []), *shown[-1:]])
+
+
+class Failure(NamedTuple):
+    """A process that failed by itself. `error` is a number made of the last line of its log: equal lines, equal numbers."""
+
+    role: str
+    rank: int
+    node: str
+    code: int
+    signal: int = 0
+    note: str = ""
+    error: int = 0
+    attempt: int = 0
+
+
+def same_error(failure: Failure) -> Tuple[Any, ...]:
+    """What two failures with the same error have in common. After a signal the last line of the log is no error message."""
+    error = 0 if failure.signal else failure.error
+    return failure.role, failure.code, failure.signal, failure.note, error, failure.attempt
+
+
+def alike(failures: Iterable[Failure]) -> List[List[Failure]]:
+    """Failures in groups of the same error. The order is that of the first failure of each group."""
+    groups: Dict[Tuple[Any, ...], List[Failure]] = {}
+    for failure in failures:
+        groups.setdefault(same_error(failure), []).append(failure)
+    return list(groups.values())
+
+
+def failed(group: Sequence[Failure]) -> str:
+    """One sentence about failures with the same error."""
+    first, name = group[0], word(group[0].role)
+    how = words(first.code, first.signal, first.note)
+    if exit_code(first.code, first.signal) == 0:
+        how = "exit code 0 before it listened on its port"
+    who = f"{name} {first.rank} on {first.node}"
+    if len(group) == 1:
+        return f"{who} ended with {how}"
+    return f"{len(group)} {name}s failed with the same error, first {who}: {how}"

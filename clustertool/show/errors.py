@@ -22,13 +22,13 @@ class Exit(TypedDict):
 
 
 def show_error(error: ClustertoolError, terminal: Terminal) -> None:
-    """Everything a person needs, on stderr; of one that was `told` at length already, the last line alone."""
-    for fix, messages in _by_fix([] if error.told else _each(error)).items():
-        for what, nodes in messages.items():
+    """Everything a person needs, on stderr; of one that was `told` at length already, the fix and the last line."""
+    for fix, messages in _by_fix(_each(error)).items():
+        for what, nodes in () if error.told else messages.items():
             terminal.error(_indented(f"{_where(nodes)}{what}"))
         if fix:
             terminal.note(_indented(f"  fix: {fix}"))
-    terminal.note(f"clustertool: exit {error.code} ({error.source}): {reason(error)}")
+    terminal.note(f"clustertool: exit {error.code} ({error.source}): {error.brief or reason(error)}")
 
 
 def exit_json(error: ClustertoolError | None, source: str = "job") -> Exit:

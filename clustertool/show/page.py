@@ -20,6 +20,7 @@ from clustertool.show.progress import human_bytes, human_seconds
 from clustertool.show.table import count, fold
 from clustertool.watch.story import Node, Rank, Span, Story
 from clustertool.watch.straggler import RULES
+from clustertool.watch.verdict import ranges
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _ROWS = 60  # of the timeline; more are folded
@@ -184,7 +185,7 @@ def _look(rank: Rank, length: float, parts: int) -> object:
 def _label(story: Story, group: Sequence[Rank]) -> list[Html]:
     nodes = [story.name(node) for node in dict.fromkeys(rank.node for rank in group)]
     role = word(group[0].role)
-    who = f"{role} {group[0].rank}" if len(group) == 1 else f"{role}s {_ranges(rank.rank for rank in group)}"
+    who = f"{role} {group[0].rank}" if len(group) == 1 else f"{role}s {ranges(rank.rank for rank in group)}"
     return [tag("b", who, title=who), tag("span", fold(nodes), title=fold(nodes))]
 
 
@@ -390,18 +391,7 @@ def _ranks(keys: Iterable[Key]) -> str:
     roles: dict[str, list[int]] = {}
     for role, rank in keys:
         roles.setdefault(role, []).append(rank)
-    return ", ".join(f"{word(role)} {_ranges(numbers)}" for role, numbers in roles.items())
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """0-3,7."""
-    found: list[list[int]] = []
-    for number in sorted(numbers):
-        if found and found[-1][1] == number - 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
+    return ", ".join(f"{word(role)} {ranges(numbers)}" for role, numbers in roles.items())
 
 
 def _moment(t: float) -> str:

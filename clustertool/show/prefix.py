@@ -5,6 +5,7 @@ This is the hot path of `run` and `logs`: a prefix is rendered once per rank, an
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from clustertool.show.terminal import Terminal, colour_of
@@ -12,6 +13,7 @@ from clustertool.watch.clean import harmless
 
 # Servers start elsewhere on the palette, so that pserver 0 and trainer 0 do not look alike.
 _OFFSETS = {"pserver": 4, "heter": 7}
+_SCREEN = 40  # lines that a reader still sees
 
 
 def prefix(role: str, rank: int, node: str, width: int = 0) -> str:
@@ -27,6 +29,7 @@ class RankLines:
         self._hide = hide
         self._width = width
         self._prefixes: dict[tuple[str, int, str], str] = {}
+        self._recent: deque[tuple[str, int, list[str]]] = deque(maxlen=_SCREEN)
 
     def show(self, role: str, rank: int, node: str, lines: Sequence[str]) -> None:
         """Write the lines of one rank in one piece, so that no other thread's line comes between or into them."""
@@ -42,7 +45,14 @@ class RankLines:
         if self._hide is not None:
             lines = [self._hide(line) for line in lines]
         clean = [line if line.isprintable() else harmless(line) for line in lines]
+        self._recent.append((role, rank, clean[-_SCREEN:]))
         return mark + ("\n" + mark).join(clean) + "\n"
+
+    def on_screen(self, role: str, rank: int, lines: Sequence[str]) -> bool:
+        """Whether these are the last lines of a rank, and all of them are among the last lines that were written."""
+        recent = [(name, number, line) for name, number, found in self._recent for line in found][-_SCREEN:]
+        own = [line for name, number, line in recent if (name, number) == (role, rank)]
+        return 0 < len(lines) <= len(own) and own[-len(lines) :] == list(lines)
 
     def _render(self, role: str, rank: int, node: str) -> str:
         plain = prefix(role, rank, node, self._width)

@@ -35,4 +35,4 @@ def attach(call: Call) -> None:
         follow.run()
         if follow.detached:
             return
-        finish(call, ending.tell(call, fleet, follow.watch, hide), follow)
+        finish(call, ending.tell(call, fleet, follow, hide), follow)

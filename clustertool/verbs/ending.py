@@ -1,47 +1,66 @@
-"""How a job ended, told once: the verdict, the culprit's last lines, the victims; then the error whose code we exit with."""
+"""How a job ended: the ranks that failed, the last lines of each different error, the ranks that were stopped; the exit code.
+
+What was printed while the job ran is not printed again.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
-from clustertool.errors import ClustertoolError, JobFailed
+from clustertool.errors import ClustertoolError, JobFailed, NodeLost
+from clustertool.plan.events import ProcessStatus
 from clustertool.plan.paths import JobPaths
 from clustertool.reach.fleet import Fleet
 from clustertool.verbs.call import Call
+from clustertool.verbs.follow import Follow
 from clustertool.watch import verdict
 from clustertool.watch.clean import harmless
 from clustertool.watch.excerpt import excerpt
-from clustertool.watch.job import Watch
 
 _TAIL = 20
+_ERRORS = 3  # different errors whose last lines are shown
 _SEARCHED = 400  # lines from the end in which a traceback is looked for
 
 
-def tell(call: Call, fleet: Fleet, watch: Watch, hide: Any) -> ClustertoolError | None:
+def tell(call: Call, fleet: Fleet, follow: Follow, hide: Any) -> ClustertoolError | None:
     """Show the verdict; the error of this job, None for success."""
+    watch = follow.watch
+    status, outcome = watch.status, watch.status.outcome
+    error = verdict.error_of(status)
+    if outcome is None:
+        return error
+    printed = watch.printed(outcome)
+    if outcome.state == "failed":
+        call.terminal.note(verdict.abort_line(status, outcome))
+        if not printed:
+            call.terminal.error(outcome.reason)
+        for alike in verdict.errors(status, outcome)[:_ERRORS]:
+            _show_last_lines(call, fleet, follow, hide, alike)
+    victims = verdict.victims_line(status, outcome)
+    if victims:
+        call.terminal.note(victims)
+    if isinstance(error, JobFailed) or (isinstance(error, NodeLost) and printed):
+        error.told, error.brief = True, verdict.brief(status, outcome)
+    return error
+
+
+def _show_last_lines(call: Call, fleet: Fleet, follow: Follow, hide: Any, alike: Sequence[ProcessStatus]) -> None:
+    """Of the first of several processes with the same error, unless they are the last lines on the screen."""
     from clustertool.show.prefix import prefix
 
-    status, outcome = watch.status, watch.status.outcome
-    if outcome is not None and outcome.state == "failed":
-        guilty = verdict.culprit(status, outcome)
-        call.terminal.note(verdict.abort_line(status, outcome))
-        call.terminal.error(outcome.reason)
-        if guilty is not None:
-            log = JobPaths.log(guilty.role, guilty.rank, guilty.attempt)
-            text = _last_lines(fleet, status.job, guilty.node, log)
-            call.terminal.note(f"last lines of {guilty.role} {guilty.rank} ({watch.name(guilty.node)}, {log}):")
-            who = prefix(guilty.role, guilty.rank, watch.name(guilty.node))
-            for line in excerpt(text.removesuffix("\n").split("\n"), _TAIL) if text else ():
-                call.terminal.note(who + harmless(hide(line)))
-    if outcome is not None:
-        victims = verdict.victims_line(status, outcome)
-        if victims:
-            call.terminal.note(victims)
-    error = verdict.error_of(status)
-    if isinstance(error, JobFailed):
-        error.told = True
-    return error
+    first, name = alike[0], follow.watch.name(alike[0].node)
+    log = JobPaths.log(first.role, first.rank, first.attempt)
+    text = _last_lines(fleet, follow.watch.status.job, first.node, log)
+    lines = [harmless(hide(line)) for line in excerpt(text.removesuffix("\n").split("\n"), _TAIL)] if text else []
+    about = f"last lines of {first.role} {first.rank} ({name}, {log})"
+    if follow.lines.on_screen(first.role, first.rank, lines):
+        call.terminal.note(f"{about}: see above")
+        return
+    call.terminal.note(f"{about}:")
+    for line in lines:
+        call.terminal.note(prefix(first.role, first.rank, name) + line)
 
 
 def _last_lines(fleet: Fleet, job: str, node: int, log: str) -> str:

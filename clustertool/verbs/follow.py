@@ -83,7 +83,7 @@ class Follow:
         self.fleet = fleet
         self._inbox = inbox
         self._job = job
-        self._lines = lines
+        self.lines = lines
         self.watch = Watch(frozenset(range(len(fleet.cluster.hosts))))
         self._request: dict[str, Any] = {}
         self._stopper: threading.Thread | None = None
@@ -139,6 +139,7 @@ class Follow:
         """Until the job is over, `until` is true, or the user's terminal has gone (`detached`)."""
         try:
             self._follow(until)
+            self._show(self.watch.rest())
         except ReaderGone:
             if self._stops:
                 self._call.terminal.note(f"nobody reads any more; the job goes on: inv attach --job {self._job}")
@@ -193,7 +194,7 @@ class Follow:
     def _show(self, items: list[Item]) -> None:
         for item in items:
             if isinstance(item, LogLines):
-                self._lines.show(item.role, item.rank, self.watch.name(item.node), item.lines)
+                self.lines.show(item.role, item.rank, self.watch.name(item.node), item.lines)
             elif item.level == "warn":
                 self._call.terminal.warn(item.text)
             elif self._stops:

@@ -260,7 +260,7 @@ def _follow(call: Call, order: Order, fleet: Fleet, inbox: Any, made: Plan) -> N
     if follow.detached:
         call.terminal.note(f"detached; the job goes on: inv attach --job {made.job_id}")
         return
-    error = ending.tell(call, fleet, follow.watch, hide)
+    error = ending.tell(call, fleet, follow, hide)
     order.ended(made)
     finish(call, error, follow)
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Union
 
 from clustertool.plan.events import JobStatus
-from clustertool.plan.outcome import Key, some, words
+from clustertool.plan.outcome import Failure, Key, Outcome, some
 from clustertool.plan.roles import word
+from clustertool.watch.failures import Failures, News
 from clustertool.watch.lines import Lines
 from clustertool.watch.waits import due, waits
 
@@ -21,14 +22,6 @@ class LogLines:
     rank: int
     node: int
     lines: Sequence[str]
-
-
-@dataclass(frozen=True)
-class News:
-    """One sentence about the job that a follower should read."""
-
-    text: str
-    level: str = "info"  # info, warn
 
 
 Item = Union[LogLines, News]
@@ -47,6 +40,8 @@ class Watch:
     closed: dict[int, str] = field(default_factory=dict)
     _lines: dict[tuple[Key, int], Lines] = field(default_factory=dict)
     _reminded: dict[str, int] = field(default_factory=dict)  # kind of wait -> reports so far
+    _failures: Failures = field(default_factory=Failures)
+    _printed: set[str] = field(default_factory=set)  # warnings
 
     @property
     def over(self) -> bool:
@@ -65,7 +60,8 @@ class Watch:
             if int(header["at"]) <= self.events_at.get(node, -1):
                 return []
             self.events_at[node] = int(header["at"])
-            return [item for event in header["events"] for item in self._event(int(header["node"]), event)]
+            found = [item for event in header["events"] for item in self._event(int(header["node"]), event, now)]
+            return self._note([*found, *self._failures.release(now)])
         if kind == "end":
             self.ended.add(node)
             return self._flush(node)
@@ -74,8 +70,8 @@ class Watch:
         return []
 
     def idle(self, now: float) -> list[Item]:
-        """Progress bars that wait for their newline."""
-        found: list[Item] = []
+        """Failures that have waited long enough, and progress bars that wait for their newline."""
+        found: list[Item] = self._note(self._failures.release(now))
         for (key, _), lines in self._lines.items():
             shown = lines.idle(now)
             if shown:
@@ -91,6 +87,21 @@ class Watch:
             if due(wait) > self._reminded.get(wait.kind, 0):
                 found.append(News(wait.text, "warn"))
         self._reminded = reports
+        return found
+
+    def rest(self) -> list[Item]:
+        """At the end: failures that still wait."""
+        return self._note(self._failures.release())
+
+    def printed(self, outcome: Outcome) -> bool:
+        """Whether the news have named the reason of this outcome already."""
+        if outcome.state == "failed":
+            return any(self._failures.printed(key) for key in outcome.culprits)
+        return outcome.reason in self._printed
+
+    def _note(self, items: Iterable[Item]) -> list[Item]:
+        found = list(items)
+        self._printed.update(item.text for item in found if isinstance(item, News) and item.level == "warn")
         return found
 
     def reopened(self, node: int) -> None:
@@ -120,15 +131,31 @@ class Watch:
         process = self.status.processes.get(key)
         return process.node if process else -1
 
-    def _event(self, node: int, event: Mapping[str, Any]) -> Iterable[Item]:
-        before = self.status.phase
+    def _event(self, node: int, event: Mapping[str, Any], now: float) -> Iterable[Item]:
+        before, t = self.status.phase, float(event.get("t", 0))
         self.status.apply(node, event)
+        kind = event.get("e")
+        if kind == "exited" and not event.get("stopped") and (event["code"] or event.get("signal")):
+            self._failures.fail(self._failure(node, event), t, now)
+        elif kind == "phase" and self.status.phase != before:
+            culprits = [(str(role), int(rank)) for role, rank in event.get("culprits", ())]
+            self._failures.expect(culprits, int(event.get("attempt", 0)), News(str(event.get("why", "")), "warn", t), now)
+        if kind == "restart":  # the next attempt has failures of its own
+            yield from self._failures.release()
+        for news in self._news(node, event, before):
+            yield from self._failures.follow(News(news.text, news.level, t))
+
+    def _failure(self, node: int, event: Mapping[str, Any]) -> Failure:
+        return Failure(
+            str(event["role"]), int(event["rank"]), self.name(node), int(event["code"]), int(event.get("signal", 0)),
+            str(event.get("note", "")), int(event.get("error", 0)), int(event.get("attempt", 0)),
+        )  # fmt: skip
+
+    def _news(self, node: int, event: Mapping[str, Any], before: str) -> Iterable[News]:
+        """What else a follower must know; `before`: the phase before this event."""
         kind = event.get("e")
         if kind == "phase" and self.status.phase != before:
             yield from self._phase(done=event.get("end") == "succeeded")
-        elif kind == "exited" and not event.get("stopped") and (event["code"] or event.get("signal")):
-            how = words(int(event["code"]), int(event.get("signal", 0)), str(event.get("note", "")))
-            yield News(f"{word(event['role'])} {event['rank']} on {self.name(node)} ended with {how}", "warn")
         elif kind == "disk":
             became = "is full: what is printed now is lost" if event["full"] else "has room again"
             yield News(f"{self.name(node)}: the disk of {event['root']} {became}", "warn")
@@ -151,7 +178,7 @@ class Watch:
         elif kind == "clean" and event.get("survivors"):
             yield News(f"{self.name(node)}: still alive: {', '.join(event['survivors'])}", "warn")
 
-    def _phase(self, done: bool) -> Iterable[Item]:
+    def _phase(self, done: bool) -> Iterable[News]:
         """done: all trainers are, and there may be nothing left to end."""
         texts = {
             "pserver": "all nodes are ready, starting the pservers",

@@ -6,6 +6,7 @@ the job began, by each node's own clock.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,8 @@ from clustertool.plan.usage import rates
 from clustertool.watch import verdict
 from clustertool.watch.clean import harmless
 from clustertool.watch.excerpt import excerpt
-from clustertool.watch.job import News, Watch
+from clustertool.watch.failures import News
+from clustertool.watch.job import Watch
 from clustertool.watch.straggler import Curve, Pace, stragglers
 
 Answers = Mapping[int, Mapping[str, Any]]
@@ -308,10 +310,12 @@ def _clocks(status: JobStatus, answers: Answers) -> list[str]:
 
 
 def _news(answers: Answers) -> list[tuple[float, str]]:
-    """What whoever followed the job was told, and when."""
-    watch, found = Watch(frozenset(answers)), []
+    """The news that a follower of the job has got, and when they happened."""
+    watch, events, items = Watch(frozenset(answers)), [], []
     for node in sorted(answers):
-        for number, event in enumerate(answers[node]["events"]):
-            told = watch.take(node, {"k": "events", "node": node, "at": number, "events": [event]}, b"", 0.0)
-            found += [(float(event["t"]), item.text) for item in told if isinstance(item, News)]
-    return sorted(found)
+        times = itertools.accumulate((float(event["t"]) for event in answers[node]["events"]), max)  # a clock may be set back
+        events += [(t, node, number) for number, t in enumerate(times)]
+    for t, node, number in sorted(events):
+        header = {"k": "events", "node": node, "at": number, "events": [answers[node]["events"][number]]}
+        items += watch.take(node, header, b"", t)
+    return [(item.t, item.text) for item in [*items, *watch.rest()] if isinstance(item, News)]

@@ -1,10 +1,13 @@
-"""The verdict in words: who failed first and why, who is only a victim; and the error whose code the command exits with."""
+"""The verdict in words: which processes failed by themselves, which were stopped, and the error with the exit code."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from clustertool.errors import ClustertoolError, Interrupted, JobFailed, NodeLost, Survivors, Terminated, TimedOut
 from clustertool.plan.events import JobStatus, ProcessStatus
-from clustertool.plan.outcome import Key, Outcome
+from clustertool.plan.outcome import Failure, Key, Outcome, same_error
 from clustertool.plan.roles import ROLES, word
 from clustertool.watch.waits import blocked, suspects
 
@@ -30,8 +33,46 @@ def victims_line(status: JobStatus, outcome: Outcome) -> str:
     for role in ROLES:
         ranks = sorted(rank for name, rank in outcome.victims if name == role)
         if ranks:
-            parts.append(f"{word(role)} {','.join(map(str, ranks))}")
+            parts.append(f"{word(role)} {ranges(ranks)}")
     return "stopped because of it (victims): " + "; ".join(parts)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """0-3,7."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
+
+
+def errors(status: JobStatus, outcome: Outcome) -> list[list[ProcessStatus]]:
+    """The processes that failed by themselves, those with the same error together, the first failure first."""
+    found: dict[Any, list[ProcessStatus]] = {}
+    for process in filter(None, map(status.processes.get, outcome.culprits if outcome.state == "failed" else ())):
+        failure = Failure(
+            process.role, process.rank, "", process.code or 0, process.signal, process.note, process.error, process.attempt
+        )
+        found.setdefault(same_error(failure), []).append(process)
+    return list(found.values())
+
+
+def brief(status: JobStatus, outcome: Outcome) -> str:
+    """The failed processes without the error, which was printed before; "" for an outcome that has no such form."""
+    if outcome.state == "lost":
+        return outcome.reason.partition(": ")[0]
+    guilty = culprit(status, outcome)
+    if guilty is None:
+        return ""
+    first = f"{word(guilty.role)} {guilty.rank} on {status.nodes[guilty.node].name or f'node {guilty.node}'}"
+    if len(outcome.culprits) == 1:
+        return f"{first} failed"
+    roles = [role for role, _ in outcome.culprits]
+    counts = ", ".join(f"{roles.count(role)} {word(role)}{'s' * (roles.count(role) > 1)}" for role in dict.fromkeys(roles))
+    same = " with the same error" if len(errors(status, outcome)) == 1 else ""
+    return f"{counts} failed{same}, first {first}"
 
 
 def culprit(status: JobStatus, outcome: Outcome) -> ProcessStatus | None:

@@ -115,7 +115,8 @@ def test_a_failure_is_the_exit_code(here):
     here.workspace(".", train_py="import os, sys; sys.exit(7 * int(os.environ['RANK']))")
     done = here.clusterrun("--nproc_per_node", 2, "train.py").ends(7)
     assert "ABORT!!! Out of all 2 trainers, the trainer process with rank=[1] was aborted. Please check its log." in done.err
-    assert done.last == f"clustertool: exit 7 (job): trainer 1 on {here.name(0)} ended with exit code 7"
+    assert f"warning: trainer 1 on {here.name(0)} ended with exit code 7" in done.err
+    assert done.last == f"clustertool: exit 7 (job): trainer 1 on {here.name(0)} failed"
     assert not here.living()
 
 

@@ -100,7 +100,7 @@ def test_what_fails_of_it_is_told_so(site, filler):
     pair, running = filling(site, filler, fail="yes", nproc=12)
     node = filler // 12
     done = running.wait().ends(1)
-    assert f"trainer {filler} on node{node} ended with exit code 1: the disk of " in done.last
+    assert f"trainer {filler} on node{node} ended with exit code 1: the disk of " in done.err
     assert not pair.living()
     status = pair.inv("status", "--json").ends(0).json
     assert (status["state"], status["outcome"]["culprits"]) == ("failed", [["trainer", filler]])

@@ -84,7 +84,8 @@ def test_a_node_that_crashes(site):
     three.lab.crash(2)
     done = running.wait().ends(75)
     assert time.monotonic() - at < 2 + 3 + SLACK
-    assert done.last.startswith("clustertool: exit 75 (tool): node node2 is lost: ")
+    assert done.last == "clustertool: exit 75 (tool): node node2 is lost"
+    assert done.err.count("node2 is lost: ") == 1, "the cause is printed once"
     assert "fix: " in done.err
     assert not three.living()
     status = three.inv("status", "--json").ends(69).json

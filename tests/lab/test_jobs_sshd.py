@@ -89,7 +89,7 @@ def test_a_rank_fails_meanwhile(pair, dead):
     (rank,) = [process.pid for process in pair.processes(dead) if "train.py" in process.argv]
     os.kill(rank, signal.SIGSEGV)
     done = pair.stream.wait().ends(128 + 11)
-    assert f"trainer {dead} on node{dead} ended with signal 11 (segmentation fault)" in done.last
+    assert f"trainer {dead} on node{dead} ended with signal 11 (segmentation fault)" in done.err
     assert "Traceback" not in done.err
     pair.gone()
     pair.lab.start_sshd(dead)

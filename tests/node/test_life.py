@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +76,47 @@ def test_first_failure_counts(bench: Bench) -> None:
     outcome = job.ended(1)
     assert (outcome["code"], outcome["culprits"]) == (3, [["trainer", 1]])
     assert outcome["victims"] == [["trainer", 0], ["trainer", 2], ["trainer", 3]]
+
+
+def test_ranks_that_fail_at_the_same_instant_are_all_culprits(bench: Bench, tmp_path: Path) -> None:
+    """Eight ranks fail in the same moment. Those that the stop reached died of its signal; only these are called stopped."""
+    program = f"while [ ! -e {tmp_path}/go ]; do sleep 0.01; done; echo SyntaxError; exit 5"
+    job = bench.run(bench.nodes(2), program, per_node=4)
+    until(lambda: all(len(job.events(node, "started")) == 4 for node in range(2)))
+    (tmp_path / "go").touch()
+    outcome = job.ended()
+    exits = {("trainer", event["rank"]): event for node in range(2) for event in job.events(node, "exited")}
+    own = {key for key, event in exits.items() if event["code"] == 5}
+    assert {(role, rank) for role, rank in outcome["culprits"]} == own and len(own) > 1
+    assert {key for key, event in exits.items() if event["stopped"]} == set(exits) - own
+    assert {(role, rank) for role, rank in outcome["victims"]} == set(exits) - own
+    assert len({exits[key]["error"] for key in own}) == 1, "the same last line"
+    name = job.nodes[outcome["node"]].host.name
+    first = f"first trainer {outcome['culprits'][0][1]} on {name}: exit code 5"
+    assert outcome["reason"] == f"{len(own)} trainers failed with the same error, {first}"
+
+
+ZOMBIE = """
+import os, sys, time
+from clustertool.node import files, processes
+from clustertool.node.ending import Ending
+from clustertool.node.family import Family
+
+files.make_root(sys.argv[1])
+job = files.make_job_dir(sys.argv[1] + "/JOBx")
+ended = os.posix_spawn("/bin/sh", ["sh", "-c", "exit 3"], {})
+running = os.posix_spawn("/bin/sleep", ["sleep", "1000"], {})
+while processes.stat(ended).state != "Z":
+    time.sleep(0.01)
+signalled = Ending(Family(job, processes.identify(os.getpid())), "no such mark", 10.0).signalled
+print(running in signalled, ended in signalled)
+"""
+
+
+def test_a_rank_that_ended_before_the_signal_is_not_among_the_signalled(tmp_path: Path) -> None:
+    """In a process of its own, since an ending signals all children."""
+    done = subprocess.run([sys.executable, "-c", ZOMBIE, tmp_path / "root"], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["True", "False"], done.stderr
 
 
 def test_output_is_complete_and_exact(bench: Bench) -> None:

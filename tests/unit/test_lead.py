@@ -34,8 +34,10 @@ def with_policy(shape: Shape, on_failure: str = "abort", max_restarts: int = 0) 
     return Shape(shape.nodes, shape.names, shape.place, on_failure, max_restarts)
 
 
-def ended(key: tuple[str, int], code: int = 0, signal: int = 0, stopped: bool = False, note: str = "") -> Exit:
-    return Exit(*key, code, signal, stopped, note)
+def ended(
+    key: tuple[str, int], code: int = 0, signal: int = 0, stopped: bool = False, note: str = "", error: int = 0
+) -> Exit:
+    return Exit(*key, code, signal, stopped, note, error)
 
 
 def exits(*those: Exit) -> Exited:
@@ -225,11 +227,39 @@ def test_policies(name: str, shape: Shape, events: tuple[Event, ...], done: str)
 # -- the verdict --------------------------------------------------------------------------------------------------------
 
 
-def test_the_culprits_are_the_first_that_failed_together_and_the_rest_are_victims() -> None:
+def test_the_culprits_are_those_that_failed_by_themselves_and_the_stopped_are_victims() -> None:
     found = verdict(COLLECTIVE, *JOINED, exits(ended(T3, 9), ended(T2, 7)), exits(ended(T1, signal=6)), stopped(T0), *CLEAN)
-    assert (found.culprits, found.victims) == ((T2, T3), (T0, T1))
+    assert (found.culprits, found.victims) == ((T2, T3, T1), (T0,))
     assert (found.code, found.source, found.node) == (7, "job", 1)
-    assert found.reason == "trainer 2 on n1 ended with exit code 7"
+    assert found.reason == (
+        "trainer 2 on n1 ended with exit code 7; trainer 3 on n1 ended with exit code 9; "
+        "trainer 1 on n0 ended with signal 6 (abort)"
+    )
+
+
+def test_failures_with_the_same_error_are_one_sentence_and_none_is_a_victim() -> None:
+    """Four processes fail of the same error: one before the job ends, two before the stop reaches them; one is stopped."""
+    same = exits(ended(T0, 1, error=5)), exits(ended(T3, 1, error=5)), exits(ended(T1, 1, error=5)), stopped(T2)
+    found = verdict(COLLECTIVE, *JOINED, *same, *CLEAN)
+    assert (found.culprits, found.victims) == ((T0, T3, T1), (T2,))
+    assert found.reason == "3 trainers failed with the same error, first trainer 0 on n0: exit code 1"
+    other = verdict(COLLECTIVE, *JOINED, exits(ended(T0, 1, error=5), ended(T1, 1, error=6)), stopped(T2, T3), *CLEAN)
+    assert other.reason == "trainer 0 on n0 ended with exit code 1; trainer 1 on n0 ended with exit code 1"
+
+
+def test_after_a_signal_the_last_line_of_the_log_makes_no_difference() -> None:
+    found = verdict(COLLECTIVE, *JOINED, exits(ended(T0, signal=11, error=5), ended(T1, signal=11, error=6)), *CLEAN)
+    assert found.reason == "2 trainers failed with the same error, first trainer 0 on n0: signal 11 (segmentation fault)"
+
+
+def test_a_reason_names_three_errors_and_counts_the_rest() -> None:
+    found = verdict(COLLECTIVE, *JOINED, exits(*(ended(key, code) for code, key in enumerate((T0, T1, T2, T3), 1))), *CLEAN)
+    assert found.reason.endswith("; trainer 2 on n1 ended with exit code 3; 1 more failed")
+
+
+def test_a_process_that_fails_while_the_user_stops_the_job_is_no_culprit() -> None:
+    found = verdict(COLLECTIVE, *JOINED, StopAsked("ann", 130), exits(ended(T0, 1)), stopped(T1), *CLEAN)
+    assert (found.state, found.culprits, found.victims) == ("stopped", (), (T1,))
 
 
 def test_who_was_done_before_is_no_victim() -> None:
@@ -240,14 +270,14 @@ def test_who_was_done_before_is_no_victim() -> None:
 def test_a_pserver_goes_before_the_trainers_that_died_with_it() -> None:
     found = verdict(PS, *SERVED, exits(ended(T1, 1), ended(P1, signal=11)), stopped(P0, T0), *CLEAN)
     assert (found.culprits, found.code) == ((P1, T1), 139)
-    assert found.reason == "pserver 1 on n1 ended with signal 11 (segmentation fault)"
+    assert found.reason.startswith("pserver 1 on n1 ended with signal 11 (segmentation fault); trainer 1 on n1 ended with ")
     assert found.victims == (P0, T0)
 
 
 def test_a_heter_trainer_is_a_culprit_and_a_victim_like_any_other() -> None:
     found = verdict(HETER, *PIPED, exits(ended(H1, 3)), stopped(P0, T0), exits(ended(T1, 1)), stopped(H0), *CLEAN)
-    assert (found.culprits, found.victims) == ((H1,), (H0, P0, T0, T1))
-    assert found.reason == "heter trainer 1 on n1 ended with exit code 3"
+    assert (found.culprits, found.victims) == ((H1, T1), (H0, P0, T0))
+    assert found.reason == "heter trainer 1 on n1 ended with exit code 3; trainer 1 on n1 ended with exit code 1"
     found = verdict(HETER, *PIPED, exits(ended(T1, 3)), stopped(P0, T0, H0), stopped(H1), *CLEAN)
     assert (found.culprits, found.victims) == ((T1,), (H0, H1, P0, T0))
 
@@ -265,7 +295,7 @@ def test_after_success_there_are_no_victims() -> None:
 def test_of_a_lost_node_the_reason_is_the_node() -> None:
     found = verdict(COLLECTIVE, *JOINED, Lost(1, "no heartbeat for 10 s"), exits(ended(T1, 1)), stopped(T0), Clean(0))
     assert (found.source, found.node, found.reason) == ("tool", 1, "node n1 is lost: no heartbeat for 10 s")
-    assert (found.culprits, found.victims) == ((T2, T3), (T0, T1))
+    assert (found.culprits, found.victims) == ((T2, T3), (T0,)), "trainer 1 failed by itself"
 
 
 def test_under_continue_all_failures_are_culprits_and_the_first_gives_the_code() -> None:

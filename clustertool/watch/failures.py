@@ -1,0 +1,95 @@
+"""Failures of one moment are one report: the first known first, identical ones together, each printed once. Pure.
+
+News of failed processes wait for a short time, for two reasons. The nodes' events come in any order, and only the lead knows
+which failure it knew first. And processes that fail of the same error fail at the same time. What follows from a failure
+("ending the job on all nodes") waits behind it, so that a cause is printed before its consequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from clustertool.plan.outcome import Failure, Key, alike, failed, same_error
+from clustertool.plan.roles import word
+
+HOLD = 0.5  # seconds
+
+
+@dataclass(frozen=True)
+class News:
+    """One sentence about the job that a follower should read. `t`: when it happened, by the clock of its node."""
+
+    text: str
+    level: str = "info"  # info, warn
+    t: float = 0.0
+
+
+@dataclass
+class Failures:
+    """fail(), expect() and follow() as events come; release() what is due."""
+
+    _waiting: list[tuple[float, Failure]] = field(default_factory=list)
+    _behind: list[News] = field(default_factory=list)
+    _first: list[tuple[Key, int]] = field(default_factory=list)  # in the order in which the lead knew them, with the attempt
+    _why: News | None = None
+    _told: set[tuple[Key, int]] = field(default_factory=set)
+    _leaders: dict[tuple[Any, ...], Failure] = field(default_factory=dict)  # error -> the first failure that was printed
+    _due: float | None = None
+
+    def fail(self, failure: Failure, t: float, now: float) -> None:
+        """A process has failed by itself at `t`."""
+        if ((failure.role, failure.rank), failure.attempt) not in self._told:
+            self._waiting.append((t, failure))
+            self._hold(now)
+
+    def expect(self, culprits: Iterable[Key], attempt: int, why: News, now: float) -> None:
+        """The lead has named the first failures, and `why` in its words, in case that their own events never come."""
+        named = [(key, attempt) for key in culprits]
+        self._first += named
+        if named and not self._told.intersection(named):
+            self._why = why
+            self._hold(now)
+
+    def follow(self, news: News) -> list[News]:
+        """News that are printed now, or behind the failures that wait."""
+        if self._due is None:
+            return [news]
+        self._behind.append(news)
+        return []
+
+    def release(self, now: float | None = None) -> list[News]:
+        """What is due; everything if `now` is None."""
+        if self._due is None or (now is not None and now < self._due):
+            return []
+        places = {key: number for number, key in enumerate(self._first)}
+        waiting = sorted(self._waiting, key=lambda item: (places.get(_key(item[1]), len(places)), item[0], item[1]))
+        times = {_key(failure): t for t, failure in waiting}
+        self._told.update(times)
+        found = [self._report(group, times[_key(group[0])]) for group in alike(failure for _, failure in waiting)]
+        if self._why is not None and not self._told.intersection(self._first):
+            found.insert(0, self._why)
+            self._told.update(self._first)
+        found += self._behind
+        self._waiting, self._behind, self._why, self._due = [], [], None, None
+        return found
+
+    def printed(self, key: Key) -> bool:
+        """Whether a failure of this process has been reported."""
+        return any(told == key for told, _ in self._told)
+
+    def _hold(self, now: float) -> None:
+        if self._due is None:
+            self._due = now + HOLD
+
+    def _report(self, group: list[Failure], t: float) -> News:
+        before = self._leaders.setdefault(same_error(group[0]), group[0])
+        if before is group[0]:
+            return News(failed(group), "warn", t)
+        names = f"{len(group)} more {word(before.role)}{'s' * (len(group) > 1)}"
+        return News(f"{names} failed with the same error as {word(before.role)} {before.rank}", "warn", t)
+
+
+def _key(failure: Failure) -> tuple[Key, int]:
+    return (failure.role, failure.rank), failure.attempt
