@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Mapping, Tuple
 
 from clustertool.errors import ConfigError
 from clustertool.plan.finding import COLUMNS
-from clustertool.plan.hosts import Host, read_hosts, variables
+from clustertool.plan.hosts import Host, read_hosts, valid_user, variables
 
 DEVICE_KINDS = ("auto", "cpu", "gpu", "xpu", "dcu", "npu")
 HOST_KEY_POLICIES = ("accept-new", "strict", "off")
@@ -58,6 +58,13 @@ def _text(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError("a string")
     return value
+
+
+def _user(value: object) -> str:
+    text = _text(value)
+    if text and not valid_user(text):
+        raise ValueError("a user name that ssh accepts")
+    return text
 
 
 def _lines(value: object) -> str:
@@ -130,7 +137,7 @@ KEYS: Dict[str, Tuple[str, Callable[[object], Any]]] = {
     "PADDLE_PORTS_NUM_FOR_SPARSE": ("ports_num_for_sparse", _number(0, 1000, "a number of ports")),
     "PADDLE_USE_GPU": ("use_gpu", _bool),
     "LD_LIBRARY_PATH": ("ld_library_path", _text),
-    "USER": ("user", _text),
+    "USER": ("user", _user),
     "PORT": ("port", _port),
     "IDENTITY_FILE": ("identity_file", _text),
     "GATEWAY": ("gateway", _text),

@@ -52,7 +52,7 @@ def _read_line(line: str, where: str) -> Tuple[str, Optional[int]]:
 
 def _read_word(word: str) -> Tuple[str, str]:
     """host:slots, [IPv6]:slots, or a host alone -> host and slots, "" if it has none."""
-    end = word.rfind("]") + 1
+    end = max(word.rfind("]"), word.rfind("@")) + 1
     if word.count(":", end) > 1:
         return word, ""
     host, colon, slots = word[end:].partition(":")

@@ -13,9 +13,9 @@ from clustertool.errors import ConfigError
 from clustertool.plan import roles
 
 _RANGE = re.compile(r"\[([0-9,\-]+)\]")
-_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.\-]*[A-Za-z0-9_])?\.?")
 _MOST = 100_000  # hosts of one entry
-_USER = re.compile(r"[^@:/\s\[\]]+")
+_NO_HOST = re.compile(r"""['`"$\\;&<>|(){},\s\x00-\x1f\x7f]""")
+_NO_USER = re.compile(r"""['`";&<>|(){}\x00-\x1f\x7f]|\s-|\\$""")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FIX = 'write "[user@]host[:port]", a range "node[1-40]", IPv6 "[fe80::1]:22", or a dict with at least "host"'
 _KEYS = {"host", "user", "port", "address", "devices", "nproc", "slots", "roles", "env", "root_dir"}
@@ -57,6 +57,16 @@ class Host:
     def count(self, role: str) -> Optional[int]:
         """How many processes of `role` this host was pinned to, None if HOSTS says no number."""
         return dict(self.roles or ()).get(role)
+
+
+def valid_host(name: str) -> bool:
+    """A host name or address that ssh accepts (valid_hostname() of OpenSSH): nothing in it means something to a shell."""
+    return bool(name) and not name.startswith("-") and not _NO_HOST.search(name)
+
+
+def valid_user(name: str) -> bool:
+    """A user name that ssh accepts (valid_ruser() of OpenSSH). It may have spaces, $ and backslashes: quote it in a command."""
+    return bool(name) and not name.startswith("-") and not _NO_USER.search(name)
 
 
 def read_hosts(value: object) -> Tuple[Host, ...]:
@@ -127,8 +137,11 @@ def _extras(entry: Dict[str, object]) -> Host:
     )
     if slots is not None and nproc is not None:
         raise ConfigError(f"HOSTS entry {entry!r} gives nproc and slots", "give one of them")
+    user, address = text("user"), text("address")
+    if (user and not valid_user(user)) or (address and not valid_host(address)):
+        raise ConfigError(f"HOSTS entry {entry!r}: user or address has characters that ssh does not allow", _FIX)
     return Host(
-        index=0, host="", user=text("user"), address=text("address"), root_dir=text("root_dir"),
+        index=0, host="", user=user, address=address, root_dir=text("root_dir"),
         port=_port(entry["port"], entry) if "port" in entry else 0,
         devices=device_ids(entry["devices"], f"HOSTS entry {entry!r}: devices") if "devices" in entry else None,
         nproc=nproc if slots is None else slots, slots=None if slots is None else tuple(range(slots)),
@@ -138,18 +151,26 @@ def _extras(entry: Dict[str, object]) -> Host:
 
 
 def _parse(line: str, entry: object) -> List[Host]:
-    """"[user@]host[:port]" with ranges -> hosts."""
-    user, at, rest = line.strip().rpartition("@")
-    if at and not _USER.fullmatch(user):
+    """"[user@]host[:port]" with ranges -> hosts. As for ssh, the last @ ends the user, and ssh:// may stand in front."""
+    line = line.strip()
+    if line.startswith("ssh://"):
+        line = line[len("ssh://") :].rstrip("/")
+    user, at, rest = line.rpartition("@")
+    if at and not valid_user(user):
         raise ConfigError(f"HOSTS has {entry!r}: {user!r} is no user name", _FIX)
     names, port = _split_port(rest, entry)
     hosts = []
     for name in names:
         literal = is_address(name)
-        if not literal and (not _NAME.fullmatch(name) or re.fullmatch(r"[0-9.]+", name)):
+        if not valid_host(name) or not literal and not _is_name(name):
             raise ConfigError(f"HOSTS has {entry!r}: {name!r} is no host name", _FIX)
         hosts.append(Host(index=0, host=name, user=user, port=port, address=name if literal else ""))
     return hosts
+
+
+def _is_name(name: str) -> bool:
+    """Brackets and colons have a meaning in HOSTS; what consists of digits and dots is an address, and an incomplete one."""
+    return not re.search(r"[\[\]:]", name) and not re.fullmatch(r"[0-9]*\.[0-9.]*", name)
 
 
 def _split_port(rest: str, entry: object) -> Tuple[List[str], int]:

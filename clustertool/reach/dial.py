@@ -17,7 +17,7 @@ from typing import IO, Any
 import paramiko
 
 from clustertool.errors import ClustertoolError, ConfigError, Unreachable
-from clustertool.reach.sshconfig import SshSettings, expand, home, local_user
+from clustertool.reach.sshconfig import SshSettings, expand_in_shell, home, local_user
 
 _FIX_SLOW = "is the machine on, is the address right? A slow network: CONNECT_TIMEOUT in conf.py"
 
@@ -111,7 +111,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def proxy(to: SshSettings) -> ProxySocket:
     """Start the ProxyCommand of a host."""
     tokens = {"h": to.hostname, "p": str(to.port), "r": to.user, "n": to.name, "d": home(), "u": local_user(), "%": "%"}
-    command = expand(to.proxy_command, tokens)
+    command = expand_in_shell(to.proxy_command, tokens)
     ours, theirs = socket.socketpair()
     sock = ProxySocket(fileno=ours.detach())
     sock.errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the socket

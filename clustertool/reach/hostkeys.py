@@ -12,6 +12,7 @@ import fnmatch
 import hashlib
 import hmac
 import os
+import re
 import stat
 import threading
 from collections.abc import Iterable, Sequence
@@ -31,6 +32,7 @@ ALGORITHMS = {
     "rsa-sha2-256": "ssh-rsa",
 }
 _TYPES = set(ALGORITHMS.values())
+_PATTERN = re.compile(r"[*?!#]")  # what has a meaning in a line of known_hosts, and is allowed in a name
 
 
 @dataclass(frozen=True)
@@ -184,10 +186,10 @@ class KnownHosts:
                 os.close(handle)
 
     def _append(self, handle: int, name: str, key: str) -> None:
-        """One write at the end. Names are hashed where the user's other names are."""
+        """One write at the end. Names are hashed where the user's other names are, and where they would be a pattern."""
         if not stat.S_ISREG(os.fstat(handle).st_mode):  # /dev/null is a popular known_hosts
             return
-        name = hashed_name(name) if self._files[0].hashed else name
+        name = hashed_name(name) if self._files[0].hashed or _PATTERN.search(name) else name
         size = os.fstat(handle).st_size
         torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"  # the last line lacks its line break
         try:

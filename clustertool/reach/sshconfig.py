@@ -13,6 +13,7 @@ import glob
 import os
 import pwd
 import re
+import shlex
 import shutil
 import subprocess
 import threading
@@ -21,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from clustertool.errors import ConfigError
 from clustertool.plan.cluster import Cluster
-from clustertool.plan.hosts import Host, is_address
+from clustertool.plan.hosts import Host, is_address, valid_host, valid_user
 from clustertool.reach import trust
 
 SYSTEM_CONFIG = "/etc/ssh/ssh_config"
@@ -137,9 +138,12 @@ def _hop(word: str) -> Host:
     """ "[user@]host[:port]" or ssh's URI of it -> a Host that is no node."""
     match = _HOP.fullmatch(word)
     bad_port = match and match[4] and not 0 < int(match[4]) < 65536
-    if not match or bad_port or (":" in (match[3] or "") and not is_address(match[3])):
+    host = (match[2] or match[3]) if match else ""
+    if not match or bad_port or not valid_host(host) or (match[1] and not valid_user(match[1])):
         raise ConfigError(f"the gateway {word!r} is not right", _FIX_HOP)
-    return Host(index=-1, host=match[2] or match[3], user=match[1] or "", port=int(match[4] or 0))
+    if match[3] and ":" in host and not is_address(host):
+        raise ConfigError(f"the gateway {word!r} is not right", _FIX_HOP)
+    return Host(index=-1, host=host, user=match[1] or "", port=int(match[4] or 0))
 
 
 # ---- the values of single settings
@@ -222,6 +226,34 @@ def _expand_home(path: str) -> str:
 def expand(text: str, tokens: Mapping[str, str]) -> str:
     """ssh's %-tokens; one that is not known stays as it is."""
     return re.sub("%(.)", lambda match: tokens.get(match[1], match[0]), text)
+
+
+def expand_in_shell(command: str, tokens: Mapping[str, str]) -> str:
+    """The same in a command for a shell, with each value quoted for its place: bare, or inside the quotes of the user.
+
+    ssh does not quote. It only refuses names with the worst characters, and so do we (plan/hosts.py).
+    """
+    made, quote, at = "", "", 0
+    while at < len(command):
+        letter, token = command[at], tokens.get(command[at + 1 : at + 2])
+        if letter == "%" and token is not None:
+            made += _quoted(token, quote)
+            at += 2
+            continue
+        if letter == "\\" and quote != "'":
+            letter = command[at : at + 2]
+        elif letter in ("'", '"') and quote in ("", letter):
+            quote = "" if quote else letter
+        made += letter
+        at += len(letter)
+    return made
+
+
+def _quoted(value: str, quote: str) -> str:
+    """`value` inside quotes of this kind of a shell's command, "" for none."""
+    if quote == "'":
+        return value.replace("'", "'\\''")
+    return re.sub(r'([\\$`"])', r"\\\1", value) if quote else shlex.quote(value)
 
 
 # ---- ssh's configuration files
@@ -355,12 +387,24 @@ def _lookup(config: _Config, name: str, user: str, port: int) -> Mapping[str, li
 
 
 def _lookup_paramiko(config: _Config, name: str) -> Mapping[str, list[str]]:
-    """The same without an ssh client; paramiko expands tokens and `~` itself."""
+    """The same without an ssh client; paramiko expands tokens and `~` of other values itself."""
     from paramiko.config import SSHConfig
     from paramiko.ssh_exception import ConfigParseError
 
+    class Careful(SSHConfig):  # type: ignore[misc]
+        """ProxyCommand stays as it is, as from `ssh -G`; a command of Match gets its tokens quoted."""
+
+        TOKENS_BY_CONFIG_KEY = {**SSHConfig.TOKENS_BY_CONFIG_KEY, "proxycommand": []}
+
+        def _tokenize(self, config: object, host: str, key: str, value: str) -> str:
+            expanded = super()._tokenize
+            if key != "match-exec":
+                return str(expanded(config, host, key, value))
+            tokens = {letter: str(expanded(config, host, key, f"%{letter}")) for letter in re.findall("%(.)", value)}
+            return expand_in_shell(value, tokens)
+
     try:
-        said = SSHConfig.from_text(config.text).lookup(name)
+        said = Careful.from_text(config.text).lookup(name)
     except ConfigParseError as error:
         fix = "correct it, or set what is needed in conf.py"
         raise ConfigError(f"~/.ssh/config cannot be read: {error}", fix, name) from None
