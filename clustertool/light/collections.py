@@ -9,6 +9,8 @@ __all__ = ["deque"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__path__":  # `from ... import` asks for it
+        raise AttributeError(name)
     import collections
 
     return getattr(collections, name)

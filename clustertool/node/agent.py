@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 from clustertool.errors import ClustertoolError, NotFound
 from clustertool.node import files, processes, trust
-from clustertool.node.beside import Beside
+from clustertool.node.work import Work
 from clustertool.plan.frames import Decoder, Header, encode
+from clustertool.plan.paths import OURS
 
 # A request imports what it needs: an agent starts on every node for every command, and its start is most of its cost.
 if TYPE_CHECKING:
@@ -54,11 +55,12 @@ class Agent:
         self._loop = get_ident()
         self._bell, self._ring = os.pipe()
         os.set_blocking(self._ring, False)
-        self._threads: List[Beside] = []
+        self._threads: List[Work] = []
         self._followers: List[Follower] = []
         self._relay: Optional[Tuple[int, socket.socket, Decoder]] = None
         self._glance: Optional[Glance] = None
-        self._beat_at = 0.0
+        self._beat_at = self._report_at = 0.0
+        self._placed = ""  # the records of a job that waits here until it is placed on all nodes
         self._umask = os.umask(0o077)
         self._open = True
 
@@ -111,7 +113,7 @@ class Agent:
         else:
             header["earlier"] = self._threads
             earlier = [thread for thread in self._threads if not thread.over()]
-            self._threads = [*earlier, Beside(self._answer, header, lambda: _HANDLERS[name](self, header))]
+            self._threads = [*earlier, Work(header, self._answer, header, lambda: _HANDLERS[name](self, header))]
 
     def _answer(self, header: Header, handle: Callable[[], Dict[str, Any]]) -> None:
         number = header.get("id")  # a request without one wants no answer
@@ -136,8 +138,16 @@ class Agent:
                 os.write(self._ring, b"!")
 
     def _pump(self) -> bool:
-        """Heartbeats and what the followers have; True if there may be more at once."""
+        """Heartbeats, progress, and what the followers have; True if there may be more at once."""
         now = time.monotonic()
+        if now >= self._report_at:
+            self._report_at = now + _BEAT
+            if self._placed:  # its claims hold as long as this is young
+                with contextlib.suppress(OSError):
+                    os.utime(self._placed)
+            for work in self._threads:
+                if work.moved() and not work.over() and "id" in work.header:
+                    self.send({"re": work.header["id"], "progress": work.steps})
         if self._followers and now >= self._beat_at:
             self._beat_at = now + _BEAT
             self.send({"k": "beat", "t": time.time()})
@@ -237,14 +247,18 @@ class Agent:
     def place(self, header: Header) -> Dict[str, Any]:
         from clustertool.node import place
 
-        return place.place(header["spec"], str(header["release"]))
+        done = place.place(header["spec"], str(header["release"]))
+        self._placed = os.path.join(header["spec"]["job_dir"], OURS)
+        return done
 
     def unplace(self, header: Header) -> Dict[str, Any]:
         """Take back the directory of a job that never started; an older job of the same name stays untouched."""
         from clustertool.node import place
 
-        for thread in header["earlier"]:  # a placing that was interrupted is over before it is taken back
-            thread.wait()
+        for work in header["earlier"]:  # a placing that was interrupted is over before it is taken back
+            if work.header["q"] == "place":
+                work.abandon()
+            work.wait()
         with contextlib.suppress(NotFound):
             if place.belongs(str(header["job_dir"]), str(header["token"])):
                 files.remove_tree(str(header["job_dir"]))
@@ -253,7 +267,9 @@ class Agent:
     def start(self, header: Header) -> Dict[str, Any]:
         from clustertool.node import launch
 
-        return launch.launch(header, self._umask)
+        done = launch.launch(header, self._umask)
+        self._placed = ""
+        return done
 
     def follow(self, header: Header) -> Dict[str, Any]:
         from clustertool.node.follow import Follower

@@ -15,6 +15,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Union
 
 from clustertool.errors import NotFound, PreflightError, UsageError
 from clustertool.node import trust
+from clustertool.node.work import step
 from clustertool.plan.paths import OURS
 
 MARKER = "marker"
@@ -96,9 +97,9 @@ def path_of(directory: int) -> str:
 
 def _unmake(path: str) -> None:
     """Take back a directory that we made and could not mark."""
-    for step in (os.path.join(path, OURS), path):
+    for folder in (os.path.join(path, OURS), path):
         with contextlib.suppress(OSError):
-            os.rmdir(step)
+            os.rmdir(folder)
 
 
 def mark(ours: str) -> None:
@@ -208,6 +209,7 @@ def write_all(fd: int, data: Union[bytes, memoryview]) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+        step()
 
 
 def sync(fd: int) -> None:
@@ -343,6 +345,7 @@ def _empty(fd: int, path: str, device: int) -> int:
 
 
 def _remove_file(name: str, parent: int) -> int:
+    step()
     size = os.lstat(name, dir_fd=parent).st_size
     os.unlink(name, dir_fd=parent)
     return size
@@ -353,6 +356,7 @@ def _remove_dir(name: str, parent: int, path: str, device: int) -> int:
 
     Raises PreflightError, before anything is changed, for a folder of another file system: it was mounted a moment ago.
     """
+    step()
     _require_device(os.lstat(name, dir_fd=parent), path, device)
     try:
         fd = os.open(name, _DIR, dir_fd=parent)

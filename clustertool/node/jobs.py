@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from clustertool.errors import ClustertoolError, NotFound
 from clustertool.node import files, processes
 from clustertool.node.records import Record, find
+from clustertool.node.work import step
 from clustertool.plan.frames import Header
 
 _RUNS = -1  # stands for the bytes of a job that is not removed because it runs
@@ -99,6 +100,7 @@ class Jobs:
         found: Dict[str, int] = {}
         record = self.record(header)
         for folder, _, names in os.walk(record.paths.of("log")):
+            step()
             for name in names:
                 path = os.path.join(folder, name)
                 if not os.path.islink(path):
@@ -113,6 +115,7 @@ class Jobs:
         removed, running, freed = [], [], 0
         kept: Dict[str, List[str]] = {}
         for record in self.records(header):
+            step()
             try:
                 size = self._clean_one(record, header)
             except ClustertoolError as error:

@@ -19,6 +19,7 @@ from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Opt
 
 from clustertool.errors import DispatchError
 from clustertool.node import files
+from clustertool.node.work import step
 from clustertool.plan import paths
 
 _KEEP = 4  # releases, the newest included
@@ -130,6 +131,7 @@ class Store:
             for path in self._unwanted(self._needed(names[-keep:]) if len(names) > keep else None):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
+                step()
 
     def _unwanted(self, needed: Optional[Set[str]]) -> Iterator[str]:
         """Paths of half-written pieces that belong to nobody, and of pieces that are not `needed` (None: all are)."""
@@ -254,6 +256,7 @@ class _Unpack:
         folders = [row for row in found if row[0] == "d"]
         for _, path, _, _ in folders:
             os.makedirs(self._path(path), mode=0o700, exist_ok=True)
+            step()
         do: Dict[str, Callable[..., None]] = {"p": self._open_pack, "s": self._small, "f": self._open_file, "c": self._chunk}
         do["l"] = self._link
         try:
@@ -262,11 +265,13 @@ class _Unpack:
                     self._close()
                 if row[0] != "d":
                     do[row[0]](*row[1:])
+                    step()
         finally:
             self._close()
         for _, path, mode, mtime in sorted(folders, key=lambda row: str(row[1]), reverse=True):
             os.chmod(self._path(path), mode)
             os.utime(self._path(path), ns=(mtime, mtime))
+            step()
 
     def _path(self, path: str) -> str:
         if path.startswith("/") or ".." in path.split("/"):

@@ -12,6 +12,7 @@ import time
 from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 from clustertool.node import cards, claims, condition, files, holds, locks, ports, processes, trust, users
+from clustertool.node.work import step
 from clustertool.plan import manifest, paths
 
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
@@ -263,6 +264,7 @@ def _workspace(path: str, list_it: bool, problems: List[Problem]) -> Dict[str, A
     for folder, folders, names in os.walk(top) if list_it or "shards" in toml else ():
         folders[:] = [name for name in folders if name not in (".git", "__pycache__", "log", "output", paths.OURS)]
         listing += [os.path.relpath(os.path.join(folder, name), top) for name in names]
+        step()
         if len(listing) > _MOST_FILES:
             what = f"--job-workspace {path} has over {_MOST_FILES} files: shards among the rest are not seen"
             problems.append(("workspace", "warn", what, "give each node fewer files there"))

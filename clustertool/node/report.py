@@ -13,6 +13,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
 from clustertool.node import files
 from clustertool.node.follow import last_lines
 from clustertool.node.records import Record
+from clustertool.node.work import step
 from clustertool.plan import steps, usage
 from clustertool.plan.outcome import Key, exit_code
 from clustertool.plan.paths import OURS
@@ -112,6 +113,7 @@ def _log(job: int, name: str, sizes: Sequence[Tuple[float, int]]) -> Dict[str, A
         if places and about.st_mtime - places[-1][0] < _NEAR:  # what the last look saw may be as old as that
             places.pop()
         places.append((about.st_mtime, about.st_size))
+        step()
         found = []
         for t, size in places:
             start = max(0, size - _PIECE)

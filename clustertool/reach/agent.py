@@ -27,6 +27,8 @@ _GENTLE = 1 << 16
 _PAUSE = 0.002
 _SAID = 64 << 10  # bytes of the channel's stderr that are read for an error message
 _LAST_WORDS = 0.5
+# Requests that take as long as what they handle is large. No other is extended: a hostile node could hold up a stop with it.
+_LONG = frozenset({"place", "unplace", "clean", "patch", "probe", "examine", "files", "report"})
 
 
 class Agent:
@@ -133,7 +135,10 @@ class Agent:
     # -- talk --
 
     def ask(self, request: Mapping[str, Any], timeout: float | None = 60.0) -> Header:
-        """One request, one answer. Raises what the node raised, with the node's name, or Unreachable."""
+        """One request, one answer. Raises what the node raised, with the node's name, or Unreachable after `timeout` seconds.
+
+        For a request of _LONG these are seconds without progress: it may take as long as the node gets on with it.
+        """
         number = next(self._numbers)
         answer: queue.SimpleQueue[Header] = queue.SimpleQueue()
         with self._lock:
@@ -141,10 +146,17 @@ class Agent:
                 raise self.dead
             self._answers[number] = answer
         self.send({**request, "id": number, "now": time.time()})
+        end = None if timeout is None else time.monotonic() + timeout
         try:
             reply = answer.get(timeout=timeout)
+            while "progress" in reply:
+                if timeout is not None and request["q"] in _LONG:
+                    end = time.monotonic() + timeout
+                reply = answer.get(timeout=None if end is None else max(0.0, end - time.monotonic()))
         except queue.Empty:
-            raise Unreachable(f"no answer to {request['q']!r} for {timeout:g} s", "look at the node", self.host.name) from None
+            also = " and no progress" if request["q"] in _LONG else ""
+            what = f"no answer to {request['q']!r}{also} for {timeout:g} s"
+            raise Unreachable(what, "look at the node", self.host.name) from None
         finally:
             with self._lock:
                 self._answers.pop(number, None)

@@ -140,9 +140,9 @@ def test_root_open_to_all(bench: Bench) -> None:
     nodes = bench.nodes(1)
     nodes[0].root.mkdir()
     nodes[0].root.chmod(0o777)
-    assert "everybody may write" in nodes[0].probe()["problems"][0][2]
+    assert "all users may write" in nodes[0].probe()["problems"][0][2]
     job = bench.job(nodes, "true")
-    with pytest.raises(PreflightError, match="everybody may write"):
+    with pytest.raises(PreflightError, match="all users may write"):
         job.place()
     nodes[0].root.chmod(0o755)
     job.start()

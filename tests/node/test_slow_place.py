@@ -1,0 +1,103 @@
+"""A node that gets on with a long request is waited for, however long it takes; one that is stuck is not."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clustertool.errors import ClustertoolError, DispatchError, Unreachable
+from clustertool.node.pieces import Store
+from clustertool.plan.manifest import text_of
+from tests.lab.lab import compiler
+from tests.node.harness import Bench, Job, Node, until
+
+PATIENCE = 2.5  # seconds without progress; the agent reports it once a second
+FILES = 100
+RELEASE = "2" * 32
+SlowNode = Callable[[int], Node]
+
+
+@pytest.fixture
+def slow(bench: Bench, tmp_path: Path) -> SlowNode:
+    """slow(50) -> a node where the copy of each file takes 50 ms."""
+    if not compiler():
+        pytest.skip("needs a C compiler")
+    made = tmp_path / "slow.so"
+    source = Path(__file__).with_name("slow.c")
+    subprocess.run([compiler(), "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", str(made), str(source), "-ldl"], check=True)
+
+    def node(milliseconds: int) -> Node:
+        return bench.nodes(1, env={"LD_PRELOAD": str(made), "SLOW_MS": str(milliseconds)})[0]
+
+    return node
+
+
+def job_with_files(bench: Bench, node: Node) -> Job:
+    """A job whose workspace has FILES small files."""
+    job = bench.job([node])
+    store = Store(str(node.root))
+    text = b"x" * FILES
+    name = hashlib.sha256(text).hexdigest()
+    store.add(name, text)
+    files = [["s", f"file{number}", 0o644, 10**18, number, 1] for number in range(FILES)]
+    store.complete(RELEASE, text_of([["p", name, FILES, ""], *files]))
+    job.place_requests[0]["release"] = RELEASE
+    return job
+
+
+def test_a_slow_copy_takes_longer_than_the_patience(bench: Bench, slow: SlowNode) -> None:
+    node = slow(50)
+    job = job_with_files(bench, node)
+    before = time.monotonic()
+    node.client.agent.ask(job.place_requests[0], PATIENCE)
+    assert time.monotonic() - before > PATIENCE
+    assert len(list(job.dir().glob("file*"))) == FILES
+    job.start().ended()
+
+
+def test_a_copy_that_is_stuck_is_an_error(bench: Bench, slow: SlowNode) -> None:
+    """The agent's loop is alive, but the copy does not move."""
+    node = slow(600_000)
+    job = job_with_files(bench, node)
+    with pytest.raises(Unreachable, match="no answer to 'place' and no progress for 2.5 s"):
+        node.client.agent.ask(job.place_requests[0], PATIENCE)
+    assert node.ask("jobs")["jobs"], "the agent answers"
+    node.client.kill()
+
+
+def test_a_slow_copy_that_is_not_wanted_any_more_is_ended_and_removed(bench: Bench, slow: SlowNode) -> None:
+    node = slow(100)
+    job = job_with_files(bench, node)
+    errors: list[ClustertoolError] = []
+
+    def place() -> None:
+        try:
+            node.client.agent.ask(job.place_requests[0], 30)
+        except ClustertoolError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=place)
+    thread.start()
+    until(lambda: list(job.dir().glob("file*")), "the copy has begun")
+    before = time.monotonic()
+    node.client.agent.ask({"q": "unplace", "job_dir": str(job.dir()), "token": job.token}, PATIENCE)
+    assert time.monotonic() - before < PATIENCE
+    thread.join(10)
+    assert not job.dir().exists()
+    assert isinstance(errors[0], DispatchError)
+
+
+def test_a_node_that_is_done_keeps_its_claims_while_others_copy(bench: Bench) -> None:
+    """Claims of a job that was placed and never started are void after some minutes, if its records are as old."""
+    job = bench.job().place()
+    records = job.dir() / ".clustertool"
+    os.utime(records, (0, 0))
+    until(lambda: records.stat().st_mtime > 0, "the agent keeps it young")
+    job.start().ended()

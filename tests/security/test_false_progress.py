@@ -1,0 +1,37 @@
+"""A hostile node reports progress without end: it cannot hold up a request whose answer the other nodes wait for."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+
+from clustertool.errors import Unreachable
+from clustertool.reach import pyz
+from tests.node.harness import Bench
+from tests.security import hostile
+
+ANSWER = """
+import threading
+
+def progress(number):
+    while True:
+        reply({"id": number}, progress=1)
+        time.sleep(0.05)
+
+def answer(request):
+    threading.Thread(target=progress, args=(request["id"],), daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize("question", ["jobs", "status", "stop"])
+def test_progress_extends_no_question_that_a_stop_needs(bench: Bench, question: str) -> None:
+    python = bench.tmp / "python"
+    python.write_text(hostile._PROGRAM.format(python=sys.executable, node=0, nodes=[], answer=ANSWER, loader=len(pyz.LOADER)))
+    python.chmod(0o755)
+    node = bench.nodes(1, python=str(python))[0]
+    before = time.monotonic()
+    with pytest.raises(Unreachable, match=f"no answer to '{question}' for 0.5 s"):
+        node.client.agent.ask({"q": question}, 0.5)
+    assert time.monotonic() - before < 10
