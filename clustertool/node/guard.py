@@ -13,17 +13,19 @@ import time
 from typing import Any, Dict, List
 
 from clustertool.node import family, files, processes
+from clustertool.node.ownclock import OwnClock
 from clustertool.node.processes import Process
 from clustertool.node.sweep import Sweep
 from clustertool.plan.paths import OURS
 
 BEAT = 0.5
 QUIT = b"Q"
+_START = 30.0  # seconds that a supervisor may take to its first beat: a loaded machine starts many at once
 _LAST_WORD = 0.5  # seconds that the lead may take to hear of a dead supervisor
 
 
 def patience(spec: Dict[str, Any]) -> float:
-    """Seconds of silence after which supervisor and guard call each other frozen."""
+    """Seconds of silence after which supervisor and guard call each other frozen, by the clock of the one that waits."""
     return max(2.0, float(spec["policy"]["loss_timeout"]))
 
 
@@ -32,17 +34,18 @@ def run(sock: socket.socket, supervisor: Process, spec: Dict[str, Any], job: int
     processes.set_name("ct-guard")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    heard = time.monotonic()
+    clock, heard, limit = OwnClock(), 0.0, max(_START, patience(spec))
     why = ""
     while not why:
         ready, _, _ = select.select([sock], [], [], BEAT)
+        now = clock.turn()
         if ready:
             data = _receive(sock)
             if QUIT in data:
                 return
-            heard = time.monotonic()
+            heard, limit = now, patience(spec)
             why = "" if data else "died"
-        elif time.monotonic() - heard > patience(spec):
+        elif now - heard > limit:
             why = f"did not move for {patience(spec):g} s"
         with contextlib.suppress(OSError):
             sock.send(b"g", socket.MSG_DONTWAIT)

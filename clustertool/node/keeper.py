@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, Optional, Tuple
 
 from clustertool.node import guard, processes
 from clustertool.node.family import Family
+from clustertool.node.ownclock import OwnClock
 
 _PAUSE = 0.2  # between two guards: one that dies at once must not make us spin
 _FAREWELL = 2.0
@@ -25,6 +26,7 @@ class Keeper:
         self._family, self._spec, self._job, self._record = family, spec, job, record
         self._patience = guard.patience(spec)
         self.inherited: Tuple[int, ...] = ()  # descriptors that the guard holds open too
+        self._clock = OwnClock()
         self._beat_at = self._heard = self._start_at = 0.0
 
     def start(self) -> None:
@@ -41,12 +43,12 @@ class Keeper:
                 self._become_guard(theirs)
         self.sock = ours
         self._family.spare.add(self.pid)
-        self._heard = time.monotonic()
+        self._heard = self._clock.turn()
         process = processes.identify(self.pid)
         self._record("guard", pid=self.pid, start=process.start if process else 0)
 
     def turn(self) -> None:
-        now = time.monotonic()
+        now = self._clock.turn()
         if self.sock is None:
             if now >= self._start_at:
                 self._start_at = now + _PAUSE

@@ -11,18 +11,18 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from clustertool.node import lead as l
-from clustertool.node.wire import Mailbox, Wire, beat, context, listen
+from clustertool.node.ownclock import OwnClock
+from clustertool.node.wire import Mailbox, Wire, beat, context, join_patience, listen
 from clustertool.plan.frames import Header
 
 _STRANGERS = 64  # places beside two for each node
-_PATIENCE = 2.0
+_PATIENCE = 2.0  # for a stranger, and this much more for each node: many that join at once take turns
+_PATIENCE_EACH = 0.02
 _HASTE = 0.5  # the same when places are short
-_JOIN_PATIENCE = 30.0
-_LATE = 1.0  # the same for a node that has not joined when the job ends
+_LATE = 1.0  # for a node that has not joined when the job ends
 _MAX_HEADER = 1 << 16
 _LONGEST_PAUSE = 30.0  # seconds before a new attempt: 1, 2, 4, ... up to this
 _MAX_BACKLOG = 4 << 20
-_NAP = 1.0  # seconds between two turns that show that this process was stopped meanwhile
 
 
 class _Peer:
@@ -31,9 +31,11 @@ class _Peer:
     def __init__(self, heard: float) -> None:
         self.mail = Mailbox()
         self.wire: Optional[Wire] = None
-        self.heard = heard
+        self.heard = heard  # by the lead's own clock
+        self.blocked = 0.0  # seconds that this clock had left out by then
         self.joined = False
         self.left = False
+        self.first_order = 0  # the number of the first message that is an order, 0 before
 
 
 class LeadServer:
@@ -54,11 +56,14 @@ class LeadServer:
             )
         )  # fmt: skip
         now = time.monotonic()
-        self._peers = {node: _Peer(now) for node in range(len(shape["names"])) if node != self._node}
+        self._clock = OwnClock()
+        self._peers = {node: _Peer(0.0) for node in range(len(shape["names"])) if node != self._node}
         self._strangers: Dict[Wire, float] = {}
         self._context = context(spec["certificate"], spec["key"], server=True)
         self._listener = listen(str(spec["lead"]["host"]), int(spec["lead"]["port"]), 1024)
-        self._beat_at = self._turned_at = 0.0
+        self._join_patience = join_patience(self._timeout, len(self._peers))
+        self._stranger = _PATIENCE + _PATIENCE_EACH * len(self._peers)
+        self._beat_at = 0.0
         limit = float(spec["policy"]["timeout"])
         self._deadline = now + limit if limit else None
         self._limit = limit
@@ -84,13 +89,12 @@ class LeadServer:
         if self._finished_at is None:
             return False
         waiting = any(peer.mail.kept() and not peer.left for node, peer in self._peers.items() if node not in self._state.lost)
-        return not waiting or time.monotonic() - self._finished_at > self._timeout
+        return not waiting or self._clock.now - self._finished_at > self._timeout
 
     def turn(self, ready: Set[int]) -> None:
-        """`ready`: descriptors that can be read or written. After a nap it is old, and everybody is listened to."""
-        now = time.monotonic()
-        everybody = now - self._turned_at > _NAP
-        self._turned_at = now
+        """`ready`: descriptors that can be read or written. After this process was blocked it is old, and all are read."""
+        now = self._clock.turn()
+        everybody = self._clock.napped
         if everybody or self._full() or self._listener.fileno() in ready:
             self._accept(now)
         for wire, until in list(self._strangers.items()):
@@ -118,14 +122,14 @@ class LeadServer:
     def _accept(self, now: float) -> None:
         if self._full():
             for wire, until in list(self._strangers.items()):
-                if now > until - _PATIENCE + _HASTE:
+                if now > until - self._stranger + _HASTE:
                     self._dismiss(wire)
         while not self._full():
             try:
                 sock, _ = self._listener.accept()
             except (BlockingIOError, ConnectionError, OSError):
                 return
-            self._strangers[Wire(sock, self._context, server=True, max_header=_MAX_HEADER)] = now + _PATIENCE
+            self._strangers[Wire(sock, self._context, server=True, max_header=_MAX_HEADER)] = now + self._stranger
 
     def _meet(self, wire: Wire, now: float) -> None:
         """A connection is a stranger until it has shown the job's certificate, its token and a node id."""
@@ -147,7 +151,8 @@ class LeadServer:
             self._hear(hello["node"], peer, now)  # the last words of the old connection
         if peer.wire is not None:
             peer.wire.close()
-        peer.wire, peer.heard, peer.left = wire, now, False
+        peer.wire, peer.left = wire, False
+        self._heard(peer, now)
         peer.mail.take(hello)
         wire.send({"m": "welcome", "a": peer.mail.got})
         for message in peer.mail.kept():
@@ -184,11 +189,14 @@ class LeadServer:
             peer.wire = None
             return
         if came:
-            peer.heard = now
+            self._heard(peer, now)
         for message in came:
             peer.left = peer.left or bool(message.get("bye"))
             if peer.mail.take(message):
                 self.receive(node, message)
+
+    def _heard(self, peer: _Peer, now: float) -> None:
+        peer.heard, peer.blocked = now, self._clock.blocked
 
     def _beat(self, now: float) -> None:
         if now < self._beat_at:
@@ -199,13 +207,21 @@ class LeadServer:
                 peer.wire.send({"m": "beat", "a": peer.mail.got})
 
     def _watch(self, now: float) -> None:
-        """Silence and time become events. All input was read before, so our own nap accuses nobody."""
+        """Silence and time become events. Silence is measured by the own clock: time in which this process did not run is
+        not counted, and what arrived then was read before. A node whose lease ended meanwhile gives up the lead by itself.
+        """
         for node, peer in self._peers.items():
             patience = self._patience(peer)
             if now - peer.heard > patience and node not in self._state.gone:
-                what = f"no heartbeat for {self._timeout:g} s" if peer.joined else f"it did not join within {patience:g} s"
+                what = f"no heartbeat for {patience:g} s" if peer.joined else f"it did not join within {patience:g} s"
+                blocked = self._clock.blocked - peer.blocked
+                what += f" (and {blocked:.0f} s in which the coordinator itself did not run)" if blocked >= 1 else ""
                 self._record("lost", node=node, why=what)
                 self._decide(l.Lost(node, what))
+        self._watch_time(time.monotonic())
+
+    def _watch_time(self, now: float) -> None:
+        """What happens at a time: by the clock of the machine."""
         if self._deadline is not None and now > self._deadline:
             self._deadline = None
             self._decide(l.StopAsked(f"the job's time is over: --timeout {self._limit:g}", 124, "timeout"))
@@ -218,9 +234,12 @@ class LeadServer:
             self._tell(message)
 
     def _patience(self, peer: _Peer) -> float:
+        """Seconds of silence that are allowed. There are more until a node has its first order, and has obeyed it."""
+        ending = self._state.phase == "ending"
         if peer.joined:
-            return self._timeout
-        return _LATE if self._state.phase == "ending" else max(self._timeout, _JOIN_PATIENCE)
+            started = peer.first_order and not peer.mail.keeps(peer.first_order)
+            return self._timeout if started or ending else self._join_patience
+        return _LATE if ending else self._join_patience
 
     # -- decisions --
 
@@ -260,12 +279,13 @@ class LeadServer:
             self._tell({"m": "stop", "why": action.why, "attempt": self._state.attempt})
         else:
             self._record("verdict", **action.outcome.as_dict())
-            self._finished_at = time.monotonic()
+            self._finished_at = self._clock.now
             self._tell({"m": "finish", "outcome": action.outcome.as_dict()})
 
     def _tell(self, message: Header) -> None:
         for peer in self._peers.values():
             numbered = peer.mail.post(message)
+            peer.first_order = peer.first_order or int(numbered["n"])
             if peer.wire is not None:
                 peer.wire.send(numbered)
         self._deliver(message)

@@ -7,15 +7,16 @@ import socket
 import time
 from typing import Any, Dict, List, Optional
 
-from clustertool.node.wire import Mailbox, Wire, beat, context
+from clustertool.node.ownclock import OwnClock
+from clustertool.node.wire import Mailbox, Wire, beat, context, join_patience
 from clustertool.plan.frames import Header
 
 _RETRY = 0.05
-_JOIN_PATIENCE = 30.0  # the lead may start later than we do
 # Beats of silence after which the cable counts as broken: a new connection is through as soon as it is whole again, where
 # the old one would wait for its next retransmission.
 _SILENCE = 3
 _MAX_HEADER = 4 << 20
+_ORDERS = ("start", "stop", "finish")
 
 
 class Uplink:
@@ -34,11 +35,14 @@ class Uplink:
         self._context = context(spec["certificate"], spec["key"], server=False)
         self._mail = Mailbox()
         self._wire: Optional[Wire] = None
+        self._join_patience = join_patience(self._timeout, len(spec["header"]["nodes"]))
+        self._clock = OwnClock()
         self._retry_at = 0.0
         self._beat_at = 0.0
-        self._heard = time.monotonic()
+        self._heard = 0.0
         self._give_up_at = 0.0
         self._joined = False
+        self._ordered = False  # the lead has given an order: all nodes have joined, or the job ends
 
     @property
     def wire(self) -> Optional[Wire]:
@@ -50,9 +54,11 @@ class Uplink:
 
     @property
     def lost(self) -> bool:
-        """No word from the lead for the loss timeout; before the first word there is more patience."""
-        patience = self._timeout if self._joined else max(self._timeout, _JOIN_PATIENCE)
-        return time.monotonic() - self._heard > patience
+        """No message from the lead for the loss timeout, or, before its first order, for the time to join.
+
+        Only seconds in which this process ran are counted, and turn() reads first what has arrived.
+        """
+        return self._clock.now - self._heard > (self._timeout if self._ordered else self._join_patience)
 
     def post(self, message: Header) -> None:
         numbered = self._mail.post(message)
@@ -61,7 +67,7 @@ class Uplink:
 
     def turn(self) -> List[Header]:
         """The lead's new messages."""
-        now = time.monotonic()
+        now = self._clock.turn()
         if self._wire is None:
             if now >= self._retry_at:
                 self._connect(now)
@@ -71,9 +77,7 @@ class Uplink:
             came = self._wire.turn()
             if fresh and self._wire.secure:
                 self._join()
-            if self._wire.secure and now >= self._beat_at:
-                self._wire.send({"m": "beat", "a": self._mail.got})
-                self._beat_at = now + self._beat
+            self._send_beat(now)
         except ConnectionError:
             self._drop(now)
             return []
@@ -82,7 +86,17 @@ class Uplink:
             self._give_up_at = now + self._beat * _SILENCE
         elif now > self._give_up_at:
             self._drop(now)
-        return [message for message in came if self._mail.take(message)]
+        new = [message for message in came if self._mail.take(message)]
+        if any(message.get("m") in _ORDERS for message in new):
+            self._ordered, self._beat_at = True, 0.0
+            self._send_beat(now)  # the lead allows more time until it has this acknowledgement
+        return new
+
+    def _send_beat(self, now: float) -> None:
+        if self._wire is not None and self._wire.secure and now >= self._beat_at:
+            self._wire.send({"m": "beat", "a": self._mail.got})
+            self._wire.flush()
+            self._beat_at = now + self._beat
 
     def leave(self, seconds: float) -> None:
         """Say that we have the last word and go: the lead need not wait for us. `seconds` at most."""
@@ -93,7 +107,7 @@ class Uplink:
         while self._wire is not None and self._wire.backlog and time.monotonic() < end:
             self.turn()
             time.sleep(0.002)
-        self._drop(time.monotonic())
+        self._drop(self._clock.turn())
 
     def _connect(self, now: float) -> None:
         self._retry_at, self._give_up_at = now + _RETRY, now + max(1.0, self._timeout / 2)

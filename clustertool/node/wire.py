@@ -27,6 +27,11 @@ def beat(loss_timeout: float) -> float:
     return min(1.0, loss_timeout / 4)
 
 
+def join_patience(loss_timeout: float, nodes: int) -> float:
+    """Seconds that lead and supervisors wait for each other until all have started. Many may start on one loaded machine."""
+    return max(loss_timeout, 30.0 + nodes / 10)
+
+
 def context(certificate: str, key: str, server: bool) -> ssl.SSLContext:
     """TLS with the job's throw-away certificate as its only authority: who holds its key is a member of the job."""
     ctx = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
@@ -163,6 +168,11 @@ class Wire:
                 self._flush(self._tls)
 
     @property
+    def connected(self) -> bool:
+        """TCP has a connection; TLS may be under way."""
+        return self._tls is not None
+
+    @property
     def backlog(self) -> int:
         return sum(part.left for part in self._out)
 
@@ -275,6 +285,10 @@ class Mailbox:
 
     def kept(self) -> List[Header]:
         return [message for _, message in self._kept]
+
+    def keeps(self, number: int) -> bool:
+        """Whether the other side has not acknowledged this message yet."""
+        return bool(self._kept) and self._kept[0][0] <= number
 
     def take(self, header: Header) -> bool:
         """Note acknowledgement and number of a message that came; False if it is an old one or only a beat."""

@@ -1,0 +1,30 @@
+"""A clock that stands still while this process does.
+
+A process that waits for another one must not count the time in which it did not run itself: what arrived meanwhile is not read
+yet, and on a frozen machine the other process was frozen too.
+"""
+
+from __future__ import annotations
+
+import time
+
+NAP = 1.0  # seconds between two turns after which this process counts as blocked for the rest of them
+
+
+class OwnClock:
+    """turn() each loop. A pause between two turns counts as NAP seconds at most, however long it was."""
+
+    def __init__(self) -> None:
+        self.now = 0.0  # seconds in which this process ran
+        self.blocked = 0.0  # seconds in which it did not
+        self.napped = False  # whether it was blocked before the last turn
+        self._turned_at = time.monotonic()
+
+    def turn(self) -> float:
+        """The time now."""
+        at = time.monotonic()
+        gap, self._turned_at = at - self._turned_at, at
+        self.napped = gap > NAP
+        self.now += min(gap, NAP)
+        self.blocked += max(0.0, gap - NAP)
+        return self.now
