@@ -141,7 +141,10 @@ class Follower:
     def _in_order(self) -> Iterator[Tuple[Header, bytes]]:
         """Logs as they grew, by the supervisor's record of (time, log, size); times are the laptop's that started the job."""
         skew = float(self._record.header.get("skew", 0))
-        fd = files.open_read(self._job, f"{OURS}/growth.jsonl")
+        try:
+            fd = files.open_read(self._job, f"{OURS}/growth.jsonl")
+        except OSError:  # nothing has grown, or it cannot be known
+            return
         with open(fd, "rb") as growth:
             for line in growth:
                 with contextlib.suppress(ValueError):

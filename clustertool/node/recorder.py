@@ -1,30 +1,30 @@
-"""The recorder writes down what ranks use, beside the supervisor's loop: a slow disk or driver costs lines, never a heartbeat.
+"""The recorder writes down what ranks use and when their logs grew, beside the supervisor's loop.
 
-The loop only says who lives. A thread of its own looks into /proc and at the cards, and writes; while it is busy, the loop's
-word is dropped. The form of a line and what becomes of old ones are in plan/usage.py.
+A slow disk or driver costs lines, never a heartbeat. The loop only says who lives and what grew. A thread of its own looks into
+/proc and at the cards, and writes; while it is busy with that, the loop's word about who lives is dropped. The forms of the
+lines and what becomes of old ones are in plan/usage.py and plan/growth.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
-from _thread import allocate_lock
-from collections import deque
-from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.node import files, processes
-from clustertool.node.beside import Beside
+from clustertool.node.beside import Beside, Words
 from clustertool.node.processes import Process, Stat
+from clustertool.plan import growth, usage
 from clustertool.plan.outcome import Key
 from clustertool.plan.paths import OURS
-from clustertool.plan.usage import Line, kept, read_lines
+from clustertool.plan.usage import Line
 
 EVERY = 2.0  # seconds between two lines
 _SHARE = 500  # a look at thousands of processes is rarer: it may take one part of so many of a core
-_NAME = f"{OURS}/usage.jsonl"
-_MORE = 1000  # new lines, after which the old ones are thinned out
+_USAGE, _GROWTH = f"{OURS}/usage.jsonl", f"{OURS}/growth.jsonl"
+_MORE = 1000  # new lines, after which the old ones are thinned out, or as many as had stayed
+_WAITING = 1000  # words for a thread that waits for its disk
 _FAREWELL = 0.5  # seconds the last lines get
 _TICK = 1.0 / os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -43,7 +43,7 @@ class Running(NamedTuple):
     log_size: int
 
 
-Word = Tuple[float, Sequence[Process], Sequence[Running]]
+Growth = Sequence[Any]  # time, log, size
 
 
 def no_cards() -> Sequence[Card]:
@@ -58,9 +58,7 @@ class Recorder:
         self._cards = cards
         self._at = 0.0
         self._pause = EVERY
-        self._words: Deque[Optional[Word]] = deque()  # for the thread; None: there will be no more
-        self._none = allocate_lock()  # held as long as there is no word; the module queue takes half a millisecond to import
-        self._none.acquire()
+        self._words = Words()  # for the thread: functions of it with their arguments
         self._thread: Optional[Beside] = None
         self._busy = False
 
@@ -70,72 +68,84 @@ class Recorder:
         if now < self._at or self._busy or not ranks:
             return
         self._at = now + self._pause
-        if self._thread is None:
-            try:
-                self._thread = Beside(self._work)
-            except RuntimeError:  # the user may have no process to spare; a later turn tries again
-                return
-        self._busy = True
-        self._put((time.time(), members, ranks))
+        self._busy = True  # before the thread can be done with it
+        if not self._put(self._use, time.time(), members, ranks):
+            self._busy = False
+
+    def grown(self, lines: Sequence[Growth]) -> None:
+        """Logs have grown. Costs the caller nothing."""
+        if lines and len(self._words) < _WAITING:
+            self._put(self._grow, lines)
 
     def close(self) -> None:
         if self._thread is not None:
-            self._put(None)
+            self._words.put(None)
             self._thread.wait(_FAREWELL)
 
-    def _put(self, word: Optional[Word]) -> None:
-        self._words.append(word)
-        if self._none.locked():
-            self._none.release()
+    def _put(self, *work: Any) -> bool:
+        """False where no thread can start: the user may have no process to spare, and a later turn tries again."""
+        try:
+            self._thread = self._thread or Beside(self._work)
+        except RuntimeError:
+            return False
+        self._words.put(work)
+        return True
 
-    def _get(self) -> Optional[Word]:
-        while not self._words:
-            self._none.acquire()
-        return self._words.popleft()
+    # -- in the thread --
 
     def _work(self) -> None:
         try:
-            book = Book(self._job)
-        except OSError:  # no room for the file: the thread stays busy and no word comes any more
+            books = Book(self._job, _USAGE, usage.thinned), Book(self._job, _GROWTH, growth.thinned)
+        except OSError:  # no room for the files: nothing is read any more
             return
-        look = Look()
-        for t, members, ranks in iter(self._get, None):
-            began = time.thread_time()
-            line = look(t, members, ranks)
-            with contextlib.suppress(OSError, ValueError):
-                cards = self._cards()
-                if cards:
-                    line["d"] = [list(card) for card in cards]
-            book.write(line)
-            self._pause = max(EVERY, _SHARE * (time.thread_time() - began))
-            self._busy = False
-        book.close()
+        self._usage, self._growth = books
+        self._look = Look()
+        for work, *arguments in self._words:
+            work(*arguments)
+        for book in books:
+            book.close()
+
+    def _grow(self, lines: Sequence[Growth]) -> None:
+        self._growth.write(lines[-1][0], *lines)
+
+    def _use(self, t: float, members: Sequence[Process], ranks: Sequence[Running]) -> None:
+        began = time.thread_time()
+        line = self._look(t, members, ranks)
+        with contextlib.suppress(OSError, ValueError):
+            cards = self._cards()
+            if cards:
+                line["d"] = [list(card) for card in cards]
+        self._usage.write(t, line)
+        self._pause = max(EVERY, _SHARE * (time.thread_time() - began))
+        self._busy = False
 
 
 class Book:
-    """usage.jsonl, thinned out now and then. The file is replaced whole, so a reader never sees half of it."""
+    """A file of lines, thinned out now and then. It is replaced whole, so a reader never sees half of it.
 
-    def __init__(self, job: int) -> None:
-        self._job = job
-        self._journal = files.Journal(files.open_append(job, _NAME))
-        self._fresh = 0
+    thinned(data, now): the lines that stay.
+    """
 
-    def write(self, line: Line) -> None:
-        self._journal.write(line)
-        self._fresh += 1
-        if self._fresh >= _MORE:
+    def __init__(self, job: int, name: str, thinned: Callable[[bytes, float], bytes]) -> None:
+        self._job, self._name, self._thinned = job, name, thinned
+        self._journal = files.Journal(files.open_append(job, name))
+        self._fresh = self._stayed = 0
+
+    def write(self, now: float, *lines: Any) -> None:
+        self._journal.write(*lines)
+        self._fresh += len(lines)
+        if self._fresh >= max(_MORE, self._stayed):
             self._fresh = 0
             with contextlib.suppress(OSError):
-                self._thin(float(line["t"]))
+                self._thin(now)
 
     def _thin(self, now: float) -> None:
-        lines = list(read_lines(files.read(self._job, _NAME)))
-        stay = kept([float(line["t"]) for line in lines], now)
-        data = b"".join(json.dumps(lines[index], separators=(",", ":")).encode() + b"\n" for index in stay)
-        files.create(self._job, _NAME + ".new", data, exclusive=False)
-        os.rename(_NAME + ".new", _NAME, src_dir_fd=self._job, dst_dir_fd=self._job)
+        data = self._thinned(files.read(self._job, self._name), now)
+        files.create(self._job, self._name + ".new", data, exclusive=False)
+        os.rename(self._name + ".new", self._name, src_dir_fd=self._job, dst_dir_fd=self._job)
         self._journal.close()
-        self._journal = files.Journal(files.open_append(self._job, _NAME))
+        self._journal = files.Journal(files.open_append(self._job, self._name))
+        self._stayed = data.count(b"\n")
 
     def close(self) -> None:
         self._journal.close()

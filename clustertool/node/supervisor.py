@@ -39,6 +39,7 @@ _TICK = 0.1
 _IDLE_TICK = 0.25  # before a rank was started, and between two attempts
 _WAITING_TICK = 0.03  # while pservers are expected to listen, or processes to end
 _LOOK_EVERY = 0.5
+_GROWTH_EVERY = 0.5  # seconds between two records of how a log grew
 _LAST_WORD = 1.0  # seconds a stopped node waits for the lead's verdict
 # Bytes of the events file that are kept free on the disk: what is said of each process here, and of each rank in a verdict.
 _LAST_WORDS, _OF_PROCESS, _OF_RANK = 16 << 10, 512, 64
@@ -56,6 +57,7 @@ class Rank:
         self.log = -1
         self.log_name = str(spec["log"])
         self.log_size = -1
+        self.noted, self.noted_at = 0, 0.0  # the size that is written down as its growth, and when
         self.oom: Optional[memory.Watch] = None
 
 
@@ -76,7 +78,6 @@ class Supervisor:
         self.by_pid: Dict[int, Rank] = {}
         ahead = _LAST_WORDS + _OF_PROCESS * len(spec["processes"]) + _OF_RANK * len(spec["endpoints"])
         self.journal = files.Journal(files.open_append(job, f"{OURS}/events.jsonl"), ahead)
-        self.growth = files.Journal(files.open_append(job, f"{OURS}/growth.jsonl"))
         self.me = processes.Process(os.getpid(), getattr(processes.stat(os.getpid()), "start", 0))
         self.family = Family(job, self.me)
         self.looked_at = 0.0
@@ -234,8 +235,8 @@ class Supervisor:
                 os.unlink(f"{OURS}/control", dir_fd=self.job)
             with contextlib.suppress(PreflightError, OSError):  # void by the last word, too
                 claims.take_back(str(self.spec["job"]), os.path.dirname(self.spec["job_dir"]))
+        self._note_growth(at_once=True)
         self.recorder.close()
-        self.growth.close()
         self.journal.close(durable=True)
 
     def record(self, kind: str, **fields: Any) -> None:
@@ -323,7 +324,8 @@ class Supervisor:
 
     def _open_log(self, rank: Rank) -> Tuple[int, str]:
         """(0, ""), or (126, why) where the disk is full, or the job has put something in the log's place."""
-        rank.log_name = self.paths.log(*rank.key, self.attempt)
+        self._note_growth(at_once=True)  # of the log before this one
+        rank.log_name, rank.noted, rank.noted_at = self.paths.log(*rank.key, self.attempt), 0, 0.0
         if rank.log >= 0:
             os.close(rank.log)
         rank.log = rank.log_size = -1
@@ -382,15 +384,16 @@ class Supervisor:
         for (role, rank), listens, endpoint in strays:
             self.record("elsewhere", role=role, rank=rank, listens=listens, endpoint=endpoint)
 
-    def _note_growth(self) -> None:
-        """(time, log, size) of logs that grew: enough to merge ranks by time later."""
-        now = round(time.time(), 2)
+    def _note_growth(self, at_once: bool = False) -> None:
+        """(time, log, size) of logs that grew: enough to merge ranks by time later. at_once: also of one noted a moment ago."""
+        at, clock, lines = round(time.time(), 2), time.monotonic(), []
         for rank in self.ranks.values():
             with contextlib.suppress(OSError):  # no log yet (-1), or a file system that is away
-                size = os.fstat(rank.log).st_size
-                if size != rank.log_size:
-                    rank.log_size = size
-                    self.growth.write([now, rank.log_name, size])
+                rank.log_size = os.fstat(rank.log).st_size
+                if rank.log_size != rank.noted and (at_once or clock >= rank.noted_at + _GROWTH_EVERY):
+                    rank.noted, rank.noted_at = rank.log_size, clock
+                    lines.append([at, rank.log_name, rank.log_size])
+        self.recorder.grown(lines)
 
     def _note_descendants(self) -> None:
         now = time.monotonic()

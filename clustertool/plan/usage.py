@@ -34,6 +34,13 @@ def kept(times: Sequence[float], now: float) -> List[int]:
     return found
 
 
+def thinned(data: bytes, now: float) -> bytes:
+    """The lines of usage.jsonl that stay."""
+    lines = list(read_lines(data))
+    stay = kept([float(line["t"]) for line in lines], now)
+    return b"".join(json.dumps(lines[index], separators=(",", ":")).encode() + b"\n" for index in stay)
+
+
 def read_lines(data: bytes) -> Iterator[Line]:
     """Whole lines; what a crash or a full disk has torn is skipped."""
     for line in data.split(b"\n"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -192,12 +193,24 @@ def test_order_by_time(bench: Bench) -> None:
     for step in ("11", "10", "20", "21", "30", "31"):
         (job.dir() / f"go{step}").touch()
         grown = f'"log/workerlog.{step[1]}",{4 * int(step[0])}]\n'
-        until(lambda grown=grown: grown in growth.read_text(), f"{grown} is written down")
+        until(lambda grown=grown: growth.exists() and grown in growth.read_text(), f"{grown} is written down")
     job.ended()
     client = job.nodes[0].open()
     stream = client.stream = _InOrder()
     end(job.follow(client=client, follow=False, by_time=True))
     assert stream.text == b"1 1\n1 0\n2 0\n2 1\n3 0\n3 1\n"
+
+
+def test_a_log_that_grows_fast_has_few_records_of_it(bench: Bench) -> None:
+    """Two a second, and the last size. One for each turn of the loop would be 143 MB a day for four ranks."""
+    program = "for i in $(seq 300); do echo $i; sleep 0.01; done"
+    job = bench.run(None, program)
+    job.ended()
+    job.gone()
+    lines = [json.loads(line) for line in (job.dir() / ".clustertool/growth.jsonl").read_text().splitlines()]
+    began, ended = lines[0][0], lines[-1][0]
+    assert len(lines) <= 2 * (ended - began) + 3
+    assert [log for _, log, _ in lines] == [LOG] * len(lines) and lines[-1][2] == len(job.log())
 
 
 class _InOrder(_Anywhere):

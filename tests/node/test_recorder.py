@@ -12,6 +12,7 @@ import pytest
 
 from clustertool.node import files, processes
 from clustertool.node.recorder import Book, Look, Recorder, Running
+from clustertool.plan.usage import thinned
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, read, until
 
@@ -114,7 +115,7 @@ def me() -> tuple[processes.Process, Running]:
 
 
 def written(tmp_path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (tmp_path / "job/.clustertool/usage.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (tmp_path / "job/.clustertool/usage.jsonl").read_text().splitlines() if line]
 
 
 def test_a_slow_card_delays_nobody(tmp_path: Path, job_dir: int) -> None:
@@ -149,9 +150,9 @@ def test_nothing_runs_nothing_is_written(tmp_path: Path, job_dir: int) -> None:
 
 def test_the_file_is_thinned_out_whole(tmp_path: Path, job_dir: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clustertool.node.recorder._MORE", 100)
-    book = Book(job_dir)
+    book = Book(job_dir, ".clustertool/usage.jsonl", thinned)
     for n in range(5000):
-        book.write({"t": n * 60.0, "n": [], "r": []})
+        book.write(n * 60.0, {"t": n * 60.0, "n": [], "r": []})
     book.close()
     times = [line["t"] for line in written(tmp_path)]
     assert times[0] == 0.0
