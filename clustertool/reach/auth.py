@@ -1,7 +1,6 @@
-"""Who we are to a node: the named key first, few tries (servers count them), each secret asked for once for all nodes.
+"""Who we are to a node: the named key first, few tries (servers count them), then what the person at the terminal types.
 
-Keys are read once per process. What a person types stays in memory. Questions are put by the thread that owns the
-terminal, while the threads that need the answer wait: so Ctrl+C at a question ends the question, not the terminal.
+Keys are read once per process, and each passphrase is asked for once. A password is sent to the host that it was typed for.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import os
-import queue
+import re
 import socket
 import struct
 import threading
@@ -24,62 +23,18 @@ from paramiko.pkey import PKey, UnknownKeyType
 from paramiko.ssh_exception import AuthenticationException, BadAuthenticationType, SSHException
 
 from clustertool.errors import AuthError, Unreachable
+from clustertool.reach.prompter import Prompter, shown
 from clustertool.reach.sshconfig import SshSettings
+from clustertool.watch.clean import harmless
 
 TRIES = 3  # of a passphrase or a password
 _AGENT_TIMEOUT = 60.0  # an agent may ask its user to confirm
 _TYPING_TIMEOUT = 120.0  # sshd's LoginGraceTime
+_WORDS = {"keyboard-interactive", "password"}
+_MOST_SHOWN = 300  # characters of each text of a server
+# A server's question for the account's password, by itself: "Password:", "(ann@node1) Password:", "ann@node1's password:".
+_PASSWORD = re.compile(r"\s*(\(\S+\)\s*)?(\S+'s\s+)?password(\s+for\s+\S+)?\s*:?\s*", re.IGNORECASE)
 _BAD_KEY = (SSHException, UnknownKeyType, UnsupportedAlgorithm, ValueError, OSError)
-
-
-class Prompter:
-    """Asks a person, each question once, and remembers the answer. Without `ask` nobody is there to be asked."""
-
-    def __init__(self, ask: Callable[[str], str] | None = None) -> None:
-        self._ask = ask
-        self._owner = threading.get_ident()
-        self._lock = threading.Lock()
-        self._waiting: queue.Queue[tuple[str, queue.Queue[str]]] = queue.Queue()
-        self._answers: dict[tuple[str, int], str] = {}
-
-    @property
-    def present(self) -> bool:
-        return self._ask is not None
-
-    @property
-    def mine(self) -> bool:
-        """True in the thread that puts the questions."""
-        return threading.get_ident() == self._owner
-
-    def answer(self, question: str, attempt: int = 0) -> str:
-        """The answer to `question`; a second attempt is another question. "" if nobody answers."""
-        with self._lock:
-            if (question, attempt) not in self._answers:
-                self._answers[question, attempt] = self.fresh(question)
-            return self._answers[question, attempt]
-
-    def fresh(self, question: str) -> str:
-        """An answer that must not be remembered (a one-time code)."""
-        if self._ask is None:
-            return ""
-        if self.mine:
-            return self._ask(question)
-        reply: queue.Queue[str] = queue.Queue()
-        self._waiting.put((question, reply))
-        return reply.get()
-
-    def serve(self) -> None:
-        """Put the questions of other threads; to be called often by the thread that made this object."""
-        while self._ask is not None and self.mine:
-            try:
-                question, reply = self._waiting.get_nowait()
-            except queue.Empty:
-                return
-            given = ""
-            try:
-                given = self._ask(question)
-            finally:  # Ctrl+C: whoever waits gets no answer, but does not wait for ever
-                reply.put(given)
 
 
 class _Agent(AgentSSH):  # type: ignore[misc]
@@ -158,6 +113,8 @@ class Login:
             allowed = self._methods(transport)
         if transport.is_authenticated() or self._with_words(transport, allowed):
             return
+        if allowed & _WORDS and not self._prompter.present:
+            self._bad.append("it takes a password, and there is no terminal to ask for one")
         raise self._refused(transport)
 
     def _with_keys(self, transport: Any) -> set[str] | None:
@@ -248,43 +205,50 @@ class Login:
 
     def _with_words(self, transport: Any, allowed: set[str]) -> bool:
         """Passwords and the server's own questions, if a person is there."""
-        if not self._prompter.present or not allowed & {"password", "keyboard-interactive"}:
+        if not self._prompter.present:
             return False
-        for attempt in range(TRIES):
-            if not transport.is_active():
-                return False
-            self._deadline = time.monotonic() + _TYPING_TIMEOUT
-            try:
-                if "keyboard-interactive" in allowed:
-                    rest = self._attempt(transport, transport.auth_interactive, self._questions(attempt))
-                else:
-                    rest = self._attempt(transport, transport.auth_password, self._password(attempt), None, False)
-            except SSHException:
-                self._tried.append("password")
-                continue
-            if not rest:
-                return True
-            allowed = set(rest)
+        typed = _Typed(self._to, self._prompter)
+        rest: set[str] | None = set(allowed)
+        try:
+            for _ in range(TRIES):
+                if not rest or not transport.is_active():
+                    return False
+                rest = self._with_word(transport, rest, typed)
+                if rest is None:
+                    return True
+        finally:
+            typed.ends(transport.is_authenticated())
         return False
 
-    def _password(self, attempt: int) -> str:
-        return self._prompter.answer(f"Password of {self._to.user}: ", attempt)
-
-    def _questions(self, attempt: int) -> Callable[[str, str, list[tuple[str, bool]]], list[str]]:
-        """The server's questions: its password is the same everywhere, anything else is asked for every node."""
-
-        def reply(title: str, instructions: str, fields: list[tuple[str, bool]]) -> list[str]:
-            return [
-                self._password(attempt) if "password" in text.lower() and not echo
-                else self._prompter.fresh(f"{self._to.name}: {text}")
-                for text, echo in fields
-            ]  # fmt: skip
-
-        return reply
+    def _with_word(self, transport: Any, allowed: set[str], typed: _Typed) -> set[str] | None:
+        """One attempt. None: logged in; else the methods to go on with, none if another attempt is of no use."""
+        method = next((name for name in ("keyboard-interactive", "password") if name in allowed), "")
+        if not method:
+            return set()
+        typed.begins()
+        try:
+            if method == "password":
+                password = typed.password()
+                if not password:
+                    return set()
+                self._deadline = time.monotonic() + _TYPING_TIMEOUT
+                rest = self._attempt(transport, transport.auth_password, password, None, False)
+            else:
+                self._deadline = time.monotonic() + _TYPING_TIMEOUT
+                rest = self._attempt(transport, transport.auth_interactive, typed.replies)
+        except SSHException:
+            if typed.asked:
+                self._tried.append("an answer" if typed.given is None else "a password")
+            if typed.none:
+                return set()
+            return allowed if typed.asked else allowed - {method}
+        if rest:
+            typed.ends(True)
+        return set(rest) or None
 
     def _refused(self, transport: Any) -> AuthError:
         to = self._to
-        tried = ", ".join(self._tried) or "no key"
+        tried = ", ".join(_counted(self._tried)) or "no key"
         notes = "".join(f"; {note}" for note in self._bad)
         what = f"{to.user}@{to.hostname} does not let us in (tried {tried}{notes})"
         if self._locked:
@@ -298,6 +262,62 @@ class Login:
             port = f"-p {to.port} " if to.port != 22 else ""
             fix = f"ssh-copy-id {port}{to.user}@{to.hostname}, or correct USER or IDENTITY_FILE in conf.py"
         return AuthError(what, fix, to.name)
+
+
+class _Typed:
+    """What the person types for one login: the password of this account, and answers to the server's own questions."""
+
+    def __init__(self, to: SshSettings, prompter: Prompter) -> None:
+        self._to = to
+        self._prompter = prompter
+        self._retry = False
+        self._trial = False  # a password was given, and what came of it is not reported yet
+        self.asked = False  # something was asked in this attempt
+        self.none = False  # the person gave no answer
+        self.given: str | None = None  # the password of this attempt
+
+    def begins(self) -> None:
+        """A new attempt: what was given in the last one was refused."""
+        self._retry = self.given is not None
+        self.asked, self.given = False, None
+
+    def ends(self, accepted: bool) -> None:
+        """The server has accepted the password, or there are no more attempts."""
+        if self._trial:
+            self._prompter.tried(self._to, self.given or "", accepted and bool(self.given))
+        self._trial, self.given = False, None
+
+    def password(self) -> str:
+        """The password of this account for this attempt, "" for none."""
+        self.asked = self._trial = True
+        self.given = self._prompter.password(self._to, self._retry)
+        self.none = self.none or not self.given
+        return self.given
+
+    def replies(self, title: str, instructions: str, fields: list[tuple[str, bool]]) -> list[str]:
+        """The answers to the server's questions. Its texts are shown as its own, without control characters."""
+        notes = [_quoted(text) for text in (title, instructions) if text.strip()] if fields else []
+        answers = []
+        for text, echo in fields:
+            if _PASSWORD.fullmatch(text) and not echo and self.given is None:
+                answers.append(self.password())
+                continue
+            self.asked = True
+            question = " ".join([f"{shown(self._to)} asks", *notes, _quoted(text)])
+            answers.append(self._prompter.fresh(f"{question}: ", not echo))
+            notes, self.none = [], self.none or not answers[-1]
+        return answers
+
+
+def _quoted(text: str) -> str:
+    """A text of a server, in quotation marks, on one line."""
+    text = harmless(text.strip())
+    return f'"{text[:_MOST_SHOWN]}..."' if len(text) > _MOST_SHOWN else f'"{text}"'
+
+
+def _counted(names: Sequence[str]) -> list[str]:
+    """Each name once; "a password, twice" where it was tried twice."""
+    return [name if names.count(name) == 1 else f"{name} ({names.count(name)} times)" for name in dict.fromkeys(names)]
 
 
 def _public(path: str) -> bytes:

@@ -23,10 +23,10 @@ from fabric import Connection
 from clustertool.errors import PreflightError, TimedOut, Unreachable, UsageError
 from clustertool.plan.cluster import Cluster
 from clustertool.plan.hosts import Host
-from clustertool.reach.auth import Prompter as Prompter  # the callers' name for it is here
 from clustertool.reach.channel import BROKEN, BULK_PACKET, SHELL, Output, Pipe, discard, open_pipe, request, send
 from clustertool.reach.fanout import Gathered, each
 from clustertool.reach.login import Bastion, hang_up, is_direct, login
+from clustertool.reach.prompter import Prompter
 from clustertool.reach.sshconfig import SshSettings
 
 # The user's shell reads its own start files first, so the mark is its first words. csh cannot write to stderr alone.
@@ -245,3 +245,5 @@ def open_all(
         for link in list(links):
             link.close()
         raise
+    finally:
+        asks.announce()

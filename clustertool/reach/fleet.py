@@ -14,12 +14,12 @@ from clustertool.plan.cluster import Cluster
 from clustertool.plan.frames import Header
 from clustertool.plan.hosts import Host
 from clustertool.reach.agent import Agent, Sink
-from clustertool.reach.connection import Link, Prompter, Reach
+from clustertool.reach.connection import Link, Reach
 from clustertool.reach.fanout import Gathered, Turns, each
 from clustertool.reach.here import HereLink
+from clustertool.reach.prompter import Person, Prompter
 
 Check = Callable[[], None]
-Ask = Callable[[str], str]
 
 _LOGINS = 8  # at a time, as long as somebody is being sent to; as many keep this machine busy where nodes are near
 _LOGIN = 0.012  # seconds that one takes of it, about; where nodes are far away, one begins every so often
@@ -28,7 +28,9 @@ _LOGIN = 0.012  # seconds that one takes of it, about; where nodes are far away,
 class Fleet:
     """`failed` holds the nodes that could not be reached, with why. Use as a context manager: it closes everything."""
 
-    def __init__(self, cluster: Cluster, check: Check | None = None, sink: Sink | None = None, ask: Ask | None = None) -> None:
+    def __init__(
+        self, cluster: Cluster, check: Check | None = None, sink: Sink | None = None, person: Person | None = None
+    ) -> None:
         self.cluster = cluster
         self.check = check
         self.agents: dict[int, Agent] = {}
@@ -38,7 +40,7 @@ class Fleet:
         self.opened = False
         self.held: dict[int, Agent] = {}  # closed ones, of nodes that have the release which open() was asked about
         self._links: list[Reach] = []
-        self._prompter = Prompter(ask)
+        self._prompter = Prompter(person)
 
     def __enter__(self) -> Fleet:
         return self
@@ -78,7 +80,10 @@ class Fleet:
             return agent
 
         hosts = {host.index: host for host in self.cluster.hosts}
-        gathered = each(hosts, connect, check=self._look)
+        try:
+            gathered = each(hosts, connect, check=self._look)
+        finally:
+            self._prompter.announce()
         self.agents.update({node: agent for node, agent in gathered.ok.items() if not agent.held})
         self.held.update({node: agent for node, agent in gathered.ok.items() if agent.held})
         self.failed.update(gathered.failed)

@@ -15,11 +15,12 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from clustertool.errors import AuthError
+from clustertool.reach.prompter import NewKey
 from clustertool.reach.sshconfig import SshSettings
 
 # What is asked for in the key exchange, best first, and the type under which known_hosts keeps such a key.
@@ -123,17 +124,20 @@ class KnownHosts:
         known = {entry.type for entry in self._about(name) if not entry.marker}
         return tuple(sorted(ALGORITHMS, key=lambda algorithm: ALGORITHMS[algorithm] not in known))
 
-    def verify(self, to: SshSettings, kind: str, key: str) -> None:
-        """Accept the key a host has shown (`kind` as in known_hosts, `key` in base64), or raise AuthError."""
+    def verify(self, to: SshSettings, kind: str, key: str) -> NewKey | None:
+        """Accept the key a host has shown (`kind` as in known_hosts, `key` in base64), or raise AuthError.
+
+        Returns it if it is new and was taken by the policy accept-new.
+        """
         if to.host_keys == "off":
-            return
+            return None
         with self._lock:
             self._refresh()
             if self._judge(to, kind, key):
-                return
+                return None
             if to.host_keys == "strict":
                 raise _unknown(to, kind, key)
-            self._accept(to, kind, key)
+            return self._accept(to, kind, key)
 
     def _about(self, name: str) -> list[Entry]:
         with self._lock:
@@ -166,8 +170,9 @@ class KnownHosts:
         bare = self._lookup(to.hostname) if to.host_key_name.startswith("[") else []
         return any((entry.type, entry.key, entry.marker) == (kind, key, "") for entry in bare)  # as ssh does
 
-    def _accept(self, to: SshSettings, kind: str, key: str) -> None:
+    def _accept(self, to: SshSettings, kind: str, key: str) -> NewKey | None:
         """Write down a new key, unless another process has done so in the meantime."""
+        written = False
         path = self._files[0].path if to.known_hosts else ""
         try:
             handle = _open(path)
@@ -178,25 +183,30 @@ class KnownHosts:
                 fcntl.flock(handle, fcntl.LOCK_EX)
                 self._refresh()
                 if self._judge(to, kind, key):
-                    return
-                self._append(handle, to.host_key_name, f"{kind} {key}")
+                    return None
+                written = self._append(handle, to.host_key_name, f"{kind} {key}")
             self._accepted[to.host_key_name.lower()] = Entry(to.host_key_name, kind, key, path or "this run", 0)
         finally:
             if handle >= 0:
                 os.close(handle)
+        return NewKey(to.name, kind, fingerprint(key), path if written else "")
 
-    def _append(self, handle: int, name: str, key: str) -> None:
-        """One write at the end. Names are hashed where the user's other names are, and where they would be a pattern."""
+    def _append(self, handle: int, name: str, key: str) -> bool:
+        """One write at the end; whether it was possible.
+
+        Names are hashed where the user's other names are, and where they would be a pattern.
+        """
         if not stat.S_ISREG(os.fstat(handle).st_mode):  # /dev/null is a popular known_hosts
-            return
+            return False
         name = hashed_name(name) if self._files[0].hashed or _PATTERN.search(name) else name
         size = os.fstat(handle).st_size
         torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"  # the last line lacks its line break
         try:
             os.write(handle, (b"\n" if torn else b"") + f"{name} {key}\n".encode("utf-8", "surrogateescape"))
         except OSError:  # a full disk: the key counts for this process
-            return
+            return False
         self._files[0].stamp = _stamp(self._files[0].path)
+        return True
 
     def _refresh(self) -> None:
         before = [file.stamp for file in self._files]
@@ -220,13 +230,16 @@ def known_hosts(to: SshSettings) -> KnownHosts:
 
 
 class Policy:
-    """What paramiko asks about every key: its own store stays empty, so that one place decides."""
+    """What paramiko asks about every key: its own store stays empty, so that one place decides. `learned` gets new keys."""
 
-    def __init__(self, to: SshSettings) -> None:
+    def __init__(self, to: SshSettings, learned: Callable[[NewKey], None]) -> None:
         self._to = to
+        self._learned = learned
 
     def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
-        known_hosts(self._to).verify(self._to, key.get_name(), key.get_base64())
+        new = known_hosts(self._to).verify(self._to, key.get_name(), key.get_base64())
+        if new:
+            self._learned(new)
 
 
 def fingerprint(key: str) -> str:

@@ -15,9 +15,10 @@ from clustertool.errors import ClustertoolError, Unreachable
 from clustertool.plan.cluster import Cluster
 from clustertool.plan.hosts import Host
 from clustertool.reach import dial, hostkeys
-from clustertool.reach.auth import Login, Prompter
+from clustertool.reach.auth import Login
 from clustertool.reach.channel import BROKEN, briefly
 from clustertool.reach.fanout import more_files
+from clustertool.reach.prompter import Prompter
 from clustertool.reach.sshconfig import SshSettings, settings
 from clustertool.reach.transport import Transport
 
@@ -81,7 +82,7 @@ def _connect(to: SshSettings, sock: Any, prompter: Prompter, deadline: float) ->
             "transport_factory": transport,
         },
     )  # fmt: skip
-    connection.client.set_missing_host_key_policy(hostkeys.Policy(to))
+    connection.client.set_missing_host_key_policy(hostkeys.Policy(to, prompter.learned))
     try:
         connection.open()
     except ClustertoolError:

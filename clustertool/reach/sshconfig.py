@@ -65,6 +65,7 @@ class SshSettings:
     known_hosts: tuple[str, ...] = ()  # a new key goes into the first one
     system_known_hosts: tuple[str, ...] = ()
     connect_timeout: float = 10.0
+    gateway: bool = False  # a jump host, not a node
 
     @property
     def indirect(self) -> bool:
@@ -131,7 +132,7 @@ def _gateway(hop: Host, cluster: Cluster, depth: int) -> SshSettings:
     if cluster.identity_file:
         theirs = found.identity_files if found.identities_given else ()
         found = replace(found, identity_files=(*theirs, _expand_home(cluster.identity_file)), identities_given=True)
-    return found
+    return replace(found, gateway=True)
 
 
 def _hop(word: str) -> Host:

@@ -1,7 +1,7 @@
 """A transport is paramiko's connection to one ssh server, and its channels, made safe to share between threads.
 
 What differs from paramiko's own: no thread for the handshake's deadline (it would hold up the interpreter's end), few
-wake-ups while idle, exit by signal is seen, and a channel's last word is really its last.
+wake-ups while idle, exit by signal is seen, a channel's last word is really its last, and a server asks few questions at once.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import paramiko
+from paramiko.auth_handler import AuthHandler
 from paramiko.common import MSG_CHANNEL_REQUEST
 from paramiko.packet import Packetizer
 
 # Without a handler logging would print paramiko's tracebacks on stderr; what went wrong comes to us as an exception.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
+_MOST_QUESTIONS = 16
 
 
 class _Packetizer(Packetizer):  # type: ignore[misc]
@@ -48,6 +50,19 @@ def _request(channel: Any, message: Any) -> None:
     message.rewind()
     message.get_int()  # the channel's number, which the transport had read
     channel._handle_request(message)
+
+
+class _Login(AuthHandler):  # type: ignore[misc]
+    """paramiko makes room for as many questions of a server as it claims to have, up to 2**32."""
+
+    def _parse_userauth_info_request(self, message: Any) -> None:
+        for _ in range(3):  # name, instructions, language
+            message.get_binary()
+        count = message.get_int()
+        if count > _MOST_QUESTIONS:
+            raise paramiko.SSHException(f"the server asks {count} questions at once")
+        message.rewind()
+        super()._parse_userauth_info_request(message)
 
 
 class Channel(paramiko.Channel):  # type: ignore[misc]
@@ -110,6 +125,16 @@ class Transport(paramiko.Transport):  # type: ignore[misc]
 
     def __init__(self, sock: Any, **options: Any) -> None:
         super().__init__(sock, packetizer_class=_Packetizer, **options)
+
+    @property
+    def auth_handler(self) -> Any:
+        return self._login
+
+    @auth_handler.setter
+    def auth_handler(self, handler: Any) -> None:
+        if handler is not None:
+            handler.__class__ = _Login  # paramiko makes its own for each attempt
+        self._login = handler
 
     def open_channel(self, *args: Any, **options: Any) -> Channel:
         channel = super().open_channel(*args, **options)

@@ -25,7 +25,7 @@ def attach(call: Call) -> None:
     logs, tail = wanted(call), whole(call.given.tail, "--tail")
     cluster = load.cluster(call, start_local=False)
     inbox = Inbox()
-    with Fleet(cluster, interrupts.check, inbox.put, interrupts.asker()) as fleet:
+    with Fleet(cluster, interrupts.check, inbox.put, interrupts.User()) as fleet:
         fleet.open()
         job = attach_to(fleet, call.given.job)
         hide = mask(list(load.known_secrets(cluster).values()))

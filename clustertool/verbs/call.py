@@ -162,6 +162,7 @@ def outermost(body: Body, call: Call) -> int:
     gc.set_threshold(_GARBAGE, 50, 50)  # most of what a command makes stays to its end: to look at it often is in vain
     try:
         interrupts.count.working = True
+        interrupts.count.note = lambda text: call.terminal.note(text)
         body(call)
     except ClustertoolError as error:
         return _fail(call, error)

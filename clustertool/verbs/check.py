@@ -39,7 +39,7 @@ def check(call: Call) -> None:
     order, ear = trial.read_order(call, cluster, toml, tuple(passed.items())), trial.Ear(len(cluster.hosts))
     more: dict[str, Any] = {}
     workspace = load.workspace(call, folder) if folder else None
-    with Fleet(cluster, interrupts.check, ear.put, interrupts.asker()) as fleet:
+    with Fleet(cluster, interrupts.check, ear.put, interrupts.User()) as fleet:
         looked = preflight.look(cluster, fleet, lambda host: preflight.for_check(cluster, host, passed))
         if workspace:
             looked = preflight.room(looked, cluster, needs(workspace, cluster, looked.facts, spec))

@@ -51,7 +51,7 @@ def dispatch(call: Call) -> None:
         if call.json:
             call.answer({"release": workspace.release, "files": len(workspace.files), "bytes": workspace.size})
         return
-    with Fleet(cluster, interrupts.check, ask=interrupts.asker()) as fleet:
+    with Fleet(cluster, interrupts.check, person=interrupts.User()) as fleet:
         done = _send(call, fleet, workspace, cluster, spec)
         if call.json:
             call.answer({"release": workspace.release, **_as_json(done, fleet)})

@@ -15,15 +15,16 @@ from clustertool.verbs.call import JSON, NODES, Call, Opt, verb
 )  # fmt: skip
 def exec_(call: Call) -> None:
     """Run a command on all nodes."""
-    from clustertool.reach.connection import Link, Prompter, run_user_command
+    from clustertool.reach.connection import Link, run_user_command
     from clustertool.reach.fanout import each
+    from clustertool.reach.prompter import Prompter
     from clustertool.verbs import load
 
     if not call.given.command.strip():
         raise UsageError("exec needs a command", 'inv exec --command "uptime"')
     timeout = _seconds(call.given.timeout)
     cluster = load.cluster(call, start_local=True)
-    prompter, command = Prompter(interrupts.asker()), call.given.command
+    prompter, command = Prompter(interrupts.User()), call.given.command
 
     def one(host: Any) -> Any:
         link = Link.open(host, cluster, prompt=prompter)
@@ -36,7 +37,10 @@ def exec_(call: Call) -> None:
         prompter.serve()
         interrupts.check()
 
-    gathered = each({host.index: host for host in cluster.hosts}, one, check=look)
+    try:
+        gathered = each({host.index: host for host in cluster.hosts}, one, check=look)
+    finally:
+        prompter.announce()
     _tell(call, cluster, gathered)
 
 

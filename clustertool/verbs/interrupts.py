@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 
 from clustertool.errors import Interrupted, Terminated
@@ -29,6 +29,7 @@ class _Count:
         self.working = False  # a verb is running and calls check()
         self.asking = False  # it waits for a password and cannot call check()
         self.job = ""  # the running job, for the last message
+        self.note: Callable[[str], None] = lambda text: print(text, file=sys.stderr)  # a line for the person
 
 
 count = _Count()
@@ -63,21 +64,42 @@ def check() -> None:
         raise Terminated("the terminal was closed (SIGHUP)")
 
 
-def asker() -> Callable[[str], str] | None:
-    """What asks a person for a password, None where nobody is there to be asked."""
-    return _ask if sys.stdin is not None and sys.stdin.isatty() else None
+class User:
+    """The person at the terminal, as reach/prompter.py asks and informs one; the texts may be those of servers."""
+
+    @property
+    def present(self) -> bool:
+        return sys.stdin is not None and sys.stdin.isatty()
+
+    def ask(self, question: str, hidden: bool) -> str:
+        from clustertool.watch.clean import harmless
+
+        count.asking = True
+        try:
+            return _hidden(harmless(question)) if hidden else _visible(harmless(question))
+        except EOFError:  # Ctrl+D: no answer
+            return ""
+        finally:
+            count.asking = False
+
+    def tell(self, text: str) -> None:
+        count.note(text)
+
+    def fold(self, names: Iterable[str]) -> str:
+        from clustertool.show.table import fold
+
+        return fold(names)
 
 
-def _ask(question: str) -> str:
+def _hidden(question: str) -> str:
     import getpass
 
-    count.asking = True
-    try:
-        return getpass.getpass(question)
-    except EOFError:  # Ctrl+D: no answer
-        return ""
-    finally:
-        count.asking = False
+    return getpass.getpass(question)
+
+
+def _visible(question: str) -> str:
+    print(question, end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().rstrip("\n")
 
 
 def _on_int(number: int, frame: FrameType | None) -> None:

@@ -33,7 +33,7 @@ def fleet_of(cluster: Any) -> Any:
     """An open fleet, closed by `with`."""
     from clustertool.reach.fleet import Fleet
 
-    return Fleet(cluster, interrupts.check, ask=interrupts.asker()).open()
+    return Fleet(cluster, interrupts.check, person=interrupts.User()).open()
 
 
 def failed(fleet: Any) -> None:

@@ -18,7 +18,7 @@ def show(call: Call) -> None:
 
     cluster = load.cluster(call, start_local=False)
     inbox = Inbox()
-    with Fleet(cluster, interrupts.check, inbox.put, interrupts.asker()) as fleet:
+    with Fleet(cluster, interrupts.check, inbox.put, interrupts.User()) as fleet:
         fleet.open()
         job = pick(fleet, call.given.job)["id"]
         answers = fleet.ask_all({"q": "files", "job": job}).ok

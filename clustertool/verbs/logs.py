@@ -37,7 +37,7 @@ def logs(call: Call) -> None:
     cluster = load.cluster(call, start_local=False)
     several = not call.given.raw and not call.given.follow
     inbox: Any = Lanes() if several else Inbox()
-    with Fleet(cluster, interrupts.check, inbox.put, interrupts.asker()) as fleet:
+    with Fleet(cluster, interrupts.check, inbox.put, interrupts.User()) as fleet:
         fleet.open()
         job = attach_to(fleet, call.given.job)["id"]
         status = _status(fleet, job)

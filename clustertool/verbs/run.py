@@ -61,7 +61,7 @@ def _with_nodes(call: Call, order: Order) -> None:
     from clustertool.verbs.follow import Inbox
 
     inbox = Inbox()
-    fleet = Fleet(order.cluster, interrupts.check, inbox.put, interrupts.asker())
+    fleet = Fleet(order.cluster, interrupts.check, inbox.put, interrupts.User())
     try:
         if not order.dry:
             order.certificate = ThreadPoolExecutor(1).submit(certificate)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import shutil
 import signal
 import socket
@@ -21,11 +22,12 @@ from paramiko.common import cMSG_CHANNEL_DATA, cMSG_CHANNEL_EOF
 
 from clustertool.errors import AuthError, Interrupted, PreflightError, TimedOut, Unreachable, UsageError
 from clustertool.plan.cluster import Cluster, read_cluster
-from clustertool.reach.auth import Prompter
 from clustertool.reach.channel import KEEP
 from clustertool.reach.connection import Link, open_all, run_user_command
 from clustertool.reach.fanout import each
+from clustertool.reach.prompter import Prompter
 from tests.ssh import sshd
+from tests.ssh.accounts import Host, Typist
 from tests.ssh.links import Held, close_all, forgotten
 from tests.ssh.sshd import until
 
@@ -388,7 +390,7 @@ def test_passphrase_is_asked_once_for_all_nodes(cluster_of: Any, start: Any, loc
         asked.append((question, threading.current_thread() is threading.main_thread()))
         return "wrong" if len(asked) == 1 else "open sesame"
 
-    got = open_all(cluster.hosts, cluster, prompter=Prompter(ask))
+    got = open_all(cluster.hosts, cluster, prompter=Prompter(Typist(ask)))
     close_all(list(got.all().values()))
     assert asked == [(f"Passphrase of {locked}: ", True)] * 2
 
@@ -402,14 +404,9 @@ def test_passphrase_without_a_terminal(cluster_of: Any, start: Any, locked: Path
 
 def test_wrong_passphrase_three_times(cluster_of: Any, start: Any, locked: Path) -> None:
     cluster = _with_locked(cluster_of, start, locked, 2)
-    asked: list[str] = []
-
-    def ask(question: str) -> str:
-        asked.append(question)
-        return "no"
-
-    got = open_all(cluster.hosts, cluster, prompter=Prompter(ask))
-    assert len(asked) == 3 and len(got.failed) == 2
+    person = Typist(lambda question: "no")
+    got = open_all(cluster.hosts, cluster, prompter=Prompter(person))
+    assert len(person.asked) == 3 and len(got.failed) == 2
 
 
 def test_interrupt_at_the_question(cluster_of: Any, start: Any, locked: Path) -> None:
@@ -419,7 +416,7 @@ def test_interrupt_at_the_question(cluster_of: Any, start: Any, locked: Path) ->
         raise Interrupted("Ctrl+C")
 
     with pytest.raises(Interrupted):
-        open_all(cluster.hosts, cluster, prompter=Prompter(ask))
+        open_all(cluster.hosts, cluster, prompter=Prompter(Typist(ask)))
 
 
 @pytest.fixture
@@ -459,56 +456,36 @@ def test_a_locked_key_that_the_agent_holds(cluster_of: Any, agent: str, ssh_keys
     close_all(list(open_all(cluster.hosts, cluster).all().values()))
 
 
-class _Password(paramiko.ServerInterface):  # type: ignore[misc]
-    """A server that wants a password, or questions answered (OpenSSH's would need an account of this machine)."""
+@pytest.fixture
+def hosts(laptop: Path) -> Iterator[Callable[..., list[Host]]]:
+    """hosts(3, methods=...): servers on 127.0.0.2 and up, all on one port."""
+    made: list[Host] = []
 
-    def __init__(self, methods: str) -> None:
-        self.methods = methods
+    def make(count: int, **options: Any) -> list[Host]:
+        for number in range(count):
+            made.append(Host(laptop, f"127.0.0.{2 + number}", made[0].port if made else 0, **options))
+        return made
 
-    def get_allowed_auths(self, username: str) -> str:
-        return self.methods
-
-    def check_auth_password(self, username: str, password: str) -> Any:
-        return paramiko.AUTH_SUCCESSFUL if password == "right" else paramiko.AUTH_FAILED
-
-    def check_auth_interactive(self, username: str, submethods: str) -> Any:
-        return paramiko.InteractiveQuery("", "", ("Password: ", False), ("Code: ", True))
-
-    def check_auth_interactive_response(self, responses: list[str]) -> Any:
-        return paramiko.AUTH_SUCCESSFUL if responses == ["right", "123456"] else paramiko.AUTH_FAILED
+    yield make
+    for one in made:
+        one.close()
 
 
-@pytest.mark.parametrize(("methods", "questions"), [
-    ("publickey,password", ["Password of me: ", "Password of me: "]),
-    ("keyboard-interactive", ["Code: ", "Code: ", "Code: ", "Password of me: ", "Password of me: "]),
-])  # fmt: skip
-def test_password_is_asked_once_and_again_if_wrong(laptop: Path, methods: str, questions: list[str]) -> None:
-    key = paramiko.Ed25519Key.from_private_key_file(str(sshd.write_key(laptop / "host", ed25519.Ed25519PrivateKey.generate())))
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(8)
-        serving: list[paramiko.Transport] = []
+def _named(hosts: list[Host], *names: str, **values: object) -> Cluster:
+    return read_cluster({"HOSTS": list(names) or [one.address for one in hosts], "USER": "me", "PORT": hosts[0].port, **values})
 
-        def serve() -> None:
-            while len(serving) < 3:
-                transport = paramiko.Transport(listener.accept()[0])
-                transport.add_server_key(key)
-                serving.append(transport)
-                transport.start_server(threading.Event(), _Password(methods))
 
-        threading.Thread(target=serve, daemon=True).start()
-        cluster = read_cluster({"HOSTS": ["127.0.0.1"] * 3, "USER": "me", "PORT": listener.getsockname()[1]})
-        asked: list[str] = []
-
-        def ask(question: str) -> str:
-            asked.append(question.rpartition("#")[2].partition(": ")[2] if "Code" in question else question)
-            return "123456" if "Code" in question else "wrong" if asked.count(question) == 1 else "right"
-
-        close_all(list(open_all(cluster.hosts, cluster, prompter=Prompter(ask)).all().values()))
-        for transport in serving:
-            transport.close()
-    assert [q for q in asked if "Password" in q] == ["Password of me: "] * 2
-    assert asked.count("Code: ") == (6 if "Code: " in questions else 0)
+@pytest.mark.parametrize("methods", ["publickey,password", "keyboard-interactive"])
+def test_password_is_asked_once_for_one_host_and_again_if_wrong(hosts: Any, methods: str) -> None:
+    (host,) = hosts(1, methods=methods, fields=[("Password: ", False), ("Code: ", True)], replies=["right", "123456"])
+    person = Typist(lambda question: "123456" if "Code" in question else "right" if "refused" in question else "wrong")
+    cluster = _named([host], *["127.0.0.2"] * 3)
+    close_all(list(open_all(cluster.hosts, cluster, prompter=Prompter(person)).all().values()))
+    first, second = (question for question in person.asked if "Password of" in question)
+    assert re.fullmatch(r"Password of me@127\.0\.0\.2#\d \(127\.0\.0\.2\): ", first)
+    assert second.endswith(f" refused it. {first}")
+    codes = [question for question in person.asked if question.endswith('asks "Code:": ')]
+    assert len(codes) + 2 == len(person.asked) and bool(codes) == (methods == "keyboard-interactive")
 
 
 # ---- a channel's last word
