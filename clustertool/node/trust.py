@@ -72,7 +72,7 @@ def _folder(path: str, info: os.stat_result) -> Optional[Unsafe]:
     if info.st_mode & stat.S_IWOTH:
         fix = f"chmod o-w {path}, or choose another folder"
         return Unsafe(f"all users may write to {path}, and so replace what lies there", fix)
-    if info.st_mode & stat.S_IWGRP and not _group_trusted and not _is_private(path, info.st_gid):
+    if info.st_mode & stat.S_IWGRP and not _group_trusted and not users.only_private(path, info.st_gid):
         fix = f'chmod g-w {path}, or, if you trust its members, ROOT_DIR_GROUP = "{_TRUSTED}" in conf.py'
         return Unsafe(f"the group {users.group_name(info.st_gid)} may write to {path}, and so replace what lies there", fix)
     return None
@@ -83,12 +83,3 @@ def _owner(path: str, info: os.stat_result) -> Optional[Unsafe]:
         return None
     what = f"{path} belongs to user {users.name_of(info.st_uid)}, who can replace what lies there"
     return Unsafe(what, "choose a folder that belongs to you or root, as all folders above it")
-
-
-def _is_private(path: str, gid: int) -> bool:
-    """With an access list the mode's group bits are the most that anybody in the list has, so more users may write."""
-    try:
-        listed = "system.posix_acl_access" in os.listxattr(path)
-    except OSError:
-        listed = False
-    return not listed and users.is_private(gid)

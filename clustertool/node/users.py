@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+from typing import Union
 
 
 def name_of(uid: int) -> str:
@@ -23,6 +24,19 @@ def group_name(gid: int) -> str:
         return grp.getgrgid(gid).gr_name
     except KeyError:
         return str(gid)
+
+
+def only_private(where: Union[str, int], gid: int) -> bool:
+    """Whether the users who write to a file or folder by its group `gid` are the private group of this process's user.
+
+    where: a path or a descriptor. With an access list the mode's group bits are the most that anybody in the list has,
+    so more users may write.
+    """
+    try:
+        listed = "system.posix_acl_access" in os.listxattr(where)
+    except OSError:
+        listed = False
+    return not listed and is_private(gid)
 
 
 def is_private(gid: int) -> bool:

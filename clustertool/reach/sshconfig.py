@@ -318,7 +318,7 @@ def _lines(path: str, base: str, block: str, depth: int, checked: bool) -> Itera
     """
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            problem = trust.problem(os.fstat(file.fileno())) if checked else ""
+            problem = trust.problem(file.fileno(), os.fstat(file.fileno())) if checked else ""
             lines = file.read().splitlines()
     except OSError:
         return

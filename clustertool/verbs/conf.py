@@ -71,14 +71,15 @@ def _found(path: Path) -> bytes:
         # Not through a link: another user could make one after the check.
         handle = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(handle, "rb") as file:
-            _check(target, os.fstat(handle), path)
+            _check(target, os.fstat(handle), path, handle)
             return file.read()
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", "correct its permissions, or give --conf FILE") from None
 
 
-def _check(what: Path, info: os.stat_result, conf: Path) -> None:
-    problem = trust.problem(info, sticky=True)
+def _check(what: Path, info: os.stat_result, conf: Path, handle: int = -1) -> None:
+    """Raise ConfigError if another user can have written `what`, so that `conf` is not run. handle: it is open there."""
+    problem = trust.problem(handle if handle >= 0 else str(what), info, sticky=True)
     if problem:
         whose = f"{conf} is not run: {'it' if what == conf else what} {problem}"
         raise ConfigError(whose, f"remove what is not yours, or correct it (chown, chmod go-w); if you trust it: --conf {conf}")

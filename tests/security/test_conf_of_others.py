@@ -5,13 +5,13 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import struct
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from clustertool.plan.paths import OURS
-from clustertool.reach import trust
 from clustertool.reach.here import found
 from tests.cli import CLUSTERRUN, CLUSTERTOOL, REPO, Done
 
@@ -141,13 +141,17 @@ def test_the_private_group_may_write(place: Place) -> None:
     place.accepted()
 
 
-def test_a_group_with_another_first_member_is_not_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gid = os.getegid()
-    (tmp_path / "passwd").write_text(f"me:x:{os.geteuid()}:{gid}::/:/bin/sh\nother:x:{STRANGER}:{gid}::/:/bin/sh\n")
-    monkeypatch.setattr(trust, "_PASSWD", str(tmp_path / "passwd"))
-    trust.private_group.cache_clear()
-    assert not trust.private_group(gid)
-    trust.private_group.cache_clear()
+def test_an_access_list(place: Place) -> None:
+    """With one, the group's bits of the mode are the most that any user in the list has."""
+    conf = place.program(place.top / "conf.py")
+    conf.chmod(0o664)
+    entries = [(0x01, 6, -1), (0x02, 6, STRANGER), (0x04, 4, -1), (0x10, 6, -1), (0x20, 4, -1)]
+    packed = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", tag, bits, who & 0xFFFFFFFF) for tag, bits, who in entries)
+    try:
+        os.setxattr(conf, "system.posix_acl_access", packed)
+    except OSError:
+        pytest.skip("no access lists on this file system")
+    place.refused(str(conf), "can be changed by the group")
 
 
 @ROOT
