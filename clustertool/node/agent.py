@@ -70,8 +70,10 @@ class Agent:
         os.set_blocking(self._out, False)
         while self._open:
             self._turn()
-        for thread in self._threads:  # a stop that was asked for is finished, laptop or not
-            thread.wait()
+        for work in self._threads:  # a stop that was asked for is finished, laptop or not
+            if work.header.get("q") == "verify":  # whose result nobody waits for any more
+                work.abandon()
+            work.wait()
 
     def _turn(self) -> None:
         poll = select.poll()
@@ -226,6 +228,12 @@ class Agent:
 
         return releases.patch(self.root, header)
 
+    def verify(self, header: Header) -> Dict[str, Any]:
+        """Hash again what dispatches have left here."""
+        from clustertool.node import verify
+
+        return verify.verify(self.root, bool(header["remove"]))
+
     def relay(self, header: Header) -> Dict[str, Any]:
         """Take part in a dispatch. Its words come as frames of their own."""
         from clustertool.node import relaying
@@ -315,7 +323,8 @@ _INLINE: Dict[str, Callable[[Agent, Header], Dict[str, Any]]] = {
 _HANDLERS: Dict[str, Callable[[Agent, Header], Dict[str, Any]]] = {
     "probe": Agent.probe, "meet": Agent.meet, "patch": Agent.patch, "place": Agent.place,
     "examine": Agent.examine, "mesh": Agent.mesh, "unplace": Agent.unplace, "devices": Agent.devices, "module": Agent.module,
-    "glance": Agent.glance, **dict.fromkeys("stop attached jobs status report tail files clean".split(), Agent.job),
+    "glance": Agent.glance, "verify": Agent.verify,
+    **dict.fromkeys("stop attached jobs status report tail files clean".split(), Agent.job),
 }  # fmt: skip
 
 

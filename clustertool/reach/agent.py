@@ -28,7 +28,7 @@ _PAUSE = 0.002
 _SAID = 64 << 10  # bytes of the channel's stderr that are read for an error message
 _LAST_WORDS = 0.5
 # Requests that take as long as what they handle is large. No other is extended: a hostile node could hold up a stop with it.
-_LONG = frozenset({"place", "unplace", "clean", "patch", "probe", "examine", "files", "report"})
+_LONG = frozenset({"place", "unplace", "verify", "clean", "patch", "probe", "examine", "files", "report"})
 
 
 class Agent:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 @verb(
     WORKSPACE, Opt("job-dispatch-package", "the old name of --workspace"),
+    Opt("verify", "hash again what the nodes have; remove and send again what is damaged", False),
     Opt("dry", "only say what would be sent", False), NODES, JSON,
 )  # fmt: skip
 def dispatch(call: Call) -> None:
@@ -44,24 +45,48 @@ def dispatch(call: Call) -> None:
     workspace = load.workspace(call, Path(folder))
     if spec:
         portions(workspace, cluster, given_facts(cluster), spec)  # bad data is told before any connection
+    found: dict[str, Any] = {}  # by --verify
     if call.given.dry:
         amount = f"{count(len(workspace.files), 'file')}, {human_bytes(workspace.size)}"
         shards = ", shards only to the nodes that read them" if spec else f", as release {workspace.release}"
         call.terminal.line(f"would send {amount}{shards}")
+        if call.given.verify:
+            with Fleet(cluster, interrupts.check, person=interrupts.User()) as fleet:
+                _look(call, fleet, cluster, {}, None, found)
         if call.json:
-            call.answer({"release": workspace.release, "files": len(workspace.files), "bytes": workspace.size})
+            size = {"release": workspace.release, "files": len(workspace.files), "bytes": workspace.size}
+            call.answer({**size, **({"verified": found} if call.given.verify else {})})
         return
     with Fleet(cluster, interrupts.check, person=interrupts.User()) as fleet:
-        done = _send(call, fleet, workspace, cluster, spec)
+        done = _send(call, fleet, workspace, cluster, spec, found)
         if call.json:
-            call.answer({"release": workspace.release, **_as_json(done, fleet)})
+            verified = {"verified": found} if call.given.verify else {}
+            call.answer({"release": workspace.release, **verified, **_as_json(done, fleet)})
         raise_all(list(done.failed.values()))
 
 
-def _send(call: Call, fleet: Fleet, workspace: Workspace, cluster: Cluster, spec: JobSpec | None) -> Dispatched:
+def _look(
+    call: Call, fleet: Fleet, cluster: Cluster, probed: dict[int, Header],
+    need: Callable[[Mapping[int, Facts]], Mapping[int, int]] | None, found: dict[str, Any],
+) -> dict[int, Facts]:  # fmt: skip
+    """A preflight; with --verify the nodes also hash what they have, which `found` gets. `need`: bytes for each node."""
+    from clustertool.reach import sharing
+    from clustertool.verbs import preflight
+    from clustertool.verbs.verify import verified
+
+    looked = preflight.look(cluster, fleet, {}, known=probed)
+    if need is not None:
+        looked = preflight.room(looked, cluster, need(looked.facts))
+    preflight.require(looked, cluster)
+    facts = sharing.confirm(fleet, looked.facts)
+    return verified(call, fleet, facts, found) if call.given.verify else facts
+
+
+def _send(
+    call: Call, fleet: Fleet, workspace: Workspace, cluster: Cluster, spec: JobSpec | None, found: dict[str, Any]
+) -> Dispatched:  # fmt: skip
     """First what needs no look at the nodes; if that is not enough, a preflight and the whole of it."""
     from clustertool.plan.facts import read_facts
-    from clustertool.reach import sharing
     from clustertool.reach.dispatch import HELPERS, merged, quickly
     from clustertool.verbs import preflight
 
@@ -72,7 +97,7 @@ def _send(call: Call, fleet: Fleet, workspace: Workspace, cluster: Cluster, spec
         return read_facts(node, probed[node])
 
     start = time.monotonic()
-    first, spread = quickly(fleet, workspace, look) if spec is None else (None, None)
+    first, spread = quickly(fleet, workspace, look) if spec is None and not call.given.verify else (None, None)
     if first and len(first.releases) == len(cluster.hosts):
         with _progress(call, fleet, start) as progress:
             progress.uplink(first.tally.uplink, first.tally.uplink)
@@ -80,10 +105,7 @@ def _send(call: Call, fleet: Fleet, workspace: Workspace, cluster: Cluster, spec
                 progress.done(fleet.name(node))
         return first
     fleet.wake(HELPERS)
-    looked = preflight.look(cluster, fleet, {}, known=probed)
-    looked = preflight.room(looked, cluster, needs(workspace, cluster, looked.facts, spec, copies=1))
-    preflight.require(looked, cluster)
-    facts = sharing.confirm(fleet, looked.facts)
+    facts = _look(call, fleet, cluster, probed, lambda facts: needs(workspace, cluster, facts, spec, copies=1), found)
     done = send(call, fleet, workspace, portions(workspace, cluster, facts, spec), facts, (first, spread), start)
     return merged(first, done) if first else done
 

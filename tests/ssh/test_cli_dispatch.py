@@ -132,3 +132,63 @@ def test_what_a_job_writes_stays_its_own(three):
         three.inv("run", "-w", "job").ends(0)
     three.workspace(train_py="import os; print('size', os.path.getsize('data'))")
     assert "size 1600000" in three.inv("run", "-w", "job").ends(0).out
+
+
+# -- dispatch --verify -------------------------------------------------------------------------------------------------
+
+
+def store(three, node: int) -> Path:
+    return three.root(node) / ".clustertool"
+
+
+def spoil(path: Path) -> None:
+    """Other bytes, the same size."""
+    data = path.read_bytes()
+    path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+
+
+def piece_of(three, node: int, size: int) -> Path:
+    return next(path for path in sorted((store(three, node) / "pieces").iterdir()) if path.stat().st_size == size)
+
+
+def test_verify_finds_wrong_bytes_and_repairs_them(three):
+    """A piece of a large file on one node, a manifest that reads well on another. Only what is damaged is sent."""
+    (three.folder / "job/empty").mkdir()
+    (three.folder / "job/nothing").touch()
+    (three.folder / "job/link").symlink_to("train.py")
+    data = os.urandom(3_000_000)
+    (three.folder / "job/big").write_bytes(data)
+    three.inv("dispatch", "-w", "job").ends(0)
+    right = three.inv("dispatch", "-w", "job", "--verify", "--json").ends(0).json
+    names = sorted(right["verified"])
+    assert [right["verified"][name]["releases"] for name in names] == [1, 1, 1] and len(right["had"]) == 3
+    assert all((one["damaged"], one["lost"]) == (0, []) for one in right["verified"].values())
+
+    spoil(piece_of(three, 1, 1 << 20))
+    manifest = store(three, 2) / "releases" / right["release"]
+    manifest.write_text(manifest.read_text().replace('"nothing"', '"nowhere"'))
+    assert not three.inv("dispatch", "-w", "job", "--json").ends(0).json["bytes"], "sizes are right"
+    dry = three.inv("--dry", "dispatch", "-w", "job", "--verify").ends(0)
+    assert "1 piece and 1 release, which would be removed" in dry.out and manifest.exists()
+    found = three.inv("dispatch", "-w", "job", "--verify", "--json").ends(0).json
+    assert [found["verified"][name]["damaged"] for name in names] == [0, 1, 0]
+    assert [found["verified"][name]["lost"] for name in names] == [[], [right["release"]], [right["release"]]]
+    assert (len(found["had"]), len(found["sent"])) == (1, 2) and found["bytes"] + found["between"] < 1_200_000
+    three.inv("run", "-w", "job").ends(0)
+    for node in range(3):
+        assert (three.jobs(node)[0] / "big").read_bytes() == data
+    assert "nothing is damaged" in three.inv("dispatch", "-w", "job", "--verify").ends(0).out
+
+
+def test_verify_looks_at_all_releases_and_at_nodes_without_any(three):
+    """Also at one of which only some shards were sent to a node, and at one that nobody asks for now."""
+    for shard in range(3):
+        (three.folder / f"job/part-{shard}").write_bytes(os.urandom(400_000))
+    (three.folder / "job/job.toml").write_text('[shards]\nfiles = "part-*"\nonly_where_read = true\n')
+    assert "0 releases of 0 pieces" in three.inv("--dry", "dispatch", "-w", "job", "--verify").ends(0).out
+    releases = three.inv("dispatch", "-w", "job", "--json").ends(0).json["releases"]
+    assert len(set(releases.values())) == 3
+    (three.folder / "job/job.toml").unlink()
+    three.inv("dispatch", "-w", "job").ends(0)
+    found = three.inv("dispatch", "-w", "job", "--verify", "--json").ends(0).json["verified"]
+    assert {(one["releases"], one["damaged"], len(one["lost"])) for one in found.values()} == {(2, 0, 0)}

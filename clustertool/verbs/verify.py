@@ -1,0 +1,60 @@
+"""dispatch --verify: each node hashes again what it has and removes what is damaged; here is what it found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from clustertool.errors import raise_all
+from clustertool.verbs.call import Call
+
+if TYPE_CHECKING:
+    from clustertool.plan.facts import Facts
+    from clustertool.plan.frames import Header
+    from clustertool.reach.fleet import Fleet
+
+_RELEASE = re.compile(r"[0-9a-f]{32}")
+
+
+def verified(call: Call, fleet: Fleet, facts: Mapping[int, Facts], found: dict[str, Any]) -> dict[int, Facts]:
+    """The facts without the releases that are damaged; nodes that share a ROOT_DIR hash it once. With --dry nothing is removed.
+
+    `found` gets what each of these nodes has answered, for the JSON answer. Raises what nodes raised, after the report.
+    """
+    from clustertool.reach.dispatch import owners
+
+    first = owners(facts)
+    gathered = fleet.ask({node: {"q": "verify", "remove": not call.given.dry} for node in first.values()})
+    answers = {node: _checked(answer) for node, answer in sorted(gathered.ok.items())}
+    for node, answer in answers.items():
+        found[fleet.name(node)] = answer
+        call.terminal.line(f"{fleet.name(node)}: {_in_words(answer, call.given.dry)}", "red" if _is_damaged(answer) else "")
+    raise_all(list(gathered.failed.values()))
+    lost = {node: set(answers[first[fact.root_id]]["lost"]) for node, fact in facts.items()}
+    return {
+        node: replace(fact, releases=tuple(name for name in fact.releases if name not in lost[node]))
+        for node, fact in facts.items()
+    }
+
+
+def _checked(answer: Header) -> dict[str, Any]:
+    """What a node says, as far as it is of the right form."""
+    counts = {key: int(answer.get(key, 0)) for key in ("releases", "pieces", "bytes", "damaged")}
+    return {**counts, "lost": [name for name in map(str, answer.get("lost", ())) if _RELEASE.fullmatch(name)]}
+
+
+def _is_damaged(answer: Mapping[str, Any]) -> bool:
+    return bool(answer["damaged"] or answer["lost"])
+
+
+def _in_words(answer: Mapping[str, Any], dry: bool) -> str:
+    from clustertool.show.progress import human_bytes
+    from clustertool.show.table import count
+
+    all_ = f"{count(answer['releases'], 'release')} of {count(answer['pieces'], 'piece')}, {human_bytes(answer['bytes'])}"
+    if not _is_damaged(answer):
+        return f"{all_}: nothing is damaged"
+    bad = f"damaged are {count(answer['damaged'], 'piece')} and {count(len(answer['lost']), 'release')}"
+    return f"{all_}: {bad}{', which would be removed' if dry else '; removed'}"
