@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clustertool.engines.base import Phase, Steps
-from clustertool.plan.environment import mark
+from clustertool.plan.environment import endpoint, mark
 from clustertool.plan.plan import HIDDEN, Node, Plan, Process
 
 Spec = dict[str, Any]
@@ -64,7 +64,10 @@ def spec(plan: Plan, node: Node, endpoints: list[str]) -> Spec:
         "here": node.here,
         "mark": mark(plan.job_id, node.index, plan.identity.token),
         "token": plan.identity.token,
-        "lead": {"node": lead_node.index, "name": lead_node.name, "host": plan.lead[0], "port": plan.lead[1]},
+        "lead": {
+            "node": lead_node.index, "name": lead_node.name, "host": plan.lead[0], "port": plan.lead[1],
+            "endpoint": endpoint(*plan.lead),
+        },
         "policy": dict(vars(plan.policy)),
         "prelude": plan.prelude,
         "ld_library_path": plan.ld_library_path,

@@ -5,7 +5,7 @@
     pserver    all pservers listen           trainer    Start(trainer), Start(heter): each waits for the other's ports
     trainer    all trainers exited 0         ending     Stop       (pservers and heter trainers end: their 143 is no failure)
     any        a process failed              ending     Stop       (a trainer, policy continue: the others go on)
-    any        a node is lost                ending     Stop
+    any        a node is lost, or absent     ending     Stop
     any        stop asked, time is over      ending     Stop
     ending     all nodes clean or lost       over       Finish(outcome)
                  a restart, and all clean    pserver*   Start(first role) of the next attempt, again: after a pause
@@ -23,7 +23,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Callable, Dict, FrozenSet, List, Optional, Tuple, Union
 
-from clustertool.plan.outcome import Failure, Key, Outcome, alike, exit_code, failed
+from clustertool.plan.outcome import Failure, Key, Outcome, alike, exit_code, failed, some
+from clustertool.plan.roles import word
 
 _NAMED = 3  # different errors in a reason
 
@@ -81,6 +82,15 @@ class Lost:
 
 
 @dataclass(frozen=True)
+class Absent:
+    """These nodes never joined. `where`: the coordinator in words; `seconds`: for how long they were expected."""
+
+    nodes: Tuple[int, ...]
+    where: str
+    seconds: float
+
+
+@dataclass(frozen=True)
 class StopAsked:
     """`kind` stopped (130 Ctrl+C, 143 SIGTERM, 0 inv stop) or timeout (124)."""
 
@@ -89,7 +99,7 @@ class StopAsked:
     kind: str = "stopped"
 
 
-Event = Union[Joined, Listening, Exited, Clean, Lost, StopAsked]
+Event = Union[Joined, Listening, Exited, Clean, Lost, Absent, StopAsked]
 
 
 # -- actions ----------------------------------------------------------------------------------------------------------
@@ -273,6 +283,33 @@ def _lost(state: State, event: Lost) -> Step:
     return state, actions + more
 
 
+def _absent(state: State, event: Absent) -> Step:
+    """No node is to blame if no other one has joined: then the way to the coordinator is blocked."""
+    absent = frozenset(event.nodes)
+    state = replace(state, lost=state.lost | absent, gone=state.gone | absent)
+    if state.ending:
+        return _over(state)
+    all_others = len(absent) == len(state.shape.nodes) - 1
+    names = some([state.shape.names[node] for node in event.nodes])
+    what = "no other node could connect" if all_others else f"no connection from {names}"
+    node = event.nodes[0] if len(event.nodes) == 1 and not all_others else -1
+    state, actions = _end(state, Outcome("lost", 75, "tool", f"{what} to {event.where} within {event.seconds:g} s", node=node))
+    state, more = _over(state)
+    return state, actions + more
+
+
+def expected(state: State, where: str) -> str:
+    """What the job waits for before its trainers start; "" if they have started. `where`: the coordinator in words."""
+    if state.phase == "joining":
+        missing = [state.shape.names[node] for node in sorted(state.shape.nodes - state.joined)]
+        return f"a connection from {some(missing)} to {where}"
+    if state.phase == "pserver":
+        closed = sorted(state.shape.pservers - state.listening)
+        names = state.shape.names
+        return some([f"an open port of {word(key[0])} {key[1]} on {names[state.shape.node_of(key)]}" for key in closed])
+    return ""
+
+
 def _stop_asked(state: State, event: StopAsked) -> Step:
     if state.ending:
         return state, (Stop(event.by),)
@@ -303,5 +340,6 @@ def _victims(state: State, outcome: Outcome) -> Tuple[Key, ...]:
 
 
 _TABLE: Dict[type, Callable[..., Step]] = {
-    Joined: _joined, Listening: _listening, Exited: _exited, Clean: _clean, Lost: _lost, StopAsked: _stop_asked,
+    Joined: _joined, Listening: _listening, Exited: _exited, Clean: _clean, Lost: _lost, Absent: _absent,
+    StopAsked: _stop_asked,
 }  # fmt: skip

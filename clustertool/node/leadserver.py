@@ -14,6 +14,7 @@ from clustertool.node import lead as l
 from clustertool.node.ownclock import OwnClock
 from clustertool.node.wire import Mailbox, Wire, beat, context, join_patience, listen
 from clustertool.plan.frames import Header
+from clustertool.plan.outcome import coordinator
 
 _STRANGERS = 64  # places beside two for each node
 _PATIENCE = 2.0  # for a stranger, and this much more for each node: many that join at once take turns
@@ -59,6 +60,8 @@ class LeadServer:
         self._clock = OwnClock()
         self._peers = {node: _Peer(0.0) for node in range(len(shape["names"])) if node != self._node}
         self._strangers: Dict[Wire, float] = {}
+        self._endpoint = str(spec["lead"]["endpoint"])
+        self._where = coordinator(str(spec["lead"]["name"]), self._endpoint)
         self._context = context(spec["certificate"], spec["key"], server=True)
         self._listener = listen(str(spec["lead"]["host"]), int(spec["lead"]["port"]), 1024)
         self._join_patience = join_patience(self._timeout, len(self._peers))
@@ -210,21 +213,31 @@ class LeadServer:
         """Silence and time become events. Silence is measured by the own clock: time in which this process did not run is
         not counted, and what arrived then was read before. A node whose lease ended meanwhile gives up the lead by itself.
         """
-        for node, peer in self._peers.items():
-            patience = self._patience(peer)
-            if now - peer.heard > patience and node not in self._state.gone:
-                what = f"no heartbeat for {patience:g} s" if peer.joined else f"it did not join within {patience:g} s"
+        silent = [
+            node for node, peer in self._peers.items()
+            if now - peer.heard > self._patience(peer) and node not in self._state.gone
+        ]  # fmt: skip
+        for node in silent:
+            peer = self._peers[node]
+            if peer.joined:
                 blocked = self._clock.blocked - peer.blocked
+                what = f"no heartbeat for {self._patience(peer):g} s"
                 what += f" (and {blocked:.0f} s in which the coordinator itself did not run)" if blocked >= 1 else ""
                 self._record("lost", node=node, why=what)
                 self._decide(l.Lost(node, what))
+        absent = [node for node in silent if not self._peers[node].joined]
+        if absent:
+            self._record("absent", nodes=absent, endpoint=self._endpoint, seconds=round(now))
+            self._decide(l.Absent(tuple(absent), self._where, round(now)))
         self._watch_time(time.monotonic())
 
     def _watch_time(self, now: float) -> None:
         """What happens at a time: by the clock of the machine."""
         if self._deadline is not None and now > self._deadline:
             self._deadline = None
-            self._decide(l.StopAsked(f"the job's time is over: --timeout {self._limit:g}", 124, "timeout"))
+            missing = l.expected(self._state, self._where)
+            waited = f"; it waited for {missing}" if missing else ""
+            self._decide(l.StopAsked(f"the job's time is over: --timeout {self._limit:g}{waited}", 124, "timeout"))
         if self._lease and now - self._attached_at > self._lease:
             self._lease = 0.0
             self._decide(l.StopAsked(f"no laptop was attached for {now - self._attached_at:.0f} s (--lease)", 143))

@@ -27,7 +27,7 @@ from clustertool.node.keeper import Keeper
 from clustertool.node.recorder import Recorder, Running
 from clustertool.node.signals import Signals
 from clustertool.plan.frames import Header
-from clustertool.plan.outcome import Key, Outcome, read_outcome
+from clustertool.plan.outcome import Key, Outcome, coordinator, read_outcome
 from clustertool.plan.paths import OURS, JobPaths
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Supervisor:
         else:
             from clustertool.node.uplink import Uplink  # after the guard was forked, which has no use for TLS
 
-            self.uplink = Uplink(self.spec)
+            self.uplink = Uplink(self.spec, record=self.record)
 
     def _lock_devices(self) -> None:
         """The cards of our ranks, for us and the guard: as long as one of the two lives, they are this job's."""
@@ -272,9 +272,13 @@ class Supervisor:
             self.stop(self.outcome.reason, float(self.spec["policy"]["grace"]))
 
     def _lost_lead(self) -> None:
-        timeout = self.spec["policy"]["loss_timeout"]
-        lead = self.spec["lead"]["name"]
-        reason = f"node {lead} is lost: it leads the job, and {self.spec['name']} has not heard from it for {timeout:g} s"
+        lead, name, uplink = self.spec["lead"]["name"], self.spec["name"], self.uplink
+        assert uplink is not None
+        if uplink.joined:
+            timeout = self.spec["policy"]["loss_timeout"]
+            reason = f"node {lead} is lost: it leads the job, and {name} has not heard from it for {timeout:g} s"
+        else:
+            reason = f"{name} cannot connect to {coordinator(lead, uplink.endpoint)}: {uplink.cause}"
         self.outcome = Outcome("lost", 75, "tool", reason, node=int(self.spec["lead"]["node"]))
         self.stop(reason, float(self.spec["policy"]["grace"]))
 

@@ -20,6 +20,7 @@ from clustertool.plan.sink import Sink
 _CHUNK = 1 << 16
 _RECORD = 1 << 14  # what TLS gives at a time
 _TURN = 1 << 20  # bytes read before others have their turn
+TIMED_OUT = ("ETIMEDOUT", "timed out")
 
 
 def beat(loss_timeout: float) -> float:
@@ -74,6 +75,17 @@ def _in_memory(pem: str) -> Iterator[str]:
         yield f"/proc/self/fd/{outlet}"
     finally:
         os.close(outlet)
+
+
+def cause(error: BaseException) -> Tuple[str, str]:
+    """Why a connection failed: the name of its errno, or "", and words."""
+    inner = error.__cause__ or error
+    if isinstance(inner, ssl.SSLError):
+        return "", f"TLS failed: {inner}"
+    if not isinstance(inner, OSError) or inner.errno is None:
+        return "", str(inner)
+    words = TIMED_OUT[1] if inner.errno == errno.ETIMEDOUT else (inner.strerror or "").lower()
+    return errno.errorcode.get(inner.errno, ""), words
 
 
 class _Bytes:

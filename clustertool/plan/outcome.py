@@ -55,6 +55,12 @@ def words(code: int, signal: int, note: str = "") -> str:
     return f"{text}: {note}" if note else text
 
 
+def coordinator(name: str, endpoint: str) -> str:
+    """The coordinator of a job, in words: its node and its endpoint, or the endpoint alone if this is the node's name."""
+    alike = endpoint.rpartition(":")[0].strip("[]") == name
+    return f"the coordinator at {endpoint}" if alike else f"the coordinator on {name} ({endpoint})"
+
+
 def some(names: Sequence[str], last: str = "and") -> str:
     """The first names of a list, and how many more there are: "a", "a and b", "a, b, c, d and 3 more"."""
     shown = list(names[:4]) + ([f"{len(names) - 4} more"] if len(names) > 4 else [])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Union
 
 from clustertool.plan.events import JobStatus
-from clustertool.plan.outcome import Failure, Key, Outcome, some
+from clustertool.plan.outcome import Failure, Key, Outcome
 from clustertool.plan.roles import word
 from clustertool.watch.failures import Failures, News
 from clustertool.watch.lines import Lines
@@ -169,10 +169,6 @@ class Watch:
             yield News(f"{who} listens on {event['listens']}, the others look for it on {event['endpoint']}", "warn")
         elif kind == "lost":
             yield News(f"node {self.name(int(event['node']))} is lost: {event.get('why')}", "warn")
-        elif kind == "absent":
-            names = some([self.name(int(index)) for index in event["nodes"]])
-            where = f"the coordinator on {self.name(node)}, {event['endpoint']}"
-            yield News(f"{names} did not connect to {where}, within {event['seconds']:g} s", "warn")
         elif kind == "supervisor-lost":
             yield News(f"{self.name(node)}: {event.get('why')}; its processes were ended", "warn")
         elif kind == "clean" and event.get("survivors"):

@@ -9,7 +9,7 @@ from clustertool.errors import ClustertoolError, Interrupted, JobFailed, NodeLos
 from clustertool.plan.events import JobStatus, ProcessStatus
 from clustertool.plan.outcome import Failure, Key, Outcome, same_error
 from clustertool.plan.roles import ROLES, word
-from clustertool.watch.waits import blocked, suspects
+from clustertool.watch.waits import advice, blocked
 
 
 def abort_line(status: JobStatus, outcome: Outcome) -> str:
@@ -102,11 +102,13 @@ def error_of(status: JobStatus) -> ClustertoolError | None:
         return JobFailed(outcome.reason, outcome.code)
     if outcome.state == "stopped":
         return _stopped(outcome)
-    what, where = "; ".join([outcome.reason, *blocked(status)]), suspects(status)
-    fix = f"a firewall on {where} may block incoming connections; run `clustertool check`" if where else ""
+    what, fix = "; ".join([outcome.reason, *blocked(status)]), advice(status)
     if outcome.state == "timeout":
-        return TimedOut(what, fix)
-    return NodeLost(what, fix or "look at that machine; the job has ended on the others")
+        error: ClustertoolError = TimedOut(what, fix)
+    else:
+        error = NodeLost(what, fix or "look at that machine; the job has ended on the others")
+    error.brief = outcome.reason
+    return error
 
 
 def _stopped(outcome: Outcome) -> ClustertoolError:

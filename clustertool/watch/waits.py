@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clustertool.plan.events import JobStatus, NodeStatus, ProcessStatus
-from clustertool.plan.outcome import some
+from clustertool.plan.outcome import coordinator, some
 
 _LISTEN_AFTER = 10.0  # seconds without a listening port after which a pserver is reported
 _LEAD = 0
@@ -41,18 +41,18 @@ def blocked(status: JobStatus) -> list[str]:
     return [sentence for sentence, _ in _by_reason(status)]
 
 
-def suspects(status: JobStatus) -> str:
-    """The nodes on which a firewall may block these connections; "" if no node reports a blocked one.
+def advice(status: JobStatus) -> str:
+    """What may block these connections, and what to do; "" if no node reports a blocked one.
 
     If no other node has a connection, the coordinator's node is the suspect. Else each blocked node may be at fault as well.
     """
     nodes = [node for node in _without_connection(status) if not node.unconnected["again"]]
     if not nodes:
         return ""
-    names = [_name(status, _LEAD)]
+    names, what = [_name(status, _LEAD)], "incoming connections"
     if len(nodes) < len(status.nodes) - 1:
-        names += [_name(status, node.index) for node in nodes]
-    return some(names, "or")
+        names, what = [*names, *(_name(status, node.index) for node in nodes)], "the connections between them"
+    return f"a firewall on {some(names, 'or')} may block {what}; run `clustertool check`"
 
 
 def _connections(status: JobStatus, now: float) -> list[Wait]:
@@ -73,7 +73,7 @@ def _by_reason(status: JobStatus) -> list[tuple[str, Sequence[NodeStatus]]]:
 def _reason(status: JobStatus, event: Mapping[str, Any]) -> str:
     errno = f" ({event['errno']})" if event["errno"] else ""
     what = "cannot connect again" if event["again"] else "cannot connect"
-    return f"{what} to the coordinator on {_name(status, _LEAD)}, {event['endpoint']}: {event['why']}{errno}"
+    return f"{what} to {coordinator(_name(status, _LEAD), event['endpoint'])}: {event['why']}{errno}"
 
 
 def _without_connection(status: JobStatus) -> list[NodeStatus]:

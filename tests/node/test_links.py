@@ -171,6 +171,22 @@ def test_pulled_for_longer(bench: Bench, cable_of: CableOf) -> None:
     job.gone()
 
 
+def test_a_node_reports_that_it_cannot_connect(bench: Bench) -> None:
+    """After 3 s, with address, port and errno; and when it has a connection."""
+    job = bench.job(bench.nodes(2), "echo ready").place()
+    before = time.time()
+    job.nodes[1].client.agent.ask(job.start_requests[1])
+    event = job.until("unconnected", 1)[0]
+    host, port = job.plan.lead
+    assert event["endpoint"] == f"{host}:{port}"
+    assert (event["errno"], event["why"], event["again"]) == ("ECONNREFUSED", "connection refused", False)
+    assert before - 1 < event["since"] < event["t"] - 2.5
+    job.nodes[0].client.agent.ask(job.start_requests[0])
+    job.until("connected", 1)
+    assert [job.ended(node)["state"] for node in range(2)] == ["succeeded"] * 2
+    assert len(job.events(1, "unconnected")) == 1
+
+
 def test_connect_takes_a_while(bench: Bench) -> None:
     """Across a real network connect() is never done at once. Here the lead's door has a queue that is full at first."""
     job = bench.job(bench.nodes(2), "echo ready")

@@ -95,6 +95,7 @@ def test_only_the_leads_node_knows_the_shape() -> None:
     assert sorted(first["shape"]["place"]) == sorted([p.role, p.rank, p.node] for p in made.processes)
     assert all("shape" not in spec for spec in others)
     lead = {"node": 0, "name": "10.0.0.1", "host": made.lead[0], "port": made.lead[1]}
+    lead["endpoint"] = f"10.0.0.1:{made.lead[1]}"
     assert all(spec["lead"] == lead for spec in (first, *others))
 
 

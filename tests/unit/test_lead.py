@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clustertool.node.lead import (
+    Absent,
     Clean,
     Event,
     Exit,
@@ -19,6 +20,7 @@ from clustertool.node.lead import (
     Stop,
     StopAsked,
     decide,
+    expected,
 )  # fmt: skip
 from clustertool.plan.outcome import Outcome
 
@@ -72,6 +74,8 @@ def verdict(shape: Shape, *events: Event) -> Outcome:
 
 
 JOINED = (Joined(0), Joined(1))
+THREE = Shape(frozenset({0, 1, 2}), ("n0", "n1", "n2"), ((T0, 0), (T1, 1), (T2, 2)))
+WHERE = "the coordinator on n0 (10.0.0.1:9)"
 SERVED = (*JOINED, Listening(P0), Listening(P1))
 CLEAN = (Clean(0), Clean(1))
 PIPED = (*JOINED, Listening(P0))
@@ -116,6 +120,10 @@ HISTORIES: list[tuple[str, Shape, tuple[Event, ...], str]] = [
      "start trainer 0, stop, finish failed 7"),
     ("a node is lost", COLLECTIVE, (*JOINED, Lost(1, "silent"), Clean(0)), "start trainer 0, stop, finish lost 75"),
     ("a node never joins", COLLECTIVE, (Joined(0), Lost(1, "silent"), Clean(0)), "stop, finish lost 75"),
+    ("no other node joins", THREE, (Joined(0), Absent((1, 2), WHERE, 30), Clean(0)), "stop, finish lost 75"),
+    ("one of two joins", THREE, (Joined(0), Joined(1), Absent((2,), WHERE, 30), Clean(0), Clean(1)), "stop, finish lost 75"),
+    ("a stop before all have joined", THREE, (Joined(0), StopAsked("x", 143), Absent((1, 2), WHERE, 2), Clean(0)),
+     "stop, finish stopped 143"),
     ("all nodes are lost", COLLECTIVE, (*JOINED, Lost(1, "silent"), Lost(0, "silent"), Lost(0, "silent")),
      "start trainer 0, stop, finish lost 75"),
     ("a node is lost after a failure", COLLECTIVE, (*JOINED, exits(ended(T0, 7)), Lost(1, "silent"), Clean(0)),
@@ -324,3 +332,27 @@ def test_a_state_is_a_value() -> None:
     assert decide(before, FAILED) == decide(before, FAILED)
     assert before == replay(COLLECTIVE, *JOINED)[0]
     assert hash(before) == hash(replay(COLLECTIVE, *JOINED)[0])
+
+
+@pytest.mark.parametrize(
+    ("joined", "absent", "reason", "node"),
+    [
+        ((0,), (1, 2), "no other node could connect to", -1),
+        ((0, 1), (2,), "no connection from n2 to", 2),
+    ],
+)
+def test_no_node_is_blamed_if_none_could_connect(
+    joined: tuple[int, ...], absent: tuple[int, ...], reason: str, node: int
+) -> None:
+    found = verdict(THREE, *map(Joined, joined), Absent(absent, WHERE, 30.0), *map(Clean, joined))
+    assert found.reason == f"{reason} {WHERE} within 30 s"
+    assert (found.node, found.culprits) == (node, ()), "its ranks never ran"
+
+
+def test_what_a_job_waits_for() -> None:
+    def after(shape: Shape, *events: Event) -> str:
+        return expected(replay(shape, *events)[0], WHERE)
+
+    assert after(THREE, Joined(0)) == f"a connection from n1 and n2 to {WHERE}"
+    assert after(PS, *JOINED, Listening(P0)) == "an open port of pserver 1 on n1"
+    assert after(PS, *SERVED) == after(COLLECTIVE, *JOINED) == ""

@@ -1,0 +1,43 @@
+"""A job that cannot start says within seconds what it waits for, and names no node that is not at fault."""
+
+from __future__ import annotations
+
+# What listens on the node cannot answer; what it opens itself has a higher port.
+FIREWALL = ["ip", "rule", "add", "pref", "9", "ipproto", "tcp", "sport", "1024-32767", "blackhole"]
+
+
+def test_a_firewall_on_the_first_node(site):
+    four = site(4)
+    four.conf(LOSS_TIMEOUT=3)
+    assert four.lab.exec(0, FIREWALL).returncode == 0
+    four.workspace(train_py="print('never')")
+    running = four.start("run", "-w", "job", "--timeout", "8")
+    away = r"node1, node2 and node3 cannot connect to the coordinator on node0 \(10\.77\.0\.1:\d+\): timed out \(ETIMEDOUT\)"
+    running.says(f"warning: {away}; tried for [4-6] s")
+    status = four.inv("status").ends(0)
+    assert "cannot connect to the coordinator on node0 (10.77.0.1:" in status.out
+    assert four.inv("status", "--json").ends(0).json["waits"]
+    done = running.wait().ends(124)
+    assert "--timeout 8; it waited for a connection from node1, node2 and node3 to the coordinator on node0" in done.last
+    assert "fix: a firewall on node0 may block incoming connections; run `clustertool check`" in done.err
+    assert "is lost" not in done.err
+    four.gone(10.0)
+
+
+def test_a_pserver_that_does_not_listen(site):
+    pair = site(2)
+    server = """
+        import os, socket, time
+        while not os.path.exists("/tmp/go"):
+            time.sleep(0.05)
+        server = socket.create_server((os.environ["POD_IP"], int(os.environ["PADDLE_PORT"])))
+        time.sleep(600)
+    """
+    pair.workspace(train_py="print('served')", pserver_py=server)
+    running = pair.start("run", "-w", "job", "--mode", "ps")
+    (pair.lab.tmp(0) / "go").touch()
+    wait = r"the trainers wait until a port is open: pserver 1 on node1 at 10\.77\.0\.2:\d+; 1\d s so far"
+    running.says(f"warning: {wait}")
+    assert "pserver 1 on node1 at 10.77.0.2:" in pair.inv("status").ends(0).out
+    (pair.lab.tmp(1) / "go").touch()
+    assert "served" in running.wait().ends(0).out
