@@ -100,6 +100,10 @@ class Fleet:
         """Ask the questions (passwords) of threads that connect; only the thread that made this fleet may."""
         self._prompter.serve()
 
+    def silence(self) -> None:
+        """Put no more questions: a login that needs one fails from now on."""
+        self._prompter.silence()
+
     def _look(self) -> None:
         self.serve()
         if self.check:

@@ -41,6 +41,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from platformdirs import user_state_path
 
 from clustertool.errors import PreflightError, Survivors
+from clustertool.node import trust
 from clustertool.plan.cluster import Cluster, read_cluster
 
 NODES = 3
@@ -182,8 +183,19 @@ class LocalCluster:
         self.dir.chmod(0o700)
         self.run.mkdir(mode=0o700, exist_ok=True)
 
+    def _check_dir(self) -> None:
+        """Raise PreflightError if another user can have written what lies there, as far as it exists.
+
+        It names processes to end and servers to log in to.
+        """
+        wrong = trust.unsafe(str(self.run))
+        if wrong:
+            fix = "correct that folder (chown, chmod), or set XDG_STATE_HOME to a folder of yours"
+            raise PreflightError(f"the folder of the embedded cluster is not safe: {wrong.what}", fix)
+
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
+        self._check_dir()
         descriptor = os.open(self.dir / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         deadline = time.monotonic() + LOCK_WAIT
         try:
@@ -212,6 +224,7 @@ class LocalCluster:
         _write(self.run / "servers.json", json.dumps([asdict(server) for server in known], indent=1) + "\n")
 
     def _recorded(self) -> tuple[Server, ...]:
+        self._check_dir()
         try:
             rows = json.loads((self.run / "servers.json").read_text())
             return tuple(Server(**row) for row in rows)

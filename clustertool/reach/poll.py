@@ -35,6 +35,7 @@ class Poll:
         self.failed: dict[int, ClustertoolError] = dict(fleet.failed)
 
     def start(self) -> None:
+        self._fleet.silence()  # the threads below log in again where a connection broke, and no thread serves questions
         for host in self._fleet.cluster.hosts:
             threading.Thread(target=self._run, args=(host.index,), name=f"poll {host.name}", daemon=True).start()
 

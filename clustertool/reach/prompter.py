@@ -91,10 +91,15 @@ class Prompter:
         self._declined: set[_Group] = set()
         self._keys: list[NewKey] = []
         self._keys_since = 0.0
+        self._silent = False
 
     @property
     def present(self) -> bool:
-        return self._person is not None and self._person.present
+        return self._person is not None and self._person.present and not self._silent
+
+    def silence(self) -> None:
+        """No more questions, as if no person were there: a live view has the terminal. What was typed before still counts."""
+        self._silent = True
 
     @property
     def mine(self) -> bool:

@@ -250,7 +250,7 @@ OTHER_USER = textwrap.dedent("""
     if test -n "$LOCKED"; then sed 's/^root:[^:]*:/root:!:/' /etc/shadow > /mnt/shadow; mount --bind /mnt/shadow /etc/shadow; fi
     mount --bind /mnt/passwd /etc/passwd
     mkdir -m 700 /mnt/someone
-    chown 4321 /mnt/someone
+    chown "$WHO" /mnt/someone
     mount --rbind /mnt/root /root
     cd /
     exec setpriv --reuid "$WHO" --regid "$WHO" --clear-groups "$PYTHON" -c "$SCRIPT"
