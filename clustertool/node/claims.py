@@ -1,13 +1,14 @@
 """A job's ports are claimed under a lock on the node before anything starts, so that two starts at once never share one.
 
-Claims of a user lie on node-local storage (/tmp/clustertool-<uid>, also where ROOT_DIR is on NFS). A claim lasts as long as its
-job, whose supervisor takes it back at the end. One that was left is void after a reboot, when the job's directory is gone, or
-when the job has ended; whoever claims next throws it out.
+Claims of a user lie on node-local storage (node/private.py: /tmp/clustertool-UID-RANDOM), also where ROOT_DIR is on NFS. A
+claim lasts as long as its job, whose supervisor takes it back at the end. One that was left is void after a reboot, when the
+job's directory is gone, or when the job has ended; whoever claims next throws it out.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -15,7 +16,7 @@ import time
 from typing import Dict, Iterator, List, Sequence, Tuple
 
 from clustertool.errors import PortHeld
-from clustertool.node import files, processes
+from clustertool.node import private, processes
 from clustertool.node.records import Record
 
 _FILE = "ports.json"
@@ -25,13 +26,17 @@ Claims = Dict[str, Tuple[str, str, str]]  # port -> (job, base directory of the 
 
 
 def directory() -> str:
-    """/tmp/clustertool-<uid>, made 0700. Raises PreflightError if somebody else made it."""
-    return files.make_dir("/tmp", f"clustertool-{os.getuid()}", fix="ask its owner, or root, to remove it")
+    """Where this user's claims are. Raises PreflightError where /tmp takes nothing."""
+    return private.make(_FILE)
 
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[int]:
-    fd = os.open(os.path.join(path, _FILE), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    """Raises PreflightError where the file cannot be opened."""
+    try:
+        fd = os.open(os.path.join(path, _FILE), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise private.unusable(error) from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield fd
@@ -56,8 +61,11 @@ def claim(ports: Sequence[int], job: str, base: str) -> None:
 
 
 def take_back(job: str, base: str) -> None:
-    """The claims of a job on this node, which is over. Raises PreflightError, OSError."""
-    with _locked(directory()) as fd:
+    """The claims of a job on this node, which is over. Raises PreflightError."""
+    place = private.find()
+    if not place:
+        return
+    with _locked(place) as fd:
         claims = _read(fd)
         left = {port: claim for port, claim in claims.items() if claim[:2] != (job, base)}
         if len(left) < len(claims):
@@ -80,8 +88,11 @@ def let_go() -> None:
 
 def claimed() -> Dict[int, str]:
     """Port -> job, of this user's living claims; read only."""
+    place = private.find()
+    if not place:
+        return {}
     try:
-        with open(f"/tmp/clustertool-{os.getuid()}/{_FILE}", "rb") as file:
+        with open(os.path.join(place, _FILE), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH)  # not while somebody writes
             return {int(port): job for port, (job, _, _) in _living(_parse(file.read())).items()}
     except OSError:
@@ -101,9 +112,16 @@ def _parse(data: bytes) -> Claims:
 
 
 def _write(fd: int, claims: Claims) -> None:
-    data = json.dumps(claims).encode()
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, data, 0)
+    """Raises PreflightError where the new text has no room; what was there stays."""
+    data, before = json.dumps(claims).encode(), os.pread(fd, 1 << 22, 0)
+    try:
+        if os.pwrite(fd, data, 0) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        os.pwrite(fd, before, 0)
+        os.ftruncate(fd, len(before))
+        raise private.unusable(error) from None
+    os.ftruncate(fd, len(data))
 
 
 def _living(claims: Claims) -> Claims:

@@ -56,7 +56,7 @@ def _require_safe(path: str) -> None:
         raise PreflightError(f"ROOT_DIR: {wrong.what}", wrong.fix)
 
 
-def make_dir(parent: str, *names: str, fix: str = "another user put it there: choose another ROOT_DIR") -> str:
+def make_dir(parent: str, *names: str) -> str:
     """parent/names..., each level a real directory of ours, made 0700 if missing."""
     path = parent
     for name in names:
@@ -65,7 +65,7 @@ def make_dir(parent: str, *names: str, fix: str = "another user put it there: ch
             os.mkdir(path, 0o700)
         info = os.lstat(path)
         if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
-            raise PreflightError(f"{path} is not a directory of yours", fix)
+            raise PreflightError(f"{path} is not a directory of yours", "another user put it there: choose another ROOT_DIR")
     return path
 
 

@@ -1,7 +1,7 @@
 """A job holds its ports against jobs of other users, who cannot read its claims: by names that the kernel gives only once.
 
-An abstract unix socket is known to all users of a network namespace, as ports are, and goes with the supervisor that has it.
-Two for each port: one that only one can have, and one that says whose it is.
+An abstract unix socket is known to all users of a network namespace, as ports are, and goes with the supervisor that has it. A
+name contains the port and the user's uid. Any user can take any name, so the kernel is asked whose it is (SO_PEERCRED).
 """
 
 from __future__ import annotations
@@ -9,57 +9,82 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import pwd
 import socket
-from typing import Dict, List, Optional, Sequence
+import struct
+import time
+from typing import Collection, Dict, List, Optional, Sequence
 
 from clustertool.errors import PortHeld
+from clustertool.node import users
 
 _PREFIX = "clustertool/port/"
 _MOST = 128  # a pserver may have a thousand ports: descriptors are few, and its first one stands for the others
+_WAITING = 128  # connections of those who ask whose a name is, until turn() takes them in
+_BETWEEN = 1.0  # seconds that a process may take between its bind and its listen
+_PEER = struct.Struct("3i")  # pid, uid, gid
 
 
 class Holds:
     """The ports that one supervisor holds, as long as it lives or until close()."""
 
     def __init__(self) -> None:
-        self._sockets: List[socket.socket] = []
+        self._sockets: Dict[int, socket.socket] = {}  # by port
 
     def take(self, ports: Sequence[int]) -> None:
-        """Raises PortHeld naming the user. One's own jobs have claims: what another node of this job holds here is no bar."""
-        for port in ports[:_MOST]:
-            if self._take(str(port)):
-                self._take(f"{port}/{os.getuid()}")
-            elif held().get(port) != os.getuid():
-                what = f"port {port} is held by a job of {owner(held().get(port))}"
-                raise PortHeld(what, "wait for its end, or choose another port")
+        """Raises PortHeld naming the user. One's own jobs have claims: what another node of this job holds here is no bar.
 
-    def _take(self, name: str) -> bool:
-        """False if somebody has this name already."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        It takes its names before it looks for others: of two users that do so at once, at least one sees the other.
+        """
+        ports = ports[:_MOST]
+        for port in ports:
+            self._take(port)
+        names = held()
+        for port in ports:
+            for uid in names.get(port, ()):
+                if uid == os.getuid() and port in self._sockets:
+                    continue
+                real = owner(port, uid)
+                if real != os.getuid():
+                    raise PortHeld(f"port {port} is held by {_job_of(real)}", "wait for its end, or choose another port")
+
+    def _take(self, port: int) -> None:
+        """A name that another process has stays with it. Too few descriptors, say, are no reason to start no job."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            sock.bind("\0" + _PREFIX + name)
-        except OSError as error:
+            sock.bind(_name(port, os.getuid()))
+            sock.listen(_WAITING)
+            sock.setblocking(False)
+        except OSError:
             sock.close()
-            return error.errno != errno.EADDRINUSE  # too few descriptors, say: no reason to start no job
-        self._sockets.append(sock)
-        return True
+        else:
+            self._sockets[port] = sock
+
+    def turn(self) -> None:
+        """Let go of connections of those who have asked."""
+        for sock in self._sockets.values():
+            with contextlib.suppress(OSError):
+                while True:
+                    sock.accept()[0].close()
 
     def close(self) -> None:
-        for sock in self._sockets:
+        for sock in self._sockets.values():
             sock.close()
-        self._sockets = []
+        self._sockets = {}
 
 
-def held() -> Dict[int, int]:
-    """Ports that jobs hold, of whatever user -> uid."""
-    found: Dict[int, int] = {}
+def _name(port: int, uid: int) -> bytes:
+    return f"\0{_PREFIX}{port}/{uid}".encode()
+
+
+def held() -> Dict[int, List[int]]:
+    """Port -> uids in the names that hold it. A name proves nothing: owner() finds out whose it is."""
+    found: Dict[int, List[int]] = {}
     with contextlib.suppress(OSError):
         with open("/proc/net/unix", errors="replace") as file:
             for line in file:
                 port, slash, uid = line.rstrip("\n").partition(" @" + _PREFIX)[2].partition("/")
-                if slash and _number(port, 5) and _number(uid, 10):
-                    found[int(port)] = int(uid)
+                if slash and _number(port, 5) and _number(uid, 10) and int(uid) not in found.setdefault(int(port), []):
+                    found[int(port)].append(int(uid))
     return found
 
 
@@ -68,8 +93,25 @@ def _number(text: str, digits: int) -> bool:
     return text.isdecimal() and text.isascii() and len(text) <= digits
 
 
-def owner(uid: Optional[int]) -> str:
-    with contextlib.suppress(KeyError):
-        if uid is not None:
-            return f"user {pwd.getpwuid(uid).pw_name}"
-    return "another user"
+def owner(port: int, uid: int) -> Optional[int]:
+    """The uid of the process that has a name; None where the kernel does not tell."""
+    end = time.monotonic() + _BETWEEN
+    while True:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.setblocking(False)
+            try:
+                sock.connect(_name(port, uid))
+                return int(_PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[1])
+            except OSError as error:  # it does not listen yet, is of another kind, or is asked by too many
+                if error.errno != errno.ECONNREFUSED or time.monotonic() > end:
+                    return None
+        time.sleep(0.01)
+
+
+def holder(port: int, uids: Collection[int]) -> str:
+    """Who holds a port, of whom held() has these uids: `a job of user ann`."""
+    return _job_of(next((found for found in (owner(port, uid) for uid in uids) if found is not None), None))
+
+
+def _job_of(uid: Optional[int]) -> str:
+    return "a job of another user" if uid is None else f"a job of user {users.name_of(uid)}"

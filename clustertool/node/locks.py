@@ -4,7 +4,9 @@ Each part of a job on a node has a file of its own in /tmp, which all users may 
 long as somebody holds its flock: dead owners, reboots and left files need no care, and other users' locks are seen without
 seeing their processes. Who takes devices does so under one lock of the machine, for milliseconds.
 
-A neighbour can pretend to hold devices, as he could use them; he can not take, hide or forge a lock of another user.
+A neighbour can pretend to hold devices, as he could use them; he can not take, hide or forge a lock of another user. Nor can he
+stop others by the lock of the machine: after 2 s they go on without it. For this case a job makes its own file first and looks
+at the others' then: of two that do so at the same time at least one sees the other.
 """
 
 from __future__ import annotations
@@ -14,19 +16,20 @@ import errno
 import fcntl
 import json
 import os
-import pwd
 import stat
 import time
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 from clustertool.errors import DeviceHeld, PreflightError
-from clustertool.node import cards
+from clustertool.node import cards, users
 from clustertool.plan.held import FIX, holder, told
 
 _TMP = "/tmp"
 _PREFIX = "clustertool-devices-"
 _MACHINE = "clustertool-devices.lock"
-_PATIENCE = 10.0  # seconds for others who are taking devices this moment
+_PATIENCE = 2.0  # seconds for others who are taking devices this moment
+_AGAIN = 3  # times that a job tries again which met another one while none had the lock of the machine
+_APART = 0.3  # seconds between two of these tries, at most
 _MOST = 1 << 16  # bytes of a file that are read
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -63,13 +66,19 @@ def take(kind: str, ids: Sequence[int], job: str) -> Held:
     The same job may have a card on two of its nodes that are one machine.
     """
     keys = cards.keys(kind, ids)
-    with _machine():
-        locks = _locks(clean=True)
-        others = {key: lock for lock in locks if (lock.job, lock.uid) != (job, os.getuid()) for key in lock.keys}
-        taken = {index: others[key] for index, key in keys.items() if key in others}
-        if taken:
-            raise DeviceHeld(told(kind, {index: holder(lock.job, lock.user) for index, lock in taken.items()}), FIX)
-        return _make({"job": job, "keys": sorted(keys.values())})
+    for again in range(_AGAIN, -1, -1):
+        with _machine() as alone:
+            mine = _make({"job": job, "keys": sorted(keys.values())})
+            locks = _locks(clean=alone)
+            others = {key: lock for lock in locks if (lock.job, lock.uid) != (job, os.getuid()) for key in lock.keys}
+            taken = {index: others[key] for index, key in keys.items() if key in others}
+            if not taken:
+                return mine
+            mine.release()
+        if alone or not again:
+            break
+        time.sleep(_APART * os.urandom(1)[0] / 255)  # by chance, or they would meet again
+    raise DeviceHeld(told(kind, {index: holder(lock.job, lock.user) for index, lock in taken.items()}), FIX)
 
 
 def held() -> Dict[str, Dict[str, str]]:
@@ -77,28 +86,65 @@ def held() -> Dict[str, Dict[str, str]]:
     return {key: {"job": lock.job, "user": lock.user} for lock in _locks() for key in lock.keys}
 
 
-@contextlib.contextmanager
-def _machine() -> Iterator[None]:
-    """The lock of all who take devices on this machine. Its file is whoever's made it first; only its flock means anything."""
-    fd = _enter(os.path.join(_TMP, _MACHINE), time.monotonic() + _PATIENCE)
-    try:
-        yield
-    finally:
+def trouble() -> str:
+    """Why the lock of the machine cannot be taken, as far as one can see without making its file; "" if it can."""
+    path = os.path.join(_TMP, _MACHINE)
+    if not os.path.lexists(path):
+        return ""
+    fd, why = _enter(path, time.monotonic() + _PATIENCE)
+    if fd >= 0:
         os.close(fd)
+    return why
 
 
-def _enter(path: str, end: float) -> int:
+@contextlib.contextmanager
+def _machine() -> Iterator[bool]:
+    """The lock of all who take devices on this machine. Its file is whoever's made it first; only its flock means anything.
+
+    Yields False where it could not be taken: another user can keep it locked, or put something else in its place.
+    """
+    fd, _ = _enter(os.path.join(_TMP, _MACHINE), time.monotonic() + _PATIENCE)
+    try:
+        yield fd >= 0
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def _enter(path: str, end: float) -> Tuple[int, str]:
+    """(descriptor, "") with the lock, or (-1, why not)."""
+    holding = ""
     while time.monotonic() < end:
         try:
             fd = _shared(path)
+        except FileNotFoundError:  # it was removed a moment ago
+            continue
         except OSError as error:
-            fix = "ask its owner, or root, to remove it"
-            raise PreflightError(f"{path} cannot be used: {error.strerror}", fix) from None
+            return -1, f"{path} ({_maker(path)}) cannot be used: {error.strerror}"
         if _flock(fd, fcntl.LOCK_EX) and os.fstat(fd).st_nlink:
-            return fd
+            return fd, ""
+        holding = _holder(os.fstat(fd)) or holding
         os.close(fd)
         time.sleep(0.01)
-    raise PreflightError(f"{path} stays locked for {_PATIENCE:g} s", "fuser tells by whom; end that, or ask root to")
+    return -1, f"{path} ({_maker(path)}) has been locked for {_PATIENCE:g} s{holding}"
+
+
+def _maker(path: str) -> str:
+    try:
+        return f"of user {users.name_of(os.lstat(path).st_uid)}"
+    except OSError:
+        return "removed"
+
+
+def _holder(file: os.stat_result) -> str:
+    """` by process 12 of user anna`, if the kernel tells who has a file's flock."""
+    wanted = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+    with contextlib.suppress(OSError, ValueError):
+        with open("/proc/locks") as locks:
+            for words in map(str.split, locks):
+                if words[1:2] == ["FLOCK"] and words[5] == wanted:
+                    return f" by process {words[4]} of user {users.name_of(os.stat(f'/proc/{words[4]}').st_uid)}"
+    return ""
 
 
 def _shared(path: str) -> int:
@@ -126,17 +172,20 @@ def _flock(fd: int, how: int) -> bool:
 
 def _make(content: Mapping[str, Any]) -> Held:
     """A new file, readable for others only once it is locked and whole."""
-    path = os.path.join(_TMP, f"{_PREFIX}{os.getuid()}-{os.urandom(8).hex()}")
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
-        end = time.monotonic() + _PATIENCE
-        while not _flock(fd, fcntl.LOCK_EX) and time.monotonic() < end:  # one who only looks holds it for a moment
-            time.sleep(0.002)
-        os.write(fd, json.dumps(content).encode())
-        os.fchmod(fd, 0o644)
-    except OSError as error:
-        raise PreflightError(f"{path} cannot be written: {error.strerror}", "make room in /tmp") from None
-    return Held(fd, path)
+    end = time.monotonic() + _PATIENCE
+    while True:
+        path = os.path.join(_TMP, f"{_PREFIX}{os.getuid()}-{os.urandom(8).hex()}")
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
+            while not _flock(fd, fcntl.LOCK_EX) and time.monotonic() < end:  # one who only looks holds it for a moment
+                time.sleep(0.002)
+            os.write(fd, json.dumps(content).encode())
+            os.fchmod(fd, 0o644)
+        except OSError as error:
+            raise PreflightError(f"{path} cannot be written: {error.strerror}", "make room in /tmp") from None
+        if os.fstat(fd).st_nlink or time.monotonic() > end:
+            return Held(fd, path)
+        os.close(fd)  # before it was locked, another process of ours took it for one that nobody holds, and removed it
 
 
 def _locks(clean: bool = False) -> List[Lock]:
@@ -157,16 +206,9 @@ def _locks(clean: bool = False) -> List[Lock]:
                 if not _flock(fd, fcntl.LOCK_SH):
                     content = json.loads(os.read(fd, _MOST))
                     keys = [str(key) for key in content["keys"]]
-                    found.append(Lock(str(content["job"]), _owner(info.st_uid), info.st_uid, keys))
+                    found.append(Lock(str(content["job"]), users.name_of(info.st_uid), info.st_uid, keys))
                 elif clean and info.st_uid == os.getuid():
                     os.unlink(path)
             finally:
                 os.close(fd)
     return found
-
-
-def _owner(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

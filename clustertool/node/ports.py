@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import pwd
 import socket
 import struct
 from typing import Container, Dict, Iterator, List, NamedTuple, Sequence, Set
 
 from clustertool.errors import PortHeld, PreflightError
+from clustertool.node import users
 
 _DIAG = 4  # NETLINK_SOCK_DIAG
 _BY_FAMILY, _REQUEST_DUMP, _DONE, _FAILED = 20, 0x301, 3, 2
@@ -96,7 +96,7 @@ def listening() -> Set[int]:
 def holders(asked: Container[int]) -> Dict[int, str]:
     """Those of the ports that are listened on -> who holds them, as far as this user may see: `nginx (pid 812, user www)`."""
     held = [listener for listener in listeners() if listener.port in asked]
-    found = {listener.port: f"a process of user {_user(listener.uid)}" for listener in held}
+    found = {listener.port: f"a process of user {users.name_of(listener.uid)}" for listener in held}
     for pid in os.listdir("/proc") if held else ():
         if pid.isdigit():
             with contextlib.suppress(OSError):
@@ -121,14 +121,7 @@ def _describe(pid: str, uid: int) -> str:
             for item in file.read().split(b"\0"):
                 if item.startswith(b"CLUSTERTOOL_JOB="):
                     job = f" of job {item.partition(b'=')[2].decode(errors='replace')}"
-    return f"{name}{job} (pid {pid}, user {_user(uid)})"
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+    return f"{name}{job} (pid {pid}, user {users.name_of(uid)})"
 
 
 def require_free(ports: Sequence[int]) -> None:

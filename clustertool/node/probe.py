@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
 
-from clustertool.node import cards, claims, condition, files, holds, locks, ports, processes, trust, users
+from clustertool.node import cards, claims, condition, files, holds, locks, ports, private, processes, trust, users
 from clustertool.node.work import step
 from clustertool.plan import manifest, paths
 
@@ -36,10 +36,13 @@ def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
     low, high = ports.ephemeral()
     busy, claimed, held = ports.listening(), claims.claimed(), holds.held()
     asked = set(request.get("ports", ()))
-    who = {port: f"a job of {holds.owner(uid)}" for port, uid in held.items() if port in asked}
+    who = {port: holds.holder(port, uids) for port, uids in held.items() if port in asked}
     who.update((port, f"job {job}") for port, job in claimed.items() if port in asked)
     if asked & busy:  # who listens costs a walk over all processes
         who.update(ports.holders(asked & busy))
+    tmp, fix = private.trouble()
+    if tmp:  # claims that have a file can still be written where /tmp is full
+        problems.append(("tmp", "warn" if os.access(private.find(), os.W_OK) else "error", tmp, fix))
     kind, devices = cards.found()
     mounts = _network_mounts()
     answer: Dict[str, Any] = {
@@ -85,6 +88,10 @@ def _long(root: str, job: Mapping[str, Any], own: str, problems: List[Problem]) 
 
         told, wrong = jobenv.look(job)
         problems += wrong
+    wrong_lock = locks.trouble()
+    if wrong_lock:
+        fix = "jobs go on without it, by their own lock files; ask that user, or root, to end it or remove the file"
+        problems.append(("devices", "warn", f"the lock for taking devices: {wrong_lock}", fix))
     return {
         **told, "leftovers": leftovers.leftovers(root), "own": own or condition.resolved(socket.gethostname()), "looked": True
     }

@@ -233,7 +233,7 @@ class Supervisor:
         if self.control >= 0:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{OURS}/control", dir_fd=self.job)
-            with contextlib.suppress(PreflightError, OSError):  # void by the last word, too
+            with contextlib.suppress(PreflightError):  # void by the last word, too
                 claims.take_back(str(self.spec["job"]), os.path.dirname(self.spec["job_dir"]))
         self._note_growth(at_once=True)
         self.recorder.close()
@@ -405,6 +405,7 @@ class Supervisor:
             self.looked_at = now
             self.family.look()
             self._look_at_disk()
+            self.holds.turn()
             for rank in self.by_pid.values():
                 if rank.oom is not None:
                     rank.oom.look(rank.pid)

@@ -77,6 +77,8 @@ def _node(cluster: Cluster, fact: Facts, need: int, ports: bool) -> List[Finding
     found += [Finding(n, column, level, what, fix) for column, level, what, fix in fact.problems]
     if "root" not in reported:
         found.append(Finding(n, "root", "ok", "ok"))
+    if "tmp" not in reported:
+        found.append(Finding(n, "tmp", "ok", "ok"))
     if "nic" not in reported:
         found.append(Finding(n, "nic", "ok", fact.nic or "ok"))
     return found

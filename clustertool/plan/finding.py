@@ -8,7 +8,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 # All checks, in the order in which they are shown; each can be named in CHECKS_OFF.
 COLUMNS = (
     "ping", "ssh", "clock", "python", "rsync", "root", "disk", "memory", "load", "host", "nic", "mtu", "ports", "limits",
-    "shm", "proxy", "devices", "driver", "health", "users", "jobs", "packages", "workspace", "mesh", "framework",
+    "shm", "tmp", "proxy", "devices", "driver", "health", "users", "jobs", "packages", "workspace", "mesh", "framework",
 )  # fmt: skip
 _LEVELS = ("skip", "ok", "warn", "error")  # from best to worst
 

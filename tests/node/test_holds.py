@@ -35,7 +35,8 @@ def as_nobody(work: Callable[[], None]) -> int:
 def test_another_user_cannot_have_it_until_it_is_given_back() -> None:
     mine, theirs = holds.Holds(), holds.Holds()
     mine.take([7, 8])
-    assert {port: holds.held()[port] for port in (7, 8)} == {7: 0, 8: 0}
+    assert {port: holds.held()[port] for port in (7, 8)} == {7: [0], 8: [0]}
+    assert holds.holder(7, [0]) == "a job of user root"
     assert as_nobody(lambda: theirs.take([7])) == 1
     assert as_nobody(lambda: theirs.take([9])) == 0
     holds.Holds().take([7])  # another node of my job on this machine

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from clustertool.errors import DeviceHeld, PreflightError
+from clustertool.errors import DeviceHeld
 from clustertool.node import cards, locks
 from clustertool.plan.facts import Facts, read_facts
 from tests.node.harness import Bench, Job, Node, kill, until
@@ -173,25 +173,6 @@ def test_links_and_pipes_are_not_followed(tmp: Path, tmp_path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         with taken([0], "a"):
             assert {one["job"] for one in locks.held().values()} == {"a"}
-
-
-@pytest.mark.parametrize("trap", ["link", "pipe", "folder"])
-def test_a_trap_in_the_machines_place_is_told(tmp: Path, tmp_path: Path, trap: str) -> None:
-    path = tmp / "clustertool-devices.lock"
-    {"link": lambda: path.symlink_to(tmp_path / "no"), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[trap]()
-    with pytest.raises(PreflightError, match=r"clustertool-devices.lock cannot be used"):
-        locks.take("xpu", [0], "a")
-    assert not (tmp_path / "no").exists()
-
-
-def test_a_machine_that_stays_locked_is_told(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "_PATIENCE", 0.2)
-    path = tmp / "clustertool-devices.lock"
-    path.touch()
-    with open(path) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(PreflightError, match="stays locked for 0.2 s"):
-            locks.take("xpu", [0], "a")
 
 
 def test_a_machines_file_that_was_removed_meanwhile_is_made_anew(tmp: Path) -> None:

@@ -1,0 +1,86 @@
+"""A directory of this user in /tmp. Its name is random, and it is found by owner and mode, so no other user can block it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from typing import List, Tuple
+
+from clustertool.errors import PreflightError
+
+_TMP = "/tmp"
+_FIX = "make room in /tmp, or have it made writable"
+_LEAST = 64 << 10  # bytes free in /tmp below which it counts as full
+_TICK = 0.02  # seconds: longer than the kernel's clock for files takes from one value to the next
+
+
+def find() -> str:
+    """/tmp/clustertool-UID-RANDOM, a real directory of this user with mode 0700: the oldest of several, "" if there is none."""
+    prefix = f"clustertool-{os.getuid()}-"
+    found: List[Tuple[int, str]] = []
+    with contextlib.suppress(OSError):
+        for name in os.listdir(_TMP):
+            if name.startswith(prefix):
+                path = os.path.join(_TMP, name)
+                with contextlib.suppress(OSError):
+                    info = os.lstat(path)
+                    if stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and stat.S_IMODE(info.st_mode) == 0o700:
+                        found.append((info.st_ctime_ns, path))
+    return min(found)[1] if found else ""
+
+
+def make(name: str) -> str:
+    """The same, made with an empty file `name` in it if there is none. Raises PreflightError.
+
+    The directory gets its final name when it is complete. Nothing changes it later, so its ctime is the time of that. Two
+    processes may make one each at the same time: both look again, and use the older one.
+    """
+    there = find()
+    if there:
+        return there
+    number = os.urandom(8).hex()
+    part, path = (os.path.join(_TMP, f"clustertool-{kind}{os.getuid()}-{number}") for kind in ("new-", ""))
+    try:
+        os.mkdir(part, 0o700)
+        os.close(os.open(os.path.join(part, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        os.rename(part, path)
+    except OSError as error:
+        _remove(part, name)
+        raise unusable(error) from None
+    time.sleep(_TICK)
+    oldest = find() or path
+    if oldest != path:
+        _remove(path, name)
+    return oldest
+
+
+def _remove(path: str, name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(path, name))
+    with contextlib.suppress(OSError):
+        os.rmdir(path)
+
+
+def unusable(error: OSError) -> PreflightError:
+    """The error of all that need /tmp."""
+    return PreflightError(f"{_TMP} cannot be written: {error.strerror}", _FIX)
+
+
+def trouble() -> Tuple[str, str]:
+    """Why nothing can be written to /tmp, and the fix; empty texts if it can. It writes nothing."""
+    try:
+        about = os.statvfs(_TMP)
+    except OSError as error:
+        return f"{_TMP} cannot be examined: {error.strerror}", _FIX
+    root = os.getuid() == 0
+    if about.f_flag & os.ST_RDONLY:
+        return f"{_TMP} is read-only", _FIX
+    if (about.f_bfree if root else about.f_bavail) * about.f_frsize < _LEAST:
+        return f"{_TMP} is full", _FIX
+    if about.f_files and not (about.f_ffree if root else about.f_favail):
+        return f"{_TMP} has no inodes left", _FIX
+    if not os.access(_TMP, os.W_OK | os.X_OK):
+        return f"you may not write to {_TMP}", "chmod 1777 /tmp (as root)"
+    return "", ""
