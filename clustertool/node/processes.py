@@ -66,6 +66,18 @@ def stopped(process: Process) -> bool:
     return found is not None and found.start == process.start and found.state in "Tt"
 
 
+def dies_of(pid: int, number: int) -> bool:
+    """Whether this signal would end the process at once: its main thread neither catches, ignores nor blocks it."""
+    mask = 0
+    with contextlib.suppress(OSError, ValueError):
+        with open(f"/proc/{pid}/status", "rb") as file:
+            for line in file:
+                if line.startswith((b"SigBlk:", b"SigIgn:", b"SigCgt:")):
+                    mask |= int(line.split()[1], 16)
+        return not mask >> (number - 1) & 1
+    return False
+
+
 def boot_id() -> str:
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()

@@ -44,6 +44,8 @@ _LAST_WORD = 1.0  # seconds a stopped node waits for the lead's verdict
 # Bytes of the events file that are kept free on the disk: what is said of each process here, and of each rank in a verdict.
 _LAST_WORDS, _OF_PROCESS, _OF_RANK = 16 << 10, 512, 64
 
+_OF_SIGNALS = (128 + signal.SIGTERM, 128 + signal.SIGKILL)  # exit codes of a shell whose program was signalled
+
 _Exit = Tuple[str, int, int, int, bool, str, int]  # role, rank, code, signal, stopped, note, error
 
 
@@ -91,6 +93,7 @@ class Supervisor:
         self.control_rest = b""
         self.ending: Optional[Ending] = None
         self.ended_before: Set[int] = set()  # ranks that had ended when the others were signalled
+        self.mortal: Set[int] = set()  # ranks that end by SIGTERM itself, and not with an exit code
         self.awaited = Awaited()
         self.outcome: Optional[Outcome] = None
         self.asked: Optional[Tuple[str, int]] = None  # by whom, with which code, an agent here asked to stop
@@ -369,6 +372,8 @@ class Supervisor:
         killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         code = 0 if killed else os.WEXITSTATUS(status)
         stopped = self.ending is not None and pid not in self.ended_before
+        if stopped and not killed and pid in self.mortal and code not in _OF_SIGNALS:
+            stopped = False  # the signal came too late: the rank was ending by itself
         note = rank.oom.verdict() if rank.oom and killed == signal.SIGKILL and not stopped else ""
         if (code or killed) and not stopped and not note:
             self._look_at_disk()
@@ -432,6 +437,7 @@ class Supervisor:
         self._reap()  # what has ended by now was not stopped
         self.awaited.clear()
         self.record("stopping", why=why)
+        self.mortal = {pid for pid in self.by_pid if processes.dies_of(pid, signal.SIGTERM)}
         self.ending = Ending(self.family, str(self.spec["mark"]), grace)
         self.ended_before = set(self.by_pid) - self.ending.signalled
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from clustertool.errors import PreflightError
+from clustertool.node import processes
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, alive, cpu, read, until
 
@@ -80,20 +81,35 @@ def test_first_failure_counts(bench: Bench) -> None:
 
 def test_ranks_that_fail_at_the_same_instant_are_all_culprits(bench: Bench, tmp_path: Path) -> None:
     """Eight ranks fail in the same moment. Those that the stop reached died of its signal; only these are called stopped."""
-    program = f"while [ ! -e {tmp_path}/go ]; do sleep 0.01; done; echo SyntaxError; exit 5"
-    job = bench.run(bench.nodes(2), program, per_node=4)
-    until(lambda: all(len(job.events(node, "started")) == 4 for node in range(2)))
+    program = f"echo ready; while [ ! -e {tmp_path}/go ]; do sleep 0.01; done; echo SyntaxError; exit 5"
+    job = bench.run(bench.nodes(2), program, per_node=4).ready()
     (tmp_path / "go").touch()
     outcome = job.ended()
     exits = {("trainer", event["rank"]): event for node in range(2) for event in job.events(node, "exited")}
     own = {key for key, event in exits.items() if event["code"] == 5}
-    assert {(role, rank) for role, rank in outcome["culprits"]} == own and len(own) > 1
+    assert {(role, rank) for role, rank in outcome["culprits"]} == own
     assert {key for key, event in exits.items() if event["stopped"]} == set(exits) - own
     assert {(role, rank) for role, rank in outcome["victims"]} == set(exits) - own
     assert len({exits[key]["error"] for key in own}) == 1, "the same last line"
     name = job.nodes[outcome["node"]].host.name
-    first = f"first trainer {outcome['culprits'][0][1]} on {name}: exit code 5"
-    assert outcome["reason"] == f"{len(own)} trainers failed with the same error, {first}"
+    first = f"trainer {outcome['culprits'][0][1]} on {name}"
+    many = f"{len(own)} trainers failed with the same error, first {first}: exit code 5"
+    assert outcome["reason"] == (many if len(own) > 1 else f"{first} ended with exit code 5")
+
+
+def test_it_is_known_which_ranks_the_signal_ends_at_once(bench: Bench) -> None:
+    """Such a rank has no exit code after a stop, unless it was ending by itself when the signal came."""
+    program = """
+        if [ $RANK = 0 ]; then echo ready; while :; do sleep 0.05; done; fi
+        trap 'exit 3' TERM; echo ready; while :; do sleep 0.05; done
+    """
+    job = bench.run(bench.nodes(1), program, per_node=2).ready()
+    mortal = {rank: processes.dies_of(job.rank(rank).pid, signal.SIGTERM) for rank in range(2)}
+    assert mortal == {0: True, 1: False}
+    assert not processes.dies_of(1 << 22, signal.SIGTERM)
+    job.stop()
+    found = {event["rank"]: (event["code"], event["signal"], event["stopped"]) for event in job.events(0, "exited")}
+    assert found == {0: (0, 15, True), 1: (3, 0, True)}
 
 
 ZOMBIE = """
