@@ -7,6 +7,7 @@ from typing import Any
 
 from clustertool.engines.base import Phase, Steps
 from clustertool.plan.environment import endpoint, mark
+from clustertool.plan.places import pack
 from clustertool.plan.plan import HIDDEN, Node, Plan, Process
 
 Spec = dict[str, Any]
@@ -19,8 +20,9 @@ class SshEngine:
         nodes = plan.nodes
         trainers = [process for process in plan.processes if process.role == "trainer"]
         endpoints = [process.endpoint for process in sorted(trainers, key=lambda process: process.rank)]
+        places = pack((process.role, process.rank, process.node) for process in plan.processes)
         place = {
-            node.index: {"q": "place", "release": releases.get(node.index, ""), "spec": spec(plan, node, endpoints)}
+            node.index: {"q": "place", "release": releases.get(node.index, ""), "spec": spec(plan, node, endpoints, places)}
             for node in nodes
         }
         launch = {
@@ -48,7 +50,7 @@ def _all(name: str, nodes: int, fields: Mapping[str, Any]) -> Phase:
     return Phase(name, {node: {"q": name, **fields} for node in range(nodes)})
 
 
-def spec(plan: Plan, node: Node, endpoints: list[str]) -> Spec:
+def spec(plan: Plan, node: Node, endpoints: list[str], places: list[list[Any]]) -> Spec:
     """One node's part of the plan as its supervisor reads it (and its disk keeps it): SECRETS are masked."""
     common = _common(node.processes)
     lead_node = plan.nodes[0]
@@ -77,7 +79,7 @@ def spec(plan: Plan, node: Node, endpoints: list[str]) -> Spec:
         "processes": [_process(process, common, plan.secrets) for process in node.processes],
         "extra_ports": [port for at, port in plan.extra_ports if at == node.index],
         "endpoints": endpoints,
-        "header": _header(plan, node),
+        "header": {**_header(plan, node), "places": places},
     }
     if node.index == lead_node.index:
         made["shape"] = {

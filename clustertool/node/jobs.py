@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from clustertool.errors import ClustertoolError, NotFound
 from clustertool.node import files, processes
+from clustertool.node.progress import progress
 from clustertool.node.records import Record, find
 from clustertool.node.work import step
 from clustertool.plan.frames import Header
@@ -70,6 +71,7 @@ class Jobs:
             "dir": record.paths.dir,
             "heartbeat": beat,
             "events": events,
+            "output": _output(record, events),
             "supervised": supervisor is not None and processes.alive(supervisor),
             "usage": {str(process.pid): _usage(process.pid) for process in started if processes.alive(process)},
         }
@@ -143,6 +145,17 @@ class Jobs:
             return 0
         unlink(record.paths.dir)
         return files.remove_tree(record.paths.dir)
+
+
+def _output(record: Record, events: List[Dict[str, Any]]) -> List[List[Any]]:
+    """[role, rank, epoch, step, time of the last output] of each rank that was started, of its last attempt."""
+    attempts = {(str(e["role"]), int(e["rank"])): int(e.get("attempt", 0)) for e in events if e["e"] == "started"}
+    job = files.open_job_dir(record.paths.dir)
+    try:
+        found = [(key, progress(job, record.paths.log(*key, attempt))) for key, attempt in attempts.items()]
+    finally:
+        os.close(job)
+    return [[*key, now.epoch, now.step, now.output] for key, now in found if now is not None]
 
 
 def _usage(pid: int) -> Tuple[float, int]:

@@ -37,6 +37,7 @@ class _Peer:
         self.joined = False
         self.left = False
         self.first_order = 0  # the number of the first message that is an order, 0 before
+        self.ranks: List[List[Any]] = []  # how far its ranks were when it reported that
 
 
 class LeadServer:
@@ -174,7 +175,7 @@ class LeadServer:
         """A guard's word: its supervisor is dead, and it ends the node's processes now."""
         self._peers[node].left = True
         if node not in self._state.gone:
-            self._record("lost", node=node, why=why)
+            self._record("lost", node=node, why=why, ranks=self._peers[node].ranks)
             self._decide(l.Lost(node, why))
 
     def _dismiss(self, wire: Wire) -> None:
@@ -195,11 +196,22 @@ class LeadServer:
             self._heard(peer, now)
         for message in came:
             peer.left = peer.left or bool(message.get("bye"))
+            if "ranks" in message:
+                peer.ranks = self._reached(node, message["ranks"])
             if peer.mail.take(message):
                 self.receive(node, message)
 
     def _heard(self, peer: _Peer, now: float) -> None:
         peer.heard, peer.blocked = now, self._clock.blocked
+
+    def _reached(self, node: int, ranks: List[Any]) -> List[List[Any]]:
+        """[role, rank, epoch, step, time of the last output] of the ranks of a node: what is known of them if it is lost."""
+        own, now = self._state.shape.on(node), time.time()
+        found = []
+        for role, rank, epoch, step, age in ranks:
+            if (role, rank) in own:
+                found.append([role, rank, epoch, step, round(now - age, 2)])
+        return found
 
     def _beat(self, now: float) -> None:
         if now < self._beat_at:
@@ -223,7 +235,7 @@ class LeadServer:
                 blocked = self._clock.blocked - peer.blocked
                 what = f"no heartbeat for {self._patience(peer):g} s"
                 what += f" (and {blocked:.0f} s in which the coordinator itself did not run)" if blocked >= 1 else ""
-                self._record("lost", node=node, why=what)
+                self._record("lost", node=node, why=what, ranks=peer.ranks)
                 self._decide(l.Lost(node, what))
         absent = [node for node in silent if not self._peers[node].joined]
         if absent:

@@ -17,7 +17,7 @@ from clustertool.node.beside import Beside, Words
 from clustertool.node.processes import Process, Stat
 from clustertool.plan import growth, usage
 from clustertool.plan.outcome import Key
-from clustertool.plan.paths import OURS
+from clustertool.plan.paths import OURS, JobPaths
 from clustertool.plan.usage import Line
 
 EVERY = 2.0  # seconds between two lines
@@ -25,10 +25,12 @@ _SHARE = 500  # a look at thousands of processes is rarer: it may take one part 
 _USAGE, _GROWTH = f"{OURS}/usage.jsonl", f"{OURS}/growth.jsonl"
 _MORE = 1000  # new lines, after which the old ones are thinned out, or as many as had stayed
 _WAITING = 1000  # words for a thread that waits for its disk
+_PIECE = 2048  # bytes of a log in which a step is searched
 _FAREWELL = 0.5  # seconds the last lines get
 _TICK = 1.0 / os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
+Reached = Tuple[str, int, Optional[float], Optional[float], float]  # role, rank, epoch, step, time of its last output
 Card = Tuple[int, float, int, int]  # index, utilisation in percent, bytes used, bytes there are
 Cards = Callable[[], Sequence[Card]]
 
@@ -59,6 +61,7 @@ class Recorder:
         self._at = 0.0
         self._pause = EVERY
         self._words = Words()  # for the thread: functions of it with their arguments
+        self.progress: Tuple[Reached, ...] = ()  # of the running ranks, at the newest look; another object after each change
         self._thread: Optional[Beside] = None
         self._busy = False
 
@@ -100,6 +103,7 @@ class Recorder:
             return
         self._usage, self._growth = books
         self._look = Look()
+        self._seen: Sequence[Running] = ()  # at the look before
         for work, *arguments in self._words:
             work(*arguments)
         for book in books:
@@ -109,8 +113,13 @@ class Recorder:
         self._growth.write(lines[-1][0], *lines)
 
     def _use(self, t: float, members: Sequence[Process], ranks: Sequence[Running]) -> None:
+        if self._seen:  # not at the first look: the start of a job must not wait for this import
+            from clustertool.node.progress import progress
         began = time.thread_time()
         line = self._look(t, members, ranks)
+        if self._seen:
+            self._read_logs(ranks, progress)
+        self._seen = ranks
         with contextlib.suppress(OSError, ValueError):
             cards = self._cards()
             if cards:
@@ -118,6 +127,22 @@ class Recorder:
         self._usage.write(t, line)
         self._pause = max(EVERY, _SHARE * (time.thread_time() - began))
         self._busy = False
+
+    def _read_logs(self, ranks: Sequence[Running], progress: Callable[..., Any]) -> None:
+        """How far the ranks are, for the lead: it is all that is known of them if this node is lost. A log that has not grown
+        since the last look is not read again."""
+        before, seen = {reached[:2]: reached for reached in self.progress}, frozenset(self._seen)
+        found = []
+        for rank in ranks:
+            key = rank.role, rank.rank
+            if key in before and rank in seen:
+                found.append(before[key])
+                continue
+            now = progress(self._job, JobPaths.log(*key, rank.attempt), _PIECE)
+            if now is not None:
+                found.append((*key, now.epoch, now.step, now.output))
+        if tuple(found) != self.progress:
+            self.progress = tuple(found)
 
 
 class Book:

@@ -418,6 +418,8 @@ class Supervisor:
                 self.gauge.turn()
             running = [Running(*rank.key, self.attempt, rank.pid, rank.log_size) for rank in self.by_pid.values()]
             self.recorder.turn(self.family.members, running)
+            if self.uplink is not None:
+                self.uplink.progress = self.recorder.progress
             with contextlib.suppress(OSError):
                 os.utime(self.control)  # our heartbeat for whoever asks for the status
             if self.devices is not None:

@@ -6,7 +6,7 @@ import errno
 import os
 import socket
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from clustertool.node.ownclock import OwnClock
 from clustertool.node.wire import TIMED_OUT, Mailbox, Wire, beat, cause, context, join_patience
@@ -20,6 +20,7 @@ _MAX_HEADER = 4 << 20
 _REPORT_AFTER = 3.0  # seconds without a connection
 _NO_ANSWER = ("", "the port is open, but the coordinator does not answer")
 _ORDERS = ("start", "stop", "finish")
+_MOST_RANKS = 256  # whose progress is reported: more do not fit a message
 
 
 class Uplink:
@@ -54,6 +55,8 @@ class Uplink:
         self._cause: Optional[Tuple[str, str]] = None  # why the last connection failed
         self._recorded: Optional[Tuple[str, str]] = None
         self._ordered = False  # the lead has given an order: all nodes have joined, or the job ends
+        self.progress: Sequence[Tuple[Any, ...]] = ()  # see Recorder
+        self._reported: Sequence[Tuple[Any, ...]] = self.progress
 
     @property
     def wire(self) -> Optional[Wire]:
@@ -115,9 +118,16 @@ class Uplink:
 
     def _send_beat(self, now: float) -> None:
         if self._wire is not None and self._wire.secure and now >= self._beat_at:
-            self._wire.send({"m": "beat", "a": self._mail.got})
+            self._wire.send({"m": "beat", "a": self._mail.got, **self._news()})
             self._wire.flush()
             self._beat_at = now + self._beat
+
+    def _news(self) -> Dict[str, Any]:
+        """How far the ranks are, if that has changed. Ages, since the lead has another clock."""
+        if self.progress is self._reported:
+            return {}
+        self._reported, now = self.progress, time.time()
+        return {"ranks": [[*reached[:4], round(max(0.0, now - reached[4]), 1)] for reached in self.progress[:_MOST_RANKS]]}
 
     def leave(self, seconds: float) -> None:
         """Say that we have the last word and go: the lead need not wait for us. `seconds` at most."""
@@ -146,6 +156,7 @@ class Uplink:
 
     def _join(self) -> None:
         assert self._wire is not None
+        self._reported = ()
         gone = {"gone": self._gone} if self._gone else {}
         self._wire.send({"m": "join", "node": self._node, "token": self._token, "a": self._mail.got, **gone})
         for message in self._mail.kept():

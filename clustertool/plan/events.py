@@ -4,6 +4,7 @@ Every event has `t` (the node's clock, seconds) and `e`, its kind:
 
     job          id, node, name, nodes, created, owner, mode, command, processes, skew   first line of every events file;
                  skew: seconds by which this clock was ahead of the laptop's, 0 if they were few
+                 places: of the ranks of all nodes, see plan/places.py; records of older versions have none
     supervisor   pid, start, boot                  guard / gauge   pid, start
     started      role, rank, pid, start, attempt   listening  role, rank
     elsewhere    role, rank, listens, endpoint     a pserver listens where nobody looks for it
@@ -14,7 +15,8 @@ Every event has `t` (the node's clock, seconds) and `e`, its kind:
     disk         full, root                        the disk of ROOT_DIR is full, or has room again
     phase        name, why, culprits, attempt      the lead: joining, pserver, trainer, ending; of an ending because of
                                                    failures, these in words and as [role, rank], the first one first
-    lost         node, why                         the lead gave a node up
+    lost         node, why, ranks                  the lead gave a node up; ranks: what it knew of them:
+                                                   [role, rank, epoch, step, time of the last output], the lead's clock
     absent       nodes, endpoint, seconds          these nodes never connected to the lead
     unconnected  endpoint, errno, why, since, again   this node has no connection to the lead since then, and the newest
                                                cause; again: it had one before
@@ -34,8 +36,10 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from clustertool.plan.outcome import Key, Outcome, exit_code, read_outcome
+from clustertool.plan.places import unpack
 
 Event = Mapping[str, Any]
+_LIVING = ("running", "frozen")
 
 
 @dataclass
@@ -55,6 +59,9 @@ class ProcessStatus:
     attempt: int = 0
     note: str = ""
     error: int = 0  # of a failure: equal numbers for equal last lines of the log
+    epoch: Optional[float] = None  # the last one that it printed, like step
+    step: Optional[float] = None
+    output: float = 0.0  # when it printed last, or was started if it printed nothing; 0 if that is not known
 
 
 @dataclass
@@ -66,6 +73,7 @@ class NodeStatus:
     survivors: List[str] = field(default_factory=list)
     why: str = ""
     heartbeat: Optional[float] = None  # seconds since its supervisor last moved, as the node itself sees it
+    lost: Optional[float] = None  # when it was given up
     skew: float = 0.0  # seconds by which its clock was ahead of the laptop's when the job started
     unconnected: Dict[str, Any] = field(default_factory=dict)  # the event of that name, while it has no connection to the lead
 
@@ -84,6 +92,7 @@ class JobStatus:
     nodes: Dict[int, NodeStatus] = field(default_factory=dict)
     processes: Dict[Key, ProcessStatus] = field(default_factory=dict)
     outcome: Optional[Outcome] = None
+    ended: float = 0.0  # when the last node knew the outcome
     _said: Tuple[int, int] = field(default=(9, 0), repr=False)  # what the outcome's word weighs, and whose it is
 
     def apply(self, node: int, event: Event) -> None:
@@ -111,11 +120,14 @@ class JobStatus:
         here.skew = float(event.get("skew", 0))
         for index, name in enumerate(event.get("nodes", ())):
             self.nodes.setdefault(index, NodeStatus(index)).name = str(name)
+        for role, rank, node in unpack(event.get("places", ()), len(self.nodes)):
+            self.processes.setdefault((role, rank), ProcessStatus(role, rank, node))
         for p in event.get("processes", ()):
-            key = (str(p["role"]), int(p["rank"]))
-            self.processes.setdefault(
-                key, ProcessStatus(*key, here.index, int(p["local_rank"]), str(p["endpoint"]), str(p["log"]))
-            )
+            process = self._process(here, p)
+            if process.node == here.index:
+                process.local_rank, process.endpoint, process.log = int(p["local_rank"]), str(p["endpoint"]), str(p["log"])
+                if here.lost is not None and process.state == "waiting":
+                    process.state, process.since = "lost", here.lost
 
     def _on_supervisor(self, here: NodeStatus, event: Event) -> None:
         here.supervisor = int(event["pid"])
@@ -129,12 +141,36 @@ class JobStatus:
     def _change(self, here: NodeStatus, event: Event, state: str) -> ProcessStatus:
         process = self._process(here, event)
         process.state, process.since = state, float(event.get("t", 0)) - here.skew
+        if here.lost is not None and state in _LIVING:  # the word of the lead may have been read before this, which is older
+            process.state, process.since = "lost", here.lost
         return process
+
+    def lose(self, node: int, since: float, why: str) -> None:
+        """A node is lost, and so are its ranks that did not end before."""
+        lost = self.nodes.setdefault(node, NodeStatus(node))
+        lost.why, lost.lost = why, since
+        if lost.state == "ended":
+            return
+        lost.state = "lost"
+        for process in self.processes.values():
+            if process.node == node and process.state in (*_LIVING, "waiting", "unknown"):
+                process.state, process.since = "lost", since
+
+    def settle(self, answered: Iterable[int]) -> None:
+        """After the events of all nodes that answered: the ranks of the other nodes are lost, or nothing is known of them."""
+        silent = set(self.nodes) - set(answered)
+        lost = self.outcome.node if self.outcome and self.outcome.state == "lost" else -1
+        if self.outcome and lost in silent and self.nodes[lost].state != "lost":
+            self.lose(lost, self.ended, self.outcome.reason)
+        for process in self.processes.values():
+            if process.node in silent and process.state == "waiting":
+                process.state = "unknown"
 
     def _on_started(self, here: NodeStatus, event: Event) -> None:
         process = self._change(here, event, "running")
         process.pid, process.attempt = int(event["pid"]), int(event.get("attempt", 0))
         process.code, process.signal, process.stopped, process.note, process.error = None, 0, False, "", 0
+        process.epoch, process.step = None, None
         process.log = str(event.get("log", process.log))
         self.attempt = max(self.attempt, process.attempt)
 
@@ -168,17 +204,17 @@ class JobStatus:
         self.attempt = max(self.attempt, int(event["attempt"]))
 
     def _on_lost(self, here: NodeStatus, event: Event) -> None:
-        lost = self.nodes.setdefault(int(event["node"]), NodeStatus(int(event["node"])))
-        lost.why = str(event.get("why", ""))
-        if lost.state != "ended":
-            lost.state = "lost"
+        node = int(event["node"])
+        self.lose(node, float(event.get("t", 0)) - here.skew, str(event.get("why", "")))
+        for role, rank, epoch, step, output in event.get("ranks", ()):
+            process = self.processes.get((str(role), int(rank)))
+            if process is not None and process.node == node:
+                process.epoch, process.step, process.output = epoch, step, float(output) - here.skew
 
     def _on_absent(self, here: NodeStatus, event: Event) -> None:
         for index in event["nodes"]:
-            node = self.nodes.setdefault(int(index), NodeStatus(int(index)))
-            node.why = f"no connection to the coordinator within {float(event['seconds']):g} s"
-            if node.state != "ended":
-                node.state = "lost"
+            why = f"no connection to the coordinator within {float(event['seconds']):g} s"
+            self.lose(int(index), float(event.get("t", 0)) - here.skew, why)
 
     def _on_unconnected(self, here: NodeStatus, event: Event) -> None:
         texts = {name: str(event[name]) for name in ("endpoint", "errno", "why")}
@@ -197,14 +233,19 @@ class JobStatus:
     def _on_supervisor_lost(self, here: NodeStatus, event: Event) -> None:
         here.state, here.why = "lost", "supervisor lost: " + str(event.get("why", ""))
         for process in self.processes.values():
-            if process.node == here.index and process.state in ("running", "frozen"):
+            if process.node == here.index and (process.state in _LIVING or (process.state == "lost" and process.pid)):
                 process.state, process.stopped, process.note = "stopped", True, "its supervisor was lost"
+                process.since = float(event.get("t", 0)) - here.skew
 
     def _on_verdict(self, here: NodeStatus, event: Event) -> None:
         self._say((0, here.index), event)
 
     def _on_ended(self, here: NodeStatus, event: Event) -> None:
         here.state = "ended"
+        self.ended = max(self.ended, float(event.get("t", 0)) - here.skew)
+        for process in self.processes.values():
+            if process.node == here.index and process.state == "lost" and not process.pid:
+                process.state, process.since = "waiting", 0.0  # it was never started
         self._say((2 if event["state"] == "lost" else 1, here.index), event)
 
     def _say(self, weight: Tuple[int, int], event: Event) -> None:

@@ -27,6 +27,7 @@ _ROWS = 60  # of the timeline; more are folded
 _NODES = 12  # whose curves are open; more are folded away, but for those with a finding
 _WORDY = 12  # percent of the timeline that a bar must have to hold its words
 _TOLD = 40  # sentences of what happened
+_QUIET = 5.0  # seconds without output that are worth a word
 _LISTED = 6  # stragglers named at the top, and last words
 _LEAST = 0.1  # cores that a chart shows at its top: below that, clock ticks look like work
 _GOING = ("starting", "running")
@@ -132,6 +133,7 @@ def _stragglers(story: Story) -> Html:
         return tag("section", tag("h2", "Stragglers"), none, _progress(story), class_="behind empty")
     items = [
         tag("li", tag("b", _who(rank), class_="straggler"), f" on {story.name(rank.node)}: {rank.behind}",
+            f", {_quiet(rank)}" if _quiet(rank) else None,
             [tag("code", line, class_="last") for line in rank.last if not rank.how or rank.state != "failed"])
         for rank in behind[:_LISTED]
     ]  # fmt: skip
@@ -315,7 +317,7 @@ def _cards(story: Story, node: Node) -> list[Html]:
 
 def _processes(story: Story) -> Html:
     """Who started when, and what became of it."""
-    columns = ("process", "node", "started", "ended", "end", "CPU", "memory", "progress", "devices")
+    columns = ("process", "node", "started", "ended", "end", "last output", "CPU", "memory", "progress", "devices")
     rows = [_process(story, rank) for rank in story.ranks]
     table = tag(
         "table", tag("thead", tag("tr", *(tag("th", column) for column in columns))), tag("tbody", *rows)
@@ -336,14 +338,22 @@ def _process(story: Story, rank: Rank) -> Html:
     number = {"class_": "num"}
     return tag(
         "tr", tag("td", tag("b", _who(rank)), class_="name"), tag("td", story.name(rank.node), class_="name"),
-        tag("td", _moment(rank.start) if rank.spans else "never", **number),
+        tag("td", "unknown" if not rank.recorded else _moment(rank.start) if rank.spans else "never", **number),
         tag("td", _moment(rank.end) if rank.spans and ended else "", **number),
         tag("td", tag("span", rank.state, class_=f"key {rank.state}"), f" {rank.how}" if rank.state != "done" else None,
-            f" behind: {rank.behind}" if rank.behind else None),
+            f" {_quiet(rank)}" if _quiet(rank) else None, f" behind: {rank.behind}" if rank.behind else None),
+        tag("td", "" if rank.output is None else _moment(rank.output), **number),
         tag("td", human_seconds(rank.cpu), **number), tag("td", human_bytes(rank.memory), **number),
         tag("td", progress, **number), tag("td", ",".join(map(str, rank.devices))),
         class_=_mark(story, [rank], "") or None,
     )  # fmt: skip
+
+
+def _quiet(rank: Rank) -> str:
+    """For how long a rank had printed nothing, now or when it was stopped."""
+    if rank.output is None or rank.state not in ("running", "frozen", "stopped") or rank.end - rank.output < _QUIET:
+        return ""
+    return f"no output for {human_seconds(rank.end - rank.output)}"
 
 
 def _plan(story: Story) -> Html:

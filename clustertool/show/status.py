@@ -18,7 +18,7 @@ _STYLES = {
     "failed": "red", "lost": "red",
 }  # fmt: skip
 _LEVELS = {"bad": ("FAIL ", "red"), "warn": ("warn ", "yellow"), "ok": ("", ""), "skip": ("", "dim")}
-_PROCESSES = ("role", "rank", "node", "pid", "state", "since", "exit", "cpu", "memory")
+_PROCESSES = ("role", "rank", "node", "pid", "state", "since", "exit", "cpu", "memory", "step", "no output")
 _NODES = ("node", "state", "supervisor", "heartbeat", "note")
 _JOBS = ("id", "state", "created", "nodes", "exit", "command")
 
@@ -27,7 +27,8 @@ def status_tables(status: Mapping[str, Any], terminal: Terminal) -> None:
     """One job: {"job", "state", "mode", "command", "now", "processes": [...], "nodes": [...], "waits", "outcome": {...}}.
 
     waits: sentences about what the job waits for.
-    A process: role, rank, node (number or name), pid, state, since, code, signal, note, cpu (percent), memory (bytes).
+    A process: role, rank, node (number or name), pid, state, since, code, signal, note, cpu (percent), memory (bytes), epoch
+    and step (the last ones that it printed), output (when it printed last).
     A node: index, name, state, supervisor (pid), heartbeat (its age in seconds), survivors, why. Times are seconds
     since the epoch; `now` is this moment for them, so that whoever asks may correct for the nodes' clocks.
     """
@@ -106,8 +107,18 @@ def _process(process: Mapping[str, Any], names: Mapping[Any, str], now: float) -
     return (
         process.get("role"), process.get("rank"), names.get(node, node), process.get("pid") or "", _state(state),
         human_seconds(now - float(since)) if since else "", _end(process),
-        "" if cpu is None else f"{float(cpu):.0f} %", _size(process.get("memory")),
+        "" if cpu is None else f"{float(cpu):.0f} %", _size(process.get("memory")), *_progress(process, now),
     )  # fmt: skip
+
+
+def _progress(process: Mapping[str, Any], now: float) -> tuple[str, str]:
+    """The last step that a process printed, and for how long it has printed nothing: the latter as long as it has not ended."""
+    state, epoch, step, output = (process.get(name) for name in ("state", "epoch", "step", "output"))
+    reached = f"{step:.0f}" if step is not None else f"epoch {epoch:g}" if epoch is not None else ""
+    if state not in ("running", "frozen", "lost", "unknown"):
+        return reached, ""
+    unknown = "" if state in ("running", "frozen") else "unknown"
+    return reached or unknown, human_seconds(max(0.0, now - float(output))) if output else unknown
 
 
 def _node(node: Mapping[str, Any], names: Mapping[Any, str]) -> Sequence[object]:

@@ -7,7 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clustertool.errors import NotFound, Unreachable, UsageError, raise_all
+from clustertool.errors import ClustertoolError, NotFound, Unreachable, UsageError, raise_all
+from clustertool.plan.outcome import some
+from clustertool.plan.roles import word
 from clustertool.verbs import interrupts
 from clustertool.verbs.call import JOB, JSON, PLACES, ROLE, Call, Opt, role_of, verb, whole
 
@@ -41,7 +43,7 @@ def logs(call: Call) -> None:
         fleet.open()
         job = attach_to(fleet, call.given.job)["id"]
         status = _status(fleet, job)
-        places = _places(call, fleet, status, asked)
+        places, missing = _places(call, fleet, status, asked)
         request = {
             "q": "follow", "job": job, "logs": [list(key) for key in places], "follow": call.given.follow,
             "tail": whole(call.given.tail, "--tail"), "attempt": whole(call.given.attempt, "--attempt"),
@@ -56,6 +58,7 @@ def logs(call: Call) -> None:
                 _growing(call, fleet, inbox, request, printer)
             else:
                 _there(call, fleet, inbox, request, sorted(set(places.values())), printer)
+        raise_all(missing)
 
 
 def _asked(call: Call) -> Any:
@@ -87,18 +90,21 @@ def _status(fleet: Any, job: str) -> Any:
     return read(fleet.ask_all({"q": "status", "job": job}).ok)
 
 
-def _places(call: Call, fleet: Any, status: Any, asked: Any) -> dict[tuple[str, int], int]:
-    """(role, rank) -> the agent that has its log. Raises NotFound for a rank or host that is not there."""
-    from clustertool.plan.roles import word
+def _places(
+    call: Call, fleet: Any, status: Any, asked: Any
+) -> tuple[dict[tuple[str, int], int], list[ClustertoolError]]:
+    """(role, rank) -> the agent that has its log, and an error for each node that does not answer.
 
+    Raises NotFound for a rank or host that the job does not have, and these errors if there is no log to show.
+    """
     known = {key: process.node for key, process in status.processes.items()}
     if asked == "all":
         found = dict(known) if call.given.all_ranks else {key: node for key, node in known.items() if key[0] == call.given.role}
     else:
         found = {key: known[key] for key in asked if key in known}
-        missing = [key for key in asked if key not in known]
-        if missing:
-            role, rank = missing[0]
+        strange = [key for key in asked if key not in known]
+        if strange:
+            role, rank = strange[0]
             ranks, name = sorted(other for name, other in known if name == role), word(role)
             have = f"it has {name}s {ranks[0]} to {ranks[-1]}" if ranks else f"it has no {name}s"
             raise NotFound(f"job {status.job} has no {name} {rank}", have)
@@ -108,10 +114,34 @@ def _places(call: Call, fleet: Any, status: Any, asked: Any) -> dict[tuple[str, 
         if not found:
             fix = f"hosts: {', '.join(node.name for node in status.nodes.values())}"
             raise NotFound(f"no such rank on host {call.given.host!r}", fix)
-    unreachable = [key for key, node in found.items() if node not in fleet.agents]
-    if unreachable and len(found) == len(unreachable):
-        raise fleet.failed[found[unreachable[0]]]
-    return {key: node for key, node in found.items() if node in fleet.agents}
+    away: dict[int, list[tuple[str, int]]] = {}
+    for key, node in found.items():
+        if node in fleet.failed:
+            away.setdefault(node, []).append(key)
+    missing = [_unreachable(fleet, status, node, keys) for node, keys in away.items()]
+    found = {key: node for key, node in found.items() if node not in fleet.failed}
+    if not found:
+        raise_all(missing)
+    return found, missing
+
+
+def _unreachable(fleet: Any, status: Any, node: int, keys: Sequence[tuple[str, int]]) -> ClustertoolError:
+    """Why the logs of the ranks of a node cannot be read now, where they are, and what is known of these ranks."""
+    from clustertool.plan.paths import JobPaths
+    from clustertool.show.progress import human_seconds
+
+    why: ClustertoolError = fleet.failed[node]
+    host, known = fleet.cluster.hosts[node], []
+    for process in (status.processes[key] for key in sorted(keys)):
+        about = [process.state] if process.state == "lost" else []
+        about += [f"last step {process.step:.0f}"] if process.step is not None else []
+        about += [f"last output {human_seconds(time.time() - process.output)} ago"] if process.output else []
+        known.append(f"{word(process.role)} {process.rank}" + (f" ({', '.join(about)})" if about else ""))
+    first = status.processes[min(keys)]
+    log = first.log or JobPaths.log(first.role, first.rank, first.attempt)
+    path = JobPaths(host.root_dir or fleet.cluster.root_dir, status.job).of(log)
+    what = f"no log of {some(known)}: {why.what}"
+    return type(why)(what, f"when {host.name} answers again: {path} on {host.name}", host.name)
 
 
 def _raw(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], node: int) -> None:

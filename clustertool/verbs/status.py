@@ -43,7 +43,14 @@ def read(answers: dict[int, Any]) -> Any:
         if node is not None:
             node.heartbeat = answer["heartbeat"] if answer["supervised"] else None
         if node is not None and not answer["supervised"] and node.state in ("running", "stopping"):
-            node.state, node.why = "lost", "its supervisor is gone"
+            last = [float(event["t"]) - node.skew for event in answer["events"]]
+            since = max(last) if answer["heartbeat"] is None else time.time() - answer["heartbeat"]
+            found.lose(node.index, since, "its supervisor is gone")
+        for role, rank, epoch, step, output in answer["output"]:
+            process = found.processes.get((str(role), int(rank)))
+            if node is not None and process is not None and process.node == node.index:
+                process.epoch, process.step, process.output = epoch, step, float(output) - node.skew
+    found.settle(int(answer["node"]) for answer in answers.values())
     return found
 
 

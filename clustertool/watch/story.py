@@ -56,6 +56,8 @@ class Rank:
     progress: Curve
     unit: str
     behind: str = ""  # why it is a straggler
+    recorded: bool = True  # False: its node did not answer, and there is only what other nodes know of it
+    output: float | None = None  # when it printed last; None if that is not known
     last: Sequence[str] = ()
 
     @property
@@ -132,13 +134,13 @@ def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] =
     tails = {(str(role), int(rank)): str(text) for a in answers.values() for role, rank, text in a["tails"]}
     known = {(str(r["role"]), int(r["rank"])): r for answer in answers.values() for r in answer["ranks"]}
     plans = {(str(p["role"]), int(p["rank"])): p for a in answers.values() for p in a["plan"].get("processes", ())}
-    lives, ends = _lives(answers, began, last), _ends(answers)
+    lives, ends = _lives(status, answers, began, last), _ends(answers)
     ranks = [
         _rank(process, lives.get(key, ()), known.get(key, {}), plans.get(key, {}), began, tails.get(key, ""), clean)
         for key, process in sorted(status.processes.items(), key=lambda item: (item[0][0] != "trainer", item[0]))
     ]
-    ranks = [_used(rank, *ends.get(rank.key, (0.0, 0.0))) for rank in ranks]
-    behind = stragglers([_pace(rank, known.get(rank.key, {})) for rank in ranks if rank.spans])
+    ranks = [_printed(_used(rank, *ends.get(rank.key, (0.0, 0.0))), status, answers, began) for rank in ranks]
+    behind = stragglers([_pace(rank, known.get(rank.key, {})) for rank in ranks if rank.spans and rank.recorded])
     outcome = status.outcome
     guilty = verdict.culprit(status, outcome) if outcome else None
     return Story(
@@ -182,25 +184,30 @@ class _Life:
             self.open = None
 
 
-def _lives(answers: Answers, began: float, last: float) -> dict[Key, list[Span]]:
-    lost = _lost(answers)
+def _start(status: JobStatus, process: ProcessStatus, began: float) -> float:
+    """When the job began, by the clock of the laptop as far as the clock of the process's node differs from it."""
+    return began - status.nodes[process.node].skew
+
+
+def _lives(status: JobStatus, answers: Answers, began: float, last: float) -> dict[Key, list[Span]]:
     found: dict[Key, list[Span]] = {}
-    for index, answer in answers.items():
+    for answer in answers.values():
         lives: dict[Key, _Life] = {}
         for event in answer["events"]:
             _live(lives, event, float(event["t"]) - began)
         for key, life in lives.items():
-            if index in lost:
-                life.close(lost[index] - began, "lost")
+            process = status.processes[key]
+            if process.state == "lost":
+                life.close(process.since - _start(status, process, began), "lost")
             life.close(last - began, "running" if answer["supervised"] else "lost")
             found[key] = life.spans
+    for key, process in status.processes.items():
+        if process.state == "lost" and key not in found:  # from its last output to the moment when it was given up
+            start = _start(status, process, began)
+            end = max(process.since - start, 0.0)
+            output = process.output - start if process.output else end
+            found[key] = [Span(min(max(output, 0.0), end), end, "lost", process.attempt)]
     return found
-
-
-def _lost(answers: Answers) -> dict[int, float]:
-    """Nodes that the lead gave up, and when."""
-    events = [event for answer in answers.values() for event in answer["events"] if event["e"] == "lost"]
-    return {int(event["node"]): float(event["t"]) for event in events}
 
 
 def _live(lives: dict[Key, _Life], event: Event, t: float) -> None:
@@ -260,6 +267,17 @@ def _used(rank: Rank, cpu: float, memory: float) -> Rank:
     return replace(rank, cpu=max(rank.cpu, cpu), memory=max(rank.memory, memory))
 
 
+def _printed(rank: Rank, status: JobStatus, answers: Answers, began: float) -> Rank:
+    """With its last output, and of a lost rank what else is known of it."""
+    process = status.processes[rank.key]
+    output = process.output - _start(status, process, began) if process.output else None
+    how = rank.how
+    if rank.state in ("lost", "unknown"):
+        step = f"{process.step:,.0f}" if process.step is not None else "unknown"
+        how = f"last step {step}, last output {'unknown' if output is None else f'+{output:.2f} s'}"
+    return replace(rank, output=output, how=how, recorded=rank.node in answers)
+
+
 def _ends(answers: Answers) -> dict[Key, tuple[float, float]]:
     """(CPU seconds of all attempts that ended, bytes at most)."""
     found: dict[Key, tuple[float, float]] = {}
@@ -292,7 +310,7 @@ def _node(status: JobStatus, index: int, answer: Mapping[str, Any] | None, began
         for card in (answer["cards"] if answer else ())
     ]  # fmt: skip
     return Node(
-        index, clean(known.name or f"node {index}"), known.state if answer else "unknown", clean(known.why),
+        index, clean(known.name or f"node {index}"), known.state, clean(known.why),
         machine["cores"], machine["total"], [(t, rate / cores) for t, rate in rates(rows)],
         [(row[0], row[2] / total) for row in rows], cards,
     )  # fmt: skip

@@ -76,10 +76,20 @@ def test_a_terminal_that_is_closed_detaches(site):
     pair.gone()
 
 
+STEPS = """
+    import time
+    for number in range(10**6):
+        print("step", number, flush=True)
+        time.sleep(0.1)
+"""
+
+
 def test_a_node_that_crashes(site):
     three = site(3)
-    three.conf(LOSS_TIMEOUT=2, CONNECT_TIMEOUT=2)
-    running = counting(three)
+    three.conf(LOSS_TIMEOUT=2, CONNECT_TIMEOUT=4)
+    three.workspace(train_py=STEPS)
+    running = three.start("run", "-w", "job")
+    running.says("step 60$")  # a supervisor reports the steps of its ranks every few seconds
     at = time.monotonic()
     three.lab.crash(2)
     done = running.wait().ends(75)
@@ -88,16 +98,28 @@ def test_a_node_that_crashes(site):
     assert done.err.count("node2 is lost: ") == 1, "the cause is printed once"
     assert "fix: " in done.err
     assert not three.living()
-    status = three.inv("status", "--json").ends(69).json
-    assert (status["state"], status["outcome"]["code"]) == ("lost", 75)
+    away = three.inv("status", "--json").ends(69).json
+    assert (away["state"], away["outcome"]["code"]) == ("lost", 75)
+    assert [p["state"] for p in away["processes"]] == ["stopped", "stopped", "lost"]
+    assert away["processes"][2]["step"] >= 1, "what the lead knew of it"
+    logs = three.inv("logs", "--rank", 2).ends(69)
+    assert re.search(r"no log of trainer 2 \(lost, last step \d+, last output \d+.* ago\): node2 port 22 ", logs.err)
+    assert re.search(r"when node2 answers again: ~/clustertool/JOB\S+/log/workerlog.2 on node2", logs.err)
+    every = three.inv("logs", "--all-ranks", "--tail", 1).ends(69)
+    assert len(every.lines("[trainer")) == 2 and "no log of trainer 2" in every.err
     assert "node2" in three.inv("stop").ends(69).err
+    three.lab.start(2)  # it comes back: its rank is on its disk as one that runs
+    back = three.inv("status", "--json").ends(0).json["processes"][2]
+    assert (back["state"], back["since"]) == ("lost", away["processes"][2]["since"])
+    assert back["output"] < back["since"] and back["step"] >= away["processes"][2]["step"]
+    assert "[trainer 2 node2] step" in three.inv("logs", "--rank", 2).ends(0).out
 
 
 def test_the_leads_node_crashes(site):
     three = site(3)
     three.conf(LOSS_TIMEOUT=2)
     running = counting(three, "--rank", 1)
-    at = time.monotonic()
+    at, at_clock = time.monotonic(), time.time()
     three.lab.crash(0)
     done = running.wait().ends(75)
     assert time.monotonic() - at < 2 + 3 + SLACK
@@ -108,6 +130,8 @@ def test_the_leads_node_crashes(site):
     # what node0 recorded before is read again, and it is told as it was
     status = three.inv("status", "--json").ends(0).json
     assert (status["state"], status["outcome"]["code"]) == ("lost", 75)
+    assert [p["state"] for p in status["processes"]] == ["lost", "stopped", "stopped"]
+    assert status["processes"][0]["since"] < at_clock + 1, "since its last sign"
 
 
 def test_a_cable_that_is_healed_in_time(site):

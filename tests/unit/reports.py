@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from clustertool.plan.events import JobStatus, fold
 from clustertool.watch.story import Story, tell
 
 BEGAN = 1_795_000_000.0
@@ -51,7 +50,7 @@ def answer(node: int, nodes: int, each: int, length: float, points: int = 80, cr
         "node": node, "dir": "/home/ann/clustertool/JOB", "heartbeat": 0.2, "supervised": not crash, "usage": {},
         "now": BEGAN + length + 60, "events": events(node, nodes, each, length, crash),
         "machine": {"cores": 8, "total": 64 << 30, "rows": [(t, 4 * (t - BEGAN), 8 << 30) for t in times]},
-        "cards": [],
+        "cards": [], "output": [["trainer", r, None, 9.0, BEGAN + length] for r in ranks],
         "ranks": [
             {"role": "trainer", "rank": r, "log_size": 5000, "rows": [(t, (t - BEGAN) / 2, 1 << 29, 3) for t in times],
              "progress": [(t, None, int((t - BEGAN) * SPEED * (0.5 if r == SLOW else 1))) for t in times]}
@@ -71,11 +70,11 @@ def answers(nodes: int, each: int, length: float = 600.0, points: int = 80, cras
     return {node: answer(node, nodes, each, length, points, crash) for node in range(nodes)}
 
 
-def status_of(given: dict[int, dict[str, Any]]) -> JobStatus:
-    return fold((node, event) for node in sorted(given) for event in given[node]["events"])
-
-
-def story_of(given: dict[int, dict[str, Any]], secrets: tuple[str, ...] = ()) -> Story:
+def story_of(given: dict[int, dict[str, Any]], secrets: tuple[str, ...] = (), places: Any = ()) -> Story:
+    """places: those that the header of each node names."""
+    from clustertool.verbs.status import read
     from clustertool.watch.clean import mask
 
-    return tell(status_of(given), given, mask(secrets))
+    for node in given.values():
+        node["events"][0]["places"] = places
+    return tell(read(given), given, mask(secrets))

@@ -205,6 +205,76 @@ def test_a_node_that_the_lead_gave_up_is_lost_until_it_says_how_it_ended() -> No
     assert fold([*((0, e) for e in one), *((1, e) for e in two)]).nodes[1].state == "ended"
 
 
+# -- ranks of lost nodes --------------------------------------------------------------------------------------------------
+
+
+def placed(node: int) -> Event:
+    """The header of one of two nodes with one trainer each. It names the places of both."""
+    return {**header(node, [("trainer", node)]), "places": [["trainer", 0, 0, 1, 2]]}
+
+
+LOST = said("lost", 40.0, node=1, why="no heartbeat for 10 s", ranks=[["trainer", 1, None, 54.0, 28.0]])
+
+
+def states(found: JobStatus) -> list[str]:
+    return [process.state for process in found.of("trainer")]
+
+
+def test_the_ranks_of_all_nodes_are_known_from_the_records_of_any_node() -> None:
+    for node in range(2):
+        found = status_of(placed(node), node=node)
+        assert [(process.rank, process.node, process.state) for process in found.of("trainer")] == [
+            (0, 0, "waiting"), (1, 1, "waiting"),
+        ]  # fmt: skip
+
+
+def test_a_rank_of_a_node_that_was_given_up_is_lost_with_what_the_lead_knew_of_it() -> None:
+    found = status_of(placed(0), SUPERVISOR, started(0), LOST)
+    found.settle([0])
+    assert states(found) == ["running", "lost"]
+    lost = found.of("trainer")[1]
+    assert (lost.since, lost.step, lost.epoch, lost.output) == (40.0, 54.0, None, 28.0)
+    assert (found.nodes[1].state, found.nodes[1].why) == ("lost", "no heartbeat for 10 s")
+
+
+CRASHED = [placed(1), SUPERVISOR, started(1)]
+HEALED = [*CRASHED, said("stopping", why="x"), exited(1, signal=15, stopped=True), said("ended", **outcome("lost", 75))]
+GUARDED = [*CRASHED, said("supervisor-lost", why="it died")]
+NEVER_STARTED = [placed(1), SUPERVISOR]
+
+
+@pytest.mark.parametrize(
+    "two, state", [(CRASHED, "lost"), (HEALED, "stopped"), (GUARDED, "stopped"), (NEVER_STARTED, "lost")]
+)
+def test_the_records_of_the_lost_node_itself_in_any_order(two: list[Event], state: str) -> None:
+    one = [placed(0), SUPERVISOR, started(0), LOST]
+    first = fold([*((0, event) for event in one), *((1, event) for event in two)])
+    assert states(first) == ["running", state]
+    for history in interleavings(one, two):
+        assert states(fold(history)) == ["running", state]
+
+
+def test_nothing_is_known_of_the_ranks_of_a_node_that_does_not_answer() -> None:
+    found = status_of(placed(0), SUPERVISOR, started(0))
+    found.settle([0])
+    assert states(found) == ["running", "unknown"]
+
+
+def test_the_ranks_of_the_leads_node_are_lost_if_the_others_gave_it_up() -> None:
+    lost = {**outcome("lost", 75, "node n0 is lost: it leads the job"), "node": 0}
+    events = [placed(1), SUPERVISOR, started(1), exited(1, signal=15, stopped=True), said("ended", 50.0, **lost)]
+    found = status_of(*events, node=1)
+    found.settle([1])
+    assert states(found) == ["lost", "stopped"]
+    assert (found.nodes[0].state, found.of("trainer")[0].since) == ("lost", 50.0)
+
+
+def test_what_a_node_reports_of_ranks_of_another_node_is_not_believed() -> None:
+    claims = {**header(1, [("trainer", 0)]), "places": [["trainer", 0, 0, 1, 2]]}
+    found = fold([(0, placed(0)), (1, claims), (0, LOST | {"ranks": [["trainer", 0, None, 9.0, 1.0]]})])
+    assert (found.of("trainer")[0].node, found.of("trainer")[0].endpoint, found.of("trainer")[0].step) == (0, "a0:1", None)
+
+
 # -- lines --------------------------------------------------------------------------------------------------------------
 
 

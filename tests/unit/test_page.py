@@ -132,6 +132,27 @@ def test_a_running_job() -> None:
     assert "runs for 11 min 00 s" in text
 
 
+def test_a_lost_rank_whose_node_does_not_answer_is_on_the_page() -> None:
+    given = answers(3, 5, crash=False)
+    del given[2]
+    known = [["trainer", 10, None, 54.0, BEGAN + 30.0]]
+    given[0]["events"].append({"e": "lost", "t": BEGAN + 40.0, "node": 2, "why": "no heartbeat for 10 s", "ranks": known})
+    text = Reader(page(story_of(given, places=[["trainer", 0, 0, 5, 3]]), BEGAN)).text
+    assert "15 trainers" in text and "10 running, 5 lost of 15 ranks" in text
+    row = r"trainer 10node2unknown\+40\.00 slost last step 54, last output \+30\.00 s"
+    assert re.search(row, text), text
+    assert "trainer 14node2unknown+40.00 slost last step unknown, last output unknown" in text
+    assert "lost · trainer 10-14" in text and "no ranks" not in text
+
+
+def test_a_rank_that_printed_nothing_for_long_is_shown_with_that_time() -> None:
+    given = answers(1, 3, length=100.0, crash=False)
+    given[0]["output"] = [["trainer", rank, None, 8.0, BEGAN + (76.0 if rank == 2 else 158.0)] for rank in range(3)]
+    text = made(given).text
+    assert text.count("no output for") == 2, "as a straggler, and in the table"
+    assert "no output for 1 min 24 s" in text
+
+
 def test_without_records_of_use_it_is_still_a_page() -> None:
     given = answers(2, 2)
     for answer in given.values():

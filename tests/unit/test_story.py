@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from clustertool.watch.story import Span, told
-from tests.unit.reports import BEGAN, answers, status_of, story_of
+from tests.unit.reports import BEGAN, answers, story_of
 
 
 def lives(*events: dict[str, Any], supervised: bool = False, now: float = 100.0) -> list[Span]:
@@ -107,7 +107,41 @@ def test_a_node_that_did_not_answer() -> None:
     del given[1]
     story = story_of(given)
     assert [node.state for node in story.nodes] == ["ended", "unknown", "ended"]
-    assert [rank.rank for rank in story.ranks] == [0, 1, 4, 5]
+    assert [rank.rank for rank in story.ranks] == [0, 1, 4, 5], "records of an older version name the ranks of their node only"
+    story = story_of(given, places=[["trainer", 0, 0, 2, 3]])
+    assert [(rank.rank, rank.state) for rank in story.ranks][2:4] == [(2, "unknown"), (3, "unknown")]
+    assert (story.ranks[2].how, story.ranks[2].spans, story.ranks[2].recorded) == (
+        "last step unknown, last output unknown", (), False,
+    )  # fmt: skip
+
+
+def test_a_lost_rank_whose_node_does_not_answer_is_shown_with_what_the_lead_knew_of_it() -> None:
+    given = answers(3, 1, crash=False)
+    del given[2]
+    known = [["trainer", 2, None, 54.0, BEGAN + 30.0]]
+    given[0]["events"].append({"e": "lost", "t": BEGAN + 40.0, "node": 2, "why": "no heartbeat", "ranks": known})
+    story = story_of(given, places=[["trainer", 0, 0, 1, 3]])
+    lost = story.ranks[2]
+    assert (lost.state, lost.how, lost.output, lost.recorded) == ("lost", "last step 54, last output +30.00 s", 30.0, False)
+    assert [(span.start, span.end, span.state) for span in lost.spans] == [(30.0, 40.0, "lost")]
+    assert story.nodes[2].state == "lost"
+    assert not lost.behind
+
+
+def test_a_rank_of_a_node_that_crashed_and_came_back_is_lost_since_its_last_sign() -> None:
+    given = answers(2, 1, crash=False)
+    given[1].update(supervised=False, heartbeat=None)
+    lost = story_of(given).ranks[1]
+    assert lost.state == "lost"
+    assert [(span.state, round(span.end, 2)) for span in lost.spans] == [("lost", 0.2)]
+
+
+def test_since_when_a_rank_has_printed_nothing() -> None:
+    given = answers(1, 2, length=100.0, crash=False)
+    given[0]["output"] = [["trainer", 0, None, 8.0, BEGAN + 76.0], ["trainer", 1, None, 300.0, BEGAN + 159.0]]
+    ranks = story_of(given).ranks
+    assert [rank.output for rank in ranks] == [76.0, 159.0]
+    assert [rank.end for rank in ranks] == [160.0, 160.0]
 
 
 def test_what_happened_in_the_order_of_time() -> None:
@@ -146,4 +180,4 @@ def test_records_of_before_there_was_usage() -> None:
         answer["plan"] = {}
     story = story_of(given)
     assert story.culprit == ("trainer", 1)
-    assert status_of(given).state == "failed"
+    assert story.state == "failed"
