@@ -7,6 +7,7 @@ from typing import Any
 
 from clustertool.engines.base import Phase, Steps
 from clustertool.plan.environment import endpoint, mark
+from clustertool.plan.formats import FORMAT, KEY
 from clustertool.plan.places import pack
 from clustertool.plan.plan import HIDDEN, Node, Plan, Process
 
@@ -55,6 +56,7 @@ def spec(plan: Plan, node: Node, endpoints: list[str], places: list[list[Any]]) 
     common = _common(node.processes)
     lead_node = plan.nodes[0]
     made: Spec = {
+        KEY: FORMAT,
         "job": plan.job_id,
         "node": node.index,
         "name": node.name,
@@ -120,6 +122,7 @@ def _header(plan: Plan, node: Node) -> Spec:
     """The first event of a node's events file: enough for any later command from any laptop."""
     trainer = next((process for process in plan.processes if process.role == "trainer"), None)
     return {
+        KEY: FORMAT,
         "id": plan.job_id,
         "node": node.index,
         "name": node.name,

@@ -123,8 +123,7 @@ class Agent:
             reply = {"re": number, **handle()}
         except ClustertoolError as error:
             reply = {"re": number, "error": {"kind": type(error).__name__, "what": error.what, "fix": error.fix}}
-        except (ImportError, OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-            # The outermost boundary of the node side: what we did not foresee goes to the laptop as a bug.
+        except Exception as error:  # noqa: BLE001 - the outermost boundary of the node side: the laptop is told of a bug
             import traceback
 
             text = traceback.format_exc(limit=-4)
@@ -269,7 +268,7 @@ class Agent:
             work.wait()
         with contextlib.suppress(NotFound):
             if place.belongs(str(header["job_dir"]), str(header["token"])):
-                files.remove_tree(str(header["job_dir"]))
+                place.remove(str(header["job_dir"]))
         return {}
 
     def start(self, header: Header) -> Dict[str, Any]:
@@ -282,7 +281,10 @@ class Agent:
     def follow(self, header: Header) -> Dict[str, Any]:
         from clustertool.node.follow import Follower
 
-        self._followers.append(Follower(self.jobs().record(header), header))
+        record = self.jobs().record(header)
+        if header.get("follow", True):
+            record.require_here()
+        self._followers.append(Follower(record, header))
         return {}
 
     def job(self, header: Header) -> Dict[str, Any]:

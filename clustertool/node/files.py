@@ -108,6 +108,17 @@ def mark(ours: str) -> None:
         os.close(os.open(os.path.join(ours, MARKER), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
 
 
+def mark_again(job_dir: str) -> None:
+    """Put the marker back into a directory that is known to be a job's of this user. It never follows a link."""
+    with contextlib.suppress(OSError):
+        fd = os.open(job_dir, _DIR)
+        try:
+            if os.fstat(fd).st_uid == os.getuid():
+                create(fd, f"{OURS}/{MARKER}")
+        finally:
+            os.close(fd)
+
+
 def is_ours(path: str) -> bool:
     """A directory of this user that carries our marker; no link on the last steps."""
     try:

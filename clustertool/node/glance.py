@@ -57,7 +57,8 @@ class Glance:
         if places == self._places and now < self._again:
             return
         self._places, self._again = places, now + _AGAIN
-        records = find(self._root, self._entry, os.uname().nodename)
+        found = find(self._root, self._entry, os.uname().nodename)
+        records = [record for record in found if not (record.trouble or record.elsewhere())]
         gone = set(self._jobs) - {record.job for record in records}
         for name in gone:
             del self._jobs[name]

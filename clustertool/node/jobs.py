@@ -14,6 +14,7 @@ from clustertool.node.records import Record, find
 from clustertool.node.work import step
 from clustertool.plan.frames import Header
 
+_REPORT = "report it with the line above"
 _RUNS = -1  # stands for the bytes of a job that is not removed because it runs
 
 
@@ -38,14 +39,22 @@ class Jobs:
         found = self.records({**header, "exact": True})
         if not found:
             raise NotFound(f"no job {header['job']} here", "inv jobs lists the jobs")
+        if found[0].trouble:
+            raise found[0].trouble
         return found[0]
 
     def stop(self, header: Header) -> Dict[str, Any]:
+        """Each job's answer. One whose records cannot be used does not keep the others running."""
         from clustertool.node.stop import stop
 
-        found = self.records(header)
         arguments = str(header["by"]), int(header["code"]), float(header["grace"]), bool(header["force"])
-        return {"jobs": {record.job: stop(record, *arguments) for record in found}}
+        found: Dict[str, Any] = {}
+        for record in self.records(header):
+            try:
+                found[record.job] = stop(record, *arguments)
+            except Exception as error:  # noqa: BLE001 - one job's records must not hide another's
+                found[record.job] = {"state": "unknown", "survivors": [], "why": _bug(error)}
+        return {"jobs": found}
 
     def attached(self, header: Header) -> Dict[str, Any]:
         """A laptop is there and follows: for --lease. Told to the supervisor, who may be gone."""
@@ -55,7 +64,14 @@ class Jobs:
         return {}
 
     def jobs(self, header: Header) -> Dict[str, Any]:
-        return {"jobs": [record.summary() for record in self.records(header)]}
+        """One line about each. A record that cannot be read is in state "unknown", with the reason."""
+        found = []
+        for record in self.records(header):
+            try:
+                found.append(record.summary())
+            except Exception as error:  # noqa: BLE001 - one job's records must not hide another's
+                found.append({**record.about(), "state": "unknown", "code": None, "reason": _bug(error)})
+        return {"jobs": found}
 
     def status(self, header: Header) -> Dict[str, Any]:
         """All events of a job on this node, and CPU and memory of its processes."""
@@ -73,6 +89,7 @@ class Jobs:
             "events": events,
             "output": _output(record, events),
             "supervised": supervisor is not None and processes.alive(supervisor),
+            "unknown": record.unknown(),
             "usage": {str(process.pid): _usage(process.pid) for process in started if processes.alive(process)},
         }
 
@@ -123,6 +140,9 @@ class Jobs:
             except ClustertoolError as error:
                 kept[record.job] = [error.what, error.fix]
                 continue
+            except Exception as error:  # noqa: BLE001 - one job's records must not keep the others
+                kept[record.job] = [_bug(error), _REPORT]
+                continue
             if size == _RUNS:
                 running.append(record.job)
             elif size is not None:
@@ -133,7 +153,7 @@ class Jobs:
     def _clean_one(self, record: Record, header: Header) -> Optional[int]:
         """The bytes freed; None for a job that is too young, _RUNS for one that lives. Raises ClustertoolError."""
         from clustertool.node import mounts
-        from clustertool.node.place import unlink
+        from clustertool.node.place import remove, unlink
         from clustertool.node.stop import lives
 
         if lives(record):
@@ -144,7 +164,15 @@ class Jobs:
         if header.get("dry"):
             return 0
         unlink(record.paths.dir)
-        return files.remove_tree(record.paths.dir)
+        return remove(record.paths.dir)
+
+
+def _bug(error: Exception) -> str:
+    """What went wrong, in one line that says where."""
+    import traceback
+
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"a bug of clustertool on this node, {os.path.basename(where.filename)}:{where.lineno}: {error!r}"
 
 
 def _output(record: Record, events: List[Dict[str, Any]]) -> List[List[Any]]:

@@ -8,7 +8,8 @@ import os
 from typing import Any, Dict, Mapping, Sequence
 
 from clustertool.errors import DispatchError, NotFound, PreflightError
-from clustertool.node import claims, files, pieces
+from clustertool.node import claims, files, ledger, pieces
+from clustertool.node.ledger import Ledger
 from clustertool.plan import paths
 
 
@@ -20,6 +21,7 @@ def place(spec: Dict[str, Any], release: str) -> Dict[str, Any]:
         files.make_dir(root, os.path.basename(base))
     job = files.make_job_dir(spec["job_dir"])
     try:
+        Ledger(spec).place()
         if release:
             pieces.unpack(pieces.Store(root), release, files.path_of(job))
         _write_files(spec, job)
@@ -39,11 +41,24 @@ def place(spec: Dict[str, Any], release: str) -> Dict[str, Any]:
 
 def _take_back(spec: Mapping[str, Any]) -> None:
     with contextlib.suppress(PreflightError):  # what made the placing fail is the news
-        files.remove_tree(spec["job_dir"])
+        remove(spec["job_dir"])
+
+
+def remove(job_dir: str) -> int:
+    """A job's directory and its entry in the ledger; the bytes freed. Raises NotFound, PreflightError."""
+    paths_ = paths.JobPaths(os.path.dirname(job_dir), os.path.basename(job_dir)[3:])
+    if ledger.read(paths_):  # a program of the job may have removed our marker, or all
+        files.mark_again(job_dir)
+    freed = files.remove_tree(job_dir) if os.path.lexists(job_dir) else 0
+    ledger.remove(paths_)
+    return freed
 
 
 def belongs(job_dir: str, token: str) -> bool:
     """Whether a job's directory was placed with this token. Raises NotFound."""
+    known = ledger.read(paths.JobPaths(os.path.dirname(job_dir), os.path.basename(job_dir)[3:])).get("token")
+    if known:
+        return bool(known == token)
     job = files.open_job_dir(job_dir)
     try:
         return str(json.loads(files.read(job, f"{paths.OURS}/spec.json"))["token"]) == token

@@ -5,65 +5,189 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from clustertool.node import files, processes
-from clustertool.plan.paths import OURS, JobPaths
+from clustertool.errors import PreflightError
+from clustertool.node import files, ledger, processes
+from clustertool.plan import formats
+from clustertool.plan.paths import JobPaths
 
 _TAIL = 4096
+_LATEST = 1e11  # seconds since the epoch; a time that is later was not written by us
+_DAMAGED = "its records are damaged, so it is not known what runs"
+
+
+class Key(NamedTuple):
+    """By `mark` the job's processes are known in /proc; `leads`: its supervisor waits for other nodes."""
+
+    mark: str
+    leads: bool
 
 
 class Record:
-    """One job directory on this node. `header` is its first event."""
+    """One job on this node. `header` is its first event; `trouble` says why its records cannot be used, if they cannot."""
 
-    def __init__(self, base: str, job: str, header: Dict[str, Any]) -> None:
+    def __init__(self, base: str, job: str, header: Dict[str, Any], trouble: Optional[PreflightError] = None) -> None:
         self.paths = JobPaths(base, job)
         self.job = job
         self.header = header
+        self.trouble = trouble
+        self._entry: Optional[ledger.Entry] = None
 
     @property
     def node(self) -> int:
         return int(self.header.get("node", 0))
 
+    @property
+    def entry(self) -> ledger.Entry:
+        """What the ledger has of it; {} if nothing that can be used."""
+        if self._entry is None:
+            self._entry = ledger.read(self.paths)
+            try:
+                formats.require_known(self._entry, self.paths.ledger)
+            except PreflightError as error:
+                self.trouble, self._entry = self.trouble or error, {}
+        return self._entry
+
     def events(self) -> List[Dict[str, Any]]:
+        """All of them; where a program has emptied or removed the file, what the ledger has of them comes first."""
+        found: List[Dict[str, Any]] = []
         with contextlib.suppress(OSError):
             with open(self.paths.events, "rb") as file:
-                return list(_parse(file.read()))
-        return []
+                found = list(_parse(file.read()))
+        return found if any(event["e"] == "job" for event in found) else [*self._restored(), *found]
+
+    def _restored(self) -> Iterator[Dict[str, Any]]:
+        entry = self.entry
+        if "supervisor" in entry:
+            t = float(self.header.get("created", 0))
+            yield {"t": t, "e": "job", **self.header}
+            for kind in ledger.CARETAKERS:
+                process = ledger.process(entry, kind)
+                if process:
+                    more = {"boot": entry.get("boot", ""), "space": entry.get("space", "")} if kind == "supervisor" else {}
+                    yield {"t": t, "e": kind, "pid": process.pid, "start": process.start, **more}
+            if isinstance(entry.get("ended"), dict):
+                yield {"t": t, "e": "ended", **entry["ended"]}
 
     def last(self) -> Dict[str, Any]:
         """The job's last word if it was said, else the newest whole event; from the file's tail."""
+        found: List[Dict[str, Any]] = []
         with contextlib.suppress(OSError):
             with open(self.paths.events, "rb") as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - _TAIL))
                 found = list(_parse(file.read()))
-                ended = [event for event in found if event["e"] == "ended"]
-                return (ended or found or [{}])[-1]
-        return {}
+        found = found or self.events()
+        ended = [event for event in found if event["e"] == "ended"]
+        return (ended or found or [{}])[-1]
+
+    def started(self) -> Tuple[str, str]:
+        """(boot, process space) of its newest supervisor; "" where no supervisor is recorded, or no space."""
+        found = [event for event in self.events() if event["e"] == "supervisor"]
+        return (str(found[-1].get("boot", "")), str(found[-1].get("space", ""))) if found else ("", "")
 
     def process(self, kind: str) -> Optional[processes.Process]:
         """The newest supervisor, guard or gauge, alive or not; None where another boot recorded it."""
-        boot, found = "", None
+        boot = space = ""
+        found = None
         for event in self.events():
             if event["e"] == "supervisor":
-                boot = str(event["boot"])
+                boot, space = str(event.get("boot", "")), str(event.get("space", ""))
             if event["e"] == kind:
                 found = processes.Process(int(event["pid"]), int(event["start"]))
-        return found if boot == processes.boot_id() else None
+        return found if found and _here(boot, space) else None
+
+    def key(self) -> Optional[Key]:
+        """What finds its processes; None where neither the ledger nor spec.json tells it."""
+        with contextlib.suppress(KeyError):
+            return Key(str(self.entry["mark"]), bool(self.entry["leads"]))
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            with open(self.paths.spec, "rb") as file:
+                spec = json.load(file)
+            return Key(str(spec["mark"]), spec["node"] == spec["lead"]["node"])
+        return None
+
+    def blank(self) -> bool:
+        """Its directory was made and marked, and nothing else: it was placed by half, and cannot have started."""
+        with contextlib.suppress(OSError):
+            return not self.entry and os.listdir(self.paths.ours) == [files.MARKER]
+        return False
+
+    def elsewhere(self) -> str:
+        """The name of the other machine that it runs or ran on; "" if that was this one, or nothing says which.
+
+        A machine that was started anew since then has its old name, or the same boot and process space.
+        """
+        name = str(self.header.get("hostname") or "")
+        if name in ("", os.uname().nodename):
+            return ""
+        started = self.started()
+        return "" if started[0] and _here(*started) else name
+
+    def over(self) -> bool:
+        """Whether its own records prove that nothing of it lives on the node that it was on."""
+        proven = lost = survivors = False
+        for event in self.events():
+            kind = event.get("e")
+            if kind in ("supervisor", "started"):
+                proven = lost = False
+            elif kind == "supervisor-lost":
+                lost = True
+            elif kind == "clean":  # between two attempts it is no end
+                survivors = bool(event.get("survivors"))
+                proven = lost and not survivors
+            elif kind == "ended":
+                proven = not survivors
+        return proven
+
+    def unknown(self) -> str:
+        """Why it is not known from here whether it runs; "" if it can be known."""
+        if not self.trouble and self.over():
+            return ""
+        name = self.elsewhere()
+        if self.trouble:
+            return self.trouble.what
+        if name:
+            return f"it runs (or ran) on {name}: ask there"
+        return _DAMAGED if self.key() is None and not self.blank() and not self._rebooted() else ""
+
+    def require_here(self) -> None:
+        """Raise PreflightError for a job whose records grow on another machine, if they do."""
+        why = self.unknown()
+        if why:
+            raise PreflightError(f"job {self.job}: {why}", "name that machine in HOSTS")
+
+    def _rebooted(self) -> bool:
+        """Nothing lives of a job that was started before this machine was."""
+        started = self.started()
+        return bool(started[0]) and not _here(*started)
 
     def summary(self) -> Dict[str, Any]:
         """For `inv jobs`: one line about this job as this node knows it."""
-        last = self.last()
-        state, code, reason = "running", None, ""
-        if last.get("e") == "ended":
-            state, code, reason = str(last["state"]), int(last["code"]), str(last["reason"])
-        else:
-            supervisor = self.process("supervisor")
-            if supervisor is None or not processes.alive(supervisor):
-                state = "lost"
+        state, code, reason = self._state()
+        return {**self.about(), "state": state, "code": code, "reason": reason}
+
+    def about(self) -> Dict[str, Any]:
+        """The part of the summary that does not change."""
         keep = ("id", "node", "owner", "created", "mode", "command", "nodes")
-        return {**{k: self.header.get(k) for k in keep}, "state": state, "code": code, "reason": reason, "dir": self.paths.dir}
+        return {**{k: self.header.get(k) for k in keep}, "dir": self.paths.dir}
+
+    def _state(self) -> Tuple[str, Optional[int], str]:
+        if self.trouble:
+            return "unknown", None, self.trouble.what
+        last = self.last()
+        if last.get("e") == "ended":
+            return str(last["state"]), int(last["code"]), str(last["reason"])
+        supervisor = self.process("supervisor")
+        if supervisor is not None and processes.alive(supervisor):
+            return "running", None, ""
+        why = self.unknown()
+        return "unknown" if why else "lost", None, why
+
+
+def _here(boot: str, space: str) -> bool:
+    return boot == processes.boot_id() and space in ("", processes.space())
 
 
 def _parse(data: bytes) -> Iterator[Dict[str, Any]]:
@@ -92,7 +216,7 @@ def find(root: str, entry: str, hostname: str, job: str = "") -> List[Record]:
     for name, records in by_name.items():
         if name not in have:
             own += records[:1]
-    return sorted(own, key=lambda record: float(record.header.get("created", 0)), reverse=True)
+    return sorted(own, key=lambda record: float(record.header["created"]), reverse=True)
 
 
 def _bases(root: str) -> Iterator[Tuple[str, bool]]:
@@ -108,19 +232,61 @@ def _records(base: str, job: str) -> Iterator[Record]:
         names = os.listdir(base)
     except OSError:
         return
-    for name in names:
-        if name.startswith("JOB" + job) and files.is_ours(os.path.join(base, name)):
-            yield Record(base, name[3:], _header(os.path.join(base, name)))
+    marked = {name[3:] for name in names if name.startswith("JOB" + job) and files.is_ours(os.path.join(base, name))}
+    for name in {*marked, *(name for name in ledger.jobs(base) if name.startswith(job))}:
+        record = _record(base, name)
+        if name in marked or not _stale(record):
+            yield record
 
 
-def _header(path: str) -> Dict[str, Any]:
-    """The first event, or what little the place itself tells when the job never started."""
+def _stale(record: Record) -> bool:
+    """An entry of the ledger whose job directory was removed by hand, and of which no caretaker lives. It is struck off."""
+    if os.path.lexists(record.paths.dir) or record.trouble or record.elsewhere():
+        return False
+    known = [record.process(kind) for kind in ("supervisor", "guard")]
+    key = record.key()
+    if any(process and processes.alive(process) for process in known) or (key and processes.marked(key.mark)):
+        return False
     with contextlib.suppress(OSError):
-        with open(os.path.join(path, OURS, "events.jsonl"), "rb") as file:
+        ledger.remove(record.paths)
+    return True
+
+
+def _record(base: str, name: str) -> Record:
+    """Its header is the first event, or what spec.json, the ledger, or else the directory itself tells."""
+    paths = JobPaths(base, name)
+    trouble = None
+    header = _first_event(paths) or _planned(paths) or dict(ledger.read(paths).get("header", {}))
+    try:
+        formats.require_known(header, paths.events)
+    except PreflightError as error:
+        trouble = error
+    return Record(base, name, _checked(header, paths), trouble)
+
+
+def _first_event(paths: JobPaths) -> Dict[str, Any]:
+    with contextlib.suppress(OSError):
+        with open(paths.events, "rb") as file:
             for event in _parse(file.readline()):
-                return event
-    with contextlib.suppress(OSError, ValueError):
-        with open(os.path.join(path, OURS, "spec.json"), "rb") as file:
-            header = json.load(file)["header"]
-            return dict(header)
-    return {"id": os.path.basename(path)[3:], "created": os.stat(path).st_mtime}
+                return event if event["e"] == "job" else {}
+    return {}
+
+
+def _planned(paths: JobPaths) -> Dict[str, Any]:
+    """What will be the first event."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with open(paths.spec, "rb") as file:
+            return dict(json.load(file)["header"])
+    return {}
+
+
+def _checked(header: Dict[str, Any], paths: JobPaths) -> Dict[str, Any]:
+    """The same with its own name, a time and a number of the node that can be used: the job's programs may have written it."""
+    made = header.get("created")
+    if isinstance(made, bool) or not isinstance(made, (int, float)) or not 0 <= made < _LATEST:
+        made = 0.0
+        for path in (paths.ledger, paths.dir):
+            with contextlib.suppress(OSError):
+                made = os.lstat(path).st_mtime
+    node = header.get("node")
+    return {**header, "id": paths.job, "created": made, "node": node if type(node) is int else 0}

@@ -2,52 +2,60 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import time
 from typing import Any, Dict, Mapping, Sequence
 
+from clustertool.errors import NotFound, PreflightError
 from clustertool.node import family, files, guard, processes
 from clustertool.node.processes import Process
 from clustertool.node.records import Record
 from clustertool.node.sweep import Sweep
-from clustertool.plan.paths import OURS
 
 _HEARING = 3.0  # seconds that a busy machine's supervisor may take to hear us
 _WORKING = 10.0  # and to end processes that resist KILL, after the grace; or to call a silent node lost
 _LEAVING = 3.0  # and to get the lead's last word when all is clean
 _SAME = 5.0  # and to hear of one stop in two ways
 _POLL = 0.02
+_FIX = "look at that node, and end there what lives; then its directory may be removed by hand"
 Answer = Dict[str, Any]
+_ALREADY: Answer = {"state": "ended already", "survivors": []}
 
 
 def lives(record: Record) -> bool:
-    """Whether anything of a job that has not ended lives here, its supervisor included."""
-    if record.last().get("e") == "ended":
+    """Whether anything of a job lives here, its supervisor included. Raises PreflightError where this cannot be known."""
+    why = record.unknown()
+    if why:
+        raise PreflightError(f"job {record.job} is not removed: {why}", _FIX)
+    if record.elsewhere() or record.blank():  # it has ended there, or never started
         return False
-    job = files.open_job_dir(record.paths.dir)
-    try:
-        return bool(_Left(record, job).sweep.living())
-    except _NeverStarted:
-        return False
-    finally:
-        os.close(job)
+    with _Left(record) as left:
+        ended = record.last().get("e") == "ended"  # supervisor and guard are about to leave then
+        return any(process not in left.caretakers for process in left.sweep.living()) if ended else bool(left.sweep.living())
 
 
 def stop(record: Record, by: str, code: int, grace: float, force: bool) -> Answer:
-    """{"state": "clean" | "survivors" | "ended already", "survivors": [...]} for this node.
+    """{"state": "clean" | "survivors" | "ended already" | "unknown", "survivors": [...]} for this node.
 
     With "waits": True nothing of it lives but a lead that has still to tell another node, as it does when that one is back;
-    `force` ends that too.
+    `force` ends that too. "unknown" comes with `why`: something may live that could not be looked for.
     """
-    job = files.open_job_dir(record.paths.dir)
     grace = 0.0 if force else grace
     end = time.monotonic() + _HEARING + grace + _WORKING + _LEAVING
-    try:
-        left = _Left(record, job)
+    if record.trouble or (record.elsewhere() and not record.over()):
+        return _unknown(record)
+    if record.elsewhere():
+        return _ALREADY
+    if record.blank():
+        return _answer([])
+    with _Left(record) as left:
         if not left.sweep.living():
-            return _clean(record) if _just_stopped(record, by) else {"state": "ended already", "survivors": []}
+            if record.unknown():
+                return _unknown(record)
+            return _clean(record) if _just_stopped(record, by) else _ALREADY
         heard = _ask(record, by, code, grace) and left.supervisor is not None and _ends(record, left.supervisor, grace)
         if not heard and _last_word(record) != "ended":  # by itself, while we looked
             return _take_over(left, by, grace)
@@ -56,10 +64,10 @@ def stop(record: Record, by: str, code: int, grace: float, force: bool) -> Answe
         if left.leads and not force:
             return {**_clean(record), "waits": True}
         return _take_over(left, by, 0.0)
-    except _NeverStarted:
-        return _answer([])
-    finally:
-        os.close(job)
+
+
+def _unknown(record: Record) -> Answer:
+    return {"state": "unknown", "survivors": [], "why": record.unknown()}
 
 
 def _just_stopped(record: Record, by: str) -> bool:
@@ -68,25 +76,31 @@ def _just_stopped(record: Record, by: str) -> bool:
     return last.get("e") == "ended" and last.get("reason") == by and time.time() - float(last["t"]) < _SAME
 
 
-class _NeverStarted(Exception):
-    """Placed, perhaps by half; nothing of it can live."""
-
-
 class _Left:
-    """What there is of a job on this node: supervisor and guard if they live, and a sweep that finds the rest."""
+    """What there is of a job on this node: supervisor and guard if they live, and a sweep that finds the rest.
 
-    def __init__(self, record: Record, job: int) -> None:
-        self.record, self.job = record, job
-        try:
-            spec = json.loads(files.read(job, f"{OURS}/spec.json"))
-            mark, self.leads = str(spec["mark"]), spec["node"] == spec["lead"]["node"]
-        except (OSError, ValueError, KeyError):
-            raise _NeverStarted from None
+    `job`: the descriptor of its directory, -1 where a program has removed that or its marker.
+    """
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.key = record.key()
+        self.leads = self.key is not None and self.key.leads
+        self.job = -1
         self.supervisor = record.process("supervisor")
         found = (self.supervisor, record.process("guard"), record.process("gauge"))
         self.caretakers = [process for process in found if process and processes.alive(process)]
-        known = family.recorded(job) if self.supervisor else []  # else they are of another boot, and so are their numbers
-        self.sweep = Sweep([*known, *self.caretakers], mark)
+
+    def __enter__(self) -> _Left:
+        with contextlib.suppress(NotFound):
+            self.job = files.open_job_dir(self.record.paths.dir)
+        known = family.recorded(self.job) if self.supervisor else []  # else they are of another boot, and so are their numbers
+        self.sweep = Sweep([*known, *self.caretakers], self.key.mark if self.key else "")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.job >= 0:
+            os.close(self.job)
 
 
 def _answer(survivors: Sequence[str]) -> Answer:
@@ -159,5 +173,7 @@ def _take_over(left: _Left, by: str, grace: float) -> Answer:
     survivors = left.sweep.end(grace)
     if _last_word(left.record) != "ended":
         guard.record_loss(left.job, f"{by} found it dead or deaf")
+    if left.key is None:
+        return {"state": "unknown", "survivors": survivors, "why": "what is known of it was ended, but its records are damaged"}
     guard.record_clean(left.job, survivors)
     return _answer(survivors)

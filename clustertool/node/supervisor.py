@@ -24,6 +24,7 @@ from clustertool.node.family import Family
 from clustertool.node.gauge import Gauge
 from clustertool.node.holds import Holds
 from clustertool.node.keeper import Keeper
+from clustertool.node.ledger import Ledger
 from clustertool.node.recorder import Recorder, Running
 from clustertool.node.signals import Signals
 from clustertool.plan.frames import Header
@@ -80,6 +81,7 @@ class Supervisor:
         self.by_pid: Dict[int, Rank] = {}
         ahead = _LAST_WORDS + _OF_PROCESS * len(spec["processes"]) + _OF_RANK * len(spec["endpoints"])
         self.journal = files.Journal(files.open_append(job, f"{OURS}/events.jsonl"), ahead)
+        self.ledger = Ledger(spec)
         self.me = processes.Process(os.getpid(), getattr(processes.stat(os.getpid()), "start", 0))
         self.family = Family(job, self.me)
         self.looked_at = 0.0
@@ -118,7 +120,7 @@ class Supervisor:
         self._lock_devices()
         self._open_control()
         self.record("job", **self.spec["header"])
-        self.record("supervisor", pid=self.me.pid, start=self.me.start, boot=processes.boot_id())
+        self.record("supervisor", pid=self.me.pid, start=self.me.start, boot=processes.boot_id(), space=processes.space())
         try:
             self.keeper.start()
         except OSError as error:
@@ -244,6 +246,7 @@ class Supervisor:
 
     def record(self, kind: str, **fields: Any) -> None:
         self.journal.write({"t": round(time.time(), 3), "e": kind, **fields})
+        self.ledger.note(kind, fields)
 
     # -- words from and to the lead --
 

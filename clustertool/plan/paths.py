@@ -36,6 +36,11 @@ class JobPaths(NamedTuple):
         return self.of(OURS, "spec.json")
 
     @property
+    def ledger(self) -> str:
+        """Beside the job directories: node/ledger.py."""
+        return posixpath.join(self.base, OURS, "jobs", self.job + ".json")
+
+    @property
     def seen(self) -> str:
         """Every descendant ever seen: one `pid start` a line."""
         return self.of(OURS, "seen")
