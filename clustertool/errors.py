@@ -76,8 +76,14 @@ class DeviceHeld(PreflightError):
     """It may become free: --wait waits for that."""
 
 
+REPORT = "report it with the text above"
+
+
 class InternalError(ClustertoolError):
-    pass
+    @property
+    def short(self) -> str:
+        """Its first line, without the traceback."""
+        return self.what.partition("\n")[0]
 
 
 class DispatchError(ClustertoolError):

@@ -194,6 +194,15 @@ def open_read(directory: int, name: str) -> int:
     return fd
 
 
+def open_file(path: str) -> int:
+    """The same by its path: a fifo or a device in the place of a file must not make the reader wait."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "no regular file", path)
+    return fd
+
+
 def read(directory: int, name: str, limit: int = 64 << 20) -> bytes:
     fd = open_read(directory, name)
     with open(fd, "rb") as file:

@@ -70,8 +70,7 @@ class Ledger:
 def read(paths: JobPaths) -> Entry:
     """The entry of a job, of whatever format; {} where there is none, or a damaged one."""
     with contextlib.suppress(OSError, ValueError):
-        fd = os.open(paths.ledger, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
+        with open(files.open_file(paths.ledger), "rb") as file:
             entry = json.load(file)
         if isinstance(entry, dict) and isinstance(entry.get("header"), dict):
             return entry

@@ -53,7 +53,7 @@ class Record:
         """All of them; where a program has emptied or removed the file, what the ledger has of them comes first."""
         found: List[Dict[str, Any]] = []
         with contextlib.suppress(OSError):
-            with open(self.paths.events, "rb") as file:
+            with open(files.open_file(self.paths.events), "rb") as file:
                 found = list(_parse(file.read()))
         return found if any(event["e"] == "job" for event in found) else [*self._restored(), *found]
 
@@ -74,7 +74,7 @@ class Record:
         """The job's last word if it was said, else the newest whole event; from the file's tail."""
         found: List[Dict[str, Any]] = []
         with contextlib.suppress(OSError):
-            with open(self.paths.events, "rb") as file:
+            with open(files.open_file(self.paths.events), "rb") as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - _TAIL))
                 found = list(_parse(file.read()))
@@ -103,7 +103,7 @@ class Record:
         with contextlib.suppress(KeyError):
             return Key(str(self.entry["mark"]), bool(self.entry["leads"]))
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            with open(self.paths.spec, "rb") as file:
+            with open(files.open_file(self.paths.spec), "rb") as file:
                 spec = json.load(file)
             return Key(str(spec["mark"]), spec["node"] == spec["lead"]["node"])
         return None
@@ -230,8 +230,11 @@ def _bases(root: str) -> Iterator[Tuple[str, bool]]:
 def _records(base: str, job: str) -> Iterator[Record]:
     try:
         names = os.listdir(base)
-    except OSError:
+    except FileNotFoundError:
         return
+    except OSError as error:  # a file server that is away: to say that there are no jobs would be wrong
+        fix = "look at ROOT_DIR on that node: jobs may run there"
+        raise PreflightError(f"the jobs below {base} cannot be read: {error.strerror}", fix) from None
     marked = {name[3:] for name in names if name.startswith("JOB" + job) and files.is_ours(os.path.join(base, name))}
     for name in {*marked, *(name for name in ledger.jobs(base) if name.startswith(job))}:
         record = _record(base, name)
@@ -266,7 +269,7 @@ def _record(base: str, name: str) -> Record:
 
 def _first_event(paths: JobPaths) -> Dict[str, Any]:
     with contextlib.suppress(OSError):
-        with open(paths.events, "rb") as file:
+        with open(files.open_file(paths.events), "rb") as file:
             for event in _parse(file.readline()):
                 return event if event["e"] == "job" else {}
     return {}
@@ -275,7 +278,7 @@ def _first_event(paths: JobPaths) -> Dict[str, Any]:
 def _planned(paths: JobPaths) -> Dict[str, Any]:
     """What will be the first event."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        with open(paths.spec, "rb") as file:
+        with open(files.open_file(paths.spec), "rb") as file:
             return dict(json.load(file)["header"])
     return {}
 

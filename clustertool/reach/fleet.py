@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from clustertool.errors import ClustertoolError, Unreachable
+from clustertool.errors import REPORT, ClustertoolError, InternalError, NotFound, Unreachable
 from clustertool.plan.cluster import Cluster
 from clustertool.plan.frames import Header
 from clustertool.plan.hosts import Host
@@ -26,7 +27,8 @@ _LOGIN = 0.012  # seconds that one takes of it, about; where nodes are far away,
 
 
 class Fleet:
-    """`failed` holds the nodes that could not be reached, with why. Use as a context manager: it closes everything."""
+    """`failed` holds the nodes without an answer, with why: those that could not be reached, and those that logged in and did
+    not answer what all were asked. Use as a context manager: it closes everything."""
 
     def __init__(
         self, cluster: Cluster, check: Check | None = None, sink: Sink | None = None, person: Person | None = None
@@ -116,6 +118,7 @@ class Fleet:
             self.agents[node].close()
             self.agents[node].link.close()
         self.agents[node] = Agent.open(self._reach(host), host, self.cluster, self._sink)
+        self.failed.pop(node, None)
         return self.agents[node]
 
     def _reach(self, host: Host) -> Reach:
@@ -153,7 +156,7 @@ class Fleet:
             if old in old_agents:
                 self.agents[node] = old_agents[old]
                 self.agents[node].host = kept[-1]
-            elif old in old_failed:
+            if old in old_failed:
                 self.failed[node] = old_failed[old]
         for agent in old_agents.values():
             if agent not in self.agents.values():
@@ -173,12 +176,32 @@ class Fleet:
         return each(nodes, lambda node: self.ask_one(node, wanted[node], timeout), width=max(1, len(wanted)), check=check)
 
     def ask_one(self, node: int, request: Mapping[str, Any], timeout: float | None = 60.0) -> Header:
-        """The same of one node, in the caller's thread. Raises what the node raised, or Unreachable."""
-        before = time.time()
-        return {**self.agents[node].ask(request, timeout), "asked": (before, time.time())}
+        """The same of one node, in the caller's thread. Raises what the node raised, or Unreachable.
 
-    def ask_all(self, request: Mapping[str, Any], timeout: float | None = 60.0, *, patient: bool = False) -> Gathered[Header]:
-        return self.ask(dict.fromkeys(self.agents, request), timeout, patient=patient)
+        What we did not foresee in its answer is InternalError, of this node: the others' answers stand.
+        """
+        before = time.time()
+        try:
+            return {**self.agents[node].ask(request, timeout), "asked": (before, time.time())}
+        except ClustertoolError:
+            raise
+        except Exception as error:
+            text = "".join(traceback.format_exception(error))
+            raise InternalError(f"a bug of clustertool: {error!r}\n{text}", REPORT, self.name(node)) from error
+
+    def ask_all(self, request: Mapping[str, Any], timeout: float | None = 60.0) -> dict[int, Header]:
+        """What all nodes answer. A node that gives no answer, or an error, is in `failed` from then on and is not asked again.
+
+        NotFound is an answer: that node has nothing of it.
+        """
+        gathered = self.ask({node: request for node in self.agents if node not in self.failed}, timeout)
+        self.failed.update({node: error for node, error in gathered.failed.items() if not isinstance(error, NotFound)})
+        return gathered.ok
+
+    @property
+    def silent(self) -> dict[int, ClustertoolError]:
+        """Of `failed`: the nodes that logged in."""
+        return {node: error for node, error in self.failed.items() if node in self.agents}
 
     def name(self, node: int) -> str:
         return self.cluster.hosts[node].name

@@ -19,7 +19,7 @@ def clean(call: Call) -> None:
     from clustertool.show.progress import human_bytes
     from clustertool.show.table import count
     from clustertool.verbs import load
-    from clustertool.verbs.jobs import failed, fleet_of, pick
+    from clustertool.verbs.jobs import fleet_of, pick
 
     age = _age(call.given.older_than)
     if not call.given.job and not call.given.older_than:
@@ -28,7 +28,7 @@ def clean(call: Call) -> None:
     with fleet_of(cluster) as fleet:
         job = pick(fleet, call.given.job)["id"] if call.given.job else ""
         request = {"q": "clean", "job": job, "exact": bool(job), "older_than": age, "dry": call.given.dry}
-        answers = fleet.ask_all(request, timeout=600).all()
+        answers = fleet.ask_all(request, timeout=600)
         removed = sorted({name for answer in answers.values() for name in answer["removed"]})
         running = sorted({name for answer in answers.values() for name in answer["running"]})
         freed = sum(answer["freed"] for answer in answers.values())
@@ -41,11 +41,8 @@ def clean(call: Call) -> None:
             call.terminal.line(f"  {name}")
         if call.json:
             call.answer({"removed": removed, "running": running, "freed": freed, "kept": kept})
-        raise_all([
-            PreflightError(f"job {name}: {what}", fix, node)
-            for node, jobs in kept.items() for name, (what, fix) in jobs.items()
-        ])  # fmt: skip
-        failed(fleet)
+        refused = [PreflightError(f"job {name}: {why[0]}", why[1], node) for node in kept for name, why in kept[node].items()]
+        raise_all([*refused, *fleet.failed.values()])
 
 
 def _age(text: str) -> float:

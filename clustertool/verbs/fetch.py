@@ -21,7 +21,7 @@ def fetch(call: Call) -> None:
     from clustertool.show.progress import human_bytes
     from clustertool.show.table import count
     from clustertool.verbs import load
-    from clustertool.verbs.jobs import failed, fleet_of, pick
+    from clustertool.verbs.jobs import fleet_of, pick
 
     given = call.given
     if given.path.startswith("/") or ".." in given.path.split("/"):
@@ -30,9 +30,9 @@ def fetch(call: Call) -> None:
         raise UsageError(f"--rank {given.rank!r}", "a rank, or all")
     role = role_of(given.role)
     cluster = load.cluster(call, start_local=False)
-    with fleet_of(cluster) as fleet:
+    with fleet_of(cluster, whole=given.rank == "all") as fleet:
         job = pick(fleet, given.job)["id"]
-        answers = fleet.ask_all({"q": "status", "job": job}).ok
+        answers = fleet.ask_all({"q": "status", "job": job})
         places = _places(job, answers, role, given.rank)
         to = Path(given.to or f"JOB{job}")
         folders = {rank: _folder(to, given.rank, role, rank) for rank in places}
@@ -43,8 +43,6 @@ def fetch(call: Call) -> None:
         if call.json:
             ranks = {str(rank): {"files": files, "bytes": size} for rank, (files, size) in fetched.items()}
             call.answer({"job": job, "to": str(to), "ranks": ranks})
-        if given.rank == "all":
-            failed(fleet)
 
 
 def _folder(to: Path, asked: str, role: str, rank: int) -> Path:

@@ -319,5 +319,7 @@ def told(answer: Header | ClustertoolError | None, job: str) -> str:
         return "clean (never started here)"
     if said["survivors"]:
         return "survivors: " + ", ".join(said["survivors"])
+    if said["state"] == "unknown":
+        return f"unknown, still running? {said['why']}"
     waits = ", but its supervisor waits for another node" if said.get("waits") else ""
     return f"{said['state']}{waits}"

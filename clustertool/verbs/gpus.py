@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from clustertool.errors import raise_all
 from clustertool.verbs.call import JSON, NODES, Call, verb
 
 
@@ -18,10 +17,9 @@ def gpus(call: Call) -> None:
     with fleet_of(cluster) as fleet:
         gathered = devices_of(fleet)
         nodes = {fleet.name(node): answer for node, answer in sorted(gathered.ok.items())}
-        failed = {**fleet.failed, **gathered.failed}
+        fleet.failed.update(gathered.failed)
         if call.json:
             told = {name: {key: answer[key] for key in answer if key != "re"} for name, answer in nodes.items()}
-            call.answer({"nodes": told, "unreachable": {fleet.name(node): e.what for node, e in sorted(failed.items())}})
+            call.answer({"nodes": told, "unreachable": {fleet.name(node): e.what for node, e in sorted(fleet.failed.items())}})
         else:
             devices_tables(nodes, call.terminal)
-        raise_all(list(failed.values()))

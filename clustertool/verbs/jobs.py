@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from clustertool.errors import NotFound, UsageError, raise_all
+from clustertool.errors import NotFound, PreflightError, UsageError, raise_all
 from clustertool.verbs import interrupts
 from clustertool.verbs.call import JOB, JSON, PLACES, Call, verb
 
@@ -19,26 +20,37 @@ def jobs(call: Call) -> None:
 
     cluster = load.cluster(call, start_local=False)
     with fleet_of(cluster) as fleet:
-        found = merged(fleet.ask_all({"q": "jobs", "job": call.given.job}).ok)
+        found = merged(fleet.ask_all({"q": "jobs", "job": call.given.job}))
         if call.json:
             call.answer({"jobs": found, "unreachable": {fleet.name(node): e.what for node, e in fleet.failed.items()}})
         else:
             from clustertool.show.status import jobs_table
 
             jobs_table([{**job, "nodes": job["total"], "exit": job["code"]} for job in found], call.terminal)
-        failed(fleet)
+            for job in found:
+                if job["state"] == "unknown":
+                    call.terminal.warn(f"job {job['id']}: unknown, still running? {job['reason']}")
 
 
-def fleet_of(cluster: Any) -> Any:
-    """An open fleet, closed by `with`."""
+@contextmanager
+def fleet_of(cluster: Any, whole: bool = True) -> Iterator[Any]:
+    """An open fleet. When the verb has shown its answer, failures of nodes are raised: the exit code says that it is not whole.
+
+    whole=False: only of nodes that logged in and did not answer, where the verb needs not all that are named in conf.py.
+    """
     from clustertool.reach.fleet import Fleet
 
-    return Fleet(cluster, interrupts.check, person=interrupts.User()).open()
+    with Fleet(cluster, interrupts.check, person=interrupts.User()).open() as fleet:
+        yield fleet
+        raise_all(list((fleet.failed if whole else fleet.silent).values()))
 
 
-def failed(fleet: Any) -> None:
-    """Nodes that did not answer: the answer stands, the exit code says that it is not whole."""
-    raise_all(list(fleet.failed.values()))
+def doubt(fleet: Any, job: str, answers: Mapping[int, Mapping[str, Any]]) -> None:
+    """A node that answered that it cannot know what became of a job has failed to answer, for the exit code."""
+    for node, answer in answers.items():
+        if answer.get("unknown"):
+            what = f"job {job}: unknown, still running? {answer['unknown']}"
+            fleet.failed[node] = PreflightError(what, "look at the node that is named there", fleet.name(node))
 
 
 def merged(answers: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -53,13 +65,13 @@ def merged(answers: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _merge(job: str, parts: list[Mapping[str, Any]]) -> dict[str, Any]:
     states = [str(part["state"]) for part in parts]
-    ended = [part for part in parts if part["code"] is not None]
-    state = "running" if "running" in states else str(ended[0]["state"]) if ended else "lost"
-    first = ended[0] if ended and state != "running" else parts[0]
+    ended = [str(part["state"]) for part in parts if part["code"] is not None]
+    state = next((state for state in ("running", "unknown") if state in states), ended[0] if ended else "lost")
+    first = next((part for part in parts if part["state"] == state), parts[0])
     return {
         "id": job,
         "state": state,
-        "code": first["code"] if state != "running" else None,
+        "code": first["code"],
         "reason": first["reason"],
         "created": parts[0]["created"],
         "owner": parts[0]["owner"],
@@ -72,17 +84,27 @@ def _merge(job: str, parts: list[Mapping[str, Any]]) -> dict[str, Any]:
 
 def attach_to(fleet: Any, prefix: str) -> dict[str, Any]:
     """The job a verb is about, as pick() does, and the fleet becomes its nodes, numbered as the job numbers them."""
-    answers = _answers(fleet, prefix)
-    job = _picked(merged(answers), prefix, running=False)
+    answers = fleet.ask_all({"q": "jobs", "job": prefix})
+    job = choose(fleet, answers, prefix)
     places, names = where(job["id"], answers)
     if names:
         fleet.take(places, names)
     return job
 
 
-def pick(fleet: Any, prefix: str, running: bool = False) -> dict[str, Any]:
-    """The job named by a unique prefix, the newest, or the only running one. Raises NotFound, UsageError."""
-    return _picked(merged(_answers(fleet, prefix)), prefix, running)
+def pick(fleet: Any, prefix: str) -> dict[str, Any]:
+    """The job named by a unique prefix, or the newest. Raises NotFound, UsageError."""
+    return choose(fleet, fleet.ask_all({"q": "jobs", "job": prefix}), prefix)
+
+
+def choose(fleet: Any, answers: Mapping[int, Mapping[str, Any]], prefix: str, running: bool = False) -> dict[str, Any]:
+    """The same, or the only running one, of answers that are there. Where nodes are missing, their failures are raised
+    instead of NotFound."""
+    try:
+        return _picked(merged(answers), prefix, running)
+    except NotFound:
+        raise_all(list(fleet.failed.values()))
+        raise
 
 
 def where(job: str, answers: Mapping[int, Mapping[str, Any]]) -> tuple[dict[int, int], list[str]]:
@@ -96,13 +118,6 @@ def where(job: str, answers: Mapping[int, Mapping[str, Any]]) -> tuple[dict[int,
                 places.setdefault(int(summary["node"] or 0), agent)
                 names = names or [str(name) for name in summary["nodes"] or ()]
     return places, names
-
-
-def _answers(fleet: Any, prefix: str) -> dict[int, Any]:
-    answers: dict[int, Any] = fleet.ask_all({"q": "jobs", "job": prefix}).ok
-    if not answers:
-        raise_all(list(fleet.failed.values()))
-    return answers
 
 
 def _picked(found: list[dict[str, Any]], prefix: str, running: bool) -> dict[str, Any]:
@@ -126,6 +141,10 @@ def _only_running(found: list[dict[str, Any]]) -> dict[str, Any]:
     running = [job for job in found if job["state"] == "running"]
     if len(running) > 1:
         raise UsageError(f"several jobs run: {_names(running)}", "name one with --job, or end all with --all")
+    unknown = [job for job in found if job["state"] == "unknown"]
+    if unknown and not running:
+        what = f"no job is known to run, and these may: {_names(unknown)}"
+        raise PreflightError(what, "inv jobs tells why that is not known; inv stop --job J tries to stop one")
     if not running:
         raise NotFound("no job runs", "")
     return running[0]

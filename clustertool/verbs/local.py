@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from clustertool.errors import UsageError
+from clustertool.verbs import interrupts
 from clustertool.verbs.call import JSON, Call, Opt, verb
 
 
@@ -44,11 +45,19 @@ def down(call: Call) -> None:
 
 
 def _stop_jobs(call: Call, cluster: Any) -> None:
-    """Supervisors are detached from sshd and would outlive it."""
-    from clustertool.verbs.jobs import fleet_of
+    """Supervisors are detached from sshd and would outlive it. What may live on is named, and the servers end all the same."""
+    from clustertool.reach.fleet import Fleet
+    from clustertool.verbs.follow import told
     from clustertool.verbs.stop import stop_job, unfinished
 
-    with fleet_of(cluster) as fleet:
-        for job in unfinished(fleet):
-            stop_job(fleet, job, cluster.grace, force=False)
-            call.terminal.line(f"stopped job {job}")
+    with Fleet(cluster, interrupts.check).open() as fleet:
+        for job in unfinished(fleet.ask_all({"q": "jobs"})):
+            answers = stop_job(fleet, job, cluster.grace, force=False)
+            left = {name: told(answer, job) for name, answer in answers.items()}
+            left = {name: text for name, text in left.items() if not text.startswith(("clean", "ended already"))}
+            for name, text in left.items():
+                call.terminal.warn(f"job {job}: {name}: {text}")
+            if not left:
+                call.terminal.line(f"stopped job {job}")
+        for node, error in fleet.failed.items():
+            call.terminal.warn(f"{fleet.name(node)} did not tell its jobs: {error.what}")

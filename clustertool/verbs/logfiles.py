@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clustertool.errors import NotFound, UsageError
+from clustertool.errors import NotFound, UsageError, raise_all
 from clustertool.verbs import interrupts
 from clustertool.verbs.call import Call, whole
 
@@ -14,22 +14,23 @@ def show(call: Call) -> None:
     from clustertool.reach.fleet import Fleet
     from clustertool.verbs import load
     from clustertool.verbs.follow import Inbox
-    from clustertool.verbs.jobs import failed, pick
+    from clustertool.verbs.jobs import pick
 
     cluster = load.cluster(call, start_local=False)
     inbox = Inbox()
     with Fleet(cluster, interrupts.check, inbox.put, interrupts.User()) as fleet:
         fleet.open()
         job = pick(fleet, call.given.job)["id"]
-        answers = fleet.ask_all({"q": "files", "job": job}).ok
+        answers = fleet.ask_all({"q": "files", "job": job})
         found = {fleet.name(node): (node, answer["files"]) for node, answer in sorted(answers.items())}
         if call.given.host:
             found = {name: value for name, value in found.items() if name == call.given.host}
         if call.given.file:
             _print(call, fleet, inbox, job, found)
+            raise_all(list(fleet.silent.values()))
             return
         _list(call, found)
-        failed(fleet)
+        raise_all(list(fleet.failed.values()))
 
 
 def _list(call: Call, found: dict[str, tuple[int, dict[str, int]]]) -> None:

@@ -58,7 +58,8 @@ def logs(call: Call) -> None:
                 _growing(call, fleet, inbox, request, printer)
             else:
                 _there(call, fleet, inbox, request, sorted(set(places.values())), printer)
-        raise_all(missing)
+        told = {error.node for error in missing}
+        raise_all([*missing, *(error for error in fleet.silent.values() if error.node not in told)])
 
 
 def _asked(call: Call) -> Any:
@@ -87,7 +88,7 @@ def _asked(call: Call) -> Any:
 def _status(fleet: Any, job: str) -> Any:
     from clustertool.verbs.status import read
 
-    return read(fleet.ask_all({"q": "status", "job": job}).ok)
+    return read(fleet.ask_all({"q": "status", "job": job}))
 
 
 def _places(

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from clustertool.errors import NotFound, UsageError
+from clustertool.errors import NotFound, UsageError, raise_all
 from clustertool.verbs.call import JOB, JSON, NODES, Call, Opt, verb
 
 _POINTS = 40_000  # values of one kind in the whole page
@@ -20,7 +20,7 @@ def report(call: Call) -> None:
     from clustertool.show.page import page
     from clustertool.show.progress import human_bytes
     from clustertool.verbs import load
-    from clustertool.verbs.jobs import attach_to, failed, fleet_of
+    from clustertool.verbs.jobs import attach_to, doubt, fleet_of
     from clustertool.verbs.status import read
     from clustertool.watch.clean import mask
     from clustertool.watch.story import tell
@@ -30,12 +30,14 @@ def report(call: Call) -> None:
     with fleet_of(cluster) as fleet:
         job = attach_to(fleet, call.given.job)
         points = max(_LEAST, min(_MOST, _POINTS // max(1, _processes(job))))
-        gathered = fleet.ask_all({"q": "report", "job": job["id"], "points": points})
-        if not any(answer["events"] for answer in gathered.ok.values()):
+        answers = fleet.ask_all({"q": "report", "job": job["id"], "points": points})
+        doubt(fleet, job["id"], answers)
+        if not any(answer["events"] for answer in answers.values()):
+            raise_all(list(fleet.failed.values()))
             raise NotFound(f"job {job['id']} has not started on any node that answered", "inv jobs lists the jobs")
         secrets = load.known_secrets(fleet.cluster)
-        notes = [*_silent(fleet, gathered), *_unmasked(call, cluster.secrets, secrets)]
-        story = tell(read(gathered.ok), gathered.ok, mask(secrets.values()), notes)
+        notes = [*_silent(fleet, answers), *_unmasked(call, cluster.secrets, secrets)]
+        story = tell(read(answers), answers, mask(secrets.values()), notes)
         text = page(story, time.time())
         to = to or Path(f"JOB{story.job}.html")
         _write(to, text)
@@ -45,7 +47,6 @@ def report(call: Call) -> None:
             call.answer({"job": story.job, "file": str(to), "bytes": size, "state": story.state, "stragglers": behind})
         else:
             call.terminal.line(f"job {story.job}: {story.state} -> {to} ({human_bytes(size)})")
-        failed(fleet)
 
 
 def _processes(job: Any) -> int:
@@ -74,11 +75,18 @@ def _write(path: Path, text: str) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror}", "choose another file with --to") from None
 
 
-def _silent(fleet: Any, gathered: Any) -> list[str]:
+def _silent(fleet: Any, answers: Any) -> list[str]:
     """Nodes whose own records are missing; what others say of them is in the page."""
-    errors = {**fleet.failed, **gathered.failed}
-    fleet.failed.update(gathered.failed)
-    return [f"{fleet.name(node)} did not answer, its records are missing here: {error.what}" for node, error in errors.items()]
+    notes = []
+    for host in fleet.cluster.hosts:
+        error = fleet.failed.get(host.index)
+        if host.index in answers and error:
+            notes.append(f"{host.name}: {error.what}")
+        elif error:
+            notes.append(f"{host.name} did not answer, its records are missing here: {error.what}")
+        elif host.index not in answers:
+            notes.append(f"{host.name} has no records of this job (any more)")
+    return notes
 
 
 def _unmasked(call: Call, names: Any, known: Any) -> list[str]:

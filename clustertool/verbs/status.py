@@ -12,13 +12,14 @@ from clustertool.verbs.call import JOB, JSON, PLACES, Call, Opt, role_of, verb
 def status(call: Call) -> None:
     """Show the state of one job, per process and per node."""
     from clustertool.verbs import load
-    from clustertool.verbs.jobs import attach_to, failed, fleet_of
+    from clustertool.verbs.jobs import attach_to, doubt, fleet_of
 
     role = role_of(call.given.role) if call.given.role else ""
     cluster = load.cluster(call, start_local=False)
     with fleet_of(cluster) as fleet:
         job = attach_to(fleet, call.given.job)["id"]
-        answers = fleet.ask_all({"q": "status", "job": job}).ok
+        answers = fleet.ask_all({"q": "status", "job": job})
+        doubt(fleet, job, answers)
         found = as_dict(answers)
         if role:
             found["processes"] = [process for process in found["processes"] if process["role"] == role]
@@ -28,7 +29,6 @@ def status(call: Call) -> None:
             from clustertool.show.status import status_tables
 
             status_tables(found, call.terminal)
-        failed(fleet)
 
 
 def read(answers: dict[int, Any]) -> Any:
@@ -42,7 +42,12 @@ def read(answers: dict[int, Any]) -> Any:
         node = found.nodes.get(int(answer["node"]))
         if node is not None:
             node.heartbeat = answer["heartbeat"] if answer["supervised"] else None
-        if node is not None and not answer["supervised"] and node.state in ("running", "stopping"):
+        if node is not None and answer.get("unknown"):
+            node.state, node.why = "unknown", str(answer["unknown"])
+            for process in found.processes.values():
+                if process.node == node.index and process.state in ("running", "frozen"):
+                    process.state = "unknown"
+        elif node is not None and not answer["supervised"] and node.state in ("running", "stopping"):
             last = [float(event["t"]) - node.skew for event in answer["events"]]
             since = max(last) if answer["heartbeat"] is None else time.time() - answer["heartbeat"]
             found.lose(node.index, since, "its supervisor is gone")
@@ -63,6 +68,7 @@ def as_dict(answers: dict[int, Any]) -> dict[str, Any]:
     for answer in answers.values():
         for pid, used in answer["usage"].items():
             usage[int(answer["node"]), int(pid)] = used
+    state = "unknown" if not found.outcome and any(answer.get("unknown") for answer in answers.values()) else found.state
     processes = []
     for key in sorted(found.processes):
         process = found.processes[key]
@@ -71,7 +77,7 @@ def as_dict(answers: dict[int, Any]) -> dict[str, Any]:
         extra = {"cpu": round(100 * used[0] / age, 1) if used else None, "memory": used[1] if used else None}
         processes.append({**vars(process), **extra})
     return {
-        "job": found.job, "state": found.state, "mode": found.mode, "owner": found.owner, "created": found.created,
+        "job": found.job, "state": state, "mode": found.mode, "owner": found.owner, "created": found.created,
         "command": found.command, "attempt": found.attempt, "processes": processes,
         "nodes": [vars(found.nodes[node]) for node in sorted(found.nodes)],
         "waits": [wait.text for wait in waits(found, time.time())],

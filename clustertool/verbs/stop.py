@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from clustertool.errors import NotFound, Survivors, Unreachable, UsageError, as_one, raise_all
+from clustertool.errors import (
+    ClustertoolError,
+    PreflightError,
+    Survivors,
+    Unreachable,
+    UsageError,
+    as_one,
+    raise_all,
+)
 from clustertool.verbs.call import JOB, JSON, PLACES, Call, Opt, verb
 
 
@@ -16,22 +25,24 @@ def stop(call: Call) -> None:
     """End a job on all nodes and prove it."""
     from clustertool.show.errors import exit_json
     from clustertool.verbs import load
-    from clustertool.verbs.jobs import failed, fleet_of
+    from clustertool.verbs.jobs import fleet_of
 
     if call.given.all and call.given.job:
         raise UsageError("--all and --job together", "give one of them")
     cluster = load.cluster(call, start_local=False)
     grace = _grace(call, cluster.grace)
-    with fleet_of(cluster) as fleet:
-        wanted = _wanted(call, fleet)
+    with fleet_of(cluster, whole=not call.given.job) as fleet:
+        known = fleet.ask_all({"q": "jobs", "job": call.given.job})
+        wanted = _wanted(call, fleet, known)
         if call.given.dry or not wanted:
-            call.terminal.line(f"would stop: {', '.join(wanted)}" if wanted else "nothing to stop")
+            nothing = "nothing to stop" + " on the nodes that answered" * bool(fleet.failed)
+            call.terminal.line(f"would stop: {', '.join(wanted)}" if wanted else nothing)
             if call.json:
                 done = exit_json(as_one(list(fleet.failed.values())), "tool")
                 call.answer({"would_stop": wanted} if call.given.dry else {"jobs": {}, "exit": done})
-            failed(fleet)
             return
-        _tell(call, {job: stop_job(fleet, job, grace, call.given.force) for job in wanted})
+        answers = {job: stop_job(fleet, job, grace, call.given.force, known) for job in wanted}
+        _tell(call, answers, fleet.silent if call.given.job else fleet.failed)
 
 
 def _grace(call: Call, default: float) -> float:
@@ -45,44 +56,47 @@ def _grace(call: Call, default: float) -> float:
     return grace
 
 
-def _wanted(call: Call, fleet: Any) -> list[str]:
-    from clustertool.verbs.jobs import pick
+def _wanted(call: Call, fleet: Any, known: Mapping[int, Any]) -> list[str]:
+    """`known`: the nodes' answers about their jobs."""
+    from clustertool.verbs.jobs import choose, merged
 
     if call.given.all:
-        return unfinished(fleet)
+        return unfinished(known)
     if call.given.job:
-        return [pick(fleet, call.given.job)["id"]]
-    try:
-        return [pick(fleet, "", running=True)["id"]]
-    except NotFound:
+        return [choose(fleet, known, call.given.job)["id"]]
+    if not any(job["state"] in ("running", "unknown") for job in merged(known)):
         return []
+    return [choose(fleet, known, "", running=True)["id"]]
 
 
-def unfinished(fleet: Any) -> list[str]:
-    """Jobs that may have processes: the running ones, and those that some node calls lost."""
+def unfinished(known: Mapping[int, Any]) -> list[str]:
+    """Jobs that may have processes: the running ones, and those of which a node says lost or unknown."""
     from clustertool.verbs.jobs import merged
 
-    return [job["id"] for job in merged(fleet.ask_all({"q": "jobs"}).ok) if job["state"] in ("running", "lost")]
+    return [job["id"] for job in merged(known) if job["state"] in ("running", "lost", "unknown")]
 
 
-def stop_job(fleet: Any, job: str, grace: float, force: bool) -> dict[str, Any]:
-    """Each of the job's nodes by name -> its answer, or why there is none."""
+def stop_job(fleet: Any, job: str, grace: float, force: bool, known: Mapping[int, Any] | None = None) -> dict[str, Any]:
+    """Each of the job's nodes by name -> its answer, or why there is none. Also nodes that did not answer before are asked."""
     from clustertool.engines import ENGINES
     from clustertool.verbs.jobs import where
 
     how = {"by": "inv stop", "code": 143, "grace": grace, "force": force}
     phase = ENGINES["ssh"]().stop(len(fleet.cluster.hosts), job, how)
-    places, names = where(job, fleet.ask_all({"q": "jobs", "job": job}).ok)
+    places, names = where(job, fleet.ask_all({"q": "jobs", "job": job}) if known is None else known)
     gathered = fleet.ask(phase.requests, timeout=grace + 30)
-    answers = {**gathered.ok, **gathered.failed, **fleet.failed}
+    answers = {**fleet.failed, **gathered.failed, **gathered.ok}
     ours = {host.name: host.index for host in fleet.cluster.hosts}
     missing = Unreachable("is no host of conf.py (any more)")
     nodes = {name: places.get(node, ours.get(name, -1)) for node, name in enumerate(names)} or ours
     return {name: answers.get(agent, missing) for name, agent in nodes.items()}
 
 
-def _tell(call: Call, answers: dict[str, dict[str, Any]]) -> None:
-    """Per node and job what became of it; 76 for survivors, 69 for nodes that did not answer."""
+def _tell(call: Call, answers: dict[str, dict[str, Any]], failed: Mapping[int, ClustertoolError]) -> None:
+    """Per node and job what became of it; 76 for survivors, 69 for nodes that did not answer or cannot know.
+
+    `failed`: nodes that did not tell their jobs.
+    """
     from clustertool.show.errors import exit_json
     from clustertool.show.table import gather
     from clustertool.verbs.follow import told
@@ -98,6 +112,10 @@ def _tell(call: Call, answers: dict[str, dict[str, Any]]) -> None:
             elif text.startswith("did not answer"):
                 fix = "its processes may still run there: stop again when the node is back"
                 errors.append(Unreachable(f"job {job}: {text}", fix, name))
+            elif text.startswith("unknown"):
+                errors.append(PreflightError(f"job {job}: {text}", "look at the node that is named there", name))
+    told_of = {error.node for error in errors}
+    errors += [error for error in failed.values() if error.node not in told_of]
     errors = [error for error in errors if isinstance(error, Survivors)] or errors
     if call.json:
         call.answer({"jobs": table, "exit": exit_json(as_one(errors), "tool")})

@@ -29,13 +29,13 @@ _MOVES = {"up": -1, "k": -1, "page up": -10, "down": 1, "j": 1, "page down": 10}
 )  # fmt: skip
 def top(call: Call) -> None:
     """Watch nodes, devices and ranks live."""
+    from clustertool.reach.fleet import Fleet
     from clustertool.reach.poll import Poll
     from clustertool.verbs import load
-    from clustertool.verbs.jobs import fleet_of
 
     interval, looks = _interval(call.given.interval), whole(call.given.count, "--count")
     cluster = load.cluster(call, start_local=False)
-    with fleet_of(cluster) as fleet:
+    with Fleet(cluster, interrupts.check, person=interrupts.User()).open() as fleet:
         if not fleet.agents:
             raise_all(list(fleet.failed.values()))
         poll = Poll(fleet, {"q": "glance", "job": call.given.job}, interval)
@@ -88,6 +88,7 @@ class Top:
                 time.sleep(0.05)
             self._screen.plain(self._picture, self._view, self._failed(), time.monotonic())
             done += 1
+        raise_all(list(self._poll.failed.values()))
 
     def _live(self, looks: int | None) -> None:
         from rich.console import ConsoleDimensions

@@ -1,0 +1,218 @@
+"""Programs damage what the tool keeps in their directory: stop still ends them, and nothing claims what it cannot know."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from typing import Any
+
+import pytest
+
+from clustertool.errors import PreflightError
+from clustertool.node import processes
+from clustertool.plan.formats import FORMAT
+from tests.node import programs as p
+from tests.node.harness import Bench, Job, Process, alive, kill
+
+CLEAN = {"state": "clean", "survivors": []}
+OURS = ".clustertool"
+
+
+def clean(job: Job, **fields: object) -> dict[str, Any]:
+    return dict(job.nodes[0].open().ask("clean", job=job.id, exact=True, now=4e9, older_than=0, **fields))
+
+
+def listed(job: Job) -> dict[str, Any]:
+    found = {one["id"]: one for one in job.nodes[0].open().ask("jobs")["jobs"]}
+    return dict(found.get(job.id, {}))
+
+
+def truncate(job: Job, *names: str) -> None:
+    for name in names:
+        (job.dir() / OURS / name).write_text("")
+
+
+def damage_all(job: Job) -> None:
+    truncate(job, "spec.json", "events.jsonl", "seen")
+
+
+def remove_folder(job: Job) -> None:
+    """The supervisor writes there meanwhile."""
+    shutil.rmtree(job.dir() / OURS, ignore_errors=True)
+    assert not (job.dir() / OURS / "marker").exists()
+
+
+def remove_all(job: Job) -> None:
+    shutil.rmtree(job.dir(), ignore_errors=True)
+    assert not (job.dir() / OURS / "marker").exists()
+
+
+@pytest.mark.parametrize("damage", [lambda job: truncate(job, "spec.json"), damage_all, remove_folder, remove_all])
+def test_stop_ends_a_job_whose_records_are_damaged(bench: Bench, damage: Any) -> None:
+    """As `git clean -xfd` or a careless open(..., "w") in train.py does it. The job stays listed, and clean leaves it alone."""
+    job = bench.run(None, p.SETSID, per_node=2).ready()
+    job.living()  # notes all processes while they are on record
+    damage(job)
+    assert listed(job)["state"] == "running"
+    answer = clean(job)
+    assert (answer["removed"], answer["running"], answer["kept"]) == ([], [job.id], {})
+    assert job.stop(grace=0.2) == CLEAN
+    assert not job.living()
+    job.gone()
+    clean(job)
+    assert not job.dir().exists() and listed(job) == {}
+    assert not (job.dir().parent / OURS / f"jobs/{job.id}.json").exists()
+
+
+def test_supervisor_and_guard_are_dead_and_records_are_damaged(bench: Bench) -> None:
+    """What is left is found by the marker of the second copy."""
+    job = bench.run(None, p.IGNORES_TERM).ready()
+    job.living()
+    damage_all(job)
+    entry = json.loads((job.dir().parent / OURS / f"jobs/{job.id}.json").read_text())
+    guard, supervisor = (Process(*entry[kind]) for kind in ("guard", "supervisor"))
+    kill(guard, signal.SIGSTOP)  # else it would end the job
+    kill(supervisor)
+    kill(guard)
+    rank = job.told()[0]
+    assert alive(rank)
+    assert listed(job)["state"] == "lost"
+    assert clean(job)["running"] == [job.id]
+    assert job.stop(grace=0.1) == CLEAN
+    assert not alive(rank)
+
+
+def test_without_the_second_copy_nothing_is_claimed(bench: Bench) -> None:
+    """A job of an older version, or a copy that was lost: unknown is not clean."""
+    job = bench.run(None, p.PLAIN).ready()
+    job.living()
+    damage_all(job)
+    copy = job.dir().parent / OURS / f"jobs/{job.id}.json"
+    kept = copy.read_bytes()
+    copy.unlink()
+    answer = job.stop()
+    assert answer["state"] == "unknown" and "damaged" in answer["why"]
+    found = listed(job)
+    assert found["state"] == "unknown" and "damaged" in found["reason"]
+    assert job.id in clean(job)["kept"] and job.dir().exists()
+    copy.write_bytes(kept)
+    assert job.stop(grace=0.1) == CLEAN
+
+
+def test_spec_alone_is_damaged_in_a_job_of_an_older_version(bench: Bench) -> None:
+    """Its supervisor is known from the events, hears the stop and proves it."""
+    job = bench.run(None, p.PLAIN).ready()
+    truncate(job, "spec.json")
+    (job.dir().parent / OURS / f"jobs/{job.id}.json").unlink()
+    assert job.stop(grace=0.1) == CLEAN
+    job.gone()
+    assert clean(job)["removed"] == [job.id]
+
+
+def test_records_of_another_machine(bench: Bench) -> None:
+    """One home on NFS, one name that leads to another machine now: neither ended nor removable from here."""
+    job = bench.run(None, p.PLAIN).ready()
+    entry = job.dir().parent / OURS / f"jobs/{job.id}.json"
+    events = job.dir() / OURS / "events.jsonl"
+    before = events.read_text(), entry.read_text()
+
+    def becomes(hostname: str) -> None:
+        own, boot, space = json.loads(before[1])["header"]["hostname"], processes.boot_id(), processes.space()
+        for path, text in zip((events, entry), before):
+            text = text.replace(f'"hostname": "{own}"', f'"hostname": "{hostname}"')
+            text = text.replace(f'"hostname":"{own}"', f'"hostname":"{hostname}"')
+            path.write_text(text.replace(boot, "other-boot").replace(space, "pid:[1]"))
+
+    becomes("node0")
+    why = "it runs (or ran) on node0: ask there"
+    assert (listed(job)["state"], listed(job)["reason"]) == ("unknown", why)
+    assert job.stop() == {"state": "unknown", "survivors": [], "why": why}
+    what, _ = clean(job)["kept"][job.id]
+    assert why in what and job.dir().exists()
+    assert job.nodes[0].ask("status", job=job.id)["unknown"] == why
+    with pytest.raises(PreflightError, match="ask there"):
+        job.follow()
+    assert job.follow(follow=False)
+    assert alive(job.rank())
+    with events.open("a") as file:  # its own last word is a proof
+        file.write('{"t":1,"e":"clean","survivors":[]}\n{"t":1,"e":"ended","state":"stopped","code":143,"source":"tool","reason":"x"}\n')
+    assert listed(job)["state"] == "stopped"
+    assert job.stop()["state"] == "ended already"
+    assert clean(job, dry=True)["removed"] == [job.id]
+    events.write_text(before[0])
+    entry.write_text(before[1])
+    assert job.stop(grace=0.1) == CLEAN
+
+
+def test_survivors_are_no_end(bench: Bench) -> None:
+    """The job has ended, and what survived its stop lives in the directory: clean leaves it."""
+    job = bench.run(None, "sleep 1000 & echo pid $!; echo ready; wait").ready()
+    other = job.told()[0]
+    entry = job.dir().parent / OURS / f"jobs/{job.id}.json"
+    assert job.stop(grace=0.1) == CLEAN
+    job.gone()
+    mark = json.loads(entry.read_text())["mark"]
+    survivor = subprocess.Popen(["sleep", "1000"], env={**os.environ, "CLUSTERTOOL_MARK": mark})
+    try:
+        assert other.pid != survivor.pid
+        assert clean(job)["running"] == [job.id] and job.dir().exists()
+    finally:
+        survivor.kill()
+        survivor.wait()
+    assert clean(job)["removed"] == [job.id]
+
+
+# -- formats ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", ["events.jsonl", "ledger"])
+def test_newer_records_are_refused_and_named(bench: Bench, file: str) -> None:
+    nodes = bench.nodes(1)
+    other = bench.run(nodes, "true", id="other")
+    job = bench.run(nodes, p.PLAIN, id="newer").ready()
+    path = job.dir().parent / OURS / "jobs/newer.json" if file == "ledger" else job.dir() / OURS / "events.jsonl"
+    before = path.read_text()
+    for number in (f"{FORMAT + 1}", '"two"'):
+        text = before.replace(f'"format": {FORMAT}', f'"format": {number}').replace(f'"format":{FORMAT}', f'"format":{number}')
+        path.write_text(text)
+        if file == "events.jsonl":
+            assert listed(job)["state"] == "unknown" and str(path) in listed(job)["reason"]
+            with pytest.raises(PreflightError, match="made by a newer clustertool"):
+                nodes[0].ask("status", job=job.id)
+            answer = job.stop()
+            assert answer["state"] == "unknown" and "newer clustertool" in answer["why"]
+        assert alive(job.rank())
+        assert job.id not in clean(job)["removed"]
+        assert listed(other)["state"] == "succeeded"
+    path.write_text(before)
+    assert job.stop(grace=0.1) == CLEAN
+
+
+def test_records_without_a_number_are_format_1(bench: Bench) -> None:
+    job = bench.run(None, p.PLAIN).ready()
+    for path in (job.dir() / OURS / "events.jsonl", job.dir().parent / OURS / f"jobs/{job.id}.json"):
+        path.write_text(path.read_text().replace('"format": 1, ', "").replace('"format":1,', ""))
+    assert listed(job)["state"] == "running"
+    assert job.stop(grace=0.1) == CLEAN
+
+
+@pytest.mark.parametrize("created", ['"yesterday"', "1e300", "[]", "NaN", "-5"])
+def test_one_bad_record_hides_no_other(bench: Bench, created: str) -> None:
+    nodes = bench.nodes(1)
+    jobs = [bench.run(nodes, "true", id=f"job{number}") for number in range(2)]
+    for job in jobs:
+        job.ended()
+        job.gone()
+    bad = jobs[0].dir() / OURS / "events.jsonl"
+    lines = bad.read_text().splitlines()
+    first = {**json.loads(lines[0]), "created": 0}
+    bad.write_text("\n".join([json.dumps(first).replace('"created": 0', f'"created": {created}'), *lines[1:], ""]))
+    assert sorted(one["id"] for one in nodes[0].ask("jobs")["jobs"]) == ["job0", "job1"]
+    lines[-1] = '{"e": "ended"}'  # no state, no code
+    bad.write_text("\n".join([*lines, ""]))
+    found = {one["id"]: one["state"] for one in nodes[0].ask("jobs")["jobs"]}
+    assert found == {"job0": "unknown", "job1": "succeeded"}
+    assert nodes[0].ask("clean", job="job1", exact=True, now=4e9, older_than=0)["removed"] == ["job1"]
