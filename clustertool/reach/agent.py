@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from clustertool.errors import ClustertoolError, InternalError, PreflightError, Unreachable, from_wire
+from clustertool.errors import REPORT, ClustertoolError, InternalError, PreflightError, Unreachable, from_wire
 from clustertool.plan.cluster import Cluster
 from clustertool.plan.frames import Decoder, FrameError, Header, encode
 from clustertool.plan.hosts import Host
@@ -167,7 +167,7 @@ class Agent:
         if error is None:
             return reply
         if error["kind"] == "InternalError":
-            raise InternalError(error["what"], "", self.host.name)
+            raise InternalError(f"a bug of clustertool on the node: {error['what']}", REPORT, self.host.name)
         raise from_wire(error["kind"], error["what"], error["fix"], self.host.name)
 
     def send(self, request: Mapping[str, Any]) -> None:

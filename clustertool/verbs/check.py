@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clustertool.errors import ClustertoolError, PreflightError
+from clustertool.errors import ClustertoolError, InternalError, PreflightError
 from clustertool.verbs import interrupts
 from clustertool.verbs.call import JSON, NODES, WORKSPACE, Call, Opt, verb
 
@@ -102,6 +102,9 @@ def _tell(call: Call, cluster: Cluster, looked: Looked, meshed: Meshed | None, m
         check_matrix(rows, call.terminal)
     for line in mesh.words(meshed, cluster) if meshed else ():
         call.terminal.note(line)
+    for node, failure in looked.failed.items():
+        if isinstance(failure, InternalError):
+            call.terminal.note(f"{cluster.hosts[node].name}: {failure.what}")
     if bad:
         nodes = {finding.node for finding in bad}
         what = f"{count(len(bad), 'problem')} on {len(nodes)} of {count(len(cluster.hosts), 'node')}"

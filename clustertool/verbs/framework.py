@@ -19,7 +19,6 @@ from clustertool.errors import (
     PreflightError,
     Several,
     UsageError,
-    raise_all,
 )
 from clustertool.plan import framework as plan
 from clustertool.plan.checks import errors
@@ -36,7 +35,7 @@ from clustertool.show.table import count, fold
 from clustertool.verbs import interrupts
 from clustertool.verbs.call import Call
 from clustertool.verbs.follow import LEAD, told
-from clustertool.verbs.preflight import Looked
+from clustertool.verbs.preflight import Looked, short
 from clustertool.watch.job import LogLines, Watch
 
 _SECONDS = 60.0  # without news of any rank, unless --timeout says otherwise
@@ -154,8 +153,10 @@ def framework(call: Call, cluster: Cluster, fleet: Fleet, looked: Looked, order:
     try:
         facts, ranks = _try(call, replace(cluster, secrets=()), fleet, looked.facts, order, ear)
     except (PreflightError, DispatchError, Several) as error:
-        raise_all([one for one in _each(error) if isinstance(one, InternalError)][:1])
-        return replace(looked, findings=(*looked.findings, *_refused(error, names))), []
+        numbers = {name: node for node, name in names.items()}
+        bugs = {numbers[one.node]: one for one in _each(error) if isinstance(one, InternalError) and one.node in numbers}
+        found = _refused(error, names)
+        return replace(looked, findings=(*looked.findings, *found), failed={**looked.failed, **bugs}), []
     found = plan.judge(order.name, ranks, facts, order.seconds, folded)
     if plan.meeting_broke(ranks) and len(facts) > 1 and "mesh" not in cluster.checks_off:
         found += _between(cluster, fleet, facts)
@@ -170,7 +171,7 @@ def _refused(error: ClustertoolError, names: Mapping[int, str]) -> list[Finding]
     for one in _each(error):
         level = "warn" if isinstance(one, DeviceHeld) else "error"
         nodes = [numbers[one.node]] if one.node in numbers else list(numbers.values())
-        found += [Finding(node, _COLUMN, level, f"not tried: {one.what}", one.fix) for node in nodes]
+        found += [Finding(node, _COLUMN, level, f"not tried: {short(one)}", one.fix) for node in nodes]
     told = {finding.node for finding in found}
     return found + [Finding(node, _COLUMN, "skip", "not tried") for node in numbers.values() if node not in told]
 
@@ -186,14 +187,14 @@ def _try(
     from clustertool.reach import sharing
 
     identity = _identity()
-    fleet.ask_all({"q": "mesh", "step": "close"})  # its ports may be wanted now
+    fleet.ask(dict.fromkeys(fleet.agents, {"q": "mesh", "step": "close"}))  # its ports may be wanted now
     try:
         facts = sharing.confirm(fleet, facts)
         made = _start(cluster, fleet, facts, order, identity)
         ear.expect(made, order.mark)
         where = f"{count(len(made.processes), 'trainer')} on {count(len(made.nodes), 'node')}"
         call.terminal.note(f"{order.name}: {where} try it; {order.seconds:g} s without news end that (--timeout)")
-        fleet.ask_all({"q": "follow", "job": made.job_id, "logs": "all", "tail": None}).all()
+        fleet.ask(dict.fromkeys(fleet.agents, {"q": "follow", "job": made.job_id, "logs": "all", "tail": None})).all()
         return facts, _wait(call, fleet, made.job_id, order, ear)
     finally:
         _end(call, fleet, identity.job_id, _LEAVING if ear.watch.status.outcome else _ENDING)
@@ -256,7 +257,7 @@ def _end(call: Call, fleet: Fleet, job: str, seconds: float) -> None:
     answers: dict[int, Header | ClustertoolError] = {**stopped.ok, **stopped.failed}
     for node, answer in answers.items():
         text = told(answer, job)
-        if text.startswith(("survivors", "did not answer")):
+        if text.startswith(("survivors", "did not answer", "unknown")):
             call.terminal.warn(f"{fleet.name(node)}: {text}; inv stop --job {job} ends it")
     for node, error in cleaned.failed.items():
         call.terminal.warn(f"{fleet.name(node)}: {error.what}; inv clean --job {job} removes what is left")

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from clustertool.errors import ClustertoolError
 from clustertool.plan import mesh as plan
 from clustertool.plan.cluster import Cluster
 from clustertool.plan.facts import Facts
 from clustertool.plan.finding import Finding
 from clustertool.reach.fleet import Fleet
 from clustertool.show.table import fold
+from clustertool.verbs.preflight import short
 
 _TRY = 1.15  # seconds for one connection: a lost first packet is sent again after one
 _SEND = 0.4  # seconds for which one link is filled
@@ -43,32 +45,38 @@ def mesh(
 
     found = plan.pattern(sorted(facts))
     addresses = {node: fact.address for node, fact in facts.items()}
+    failed: dict[int, ClustertoolError] = {}
     try:
-        opened = _open(fleet, ports, addresses, token)
-        tries = _try(fleet, plan.targets(found, opened), addresses, token)
+        opened = _open(fleet, ports, addresses, token, failed)
+        tries = _try(fleet, plan.targets(found, opened), addresses, token, failed)
         good = {(one.source, one.target): one.port for one in tries if one.word == plan.OK}
         speeds, left = _send(fleet, found.pairs, good, addresses, token) if bandwidth else ({}, 0)
     finally:
         for agent in fleet.agents.values():
             agent.send({"q": "mesh", "step": "close"})  # nobody need wait for that
     findings = plan.judge(tries, sorted(facts), folded) + plan.slow_links(speeds, folded)
+    findings += [Finding(node, "mesh", "error", f"not tried: {short(error)}", error.fix) for node, error in failed.items()]
     return Meshed(tuple(findings), tuple(tries), speeds, found.told, left)
 
 
 def _open(
-    fleet: Fleet, ports: Mapping[int, Sequence[int]], addresses: Mapping[int, str], token: str
-) -> dict[int, tuple[int, ...]]:
-    """The ports that listen now."""
+    fleet: Fleet, ports: Mapping[int, Sequence[int]], addresses: Mapping[int, str], token: str,
+    failed: dict[int, ClustertoolError],
+) -> dict[int, tuple[int, ...]]:  # fmt: skip
+    """The ports that listen now. `failed` gets the nodes that did not answer."""
     asked = {
         node: {"q": "mesh", "step": "open", "node": node, "address": addresses[node], "ports": list(some), "token": token}
         for node, some in ports.items()
     }
-    return {node: tuple(answer["ports"]) for node, answer in fleet.ask(asked, _PATIENCE).ok.items()}
+    gathered = fleet.ask(asked, _PATIENCE)
+    failed.update(gathered.failed)
+    return {node: tuple(answer["ports"]) for node, answer in gathered.ok.items()}
 
 
 def _try(
-    fleet: Fleet, targets: Mapping[int, Sequence[plan.Pair]], addresses: Mapping[int, str], token: str
-) -> list[plan.Try]:
+    fleet: Fleet, targets: Mapping[int, Sequence[plan.Pair]], addresses: Mapping[int, str], token: str,
+    failed: dict[int, ClustertoolError],
+) -> list[plan.Try]:  # fmt: skip
     asked: dict[int, dict[str, Any]] = {
         node: {
             "q": "mesh", "step": "try", "token": token, "seconds": _TRY,
@@ -76,8 +84,9 @@ def _try(
         }
         for node, some in targets.items() if some
     }  # fmt: skip
-    answers = fleet.ask(asked, _PATIENCE).ok
-    return [plan.Try(node, *row) for node, answer in answers.items() for row in answer["tries"]]
+    gathered = fleet.ask(asked, _PATIENCE)
+    failed.update(gathered.failed)
+    return [plan.Try(node, *row) for node, answer in gathered.ok.items() for row in answer["tries"]]
 
 
 def _send(

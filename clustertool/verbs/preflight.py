@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from clustertool.errors import AuthError, ClustertoolError, InternalError, PreflightError, raise_all
+from clustertool.errors import REPORT, AuthError, ClustertoolError, InternalError, PreflightError, raise_all
 from clustertool.plan.checks import Finding, Seen, cells, check, disk, errors, unreachable
 from clustertool.plan.cluster import Cluster
 from clustertool.plan.facts import Facts, read_facts
@@ -35,8 +35,7 @@ class Looked:
 def look(
     cluster: Cluster, fleet: Fleet, request: Request, ports: bool = True, known: Mapping[int, Header] | None = None,
 ) -> Looked:  # fmt: skip
-    """Open the fleet, if it is not, and probe each node as soon as it is there. Raises nothing for a single node, but for a bug
-    of ours there.
+    """Open the fleet, if it is not, and probe each node as soon as it is there. Raises nothing for a single node.
 
     `known`: answers that came already.
     """
@@ -59,15 +58,31 @@ def look(
     gathered = fleet.ask({host.index: _question(cluster, host, request) for host in cluster.hosts if host.index not in had})
     answers.update(gathered.ok)
     failed = {**fleet.failed, **gathered.failed, **refused}
-    raise_all([error for error in failed.values() if isinstance(error, InternalError)][:1])
-    facts = {node: read_facts(node, answer) for node, answer in sorted(answers.items())}
+    facts = _read(cluster, answers, failed)
     if pinger.is_alive() and failed:  # a ping decides nothing for a node that answered by ssh
         pinger.join(2.0)
     when = {node: answer["asked"] for node, answer in answers.items() if "asked" in answer}
     findings = list(check(cluster, facts, Seen(dict(pings), when, fleet.phases), ports=ports))
     for node, error in failed.items():
-        findings += unreachable(node, dict(pings), error.what, error.fix)
+        findings += unreachable(node, dict(pings), short(error), error.fix)
     return Looked(facts, tuple(findings), failed)
+
+
+def _read(cluster: Cluster, answers: Mapping[int, Header], failed: dict[int, ClustertoolError]) -> dict[int, Facts]:
+    """The facts of the nodes' answers. A node whose answer has not the form of one is added to `failed`."""
+    facts = {}
+    for node, answer in sorted(answers.items()):
+        try:
+            facts[node] = read_facts(node, answer)
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            what = f"its answer to the probe has a wrong form: {error!r}"
+            failed[node] = InternalError(what, REPORT, cluster.hosts[node].name)
+    return facts
+
+
+def short(error: ClustertoolError) -> str:
+    """What happened, for a cell of a table: of a bug of ours without the traceback."""
+    return error.short if isinstance(error, InternalError) else error.what
 
 
 def for_check(cluster: Cluster, host: Host, passed: Mapping[str, str]) -> dict[str, Any]:
@@ -115,8 +130,8 @@ def with_devices(looked: Looked, cluster: Cluster, fleet: Fleet, made: Plan | No
         return looked
     gathered = devices_of(fleet, nodes)
     found = inventory(cluster, looked.facts, gathered.ok, shared(made))
-    silent = tuple(Finding(node, "health", "error", error.what, error.fix) for node, error in gathered.failed.items())
-    return replace(looked, findings=looked.findings + found + silent)
+    silent = tuple(Finding(node, "health", "error", short(error), error.fix) for node, error in gathered.failed.items())
+    return replace(looked, findings=looked.findings + found + silent, failed={**looked.failed, **gathered.failed})
 
 
 def wanted_ports(cluster: Cluster) -> list[int]:
@@ -180,7 +195,7 @@ def good_only(looked: Looked, cluster: Cluster, call: Call, most: int = 0) -> tu
     for host in cluster.hosts:
         if host.index in bad:
             why = next((f for f in wrong if f.node == host.index), None)
-            told = f"{why.column}: {why.text} ({why.fix})" if why else looked.failed[host.index].what
+            told = f"{why.column}: {why.text} ({why.fix})" if why else short(looked.failed[host.index])
             call.terminal.warn(f"{host.name} is left out: {told}")
     number = {host.index: new for new, host in enumerate(good)}
     facts = {number[node]: replace(fact, node=number[node]) for node, fact in looked.facts.items() if node in number}
@@ -204,5 +219,7 @@ def matrix(looked: Looked, cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def worst(failures: Sequence[ClustertoolError]) -> int:
-    """77 when all that failed were refused, else 69."""
+    """70 when a node has met a bug of ours, 77 when all that failed were refused, else 69."""
+    if any(isinstance(error, InternalError) for error in failures):
+        return 70
     return 77 if failures and all(isinstance(error, AuthError) for error in failures) else 69
