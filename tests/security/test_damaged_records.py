@@ -74,9 +74,9 @@ def test_supervisor_and_guard_are_dead_and_records_are_damaged(bench: Bench) -> 
     damage_all(job)
     entry = json.loads((job.dir().parent / OURS / f"jobs/{job.id}.json").read_text())
     guard, supervisor = (Process(*entry[kind]) for kind in ("guard", "supervisor"))
-    kill(guard, signal.SIGSTOP)  # else it would end the job
-    kill(supervisor)
+    kill(supervisor, signal.SIGSTOP)  # else it would start another guard
     kill(guard)
+    kill(supervisor)
     rank = job.told()[0]
     assert alive(rank)
     assert listed(job)["state"] == "lost"
