@@ -44,9 +44,9 @@ def read(answers: dict[int, Any]) -> Any:
             node.heartbeat = answer["heartbeat"] if answer["supervised"] else None
         if node is not None and answer.get("unknown"):
             node.state, node.why = "unknown", str(answer["unknown"])
-            for process in found.processes.values():
-                if process.node == node.index and process.state in ("running", "frozen"):
-                    process.state = "unknown"
+            for known in found.processes.values():
+                if known.node == node.index and known.state in ("running", "frozen"):
+                    known.state = "unknown"
         elif node is not None and not answer["supervised"] and node.state in ("running", "stopping"):
             last = [float(event["t"]) - node.skew for event in answer["events"]]
             since = max(last) if answer["heartbeat"] is None else time.time() - answer["heartbeat"]
