@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 import time
 from pathlib import Path
 from typing import Any
@@ -65,10 +65,14 @@ def _target(name: str) -> Path:
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all: a page that is open in a browser is replaced, never half written."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
+    """Whole or not at all: a page that is open in a browser is replaced, never half written.
+
+    The new file has a random name and is made here: in a folder as /tmp another user could have put a link in its place.
+    """
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        part.write_text(text, encoding="utf-8")
+        with open(part, "x", encoding="utf-8") as file:
+            file.write(text)
         part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)

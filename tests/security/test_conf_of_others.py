@@ -1,4 +1,4 @@
-"""A conf.py that another user can have written is not run when the search finds it; no other file is ever run."""
+"""Files of other local users on the laptop: a conf.py that the search finds, Invoke's files, records, links."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from clustertool.errors import UsageError
 from clustertool.plan.paths import OURS
 from clustertool.reach.here import found
+from clustertool.verbs import report
 from tests.cli import CLUSTERRUN, CLUSTERTOOL, REPO, Done
 
 STRANGER = 4002  # no user of this machine
@@ -232,3 +234,18 @@ def test_jobs_of_another_user_on_this_machine_are_not_found(place: Place) -> Non
     assert found(place.below) == place.top.parent
     (place.below / OURS).symlink_to(place.top.parent / OURS)
     assert found(place.below) == place.top.parent
+
+
+def test_a_report_is_written_through_no_link(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The temporary name was the file's and the process's: another user could put a link there, in a folder as /tmp."""
+    precious = place.home / "precious"
+    precious.write_text("mine")
+    for name in (f".job.html.{os.getpid()}", ".job.html.known", "job.html"):
+        (place.top / name).symlink_to(precious)
+    monkeypatch.setattr(report.secrets, "token_hex", lambda size: "known")
+    with pytest.raises(UsageError, match="cannot be written"):
+        report._write(place.top / "job.html", "page")
+    monkeypatch.undo()
+    report._write(place.top / "job.html", "page")
+    assert (place.top / "job.html").read_text() == "page"
+    assert precious.read_text() == "mine"
