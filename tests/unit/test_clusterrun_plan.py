@@ -153,7 +153,7 @@ def test_only_a_job_on_this_machine_inherits() -> None:
     (mine,) = plan_of(replace(cluster, hosts=(host,))).nodes
     assert (node.here, mine.here) == (False, True)
     made = plan_of(replace(cluster, hosts=(host,)))
-    spec = spec_of(made, made.nodes[0], [])
+    spec = spec_of(made, made.nodes[0], [], [])
     shell = {"HOME": "/home/ann", "MINE": "1", "RANK": "7"}
     env = environment_of(spec, spec["processes"][0], 0, shell)
     assert (env["MINE"], env["RANK"]) == ("1", env_of(made, "trainer", 0)["RANK"])
