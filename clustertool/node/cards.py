@@ -108,7 +108,7 @@ def _hygon(dev: str, sys: str) -> int:
 
 def _properties(path: str) -> Dict[str, int]:
     with contextlib.suppress(OSError, ValueError):
-        with open(path) as file:
+        with open(path, encoding="utf-8") as file:
             return {name: int(value) for name, value in (line.split() for line in file)}
     return {}
 

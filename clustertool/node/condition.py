@@ -51,7 +51,7 @@ def _memory() -> Tuple[int, int]:
     """(all, available) bytes."""
     found: Dict[str, int] = {}
     with contextlib.suppress(OSError):
-        with open("/proc/meminfo") as file:
+        with open("/proc/meminfo", encoding="utf-8") as file:
             for line in file:
                 key, _, rest = line.partition(":")
                 found[key] = int(rest.split()[0]) << 10
@@ -70,7 +70,7 @@ def _shm() -> int:
 
 def _mtu(nic: str) -> int:
     with contextlib.suppress(OSError, ValueError):
-        with open(f"/sys/class/net/{os.path.basename(nic)}/mtu") as file:
+        with open(f"/sys/class/net/{os.path.basename(nic)}/mtu", encoding="utf-8") as file:
             return int(file.read())
     return 0
 

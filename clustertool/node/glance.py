@@ -171,7 +171,7 @@ def _end(job_dir: str, log: str) -> str:
 def _cpu() -> List[int]:
     """(busy, all) ticks of all cores since the node's start."""
     with contextlib.suppress(OSError, ValueError):
-        with open("/proc/stat") as file:
+        with open("/proc/stat", encoding="utf-8") as file:
             ticks = [int(word) for word in file.readline().split()[1:9]]
         return [sum(ticks) - ticks[3] - ticks[4], sum(ticks)]
     return [0, 0]
@@ -180,7 +180,7 @@ def _cpu() -> List[int]:
 def _memory() -> List[int]:
     """(used, all) bytes."""
     with contextlib.suppress(OSError, ValueError, KeyError):
-        with open("/proc/meminfo") as file:
+        with open("/proc/meminfo", encoding="utf-8") as file:
             found = {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in file)}
         return [found["MemTotal"] - found["MemAvailable"], found["MemTotal"]]
     return [0, 0]

@@ -80,7 +80,7 @@ def held() -> Dict[int, List[int]]:
     """Port -> uids in the names that hold it. A name proves nothing: owner() finds out whose it is."""
     found: Dict[int, List[int]] = {}
     with contextlib.suppress(OSError):
-        with open("/proc/net/unix", errors="replace") as file:
+        with open("/proc/net/unix", errors="replace", encoding="utf-8") as file:
             for line in file:
                 port, slash, uid = line.rstrip("\n").partition(" @" + _PREFIX)[2].partition("/")
                 if slash and _number(port, 5) and _number(uid, 10) and int(uid) not in found.setdefault(int(port), []):

@@ -16,7 +16,7 @@ def read(paths: Iterable[str]) -> Dict[str, int]:
     found: Dict[str, int] = {}
     for path in paths:
         with contextlib.suppress(OSError, ValueError):
-            with open(path) as file:
+            with open(path, encoding="utf-8") as file:
                 for line in file:
                     if line.startswith("oom_kill "):
                         found[path] = int(line.split()[1])
@@ -26,7 +26,7 @@ def read(paths: Iterable[str]) -> Dict[str, int]:
 def _cgroup_files(pid: int) -> List[str]:
     paths: List[str] = []
     with contextlib.suppress(OSError):
-        with open(f"/proc/{pid}/cgroup") as file:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
             for line in file:
                 _, controllers, group = line.rstrip("\n").split(":", 2)
                 if controllers == "":

@@ -54,7 +54,7 @@ def _dump(family: int) -> Iterator[Listener]:
 
 def _table(path: str) -> Iterator[Listener]:
     with contextlib.suppress(OSError):
-        with open(path) as file:
+        with open(path, encoding="utf-8") as file:
             next(file, "")
             for row in (line.split() for line in file):
                 if int(row[3], 16) == _LISTEN:
@@ -113,7 +113,7 @@ def of_process(pid: "int | str", among: Sequence[Listener]) -> List[Listener]:
 
 
 def _describe(pid: str, uid: int) -> str:
-    with open(f"/proc/{pid}/comm") as file:
+    with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
         name = file.read().strip()
     job = ""
     with contextlib.suppress(OSError):
@@ -141,7 +141,7 @@ def require_free(ports: Sequence[int]) -> None:
 def ephemeral() -> "tuple[int, int]":
     """The range from which the kernel itself gives away ports."""
     try:
-        with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
+        with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="utf-8") as file:
             low, high = file.read().split()
         return int(low), int(high)
     except (OSError, ValueError):

@@ -161,7 +161,7 @@ def _network_mounts() -> Dict[str, str]:
     """major:minor -> `fstype source` of file systems that other machines see too."""
     found: Dict[str, str] = {}
     with contextlib.suppress(OSError):
-        with open("/proc/self/mountinfo") as file:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
             for line in file:
                 left, _, right = line.partition(" - ")
                 kind, source = right.split()[:2]
@@ -207,7 +207,7 @@ def interfaces() -> Dict[str, List[Tuple[str, str]]]:
                 own, mask = (socket.inet_ntoa(answer[20:24]) for answer in answers)
                 found[name].append((own, mask))
     with contextlib.suppress(OSError):
-        with open("/proc/net/if_inet6") as file:
+        with open("/proc/net/if_inet6", encoding="utf-8") as file:
             for line in file:
                 words = line.split()
                 address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(words[0]))

@@ -79,7 +79,7 @@ def dies_of(pid: int, number: int) -> bool:
 
 
 def boot_id() -> str:
-    with open("/proc/sys/kernel/random/boot_id") as file:
+    with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
         return file.read().strip()
 
 
@@ -102,7 +102,7 @@ def children(pid: int) -> List[int]:
     found: List[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/children") as file:
+            with open(f"/proc/{pid}/task/{task}/children", encoding="utf-8") as file:
                 found += [int(word) for word in file.read().split()]
     except FileNotFoundError:
         if os.path.exists(f"/proc/{pid}/task") and not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
@@ -199,7 +199,7 @@ def become_subreaper() -> None:
 def set_name(name: str) -> None:
     """The name `ps -o comm` and `top` show, 15 characters."""
     with contextlib.suppress(OSError):
-        with open("/proc/self/comm", "w") as file:
+        with open("/proc/self/comm", "w", encoding="utf-8") as file:
             file.write(name)
 
 

@@ -365,7 +365,7 @@ def _process(pid: int) -> tuple[int, str] | None:
     if not Path("/proc/self/stat").exists():
         return _ps("-p", str(pid)).get(pid)
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text.rpartition(")")[2].split()  # the name before it may hold anything
@@ -381,16 +381,18 @@ def _processes() -> dict[int, tuple[int, str]]:
 
 def _ps(*which: str) -> dict[int, tuple[int, str]]:
     """The same without /proc (macOS)."""
-    output = subprocess.run(["ps", "-o", "pid=,ppid=,stat=,lstart=", *which], capture_output=True, text=True).stdout
+    argv = ["ps", "-o", "pid=,ppid=,stat=,lstart=", *which]
+    output = subprocess.run(argv, capture_output=True, encoding="utf-8", errors="replace").stdout
     rows = [line.split(None, 3) for line in output.splitlines()]
     return {int(pid): (int(parent), start) for pid, parent, state, start in rows if not state.startswith("Z")}
 
 
 def _argv(pid: int) -> str:
     if not Path("/proc/self/stat").exists():
-        return subprocess.run(["ps", "-o", "command=", "-p", str(pid)], capture_output=True, text=True).stdout
+        argv = ["ps", "-o", "command=", "-p", str(pid)]
+        return subprocess.run(argv, capture_output=True, encoding="utf-8", errors="replace").stdout
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace", encoding="utf-8").replace("\0", " ")
     except (FileNotFoundError, ProcessLookupError):
         return ""
 
@@ -398,8 +400,8 @@ def _argv(pid: int) -> str:
 def _boot_id() -> str:
     path = Path("/proc/sys/kernel/random/boot_id")
     if path.exists():
-        return path.read_text().strip()
-    return subprocess.run(["sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, text=True).stdout.strip()
+        return path.read_text(encoding="utf-8").strip()
+    return subprocess.run(["sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, encoding="ascii").stdout.strip()
 
 
 def _address(node: int) -> str:
@@ -457,7 +459,7 @@ def _check_user() -> None:
 @functools.lru_cache(maxsize=1)
 def _newer(sshd: str) -> str:
     """Configuration that only newer servers know: from 9.8 on they would lock out our one address after some failures."""
-    said = subprocess.run([sshd, "-V"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    said = subprocess.run([sshd, "-V"], stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace")
     version = re.search(r"OpenSSH_(\d+)\.(\d+)", said.stderr + said.stdout)  # one too old for -V says it in its usage
     return "PerSourcePenalties no\n" if version and tuple(map(int, version.groups())) >= (9, 8) else ""
 
@@ -466,7 +468,7 @@ def _root_is_locked() -> bool:
     """A locked root ("!" in shadow: Ubuntu's sudo) may log in by key only if sshd asks PAM."""
     if os.geteuid() != 0 or not Path("/etc/shadow").exists():
         return False
-    return any(line.startswith("root:!") for line in Path("/etc/shadow").read_text().splitlines())
+    return any(line.startswith("root:!") for line in Path("/etc/shadow").read_text(encoding="utf-8").splitlines())
 
 
 def _key_pair() -> tuple[str, str]:

@@ -286,7 +286,7 @@ def _matcher(top: Path) -> Callable[[str], bool]:
         return lambda path: False
     import pathspec
 
-    lines = (top / IGNORE_FILE).read_text(errors="surrogateescape").splitlines()
+    lines = os.fsdecode((top / IGNORE_FILE).read_bytes()).splitlines()  # as names are read from the disk
     spec = pathspec.GitIgnoreSpec.from_lines(lines)
     return lambda path: bool(spec.match_file(path))
 

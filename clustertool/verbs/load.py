@@ -125,7 +125,7 @@ def _local(call: Call, start: bool) -> Cluster:
 
 def _hostfile(path: str) -> list[dict[str, Any]]:
     try:
-        text = Path(path).read_text(errors="replace")
+        text = Path(path).read_text(errors="replace", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"the hostfile {path} cannot be read: {error.strerror}", "give the path of a hostfile") from None
     return read_hostfile(text, path)
@@ -150,7 +150,7 @@ def workspace_toml(folder: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     try:
-        return job_toml(path.read_text())
+        return job_toml(path.read_text("utf-8"))  # as TOML is, whatever the locale
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
 
