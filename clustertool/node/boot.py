@@ -21,8 +21,9 @@ class Code:
     of the size of an index, the index {name: (whether it is a package, from, to)}, and each module's code by marshal.
     """
 
-    def __init__(self, place: str, unpack: str) -> None:
+    def __init__(self, place: str, safe: Callable[[], bool], unpack: str) -> None:
         self.place, self.unpack = place, unpack
+        self.safe = safe  # whether nobody else can have put anything there; raises OSError
         self.modules: Dict[str, Tuple[bool, Any]] = {}  # name -> whether it is a package, and its code by marshal
         self.parts: Dict[str, Optional[bytes]] = {}  # digest -> .pyz, None: it was not needed
 
@@ -68,11 +69,6 @@ class Code:
         for name, (package, start, end) in marshal.loads(data[8:base]).items():
             self.modules[name] = package, data[base + start : base + end]
 
-    def safe(self) -> bool:
-        """Whether nobody else can have put anything there. Raises OSError."""
-        info = os.lstat(self.place)
-        return info.st_uid == os.getuid() and not info.st_mode & 0o022
-
     def read(self, name: str) -> bytes:
         with open(os.path.join(self.place, name), "rb") as file:
             return file.read()
@@ -82,7 +78,7 @@ class Code:
         return f"{digest}.{sys.implementation.cache_tag}-{sys.hexversion:x}"
 
 
-def boot(take: Callable[[int], bytes], unpack: str, fresh: Optional[bytes]) -> None:
+def boot(take: Callable[[int], bytes], place: str, safe: Callable[[], bool], unpack: str, fresh: Optional[bytes]) -> None:
     """`take` gives so many bytes of what the laptop sends: the parts' digests, its hello, the first part if it is not here.
 
     `fresh`: what this very text came as, if it had to be compiled.
@@ -97,7 +93,7 @@ def boot(take: Callable[[int], bytes], unpack: str, fresh: Optional[bytes]) -> N
 
     first, rest = sized().decode().split()
     hello = sized()
-    code = Code(os.path.join(os.path.expanduser("~"), ".cache", "clustertool"), unpack)
+    code = Code(place, safe, unpack)
     sys.meta_path.insert(0, code)
     kept = code.find(first)
     say("have" if kept else "need")

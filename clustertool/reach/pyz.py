@@ -11,6 +11,7 @@ import ast
 import hashlib
 import io
 import json
+import os
 import re
 import secrets
 import threading
@@ -21,6 +22,8 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
+
+from clustertool.reach import trust
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PARTS = ("__init__.py", "errors.py", "light/*.py", "plan/*.py", "node/*.py")
@@ -63,14 +66,15 @@ def _shipped() -> Shipped:
     state = [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in [*paths, Path(__file__)]]
     kept = user_cache_path("clustertool") / "code" / hashlib.sha256(json.dumps(state).encode()).hexdigest()[:32]
     with suppress(OSError, ValueError):
-        return _read(kept.read_bytes())
+        return _read(_own(kept))
     made = make(sources())
     with suppress(OSError):
         kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         for old in kept.parent.iterdir():
             old.unlink()
         part = kept.with_name(secrets.token_hex(8))
-        part.write_bytes(_written(made))
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(_written(made))
         part.replace(kept)
     return made
 
@@ -78,6 +82,15 @@ def _shipped() -> Shipped:
 def _written(made: Shipped) -> bytes:
     data = b"".join(b"%08d%s" % (len(one), one) for one in (made.boot, made.first.data, made.rest.data))
     return hashlib.sha256(data).digest() + data
+
+
+def _own(path: Path) -> bytes:
+    """A file that only root and this user can have written: its code runs on all nodes. Raises ValueError for another one."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as file:
+        if trust.problem(fd, os.fstat(fd)):
+            raise ValueError("another user's")
+        return file.read()
 
 
 def _read(kept: bytes) -> Shipped:
@@ -117,7 +130,7 @@ def make(sources: Mapping[str, str]) -> Shipped:
     first = _reached(texts, _EARLY, "^") | anywhere
     rest = _reached(texts, (_AGENT,), "^ *") - first
     boot, unpack = (light(lean(sources[name]), ()) for name in _BEFORE)
-    boot += f"boot(take, {unpack!r}, fresh)\n"
+    boot += f"boot(take, place, safe, {unpack!r}, fresh)\n"
     return Shipped(zlib.compress(boot.encode(), 9), _pack(texts, first), _pack(texts, rest))
 
 
@@ -250,14 +263,17 @@ def take(n):
         data += piece
     return data
 data = take(int(take(8)))
+place = os.path.join(os.path.expanduser("~"), ".cache", "clustertool")
+def safe():
+    info = os.lstat(place)
+    return info.st_uid == os.getuid() and not info.st_mode & 18
 try:
     import marshal
-    place = os.path.join(os.path.expanduser("~"), ".cache", "clustertool")
-    info = os.lstat(place)
+    good = safe()
     with open(os.path.join(place, "boot.%s-%x" % (sys.implementation.cache_tag, sys.hexversion)), "rb") as file:
         kept = file.read()
     crc = int.from_bytes(kept[:4], "big")
-    if info.st_uid != os.getuid() or info.st_mode & 18 or kept[4:4 + len(data)] != data or zlib.crc32(kept[4:]) != crc:
+    if not good or kept[4:4 + len(data)] != data or zlib.crc32(kept[4:]) != crc:
         raise ValueError
     code, fresh = marshal.loads(kept[4 + len(data):]), None
 except (OSError, ValueError):

@@ -138,7 +138,7 @@ def test_the_boot_is_compiled_once(bench: Bench, fresh: Path) -> None:
 
 def unpacked(data: bytes) -> dict[str, tuple[bool, CodeType]]:
     """Compiled code by its module's name. Its bytes differ from one Python to the next: marshal writes down who shares what."""
-    code = Code("", "")
+    code = Code("", lambda: True, "")
     code.take(data)
     return {name: (package, marshal.loads(body)) for name, (package, body) in code.modules.items()}
 
