@@ -83,6 +83,11 @@ def settings(host: Host, cluster: Cluster) -> SshSettings:
     return replace(found, proxy_command="", gateways=()) if cluster.gateway else found
 
 
+def check() -> None:
+    """Raise ConfigError if another user can have written ssh's configuration, before any connection."""
+    _read_config(home(), SYSTEM_CONFIG, _stamps())
+
+
 def home() -> str:
     return os.environ.get("HOME") or os.path.expanduser("~")
 

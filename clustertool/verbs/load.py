@@ -82,8 +82,12 @@ def has_conf(call: Call) -> bool:
 
 
 def _chosen(call: Call, found: Cluster) -> Cluster:
-    """After --only and --skip."""
+    """After --only and --skip. Raises ConfigError for an ssh configuration that must not be obeyed."""
     given = call.given
+    if found.ssh_config != "none" and not all(host.here for host in found.hosts):
+        from clustertool.reach import sshconfig
+
+        sshconfig.check()
     if given.only or given.skip:
         return replace(found, hosts=choose(found.hosts, given.only or (), given.skip or ()))
     return found

@@ -149,7 +149,10 @@ def _ping(cluster: Cluster, into: dict[int, float | None]) -> None:
     for host in cluster.hosts:
         if host.here:
             continue
-        resolved = settings(host, cluster)
+        try:
+            resolved = settings(host, cluster)
+        except ClustertoolError:  # the login reports it
+            continue
         if not resolved.gateways and not resolved.proxy_command:  # behind a gateway a ping from here says nothing
             targets[host.index] = resolved.hostname
     into.update(ping_all(targets, timeout=2.0))
