@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hmac
 import time
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Set, Tuple
 
 from clustertool.node import lead as l
 from clustertool.node.ownclock import OwnClock
 from clustertool.node.wire import Mailbox, Wire, beat, context, join_patience, listen
 from clustertool.plan.frames import Header
-from clustertool.plan.outcome import coordinator
+from clustertool.plan.outcome import Key, coordinator
 
 _STRANGERS = 64  # places beside two for each node
 _PATIENCE = 2.0  # for a stranger, and this much more for each node: many that join at once take turns
@@ -24,6 +24,9 @@ _LATE = 1.0  # for a node that has not joined when the job ends
 _MAX_HEADER = 1 << 16
 _LONGEST_PAUSE = 30.0  # seconds before a new attempt: 1, 2, 4, ... up to this
 _MAX_BACKLOG = 4 << 20
+_MALFORMED = (KeyError, TypeError, ValueError, OverflowError)
+_LONGEST_REASON = 200
+_LARGE = 1e18  # steps and seconds
 
 
 class _Peer:
@@ -111,12 +114,16 @@ class LeadServer:
         self._watch(now)
 
     def receive(self, node: int, message: Header) -> None:
-        """A supervisor's word becomes an event."""
-        if message.get("m") == "attached":
-            self._attached_at = time.monotonic()
-        event = _event(node, message)
+        """A message of this node's own supervisor becomes an event."""
+        event = self._event(node, message)
         if event is not None:
             self._decide(event)
+
+    def _event(self, node: int, message: Header) -> Optional[l.Event]:
+        """What a supervisor reports. Raises one of _MALFORMED."""
+        if message.get("m") == "attached":
+            self._attached_at = time.monotonic()
+        return _event(self._state.shape.on(node), node, message)
 
     # -- connections --
 
@@ -146,30 +153,48 @@ class LeadServer:
                 self._dismiss(wire)
             return None
         hello = came[0]
-        peer = self._peers.get(hello.get("node", -1))
-        token = str(hello.get("token", ""))
-        if hello.get("m") != "join" or peer is None or not hmac.compare_digest(token, self._token):
+        node = hello["node"] if isinstance(hello.get("node"), int) else -1
+        peer = self._peers.get(node)
+        token = str(hello.get("token", "")).encode(errors="replace")
+        if hello.get("m") != "join" or peer is None or not hmac.compare_digest(token, self._token.encode()):
             return self._dismiss(wire)
         del self._strangers[wire]
         if peer.wire is not None:
-            self._hear(hello["node"], peer, now)  # the last words of the old connection
+            self._hear(node, peer, now)  # the last words of the old connection
         if peer.wire is not None:
             peer.wire.close()
         peer.wire, peer.left = wire, False
         self._heard(peer, now)
-        peer.mail.take(hello)
+        if not self._take(node, peer, hello):
+            return None
         wire.send({"m": "welcome", "a": peer.mail.got})
         for message in peer.mail.kept():
             wire.send(message)
         if not peer.joined:
             peer.joined = True
-            self._decide(l.Joined(int(hello["node"])))
+            self._decide(l.Joined(node))
         if hello.get("gone"):
-            return self._gone(int(hello["node"]), str(hello["gone"]))
+            return self._gone(node, str(hello["gone"])[:_LONGEST_REASON])
         for message in came[1:]:
-            if peer.mail.take(message):
-                self.receive(int(hello["node"]), message)
+            if not self._take(node, peer, message):
+                break
         return None
+
+    def _take(self, node: int, peer: _Peer, message: Header) -> bool:
+        """One message of a member. A malformed one ends this member's part, and nothing else: then False."""
+        try:
+            if "ranks" in message:
+                peer.ranks = self._reached(node, message["ranks"])
+            event = self._event(node, message) if peer.mail.take(message) else None
+        except _MALFORMED as error:
+            if peer.wire is not None:
+                peer.wire.close()
+                peer.wire = None
+            self._gone(node, f"it sent a message that cannot be read ({error!r:.100})")
+            return False
+        if event is not None:
+            self._decide(event)
+        return True
 
     def _gone(self, node: int, why: str) -> None:
         """A guard's word: its supervisor is dead, and it ends the node's processes now."""
@@ -196,21 +221,22 @@ class LeadServer:
             self._heard(peer, now)
         for message in came:
             peer.left = peer.left or bool(message.get("bye"))
-            if "ranks" in message:
-                peer.ranks = self._reached(node, message["ranks"])
-            if peer.mail.take(message):
-                self.receive(node, message)
+            if not self._take(node, peer, message):
+                return
 
     def _heard(self, peer: _Peer, now: float) -> None:
         peer.heard, peer.blocked = now, self._clock.blocked
 
     def _reached(self, node: int, ranks: List[Any]) -> List[List[Any]]:
-        """[role, rank, epoch, step, time of the last output] of the ranks of a node: what is known of them if it is lost."""
+        """[role, rank, epoch, step, time of the last output] of the ranks of a node: what is known of them if it is lost.
+
+        Raises one of _MALFORMED.
+        """
         own, now = self._state.shape.on(node), time.time()
         found = []
         for role, rank, epoch, step, age in ranks:
             if (role, rank) in own:
-                found.append([role, rank, epoch, step, round(now - age, 2)])
+                found.append([role, rank, _number(epoch), _number(step), round(now - (_number(age) or 0.0), 2)])
         return found
 
     def _beat(self, now: float) -> None:
@@ -321,12 +347,13 @@ class LeadServer:
         self._listener.close()
 
 
-def _event(node: int, message: Header) -> Optional[l.Event]:
+def _event(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[l.Event]:
+    """`ranks`: those of the node. Raises one of _MALFORMED."""
     kind = message.get("m")
     if kind == "listening":
-        return l.Listening((str(message["role"]), int(message["rank"])))
+        return l.Listening(_key(ranks, message["role"], message["rank"]))
     if kind == "exited":
-        return l.Exited(tuple(_exit(item) for item in message["exits"]))
+        return l.Exited(tuple(_exit(ranks, item) for item in message["exits"]))
     if kind == "clean":
         return l.Clean(node, tuple(str(s) for s in message["survivors"]), int(message["attempt"]))
     if kind == "stop":
@@ -334,6 +361,21 @@ def _event(node: int, message: Header) -> Optional[l.Event]:
     return None
 
 
-def _exit(item: Tuple[str, int, int, int, bool, str, int]) -> l.Exit:
+def _exit(ranks: FrozenSet[Key], item: Tuple[str, int, int, int, bool, str, int]) -> l.Exit:
     role, rank, code, number, stopped, note, error = item
-    return l.Exit(str(role), int(rank), int(code), int(number), bool(stopped), str(note), int(error))
+    key = _key(ranks, role, rank)
+    if not (0 <= int(code) <= 255 and 0 <= int(number) <= 127):
+        raise ValueError("an exit code or a signal that does not exist")
+    return l.Exit(*key, int(code), int(number), bool(stopped), str(note), int(error))
+
+
+def _number(value: Any) -> Optional[float]:
+    """A step or an epoch; None for what cannot be one, since programs print anything."""
+    return float(value) if value is not None and -_LARGE < value < _LARGE else None
+
+
+def _key(ranks: FrozenSet[Key], role: object, rank: Any) -> Key:
+    key = (str(role), int(rank))
+    if key not in ranks:
+        raise ValueError("a process of another node, or of none")
+    return key
