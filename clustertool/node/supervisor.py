@@ -144,6 +144,9 @@ class Supervisor:
             os.mkfifo(f"{OURS}/control", 0o600, dir_fd=self.job)
         except FileExistsError:
             raise PreflightError(f"job {self.spec['job']} was started here already", "take another --job-id") from None
+        except OSError as error:
+            what = f"cannot create a named pipe (fifo) below {self.spec['root']}: {error.strerror}"
+            raise PreflightError(what, "set ROOT_DIR to a folder on a file system with fifos (ext4, xfs)") from None
         self.control = os.open(f"{OURS}/control", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.job)
 
     def _become_lead(self) -> None:

@@ -438,3 +438,18 @@ def test_ranks_are_not_ours_to_trust(bench: Bench) -> None:
     assert alive(rank) and alive(supervisor)
     os.kill(supervisor.pid, signal.SIGTERM)
     until(lambda: not alive(rank) and not alive(supervisor) and not alive(guard))
+
+
+def test_a_file_system_without_fifos_is_named(bench: Bench, tmp_path: Path) -> None:
+    """Such as vfat, or some FUSE file systems. Here a library refuses the call as their kernel code does."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if not compiler:
+        pytest.skip("needs a C compiler (package gcc)")
+    source, library = tmp_path / "fifo.c", tmp_path / "fifo.so"
+    source.write_text("#include <errno.h>\nint mkfifoat(int d, const char *p, int m) { errno = EPERM; return -1; }\n")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    nodes = bench.nodes(1, env={"LD_PRELOAD": str(library)})
+    with pytest.raises(PreflightError) as caught:
+        bench.run(nodes, "echo ready")
+    assert caught.value.what == f"cannot create a named pipe (fifo) below {nodes[0].root}: Operation not permitted"
+    assert "set ROOT_DIR" in caught.value.fix
