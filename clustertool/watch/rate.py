@@ -5,6 +5,7 @@ from __future__ import annotations
 from clustertool.plan.steps import find
 
 _WINDOW = 30.0  # seconds
+_PATIENCE = 3.0  # of its own gaps between two steps
 
 
 class Rate:
@@ -25,10 +26,17 @@ class Rate:
         while len(self._seen) > 2 and now - self._seen[1][0] > _WINDOW:
             del self._seen[0]
 
+    @property
+    def counts(self) -> bool:
+        """Whether the program has printed a step."""
+        return bool(self._seen)
+
     def now(self, now: float) -> float | None:
-        """A program that has stood still for long is slower than it was."""
+        """A program that has stood still for long is slower than it was, and in the end it does not move."""
         if len(self._seen) < 2:
             return None
         (first, low), (last, high) = self._seen[0], self._seen[-1]
-        still = now - last
+        still, gap = now - last, (last - first) / (len(self._seen) - 1)
+        if still > max(_WINDOW, _PATIENCE * gap):
+            return 0.0
         return (high - low) / (max(last - first, 1e-3) + (still if still > (last - first) else 0.0))

@@ -13,8 +13,9 @@ from statistics import median
 from clustertool.plan.outcome import Key
 
 RULES = (
-    "Behind: at the end of the first trainer to end (now, while all run), the last step it printed is below 90 % of the "
-    "trainers' median, and that is more than 5 s of the median's pace.",
+    "Behind: at the end of the first trainer to end (now, while all run), it is below 90 % of the trainers' median step, and "
+    "that is more than 5 s of the median's pace. The steps that are shown are the last ones that were printed by then. To "
+    "decide, a trainer is taken to go on between two lines that it prints.",
     "Quiet: where fewer than two print steps, its log is less than half as long as the median's (2 kB or more).",
     "Idle: over its life it used less than half of the median's CPU (0.05 cores or more).",
     "Busy: at the same step as the others, it used half as much CPU again as the median, and 0.2 cores more: "
@@ -71,7 +72,8 @@ def _steps(peers: Sequence[Pace]) -> dict[Key, float]:
 
 
 def reached(progress: Curve, moment: float) -> float:
-    """The step at a moment: between two lines by their times, after the last one at its pace for a line's time and a half."""
+    """An estimate of the step at a moment, which decides who is behind and is never shown: between two lines by their times,
+    after the last one at its pace for a line's time and a half."""
     before = [point for point in progress if point[0] <= moment]
     after = [point for point in progress if point[0] > moment]
     if not before:
@@ -81,6 +83,11 @@ def reached(progress: Curve, moment: float) -> float:
         (later, more) = after[0]
         return step + (more - step) * (moment - t) / (later - t)
     return step + pace_of(before) * min(moment - t, _PATIENCE * _gap(before))
+
+
+def printed(progress: Curve, moment: float) -> float:
+    """The last step that was printed by a moment."""
+    return next((step for t, step in reversed(progress) if t <= moment), 0.0)
 
 
 def pace_of(progress: Curve) -> float:
@@ -99,11 +106,13 @@ def _behind(peers: Sequence[Pace], steps: Mapping[Key, float]) -> dict[Key, str]
     middle, found = median(steps.values()), {}
     told = [pace for pace in peers if (pace.role, pace.rank) in steps]
     speed = median(pace_of(pace.progress) for pace in told)
+    moment = min(pace.end for pace in peers)
+    shown = median(printed(pace.progress, moment) for pace in told)
     for pace in told:
-        step = steps[pace.role, pace.rank]
-        if step < _BEHIND * middle and middle - step > _LATE * speed:
-            digits = 0 if middle >= 10 else 2
-            found[pace.role, pace.rank] = f"at {pace.unit} {step:,.{digits}f} where the median is {middle:,.{digits}f}"
+        step, last = steps[pace.role, pace.rank], printed(pace.progress, moment)
+        if step < _BEHIND * middle and middle - step > _LATE * speed and last < shown:
+            digits = 0 if shown >= 10 else 2
+            found[pace.role, pace.rank] = f"at {pace.unit} {last:,.{digits}f} where the median is {shown:,.{digits}f}"
     return found
 
 

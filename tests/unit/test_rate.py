@@ -25,6 +25,11 @@ def test_a_program_that_stands_still_gets_slower() -> None:
     assert speed((0.0, 10), (2.0, 30), now=18.0) == pytest.approx(20 / 18)
 
 
+def test_a_program_that_hangs_has_the_speed_0() -> None:
+    assert speed((0.0, 10), (2.0, 30), now=33.0) == 0.0
+    assert speed((0.0, 10), (60.0, 11), now=140.0), "a step a minute may take a while"
+
+
 def test_only_the_last_half_minute_counts() -> None:
     slow = [(float(t), t) for t in range(60)]
     fast = [(60.0 + t, 60 + 10 * t) for t in range(1, 41)]

@@ -81,6 +81,13 @@ def test_roles_and_units_are_not_mixed() -> None:
     assert names(pace(0), pace(1), epochs) == []
 
 
+def test_only_printed_steps_are_shown() -> None:
+    """A rank printed step 8 and hung. At its pace it would be at step 14 by now; nothing of that is shown."""
+    hung = Pace("trainer", 11, 0.0, 60.0, tuple((2.0 * t, float(t)) for t in range(1, 9)), "step", 1.0)
+    others = [pace(rank, speed=1.0, length=60.0, every=7.0) for rank in range(3)]
+    assert stragglers([*others, hung]) == {("trainer", 11): "at step 8 where the median is 56"}
+
+
 def test_reached_between_and_after_lines() -> None:
     curve = ((10.0, 100.0), (20.0, 200.0))
     assert reached(curve, 15.0) == 150.0

@@ -185,10 +185,11 @@ def test_status_tells_states_ends_and_the_outcome() -> None:
             "job": "J", "mode": "ps", "state": "failed", "now": 1000.0,
             "processes": [
                 {"role": "trainer", "rank": 0, "node": 0, "pid": 7, "state": "running", "since": 925.0,
-                 "cpu": 99.4, "memory": 1.5e9},
+                 "cpu": 99.4, "memory": 1.5e9, "step": 54.0, "output": 976.0},
                 {"role": "trainer", "rank": 1, "node": 1, "pid": 8, "state": "failed", "since": 998.0,
                  "code": 137, "signal": 9},
-                {"role": "trainer", "rank": 2, "node": 1, "state": "done", "code": 0},
+                {"role": "trainer", "rank": 2, "node": 1, "state": "done", "code": 0, "epoch": 2.5, "output": 990.0},
+                {"role": "trainer", "rank": 3, "node": 1, "state": "lost", "since": 996.0},
             ],
             "nodes": [
                 {"index": 0, "name": "node1", "state": "running", "supervisor": 5, "heartbeat": 0.3},
@@ -199,9 +200,10 @@ def test_status_tells_states_ends_and_the_outcome() -> None:
         terminal,
     )  # fmt: skip
     shown = [re.split(r" {2,}", line) for line in out.getvalue().splitlines()]
-    assert ["trainer", "0", "node1", "7", "running", "1 min 15 s", "-", "99 %", "1.5 GB"] in shown
-    assert ["trainer", "1", "node2", "8", "failed", "2.0 s", "signal 9 (killed)", "-", "-"] in shown
-    assert ["trainer", "2", "node2", "-", "done", "-", "0", "-", "-"] in shown
+    assert ["trainer", "0", "node1", "7", "running", "1 min 15 s", "-", "99 %", "1.5 GB", "54", "24 s"] in shown
+    assert ["trainer", "1", "node2", "8", "failed", "2.0 s", "signal 9 (killed)", "-", "-", "-", "-"] in shown
+    assert ["trainer", "2", "node2", "-", "done", "-", "0", "-", "-", "epoch 2.5", "-"] in shown
+    assert ["trainer", "3", "node2", "-", "lost", "4.0 s", "-", "-", "-", "unknown", "unknown"] in shown
     assert ["node1", "running", "5", "0.3 s ago", "-"] in shown
     assert ["node2", "lost", "-", "-", "still alive: 8 python3"] in shown
     assert shown[-1] == ["failed (exit 137, job): trainer 1: killed"]
