@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, Dict
 
 from clustertool.errors import ClustertoolError, from_wire
-from clustertool.node import files, processes
+from clustertool.node import files, processes, scope
 from clustertool.plan.frames import Header
 from clustertool.plan.paths import OURS
 
@@ -34,18 +34,42 @@ def launch(header: Header, umask: int) -> Dict[str, Any]:
         from clustertool.node import nvml
 
         nvml.end()
-    ours, theirs = os.pipe()
-    if os.fork() == 0:
-        _detach(spec, job, theirs, umask)
-    os.close(theirs)
     try:
-        with open(ours, "rb") as file:
+        with open(_begin(spec, job, umask), "rb") as file:
             word = json.loads(file.read() or _died(job))
     finally:
         os.close(job)
     if word:
         raise from_wire(word["kind"], word["what"], word["fix"])
     return {}
+
+
+def _begin(spec: Dict[str, Any], job: int, umask: int) -> int:
+    """Start the supervisor. The descriptor from which its word is read."""
+    word = scope.start(spec, job, umask, _ERRORS)
+    if word is not None:
+        return word
+    ours, theirs = os.pipe()
+    if os.fork() == 0:
+        _detach(spec, job, theirs, umask)
+    os.close(theirs)
+    return ours
+
+
+def resume(spec: Dict[str, Any], job: int, ready: int, umask: int, environ: Dict[str, str]) -> None:
+    """The supervisor in a scope of its own, which is a new process of Python (node/scope.py): never returns."""
+    try:
+        os.write(ready, scope.BEGAN)
+        os.set_inheritable(job, False)
+        os.set_inheritable(ready, False)
+        os.environ.clear()  # systemd-run adds to it
+        os.environ.update(environ)
+        _settle(job, ready)
+        from clustertool.node.supervisor import Supervisor
+
+        _supervise(Supervisor(spec, job, umask), ready)
+    finally:
+        processes.leave(0)
 
 
 def _died(job: int) -> bytes:

@@ -80,7 +80,7 @@ def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _long(root: str, job: Mapping[str, Any], own: str, problems: List[Problem]) -> Dict[str, Any]:
-    from clustertool.node import leftovers
+    from clustertool.node import leftovers, logind
 
     told: Dict[str, Any] = {}
     if job:
@@ -88,6 +88,9 @@ def _long(root: str, job: Mapping[str, Any], own: str, problems: List[Problem]) 
 
         told, wrong = jobenv.look(job)
         problems += wrong
+    ends, fix = logind.warning()
+    if ends:
+        problems.append(("limits", "warn", ends, fix))
     wrong_lock = locks.trouble()
     if wrong_lock:
         fix = "jobs go on without it, by their own lock files; ask that user, or root, to end it or remove the file"
