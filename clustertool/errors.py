@@ -6,6 +6,7 @@
      +-- NotFound                    66   no such job, rank or file
      +-- PreflightError              69   a check failed
      |    +-- Unreachable            69   a node did not answer
+     |    +-- BadAnswer              69   a node answered something that is not valid
      |    +-- PortHeld               69   another job took a port after this one was planned
      |    +-- DeviceHeld             69   a device that the job wants is somebody else's
      +-- InternalError               70   a bug of the tool
@@ -65,6 +66,10 @@ class PreflightError(ClustertoolError):
 
 
 class Unreachable(PreflightError):
+    pass
+
+
+class BadAnswer(PreflightError):
     pass
 
 

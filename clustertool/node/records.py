@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 from clustertool.errors import PreflightError
 from clustertool.node import files, ledger, processes
 from clustertool.plan import formats
-from clustertool.plan.paths import JobPaths
+from clustertool.plan.paths import JobPaths, is_job_id
 
 _TAIL = 4096
 _LATEST = 1e11  # seconds since the epoch; a time that is later was not written by us
@@ -236,7 +236,7 @@ def _records(base: str, job: str) -> Iterator[Record]:
         fix = "look at ROOT_DIR on that node: jobs may run there"
         raise PreflightError(f"the jobs below {base} cannot be read: {error.strerror}", fix) from None
     marked = {name[3:] for name in names if name.startswith("JOB" + job) and files.is_ours(os.path.join(base, name))}
-    for name in {*marked, *(name for name in ledger.jobs(base) if name.startswith(job))}:
+    for name in filter(is_job_id, {*marked, *(name for name in ledger.jobs(base) if name.startswith(job))}):
         record = _record(base, name)
         if name in marked or not _stale(record):
             yield record

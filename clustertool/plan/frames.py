@@ -1,7 +1,8 @@
 """A frame is a small JSON header and raw bytes; the same codec serves laptop, node and lead, sans I/O.
 
 Wire: 4 bytes header length, 4 bytes payload length (big endian), header (UTF-8 JSON object), payload. Both lengths are
-bounded by the reader, so a stranger's garbage ends in FrameError and never in memory.
+bounded by the reader, so a stranger's garbage ends in FrameError and never in memory. A reader may change `max_header` as long
+as it waits for a large answer.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Decoder:
 
     `sink` makes of header and size where a payload goes; its frame comes without it, when all of it is there. Who reads can
     spare a copy: as long as there is a room(), it is filled with what comes next, and taken() says how much that was.
+    `check` gets each header and its size, and may raise FrameError.
     """
 
     def __init__(
@@ -45,9 +47,11 @@ class Decoder:
         max_header: int = MAX_HEADER,
         max_payload: int = MAX_PAYLOAD,
         sink: Optional[Callable[[Header, int], Sink]] = None,
+        check: Optional[Callable[[Header, int], None]] = None,
     ) -> None:
         self._buffer = bytearray()
-        self._max_header = max_header
+        self.max_header = max_header
+        self._check = check
         self._max_payload = max_payload
         self._sink = sink
         self._into: Optional[Sink] = None
@@ -82,12 +86,14 @@ class Decoder:
         try:
             while len(view) - at >= _LENGTHS.size:
                 head, body = _LENGTHS.unpack_from(view, at)
-                if head > self._max_header or body > self._max_payload:
+                if head > self.max_header or body > self._max_payload:
                     raise FrameError(f"a frame of {head}+{body} bytes")
                 start = at + _LENGTHS.size + head
                 if len(view) < start + (0 if self._sink else body):
                     break
                 header = _header(bytes(view[start - head : start]))
+                if self._check is not None:
+                    self._check(header, head)
                 at = min(start + body, len(view))
                 if self._sink is None or not body:
                     frames.append((header, bytes(view[start:at])))

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type
 from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
 from clustertool.plan.cluster import Cluster
 from clustertool.plan.hosts import VARIABLE, device_ids
-from clustertool.plan.paths import OURS
+from clustertool.plan.paths import OURS, is_job_id
 from clustertool.plan.roles import MODES
 
 Command = Optional[Tuple[str, ...]]
@@ -28,7 +28,6 @@ _V2_TRAINER = (
     "paddle", "train", "--num_gradient_servers={num_trainers}", "--nics={nic}", "--port={pserver_port}",
     "--ports_num={ports_num}", "--pservers={pservers}",
 )  # fmt: skip
-_JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 # What the plan computes for every process. Overriding one of these by hand breaks a job in ways that look like the
 # network's fault, so it needs --force-env.
@@ -168,7 +167,7 @@ def read_job(cluster: Cluster, toml: Mapping[str, Any], options: Options) -> Job
 
 def valid_job_id(text: str) -> str:
     """The id itself, or UsageError."""
-    if not _JOB_ID.fullmatch(text):
+    if not is_job_id(text):
         raise UsageError(
             f"--job-id {text!r} is no job id", "letters, digits, '.', '_' and '-', up to 64, the first one a letter or digit"
         )

@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from clustertool.errors import REPORT, ClustertoolError, InternalError, PreflightError, Unreachable, from_wire
+from clustertool.errors import REPORT, BadAnswer, ClustertoolError, InternalError, PreflightError, Unreachable, from_wire
+from clustertool.plan import answers
 from clustertool.plan.cluster import Cluster
 from clustertool.plan.frames import Decoder, FrameError, Header, encode
 from clustertool.plan.hosts import Host
+from clustertool.plan.shape import Malformed
 from clustertool.reach import pyz
 from clustertool.reach.channel import discard
 from clustertool.reach.connection import Reach
@@ -45,7 +47,10 @@ class Agent:
         self._channel: Any = None
         self._rest = b""  # bytes that came together with the last line of the start
         self._numbers = iter(range(1, 1 << 62))
-        self._answers: dict[int, queue.SimpleQueue[Header]] = {}
+        self._answers: dict[int, queue.SimpleQueue[Header | ClustertoolError]] = {}
+        self._asked: dict[int, tuple[str, int]] = {}  # requests without an answer so far: name, most bytes of the answer
+        self._decoder = Decoder(answers.STREAM, answers.PAYLOAD, check=self._fits)
+        self._refused = False  # a frame of its stream was not valid: no more of them are taken
         self._lock = threading.Lock()
         self._send_lock = threading.Lock()
         self.dead: ClustertoolError | None = None
@@ -140,16 +145,18 @@ class Agent:
         For a request of _LONG these are seconds without progress: it may take as long as the node gets on with it.
         """
         number = next(self._numbers)
-        answer: queue.SimpleQueue[Header] = queue.SimpleQueue()
+        answer: queue.SimpleQueue[Header | ClustertoolError] = queue.SimpleQueue()
         with self._lock:
             if self.dead is not None:
                 raise self.dead
             self._answers[number] = answer
+            self._asked[number] = str(request["q"]), answers.limit(request)
+            self._decoder.max_header = max(most for _, most in [("", answers.STREAM), *self._asked.values()])
         self.send({**request, "id": number, "now": time.time()})
         end = None if timeout is None else time.monotonic() + timeout
         try:
             reply = answer.get(timeout=timeout)
-            while "progress" in reply:
+            while isinstance(reply, dict) and "progress" in reply:
                 if timeout is not None and request["q"] in _LONG:
                     end = time.monotonic() + timeout
                 reply = answer.get(timeout=None if end is None else max(0.0, end - time.monotonic()))
@@ -162,7 +169,9 @@ class Agent:
                 self._answers.pop(number, None)
         return self._judge(reply)
 
-    def _judge(self, reply: Header) -> Header:
+    def _judge(self, reply: Header | ClustertoolError) -> Header:
+        if isinstance(reply, ClustertoolError):
+            raise reply
         error = reply.get("error")
         if error is None:
             return reply
@@ -178,7 +187,7 @@ class Agent:
                     self._whole = True
                 self._channel.sendall(encode(dict(request)))
         except (OSError, EOFError):
-            self._died("the connection broke")
+            self._died(self._lost("the connection broke"))
 
     def tell_relay(
         self, word: Header, payload: bytes = b"", moved: Callable[[int], None] | None = None,
@@ -201,7 +210,7 @@ class Agent:
                         moved(size)
                     data = data[size:]
         except (OSError, EOFError):
-            self._died("the connection broke")
+            self._died(self._lost("the connection broke"))
         if self.dead is not None:
             raise self.dead
 
@@ -217,43 +226,105 @@ class Agent:
 
     def _read(self) -> None:
         """The only reader of the channel, in a thread of its own."""
-        decoder = Decoder()
         why = "the connection was closed"
         try:
             data, self._rest = self._rest or self._channel.recv(1 << 18), b""
             while data:
-                for header, payload in decoder.feed(data):
+                for header, payload in self._decoder.feed(data):
                     self._take(header, payload)
                 data = self._channel.recv(1 << 18)
-        except (OSError, EOFError, FrameError) as error:
+        except FrameError as error:
+            self._died(self._bad(str(error)))
+            return
+        except (OSError, EOFError) as error:
             why = f"the connection broke: {error}"
         said = self._said()
-        self._died(why + (f" ({said})" if said else ""))
+        self._died(self._lost(why + (f" ({said})" if said else "")))
+
+    def _fits(self, header: Header, size: int) -> None:
+        """The decoder's check of each header. Raises FrameError for one that is too large or answers no request."""
+        if "re" not in header or "progress" in header:
+            most = answers.frame_limit(header)
+        else:
+            with self._lock:
+                _, most = self._asked.get(_number(header), ("", 0))
+        if size > most:
+            what = "an answer" if "re" in header else f"a frame of kind {str(header.get('k'))[:20]!r}"
+            raise FrameError(f"{what} with a header of {size} bytes, more than {most}")
 
     def _take(self, header: Header, payload: bytes) -> None:
         if "re" in header:
-            with self._lock:
-                answer = self._answers.get(int(header["re"]))
-            if answer is not None:
-                answer.put(header)
-        elif header.get("k") == "relay":
+            self._take_answer(_number(header), header)
+            return
+        if self._refused:
+            return
+        try:
+            answers.check_frame(header)
+        except Malformed as error:
+            self._refuse(header, self._bad(str(error)))
+            return
+        if header["k"] == "relay":
             if self.hear is not None:
                 self.hear(self.host.index, header)
         elif self._sink is not None:
             self._sink(self.host.index, header, payload)
 
-    def _died(self, why: str) -> None:
+    def _take_answer(self, number: int, header: Header) -> None:
+        """An answer that is not valid is the error of its request alone. Raises FrameError for a second answer."""
+        if "progress" in header:  # it may come after the answer
+            with self._lock:
+                waiting = self._answers.get(number)
+            if waiting is not None:
+                waiting.put(header)
+            return
+        with self._lock:
+            question, _ = self._asked.pop(number, ("", 0))
+            waiting = self._answers.pop(number, None)
+        if not question:
+            raise FrameError("two answers to one request")
+        if waiting is None:  # the request has timed out
+            return
+        try:
+            answers.check_answer(question, header)
+        except Malformed as error:
+            waiting.put(self._bad(f"to {question!r}: {error}"))
+        else:
+            waiting.put(header)
+
+    def _refuse(self, header: Header, error: ClustertoolError) -> None:
+        """A frame of its stream is not valid: the stream has ended. Requests are still answered, as stop needs them."""
+        self._refused = True
+        if header.get("k") == "relay":
+            if self.hear is not None:
+                self.hear(self.host.index, {"s": "failed", "kind": "BadAnswer", "what": error.what, "fix": error.fix})
+        else:
+            self.refuse(error)
+
+    def refuse(self, error: ClustertoolError) -> None:
+        """Take no more frames of its stream; its reader gets this as the last one."""
+        self._refused = True
+        if self._sink is not None:
+            self._sink(self.host.index, {"k": "closed", "why": error.what, "refused": True}, b"")
+
+    def _bad(self, what: str) -> BadAnswer:
+        fix = "a program there changed a job's records, or the tool's files in ~/.cache/clustertool: look at them on that node"
+        return BadAnswer(f"it sent something that is not valid: {what}", fix, self.host.name)
+
+    def _lost(self, why: str) -> Unreachable:
+        return Unreachable(why, "look at the node; inv status tells what became of the job", self.host.name)
+
+    def _died(self, error: ClustertoolError) -> None:
         with self._lock:
             if self.dead is not None:
                 return
-            self.dead = Unreachable(why, "look at the node; inv status tells what became of the job", self.host.name)
+            self.dead = error
             waiting = list(self._answers.values())
         for answer in waiting:
-            answer.put({"error": {"kind": "Unreachable", "what": why, "fix": "look at the node"}})
+            answer.put(error)
         if self.hear is not None:
-            self.hear(self.host.index, {"s": "gone", "why": why})
+            self.hear(self.host.index, {"s": "gone", "why": error.what})
         if self._sink is not None:
-            self._sink(self.host.index, {"k": "closed", "why": why}, b"")
+            self._sink(self.host.index, {"k": "closed", "why": error.what, "refused": isinstance(error, BadAnswer)}, b"")
 
     def mute(self) -> None:
         """Whatever it still says, and that its connection ends, is told to nobody."""
@@ -276,6 +347,12 @@ _HELD = (
     'if [ -z "$(find "$@" -prune \\( ! -user 0 ! -user "$(id -u)" -o -perm -2 ! -perm -1000 '
     '-o -perm -20 ! -perm -1000 \\) 2>&1)" ]; then echo held; exit 0; fi; fi; echo go; '
 )
+
+
+def _number(header: Header) -> int:
+    """The number of the request that a header answers, 0 if it is none."""
+    number = header["re"]
+    return number if isinstance(number, int) and not isinstance(number, bool) else 0
 
 
 def _sized(data: bytes) -> bytes:

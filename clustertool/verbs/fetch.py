@@ -18,6 +18,7 @@ from clustertool.verbs.call import JOB, JSON, PLACES, ROLE, Call, Opt, role_of, 
 )  # fmt: skip
 def fetch(call: Call) -> None:
     """Bring a job's results back."""
+    from clustertool.plan.paths import folder_of
     from clustertool.show.progress import human_bytes
     from clustertool.show.table import count
     from clustertool.verbs import load
@@ -34,7 +35,7 @@ def fetch(call: Call) -> None:
         job = pick(fleet, given.job)["id"]
         answers = fleet.ask_all({"q": "status", "job": job})
         places = _places(job, answers, role, given.rank)
-        to = Path(given.to or f"JOB{job}")
+        to = Path(given.to or folder_of(job))
         folders = {rank: _folder(to, given.rank, role, rank) for rank in places}
         fetched = {rank: _pull(fleet, answers[node], node, given.path, folders[rank]) for rank, node in places.items()}
         for rank, (files, size) in fetched.items():

@@ -17,6 +17,7 @@ _MOST, _LEAST = 240, 40  # of one curve
 @verb(JOB, Opt("to", "the file to write (default: ./JOB<id>.html)"), NODES, JSON)
 def report(call: Call) -> None:
     """Write one HTML page about a job."""
+    from clustertool.plan.paths import folder_of
     from clustertool.show.page import page
     from clustertool.show.progress import human_bytes
     from clustertool.verbs import load
@@ -39,7 +40,7 @@ def report(call: Call) -> None:
         notes = [*_silent(fleet, answers), *_unmasked(call, cluster.secrets, secrets)]
         story = tell(read(answers), answers, mask(secrets.values()), notes)
         text = page(story, time.time())
-        to = to or Path(f"JOB{story.job}.html")
+        to = to or Path(f"{folder_of(job['id'])}.html")
         _write(to, text)
         size = len(text.encode())
         if call.json:

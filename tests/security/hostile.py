@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import textwrap
-import time
+from collections.abc import Sequence
+from pathlib import Path
 
 from clustertool.reach import pyz
 from tests.cli import LoopSite
@@ -55,25 +56,33 @@ while True:
 """
 
 
-def site_with_hostile(site: LoopSite, node: int, answer: str, **keys: object) -> None:
-    """Make `node` of the site hostile. `answer` is the source of `def answer(request)`; `keys` go to conf.py.
+def hostile_python(home: Path, node: int, nodes: Sequence[str], answer: str) -> None:
+    """Make `~/py` of a node answer every request itself. `answer` is the source of `def answer(request)`.
 
     It may use reply(request, **fields), write(bytes), frame(header, payload), job(id, **fields), take(size), NODE, NODES.
     """
+    text = _PROGRAM.format(
+        python=sys.executable, node=node, nodes=list(nodes), answer=textwrap.dedent(answer), loader=len(pyz.LOADER)
+    )
+    _executable(home / "py", text)
+
+
+def honest_python(home: Path) -> None:
+    """`~/py` is the Python of the tests."""
+    _executable(home / "py", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+
+
+def _executable(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def site_with_hostile(site: LoopSite, node: int, answer: str, **keys: object) -> None:
+    """Make `node` of the site hostile and all others honest; `keys` go to conf.py."""
     nodes = [site.name(number) for number in range(site.count)]
     for number in range(site.count):
-        python = site.home(number) / "py"
         if number != node:
-            if not python.exists():
-                python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+            honest_python(site.home(number))
         else:
-            text = _PROGRAM.format(
-                python=sys.executable, node=node, nodes=nodes, answer=textwrap.dedent(answer), loader=len(pyz.LOADER)
-            )
-            python.write_text(text)
-        python.chmod(0o755)
+            hostile_python(site.home(number), node, nodes, answer)
     site.conf(PYTHON="~/py", **keys)
-
-
-def took(start: float) -> float:
-    return time.monotonic() - start
