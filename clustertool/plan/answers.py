@@ -27,7 +27,7 @@ from clustertool.plan.shape import (
 )  # fmt: skip
 
 MOST_NODES = 100_000  # of a job
-MOST_RANKS = 1_000_000  # of one role in a job
+MOST_RANKS = 100_000  # of a job
 MOST_JOBS = 20_000  # on one node
 _MOST_EVENTS = 200_000  # of one job on one node
 _MOST_FILES = 250_000
@@ -63,6 +63,7 @@ _EVENTS: Dict[str, Check] = {
         {
             "node": _node, "name": _word, "nodes": _names, "created": _time, "owner": _word, "mode": _word, "command": text(),
             "skew": _seconds, "output": text(), "work_dir": text(),
+            "places": rows(row(_role, whole(), whole(), whole(), whole()), MOST_RANKS),
             "processes": rows(fields({**_process, "local_rank": _rank, "endpoint": _word, "log": text()}), MOST_RANKS),
         },
     ),
@@ -74,12 +75,16 @@ _EVENTS: Dict[str, Check] = {
     "elsewhere": fields({**_process, "listens": _word, "endpoint": _word}),
     "exited": fields(
         {**_process, "code": _code},
-        {"signal": whole(0, 255), "stopped": flag, "note": text(), "attempt": _attempt, "cpu": _bytes, "memory": _bytes},
+        {"signal": whole(0, 255), "stopped": flag, "note": text(), "attempt": _attempt, "cpu": _bytes, "memory": _bytes,
+         "error": whole()},
     ),
     "frozen": fields(_process),
     "thawed": fields(_process),
     "disk": fields({"full": flag, "root": text()}),
-    "phase": fields({"name": _word}, {"end": maybe(_word)}),
+    "phase": fields({"name": _word}, {"end": maybe(_word), "why": text(), "culprits": _keys, "attempt": _attempt}),
+    "absent": fields({"nodes": rows(_node, MOST_NODES), "endpoint": _word, "seconds": _bytes}),
+    "unconnected": fields({"endpoint": _word, "errno": little, "why": text(), "since": _time}, {"again": flag}),
+    "connected": fields({}),
     "lost": fields({"node": _node}, {"why": text()}),
     "restart": fields({"attempt": _attempt, "pause": number(0, 1e6)}),
     "stopping": fields({}, {"why": text(), "by": text()}),
@@ -103,6 +108,7 @@ def _event(value: Any, path: str) -> None:
 _status = {
     "node": _node, "dir": text(), "heartbeat": maybe(_bytes), "events": rows(_event, _MOST_EVENTS), "supervised": flag,
     "usage": table(_word, row(_bytes, _bytes), MOST_RANKS),
+    "output": rows(row(_role, _rank, maybe(_seconds), maybe(_seconds), _seconds), MOST_RANKS),
 }  # fmt: skip
 _summary = fields(
     {"id": job_id, "state": _word},
@@ -188,7 +194,9 @@ _ANSWERS: Dict[str, Check] = {
     "tail": fields({"text": text(1 << 20)}),
     "files": fields({"files": table(text(), whole(), _MOST_FILES)}),
     "stop": fields({"jobs": table(job_id, _stopped, MOST_JOBS)}),
-    "clean": fields({"removed": _ids, "running": _ids, "freed": whole()}),
+    "clean": fields(
+        {"removed": _ids, "running": _ids, "freed": whole()}, {"kept": table(job_id, row(text(), text()), MOST_JOBS)},
+    ),
     "probe": _probe,
     "examine": _probe,
     "mesh": fields({}, {
@@ -196,6 +204,7 @@ _ANSWERS: Dict[str, Check] = {
     }),
     "meet": fields({}, {"seen": rows(_node, MOST_NODES)}),
     "patch": fields({"have": flag}),
+    "verify": fields({}, {**dict.fromkeys(("releases", "pieces", "bytes", "damaged"), whole()), "lost": rows(_word, 1_000_000)}),
 }  # fmt: skip
 _MODULES = {"devices": _devices, "glance": _glance}  # these may answer that they need the NVML module
 _error = fields({"kind": text(100), "what": text(1 << 18), "fix": text()})
@@ -266,4 +275,4 @@ def check_frame(header: Mapping[str, Any]) -> None:
     known = _FRAMES.get(kind) if isinstance(kind, str) else None
     if known is None:
         raise Malformed("a frame", "is of no known kind")
-    known(header, str(kind))
+    known(header, "")

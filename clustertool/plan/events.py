@@ -36,10 +36,11 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from clustertool.plan.outcome import Key, Outcome, exit_code, read_outcome
-from clustertool.plan.places import unpack
+from clustertool.plan.places import MOST, unpack
 
 Event = Mapping[str, Any]
 _LIVING = ("running", "frozen")
+_OF_A_RANK = frozenset({"started", "listening", "elsewhere", "exited", "frozen", "thawed"})
 
 
 @dataclass
@@ -80,7 +81,10 @@ class NodeStatus:
 
 @dataclass
 class JobStatus:
-    """What is known of a job. `apply` is the only way in; order matters only within one node's events."""
+    """What is known of a job. `apply` is the only way in; order matters only within one node's events.
+
+    `plan`: the node of each rank, where the plan is known. Other ranks are then no ranks of the job.
+    """
 
     job: str = ""
     mode: str = ""
@@ -93,14 +97,26 @@ class JobStatus:
     processes: Dict[Key, ProcessStatus] = field(default_factory=dict)
     outcome: Optional[Outcome] = None
     ended: float = 0.0  # when the last node knew the outcome
+    plan: Optional[Mapping[Key, int]] = field(default=None, repr=False)
     _said: Tuple[int, int] = field(default=(9, 0), repr=False)  # what the outcome's word weighs, and whose it is
 
     def apply(self, node: int, event: Event) -> None:
         here = self.nodes.setdefault(node, NodeStatus(node))
         kind = str(event.get("e", "")).replace("-", "_")
         handle = getattr(self, f"_on_{kind}", None)
-        if handle is not None:
+        if handle is not None and self.knows(node, event):
             handle(here, event)
+
+    def knows(self, node: int, event: Event) -> bool:
+        """False for an event about a rank that `node` does not run: no node can speak of another one's ranks."""
+        return event.get("e") not in _OF_A_RANK or self.runs(node, (str(event["role"]), int(event["rank"])))
+
+    def runs(self, node: int, key: Key) -> bool:
+        """Whether a rank may be one of `node`."""
+        process = self.processes.get(key)
+        if self.plan is not None:
+            return self.plan.get(key) == node
+        return process.node == node if process is not None else len(self.processes) < MOST
 
     @property
     def state(self) -> str:
@@ -121,13 +137,15 @@ class JobStatus:
         for index, name in enumerate(event.get("nodes", ())):
             self.nodes.setdefault(index, NodeStatus(index)).name = str(name)
         for role, rank, node in unpack(event.get("places", ()), len(self.nodes)):
-            self.processes.setdefault((role, rank), ProcessStatus(role, rank, node))
+            if self.runs(node, (role, rank)):
+                self.processes.setdefault((role, rank), ProcessStatus(role, rank, node))
         for p in event.get("processes", ()):
+            if not self.runs(here.index, (str(p["role"]), int(p["rank"]))):
+                continue
             process = self._process(here, p)
-            if process.node == here.index:
-                process.local_rank, process.endpoint, process.log = int(p["local_rank"]), str(p["endpoint"]), str(p["log"])
-                if here.lost is not None and process.state == "waiting":
-                    process.state, process.since = "lost", here.lost
+            process.local_rank, process.endpoint, process.log = int(p["local_rank"]), str(p["endpoint"]), str(p["log"])
+            if here.lost is not None and process.state == "waiting":
+                process.state, process.since = "lost", here.lost
 
     def _on_supervisor(self, here: NodeStatus, event: Event) -> None:
         here.supervisor = int(event["pid"])

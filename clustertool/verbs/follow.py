@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from clustertool.engines import ENGINES
-from clustertool.errors import ClustertoolError, NotFound, Survivors
+from clustertool.errors import BadAnswer, ClustertoolError, NotFound, Survivors, raise_all
 from clustertool.plan.events import JobStatus
 from clustertool.plan.frames import Header
+from clustertool.plan.outcome import Key
 from clustertool.reach.fleet import Fleet
 from clustertool.show.prefix import RankLines
 from clustertool.show.terminal import ReaderGone
@@ -72,19 +73,20 @@ class Follow:
     """One attached session of a job. run() returns when the job is over or the user has left it.
 
     stops: an interrupt stops the job (run, attach); else it only leaves (logs -f: raises Interrupted), and news of the
-    job that are no warnings are not shown.
+    job that are no warnings are not shown. ranks: the node of each rank, where the plan is known.
     """
 
     def __init__(
-        self, call: Call, fleet: Fleet, inbox: Inbox, job: str, lines: RankLines, *, stops: bool = True
-    ) -> None:
+        self, call: Call, fleet: Fleet, inbox: Inbox, job: str, lines: RankLines, *, stops: bool = True,
+        ranks: Mapping[Key, int] | None = None,
+    ) -> None:  # fmt: skip
         self._stops = stops
         self._call = call
         self.fleet = fleet
         self._inbox = inbox
         self._job = job
         self.lines = lines
-        self.watch = Watch(frozenset(range(len(fleet.cluster.hosts))))
+        self.watch = Watch(frozenset(range(len(fleet.cluster.hosts))), JobStatus(plan=ranks))
         self._request: dict[str, Any] = {}
         self._stopper: threading.Thread | None = None
         self._stopped: dict[int, Header | ClustertoolError] = {}
@@ -148,6 +150,12 @@ class Follow:
             self._done.set()
             self._tell_away()
             self._finish_stop()
+            if self.watch.status.outcome is None:
+                raise_all([self._refusal(node, why) for node, why in sorted(self.watch.refused.items())])
+
+    def _refusal(self, node: int, why: str) -> BadAnswer:
+        fix = f"the job may still run: inv stop --job {self._job}; look at its records on that node"
+        return BadAnswer(why, fix, self.watch.name(node))
 
     def _follow(self, until: Callable[[JobStatus], bool]) -> None:
         while not self._over() and not until(self.watch.status):
@@ -206,7 +214,7 @@ class Follow:
         """A node that is silent or gone is asked again, beside the loop, until it answers or the job is over."""
         self.fleet.serve()
         timeout = self.fleet.cluster.loss_timeout
-        for node in self.watch.nodes - self.watch.ended - self._reopening:
+        for node in self.watch.nodes - self.watch.ended - self._reopening - set(self.watch.refused):
             silent = now - self.watch.heard.get(node, now) > timeout
             if node in self.watch.closed or silent:
                 if silent and node not in self.watch.closed:
@@ -220,12 +228,15 @@ class Follow:
                     threading.Thread(target=self._reopen, args=(node,), daemon=True).start()
 
     def _reopen(self, node: int) -> None:
-        while node not in self.watch.ended:
+        while node not in self.watch.ended and node not in self.watch.refused:
             time.sleep(_RETRY)
             try:
                 agent = self.fleet.reopen(node)
                 offsets, events_at = self.watch.offsets.get(node, {}), self.watch.events_at.get(node, 0)
                 agent.ask({**self._request, "offsets": offsets, "events_at": events_at})
+            except BadAnswer as error:
+                self._inbox.put(node, {"k": "closed", "why": error.what, "refused": True}, b"")
+                break
             except ClustertoolError as error:
                 known = self.watch.status.nodes.get(node)
                 if self.watch.status.outcome is not None or (known is not None and known.state == "lost"):

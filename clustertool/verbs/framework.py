@@ -76,6 +76,7 @@ class Ear:
         with self._changed:
             self.mark, self._heard_at = mark, time.monotonic()
             self._ranks = {process.rank: plan.Rank(process.rank, process.node) for process in made.processes}
+            self.watch.status.plan = {(process.role, process.rank): process.node for process in made.processes}
 
     def put(self, node: int, header: Mapping[str, Any], payload: bytes) -> None:
         with self._changed:

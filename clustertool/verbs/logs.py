@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clustertool.errors import ClustertoolError, NotFound, Unreachable, UsageError, raise_all
+from clustertool.errors import BadAnswer, ClustertoolError, NotFound, Unreachable, UsageError, raise_all
 from clustertool.plan.outcome import some
 from clustertool.plan.roles import word
 from clustertool.verbs import interrupts
@@ -207,7 +207,11 @@ def _there(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], nodes
         for item in watch.take(node, header, payload, time.monotonic()):
             if isinstance(item, LogLines):
                 printer.show(item.role, item.rank, watch.name(item.node), item.lines)
-    raise_all([fleet.agents[node].dead for node in sorted(watch.closed)])
+    fix = "look at the job's records on that node"
+    raise_all([
+        BadAnswer(watch.refused[node], fix, fleet.name(node)) if node in watch.refused else fleet.agents[node].dead
+        for node in sorted(watch.closed)
+    ])  # fmt: skip
 
 
 def _growing(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], printer: Any) -> None:

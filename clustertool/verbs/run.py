@@ -251,7 +251,8 @@ def _follow(call: Call, order: Order, fleet: Fleet, inbox: Any, made: Plan) -> N
     from clustertool.watch.clean import mask
 
     hide = mask(list(order.secrets.values()))
-    follow = Follow(call, fleet, inbox, made.job_id, RankLines(call.terminal, hide=hide))
+    ranks = {(process.role, process.rank): process.node for process in made.processes}
+    follow = Follow(call, fleet, inbox, made.job_id, RankLines(call.terminal, hide=hide), ranks=ranks)
     follow.start({"logs": wanted(call), "tail": None}, made.policy.grace, new=True)
     if call.given.detach and _detached(call, follow, made):
         order.ended(made)

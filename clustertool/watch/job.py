@@ -8,10 +8,16 @@ from typing import Any, Union
 
 from clustertool.plan.events import JobStatus
 from clustertool.plan.outcome import Failure, Key, Outcome
+from clustertool.plan.paths import JobPaths
 from clustertool.plan.roles import word
 from clustertool.watch.failures import Failures, News
 from clustertool.watch.lines import Lines
 from clustertool.watch.waits import due, waits
+
+_LONGEST = 16 << 20  # bytes of one line
+_OPEN = 64 << 20  # and of all lines together that have no end yet
+_LEAST = 1 << 10  # and of one line in any case
+_ATTEMPTS = 2
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,9 @@ class Watch:
     events_at: dict[int, int] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
     closed: dict[int, str] = field(default_factory=dict)
-    _lines: dict[tuple[Key, int], Lines] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)  # nodes that sent something not valid, and what
+    _lines: dict[Key, dict[int, Lines]] = field(default_factory=dict)  # by attempt
+    _open: int = 0  # bytes of lines that have no end yet
     _reminded: dict[str, int] = field(default_factory=dict)  # kind of wait -> reports so far
     _failures: Failures = field(default_factory=Failures)
     _printed: set[str] = field(default_factory=set)  # warnings
@@ -54,25 +62,33 @@ class Watch:
     def take(self, node: int, header: Mapping[str, Any], payload: bytes, now: float) -> list[Item]:
         self.heard[node] = now
         kind = header.get("k")
+        if node in self.refused:
+            return []
         if kind == "log":
             return self._log(node, header, payload)
         if kind == "events":
             if int(header["at"]) <= self.events_at.get(node, -1):
                 return []
             self.events_at[node] = int(header["at"])
-            found = [item for event in header["events"] for item in self._event(int(header["node"]), event, now)]
+            found = [item for event in header["events"] for item in self._event(node, event, now)]
             return self._note([*found, *self._failures.release(now)])
         if kind == "end":
             self.ended.add(node)
             return self._flush(node)
+        if kind == "closed" and header.get("refused"):
+            return self._refuse(node, str(header["why"]))
         if kind == "closed" and node not in self.ended:
             self.closed[node] = str(header["why"])
         return []
 
+    def _refuse(self, node: int, why: str) -> list[Item]:
+        self.refused[node] = self.closed[node] = why
+        return [News(f"{self.name(node)}: {why}; it is not followed any more", "warn")]
+
     def idle(self, now: float) -> list[Item]:
         """Failures that have waited long enough, and progress bars that wait for their newline."""
         found: list[Item] = self._note(self._failures.release(now))
-        for (key, _), lines in self._lines.items():
+        for key, lines in self._all_lines():
             shown = lines.idle(now)
             if shown:
                 found.append(LogLines(*key, self._node_of(key), shown))
@@ -109,19 +125,41 @@ class Watch:
 
     def _log(self, node: int, header: Mapping[str, Any], payload: bytes) -> list[Item]:
         """What is new in a piece: one that came over a connection we had given up may be here already."""
-        key = (str(header["role"]), int(header["rank"]))
+        key, attempt, log = (str(header["role"]), int(header["rank"])), int(header["attempt"]), str(header["log"])
         offsets, start = self.offsets.setdefault(node, {}), int(header["off"])
-        known = offsets.get(str(header["log"]), start)
+        if key not in self.status.processes or not self.status.runs(node, key) or log != JobPaths.log(*key, attempt):
+            return self._refuse(node, f"it sent a log ({log[:80]}) of {word(key[0])} {key[1]}, which it does not run")
+        known = offsets.get(log, start)
         payload = payload[max(0, known - start) :]
-        offsets[str(header["log"])] = max(known, start) + len(payload)
-        lines = self._lines.setdefault((key, int(header["attempt"])), Lines()).feed(payload)
+        offsets[log] = max(known, start) + len(payload)
+        lines = self._feed(self._of_attempt(key, attempt), payload)
         return [LogLines(*key, node, lines)] if lines else []
+
+    def _of_attempt(self, key: Key, attempt: int) -> Lines:
+        """Of each rank the lines of two attempts are kept: an old one may still print when the next one begins."""
+        found = self._lines.setdefault(key, {})
+        lines = found.setdefault(attempt, Lines())
+        while len(found) > _ATTEMPTS:
+            self._open -= found.pop(min(found)).held
+        return lines
+
+    def _feed(self, lines: Lines, data: bytes) -> list[str]:
+        """The lines that are complete. The beginnings of all other lines take bounded memory together: longer ones are cut."""
+        self._open -= lines.held
+        lines.limit = max(_LEAST, min(_LONGEST, _OPEN - self._open))
+        found = lines.feed(data)
+        self._open += lines.held
+        return found
+
+    def _all_lines(self) -> list[tuple[Key, Lines]]:
+        return [(key, lines) for key, attempts in self._lines.items() for lines in attempts.values()]
 
     def _flush(self, node: int) -> list[Item]:
         """The last lines of a node's ranks, newline or not."""
         found: list[Item] = []
-        for (key, _), lines in self._lines.items():
+        for key, lines in self._all_lines():
             if self._node_of(key) == node:
+                self._open -= lines.held
                 rest = lines.end()
                 if rest:
                     found.append(LogLines(*key, node, rest))
@@ -133,6 +171,8 @@ class Watch:
 
     def _event(self, node: int, event: Mapping[str, Any], now: float) -> Iterable[Item]:
         before, t = self.status.phase, float(event.get("t", 0))
+        if not self.status.knows(node, event):
+            return
         self.status.apply(node, event)
         kind = event.get("e")
         if kind == "exited" and not event.get("stopped") and (event["code"] or event.get("signal")):

@@ -17,11 +17,11 @@ _decoder = codecs.getincrementaldecoder("utf-8")
 class Lines:
     """feed() gives the lines that are complete, idle() a progress bar that is still being drawn, end() the rest.
 
-    Memory is bounded by `limit` (bytes of one line) however long a program goes without a newline.
+    Memory is bounded by `limit` (bytes of one line, which may change) however long a program goes without a newline.
     """
 
     def __init__(self, limit: int = 16 << 20, period: float = 1.0) -> None:
-        self._limit = limit
+        self.limit = limit
         self._period = period
         self._open = bytearray()  # the segment being written
         self._dropped = 0  # bytes of it beyond the limit
@@ -32,11 +32,16 @@ class Lines:
         self._fed = self._seen = 0  # bytes so far, and at the last idle()
         self._changed_at = 0.0
 
+    @property
+    def held(self) -> int:
+        """Bytes in memory, about."""
+        return len(self._open) + len(self._bar)
+
     def feed(self, data: bytes) -> list[str]:
         """The lines that `data` completes."""
-        if len(data) > self._limit:  # so that no line inside one chunk can be longer than the limit
-            starts = range(0, len(data), self._limit)
-            return [line for start in starts for line in self.feed(data[start : start + self._limit])]
+        if len(data) > self.limit:  # so that no line inside one chunk can be longer than the limit
+            starts = range(0, len(data), self.limit)
+            return [line for start in starts for line in self.feed(data[start : start + self.limit])]
         self._fed += len(data)
         first = data.find(b"\n")
         if first < 0:
@@ -94,7 +99,7 @@ class Lines:
         self._append(rest)
 
     def _append(self, data: bytes) -> None:
-        room = self._limit - len(self._open)
+        room = max(0, self.limit - len(self._open))
         self._open += data if len(data) <= room else data[:room]
         self._dropped += max(0, len(data) - room)
 

@@ -127,6 +127,10 @@ def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] =
     def clean(text: str) -> str:
         return harmless(hide(text))
 
+    answers = {
+        index: {**answer, "events": [event for event in answer["events"] if status.knows(index, event)]}
+        for index, answer in answers.items()
+    }
     times = [float(event["t"]) for answer in answers.values() for event in answer["events"]]
     began = min(times, default=status.created)
     over = status.outcome is not None or status.state == "lost"
