@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import IO, TYPE_CHECKING, TextIO, cast
 
-from clustertool.watch.clean import harmless
+from clustertool.watch.clean import harmless, harmless_lines
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 STYLES = {"": "", "bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36", "bold red": "1;31"}
 # Colours of ranks: no red (it means failure), no black, white or dark blue (invisible on somebody's background).
 _PALETTE = ("36", "32", "35", "33", "94", "96", "92", "95", "93")
+_INDENT = "    "  # of the further lines of a message
 _READER_GONE, _NOT_WRITTEN = 141, 74  # 128 + SIGPIPE, and EX_IOERR
 # The reader left; the terminal's window was closed; the descriptor was closed before we started: no word needed.
 _QUIET = (errno.EPIPE, errno.EIO, errno.EBADF)
@@ -72,8 +73,12 @@ class Terminal:
         return self._out.failure is not None
 
     def line(self, text: str = "", style: str = "") -> None:
-        """One message on stdout, `style` one of STYLES; its own newlines stay, other control characters do not."""
-        self.write(_painted(_clean(text), style, self.colour) + "\n")
+        """One message on stdout, `style` one of STYLES. Its further lines are indented; no control character stays."""
+        self.write(_painted(harmless_lines(text, _INDENT), style, self.colour) + "\n")
+
+    def block(self, text: str) -> None:
+        """Lines on stdout as they are, but for control characters: the output of a command, a help text."""
+        self.write(harmless_lines(text) + "\n")
 
     def warn(self, text: str) -> None:
         self._tell("warning", "yellow", text)
@@ -83,7 +88,7 @@ class Terminal:
 
     def note(self, text: str) -> None:
         """A line on stderr that is neither warning nor error."""
-        self._write_err(_clean(text) + "\n")
+        self._write_err(harmless_lines(text, _INDENT) + "\n")
 
     def json(self, value: object) -> None:
         """`value` as one JSON document. ASCII only, so that no terminal and no encoding can be hurt by it."""
@@ -149,7 +154,7 @@ class Terminal:
         raise ReaderGone(_NOT_WRITTEN)
 
     def _tell(self, kind: str, style: str, text: str) -> None:
-        self._write_err(f"{_painted(kind + ':', style, self._err_colour)} {_clean(text)}\n")
+        self._write_err(f"{_painted(kind + ':', style, self._err_colour)} {harmless_lines(text, _INDENT)}\n")
 
     def _write_err(self, text: str) -> None:
         above = self._above
@@ -160,10 +165,6 @@ class Terminal:
             if self._out.failure is None:
                 self._out.flush()
             self._err.send(text)
-
-
-def _clean(text: str) -> str:
-    return text if text.isprintable() else "\n".join(map(harmless, text.split("\n")))
 
 
 def _painted(text: str, style: str, colour: bool) -> str:

@@ -81,7 +81,7 @@ class Screen:
         while lines and not lines[-1][0][0]:
             lines.pop()
         lines = lines[-room:]
-        return Page([[(about, "bold")], *lines, *([[]] * (room - len(lines))), [("q back", "dim")]], [])
+        return Page([[(self._safe(about), "bold")], *lines, *([[]] * (room - len(lines))), [("q back", "dim")]], [])
 
     def _title(self, picture: Picture, view: View, failed: Mapping[str, str], now: float) -> Line:
         silent = [name for name, heard in picture.heard.items() if now - heard > _SILENT and name not in failed]
@@ -164,7 +164,7 @@ class Screen:
             late = rank.heartbeat is None or rank.heartbeat > _LATE
             yield [
                 ("> " if number == at else "  ", "cyan"), (_fit(self._safe(names[id(rank)]), first), ""),
-                (_fit(rank.node, second), ""), (_fit(rank.state, 9), _STATES.get(rank.state, "")),
+                (_fit(self._safe(rank.node), second), ""), (_fit(self._safe(rank.state), 9), _STATES.get(rank.state, "")),
                 (_fit("" if rank.cpu is None else f"{rank.cpu:.0f} %", 8), ""),
                 (_fit("" if rank.memory is None else human_bytes(rank.memory), 9), ""),
                 (_fit("" if rank.speed is None else speed(rank.speed), 9), "cyan"), (_fit(beat, 7), "red" if late else "dim"),

@@ -230,7 +230,7 @@ def _help(terminal: Terminal, whole: bool) -> None:
     if not whole:
         terminal.line(f"clusterrun {__version__}")
         return
-    terminal.line(f"usage: {_USAGE}\n\n{__doc__}")
+    terminal.block(f"usage: {_USAGE}\n\n{__doc__}")
     for key, name in LAUNCHERS.items():
         rows = [(_spelled(flag), flag.here) for flag in launchers.FLAGS if key in flag.of]
         terminal.line()

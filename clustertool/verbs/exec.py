@@ -83,7 +83,7 @@ def _print(call: Call, done: dict[str, Any]) -> None:
         call.terminal.line(f"--- {folded}{ending}", "bold")
         for text in (_text(stdout), _text(stderr)):
             if text:
-                call.terminal.line(text.rstrip("\n"))
+                call.terminal.block(text.rstrip("\n"))
 
 
 def _text(data: bytes) -> str:

@@ -22,6 +22,17 @@ def harmless(text: str) -> str:
     return text if text.isprintable() else _HARM.sub(_spell, text)
 
 
+def harmless_lines(text: str, indent: str = "") -> str:
+    """The same line by line: the newlines stay. `indent` goes before each line but the first, unless it begins with a blank.
+
+    With an indent, no line that a node adds to a message can stand for a line of its own.
+    """
+    if text.isprintable():
+        return text
+    first, *rest = map(harmless, text.split("\n"))
+    return "\n".join([first, *(line if line[:1] == " " or not line else indent + line for line in rest)])
+
+
 def _spell(match: re.Match[str]) -> str:
     return match.group().encode("unicode_escape").decode("ascii")
 

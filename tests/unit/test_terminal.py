@@ -192,7 +192,7 @@ def test_messages_cannot_steer_the_terminal_but_keep_their_lines() -> None:
     terminal, out, err = plain_terminal(FORCE_COLOR="1")
     terminal.line("\x1b[2Jone\ntwo\r")
     terminal.error("\x1b]0;x\x07")
-    assert out.getvalue() == "\\x1b[2Jone\ntwo\\r\n"
+    assert out.getvalue() == "\\x1b[2Jone\n    two\\r\n"
     assert err.getvalue() == "\x1b[1;31merror:\x1b[0m \\x1b]0;x\\x07\n"
 
 
