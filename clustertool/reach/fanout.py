@@ -51,15 +51,21 @@ def each(
     check: Callable[[], None] | None = None,
 ) -> Gathered[R]:
     """Run `do` for every item, at most `width` at a time. `check` is called about every 50 ms and may raise."""
-    pairs: list[tuple[int, T]] = list(items.items()) if isinstance(items, Mapping) else list(enumerate(items))
-    work = _Work(pairs, do)
-    for _ in range(min(len(pairs), _width(width))):
-        _beside(work.loop)
+    work = begin(items, do, width=width)
     try:
         work.wait(timeout, check)
     finally:
         work.abandon()
-    return work.gathered([key for key, _ in pairs], timeout)
+    return work.gathered(timeout)
+
+
+def begin(items: Mapping[int, T] | Sequence[T], do: Callable[[T], R], *, width: int | None = None) -> Work[T, R]:
+    """The same without waiting for the results."""
+    pairs: list[tuple[int, T]] = list(items.items()) if isinstance(items, Mapping) else list(enumerate(items))
+    work = Work(pairs, do)
+    for _ in range(min(len(pairs), _width(width))):
+        _beside(work.loop)
+    return work
 
 
 _idle: deque[queue.SimpleQueue[Callable[[], None]]] = deque()  # the inboxes of threads that wait for more
@@ -116,11 +122,13 @@ def _width(wanted: int | None) -> int:
     return max(1, min(wanted or WIDTH, (files - _FILES_OURS) // _FILES_PER_ITEM))
 
 
-class _Work(Generic[T, R]):
-    """The queue, the results and the one condition that all threads share."""
+class Work(Generic[T, R]):
+    """The queue, the results and the one condition that all threads share. Made by begin()."""
 
     def __init__(self, pairs: list[tuple[int, T]], do: Callable[[T], R]) -> None:
         self._do = do
+        self._keys = [key for key, _ in pairs]
+        self._last_at = 0.0  # when an item ended last
         self._queue: deque[tuple[int, T]] = deque(pairs)
         self._left = len(pairs)
         self._ok: dict[int, R] = {}
@@ -155,10 +163,12 @@ class _Work(Generic[T, R]):
 
     def _told(self) -> None:
         self._left -= 1
+        self._last_at = time.monotonic()
         if not self._left or self._bug:
             self._changed.notify_all()
 
-    def wait(self, timeout: float | None, check: Callable[[], None] | None) -> None:
+    def wait(self, timeout: float | None, check: Callable[[], None] | None, lag: float | None = None) -> None:
+        """Until every item has ended, or `timeout`; or, if some are ok, until none has ended for `lag` seconds."""
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             if check:
@@ -169,15 +179,23 @@ class _Work(Generic[T, R]):
                 left = SLICE if end is None else min(SLICE, end - time.monotonic())
                 if not self._left or left <= 0:
                     return
+                if lag is not None and self._ok and time.monotonic() - self._last_at > lag:
+                    return
                 self._changed.wait(left)
 
     def abandon(self) -> None:
         """Nothing new starts; what runs may end or not, nobody waits for it."""
         self._queue.clear()
 
-    def gathered(self, keys: list[int], timeout: float | None) -> Gathered[R]:
+    def pending(self) -> list[int]:
+        """The keys of the items that have not ended."""
+        with self._changed:
+            return [key for key in self._keys if key not in self._ok and key not in self._failed]
+
+    def gathered(self, timeout: float | None = None) -> Gathered[R]:
+        """What has come so far. Items that have not ended have failed."""
         late = Unreachable(f"no answer within {timeout:g} s" if timeout is not None else "no answer")
         with self._changed:  # a thread that was given up may still answer: that changes nothing any more
-            ok = {key: self._ok[key] for key in keys if key in self._ok}
-            failed = {key: self._failed.get(key, late) for key in keys if key not in ok}
+            ok = {key: self._ok[key] for key in self._keys if key in self._ok}
+            failed = {key: self._failed.get(key, late) for key in self._keys if key not in ok}
         return Gathered(ok, failed)

@@ -16,13 +16,16 @@ from clustertool.plan.frames import Header
 from clustertool.plan.hosts import Host
 from clustertool.reach.agent import Agent, Sink
 from clustertool.reach.connection import Link, Reach
-from clustertool.reach.fanout import Gathered, Turns, each
+from clustertool.reach.fanout import Gathered, Turns, Work, each
+from clustertool.reach.fanout import begin as begin_all
+from clustertool.reach.greeting import seconds_for
 from clustertool.reach.here import HereLink
 from clustertool.reach.prompter import Person, Prompter
 
 Check = Callable[[], None]
 
 _LOGINS = 8  # at a time, as long as somebody is being sent to; as many keep this machine busy where nodes are near
+_OVERDUE = 5.0  # seconds that the start of an agent may take beyond its deadline, before its connection is closed
 _LOGIN = 0.012  # seconds that one takes of it, about; where nodes are far away, one begins every so often
 
 
@@ -43,6 +46,8 @@ class Fleet:
         self.held: dict[int, Agent] = {}  # closed ones, of nodes that have the release which open() was asked about
         self._links: list[Reach] = []
         self._prompter = Prompter(person)
+        self._work: Work[Host, Agent] | None = None  # of open()
+        self._starting: dict[int, tuple[float, Reach]] = {}  # nodes whose agents start: until when, over which connection
 
     def __enter__(self) -> Fleet:
         return self
@@ -50,8 +55,13 @@ class Fleet:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def open(self, unless: str = "", opened: Callable[[int], None] | None = None, ahead: float = 0.0) -> Fleet:
+    def open(
+        self, unless: str = "", opened: Callable[[int], None] | None = None, ahead: float = 0.0, lag: float | None = None
+    ) -> Fleet:
         """Connect to every host and start its agent, in parallel. What fails is in `failed`.
+
+        `lag`: seconds without a new node after which this returns, if some nodes are there. The others are `late`: rest()
+        waits for them.
 
         `unless`: a release; nodes that have it are in `held` and get no agent. `opened` hears of each agent, in its thread.
         `ahead`: seconds that the first host has for itself; among all it takes several times as long. It may be sent to
@@ -74,23 +84,45 @@ class Fleet:
             with turns.one():
                 link = self._reach(host)
             between = time.monotonic()
-            agent = Agent.open(link, host, self.cluster, self._sink, unless)
+            self._starting[host.index] = between + seconds_for(self.cluster.connect_timeout) + _OVERDUE, link
+            try:
+                agent = Agent.open(link, host, self.cluster, self._sink, unless)
+            finally:
+                del self._starting[host.index]
             self.phases[host.index] = {**getattr(link, "times", {}), "agent": time.monotonic() - between}
             if opened and not agent.held:
                 self.agents[host.index] = agent
                 opened(host.index)
             return agent
 
-        hosts = {host.index: host for host in self.cluster.hosts}
-        try:
-            gathered = each(hosts, connect, check=self._look)
-        finally:
-            self._prompter.announce()
-        self.agents.update({node: agent for node, agent in gathered.ok.items() if not agent.held})
-        self.held.update({node: agent for node, agent in gathered.ok.items() if agent.held})
-        self.failed.update(gathered.failed)
+        self._work = begin_all({host.index: host for host in self.cluster.hosts}, connect)
+        self._gather(lag)
         self.opened = True
         return self
+
+    @property
+    def late(self) -> list[int]:
+        """Nodes that open() did not wait for."""
+        return self._work.pending() if self._work else []
+
+    def rest(self) -> None:
+        """Wait for the nodes that are late; each has a deadline."""
+        self._gather(None)
+
+    def _gather(self, lag: float | None) -> None:
+        """Wait for nodes and sort them into `agents`, `held` and `failed`. Those that are late are in none of them."""
+        assert self._work is not None
+        try:
+            self._work.wait(None, self._look, lag)
+        except BaseException:
+            self._work.abandon()
+            raise
+        finally:
+            self._prompter.announce()
+        late, gathered = set(self._work.pending()), self._work.gathered()
+        self.agents.update({node: agent for node, agent in gathered.ok.items() if not agent.held})
+        self.held.update({node: agent for node, agent in gathered.ok.items() if agent.held})
+        self.failed.update({node: error for node, error in gathered.failed.items() if node not in late})
 
     def wake(self, most: int) -> None:
         """Start agents on some of the nodes that have the release: they can help the others."""
@@ -108,6 +140,9 @@ class Fleet:
 
     def _look(self) -> None:
         self.serve()
+        for end, link in list(self._starting.values()):
+            if time.monotonic() > end:  # the node takes our bytes too slowly: a send has no deadline as a whole
+                link.close()
         if self.check:
             self.check()
 
