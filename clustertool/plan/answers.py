@@ -204,7 +204,7 @@ _ANSWERS: Dict[str, Check] = {
     }),
     "meet": fields({}, {"seen": rows(_node, MOST_NODES)}),
     "patch": fields({"have": flag}),
-    "verify": fields({}, {**dict.fromkeys(("releases", "pieces", "bytes", "damaged"), whole()), "lost": rows(_word, 1_000_000)}),
+    "verify": fields({}, {"releases": whole(), "pieces": whole(), "bytes": whole(), "damaged": whole(), "lost": _texts}),
 }  # fmt: skip
 _MODULES = {"devices": _devices, "glance": _glance}  # these may answer that they need the NVML module
 _error = fields({"kind": text(100), "what": text(1 << 18), "fix": text()})

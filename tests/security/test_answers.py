@@ -23,7 +23,9 @@ Frames = "queue.Queue[tuple[int, Mapping[str, Any], bytes]]"
 
 EVENT = {"e": "started", "t": 1.0, "role": "trainer", "rank": 0, "pid": 7, "start": 1, "attempt": 0, "log": "log/workerlog.0"}
 SUMMARY = {"id": "a", "state": "running", "node": 0, "created": 1.0, "nodes": ["n"], "code": None, "reason": "", "owner": None}
-STATUS = {"node": 0, "dir": "/x", "heartbeat": None, "events": [EVENT], "supervised": True, "usage": {"7": [0.1, 5]}}
+STATUS = {
+    "node": 0, "dir": "/x", "heartbeat": None, "events": [EVENT], "supervised": True, "usage": {"7": [0.1, 5]}, "output": [],
+}  # fmt: skip
 
 # A hostile node plays back what the test has written into ~/script.json: header text and payload size by question.
 PLAYS = """
