@@ -108,15 +108,12 @@ def _event(value: Any, path: str) -> None:
 _status = {
     "node": _node, "dir": text(), "heartbeat": maybe(_bytes), "events": rows(_event, _MOST_EVENTS), "supervised": flag,
     "usage": table(_word, row(_bytes, _bytes), MOST_RANKS),
-    "output": rows(row(_role, _rank, maybe(_seconds), maybe(_seconds), _seconds), MOST_RANKS),
+    "unknown": text(), "output": rows(row(_role, _rank, maybe(_seconds), maybe(_seconds), _seconds), MOST_RANKS),
 }  # fmt: skip
-_summary = fields(
-    {"id": job_id, "state": _word},
-    {
-        "node": maybe(_node), "owner": maybe(_word), "created": maybe(_time), "mode": maybe(_word), "command": maybe(text()),
-        "nodes": maybe(_names), "code": maybe(_code), "reason": maybe(text()), "dir": text(),
-    },
-)  # fmt: skip
+_summary = fields({
+    "id": job_id, "state": _word, "node": maybe(_node), "owner": maybe(_word), "created": maybe(_time), "mode": maybe(_word),
+    "command": maybe(text()), "nodes": maybe(_names), "code": maybe(_code), "reason": maybe(text()),
+}, {"dir": text()})  # fmt: skip
 _curve = rows(rows(maybe(_seconds), 8), 10_000)
 _machine_number = number(-1, 1e18)
 _report = {
@@ -185,7 +182,7 @@ _probe = fields({}, {
     "leftovers": rows(row(_word, whole()), MOST_JOBS), "packages": rows(row(_word, _word), 10_000), "job_proxies": _texts,
     "problems": rows(row(_word, _word, text(), text()), 10_000),
 })  # fmt: skip
-_stopped = fields({"state": _word, "survivors": rows(_word, 100_000)}, {"waits": flag})
+_stopped = fields({"state": _word, "survivors": rows(_word, 100_000)}, {"waits": flag, "why": text()})
 _ids = rows(job_id, MOST_JOBS)
 _ANSWERS: Dict[str, Check] = {
     "jobs": fields({"jobs": rows(_summary, MOST_JOBS)}),

@@ -331,6 +331,6 @@ def told(answer: Header | ClustertoolError | None, job: str) -> str:
     if said["survivors"]:
         return "survivors: " + ", ".join(said["survivors"])
     if said["state"] == "unknown":
-        return f"unknown, still running? {said['why']}"
+        return f"unknown, still running? {said.get('why', '')}"
     waits = ", but its supervisor waits for another node" if said.get("waits") else ""
     return f"{said['state']}{waits}"

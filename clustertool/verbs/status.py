@@ -32,14 +32,17 @@ def status(call: Call) -> None:
 
 
 def read(answers: dict[int, Any]) -> Any:
-    """All nodes' events -> JobStatus; the lead's node first, since its word names the others."""
+    """All nodes' events -> JobStatus; the lead's node first, since its word names the others.
+
+    A node is what it was asked as (its number in the job, after attach_to), whatever number its answer has.
+    """
     from clustertool.plan.events import JobStatus
 
     found = JobStatus()
-    for answer in sorted(answers.values(), key=lambda answer: int(answer["node"])):
+    for index, answer in sorted(answers.items()):
         for event in answer["events"]:
-            found.apply(int(answer["node"]), event)
-        node = found.nodes.get(int(answer["node"]))
+            found.apply(index, event)
+        node = found.nodes.get(index)
         if node is not None:
             node.heartbeat = answer["heartbeat"] if answer["supervised"] else None
         if node is not None and answer.get("unknown"):
@@ -55,7 +58,7 @@ def read(answers: dict[int, Any]) -> Any:
             process = found.processes.get((str(role), int(rank)))
             if node is not None and process is not None and process.node == node.index:
                 process.epoch, process.step, process.output = epoch, step, float(output) - node.skew
-    found.settle(int(answer["node"]) for answer in answers.values())
+    found.settle(answers)
     return found
 
 
@@ -65,9 +68,9 @@ def as_dict(answers: dict[int, Any]) -> dict[str, Any]:
 
     found = read(answers)
     usage: dict[tuple[int, int], Any] = {}
-    for answer in answers.values():
+    for index, answer in answers.items():
         for pid, used in answer["usage"].items():
-            usage[int(answer["node"]), int(pid)] = used
+            usage[index, int(pid)] = used
     state = "unknown" if not found.outcome and any(answer.get("unknown") for answer in answers.values()) else found.state
     processes = []
     for key in sorted(found.processes):

@@ -22,9 +22,11 @@ from tests.ssh import sshd
 Frames = "queue.Queue[tuple[int, Mapping[str, Any], bytes]]"
 
 EVENT = {"e": "started", "t": 1.0, "role": "trainer", "rank": 0, "pid": 7, "start": 1, "attempt": 0, "log": "log/workerlog.0"}
-SUMMARY = {"id": "a", "state": "running", "node": 0, "created": 1.0, "nodes": ["n"], "code": None, "reason": "", "owner": None}
+SUMMARY = {"id": "a", "state": "running", "node": 0, "created": 1.0, "nodes": ["n"], "code": None}
+SUMMARY.update(reason="", owner=None, mode=None, command=None)
 STATUS = {
     "node": 0, "dir": "/x", "heartbeat": None, "events": [EVENT], "supervised": True, "usage": {"7": [0.1, 5]}, "output": [],
+    "unknown": "",
 }  # fmt: skip
 
 # A hostile node plays back what the test has written into ~/script.json: header text and payload size by question.
@@ -57,7 +59,7 @@ class Nodes:
 
     def ask(self, question: str) -> tuple[ClustertoolError | None, bool]:
         """(the hostile node's error, whether the honest node has answered)."""
-        gathered = self.fleet.ask_all({"q": question, "job": ""}, timeout=20)
+        gathered = self.fleet.ask(dict.fromkeys((0, 1), {"q": question, "job": ""}), timeout=20)
         return gathered.failed.get(1), 0 in gathered.ok
 
 
