@@ -122,26 +122,27 @@ class Store:
     def prune(self, keep: int = _KEEP) -> None:
         """Forget old releases, pieces that only they had, and what was left half-written by somebody who was killed.
 
-        A job has its own copy, so none is ever in use.
+        A job has its own copy, so none is ever in use. Where the file system has no locks, other dispatches may be going on:
+        then young pieces stay.
         """
         names = _by_age(self.releases)
-        with contextlib.suppress(OSError), _lock(self.releases, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        with contextlib.suppress(OSError), _lock(self.releases, fcntl.LOCK_EX | fcntl.LOCK_NB) as locked:
             for name in names[:-keep]:
                 _remove(os.path.join(self.releases, name))
-            for path in self._unwanted(self._needed(names[-keep:]) if len(names) > keep else None):
+            needed = self._needed(names[-keep:]) if len(names) > keep else None
+            for path in self._unwanted(needed, 0.0 if locked else _STALE):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
                 step()
 
-    def _unwanted(self, needed: Optional[Set[str]]) -> Iterator[str]:
-        """Paths of half-written pieces that belong to nobody, and of pieces that are not `needed` (None: all are)."""
+    def _unwanted(self, needed: Optional[Set[str]], age: float) -> Iterator[str]:
+        """Paths of half-written pieces of nobody, and of pieces of at least that age that are not `needed` (None: all are)."""
         with os.scandir(self.top) as entries:
             for entry in entries:
-                if entry.name.endswith(".part"):
-                    unwanted = time.time() - entry.stat().st_mtime > _STALE
-                else:
-                    unwanted = needed is not None and entry.name not in needed
-                if unwanted:
+                part = entry.name.endswith(".part")
+                if not part and (needed is None or entry.name in needed):
+                    continue
+                if time.time() - entry.stat().st_mtime >= (_STALE if part else age):
                     yield entry.path
 
     def _needed(self, releases: Sequence[str]) -> Set[str]:
@@ -196,16 +197,18 @@ def _write(path: str, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _lock(folder: str, how: int) -> Iterator[None]:
-    """flock, also of the lock's own file on a shared file system. Where there are no locks, nobody waits for one."""
+def _lock(folder: str, how: int) -> Iterator[bool]:
+    """flock, also of the lock's own file on a shared file system. False where there are none. Raises BlockingIOError."""
     fd = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        if how & fcntl.LOCK_EX:
+        try:
             fcntl.flock(fd, how)
-        else:
-            with contextlib.suppress(OSError):
-                fcntl.flock(fd, how)
-        yield
+            locked = True
+        except BlockingIOError:
+            raise
+        except OSError:  # as NFS without its lock service
+            locked = False
+        yield locked
     finally:
         os.close(fd)
 

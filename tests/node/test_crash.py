@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import os
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ import pytest
 from clustertool.errors import DispatchError
 from clustertool.node.pieces import Store, unpack
 from clustertool.plan import manifest
+from tests.lab.lab import compiler
 from tests.node.conftest import Disk
-from tests.node.harness import Bench
+from tests.node.harness import Bench, Node, alive, until
 from tests.node.test_relay import COUNT, SIZE, Relays, Shipment, relays  # noqa: F401 - a fixture
 
 
@@ -71,6 +74,67 @@ def test_how_a_job_ended_survives(disk: Disk, bench: Bench) -> None:
     events = disk.crash() / "root" / job.dir().name / ".clustertool/events.jsonl"
     found = [json.loads(line) for line in events.read_text().splitlines()]
     assert [event["e"] for event in found][-1] == "ended" and {event.get("code") for event in found} >= {3}
+
+
+# -- a disk that is slow, and one without locks --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def node(bench: Bench, tmp_path: Path) -> Callable[..., Node]:
+    """node(NO_LOCKS="1") -> a node with such a disk."""
+    if not compiler():
+        pytest.skip("needs a C compiler")
+    made, source = tmp_path / "disk.so", Path(__file__).with_name("disk.c")
+    subprocess.run([compiler(), "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", str(made), str(source), "-ldl"], check=True)
+    return lambda **env: bench.nodes(1, env={"LD_PRELOAD": str(made), **env})[0]
+
+
+def test_a_slow_disk_delays_no_other_node(node: Callable[..., Node], bench: Bench, tmp_path: Path) -> None:
+    """What a node has it passes on before it is on its disk; the laptop is not left without news, and `done` comes last."""
+    slow, quick = node(SYNC_GATE=str(tmp_path / "gate")), bench.nodes(1)[0]
+    two = Relays([slow, quick], Shipment()).start().meet()
+    two.send(0, *range(COUNT + 2))
+    two.says(1, "done")
+    while not two.words[0].empty():
+        assert two.words[0].get()["s"] != "done"
+    two.says(0, "got")
+    assert not Store(str(slow.root)).has(two.shipment.release)
+    (tmp_path / "gate").touch()
+    two.says(0, "done")
+    assert Store(str(slow.root)).has(two.shipment.release)
+
+
+def test_a_slow_disk_delays_no_verdict(node: Callable[..., Node], bench: Bench, tmp_path: Path) -> None:
+    """The supervisor waits for the disk when all else is over."""
+    gate = tmp_path / "gate"
+    gate.touch()
+    job = bench.run([node(SYNC_GATE=str(gate))], "until [ -e go ]; do sleep 0.02; done")
+    until(lambda: (job.dir() / "log/workerlog.0").exists(), "the rank runs")
+    gate.unlink()
+    (job.dir() / "go").touch()
+    job.ended()
+    supervisor = job.process("supervisor")
+    assert alive(supervisor)
+    gate.touch()
+    job.gone()
+
+
+def test_old_releases_go_without_locks_too(node: Callable[..., Node]) -> None:
+    """But young pieces stay: another dispatch may count on them."""
+    one = node(NO_LOCKS="1")
+    store = Store(str(one.root))
+    ships = [Shipment(2, seed) for seed in range(1, 7)]
+    for age, ship in enumerate(ships[:5]):
+        ship.fill(store, range(1, 4))
+        store.complete(ship.release, ship.text)
+        os.utime(Path(store.releases, ship.release), (age, age))
+    os.utime(Path(store.top, ships[0].names[0]), (1, 1))
+    relays_ = Relays([one], ships[5]).start()
+    relays_.send(0, *range(4))
+    relays_.says(0, "done")
+    one.ask("unrelay")
+    assert [store.has(ship.release) for ship in ships] == [False] * 2 + [True] * 4
+    assert not store.missing({ships[1].names[0]: SIZE}) and store.missing({ships[0].names[0]: SIZE})
 
 
 # -- what is damaged all the same ---------------------------------------------------------------------------------------
