@@ -18,7 +18,8 @@ from typing import NamedTuple, Protocol
 
 from clustertool.reach.sshconfig import SshSettings
 
-_GATHER = 0.3  # seconds in which new host keys are collected for one message each
+_TURN = 0.05  # seconds between two checks of what waits
+_GATHER = 0.3  # seconds in which new host keys, or hosts that want a password, are collected for one message
 
 
 class Person(Protocol):
@@ -85,6 +86,7 @@ class Prompter:
         self._remembering = threading.Lock()
         self._answers: dict[tuple[str, int], str] = {}
         self._waiting: list[_Request] = []
+        self._came = 0.0  # when the last host began to wait for a password
         self._passwords: dict[_Account, str] = {}  # those that their hosts have accepted
         self._trials: set[_Account] = set()  # accounts whose password is being tried
         self._offer: dict[_Group, SshSettings] = {}  # the host whose password is offered to the others
@@ -95,10 +97,10 @@ class Prompter:
 
     @property
     def present(self) -> bool:
-        return self._person is not None and self._person.present and not self._silent
+        return self._person is not None and self._person.present
 
     def silence(self) -> None:
-        """No more questions, as if no person were there: a live view has the terminal. What was typed before still counts."""
+        """Put no more questions: a live view has the terminal. What was typed before still counts."""
         self._silent = True
 
     @property
@@ -115,7 +117,7 @@ class Prompter:
 
     def fresh(self, question: str, hidden: bool = True) -> str:
         """An answer that must not be remembered (a one-time code)."""
-        return self._put(_Request(question, hidden)) if self.present else ""
+        return self._put(_Request(question, hidden)) if self.present and not self._silent else ""
 
     def password(self, to: SshSettings, retry: bool) -> str:
         """The password of the user on this host, "" for none. The caller reports by tried() what came of it.
@@ -129,10 +131,11 @@ class Prompter:
                 self._passwords.pop(account, None)
             elif account in self._passwords:
                 return self._passwords[account]
-            if not self.present:
+            if self._silent or not self.present:
                 return ""
             request = _Request(f"Password of {shown(to)}: ", to=to, retry=retry)
             self._waiting.append(request)
+            self._came = time.monotonic()
         return self._wait(request)
 
     def tried(self, to: SshSettings, password: str, accepted: bool) -> None:
@@ -188,14 +191,17 @@ class Prompter:
         return self._wait(request)
 
     def _wait(self, request: _Request) -> str:
-        if self.mine:
+        while self.mine and request.reply.empty():
             self.serve()
+            time.sleep(_TURN)
         return request.reply.get()
 
     def _next(self) -> _Request | None:
-        """The question to put now. While a password is being tried, other hosts wait: they may be offered it."""
+        """The question to put now. While a password is being tried, other hosts wait: they may be offered it together."""
         with self._lock:
             busy = {_Group(account.user, account.gateway) for account in self._trials}
+            if time.monotonic() - self._came < _GATHER:
+                busy |= set(self._offer) - self._declined
             ready = [request for request in self._waiting if request.to is None or _group(request.to) not in busy]
             if not ready:
                 return None

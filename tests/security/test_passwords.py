@@ -196,6 +196,17 @@ def test_a_login_after_a_broken_connection_needs_no_question(hosts: HostsOf) -> 
     assert node.got == ["right", "right"] and len(person.asked) == 1
 
 
+def test_a_live_view_asks_nothing_and_waits_for_nothing(hosts: HostsOf) -> None:
+    one, two = hosts(2)
+    person = Typist(lambda question: "right")
+    prompter, known, unknown = Prompter(person), cluster_of([one]), cluster_of([two])
+    close_all(list(open_all(known.hosts, known, prompter=prompter).all().values()))
+    prompter.silence()
+    close_all(list(open_all(known.hosts, known, prompter=prompter).all().values()))
+    assert open_all(unknown.hosts, unknown, prompter=prompter).failed[0].code == 77
+    assert len(person.asked) == 1 and not two.got
+
+
 def test_new_keys_are_announced_before_the_password_is_asked_for(hosts: HostsOf, laptop: Path) -> None:
     nodes = hosts(3)
     known = laptop / ".ssh/known_hosts"
