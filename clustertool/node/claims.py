@@ -18,6 +18,7 @@ from typing import Dict, Iterator, List, Sequence, Tuple
 from clustertool.errors import PortHeld
 from clustertool.node import private, processes
 from clustertool.node.records import Record
+from clustertool.plan import formats
 
 _FILE = "ports.json"
 _CHECK = "(inv check)"  # stands for a job where a check tries ports, and then its base for the agent: pid and start time
@@ -87,33 +88,38 @@ def let_go() -> None:
 
 
 def claimed() -> Dict[int, str]:
-    """Port -> job, of this user's living claims; read only."""
+    """Port -> job, of this user's living claims; read only. Raises PreflightError for a file of a newer version."""
     place = private.find()
     if not place:
         return {}
     try:
         with open(os.path.join(place, _FILE), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH)  # not while somebody writes
-            return {int(port): job for port, (job, _, _) in _living(_parse(file.read())).items()}
+            return {int(port): job for port, (job, _, _) in _living(_parse(file.read(), file.name)).items()}
     except OSError:
         return {}
 
 
 def _read(fd: int) -> Claims:
-    return _parse(os.pread(fd, 1 << 22, 0))
+    return _parse(os.pread(fd, 1 << 22, 0), os.readlink(f"/proc/self/fd/{fd}"))
 
 
-def _parse(data: bytes) -> Claims:
+def _parse(data: bytes, path: str) -> Claims:
+    """The claims of a file. What is damaged in it counts for nothing. Raises PreflightError for one of a newer version."""
     try:
         found = json.loads(data or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
-    return {str(port): (str(a), str(b), str(c)) for port, (a, b, c) in found.items()}
+    if not isinstance(found, dict):
+        return {}
+    formats.require_known(found, path)
+    rows = {port: row for port, row in found.items() if port.isdecimal() and isinstance(row, list) and len(row) == 3}
+    return {port: (row[0], row[1], row[2]) for port, row in rows.items() if all(isinstance(word, str) for word in row)}
 
 
 def _write(fd: int, claims: Claims) -> None:
     """Raises PreflightError where the new text has no room; what was there stays."""
-    data, before = json.dumps(claims).encode(), os.pread(fd, 1 << 22, 0)
+    data, before = json.dumps({formats.KEY: formats.FORMAT, **claims}).encode(), os.pread(fd, 1 << 22, 0)
     try:
         if os.pwrite(fd, data, 0) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -140,8 +146,8 @@ def _living(claims: Claims) -> Claims:
 
 def _over(job: str, base: str) -> bool:
     if job == _CHECK:
-        pid, start = base.split()
-        return not processes.alive(processes.Process(int(pid), int(start)))
+        words = [int(word) for word in base.split() if word.isdecimal()]
+        return len(words) != 2 or not processes.alive(processes.Process(*words))
     record = Record(base, job, {})
     if not os.path.isdir(record.paths.dir):
         return True

@@ -22,6 +22,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tup
 
 from clustertool.errors import DeviceHeld, PreflightError
 from clustertool.node import cards, users
+from clustertool.plan import formats
 from clustertool.plan.held import FIX, holder, told
 
 _TMP = "/tmp"
@@ -68,7 +69,7 @@ def take(kind: str, ids: Sequence[int], job: str) -> Held:
     keys = cards.keys(kind, ids)
     for again in range(_AGAIN, -1, -1):
         with _machine() as alone:
-            mine = _make({"job": job, "keys": sorted(keys.values())})
+            mine = _make({formats.KEY: formats.FORMAT, "job": job, "keys": sorted(keys.values())})
             locks = _locks(clean=alone)
             others = {key: lock for lock in locks if (lock.job, lock.uid) != (job, os.getuid()) for key in lock.keys}
             taken = {index: others[key] for index, key in keys.items() if key in others}

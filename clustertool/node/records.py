@@ -13,6 +13,7 @@ from clustertool.plan import formats
 from clustertool.plan.paths import JobPaths, is_job_id
 
 _TAIL = 4096
+_TEXTS = ("entry", "hostname", "name", "owner", "mode", "command")
 _LATEST = 1e11  # seconds since the epoch; a time that is later was not written by us
 _DAMAGED = "its records are damaged, so it is not known what runs"
 
@@ -102,7 +103,7 @@ class Record:
         """What finds its processes; None where neither the ledger nor spec.json tells it."""
         with contextlib.suppress(KeyError):
             return Key(str(self.entry["mark"]), bool(self.entry["leads"]))
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             with open(files.open_file(self.paths.spec), "rb") as file:
                 spec = json.load(file)
             return Key(str(spec["mark"]), spec["node"] == spec["lead"]["node"])
@@ -178,7 +179,10 @@ class Record:
             return "unknown", None, self.trouble.what
         last = self.last()
         if last.get("e") == "ended":
-            return str(last["state"]), int(last["code"]), str(last["reason"])
+            code = int(last["code"])
+            if abs(code) >= 1 << 31:
+                raise ValueError(f"exit code {code}")
+            return str(last["state"])[:100], code, str(last["reason"])[:_TAIL]
         supervisor = self.process("supervisor")
         if supervisor is not None and processes.alive(supervisor):
             return "running", None, ""
@@ -192,7 +196,7 @@ def _here(boot: str, space: str) -> bool:
 
 def _parse(data: bytes) -> Iterator[Dict[str, Any]]:
     for line in data.split(b"\n"):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             event = json.loads(line)
             if isinstance(event, dict) and "e" in event:
                 yield event
@@ -277,14 +281,25 @@ def _first_event(paths: JobPaths) -> Dict[str, Any]:
 
 def _planned(paths: JobPaths) -> Dict[str, Any]:
     """What will be the first event."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         with open(files.open_file(paths.spec), "rb") as file:
             return dict(json.load(file)["header"])
     return {}
 
 
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= _TAIL
+
+
 def _checked(header: Dict[str, Any], paths: JobPaths) -> Dict[str, Any]:
-    """The same with its own name, a time and a number of the node that can be used: the job's programs may have written it."""
+    """The same with its own name, and without what has not the type that it must have: the job's programs may have written it.
+
+    A wrong value would make the node's whole answer invalid, and so hide its other jobs.
+    """
+    header = {key: value for key, value in header.items() if key not in _TEXTS or _is_text(value)}
+    names = header.get("nodes")
+    if not isinstance(names, list) or not all(_is_text(name) for name in names):
+        header.pop("nodes", None)
     made = header.get("created")
     if isinstance(made, bool) or not isinstance(made, (int, float)) or not 0 <= made < _LATEST:
         made = 0.0
@@ -292,4 +307,4 @@ def _checked(header: Dict[str, Any], paths: JobPaths) -> Dict[str, Any]:
             with contextlib.suppress(OSError):
                 made = os.lstat(path).st_mtime
     node = header.get("node")
-    return {**header, "id": paths.job, "created": made, "node": node if type(node) is int else 0}
+    return {**header, "id": paths.job, "created": made, "node": node if type(node) is int and 0 <= node < 1e5 else 0}

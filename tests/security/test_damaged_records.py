@@ -7,12 +7,13 @@ import os
 import shutil
 import signal
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clustertool.errors import PreflightError
-from clustertool.node import processes
+from clustertool.node import claims, private, processes
 from clustertool.plan.formats import FORMAT
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, Process, alive, kill
@@ -211,8 +212,52 @@ def test_one_bad_record_hides_no_other(bench: Bench, created: str) -> None:
     first = {**json.loads(lines[0]), "created": 0}
     bad.write_text("\n".join([json.dumps(first).replace('"created": 0', f'"created": {created}'), *lines[1:], ""]))
     assert sorted(one["id"] for one in nodes[0].ask("jobs")["jobs"]) == ["job0", "job1"]
+    for text in ("[" * 100_000, "[]", '{"e": "job", "node": [], "nodes": 5, "hostname": {}}', "\0" * 1000):
+        bad.write_text("\n".join([text, *lines[1:], ""]))
+        assert sorted(one["id"] for one in nodes[0].ask("jobs")["jobs"]) == ["job0", "job1"], text[:50]
     lines[-1] = '{"e": "ended"}'  # no state, no code
     bad.write_text("\n".join([*lines, ""]))
     found = {one["id"]: one["state"] for one in nodes[0].ask("jobs")["jobs"]}
     assert found == {"job0": "unknown", "job1": "succeeded"}
     assert nodes[0].ask("clean", job="job1", exact=True, now=4e9, older_than=0)["removed"] == ["job1"]
+
+
+@pytest.fixture
+def ports_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The claims of this user, in a /tmp of the test's own."""
+    monkeypatch.setattr(private, "_TMP", str(tmp_path))
+    claims.hold([20001])
+    assert claims.claimed() == {20001: "(inv check)"}
+    found = Path(claims.directory(), "ports.json")
+    assert json.loads(found.read_text())["format"] == FORMAT
+    return found
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "7", "null", '"x"', "{", '{"20001": ["a", "b", "c", "d"]}', '{"20001": 5}', '{"x": ["a", "b", "c"]}',
+     '{"20001": [1, 2, 3]}', '{"20001": ["(inv check)", "x y z", "BOOT"]}', "[" * 100_000],
+)  # fmt: skip
+def test_claims_of_another_shape_count_for_nothing(ports_json: Path, text: str) -> None:
+    ports_json.write_text(text.replace("BOOT", processes.boot_id()))
+    assert claims.claimed() == {}
+    claims.hold([20001])
+    assert claims.claimed() == {20001: "(inv check)"}
+    claims.let_go()
+    assert claims.claimed() == {}
+
+
+def test_claims_of_a_newer_version_are_refused_and_kept(ports_json: Path) -> None:
+    newer = json.dumps({"format": FORMAT + 1, "claims": [{"port": 20001}]})
+    ports_json.write_text(newer)
+    for do in (claims.claimed, lambda: claims.claim([20002], "job", "/base"), lambda: claims.take_back("job", "/base")):
+        with pytest.raises(PreflightError, match=f"{ports_json} has format 2 and was made by a newer clustertool"):
+            do()
+    assert ports_json.read_text() == newer
+
+
+def test_claims_without_a_number_are_read(ports_json: Path) -> None:
+    text = ports_json.read_text()
+    ports_json.write_text(text.replace(f'"format": {FORMAT}, ', ""))
+    assert claims.claimed() == {20001: "(inv check)"}
+    assert ports_json.read_text() != text
