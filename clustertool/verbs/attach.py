@@ -17,7 +17,7 @@ def attach(call: Call) -> None:
     from clustertool.show.prefix import RankLines
     from clustertool.verbs import ending, load
     from clustertool.verbs.follow import Follow, Inbox
-    from clustertool.verbs.jobs import attach_to
+    from clustertool.verbs.jobs import attach_to, require_known
     from clustertool.verbs.order import wanted
     from clustertool.verbs.run import finish
     from clustertool.watch.clean import mask
@@ -28,6 +28,7 @@ def attach(call: Call) -> None:
     with Fleet(cluster, interrupts.check, inbox.put, interrupts.User()) as fleet:
         fleet.open()
         job = attach_to(fleet, call.given.job)
+        require_known(job)
         hide = mask(list(load.known_secrets(cluster).values()))
         follow = Follow(call, fleet, inbox, job["id"], RankLines(call.terminal, hide=hide))
         call.terminal.note(f"job {job['id']}: {job['state']}")

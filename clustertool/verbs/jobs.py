@@ -92,6 +92,13 @@ def attach_to(fleet: Any, prefix: str) -> dict[str, Any]:
     return job
 
 
+def require_known(job: Mapping[str, Any]) -> None:
+    """Raise PreflightError for a job that cannot be followed, as the nodes do not know what became of it."""
+    if job["state"] == "unknown":
+        what = f"job {job['id']}: unknown, still running? {job['reason']}"
+        raise PreflightError(what, "look at the node that is named there")
+
+
 def pick(fleet: Any, prefix: str) -> dict[str, Any]:
     """The job named by a unique prefix, or the newest. Raises NotFound, UsageError."""
     return choose(fleet, fleet.ask_all({"q": "jobs", "job": prefix}), prefix)

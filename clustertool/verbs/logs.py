@@ -28,7 +28,7 @@ def logs(call: Call) -> None:
     from clustertool.reach.fleet import Fleet
     from clustertool.verbs import load
     from clustertool.verbs.follow import Inbox, Lanes
-    from clustertool.verbs.jobs import attach_to
+    from clustertool.verbs.jobs import attach_to, require_known
 
     if call.given.files or call.given.file:
         from clustertool.verbs.logfiles import show
@@ -41,7 +41,10 @@ def logs(call: Call) -> None:
     inbox: Any = Lanes() if several else Inbox()
     with Fleet(cluster, interrupts.check, inbox.put, interrupts.User()) as fleet:
         fleet.open()
-        job = attach_to(fleet, call.given.job)["id"]
+        found = attach_to(fleet, call.given.job)
+        if call.given.follow:
+            require_known(found)
+        job = found["id"]
         status = _status(fleet, job)
         places, missing = _places(call, fleet, status, asked)
         request = {
