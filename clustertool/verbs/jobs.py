@@ -33,14 +33,15 @@ def jobs(call: Call) -> None:
 
 
 @contextmanager
-def fleet_of(cluster: Any, whole: bool = True) -> Iterator[Any]:
+def fleet_of(cluster: Any, whole: bool = True, lag: float | None = None) -> Iterator[Any]:
     """An open fleet. When the verb has shown its answer, failures of nodes are raised: the exit code says that it is not whole.
 
     whole=False: only of nodes that logged in and did not answer, where the verb needs not all that are named in conf.py.
+    lag: see Fleet.open.
     """
     from clustertool.reach.fleet import Fleet
 
-    with Fleet(cluster, interrupts.check, person=interrupts.User()).open() as fleet:
+    with Fleet(cluster, interrupts.check, person=interrupts.User()).open(lag=lag) as fleet:
         yield fleet
         raise_all(list((fleet.failed if whole else fleet.silent).values()))
 

@@ -16,6 +16,8 @@ from clustertool.errors import (
 )
 from clustertool.verbs.call import JOB, JSON, PLACES, Call, Opt, verb
 
+_LAG = 2.0  # seconds without a new node after which the nodes that are there are asked to stop
+
 
 @verb(
     JOB, Opt("all", "all running jobs of yours", False), Opt("grace", "seconds between TERM and KILL"),
@@ -25,15 +27,18 @@ def stop(call: Call) -> None:
     """End a job on all nodes and prove it."""
     from clustertool.show.errors import exit_json
     from clustertool.verbs import load
+    from clustertool.verbs.follow import told
     from clustertool.verbs.jobs import fleet_of
 
     if call.given.all and call.given.job:
         raise UsageError("--all and --job together", "give one of them")
     cluster = load.cluster(call, start_local=False)
     grace = _grace(call, cluster.grace)
-    with fleet_of(cluster, whole=not call.given.job) as fleet:
+    with fleet_of(cluster, whole=not call.given.job, lag=_LAG) as fleet:
+        first = _at_once(call, fleet, grace)
+        fleet.rest()
         known = fleet.ask_all({"q": "jobs", "job": call.given.job})
-        wanted = _wanted(call, fleet, known)
+        wanted = list(first) if first and not call.given.all else list({**first, **dict.fromkeys(_wanted(call, fleet, known))})
         if call.given.dry or not wanted:
             nothing = "nothing to stop" + " on the nodes that answered" * bool(fleet.failed)
             call.terminal.line(f"would stop: {', '.join(wanted)}" if wanted else nothing)
@@ -42,7 +47,31 @@ def stop(call: Call) -> None:
                 call.answer({"would_stop": wanted} if call.given.dry else {"jobs": {}, "exit": done})
             return
         answers = {job: stop_job(fleet, job, grace, call.given.force, known) for job in wanted}
+        for job, nodes in first.items():
+            answers[job].update({name: answer for name, answer in nodes.items() if told(answer, job) == "clean"})
         _tell(call, answers, fleet.silent if call.given.job else fleet.failed)
+
+
+def _at_once(call: Call, fleet: Any, grace: float) -> dict[str, dict[str, Any]]:
+    """Stop on the nodes that are there while others still log in: {job: the answers of stop_job}.
+
+    {} where the others may decide which job is meant, for --dry, and if no node is late.
+    """
+    from clustertool.show.table import fold
+    from clustertool.verbs.jobs import merged, where
+
+    late = [fleet.name(node) for node in fleet.late]
+    if not late or call.given.dry:
+        return {}
+    known = fleet.ask_all({"q": "jobs", "job": call.given.job})
+    jobs = unfinished(known)
+    if call.given.job:
+        jobs = [job["id"] for job in merged(known)]
+    if not call.given.all and jobs != [call.given.job]:
+        jobs = [job for job in jobs if len(jobs) == 1 and set(late) <= set(where(job, known)[1])]
+    if jobs:
+        call.terminal.note(f"{fold(late)}: still logging in; stopping on the other nodes now")
+    return {job: stop_job(fleet, job, grace, call.given.force, known) for job in jobs}
 
 
 def _grace(call: Call, default: float) -> float:
@@ -110,7 +139,9 @@ def _tell(call: Call, answers: dict[str, dict[str, Any]], failed: Mapping[int, C
             if text.startswith("survivors"):
                 errors.append(Survivors(f"job {job}: {text}", "inv stop --force tries again", name))
             elif text.startswith("did not answer"):
+                why = answers[job][name]
                 fix = "its processes may still run there: stop again when the node is back"
+                fix = f"{why.fix}; {fix}" if isinstance(why, ClustertoolError) and why.fix else fix
                 errors.append(Unreachable(f"job {job}: {text}", fix, name))
             elif text.startswith("unknown"):
                 errors.append(PreflightError(f"job {job}: {text}", "look at the node that is named there", name))

@@ -14,6 +14,7 @@ from clustertool.plan.cluster import Cluster
 from clustertool.reach.channel import NOISE
 from clustertool.reach.connection import Link
 from clustertool.reach.greeting import MOST_BYTES, Greeting
+from tests.cli import LoopSite, until
 from tests.node.harness import Channel
 from tests.ssh import sshd
 
@@ -106,3 +107,26 @@ def test_a_server_that_dribbles_before_the_key_exchange(laptop: object, greeting
     over.set()
     thread.join(5)
     server.close()
+
+
+def test_stop_reaches_the_other_nodes_at_once(site: Callable[..., LoopSite]) -> None:
+    """One node's login prints one byte per second. Its failure is reported after the deadline, with the fix."""
+    if not sshd.READS_BASHRC:
+        pytest.skip("the login shell here does not read .bashrc")
+    one = site(3)
+    one.workspace(train_py="import time; time.sleep(600)")
+    job = one.inv("run", "--workspace", "job", "--detach").ends(0).job
+    until(lambda: len([process for process in one.living() if "train.py" in process.argv]) == 3)
+    (one.home(2) / ".bashrc").write_text("while printf x; do sleep 1; done\n")
+    one.conf(CONNECT_TIMEOUT=4)  # 12 s for the login
+    stop = one.start("stop")
+    stop.says("127.0.0.4: still logging in; stopping on the other nodes now")
+    until(lambda: not [process for node in (0, 1) for process in one.processes(node) if "train.py" in process.argv])
+    done = stop.wait()
+    assert done.code == 69
+    assert f"job {job}: 127.0.0.[2-3]: clean" in done.out
+    assert "127.0.0.4: job" in done.err
+    assert "the login is not complete after 12 s, its output so far ends with 'x" in done.err
+    assert ".bashrc" in done.err
+    (one.home(2) / ".bashrc").unlink()
+    one.inv("stop", "--job", job).ends(0)
