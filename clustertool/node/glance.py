@@ -19,6 +19,8 @@ _LINE = 160  # characters of a log's last line
 _AGAIN = 10.0  # seconds after which job directories are looked through all the same
 _FORGOTTEN = 600.0  # seconds without heartbeat
 _TAIL = 2048  # bytes in which it is looked for
+_PLAN = 10  # looks, of which one names the places of all ranks of a job
+_LIVING = ("running", "frozen")
 _DEVICE = (
     "index", "model", "utilisation", "memory_used", "memory_total", "temperature", "power", "held", "problem", "throttle",
     "ecc_uncorrected", "compute_mode",
@@ -87,6 +89,9 @@ class _Job:
         self._ranks: Dict[Tuple[str, int], Dict[str, Any]] = {}
         self._lines: Dict[str, Tuple[int, str]] = {}
         self._over = False
+        self._boot, self._supervisor = "", processes.Process(0, 0)
+        self._lost: List[int] = []  # nodes that the lead gave up
+        self._looks = -1
 
     def look(self) -> Optional[Dict[str, Any]]:
         """None once it has ended."""
@@ -100,9 +105,12 @@ class _Job:
         ranks = [self._rank(rank) for rank in self._ranks.values()]
         if (beat is None or beat > _FORGOTTEN) and not any("seconds" in rank for rank in ranks):
             return None  # placed and never started, or lost long ago
+        self._looks += 1
+        header = self._record.header
+        plan = {"nodes": header.get("nodes", []), "places": header.get("places", [])}
         return {
-            "job": self._record.job, "node": self._record.node, "heartbeat": beat, "ranks": ranks,
-            "command": self._record.header.get("command"),
+            "job": self._record.job, "node": self._record.node, "heartbeat": beat, "ranks": ranks, "lost": self._lost,
+            "command": header.get("command"), **({"plan": plan} if self._looks % _PLAN == 0 else {}),
         }  # fmt: skip
 
     def _read_events(self) -> None:
@@ -130,6 +138,16 @@ class _Job:
                 rank.update(state=state, pid=0)
             else:
                 rank["state"] = "frozen" if kind == "frozen" else "running"
+        elif kind == "supervisor":
+            self._boot, self._supervisor = str(event["boot"]), processes.Process(int(event["pid"]), int(event["start"]))
+        elif kind == "supervisor-lost":
+            for rank in self._ranks.values():
+                if rank["state"] in _LIVING:
+                    rank.update(state="stopped", pid=0)
+        elif kind == "lost":
+            self._lost.append(int(event["node"]))
+        elif kind == "absent":
+            self._lost += map(int, event["nodes"])
         elif kind == "job":  # the directory may have been found before it was filled
             self._record.header = event
         elif kind == "ended":
@@ -140,18 +158,29 @@ class _Job:
         found = processes.stat(rank["pid"]) if rank.get("pid") else None
         if found is not None and found.start == rank["start"]:
             told["seconds"], told["memory"] = found.ticks / _TICKS, found.rss * _PAGE
-        told["line"] = self._last_line(str(rank["log"])) if rank.get("log") else ""
+        living = found is not None and "seconds" in told and found.state not in "ZX"
+        if rank["state"] in _LIVING and not living and not self._supervised():
+            told["state"] = "lost"  # its machine has crashed since
+        told["line"], written = self._last_line(str(rank["log"])) if rank.get("log") else ("", 0.0)
+        if written and told["state"] in (*_LIVING, "lost"):
+            told["quiet"] = round(max(0.0, time.time() - written), 1)
         return told
 
-    def _last_line(self, log: str) -> str:
+    def _supervised(self) -> bool:
+        return self._boot == processes.boot_id() and processes.alive(self._supervisor)
+
+    def _last_line(self, log: str) -> Tuple[str, float]:
+        """And when the log was written last."""
         path = self._record.paths.of(log)
         size, line = self._lines.get(log, (-1, ""))
+        written = 0.0
         with contextlib.suppress(OSError):
-            now = os.lstat(path).st_size
-            if now != size:
+            about = os.lstat(path)
+            written = about.st_mtime
+            if about.st_size != size:
                 line = _end(self._record.paths.dir, log)
-                self._lines[log] = (now, line)
-        return line
+                self._lines[log] = (about.st_size, line)
+        return line, written
 
 
 def _end(job_dir: str, log: str) -> str:

@@ -52,6 +52,9 @@ _names = rows(_word, MOST_NODES)
 # -- events, see plan/events.py --
 
 _process = {"role": _role, "rank": _rank}
+_step = number(0, 1e18)
+_reached = row(_role, _rank, maybe(_step), maybe(_step), _time)  # epoch, step, time of the last output
+_places = rows(row(_role, whole(), whole(), whole(), whole()), MOST_RANKS)
 _keys = rows(row(_role, _rank), MOST_RANKS)
 _outcome = fields(
     {"state": _word, "code": _code, "source": _word, "reason": text()},
@@ -63,7 +66,7 @@ _EVENTS: Dict[str, Check] = {
         {
             "node": _node, "name": _word, "nodes": _names, "created": _time, "owner": _word, "mode": _word, "command": text(),
             "skew": _seconds, "output": text(), "work_dir": text(),
-            "places": rows(row(_role, whole(), whole(), whole(), whole()), MOST_RANKS),
+            "places": _places,
             "processes": rows(fields({**_process, "local_rank": _rank, "endpoint": _word, "log": text()}), MOST_RANKS),
         },
     ),
@@ -85,7 +88,7 @@ _EVENTS: Dict[str, Check] = {
     "absent": fields({"nodes": rows(_node, MOST_NODES), "endpoint": _word, "seconds": _bytes}),
     "unconnected": fields({"endpoint": _word, "errno": little, "why": text(), "since": _time}, {"again": flag}),
     "connected": fields({}),
-    "lost": fields({"node": _node}, {"why": text()}),
+    "lost": fields({"node": _node}, {"why": text(), "ranks": rows(_reached, MOST_RANKS)}),
     "restart": fields({"attempt": _attempt, "pause": number(0, 1e6)}),
     "stopping": fields({}, {"why": text(), "by": text()}),
     "clean": fields({"survivors": rows(_word, 100_000)}),
@@ -108,13 +111,13 @@ def _event(value: Any, path: str) -> None:
 _status = {
     "node": _node, "dir": text(), "heartbeat": maybe(_bytes), "events": rows(_event, _MOST_EVENTS), "supervised": flag,
     "usage": table(_word, row(_bytes, _bytes), MOST_RANKS),
-    "unknown": text(), "output": rows(row(_role, _rank, maybe(_seconds), maybe(_seconds), _seconds), MOST_RANKS),
+    "unknown": text(), "output": rows(_reached, MOST_RANKS),
 }  # fmt: skip
 _summary = fields({
     "id": job_id, "state": _word, "node": maybe(_node), "owner": maybe(_word), "created": maybe(_time), "mode": maybe(_word),
     "command": maybe(text()), "nodes": maybe(_names), "code": maybe(_code), "reason": maybe(text()),
 }, {"dir": text()})  # fmt: skip
-_curve = rows(rows(maybe(_seconds), 8), 10_000)
+_curve = rows(rows(maybe(number(-_LATEST, 1e18)), 8), 10_000)
 _machine_number = number(-1, 1e18)
 _report = {
     **_status, "now": _time,
@@ -157,9 +160,12 @@ _devices = fields({
 _shown_job = fields({
     "job": job_id, "heartbeat": maybe(_bytes),
     "ranks": rows(fields({**_process, "state": maybe(_word), "line": _word}, {
-        "pid": maybe(_pid), "log": maybe(text()), "seconds": _bytes, "memory": _bytes,
+        "pid": maybe(_pid), "log": maybe(text()), "seconds": _bytes, "memory": _bytes, "quiet": _bytes,
     }), MOST_RANKS),
-}, {"node": _node, "command": maybe(text())})  # fmt: skip
+}, {
+    "node": _node, "command": maybe(text()), "lost": rows(_node, MOST_NODES),
+    "plan": fields({"nodes": _names, "places": _places}),
+})  # fmt: skip
 _glance = fields({
     "t": _time, "cpu": row(whole(), whole()), "cpus": whole(), "memory": row(whole(), whole()), "kind": _word,
     "devices": rows(_card, _MOST_CARDS), "problem": text(), "jobs": rows(_shown_job, MOST_JOBS),

@@ -20,12 +20,16 @@ Part = tuple[str, str]  # text, style
 Line = list[Part]
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _PLAIN_BLOCKS = " .:-=+*#@"
-_STATES = {"running": "green", "done": "dim", "stopped": "yellow", "frozen": "yellow", "failed": "red"}
+_STATES = {
+    "running": "green", "done": "dim", "waiting": "dim", "stopped": "yellow", "frozen": "yellow", "unknown": "yellow",
+    "failed": "red", "lost": "red",
+}  # fmt: skip
 _BAR, _EACH = 12, 16
 _SILENT = 4.0  # seconds after which a node is called silent
 _LATE = 5.0  # seconds of a heartbeat
+_QUIET = 10.0  # seconds without output
 _DEVICES = ("nodes", "device", "util", "memory", "temp", "used by", "trouble")
-_RANKS = ("rank", "node", "state", "cpu", "memory", "steps/s", "heartbeat", "last line")
+_RANKS = ("rank", "node", "state", "cpu", "memory", "steps/s", "no output", "heartbeat", "last line")
 KEYS = "q quit  s sort  / filter  up/down choose  enter log  x stop"
 
 
@@ -37,6 +41,7 @@ class View:
     text: str = ""
     typing: bool = False
     at: int = 0  # the chosen rank's row
+    chosen: tuple[str, str, int] | None = None  # the chosen rank: job, role, rank; it stays chosen in whatever row it is
     log: Rank | None = None
     message: str = ""
 
@@ -49,6 +54,14 @@ class Page:
     ranks: list[Rank]
 
 
+def choose(view: View, ranks: Sequence[Rank], rows: int = 0) -> None:
+    """Keep the chosen rank, in whatever row it is now, and go on by `rows`. If it is gone, its row is chosen."""
+    keys = [(rank.job, rank.role, rank.rank) for rank in ranks]
+    at = keys.index(view.chosen) if view.chosen in keys else view.at
+    view.at = max(0, min(at + rows, len(keys) - 1))
+    view.chosen = keys[view.at] if keys else None
+
+
 class Screen:
     """Makes pages for one terminal."""
 
@@ -59,7 +72,7 @@ class Screen:
 
     def page(self, picture: Picture, view: View, width: int, height: int, failed: Mapping[str, str], now: float) -> Page:
         """All of it, at most `height` lines."""
-        ranks = picture.processes(view.sort, view.text)
+        ranks = picture.processes(view.sort, view.text, self._away(picture, failed, now))
         told = [*self._failures(failed), *self._problems(picture)]
         head = [self._title(picture, view, failed, now), *told[: max(0, height - 6)]]
         room = max(2, height - len(head) - 5)
@@ -67,7 +80,7 @@ class Screen:
         rows = picture.rows(most, view.sort, view.text)
         lines = [*head, *self._device_lines(rows, most, width), []]
         left = max(0, height - len(lines) - 2)
-        view.at = max(0, min(view.at, len(ranks) - 1))
+        choose(view, ranks)
         lines += self._rank_lines(ranks, view.at, left, width)
         lines = lines[: height - 1]
         foot = [] if height < 2 else [self._foot(view)]
@@ -84,7 +97,7 @@ class Screen:
         return Page([[(self._safe(about), "bold")], *lines, *([[]] * (room - len(lines))), [("q back", "dim")]], [])
 
     def _title(self, picture: Picture, view: View, failed: Mapping[str, str], now: float) -> Line:
-        silent = [name for name, heard in picture.heard.items() if now - heard > _SILENT and name not in failed]
+        silent = [name for name in self._away(picture, {}, now) if name not in failed]
         jobs = len({rank.job for rank in picture.ranks.values()})
         cards = [device for found in picture.devices.values() for device in found if device.label]
         loads = [device.load for device in cards if device.load is not None]
@@ -97,6 +110,10 @@ class Screen:
         if view.text or view.typing:
             title.append((f"  /{view.text}{'_' if view.typing else ''}", "cyan"))
         return title + ([(f"  silent: {fold(silent)}", "yellow")] if silent else [])
+
+    def _away(self, picture: Picture, failed: Mapping[str, str], now: float) -> list[str]:
+        """The nodes that do not answer: what they sent before does not hold any more."""
+        return [*failed, *(name for name, heard in picture.heard.items() if now - heard > _SILENT)]
 
     def _failures(self, failed: Mapping[str, str]) -> list[Line]:
         by_reason: dict[str, list[str]] = {}
@@ -156,18 +173,20 @@ class Screen:
         names = {id(rank): (f"{rank.job[-9:]} " if several else "") + rank.name for rank in ranks}
         first, second = _width(names.values(), 6), _width((rank.node for rank in ranks), 5)
         head = f"  {'RANK'.ljust(first)}{'NODE'.ljust(second)}{'STATE'.ljust(9)}{'CPU'.ljust(8)}{'MEMORY'.ljust(9)}"
-        yield [(head + "STEPS/S".ljust(9) + "BEAT".ljust(7) + "LAST LINE", "dim")]
+        yield [(head + "STEPS/S".ljust(9) + "NO OUTPUT".ljust(11) + "BEAT".ljust(7) + "LAST LINE", "dim")]
         room -= 1
         start = max(0, min(at - room // 2, len(ranks) - room))
         for number, rank in enumerate(ranks[start : start + room], start):
             beat = "" if rank.heartbeat is None else human_seconds(rank.heartbeat)
+            quiet = "" if rank.quiet is None else human_seconds(rank.quiet)
             late = rank.heartbeat is None or rank.heartbeat > _LATE
             yield [
                 ("> " if number == at else "  ", "cyan"), (_fit(self._safe(names[id(rank)]), first), ""),
                 (_fit(self._safe(rank.node), second), ""), (_fit(self._safe(rank.state), 9), _STATES.get(rank.state, "")),
                 (_fit("" if rank.cpu is None else f"{rank.cpu:.0f} %", 8), ""),
                 (_fit("" if rank.memory is None else human_bytes(rank.memory), 9), ""),
-                (_fit("" if rank.speed is None else speed(rank.speed), 9), "cyan"), (_fit(beat, 7), "red" if late else "dim"),
+                (_fit("" if rank.speed is None else speed(rank.speed), 9), "cyan"),
+                (_fit(quiet, 11), "yellow" if (rank.quiet or 0) > _QUIET else "dim"), (_fit(beat, 7), "red" if late else "dim"),
                 (self._safe(rank.line), ""),
             ]  # fmt: skip
 
@@ -196,9 +215,10 @@ class Screen:
             (
                 rank.name, rank.node, rank.state, "" if rank.cpu is None else f"{rank.cpu:.0f} %",
                 "" if rank.memory is None else human_bytes(rank.memory), "" if rank.speed is None else speed(rank.speed),
+                "" if rank.quiet is None else human_seconds(rank.quiet),
                 "" if rank.heartbeat is None else human_seconds(rank.heartbeat), self._hide(rank.line),
             )
-            for rank in picture.processes(view.sort, view.text)
+            for rank in picture.processes(view.sort, view.text, self._away(picture, failed, now))
         ]  # fmt: skip
         if ranks:
             table("", _RANKS, ranks, terminal=self._terminal)

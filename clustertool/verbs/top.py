@@ -134,6 +134,8 @@ class Top:
     # -- keys --
 
     def _obey(self, key: str) -> None:
+        from clustertool.show.top import choose
+
         view = self._view
         if self._asking:
             self._answer(key)
@@ -154,12 +156,21 @@ class Top:
         elif key == "esc":
             view.text = view.message = ""
         elif key in _MOVES:
-            view.at += _MOVES[key]
+            choose(view, self._ranks, _MOVES[key])
         elif key == "enter" and self._ranks:
-            view.log = self._ranks[min(view.at, len(self._ranks) - 1)]
+            choose(view, self._ranks)
+            self._open_log(self._ranks[view.at])
         elif key == "x" and self._ranks:
-            self._asking = self._ranks[min(view.at, len(self._ranks) - 1)].job
+            choose(view, self._ranks)
+            self._asking = self._ranks[view.at].job
             view.message = f"stop job {self._asking} on all nodes? y/n"
+
+    def _open_log(self, rank: Any) -> None:
+        if rank.log and rank.state != "unknown":
+            self._view.log = rank
+        else:
+            why = "it has not started" if rank.state == "waiting" else f"{rank.node} does not answer"
+            self._view.message = f"no log of {rank.name}: {why}"
 
     def _type(self, key: str) -> None:
         view = self._view

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from clustertool.plan.places import unpack
 from clustertool.watch.rate import Rate
 
 _HISTORY = 60
@@ -51,6 +52,7 @@ class Rank:
     line: str = ""
     heartbeat: float | None = None
     speed: float | None = None
+    quiet: float | None = None  # seconds since it printed something
     rate: Rate = field(default_factory=Rate)
     seconds: tuple[float, float] = (0.0, 0.0)  # CPU seconds, and when they were read
 
@@ -86,6 +88,7 @@ class Picture:
         self.ranks: dict[tuple[str, str, int], Rank] = {}
         self.heard: dict[str, float] = {}
         self.problems: dict[str, str] = {}
+        self._jobs: dict[str, dict[str, _Job]] = {}  # by node, what it knew of its running jobs at its newest sample
         self._place: dict[str, int] = {}  # a node's number in conf.py
         self._cpu: dict[str, tuple[int, int]] = {}
 
@@ -94,7 +97,11 @@ class Picture:
         self.problems[name] = str(sample["problem"])
         self._take_devices(name, sample)
         seen = set()
+        before, self._jobs[name] = self._jobs.get(name, {}), {}
         for job in sample["jobs"]:
+            plan, lost = job.get("plan"), {int(node) for node in job.get("lost", ())}
+            places = _places(plan) if plan else before.get(str(job["job"]), _Job()).places
+            self._jobs[name][str(job["job"])] = _Job(places, lost)
             for told in job["ranks"]:
                 key = (str(job["job"]), str(told["role"]), int(told["rank"]))
                 seen.add(key)
@@ -143,16 +150,73 @@ class Picture:
             rows.sort(key=lambda row: -(row.used / row.total if row.total else 0))
         return rows
 
-    def processes(self, sort: str, text: str) -> list[Rank]:
-        found = [rank for rank in self.ranks.values() if any(text in word for word in _words(rank))]
+    def processes(self, sort: str, text: str, away: Collection[str] = ()) -> list[Rank]:
+        """All ranks of the jobs that run. `away`: the nodes that do not answer."""
+        every = [rank for rank in self.ranks.values() if rank.node not in away] + list(self._others(away))
+        found = [rank for rank in every if any(text in word for word in _words(rank))]
         found.sort(key=lambda rank: (rank.job, rank.role, rank.rank))  # stable: equals stay in this order
         if sort == "cpu":
             found.sort(key=lambda rank: -(rank.cpu or 0))
         elif sort == "memory":
             found.sort(key=lambda rank: -(rank.memory or 0))
-        elif sort == "rate":  # the slowest first: that is who is looked for
-            found.sort(key=lambda rank: (rank.speed is None, rank.speed or 0))
+        elif sort == "rate":  # those that make no progress first, then the slowest
+            counting = {(rank.job, rank.role) for rank in every if rank.rate.counts}
+            found.sort(key=lambda rank: _haste(rank, (rank.job, rank.role) in counting))
         return found
+
+    def _others(self, away: Collection[str]) -> Iterator[Rank]:
+        """The ranks that no node reports now: those of nodes that do not answer, and those that have not started."""
+        jobs = self._shared(away)
+        for rank in self.ranks.values():
+            if rank.node in away and rank.job in jobs:
+                node, _ = jobs[rank.job].places.get((rank.role, rank.rank), (-1, ""))
+                ended = rank.state in ("done", "failed", "stopped")
+                state = rank.state if ended else jobs[rank.job].state(node)
+                yield replace(rank, state=state, cpu=None, memory=None, speed=None, heartbeat=None, quiet=None)
+        for job, about in jobs.items():
+            for (role, number), (node, name) in about.places.items():
+                if (job, role, number) in self.ranks:
+                    continue
+                if name in away or name not in self.heard:
+                    yield Rank(job, -1, name, role, number, about.state(node))
+                elif job in self._jobs[name]:
+                    yield Rank(job, -1, name, role, number, "waiting")
+
+    def _shared(self, away: Collection[str]) -> dict[str, _Job]:
+        """What all nodes together know of the jobs that run. Where no node answers, of those that ran before."""
+        names = [name for name in self._jobs if name not in away]
+        there = {job for name in names or self._jobs for job in self._jobs[name]}
+        found: dict[str, _Job] = {}
+        for name, jobs in self._jobs.items():
+            for job in there & set(jobs):
+                one = found.setdefault(job, _Job())
+                one.places.update(jobs[job].places)
+                one.lost |= jobs[job].lost if name not in away else set()
+        return found
+
+
+@dataclass
+class _Job:
+    """What nodes know of a job: (role, rank) -> its node's number and name, and the numbers of nodes that were given up."""
+
+    places: dict[tuple[str, int], tuple[int, str]] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)
+
+    def state(self, node: int) -> str:
+        """Of the ranks of a node that does not answer."""
+        return "lost" if node in self.lost else "unknown"
+
+
+def _places(plan: Mapping[str, Any]) -> dict[tuple[str, int], tuple[int, str]]:
+    names = [str(name) for name in plan["nodes"]]
+    return {(role, rank): (node, names[node]) for role, rank, node in unpack(plan["places"], len(names))}
+
+
+def _haste(rank: Rank, counting: bool) -> tuple[int, float]:
+    """How a rank is sorted by its progress. `counting`: it or another one of its kind prints steps."""
+    if rank.state in ("lost", "unknown", "frozen") or (rank.state == "running" and counting and not rank.speed):
+        return 0, 0.0
+    return (1, rank.speed) if rank.speed is not None else (2 if rank.state == "running" else 3, 0.0)
 
 
 def _fits(name: str, devices: Sequence[Device], text: str) -> bool:
@@ -174,6 +238,7 @@ def _take_rank(rank: Rank, told: Mapping[str, Any], job: Mapping[str, Any], t: f
     rank.memory, rank.line, rank.heartbeat = told.get("memory"), str(told["line"]), job["heartbeat"]
     rank.rate.feed(rank.line, t)
     rank.speed = rank.rate.now(t) if rank.state == "running" else None
+    rank.quiet = told.get("quiet")
 
 
 def _who(told: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,31 @@ def test_a_job_that_lost_its_supervisor_shows_the_age_of_its_heartbeat(bench: Be
     kill(job.process("supervisor"))
     job.gone()
     until(lambda: all("seconds" not in rank for rank in ranks(node).values()), "its rank is gone")
+    assert ranks(node)[0]["state"] == "stopped", "by the guard"
+
+
+def test_a_rank_of_a_machine_that_crashed_is_lost(bench: Bench) -> None:
+    """Its records end in the middle: no event says that it has ended, and no process of it is there."""
+    node = bench.nodes(1)[0]
+    job = bench.run([node], "echo step 8; echo ready; exec sleep 1000").ready()
+    assert ranks(node)[0]["state"] == "running" and ranks(node)[0]["quiet"] < 60
+    for kind in ("supervisor", "guard"):
+        kill(job.process(kind), signal.SIGSTOP)  # neither of them records an end
+    for process in (job.process("guard"), job.process("supervisor"), job.rank()):
+        kill(process)
+    assert ranks(node)[0]["state"] == "lost"
+    told = node.ask("status", job=job.id)
+    assert (told["supervised"], told["output"][0][:4]) == (False, ["trainer", 0, None, 8.0])
+
+
+def test_the_places_of_all_ranks_are_named_now_and_then(bench: Bench) -> None:
+    nodes = bench.nodes(2)
+    job = bench.run(nodes, "echo ready; exec sleep 1000", per_node=2).ready()
+    looks = [glance(nodes[0])["jobs"][0] for _ in range(21)]
+    job.stop()
+    assert sum("plan" in look for look in looks) in (2, 3)
+    plan = next(look["plan"] for look in looks if "plan" in look)
+    assert plan["places"] == [["trainer", 0, 0, 2, 2]] and len(plan["nodes"]) == 2
 
 
 def test_progress_bars_and_silence(tmp_path: Path) -> None:

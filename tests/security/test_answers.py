@@ -174,6 +174,7 @@ def bad(question: str, answer: Mapping[str, Any]) -> str:
     ({"events": [{"e": "job", "t": 1, "id": "x/y"}]}, "events[0] (job).id is 'x/y', not a job id"),
     ({"events": [{"e": "job", "t": 1, "id": "x", "processes": [{"role": "trainer"}]}]}, "processes[0] has no 'rank'"),
     ({"events": [{"e": "ended", "t": 1, "state": "lost", "code": 10**30, "source": "", "reason": ""}]}, "code is 1000"),
+    ({"events": [{"e": "lost", "t": 1, "node": 1, "ranks": [["trainer", 0, None, "x", 1]]}]}, "ranks[0][3] is 'x'"),
     ({"events": [{"e": "clean", "t": 1, "survivors": [["x"]]}]}, "survivors[0] is a list, not a string"),
     ({"events": [{"e": "new", "t": 1, "more": [[]] * 3000}]}, "events[0].more holds more than"),
     ({"usage": {"7": [1]}}, "usage['7'] is a list, not a list of 2"),

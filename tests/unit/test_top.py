@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clustertool.show.terminal import Terminal
-from clustertool.show.top import Page, Screen, View, draw
+from clustertool.show.top import Page, Screen, View, choose, draw
 from clustertool.watch.clean import mask
 from clustertool.watch.top import Picture, Rank, Row
 
@@ -154,6 +154,89 @@ def test_sorts() -> None:
     assert [row.what[0] for row in picture.rows(9, "memory", "")] == ["2", "1", "0"]
 
 
+def test_sorted_by_speed_the_ranks_that_make_no_progress_are_first() -> None:
+    """Trainer 11 hangs at step 8 since before the first look, trainer 2 has printed no step at all, and node c was cut."""
+    picture = Picture()
+    for t in (1.0, 2.0, 3.0):
+        lines = {0: f"step {10 + 5 * int(t)}", 1: f"step {int(t)}", 2: "loading", 11: "step 8"}
+        ranks = [rank(number, line=line) for number, line in lines.items()]
+        server = rank(0, role="pserver", line="serving")
+        frozen, ended = rank(12, state="frozen", line="step 9"), rank(13, state="done", line="step 99")
+        picture.feed(0, "a", with_plan(sample(t, [], *ranks, server, frozen, ended)), t)
+    order = [(one.role, one.rank) for one in picture.processes("rate", "", ["c"]) if one.state != "waiting"]
+    none = [("trainer", number) for number in (2, 11, 12, 14)]
+    assert order == [*none, ("trainer", 1), ("trainer", 0), ("pserver", 0), ("trainer", 13)]
+
+
+PLAN = {"nodes": ["a", "b", "c"], "places": [["pserver", 0, 0, 1, 1], ["trainer", 0, 0, 14, 1], ["trainer", 14, 2, 1, 1]]}
+
+
+def with_plan(given: dict[str, Any], lost: tuple[int, ...] = ()) -> dict[str, Any]:
+    for job in given["jobs"]:
+        job.update(plan=PLAN, lost=list(lost))
+    return given
+
+
+def states(picture: Picture, *away: str) -> dict[int, str]:
+    return {one.rank: one.state for one in picture.processes("rank", "trainer", away)}
+
+
+def test_every_rank_of_the_plan_is_listed_and_none_of_a_silent_node_as_running() -> None:
+    picture = Picture()
+    picture.feed(0, "a", with_plan(sample(1.0, [], rank(0))), 1.0)
+    picture.feed(2, "c", with_plan(sample(1.0, [], rank(14, line="step 5"))), 1.0)
+    assert states(picture) == {0: "running", **dict.fromkeys(range(1, 14), "waiting"), 14: "running"}
+    assert states(picture, "c")[14] == "unknown", "its node does not answer"
+    picture.feed(0, "a", with_plan(sample(2.0, [], rank(0)), lost=(2,)), 2.0)
+    assert states(picture, "c")[14] == "lost", "the lead gave it up"
+    picture.feed(0, "a", sample(3.0, []), 3.0)
+    assert states(picture, "c") == {}, "the job has ended"
+
+
+def test_a_rank_of_a_node_that_never_answered_is_listed() -> None:
+    picture = Picture()
+    picture.feed(0, "a", with_plan(sample(1.0, [], rank(0))), 1.0)
+    [one] = [one for one in picture.processes("rank", "", ["c"]) if one.rank == 14]
+    assert (one.state, one.node, one.log) == ("unknown", "c", "")
+    shown = texts(screen().page(picture, View(sort="rate"), 120, 40, {"c": "no answer"}, 1.0))
+    assert [line.split()[:5] for line in shown if "unknown" in line] == [[">", "trainer", "14", "c", "unknown"]]
+
+
+def test_the_cursor_stays_on_its_rank() -> None:
+    """Sorted by CPU, ranks change their rows all the time."""
+    picture, view, on = Picture(), View(sort="cpu"), screen()
+
+    def look(t: float, *seconds: float) -> list[str]:
+        picture.feed(0, "a", sample(t, [], *(rank(number, each) for number, each in enumerate(seconds))), t)
+        page = on.page(picture, view, 100, 24, {}, t)
+        ranks[:] = page.ranks
+        return [line.split()[2] for line in texts(page) if line.startswith("> ")]
+
+    ranks: list[Rank] = []
+    look(1.0, 0.0, 0.0, 0.0)
+    assert look(2.0, 0.9, 0.5, 0.1) == ["0"]
+    choose(view, ranks, 1)
+    assert look(3.0, 1.0, 1.4, 0.2) == ["1"]
+    assert look(4.0, 1.1, 1.5, 1.1) == ["1"] and view.at == 2
+    choose(view, ranks, -2)
+    assert look(5.0, 1.1, 1.5, 2.0) == ["2"]
+    choose(view, ranks, 99)
+    chosen = view.chosen
+    picture.feed(0, "a", sample(6.0, [], *(rank(number, 3.0) for number in range(3) if ("trainer", number) != chosen[1:])), 6.0)
+    assert len(on.page(picture, view, 100, 24, {}, 6.0).ranks) == 2 and view.chosen != chosen and view.at == 1
+
+
+def test_a_rank_without_output_shows_since_when() -> None:
+    picture = Picture()
+    picture.feed(0, "a", sample(1.0, [], rank(0, line="step 8", quiet=24.0), rank(1, quiet=0.4)), 1.0)
+    rows = [line.split("  ") for line in texts(page_of(picture)) if "trainer" in line]
+    assert ["24 s" in row or " 24 s" in row for row in rows] == [True, False]
+    out = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    Screen(Terminal(out=out, environ={}), mask(())).plain(picture, View(), {}, 1.0)
+    out.seek(0)
+    assert "no output" in (text := out.read()) and "24 s" in text
+
+
 def test_filter() -> None:
     picture = cluster(12)
     assert {row.nodes for row in picture.rows(99, "rank", "node12")} == {("node12",)}
@@ -184,7 +267,7 @@ def test_a_page() -> None:
     assert shown[1].split() == ["NODES", "DEVICE", "UTIL", "MEMORY", "TEMP", "USED", "BY"]
     assert shown[2].split()[:3] == ["node1", "0", "H100"] and "  90 % " in shown[2] and "45.0/80 GiB" in shown[2]
     assert shown[4].rstrip().endswith("ann 20260102-030405-abcd") and shown[5].endswith("ECC  ")
-    assert shown[7].split() == ["RANK", "NODE", "STATE", "CPU", "MEMORY", "STEPS/S", "BEAT", "LAST", "LINE"]
+    assert shown[7].split() == ["RANK", "NODE", "STATE", "CPU", "MEMORY", "STEPS/S", "NO", "OUTPUT", "BEAT", "LAST", "LINE"]
     assert shown[8].split()[:5] == [">", "trainer", "0", "node1", "running"]
     assert shown[-1] == "q quit  s sort  / filter  up/down choose  enter log  x stop"
 
