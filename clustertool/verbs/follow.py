@@ -28,6 +28,7 @@ _RETRY = 1.0
 _BEAT = 1.0
 LEAD = 0  # the node that leads a job
 _LOOK = 0.2  # seconds between two looks at the nodes while frames come without end
+_NAP = 1.0  # seconds between two such looks after which this process was blocked: Ctrl+Z, a terminal that does not read
 _BEHIND = (0.005, 0.5)  # seconds for each node, and at most, after which those of a new job are followed that do not lead it
 _LAST_WORDS = 3.0  # seconds that a node which broke off may take to come back once the verdict is known
 
@@ -167,6 +168,8 @@ class Follow:
             if frame is not None:
                 self._show(self.watch.take(frame[0], frame[1], frame[2], now))
             if frame is None or now - self._looked_at > _LOOK:
+                if now - (self._looked_at or now) > _NAP:
+                    self.watch.blocked(now - self._looked_at, now)
                 self._looked_at = now
                 self._show(self.watch.idle(now))
                 self._show(self.watch.remind(time.time()))

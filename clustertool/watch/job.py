@@ -120,6 +120,11 @@ class Watch:
         self._printed.update(item.text for item in found if isinstance(item, News) and item.level == "warn")
         return found
 
+    def blocked(self, seconds: float, now: float) -> None:
+        """This process did not run for so long: no node was silent in that time."""
+        for node, at in list(self.heard.items()):
+            self.heard[node] = min(now, at + seconds)
+
     def reopened(self, node: int) -> None:
         self.closed.pop(node, None)
 

@@ -60,6 +60,20 @@ def test_a_laptop_that_dies_ends_nothing(site):
         assert whole(pair.inv("logs", "-r", rank).ends(0).out)
 
 
+def test_a_run_that_was_suspended_calls_no_node_silent(site):
+    """Ctrl+Z and fg, for longer than the loss timeout: what the nodes have sent meanwhile is still to be read."""
+    pair = site(2)
+    pair.conf(LOSS_TIMEOUT=3)
+    running = counting(pair, "--all-ranks")
+    running.signal(signal.SIGSTOP)
+    time.sleep(4.0)  # not a wait: how long it is suspended
+    running.signal(signal.SIGCONT)
+    running.says("line 50$")
+    go(pair)
+    done = running.wait().ends(0)
+    assert "connection lost" not in done.err
+
+
 def test_a_terminal_that_is_closed_detaches(site):
     pair = site(2)
     running = counting(pair)
