@@ -21,6 +21,7 @@ from clustertool.plan.paths import OURS
 BEAT = 0.5
 QUIT = b"Q"
 _START = 30.0  # seconds that a supervisor may take to its first beat: a loaded machine starts many at once
+_BUSY = 60.0  # the same for one that is ready to run and gets no processor
 _LAST_WORD = 0.5  # seconds that the lead may take to hear of a dead supervisor
 
 
@@ -45,11 +46,17 @@ def run(sock: socket.socket, supervisor: Process, spec: Dict[str, Any], job: int
                 return
             heard, limit = now, patience(spec)
             why = "" if data else "died"
-        elif now - heard > limit:
+        elif now - heard > limit and not (now - heard < _BUSY and _wants_to_run(supervisor)):
             why = f"did not move for {patience(spec):g} s"
         with contextlib.suppress(OSError):
             sock.send(b"g", socket.MSG_DONTWAIT)
     _take_over(f"the supervisor {why}", supervisor, spec, job)
+
+
+def _wants_to_run(supervisor: Process) -> bool:
+    """It is neither stopped nor asleep: the machine is loaded, or it has much to do."""
+    found = processes.stat(supervisor.pid)
+    return found is not None and found.start == supervisor.start and found.state == "R"
 
 
 def _receive(sock: socket.socket) -> bytes:

@@ -48,7 +48,7 @@ class Uplink:
         self._retry_at = 0.0
         self._beat_at = 0.0
         self._heard = 0.0
-        self._give_up_at = 0.0
+        self._give_up_at = self._handshake_until = 0.0
         self._joined = False
         self._up = False  # the lead answers on this connection
         self._down = (0.0, time.time())  # since when it does not, by our clock and by that of the machine
@@ -108,7 +108,7 @@ class Uplink:
         if came:
             self._heard, self._joined, self._up = now, True, True
             self._give_up_at = now + self._beat * _SILENCE
-        elif now > self._give_up_at:
+        elif now > self._give_up():
             self._drop(now, _NO_ANSWER if self._wire.connected else TIMED_OUT)
         new = [message for message in came if self._mail.take(message)]
         if any(message.get("m") in _ORDERS for message in new):
@@ -140,8 +140,14 @@ class Uplink:
             time.sleep(0.002)
         self._drop(self._clock.turn(), _NO_ANSWER)
 
+    def _give_up(self) -> float:
+        """When this connection counts as broken. A lead to which many connect at once answers late: a new try is no help."""
+        waiting = self._wire is not None and self._wire.connected and not (self._up or self._ordered)
+        return self._handshake_until if waiting else self._give_up_at
+
     def _connect(self, now: float) -> None:
         self._retry_at, self._give_up_at = now + _RETRY, now + max(1.0, self._timeout / 2)
+        self._handshake_until = now + self._join_patience / 2
         family = socket.AF_INET6 if ":" in self._lead[0] else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:

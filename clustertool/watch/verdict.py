@@ -9,7 +9,9 @@ from clustertool.errors import ClustertoolError, Interrupted, JobFailed, NodeLos
 from clustertool.plan.events import JobStatus, ProcessStatus
 from clustertool.plan.outcome import Failure, Key, Outcome, same_error
 from clustertool.plan.roles import ROLES, word
-from clustertool.watch.waits import advice, blocked
+from clustertool.watch.waits import advice, blocked, coordinator_lost
+
+_REASONS = 3  # different ones why nodes have no connection
 
 
 def abort_line(status: JobStatus, outcome: Outcome) -> str:
@@ -102,12 +104,13 @@ def error_of(status: JobStatus) -> ClustertoolError | None:
         return JobFailed(outcome.reason, outcome.code)
     if outcome.state == "stopped":
         return _stopped(outcome)
-    what, fix = "; ".join([outcome.reason, *blocked(status)]), advice(status)
+    reasons = [coordinator_lost(status), outcome.reason, *blocked(status)[:_REASONS]]
+    what, fix = "; ".join(filter(None, reasons)), advice(status)
     if outcome.state == "timeout":
         error: ClustertoolError = TimedOut(what, fix)
     else:
         error = NodeLost(what, fix or "look at that machine; the job has ended on the others")
-    error.brief = outcome.reason
+    error.brief = reasons[0] or outcome.reason
     return error
 
 

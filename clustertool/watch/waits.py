@@ -47,12 +47,18 @@ def advice(status: JobStatus) -> str:
     If no other node has a connection, the coordinator's node is the suspect. Else each blocked node may be at fault as well.
     """
     nodes = [node for node in _without_connection(status) if not node.unconnected["again"]]
-    if not nodes:
+    if not nodes or coordinator_lost(status):
         return ""
     names, what = [_name(status, _LEAD)], "incoming connections"
     if len(nodes) < len(status.nodes) - 1:
         names, what = [*names, *(_name(status, node.index) for node in nodes)], "the connections between them"
     return f"a firewall on {some(names, 'or')} may block {what}; run `clustertool check`"
+
+
+def coordinator_lost(status: JobStatus) -> str:
+    """Why the coordinator's own supervisor ended, if its node has recorded that; else ""."""
+    lead = status.nodes.get(_LEAD)
+    return f"{_name(status, _LEAD)}: {lead.why}" if lead is not None and lead.state == "lost" else ""
 
 
 def _connections(status: JobStatus, now: float) -> list[Wait]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from clustertool.node import guard, processes
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, alive, kill, state, until
 
@@ -76,6 +79,29 @@ def test_supervisor_frozen(bench: Bench) -> None:
     assert job.until("supervisor-lost")[0]["why"] == "the supervisor did not move for 2 s"
     job.until("clean")
     job.gone()
+
+
+def test_a_busy_supervisor_is_not_frozen(tmp_path: Path) -> None:
+    """It sends no beat for longer than the loss timeout, but is ready to run: a loaded machine. Then it sleeps."""
+    busy = "import time\nend = time.monotonic() + 4\nwhile time.monotonic() < end: pass\n"
+    busy += "print('sleeps', flush=True)\ntime.sleep(60)"
+    (tmp_path / ".clustertool").mkdir()
+    spec = {"node": 0, "lead": {"node": 0}, "mark": "x", "policy": {"loss_timeout": 2}}
+    ours, theirs = socket.socketpair()
+    with subprocess.Popen([sys.executable, "-c", busy], stdout=subprocess.PIPE) as supervisor, ours, theirs:
+        process = processes.identify(supervisor.pid)
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            guard.run(theirs, process, spec, os.open(tmp_path, os.O_RDONLY))
+            os._exit(0)
+        theirs.close()
+        ours.send(b"s")
+        assert supervisor.stdout.readline() == b"sleeps\n"
+        assert supervisor.poll() is None
+        os.waitpid(pid, 0)
+        assert supervisor.wait() == -signal.SIGKILL
+    assert "did not move for 2 s" in (tmp_path / ".clustertool/events.jsonl").read_text()
 
 
 @pytest.mark.parametrize("ender", ["guard", "stop"])

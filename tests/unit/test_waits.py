@@ -73,6 +73,13 @@ def test_the_verdict_names_the_blocked_direction(state: str, code: int) -> None:
     assert error.fix == "a firewall on n0 may block incoming connections; run `clustertool check`"
 
 
+def test_a_dead_coordinator_is_no_firewall() -> None:
+    dead = (0, said("supervisor-lost", why="the supervisor died"))
+    error = verdict.error_of(cluster(2, dead, (1, away(errno="ECONNREFUSED")), (1, said("ended", **END))))
+    assert error is not None and error.what.startswith("n0: supervisor lost: the supervisor died; R; n1 cannot connect")
+    assert "firewall" not in error.fix
+
+
 @pytest.mark.parametrize(
     ("kind", "counts"),
     [
