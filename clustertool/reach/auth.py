@@ -299,7 +299,7 @@ class _Typed:
         notes = [_quoted(text) for text in (title, instructions) if text.strip()] if fields else []
         answers = []
         for text, echo in fields:
-            if _PASSWORD.fullmatch(text) and not echo and self.given is None:
+            if len(text) < _MOST_SHOWN and _PASSWORD.fullmatch(text) and not echo and self.given is None:
                 answers.append(self.password())
                 continue
             self.asked = True
@@ -311,12 +311,12 @@ class _Typed:
 
 def _quoted(text: str) -> str:
     """A text of a server, in quotation marks, on one line."""
-    text = harmless(text.strip())
-    return f'"{text[:_MOST_SHOWN]}..."' if len(text) > _MOST_SHOWN else f'"{text}"'
+    text = text.strip()
+    return f'"{harmless(text[:_MOST_SHOWN])}{"..." * (len(text) > _MOST_SHOWN)}"'
 
 
 def _counted(names: Sequence[str]) -> list[str]:
-    """Each name once; "a password, twice" where it was tried twice."""
+    """Each name once, with the number of tries if there were several."""
     return [name if names.count(name) == 1 else f"{name} ({names.count(name)} times)" for name in dict.fromkeys(names)]
 
 

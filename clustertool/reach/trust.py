@@ -1,7 +1,7 @@
 """Whether only root and this user can have written a file of this machine: what is found and then obeyed must be such a file.
 
-The rule is that of OpenSSH for its own files: the owner is root or the user, and nobody else may write. A group may write
-if it is the user's private group: it has the user's name and no other member.
+The rule is that of OpenSSH for its own files: the owner is root or the user, and no other user may write. A group may
+write if it is the user's private group: it has the user's name and no other member.
 """
 
 from __future__ import annotations

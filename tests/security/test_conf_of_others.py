@@ -54,9 +54,9 @@ class Place:
         words = ("run", "--dry", "-w", str(workspace), "--nproc-per-node", "1", *options)
         return self.run(*CLUSTERTOOL, *words, cwd=cwd, home=home)
 
-    def refused(self, *told: str, cwd: Path | None = None) -> Done:
+    def refused(self, *texts: str, cwd: Path | None = None) -> Done:
         done = self.dry(cwd=cwd).ends(78)
-        for text in (FIX, *told):
+        for text in (FIX, *texts):
             assert text in done.err
         assert not self.mark.exists()
         return done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,16 @@ def test_a_server_cannot_ask_without_end(hosts: HostsOf) -> None:
     assert not person.asked
 
 
+def test_a_long_question_is_answered_at_once(hosts: HostsOf) -> None:
+    """The pattern of a password's question takes quadratic time, and the server chooses the text."""
+    text = "(" + ")" * 200_000
+    (node,) = hosts(1, methods="keyboard-interactive", fields=[(text, False)], replies=["ok"])
+    person = Typist(lambda question: "ok")
+    begin = time.monotonic()
+    assert not login([node], person).failed
+    assert time.monotonic() - begin < 10 and len(person.asked[0]) < 1000
+
+
 def test_a_refusal_without_a_question_is_no_password_tried(hosts: HostsOf) -> None:
     (node,) = hosts(1, methods="publickey,keyboard-interactive")
     person = Typist(lambda question: "never")
@@ -212,17 +223,17 @@ def test_new_keys_are_announced_before_the_password_is_asked_for(hosts: HostsOf,
     known = laptop / ".ssh/known_hosts"
 
     def type_(question: str) -> str:
-        assert person.told, "no key was announced before this question"
+        assert person.messages, "no key was announced before this question"
         return "y" if "[y/N]" in question else "right"
 
     person = Typist(type_)
     login(nodes, person)
     for node in nodes:
         print_ = hostkeys.fingerprint(node.key.get_base64())
-        assert f"new host key of {node.address}: ssh-ed25519 {print_} (added to {known})" in person.told
-    assert len(person.told) == 3
+        assert f"new host key of {node.address}: ssh-ed25519 {print_} (added to {known})" in person.messages
+    assert len(person.messages) == 3
     login(nodes, person)
-    assert len(person.told) == 3
+    assert len(person.messages) == 3
 
 
 def test_equal_keys_are_announced_together(hosts: HostsOf) -> None:
@@ -231,7 +242,7 @@ def test_equal_keys_are_announced_together(hosts: HostsOf) -> None:
         node.key = nodes[0].key
     person = Typist(lambda question: "y" if "[y/N]" in question else "right")
     login(nodes, person, KNOWN_HOSTS="/dev/null")
-    lines = [line.partition(": ") for line in person.told]
+    lines = [line.partition(": ") for line in person.messages]
     print_ = hostkeys.fingerprint(nodes[0].key.get_base64())
     assert {rest for _, _, rest in lines} == {f"ssh-ed25519 {print_} (not written down)"}
     names = [name for head, _, _ in lines for name in head.rpartition(" ")[2].split(",")]

@@ -36,10 +36,10 @@ def _get() -> SshSettings:
     return settings(cluster.hosts[0], cluster)
 
 
-def _refused(path: Path, told: str) -> None:
+def _refused(path: Path, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         _get()
-    assert caught.value.what.startswith(f"{path} is not obeyed") and told in caught.value.what
+    assert caught.value.what.startswith(f"{path} is not obeyed") and text in caught.value.what
     assert f"chmod 600 {path}" in caught.value.fix
 
 

@@ -15,13 +15,13 @@ from tests.ssh import sshd
 
 
 class Typist:
-    """A person at a terminal: `answers` maps a question to what is typed. What was asked and told is kept, in order."""
+    """A person at a terminal: `answers` maps a question to what is typed. Questions and messages are kept, in order."""
 
     def __init__(self, answers: Callable[[str], str], present: bool = True) -> None:
         self._answers = answers
         self.present = present
         self.asked: list[str] = []
-        self.told: list[str] = []
+        self.messages: list[str] = []
 
     def ask(self, question: str, hidden: bool) -> str:
         self.asked.append(question)
@@ -29,7 +29,7 @@ class Typist:
         return self._answers(question)
 
     def tell(self, text: str) -> None:
-        self.told.append(text)
+        self.messages.append(text)
 
     def fold(self, names: Iterable[str]) -> str:
         return ",".join(sorted(names))
