@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clustertool.plan.manifest import Pack
+from clustertool.plan.manifest import END, Pack
 
 _KEEP = 4  # manifests
 _FRESH = 2.0  # seconds; a file that changed this recently may change again without a trace
@@ -59,11 +59,12 @@ class Memory:
         self._save("packs", {"release": release, "packs": packs})
 
     def manifest(self, release: str) -> bytes | None:
-        """The manifest as it was sent."""
+        """The manifest as it was sent. None where there is none, or one that a crash of this machine has left empty or torn."""
         try:
-            return (self._dir / f"{release}.manifest").read_bytes()
+            text = (self._dir / f"{release}.manifest").read_bytes()
         except OSError:
             return None
+        return text if text.endswith(END) else None
 
     def manifests(self) -> list[str]:
         """The releases of which there is one, the newest first."""

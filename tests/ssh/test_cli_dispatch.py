@@ -125,6 +125,19 @@ def test_an_empty_or_torn_manifest_is_received_again(three, text, verb):
     assert manifest.read_text().endswith("]\n") and len(manifest.read_text()) > 20
 
 
+@pytest.mark.parametrize("text", ["", "[\n"])
+def test_a_crash_of_the_laptop_costs_time_only(three, text):
+    """It may leave what it remembers of the last dispatch empty or torn."""
+    cache = three.folder / "cache"
+    three.inv("dispatch", "-w", "job", env={"XDG_CACHE_HOME": str(cache)}).ends(0)
+    (manifest,) = cache.glob("clustertool/workspaces/*/*.manifest")
+    manifest.write_text(text)
+    (three.folder / "job/new").write_text("new")
+    three.inv("dispatch", "-w", "job", env={"XDG_CACHE_HOME": str(cache)}).ends(0)
+    three.inv("run", "-w", "job").ends(0)
+    assert all((three.jobs(node)[0] / "new").exists() for node in range(3))
+
+
 def test_what_a_job_writes_stays_its_own(three):
     three.workspace(train_py="open('data', 'w').write('spoiled')")
     (three.folder / "job/data").write_bytes(b"precious" * 200_000)
