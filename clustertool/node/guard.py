@@ -86,15 +86,17 @@ def _tell_lead(why: str, spec: Dict[str, Any]) -> None:
 
 
 def record_loss(job: int, why: str) -> None:
-    _record(job, {"t": round(time.time(), 3), "e": "supervisor-lost", "why": why})
+    """Does not wait for the disk: the processes of the dead supervisor are still to be ended."""
+    _record(job, {"t": round(time.time(), 3), "e": "supervisor-lost", "why": why}, durable=False)
 
 
 def record_clean(job: int, survivors: List[str]) -> None:
-    _record(job, {"t": round(time.time(), 3), "e": "clean", "survivors": survivors})
+    """The last word: it is on the disk when this returns."""
+    _record(job, {"t": round(time.time(), 3), "e": "clean", "survivors": survivors}, durable=True)
 
 
-def _record(job: int, event: Dict[str, Any]) -> None:
+def _record(job: int, event: Dict[str, Any], durable: bool) -> None:
     with contextlib.suppress(OSError):
         journal = files.Journal(files.open_append(job, f"{OURS}/events.jsonl"))
         journal.write(event)
-        journal.close(durable=True)
+        journal.close(durable)

@@ -47,6 +47,8 @@ _attempt = whole(0, 1_000_000)
 _time, _seconds, _bytes = number(0, _LATEST), number(-_LATEST, _LATEST), number(0, 1e18)
 _code = whole(-(1 << 31), 1 << 31)
 _word = text(4096)
+_size = whole()
+_release = matching(lambda name: len(name) == 32 and not name.strip("0123456789abcdef"), "a release")
 _names = rows(_word, MOST_NODES)
 
 # -- events, see plan/events.py --
@@ -207,7 +209,7 @@ _ANSWERS: Dict[str, Check] = {
     }),
     "meet": fields({}, {"seen": rows(_node, MOST_NODES)}),
     "patch": fields({"have": flag}),
-    "verify": fields({}, {"releases": whole(), "pieces": whole(), "bytes": whole(), "damaged": whole(), "lost": _texts}),
+    "verify": fields({"releases": _size, "pieces": _size, "bytes": _size, "damaged": _size, "lost": rows(_release, MOST_JOBS)}),
 }  # fmt: skip
 _MODULES = {"devices": _devices, "glance": _glance}  # these may answer that they need the NVML module
 _error = fields({"kind": text(100), "what": text(1 << 18), "fix": text()})

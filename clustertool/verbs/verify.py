@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,10 +11,9 @@ from clustertool.verbs.call import Call
 
 if TYPE_CHECKING:
     from clustertool.plan.facts import Facts
-    from clustertool.plan.frames import Header
     from clustertool.reach.fleet import Fleet
 
-_RELEASE = re.compile(r"[0-9a-f]{32}")
+_FOUND = ("releases", "pieces", "bytes", "damaged", "lost")
 
 
 def verified(call: Call, fleet: Fleet, facts: Mapping[int, Facts], found: dict[str, Any]) -> dict[int, Facts]:
@@ -27,7 +25,7 @@ def verified(call: Call, fleet: Fleet, facts: Mapping[int, Facts], found: dict[s
 
     first = owners(facts)
     gathered = fleet.ask({node: {"q": "verify", "remove": not call.given.dry} for node in first.values()})
-    answers = {node: _checked(answer) for node, answer in sorted(gathered.ok.items())}
+    answers = {node: {key: answer[key] for key in _FOUND} for node, answer in sorted(gathered.ok.items())}
     for node, answer in answers.items():
         found[fleet.name(node)] = answer
         call.terminal.line(f"{fleet.name(node)}: {_in_words(answer, call.given.dry)}", "red" if _is_damaged(answer) else "")
@@ -37,12 +35,6 @@ def verified(call: Call, fleet: Fleet, facts: Mapping[int, Facts], found: dict[s
         node: replace(fact, releases=tuple(name for name in fact.releases if name not in lost[node]))
         for node, fact in facts.items()
     }
-
-
-def _checked(answer: Header) -> dict[str, Any]:
-    """What a node says, as far as it is of the right form."""
-    counts = {key: int(answer.get(key, 0)) for key in ("releases", "pieces", "bytes", "damaged")}
-    return {**counts, "lost": [name for name in map(str, answer.get("lost", ())) if _RELEASE.fullmatch(name)]}
 
 
 def _is_damaged(answer: Mapping[str, Any]) -> bool:
