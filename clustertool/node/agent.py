@@ -71,7 +71,7 @@ class Agent:
         while self._open:
             self._turn()
         for work in self._threads:  # a stop that was asked for is finished, laptop or not
-            if work.header.get("q") == "verify":  # whose result nobody waits for any more
+            if work.header.get("q") in ("place", "verify"):  # their results are of no use without it
                 work.abandon()
             work.wait()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import secrets
@@ -31,6 +32,8 @@ _SAID = 64 << 10  # bytes of the channel's stderr that are read for an error mes
 _LAST_WORDS = 0.5
 # Requests that take as long as what they handle is large. No other is extended: a hostile node could hold up a stop with it.
 _LONG = frozenset({"place", "unplace", "verify", "clean", "patch", "probe", "examine", "files", "report"})
+_ENDLESS = frozenset({"place", "verify"})  # of these: as long as there is progress. The others: so many times their limit
+_TIMES = 20
 
 
 class Agent:
@@ -142,7 +145,7 @@ class Agent:
     def ask(self, request: Mapping[str, Any], timeout: float | None = 60.0) -> Header:
         """One request, one answer. Raises what the node raised, with the node's name, or Unreachable after `timeout` seconds.
 
-        For a request of _LONG these are seconds without progress: it may take as long as the node gets on with it.
+        For a request of _LONG these are seconds without progress.
         """
         number = next(self._numbers)
         answer: queue.SimpleQueue[Header | ClustertoolError] = queue.SimpleQueue()
@@ -154,11 +157,12 @@ class Agent:
             self._decoder.max_header = max(most for _, most in [("", answers.STREAM), *self._asked.values()])
         self.send({**request, "id": number, "now": time.time()})
         end = None if timeout is None else time.monotonic() + timeout
+        last = math.inf if end is None or request["q"] in _ENDLESS else end + _TIMES * (timeout or 0)
         try:
             reply = answer.get(timeout=timeout)
             while isinstance(reply, dict) and "progress" in reply:
                 if timeout is not None and request["q"] in _LONG:
-                    end = time.monotonic() + timeout
+                    end = min(time.monotonic() + timeout, last)
                 reply = answer.get(timeout=None if end is None else max(0.0, end - time.monotonic()))
         except queue.Empty:
             also = " and no progress" if request["q"] in _LONG else ""

@@ -94,6 +94,17 @@ def test_a_slow_copy_that_is_not_wanted_any_more_is_ended_and_removed(bench: Ben
     assert isinstance(errors[0], DispatchError)
 
 
+def test_a_slow_copy_ends_with_the_laptop_that_asked_for_it(bench: Bench, slow: SlowNode) -> None:
+    node = slow(100)
+    job = job_with_files(bench, node)
+    node.client.agent.send({**job.place_requests[0], "now": time.time()})
+    until(lambda: list(job.dir().glob("file*")), "the copy has begun")
+    before = time.monotonic()
+    node.client.close()
+    assert time.monotonic() - before < PATIENCE * 2
+    assert not job.dir().exists()
+
+
 def test_a_node_that_is_done_keeps_its_claims_while_others_copy(bench: Bench) -> None:
     """Claims of a job that was placed and never started are void after some minutes, if its records are as old."""
     job = bench.job().place()
