@@ -178,7 +178,10 @@ def _bug(error: Exception) -> str:
 def _output(record: Record, events: List[Dict[str, Any]]) -> List[List[Any]]:
     """[role, rank, epoch, step, time of the last output] of each rank that was started, of its last attempt."""
     attempts = {(str(e["role"]), int(e["rank"])): int(e.get("attempt", 0)) for e in events if e["e"] == "started"}
-    job = files.open_job_dir(record.paths.dir)
+    try:
+        job = files.open_job_dir(record.paths.dir)
+    except NotFound:  # a program has removed it
+        return []
     try:
         found = [(key, progress(job, record.paths.log(*key, attempt))) for key, attempt in attempts.items()]
     finally:

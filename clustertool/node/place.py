@@ -47,8 +47,6 @@ def _take_back(spec: Mapping[str, Any]) -> None:
 def remove(job_dir: str) -> int:
     """A job's directory and its entry in the ledger; the bytes freed. Raises NotFound, PreflightError."""
     paths_ = paths.JobPaths(os.path.dirname(job_dir), os.path.basename(job_dir)[3:])
-    if ledger.read(paths_):  # a program of the job may have removed our marker, or all
-        files.mark_again(job_dir)
     freed = files.remove_tree(job_dir) if os.path.lexists(job_dir) else 0
     ledger.remove(paths_)
     return freed

@@ -242,7 +242,10 @@ def _records(base: str, job: str) -> Iterator[Record]:
     marked = {name[3:] for name in names if name.startswith("JOB" + job) and files.is_ours(os.path.join(base, name))}
     for name in filter(is_job_id, {*marked, *(name for name in ledger.jobs(base) if name.startswith(job))}):
         record = _record(base, name)
-        if name in marked or not _stale(record):
+        if name in marked:
+            yield record
+        elif not _stale(record):
+            files.mark_again(record.paths.dir)  # a program of the job has removed our folder
             yield record
 
 

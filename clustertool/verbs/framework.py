@@ -260,6 +260,9 @@ def _end(call: Call, fleet: Fleet, job: str, seconds: float) -> None:
         text = told(answer, job)
         if text.startswith(("survivors", "did not answer", "unknown")):
             call.terminal.warn(f"{fleet.name(node)}: {text}; inv stop --job {job} ends it")
+    for node, answer in cleaned.ok.items():
+        for why, _ in answer["kept"].values():
+            call.terminal.warn(f"{fleet.name(node)}: {why}")
     for node, error in cleaned.failed.items():
         call.terminal.warn(f"{fleet.name(node)}: {error.what}; inv clean --job {job} removes what is left")
 

@@ -50,7 +50,7 @@ def mesh(
         opened = _open(fleet, ports, addresses, token, failed)
         tries = _try(fleet, plan.targets(found, opened), addresses, token, failed)
         good = {(one.source, one.target): one.port for one in tries if one.word == plan.OK}
-        speeds, left = _send(fleet, found.pairs, good, addresses, token) if bandwidth else ({}, 0)
+        speeds, left = _send(fleet, found.pairs, good, addresses, token, failed) if bandwidth else ({}, 0)
     finally:
         for agent in fleet.agents.values():
             agent.send({"q": "mesh", "step": "close"})  # nobody need wait for that
@@ -90,8 +90,9 @@ def _try(
 
 
 def _send(
-    fleet: Fleet, pairs: Sequence[plan.Pair], good: Mapping[plan.Pair, int], addresses: Mapping[int, str], token: str
-) -> tuple[dict[plan.Pair, float], int]:
+    fleet: Fleet, pairs: Sequence[plan.Pair], good: Mapping[plan.Pair, int], addresses: Mapping[int, str], token: str,
+    failed: dict[int, ClustertoolError],
+) -> tuple[dict[plan.Pair, float], int]:  # fmt: skip
     """Rounds in which every node is in one pair at most, one direction after the other; what the time allows."""
     speeds: dict[plan.Pair, float] = {}
     rounds = plan.rounds(pairs)
@@ -105,7 +106,9 @@ def _send(
                 for a, b in links if (a, b) in good
             }  # fmt: skip
             target = dict(links)
-            for a, answer in fleet.ask(asked, _PATIENCE).ok.items():
+            gathered = fleet.ask(asked, _PATIENCE)
+            failed.update(gathered.failed)
+            for a, answer in gathered.ok.items():
                 if "speed" in answer:
                     speeds[a, target[a]] = float(answer["speed"])
     return speeds, sum(len(now) for now in rounds[allowed:])
