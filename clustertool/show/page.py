@@ -343,7 +343,8 @@ def _process(story: Story, rank: Rank) -> Html:
         tag("td", tag("span", rank.state, class_=f"key {rank.state}"), f" {rank.how}" if rank.state != "done" else None,
             f" {_quiet(rank)}" if _quiet(rank) else None, f" behind: {rank.behind}" if rank.behind else None),
         tag("td", "" if rank.output is None else _moment(rank.output), **number),
-        tag("td", human_seconds(rank.cpu), **number), tag("td", human_bytes(rank.memory), **number),
+        tag("td", human_seconds(rank.cpu) if rank.recorded else "", **number),
+        tag("td", human_bytes(rank.memory) if rank.recorded else "", **number),
         tag("td", progress, **number), tag("td", ",".join(map(str, rank.devices))),
         class_=_mark(story, [rank], "") or None,
     )  # fmt: skip

@@ -144,7 +144,7 @@ def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] =
         for key, process in sorted(status.processes.items(), key=lambda item: (item[0][0] != "trainer", item[0]))
     ]
     ranks = [_printed(_used(rank, *ends.get(rank.key, (0.0, 0.0))), status, answers, began) for rank in ranks]
-    behind = stragglers([_pace(rank, known.get(rank.key, {})) for rank in ranks if rank.spans and rank.recorded])
+    behind = stragglers([_pace(rank, known.get(rank.key, {})) for rank in ranks if rank.spans and rank.state != "lost"])
     outcome = status.outcome
     guilty = verdict.culprit(status, outcome) if outcome else None
     return Story(

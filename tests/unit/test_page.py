@@ -142,6 +142,7 @@ def test_a_lost_rank_whose_node_does_not_answer_is_on_the_page() -> None:
     row = r"trainer 10node2unknown\+40\.00 slost last step 54, last output \+30\.00 s"
     assert re.search(row, text), text
     assert "trainer 14node2unknown+40.00 slost last step unknown, last output unknown" in text
+    assert "last output +30.00 s+30.00 strainer" in text, "no CPU time and no memory of a rank without records"
     assert "lost · trainer 10-14" in text and "no ranks" not in text
 
 

@@ -134,6 +134,9 @@ def test_a_rank_of_a_node_that_crashed_and_came_back_is_lost_since_its_last_sign
     lost = story_of(given).ranks[1]
     assert lost.state == "lost"
     assert [(span.state, round(span.end, 2)) for span in lost.spans] == [("lost", 0.2)]
+    given = answers(4, 1, crash=False)
+    given[2].update(supervised=False, heartbeat=None)
+    assert not any(rank.behind for rank in story_of(given).ranks), "trainer 2 was the slow one; it is lost, and no straggler"
 
 
 def test_since_when_a_rank_has_printed_nothing() -> None:
