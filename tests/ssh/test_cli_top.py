@@ -163,7 +163,7 @@ def test_without_a_terminal(site):
     done = two.inv("top", "--count", 3, "--interval", 0.5, "--job", job[:15]).ends(0)
     assert len(done.lines("2 nodes, 1 job, by rank")) == 3 and len(done.lines("trainer 1")) == 3
     row = done.lines("trainer 1")[-1]
-    assert re.search(r"^trainer 1 +127\.0\.0\.3 +running +\d+ % +\S+ MB +[\d.]+ +\S+ s +step \d+ loss", row)
+    assert re.search(r"^trainer 1 +127\.0\.0\.3 +running +\d+ % +\S+ MB +[\d.]+ +\S+ s +\S+ s +step \d+ loss", row)
     assert not two.inv("top", "--count", 1, "--job", "none").ends(0).lines("trainer")
     two.inv("stop", "--job", job).ends(0)
 
