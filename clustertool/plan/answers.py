@@ -234,11 +234,12 @@ def check_answer(question: str, answer: Mapping[str, Any]) -> None:
 
 # -- frames that answer nothing --
 
+_BITS = 1 << 20  # pieces of a workspace, four to a character
 _RELAY: Dict[str, Check] = {
     "ready": fields({"port": _port, "empty": flag}),
-    "lacks": fields({"lacks": text(STREAM), "have": text(STREAM)}),
+    "lacks": fields({"lacks": text(_BITS), "have": text(_BITS)}),
     "got": fields({"left": whole(), "live": whole(), "peers": whole(), "came": rows(whole(), MOST_RANKS)}),
-    "idle": fields({"lacks": text(STREAM), "live": whole(), "why": rows(text(), MOST_NODES)}),
+    "idle": fields({"lacks": text(_BITS), "live": whole(), "why": rows(text(), MOST_NODES)}),
     "done": fields({"left": whole(), "live": whole(), "peers": whole(), "came": rows(whole(), MOST_RANKS)}),
     "wrong": fields({"i": whole()}),
     "failed": fields({"what": text(1 << 18), "fix": text()}, {"kind": text(100)}),

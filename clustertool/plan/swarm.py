@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Set
+from typing import Iterable, List, Set
 
 
 def degree(count: int) -> int:
@@ -25,6 +25,13 @@ def sources(count: int, me: int) -> List[int]:
         if node != me and node not in found:
             found.append(node)
     return found
+
+
+def require_below(count: int, numbers: Iterable[int]) -> None:
+    """Raises ValueError unless all of them are numbers of pieces, of which there are `count`."""
+    for number in numbers:
+        if not 0 <= number < count:
+            raise ValueError(f"there is no piece {number}")
 
 
 def bits(numbers: Set[int], count: int) -> str:

@@ -212,6 +212,13 @@ class Spread:
             self._look(time.monotonic())
 
     def _hear(self, at: int, word: Header) -> None:
+        try:
+            self._obey(at, word)
+        except ValueError as error:
+            self._fail(at, DispatchError(f"its relay sent what is not valid: {error}", "run it again", self._fleet.name(at)))
+
+    def _obey(self, at: int, word: Header) -> None:
+        swarm.require_below(self._count, (*word.get("came", ()), word.get("i", 0)))
         node = self._nodes[at]
         node.heard = time.monotonic()
         if node.failed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clustertool.errors import NotFound, UsageError, raise_all
+from clustertool.errors import NotFound, Unreachable, UsageError, raise_all
 from clustertool.verbs import interrupts
 from clustertool.verbs.call import Call, whole
 
@@ -67,7 +67,10 @@ def _print(call: Call, fleet: Any, inbox: Any, job: str, found: dict[str, tuple[
         elif kind == "log":
             for line in lines.feed(frame[2]):
                 call.terminal.line(line)
-        elif kind in ("end", "closed"):
+        elif kind == "closed" and frame:
+            fix = "inv logs --files lists what there is, when the node answers"
+            raise Unreachable(f"log/{file} has come only in part: {frame[1]['why']}", fix, fleet.name(node))
+        elif kind == "end":
             break
     for line in lines.end():
         call.terminal.line(line)

@@ -163,6 +163,8 @@ def _raw(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], node: i
             offsets[header["log"]] = int(header["off"]) + len(payload)
         elif header.get("k") == "end":
             return
+        elif header.get("refused"):
+            raise BadAnswer(str(header["why"]), "look at the job's records on that node", fleet.name(node))
         elif header.get("k") == "closed":
             _resume(fleet, node, {**request, "offsets": offsets})
 

@@ -1,0 +1,45 @@
+"""The listener of `check` between nodes: a stranger cannot find the token piece by piece."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from clustertool.node.mesh import _TOKEN, _WHO, _Listener
+
+TOKEN = b"0123456789abcdef" * 2
+PATIENCE = 0.3  # seconds without an answer and without an end
+
+
+@pytest.fixture
+def address() -> Iterator[tuple[str, int]]:
+    door = socket.create_server(("127.0.0.1", 0))
+    door.setblocking(False)
+    listener = _Listener([door], TOKEN, 7)
+    yield door.getsockname()
+    listener.end()
+
+
+def _says(address: tuple[str, int], data: bytes) -> bytes | None:
+    """What the listener answers: b"" for an end, None for nothing."""
+    with socket.create_connection(address, timeout=PATIENCE) as sock:
+        sock.sendall(data)
+        try:
+            return sock.recv(100)
+        except TimeoutError:
+            return None
+
+
+def test_a_part_of_the_token_gets_no_answer(address: tuple[str, int]) -> None:
+    """A wrong first character and a right one look the same."""
+    assert len(TOKEN) == _TOKEN
+    for part in (b"0", b"x", TOKEN[:-1], b"x" + TOKEN[1:-1], TOKEN):
+        assert _says(address, part) is None
+
+
+def test_only_the_whole_token_is_answered(address: tuple[str, int]) -> None:
+    assert _says(address, TOKEN + _WHO) == b"00000007"
+    for wrong in (b"x" + TOKEN[1:] + _WHO, TOKEN[:-1] + b"x" + _WHO, bytes(_TOKEN) + _WHO, TOKEN + b"?", TOKEN + _WHO + b"x"):
+        assert _says(address, wrong) in (b"", None)
