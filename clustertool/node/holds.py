@@ -1,7 +1,7 @@
 """A job holds its ports against jobs of other users, who cannot read its claims: by names that the kernel gives only once.
 
 An abstract unix socket is known to all users of a network namespace, as ports are, and goes with the supervisor that has it. A
-name contains the port and the user's uid. Any user can take any name, so the kernel is asked whose it is (SO_PEERCRED).
+name contains the port and the user's uid. Any user can take any name, so its owner is asked of the kernel (SO_PEERCRED).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from clustertool.node import users
 
 _PREFIX = "clustertool/port/"
 _MOST = 128  # a pserver may have a thousand ports: descriptors are few, and its first one stands for the others
-_WAITING = 128  # connections of those who ask whose a name is, until turn() takes them in
+_WAITING = 128  # connections of processes that ask for the owner of a name, until turn() accepts them
 _BETWEEN = 1.0  # seconds that a process may take between its bind and its listen
 _PEER = struct.Struct("3i")  # pid, uid, gid
 
@@ -60,7 +60,7 @@ class Holds:
             self._sockets[port] = sock
 
     def turn(self) -> None:
-        """Let go of connections of those who have asked."""
+        """Accept and close the connections of processes that have asked for the owner of a name."""
         for sock in self._sockets.values():
             with contextlib.suppress(OSError):
                 while True:
@@ -77,7 +77,7 @@ def _name(port: int, uid: int) -> bytes:
 
 
 def held() -> Dict[int, List[int]]:
-    """Port -> uids in the names that hold it. A name proves nothing: owner() finds out whose it is."""
+    """Port -> uids in the names that hold it. A name proves nothing: owner() finds its owner."""
     found: Dict[int, List[int]] = {}
     with contextlib.suppress(OSError):
         with open("/proc/net/unix", errors="replace", encoding="utf-8") as file:
@@ -109,7 +109,7 @@ def owner(port: int, uid: int) -> Optional[int]:
 
 
 def holder(port: int, uids: Collection[int]) -> str:
-    """Who holds a port, of whom held() has these uids: `a job of user ann`."""
+    """The holder of a port, given the uids that held() has for it: `a job of user ann`."""
     return _job_of(next((found for found in (owner(port, uid) for uid in uids) if found is not None), None))
 
 

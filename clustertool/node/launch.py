@@ -45,10 +45,10 @@ def launch(header: Header, umask: int) -> Dict[str, Any]:
 
 
 def _begin(spec: Dict[str, Any], job: int, umask: int) -> int:
-    """Start the supervisor. The descriptor from which its word is read."""
-    word = scope.start(spec, job, umask, _ERRORS)
-    if word is not None:
-        return word
+    """Start the supervisor. Returns the descriptor from which its report is read."""
+    report = scope.start(spec, job, umask, _ERRORS)
+    if report is not None:
+        return report
     ours, theirs = os.pipe()
     if os.fork() == 0:
         _detach(spec, job, theirs, umask)

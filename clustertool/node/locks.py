@@ -4,9 +4,9 @@ Each part of a job on a node has a file of its own in /tmp, which all users may 
 long as somebody holds its flock: dead owners, reboots and left files need no care, and other users' locks are seen without
 seeing their processes. Who takes devices does so under one lock of the machine, for milliseconds.
 
-A neighbour can pretend to hold devices, as he could use them; he can not take, hide or forge a lock of another user. Nor can he
-stop others by the lock of the machine: after 2 s they go on without it. For this case a job makes its own file first and looks
-at the others' then: of two that do so at the same time at least one sees the other.
+A neighbour can pretend to hold devices, as he could use them; he can not take, hide or forge a lock of another user. He also
+cannot stop other users with the lock of the machine: after 2 s they continue without it. For this case a job makes its own file
+first and looks at the other files then: of two jobs that do so at the same time, at least one sees the other.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def trouble() -> str:
 
 @contextlib.contextmanager
 def _machine() -> Iterator[bool]:
-    """The lock of all who take devices on this machine. Its file is whoever's made it first; only its flock means anything.
+    """The lock of all jobs that take devices on this machine. Any user may own its file; only its flock means anything.
 
     Yields False where it could not be taken: another user can keep it locked, or put something else in its place.
     """
@@ -138,7 +138,7 @@ def _maker(path: str) -> str:
 
 
 def _holder(file: os.stat_result) -> str:
-    """` by process 12 of user anna`, if the kernel tells who has a file's flock."""
+    """` by process 12 of user anna`, if the kernel knows the process that has a file's flock."""
     wanted = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
     with contextlib.suppress(OSError, ValueError):
         with open("/proc/locks") as locks:
@@ -186,7 +186,7 @@ def _make(content: Mapping[str, Any]) -> Held:
             raise PreflightError(f"{path} cannot be written: {error.strerror}", "make room in /tmp") from None
         if os.fstat(fd).st_nlink or time.monotonic() > end:
             return Held(fd, path)
-        os.close(fd)  # before it was locked, another process of ours took it for one that nobody holds, and removed it
+        os.close(fd)  # another process of ours removed it before it was locked, as one that is not held
 
 
 def _locks(clean: bool = False) -> List[Lock]:

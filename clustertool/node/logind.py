@@ -62,7 +62,7 @@ def _in_session() -> bool:
 
 
 def _kills(manager: Dict[str, str], user: str) -> bool:
-    """logind's own rule. Without a list of its own, root is the one who is excluded."""
+    """logind's own rule. Without a list of its own, it excludes root."""
     only, excluded = (manager.get(name, "").split() for name in ("KillOnlyUsers", "KillExcludeUsers"))
     if user in (excluded or ["root"]):
         return False

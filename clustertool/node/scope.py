@@ -37,7 +37,7 @@ launch.resume(*arguments)
 
 
 def start(spec: Dict[str, Any], job: int, umask: int, errors: str) -> Optional[int]:
-    """The descriptor from which the supervisor's word is read, after BEGAN. None: it is to be started as usual.
+    """Returns the descriptor from which the supervisor's report is read, after BEGAN. None: it is to be started as usual.
 
     `errors`: the file of the job where the stderr of systemd-run goes.
     """
