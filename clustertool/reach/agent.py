@@ -301,13 +301,7 @@ class Agent:
         if header.get("k") == "relay":
             if self.hear is not None:
                 self.hear(self.host.index, {"s": "failed", "kind": "BadAnswer", "what": error.what, "fix": error.fix})
-        else:
-            self.refuse(error)
-
-    def refuse(self, error: ClustertoolError) -> None:
-        """Take no more frames of its stream; its reader gets this as the last one."""
-        self._refused = True
-        if self._sink is not None:
+        elif self._sink is not None:
             self._sink(self.host.index, {"k": "closed", "why": error.what, "refused": True}, b"")
 
     def _bad(self, what: str) -> BadAnswer:
