@@ -23,7 +23,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from clustertool.reach import trust
+from clustertool.reach import ownership
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PARTS = ("__init__.py", "errors.py", "light/*.py", "plan/*.py", "node/*.py")
@@ -88,7 +88,7 @@ def _own(path: Path) -> bytes:
     """A file that only root and this user can have written: its code runs on all nodes. Raises ValueError for another one."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:
-        if trust.problem(fd, os.fstat(fd)):
+        if ownership.problem(fd, os.fstat(fd)):
             raise ValueError("another user's")
         return file.read()
 

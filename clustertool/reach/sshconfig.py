@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from clustertool.errors import ConfigError
 from clustertool.plan.cluster import Cluster
 from clustertool.plan.hosts import Host, is_address, valid_host, valid_user
-from clustertool.reach import trust
+from clustertool.reach import ownership
 
 SYSTEM_CONFIG = "/etc/ssh/ssh_config"
 SYSTEM_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
@@ -323,7 +323,7 @@ def _lines(path: str, base: str, block: str, depth: int, checked: bool) -> Itera
     """
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            problem = trust.problem(file.fileno(), os.fstat(file.fileno())) if checked else ""
+            problem = ownership.problem(file.fileno(), os.fstat(file.fileno())) if checked else ""
             lines = file.read().splitlines()
     except OSError:
         return

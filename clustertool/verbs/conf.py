@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from clustertool.errors import ConfigError
-from clustertool.reach import trust
+from clustertool.reach import ownership
 
 _NAME = "conf.py"
 
@@ -79,7 +79,7 @@ def _found(path: Path) -> bytes:
 
 def _check(what: Path, info: os.stat_result, conf: Path, handle: int = -1) -> None:
     """Raise ConfigError if another user can have written `what`, so that `conf` is not run. handle: it is open there."""
-    problem = trust.problem(handle if handle >= 0 else str(what), info, sticky=True)
+    problem = ownership.problem(handle if handle >= 0 else str(what), info, sticky=True)
     if problem:
         whose = f"{conf} is not run: {'it' if what == conf else what} {problem}"
         raise ConfigError(whose, f"remove what is not yours, or correct it (chown, chmod go-w); if you trust it: --conf {conf}")

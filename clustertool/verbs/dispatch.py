@@ -72,7 +72,7 @@ def _look(
     """A preflight; with --verify the nodes also hash what they have, which `found` gets. `need`: bytes for each node."""
     from clustertool.reach import sharing
     from clustertool.verbs import preflight
-    from clustertool.verbs.verify import verified
+    from clustertool.verbs.verification import verified
 
     looked = preflight.look(cluster, fleet, {}, known=probed)
     if need is not None:
