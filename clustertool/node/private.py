@@ -13,11 +13,25 @@ from clustertool.errors import PreflightError
 _TMP = "/tmp"
 _FIX = "make room in /tmp, or have it made writable"
 _LEAST = 64 << 10  # bytes free in /tmp below which it counts as full
-_TICK = 0.02  # seconds: longer than the kernel's clock for files takes from one value to the next
+_SETTLED = 20_000_000  # nanoseconds: longer than the kernel's clock for files takes from one value to the next
 
 
 def find() -> str:
-    """/tmp/clustertool-UID-RANDOM, a real directory of this user with mode 0700: the oldest of several, "" if there is none."""
+    """/tmp/clustertool-UID-RANDOM, a real directory of this user with mode 0700: the oldest of several, "" if there is none.
+
+    Waits until the oldest one has a certain age: what is in /tmp is not listed at one instant, so a directory that another
+    process has just made may be missing in a list that has a newer one.
+    """
+    while True:
+        at = time.time_ns()
+        made, path = _oldest()
+        if not path or not 0 <= at - made < _SETTLED:
+            return path
+        time.sleep(_SETTLED / 1e9)
+
+
+def _oldest() -> Tuple[int, str]:
+    """When it was made (ns), and its path; "" if there is none."""
     prefix = f"clustertool-{os.getuid()}-"
     found: List[Tuple[int, str]] = []
     with contextlib.suppress(OSError):
@@ -28,7 +42,7 @@ def find() -> str:
                     info = os.lstat(path)
                     if stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and stat.S_IMODE(info.st_mode) == 0o700:
                         found.append((info.st_ctime_ns, path))
-    return min(found)[1] if found else ""
+    return min(found) if found else (0, "")
 
 
 def make(name: str) -> str:
@@ -49,7 +63,6 @@ def make(name: str) -> str:
     except OSError as error:
         _remove(part, name)
         raise unusable(error) from None
-    time.sleep(_TICK)
     oldest = find() or path
     if oldest != path:
         _remove(path, name)

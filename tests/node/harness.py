@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clustertool.engines.ssh import SshEngine
-from clustertool.errors import ClustertoolError, raise_all
+from clustertool.errors import ClustertoolError, PortHeld, raise_all
 from clustertool.plan.cluster import Cluster, read_cluster
 from clustertool.plan.facts import Facts, Identity, read_facts
 from clustertool.plan.job import Options, read_job
@@ -462,7 +462,17 @@ class Bench:
         return self.jobs[-1]
 
     def run(self, *args: Any, **given: Any) -> Job:
-        return self.job(*args, **given).start()
+        """Plan, place and start a job. Plan again if a job of another test took its ports after the plan, as the tool does."""
+        while True:
+            job = self.job(*args, **given)
+            try:
+                return job.place().start()
+            except PortHeld as error:
+                if "held by job test_" not in error.what or f"held by job {self.tmp.name[:30]}" in error.what:
+                    raise
+                for node, request in job.place_requests.items():
+                    job.nodes[node].client.ask("unplace", job_dir=request["spec"]["job_dir"], token=job.token)
+                self.jobs.remove(job)
 
     def end(self) -> None:
         """The proof for every job of the test; what lives all the same is killed, and the test fails."""

@@ -112,7 +112,7 @@ def test_a_heter_trainer_that_fails_ends_the_job(site: Any) -> None:
     told = re.search(r"^ABORT!!! Out of all 4 heter trainers, the heter trainer process with rank=\[([\d,]+)\]", done.err, re.M)
     assert told, done.err
     assert set(told.group(1).split(",")) <= {"2", "3"}
-    assert re.search(r"^stopped because of it \(victims\): pserver 0,1; ", done.err, re.M), done.err
+    assert re.search(r"^stopped because of it \(victims\): pserver 0-1; ", done.err, re.M), done.err
     assert not pair.living()
 
 

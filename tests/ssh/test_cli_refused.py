@@ -110,7 +110,7 @@ def test_dry_of_invoke_is_refused_where_the_verb_has_none(lonely):
         ("HOSTS = []", "HOSTS is empty"),
         ("ENV = {}", "no HOSTS"),
         ("x = 1", "sets no key"),
-        ("HOSTS = ['us er@10.0.0.1']", "us er@10.0.0.1"),
+        ("HOSTS = ['us;er@127.0.0.1']", "us;er@127.0.0.1"),
         ("HOSTS = ['a']\nHOST = ['b']", ["HOST", "HOSTS"]),
         ("HOSTS = ['a']\nPADDLE_PORT = 'many'", ["PADDLE_PORT", "many"]),
         ("HOSTS = ['a']\nROOT_DIR = 'jobs'", "ROOT_DIR = 'jobs'"),
