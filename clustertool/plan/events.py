@@ -181,8 +181,10 @@ class JobStatus:
         if self.outcome and lost in silent and self.nodes[lost].state != "lost":
             self.lose(lost, self.ended, self.outcome.reason)
         for process in self.processes.values():
-            if process.node in silent and process.state == "waiting":
+            if process.state == "waiting" and process.node in silent:
                 process.state = "unknown"
+            elif process.state == "waiting" and self.outcome and self.nodes[process.node].state == "ended":
+                process.state = "not started"
 
     def _on_started(self, here: NodeStatus, event: Event) -> None:
         process = self._change(here, event, "running")

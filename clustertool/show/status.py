@@ -13,7 +13,7 @@ from clustertool.show.terminal import Terminal
 
 _STYLES = {
     "running": "green", "done": "green", "succeeded": "green", "clean": "green",
-    "waiting": "dim", "starting": "dim", "unknown": "dim", "ended": "dim",
+    "waiting": "dim", "not started": "dim", "starting": "dim", "unknown": "dim", "ended": "dim",
     "stopped": "yellow", "stopping": "yellow", "frozen": "yellow", "timeout": "yellow",
     "failed": "red", "lost": "red",
 }  # fmt: skip
@@ -26,7 +26,7 @@ _JOBS = ("id", "state", "created", "nodes", "exit", "command")
 def status_tables(status: Mapping[str, Any], terminal: Terminal) -> None:
     """One job: {"job", "state", "mode", "command", "now", "processes": [...], "nodes": [...], "waits", "outcome": {...}}.
 
-    waits: sentences about what the job waits for.
+    waits: sentences about what the job waits for, or waited for. advice: the fix for that.
     A process: role, rank, node (number or name), pid, state, since, code, signal, note, cpu (percent), memory (bytes), epoch
     and step (the last ones that it printed), output (when it printed last).
     A node: index, name, state, supervisor (pid), heartbeat (its age in seconds), survivors, why. Times are seconds
@@ -45,6 +45,8 @@ def status_tables(status: Mapping[str, Any], terminal: Terminal) -> None:
     for wait in status.get("waits", ()):
         terminal.line()
         terminal.line(str(wait), "yellow")
+    if status.get("advice"):
+        terminal.line(f"  fix: {status['advice']}")
     outcome = status.get("outcome")
     if outcome:
         terminal.line()

@@ -13,11 +13,11 @@ from clustertool.engines import ENGINES
 from clustertool.errors import (
     ClustertoolError,
     DeviceHeld,
-    DispatchError,
     InternalError,
+    Interrupted,
     PortHeld,
-    PreflightError,
     Several,
+    Terminated,
     UsageError,
 )
 from clustertool.plan import framework as plan
@@ -153,7 +153,9 @@ def framework(call: Call, cluster: Cluster, fleet: Fleet, looked: Looked, order:
         return replace(looked, findings=(*looked.findings, *found)), []
     try:
         facts, ranks = _try(call, replace(cluster, secrets=()), fleet, looked.facts, order, ear)
-    except (PreflightError, DispatchError, Several) as error:
+    except (Interrupted, Terminated):
+        raise
+    except ClustertoolError as error:
         numbers = {name: node for node, name in names.items()}
         bugs = {numbers[one.node]: one for one in _each(error) if isinstance(one, InternalError) and one.node in numbers}
         found = _refused(error, names)

@@ -11,6 +11,8 @@ from clustertool.verbs import interrupts
 from clustertool.verbs.call import JOB, JSON, PLACES, Call, verb
 
 _FIX = "inv jobs lists the jobs"
+_OPEN = ("running", "unknown")  # states of a node's part that decide, whatever the other nodes recorded
+_GUESS = 4  # the weight of a part without a verdict
 
 
 @verb(JOB, PLACES, JSON)
@@ -65,13 +67,11 @@ def merged(answers: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _merge(job: str, parts: list[Mapping[str, Any]]) -> dict[str, Any]:
-    states = [str(part["state"]) for part in parts]
-    ended = [str(part["state"]) for part in parts if part["code"] is not None]
-    state = next((state for state in ("running", "unknown") if state in states), ended[0] if ended else "lost")
-    first = next((part for part in parts if part["state"] == state), parts[0])
+    """One entry of the parts of a job: a part that runs or is unknown decides, then a verdict, then a lost coordinator."""
+    first = min(parts, key=_weight)
     return {
         "id": job,
-        "state": state,
+        "state": first["state"] if _weight(first) < _GUESS else "lost",
         "code": first["code"],
         "reason": first["reason"],
         "created": parts[0]["created"],
@@ -81,6 +81,15 @@ def _merge(job: str, parts: list[Mapping[str, Any]]) -> dict[str, Any]:
         "total": len(parts[0]["nodes"] or ()) or len(parts),
         "seen_on": sorted(int(part["node"] or 0) for part in parts),
     }
+
+
+def _weight(part: Mapping[str, Any]) -> int:
+    """The less, the more the part of one node decides about the whole job."""
+    if part["state"] in _OPEN:
+        return _OPEN.index(part["state"])
+    if part["code"] is None:
+        return _GUESS
+    return _GUESS - 1 if part["state"] == "lost" else _GUESS - 2  # a node that lost the coordinator records the job as lost
 
 
 def attach_to(fleet: Any, prefix: str) -> dict[str, Any]:

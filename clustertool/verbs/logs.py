@@ -207,8 +207,8 @@ def _there(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], nodes
     from clustertool.watch.merge import in_order
 
     watch = Watch(frozenset(nodes))
-    fleet.ask({node: {**request, "by_time": True} for node in nodes}).all()
-    for node, header, payload in in_order(nodes, inbox.next):
+    asked = fleet.ask({node: {**request, "by_time": True} for node in nodes})
+    for node, header, payload in in_order(sorted(asked.ok), inbox.next):
         for item in watch.take(node, header, payload, time.monotonic()):
             if isinstance(item, LogLines):
                 printer.show(item.role, item.rank, watch.name(item.node), item.lines)
@@ -216,7 +216,7 @@ def _there(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], nodes
     raise_all([
         BadAnswer(watch.refused[node], fix, fleet.name(node)) if node in watch.refused else fleet.agents[node].dead
         for node in sorted(watch.closed)
-    ])  # fmt: skip
+    ] + list(asked.failed.values()))  # fmt: skip
 
 
 def _growing(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], printer: Any) -> None:

@@ -64,9 +64,10 @@ def read(answers: dict[int, Any]) -> Any:
 
 def as_dict(answers: dict[int, Any]) -> dict[str, Any]:
     """The documented JSON of `inv status --json`."""
-    from clustertool.watch.waits import waits
+    from clustertool.watch.waits import advice, blocked, waits
 
     found = read(answers)
+    waited = blocked(found) if found.outcome and found.outcome.state in ("lost", "timeout") else []
     usage: dict[tuple[int, int], Any] = {}
     for index, answer in answers.items():
         for pid, used in answer["usage"].items():
@@ -83,6 +84,7 @@ def as_dict(answers: dict[int, Any]) -> dict[str, Any]:
         "job": found.job, "state": state, "mode": found.mode, "owner": found.owner, "created": found.created,
         "command": found.command, "attempt": found.attempt, "processes": processes,
         "nodes": [vars(found.nodes[node]) for node in sorted(found.nodes)],
-        "waits": [wait.text for wait in waits(found, time.time())],
+        "waits": waited or [wait.text for wait in waits(found, time.time())],
+        "advice": advice(found) if waited else "",
         "outcome": found.outcome.as_dict() if found.outcome else None,
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -110,7 +111,7 @@ def error_of(status: JobStatus) -> ClustertoolError | None:
         error: ClustertoolError = TimedOut(what, fix)
     else:
         error = NodeLost(what, fix or "look at that machine; the job has ended on the others")
-    error.brief = reasons[0] or outcome.reason
+    error.brief = re.split(r"[:;(]", reasons[0] or outcome.reason, maxsplit=1)[0].strip()
     return error
 
 

@@ -260,6 +260,12 @@ def test_nothing_is_known_of_the_ranks_of_a_node_that_does_not_answer() -> None:
     assert states(found) == ["running", "unknown"]
 
 
+def test_a_rank_that_never_started_does_not_wait_after_the_end() -> None:
+    found = status_of(placed(0), SUPERVISOR, said("ended", **outcome("stopped", 143)))
+    found.settle([0])
+    assert states(found) == ["not started", "unknown"]
+
+
 def test_the_ranks_of_the_leads_node_are_lost_if_the_others_gave_it_up() -> None:
     lost = {**outcome("lost", 75, "node n0 is lost: it leads the job"), "node": 0}
     events = [placed(1), SUPERVISOR, started(1), exited(1, signal=15, stopped=True), said("ended", 50.0, **lost)]
