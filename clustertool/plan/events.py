@@ -33,13 +33,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Container, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from clustertool.plan.outcome import Key, Outcome, exit_code, read_outcome
 from clustertool.plan.places import MOST, unpack
 
 Event = Mapping[str, Any]
+_Word = Tuple[Tuple[int, bool, int], Outcome]  # an outcome that nodes have recorded, and its weight: the least one counts
 _LIVING = ("running", "frozen")
+LEAD = 0  # the node of the lead, see engines/ssh.py
+_OF_THE_LEAD = frozenset({"phase", "lost", "absent", "restart", "verdict"})
 _OF_A_RANK = frozenset({"started", "listening", "elsewhere", "exited", "frozen", "thawed"})
 
 
@@ -95,10 +98,11 @@ class JobStatus:
     attempt: int = 0
     nodes: Dict[int, NodeStatus] = field(default_factory=dict)
     processes: Dict[Key, ProcessStatus] = field(default_factory=dict)
-    outcome: Optional[Outcome] = None
     ended: float = 0.0  # when the last node knew the outcome
     plan: Optional[Mapping[Key, int]] = field(default=None, repr=False)
-    _said: Tuple[int, int] = field(default=(9, 0), repr=False)  # what the outcome's word weighs, and whose it is
+    silent: Container[int] = ()  # nodes that do not answer
+    _of_lead: Optional[_Word] = field(default=None, repr=False)  # the outcome that the lead's node has recorded
+    _of_others: Optional[_Word] = field(default=None, repr=False)
 
     def apply(self, node: int, event: Event) -> None:
         here = self.nodes.setdefault(node, NodeStatus(node))
@@ -108,7 +112,9 @@ class JobStatus:
             handle(here, event)
 
     def knows(self, node: int, event: Event) -> bool:
-        """False for an event about a rank that `node` does not run: no node can speak of another one's ranks."""
+        """False for an event that `node` cannot know: of a rank that it does not run, or of the lead, which runs elsewhere."""
+        if event.get("e") in _OF_THE_LEAD:
+            return node == LEAD
         return event.get("e") not in _OF_A_RANK or self.runs(node, (str(event["role"]), int(event["rank"])))
 
     def runs(self, node: int, key: Key) -> bool:
@@ -117,6 +123,17 @@ class JobStatus:
         if self.plan is not None:
             return self.plan.get(key) == node
         return process.node == node if process is not None else len(self.processes) < MOST
+
+    @property
+    def outcome(self) -> Optional[Outcome]:
+        """How the job ended. The records of the lead's node decide, those of other nodes where it has ended or does not answer.
+
+        As long as the lead's node runs, another node cannot end the job by what it sends.
+        """
+        lead = self.nodes.get(LEAD)
+        gone = LEAD in self.silent or (lead is not None and lead.state in ("ended", "lost"))
+        words = [word for word in (self._of_lead, self._of_others if gone else None) if word is not None]
+        return min(words, key=lambda word: word[0][0])[1] if words else None
 
     @property
     def state(self) -> str:
@@ -177,6 +194,7 @@ class JobStatus:
     def settle(self, answered: Iterable[int]) -> None:
         """After the events of all nodes that answered: the ranks of the other nodes are lost, or nothing is known of them."""
         silent = set(self.nodes) - set(answered)
+        self.silent = silent
         lost = self.outcome.node if self.outcome and self.outcome.state == "lost" else -1
         if self.outcome and lost in silent and self.nodes[lost].state != "lost":
             self.lose(lost, self.ended, self.outcome.reason)
@@ -258,7 +276,7 @@ class JobStatus:
                 process.since = float(event.get("t", 0)) - here.skew
 
     def _on_verdict(self, here: NodeStatus, event: Event) -> None:
-        self._say((0, here.index), event)
+        self._say(0, here, event)
 
     def _on_ended(self, here: NodeStatus, event: Event) -> None:
         here.state = "ended"
@@ -266,12 +284,20 @@ class JobStatus:
         for process in self.processes.values():
             if process.node == here.index and process.state == "lost" and not process.pid:
                 process.state, process.since = "waiting", 0.0  # it was never started
-        self._say((2 if event["state"] == "lost" else 1, here.index), event)
+        self._say(2 if event["state"] == "lost" else 1, here, event)
 
-    def _say(self, weight: Tuple[int, int], event: Event) -> None:
-        """The lead's verdict counts most; then what a node knows; least that a node gave the lead up. Then the node id."""
-        if weight <= self._said:
-            self._said, self.outcome = weight, read_outcome(event)
+    def _say(self, weight: int, here: NodeStatus, event: Event) -> None:
+        """The lead's verdict counts most, then how a node ended, least that a node gave the lead up.
+
+        Of equal weight, the lead's node is the first, then a node that knows of a failure, then the one of the least number.
+        """
+        found = (weight, event["state"] == "succeeded", here.index), read_outcome(event)
+        before = self._of_lead if here.index == LEAD else self._of_others
+        if before is None or found[0] <= before[0]:
+            if here.index == LEAD:
+                self._of_lead = found
+            else:
+                self._of_others = found
 
 
 def fold(events: Iterable[Tuple[int, Event]]) -> JobStatus:

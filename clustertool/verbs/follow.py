@@ -12,7 +12,7 @@ from typing import Any
 
 from clustertool.engines import ENGINES
 from clustertool.errors import BadAnswer, ClustertoolError, NotFound, Survivors, raise_all
-from clustertool.plan.events import JobStatus
+from clustertool.plan.events import LEAD, JobStatus
 from clustertool.plan.frames import Header
 from clustertool.plan.outcome import Key
 from clustertool.reach.fleet import Fleet
@@ -26,7 +26,6 @@ Frame = tuple[int, Header, bytes]
 _QUEUE = 64  # frames of up to 256 KiB that wait for a slow terminal
 _RETRY = 1.0
 _BEAT = 1.0
-LEAD = 0  # the node that leads a job
 _LOOK = 0.2  # seconds between two looks at the nodes while frames come without end
 _NAP = 1.0  # seconds between two such looks after which this process was blocked: Ctrl+Z, a terminal that does not read
 _BEHIND = (0.005, 0.5)  # seconds for each node, and at most, after which those of a new job are followed that do not lead it

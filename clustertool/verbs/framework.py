@@ -23,6 +23,7 @@ from clustertool.errors import (
 from clustertool.plan import framework as plan
 from clustertool.plan.checks import errors
 from clustertool.plan.cluster import Cluster
+from clustertool.plan.events import LEAD
 from clustertool.plan.facts import Facts, Identity, read_facts
 from clustertool.plan.finding import Finding
 from clustertool.plan.frames import Header
@@ -34,7 +35,7 @@ from clustertool.reach.fleet import Fleet
 from clustertool.show.table import count, fold
 from clustertool.verbs import interrupts
 from clustertool.verbs.call import Call
-from clustertool.verbs.follow import LEAD, told
+from clustertool.verbs.follow import told
 from clustertool.verbs.preflight import Looked, short
 from clustertool.watch.job import LogLines, Watch
 

@@ -68,7 +68,8 @@ def merged(answers: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _merge(job: str, parts: list[Mapping[str, Any]]) -> dict[str, Any]:
     """One entry of the parts of a job: a part that runs or is unknown decides, then a verdict, then a lost coordinator."""
-    first = min(parts, key=_weight)
+    # Of equal parts that of the lead's node counts, which is the first one. Another node can pretend to be that.
+    first = min(parts, key=lambda part: (_weight(part), int(part["node"] or 0), part["state"] == "succeeded"))
     return {
         "id": job,
         "state": first["state"] if _weight(first) < _GUESS else "lost",

@@ -59,6 +59,7 @@ def read(answers: dict[int, Any]) -> Any:
             if node is not None and process is not None and process.node == node.index:
                 process.epoch, process.step, process.output = epoch, step, float(output) - node.skew
     found.settle(answers)
+    found.silent = {node for node in found.nodes if node not in answers or answers[node].get("unknown")}
     return found
 
 

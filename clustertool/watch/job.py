@@ -51,6 +51,9 @@ class Watch:
     _failures: Failures = field(default_factory=Failures)
     _printed: set[str] = field(default_factory=set)  # warnings
 
+    def __post_init__(self) -> None:
+        self.status.silent = self.closed  # as it changes
+
     @property
     def over(self) -> bool:
         return self.ended | set(self.closed) >= self.nodes

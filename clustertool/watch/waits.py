@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clustertool.plan.events import JobStatus, NodeStatus, ProcessStatus
+from clustertool.plan.events import LEAD, JobStatus, NodeStatus, ProcessStatus
 from clustertool.plan.outcome import coordinator, some
 
 _LISTEN_AFTER = 10.0  # seconds without a listening port after which a pserver is reported
-_LEAD = 0
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ def advice(status: JobStatus) -> str:
     nodes = [node for node in _without_connection(status) if not node.unconnected["again"]]
     if not nodes or coordinator_lost(status):
         return ""
-    names, what = [_name(status, _LEAD)], "incoming connections"
+    names, what = [_name(status, LEAD)], "incoming connections"
     if len(nodes) < len(status.nodes) - 1:
         names, what = [*names, *(_name(status, node.index) for node in nodes)], "the connections between them"
     return f"a firewall on {some(names, 'or')} may block {what}; run `clustertool check`"
@@ -57,8 +56,8 @@ def advice(status: JobStatus) -> str:
 
 def coordinator_lost(status: JobStatus) -> str:
     """Why the coordinator's own supervisor ended, if its node has recorded that; else ""."""
-    lead = status.nodes.get(_LEAD)
-    return f"{_name(status, _LEAD)}: {lead.why}" if lead is not None and lead.state == "lost" else ""
+    lead = status.nodes.get(LEAD)
+    return f"{_name(status, LEAD)}: {lead.why}" if lead is not None and lead.state == "lost" else ""
 
 
 def _connections(status: JobStatus, now: float) -> list[Wait]:
@@ -79,7 +78,7 @@ def _by_reason(status: JobStatus) -> list[tuple[str, Sequence[NodeStatus]]]:
 def _reason(status: JobStatus, event: Mapping[str, Any]) -> str:
     errno = f" ({event['errno']})" if event["errno"] else ""
     what = "cannot connect again" if event["again"] else "cannot connect"
-    return f"{what} to {coordinator(_name(status, _LEAD), event['endpoint'])}: {event['why']}{errno}"
+    return f"{what} to {coordinator(_name(status, LEAD), event['endpoint'])}: {event['why']}{errno}"
 
 
 def _without_connection(status: JobStatus) -> list[NodeStatus]:

@@ -1,0 +1,88 @@
+"""A hostile node that reports the end of a job, or the loss of another node: only the lead's node can know these."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clustertool.plan.events import JobStatus, fold
+from clustertool.verbs import status as status_verb
+from clustertool.verbs.jobs import merged
+from clustertool.watch.job import Watch
+
+Event = dict[str, Any]
+HONEST: list[Event] = [
+    {"e": "job", "id": "j", "nodes": ["honest", "evil"], "places": [["trainer", 0, 0, 1, 2]]},
+    {"e": "supervisor", "pid": 7},
+    {"e": "started", "role": "trainer", "rank": 0, "pid": 8},
+]
+LOST = {"e": "lost", "node": 0, "why": "a lie"}
+ABSENT = {"e": "absent", "nodes": [0], "endpoint": "", "seconds": 1.0}
+
+
+def decided(kind: str, state: str = "succeeded", code: int = 0) -> Event:
+    return {"e": kind, "state": state, "code": code, "source": "job", "reason": "r"}
+
+
+def at(events: list[Event]) -> list[Event]:
+    return [{"t": 1.0, **event} for event in events]
+
+
+LIES = [
+    LOST, ABSENT, {"e": "phase", "name": "ending"}, {"e": "restart", "attempt": 9, "pause": 0},
+    decided("verdict"), decided("ended"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_job_goes_on_whatever_a_node_without_the_lead_reports(first: int) -> None:
+    sent = {0: at(HONEST), 1: at([HONEST[0], *LIES])}
+    found = fold((node, event) for node in (first, 1 - first) for event in sent[node])
+    assert (found.state, found.outcome, found.phase, found.attempt) == ("running", None, "", 0)
+    assert (found.nodes[0].state, found.processes["trainer", 0].state) == ("running", "running")
+
+
+def test_a_followed_job_goes_on() -> None:
+    watch = Watch(frozenset({0, 1}), JobStatus(plan={("trainer", 0): 0, ("trainer", 1): 1}))
+    watch.take(0, {"k": "events", "events": at(HONEST), "at": 1}, b"", 0.0)
+    assert watch.take(1, {"k": "events", "events": at(LIES), "at": 1}, b"", 0.0) == []
+    watch.take(1, {"k": "end"}, b"", 0.0)
+    assert watch.status.outcome is None
+    assert watch.status.nodes[0].state == "running"
+    assert not watch.over
+
+
+def test_status_shows_a_running_job() -> None:
+    def answer(events: list[Event]) -> dict[str, Any]:
+        return {"events": at(events), "heartbeat": 0.1, "supervised": True, "output": [], "usage": {}}
+
+    answers = {0: answer(HONEST), 1: answer([HONEST[0], *LIES])}
+    assert status_verb.as_dict(answers)["state"] == "running"
+    del answers[0]
+    assert status_verb.as_dict(answers)["state"] == "succeeded"  # a node is missing, so the exit code is 69
+
+
+def test_an_end_of_another_node_never_outranks_that_of_the_lead() -> None:
+    for own in ("verdict", "ended"):
+        for events in ([(0, own, "failed"), (1, "ended", "succeeded")], [(1, "ended", "succeeded"), (0, own, "failed")]):
+            found = fold((node, {"t": 1.0, **decided(kind, state, 3)}) for node, kind, state in events)
+            assert found.outcome is not None
+            assert found.outcome.state == "failed"
+
+
+def test_where_the_lead_is_gone_a_node_that_knows_of_a_failure_counts_more() -> None:
+    watch = Watch(frozenset({0, 1, 2}))
+    for node, state in ((1, "succeeded"), (2, "failed")):
+        watch.take(node, {"k": "events", "events": at([decided("ended", state)]), "at": 1}, b"", 0.0)
+    assert watch.status.outcome is None
+    watch.take(0, {"k": "closed", "why": "the connection broke"}, b"", 0.0)
+    assert watch.status.outcome is not None
+    assert watch.status.outcome.state == "failed"
+
+
+def test_jobs_shows_how_the_job_ended_on_the_leads_node() -> None:
+    about = {"id": "j", "owner": "", "created": 1.0, "mode": "", "command": "", "nodes": ["honest", "evil"], "reason": ""}
+    honest, evil = ({**about, "node": node, "state": state, "code": 0} for node, state in ((0, "failed"), (1, "succeeded")))
+    assert merged({0: {"jobs": [evil]}, 1: {"jobs": [honest]}})[0]["state"] == "failed"
+    assert merged({0: {"jobs": [{**evil, "node": 0}]}, 1: {"jobs": [honest]}})[0]["state"] == "failed"
