@@ -12,7 +12,9 @@
 
     * a collective job has no pservers and goes on to trainer at once.
 
-Processes that fail by themselves before the stop reaches them are culprits, too, in the order in which the lead learns of them.
+Processes that fail by themselves before the stop reaches them are culprits, too, in the order in which the lead learns of them;
+those whose error is that another process has gone are behind the others. The server holds the Stop of a failure for a moment,
+so that failures of the same cause arrive before it; stop() gives the order that is due then.
 What ended the job first is its outcome; only a restart that is under way gives way to a lost node and to a stop. A
 node whose supervisor ended its processes unasked (it thinks the lead lost) counts as lost.
 """
@@ -38,6 +40,7 @@ class Exit:
     stopped: bool = False
     note: str = ""
     error: int = 0  # see Failure
+    consequence: bool = False  # see Failure
 
     @property
     def key(self) -> Key:
@@ -187,7 +190,7 @@ def decide(state: State, event: Event) -> Step:
 def _joined(state: State, event: Joined) -> Step:
     state = replace(state, joined=state.joined | {event.node})
     if state.phase == "ending":
-        return state, (Stop(state.ending.reason if state.ending else "restart"),)
+        return state, (stop(state),)
     return _advance(state)
 
 
@@ -209,12 +212,12 @@ def _exited(state: State, event: Exited) -> Step:
     ended = state.trainers_ended + sum(exit.role == "trainer" for exit in event.exits)
     state = replace(state, exits=state.exits + event.exits, trainers_ended=ended)
     if state.ending or state.restart:
-        return replace(state, culprits=state.culprits + _failures(state, event)), ()
+        return replace(state, culprits=_ordered(state.culprits + _failures(state, event))), ()
     if any(exit.stopped for exit in event.exits):
         return _lost(state, Lost(state.shape.node_of(event.exits[0].key), "its supervisor ended its processes unasked"))
     bad = sorted((exit for exit in event.exits if exit.failed or _left_early(state, exit)), key=lambda exit: exit.key)
     if bad:
-        state = replace(state, culprits=state.culprits + tuple(bad))
+        state = replace(state, culprits=_ordered(state.culprits + tuple(bad)))
         if state.shape.on_failure == "abort" or any(exit.role != "trainer" for exit in bad):
             return _fail(state)
     if state.trainers_ended == state.shape.trainers:
@@ -231,6 +234,11 @@ def _failures(state: State, event: Exited) -> Tuple[Exit, ...]:
     return tuple(sorted((exit for exit in event.exits if exit.failed), key=lambda exit: exit.key))
 
 
+def _ordered(culprits: Tuple[Exit, ...]) -> Tuple[Exit, ...]:
+    """Causes before consequences; else in the order in which the lead learned of them."""
+    return tuple(sorted(culprits, key=lambda exit: exit.consequence))
+
+
 def _left_early(state: State, exit: Exit) -> bool:
     """A pserver that ends before it ever listened would keep everybody waiting."""
     return exit.role == "pserver" and not exit.stopped and exit.key not in state.listening
@@ -239,8 +247,21 @@ def _left_early(state: State, exit: Exit) -> bool:
 def _fail(state: State) -> Step:
     if state.attempt < state.shape.max_restarts:
         state = replace(state, phase="ending", restart=True)
-        return state, (Stop(f"restart after attempt {state.attempt}: {reason(state)}"),)
+        return state, (stop(state),)
     return _end(state, _failed(state))
+
+
+def stop(state: State) -> Stop:
+    """The order of a job or an attempt that ends, with all failures that are known now."""
+    if state.ending is not None and state.ending.state != "failed":
+        return Stop(state.ending.reason)
+    return Stop(f"restart after attempt {state.attempt}: {reason(state)}" if state.restart else reason(state))
+
+
+def may_fail(state: State) -> bool:
+    """Whether the job ends because of a failure, and other processes of it may fail of the same cause."""
+    failing = state.restart or (state.ending is not None and state.ending.state == "failed")
+    return state.phase == "ending" and failing and len(state.exits) < len(state.shape.place)
 
 
 def _failed(state: State) -> Outcome:
@@ -251,7 +272,7 @@ def _failed(state: State) -> Outcome:
 
 
 def reason(state: State) -> str:
-    """All failures, the first known one first; those with the same error in one sentence."""
+    """All failures, the first one first; those with the same error in one sentence."""
     place, names = dict(state.shape.place), state.shape.names
     groups = alike(
         Failure(exit.role, exit.rank, names[place[exit.key]], exit.code, exit.signal, exit.note, exit.error)

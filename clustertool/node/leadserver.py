@@ -26,6 +26,9 @@ _LONGEST_PAUSE = 30.0  # seconds before a new attempt: 1, 2, 4, ... up to this
 _MAX_BACKLOG = 4 << 20
 _MALFORMED = (KeyError, TypeError, ValueError, OverflowError)
 _LONGEST_REASON = 200
+# Seconds between the first failure and the stop. The ranks of a job fail of the same error (a module that is missing, a wrong
+# setting) a few 10 ms apart; a rank that is stopped in this time would count as a victim of an error that it has itself.
+_HOLD = 0.5
 _LARGE = 1e18  # steps and seconds
 
 
@@ -78,6 +81,7 @@ class LeadServer:
         self._lease = float(spec["policy"]["lease"])
         self._attached_at = now
         self._restart: Optional[Tuple[float, Header]] = None  # when a new attempt begins, and with which word
+        self._stop_at: Optional[float] = None  # when the stop is sent that waits for further failures
 
     # -- for the supervisor's loop --
 
@@ -279,6 +283,8 @@ class LeadServer:
         if self._lease and now - self._attached_at > self._lease:
             self._lease = 0.0
             self._decide(l.StopAsked(f"no laptop was attached for {now - self._attached_at:.0f} s (--lease)", 143))
+        if self._stop_at is not None and now >= self._stop_at:
+            self._release()
         if self._restart is not None and now >= self._restart[0]:
             _, message = self._restart
             self._restart = None
@@ -300,14 +306,28 @@ class LeadServer:
     def _decide(self, event: l.Event) -> None:
         before = self._state.phase
         self._state, actions = l.decide(self._state, event)
+        if self._state.phase != before and l.may_fail(self._state):
+            self._stop_at = time.monotonic() + _HOLD
+            return
+        if self._stop_at is not None and (actions or not l.may_fail(self._state)):
+            self._release()
         for action in actions:
             if isinstance(action, l.Start) and action.again:  # the phase that is recorded next belongs to the new attempt
                 self._begin_again(action)
         if self._state.phase != before:
-            end = self._state.ending
-            self._record("phase", name=self._state.phase, **self._cause(), **({"end": end.state} if end else {}))
+            self._record_phase()
         for action in actions:
             self._act(action)
+
+    def _release(self) -> None:
+        """Send the stop of a failure: no more failures are waited for."""
+        self._stop_at = None
+        self._record_phase()
+        self._act(l.stop(self._state))
+
+    def _record_phase(self) -> None:
+        end = self._state.ending
+        self._record("phase", name=self._state.phase, **self._cause(), **({"end": end.state} if end else {}))
 
     def _cause(self) -> Dict[str, Any]:
         """Of an ending: the failures that are known now, the first one first. The followers print them before anything else."""
@@ -361,12 +381,12 @@ def _event(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[l.Even
     return None
 
 
-def _exit(ranks: FrozenSet[Key], item: Tuple[str, int, int, int, bool, str, int]) -> l.Exit:
-    role, rank, code, number, stopped, note, error = item
+def _exit(ranks: FrozenSet[Key], item: Tuple[str, int, int, int, bool, str, int, bool]) -> l.Exit:
+    role, rank, code, number, stopped, note, error, consequence = item
     key = _key(ranks, role, rank)
     if not (0 <= int(code) <= 255 and 0 <= int(number) <= 127):
         raise ValueError("an exit code or a signal that does not exist")
-    return l.Exit(*key, int(code), int(number), bool(stopped), str(note), int(error))
+    return l.Exit(*key, int(code), int(number), bool(stopped), str(note), int(error), bool(consequence))
 
 
 def _number(value: Any) -> Optional[float]:

@@ -14,6 +14,11 @@ from clustertool.node import files, signals
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it
 _LINE = 4096  # bytes in which the last line of a log is searched
+_DIFFERENT = rb"0x[0-9a-fA-F]+|[0-9]+"  # in the same error of several ranks: rank, port, pid, time, address
+_OF_OTHERS = (  # what a rank prints after another one has failed
+    rb"connection (reset|refused|closed)|broken ?pipe|closed by peer|ConnectionError|peer .* closed"
+    rb"|nccl.*(remote|abort|timeout)|gloo.*(closed|reset|timeout)"
+)
 _KEPT = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "PATH")
 _LAUNCHER = (
     r"(PADDLE_|CLUSTERTOOL_|OMPI_|TORCHELASTIC_|PET_|DISTRIBUTED_TRAINER_ENDPOINTS$|TRAINER_PORTS_NUM$|POD_(IP|NAME)$|TRAINING_ROLE$)"
@@ -144,13 +149,20 @@ def start(
         return (NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE), why
 
 
-def last_line(job: int, log: str) -> int:
-    """A number made of the last line of a log that is not blank: equal lines have equal numbers. 0 if there is none."""
+def last_line(job: int, log: str) -> Tuple[int, bool]:
+    """Of the last line of a log that is not blank: a number, and whether it is about a lost connection to another process.
+
+    Lines that differ in digits only have the same number. (0, False) if there is none.
+    """
+    import re
+
     with contextlib.suppress(OSError):
         fd = files.open_read(job, log)
         try:
             text = os.pread(fd, _LINE, max(0, os.fstat(fd).st_size - _LINE)).strip()
         finally:
             os.close(fd)
-        return zlib.crc32(text[text.rfind(b"\n") + 1 :]) if text else 0
-    return 0
+        line = text[text.rfind(b"\n") + 1 :]
+        if line:
+            return zlib.crc32(re.sub(_DIFFERENT, b"0", line)), re.search(_OF_OTHERS, line, re.IGNORECASE) is not None
+    return 0, False

@@ -47,7 +47,7 @@ _LAST_WORDS, _OF_PROCESS, _OF_RANK = 16 << 10, 512, 64
 
 _OF_SIGNALS = (128 + signal.SIGTERM, 128 + signal.SIGKILL)  # exit codes of a shell whose program was signalled
 
-_Exit = Tuple[str, int, int, int, bool, str, int]  # role, rank, code, signal, stopped, note, error
+_Exit = Tuple[str, int, int, int, bool, str, int, bool]  # role, rank, code, signal, stopped, note, error, consequence
 
 
 class Rank:
@@ -320,7 +320,7 @@ class Supervisor:
             pid, why = ranks.start(self.spec, rank.spec, self.attempt, self.job, rank.log, self.umask, self.file_limit)
         if why:
             self.record("exited", role=role, rank=number, code=pid, signal=0, stopped=False, note=why, attempt=self.attempt)
-            return [(role, number, pid, 0, False, why, 0)]
+            return [(role, number, pid, 0, False, why, 0, False)]
         rank.pid = pid
         self.by_pid[pid] = rank
         process = processes.identify(pid)
@@ -384,12 +384,14 @@ class Supervisor:
         if (code or killed) and not stopped and not note:
             self._look_at_disk()
             note = f"the disk of {self.spec['root']} is full" if self.disk.full else ""
-        error = ranks.last_line(self.job, rank.log_name) if code and not stopped else 0
+        error, consequence = 0, False
+        if (code or killed == signal.SIGABRT) and not stopped:  # libraries abort for errors of connections
+            error, consequence = ranks.last_line(self.job, rank.log_name)
         self.record(
             "exited", role=role, rank=number, code=code, signal=killed, stopped=stopped, note=note, attempt=self.attempt,
-            error=error, cpu=round(used.ru_utime + used.ru_stime, 2), memory=used.ru_maxrss << 10,
+            error=error, consequence=consequence, cpu=round(used.ru_utime + used.ru_stime, 2), memory=used.ru_maxrss << 10,
         )  # fmt: skip
-        return [(role, number, code, killed, stopped, note, error)]
+        return [(role, number, code, killed, stopped, note, error, consequence)]
 
     def _look_for_listeners(self) -> None:
         heard, strays = self.awaited.look()

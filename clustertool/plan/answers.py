@@ -81,7 +81,7 @@ _EVENTS: Dict[str, Check] = {
     "exited": fields(
         {**_process, "code": _code},
         {"signal": whole(0, 255), "stopped": flag, "note": text(), "attempt": _attempt, "cpu": _bytes, "memory": _bytes,
-         "error": whole()},
+         "error": whole(), "consequence": flag},
     ),
     "frozen": fields(_process),
     "thawed": fields(_process),

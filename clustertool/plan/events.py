@@ -9,7 +9,8 @@ Every event has `t` (the node's clock, seconds) and `e`, its kind:
     started      role, rank, pid, start, attempt   listening  role, rank
     elsewhere    role, rank, listens, endpoint     a pserver listens where nobody looks for it
     exited       role, rank, code, signal, stopped, note, attempt   `stopped`: after the supervisor had signalled it;
-                 error                     of a failure: a number made of the last line of its log
+                 error, consequence        of a failure: a number made of the last line of its log without its digits, and
+                                           whether the line is about a lost connection
                  cpu, memory               seconds and peak bytes of it and the children it waited for
     frozen / thawed      role, rank                a rank was stopped by SIGSTOP, or goes on
     disk         full, root                        the disk of ROOT_DIR is full, or has room again

@@ -68,7 +68,10 @@ def some(names: Sequence[str], last: str = "and") -> str:
 
 
 class Failure(NamedTuple):
-    """A process that failed by itself. `error` is a number made of the last line of its log: equal lines, equal numbers."""
+    """A process that failed by itself. `error` is a number made of the last line of its log: equal lines, equal numbers.
+
+    `consequence`: this line is about a lost connection, so another failure may be the cause.
+    """
 
     role: str
     rank: int
@@ -78,6 +81,7 @@ class Failure(NamedTuple):
     note: str = ""
     error: int = 0
     attempt: int = 0
+    consequence: bool = False
 
 
 def same_error(failure: Failure) -> Tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Failures of one moment are one report: the first known first, identical ones together, each printed once. Pure.
+"""Failures of one moment are one report: causes before consequences, identical ones together, each printed once. Pure.
 
 News of failed processes wait for a short time, for two reasons. The nodes' events come in any order, and only the lead knows
 which failure it knew first. And processes that fail of the same error fail at the same time. What follows from a failure
@@ -14,7 +14,7 @@ from typing import Any
 from clustertool.plan.outcome import Failure, Key, alike, failed, same_error
 from clustertool.plan.roles import word
 
-HOLD = 0.5  # seconds
+HOLD = 1.0  # seconds: the lead names the failures after half a second
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Failures:
         if self._due is None or (now is not None and now < self._due):
             return []
         places = {key: number for number, key in enumerate(self._first)}
-        waiting = sorted(self._waiting, key=lambda item: (places.get(_key(item[1]), len(places)), item[0], item[1]))
+        waiting = sorted(self._waiting, key=lambda item: (places.get(_key(item[1]), len(places)), item[1].consequence, *item))
         times = {_key(failure): t for t, failure in waiting}
         self._told.update(times)
         found = [self._report(group, times[_key(group[0])]) for group in alike(failure for _, failure in waiting)]

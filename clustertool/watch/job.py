@@ -197,6 +197,7 @@ class Watch:
         return Failure(
             str(event["role"]), int(event["rank"]), self.name(node), int(event["code"]), int(event.get("signal", 0)),
             str(event.get("note", "")), int(event.get("error", 0)), int(event.get("attempt", 0)),
+            bool(event.get("consequence")),
         )  # fmt: skip
 
     def _news(self, node: int, event: Mapping[str, Any], before: str) -> Iterable[News]:

@@ -105,6 +105,17 @@ def test_all_ranks_at_once_and_none_hides_another(site):
     assert (exit_["code"], exit_["source"]) == (done.code, "job")
 
 
+def test_the_same_error_on_all_nodes_is_one_message(site):
+    four = site(4)
+    four.workspace(train_py="print('no quote)")
+    done = four.inv("run", "-w", "job").ends(1)
+    same = [line for line in done.err.splitlines() if "4 trainers failed with the same error, first trainer" in line]
+    assert len(same) == 2 and same[1] == done.last, "the warning, and the line with the exit code"
+    assert "rank=[0,1,2,3] was aborted" in done.err
+    assert "victims" not in done.err
+    assert done.err.count("last lines of trainer") == 1
+
+
 def test_a_job_whose_time_is_over(site):
     pair = site(2)
     pair.workspace(train_py=WAITS)

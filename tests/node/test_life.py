@@ -97,6 +97,38 @@ def test_ranks_that_fail_at_the_same_instant_are_all_culprits(bench: Bench, tmp_
     assert outcome["reason"] == (many if len(own) > 1 else f"{first} ended with exit code 5")
 
 
+def test_the_same_error_on_all_nodes_is_one_verdict_without_victims(bench: Bench) -> None:
+    """Each node has one rank. The first failure must not stop the others, which fail of the same error a moment later."""
+    program = "sleep 0.0$RANK; echo file $RANK, line 1; echo SyntaxError $RANK; exit 1"
+    job = bench.run(bench.nodes(4), program)
+    outcome = job.ended()
+    assert sorted(outcome["culprits"]) == [["trainer", rank] for rank in range(4)]
+    assert outcome["victims"] == []
+    assert outcome["reason"].startswith("4 trainers failed with the same error, first trainer ")
+    ending = next(event for event in job.events(0, "phase") if event["name"] == "ending")
+    assert (ending["culprits"], ending["why"]) == (outcome["culprits"], outcome["reason"]), "known before the stop"
+
+
+def test_a_cause_that_is_known_after_its_consequence_is_reported_first(bench: Bench, tmp_path: Path) -> None:
+    """Rank 1 ends because the connection to rank 0 is closed, and its end is known before that of rank 0."""
+    cause = f"until [ -e {tmp_path}/closed ]; do sleep 0.01; done; sleep 0.2; echo ValueError; exit 5"
+    consequence = f"echo ConnectionError: closed by peer; touch {tmp_path}/closed; exit 1"
+    job = bench.run(bench.nodes(2), p.one_each(cause, consequence))
+    outcome = job.ended()
+    assert (outcome["code"], outcome["culprits"]) == (5, [["trainer", 0], ["trainer", 1]])
+
+
+def test_a_stop_by_the_user_does_not_wait_for_further_failures(bench: Bench) -> None:
+    job = bench.run(bench.nodes(2), p.one_each("echo ready; until [ -e go ]; do sleep 0.02; done; exit 5", p.PLAIN)).ready()
+    (job.dir(0) / "go").touch()
+    job.until("exited")
+    job.stop(code=130)
+    failure, phase = job.events(0, "exited")[0], job.events(0, "phase")[-2:]
+    assert [event["name"] for event in phase] == ["ending", "over"]
+    assert phase[0]["t"] - failure["t"] < 0.45
+    assert job.ended()["code"] == 5
+
+
 def test_it_is_known_which_ranks_the_signal_ends_at_once(bench: Bench) -> None:
     """Such a rank has no exit code after a stop, unless it was ending by itself when the signal came."""
     program = """

@@ -29,10 +29,11 @@ def header(node: int, nodes: int = 4) -> Event:
     }  # fmt: skip
 
 
-def failure(rank: int, t: float = 5.0, code: int = 1, signal: int = 0, error: int = 77, attempt: int = 0) -> Event:
+def failure(rank: int, t: float = 5.0, code: int = 1, signal: int = 0, error: int = 77, attempt: int = 0,
+            consequence: bool = False) -> Event:  # fmt: skip
     return {
         "t": t, "e": "exited", "role": "trainer", "rank": rank, "code": code, "signal": signal, "stopped": False, "note": "",
-        "error": error, "attempt": attempt,
+        "error": error, "attempt": attempt, "consequence": consequence,
     }  # fmt: skip
 
 
@@ -85,6 +86,23 @@ def test_the_first_failure_is_the_one_that_the_lead_knew_first() -> None:
     follower.take(3, failure(3, t=4.9, error=8))
     follower.take(0, ending(0), failure(0))
     assert follower.end() == ["trainer 0 on n0 ended with exit code 1", "trainer 3 on n3 ended with exit code 1", ENDING]
+
+
+def test_without_the_coordinators_order_causes_are_before_consequences() -> None:
+    follower = Follower()
+    follower.take(3, failure(3, t=4.9, error=8, consequence=True))
+    follower.take(0, failure(0))
+    assert follower.end() == ["trainer 0 on n0 ended with exit code 1", "trainer 3 on n3 ended with exit code 1"]
+
+
+def test_the_failures_wait_for_the_coordinator_which_names_them_half_a_second_later() -> None:
+    follower = Follower()
+    follower.take(3, failure(3, error=8))
+    follower.take(0, failure(0))
+    follower.wait(0.6)
+    follower.take(0, ending(0, 3))
+    follower.wait(0.5)
+    assert follower.printed == ["trainer 0 on n0 ended with exit code 1", "trainer 3 on n3 ended with exit code 1", ENDING]
 
 
 def test_a_failure_whose_event_never_comes_is_reported_by_the_lead() -> None:

@@ -21,6 +21,8 @@ from clustertool.node.lead import (
     StopAsked,
     decide,
     expected,
+    may_fail,
+    stop,
 )  # fmt: skip
 from clustertool.plan.outcome import Outcome
 
@@ -37,9 +39,10 @@ def with_policy(shape: Shape, on_failure: str = "abort", max_restarts: int = 0) 
 
 
 def ended(
-    key: tuple[str, int], code: int = 0, signal: int = 0, stopped: bool = False, note: str = "", error: int = 0
-) -> Exit:
-    return Exit(*key, code, signal, stopped, note, error)
+    key: tuple[str, int], code: int = 0, signal: int = 0, stopped: bool = False, note: str = "", error: int = 0,
+    consequence: bool = False,
+) -> Exit:  # fmt: skip
+    return Exit(*key, code, signal, stopped, note, error, consequence)
 
 
 def exits(*those: Exit) -> Exited:
@@ -258,6 +261,36 @@ def test_failures_with_the_same_error_are_one_sentence_and_none_is_a_victim() ->
 def test_after_a_signal_the_last_line_of_the_log_makes_no_difference() -> None:
     found = verdict(COLLECTIVE, *JOINED, exits(ended(T0, signal=11, error=5), ended(T1, signal=11, error=6)), *CLEAN)
     assert found.reason == "2 trainers failed with the same error, first trainer 0 on n0: signal 11 (segmentation fault)"
+
+
+def test_causes_are_before_consequences() -> None:
+    """Trainer 3 ends first, since trainer 0 closed its connection; trainer 0 is reaped a moment later."""
+    lost = ended(T3, 1, error=8, consequence=True)
+    found = verdict(COLLECTIVE, *JOINED, exits(lost), exits(ended(T0, 5, error=9)), stopped(T1, T2), *CLEAN)
+    assert (found.culprits, found.code, found.node) == ((T0, T3), 5, 0)
+    assert found.reason == "trainer 0 on n0 ended with exit code 5; trainer 3 on n1 ended with exit code 1"
+    alone = verdict(COLLECTIVE, *JOINED, exits(lost), stopped(T0, T1, T2), *CLEAN)
+    assert (alone.culprits, alone.code) == ((T3,), 1), "a consequence without a known cause"
+
+
+def test_the_stop_that_was_held_names_all_failures_that_are_known_then() -> None:
+    state, _ = replay(COLLECTIVE, *JOINED, exits(ended(T3, 1, error=5)))
+    assert may_fail(state)
+    for key in (T0, T1):
+        state, actions = decide(state, exits(ended(key, 1, error=5)))
+        assert actions == () and may_fail(state)
+    state, actions = decide(state, exits(ended(T2, 1, error=5)))
+    assert actions == () and not may_fail(state), "all have ended"
+    assert stop(state) == Stop("4 trainers failed with the same error, first trainer 3 on n1: exit code 1")
+
+
+def test_only_after_a_failure_others_may_fail_of_the_same_cause() -> None:
+    assert not may_fail(replay(COLLECTIVE, *JOINED)[0])
+    for ending in (StopAsked("ann", 130), StopAsked("t", 124, "timeout"), Lost(1, "silent")):
+        assert not may_fail(replay(COLLECTIVE, *JOINED, ending)[0])
+        assert not may_fail(replay(AGAIN, *JOINED, FAILED, ending)[0]), "it replaces the restart"
+    assert not may_fail(replay(PS, *SERVED, exits(ended(T0)), exits(ended(T1)))[0]), "success"
+    assert may_fail(replay(AGAIN, *JOINED, FAILED)[0])
 
 
 def test_a_reason_names_three_errors_and_counts_the_rest() -> None:
