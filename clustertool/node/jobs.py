@@ -152,10 +152,14 @@ class Jobs:
 
     def _clean_one(self, record: Record, header: Header) -> Optional[int]:
         """The bytes freed; None for a job that is too young, _RUNS for one that lives. Raises ClustertoolError."""
-        from clustertool.node import mounts
+        from clustertool.node import ledger, mounts
         from clustertool.node.place import remove, unlink
         from clustertool.node.stop import lives
 
+        if header.get("exact") and record.elsewhere() and not os.path.lexists(record.paths.dir):
+            if not header.get("dry"):  # the user has removed its directory and names it: only the copy in the ledger is left
+                ledger.remove(record.paths)
+            return 0
         if lives(record):
             return _RUNS
         if float(header["now"]) - float(record.header.get("created", 0)) < float(header.get("older_than", 0)):

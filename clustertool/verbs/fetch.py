@@ -6,9 +6,11 @@ import posixpath
 from pathlib import Path
 from typing import Any
 
-from clustertool.errors import NotFound, UsageError
+from clustertool.errors import NotFound, UsageError, raise_all
 from clustertool.verbs import interrupts
 from clustertool.verbs.call import JOB, JSON, PLACES, ROLE, Call, Opt, role_of, verb
+
+_CLEANED = "nothing to do, if they were removed on purpose"
 
 
 @verb(
@@ -22,7 +24,7 @@ def fetch(call: Call) -> None:
     from clustertool.show.progress import human_bytes
     from clustertool.show.table import count
     from clustertool.verbs import load
-    from clustertool.verbs.jobs import fleet_of, pick
+    from clustertool.verbs.jobs import attach_to, fleet_of
 
     given = call.given
     if given.path.startswith("/") or ".." in given.path.split("/"):
@@ -32,9 +34,9 @@ def fetch(call: Call) -> None:
     role = role_of(given.role)
     cluster = load.cluster(call, start_local=False)
     with fleet_of(cluster, whole=given.rank == "all") as fleet:
-        job = pick(fleet, given.job)["id"]
+        job = attach_to(fleet, given.job)["id"]
         answers = fleet.ask_all({"q": "status", "job": job})
-        places = _places(job, answers, role, given.rank)
+        places = _places(fleet, job, answers, role, given.rank)
         to = Path(given.to or folder_of(job))
         folders = {rank: _folder(to, given.rank, role, rank) for rank in places}
         fetched = {rank: _pull(fleet, answers[node], node, given.path, folders[rank]) for rank, node in places.items()}
@@ -51,30 +53,29 @@ def _folder(to: Path, asked: str, role: str, rank: int) -> Path:
     return to / f"{'rank' if role == 'trainer' else role}{rank}" if asked == "all" else to
 
 
-def _places(job: str, answers: dict[int, Any], role: str, asked: str) -> dict[int, int]:
-    """Rank within the role -> the agent whose node ran it. Raises NotFound."""
+def _places(fleet: Any, job: str, answers: dict[int, Any], role: str, asked: str) -> dict[int, int]:
+    """Rank within the role -> the node that ran it, of nodes that answered. Raises what kept a node from it, or NotFound."""
     from clustertool.plan.roles import word
+    from clustertool.verbs.status import read
 
-    found = {
-        int(process["rank"]): node
-        for node, answer in answers.items()
-        for process in (answer["events"][0] if answer["events"] else {}).get("processes", ())
-        if process["role"] == role
-    }
-    if asked == "all" and found:
-        return dict(sorted(found.items()))
-    if asked == "all" or int(asked) not in found:
+    planned = {process.rank: process.node for process in read(answers).of(role)}
+    found = {rank: node for rank, node in planned.items() if node in answers and (asked == "all" or rank == int(asked))}
+    if not found:
+        wanted = planned.get(int(asked)) if asked != "all" else None
+        raise_all([error for node, error in fleet.failed.items() if wanted in (None, node)])
         name = word(role)
-        have = f"it has {name}s {min(found)} to {max(found)}" if found else f"none of the nodes that answered has {name}s"
-        raise NotFound(f"job {job} has no {name} {asked} on a node that answered", have)
-    return {int(asked): found[int(asked)]}
+        have = f"it has {name}s {min(planned)} to {max(planned)}" if planned else f"it has no {name}s"
+        raise NotFound(f"job {job} has no {name} {asked}" + " on a node that has its records" * (wanted is not None), have)
+    for node in set(planned.values()) - set(answers) - set(fleet.failed) if asked == "all" else ():
+        fleet.failed[node] = NotFound(f"it has no records of job {job} any more", _CLEANED, fleet.name(node))
+    return found
 
 
 def _pull(fleet: Any, answer: Any, node: int, path: str, to: Path) -> tuple[int, int]:
     """(files, bytes). The job's own directory first, then the workspace that lay on the node already."""
     from clustertool.reach.rsync import pull
 
-    header = answer["events"][0]
+    header: dict[str, Any] = next((event for event in answer["events"] if event["e"] == "job"), {})
     wanted = path or str(header.get("output", "output"))
     link = fleet.agents[node].link
     first = posixpath.join(answer["dir"], wanted)

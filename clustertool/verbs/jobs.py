@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -58,12 +59,17 @@ def doubt(fleet: Any, job: str, answers: Mapping[int, Mapping[str, Any]]) -> Non
 
 def merged(answers: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """All nodes' summaries -> one entry a job, newest first. The worst state is the job's, a verdict beats a guess."""
-    by_job: dict[str, list[Mapping[str, Any]]] = {}
-    for answer in answers.values():
-        for summary in answer["jobs"]:
-            by_job.setdefault(str(summary["id"]), []).append(summary)
-    found = [_merge(job, parts) for job, parts in by_job.items()]
+    found = [_merge(job, list(parts.values())) for job, parts in listings(answers).items()]
     return sorted(found, key=lambda job: (job["created"] or 0, job["id"]), reverse=True)
+
+
+def listings(answers: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[int, Mapping[str, Any]]]:
+    """All nodes' summaries -> {job: {agent: its summary}}. An agent lists a job once; what it adds is left out."""
+    found: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for agent, answer in answers.items():
+        for summary in answer["jobs"]:
+            found.setdefault(str(summary["id"]), {}).setdefault(agent, summary)
+    return found
 
 
 def _merge(job: str, parts: list[Mapping[str, Any]]) -> dict[str, Any]:
@@ -79,7 +85,7 @@ def _merge(job: str, parts: list[Mapping[str, Any]]) -> dict[str, Any]:
         "owner": parts[0]["owner"],
         "mode": parts[0]["mode"],
         "command": parts[0]["command"],
-        "total": len(parts[0]["nodes"] or ()) or len(parts),
+        "total": len(_nodes(parts)) or len(parts),
         "seen_on": sorted(int(part["node"] or 0) for part in parts),
     }
 
@@ -97,7 +103,7 @@ def attach_to(fleet: Any, prefix: str) -> dict[str, Any]:
     """The job a verb is about, as pick() does, and the fleet becomes its nodes, numbered as the job numbers them."""
     answers = fleet.ask_all({"q": "jobs", "job": prefix})
     job = choose(fleet, answers, prefix)
-    places, names = where(job["id"], answers)
+    places, names = where(listings(answers)[job["id"]], answers, fleet.cluster.hosts)
     if names:
         fleet.take(places, names)
     return job
@@ -125,17 +131,32 @@ def choose(fleet: Any, answers: Mapping[int, Mapping[str, Any]], prefix: str, ru
         raise
 
 
-def where(job: str, answers: Mapping[int, Mapping[str, Any]]) -> tuple[dict[int, int], list[str]]:
-    """{node as the job numbers it: agent that has its record}, and the names of all its nodes: a job may have had
-    a part of HOSTS only, or other HOSTS."""
-    places: dict[int, int] = {}
-    names: list[str] = []
-    for agent, answer in answers.items():
-        for summary in answer["jobs"]:
-            if summary["id"] == job:
-                places.setdefault(int(summary["node"] or 0), agent)
-                names = names or [str(name) for name in summary["nodes"] or ()]
+def where(
+    listed: Mapping[int, Mapping[str, Any]], answers: Mapping[int, Any], hosts: Sequence[Any]
+) -> tuple[dict[int, int], list[str]]:
+    """{node as a job numbers it: agent that has its record}, and the names of all its nodes: a job may have had
+    a part of HOSTS only, or other HOSTS.
+
+    `listed`: {agent: summary of the job}. `answers`: of all agents that answered. A node may claim any number. So a host that
+    conf.py names as the job does has the node of that name. A claim counts only for a name that is not in conf.py,
+    or whose host answered that it does not have the job.
+    """
+    names = _nodes(listed.values())
+    ours = {host.name: host.index for host in hosts}
+    places = {node: ours[name] for node, name in enumerate(names) if ours.get(name) in listed}
+    taken = set(places.values())
+    for agent, summary in listed.items():
+        node = int(summary["node"] or 0)
+        silent = node < len(names) and names[node] in ours and ours[names[node]] not in answers
+        if agent not in taken and node not in places and not silent:
+            places[node] = agent
     return places, names
+
+
+def _nodes(parts: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The names of a job's nodes, as most of the nodes that name them do."""
+    votes = Counter(tuple(str(name) for name in part["nodes"]) for part in parts if part["nodes"])
+    return list(votes.most_common(1)[0][0]) if votes else []
 
 
 def _picked(found: list[dict[str, Any]], prefix: str, running: bool) -> dict[str, Any]:

@@ -48,11 +48,11 @@ def _stop_jobs(call: Call, cluster: Any) -> None:
     """Supervisors are detached from sshd and would outlive it. What may live on is named, and the servers end all the same."""
     from clustertool.reach.fleet import Fleet
     from clustertool.verbs.follow import told
-    from clustertool.verbs.stop import stop_job, unfinished
+    from clustertool.verbs.stop import stop_jobs, unfinished
 
     with Fleet(cluster, interrupts.check).open() as fleet:
-        for job in unfinished(fleet.ask_all({"q": "jobs"})):
-            answers = stop_job(fleet, job, cluster.grace, force=False)
+        known = fleet.ask_all({"q": "jobs"})
+        for job, answers in stop_jobs(fleet, unfinished(known), cluster.grace, False, known).items():
             left = {name: told(answer, job) for name, answer in answers.items()}
             left = {name: text for name, text in left.items() if not text.startswith(("clean", "ended already"))}
             for name, text in left.items():

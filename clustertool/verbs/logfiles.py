@@ -49,6 +49,7 @@ def _print(call: Call, fleet: Any, inbox: Any, job: str, found: dict[str, tuple[
     file = call.given.file
     having = [name for name, (_, files) in found.items() if file in files]
     if not having:
+        raise_all([error for error in fleet.failed.values() if not call.given.host or error.node == call.given.host])
         where = f" on {call.given.host}" if call.given.host else ""
         raise NotFound(f"job {job} has no log/{file}{where}", "inv logs --files lists what there is")
     if len(having) > 1:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections import Counter
 from typing import Any
 
 from clustertool.verbs.call import JOB, JSON, PLACES, Call, Opt, role_of, verb
@@ -38,7 +40,7 @@ def read(answers: dict[int, Any]) -> Any:
     """
     from clustertool.plan.events import JobStatus
 
-    found = JobStatus()
+    found = JobStatus(plan=_plan(answers))
     for index, answer in sorted(answers.items()):
         for event in answer["events"]:
             found.apply(index, event)
@@ -61,6 +63,18 @@ def read(answers: dict[int, Any]) -> Any:
     found.settle(answers)
     found.silent = {node for node in found.nodes if node not in answers or answers[node].get("unknown")}
     return found
+
+
+def _plan(answers: dict[int, Any]) -> dict[tuple[str, int], int] | None:
+    """The node of each rank, as most nodes have it: one node cannot add ranks. None if no node has it (older records)."""
+    from clustertool.plan.places import unpack
+
+    headers = [event for _, answer in sorted(answers.items()) for event in answer["events"][:1] if event["e"] == "job"]
+    votes = Counter(json.dumps([event["places"], len(event.get("nodes", ()))]) for event in headers if event.get("places"))
+    if not votes:
+        return None
+    places, nodes = json.loads(votes.most_common(1)[0][0])
+    return {(role, rank): node for role, rank, node in unpack(places, nodes)}
 
 
 def as_dict(answers: dict[int, Any]) -> dict[str, Any]:

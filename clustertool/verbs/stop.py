@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clustertool.errors import (
@@ -17,6 +18,9 @@ from clustertool.errors import (
 from clustertool.verbs.call import JOB, JSON, PLACES, Call, Opt, verb
 
 _LAG = 2.0  # seconds without a new node after which the nodes that are there are asked to stop
+_LISTING = 10.0  # seconds that a node has to list its jobs
+_SECONDS = 30.0  # that the stop of a job may take beyond the grace
+_WIDTH = 1000  # requests at a time: nodes end several jobs at once
 
 
 @verb(
@@ -37,7 +41,7 @@ def stop(call: Call) -> None:
     with fleet_of(cluster, whole=not call.given.job, lag=_LAG) as fleet:
         first = _at_once(call, fleet, grace)
         fleet.rest()
-        known = fleet.ask_all({"q": "jobs", "job": call.given.job})
+        known = fleet.ask_all({"q": "jobs", "job": call.given.job}, _LISTING)
         wanted = list(first) if first and not call.given.all else list({**first, **dict.fromkeys(_wanted(call, fleet, known))})
         if call.given.dry or not wanted:
             nothing = "nothing to stop" + " on the nodes that answered" * bool(fleet.failed)
@@ -46,32 +50,33 @@ def stop(call: Call) -> None:
                 done = exit_json(as_one(list(fleet.failed.values())), "tool")
                 call.answer({"would_stop": wanted} if call.given.dry else {"jobs": {}, "exit": done})
             return
-        answers = {job: stop_job(fleet, job, grace, call.given.force, known) for job in wanted}
+        answers = stop_jobs(fleet, wanted, grace, call.given.force, known)
         for job, nodes in first.items():
             answers[job].update({name: answer for name, answer in nodes.items() if told(answer, job) == "clean"})
         _tell(call, answers, fleet.silent if call.given.job else fleet.failed)
 
 
 def _at_once(call: Call, fleet: Any, grace: float) -> dict[str, dict[str, Any]]:
-    """Stop on the nodes that are there while others still log in: {job: the answers of stop_job}.
+    """Stop on the nodes that are there while others still log in: {job: its nodes' answers}.
 
     {} where the others may decide which job is meant, for --dry, and if no node is late.
     """
     from clustertool.show.table import fold
-    from clustertool.verbs.jobs import merged, where
+    from clustertool.verbs.jobs import listings, merged, where
 
     late = [fleet.name(node) for node in fleet.late]
     if not late or call.given.dry:
         return {}
-    known = fleet.ask_all({"q": "jobs", "job": call.given.job})
+    known = fleet.ask_all({"q": "jobs", "job": call.given.job}, _LISTING)
     jobs = unfinished(known)
     if call.given.job:
         jobs = [job["id"] for job in merged(known)]
     if not call.given.all and jobs != [call.given.job]:
-        jobs = [job for job in jobs if len(jobs) == 1 and set(late) <= set(where(job, known)[1])]
+        hosts = fleet.cluster.hosts
+        jobs = [job for job in jobs if len(jobs) == 1 and set(late) <= set(where(listings(known)[job], known, hosts)[1])]
     if jobs:
         call.terminal.note(f"{fold(late)}: still logging in; stopping on the other nodes now")
-    return {job: stop_job(fleet, job, grace, call.given.force, known) for job in jobs}
+    return stop_jobs(fleet, jobs, grace, call.given.force, known)
 
 
 def _grace(call: Call, default: float) -> float:
@@ -105,20 +110,68 @@ def unfinished(known: Mapping[int, Any]) -> list[str]:
     return [job["id"] for job in merged(known) if job["state"] in ("running", "lost", "unknown")]
 
 
-def stop_job(fleet: Any, job: str, grace: float, force: bool, known: Mapping[int, Any] | None = None) -> dict[str, Any]:
-    """Each of the job's nodes by name -> its answer, or why there is none. Also nodes that did not answer before are asked."""
+def stop_job(fleet: Any, job: str, grace: float, force: bool) -> dict[str, Any]:
+    """Each of the job's nodes by name -> its answer, or why there is none."""
+    return stop_jobs(fleet, [job], grace, force, fleet.ask_all({"q": "jobs", "job": job}, _LISTING))[job]
+
+
+def stop_jobs(
+    fleet: Any, jobs: Sequence[str], grace: float, force: bool, known: Mapping[int, Any]
+) -> dict[str, dict[str, Any]]:
+    """Stop all jobs at once: {job: {name of each of its nodes: its answer, or why there is none}}.
+
+    `known`: the nodes' answers about their jobs. A node that answered is asked to stop what it listed. One that could not list
+    its jobs is asked to stop all. This takes `grace` + _SECONDS in all, however many jobs a node lists.
+    """
+    from clustertool.verbs.jobs import listings, where
+
+    listed = listings(known)
+    queue: list[tuple[int, str, int]] = []  # first one job of each node, then the next one of each: no list delays the others
+    for agent in fleet.agents:
+        of_agent = jobs if agent not in known else [job for job in jobs if agent in listed.get(job, ())]
+        queue += [(turn, job, agent) for turn, job in enumerate(of_agent)]
+    gathered = _send(fleet, [(job, agent) for _, job, agent in sorted(queue, key=lambda one: one[0])], grace, force)
+    ours = {host.name: host.index for host in fleet.cluster.hosts}
+    found = {}
+    for job in jobs:
+        places, names = where(listed.get(job, {}), known, fleet.cluster.hosts)
+        nodes = {name: places.get(node, ours.get(name, -1)) for node, name in enumerate(names)} or ours
+        found[job] = {name: _answer(fleet, known, gathered, job, agent) for name, agent in nodes.items()}
+    return found
+
+
+def _send(fleet: Any, queue: Sequence[tuple[str, int]], grace: float, force: bool) -> dict[tuple[str, int], Any]:
+    """{(job, agent): its answer to the stop, or the error in its place}.
+
+    A node that was silent before is sent the request, and nothing waits for its answer.
+    """
     from clustertool.engines import ENGINES
-    from clustertool.verbs.jobs import where
+    from clustertool.reach.fanout import each
 
     how = {"by": "inv stop", "code": 143, "grace": grace, "force": force}
-    phase = ENGINES["ssh"]().stop(len(fleet.cluster.hosts), job, how)
-    places, names = where(job, fleet.ask_all({"q": "jobs", "job": job}) if known is None else known)
-    gathered = fleet.ask(phase.requests, timeout=grace + 30)
-    answers = {**fleet.failed, **gathered.failed, **gathered.ok}
-    ours = {host.name: host.index for host in fleet.cluster.hosts}
-    missing = Unreachable("is no host of conf.py (any more)")
-    nodes = {name: places.get(node, ours.get(name, -1)) for node, name in enumerate(names)} or ours
-    return {name: answers.get(agent, missing) for name, agent in nodes.items()}
+    seconds = grace + _SECONDS
+    end = time.monotonic() + seconds
+    silent = {agent for agent, error in fleet.failed.items() if isinstance(error, Unreachable)}
+
+    def one(item: tuple[str, int]) -> Any:
+        job, agent = item
+        left = 0.0 if agent in silent else round(max(0.0, end - time.monotonic()), 1)
+        try:
+            return fleet.ask_one(agent, ENGINES["ssh"]().stop(1, job, how).requests[0], left)
+        except Unreachable as error:
+            raise (fleet.failed[agent] if agent in silent else error) from None
+
+    gathered = each(queue, one, width=min(_WIDTH, len(queue)), timeout=seconds + 1, check=fleet.check)
+    return {queue[at]: answer for at, answer in {**gathered.failed, **gathered.ok}.items()}
+
+
+def _answer(fleet: Any, known: Mapping[int, Any], gathered: Mapping[tuple[str, int], Any], job: str, agent: int) -> Any:
+    """What an agent answered about a job. One that did not list the job has nothing of it."""
+    if (job, agent) in gathered:
+        return gathered[job, agent]
+    if agent in known:
+        return {"jobs": {}}
+    return fleet.failed.get(agent, Unreachable("is no host of conf.py (any more)"))
 
 
 def _tell(call: Call, answers: dict[str, dict[str, Any]], failed: Mapping[int, ClustertoolError]) -> None:

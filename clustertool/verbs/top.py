@@ -77,6 +77,7 @@ class Top:
             self._live(looks)
         else:
             self._plain(looks)
+        raise_all(list(self._poll.failed.values()))
 
     def _plain(self, looks: int | None) -> None:
         done = 0
@@ -88,7 +89,6 @@ class Top:
                 time.sleep(0.05)
             self._screen.plain(self._picture, self._view, self._failed(), time.monotonic())
             done += 1
-        raise_all(list(self._poll.failed.values()))
 
     def _live(self, looks: int | None) -> None:
         from rich.console import ConsoleDimensions

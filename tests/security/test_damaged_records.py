@@ -150,6 +150,26 @@ def test_records_of_another_machine(bench: Bench) -> None:
     assert job.stop(grace=0.1) == CLEAN
 
 
+def test_a_job_of_another_machine_whose_directory_was_removed(bench: Bench) -> None:
+    """Its copy in ROOT_DIR/.clustertool/jobs goes only where the user names the job."""
+    job = bench.run(None, p.PLAIN).ready()
+    entry = job.dir().parent / OURS / f"jobs/{job.id}.json"
+    assert job.stop(grace=0.1) == CLEAN
+    known = json.loads(entry.read_text())
+    known.pop("ended", None)
+    entry.write_text(json.dumps({**known, "header": {**known["header"], "hostname": "node0"}, "boot": "other-boot"}))
+    (job.dir() / OURS / "events.jsonl").unlink()
+    (job.dir() / OURS / "spec.json").unlink()
+    assert job.id in clean(job)["kept"] and entry.exists()
+    remove_all(job)
+    assert listed(job)["state"] == "unknown"
+    every = job.nodes[0].open().ask("clean", job="", exact=False, now=4e9, older_than=0)
+    assert job.id in every["kept"] and entry.exists()
+    assert clean(job, dry=True)["removed"] == [job.id] and entry.exists()
+    assert clean(job)["removed"] == [job.id]
+    assert not entry.exists() and not listed(job)
+
+
 def test_survivors_are_no_end(bench: Bench) -> None:
     """The job has ended, and what survived its stop lives in the directory: clean leaves it."""
     job = bench.run(None, "sleep 1000 & echo pid $!; echo ready; wait").ready()

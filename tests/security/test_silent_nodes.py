@@ -56,6 +56,8 @@ def test_no_verb_takes_a_silent_node_for_one_without_jobs(running: tuple[LoopSit
         shown = pair.inv("status", "--json").ends(69).json
         assert [one["rank"] for one in shown["processes"] if one["state"] == "running"] == [0]
         assert "ready" in pair.inv("logs", "--rank", 0).ends(69).out
+        for verb in (["fetch", "--rank", 1], ["fetch", "--rank", 7], ["logs", "--file", "workerlog.1"]):
+            assert silent in pair.inv(*verb).ends(69).err, verb
         assert pair.inv("clean", "--job", job).ends(64)
         pair.inv("report", "--to", "page.html").ends(69)
         assert silent in (pair.folder / "page.html").read_text()

@@ -15,6 +15,7 @@ import pytest
 
 from tests.cli import REPO, until
 from tests.nvml import give
+from tests.security.test_silent_nodes import away
 from tests.ssh.test_cli_verbs import detached
 
 TALKS = """
@@ -150,6 +151,14 @@ def test_a_node_that_goes_and_comes(top):
         os.kill(pid, signal.SIGKILL)
     top.tmux.shows(r"^127\.0\.0\.3: .*(closed|broke)")
     top.tmux.shows(r"^2 nodes(?s:(?!127\.0\.0\.3: ).)*$")
+
+
+def test_it_ends_with_69_while_a_node_does_not_answer(top):
+    top.tmux.shows("> +trainer 0")
+    with away(top, 1):
+        top.tmux.shows(r"^127\.0\.0\.3: ")
+        top.tmux.press("q")
+        top.tmux.shows("^code 69$")
 
 
 def _agents(site, node):
