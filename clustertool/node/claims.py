@@ -15,13 +15,15 @@ import os
 import time
 from typing import Dict, Iterator, List, Sequence, Tuple
 
-from clustertool.errors import PortHeld
+from clustertool.errors import PortHeld, PreflightError
 from clustertool.node import private, processes
 from clustertool.node.records import Record
 from clustertool.plan import formats
 
 _FILE = "ports.json"
 _CHECK = "(inv check)"  # stands for a job where a check tries ports, and then its base for the agent: pid and start time
+_PATIENCE = 10.0  # seconds for others who read or write the claims
+_TICK = 0.01
 _PLACED = 300.0  # seconds after which a laptop that placed a job and never started it is taken for gone
 Claims = Dict[str, Tuple[str, str, str]]  # port -> (job, base directory of the job, boot id)
 
@@ -33,16 +35,38 @@ def directory() -> str:
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[int]:
-    """Raises PreflightError where the file cannot be opened."""
+    """Raises PreflightError where the file cannot be opened, or another process keeps it locked."""
     try:
         fd = os.open(os.path.join(path, _FILE), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise private.unusable(error) from None
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        _flock(fd, fcntl.LOCK_EX, os.path.join(path, _FILE))
         yield fd
     finally:
         os.close(fd)
+
+
+def _flock(fd: int, kind: int, path: str) -> None:
+    """Raises PreflightError where another process has the lock for too long."""
+    end = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > end:
+                what = f"{path} has been locked for {_PATIENCE:g} s by another process of yours"
+                raise PreflightError(what, f"end that process: fuser {path} shows it") from None
+        time.sleep(_TICK)
+
+
+def touch() -> None:
+    """What is old in /tmp is removed on many machines. The directory stays as long as there is a file in it."""
+    place = private.find()
+    if place:
+        with contextlib.suppress(OSError):
+            os.utime(os.path.join(place, _FILE))
 
 
 def claim(ports: Sequence[int], job: str, base: str) -> None:
@@ -88,13 +112,16 @@ def let_go() -> None:
 
 
 def claimed() -> Dict[int, str]:
-    """Port -> job, of this user's living claims; read only. Raises PreflightError for a file of a newer version."""
+    """Port -> job, of this user's living claims; read only.
+
+    Raises PreflightError for a file of a newer version, or one that stays locked.
+    """
     place = private.find()
     if not place:
         return {}
     try:
         with open(os.path.join(place, _FILE), "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH)  # not while somebody writes
+            _flock(file.fileno(), fcntl.LOCK_SH, file.name)  # not while somebody writes
             return {int(port): job for port, (job, _, _) in _living(_parse(file.read(), file.name)).items()}
     except OSError:
         return {}

@@ -358,7 +358,7 @@ def _empty(fd: int, path: str, device: int) -> int:
     with os.scandir(fd) as entries:
         for entry in entries:
             names[entry.name] = entry.is_dir(follow_symlinks=False)
-    for name, is_dir in sorted(names.items(), key=lambda item: item[0] == OURS):  # the marker goes last
+    for name, is_dir in sorted(names.items(), key=lambda item: item[0] in (OURS, MARKER)):  # last, or `jobs` makes it again
         with contextlib.suppress(FileNotFoundError):  # two may remove at the same time
             freed += _remove_dir(name, fd, os.path.join(path, name), device) if is_dir else _remove_file(name, fd)
     return freed

@@ -253,7 +253,9 @@ def _held(kind: str, ids: Sequence[int]) -> List[Tuple[int, str, str]]:
     return [(index, held[key]["job"], held[key]["user"]) for index, key in keys.items() if key in held]
 
 
-_MOST_FILES = 200_000
+_MOST_FILES = 200_000  # plan/answers.py refuses 250,000 and 32 MiB
+_MOST_BYTES = 24 << 20
+_ESCAPED = 12  # bytes of JSON that a character needs at most
 
 
 def _workspace(path: str, list_it: bool, problems: List[Problem]) -> Dict[str, Any]:
@@ -271,12 +273,24 @@ def _workspace(path: str, list_it: bool, problems: List[Problem]) -> Dict[str, A
         with open(os.path.join(top, "job.toml"), encoding="utf-8", errors="replace") as file:
             toml = file.read(1 << 20)
     listing: List[str] = []
-    for folder, folders, names in os.walk(top) if list_it or "shards" in toml else ():
-        folders[:] = [name for name in folders if name not in (".git", "__pycache__", "log", "output", paths.OURS)]
-        listing += [os.path.relpath(os.path.join(folder, name), top) for name in names]
-        step()
-        if len(listing) > _MOST_FILES:
-            what = f"--job-workspace {path} has over {_MOST_FILES} files: shards among the rest are not seen"
+    if list_it or "shards" in toml:
+        listing, whole = _listing(top, _MOST_FILES, _MOST_BYTES)
+        if not whole:
+            what = f"--job-workspace {path} has over {_MOST_FILES} files or long names: shards among the rest are not seen"
             problems.append(("workspace", "warn", what, "give each node fewer files there"))
-            break
     return {"listing": sorted(listing), "job_toml": toml}
+
+
+def _listing(top: str, most: int, size: int) -> Tuple[List[str], bool]:
+    """At most `most` files of a workspace, relative to `top`, in at most `size` bytes of JSON; and whether these are all."""
+    found: List[str] = []
+    for folder, folders, names in os.walk(top):
+        folders[:] = [name for name in folders if name not in (".git", "__pycache__", "log", "output", paths.OURS)]
+        for name in names:
+            path = os.path.relpath(os.path.join(folder, name), top)
+            size -= (1 if path.isascii() else _ESCAPED) * len(path) + 4
+            if len(found) >= most or size < 0:
+                return found, False
+            found.append(path)
+        step()
+    return found, True

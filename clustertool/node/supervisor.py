@@ -39,6 +39,7 @@ _FILES = 200  # descriptors for all but the nodes' connections: logs, strangers
 _TICK = 0.1
 _IDLE_TICK = 0.25  # before a rank was started, and between two attempts
 _WAITING_TICK = 0.03  # while pservers are expected to listen, or processes to end
+_TOUCH_EVERY = 3600.0  # files in /tmp are removed after days
 _LOOK_EVERY = 0.5
 _GROWTH_EVERY = 0.5  # seconds between two records of how a log grew
 _LAST_WORD = 1.0  # seconds a stopped node waits for the lead's verdict
@@ -85,6 +86,7 @@ class Supervisor:
         self.me = processes.Process(os.getpid(), getattr(processes.stat(os.getpid()), "start", 0))
         self.family = Family(job, self.me)
         self.looked_at = 0.0
+        self.touched_at = time.monotonic()  # the file of the claims
         self.disk = Disk(job)
         self.gauge = Gauge(self.family, spec, self.record)
         self.recorder = Recorder(job, self.gauge)
@@ -432,6 +434,9 @@ class Supervisor:
                 os.utime(self.control)  # our heartbeat for whoever asks for the status
             if self.devices is not None:
                 self.devices.touch()
+            if now >= self.touched_at + _TOUCH_EVERY:
+                self.touched_at = now
+                claims.touch()
 
     def _look_at_disk(self) -> None:
         if self.disk.look():

@@ -5,7 +5,31 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-from typing import Union
+from typing import FrozenSet, Union
+
+_roots: FrozenSet[int] = frozenset()
+
+
+def roots() -> FrozenSet[int]:
+    """The uids that stand for root: 0, and the overflow uid in a user namespace that does not map 0 (a rootless container).
+
+    There, files of root and those of all users who are not mapped have the overflow uid.
+    """
+    global _roots
+    if not _roots:
+        _roots = frozenset({0})
+        with contextlib.suppress(OSError, ValueError):
+            with open("/proc/self/uid_map", encoding="ascii") as file:
+                mapped = maps_root(file.read())
+            if not mapped:
+                with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
+                    _roots |= {int(file.read())}
+    return _roots
+
+
+def maps_root(uid_map: str) -> bool:
+    """Whether uid 0 is among the uids of a user namespace. uid_map: as in /proc/self/uid_map. Raises ValueError."""
+    return any(int(line.split()[0]) == 0 for line in uid_map.splitlines())
 
 
 def name_of(uid: int) -> str:

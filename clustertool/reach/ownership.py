@@ -19,7 +19,7 @@ def problem(where: str | int, info: os.stat_result, *, sticky: bool = False) -> 
     files only, as in /tmp.
     """
     mode = stat.S_IMODE(info.st_mode)
-    if info.st_uid not in (0, os.getuid()):
+    if info.st_uid != os.getuid() and info.st_uid not in users.roots():
         name = users.name_of(info.st_uid)
         return f"belongs to uid {info.st_uid}" + (f" ({name})" if name != str(info.st_uid) else "")
     if stat.S_ISLNK(info.st_mode) or (sticky and stat.S_ISDIR(info.st_mode) and mode & stat.S_ISVTX):

@@ -38,13 +38,26 @@ def read(given: str) -> tuple[Path | None, dict[str, object]]:
 
 
 def _folders() -> Iterator[Path]:
-    """The current folder and those above it, by their physical paths. The home folder or a mount point is the last one."""
-    here = Path.cwd()
-    home = Path.home()
+    """The current folder and those above it, by their physical paths. The home folder or a mount point is the last one.
+
+    Raises ConfigError where the current folder was removed.
+    """
+    try:
+        here = Path.cwd()
+    except OSError as error:
+        raise ConfigError(f"the current folder cannot be used: {error.strerror}", "cd to another folder") from None
     for folder in (here, *here.parents):
         yield folder
-        if os.path.ismount(folder) or (home.is_dir() and folder.samefile(home)):
+        if os.path.ismount(folder) or _is_home(folder):
             return
+
+
+def _is_home(folder: Path) -> bool:
+    """False as well where there is no home folder: a user without a name and without $HOME, or a $HOME that cannot be read."""
+    try:
+        return folder.samefile(Path.home())
+    except (OSError, RuntimeError):
+        return False
 
 
 def _named(path: Path) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -14,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from clustertool.node import claims
+from clustertool.node import claims, probe
+from clustertool.plan import answers
 from clustertool.plan.facts import read_facts
 from tests.node.harness import Bench, until
 
@@ -116,6 +118,21 @@ def test_job_workspace(bench: Bench) -> None:
     answer = node.probe(job_workspace=str(work))
     assert (answer["listing"], answer["job_toml"]) == (["data/a-0", "job.toml", "train.py"], "mode = 'ps'")
     assert "is not there" in node.probe(job_workspace=str(work / "no"))["problems"][0][2]
+
+
+def test_a_listing_of_job_workspace_is_cut_where_the_laptop_would_refuse_it(tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / f"part-{number:03}").touch()
+    found, whole = probe._listing(str(tmp_path), 300, 1 << 20)
+    assert (len(found), whole) == (300, True)
+    found, whole = probe._listing(str(tmp_path), 299, 1 << 20)
+    assert (len(found), whole) == (299, False)
+    (tmp_path / ("\N{GRINNING FACE}" * 60)).touch()
+    found, whole = probe._listing(str(tmp_path), 1000, 3000)
+    assert not whole
+    assert len(json.dumps(found)) <= 3000
+    assert probe._MOST_FILES < answers._MOST_FILES
+    assert answers.limit({"q": "probe", "job_workspace": "/x"}) > probe._MOST_BYTES + (4 << 20)
 
 
 def test_reads_only(bench: Bench) -> None:

@@ -7,6 +7,7 @@ import os
 import pwd
 import struct
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -249,3 +250,25 @@ def test_a_report_is_written_through_no_link(place: Place, monkeypatch: pytest.M
     report._write(place.top / "job.html", "page")
     assert (place.top / "job.html").read_text() == "page"
     assert precious.read_text() == "mine"
+
+
+@ROOT
+def test_a_user_without_a_home_folder(place: Place) -> None:
+    """A uid without a name and without $HOME, and a $HOME that the user cannot reach, are no bugs."""
+    program = f"import sys, os; sys.path.insert(0, {str(REPO)!r})\nfrom clustertool.verbs import conf\n"
+    closed = place.top.parent / "closed"
+    (closed / "home").mkdir(parents=True)
+    closed.chmod(0o700)
+    become = f"os.chdir('/usr/bin'); os.setgid({STRANGER}); os.setuid({STRANGER})\nprint(list(conf._folders())[0])"
+    for home in ("os.environ.pop('HOME', None)", f"os.environ['HOME'] = {str(closed / 'home')!r}"):
+        done = subprocess.run([sys.executable, "-c", f"{program}{home}\n{become}"], capture_output=True, text=True)
+        assert done.stdout == "/usr/bin\n", done.stderr
+
+
+def test_the_current_folder_was_removed(place: Place) -> None:
+    gone = place.top / "gone"
+    gone.mkdir()
+    words = ["sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", *CLUSTERTOOL, "jobs"]
+    done = place.run(*words, cwd=gone).ends(78)
+    assert "the current folder cannot be used" in done.err
+    assert "bug" not in done.err

@@ -308,3 +308,23 @@ time.sleep(600)
     finally:
         end_of_bob()
         site.close()
+
+
+def test_claims_that_stay_locked_end_in_an_error(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "_PATIENCE", 0.2)
+    with open(os.path.join(claims.directory(), "ports.json"), "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for act in (claims.claimed, lambda: claims.claim([6170], "j", "/base"), lambda: claims.take_back("j", "/base")):
+            with pytest.raises(PreflightError, match=r"ports.json has been locked for 0.2 s"):
+                act()
+    assert claims.claimed() == {}
+
+
+def test_claims_of_a_long_job_are_touched_and_their_directory_is_not_changed(tmp: Path) -> None:
+    """The change time of the directory decides which one is the oldest."""
+    place = claims.directory()
+    path, before = os.path.join(place, "ports.json"), os.stat(place).st_ctime_ns
+    os.utime(path, (1, 1))
+    claims.touch()
+    assert os.stat(path).st_mtime > 1e9
+    assert os.stat(place).st_ctime_ns == before
