@@ -19,10 +19,10 @@ def roots() -> FrozenSet[int]:
     if not _roots:
         _roots = frozenset({0})
         with contextlib.suppress(OSError, ValueError):
-            with open("/proc/self/uid_map", encoding="ascii") as file:
+            with open("/proc/self/uid_map", encoding="utf-8") as file:
                 mapped = maps_root(file.read())
             if not mapped:
-                with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
+                with open("/proc/sys/kernel/overflowuid", encoding="utf-8") as file:
                     _roots |= {int(file.read())}
     return _roots
 
