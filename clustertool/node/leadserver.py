@@ -81,6 +81,7 @@ class LeadServer:
         self._lease = float(spec["policy"]["lease"])
         self._attached_at = now
         self._restart: Optional[Tuple[float, Header]] = None  # when a new attempt begins, and with which word
+        self._all_started = False  # every node has acknowledged its first order
         self._stop_at: Optional[float] = None  # when the stop is sent that waits for further failures
 
     # -- for the supervisor's loop --
@@ -255,6 +256,10 @@ class LeadServer:
         """Silence and time become events. Silence is measured by the own clock: time in which this process did not run is
         not counted, and what arrived then was read before. A node whose lease ended meanwhile gives up the lead by itself.
         """
+        self._all_started = self._all_started or all(
+            peer.first_order and not peer.mail.keeps(peer.first_order)
+            for node, peer in self._peers.items() if node not in self._state.gone
+        )  # fmt: skip
         silent = [
             node for node, peer in self._peers.items()
             if now - peer.heard > self._patience(peer) and node not in self._state.gone
@@ -291,11 +296,10 @@ class LeadServer:
             self._tell(message)
 
     def _patience(self, peer: _Peer) -> float:
-        """Seconds of silence that are allowed. There are more until a node has its first order, and has obeyed it."""
+        """Seconds of silence that are allowed. There are more until all nodes have acknowledged their first order."""
         ending = self._state.phase == "ending"
         if peer.joined:
-            started = peer.first_order and not peer.mail.keeps(peer.first_order)
-            return self._timeout if started or ending else self._join_patience
+            return self._timeout if self._all_started or ending else self._join_patience
         return _LATE if ending else self._join_patience
 
     # -- decisions --

@@ -19,6 +19,7 @@ _SILENCE = 3
 _MAX_HEADER = 4 << 20
 _REPORT_AFTER = 3.0  # seconds without a connection
 _NO_ANSWER = ("", "the port is open, but the coordinator does not answer")
+_SILENT = ("", "no message from it any more")  # on a connection that was established
 _ORDERS = ("start", "stop", "finish")
 _MOST_RANKS = 256  # whose progress is reported: more do not fit a message
 
@@ -109,7 +110,7 @@ class Uplink:
             self._heard, self._joined, self._up = now, True, True
             self._give_up_at = now + self._beat * _SILENCE
         elif now > self._give_up():
-            self._drop(now, _NO_ANSWER if self._wire.connected else TIMED_OUT)
+            self._drop(now, _SILENT if self._up else _NO_ANSWER if self._wire.connected else TIMED_OUT)
         new = [message for message in came if self._mail.take(message)]
         if any(message.get("m") in _ORDERS for message in new):
             self._ordered, self._beat_at = True, 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 
@@ -10,6 +11,8 @@ import pytest
 from clustertool.node import ownclock
 from clustertool.node.ownclock import OwnClock
 from tests.node.harness import Bench, Job, kill, until
+from tests.node.test_links import _frame as frame
+from tests.node.test_links import _tls as tls
 
 TIMEOUT = 2
 ENDS = "echo ready; until [ -e go ]; do sleep 0.05; done"
@@ -73,6 +76,23 @@ def test_a_node_may_be_silent_for_longer_until_all_have_started(bench: Bench) ->
     assert not job.events(0, "lost")
     job.nodes[2].client.agent.ask(job.start_requests[2])
     assert [job.ended(node)["state"] for node in range(3)] == ["succeeded"] * 3
+
+
+def test_a_node_that_has_started_may_be_silent_for_longer_until_all_have(bench: Bench) -> None:
+    """Node 2 has joined and does not acknowledge its order to start; node 1 runs its rank."""
+    job = bench.job(bench.nodes(3, LOSS_TIMEOUT=TIMEOUT), ENDS).place()
+    identity = job.plan.identity
+    hello = json.dumps({"m": "join", "node": 2, "token": job.token, "a": 0}).encode()
+    for node in (0, 1):
+        job.nodes[node].client.agent.ask(job.start_requests[node])
+    with tls(job.plan.lead, (identity.certificate, identity.key), frame(hello)):
+        job.until("started", 1)
+        time.sleep(0.5)  # not a wait: node 1 has acknowledged
+        freeze(job, ("supervisor", 1), ("guard", 1))
+        time.sleep(TIMEOUT + 1.0)  # not a wait: how long node 1 is too slow
+        thaw(job, ("guard", 1), ("supervisor", 1))
+        assert not job.events(0, "lost")
+    job.stop()
 
 
 def test_the_loss_timeout_counts_from_the_start_on(bench: Bench) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import select
+import signal
 import socket
 import ssl
 import struct
@@ -17,7 +18,7 @@ import pytest
 
 from clustertool.reach import identity
 from tests.node import programs as p
-from tests.node.harness import Bench, Job, alive, until
+from tests.node.harness import Bench, Job, alive, kill, until
 
 
 class Cable:
@@ -185,6 +186,18 @@ def test_a_node_reports_that_it_cannot_connect(bench: Bench) -> None:
     job.until("connected", 1)
     assert [job.ended(node)["state"] for node in range(2)] == ["succeeded"] * 2
     assert len(job.events(1, "unconnected")) == 1
+
+
+def test_a_connected_coordinator_that_falls_silent(bench: Bench) -> None:
+    """Its machine may have crashed, so nothing is known of its port."""
+    job = bench.run(bench.nodes(2, LOSS_TIMEOUT=8), p.PLAIN).ready()
+    lead = job.process("supervisor")
+    kill(lead, signal.SIGSTOP)
+    event = job.until("unconnected", 1)[0]
+    kill(lead, signal.SIGCONT)
+    assert (event["errno"], event["why"], event["again"]) == ("", "no message from it any more", True)
+    job.until("connected", 1)
+    job.stop()
 
 
 def test_connect_takes_a_while(bench: Bench) -> None:
