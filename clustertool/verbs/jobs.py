@@ -12,7 +12,7 @@ from clustertool.verbs import interrupts
 from clustertool.verbs.call import JOB, JSON, PLACES, Call, verb
 
 _FIX = "inv jobs lists the jobs"
-_OPEN = ("running", "unknown")  # states of a node's part that decide, whatever the other nodes recorded
+OPEN = ("running", "unknown")  # states of a node's part that decide, whatever the other nodes recorded
 _GUESS = 4  # the weight of a part without a verdict
 
 
@@ -92,8 +92,8 @@ def _merge(job: str, parts: list[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _weight(part: Mapping[str, Any]) -> int:
     """The less, the more the part of one node decides about the whole job."""
-    if part["state"] in _OPEN:
-        return _OPEN.index(part["state"])
+    if part["state"] in OPEN:
+        return OPEN.index(part["state"])
     if part["code"] is None:
         return _GUESS
     return _GUESS - 1 if part["state"] == "lost" else _GUESS - 2  # a node that lost the coordinator records the job as lost

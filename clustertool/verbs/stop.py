@@ -62,15 +62,15 @@ def _at_once(call: Call, fleet: Any, grace: float) -> dict[str, dict[str, Any]]:
     {} where the others may decide which job is meant, for --dry, and if no node is late.
     """
     from clustertool.show.table import fold
-    from clustertool.verbs.jobs import listings, merged, where
+    from clustertool.verbs.jobs import OPEN, listings, merged, where
 
     late = [fleet.name(node) for node in fleet.late]
     if not late or call.given.dry:
         return {}
     known = fleet.ask_all({"q": "jobs", "job": call.given.job}, _LISTING)
     jobs = unfinished(known)
-    if call.given.job:
-        jobs = [job["id"] for job in merged(known)]
+    if not call.given.all:  # as _wanted() chooses: the one that --job names, or the only one that may run
+        jobs = [job["id"] for job in merged(known) if call.given.job or job["state"] in OPEN]
     if not call.given.all and jobs != [call.given.job]:
         hosts = fleet.cluster.hosts
         jobs = [job for job in jobs if len(jobs) == 1 and set(late) <= set(where(listings(known)[job], known, hosts)[1])]
@@ -92,22 +92,22 @@ def _grace(call: Call, default: float) -> float:
 
 def _wanted(call: Call, fleet: Any, known: Mapping[int, Any]) -> list[str]:
     """`known`: the nodes' answers about their jobs."""
-    from clustertool.verbs.jobs import choose, merged
+    from clustertool.verbs.jobs import OPEN, choose, merged
 
     if call.given.all:
         return unfinished(known)
     if call.given.job:
         return [choose(fleet, known, call.given.job)["id"]]
-    if not any(job["state"] in ("running", "unknown") for job in merged(known)):
+    if not any(job["state"] in OPEN for job in merged(known)):
         return []
     return [choose(fleet, known, "", running=True)["id"]]
 
 
 def unfinished(known: Mapping[int, Any]) -> list[str]:
     """Jobs that may have processes: the running ones, and those of which a node says lost or unknown."""
-    from clustertool.verbs.jobs import merged
+    from clustertool.verbs.jobs import OPEN, merged
 
-    return [job["id"] for job in merged(known) if job["state"] in ("running", "lost", "unknown")]
+    return [job["id"] for job in merged(known) if job["state"] in (*OPEN, "lost")]
 
 
 def stop_job(fleet: Any, job: str, grace: float, force: bool) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import socket
 import threading
 import time
@@ -115,6 +118,11 @@ def test_stop_reaches_the_other_nodes_at_once(site: Callable[..., LoopSite]) -> 
         pytest.skip("the login shell here does not read .bashrc")
     one = site(3)
     one.workspace(train_py="import time; time.sleep(600)")
+    one.inv("run", "--workspace", "job", "--detach").ends(0)
+    while left := one.living():  # a lost job, which does not run
+        for process in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
     job = one.inv("run", "--workspace", "job", "--detach").ends(0).job
     until(lambda: len([process for process in one.living() if "train.py" in process.argv]) == 3)
     (one.home(2) / ".bashrc").write_text("while printf x; do sleep 1; done\n")
