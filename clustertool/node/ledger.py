@@ -71,7 +71,7 @@ def read(paths: JobPaths) -> Entry:
     """The entry of a job, of whatever format; {} where there is none, or a damaged one."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         with open(files.open_file(paths.ledger), "rb") as file:
-            entry = json.load(file)
+            entry = json.loads(file.read())
         if isinstance(entry, dict) and isinstance(entry.get("header"), dict):
             return entry
     return {}

@@ -105,7 +105,7 @@ class Record:
             return Key(str(self.entry["mark"]), bool(self.entry["leads"]))
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             with open(files.open_file(self.paths.spec), "rb") as file:
-                spec = json.load(file)
+                spec = json.loads(file.read())
             return Key(str(spec["mark"]), spec["node"] == spec["lead"]["node"])
         return None
 
@@ -286,7 +286,7 @@ def _planned(paths: JobPaths) -> Dict[str, Any]:
     """What will be the first event."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         with open(files.open_file(paths.spec), "rb") as file:
-            return dict(json.load(file)["header"])
+            return dict(json.loads(file.read())["header"])
     return {}
 
 

@@ -5,25 +5,25 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-from typing import FrozenSet, Union
+from typing import Set, Union
 
-_roots: FrozenSet[int] = frozenset()
+_roots: Set[int] = set()
 
 
-def roots() -> FrozenSet[int]:
+def roots() -> Set[int]:
     """The uids that stand for root: 0, and the overflow uid in a user namespace that does not map 0 (a rootless container).
 
     There, files of root and those of all users who are not mapped have the overflow uid.
     """
     global _roots
     if not _roots:
-        _roots = frozenset({0})
+        _roots = {0}
         with contextlib.suppress(OSError, ValueError):
             with open("/proc/self/uid_map", encoding="utf-8") as file:
                 mapped = maps_root(file.read())
             if not mapped:
                 with open("/proc/sys/kernel/overflowuid", encoding="utf-8") as file:
-                    _roots |= {int(file.read())}
+                    _roots.add(int(file.read()))
     return _roots
 
 

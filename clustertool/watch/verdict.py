@@ -111,7 +111,8 @@ def error_of(status: JobStatus) -> ClustertoolError | None:
         error: ClustertoolError = TimedOut(what, fix)
     else:
         error = NodeLost(what, fix or "look at that machine; the job has ended on the others")
-    error.brief = re.split(r"[:;(]", reasons[0] or outcome.reason, maxsplit=1)[0].strip()
+    ends = r";" if outcome.state == "timeout" else r"[:;(]"
+    error.brief = re.split(ends, reasons[0] or outcome.reason, maxsplit=1)[0].strip()
     return error
 
 
