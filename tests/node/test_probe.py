@@ -136,7 +136,10 @@ def test_a_listing_of_job_workspace_is_cut_where_the_laptop_would_refuse_it(tmp_
 
 
 def test_reads_only(bench: Bench) -> None:
-    """Nothing is made, changed or touched below home, ROOT_DIR, and the place of the claims."""
+    """Nothing is made, changed or touched below home and ROOT_DIR, and no claim is made.
+
+    The claims are of the user, and tests that run at the same time change them: only those of this node are compared.
+    """
     node = bench.nodes(1)[0]
     node.open()
     node.root.mkdir()
@@ -147,10 +150,15 @@ def test_reads_only(bench: Bench) -> None:
 
 
 def _trace(bench: Bench, root: Path) -> dict[str, Any]:
-    tops = [bench.home, root, Path(claims.directory())]
-    paths = [path for top in tops for path in [top, *top.rglob("*")]]
+    directory = Path(claims.directory())
+    made = json.loads((directory / "ports.json").read_text() or "{}")
+    paths = [path for top in (bench.home, root) for path in [top, *top.rglob("*")]]
     found = {str(path): path.lstat() for path in paths if path.suffix != ".pyc"}
-    return {name: (info.st_mtime_ns, info.st_ctime_ns, info.st_size) for name, info in found.items()}
+    return {
+        "files of the claims": sorted(os.listdir(directory)),
+        "claims": {port: claim for port, claim in made.items() if str(root) in str(claim)},
+        **{name: (info.st_mtime_ns, info.st_ctime_ns, info.st_size) for name, info in found.items()},
+    }
 
 
 def test_ports_of_a_job_are_busy(bench: Bench) -> None:
