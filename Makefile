@@ -56,10 +56,11 @@ test-frameworks: $(READY)
 test-browser: $(READY)
 	@$(BIN)/python -m pytest -q -ra tests/browser $(ARGS)
 
-# All three, so that one look shows all findings.
+# All of them, so that one run shows all findings.
 check: $(READY)
 	@code=0; \
 	$(BIN)/ruff check --quiet || code=1; \
+	$(BIN)/ruff format --quiet --diff || code=1; \
 	$(BIN)/mypy --no-error-summary || code=1; \
 	PYTHONPATH=. $(BIN)/lint-imports --no-logo || code=1; \
 	exit $$code

@@ -75,7 +75,9 @@ class Bench:
         self.aside = 0
         self.work = folder / "work"
         self.work.mkdir()
-        conf = self.lab.conf(PYTHON=None)  # as on machines that nobody has set up: a virtual environment takes longer to start
+        conf = self.lab.conf(
+            PYTHON=None
+        )  # as on machines that nobody has set up: a virtual environment takes longer to start
         (self.work / "conf.py").write_text(conf)
         (self.work / "tasks.py").write_text("from clustertool.verbs import ns\n")
         self.job = self.work / "job"
@@ -137,7 +139,9 @@ class Bench:
 
     def clush(self) -> dict[str, float]:
         nodes = ",".join(self.lab.name(node) for node in range(self.case.nodes))
-        return self.run("clush", "-w", nodes, "-l", "root", "-o", "-o StrictHostKeyChecking=no", "--copy", "job", "--dest", ".")
+        return self.run(
+            "clush", "-w", nodes, "-l", "root", "-o", "-o StrictHostKeyChecking=no", "--copy", "job", "--dest", "."
+        )
 
     def nothing(self) -> dict[str, float]:
         return self.run(*INV, "exec", "--command", "true")
@@ -199,7 +203,15 @@ def table(case: Case, found: Runs, limits: dict[str, float]) -> list[dict[str, o
         if limit and case is not WARM:
             told += f", at most {most / 1e6:.1f} MB: {_word(sent <= most)}"
         print(f"{name:16} {tool:20} {seconds:8.2f} s {ratio:7.2f} x {sent / 1e6:10.2f} MB  {told}", flush=True)
-        row = {"case": name, "tool": tool, "seconds": seconds, "ratio": ratio, "uplink": sent, "limit": limit, "runs": runs}
+        row = {
+            "case": name,
+            "tool": tool,
+            "seconds": seconds,
+            "ratio": ratio,
+            "uplink": sent,
+            "limit": limit,
+            "runs": runs,
+        }
         rows.append(row)
     return rows
 

@@ -161,10 +161,22 @@ def raise_all(errors: Sequence[ClustertoolError]) -> None:
 _BY_NAME = {
     cls.__name__: cls
     for cls in (
-        UsageError, DataError, NotFound, PreflightError, Unreachable, PortHeld, DeviceHeld, InternalError,
-        DispatchError, NodeLost, Survivors, AuthError, ConfigError, TimedOut,
+        UsageError,
+        DataError,
+        NotFound,
+        PreflightError,
+        Unreachable,
+        PortHeld,
+        DeviceHeld,
+        InternalError,
+        DispatchError,
+        NodeLost,
+        Survivors,
+        AuthError,
+        ConfigError,
+        TimedOut,
     )
-}  # fmt: skip
+}
 
 
 def from_wire(kind: str, what: str, fix: str = "", node: Optional[str] = None) -> ClustertoolError:

@@ -75,8 +75,13 @@ def ranks_of_uneven_nodes(site: Site, hosts: list[str]) -> None:
     site.conf(HOSTS=[{"host": host, "nproc": size} for host, size in zip(hosts, (1, 3, 2))])
     said = hello(site.inv("run", "-w", HELLO, "--all-ranks").ends(0))
     assert {rank: (its["node"], its["local_rank"]) for rank, its in said.items()} == {
-        0: ("0", "0"), 1: ("1", "0"), 2: ("1", "1"), 3: ("1", "2"), 4: ("2", "0"), 5: ("2", "1"),
-    }  # fmt: skip
+        0: ("0", "0"),
+        1: ("1", "0"),
+        2: ("1", "1"),
+        3: ("1", "2"),
+        4: ("2", "0"),
+        5: ("2", "1"),
+    }
 
 
 def small_word2vec(folder: Path) -> Path:
@@ -151,9 +156,13 @@ def old_paddle(site: Site, **keys: object) -> Path:
         program.write_text(PADDLE)
         program.chmod(0o755)
     site.conf(
-        PADDLE_PORTS_NUM=2, PADDLE_PORTS_NUM_FOR_SPARSE=2, PADDLE_USE_GPU="False",
-        LD_LIBRARY_PATH="/usr/local/cuda/lib64:/usr/lib64", PRELUDE='export PATH="$HOME/programs:$PATH"', **keys,
-    )  # fmt: skip
+        PADDLE_PORTS_NUM=2,
+        PADDLE_PORTS_NUM_FOR_SPARSE=2,
+        PADDLE_USE_GPU="False",
+        LD_LIBRARY_PATH="/usr/local/cuda/lib64:/usr/lib64",
+        PRELUDE='export PATH="$HOME/programs:$PATH"',
+        **keys,
+    )
     package = site.folder / "workspace"
     package.mkdir()
     (package / "trainer_config.py").write_text("settings()\n")

@@ -113,7 +113,9 @@ class Running:
         def look() -> re.Match[str] | None:
             return re.search(text, plain(self.out), re.M) or re.search(text, plain(self.err), re.M)
 
-        until(lambda: look() or self.process.poll() is not None, seconds, lambda: f"{text!r} in\n{self.out}\n{self.err}")
+        until(
+            lambda: look() or self.process.poll() is not None, seconds, lambda: f"{text!r} in\n{self.out}\n{self.err}"
+        )
         self._settle()
         found = look()
         assert found, f"it ended with {self.process.returncode} before {text!r}\n{self.out}\n{self.err}"
@@ -248,9 +250,16 @@ class Site:
         return self.inv(*args, program=CLUSTERRUN, **options)
 
     def start(
-        self, *args: object, program: Sequence[str] = INV, env: Mapping[str, str] | None = None, terminal: bool = False,
-        cwd: Path | None = None, columns: int = 100, timeout: float = 0.0, out: Path | None = None,
-    ) -> Running:  # fmt: skip
+        self,
+        *args: object,
+        program: Sequence[str] = INV,
+        env: Mapping[str, str] | None = None,
+        terminal: bool = False,
+        cwd: Path | None = None,
+        columns: int = 100,
+        timeout: float = 0.0,
+        out: Path | None = None,
+    ) -> Running:
         """Start it; terminal: with a pty of its own as its controlling terminal; out: a file for its stdout."""
         argv = [*program, *map(str, args)]
         where, environ = cwd or self.folder, dict(env or {})
@@ -263,7 +272,11 @@ class Site:
 
     def _on_pipes(self, argv: list[str], cwd: Path, env: dict[str, str], file: Path | None) -> Running:
         err = os.pipe()
-        out = (os.open(os.devnull, os.O_RDONLY), os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)) if file else os.pipe()
+        out = (
+            (os.open(os.devnull, os.O_RDONLY), os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+            if file
+            else os.pipe()
+        )
         try:
             process = self.popen(
                 argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=out[1], stderr=err[1], start_new_session=True
@@ -282,9 +295,15 @@ class Site:
 
         try:
             process = self.popen(
-                argv, cwd=cwd, env={"TERM": "xterm-256color", **env}, stdin=theirs, stdout=theirs, stderr=theirs,
-                start_new_session=True, preexec_fn=take_terminal,
-            )  # fmt: skip
+                argv,
+                cwd=cwd,
+                env={"TERM": "xterm-256color", **env},
+                stdin=theirs,
+                stdout=theirs,
+                stderr=theirs,
+                start_new_session=True,
+                preexec_fn=take_terminal,
+            )
         finally:
             os.close(theirs)
         return Running(process, {"out": ours})
@@ -391,7 +410,13 @@ class HereSite(Site):
 
     def popen(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
         name, _, value = self._mark.partition("=")
-        env = {"HOME": str(self._home), "PATH": str(self._programs), "PYTHONPATH": str(REPO), "LANG": "C.UTF-8", name: value}
+        env = {
+            "HOME": str(self._home),
+            "PATH": str(self._programs),
+            "PYTHONPATH": str(REPO),
+            "LANG": "C.UTF-8",
+            name: value,
+        }
         return subprocess.Popen(argv, env={**env, **options.pop("env")}, **options)
 
     def home(self, node: int) -> Path:

@@ -23,17 +23,26 @@ class SshEngine:
         endpoints = [process.endpoint for process in sorted(trainers, key=lambda process: process.rank)]
         places = pack((process.role, process.rank, process.node) for process in plan.processes)
         place = {
-            node.index: {"q": "place", "release": releases.get(node.index, ""), "spec": spec(plan, node, endpoints, places)}
+            node.index: {
+                "q": "place",
+                "release": releases.get(node.index, ""),
+                "spec": spec(plan, node, endpoints, places),
+            }
             for node in nodes
         }
         launch = {
             node.index: {
-                "q": "start", "job_dir": node.job_dir, "secrets": dict(secrets),
-                "certificate": plan.identity.certificate, "key": plan.identity.key,
+                "q": "start",
+                "job_dir": node.job_dir,
+                "secrets": dict(secrets),
+                "certificate": plan.identity.certificate,
+                "key": plan.identity.key,
             }
             for node in nodes
-        }  # fmt: skip
-        unplace = {node.index: {"q": "unplace", "job_dir": node.job_dir, "token": plan.identity.token} for node in nodes}
+        }
+        unplace = {
+            node.index: {"q": "unplace", "job_dir": node.job_dir, "token": plan.identity.token} for node in nodes
+        }
         stop = self.stop(len(nodes), plan.job_id, {"by": "the start failed", "code": 69, "grace": 1.0, "force": True})
         return Steps((Phase("place", place), Phase("launch", launch)), (Phase("unplace", unplace), stop))
 
@@ -69,7 +78,10 @@ def spec(plan: Plan, node: Node, endpoints: list[str], places: list[list[Any]]) 
         "mark": mark(plan.job_id, node.index, plan.identity.token),
         "token": plan.identity.token,
         "lead": {
-            "node": lead_node.index, "name": lead_node.name, "host": plan.lead[0], "port": plan.lead[1],
+            "node": lead_node.index,
+            "name": lead_node.name,
+            "host": plan.lead[0],
+            "port": plan.lead[1],
             "endpoint": endpoint(*plan.lead),
         },
         "policy": dict(vars(plan.policy)),

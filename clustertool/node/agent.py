@@ -320,14 +320,25 @@ class Agent:
 
 _INLINE: Dict[str, Callable[[Agent, Header], Dict[str, Any]]] = {
     # start and relay fork, which must not be done beside other threads; follow touches the loop's own list
-    "start": Agent.start, "relay": Agent.relay, "unrelay": Agent.unrelay, "follow": Agent.follow,
-}  # fmt: skip
+    "start": Agent.start,
+    "relay": Agent.relay,
+    "unrelay": Agent.unrelay,
+    "follow": Agent.follow,
+}
 _HANDLERS: Dict[str, Callable[[Agent, Header], Dict[str, Any]]] = {
-    "probe": Agent.probe, "meet": Agent.meet, "patch": Agent.patch, "place": Agent.place,
-    "examine": Agent.examine, "mesh": Agent.mesh, "unplace": Agent.unplace, "devices": Agent.devices, "module": Agent.module,
-    "glance": Agent.glance, "verify": Agent.verify,
+    "probe": Agent.probe,
+    "meet": Agent.meet,
+    "patch": Agent.patch,
+    "place": Agent.place,
+    "examine": Agent.examine,
+    "mesh": Agent.mesh,
+    "unplace": Agent.unplace,
+    "devices": Agent.devices,
+    "module": Agent.module,
+    "glance": Agent.glance,
+    "verify": Agent.verify,
     **dict.fromkeys("stop attached jobs status report tail files clean".split(), Agent.job),
-}  # fmt: skip
+}
 
 
 def main(hello: bytes, add: Callable[[bytes], object]) -> None:

@@ -78,7 +78,9 @@ class Code:
         return f"{digest}.{sys.implementation.cache_tag}-{sys.hexversion:x}"
 
 
-def boot(take: Callable[[int], bytes], place: str, safe: Callable[[], bool], unpack: str, fresh: Optional[bytes]) -> None:
+def boot(
+    take: Callable[[int], bytes], place: str, safe: Callable[[], bool], unpack: str, fresh: Optional[bytes]
+) -> None:
     """`take` gives so many bytes of what the laptop sends: the parts' digests, its hello, the first part if it is not here.
 
     `fresh`: what this very text came as, if it had to be compiled.

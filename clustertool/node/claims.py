@@ -21,7 +21,9 @@ from clustertool.node.records import Record
 from clustertool.plan import formats
 
 _FILE = "ports.json"
-_CHECK = "(inv check)"  # stands for a job where a check tries ports, and then its base for the agent: pid and start time
+_CHECK = (
+    "(inv check)"  # stands for a job where a check tries ports, and then its base for the agent: pid and start time
+)
 _PATIENCE = 10.0  # seconds for others who read or write the claims
 _TICK = 0.01
 _PLACED = 300.0  # seconds after which a laptop that placed a job and never started it is taken for gone

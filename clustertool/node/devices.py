@@ -77,7 +77,10 @@ class Pulse:
                 return fresh
             old = {device["index"]: device for device in self._found.get("devices", ())}
             fresh["devices"] = [{**old.get(device["index"], {}), **device} for device in fresh["devices"]]
-            self._found = {**self._found, **{key: value for key, value in fresh.items() if value != "" or key == "problem"}}
+            self._found = {
+                **self._found,
+                **{key: value for key, value in fresh.items() if value != "" or key == "problem"},
+            }
             self._next = time.monotonic() + max(0.5, (processes.used() - before) / _SHARE)
         return self._found
 

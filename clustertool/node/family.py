@@ -60,7 +60,9 @@ class Family:
         self._members = {pid: member for pid, member in self._members.items() if pid in now}
         parents = {self.head.pid, *(who.parent for who in new.values() if self._lives(who.parent))}
         while parents:
-            born = [Process(pid, who.start) for pid, who in new.items() if who.parent in parents and pid not in self.spare]
+            born = [
+                Process(pid, who.start) for pid, who in new.items() if who.parent in parents and pid not in self.spare
+            ]
             self.write_down(born)
             parents = {process.pid for process in born}
 
@@ -87,7 +89,9 @@ class Family:
         living = [process for process in known if processes.alive(process)]
         self._lines = 0
         with contextlib.suppress(OSError):
-            files.create(self._job, _SEEN + ".new", b"".join(b"%d %d\n" % process for process in living), exclusive=False)
+            files.create(
+                self._job, _SEEN + ".new", b"".join(b"%d %d\n" % process for process in living), exclusive=False
+            )
             os.rename(_SEEN + ".new", _SEEN, src_dir_fd=self._job, dst_dir_fd=self._job)
             self._book.close()
             self._book = files.Journal(files.open_append(self._job, _SEEN))

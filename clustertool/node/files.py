@@ -65,7 +65,9 @@ def make_dir(parent: str, *names: str) -> str:
             os.mkdir(path, 0o700)
         info = os.lstat(path)
         if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
-            raise PreflightError(f"{path} is not a directory of yours", "another user put it there: choose another ROOT_DIR")
+            raise PreflightError(
+                f"{path} is not a directory of yours", "another user put it there: choose another ROOT_DIR"
+            )
     return path
 
 
@@ -358,7 +360,9 @@ def _empty(fd: int, path: str, device: int) -> int:
     with os.scandir(fd) as entries:
         for entry in entries:
             names[entry.name] = entry.is_dir(follow_symlinks=False)
-    for name, is_dir in sorted(names.items(), key=lambda item: item[0] in (OURS, MARKER)):  # last, or `jobs` makes it again
+    for name, is_dir in sorted(
+        names.items(), key=lambda item: item[0] in (OURS, MARKER)
+    ):  # last, or `jobs` makes it again
         with contextlib.suppress(FileNotFoundError):  # two may remove at the same time
             freed += _remove_dir(name, fd, os.path.join(path, name), device) if is_dir else _remove_file(name, fd)
     return freed

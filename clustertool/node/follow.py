@@ -98,7 +98,10 @@ class Follower:
                     events.append(json.loads(line))
             for event in events:
                 self._look(event)
-            yield {"k": "events", "node": self._record.node, "events": events, "at": self._events_at - len(self._rest)}, b""
+            yield (
+                {"k": "events", "node": self._record.node, "events": events, "at": self._events_at - len(self._rest)},
+                b"",
+            )
 
     def _look(self, event: Mapping[str, Any]) -> None:
         kind = event.get("e")
@@ -132,9 +135,14 @@ class Follower:
         data = os.pread(log.fd, min(PIECE, most), log.offset)
         if data:
             header = {
-                "k": "log", "node": self._record.node, "role": log.key[0], "rank": log.key[1], "attempt": log.attempt,
-                "log": log.name, "off": log.offset,
-            }  # fmt: skip
+                "k": "log",
+                "node": self._record.node,
+                "role": log.key[0],
+                "rank": log.key[1],
+                "attempt": log.attempt,
+                "log": log.name,
+                "off": log.offset,
+            }
             log.offset += len(data)
             yield header, data
 

@@ -55,7 +55,7 @@ def try_torch() -> None:
         tell("device", what=name)
         ones = torch.ones(SIDE, SIDE, device=device)
         found = float((ones @ ones).sum())
-        require(found == SIDE ** 3, f"a product of matrices is {found} there, not {SIDE ** 3}")
+        require(found == SIDE**3, f"a product of matrices is {found} there, not {SIDE**3}")
     backend = "nccl" if cards else "gloo"
     tell("meet", backend=backend, nic=interface(backend))
     if cards:
@@ -75,7 +75,9 @@ def try_paddle() -> None:
     tell("device", version=paddle.__version__, what=", ".join(wanted) or device)
     require(device != "cpu" or not wanted, f"paddle sees 0 of {len(wanted)}")
     paddle.utils.run_check()
-    backend = os.environ.get("PADDLE_DISTRI_BACKEND") or {"gpu": "nccl", "xpu": "bkcl"}.get(device.partition(":")[0], "gloo")
+    backend = os.environ.get("PADDLE_DISTRI_BACKEND") or {"gpu": "nccl", "xpu": "bkcl"}.get(
+        device.partition(":")[0], "gloo"
+    )
     tell("meet", backend=backend, nic=interface(backend))
     dist.init_parallel_env()
     tell("reduce")

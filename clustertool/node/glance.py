@@ -22,9 +22,19 @@ _TAIL = 2048  # bytes in which it is looked for
 _PLAN = 10  # looks, of which one names the places of all ranks of a job
 _LIVING = ("running", "frozen")
 _DEVICE = (
-    "index", "model", "utilisation", "memory_used", "memory_total", "temperature", "power", "held", "problem", "throttle",
-    "ecc_uncorrected", "compute_mode",
-)  # fmt: skip
+    "index",
+    "model",
+    "utilisation",
+    "memory_used",
+    "memory_total",
+    "temperature",
+    "power",
+    "held",
+    "problem",
+    "throttle",
+    "ecc_uncorrected",
+    "compute_mode",
+)
 _TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 
 
@@ -49,9 +59,15 @@ class Glance:
             device["users"] = sorted({process["user"] for process in whole["processes"] if process.get("user")})
         running = [one.look() for name, one in self._jobs.items() if name.startswith(job)]
         return {
-            "t": time.time(), "cpu": _cpu(), "cpus": os.cpu_count() or 1, "memory": _memory(), "kind": found["kind"],
-            "devices": shown, "problem": found["problem"], "jobs": [one for one in running if one is not None],
-        }  # fmt: skip
+            "t": time.time(),
+            "cpu": _cpu(),
+            "cpus": os.cpu_count() or 1,
+            "memory": _memory(),
+            "kind": found["kind"],
+            "devices": shown,
+            "problem": found["problem"],
+            "jobs": [one for one in running if one is not None],
+        }
 
     def _find(self) -> None:
         """The running jobs, looked for anew where a job directory has come or gone."""
@@ -109,9 +125,14 @@ class _Job:
         header = self._record.header
         plan = {"nodes": header.get("nodes", []), "places": header.get("places", [])}
         return {
-            "job": self._record.job, "node": self._record.node, "heartbeat": beat, "ranks": ranks, "lost": self._lost,
-            "command": header.get("command"), **({"plan": plan} if self._looks % _PLAN == 0 else {}),
-        }  # fmt: skip
+            "job": self._record.job,
+            "node": self._record.node,
+            "heartbeat": beat,
+            "ranks": ranks,
+            "lost": self._lost,
+            "command": header.get("command"),
+            **({"plan": plan} if self._looks % _PLAN == 0 else {}),
+        }
 
     def _read_events(self) -> None:
         with contextlib.suppress(OSError):
@@ -127,7 +148,12 @@ class _Job:
     def _take(self, event: Dict[str, Any]) -> None:
         kind = event["e"]
         if kind == "started":
-            rank = {"role": event["role"], "rank": int(event["rank"]), "pid": int(event["pid"]), "log": str(event["log"])}
+            rank = {
+                "role": event["role"],
+                "rank": int(event["rank"]),
+                "pid": int(event["pid"]),
+                "log": str(event["log"]),
+            }
             self._ranks[rank["role"], rank["rank"]] = {**rank, "start": int(event["start"]), "state": "running"}
         elif kind in ("exited", "frozen", "thawed"):
             key = str(event["role"]), int(event["rank"])

@@ -45,7 +45,9 @@ class Holds:
                     continue
                 real = owner(port, uid)
                 if real != os.getuid():
-                    raise PortHeld(f"port {port} is held by {_job_of(real)}", "wait for its end, or choose another port")
+                    raise PortHeld(
+                        f"port {port} is held by {_job_of(real)}", "wait for its end, or choose another port"
+                    )
 
     def _take(self, port: int) -> None:
         """A name that another process has stays with it. Too few descriptors, say, are no reason to start no job."""

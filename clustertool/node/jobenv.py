@@ -64,7 +64,11 @@ def look(asked: Mapping[str, Any], limit: float = LIMIT) -> Tuple[Dict[str, Any]
     if mark in rest:
         lines = rest.partition("\n" + mark)[0].split("\n")
         versions, (free, *proxies) = lines[: lines.index("")], lines[lines.index("") + 1 :]
-        return {"packages": [line.partition(" ")[::2] for line in versions], "job_proxies": proxies, "no_proxy": free}, []
+        return {
+            "packages": [line.partition(" ")[::2] for line in versions],
+            "job_proxies": proxies,
+            "no_proxy": free,
+        }, []
     return {}, [_problem(code, err or out, bool(asked["prelude"]), limit)]
 
 
@@ -72,9 +76,14 @@ def _run(argv: List[str], env: Dict[str, str], limit: float) -> Tuple[int, str, 
     """(exit code, stdout, stderr); -1: not in time. What it started goes with it."""
     try:
         child = subprocess.Popen(
-            argv, env=env, cwd=os.path.expanduser("~"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
+            argv,
+            env=env,
+            cwd=os.path.expanduser("~"),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
     except OSError as error:
         return 127, "", f"{error.filename}: {error.strerror}"
     try:

@@ -78,7 +78,9 @@ class Jobs:
         record = self.record(header)
         events = record.events()
         supervisor = record.process("supervisor")
-        started = [processes.Process(int(event["pid"]), int(event["start"])) for event in events if event["e"] == "started"]
+        started = [
+            processes.Process(int(event["pid"]), int(event["start"])) for event in events if event["e"] == "started"
+        ]
         beat = None
         with contextlib.suppress(OSError):
             beat = max(0.0, round(time.time() - os.stat(record.paths.control).st_mtime, 1))
@@ -157,7 +159,9 @@ class Jobs:
         from clustertool.node.stop import lives
 
         if header.get("exact") and record.elsewhere() and not os.path.lexists(record.paths.dir):
-            if not header.get("dry"):  # the user has removed its directory and names it: only the copy in the ledger is left
+            if not header.get(
+                "dry"
+            ):  # the user has removed its directory and names it: only the copy in the ledger is left
                 ledger.remove(record.paths)
             return 0
         if lives(record):
@@ -202,6 +206,12 @@ def _usage(pid: int) -> Tuple[float, int]:
 
 
 _ANSWERS: Dict[str, Callable[[Jobs, Header], Dict[str, Any]]] = {
-    "stop": Jobs.stop, "attached": Jobs.attached, "jobs": Jobs.jobs, "status": Jobs.status, "report": Jobs.report,
-    "tail": Jobs.tail, "files": Jobs.files, "clean": Jobs.clean,
-}  # fmt: skip
+    "stop": Jobs.stop,
+    "attached": Jobs.attached,
+    "jobs": Jobs.jobs,
+    "status": Jobs.status,
+    "report": Jobs.report,
+    "tail": Jobs.tail,
+    "files": Jobs.files,
+    "clean": Jobs.clean,
+}

@@ -111,5 +111,3 @@ def _settle(job: int, ready: int) -> None:
     os.dup2(null, 1)
     os.dup2(log, 2)
     processes.keep_only(job, ready)
-
-

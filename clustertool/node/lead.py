@@ -314,7 +314,9 @@ def _absent(state: State, event: Absent) -> Step:
     names = some([state.shape.names[node] for node in event.nodes])
     what = "no other node could connect" if all_others else f"no connection from {names}"
     node = event.nodes[0] if len(event.nodes) == 1 and not all_others else -1
-    state, actions = _end(state, Outcome("lost", 75, "tool", f"{what} to {event.where} within {event.seconds:g} s", node=node))
+    state, actions = _end(
+        state, Outcome("lost", 75, "tool", f"{what} to {event.where} within {event.seconds:g} s", node=node)
+    )
     state, more = _over(state)
     return state, actions + more
 
@@ -361,6 +363,11 @@ def _victims(state: State, outcome: Outcome) -> Tuple[Key, ...]:
 
 
 _TABLE: Dict[type, Callable[..., Step]] = {
-    Joined: _joined, Listening: _listening, Exited: _exited, Clean: _clean, Lost: _lost, Absent: _absent,
+    Joined: _joined,
+    Listening: _listening,
+    Exited: _exited,
+    Clean: _clean,
+    Lost: _lost,
+    Absent: _absent,
     StopAsked: _stop_asked,
-}  # fmt: skip
+}

@@ -58,11 +58,13 @@ class LeadServer:
         self._record = record
         self._state = l.State(
             l.Shape(
-                frozenset(range(len(shape["names"]))), tuple(shape["names"]),
+                frozenset(range(len(shape["names"]))),
+                tuple(shape["names"]),
                 tuple(((str(role), int(rank)), int(node)) for role, rank, node in shape["place"]),
-                spec["policy"]["on_failure"], int(spec["policy"]["max_restarts"]),
+                spec["policy"]["on_failure"],
+                int(spec["policy"]["max_restarts"]),
             )
-        )  # fmt: skip
+        )
         now = time.monotonic()
         self._clock = OwnClock()
         self._peers = {node: _Peer(0.0) for node in range(len(shape["names"])) if node != self._node}
@@ -100,7 +102,9 @@ class LeadServer:
         """The verdict has reached every node that is not lost, or by now they know that they are."""
         if self._finished_at is None:
             return False
-        waiting = any(peer.mail.kept() and not peer.left for node, peer in self._peers.items() if node not in self._state.lost)
+        waiting = any(
+            peer.mail.kept() and not peer.left for node, peer in self._peers.items() if node not in self._state.lost
+        )
         return not waiting or self._clock.now - self._finished_at > self._timeout
 
     def turn(self, ready: Set[int]) -> None:
@@ -258,12 +262,14 @@ class LeadServer:
         """
         self._all_started = self._all_started or all(
             peer.first_order and not peer.mail.keeps(peer.first_order)
-            for node, peer in self._peers.items() if node not in self._state.gone
-        )  # fmt: skip
+            for node, peer in self._peers.items()
+            if node not in self._state.gone
+        )
         silent = [
-            node for node, peer in self._peers.items()
+            node
+            for node, peer in self._peers.items()
             if now - peer.heard > self._patience(peer) and node not in self._state.gone
-        ]  # fmt: skip
+        ]
         for node in silent:
             peer = self._peers[node]
             if peer.joined:
@@ -316,7 +322,9 @@ class LeadServer:
         if self._stop_at is not None and (actions or not l.may_fail(self._state)):
             self._release()
         for action in actions:
-            if isinstance(action, l.Start) and action.again:  # the phase that is recorded next belongs to the new attempt
+            if (
+                isinstance(action, l.Start) and action.again
+            ):  # the phase that is recorded next belongs to the new attempt
                 self._begin_again(action)
         if self._state.phase != before:
             self._record_phase()

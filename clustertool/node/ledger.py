@@ -28,9 +28,12 @@ class Ledger:
     def __init__(self, spec: Mapping[str, Any]) -> None:
         self._paths = JobPaths(os.path.dirname(str(spec["job_dir"])), str(spec["job"]))
         self._entry: Entry = {
-            formats.KEY: formats.FORMAT, "token": spec["token"], "mark": spec["mark"], "header": spec["header"],
+            formats.KEY: formats.FORMAT,
+            "token": spec["token"],
+            "mark": spec["mark"],
+            "header": spec["header"],
             "leads": spec["node"] == spec["lead"]["node"],
-        }  # fmt: skip
+        }
 
     def place(self) -> None:
         """Write the entry, so that it survives a crash. Raises OSError, PreflightError."""

@@ -40,7 +40,10 @@ def warning() -> Tuple[str, str]:
     if state.kills and not state.lingers:
         return "logind ends detached jobs at logout (KillUserProcesses=yes, and this user does not linger)", _FIX
     if state.kills and not program("systemd-run"):
-        return "logind ends detached jobs at logout (KillUserProcesses=yes), and there is no systemd-run", "install systemd-run"
+        return (
+            "logind ends detached jobs at logout (KillUserProcesses=yes), and there is no systemd-run",
+            "install systemd-run",
+        )
     return "", ""
 
 
@@ -84,7 +87,12 @@ def _output(argv: Sequence[str]) -> str:
 
     try:
         done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_PATIENCE, check=False
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_PATIENCE,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

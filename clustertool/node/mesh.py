@@ -303,7 +303,13 @@ def _rtt(sock: socket.socket) -> float:
 def _why(code: int) -> str:
     if code == errno.ECONNREFUSED:
         return "refused"
-    if code in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EINVAL, errno.EACCES, errno.EPERM):  # the last three: rules here
+    if code in (
+        errno.EHOSTUNREACH,
+        errno.ENETUNREACH,
+        errno.EINVAL,
+        errno.EACCES,
+        errno.EPERM,
+    ):  # the last three: rules here
         return "no route"
     if code == errno.ETIMEDOUT:
         return "no answer"
@@ -330,4 +336,3 @@ def _send(asked: Mapping[str, Any]) -> Dict[str, Any]:
             arrived = int(sock.recv(16, socket.MSG_WAITALL))
             return {"speed": arrived / (time.monotonic() - start)}
     return {}
-

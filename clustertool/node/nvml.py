@@ -15,9 +15,14 @@ from clustertool.node import cards
 
 Card = Dict[str, Any]
 _THROTTLES = {
-    0x04: "power cap", 0x08: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal",
-    0x80: "power brake", 0x200: "board limit", 0x400: "reliability",
-}  # fmt: skip
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x20: "software thermal",
+    0x40: "hardware thermal",
+    0x80: "power brake",
+    0x200: "board limit",
+    0x400: "reliability",
+}
 _COMPUTE = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 _END = 2.0  # seconds for NVML to end
 _modules: Dict[str, Any] = {}  # digest -> the loaded module, NVML begun
@@ -163,9 +168,11 @@ class _Asker:
             return function(*arguments)
         except self._nvml.NVMLError as error:
             harmless = (
-                self._nvml.NVML_ERROR_NOT_SUPPORTED, self._nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-                self._nvml.NVML_ERROR_NO_PERMISSION, self._nvml.NVML_ERROR_NOT_FOUND,
-            )  # fmt: skip
+                self._nvml.NVML_ERROR_NOT_SUPPORTED,
+                self._nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+                self._nvml.NVML_ERROR_NO_PERMISSION,
+                self._nvml.NVML_ERROR_NOT_FOUND,
+            )
             if error.value not in harmless:
                 self.error = self.error or str(error)
         except self._nvml.NVMLLibraryMismatchError:

@@ -260,7 +260,12 @@ class _Unpack:
         for _, path, _, _ in folders:
             os.makedirs(self._path(path), mode=0o700, exist_ok=True)
             step()
-        do: Dict[str, Callable[..., None]] = {"p": self._open_pack, "s": self._small, "f": self._open_file, "c": self._chunk}
+        do: Dict[str, Callable[..., None]] = {
+            "p": self._open_pack,
+            "s": self._small,
+            "f": self._open_file,
+            "c": self._chunk,
+        }
         do["l"] = self._link
         try:
             for row in found:

@@ -82,7 +82,9 @@ def _write_files(spec: Dict[str, Any], job: int) -> None:
     for role, target in firsts.items():
         files.link(job, job_paths.first_log(role), target)
     if spec["log_dir"]:
-        _show_logs(os.path.normpath(os.path.join(spec["work_dir"], spec["log_dir"])), job_paths.of("log"), spec["processes"])
+        _show_logs(
+            os.path.normpath(os.path.join(spec["work_dir"], spec["log_dir"])), job_paths.of("log"), spec["processes"]
+        )
     elif spec["work_dir"] != spec["job_dir"]:  # --job-workspace: DIR/log and DIR/nodefile show the newest job
         for name in ("log", "nodefile"):
             _link(os.path.join(spec["work_dir"], name), job_paths.of(name))

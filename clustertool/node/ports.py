@@ -133,7 +133,9 @@ def require_free(ports: Sequence[int]) -> None:
                 sock.bind(("", port))
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
-                    raise PreflightError(f"port {port} cannot be used: {error.strerror}", "choose another port") from None
+                    raise PreflightError(
+                        f"port {port} cannot be used: {error.strerror}", "choose another port"
+                    ) from None
                 holder = holders([port]).get(port, "another process")
                 raise PortHeld(f"port {port} is held by {holder}", "end that program, or choose another port") from None
 

@@ -40,7 +40,11 @@ def _oldest() -> Tuple[int, str]:
                 path = os.path.join(_TMP, name)
                 with contextlib.suppress(OSError):
                     info = os.lstat(path)
-                    if stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and stat.S_IMODE(info.st_mode) == 0o700:
+                    if (
+                        stat.S_ISDIR(info.st_mode)
+                        and info.st_uid == os.getuid()
+                        and stat.S_IMODE(info.st_mode) == 0o700
+                    ):
                         found.append((info.st_ctime_ns, path))
     return min(found) if found else (0, "")
 

@@ -96,7 +96,10 @@ def _long(root: str, job: Mapping[str, Any], own: str, problems: List[Problem]) 
         fix = "jobs go on without it, by their own lock files; ask that user, or root, to end it or remove the file"
         problems.append(("devices", "warn", f"the lock for taking devices: {wrong_lock}", fix))
     return {
-        **told, "leftovers": leftovers.leftovers(root), "own": own or condition.resolved(socket.gethostname()), "looked": True
+        **told,
+        "leftovers": leftovers.leftovers(root),
+        "own": own or condition.resolved(socket.gethostname()),
+        "looked": True,
     }
 
 
@@ -276,7 +279,9 @@ def _workspace(path: str, list_it: bool, problems: List[Problem]) -> Dict[str, A
     if list_it or "shards" in toml:
         listing, whole = _listing(top, _MOST_FILES, _MOST_BYTES)
         if not whole:
-            what = f"--job-workspace {path} has over {_MOST_FILES} files or long names: shards among the rest are not seen"
+            what = (
+                f"--job-workspace {path} has over {_MOST_FILES} files or long names: shards among the rest are not seen"
+            )
             problems.append(("workspace", "warn", what, "give each node fewer files there"))
     return {"listing": sorted(listing), "job_toml": toml}
 

@@ -42,7 +42,9 @@ def inherited(environ: Mapping[str, str]) -> Dict[str, str]:
     return {name: value for name, value in environ.items() if not re.match(_LAUNCHER, name)}
 
 
-def environment(spec: Mapping[str, Any], process: Mapping[str, Any], attempt: int, own: Mapping[str, str]) -> Dict[str, str]:
+def environment(
+    spec: Mapping[str, Any], process: Mapping[str, Any], attempt: int, own: Mapping[str, str]
+) -> Dict[str, str]:
     """The node's base, the plan's variables, the secrets; conf.py's LD_LIBRARY_PATH in front of the node's own."""
     env = inherited(own) if spec["here"] else base_environment(own)
     if spec["first_path"]:
@@ -87,16 +89,24 @@ def _as_the_rank(folder: Union[int, str], umask: int, file_limit: int) -> Iterat
 def _spawn(argv: List[str], env: Dict[str, str], log: int) -> int:
     """The pid of a process in a session of its own. Raises OSError. A third of what the module subprocess costs to import."""
     actions = [
-        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)
-    ]  # fmt: skip
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, log, 1),
+        (os.POSIX_SPAWN_DUP2, log, 2),
+    ]
     deaf = [signal.SIGPIPE, signal.SIGXFSZ]  # Python is, and a rank shall not be
     folders = [""] if "/" in argv[0] else env.get("PATH", os.defpath).split(":")
     why = OSError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
     for folder in folders:
         try:
             return os.posix_spawn(
-                os.path.join(folder, argv[0]), argv, env, file_actions=actions, setsid=True, setsigdef=deaf, setsigmask=[]
-            )  # fmt: skip
+                os.path.join(folder, argv[0]),
+                argv,
+                env,
+                file_actions=actions,
+                setsid=True,
+                setsigdef=deaf,
+                setsigmask=[],
+            )
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR):
                 why = OSError(error.errno, error.strerror, argv[0])
@@ -108,8 +118,14 @@ def _popen(argv: List[str], env: Dict[str, str], log: int) -> int:
     import subprocess
 
     child = subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True, preexec_fn=signals.unblock
-    )  # fmt: skip
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=env,
+        start_new_session=True,
+        preexec_fn=signals.unblock,
+    )
     child.returncode = 0  # reaped by the supervisor's one waitpid loop, not by subprocess
     return child.pid
 

@@ -61,7 +61,9 @@ class Recorder:
         self._at = 0.0
         self._pause = EVERY
         self._words = Words()  # for the thread: functions of it with their arguments
-        self.progress: Tuple[Reached, ...] = ()  # of the running ranks, at the newest look; another object after each change
+        self.progress: Tuple[
+            Reached, ...
+        ] = ()  # of the running ranks, at the newest look; another object after each change
         self._thread: Optional[Beside] = None
         self._busy = False
 

@@ -66,7 +66,9 @@ class Record:
             for kind in ledger.CARETAKERS:
                 process = ledger.process(entry, kind)
                 if process:
-                    more = {"boot": entry.get("boot", ""), "space": entry.get("space", "")} if kind == "supervisor" else {}
+                    more = (
+                        {"boot": entry.get("boot", ""), "space": entry.get("space", "")} if kind == "supervisor" else {}
+                    )
                     yield {"t": t, "e": kind, "pid": process.pid, "start": process.start, **more}
             if isinstance(entry.get("ended"), dict):
                 yield {"t": t, "e": "ended", **entry["ended"]}

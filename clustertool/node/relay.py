@@ -36,7 +36,9 @@ _STRANGERS = 16  # those that have not shown the certificate yet
 _PATIENCE = 4.0  # seconds for a stranger to do so
 _CONNECT = 6.0  # seconds for a source to be there
 _STALL = 5.0  # seconds without a byte after which a source is replaced
-_SLOW = 0.4  # seconds (or 4 times the usual) until a piece is asked of a second source, when there is nothing else to ask
+_SLOW = (
+    0.4  # seconds (or 4 times the usual) until a piece is asked of a second source, when there is nothing else to ask
+)
 _IDLE = 2.0  # seconds without anything new after which the laptop is told
 _PAUSES = (1.0, 2.0, 4.0, 8.0)  # before a source that failed is tried again
 _SILENCE = 60.0  # seconds without a word of the laptop, which beats every few
@@ -90,7 +92,9 @@ class Relay:
     def run(self) -> None:
         with self._store.used():  # else another dispatch might prune what this one has so far
             self._run()
-        if self._saving.over or not self._saving.begun:  # else a release is being named, whose pieces are not known here
+        if (
+            self._saving.over or not self._saving.begun
+        ):  # else a release is being named, whose pieces are not known here
             self._store.prune()
 
     def _run(self) -> None:
@@ -319,7 +323,9 @@ class Relay:
         """A disk that takes nothing: the laptop is told, and nothing more is asked for."""
         self._lacking = set()
         self._done = True
-        self._tell("failed", what=f"a piece cannot be written below {self._store.top}: {error.strerror}", fix=no_room(error))
+        self._tell(
+            "failed", what=f"a piece cannot be written below {self._store.top}: {error.strerror}", fix=no_room(error)
+        )
 
     # -- sources --
 
@@ -331,7 +337,9 @@ class Relay:
         for link in self._links:
             link.old = link.source is not None and link.source not in first
         self._settled = False
-        self._again = {source: at for source, at in self._again.items() if source in self._why}  # others had nothing then
+        self._again = {
+            source: at for source, at in self._again.items() if source in self._why
+        }  # others had nothing then
         self._connect(now)
 
     def _retire(self) -> None:
@@ -344,7 +352,9 @@ class Relay:
     def _connect(self, now: float) -> None:
         """As many sources as wanted, one more when nothing comes."""
         if now - self._new > _IDLE:
-            for link in [link for link in self._links if not link.taker and link.wire.secure and not link.has & self._lacking]:
+            for link in [
+                link for link in self._links if not link.taker and link.wire.secure and not link.has & self._lacking
+            ]:
                 self._drop(link, "")  # it has nothing that is missing here; others may
         used = {link.source for link in self._links}
         wanted = self._degree + (now - self._new > _IDLE) if self._lacking else 0

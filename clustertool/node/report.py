@@ -93,11 +93,13 @@ def _ranks(
                     sizes[key].append((line["t"], size))
     return [
         {
-            "role": key[0], "rank": key[1], "rows": usage.fewer(rows[key], points, usage.last, max, max),
+            "role": key[0],
+            "rank": key[1],
+            "rows": usage.fewer(rows[key], points, usage.last, max, max),
             **_log(job, record.paths.log(*key, attempts[key]), sizes[key]),
         }
         for key in attempts
-    ]  # fmt: skip
+    ]
 
 
 def _log(job: int, name: str, sizes: Sequence[Tuple[float, int]]) -> Dict[str, Any]:
@@ -150,9 +152,12 @@ def _plan(job: int) -> Dict[str, Any]:
         return {}
     processes = [
         {
-            "role": process["role"], "rank": process["rank"], "devices": process["devices"],
-            "shards": len(process["shards"]), "command": " ".join(process["argv"])[:_LONGEST],
+            "role": process["role"],
+            "rank": process["rank"],
+            "devices": process["devices"],
+            "shards": len(process["shards"]),
+            "command": " ".join(process["argv"])[:_LONGEST],
         }
         for process in spec["processes"]
-    ]  # fmt: skip
+    ]
     return {"policy": spec["policy"], "work_dir": spec["work_dir"], "processes": processes}

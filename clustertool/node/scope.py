@@ -75,6 +75,8 @@ def _become(tool: str, sent: int, errors: str, job: int, ready: int) -> NoReturn
         os.set_inheritable(job, True)
         os.set_inheritable(ready, True)
         environ = {"XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}", **os.environ}
-        os.execve(tool, [tool, "--user", "--scope", sys.executable, "-ESs", "-c", _CODE, "clustertool-supervisor"], environ)
+        os.execve(
+            tool, [tool, "--user", "--scope", sys.executable, "-ESs", "-c", _CODE, "clustertool-supervisor"], environ
+        )
     finally:
         processes.leave(127)

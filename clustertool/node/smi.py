@@ -35,9 +35,12 @@ def hy(text: str) -> Found:
         if match:
             index = int(match[1])
             cards[index] = _card(
-                index, temperature=_whole(match[2]), power=_number(match[3]), power_limit=_number(match[4]),
+                index,
+                temperature=_whole(match[2]),
+                power=_number(match[3]),
+                power_limit=_number(match[4]),
                 utilisation=_whole(match[6]),
-            )  # fmt: skip
+            )
     for number, used, unit, size in _VRAM.findall(text):
         if int(number) in cards:
             cards[int(number)]["memory_used" if used else "memory_total"] = int(size) * (_MIB if unit == "MiB" else 1)
@@ -74,10 +77,14 @@ def xpu(text: str) -> Found:
             at = cards[int(first[1])] = _card(int(first[1]), model=first[2], ecc_uncorrected=_whole(first[3]))
         elif second and at is not None:
             at.update(
-                temperature=_whole(second[1]), power=_number(second[2]), power_limit=_number(second[3]),
-                memory_used=int(second[4]) * _MIB, memory_total=int(second[5]) * _MIB, utilisation=_whole(second[6]),
+                temperature=_whole(second[1]),
+                power=_number(second[2]),
+                power_limit=_number(second[3]),
+                memory_used=int(second[4]) * _MIB,
+                memory_total=int(second[5]) * _MIB,
+                utilisation=_whole(second[6]),
                 compute_mode=second[7].lower(),
-            )  # fmt: skip
+            )
             at = None
     for line in processes.splitlines():
         match = _XPU_PROCESS.match(line)
@@ -108,9 +115,12 @@ def npu(text: str) -> Found:
         if first:
             board, health = int(first[1]), first[3]
             at = _card(
-                board, model=first[2], power=_number(first[4]), temperature=_whole(first[5]),
+                board,
+                model=first[2],
+                power=_number(first[4]),
+                temperature=_whole(first[5]),
                 problem="" if health == "OK" else f"health: {health}",
-            )  # fmt: skip
+            )
         elif second and at is not None:
             used, total = (second[6], second[7]) if second[7] and int(second[7]) else (second[4], second[5])
             at.update(utilisation=_whole(second[3]), memory_used=int(used) * _MIB, memory_total=int(total) * _MIB)
@@ -136,11 +146,26 @@ def _found(cards: Dict[int, Card], driver: Optional[Match[str]]) -> Found:
 
 def _card(index: int, **values: Any) -> Card:
     empty: Card = {
-        "index": index, "model": "", "uuid": "", "memory_total": None, "memory_used": None, "memory_free": None,
-        "utilisation": None, "temperature": None, "power": None, "power_limit": None, "throttle": [],
-        "ecc_corrected": None, "ecc_uncorrected": None, "repair": None, "slowdown": None,
-        "compute_mode": "", "persistence": None, "problem": "", "processes": [],
-    }  # fmt: skip
+        "index": index,
+        "model": "",
+        "uuid": "",
+        "memory_total": None,
+        "memory_used": None,
+        "memory_free": None,
+        "utilisation": None,
+        "temperature": None,
+        "power": None,
+        "power_limit": None,
+        "throttle": [],
+        "ecc_corrected": None,
+        "ecc_uncorrected": None,
+        "repair": None,
+        "slowdown": None,
+        "compute_mode": "",
+        "persistence": None,
+        "problem": "",
+        "processes": [],
+    }
     return {**empty, **values}
 
 
@@ -166,7 +191,11 @@ def _whole(text: str) -> Optional[int]:
 
 Tool = Tuple[Sequence[str], Sequence[Sequence[str]], Callable[[str], Found]]
 TOOLS: Mapping[str, Tool] = {
-    "dcu": (("hy-smi",), ((), ("--showproductname", "--showdriverversion", "--showmeminfo", "vram"), ("--showpids",)), hy),
+    "dcu": (
+        ("hy-smi",),
+        ((), ("--showproductname", "--showdriverversion", "--showmeminfo", "vram"), ("--showpids",)),
+        hy,
+    ),
     "xpu": (("xpu_smi", "xpu-smi"), ((),), xpu),
     "npu": (("npu-smi",), (("info",),), npu),
 }
@@ -177,13 +206,21 @@ def read(kind: str) -> Found:
     names, calls, parse = TOOLS[kind]
     found_at = program(kind)
     if not found_at:
-        return {"devices": [], "driver": "", "problem": f"there is no {names[0]}: only the ids of the devices are known"}
+        return {
+            "devices": [],
+            "driver": "",
+            "problem": f"there is no {names[0]}: only the ids of the devices are known",
+        }
     texts = []
     for arguments in calls:
         text = _output([found_at, *arguments])
         if text is None:
             command = " ".join([names[0], *arguments])
-            return {"devices": [], "driver": "", "problem": f"{command} does not answer for {PATIENCE:g} s: a device hangs?"}
+            return {
+                "devices": [],
+                "driver": "",
+                "problem": f"{command} does not answer for {PATIENCE:g} s: a device hangs?",
+            }
         texts.append(text)
     found = parse("\n".join(texts))
     if not found["devices"]:
@@ -208,8 +245,12 @@ def _find(name: str) -> str:
 def _output(argv: Sequence[str]) -> Optional[str]:
     """What it prints; None where it does not end. It and all it started are ended then."""
     process = subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
     try:
         return process.communicate(timeout=PATIENCE)[0].decode(errors="replace")
     except subprocess.TimeoutExpired:

@@ -34,7 +34,11 @@ def lives(record: Record) -> bool:
         return False
     with _Left(record) as left:
         ended = record.last().get("e") == "ended"  # supervisor and guard are about to leave then
-        return any(process not in left.caretakers for process in left.sweep.living()) if ended else bool(left.sweep.living())
+        return (
+            any(process not in left.caretakers for process in left.sweep.living())
+            if ended
+            else bool(left.sweep.living())
+        )
 
 
 def stop(record: Record, by: str, code: int, grace: float, force: bool) -> Answer:
@@ -94,7 +98,9 @@ class _Left:
     def __enter__(self) -> _Left:
         with contextlib.suppress(NotFound):
             self.job = files.open_job_dir(self.record.paths.dir)
-        known = family.recorded(self.job) if self.supervisor else []  # else they are of another boot, and so are their numbers
+        known = (
+            family.recorded(self.job) if self.supervisor else []
+        )  # else they are of another boot, and so are their numbers
         self.sweep = Sweep([*known, *self.caretakers], self.key.mark if self.key else "")
         return self
 
@@ -174,6 +180,10 @@ def _take_over(left: _Left, by: str, grace: float) -> Answer:
     if _last_word(left.record) != "ended":
         guard.record_loss(left.job, f"{by} found it dead or deaf")
     if left.key is None:
-        return {"state": "unknown", "survivors": survivors, "why": "what is known of it was ended, but its records are damaged"}
+        return {
+            "state": "unknown",
+            "survivors": survivors,
+            "why": "what is known of it was ended, but its records are damaged",
+        }
     guard.record_clean(left.job, survivors)
     return _answer(survivors)

@@ -122,11 +122,15 @@ class Supervisor:
         self._lock_devices()
         self._open_control()
         self.record("job", **self.spec["header"])
-        self.record("supervisor", pid=self.me.pid, start=self.me.start, boot=processes.boot_id(), space=processes.space())
+        self.record(
+            "supervisor", pid=self.me.pid, start=self.me.start, boot=processes.boot_id(), space=processes.space()
+        )
         try:
             self.keeper.start()
         except OSError as error:
-            raise PreflightError(f"no process can be started: {error.strerror}", "look at ulimit -u on the node") from None
+            raise PreflightError(
+                f"no process can be started: {error.strerror}", "look at ulimit -u on the node"
+            ) from None
         if self.node == int(self.spec["lead"]["node"]):
             self._become_lead()
         else:
@@ -136,7 +140,10 @@ class Supervisor:
 
     def _lock_devices(self) -> None:
         """The cards of our ranks, for us and the guard: as long as one of the two lives, they are this job's."""
-        kind, ids = str(self.spec["device_kind"]), {card for rank in self.ranks.values() for card in rank.spec["devices"]}
+        kind, ids = (
+            str(self.spec["device_kind"]),
+            {card for rank in self.ranks.values() for card in rank.spec["devices"]},
+        )
         if ids and kind != "cpu":
             self.devices = locks.take(kind, sorted(ids), self.spec["job"])
             self.keeper.inherited = (self.devices.fd,)
@@ -159,7 +166,9 @@ class Supervisor:
             self.lead = LeadServer(self.spec, self.inbox.append, self.record)
         except OSError as error:
             port = self.spec["lead"]["port"]
-            raise PreflightError(f"port {port} (the lead's) cannot be used: {error.strerror}", "set LEAD_PORT") from None
+            raise PreflightError(
+                f"port {port} (the lead's) cannot be used: {error.strerror}", "set LEAD_PORT"
+            ) from None
         self.lead.join_self()
 
     def _allow_files(self, needed: int) -> None:
@@ -321,7 +330,9 @@ class Supervisor:
         if not why:
             pid, why = ranks.start(self.spec, rank.spec, self.attempt, self.job, rank.log, self.umask, self.file_limit)
         if why:
-            self.record("exited", role=role, rank=number, code=pid, signal=0, stopped=False, note=why, attempt=self.attempt)
+            self.record(
+                "exited", role=role, rank=number, code=pid, signal=0, stopped=False, note=why, attempt=self.attempt
+            )
             return [(role, number, pid, 0, False, why, 0, False)]
         rank.pid = pid
         self.by_pid[pid] = rank
@@ -390,9 +401,19 @@ class Supervisor:
         if (code or killed == signal.SIGABRT) and not stopped:  # libraries abort for errors of connections
             error, consequence = ranks.last_line(self.job, rank.log_name)
         self.record(
-            "exited", role=role, rank=number, code=code, signal=killed, stopped=stopped, note=note, attempt=self.attempt,
-            error=error, consequence=consequence, cpu=round(used.ru_utime + used.ru_stime, 2), memory=used.ru_maxrss << 10,
-        )  # fmt: skip
+            "exited",
+            role=role,
+            rank=number,
+            code=code,
+            signal=killed,
+            stopped=stopped,
+            note=note,
+            attempt=self.attempt,
+            error=error,
+            consequence=consequence,
+            cpu=round(used.ru_utime + used.ru_stime, 2),
+            memory=used.ru_maxrss << 10,
+        )
         return [(role, number, code, killed, stopped, note, error, consequence)]
 
     def _look_for_listeners(self) -> None:

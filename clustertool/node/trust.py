@@ -74,7 +74,9 @@ def _folder(path: str, info: os.stat_result) -> Optional[Unsafe]:
         return Unsafe(f"all users may write to {path}, and so replace what lies there", fix)
     if info.st_mode & stat.S_IWGRP and not _group_trusted and not users.only_private(path, info.st_gid):
         fix = f'chmod g-w {path}, or, if you trust its members, ROOT_DIR_GROUP = "{_TRUSTED}" in conf.py'
-        return Unsafe(f"the group {users.group_name(info.st_gid)} may write to {path}, and so replace what lies there", fix)
+        return Unsafe(
+            f"the group {users.group_name(info.st_gid)} may write to {path}, and so replace what lies there", fix
+        )
     return None
 
 

@@ -128,7 +128,9 @@ class Uplink:
         if self.progress is self._reported:
             return {}
         self._reported, now = self.progress, time.time()
-        return {"ranks": [[*reached[:4], round(max(0.0, now - reached[4]), 1)] for reached in self.progress[:_MOST_RANKS]]}
+        return {
+            "ranks": [[*reached[:4], round(max(0.0, now - reached[4]), 1)] for reached in self.progress[:_MOST_RANKS]]
+        }
 
     def leave(self, seconds: float) -> None:
         """Say that we have the last word and go: the lead need not wait for us. `seconds` at most."""
@@ -176,7 +178,6 @@ class Uplink:
             self._down = (now, time.time())
         self._wire, self._up, self._cause = None, False, why
         self._retry_at = now + _RETRY
-
 
     def _why(self) -> Tuple[str, str]:
         """Why there is no connection, also before the first attempt has failed."""

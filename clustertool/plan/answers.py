@@ -24,7 +24,7 @@ from clustertool.plan.shape import (
     table,
     text,
     whole,
-)  # fmt: skip
+)
 
 MOST_NODES = 100_000  # of a job
 MOST_RANKS = 100_000  # of a job
@@ -36,7 +36,14 @@ _LATEST = 1e11  # a time, in seconds
 STREAM = 2 << 20  # bytes of a header that answers nothing; one event may name all processes of a node
 PAYLOAD = 256 << 10  # bytes of a log in one frame
 _ANSWER = 1 << 20
-_LIMITS = {"jobs": 16 << 20, "status": 16 << 20, "report": 32 << 20, "files": 16 << 20, "glance": 4 << 20, "devices": 4 << 20}
+_LIMITS = {
+    "jobs": 16 << 20,
+    "status": 16 << 20,
+    "report": 32 << 20,
+    "files": 16 << 20,
+    "glance": 4 << 20,
+    "devices": 4 << 20,
+}
 _LISTING = 32 << 20  # a probe that lists the files of --job-workspace
 _SHORT = 32 << 10  # bytes of the header of a piece of a log, which names a file
 
@@ -66,8 +73,16 @@ _EVENTS: Dict[str, Check] = {
     "job": fields(
         {"id": job_id},
         {
-            "node": _node, "name": _word, "nodes": _names, "created": _time, "owner": _word, "mode": _word, "command": text(),
-            "skew": _seconds, "output": text(), "work_dir": text(),
+            "node": _node,
+            "name": _word,
+            "nodes": _names,
+            "created": _time,
+            "owner": _word,
+            "mode": _word,
+            "command": text(),
+            "skew": _seconds,
+            "output": text(),
+            "work_dir": text(),
             "places": _places,
             "processes": rows(fields({**_process, "local_rank": _rank, "endpoint": _word, "log": text()}), MOST_RANKS),
         },
@@ -80,8 +95,16 @@ _EVENTS: Dict[str, Check] = {
     "elsewhere": fields({**_process, "listens": _word, "endpoint": _word}),
     "exited": fields(
         {**_process, "code": _code},
-        {"signal": whole(0, 255), "stopped": flag, "note": text(), "attempt": _attempt, "cpu": _bytes, "memory": _bytes,
-         "error": whole(), "consequence": flag},
+        {
+            "signal": whole(0, 255),
+            "stopped": flag,
+            "note": text(),
+            "attempt": _attempt,
+            "cpu": _bytes,
+            "memory": _bytes,
+            "error": whole(),
+            "consequence": flag,
+        },
     ),
     "frozen": fields(_process),
     "thawed": fields(_process),
@@ -97,7 +120,7 @@ _EVENTS: Dict[str, Check] = {
     "supervisor-lost": fields({}, {"why": text()}),
     "verdict": _outcome,
     "ended": _outcome,
-}  # fmt: skip
+}
 _any_event = fields({"e": _word, "t": _time})
 
 
@@ -111,34 +134,63 @@ def _event(value: Any, path: str) -> None:
 # -- answers --
 
 _status = {
-    "node": _node, "dir": text(), "heartbeat": maybe(_bytes), "events": rows(_event, _MOST_EVENTS), "supervised": flag,
+    "node": _node,
+    "dir": text(),
+    "heartbeat": maybe(_bytes),
+    "events": rows(_event, _MOST_EVENTS),
+    "supervised": flag,
     "usage": table(_word, row(_bytes, _bytes), MOST_RANKS),
-    "unknown": text(), "output": rows(_reached, MOST_RANKS),
-}  # fmt: skip
-_summary = fields({
-    "id": job_id, "state": _word, "node": maybe(_node), "owner": maybe(_word), "created": maybe(_time), "mode": maybe(_word),
-    "command": maybe(text()), "nodes": maybe(_names), "code": maybe(_code), "reason": maybe(text()),
-}, {"dir": text()})  # fmt: skip
+    "unknown": text(),
+    "output": rows(_reached, MOST_RANKS),
+}
+_summary = fields(
+    {
+        "id": job_id,
+        "state": _word,
+        "node": maybe(_node),
+        "owner": maybe(_word),
+        "created": maybe(_time),
+        "mode": maybe(_word),
+        "command": maybe(text()),
+        "nodes": maybe(_names),
+        "code": maybe(_code),
+        "reason": maybe(text()),
+    },
+    {"dir": text()},
+)
 _curve = rows(rows(maybe(number(-_LATEST, 1e18)), 8), 10_000)
 _machine_number = number(-1, 1e18)
 _report = {
-    **_status, "now": _time,
+    **_status,
+    "now": _time,
     "machine": fields({"cores": _bytes, "total": _bytes, "rows": rows(rows(_machine_number, 8), 10_000)}),
-    "cards": rows(fields({"index": whole(), "total": _bytes, "rows": rows(rows(_machine_number, 8), 10_000)}), _MOST_CARDS),
+    "cards": rows(
+        fields({"index": whole(), "total": _bytes, "rows": rows(rows(_machine_number, 8), 10_000)}), _MOST_CARDS
+    ),
     "ranks": rows(
-        fields({**_process, "rows": rows(rows(_machine_number, 8), 10_000), "log_size": _bytes, "progress": _curve}), MOST_RANKS
+        fields({**_process, "rows": rows(rows(_machine_number, 8), 10_000), "log_size": _bytes, "progress": _curve}),
+        MOST_RANKS,
     ),
     "tails": rows(row(_role, _rank, text(1 << 20)), MOST_RANKS),
     "plan": fields(
         {},
         {
-            "policy": table(_word, little, 100), "work_dir": text(),
-            "processes": rows(fields(_process, {
-                "devices": rows(whole(), _MOST_CARDS), "shards": whole(), "command": text(),
-            }), MOST_RANKS),
+            "policy": table(_word, little, 100),
+            "work_dir": text(),
+            "processes": rows(
+                fields(
+                    _process,
+                    {
+                        "devices": rows(whole(), _MOST_CARDS),
+                        "shards": whole(),
+                        "command": text(),
+                    },
+                ),
+                MOST_RANKS,
+            ),
         },
     ),
-}  # fmt: skip
+}
 _user_of = fields({"job": _word, "user": _word})
 _card = fields(
     {"index": whole(0, 1 << 16)},
@@ -146,50 +198,110 @@ _card = fields(
         **dict.fromkeys(("model", "uuid", "repair", "problem", "compute_mode"), maybe(_word)),
         **dict.fromkeys(
             "utilisation memory_used memory_total memory_free temperature power power_limit ecc_corrected ecc_uncorrected"
-            " slowdown".split(), maybe(number(-1e6, 1e18)),
+            " slowdown".split(),
+            maybe(number(-1e6, 1e18)),
         ),
-        "held": maybe(_user_of), "throttle": rows(_word, 100), "users": rows(_word, 10_000),
-        "processes": rows(fields({"pid": _pid}, {
-            **dict.fromkeys(("user", "name", "job", "role", "rank"), _word), "memory": maybe(_bytes),
-        }), 10_000),
+        "held": maybe(_user_of),
+        "throttle": rows(_word, 100),
+        "users": rows(_word, 10_000),
+        "processes": rows(
+            fields(
+                {"pid": _pid},
+                {
+                    **dict.fromkeys(("user", "name", "job", "role", "rank"), _word),
+                    "memory": maybe(_bytes),
+                },
+            ),
+            10_000,
+        ),
     },
-)  # fmt: skip
+)
 _used = rows(row(whole(), _word), _MOST_CARDS)
-_devices = fields({
-    "kind": _word, "ids": rows(whole(), _MOST_CARDS), "devices": rows(_card, _MOST_CARDS), "driver": _word, "cuda": _word,
-    "problem": text(),
-}, {"used": _used})  # fmt: skip
-_shown_job = fields({
-    "job": job_id, "heartbeat": maybe(_bytes),
-    "ranks": rows(fields({**_process, "state": maybe(_word), "line": _word}, {
-        "pid": maybe(_pid), "log": maybe(text()), "seconds": _bytes, "memory": _bytes, "quiet": _bytes,
-    }), MOST_RANKS),
-}, {
-    "node": _node, "command": maybe(text()), "lost": rows(_node, MOST_NODES),
-    "plan": fields({"nodes": _names, "places": _places}),
-})  # fmt: skip
-_glance = fields({
-    "t": _time, "cpu": row(whole(), whole()), "cpus": whole(), "memory": row(whole(), whole()), "kind": _word,
-    "devices": rows(_card, _MOST_CARDS), "problem": text(), "jobs": rows(_shown_job, MOST_JOBS),
-})  # fmt: skip
+_devices = fields(
+    {
+        "kind": _word,
+        "ids": rows(whole(), _MOST_CARDS),
+        "devices": rows(_card, _MOST_CARDS),
+        "driver": _word,
+        "cuda": _word,
+        "problem": text(),
+    },
+    {"used": _used},
+)
+_shown_job = fields(
+    {
+        "job": job_id,
+        "heartbeat": maybe(_bytes),
+        "ranks": rows(
+            fields(
+                {**_process, "state": maybe(_word), "line": _word},
+                {
+                    "pid": maybe(_pid),
+                    "log": maybe(text()),
+                    "seconds": _bytes,
+                    "memory": _bytes,
+                    "quiet": _bytes,
+                },
+            ),
+            MOST_RANKS,
+        ),
+    },
+    {
+        "node": _node,
+        "command": maybe(text()),
+        "lost": rows(_node, MOST_NODES),
+        "plan": fields({"nodes": _names, "places": _places}),
+    },
+)
+_glance = fields(
+    {
+        "t": _time,
+        "cpu": row(whole(), whole()),
+        "cpus": whole(),
+        "memory": row(whole(), whole()),
+        "kind": _word,
+        "devices": rows(_card, _MOST_CARDS),
+        "problem": text(),
+        "jobs": rows(_shown_job, MOST_JOBS),
+    }
+)
 _port = whole(0, 65535)
 _ports = rows(_port, 1 << 17)
 _texts = rows(_word, 10_000)
 _whole = whole(-(1 << 63), (1 << 63) - 1)
-_probe = fields({}, {
-    **dict.fromkeys(
-        "hostname address nic boot_id netns root root_id root_hint home user python device_kind no_proxy".split(), _word
-    ),
-    **dict.fromkeys("rsync ping devices_seen rdma looked".split(), flag),
-    **dict.fromkeys("disk_free cpus inodes shm mtu".split(), _whole),
-    "root_above": rows(row(_word, _word), 1000), "devices": rows(whole(), _MOST_CARDS),
-    "held": rows(row(whole(), _word, _word), _MOST_CARDS), "used": _used, "modules": _texts, "ephemeral": row(_port, _port),
-    "busy": _ports, "listeners": rows(row(_port, _word), 1 << 17), "time": _time, "listing": rows(_word, _MOST_FILES),
-    "job_toml": text(1 << 21), "releases": _texts, "took": _bytes, "memory": row(whole(), whole()), "load": _bytes,
-    "limits": rows(row(_word, _whole, _whole), 100), "proxies": _texts, "own": maybe(_word),
-    "leftovers": rows(row(_word, whole()), MOST_JOBS), "packages": rows(row(_word, _word), 10_000), "job_proxies": _texts,
-    "problems": rows(row(_word, _word, text(), text()), 10_000),
-})  # fmt: skip
+_probe = fields(
+    {},
+    {
+        **dict.fromkeys(
+            "hostname address nic boot_id netns root root_id root_hint home user python device_kind no_proxy".split(),
+            _word,
+        ),
+        **dict.fromkeys("rsync ping devices_seen rdma looked".split(), flag),
+        **dict.fromkeys("disk_free cpus inodes shm mtu".split(), _whole),
+        "root_above": rows(row(_word, _word), 1000),
+        "devices": rows(whole(), _MOST_CARDS),
+        "held": rows(row(whole(), _word, _word), _MOST_CARDS),
+        "used": _used,
+        "modules": _texts,
+        "ephemeral": row(_port, _port),
+        "busy": _ports,
+        "listeners": rows(row(_port, _word), 1 << 17),
+        "time": _time,
+        "listing": rows(_word, _MOST_FILES),
+        "job_toml": text(1 << 21),
+        "releases": _texts,
+        "took": _bytes,
+        "memory": row(whole(), whole()),
+        "load": _bytes,
+        "limits": rows(row(_word, _whole, _whole), 100),
+        "proxies": _texts,
+        "own": maybe(_word),
+        "leftovers": rows(row(_word, whole()), MOST_JOBS),
+        "packages": rows(row(_word, _word), 10_000),
+        "job_proxies": _texts,
+        "problems": rows(row(_word, _word, text(), text()), 10_000),
+    },
+)
 _stopped = fields({"state": _word, "survivors": rows(_word, 100_000)}, {"waits": flag, "why": text()})
 _ids = rows(job_id, MOST_JOBS)
 _ANSWERS: Dict[str, Check] = {
@@ -200,17 +312,25 @@ _ANSWERS: Dict[str, Check] = {
     "files": fields({"files": table(text(), whole(), _MOST_FILES)}),
     "stop": fields({"jobs": table(job_id, _stopped, MOST_JOBS)}),
     "clean": fields(
-        {"removed": _ids, "running": _ids, "freed": whole()}, {"kept": table(job_id, row(text(), text()), MOST_JOBS)},
+        {"removed": _ids, "running": _ids, "freed": whole()},
+        {"kept": table(job_id, row(text(), text()), MOST_JOBS)},
     ),
     "probe": _probe,
     "examine": _probe,
-    "mesh": fields({}, {
-        "ports": _ports, "tries": rows(row(_node, _port, _word, _bytes), MOST_RANKS), "speed": _bytes,
-    }),
+    "mesh": fields(
+        {},
+        {
+            "ports": _ports,
+            "tries": rows(row(_node, _port, _word, _bytes), MOST_RANKS),
+            "speed": _bytes,
+        },
+    ),
     "meet": fields({}, {"seen": rows(_node, MOST_NODES)}),
     "patch": fields({"have": flag}),
-    "verify": fields({"releases": _size, "pieces": _size, "bytes": _size, "damaged": _size, "lost": rows(_release, MOST_JOBS)}),
-}  # fmt: skip
+    "verify": fields(
+        {"releases": _size, "pieces": _size, "bytes": _size, "damaged": _size, "lost": rows(_release, MOST_JOBS)}
+    ),
+}
 _MODULES = {"devices": _devices, "glance": _glance}  # these may answer that they need the NVML module
 _error = fields({"kind": text(100), "what": text(1 << 18), "fix": text()})
 
@@ -258,8 +378,11 @@ def _relay(value: Mapping[str, Any], path: str) -> None:
 _FRAMES: Dict[str, Check] = {
     "log": fields(
         {
-            "role": matching(_LOG_ROLES.__contains__, "a role"), "rank": _rank, "attempt": _attempt,
-            "log": text(), "off": whole(),
+            "role": matching(_LOG_ROLES.__contains__, "a role"),
+            "rank": _rank,
+            "attempt": _attempt,
+            "log": text(),
+            "off": whole(),
         },
         {"node": _node, "t": _seconds},
     ),
@@ -267,7 +390,7 @@ _FRAMES: Dict[str, Check] = {
     "beat": fields({}, {"t": _seconds}),
     "end": fields({}, {"orphan": flag}),
     "relay": _relay,
-}  # fmt: skip
+}
 
 
 def frame_limit(header: Mapping[str, Any]) -> int:

@@ -43,7 +43,9 @@ def _by_machine(facts: Mapping[int, Facts]) -> Dict[int, Facts]:
     for node in sorted(facts):
         first.setdefault(facts[node].machine, facts[node])
     return {
-        node: replace(fact, load=first[fact.machine].load, memory=first[fact.machine].memory, shm=first[fact.machine].shm)
+        node: replace(
+            fact, load=first[fact.machine].load, memory=first[fact.machine].memory, shm=first[fact.machine].shm
+        )
         for node, fact in facts.items()
     }
 
@@ -60,7 +62,9 @@ def _ping(node: int, seconds: Optional[float], answered: bool) -> Finding:
     if seconds is not None:
         return Finding(node, "ping", "ok", "ok")
     level = "warn" if answered else "error"
-    return Finding(node, "ping", level, "no answer", "is the machine up, is its address right? (a firewall may eat pings)")
+    return Finding(
+        node, "ping", level, "no answer", "is the machine up, is its address right? (a firewall may eat pings)"
+    )
 
 
 def _node(cluster: Cluster, fact: Facts, need: int, ports: bool) -> List[Finding]:
@@ -92,7 +96,9 @@ def disk(fact: Facts, need: int) -> Finding:
         return Finding(node, "disk", "error", f"{text}, {size(max(need, 1 << 20))} needed below {fact.root}", fix)
     if 0 <= fact.inodes < FEW_INODES:
         level = "warn" if fact.inodes else "error"
-        return Finding(node, "disk", level, f"{fact.inodes} inodes free", "remove small files: inv clean --older-than 7d")
+        return Finding(
+            node, "disk", level, f"{fact.inodes} inodes free", "remove small files: inv clean --older-than 7d"
+        )
     if free < need + _LITTLE:
         return Finding(node, "disk", "warn", text, "make room: inv clean --older-than 7d removes old jobs")
     return Finding(node, "disk", "ok", "ok")

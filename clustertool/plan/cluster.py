@@ -187,7 +187,9 @@ def _check(fields: Mapping[str, Any], where: str) -> None:
     roots.update((f"root_dir of {host.name}", host.root_dir) for host in fields["hosts"] if host.root_dir)
     for key, root in roots.items():
         if root != "~" and not root.startswith(("/", "~/")):
-            raise ConfigError(f"{where}: {key} = {root!r} is relative", "write an absolute path, or one that starts with ~/")
+            raise ConfigError(
+                f"{where}: {key} = {root!r} is relative", "write an absolute path, or one that starts with ~/"
+            )
     for key, value in {**roots, "PYTHON": fields.get("python", "")}.items():
         if "\n" in value or "\0" in value:
             raise ConfigError(f"{where}: {key} = {value!r} has a line break in it", "write it on one line")

@@ -48,7 +48,9 @@ def _memory(fact: Facts) -> Finding:
     everything, available = fact.memory
     if everything and available < FEW_BYTES:
         text = f"{size(available)} of {size(everything)} left"
-        return Finding(fact.node, "memory", "warn", text, "end what fills it: the kernel kills ranks that find no memory")
+        return Finding(
+            fact.node, "memory", "warn", text, "end what fills it: the kernel kills ranks that find no memory"
+        )
     return Finding(fact.node, "memory", "ok", "ok")
 
 
@@ -73,7 +75,9 @@ def _limits(fact: Facts) -> Finding:
 
 def _shm(fact: Facts) -> Finding:
     if fact.shm < 0:
-        return Finding(fact.node, "shm", "warn", "no /dev/shm", "mount -t tmpfs tmpfs /dev/shm: data loaders and NCCL need it")
+        return Finding(
+            fact.node, "shm", "warn", "no /dev/shm", "mount -t tmpfs tmpfs /dev/shm: data loaders and NCCL need it"
+        )
     if fact.shm < FEW_SHARED:
         fix = "mount -o remount,size=50% /dev/shm (a container: --shm-size): data loaders die there with a bus error"
         return Finding(fact.node, "shm", "warn", f"{size(fact.shm)} free in /dev/shm", fix)
@@ -84,7 +88,9 @@ def _proxy(cluster: Cluster, fact: Facts) -> Finding:
     """A proxy of the login never reaches a rank. One of conf.py or PRELUDE does."""
     host = next((host for host in cluster.hosts if host.index == fact.node), None)
     given: Dict[str, str] = {**dict(cluster.env), **dict(host.env if host else ())}
-    names = set(fact.job_proxies) | {name for name in given if name.lower() in ("http_proxy", "https_proxy", "all_proxy")}
+    names = set(fact.job_proxies) | {
+        name for name in given if name.lower() in ("http_proxy", "https_proxy", "all_proxy")
+    }
     free = fact.no_proxy or given.get("no_proxy", given.get("NO_PROXY", ""))
     if names and fact.address and not covers(free, fact.address):
         return Finding(fact.node, "proxy", "warn", f"{', '.join(sorted(names))} for {fact.address}", _PROXY_FIX)
@@ -118,7 +124,9 @@ def _jobs(fact: Facts) -> Finding:
         return Finding(fact.node, "jobs", "ok", "ok")
     text = ", ".join(f"{count} left of job {job}" for job, count in fact.leftovers)
     fix = "; ".join(f"inv stop --job {job}" for job, _ in fact.leftovers)
-    return Finding(fact.node, "jobs", "warn", text, f"{fix} (nobody looks after them, and they hold memory, cards and ports)")
+    return Finding(
+        fact.node, "jobs", "warn", text, f"{fix} (nobody looks after them, and they hold memory, cards and ports)"
+    )
 
 
 def _own_packages(fact: Facts) -> Finding:

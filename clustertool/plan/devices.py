@@ -24,7 +24,11 @@ VARIABLES = {
     "npu": ("ASCEND_RT_VISIBLE_DEVICES", "FLAGS_selected_npus"),
 }
 AUTO_FIX = "wait for them with --wait, or ask for fewer with --nproc-per-node"
-_HETER = {"gpu": "gpu", "dcu": "gpu", "xpu": "xpu"}  # kind -> HETER_DEVICE_TYPE; Paddle knows cpu beside them and no other
+_HETER = {
+    "gpu": "gpu",
+    "dcu": "gpu",
+    "xpu": "xpu",
+}  # kind -> HETER_DEVICE_TYPE; Paddle knows cpu beside them and no other
 
 
 def kind_of(cluster: Cluster, facts: Facts) -> str:
@@ -168,5 +172,7 @@ def sick(cluster: Cluster, seats: Sequence[Seat], facts: Mapping[int, Facts], ki
     taken = {(seat.node, card) for seat in seats for card in seat.devices}
     return [
         f"{host.name}: {kinds[host.index]} {card}: {text} ({fix})"
-        for host in cluster.hosts for card, text, fix in facts[host.index].ills if (host.index, card) in taken
-    ]  # fmt: skip
+        for host in cluster.hosts
+        for card, text, fix in facts[host.index].ills
+        if (host.index, card) in taken
+    ]

@@ -33,7 +33,9 @@ def _clocks(facts: Mapping[int, Facts], asked: Mapping[int, Tuple[float, float]]
             found.append(Finding(node, "clock", "warn", f"{off - right:+.0f} s", _CLOCK_FIX))
         elif laptop:
             text = f"{right:+.0f} s from this machine's"
-            found.append(Finding(node, "clock", "warn", text, "set the clock of the machine you type on: the nodes agree"))
+            found.append(
+                Finding(node, "clock", "warn", text, "set the clock of the machine you type on: the nodes agree")
+            )
         else:
             found.append(Finding(node, "clock", "ok", "right"))
     return found
@@ -64,7 +66,9 @@ def _name(fact: Facts, several: bool) -> Finding:
     name, own = fact.hostname, fact.own
     if several and fact.address.startswith(_LOOPBACK):
         fix = "name it in HOSTS by an address that the others can reach, or set its address there"
-        return Finding(fact.node, "host", "error", f"{fact.address} is its training address: itself, for every node", fix)
+        return Finding(
+            fact.node, "host", "error", f"{fact.address} is its training address: itself, for every node", fix
+        )
     if several and own and own.startswith(_LOOPBACK):
         fix = f"in its /etc/hosts, write {fact.address} {name} instead: programs that ask for their own name tell others {own}"
         return Finding(fact.node, "host", "warn", f"{name} is {own}", fix)

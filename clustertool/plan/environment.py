@@ -47,7 +47,9 @@ class Table:
     @cached_property
     def stages(self) -> Tuple[Tuple[Seat, ...], ...]:
         """Of a ps-heter job: the trainers, then the heter trainers of each stage."""
-        each = [tuple(seat for seat in self.role("heter") if seat.stage == n) for n in range(2, len(self.job.heter) + 2)]
+        each = [
+            tuple(seat for seat in self.role("heter") if seat.stage == n) for n in range(2, len(self.job.heter) + 2)
+        ]
         return (self.role("trainer"), *each)
 
     def role(self, role: str) -> Tuple[Seat, ...]:
@@ -189,14 +191,16 @@ def _paddle_heter(table: Table, seat: Seat) -> Env:
     if seat.role == "pserver":
         return env
     number, stages = seat.stage or 1, table.stages
-    env.update({
-        "PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST": table.listed(stages[number - 2]) if number > 1 else "",
-        "PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST": table.listed(stages[number]) if number < len(stages) else "",
-        "PADDLE_STAGE_TRAINERS_NUM": str([len(stage) for stage in stages]),
-        "STAGE_ID": str(number),
-        "STAGE_NUM": str(len(stages)),
-        "HETER_DEVICE_TYPE": heter_type(table.job, seat, table.kinds[seat.node]),
-    })  # fmt: skip
+    env.update(
+        {
+            "PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST": table.listed(stages[number - 2]) if number > 1 else "",
+            "PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST": table.listed(stages[number]) if number < len(stages) else "",
+            "PADDLE_STAGE_TRAINERS_NUM": str([len(stage) for stage in stages]),
+            "STAGE_ID": str(number),
+            "STAGE_NUM": str(len(stages)),
+            "HETER_DEVICE_TYPE": heter_type(table.job, seat, table.kinds[seat.node]),
+        }
+    )
     return env
 
 

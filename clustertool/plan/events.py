@@ -40,7 +40,9 @@ from clustertool.plan.outcome import Key, Outcome, exit_code, read_outcome
 from clustertool.plan.places import MOST, unpack
 
 Event = Mapping[str, Any]
-_Word = Tuple[Tuple[int, bool, int], Outcome]  # an outcome that nodes have recorded, and its weight: the least one counts
+_Word = Tuple[
+    Tuple[int, bool, int], Outcome
+]  # an outcome that nodes have recorded, and its weight: the least one counts
 _LIVING = ("running", "frozen")
 LEAD = 0  # the node of the lead, see engines/ssh.py
 _OF_THE_LEAD = frozenset({"phase", "lost", "absent", "restart", "verdict"})
@@ -80,7 +82,9 @@ class NodeStatus:
     heartbeat: Optional[float] = None  # seconds since its supervisor last moved, as the node itself sees it
     lost: Optional[float] = None  # when it was given up
     skew: float = 0.0  # seconds by which its clock was ahead of the laptop's when the job started
-    unconnected: Dict[str, Any] = field(default_factory=dict)  # the event of that name, while it has no connection to the lead
+    unconnected: Dict[str, Any] = field(
+        default_factory=dict
+    )  # the event of that name, while it has no connection to the lead
 
 
 @dataclass
@@ -177,7 +181,9 @@ class JobStatus:
     def _change(self, here: NodeStatus, event: Event, state: str) -> ProcessStatus:
         process = self._process(here, event)
         process.state, process.since = state, float(event.get("t", 0)) - here.skew
-        if here.lost is not None and state in _LIVING:  # the word of the lead may have been read before this, which is older
+        if (
+            here.lost is not None and state in _LIVING
+        ):  # the word of the lead may have been read before this, which is older
             process.state, process.since = "lost", here.lost
         return process
 

@@ -7,9 +7,33 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 # All checks, in the order in which they are shown; each can be named in CHECKS_OFF.
 COLUMNS = (
-    "ping", "ssh", "clock", "python", "rsync", "root", "disk", "memory", "load", "host", "nic", "mtu", "ports", "limits",
-    "shm", "tmp", "proxy", "devices", "driver", "health", "users", "jobs", "packages", "workspace", "mesh", "framework",
-)  # fmt: skip
+    "ping",
+    "ssh",
+    "clock",
+    "python",
+    "rsync",
+    "root",
+    "disk",
+    "memory",
+    "load",
+    "host",
+    "nic",
+    "mtu",
+    "ports",
+    "limits",
+    "shm",
+    "tmp",
+    "proxy",
+    "devices",
+    "driver",
+    "health",
+    "users",
+    "jobs",
+    "packages",
+    "workspace",
+    "mesh",
+    "framework",
+)
 _LEVELS = ("skip", "ok", "warn", "error")  # from best to worst
 
 
@@ -47,6 +71,8 @@ def cells(findings: Sequence[Finding], node: int) -> Dict[str, Finding]:
     for column in sorted(by_column, key=COLUMNS.index):
         worst = max(by_column[column], key=lambda one: _LEVELS.index(one.level)).level
         alike = [one for one in by_column[column] if one.level == worst]
-        texts, fixes = (list(dict.fromkeys(words)) for words in ([a.text for a in alike], [a.fix for a in alike if a.fix]))
+        texts, fixes = (
+            list(dict.fromkeys(words)) for words in ([a.text for a in alike], [a.fix for a in alike if a.fix])
+        )
         found[column] = Finding(node, column, worst, "; ".join(texts), "; ".join(fixes))
     return found

@@ -19,4 +19,6 @@ def require_known(record: Mapping[str, Any], path: str) -> None:
     number = record.get(KEY, FORMAT)
     if type(number) is not int or not 1 <= number <= FORMAT:
         made = f"{path} has format {str(number)[:20]} and was made by a newer clustertool"
-        raise PreflightError(f"{made}; this one reads formats up to {FORMAT}", "update clustertool where you give this command")
+        raise PreflightError(
+            f"{made}; this one reads formats up to {FORMAT}", "update clustertool where you give this command"
+        )

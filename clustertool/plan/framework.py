@@ -125,9 +125,7 @@ def own_ports(facts: Mapping[int, Facts], seed: str) -> Dict[int, Tuple[int, ...
 # -- what it means
 
 
-def judge(
-    name: str, ranks: Sequence[Rank], facts: Mapping[int, Facts], seconds: float, names: Names
-) -> List[Finding]:
+def judge(name: str, ranks: Sequence[Rank], facts: Mapping[int, Facts], seconds: float, names: Names) -> List[Finding]:
     """Findings for the column framework: who failed, with its words; who hangs; who only waited for those."""
     guilty = _guilty(ranks)
     nodes = names(sorted({one.node for one in guilty}))
@@ -151,7 +149,9 @@ def _guilty(ranks: Sequence[Rank]) -> List[Rank]:
     """Who failed, and who hangs; but not who waits, as it must, for others that have failed or are behind it."""
     broken = min((one.step for one in ranks if one.words), default=len(STEPS))
     behind = min((one.step for one in ranks if one.waits), default=len(STEPS))
-    return [one for one in ranks if one.words or (one.waits and (one.step < _MEET or one.step <= min(behind, broken - 1)))]
+    return [
+        one for one in ranks if one.words or (one.waits and (one.step < _MEET or one.step <= min(behind, broken - 1)))
+    ]
 
 
 def _by_trouble(ranks: Sequence[Rank]) -> List[Rank]:

@@ -108,7 +108,9 @@ def _wanted(hosts: Sequence[Host], words: Sequence[str]) -> Dict[str, Optional[T
     for word in _split(words):
         chosen, slots = _named_by(word, hosts)
         if not chosen:
-            raise UsageError(f"--only/--skip {word!r} names no host", f"hosts: {', '.join(host.name for host in hosts)}")
+            raise UsageError(
+                f"--only/--skip {word!r} names no host", f"hosts: {', '.join(host.name for host in hosts)}"
+            )
         for host in chosen:
             before = found.get(host.name, ())
             found[host.name] = None if slots is None or before is None else tuple(dict.fromkeys((*before, *slots)))
@@ -127,7 +129,11 @@ def _named_by(word: str, hosts: Sequence[Host]) -> Tuple[List[Host], Optional[Tu
 
 def _names(host: Host) -> Tuple[str, ...]:
     bracketed = f"[{host.host}]" if is_address(host.host) and ":" in host.host else host.host
-    return (host.name, host.host, bracketed, f"{bracketed}:{host.port}") if host.port else (host.name, host.host, bracketed)
+    return (
+        (host.name, host.host, bracketed, f"{bracketed}:{host.port}")
+        if host.port
+        else (host.name, host.host, bracketed)
+    )
 
 
 def _expanded(name: str) -> List[str]:

@@ -116,11 +116,14 @@ def _read_entry(entry: object) -> List[Host]:
         raise ConfigError(f"HOSTS entry {entry!r} gives one address to {len(hosts)} hosts", "write one entry per host")
     return [
         replace(
-            given, host=host.host, user=given.user or host.user, port=given.port or host.port,
+            given,
+            host=host.host,
+            user=given.user or host.user,
+            port=given.port or host.port,
             address=given.address or host.address,
         )
         for host in hosts
-    ]  # fmt: skip
+    ]
 
 
 def _extras(entry: Dict[str, object]) -> Host:
@@ -133,7 +136,8 @@ def _extras(entry: Dict[str, object]) -> Host:
         return value
 
     nproc, slots = (
-        None if entry.get(key) is None else _positive(entry[key], f"HOSTS entry {entry!r}: {key}") for key in ("nproc", "slots")
+        None if entry.get(key) is None else _positive(entry[key], f"HOSTS entry {entry!r}: {key}")
+        for key in ("nproc", "slots")
     )
     if slots is not None and nproc is not None:
         raise ConfigError(f"HOSTS entry {entry!r} gives nproc and slots", "give one of them")
@@ -141,17 +145,22 @@ def _extras(entry: Dict[str, object]) -> Host:
     if (user and not valid_user(user)) or (address and not valid_host(address)):
         raise ConfigError(f"HOSTS entry {entry!r}: user or address has characters that ssh does not allow", _FIX)
     return Host(
-        index=0, host="", user=user, address=address, root_dir=text("root_dir"),
+        index=0,
+        host="",
+        user=user,
+        address=address,
+        root_dir=text("root_dir"),
         port=_port(entry["port"], entry) if "port" in entry else 0,
         devices=device_ids(entry["devices"], f"HOSTS entry {entry!r}: devices") if "devices" in entry else None,
-        nproc=nproc if slots is None else slots, slots=None if slots is None else tuple(range(slots)),
+        nproc=nproc if slots is None else slots,
+        slots=None if slots is None else tuple(range(slots)),
         roles=_roles(entry["roles"], entry) if "roles" in entry else None,
         env=_env(entry.get("env", {}), entry),
-    )  # fmt: skip
+    )
 
 
 def _parse(line: str, entry: object) -> List[Host]:
-    """"[user@]host[:port]" with ranges -> hosts. As for ssh, the last @ ends the user, and ssh:// may stand in front."""
+    """ "[user@]host[:port]" with ranges -> hosts. As for ssh, the last @ ends the user, and ssh:// may stand in front."""
     line = line.strip()
     if line.startswith("ssh://"):
         line = line[len("ssh://") :].rstrip("/")
@@ -192,7 +201,7 @@ def _split_port(rest: str, entry: object) -> Tuple[List[str], int]:
 
 
 def expand(pattern: str) -> List[str]:
-    """"node[01-03,7]" -> node01 node02 node03 node7; several brackets multiply. Raises ConfigError."""
+    """ "node[01-03,7]" -> node01 node02 node03 node7; several brackets multiply. Raises ConfigError."""
     parts: List[List[str]] = []
     at = 0
     for match in _RANGE.finditer(pattern):

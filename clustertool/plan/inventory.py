@@ -80,7 +80,9 @@ def _any_number(host: Host) -> bool:
 
 
 def _drift(cards: Mapping[int, Sequence[Card]], reports: Mapping[int, Report]) -> List[Finding]:
-    models = {node: ", ".join(dict.fromkeys(str(c["model"]) for c in own if c.get("model"))) for node, own in cards.items()}
+    models = {
+        node: ", ".join(dict.fromkeys(str(c["model"]) for c in own if c.get("model"))) for node, own in cards.items()
+    }
     drivers = {node: _driver(report) for node, report in reports.items()}
     found = _odd("devices", models, _MODEL_FIX) + _odd("driver", drivers, _DRIVER_FIX)
     for node, own in cards.items():
@@ -100,8 +102,9 @@ def _odd(column: str, values: Mapping[int, str], fix: str) -> List[Finding]:
     usual = most_common([known[node] for node in sorted(known)])
     return [
         Finding(node, column, "warn", f"{value}, others {usual}", fix.format(usual))
-        for node, value in sorted(known.items()) if value != usual
-    ]  # fmt: skip
+        for node, value in sorted(known.items())
+        if value != usual
+    ]
 
 
 # -- how they are
@@ -121,8 +124,12 @@ def _health(node: int, report: Report, cards: Sequence[Card], twice: FrozenSet[i
     for card in cards:
         for key in _by_level(ills(card, card["index"] in twice)):
             ill.setdefault(key, []).append(card["index"])
-    found += [Finding(node, "health", level, f"{_ids(kind, ids)}: {text}", fix) for (level, text, fix), ids in ill.items()]
-    wakes = any(card.get("persistence") is False for card in cards)  # it costs seconds whenever a program starts: no fault
+    found += [
+        Finding(node, "health", level, f"{_ids(kind, ids)}: {text}", fix) for (level, text, fix), ids in ill.items()
+    ]
+    wakes = any(
+        card.get("persistence") is False for card in cards
+    )  # it costs seconds whenever a program starts: no fault
     return found or [Finding(node, "health", "ok", "persistence mode off" if wakes else "ok")]
 
 

@@ -21,13 +21,23 @@ _MOST = 10000  # processes of one role on one node, and nodes
 COUNTED = ("gpu", "xpu", "npu", "cpu", "auto")  # --nproc-per-node by what the node has, as torchrun knows it
 # What the old paddle.py started on every host; the trainer's own options stand before --trainer_id.
 _V2_PSERVER = (
-    "paddle", "pserver", "--num_gradient_servers={num_trainers}", "--nics={nic}", "--port={port}",
-    "--ports_num={ports_num}", "--ports_num_for_sparse={ports_num_for_sparse}",
-)  # fmt: skip
+    "paddle",
+    "pserver",
+    "--num_gradient_servers={num_trainers}",
+    "--nics={nic}",
+    "--port={port}",
+    "--ports_num={ports_num}",
+    "--ports_num_for_sparse={ports_num_for_sparse}",
+)
 _V2_TRAINER = (
-    "paddle", "train", "--num_gradient_servers={num_trainers}", "--nics={nic}", "--port={pserver_port}",
-    "--ports_num={ports_num}", "--pservers={pservers}",
-)  # fmt: skip
+    "paddle",
+    "train",
+    "--num_gradient_servers={num_trainers}",
+    "--nics={nic}",
+    "--port={pserver_port}",
+    "--ports_num={ports_num}",
+    "--pservers={pservers}",
+)
 
 # What the plan computes for every process. Overriding one of these by hand breaks a job in ways that look like the
 # network's fault, so it needs --force-env.
@@ -169,7 +179,8 @@ def valid_job_id(text: str) -> str:
     """The id itself, or UsageError."""
     if not is_job_id(text):
         raise UsageError(
-            f"--job-id {text!r} is no job id", "letters, digits, '.', '_' and '-', up to 64, the first one a letter or digit"
+            f"--job-id {text!r} is no job id",
+            "letters, digits, '.', '_' and '-', up to 64, the first one a letter or digit",
         )
     return text
 
@@ -239,7 +250,9 @@ def _role(toml: Mapping[str, Any], name: str) -> Role:
     command, per_node = table.get("command"), table.get("per_node")
     if command is not None and not _is_command(command):
         raise DataError(f"job.toml: [{name}] command = {command!r}", 'a list of words: ["python3", "-u", "train.py"]')
-    if per_node is not None and (isinstance(per_node, bool) or not isinstance(per_node, int) or not 0 < per_node <= _MOST):
+    if per_node is not None and (
+        isinstance(per_node, bool) or not isinstance(per_node, int) or not 0 < per_node <= _MOST
+    ):
         raise DataError(f"job.toml: [{name}] per_node = {per_node!r}", f"a whole number from 1 to {_MOST}")
     return Role(None if command is None else tuple(command), per_node)
 
@@ -298,7 +311,7 @@ _NPROC = f"a whole number from 1 to {_MOST}, or one of {', '.join(COUNTED)}"
 
 
 def _script(text: str) -> Command:
-    """"train.py --lr 0.1" -> python3 -u train.py --lr 0.1, split as a shell would."""
+    """ "train.py --lr 0.1" -> python3 -u train.py --lr 0.1, split as a shell would."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -314,7 +327,9 @@ def _v2(trainer: Role, args: Tuple[str, ...]) -> Role:
     return replace(trainer, command=command)
 
 
-def _count(text: str, option: str, right: str = f"a whole number from 1 to {_MOST}", most: int = _MOST) -> Optional[int]:
+def _count(
+    text: str, option: str, right: str = f"a whole number from 1 to {_MOST}", most: int = _MOST
+) -> Optional[int]:
     if text == "":
         return None
     if not re.fullmatch(r"\d{1,5}", text) or not 0 < int(text) <= most:
@@ -327,7 +342,9 @@ def _said(role: Role, listed: str, endpoints: Sequence[str], counted: str, numbe
     words, count = _endpoints(endpoints, listed), _count(number, counted)
     each = Counter(re.sub(r":\d+$", "", word) for word in words)
     if words and count and count != len(words) and set(each.values()) != {count}:
-        raise UsageError(f"{listed} names {len(words)}, {counted} says {count}", f"leave {counted} out: the list says how many")
+        raise UsageError(
+            f"{listed} names {len(words)}, {counted} says {count}", f"leave {counted} out: the list says how many"
+        )
     return replace(role, endpoints=words, per_node=count or role.per_node)
 
 
@@ -355,10 +372,12 @@ def _stages(role: Role, options: Options) -> Tuple[Role, ...]:
 
 
 def _by_stage(option: str, text: str) -> List[str]:
-    """"a,b;c" -> a,b and c; one empty part where nothing is said."""
+    """ "a,b;c" -> a,b and c; one empty part where nothing is said."""
     parts = [part.strip(" ,") for part in text.split(";")]
     if len(parts) > 1 and not all(parts):
-        raise UsageError(f"{option} {text!r} has an empty stage", f'{option} "a;b": in quotes, with ; only between stages')
+        raise UsageError(
+            f"{option} {text!r} has an empty stage", f'{option} "a;b": in quotes, with ; only between stages'
+        )
     return parts
 
 
@@ -419,7 +438,9 @@ def _policy(cluster: Cluster, file: Mapping[str, Any], options: Options) -> Poli
     def said(name: str, typed: str, default: object, pattern: str, right: str) -> str:
         value = str(typed or file.get(name, default))
         if not re.fullmatch(pattern, value):
-            where, error = (f"--{name.replace('_', '-')}", UsageError) if typed else (f"job.toml: [policy] {name} =", DataError)
+            where, error = (
+                (f"--{name.replace('_', '-')}", UsageError) if typed else (f"job.toml: [policy] {name} =", DataError)
+            )
             raise error(f"{where} {value!r}", right)
         return value
 

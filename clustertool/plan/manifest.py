@@ -145,8 +145,10 @@ def pack(files: Iterable[Entry], group: Mapping[str, str], known: Sequence[Pack]
         if entry.size:
             wanted.setdefault(group.get(entry.path, ""), {}).setdefault(entry.content, entry)
     few = sum(old.size < PACK // 8 for old in known) > _FEW
-    return {name: _one_group(entries, [old for old in known if not (few and old.size < PACK // 8)])
-            for name, entries in wanted.items()}  # fmt: skip
+    return {
+        name: _one_group(entries, [old for old in known if not (few and old.size < PACK // 8)])
+        for name, entries in wanted.items()
+    }
 
 
 def _one_group(wanted: Dict[str, Entry], known: Sequence[Pack]) -> List[Pack]:
@@ -185,9 +187,12 @@ def _fill(entries: Iterable[Entry]) -> Iterator[List[Entry]]:
 
 
 def rows(
-    entries: Sequence[Entry], times: Mapping[str, int], chunks: Mapping[str, Sequence[str]], group: Mapping[str, str],
+    entries: Sequence[Entry],
+    times: Mapping[str, int],
+    chunks: Mapping[str, Sequence[str]],
+    group: Mapping[str, str],
     packs: Mapping[str, Sequence[Pack]],
-) -> Iterator[Row]:  # fmt: skip
+) -> Iterator[Row]:
     """The rows of a manifest. `times`: mtime in ns; `chunks`: the pieces of files that are not small."""
     small: Dict[Tuple[str, str], List[Entry]] = {}
     for entry in sorted(entries, key=lambda entry: entry.path):

@@ -90,7 +90,9 @@ def _tournament(nodes: Sequence[int]) -> Tuple[Tuple[Pair, ...], ...]:
     return tuple(found)
 
 
-def ports_to_try(cluster: Cluster, facts: Mapping[int, Facts], made: "Plan | None", seed: str) -> Dict[int, Tuple[int, ...]]:
+def ports_to_try(
+    cluster: Cluster, facts: Mapping[int, Facts], made: "Plan | None", seed: str
+) -> Dict[int, Tuple[int, ...]]:
     """A few ports of every node: those of a plan, else such as a plan would choose. Ports that are held are not tried."""
     if made is None:
         return {node: found[:PORTS] for node, found in sample(cluster, facts, seed).items()}
@@ -100,7 +102,9 @@ def ports_to_try(cluster: Cluster, facts: Mapping[int, Facts], made: "Plan | Non
     for process in made.processes:
         for port in process.ports:
             chosen[process.node][port] = None
-    return {node: tuple(port for port in ports if port not in facts[node].busy)[:PORTS] for node, ports in chosen.items()}
+    return {
+        node: tuple(port for port in ports if port not in facts[node].busy)[:PORTS] for node, ports in chosen.items()
+    }
 
 
 def targets(found: Pattern, ports: Mapping[int, Sequence[int]]) -> Dict[int, List[Pair]]:
@@ -165,7 +169,9 @@ def _guess(word: str) -> str:
     return f"{word} (firewall?)" if word == "no answer" else word
 
 
-def _told(node: int, peers: Sequence[int], words: Mapping[Pair, str], names: Callable[[Sequence[int]], str]) -> List[Finding]:
+def _told(
+    node: int, peers: Sequence[int], words: Mapping[Pair, str], names: Callable[[Sequence[int]], str]
+) -> List[Finding]:
     """Both directions of a node's broken pairs, equal ones together."""
     alike: Dict[Tuple[str, str], List[int]] = {}
     for peer in peers:
@@ -194,7 +200,9 @@ def slow_links(speeds: Mapping[Pair, float], names: Callable[[Sequence[int]], st
         peers = sorted({a + b - node for a, b in mine})
         least = min(mine.values())
         text = f"{names([node])} and {names(peers)}: down to {rate(least)}, usual {rate(usual)}"
-        found.append(Finding(node, "mesh", "warn", text, "look at its cable, port, duplex and MTU, and at who else sends"))
+        found.append(
+            Finding(node, "mesh", "warn", text, "look at its cable, port, duplex and MTU, and at who else sends")
+        )
         slow = {pair: speed for pair, speed in slow.items() if node not in pair}
     return found
 
@@ -203,4 +211,3 @@ def rate(bytes_per_second: float) -> str:
     """Bits, as networks count."""
     bits = 8 * bytes_per_second
     return f"{bits / 1e9:.1f} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.0f} Mbit/s"
-

@@ -12,10 +12,21 @@ from clustertool.plan.roles import word
 Key = Tuple[str, int]
 
 SIGNALS = {
-    1: "hang-up", 2: "interrupt", 3: "quit", 4: "illegal instruction", 6: "abort", 7: "bus error",
-    8: "arithmetic error", 9: "killed", 11: "segmentation fault", 13: "broken pipe", 14: "alarm", 15: "terminated",
-    24: "CPU time limit", 25: "file size limit",
-}  # fmt: skip
+    1: "hang-up",
+    2: "interrupt",
+    3: "quit",
+    4: "illegal instruction",
+    6: "abort",
+    7: "bus error",
+    8: "arithmetic error",
+    9: "killed",
+    11: "segmentation fault",
+    13: "broken pipe",
+    14: "alarm",
+    15: "terminated",
+    24: "CPU time limit",
+    25: "file size limit",
+}
 
 
 class Outcome(NamedTuple):
@@ -30,15 +41,23 @@ class Outcome(NamedTuple):
     node: int = -1
 
     def as_dict(self) -> Dict[str, Any]:
-        return {**self._asdict(), "culprits": [list(k) for k in self.culprits], "victims": [list(k) for k in self.victims]}
+        return {
+            **self._asdict(),
+            "culprits": [list(k) for k in self.culprits],
+            "victims": [list(k) for k in self.victims],
+        }
 
 
 def read_outcome(values: Mapping[str, Any]) -> Outcome:
     return Outcome(
-        str(values["state"]), int(values["code"]), str(values["source"]), str(values["reason"]),
+        str(values["state"]),
+        int(values["code"]),
+        str(values["source"]),
+        str(values["reason"]),
         tuple((str(a), int(b)) for a, b in values.get("culprits", ())),
-        tuple((str(a), int(b)) for a, b in values.get("victims", ())), int(values.get("node", -1)),
-    )  # fmt: skip
+        tuple((str(a), int(b)) for a, b in values.get("victims", ())),
+        int(values.get("node", -1)),
+    )
 
 
 def exit_code(code: int, signal: int) -> int:

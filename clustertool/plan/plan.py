@@ -88,7 +88,12 @@ class Plan:
 
 
 def plan(
-    cluster: Cluster, job: JobSpec, facts: Mapping[int, Facts], identity: Identity, listing: Sequence[str], passed: Pairs = ()
+    cluster: Cluster,
+    job: JobSpec,
+    facts: Mapping[int, Facts],
+    identity: Identity,
+    listing: Sequence[str],
+    passed: Pairs = (),
 ) -> Plan:
     """Cluster, job, facts per node id, identity, the workspace's files and the values of PASS_ENV and SECRETS -> Plan.
 
@@ -99,10 +104,15 @@ def plan(
     devices.require(cluster, job, facts, kinds)
     devices.require_free(cluster, job, facts, kinds, seats, identity.job_id)
     table = Table(
-        identity.job_id, identity.token, job, cluster, seats,
+        identity.job_id,
+        identity.token,
+        job,
+        cluster,
+        seats,
         ports.choose(seats, cluster, job, facts, identity.job_id),
-        tuple(facts[host.index].address for host in hosts), kinds,
-    )  # fmt: skip
+        tuple(facts[host.index].address for host in hosts),
+        kinds,
+    )
     trainers = len(table.role("trainer"))
     shards = assign_shards(listing, job.shards, trainers) if job.shards else ((),) * trainers
     commands = _commands(job, listing)
@@ -118,12 +128,22 @@ def plan(
     if table.role("pserver"):
         extra.append((table.role("pserver")[0].node, table.ports.gloo))
     return Plan(
-        job_id=identity.job_id, mode=job.mode, phases=MODES[job.mode], nodes=tuple(nodes),
-        lead=(table.addresses[0], table.ports.lead), policy=job.policy, extra_ports=tuple(extra),
-        prelude=cluster.prelude, ld_library_path=cluster.ld_library_path, first_path=cluster.first_path,
-        secrets=cluster.secrets, output=job.output, log_dir=job.log_dir, identity=identity,
+        job_id=identity.job_id,
+        mode=job.mode,
+        phases=MODES[job.mode],
+        nodes=tuple(nodes),
+        lead=(table.addresses[0], table.ports.lead),
+        policy=job.policy,
+        extra_ports=tuple(extra),
+        prelude=cluster.prelude,
+        ld_library_path=cluster.ld_library_path,
+        first_path=cluster.first_path,
+        secrets=cluster.secrets,
+        output=job.output,
+        log_dir=job.log_dir,
+        identity=identity,
         warnings=_warnings(cluster, table, facts),
-    )  # fmt: skip
+    )
 
 
 def _seats(
@@ -136,7 +156,9 @@ def _seats(
     return kinds, devices.deal(ranks.assign(hosts, job, facts, cards), job, cards, kinds)
 
 
-def readers(cluster: Cluster, job: JobSpec, facts: Mapping[int, Facts], listing: Sequence[str]) -> Dict[int, FrozenSet[str]]:
+def readers(
+    cluster: Cluster, job: JobSpec, facts: Mapping[int, Facts], listing: Sequence[str]
+) -> Dict[int, FrozenSet[str]]:
     """Node -> the shards that its trainers read. A dispatch needs no more of a plan than that."""
     trainers = [seat for seat in _seats(cluster, job, facts)[1] if seat.role == "trainer"]
     lists = assign_shards(listing, job.shards, len(trainers))
@@ -166,9 +188,15 @@ def _commands(job: JobSpec, listing: Sequence[str]) -> Dict[str, Tuple[str, ...]
 
 
 def _node(
-    table: Table, job: JobSpec, host: Host, facts: Facts, paths: p.JobPaths, commands: Mapping[str, Tuple[str, ...]],
-    shards: Sequence[Tuple[str, ...]], passed: Pairs,
-) -> Node:  # fmt: skip
+    table: Table,
+    job: JobSpec,
+    host: Host,
+    facts: Facts,
+    paths: p.JobPaths,
+    commands: Mapping[str, Tuple[str, ...]],
+    shards: Sequence[Tuple[str, ...]],
+    passed: Pairs,
+) -> Node:
     """One node's processes. Eight inputs, each used once: they are what a node's part is made of."""
     processes = []
     users: Dict[str, str] = {**dict(table.cluster.env), **dict(host.env), **dict(passed), **dict(job.env)}
@@ -178,18 +206,35 @@ def _node(
         env = {**environment(table, seat, paths, facts.nic), **users}
         processes.append(
             Process(
-                role=seat.role, rank=seat.rank, local_rank=seat.local_rank, node=seat.node,
-                argv=fill(commands[seat.role], _placeholders(table, seat, paths, facts.nic)), env=tuple(sorted(env.items())),
-                endpoint=table.endpoint(seat), ports=table.ports.of[seat.role, seat.rank], ready=_ready(table, seat),
-                devices=seat.devices, shards=shards[seat.rank] if seat.role == "trainer" else (),
+                role=seat.role,
+                rank=seat.rank,
+                local_rank=seat.local_rank,
+                node=seat.node,
+                argv=fill(commands[seat.role], _placeholders(table, seat, paths, facts.nic)),
+                env=tuple(sorted(env.items())),
+                endpoint=table.endpoint(seat),
+                ports=table.ports.of[seat.role, seat.rank],
+                ready=_ready(table, seat),
+                devices=seat.devices,
+                shards=shards[seat.rank] if seat.role == "trainer" else (),
                 log=paths.log(seat.role, seat.rank),
             )
-        )  # fmt: skip
+        )
     work_dir = _below_home(job.job_workspace, facts.home) if job.job_workspace else paths.dir
     return Node(
-        host.index, host.name, facts.address, facts.root, paths.base, paths.dir, work_dir,
-        host.entry, facts.hostname, host.here, table.kinds[host.index], tuple(processes),
-    )  # fmt: skip
+        host.index,
+        host.name,
+        facts.address,
+        facts.root,
+        paths.base,
+        paths.dir,
+        work_dir,
+        host.entry,
+        facts.hostname,
+        host.here,
+        table.kinds[host.index],
+        tuple(processes),
+    )
 
 
 def _ready(table: Table, seat: Seat) -> Tuple[int, ...]:
@@ -242,7 +287,9 @@ def _warnings(cluster: Cluster, table: Table, facts: Mapping[int, Facts]) -> Tup
         found.append('a training address is IPv6; Paddle splits endpoints on ":" and cannot use it')
     for node, busy, port in table.ports.moved:
         who = facts[node].holder(busy)
-        found.append(f"{cluster.hosts[node].name}: port {busy} (PADDLE_PORT) is held by {who}, the pserver takes {port}")
+        found.append(
+            f"{cluster.hosts[node].name}: port {busy} (PADDLE_PORT) is held by {who}, the pserver takes {port}"
+        )
     for seat, kind in devices.missing(table.seats, table.job, table.kinds):
         stage = f"stage {seat.stage} of heter trainers wants {kind} (--heter-devices)"
         found.append(f"{cluster.hosts[seat.node].name}: {stage}, none is known there")
@@ -309,9 +356,12 @@ def given_facts(cluster: Cluster) -> Dict[int, Facts]:
     """Facts for a dry run that needs no probe. The address stands for the machine: same address, same port space."""
     return {
         host.index: Facts(
-            node=host.index, address=host.address, root=host.root_dir or cluster.root_dir, boot_id=host.address,
+            node=host.index,
+            address=host.address,
+            root=host.root_dir or cluster.root_dir,
+            boot_id=host.address,
             root_id=f"{host.address}:{host.root_dir or cluster.root_dir}",
             device_kind="gpu" if host.devices else "cpu",
         )
         for host in cluster.hosts
-    }  # fmt: skip
+    }

@@ -44,7 +44,9 @@ def portions(entries: Sequence[Entry], roots: Mapping[int, str], reads: Optional
     for shards, nodes in by_shards.items():
         without = split - shards
         kept = [(text, size) for path, text, size in lines if path not in without]
-        found.append(Portion(name(text for text, _ in kept), tuple(nodes), sum(size for _, size in kept), shards, without))
+        found.append(
+            Portion(name(text for text, _ in kept), tuple(nodes), sum(size for _, size in kept), shards, without)
+        )
     return tuple(found)
 
 

@@ -54,7 +54,9 @@ def refuse_links(links: Iterable[str], patterns: Sequence[str]) -> None:
     """Raises DataError for a link that would be a shard: it is sent as a link, and what it points to is not there."""
     for path in links:
         if any(matches(path, pattern) for pattern in patterns):
-            raise DataError(f"{path!r} matches [shards] but is a link", "put the file itself there; links are sent as links")
+            raise DataError(
+                f"{path!r} matches [shards] but is a link", "put the file itself there; links are sent as links"
+            )
 
 
 def assign_shards(files: Sequence[str], patterns: Sequence[str], trainers: int) -> Tuple[Tuple[str, ...], ...]:

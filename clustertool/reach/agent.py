@@ -12,7 +12,15 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from clustertool.errors import REPORT, BadAnswer, ClustertoolError, InternalError, PreflightError, Unreachable, from_wire
+from clustertool.errors import (
+    REPORT,
+    BadAnswer,
+    ClustertoolError,
+    InternalError,
+    PreflightError,
+    Unreachable,
+    from_wire,
+)
 from clustertool.plan import answers
 from clustertool.plan.cluster import Cluster
 from clustertool.plan.frames import Decoder, FrameError, Header, encode
@@ -32,7 +40,9 @@ _SAID = 64 << 10  # bytes of the channel's stderr that are read for an error mes
 _LAST_WORDS = 0.5
 # Requests that take as long as what they handle is large. No other is extended: a hostile node could hold up a stop with it.
 _LONG = frozenset({"place", "unplace", "verify", "clean", "patch", "probe", "examine", "files", "report"})
-_ENDLESS = frozenset({"place", "verify"})  # of these: as long as there is progress. The others: so many times their limit
+_ENDLESS = frozenset(
+    {"place", "verify"}
+)  # of these: as long as there is progress. The others: so many times their limit
 _TIMES = 20
 
 
@@ -51,7 +61,9 @@ class Agent:
         self._rest = b""  # bytes that came together with the last line of the start
         self._numbers = iter(range(1, 1 << 62))
         self._answers: dict[int, queue.SimpleQueue[Header | ClustertoolError]] = {}
-        self._asked: dict[int, tuple[str, int]] = {}  # requests without an answer so far: name, most bytes of the answer
+        self._asked: dict[
+            int, tuple[str, int]
+        ] = {}  # requests without an answer so far: name, most bytes of the answer
         self._decoder = Decoder(answers.STREAM, answers.PAYLOAD, check=self._fits)
         self._refused = False  # a frame of its stream was not valid: no more of them are taken
         self._lock = threading.Lock()
@@ -70,7 +82,9 @@ class Agent:
         except (OSError, EOFError) as error:
             why = agent._said(_LAST_WORDS) or str(error)
             agent.close()
-            raise Unreachable(f"the session ended at once{': ' + why if why else ''}", "try ssh by hand", host.name) from None
+            raise Unreachable(
+                f"the session ended at once{': ' + why if why else ''}", "try ssh by hand", host.name
+            ) from None
         except ClustertoolError:
             agent.close()
             raise
@@ -194,9 +208,12 @@ class Agent:
             self._died(self._lost("the connection broke"))
 
     def tell_relay(
-        self, word: Header, payload: bytes = b"", moved: Callable[[int], None] | None = None,
+        self,
+        word: Header,
+        payload: bytes = b"",
+        moved: Callable[[int], None] | None = None,
         gently: Callable[[], bool] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """A word for the node's relay; `moved` hears of the bytes that are on their way. Raises Unreachable.
 
         As long as gently() holds, hardly more is sent than has arrived, so that others are not kept waiting behind it.
@@ -322,7 +339,9 @@ class Agent:
         if self.hear is not None:
             self.hear(self.host.index, {"s": "gone", "why": error.what})
         if self._sink is not None:
-            self._sink(self.host.index, {"k": "closed", "why": error.what, "refused": isinstance(error, BadAnswer)}, b"")
+            self._sink(
+                self.host.index, {"k": "closed", "why": error.what, "refused": isinstance(error, BadAnswer)}, b""
+            )
 
     def mute(self) -> None:
         """Whatever it still says, and that its connection ends, is told to nobody."""

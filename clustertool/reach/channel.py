@@ -92,8 +92,9 @@ class Pipe:
                 said = (got + self._stderr())[-500:].decode(errors="replace").strip()
                 raise PreflightError(
                     f"the login shell did not start /bin/sh; it said: {said}",
-                    "look at the account's shell and its start files (.bashrc) on that node", self.link.node,
-                )  # fmt: skip
+                    "look at the account's shell and its start files (.bashrc) on that node",
+                    self.link.node,
+                )
             got += more
         self.channel.settimeout(None)
         self.noise, _, self._first = got.partition(self._mark)

@@ -77,8 +77,8 @@ class Reach(Protocol):
 class Link:
     """One node, connected.
 
-        with Link.open(host, cluster) as link:
-            print(link.script(b"uname -n\\n", timeout=10).stdout)
+    with Link.open(host, cluster) as link:
+        print(link.script(b"uname -n\\n", timeout=10).stdout)
     """
 
     def __init__(self, host: Host, to: SshSettings, connection: Connection, bastion: Bastion | None) -> None:
@@ -151,8 +151,9 @@ class Link:
         except paramiko.ChannelException as error:
             raise PreflightError(
                 f"sshd refuses one more session on the connection ({error.text or error.code})",
-                "raise MaxSessions in its sshd_config (10 is the default)", self.node,
-            ) from None  # fmt: skip
+                "raise MaxSessions in its sshd_config (10 is the default)",
+                self.node,
+            ) from None
         except BROKEN as error:
             raise self.lost(f"no session on the connection ({error or type(error).__name__})") from None
         return channel
@@ -191,9 +192,11 @@ class Link:
         if not found:
             said = (noise + b"".join(output.stderr))[-500:].decode(errors="replace").strip()
             raise PreflightError(
-                f"the login shell of {self.settings.user} did not start /bin/sh" + (f"; it said: {said}" if said else ""),
-                "look at the account's shell and its start files (.bashrc) on that node", self.node,
-            )  # fmt: skip
+                f"the login shell of {self.settings.user} did not start /bin/sh"
+                + (f"; it said: {said}" if said else ""),
+                "look at the account's shell and its start files (.bashrc) on that node",
+                self.node,
+            )
         code = channel.exit_status if channel.exit_status >= 0 else 255
         return Completed(code, stdout, stderr, noise, output.dropped)
 

@@ -71,7 +71,9 @@ def cut(order: Order, progress: Progress, check: Check) -> Result:
                 return Result(_publish(stage, order, counts, old), len(old))
     except OSError as error:
         where = error.filename or order.folder
-        raise DataError(f"{where}: {error.strerror}", "make room or rights there, or give another folder with --to") from None
+        raise DataError(
+            f"{where}: {error.strerror}", "make room or rights there, or give another folder with --to"
+        ) from None
 
 
 def existing(folder: Path, name: str) -> list[str]:
@@ -289,7 +291,9 @@ class _Shuffle:
         elif taken <= MEMORY:
             yield from self._in_memory(file, size)
         else:
-            for path, its_size, its_lines in self._scatter(file, size, min(_BUCKETS, 2 + taken * 5 // (4 * MEMORY)), told):
+            for path, its_size, its_lines in self._scatter(
+                file, size, min(_BUCKETS, 2 + taken * 5 // (4 * MEMORY)), told
+            ):
                 with open(path, "rb", buffering=0) as bucket:
                     path.unlink()
                     yield from self.blocks(bucket, its_size, its_lines, told=False)

@@ -33,4 +33,6 @@ def ask(fleet: Fleet, requests: Mapping[int, Mapping[str, Any]], timeout: float 
 
 def send_module(fleet: Fleet, nodes: Iterable[int], timeout: float = 60.0) -> Gathered[Header]:
     digest, data = pyz.nvml()
-    return fleet.ask(dict.fromkeys(nodes, {"q": "module", "nvml": digest, "data": base64.b64encode(data).decode()}), timeout)
+    return fleet.ask(
+        dict.fromkeys(nodes, {"q": "module", "nvml": digest, "data": base64.b64encode(data).decode()}), timeout
+    )

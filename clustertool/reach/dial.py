@@ -61,7 +61,9 @@ def _addresses(to: SshSettings) -> list[tuple[int, Any]]:
             fix = "look at the network, or use addresses in HOSTS"
             raise Unreachable(f"no name server answers for {to.hostname!r}", fix, to.name) from None
         raise Unreachable(
-            f"the name {to.hostname!r} is not known here", "correct it in HOSTS, or give its HostName in ~/.ssh/config", to.name
+            f"the name {to.hostname!r} is not known here",
+            "correct it in HOSTS, or give its HostName in ~/.ssh/config",
+            to.name,
         ) from None
     except UnicodeError:
         raise Unreachable(f"{to.hostname!r} is no host name", "correct it in HOSTS", to.name) from None
@@ -118,8 +120,11 @@ def proxy(to: SshSettings) -> ProxySocket:
     try:
         sock.process = subprocess.Popen(
             [os.environ.get("SHELL") or "/bin/sh", "-c", f"exec {command}"],
-            stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=sock.errors, start_new_session=True,
-        )  # fmt: skip
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            stderr=sock.errors,
+            start_new_session=True,
+        )
     except OSError as error:
         socket.socket.close(sock)
         raise ConfigError(f"the ProxyCommand does not start: {error}", f"correct it: {command}", to.name) from None
@@ -135,9 +140,14 @@ def tunnel(gateway: Any, via: SshSettings, to: SshSettings, deadline: float) -> 
         return gateway.open_channel("direct-tcpip", (to.hostname, to.port), ("127.0.0.1", 0), timeout=left)
     except paramiko.ChannelException as error:
         if error.code == 1:
-            what, fix = f"the gateway {via.name} forbids forwarding", f"set AllowTcpForwarding yes in sshd_config of {via.name}"
+            what, fix = (
+                f"the gateway {via.name} forbids forwarding",
+                f"set AllowTcpForwarding yes in sshd_config of {via.name}",
+            )
         else:
-            what = f"the gateway {via.name} cannot reach {to.hostname} port {to.port} ({error.text or 'connect failed'})"
+            what = (
+                f"the gateway {via.name} cannot reach {to.hostname} port {to.port} ({error.text or 'connect failed'})"
+            )
             fix = f"try on {via.name}: ssh -p {to.port} {to.hostname}"
         raise Unreachable(what, fix, to.name) from None
     except (paramiko.SSHException, EOFError, OSError) as error:
@@ -162,5 +172,6 @@ def failed_handshake(to: SshSettings, sock: Any, error: BaseException, late: boo
         return Unreachable(f"what listens on {where} is no SSH server", "correct the port in HOSTS", to.name)
     return Dropped(
         f"{where} closed the connection before the login ({text or type(error).__name__})",
-        "too many logins at once (MaxStartups in its sshd_config), or this machine is banned there", to.name,
-    )  # fmt: skip
+        "too many logins at once (MaxStartups in its sshd_config), or this machine is banned there",
+        to.name,
+    )

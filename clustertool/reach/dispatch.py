@@ -95,7 +95,7 @@ def receivers(
     group = {
         path: ",".join(sorted(release[:8] for release, portion in releases.items() if path not in portion.without))
         for path in split
-    }  # fmt: skip
+    }
     found = {}
     for node in set(first.values()):
         mine = portions[node]
@@ -105,9 +105,13 @@ def receivers(
 
 
 def dispatch(
-    fleet: Fleet, workspace: Workspace, portions: Mapping[int, Portion], facts: Mapping[int, Facts], progress: Progress,
+    fleet: Fleet,
+    workspace: Workspace,
+    portions: Mapping[int, Portion],
+    facts: Mapping[int, Facts],
+    progress: Progress,
     spread: Spread | None = None,
-) -> Dispatched:  # fmt: skip
+) -> Dispatched:
     """Raises nothing for single nodes: they are in `failed`. `spread`: what has begun already, see quickly()."""
     start = time.monotonic()
     by_node, group = receivers(portions, facts, spread.nodes if spread else ())
@@ -129,9 +133,13 @@ def dispatch(
         else:
             progress.done(node)
     return Dispatched(
-        {node: receiver.release for node, receiver in by_node.items()}, tally, time.monotonic() - start,
-        tuple(node for node in lacking if node not in tally.failed), tuple(had), tuple(shared),
-    )  # fmt: skip
+        {node: receiver.release for node, receiver in by_node.items()},
+        tally,
+        time.monotonic() - start,
+        tuple(node for node in lacking if node not in tally.failed),
+        tuple(had),
+        tuple(shared),
+    )
 
 
 def quickly(fleet: Fleet, workspace: Workspace, look: Callable[[int], Facts]) -> tuple[Dispatched, Spread | None]:
@@ -162,7 +170,9 @@ class _Early:
     Who may share its ROOT_DIR with one that has joined waits until that is known. `last`: the release that was sent before.
     """
 
-    def __init__(self, fleet: Fleet, workspace: Workspace, look: Callable[[int], Facts], last: str, wanted: bool) -> None:
+    def __init__(
+        self, fleet: Fleet, workspace: Workspace, look: Callable[[int], Facts], last: str, wanted: bool
+    ) -> None:
         self.spread: Spread | None = None
         self._fleet, self._workspace, self._look = fleet, workspace, look
         self._lock = threading.Lock()
@@ -209,9 +219,13 @@ def merged(first: Dispatched, then: Dispatched) -> Dispatched:
     )
     sent = tuple(sorted({*first.sent, *then.sent}))
     return Dispatched(
-        {**first.releases, **then.releases}, tally, first.seconds + then.seconds, sent,
-        tuple(sorted({*first.had, *then.had} - {*sent, *then.shared})), then.shared,
-    )  # fmt: skip
+        {**first.releases, **then.releases},
+        tally,
+        first.seconds + then.seconds,
+        sent,
+        tuple(sorted({*first.had, *then.had} - {*sent, *then.shared})),
+        then.shared,
+    )
 
 
 def _little_changed(workspace: Workspace, memory: Memory, last: str, packs: Sequence[manifest.Pack]) -> bool:
@@ -222,9 +236,12 @@ def _little_changed(workspace: Workspace, memory: Memory, last: str, packs: Sequ
     known = {content for pack in packs for content, _ in pack.files}
     known.update(piece.name for piece in manifest.pieces(manifest.read_rows(text)))
     sizes = (
-        size for entry in workspace.entries if entry.kind == "file" and entry.content not in known
-        for name, size in zip(workspace.chunks[entry.path], manifest.cut(entry.size)) if name not in known
-    )  # fmt: skip
+        size
+        for entry in workspace.entries
+        if entry.kind == "file" and entry.content not in known
+        for name, size in zip(workspace.chunks[entry.path], manifest.cut(entry.size))
+        if name not in known
+    )
     return sum(sizes) < _PATCH
 
 
@@ -237,8 +254,13 @@ class _Order:
 
 
 def _send(
-    fleet: Fleet, workspace: Workspace, facts: Mapping[int, Facts], progress: Progress, order: _Order, spread: Spread | None
-) -> None:  # fmt: skip
+    fleet: Fleet,
+    workspace: Workspace,
+    facts: Mapping[int, Facts],
+    progress: Progress,
+    order: _Order,
+    spread: Spread | None,
+) -> None:
     if spread is None:
         held = set.intersection(*(set(facts[node].releases) for node in order.todo))
         shipment = Shipment(workspace, order.group, held)
@@ -268,7 +290,9 @@ def _spread(spread: Spread, facts: Mapping[int, Facts], progress: Progress, orde
     """To its end, or to an interrupt."""
     spread.watch(progress)
     whole = [receiver for node, receiver in order.wanted.items() if node not in going and receiver.groups is None]
-    spread.add([receiver for receiver in whole if receiver.node not in order.tally.failed][:HELPERS], facts, helper=True)
+    spread.add(
+        [receiver for receiver in whole if receiver.node not in order.tally.failed][:HELPERS], facts, helper=True
+    )
     spread.add(list(order.todo.values()), facts)
     spread.complete = True
     spread.wait()

@@ -47,7 +47,9 @@ class Fleet:
         self._links: list[Reach] = []
         self._prompter = Prompter(person)
         self._work: Work[Host, Agent] | None = None  # of open()
-        self._starting: dict[int, tuple[float, Reach]] = {}  # nodes whose agents start: until when, over which connection
+        self._starting: dict[
+            int, tuple[float, Reach]
+        ] = {}  # nodes whose agents start: until when, over which connection
 
     def __enter__(self) -> Fleet:
         return self
@@ -56,7 +58,11 @@ class Fleet:
         self.close()
 
     def open(
-        self, unless: str = "", opened: Callable[[int], None] | None = None, ahead: float = 0.0, lag: float | None = None
+        self,
+        unless: str = "",
+        opened: Callable[[int], None] | None = None,
+        ahead: float = 0.0,
+        lag: float | None = None,
     ) -> Fleet:
         """Connect to every host and start its agent, in parallel. What fails is in `failed`.
 
@@ -208,7 +214,9 @@ class Fleet:
         wanted = {node: request for node, request in requests.items() if node in self.agents}
         check = None if patient else self.check
         nodes = {node: node for node in wanted}
-        return each(nodes, lambda node: self.ask_one(node, wanted[node], timeout), width=max(1, len(wanted)), check=check)
+        return each(
+            nodes, lambda node: self.ask_one(node, wanted[node], timeout), width=max(1, len(wanted)), check=check
+        )
 
     def ask_one(self, node: int, request: Mapping[str, Any], timeout: float | None = 60.0) -> Header:
         """The same of one node, in the caller's thread. Raises what the node raised, or Unreachable.
@@ -248,4 +256,6 @@ class Fleet:
         for link in self._links:
             if link.quick:
                 link.close()
-        each([link for link in self._links if not link.quick], lambda link: link.close())  # each dead gateway costs a moment
+        each(
+            [link for link in self._links if not link.quick], lambda link: link.close()
+        )  # each dead gateway costs a moment

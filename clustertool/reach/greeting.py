@@ -73,7 +73,9 @@ class Greeting:
             return Unreachable(f"no answer for {self._seconds:g} s", f"is the node overloaded? {_SLOW}", self._node)
         last = self.rest[-_SHOWN:].decode(errors="backslashreplace")
         shown = f", its output so far ends with {last!r}" if last else ""
-        return Unreachable(f"the login is not complete after {self._seconds:g} s{shown}", f"{_FIX}; {_SLOW}", self._node)
+        return Unreachable(
+            f"the login is not complete after {self._seconds:g} s{shown}", f"{_FIX}; {_SLOW}", self._node
+        )
 
     def _endless(self) -> PreflightError:
         return PreflightError(f"the login prints without end (more than {MOST_BYTES >> 10} KiB)", _FIX, self._node)

@@ -47,7 +47,9 @@ def as_shown(cluster: Cluster, environ: Mapping[str, str]) -> Cluster:
     """With the devices that the shell lets one see and no others."""
     kind, ids = visible(environ)
     hosts = tuple(replace(host, devices=ids) for host in cluster.hosts)
-    return replace(cluster, hosts=hosts, device_kind=kind if kind and cluster.device_kind == "auto" else cluster.device_kind)
+    return replace(
+        cluster, hosts=hosts, device_kind=kind if kind and cluster.device_kind == "auto" else cluster.device_kind
+    )
 
 
 def node(folder: Path) -> Host:
@@ -78,7 +80,9 @@ def visible(environ: Mapping[str, str]) -> tuple[str, tuple[int, ...] | None]:
     said = {kind: environ[name] for kind, (name, _) in VARIABLES.items() if environ.get(name, "all").strip() != "all"}
     for kind, text in said.items():
         words = [word.strip() for word in text.split(",") if word.strip()]
-        words = list(itertools.takewhile(lambda word: not word.startswith("-"), words))  # -1 hides itself and what follows
+        words = list(
+            itertools.takewhile(lambda word: not word.startswith("-"), words)
+        )  # -1 hides itself and what follows
         odd = next((word for word in words if not word.isdecimal()), "")
         if odd:
             what = f"{VARIABLES[kind][0]}={text}: {odd!r} is no number"
@@ -140,9 +144,13 @@ class HereChannel:
         self._said = b""
         try:
             self._process = subprocess.Popen(
-                ["/bin/sh", "-c", command], cwd="/", stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=errors,
+                ["/bin/sh", "-c", command],
+                cwd="/",
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=errors,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         finally:
             theirs.close()
             os.close(errors)

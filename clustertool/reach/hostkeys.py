@@ -160,8 +160,9 @@ class KnownHosts:
             if entry.marker == "@revoked" and entry.key == key:
                 raise AuthError(
                     f"its host key is revoked by {entry.where}: {fingerprint(key)}",
-                    "do not use this machine; ask its administrator", to.name,
-                )  # fmt: skip
+                    "do not use this machine; ask its administrator",
+                    to.name,
+                )
         known = [entry for entry in lines if not entry.marker]
         if any((entry.type, entry.key) == (kind, key) for entry in known):
             return True
@@ -261,7 +262,7 @@ def _changed(to: SshSettings, kind: str, key: str, known: Iterable[Entry]) -> Au
         f"its host key has changed: {fingerprint(key)} is not what {entry.where} says{other}",
         f"if the machine was installed anew: ssh-keygen -R '{to.host_key_name}' -f {entry.path} (else: who answers there?)",
         to.name,
-    )  # fmt: skip
+    )
 
 
 def _unknown(to: SshSettings, kind: str, key: str) -> AuthError:
@@ -269,9 +270,9 @@ def _unknown(to: SshSettings, kind: str, key: str) -> AuthError:
     port = f"-p {to.port} " if to.port != 22 else ""
     return AuthError(
         f"its host key is not known ({kind} {fingerprint(key)}), and HOST_KEYS is strict",
-        f"compare the fingerprint, then: ssh-keyscan {port}{to.hostname} >> {where}; or HOST_KEYS = \"accept-new\"",
+        f'compare the fingerprint, then: ssh-keyscan {port}{to.hostname} >> {where}; or HOST_KEYS = "accept-new"',
         to.name,
-    )  # fmt: skip
+    )
 
 
 def _parse(line: str, path: str, number: int) -> Entry | None:

@@ -155,11 +155,14 @@ class LocalCluster:
         user = pwd.getpwuid(os.geteuid()).pw_name
         hosts = [
             {
-                "host": server.address, "user": user, "port": server.port, "address": server.address,
+                "host": server.address,
+                "user": user,
+                "port": server.port,
+                "address": server.address,
                 "root_dir": str(self.home(server.node) / "clustertool"),
             }
             for server in servers
-        ]  # fmt: skip
+        ]
         where = "embedded local cluster"
         keys = {
             "HOSTS": hosts,
@@ -179,7 +182,9 @@ class LocalCluster:
         self.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = self.dir.lstat()
         if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
-            raise PreflightError(f"{self.dir} is not a directory of this user", f"remove it, or chown it to uid {os.geteuid()}")
+            raise PreflightError(
+                f"{self.dir} is not a directory of this user", f"remove it, or chown it to uid {os.geteuid()}"
+            )
         self.dir.chmod(0o700)
         self.run.mkdir(mode=0o700, exist_ok=True)
 
@@ -228,7 +233,11 @@ class LocalCluster:
         try:
             rows = json.loads((self.run / "servers.json").read_text())
             return tuple(Server(**row) for row in rows)
-        except (FileNotFoundError, ValueError, TypeError):  # none, or of another version: pid files still name the servers
+        except (
+            FileNotFoundError,
+            ValueError,
+            TypeError,
+        ):  # none, or of another version: pid files still name the servers
             return ()
 
     def _strays(self, recorded: Iterable[Server]) -> tuple[Server, ...]:
@@ -270,15 +279,24 @@ class LocalCluster:
         for old in (log, self.run / f"{node}.pid"):
             old.unlink(missing_ok=True)
         text = _CONFIG.format(
-            address=address, port=port, run=self.run, node=node, home=home,
-            user=pwd.getpwuid(os.geteuid()).pw_name, pam="yes" if _root_is_locked() else "no",
-        )  # fmt: skip
+            address=address,
+            port=port,
+            run=self.run,
+            node=node,
+            home=home,
+            user=pwd.getpwuid(os.geteuid()).pw_name,
+            pam="yes" if _root_is_locked() else "no",
+        )
         _write(config, text + _newer(sshd))
         return subprocess.Popen(
             [sshd, "-f", str(config), "-E", str(log)],
-            cwd="/", env={"PATH": os.defpath}, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            cwd="/",
+            env={"PATH": os.defpath},
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
 
     def _await(self, node: int) -> Server | None:
         """The server once it listens (it writes its pid then), None if its port was taken after all."""
@@ -325,7 +343,9 @@ def _end(servers: Iterable[Server]) -> list[str]:
     while alive := [pid for pid, start in doomed.items() if _lives(pid, start)]:
         if time.monotonic() > deadline:
             pids = ", ".join(map(str, sorted(alive)))
-            raise Survivors(f"processes of the embedded cluster do not end: {pids}", f"see: ps -fp {pids.replace(' ', '')}")
+            raise Survivors(
+                f"processes of the embedded cluster do not end: {pids}", f"see: ps -fp {pids.replace(' ', '')}"
+            )
         time.sleep(0.005)
     return ended
 
@@ -338,9 +358,10 @@ def _freeze(pid: int, start: str) -> dict[int, str]:
         for child, since in new.items():
             _signal(child, since, signal.SIGSTOP)
         new = {
-            child: since for child, (parent, since) in _processes().items()
+            child: since
+            for child, (parent, since) in _processes().items()
             if parent in tree and child not in tree and child != os.getpid()  # we may sit in a session of a node
-        }  # fmt: skip
+        }
         tree = {**tree, **new}
     return tree
 
@@ -401,7 +422,9 @@ def _boot_id() -> str:
     path = Path("/proc/sys/kernel/random/boot_id")
     if path.exists():
         return path.read_text(encoding="utf-8").strip()
-    return subprocess.run(["sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, encoding="ascii").stdout.strip()
+    return subprocess.run(
+        ["sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, encoding="ascii"
+    ).stdout.strip()
 
 
 def _address(node: int) -> str:
@@ -449,7 +472,9 @@ def _check_user() -> None:
     try:
         shell = pwd.getpwuid(os.geteuid()).pw_shell
     except KeyError:
-        raise PreflightError(f"uid {os.geteuid()} is not in passwd, sshd cannot let it in", "run as a real user") from None
+        raise PreflightError(
+            f"uid {os.geteuid()} is not in passwd, sshd cannot let it in", "run as a real user"
+        ) from None
     if Path(shell).name in ("nologin", "false"):
         raise PreflightError(f"the login shell of this user is {shell}", "run as a user who can log in")
     if os.geteuid() == 0 and Path("/run").is_dir():
@@ -459,7 +484,9 @@ def _check_user() -> None:
 @functools.lru_cache(maxsize=1)
 def _newer(sshd: str) -> str:
     """Configuration that only newer servers know: from 9.8 on they would lock out our one address after some failures."""
-    said = subprocess.run([sshd, "-V"], stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace")
+    said = subprocess.run(
+        [sshd, "-V"], stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace"
+    )
     version = re.search(r"OpenSSH_(\d+)\.(\d+)", said.stderr + said.stdout)  # one too old for -V says it in its usage
     return "PerSourcePenalties no\n" if version and tuple(map(int, version.groups())) >= (9, 8) else ""
 

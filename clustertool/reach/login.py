@@ -55,7 +55,9 @@ def _direct(to: SshSettings, prompter: Prompter) -> Connection:
             dropped = error
             time.sleep(pause * (0.5 + random.random()))
         except Unreachable:
-            if dropped and time.monotonic() >= deadline:  # there was no time left for this try: the one before says more
+            if (
+                dropped and time.monotonic() >= deadline
+            ):  # there was no time left for this try: the one before says more
                 raise dropped from None
             raise
     raise AssertionError("the last try returns or raises")
@@ -76,12 +78,19 @@ def _connect(to: SshSettings, sock: Any, prompter: Prompter, deadline: float) ->
     # A Config of its own, which reads no files: Connection writes into it, and that is not safe between threads.
     config = Config(lazy=True, ssh_config=paramiko.SSHConfig())
     connection = Connection(
-        to.hostname, user=to.user, port=to.port, config=config, forward_agent=False,
+        to.hostname,
+        user=to.user,
+        port=to.port,
+        config=config,
+        forward_agent=False,
         connect_kwargs={
-            "sock": sock, "timeout": left, "banner_timeout": left, "auth_strategy": login,
+            "sock": sock,
+            "timeout": left,
+            "banner_timeout": left,
+            "auth_strategy": login,
             "transport_factory": transport,
         },
-    )  # fmt: skip
+    )
     connection.client.set_missing_host_key_policy(hostkeys.Policy(to, prompter.learned))
     try:
         connection.open()

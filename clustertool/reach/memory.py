@@ -36,13 +36,17 @@ class Memory:
         """path -> (what the file looked like, its pieces)."""
         found = self._load("digests")
         try:
-            return {path: ((size, mtime, ctime, inode), names) for path, (size, mtime, ctime, inode, names) in found.items()}
+            return {
+                path: ((size, mtime, ctime, inode), names) for path, (size, mtime, ctime, inode, names) in found.items()
+            }
         except (AttributeError, TypeError, ValueError):
             return {}
 
     def keep_digests(self, found: Mapping[str, tuple[Key, list[str]]]) -> None:
         limit = (time.time() - _FRESH) * 1e9
-        self._save("digests", {path: [*key, pieces] for path, (key, pieces) in found.items() if max(key[1], key[2]) < limit})
+        self._save(
+            "digests", {path: [*key, pieces] for path, (key, pieces) in found.items() if max(key[1], key[2]) < limit}
+        )
 
     # -- packs and manifests --
 

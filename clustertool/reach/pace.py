@@ -46,7 +46,9 @@ class Pace:
 
     def late(self, now: float) -> set[tuple[int, int]]:
         """(node, piece) of what should be there by now."""
-        return {key for key, way in self._ways.items() if now - way.since > self._patience and way.passed >= self._most(way)}
+        return {
+            key for key, way in self._ways.items() if now - way.since > self._patience and way.passed >= self._most(way)
+        }
 
     @staticmethod
     def _most(way: _Way) -> int:

@@ -146,12 +146,24 @@ def _by_command(targets: list[_Target], end: float) -> dict[_Target, float]:
 
     def one(target: _Target) -> float:
         start = time.monotonic()
-        argv = [str(ping), "-6" if target[0] == socket.AF_INET6 else "-4", "-c", "1", "-W", str(max(1, round(left))), target[1]]
+        argv = [
+            str(ping),
+            "-6" if target[0] == socket.AF_INET6 else "-4",
+            "-c",
+            "1",
+            "-W",
+            str(max(1, round(left))),
+            target[1],
+        ]
         try:
             done = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=left,
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=left,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         except (subprocess.TimeoutExpired, OSError):
             return -1.0
         return time.monotonic() - start if done.returncode == 0 else -1.0

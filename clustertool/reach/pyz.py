@@ -30,7 +30,9 @@ _PARTS = ("__init__.py", "errors.py", "light/*.py", "plan/*.py", "node/*.py")
 _AGENT = "node/agent.py"
 _BEFORE = ("node/boot.py", "node/unpack.py")  # they run before anything of ours is there
 _EARLY = (_AGENT, "node/probe.py", "node/meet.py", "node/relaying.py", "node/relay.py", "node/releases.py")
-EARLY = frozenset({"probe", "meet", "patch", "relay", "unrelay", "relayed"})  # requests that need no more than the first part
+EARLY = frozenset(
+    {"probe", "meet", "patch", "relay", "unrelay", "relayed"}
+)  # requests that need no more than the first part
 _IMPORT = r"from clustertool(?:\.(\w+))?(?:\.(\w+))? import ([\w, ]+)"
 _Cut = tuple[int, int, int]  # line, from 1, and columns
 

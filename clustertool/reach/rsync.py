@@ -105,12 +105,26 @@ class _Job:
         shell = " ".join(_rsh(word) for word in (sys.executable, "-SE", _BRIDGE, str(bridge.fileno())))
         environ = {key: value for key, value in os.environ.items() if not key.startswith("RSYNC_")}
         # -1: nanoseconds count too; else a file changed twice in a second would not be fetched again
-        words = ["--recursive", "--links", "--safe-links", "--times", "--modify-window=-1", "--executability", "-s", "--stats"]
+        words = [
+            "--recursive",
+            "--links",
+            "--safe-links",
+            "--times",
+            "--modify-window=-1",
+            "--executability",
+            "-s",
+            "--stats",
+        ]
         return subprocess.Popen(
-            [rsync, *words, f"--timeout={STALL}", "-e", shell, "node:./", "./"], cwd=self._target, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=[bridge.fileno()], start_new_session=True,
+            [rsync, *words, f"--timeout={STALL}", "-e", shell, "node:./", "./"],
+            cwd=self._target,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=[bridge.fileno()],
+            start_new_session=True,
             env={**environ, "LC_ALL": "C"},
-        )  # fmt: skip
+        )
 
     def _look(self, process: subprocess.Popen[bytes], relay: _Relay) -> _Looks:
         assert process.stdout and process.stderr
@@ -162,7 +176,11 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     ("Permission denied", "a permission is missing", "correct the permissions, on the node or here"),
     ("unknown option", "the two rsyncs do not fit together", "install rsync 3.1 or newer on both sides"),
     ("unrecognized option", "the two rsyncs do not fit together", "install rsync 3.1 or newer on both sides"),
-    ("timeout in data send/receive", f"nothing moved for {STALL} s", "look at the node and the network, then try again"),
+    (
+        "timeout in data send/receive",
+        f"nothing moved for {STALL} s",
+        "look at the node and the network, then try again",
+    ),
     ("vanished", "files went away while they were copied", "try again when nothing changes them"),
 )
 
@@ -235,9 +253,14 @@ class _Relay:
 
     def _run(self, words: list[bytes], source: int, target: int) -> None:
         """The remote side: start it, feed it, and pass on what it answers and how it ended."""
-        command = b"LC_ALL=C; export LC_ALL\ncommand -v rsync >/dev/null 2>&1 || { echo '%s' >&2; exit 127; }\n%sexec %s\n" % (
-            _MISSING.encode(), self._script, b" ".join(_quoted(word) for word in words),
-        )  # fmt: skip
+        command = (
+            b"LC_ALL=C; export LC_ALL\ncommand -v rsync >/dev/null 2>&1 || { echo '%s' >&2; exit 127; }\n%sexec %s\n"
+            % (
+                _MISSING.encode(),
+                self._script,
+                b" ".join(_quoted(word) for word in words),
+            )
+        )
         try:
             pipe = self._pipe = self._link.pipe(command, window=BULK_WINDOW, timeout=_START)
             if self._ended:
@@ -255,7 +278,9 @@ class _Relay:
             _close(target)
 
     def _upward(self, pipe: Pipe, source: int) -> None:
-        size = pipe.channel.out_max_packet_size - 64  # what paramiko sends as one packet, so that nothing is cut and copied
+        size = (
+            pipe.channel.out_max_packet_size - 64
+        )  # what paramiko sends as one packet, so that nothing is cut and copied
         try:
             while True:
                 data = os.read(source, size)
@@ -354,4 +379,3 @@ def _quoted(word: str | bytes) -> bytes:
 def _transferred(said: bytes) -> int:
     match = re.search(rb"Number of (?:regular )?files transferred: ([\d,.]+)", said)
     return int(re.sub(rb"\D", b"", match[1])) if match else 0
-

@@ -215,7 +215,9 @@ class Spread:
         try:
             self._obey(at, word)
         except ValueError as error:
-            self._fail(at, DispatchError(f"its relay sent what is not valid: {error}", "run it again", self._fleet.name(at)))
+            self._fail(
+                at, DispatchError(f"its relay sent what is not valid: {error}", "run it again", self._fleet.name(at))
+            )
 
     def _obey(self, at: int, word: Header) -> None:
         swarm.require_below(self._count, (*word.get("came", ()), word.get("i", 0)))
@@ -302,7 +304,9 @@ class Spread:
     def _reason(self, at: int, word: Header) -> ClustertoolError:
         name = self._fleet.name(at)
         if word["s"] == "gone":
-            return DispatchError(f"its relay has gone{': ' + word['why'] if word.get('why') else ''}", "run it again", name)
+            return DispatchError(
+                f"its relay has gone{': ' + word['why'] if word.get('why') else ''}", "run it again", name
+            )
         if word.get("kind") == "InternalError":
             return InternalError(word["what"], "", name)
         return from_wire(word.get("kind", "DispatchError"), word["what"], word["fix"], name)

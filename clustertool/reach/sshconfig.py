@@ -34,9 +34,20 @@ _HOPS_LIMIT = 8
 
 # Only these keywords change what we do; a configuration without them need not be asked.
 _MATTERS = {
-    "hostname", "user", "port", "identityfile", "identitiesonly", "identityagent", "proxyjump", "proxycommand",
-    "hostkeyalias", "userknownhostsfile", "globalknownhostsfile", "stricthostkeychecking", "canonicalizehostname",
-}  # fmt: skip
+    "hostname",
+    "user",
+    "port",
+    "identityfile",
+    "identitiesonly",
+    "identityagent",
+    "proxyjump",
+    "proxycommand",
+    "hostkeyalias",
+    "userknownhostsfile",
+    "globalknownhostsfile",
+    "stricthostkeychecking",
+    "canonicalizehostname",
+}
 _PATHS = {"identityagent", "userknownhostsfile", "globalknownhostsfile"}  # where ssh -G expands `~`
 _HOP = re.compile(
     r"(?:ssh://)?(?:([^@\s]+)@)?"  # user
@@ -101,14 +112,21 @@ def _settings(host: Host, cluster: Cluster, user: str, port: int, depth: int = 0
     hostname = _one(said, "hostname") or host.host
     keys, given = _identities(cluster, said, {"h": hostname, "n": host.host, "r": user, "p": str(port)})
     found = SshSettings(
-        name=host.name or host.host, hostname=hostname, user=user, port=port, identity_files=keys,
-        identities_given=given, identities_only=_one(said, "identitiesonly") == "yes",
-        agent=_agent(said), proxy_command=_one(said, "proxycommand"),
-        host_key_name=_key_name(said, hostname, port), host_keys=_policy(cluster, said),
+        name=host.name or host.host,
+        hostname=hostname,
+        user=user,
+        port=port,
+        identity_files=keys,
+        identities_given=given,
+        identities_only=_one(said, "identitiesonly") == "yes",
+        agent=_agent(said),
+        proxy_command=_one(said, "proxycommand"),
+        host_key_name=_key_name(said, hostname, port),
+        host_keys=_policy(cluster, said),
         known_hosts=_known_hosts(cluster, said),
         system_known_hosts=tuple(_list(said, "globalknownhostsfile")) or SYSTEM_KNOWN_HOSTS,
         connect_timeout=cluster.connect_timeout,
-    )  # fmt: skip
+    )
     jump = _one(said, "proxyjump")
     return replace(found, gateways=_chain(jump, found, cluster, depth), proxy_command="") if jump else found
 
@@ -125,7 +143,9 @@ def _chain(text: str, to: SshSettings, cluster: Cluster, depth: int) -> tuple[Ss
         hop = _gateway(jump, cluster, depth + 1)
         if (hop.hostname, hop.port) == (to.hostname, to.port):
             return ()
-        hops += [*hop.gateways, replace(hop, gateways=())] if not hops else [replace(hop, gateways=(), proxy_command="")]
+        hops += (
+            [*hop.gateways, replace(hop, gateways=())] if not hops else [replace(hop, gateways=(), proxy_command="")]
+        )
     return tuple(hops)
 
 
@@ -164,7 +184,9 @@ def _list(said: Mapping[str, Sequence[str]], key: str) -> list[str]:
     return [_expand_home(word) for value in said.get(key, ()) for word in value.split() if word.lower() != "none"]
 
 
-def _identities(cluster: Cluster, said: Mapping[str, Sequence[str]], tokens: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
+def _identities(
+    cluster: Cluster, said: Mapping[str, Sequence[str]], tokens: Mapping[str, str]
+) -> tuple[tuple[str, ...], bool]:
     """The key files to try, and whether somebody named them."""
     if cluster.identity_file:
         return (_expand_home(cluster.identity_file),), True
@@ -374,12 +396,24 @@ def _lookup(config: _Config, name: str, user: str, port: int) -> Mapping[str, li
     ssh = shutil.which("ssh")
     if not ssh:
         return _lookup_paramiko(config, name)
-    argv = [ssh, "-G", "-F", "/dev/stdin", *(["-l", user] if user else []), *(["-p", str(port)] if port else []), "--", name]
+    argv = [
+        ssh,
+        "-G",
+        "-F",
+        "/dev/stdin",
+        *(["-l", user] if user else []),
+        *(["-p", str(port)] if port else []),
+        "--",
+        name,
+    ]
     try:
         done = subprocess.run(
-            argv, input=config.text.encode("utf-8", "surrogateescape"), capture_output=True, timeout=_SPAWN_LIMIT,
+            argv,
+            input=config.text.encode("utf-8", "surrogateescape"),
+            capture_output=True,
+            timeout=_SPAWN_LIMIT,
             start_new_session=True,
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         raise ConfigError(f"`ssh -G {name}` does not end", "look for `Match exec` in ~/.ssh/config", name) from None
     if done.returncode:

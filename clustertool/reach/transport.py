@@ -116,11 +116,19 @@ class Transport(paramiko.Transport):  # type: ignore[misc]
     times: Mapping[str, float] = {}  # seconds of the phases of its opening
     _active_check_timeout = 2.0  # how often an idle connection's thread wakes up
     _preferred_ciphers = (
-        "aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr",
-    )  # fmt: skip
+        "aes128-gcm@openssh.com",
+        "aes256-gcm@openssh.com",
+        "aes128-ctr",
+        "aes192-ctr",
+        "aes256-ctr",
+    )
     _preferred_macs = (
-        "hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512", "hmac-sha1",
-    )  # fmt: skip
+        "hmac-sha2-256-etm@openssh.com",
+        "hmac-sha2-512-etm@openssh.com",
+        "hmac-sha2-256",
+        "hmac-sha2-512",
+        "hmac-sha1",
+    )
     _channel_handler_table = {**paramiko.Transport._channel_handler_table, MSG_CHANNEL_REQUEST: _request}
 
     def __init__(self, sock: Any, **options: Any) -> None:

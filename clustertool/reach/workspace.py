@@ -25,7 +25,16 @@ IGNORE_FILE = ".clusterignore"
 _ANYWHERE = {".git": "version control", "__pycache__": "compiled code", OURS: "the tool's own"}
 _TOP = {"output": "results of jobs", "log": "logs of jobs"}
 _LARGE = 100_000_000
-_OFTEN_FORGOTTEN = {"checkpoints", "checkpoint", "ckpt", "wandb", "mlruns", "node_modules", "conda-meta", "site-packages"}
+_OFTEN_FORGOTTEN = {
+    "checkpoints",
+    "checkpoint",
+    "ckpt",
+    "wandb",
+    "mlruns",
+    "node_modules",
+    "conda-meta",
+    "site-packages",
+}
 _STATES = {".pt", ".pth", ".ckpt", ".safetensors", ".pdparams", ".pdopt", ".h5", ".onnx"}
 _DOZENS = 100  # small files that one thread reads in one go
 _WAIT = 0.002  # seconds that nobody calls waiting
@@ -197,8 +206,12 @@ def _names(top: bytes, path: str, info: os.stat_result) -> tuple[list[str], byte
         finally:
             os.close(fd)
     except OSError as error:
-        raise DataError(f"{path!r} cannot be read: {error.strerror}", f"give rights, or name it in {IGNORE_FILE}") from None
-    raise DataError(f"{path!r} changes while it is read", f"try again when nothing writes it, or name it in {IGNORE_FILE}")
+        raise DataError(
+            f"{path!r} cannot be read: {error.strerror}", f"give rights, or name it in {IGNORE_FILE}"
+        ) from None
+    raise DataError(
+        f"{path!r} changes while it is read", f"try again when nothing writes it, or name it in {IGNORE_FILE}"
+    )
 
 
 def exactly(fd: int, size: int, at: int) -> bytes:

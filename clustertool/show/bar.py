@@ -50,7 +50,9 @@ class Bar:
             self._phase, self._begun = phase, now
         if self._progress is not None:
             note = f"{_of(done, total)}{self._left(now, done, total)}"
-            self._progress.update(self._task, description=f"{self._label}: {phase}", completed=done, total=total, note=note)
+            self._progress.update(
+                self._task, description=f"{self._label}: {phase}", completed=done, total=total, note=note
+            )
         elif now - self._told >= _PERIOD:
             self._told = now
             self._terminal.line(f"{self._label}: {phase}, {_of(done, total)}{self._left(now, done, total)}")

@@ -37,10 +37,19 @@ def chart(title: str, lines: Sequence[Line], end: float, unit: Callable[[float],
     shapes = _band(plain, end, top) if len(plain) > _CROWD else [_line(line, end, top) for line in plain]
     shapes += [_line(line, end, top) for line in special]
     svg = tag(
-        "svg", *shapes, viewBox=f"0 0 {_WIDTH} {_HEIGHT}", preserveAspectRatio="none", role="img", aria_label=title,
-    )  # fmt: skip
+        "svg",
+        *shapes,
+        viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
+        preserveAspectRatio="none",
+        role="img",
+        aria_label=title,
+    )
     return tag(
-        "figure", tag("figcaption", title, tag("b", unit(top))), tag("div", svg, class_="plot"), axis(end), class_="chart"
+        "figure",
+        tag("figcaption", title, tag("b", unit(top))),
+        tag("div", svg, class_="plot"),
+        axis(end),
+        class_="chart",
     )
 
 
@@ -93,8 +102,9 @@ def band(curves: Sequence[Curve], end: float, places: int = _PLACES) -> tuple[Cu
         t = end * place / places
         values = [
             curve[bisect_right(its, t) - 1][1]
-            for curve, its in zip(curves, times) if its[0] <= t <= its[-1] + end / places
-        ]  # fmt: skip
+            for curve, its in zip(curves, times)
+            if its[0] <= t <= its[-1] + end / places
+        ]
         if values:
             for part, value in zip(found, (min(values), median(values), max(values))):
                 part.append((t, value))

@@ -27,7 +27,9 @@ def devices_tables(nodes: Mapping[str, Mapping[str, Any]], terminal: Terminal) -
         if rows:
             terminal.line()
         terminal.line(f"no devices: {gather(dict.fromkeys(without, ''))[0][0]}")
-    for folded, problem in gather({name: str(answer["problem"]) for name, answer in nodes.items() if answer["problem"]}):
+    for folded, problem in gather(
+        {name: str(answer["problem"]) for name, answer in nodes.items() if answer["problem"]}
+    ):
         terminal.warn(f"{folded}: {problem}")
 
 
@@ -44,11 +46,16 @@ def _row(name: str, kind: str, device: Mapping[str, Any]) -> Sequence[object]:
     temperature = device.get("temperature")
     hot = temperature is not None and temperature >= _HOT
     return (
-        name, device["index"], device.get("model") or kind,
-        Cell("" if temperature is None else f"{temperature} C", "red" if hot else ""), percent(device.get("utilisation")),
-        _power(device), memory(device.get("memory_used"), device.get("memory_total")), _state(device),
+        name,
+        device["index"],
+        device.get("model") or kind,
+        Cell("" if temperature is None else f"{temperature} C", "red" if hot else ""),
+        percent(device.get("utilisation")),
+        _power(device),
+        memory(device.get("memory_used"), device.get("memory_total")),
+        _state(device),
         "; ".join(map(process, device.get("processes", ()))),
-    )  # fmt: skip
+    )
 
 
 def percent(value: object) -> str:

@@ -9,12 +9,32 @@ from clustertool.show.terminal import Terminal
 
 _RULE = "-----------  Configuration Arguments  -----------"
 _NAMES = (
-    "TRAINING_ROLE", "PADDLE_TRAINER_ID", "PADDLE_CURRENT_ENDPOINT", "PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ENDPOINTS",
-    "PADDLE_PSERVERS_IP_PORT_LIST", "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST", "POD_IP", "PADDLE_PORT", "PADDLE_MASTER",
-    "PADDLE_GLOO_HTTP_ENDPOINT", "PADDLE_DISTRI_BACKEND", "PADDLE_RANK_IN_NODE", "FLAGS_selected_gpus", "FLAGS_selected_xpus",
-    "FLAGS_selected_npus", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "XPU_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES",
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT",
-)  # fmt: skip
+    "TRAINING_ROLE",
+    "PADDLE_TRAINER_ID",
+    "PADDLE_CURRENT_ENDPOINT",
+    "PADDLE_TRAINERS_NUM",
+    "PADDLE_TRAINER_ENDPOINTS",
+    "PADDLE_PSERVERS_IP_PORT_LIST",
+    "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST",
+    "POD_IP",
+    "PADDLE_PORT",
+    "PADDLE_MASTER",
+    "PADDLE_GLOO_HTTP_ENDPOINT",
+    "PADDLE_DISTRI_BACKEND",
+    "PADDLE_RANK_IN_NODE",
+    "FLAGS_selected_gpus",
+    "FLAGS_selected_xpus",
+    "FLAGS_selected_npus",
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "XPU_VISIBLE_DEVICES",
+    "ASCEND_RT_VISIBLE_DEVICES",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 _ENDPOINTS = 3  # of a longer list the first ones and their number are enough: log/endpoints.log has all
 
 

@@ -16,7 +16,9 @@ class Html(str):
 def tag(name: str, *children: Child, **attributes: object) -> Html:
     """tag("td", 3, class_="num") is <td class="num">3</td>. Attributes that are None are left out, `_` reads `-`."""
     inside = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"' for key, value in attributes.items() if value is not None
+        f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
+        for key, value in attributes.items()
+        if value is not None
     )
     return Html(f"<{name}{inside}>{join(children)}</{name}>")
 

@@ -32,9 +32,14 @@ _LISTED = 6  # stragglers named at the top, and last words
 _LEAST = 0.1  # cores that a chart shows at its top: below that, clock ticks look like work
 _GOING = ("starting", "running")
 _WORDS = {
-    "succeeded": "Succeeded", "failed": "Failed", "lost": "Lost", "stopped": "Stopped", "timeout": "Timed out",
-    "running": "Running", "starting": "Starting",
-}  # fmt: skip
+    "succeeded": "Succeeded",
+    "failed": "Failed",
+    "lost": "Lost",
+    "stopped": "Stopped",
+    "timeout": "Timed out",
+    "running": "Running",
+    "starting": "Starting",
+}
 
 
 def page(story: Story, made: float) -> str:
@@ -48,9 +53,16 @@ def page(story: Story, made: float) -> str:
         Html(f"<style>{_style()}</style>"),
     )
     main = tag(
-        "main", tag("div", _verdict(story), _stragglers(story), class_="top"),
-        _notes(story), _timeline(story), _news(story), _nodes(story), _processes(story), _plan(story), _reading(),
-    )  # fmt: skip
+        "main",
+        tag("div", _verdict(story), _stragglers(story), class_="top"),
+        _notes(story),
+        _timeline(story),
+        _news(story),
+        _nodes(story),
+        _processes(story),
+        _plan(story),
+        _reading(),
+    )
     footer = tag("footer", f"clustertool {__version__}, {_date(made)}")
     return f"<!doctype html>\n{tag('html', head, tag('body', _header(story), main, footer), lang='en')}\n"
 
@@ -64,9 +76,13 @@ def _style() -> str:
 
 def _header(story: Story) -> Html:
     facts = [
-        story.mode, count(len(story.nodes), "node"), _roles(story), f"owner {story.owner}", f"began {_date(story.began)}",
+        story.mode,
+        count(len(story.nodes), "node"),
+        _roles(story),
+        f"owner {story.owner}",
+        f"began {_date(story.began)}",
         f"{'runs for' if story.state in _GOING else 'took'} {human_seconds(story.length)}",
-    ]  # fmt: skip
+    ]
     if story.attempts > 1:
         facts.append(count(story.attempts, "attempt"))
     return tag("header", tag("h1", "job ", tag("code", story.job)), tag("p", " · ".join(filter(None, facts))))
@@ -87,7 +103,9 @@ def _verdict(story: Story) -> Html:
     code = f"Exit code {outcome.code} ({'the job’s own' if outcome.source == 'job' else 'given by the tool'})"
     parts.append(tag("p", None if told else f"{outcome.reason}. ", f"{code} after {human_seconds(story.length)}."))
     if culprit is not None:
-        parts.append(tag("h3", f"Last lines of {_who(culprit)} ", tag("small", f"{story.name(culprit.node)}, {culprit.log}")))
+        parts.append(
+            tag("h3", f"Last lines of {_who(culprit)} ", tag("small", f"{story.name(culprit.node)}, {culprit.log}"))
+        )
         parts.append(_log(story.told))
     else:
         parts.append(_last_words(story))
@@ -110,7 +128,10 @@ def _headline(story: Story) -> Html:
 
 def _now(story: Story) -> str:
     states = [rank.state for rank in story.ranks]
-    return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) + f" of {count(len(states), 'rank')}"
+    return (
+        ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+        + f" of {count(len(states), 'rank')}"
+    )
 
 
 def _log(lines: Sequence[str]) -> Html:
@@ -121,7 +142,9 @@ def _log(lines: Sequence[str]) -> Html:
 def _last_words(story: Story) -> Html:
     """Where nobody is to blame: what the first trainers said last."""
     trainers = [rank for rank in story.ranks if rank.role == "trainer" and rank.last][:_LISTED]
-    items = [tag("li", tag("b", _who(rank)), f" on {story.name(rank.node)}: ", tag("code", *rank.last)) for rank in trainers]
+    items = [
+        tag("li", tag("b", _who(rank)), f" on {story.name(rank.node)}: ", tag("code", *rank.last)) for rank in trainers
+    ]
     return tag("div", tag("h3", "Last words"), tag("ul", *items)) if items else Html("")
 
 
@@ -132,13 +155,21 @@ def _stragglers(story: Story) -> Html:
         none = tag("p", "No trainer is behind the others.", class_="none")
         return tag("section", tag("h2", "Stragglers"), none, _progress(story), class_="behind empty")
     items = [
-        tag("li", tag("b", _who(rank), class_="straggler"), f" on {story.name(rank.node)}: {rank.behind}",
+        tag(
+            "li",
+            tag("b", _who(rank), class_="straggler"),
+            f" on {story.name(rank.node)}: {rank.behind}",
             f", {_quiet(rank)}" if _quiet(rank) else None,
-            [tag("code", line, class_="last") for line in rank.last if not rank.how or rank.state != "failed"])
+            [tag("code", line, class_="last") for line in rank.last if not rank.how or rank.state != "failed"],
+        )
         for rank in behind[:_LISTED]
-    ]  # fmt: skip
+    ]
     more = len(behind) - _LISTED
-    rest = tag("p", f"and {more} more, marked below: ", _ranks(rank.key for rank in behind[_LISTED:])) if more > 0 else None
+    rest = (
+        tag("p", f"and {more} more, marked below: ", _ranks(rank.key for rank in behind[_LISTED:]))
+        if more > 0
+        else None
+    )
     return tag("section", tag("h2", "Stragglers"), tag("ul", *items), rest, _progress(story), class_="behind")
 
 
@@ -153,7 +184,12 @@ def _notes(story: Story) -> Html:
 
 def _timeline(story: Story) -> Html:
     rows = [
-        tag("div", tag("div", *_label(story, group), class_="who"), _track(story, group), class_=_mark(story, group, "row"))
+        tag(
+            "div",
+            tag("div", *_label(story, group), class_="who"),
+            _track(story, group),
+            class_=_mark(story, group, "row"),
+        )
         for group in folded(story.ranks, story.length, _ROWS)
     ]
     states = dict.fromkeys(span.state for rank in story.ranks for span in rank.spans)
@@ -161,9 +197,11 @@ def _timeline(story: Story) -> Html:
     if any(rank.behind for rank in story.ranks):
         keys.append(tag("span", "straggler", class_="key line-straggler"))
     return tag(
-        "section", tag("h2", "Timeline"), tag("p", *keys, class_="keys"),
+        "section",
+        tag("h2", "Timeline"),
+        tag("p", *keys, class_="keys"),
         tag("div", *rows, tag("div", tag("div", class_="who"), axis(story.length), class_="row"), class_="timeline"),
-    )  # fmt: skip
+    )
 
 
 def folded(ranks: Sequence[Rank], length: float, most: int) -> list[list[Rank]]:
@@ -206,9 +244,12 @@ def _span(story: Story, rank: Rank, span: Span) -> Html:
     left, width = 100 * span.start / story.length, 100 * (span.end - span.start) / story.length
     beside = "" if width > _WORDY else "after" if left + width < 100 - _WORDY else "before"
     return tag(
-        "i", tag("em", told, class_=beside or None) if told else None, class_=f"span {span.state}",
-        title=f"{title} {told}".strip(), style=f"left:{left:.2f}%;width:{width:.2f}%",
-    )  # fmt: skip
+        "i",
+        tag("em", told, class_=beside or None) if told else None,
+        class_=f"span {span.state}",
+        title=f"{title} {told}".strip(),
+        style=f"left:{left:.2f}%;width:{width:.2f}%",
+    )
 
 
 def _mark(story: Story, group: Sequence[Rank], name: str) -> str:
@@ -266,10 +307,15 @@ def _nodes(story: Story) -> Html:
     scale = max(_highest(rank.cores for rank in story.ranks), _LEAST)
     memory = _highest(rank.resident for rank in story.ranks)
     shown = [_node(story, node, scale, memory) for node in first]
-    more = tag(
-        "details", tag("summary", f"{count(len(rest), 'node')} more: {fold(node.name for node in rest)}"),
-        *(_node(story, node, scale, memory) for node in rest),
-    ) if rest else None  # fmt: skip
+    more = (
+        tag(
+            "details",
+            tag("summary", f"{count(len(rest), 'node')} more: {fold(node.name for node in rest)}"),
+            *(_node(story, node, scale, memory) for node in rest),
+        )
+        if rest
+        else None
+    )
     return tag("section", tag("h2", "Nodes"), _legend(story), _everybody(story, scale) if rest else None, *shown, more)
 
 
@@ -319,9 +365,7 @@ def _processes(story: Story) -> Html:
     """Who started when, and what became of it."""
     columns = ("process", "node", "started", "ended", "end", "last output", "CPU", "memory", "progress", "devices")
     rows = [_process(story, rank) for rank in story.ranks]
-    table = tag(
-        "table", tag("thead", tag("tr", *(tag("th", column) for column in columns))), tag("tbody", *rows)
-    )
+    table = tag("table", tag("thead", tag("tr", *(tag("th", column) for column in columns))), tag("tbody", *rows))
     title = "Who started when"
     if len(rows) > _ROWS:
         return tag("section", tag("h2", title), tag("details", tag("summary", count(len(rows), "rank")), _wide(table)))
@@ -337,17 +381,25 @@ def _process(story: Story, rank: Rank) -> Html:
     progress = f"{rank.unit} {_amount(rank.unit, rank.progress[-1][1])}" if rank.progress else ""
     number = {"class_": "num"}
     return tag(
-        "tr", tag("td", tag("b", _who(rank)), class_="name"), tag("td", story.name(rank.node), class_="name"),
+        "tr",
+        tag("td", tag("b", _who(rank)), class_="name"),
+        tag("td", story.name(rank.node), class_="name"),
         tag("td", "unknown" if not rank.recorded else _moment(rank.start) if rank.spans else "never", **number),
         tag("td", _moment(rank.end) if rank.spans and ended else "", **number),
-        tag("td", tag("span", rank.state, class_=f"key {rank.state}"), f" {rank.how}" if rank.state != "done" else None,
-            f" {_quiet(rank)}" if _quiet(rank) else None, f" behind: {rank.behind}" if rank.behind else None),
+        tag(
+            "td",
+            tag("span", rank.state, class_=f"key {rank.state}"),
+            f" {rank.how}" if rank.state != "done" else None,
+            f" {_quiet(rank)}" if _quiet(rank) else None,
+            f" behind: {rank.behind}" if rank.behind else None,
+        ),
         tag("td", "" if rank.output is None else _moment(rank.output), **number),
         tag("td", human_seconds(rank.cpu) if rank.recorded else "", **number),
         tag("td", human_bytes(rank.memory) if rank.recorded else "", **number),
-        tag("td", progress, **number), tag("td", ",".join(map(str, rank.devices))),
+        tag("td", progress, **number),
+        tag("td", ",".join(map(str, rank.devices))),
         class_=_mark(story, [rank], "") or None,
-    )  # fmt: skip
+    )
 
 
 def _quiet(rank: Rank) -> str:
@@ -363,9 +415,14 @@ def _plan(story: Story) -> Html:
         if rank.command:
             commands.setdefault(rank.command, []).append(rank.key)
     facts = [
-        ("job", story.job), ("mode", story.mode), ("owner", story.owner), ("created", _date(story.created)),
-        ("nodes", fold(node.name for node in story.nodes)), ("processes", _roles(story)), ("policy", _policy(story)),
-    ]  # fmt: skip
+        ("job", story.job),
+        ("mode", story.mode),
+        ("owner", story.owner),
+        ("created", _date(story.created)),
+        ("nodes", fold(node.name for node in story.nodes)),
+        ("processes", _roles(story)),
+        ("policy", _policy(story)),
+    ]
     rows = [*facts, *((f"command of {_ranks(keys)}", tag("code", command)) for command, keys in commands.items())]
     items = [tag("div", tag("dt", name), tag("dd", value)) for name, value in rows]
     return tag("section", tag("h2", "Plan"), tag("dl", *items))
@@ -373,7 +430,9 @@ def _plan(story: Story) -> Html:
 
 def _policy(story: Story) -> str:
     """Numbers without a fraction that says nothing."""
-    return ", ".join(f"{name} {f'{value:g}' if isinstance(value, float) else value}" for name, value in story.policy.items())
+    return ", ".join(
+        f"{name} {f'{value:g}' if isinstance(value, float) else value}" for name, value in story.policy.items()
+    )
 
 
 def _reading() -> Html:
@@ -383,7 +442,9 @@ def _reading() -> Html:
         "CPU and memory are of a rank with all its descendants; pages that several of them share count in each.",
         "What the job's SECRETS held is shown as *** where the machine that made this page knew them.",
     ]
-    return tag("section", tag("h2", "How to read this"), tag("ul", *(tag("li", text) for text in told)), class_="reading")
+    return tag(
+        "section", tag("h2", "How to read this"), tag("ul", *(tag("li", text) for text in told)), class_="reading"
+    )
 
 
 # -- words --

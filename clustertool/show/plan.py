@@ -38,10 +38,15 @@ def _title(node: Mapping[str, Any]) -> str:
 
 def _row(process: Mapping[str, Any]) -> Sequence[object]:
     return (
-        process["role"], process["rank"], process["local_rank"], process["endpoint"],
-        ",".join(map(str, process.get("devices", ()))), fold(process.get("shards", ())), process["log"],
+        process["role"],
+        process["rank"],
+        process["local_rank"],
+        process["endpoint"],
+        ",".join(map(str, process.get("devices", ()))),
+        fold(process.get("shards", ())),
+        process["log"],
         shlex.join(process["command"]),
-    )  # fmt: skip
+    )
 
 
 def _environment(processes: Sequence[Mapping[str, Any]], terminal: Terminal) -> None:

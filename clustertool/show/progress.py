@@ -210,9 +210,14 @@ class DispatchProgress:
 
         console = self._terminal.console()
         self._live = Live(
-            console=console, get_renderable=self._picture, refresh_per_second=8, transient=True,
-            redirect_stdout=False, redirect_stderr=False, vertical_overflow="crop",
-        )  # fmt: skip
+            console=console,
+            get_renderable=self._picture,
+            refresh_per_second=8,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            vertical_overflow="crop",
+        )
         self._terminal.divert(lambda text: console.print(Text.from_ansi(text.rstrip("\n")), soft_wrap=True))
         self._live.start(refresh=True)
 

@@ -12,11 +12,22 @@ from clustertool.show.table import Cell, fold, table
 from clustertool.show.terminal import Terminal
 
 _STYLES = {
-    "running": "green", "done": "green", "succeeded": "green", "clean": "green",
-    "waiting": "dim", "not started": "dim", "starting": "dim", "unknown": "dim", "ended": "dim",
-    "stopped": "yellow", "stopping": "yellow", "frozen": "yellow", "timeout": "yellow",
-    "failed": "red", "lost": "red",
-}  # fmt: skip
+    "running": "green",
+    "done": "green",
+    "succeeded": "green",
+    "clean": "green",
+    "waiting": "dim",
+    "not started": "dim",
+    "starting": "dim",
+    "unknown": "dim",
+    "ended": "dim",
+    "stopped": "yellow",
+    "stopping": "yellow",
+    "frozen": "yellow",
+    "timeout": "yellow",
+    "failed": "red",
+    "lost": "red",
+}
 _LEVELS = {"bad": ("FAIL ", "red"), "warn": ("warn ", "yellow"), "ok": ("", ""), "skip": ("", "dim")}
 _PROCESSES = ("role", "rank", "node", "pid", "state", "since", "exit", "cpu", "memory", "step", "no output")
 _NODES = ("node", "state", "supervisor", "heartbeat", "note")
@@ -107,10 +118,17 @@ def _process(process: Mapping[str, Any], names: Mapping[Any, str], now: float) -
         state += f" (attempt {process['attempt']})"
     node, since, cpu = process.get("node"), process.get("since"), process.get("cpu")
     return (
-        process.get("role"), process.get("rank"), names.get(node, node), process.get("pid") or "", _state(state),
-        human_seconds(now - float(since)) if since else "", _end(process),
-        "" if cpu is None else f"{float(cpu):.0f} %", _size(process.get("memory")), *_progress(process, now),
-    )  # fmt: skip
+        process.get("role"),
+        process.get("rank"),
+        names.get(node, node),
+        process.get("pid") or "",
+        _state(state),
+        human_seconds(now - float(since)) if since else "",
+        _end(process),
+        "" if cpu is None else f"{float(cpu):.0f} %",
+        _size(process.get("memory")),
+        *_progress(process, now),
+    )
 
 
 def _progress(process: Mapping[str, Any], now: float) -> tuple[str, str]:
@@ -131,19 +149,25 @@ def _node(node: Mapping[str, Any], names: Mapping[Any, str]) -> Sequence[object]
     if survivors:
         note = "; ".join(filter(None, [note, f"still alive: {', '.join(map(str, survivors))}"]))
     return (
-        names.get(node.get("index"), ""), _state(str(node.get("state", "unknown"))), node.get("supervisor") or "",
-        "" if beat is None else f"{human_seconds(float(beat))} ago", Cell(note, "red" if survivors else ""),
-    )  # fmt: skip
+        names.get(node.get("index"), ""),
+        _state(str(node.get("state", "unknown"))),
+        node.get("supervisor") or "",
+        "" if beat is None else f"{human_seconds(float(beat))} ago",
+        Cell(note, "red" if survivors else ""),
+    )
 
 
 def _job(job: Mapping[str, Any]) -> Sequence[object]:
     nodes = job.get("nodes", "")
     created = job.get("created")
     return (
-        job.get("id"), _state(str(job.get("state", "unknown"))),
+        job.get("id"),
+        _state(str(job.get("state", "unknown"))),
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(created))) if created else "",
-        nodes if isinstance(nodes, (int, str)) else fold(map(str, nodes)), job.get("exit"), job.get("command"),
-    )  # fmt: skip
+        nodes if isinstance(nodes, (int, str)) else fold(map(str, nodes)),
+        job.get("exit"),
+        job.get("command"),
+    )
 
 
 def _state(state: str) -> Cell:

@@ -128,10 +128,16 @@ class Terminal:
         from rich.console import Console
 
         return Console(
-            file=cast("IO[str]", _Stream(self)), force_terminal=self.is_terminal, width=self.width,
-            color_system="auto" if self.colour else None, markup=False, highlight=False, emoji=False,
-            legacy_windows=False, _environ=dict(self._environ),
-        )  # fmt: skip
+            file=cast("IO[str]", _Stream(self)),
+            force_terminal=self.is_terminal,
+            width=self.width,
+            color_system="auto" if self.colour else None,
+            markup=False,
+            highlight=False,
+            emoji=False,
+            legacy_windows=False,
+            _environ=dict(self._environ),
+        )
 
     def divert(self, above: Callable[[str], None] | None) -> None:
         """While a live display owns the screen, lines are handed to it and appear above it."""

@@ -21,9 +21,15 @@ Line = list[Part]
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _PLAIN_BLOCKS = " .:-=+*#@"
 _STATES = {
-    "running": "green", "done": "dim", "waiting": "dim", "stopped": "yellow", "frozen": "yellow", "unknown": "yellow",
-    "failed": "red", "lost": "red",
-}  # fmt: skip
+    "running": "green",
+    "done": "dim",
+    "waiting": "dim",
+    "stopped": "yellow",
+    "frozen": "yellow",
+    "unknown": "yellow",
+    "failed": "red",
+    "lost": "red",
+}
 _BAR, _EACH = 12, 16
 _SILENT = 4.0  # seconds after which a node is called silent
 _LATE = 5.0  # seconds of a heartbeat
@@ -41,7 +47,9 @@ class View:
     text: str = ""
     typing: bool = False
     at: int = 0  # the chosen rank's row
-    chosen: tuple[str, str, int] | None = None  # the chosen rank: job, role, rank; it stays chosen in whatever row it is
+    chosen: tuple[str, str, int] | None = (
+        None  # the chosen rank: job, role, rank; it stays chosen in whatever row it is
+    )
     log: Rank | None = None
     message: str = ""
 
@@ -70,7 +78,9 @@ class Screen:
         fine = terminal.printable("█▁") == "█▁"
         self._blocks = _BLOCKS if fine else _PLAIN_BLOCKS
 
-    def page(self, picture: Picture, view: View, width: int, height: int, failed: Mapping[str, str], now: float) -> Page:
+    def page(
+        self, picture: Picture, view: View, width: int, height: int, failed: Mapping[str, str], now: float
+    ) -> Page:
         """All of it, at most `height` lines."""
         ranks = picture.processes(view.sort, view.text, self._away(picture, failed, now))
         told = [*self._failures(failed), *self._problems(picture)]
@@ -146,12 +156,17 @@ class Screen:
         full = row.used / row.total if row.total else 0.0
         hot = "" if row.temperature is None else f"{row.temperature} C"
         return [
-            (_fit(name, first), ""), (_fit(self._safe(row.what), second), "dim"),
-            (self._bar((row.load or 0) / 100), "green"), (load.ljust(7), ""), (self._spark(row).ljust(_EACH), "cyan"),
-            (self._bar(full), "yellow" if full > 0.95 else "blue"), (f" {memory(row.used, row.total or None)}".ljust(15), ""),
+            (_fit(name, first), ""),
+            (_fit(self._safe(row.what), second), "dim"),
+            (self._bar((row.load or 0) / 100), "green"),
+            (load.ljust(7), ""),
+            (self._spark(row).ljust(_EACH), "cyan"),
+            (self._bar(full), "yellow" if full > 0.95 else "blue"),
+            (f" {memory(row.used, row.total or None)}".ljust(15), ""),
             (hot.ljust(6), "red" if row.wrong else ""),
-            (self._safe(", ".join(row.wrong)) + "  " * bool(row.wrong), "red"), (self._safe(row.who), ""),
-        ]  # fmt: skip
+            (self._safe(", ".join(row.wrong)) + "  " * bool(row.wrong), "red"),
+            (self._safe(row.who), ""),
+        ]
 
     def _bar(self, part: float) -> str:
         steps = len(self._blocks) - 1
@@ -181,14 +196,17 @@ class Screen:
             quiet = "" if rank.quiet is None else human_seconds(rank.quiet)
             late = rank.heartbeat is None or rank.heartbeat > _LATE
             yield [
-                ("> " if number == at else "  ", "cyan"), (_fit(self._safe(names[id(rank)]), first), ""),
-                (_fit(self._safe(rank.node), second), ""), (_fit(self._safe(rank.state), 9), _STATES.get(rank.state, "")),
+                ("> " if number == at else "  ", "cyan"),
+                (_fit(self._safe(names[id(rank)]), first), ""),
+                (_fit(self._safe(rank.node), second), ""),
+                (_fit(self._safe(rank.state), 9), _STATES.get(rank.state, "")),
                 (_fit("" if rank.cpu is None else f"{rank.cpu:.0f} %", 8), ""),
                 (_fit("" if rank.memory is None else human_bytes(rank.memory), 9), ""),
                 (_fit("" if rank.speed is None else speed(rank.speed), 9), "cyan"),
-                (_fit(quiet, 11), "yellow" if (rank.quiet or 0) > _QUIET else "dim"), (_fit(beat, 7), "red" if late else "dim"),
+                (_fit(quiet, 11), "yellow" if (rank.quiet or 0) > _QUIET else "dim"),
+                (_fit(beat, 7), "red" if late else "dim"),
                 (self._safe(rank.line), ""),
-            ]  # fmt: skip
+            ]
 
     def _foot(self, view: View) -> Line:
         if view.message:
@@ -205,21 +223,31 @@ class Screen:
             self._terminal.line("".join(text for text, _ in line))
         rows = [
             (
-                fold(row.nodes), row.what, "" if row.load is None else f"{row.load:.0f} %", memory(row.used, row.total or None),
-                "" if row.temperature is None else f"{row.temperature} C", row.who, ", ".join(row.wrong),
+                fold(row.nodes),
+                row.what,
+                "" if row.load is None else f"{row.load:.0f} %",
+                memory(row.used, row.total or None),
+                "" if row.temperature is None else f"{row.temperature} C",
+                row.who,
+                ", ".join(row.wrong),
             )
             for row in picture.rows(1 << 30, view.sort, view.text)
-        ]  # fmt: skip
+        ]
         table("", _DEVICES, rows, terminal=self._terminal)
         ranks = [
             (
-                rank.name, rank.node, rank.state, "" if rank.cpu is None else f"{rank.cpu:.0f} %",
-                "" if rank.memory is None else human_bytes(rank.memory), "" if rank.speed is None else speed(rank.speed),
+                rank.name,
+                rank.node,
+                rank.state,
+                "" if rank.cpu is None else f"{rank.cpu:.0f} %",
+                "" if rank.memory is None else human_bytes(rank.memory),
+                "" if rank.speed is None else speed(rank.speed),
                 "" if rank.quiet is None else human_seconds(rank.quiet),
-                "" if rank.heartbeat is None else human_seconds(rank.heartbeat), self._hide(rank.line),
+                "" if rank.heartbeat is None else human_seconds(rank.heartbeat),
+                self._hide(rank.line),
             )
             for rank in picture.processes(view.sort, view.text, self._away(picture, failed, now))
-        ]  # fmt: skip
+        ]
         if ranks:
             table("", _RANKS, ranks, terminal=self._terminal)
         self._terminal.line()

@@ -25,12 +25,25 @@ from clustertool.verbs import (  # noqa: E402
     status,
     stop,
     top,
-)  # fmt: skip
+)
 
 ns = Collection()
 for _task in (
-    run.run, check.check, dispatch.dispatch, stop.stop, status.status, jobs.jobs, logs.logs, attach.attach, fetch.fetch,
-    exec.exec_, gpus.gpus, top.top, split.split, clean.clean, report.report,
-):  # fmt: skip
+    run.run,
+    check.check,
+    dispatch.dispatch,
+    stop.stop,
+    status.status,
+    jobs.jobs,
+    logs.logs,
+    attach.attach,
+    fetch.fetch,
+    exec.exec_,
+    gpus.gpus,
+    top.top,
+    split.split,
+    clean.clean,
+    report.report,
+):
     ns.add_task(_task)
 ns.add_collection(Collection("cluster", up=local.up, down=local.down))

@@ -7,10 +7,13 @@ from clustertool.verbs.call import JOB, JSON, PLACES, Call, Opt, verb, whole
 
 
 @verb(
-    JOB, Opt("rank", "show the log of this trainer (default 0; 3,4 for several)", short="r"),
-    Opt("all-ranks", "show the logs of all processes", False), Opt("tail", "begin with the last N lines", short="n"),
-    PLACES, JSON,
-)  # fmt: skip
+    JOB,
+    Opt("rank", "show the log of this trainer (default 0; 3,4 for several)", short="r"),
+    Opt("all-ranks", "show the logs of all processes", False),
+    Opt("tail", "begin with the last N lines", short="n"),
+    PLACES,
+    JSON,
+)
 def attach(call: Call) -> None:
     """Follow a running job to its end; Ctrl+C stops it on all nodes."""
     from clustertool.reach.fleet import Fleet

@@ -38,7 +38,10 @@ NODES = (
     Opt("only", "only these hosts: names, ranges node[1-4], host:slot", ()),
     Opt("skip", "all but these hosts", ()),
 )
-PLACES = (*NODES, Opt("here", "only jobs that clusterrun has started on this machine alone, here or in a folder above", False))
+PLACES = (
+    *NODES,
+    Opt("here", "only jobs that clusterrun has started on this machine alone, here or in a folder above", False),
+)
 JOB = Opt("job", "the job: its id or a unique prefix (default: your newest)", short="j")
 ROLE = Opt("role", "pserver, trainer or heter", "trainer")
 WORKSPACE = Opt("workspace", "the folder to send to every node", short="w")
@@ -112,9 +115,12 @@ def verb(*options: Opt | Sequence[Opt]) -> Callable[[Body], VerbTask]:
         rest = [_parameter(option) for option in table]
         run.__signature__ = inspect.Signature([first, *rest])  # type: ignore[attr-defined]
         task = VerbTask(
-            run, auto_shortflags=False, positional=[], help={option.name: option.help for option in table},
+            run,
+            auto_shortflags=False,
+            positional=[],
+            help={option.name: option.help for option in table},
             iterable=[option.name.replace("-", "_") for option in table if option.default == ()],
-        )  # fmt: skip
+        )
         task.shorts = {option.name.replace("-", "_"): option.short for option in table if option.short}
         return task
 

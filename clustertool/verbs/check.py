@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 
 
 @verb(
-    WORKSPACE, Opt("bandwidth", "measure how much goes through each link", False),
+    WORKSPACE,
+    Opt("bandwidth", "measure how much goes through each link", False),
     Opt("framework", "torch or paddle: try it on all devices and between all nodes, in the job's own environment"),
-    Opt("timeout", "with --framework: seconds without news after which it is taken for hanging (default 60)"), NODES, JSON,
-)  # fmt: skip
+    Opt("timeout", "with --framework: seconds without news after which it is taken for hanging (default 60)"),
+    NODES,
+    JSON,
+)
 def check(call: Call) -> None:
     """Preflight: everything that would go wrong, on all nodes, at once."""
     from clustertool.reach.fleet import Fleet
@@ -94,10 +97,14 @@ def _tell(call: Call, cluster: Cluster, looked: Looked, meshed: Meshed | None, m
     bad = errors(looked.findings)
     if call.json:
         code = preflight.worst(list(looked.failed.values())) if bad else 0
-        call.answer({
-            "nodes": rows, **({"mesh": mesh.as_json(meshed, cluster)} if meshed else {}), **more,
-            "exit": {"code": code, "source": "tool", "reason": bad[0].text if bad else ""},
-        })  # fmt: skip
+        call.answer(
+            {
+                "nodes": rows,
+                **({"mesh": mesh.as_json(meshed, cluster)} if meshed else {}),
+                **more,
+                "exit": {"code": code, "source": "tool", "reason": bad[0].text if bad else ""},
+            }
+        )
     else:
         check_matrix(rows, call.terminal)
     for line in mesh.words(meshed, cluster) if meshed else ():

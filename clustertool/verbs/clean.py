@@ -11,9 +11,12 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 @verb(
-    JOB, Opt("older-than", "only jobs older than this: 7d, 12h, 30m"),
-    Opt("dry", "only say what would be removed", False), PLACES, JSON,
-)  # fmt: skip
+    JOB,
+    Opt("older-than", "only jobs older than this: 7d, 12h, 30m"),
+    Opt("dry", "only say what would be removed", False),
+    PLACES,
+    JSON,
+)
 def clean(call: Call) -> None:
     """Remove finished jobs' directories from all nodes."""
     from clustertool.show.progress import human_bytes
@@ -41,12 +44,14 @@ def clean(call: Call) -> None:
             call.terminal.line(f"  {name}")
         if call.json:
             call.answer({"removed": removed, "running": running, "freed": freed, "kept": kept})
-        refused = [PreflightError(f"job {name}: {why[0]}", why[1], node) for node in kept for name, why in kept[node].items()]
+        refused = [
+            PreflightError(f"job {name}: {why[0]}", why[1], node) for node in kept for name, why in kept[node].items()
+        ]
         raise_all([*refused, *fleet.failed.values()])
 
 
 def _age(text: str) -> float:
-    """"7d" -> seconds."""
+    """ "7d" -> seconds."""
     if not text:
         return 0.0
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text)

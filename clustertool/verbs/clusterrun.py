@@ -28,7 +28,13 @@ if TYPE_CHECKING:
 
 _USAGE = "clusterrun [options] train.py [options of train.py]"
 _V2_ENV = ("GLOG_logtostderr=0", "GLOG_log_dir=./log")  # where the old tool had Paddle write its *.INFO files
-OWN = (*OPTIONS, *NODES, JSON, Opt("help", "show this and do nothing", False, short="h"), Opt("version", "show it", False))
+OWN = (
+    *OPTIONS,
+    *NODES,
+    JSON,
+    Opt("help", "show this and do nothing", False, short="h"),
+    Opt("version", "show it", False),
+)
 
 
 def main() -> None:
@@ -77,7 +83,9 @@ def _cluster(call: Call, launch: Launch, folder: Path) -> Cluster:
     if launch.nodes:
         low, high = launch.nodes
         if low > len(cluster.hosts):
-            what = f"--nnodes {low}: there {'is 1 node' if len(cluster.hosts) == 1 else f'are {len(cluster.hosts)} nodes'}"
+            what = (
+                f"--nnodes {low}: there {'is 1 node' if len(cluster.hosts) == 1 else f'are {len(cluster.hosts)} nodes'}"
+            )
             raise UsageError(what, "name the nodes with --ips=a,b or in conf.py")
         given.nnodes = str(min(high, len(cluster.hosts)))
     return cluster
@@ -98,17 +106,23 @@ def _options(call: Call, launch: Launch, folder: Path, cluster: Cluster) -> Opti
         _check_devices(options.devices, cluster)
         options = replace(options, servers=_numeric(options.servers), workers=_numeric(options.workers))
     return replace(
-        options, command=() if launch.old else tuple(map(literal, launchers.command(launch, words))),
-        v2=launch.old, v2_args=tuple(map(literal, launch.words)) if launch.old else (),
-        env=(*(_V2_ENV if launch.old else ()), *options.env), log_dir=_log_dir(call, launch, here),
-        script="" if launch.words else options.script, implied=launch.implied,
-    )  # fmt: skip
+        options,
+        command=() if launch.old else tuple(map(literal, launchers.command(launch, words))),
+        v2=launch.old,
+        v2_args=tuple(map(literal, launch.words)) if launch.old else (),
+        env=(*(_V2_ENV if launch.old else ()), *options.env),
+        log_dir=_log_dir(call, launch, here),
+        script="" if launch.words else options.script,
+        implied=launch.implied,
+    )
 
 
 def _in_place(call: Call, folder: Path) -> None:
     """On this machine nothing is copied: the job works in the folder itself."""
     if not folder.is_dir():
-        raise DataError(f"there is no folder {str(folder)!r}", "go to the folder of your script, or name it: --workspace DIR")
+        raise DataError(
+            f"there is no folder {str(folder)!r}", "go to the folder of your script, or name it: --workspace DIR"
+        )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise DataError(f"{folder} cannot be written, and the logs lie there", "run it in a folder of yours")
     records = folder / OURS
@@ -135,7 +149,9 @@ def _words(launch: Launch, folder: Path, here: bool, local: bool) -> tuple[str, 
     if not path.is_file():
         raise DataError(f"there is no {script} in {folder}", "name the script as it is called in the workspace")
     if not here and not Path(os.path.normpath(path)).is_relative_to(folder):
-        raise DataError(f"{script} lies outside of the workspace {folder}", "nodes get the workspace only: --workspace DIR")
+        raise DataError(
+            f"{script} lies outside of the workspace {folder}", "nodes get the workspace only: --workspace DIR"
+        )
     return (script, *rest)
 
 
@@ -151,7 +167,9 @@ def _check_devices(text: str, cluster: Cluster) -> None:
     hidden = [i for i in device_ids(text, "--devices") if i not in visible] if text and visible is not None else []
     if hidden:
         seen = ",".join(map(str, visible or ()))
-        raise UsageError(f"device {hidden[0]} is not among the visible ones ({seen})", "see CUDA_VISIBLE_DEVICES in this shell")
+        raise UsageError(
+            f"device {hidden[0]} is not among the visible ones ({seen})", "see CUDA_VISIBLE_DEVICES in this shell"
+        )
 
 
 def _log_dir(call: Call, launch: Launch, here: bool) -> str:
@@ -160,7 +178,9 @@ def _log_dir(call: Call, launch: Launch, here: bool) -> str:
         return launch.log_dir or "log"
     outside = os.path.isabs(launch.log_dir) or os.path.normpath(launch.log_dir).split("/")[0] == ".."
     if launch.log_dir and outside:
-        call.terminal.note(f"note: --log_dir {launch.log_dir} is not used on nodes: logs are in the job's directory there")
+        call.terminal.note(
+            f"note: --log_dir {launch.log_dir} is not used on nodes: logs are in the job's directory there"
+        )
         return ""
     return launch.log_dir
 
@@ -184,8 +204,10 @@ class _Teller:
         values = {
             "ips": fold(host.address if host.here else host.name for host in order.cluster.hosts),
             "nnodes": str(len(order.cluster.hosts)),
-            "workspace": str(self._folder), "log_dir": order.options.log_dir or "log", **launch.typed,
-        }  # fmt: skip
+            "workspace": str(self._folder),
+            "log_dir": order.options.log_dir or "log",
+            **launch.typed,
+        }
         if launch.old:
             values["trainer_args"] = " ".join(launch.words)
         elif launch.words:

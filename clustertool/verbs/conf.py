@@ -87,7 +87,9 @@ def _found(path: Path) -> bytes:
             _check(target, os.fstat(handle), path, handle)
             return file.read()
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}", "correct its permissions, or give --conf FILE") from None
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}", "correct its permissions, or give --conf FILE"
+        ) from None
 
 
 def _check(what: Path, info: os.stat_result, conf: Path, handle: int = -1) -> None:
@@ -95,7 +97,9 @@ def _check(what: Path, info: os.stat_result, conf: Path, handle: int = -1) -> No
     problem = ownership.problem(handle if handle >= 0 else str(what), info, sticky=True)
     if problem:
         whose = f"{conf} is not run: {'it' if what == conf else what} {problem}"
-        raise ConfigError(whose, f"remove what is not yours, or correct it (chown, chmod go-w); if you trust it: --conf {conf}")
+        raise ConfigError(
+            whose, f"remove what is not yours, or correct it (chown, chmod go-w); if you trust it: --conf {conf}"
+        )
 
 
 def _execute(path: Path, text: bytes) -> dict[str, object]:

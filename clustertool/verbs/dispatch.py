@@ -24,10 +24,13 @@ if TYPE_CHECKING:
 
 
 @verb(
-    WORKSPACE, Opt("job-dispatch-package", "the old name of --workspace"),
+    WORKSPACE,
+    Opt("job-dispatch-package", "the old name of --workspace"),
     Opt("verify", "hash again what the nodes have; remove and send again what is damaged", False),
-    Opt("dry", "only say what would be sent", False), NODES, JSON,
-)  # fmt: skip
+    Opt("dry", "only say what would be sent", False),
+    NODES,
+    JSON,
+)
 def dispatch(call: Call) -> None:
     """Copy a workspace to every node, without starting anything."""
     from clustertool.plan.plan import given_facts
@@ -66,9 +69,13 @@ def dispatch(call: Call) -> None:
 
 
 def _look(
-    call: Call, fleet: Fleet, cluster: Cluster, probed: dict[int, Header],
-    need: Callable[[Mapping[int, Facts]], Mapping[int, int]] | None, found: dict[str, Any],
-) -> dict[int, Facts]:  # fmt: skip
+    call: Call,
+    fleet: Fleet,
+    cluster: Cluster,
+    probed: dict[int, Header],
+    need: Callable[[Mapping[int, Facts]], Mapping[int, int]] | None,
+    found: dict[str, Any],
+) -> dict[int, Facts]:
     """A preflight; with --verify the nodes also hash what they have, which `found` gets. `need`: bytes for each node."""
     from clustertool.reach import sharing
     from clustertool.verbs import preflight
@@ -84,7 +91,7 @@ def _look(
 
 def _send(
     call: Call, fleet: Fleet, workspace: Workspace, cluster: Cluster, spec: JobSpec | None, found: dict[str, Any]
-) -> Dispatched:  # fmt: skip
+) -> Dispatched:
     """First what needs no look at the nodes; if that is not enough, a preflight and the whole of it."""
     from clustertool.plan.facts import read_facts
     from clustertool.reach.dispatch import HELPERS, merged, quickly
@@ -138,9 +145,14 @@ def needs(
 
 
 def send(
-    call: Call, fleet: Fleet, workspace: Workspace, shares: Mapping[int, Portion], facts: Mapping[int, Facts],
-    begun: tuple[Dispatched | None, Spread | None] = (None, None), since: float | None = None,
-) -> Dispatched:  # fmt: skip
+    call: Call,
+    fleet: Fleet,
+    workspace: Workspace,
+    shares: Mapping[int, Portion],
+    facts: Mapping[int, Facts],
+    begun: tuple[Dispatched | None, Spread | None] = (None, None),
+    since: float | None = None,
+) -> Dispatched:
     """The dispatch with its progress; `begun`: what was done since `since`. Raises nothing for single nodes."""
     from clustertool.plan.facts import sharing
     from clustertool.reach.dispatch import dispatch as send_all
@@ -170,14 +182,17 @@ def _as_json(done: Dispatched, fleet: Fleet) -> dict[str, Any]:
     from clustertool.show.errors import exit_json
 
     return {
-        "bytes": done.tally.uplink, "between": done.tally.between, "seconds": round(done.seconds, 3),
-        "sent": [fleet.name(node) for node in done.sent], "had": [fleet.name(node) for node in done.had],
+        "bytes": done.tally.uplink,
+        "between": done.tally.between,
+        "seconds": round(done.seconds, 3),
+        "sent": [fleet.name(node) for node in done.sent],
+        "had": [fleet.name(node) for node in done.had],
         "shared": [fleet.name(node) for node in done.shared if node not in done.failed],
         "served": {fleet.name(node): why for node, why in done.tally.served.items()},
         "releases": {fleet.name(node): what for node, what in sorted(done.releases.items()) if node not in done.failed},
         "failed": {fleet.name(node): error.what for node, error in sorted(done.failed.items())},
         "exit": exit_json(as_one(list(done.failed.values())), "tool"),
-    }  # fmt: skip
+    }
 
 
 class _ByName:

@@ -11,8 +11,10 @@ from clustertool.verbs.call import JSON, NODES, Call, Opt, verb
 
 @verb(
     Opt("command", "what to run with the login shell of each node", short="c"),
-    Opt("timeout", "seconds to wait for each node"), NODES, JSON,
-)  # fmt: skip
+    Opt("timeout", "seconds to wait for each node"),
+    NODES,
+    JSON,
+)
 def exec_(call: Call) -> None:
     """Run a command on all nodes."""
     from clustertool.reach.connection import Link, run_user_command
@@ -69,7 +71,9 @@ def _tell(call: Call, cluster: Any, gathered: Any) -> None:
         from clustertool.show.table import fold
 
         alike = len({done.code for done in gathered.ok.values() if done.code}) == 1
-        error = ClustertoolError(f"the command ended with {'' if alike else 'at worst '}exit code {worst} on {fold(bad)}")
+        error = ClustertoolError(
+            f"the command ended with {'' if alike else 'at worst '}exit code {worst} on {fold(bad)}"
+        )
         error.code, error.source = worst, "job"
         raise error
 

@@ -14,10 +14,14 @@ _CLEANED = "nothing to do, if they were removed on purpose"
 
 
 @verb(
-    JOB, Opt("rank", "rank within the role whose node is read, or all (default 0)", "0", short="r"), ROLE,
-    Opt("path", "folder of the job to bring (default: its output)"), Opt("to", "where to put it (default: ./JOB<id>)"),
-    PLACES, JSON,
-)  # fmt: skip
+    JOB,
+    Opt("rank", "rank within the role whose node is read, or all (default 0)", "0", short="r"),
+    ROLE,
+    Opt("path", "folder of the job to bring (default: its output)"),
+    Opt("to", "where to put it (default: ./JOB<id>)"),
+    PLACES,
+    JSON,
+)
 def fetch(call: Call) -> None:
     """Bring a job's results back."""
     from clustertool.plan.paths import folder_of
@@ -65,7 +69,9 @@ def _places(fleet: Any, job: str, answers: dict[int, Any], role: str, asked: str
         raise_all([error for node, error in fleet.failed.items() if wanted in (None, node)])
         name = word(role)
         have = f"it has {name}s {min(planned)} to {max(planned)}" if planned else f"it has no {name}s"
-        raise NotFound(f"job {job} has no {name} {asked}" + " on a node that has its records" * (wanted is not None), have)
+        raise NotFound(
+            f"job {job} has no {name} {asked}" + " on a node that has its records" * (wanted is not None), have
+        )
     for node in set(planned.values()) - set(answers) - set(fleet.failed) if asked == "all" else ():
         fleet.failed[node] = NotFound(f"it has no records of job {job} any more", _CLEANED, fleet.name(node))
     return found

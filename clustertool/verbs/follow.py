@@ -28,7 +28,10 @@ _RETRY = 1.0
 _BEAT = 1.0
 _LOOK = 0.2  # seconds between two looks at the nodes while frames come without end
 _NAP = 1.0  # seconds between two such looks after which this process was blocked: Ctrl+Z, a terminal that does not read
-_BEHIND = (0.005, 0.5)  # seconds for each node, and at most, after which those of a new job are followed that do not lead it
+_BEHIND = (
+    0.005,
+    0.5,
+)  # seconds for each node, and at most, after which those of a new job are followed that do not lead it
 _LAST_WORDS = 3.0  # seconds that a node which broke off may take to come back once the verdict is known
 
 
@@ -77,9 +80,16 @@ class Follow:
     """
 
     def __init__(
-        self, call: Call, fleet: Fleet, inbox: Inbox, job: str, lines: RankLines, *, stops: bool = True,
+        self,
+        call: Call,
+        fleet: Fleet,
+        inbox: Inbox,
+        job: str,
+        lines: RankLines,
+        *,
+        stops: bool = True,
         ranks: Mapping[Key, int] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._stops = stops
         self._call = call
         self.fleet = fleet
@@ -198,7 +208,9 @@ class Follow:
         for node in sorted(self._away - self.watch.ended):
             known = self.watch.status.nodes.get(node)
             if known is None or known.state != "lost":
-                shown = f"what was printed there last is not shown; inv logs --job {self._job} has it when the node answers"
+                shown = (
+                    f"what was printed there last is not shown; inv logs --job {self._job} has it when the node answers"
+                )
                 self._call.terminal.warn(f"{self.watch.name(node)} did not come back: {shown}")
 
     def _show(self, items: list[Item]) -> None:
@@ -297,7 +309,6 @@ class Follow:
         left = [f"{name}: {text}" for name, text in said.items() if text.startswith("survivors")]
         if left:
             raise Survivors("; ".join(left), "inv stop --force tries again")
-
 
     def _became(self, node: int) -> str:
         """What a node's own last word says, else its answer to the stop: the lead's word may have been faster, or the

@@ -114,7 +114,9 @@ class Ear:
             return list(self._ranks.values()), quiet
 
 
-def read_order(call: Call, cluster: Cluster, toml: Mapping[str, Any], passed: tuple[tuple[str, str], ...]) -> Order | None:
+def read_order(
+    call: Call, cluster: Cluster, toml: Mapping[str, Any], passed: tuple[tuple[str, str], ...]
+) -> Order | None:
     """None without --framework. Raises UsageError, before any connection."""
     name, text = call.given.framework, call.given.timeout
     if text and not name:
@@ -124,7 +126,9 @@ def read_order(call: Call, cluster: Cluster, toml: Mapping[str, Any], passed: tu
     if name not in plan.FRAMEWORKS:
         raise UsageError(f"--framework {name!r}", f"one of {', '.join(plan.FRAMEWORKS)}")
     if _COLUMN in cluster.checks_off:
-        raise UsageError("CHECKS_OFF in conf.py names framework", "take it out: it is only tried when --framework asks for it")
+        raise UsageError(
+            "CHECKS_OFF in conf.py names framework", "take it out: it is only tried when --framework asks for it"
+        )
     try:
         seconds = float(text or _SECONDS)
     except ValueError:
@@ -136,11 +140,15 @@ def read_order(call: Call, cluster: Cluster, toml: Mapping[str, Any], passed: tu
     options = Options(
         mode="collective", command=(*_COMMAND, name, mark, most), timeout=most, lease=_LEASE, on_failure="continue"
     )
-    spec = read_job(replace(cluster, secrets=()), {key: toml[key] for key in ("env", "trainer") if key in toml}, options)
+    spec = read_job(
+        replace(cluster, secrets=()), {key: toml[key] for key in ("env", "trainer") if key in toml}, options
+    )
     return Order(name, seconds, spec, passed, mark)
 
 
-def framework(call: Call, cluster: Cluster, fleet: Fleet, looked: Looked, order: Order, ear: Ear) -> tuple[Looked, list[Any]]:
+def framework(
+    call: Call, cluster: Cluster, fleet: Fleet, looked: Looked, order: Order, ear: Ear
+) -> tuple[Looked, list[Any]]:
     """What was seen, with findings of the framework; and its ranks, for JSON. Raises Interrupted, with all ended."""
     names = {host.index: host.name for host in cluster.hosts}
 
@@ -158,7 +166,9 @@ def framework(call: Call, cluster: Cluster, fleet: Fleet, looked: Looked, order:
         raise
     except ClustertoolError as error:
         numbers = {name: node for node, name in names.items()}
-        bugs = {numbers[one.node]: one for one in _each(error) if isinstance(one, InternalError) and one.node in numbers}
+        bugs = {
+            numbers[one.node]: one for one in _each(error) if isinstance(one, InternalError) and one.node in numbers
+        }
         found = _refused(error, names)
         return replace(looked, findings=(*looked.findings, *found), failed={**looked.failed, **bugs}), []
     found = plan.judge(order.name, ranks, facts, order.seconds, folded)
@@ -277,5 +287,6 @@ def _between(cluster: Cluster, fleet: Fleet, facts: Mapping[int, Facts]) -> list
     meshed = mesh(cluster, fleet, facts, plan.own_ports(facts, secrets.token_hex(8)))
     return [
         replace(finding, text=f"{finding.text} (ports {facts[finding.node].ephemeral[0]} and up)")
-        for finding in meshed.findings if finding.level == "error"
-    ]  # fmt: skip
+        for finding in meshed.findings
+        if finding.level == "error"
+    ]

@@ -20,6 +20,8 @@ def gpus(call: Call) -> None:
         fleet.failed.update(gathered.failed)
         if call.json:
             told = {name: {key: answer[key] for key in answer if key != "re"} for name, answer in nodes.items()}
-            call.answer({"nodes": told, "unreachable": {fleet.name(node): e.what for node, e in sorted(fleet.failed.items())}})
+            call.answer(
+                {"nodes": told, "unreachable": {fleet.name(node): e.what for node, e in sorted(fleet.failed.items())}}
+            )
         else:
             devices_tables(nodes, call.terminal)

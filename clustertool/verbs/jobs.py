@@ -96,7 +96,9 @@ def _weight(part: Mapping[str, Any]) -> int:
         return OPEN.index(part["state"])
     if part["code"] is None:
         return _GUESS
-    return _GUESS - 1 if part["state"] == "lost" else _GUESS - 2  # a node that lost the coordinator records the job as lost
+    return (
+        _GUESS - 1 if part["state"] == "lost" else _GUESS - 2
+    )  # a node that lost the coordinator records the job as lost
 
 
 def attach_to(fleet: Any, prefix: str) -> dict[str, Any]:

@@ -21,9 +21,11 @@ from clustertool.errors import UsageError
 from clustertool.verbs.call import Opt
 
 LAUNCHERS = {
-    "P": "fleetrun and python -m paddle.distributed.launch", "L": "fleetrun of Paddle 2.0 to 2.2 (--legacy)", "T": "torchrun",
+    "P": "fleetrun and python -m paddle.distributed.launch",
+    "L": "fleetrun of Paddle 2.0 to 2.2 (--legacy)",
+    "T": "torchrun",
     "O": "paddle.py",
-}  # fmt: skip
+}
 _ONCE = "clusterrun is typed once and starts all nodes"
 _RESTARTS = "3"  # paddle.distributed.launch's own default where restarts are on
 
@@ -205,23 +207,62 @@ _AGAIN = "start all again this many times after a failure; default 0"
 
 FLAGS = (
     # nodes and processes
-    Flag("--ips", "PL", "A,B", "nodes in rank order: [user@]host[:ssh port], or hosts and addresses of conf.py", means=_ips),
-    Flag("--nnodes", "PT", "N", "use the first N nodes; of MIN:MAX as many as there are, for the whole job", means=_nnodes),
+    Flag(
+        "--ips",
+        "PL",
+        "A,B",
+        "nodes in rank order: [user@]host[:ssh port], or hosts and addresses of conf.py",
+        means=_ips,
+    ),
+    Flag(
+        "--nnodes",
+        "PT",
+        "N",
+        "use the first N nodes; of MIN:MAX as many as there are, for the whole job",
+        means=_nnodes,
+    ),
     Flag("--np", "L", "N", "the same as --nnodes", means=_nnodes),
     Flag(
-        "--nproc-per-node", "PLT", "N",
-        "processes per node: a number, gpu, xpu, npu, cpu or auto; default: one per device, or one", "nproc-per-node",
+        "--nproc-per-node",
+        "PLT",
+        "N",
+        "processes per node: a number, gpu, xpu, npu, cpu or auto; default: one per device, or one",
+        "nproc-per-node",
     ),
     Flag("--standalone", "T", "", "run on this machine alone, without ssh, whatever conf.py says", means=_alone),
-    Flag("--devices", "P", "0,1", "physical ids on each node; on this machine of those in CUDA_VISIBLE_DEVICES", "devices"),
+    Flag(
+        "--devices",
+        "P",
+        "0,1",
+        "physical ids on each node; on this machine of those in CUDA_VISIBLE_DEVICES",
+        "devices",
+    ),
     Flag("--gpus --selected-gpus", "PL", "0,1", "the same as --devices", "gpus"),
     Flag("--xpus --selected-xpus", "PL", "0,1", "the same as --devices", "xpus"),
     Flag("--npus --selected-npus", "PL", "0,1", "the same as --devices", "npus"),
-    Flag("--start-port", "P", "P", "the trainers' first port; the master's comes after them (START_PORT)", means=_start_port),
-    Flag("--backend", "L", "B", "gloo: no devices; nccl, bkcl, hccl: PADDLE_DISTRI_BACKEND; auto: by devices", means=_backend),
+    Flag(
+        "--start-port",
+        "P",
+        "P",
+        "the trainers' first port; the master's comes after them (START_PORT)",
+        means=_start_port,
+    ),
+    Flag(
+        "--backend",
+        "L",
+        "B",
+        "gloo: no devices; nccl, bkcl, hccl: PADDLE_DISTRI_BACKEND; auto: by devices",
+        means=_backend,
+    ),
     # roles
     Flag("--run-mode", "PL", "M", "collective, ps or ps-heter; rpc is refused", means=_run_mode),
-    Flag("--servers", "PL", "E", "pservers as ip:port,... by rank; without --ips and conf.py they name the nodes", "servers"),
+    Flag(
+        "--servers",
+        "PL",
+        "E",
+        "pservers as ip:port,... by rank; without --ips and conf.py they name the nodes",
+        "servers",
+    ),
     Flag("--trainers", "P", "E", "trainers as ip[:port],... by rank; name nodes as --servers do", "trainers"),
     Flag("--workers", "L", "E", "the same as --trainers", "workers"),
     Flag("--heter-workers", "L", "E", "heter trainers as ip[:port],..., a semicolon between stages", "heter-workers"),
@@ -239,12 +280,26 @@ FLAGS = (
     Flag("-m --module", "T", "", "the script is a module, as in python -m", means=_module),
     Flag("--no-python", "T", "", "the script is a program, started as it is", means=_no_python),
     Flag("--run-path", "T", "", "the script is Python, whatever its name", means=_run_path),
-    Flag("--job-id", "PL", "ID", "the job's id; every job needs one of its own, `default` stands for none", means=_job_id),
+    Flag(
+        "--job-id", "PL", "ID", "the job's id; every job needs one of its own, `default` stands for none", means=_job_id
+    ),
     # logs
-    Flag("--log-dir", "PLT", "DIR", "where the newest job's logs are; on nodes, inside the job's directory", means=_log_dir),
+    Flag(
+        "--log-dir",
+        "PLT",
+        "DIR",
+        "where the newest job's logs are; on nodes, inside the job's directory",
+        means=_log_dir,
+    ),
     Flag("--log-level", "P", "L", "WARNING and above: no configuration, no table", means=_log_level),
     Flag("-t --tee", "T", "R", "1 to 3: show the output of all processes; 0:3,1:3: of these", means=_tee),
-    Flag("--local-ranks-filter", "T", "0,1", "show the output of these ranks, counted through all nodes", means=_ranks_shown),
+    Flag(
+        "--local-ranks-filter",
+        "T",
+        "0,1",
+        "show the output of these ranks, counted through all nodes",
+        means=_ranks_shown,
+    ),
     _unneeded("-r --redirects", "T", "R", "stdout and stderr of every process are in log/workerlog.<rank>"),
     _unneeded("--log-overwrite", "P", "BOOL", "every job has a log folder of its own, nothing is appended"),
     _unneeded("--enable-gpu-log", "P", "BOOL", "launching writes nothing about devices into log/"),
@@ -275,9 +330,17 @@ FLAGS = (
     _unneeded("--elastic-server", "L", "E", "the first node leads the job, no etcd does"),
     _unneeded("--monitor-interval", "T", "S", "the end of a process is seen at once"),
     _unneeded("--signals-to-handle", "T", "S", "Ctrl+C and TERM end the whole job, HUP leaves it running"),
-    _refused("--elastic-pre-hook", "L", "CMD", "write the command into PRELUDE in conf.py, it runs before each process"),
+    _refused(
+        "--elastic-pre-hook", "L", "CMD", "write the command into PRELUDE in conf.py, it runs before each process"
+    ),
     # the rest
-    Flag("--virtual-local-rank", "T", "", "LOCAL_RANK is 0; processes see only their own devices, as always", means=_virtual),
+    Flag(
+        "--virtual-local-rank",
+        "T",
+        "",
+        "LOCAL_RANK is 0; processes see only their own devices, as always",
+        means=_virtual,
+    ),
     _unneeded("--legacy", "P", "BOOL", "both forms of the options are understood"),
     _unneeded("--use-env", "T", "", "LOCAL_RANK is in the environment, --local-rank is never passed"),
     _unneeded("--role", "T", "R", "the processes of a collective job are trainers"),
@@ -292,7 +355,7 @@ FLAGS = (
     Flag("--enable-auto-mapping", "L", "BOOL", f"off only: {_ORDER}", means=_off_only("--enable_auto_mapping")),
     Flag("-p --job-dispatch-package", "O", "DIR", "the workspace to send to every node (--workspace)", "workspace"),
     Flag("-j --job-workspace", "O", "DIR", "a workspace that lies on every node already", "job-workspace"),
-)  # fmt: skip
+)
 
 # By these, too, fleetrun knows a job with parameter servers. (Those for servers and heter trainers are run's own signs.)
 _PS = ("workers", "trainers", "worker-num", "trainer-num", "http-port")
@@ -325,7 +388,9 @@ def wish(launch: Launch, own: Sequence[Opt]) -> SimpleNamespace:
 
 def named_nodes(launch: Launch) -> tuple[str, ...]:
     """The nodes that lists of endpoints name, in the order of their first mention; for a command line without --ips."""
-    texts = [text for name in ("servers", "workers", "trainers", "heter-workers") for text in launch.options.get(name, ())]
+    texts = [
+        text for name in ("servers", "workers", "trainers", "heter-workers") for text in launch.options.get(name, ())
+    ]
     words = [word.strip() for text in texts for word in re.split("[,;]", text) if word.strip()]
     hosts = (re.sub(r":\d+$", "", word) if word.count(":") == 1 or "]" in word else word for word in words)
     return tuple(dict.fromkeys("127.0.0.1" if host == "localhost" else host for host in hosts))

@@ -131,7 +131,9 @@ def _hostfile(path: str) -> list[dict[str, Any]]:
     try:
         text = Path(path).read_text(errors="replace", encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"the hostfile {path} cannot be read: {error.strerror}", "give the path of a hostfile") from None
+        raise ConfigError(
+            f"the hostfile {path} cannot be read: {error.strerror}", "give the path of a hostfile"
+        ) from None
     return read_hostfile(text, path)
 
 

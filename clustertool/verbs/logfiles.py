@@ -40,7 +40,9 @@ def _list(call: Call, found: dict[str, tuple[int, dict[str, int]]]) -> None:
     from clustertool.show.progress import human_bytes
     from clustertool.show.table import table
 
-    rows = [(name, file, human_bytes(size)) for name, (_, files) in found.items() for file, size in sorted(files.items())]
+    rows = [
+        (name, file, human_bytes(size)) for name, (_, files) in found.items() for file, size in sorted(files.items())
+    ]
     table("", ("node", "file", "size"), rows, terminal=call.terminal)
 
 

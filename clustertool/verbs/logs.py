@@ -15,14 +15,23 @@ from clustertool.verbs.call import JOB, JSON, PLACES, ROLE, Call, Opt, role_of, 
 
 _PATIENCE = 30.0  # seconds to get back to a node
 
+
 @verb(
-    JOB, Opt("rank", "ranks within the role: 3 or 3,4 (default 0)", short="r"), ROLE,
-    Opt("host", "only ranks on this host"), Opt("follow", "go on as the log grows", False, short="f"),
-    Opt("tail", "only the last N lines", short="n"), Opt("grep", "only lines that match this regular expression"),
-    Opt("raw", "exactly one rank's bytes, no prefix", False), Opt("attempt", "the K-th restart's log"),
-    Opt("all-ranks", "all ranks of all roles", False), Opt("files", "list all files in the job's log folder", False),
-    Opt("file", "print this one of them (with --host where several nodes have it)"), PLACES, JSON,
-)  # fmt: skip
+    JOB,
+    Opt("rank", "ranks within the role: 3 or 3,4 (default 0)", short="r"),
+    ROLE,
+    Opt("host", "only ranks on this host"),
+    Opt("follow", "go on as the log grows", False, short="f"),
+    Opt("tail", "only the last N lines", short="n"),
+    Opt("grep", "only lines that match this regular expression"),
+    Opt("raw", "exactly one rank's bytes, no prefix", False),
+    Opt("attempt", "the K-th restart's log"),
+    Opt("all-ranks", "all ranks of all roles", False),
+    Opt("files", "list all files in the job's log folder", False),
+    Opt("file", "print this one of them (with --host where several nodes have it)"),
+    PLACES,
+    JSON,
+)
 def logs(call: Call) -> None:
     """Print the log of any rank."""
     from clustertool.reach.fleet import Fleet
@@ -48,9 +57,13 @@ def logs(call: Call) -> None:
         status = _status(fleet, job)
         places, missing = _places(call, fleet, status, asked)
         request = {
-            "q": "follow", "job": job, "logs": [list(key) for key in places], "follow": call.given.follow,
-            "tail": whole(call.given.tail, "--tail"), "attempt": whole(call.given.attempt, "--attempt"),
-        }  # fmt: skip
+            "q": "follow",
+            "job": job,
+            "logs": [list(key) for key in places],
+            "follow": call.given.follow,
+            "tail": whole(call.given.tail, "--tail"),
+            "attempt": whole(call.given.attempt, "--attempt"),
+        }
         if call.given.raw:
             if request["attempt"] is None:  # one log, not all attempts' one after the other
                 request["attempt"] = next(status.processes[key].attempt for key in places)
@@ -103,7 +116,11 @@ def _places(
     """
     known = {key: process.node for key, process in status.processes.items()}
     if asked == "all":
-        found = dict(known) if call.given.all_ranks else {key: node for key, node in known.items() if key[0] == call.given.role}
+        found = (
+            dict(known)
+            if call.given.all_ranks
+            else {key: node for key, node in known.items() if key[0] == call.given.role}
+        )
     else:
         found = {key: known[key] for key in asked if key in known}
         strange = [key for key in asked if key not in known]
@@ -195,7 +212,9 @@ def _printer(call: Call, fleet: Any, places: Mapping[tuple[str, int], int], stat
 
     class Matching(RankLines):
         def show(self, role: str, rank: int, node: str, lines: Sequence[str]) -> None:
-            super().show(role, rank, node, [line for line in lines if pattern.search(line)] if pattern.pattern else lines)
+            super().show(
+                role, rank, node, [line for line in lines if pattern.search(line)] if pattern.pattern else lines
+            )
 
     width = widest([(*key, status.nodes[node].name) for key, node in places.items()])
     return Matching(call.terminal, hide=mask(load.known_secrets(fleet.cluster).values()), width=width)
@@ -213,10 +232,13 @@ def _there(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], nodes
             if isinstance(item, LogLines):
                 printer.show(item.role, item.rank, watch.name(item.node), item.lines)
     fix = "look at the job's records on that node"
-    raise_all([
-        BadAnswer(watch.refused[node], fix, fleet.name(node)) if node in watch.refused else fleet.agents[node].dead
-        for node in sorted(watch.closed)
-    ] + list(asked.failed.values()))  # fmt: skip
+    raise_all(
+        [
+            BadAnswer(watch.refused[node], fix, fleet.name(node)) if node in watch.refused else fleet.agents[node].dead
+            for node in sorted(watch.closed)
+        ]
+        + list(asked.failed.values())
+    )
 
 
 def _growing(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], printer: Any) -> None:

@@ -34,7 +34,11 @@ class Meshed:
 
 
 def mesh(
-    cluster: Cluster, fleet: Fleet, facts: Mapping[int, Facts], ports: Mapping[int, Sequence[int]], bandwidth: bool = False
+    cluster: Cluster,
+    fleet: Fleet,
+    facts: Mapping[int, Facts],
+    ports: Mapping[int, Sequence[int]],
+    bandwidth: bool = False,
 ) -> Meshed:
     """Try all links between the nodes that answered, at some ports of each. Raises nothing for a single node."""
     names = {host.index: host.name for host in cluster.hosts}
@@ -55,17 +59,29 @@ def mesh(
         for agent in fleet.agents.values():
             agent.send({"q": "mesh", "step": "close"})  # nobody need wait for that
     findings = plan.judge(tries, sorted(facts), folded) + plan.slow_links(speeds, folded)
-    findings += [Finding(node, "mesh", "error", f"not tried: {short(error)}", error.fix) for node, error in failed.items()]
+    findings += [
+        Finding(node, "mesh", "error", f"not tried: {short(error)}", error.fix) for node, error in failed.items()
+    ]
     return Meshed(tuple(findings), tuple(tries), speeds, found.told, left)
 
 
 def _open(
-    fleet: Fleet, ports: Mapping[int, Sequence[int]], addresses: Mapping[int, str], token: str,
+    fleet: Fleet,
+    ports: Mapping[int, Sequence[int]],
+    addresses: Mapping[int, str],
+    token: str,
     failed: dict[int, ClustertoolError],
-) -> dict[int, tuple[int, ...]]:  # fmt: skip
+) -> dict[int, tuple[int, ...]]:
     """The ports that listen now. `failed` gets the nodes that did not answer."""
     asked = {
-        node: {"q": "mesh", "step": "open", "node": node, "address": addresses[node], "ports": list(some), "token": token}
+        node: {
+            "q": "mesh",
+            "step": "open",
+            "node": node,
+            "address": addresses[node],
+            "ports": list(some),
+            "token": token,
+        }
         for node, some in ports.items()
     }
     gathered = fleet.ask(asked, _PATIENCE)
@@ -74,25 +90,36 @@ def _open(
 
 
 def _try(
-    fleet: Fleet, targets: Mapping[int, Sequence[plan.Pair]], addresses: Mapping[int, str], token: str,
+    fleet: Fleet,
+    targets: Mapping[int, Sequence[plan.Pair]],
+    addresses: Mapping[int, str],
+    token: str,
     failed: dict[int, ClustertoolError],
-) -> list[plan.Try]:  # fmt: skip
+) -> list[plan.Try]:
     asked: dict[int, dict[str, Any]] = {
         node: {
-            "q": "mesh", "step": "try", "token": token, "seconds": _TRY,
+            "q": "mesh",
+            "step": "try",
+            "token": token,
+            "seconds": _TRY,
             "targets": [(peer, addresses[peer], port) for peer, port in some],
         }
-        for node, some in targets.items() if some
-    }  # fmt: skip
+        for node, some in targets.items()
+        if some
+    }
     gathered = fleet.ask(asked, _PATIENCE)
     failed.update(gathered.failed)
     return [plan.Try(node, *row) for node, answer in gathered.ok.items() for row in answer["tries"]]
 
 
 def _send(
-    fleet: Fleet, pairs: Sequence[plan.Pair], good: Mapping[plan.Pair, int], addresses: Mapping[int, str], token: str,
+    fleet: Fleet,
+    pairs: Sequence[plan.Pair],
+    good: Mapping[plan.Pair, int],
+    addresses: Mapping[int, str],
+    token: str,
     failed: dict[int, ClustertoolError],
-) -> tuple[dict[plan.Pair, float], int]:  # fmt: skip
+) -> tuple[dict[plan.Pair, float], int]:
     """Rounds in which every node is in one pair at most, one direction after the other; what the time allows."""
     speeds: dict[plan.Pair, float] = {}
     rounds = plan.rounds(pairs)
@@ -101,10 +128,15 @@ def _send(
         for links in (now, [(b, a) for a, b in now]):
             asked = {
                 a: {
-                    "q": "mesh", "step": "send", "token": token, "seconds": _SEND, "target": (b, addresses[b], good[a, b]),
+                    "q": "mesh",
+                    "step": "send",
+                    "token": token,
+                    "seconds": _SEND,
+                    "target": (b, addresses[b], good[a, b]),
                 }
-                for a, b in links if (a, b) in good
-            }  # fmt: skip
+                for a, b in links
+                if (a, b) in good
+            }
             target = dict(links)
             gathered = fleet.ask(asked, _PATIENCE)
             failed.update(gathered.failed)
@@ -120,13 +152,16 @@ def as_json(meshed: Meshed, cluster: Cluster) -> dict[str, Any]:
         "told": meshed.told,
         "links": [
             {
-                "from": names[one.source], "to": names[one.target], "port": one.port, "answer": one.word,
+                "from": names[one.source],
+                "to": names[one.target],
+                "port": one.port,
+                "answer": one.word,
                 "seconds": round(one.seconds, 6) if one.word == plan.OK else None,
                 "bytes_per_second": round(meshed.speeds.get((one.source, one.target), 0.0)) or None,
             }
             for one in sorted(meshed.tries, key=lambda one: (one.source, one.target, one.port))
         ],
-    }  # fmt: skip
+    }
 
 
 def words(meshed: Meshed, cluster: Cluster) -> list[str]:
@@ -147,7 +182,9 @@ def words(meshed: Meshed, cluster: Cluster) -> list[str]:
     if meshed.speeds:
         pair, least = min(meshed.speeds.items(), key=lambda item: item[1])
         usual = sorted(meshed.speeds.values())[len(meshed.speeds) // 2]
-        lines.append(f"bandwidth: {plan.rate(usual)}, at least {plan.rate(least)} ({names[pair[0]]} -> {names[pair[1]]})")
+        lines.append(
+            f"bandwidth: {plan.rate(usual)}, at least {plan.rate(least)} ({names[pair[0]]} -> {names[pair[1]]})"
+        )
     if meshed.left:
         lines.append(f"bandwidth: for {meshed.left} pairs there was no time")
     return lines

@@ -124,17 +124,30 @@ def read_options(call: Call) -> Options:
     if given.workers and given.trainers and given.workers != given.trainers:
         raise UsageError("--workers and --trainers say different things", "they are two names of one option: give one")
     return Options(
-        mode=given.mode, script=given.script, nproc_per_node=given.nproc_per_node,
-        devices=load.one_of(call, "devices", "gpus", "xpus", "npus"), servers=given.servers or (),
-        workers=given.workers or given.trainers or (), heter_workers=given.heter_workers or (),
-        heter_devices=given.heter_devices, server_num=given.server_num,
-        worker_num=load.one_of(call, "worker-num", "trainer-num"), heter_worker_num=given.heter_worker_num,
-        http_port=given.http_port, nnodes=given.nnodes,
-        env=given.env or (), force_env=given.force_env, shards=given.shards or (),
-        only_where_read=given.only_where_read, lease=given.lease,
-        timeout=given.timeout, grace=given.grace, on_failure=given.on_failure, max_restarts=given.max_restarts,
+        mode=given.mode,
+        script=given.script,
+        nproc_per_node=given.nproc_per_node,
+        devices=load.one_of(call, "devices", "gpus", "xpus", "npus"),
+        servers=given.servers or (),
+        workers=given.workers or given.trainers or (),
+        heter_workers=given.heter_workers or (),
+        heter_devices=given.heter_devices,
+        server_num=given.server_num,
+        worker_num=load.one_of(call, "worker-num", "trainer-num"),
+        heter_worker_num=given.heter_worker_num,
+        http_port=given.http_port,
+        nnodes=given.nnodes,
+        env=given.env or (),
+        force_env=given.force_env,
+        shards=given.shards or (),
+        only_where_read=given.only_where_read,
+        lease=given.lease,
+        timeout=given.timeout,
+        grace=given.grace,
+        on_failure=given.on_failure,
+        max_restarts=given.max_restarts,
         job_workspace=given.job_workspace,
-    )  # fmt: skip
+    )
 
 
 def limited(cluster: Cluster, options: Options) -> Cluster:
@@ -156,7 +169,10 @@ def check_alone(order: Order) -> None:
     from clustertool.plan.plan import given_facts
 
     facts = given_facts(order.cluster)
-    facts = {node: replace(fact, address=fact.address or f"node{node}", boot_id=f"node{node}") for node, fact in facts.items()}
+    facts = {
+        node: replace(fact, address=fact.address or f"node{node}", boot_id=f"node{node}")
+        for node, fact in facts.items()
+    }
     assert order.spec is not None
     counted = replace(order.spec, nproc_of="")  # --nproc-per-node gpu: nobody has looked yet
     make_plan(replace(order, spec=counted), facts, dry_identity(order))

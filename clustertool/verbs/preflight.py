@@ -33,8 +33,12 @@ class Looked:
 
 
 def look(
-    cluster: Cluster, fleet: Fleet, request: Request, ports: bool = True, known: Mapping[int, Header] | None = None,
-) -> Looked:  # fmt: skip
+    cluster: Cluster,
+    fleet: Fleet,
+    request: Request,
+    ports: bool = True,
+    known: Mapping[int, Header] | None = None,
+) -> Looked:
     """Open the fleet, if it is not, and probe each node as soon as it is there. Raises nothing for a single node.
 
     `known`: answers that came already.
@@ -55,7 +59,9 @@ def look(
     if not fleet.opened:
         fleet.open(opened=ask)
     had = {*answers, *refused}
-    gathered = fleet.ask({host.index: _question(cluster, host, request) for host in cluster.hosts if host.index not in had})
+    gathered = fleet.ask(
+        {host.index: _question(cluster, host, request) for host in cluster.hosts if host.index not in had}
+    )
     answers.update(gathered.ok)
     failed = {**fleet.failed, **gathered.failed, **refused}
     facts = _read(cluster, answers, failed)
@@ -88,9 +94,13 @@ def short(error: ClustertoolError) -> str:
 def for_check(cluster: Cluster, host: Host, passed: Mapping[str, str]) -> dict[str, Any]:
     """What `check` asks a node besides: among it, how a rank's environment would be made, and what to look for there."""
     job = {
-        "prelude": cluster.prelude, "first_path": cluster.first_path, "ld_library_path": cluster.ld_library_path,
-        "here": host.here, "env": {**dict(cluster.env), **dict(host.env), **passed}, "packages": list(cluster.check_packages),
-    }  # fmt: skip
+        "prelude": cluster.prelude,
+        "first_path": cluster.first_path,
+        "ld_library_path": cluster.ld_library_path,
+        "here": host.here,
+        "env": {**dict(cluster.env), **dict(host.env), **passed},
+        "packages": list(cluster.check_packages),
+    }
     return {"q": "examine", "long": True, "job": {} if "packages" in cluster.checks_off else job}
 
 
@@ -106,10 +116,14 @@ def probe_one(cluster: Cluster, fleet: Fleet, request: Request, node: int) -> He
 
 def _question(cluster: Cluster, host: Host, request: Request) -> dict[str, Any]:
     return {
-        "q": "probe", "root_dir": host.root_dir or cluster.root_dir, "nic": cluster.nic, "address": host.address,
-        "explicit_address": host.address if host.address != host.host else "", "ports": wanted_ports(cluster),
+        "q": "probe",
+        "root_dir": host.root_dir or cluster.root_dir,
+        "nic": cluster.nic,
+        "address": host.address,
+        "explicit_address": host.address if host.address != host.host else "",
+        "ports": wanted_ports(cluster),
         **(request(host) if callable(request) else request),
-    }  # fmt: skip
+    }
 
 
 def room(looked: Looked, cluster: Cluster, need: Mapping[int, int]) -> Looked:

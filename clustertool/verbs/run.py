@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 _PAUSE = (1.0, 2.0)  # seconds between two looks at devices that others hold
 _AGAIN = 5  # times that a plan is made again when a port was taken meanwhile
-_APART = 0.2  # seconds between two of these plans, more each time and by chance: those that met there shall not meet again
+_APART = (
+    0.2  # seconds between two of these plans, more each time and by chance: those that met there shall not meet again
+)
+
 
 @verb(OPTIONS, NODES, JSON)
 def run(call: Call) -> None:
@@ -130,7 +133,9 @@ def _plan(call: Call, order: Order, facts: Mapping[int, Facts]) -> Plan:
     return made
 
 
-def _plan_when_free(call: Call, order: Order, fleet: Fleet, facts: Mapping[int, Facts]) -> tuple[Plan, Mapping[int, Facts]]:
+def _plan_when_free(
+    call: Call, order: Order, fleet: Fleet, facts: Mapping[int, Facts]
+) -> tuple[Plan, Mapping[int, Facts]]:
     """The plan, and what it was made of; with --wait once nobody holds its devices, which is told once. Raises Interrupted."""
     waiting = False
     while True:
@@ -289,7 +294,9 @@ def finish(call: Call, error: ClustertoolError | None, follow: Any) -> None:
 
     status = follow.watch.status
     if call.json:
-        call.answer({"job": status.job, "exit": exit_json(error), "outcome": status.outcome and status.outcome.as_dict()})
+        call.answer(
+            {"job": status.job, "exit": exit_json(error), "outcome": status.outcome and status.outcome.as_dict()}
+        )
     if error is not None:
         raise error
     reason = status.outcome.reason if status.outcome else "done"

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 
 
 @verb(
-    Opt("data", "the file to cut, line by line"), Opt("shards", "into how many"),
+    Opt("data", "the file to cut, line by line"),
+    Opt("shards", "into how many"),
     Opt("to", "the folder for them (default: where the file is)"),
     Opt("shuffle", "bring the lines in random order first", False),
     Opt("seed", "the same number gives the same order (default: a new one, which is told)"),
-    Opt("force", "replace shards of this file that are there already", False), JSON,
-)  # fmt: skip
+    Opt("force", "replace shards of this file that are there already", False),
+    JSON,
+)
 def split(call: Call) -> None:
     """Cut a data file into shards of equally many lines."""
     from clustertool.reach.cut import cut
@@ -59,11 +61,16 @@ def _tell(call: Call, order: Order, done: Result, seconds: float) -> None:
     from clustertool.show.progress import human_bytes, human_seconds
 
     if call.json:
-        call.answer({
-            "data": str(order.data), "lines": sum(shard.lines for shard in done.shards),
-            "bytes": sum(shard.bytes for shard in done.shards), "seed": order.seed, "replaced": done.replaced,
-            "shards": [{"file": str(s.path), "lines": s.lines, "bytes": s.bytes} for s in done.shards],
-        })  # fmt: skip
+        call.answer(
+            {
+                "data": str(order.data),
+                "lines": sum(shard.lines for shard in done.shards),
+                "bytes": sum(shard.bytes for shard in done.shards),
+                "seed": order.seed,
+                "replaced": done.replaced,
+                "shards": [{"file": str(s.path), "lines": s.lines, "bytes": s.bytes} for s in done.shards],
+            }
+        )
         return
     first, last = done.shards[0], done.shards[-1]
     names = str(first.path) if len(done.shards) == 1 else f"{first.path} to {last.path.name}"

@@ -70,7 +70,9 @@ def _plan(answers: dict[int, Any]) -> dict[tuple[str, int], int] | None:
     from clustertool.plan.places import unpack
 
     headers = [event for _, answer in sorted(answers.items()) for event in answer["events"][:1] if event["e"] == "job"]
-    votes = Counter(json.dumps([event["places"], len(event.get("nodes", ()))]) for event in headers if event.get("places"))
+    votes = Counter(
+        json.dumps([event["places"], len(event.get("nodes", ()))]) for event in headers if event.get("places")
+    )
     if not votes:
         return None
     places, nodes = json.loads(votes.most_common(1)[0][0])
@@ -87,7 +89,9 @@ def as_dict(answers: dict[int, Any]) -> dict[str, Any]:
     for index, answer in answers.items():
         for pid, used in answer["usage"].items():
             usage[index, int(pid)] = used
-    state = "unknown" if not found.outcome and any(answer.get("unknown") for answer in answers.values()) else found.state
+    state = (
+        "unknown" if not found.outcome and any(answer.get("unknown") for answer in answers.values()) else found.state
+    )
     processes = []
     for key in sorted(found.processes):
         process = found.processes[key]
@@ -96,10 +100,16 @@ def as_dict(answers: dict[int, Any]) -> dict[str, Any]:
         extra = {"cpu": round(100 * used[0] / age, 1) if used else None, "memory": used[1] if used else None}
         processes.append({**vars(process), **extra})
     return {
-        "job": found.job, "state": state, "mode": found.mode, "owner": found.owner, "created": found.created,
-        "command": found.command, "attempt": found.attempt, "processes": processes,
+        "job": found.job,
+        "state": state,
+        "mode": found.mode,
+        "owner": found.owner,
+        "created": found.created,
+        "command": found.command,
+        "attempt": found.attempt,
+        "processes": processes,
         "nodes": [vars(found.nodes[node]) for node in sorted(found.nodes)],
         "waits": waited or [wait.text for wait in waits(found, time.time())],
         "advice": advice(found) if waited else "",
         "outcome": found.outcome.as_dict() if found.outcome else None,
-    }  # fmt: skip
+    }

@@ -24,9 +24,14 @@ _WIDTH = 1000  # requests at a time: nodes end several jobs at once
 
 
 @verb(
-    JOB, Opt("all", "all running jobs of yours", False), Opt("grace", "seconds between TERM and KILL"),
-    Opt("force", "KILL at once", False), Opt("dry", "only say what would be stopped", False), PLACES, JSON,
-)  # fmt: skip
+    JOB,
+    Opt("all", "all running jobs of yours", False),
+    Opt("grace", "seconds between TERM and KILL"),
+    Opt("force", "KILL at once", False),
+    Opt("dry", "only say what would be stopped", False),
+    PLACES,
+    JSON,
+)
 def stop(call: Call) -> None:
     """End a job on all nodes and prove it."""
     from clustertool.show.errors import exit_json
@@ -42,7 +47,11 @@ def stop(call: Call) -> None:
         first = _at_once(call, fleet, grace)
         fleet.rest()
         known = fleet.ask_all({"q": "jobs", "job": call.given.job}, _LISTING)
-        wanted = list(first) if first and not call.given.all else list({**first, **dict.fromkeys(_wanted(call, fleet, known))})
+        wanted = (
+            list(first)
+            if first and not call.given.all
+            else list({**first, **dict.fromkeys(_wanted(call, fleet, known))})
+        )
         if call.given.dry or not wanted:
             nothing = "nothing to stop" + " on the nodes that answered" * bool(fleet.failed)
             call.terminal.line(f"would stop: {', '.join(wanted)}" if wanted else nothing)
@@ -73,7 +82,9 @@ def _at_once(call: Call, fleet: Any, grace: float) -> dict[str, dict[str, Any]]:
         jobs = [job["id"] for job in merged(known) if call.given.job or job["state"] in OPEN]
     if not call.given.all and jobs != [call.given.job]:
         hosts = fleet.cluster.hosts
-        jobs = [job for job in jobs if len(jobs) == 1 and set(late) <= set(where(listings(known)[job], known, hosts)[1])]
+        jobs = [
+            job for job in jobs if len(jobs) == 1 and set(late) <= set(where(listings(known)[job], known, hosts)[1])
+        ]
     if jobs:
         call.terminal.note(f"{fold(late)}: still logging in; stopping on the other nodes now")
     return stop_jobs(fleet, jobs, grace, call.given.force, known)
@@ -126,7 +137,9 @@ def stop_jobs(
     from clustertool.verbs.jobs import listings, where
 
     listed = listings(known)
-    queue: list[tuple[int, str, int]] = []  # first one job of each node, then the next one of each: no list delays the others
+    queue: list[
+        tuple[int, str, int]
+    ] = []  # first one job of each node, then the next one of each: no list delays the others
     for agent in fleet.agents:
         of_agent = jobs if agent not in known else [job for job in jobs if agent in listed.get(job, ())]
         queue += [(turn, job, agent) for turn, job in enumerate(of_agent)]

@@ -17,16 +17,27 @@ from clustertool.verbs.call import NODES, Call, Opt, verb, whole
 
 _TURN = 0.1  # seconds: how soon a key is obeyed
 _NAMES = {
-    "\x1b[A": "up", "\x1b[B": "down", "\x1bOA": "up", "\x1bOB": "down", "\x1b[5~": "page up", "\x1b[6~": "page down",
-    "\r": "enter", "\n": "enter", "\x7f": "rub", "\x08": "rub", "\x1b": "esc",
-}  # fmt: skip
+    "\x1b[A": "up",
+    "\x1b[B": "down",
+    "\x1bOA": "up",
+    "\x1bOB": "down",
+    "\x1b[5~": "page up",
+    "\x1b[6~": "page down",
+    "\r": "enter",
+    "\n": "enter",
+    "\x7f": "rub",
+    "\x08": "rub",
+    "\x1b": "esc",
+}
 _MOVES = {"up": -1, "k": -1, "page up": -10, "down": 1, "j": 1, "page down": 10}
 
 
 @verb(
     Opt("job", "only this job: its id or the beginning of it", short="j"),
-    Opt("interval", "seconds between two looks (default 1)"), Opt("count", "end after so many looks"), NODES,
-)  # fmt: skip
+    Opt("interval", "seconds between two looks (default 1)"),
+    Opt("count", "end after so many looks"),
+    NODES,
+)
 def top(call: Call) -> None:
     """Watch nodes, devices and ranks live."""
     from clustertool.reach.fleet import Fleet

@@ -28,7 +28,9 @@ def verified(call: Call, fleet: Fleet, facts: Mapping[int, Facts], found: dict[s
     answers = {node: {key: answer[key] for key in _FOUND} for node, answer in sorted(gathered.ok.items())}
     for node, answer in answers.items():
         found[fleet.name(node)] = answer
-        call.terminal.line(f"{fleet.name(node)}: {_in_words(answer, call.given.dry)}", "red" if _is_damaged(answer) else "")
+        call.terminal.line(
+            f"{fleet.name(node)}: {_in_words(answer, call.given.dry)}", "red" if _is_damaged(answer) else ""
+        )
     raise_all(list(gathered.failed.values()))
     lost = {node: set(answers[first[fact.root_id]]["lost"]) for node, fact in facts.items()}
     return {
@@ -45,7 +47,9 @@ def _in_words(answer: Mapping[str, Any], dry: bool) -> str:
     from clustertool.show.progress import human_bytes
     from clustertool.show.table import count
 
-    all_ = f"{count(answer['releases'], 'release')} of {count(answer['pieces'], 'piece')}, {human_bytes(answer['bytes'])}"
+    all_ = (
+        f"{count(answer['releases'], 'release')} of {count(answer['pieces'], 'piece')}, {human_bytes(answer['bytes'])}"
+    )
     if not _is_damaged(answer):
         return f"{all_}: nothing is damaged"
     bad = f"damaged are {count(answer['damaged'], 'piece')} and {count(len(answer['lost']), 'release')}"

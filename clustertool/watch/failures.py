@@ -32,10 +32,14 @@ class Failures:
 
     _waiting: list[tuple[float, Failure]] = field(default_factory=list)
     _behind: list[News] = field(default_factory=list)
-    _first: list[tuple[Key, int]] = field(default_factory=list)  # in the order in which the lead knew them, with the attempt
+    _first: list[tuple[Key, int]] = field(
+        default_factory=list
+    )  # in the order in which the lead knew them, with the attempt
     _why: News | None = None
     _told: set[tuple[Key, int]] = field(default_factory=set)
-    _leaders: dict[tuple[Any, ...], Failure] = field(default_factory=dict)  # error -> the first failure that was printed
+    _leaders: dict[tuple[Any, ...], Failure] = field(
+        default_factory=dict
+    )  # error -> the first failure that was printed
     _due: float | None = None
 
     def fail(self, failure: Failure, t: float, now: float) -> None:
@@ -64,7 +68,9 @@ class Failures:
         if self._due is None or (now is not None and now < self._due):
             return []
         places = {key: number for number, key in enumerate(self._first)}
-        waiting = sorted(self._waiting, key=lambda item: (places.get(_key(item[1]), len(places)), item[1].consequence, *item))
+        waiting = sorted(
+            self._waiting, key=lambda item: (places.get(_key(item[1]), len(places)), item[1].consequence, *item)
+        )
         times = {_key(failure): t for t, failure in waiting}
         self._told.update(times)
         found = [self._report(group, times[_key(group[0])]) for group in alike(failure for _, failure in waiting)]

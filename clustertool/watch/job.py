@@ -187,7 +187,9 @@ class Watch:
             self._failures.fail(self._failure(node, event), t, now)
         elif kind == "phase" and self.status.phase != before:
             culprits = [(str(role), int(rank)) for role, rank in event.get("culprits", ())]
-            self._failures.expect(culprits, int(event.get("attempt", 0)), News(str(event.get("why", "")), "warn", t), now)
+            self._failures.expect(
+                culprits, int(event.get("attempt", 0)), News(str(event.get("why", "")), "warn", t), now
+            )
         if kind == "restart":  # the next attempt has failures of its own
             yield from self._failures.release()
         for news in self._news(node, event, before):
@@ -195,10 +197,16 @@ class Watch:
 
     def _failure(self, node: int, event: Mapping[str, Any]) -> Failure:
         return Failure(
-            str(event["role"]), int(event["rank"]), self.name(node), int(event["code"]), int(event.get("signal", 0)),
-            str(event.get("note", "")), int(event.get("error", 0)), int(event.get("attempt", 0)),
+            str(event["role"]),
+            int(event["rank"]),
+            self.name(node),
+            int(event["code"]),
+            int(event.get("signal", 0)),
+            str(event.get("note", "")),
+            int(event.get("error", 0)),
+            int(event.get("attempt", 0)),
             bool(event.get("consequence")),
-        )  # fmt: skip
+        )
 
     def _news(self, node: int, event: Mapping[str, Any], before: str) -> Iterable[News]:
         """What else a follower must know; `before`: the phase before this event."""

@@ -148,8 +148,14 @@ def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] =
     outcome = status.outcome
     guilty = verdict.culprit(status, outcome) if outcome else None
     return Story(
-        job=status.job, state=status.state, mode=status.mode, owner=clean(status.owner), created=status.created,
-        began=began, length=max(last - began, 1.0), attempts=status.attempt + 1,
+        job=status.job,
+        state=status.state,
+        mode=status.mode,
+        owner=clean(status.owner),
+        created=status.created,
+        began=began,
+        length=max(last - began, 1.0),
+        attempts=status.attempt + 1,
         policy=next((a["plan"]["policy"] for a in answers.values() if a["plan"]), {}),
         outcome=outcome._replace(reason=clean(outcome.reason)) if outcome else None,
         culprit=(guilty.role, guilty.rank) if guilty else None,
@@ -159,7 +165,7 @@ def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] =
         ranks=[replace(rank, behind=behind.get(rank.key, "")) for rank in ranks],
         news=[(t - began, clean(text)) for t, text in _news(answers)],
         notes=[clean(note) for note in (*notes, *_clocks(status, answers))],
-    )  # fmt: skip
+    )
 
 
 def _lines(text: str, clean: Hide) -> list[str]:
@@ -236,20 +242,35 @@ def _live(lives: dict[Key, _Life], event: Event, t: float) -> None:
 
 
 def _rank(
-    process: ProcessStatus, spans: Sequence[Span], known: Mapping[str, Any], plan: Mapping[str, Any], began: float,
-    tail: str, clean: Hide,
-) -> Rank:  # fmt: skip
+    process: ProcessStatus,
+    spans: Sequence[Span],
+    known: Mapping[str, Any],
+    plan: Mapping[str, Any],
+    began: float,
+    tail: str,
+    clean: Hide,
+) -> Rank:
     """Seven inputs, each used once: they are what is known of a rank."""
     rows = [(row[0] - began, *row[1:]) for row in known.get("rows", ())]
     progress, unit = told([(t - began, epoch, step) for t, epoch, step in known.get("progress", ())])
     return Rank(
-        role=process.role, rank=process.rank, node=process.node, spans=spans,
+        role=process.role,
+        rank=process.rank,
+        node=process.node,
+        spans=spans,
         how="" if process.code is None else clean(words(process.code, process.signal, process.note)),
-        state=process.state, log=process.log, command=clean(str(plan.get("command", ""))), devices=plan.get("devices", ()),
-        cpu=rows[-1][1] if rows else 0.0, memory=max((row[2] for row in rows), default=0),
-        cores=rates(rows), resident=[(row[0], row[2]) for row in rows], progress=progress, unit=unit,
+        state=process.state,
+        log=process.log,
+        command=clean(str(plan.get("command", ""))),
+        devices=plan.get("devices", ()),
+        cpu=rows[-1][1] if rows else 0.0,
+        memory=max((row[2] for row in rows), default=0),
+        cores=rates(rows),
+        resident=[(row[0], row[2]) for row in rows],
+        progress=progress,
+        unit=unit,
         last=[clean(line) for line in tail.removesuffix("\n").split("\n")[-1:]] if tail else (),
-    )  # fmt: skip
+    )
 
 
 def told(rows: Sequence[tuple[float, float | None, float | None]]) -> tuple[Curve, str]:
@@ -308,16 +329,24 @@ def _node(status: JobStatus, index: int, answer: Mapping[str, Any] | None, began
     cores, total = max(machine["cores"], 1), max(machine["total"], 1)
     cards = [
         Card(
-            int(card["index"]), [(t - began, busy / 100) for t, busy, _ in card["rows"]],
-            [(t - began, used) for t, _, used in card["rows"]], float(card["total"]),
+            int(card["index"]),
+            [(t - began, busy / 100) for t, busy, _ in card["rows"]],
+            [(t - began, used) for t, _, used in card["rows"]],
+            float(card["total"]),
         )
         for card in (answer["cards"] if answer else ())
-    ]  # fmt: skip
+    ]
     return Node(
-        index, clean(known.name or f"node {index}"), known.state, clean(known.why),
-        machine["cores"], machine["total"], [(t, rate / cores) for t, rate in rates(rows)],
-        [(row[0], row[2] / total) for row in rows], cards,
-    )  # fmt: skip
+        index,
+        clean(known.name or f"node {index}"),
+        known.state,
+        clean(known.why),
+        machine["cores"],
+        machine["total"],
+        [(t, rate / cores) for t, rate in rates(rows)],
+        [(row[0], row[2] / total) for row in rows],
+        cards,
+    )
 
 
 def _clocks(status: JobStatus, answers: Answers) -> list[str]:
@@ -335,7 +364,9 @@ def _news(answers: Answers) -> list[tuple[float, str]]:
     """The news that a follower of the job has got, and when they happened."""
     watch, events, items = Watch(frozenset(answers)), [], []
     for node in sorted(answers):
-        times = itertools.accumulate((float(event["t"]) for event in answers[node]["events"]), max)  # a clock may be set back
+        times = itertools.accumulate(
+            (float(event["t"]) for event in answers[node]["events"]), max
+        )  # a clock may be set back
         events += [(t, node, number) for number, t in enumerate(times)]
     for t, node, number in sorted(events):
         header = {"k": "events", "node": node, "at": number, "events": [answers[node]["events"][number]]}

@@ -68,7 +68,9 @@ def _steps(peers: Sequence[Pace]) -> dict[Key, float]:
     units = [pace.unit for pace in peers if pace.progress]
     unit = max(units, key=units.count) if units else ""
     moment = min(pace.end for pace in peers)
-    return {(pace.role, pace.rank): reached(pace.progress, moment) for pace in peers if pace.progress and pace.unit == unit}
+    return {
+        (pace.role, pace.rank): reached(pace.progress, moment) for pace in peers if pace.progress and pace.unit == unit
+    }
 
 
 def reached(progress: Curve, moment: float) -> float:
@@ -126,7 +128,9 @@ def _quiet(peers: Sequence[Pace]) -> dict[Key, str]:
 
 def _cpu(peers: Sequence[Pace], steps: Mapping[Key, float]) -> dict[Key, str]:
     known = {
-        (pace.role, pace.rank): pace.cores for pace in peers if pace.cores is not None and pace.end - pace.start >= _SHORT
+        (pace.role, pace.rank): pace.cores
+        for pace in peers
+        if pace.cores is not None and pace.end - pace.start >= _SHORT
     }
     if len(known) < 2:
         return {}

@@ -129,7 +129,13 @@ class Picture:
         self._cpu[name] = (busy, every)
         load = round(100 * (busy - before[0]) / (every - before[1])) if every > before[1] else None
         used, total = sample["memory"]
-        return {"index": "", "model": f"{sample['cpus']} cpus", "utilisation": load, "memory_used": used, "memory_total": total}
+        return {
+            "index": "",
+            "model": f"{sample['cpus']} cpus",
+            "utilisation": load,
+            "memory_used": used,
+            "memory_total": total,
+        }
 
     # -- rows --
 
@@ -137,7 +143,9 @@ class Picture:
         """Lines about devices, at most `room` of them if folding can do it: cards, else nodes, else nodes that are alike."""
         places = sorted(self.devices, key=lambda name: self._place[name])
         nodes = {name: self.devices[name] for name in places if _fits(name, self.devices[name], text)}
-        rows = [_row([device], f"{device.label} {device.model}".strip()) for found in nodes.values() for device in found]
+        rows = [
+            _row([device], f"{device.label} {device.model}".strip()) for found in nodes.values() for device in found
+        ]
         if len(rows) > room:
             rows = [_row(found, _kinds(found)) for found in nodes.values()]
         for bucket in _BUCKETS:
@@ -260,10 +268,16 @@ def _row(devices: Sequence[Device], what: str) -> Row:
     length = min(map(len, histories), default=0)
     history = tuple(sum(one[i - length] for one in histories) / len(histories) for i in range(length))
     return Row(
-        tuple(dict.fromkeys(device.node for device in devices)), what, loads, sum(device.used for device in devices),
-        sum(device.total for device in devices), max(hot, default=None), _few(device.who for device in devices),
-        tuple(dict.fromkeys(word for device in devices for word in device.wrong)), history,
-    )  # fmt: skip
+        tuple(dict.fromkeys(device.node for device in devices)),
+        what,
+        loads,
+        sum(device.used for device in devices),
+        sum(device.total for device in devices),
+        max(hot, default=None),
+        _few(device.who for device in devices),
+        tuple(dict.fromkeys(word for device in devices for word in device.wrong)),
+        history,
+    )
 
 
 def _few(words: Iterable[str]) -> str:
@@ -273,7 +287,9 @@ def _few(words: Iterable[str]) -> str:
 
 def _kinds(devices: Sequence[Device]) -> str:
     models = [device.model for device in devices]
-    return ", ".join(f"{models.count(model)} x {model}" if len(models) > 1 else model for model in dict.fromkeys(models))
+    return ", ".join(
+        f"{models.count(model)} x {model}" if len(models) > 1 else model for model in dict.fromkeys(models)
+    )
 
 
 def _alike(nodes: Mapping[str, Sequence[Device]], bucket: int) -> Iterator[Row]:

@@ -56,7 +56,14 @@ def errors(status: JobStatus, outcome: Outcome) -> list[list[ProcessStatus]]:
     found: dict[Any, list[ProcessStatus]] = {}
     for process in filter(None, map(status.processes.get, outcome.culprits if outcome.state == "failed" else ())):
         failure = Failure(
-            process.role, process.rank, "", process.code or 0, process.signal, process.note, process.error, process.attempt
+            process.role,
+            process.rank,
+            "",
+            process.code or 0,
+            process.signal,
+            process.note,
+            process.error,
+            process.attempt,
         )
         found.setdefault(same_error(failure), []).append(process)
     return list(found.values())
@@ -73,7 +80,9 @@ def brief(status: JobStatus, outcome: Outcome) -> str:
     if len(outcome.culprits) == 1:
         return f"{first} failed"
     roles = [role for role, _ in outcome.culprits]
-    counts = ", ".join(f"{roles.count(role)} {word(role)}{'s' * (roles.count(role) > 1)}" for role in dict.fromkeys(roles))
+    counts = ", ".join(
+        f"{roles.count(role)} {word(role)}{'s' * (roles.count(role) > 1)}" for role in dict.fromkeys(roles)
+    )
     same = " with the same error" if len(errors(status, outcome)) == 1 else ""
     return f"{counts} failed{same}, first {first}"
 
@@ -93,7 +102,9 @@ def error_of(status: JobStatus) -> ClustertoolError | None:
     left = survivors(status)
     if left:
         what = "; ".join(f"{name}: {', '.join(found)}" for name, found in left.items())
-        return Survivors(f"processes survived the stop: {what}", "look at them on the node; inv stop --force tries again")
+        return Survivors(
+            f"processes survived the stop: {what}", "look at them on the node; inv stop --force tries again"
+        )
     outcome = status.outcome
     if outcome is None:
         return NodeLost(

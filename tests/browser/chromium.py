@@ -41,9 +41,14 @@ class Chromium:
             os.dup2(high[1], 4)
 
         self._process = subprocess.Popen(
-            [PROGRAM, *_FLAGS, f"--user-data-dir={profile}"], preexec_fn=place, pass_fds=(3, 4), start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [PROGRAM, *_FLAGS, f"--user-data-dir={profile}"],
+            preexec_fn=place,
+            pass_fds=(3, 4),
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         for fd in (theirs_in, theirs_out, *high):
             os.close(fd)
         target = self._ask("Target.createTarget", url="about:blank")["targetId"]
@@ -67,7 +72,8 @@ class Chromium:
 
     def visible(self, text: str) -> bool:
         """Some element's own words hold `text`, and all of it is inside the window as it is, nothing scrolled."""
-        return bool(self.value(f"""(() => {{
+        return bool(
+            self.value(f"""(() => {{
             const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
             while (walk.nextNode()) {{
                 const at = walk.currentNode.data.indexOf({json.dumps(text)});
@@ -82,7 +88,8 @@ class Chromium:
                 if (inside && top && top.contains(walk.currentNode)) return true;
             }}
             return false;
-        }})()"""))
+        }})()""")
+        )
 
     def screenshot(self) -> bytes:
         return base64.b64decode(self.ask("Page.captureScreenshot", format="png")["data"])
@@ -92,7 +99,12 @@ class Chromium:
 
     def _ask(self, method: str, session: str = "", **params: Any) -> dict[str, Any]:
         self._number += 1
-        message = {"id": self._number, "method": method, "params": params, **({"sessionId": session} if session else {})}
+        message = {
+            "id": self._number,
+            "method": method,
+            "params": params,
+            **({"sessionId": session} if session else {}),
+        }
         os.write(self._out, json.dumps(message).encode() + b"\0")
         end = time.monotonic() + _PATIENCE
         while True:

@@ -40,7 +40,9 @@ def example(site: Callable[..., LoopSite], digits: Path, scratch: Path) -> Calla
     def make(name: str) -> Example:
         venv, two = find_venv(name), site(2)
         folder = two.folder / name
-        shutil.copytree(REPO / "workspaces" / name, folder, ignore=shutil.ignore_patterns("data", "output", "__pycache__"))
+        shutil.copytree(
+            REPO / "workspaces" / name, folder, ignore=shutil.ignore_patterns("data", "output", "__pycache__")
+        )
         shutil.copytree(digits, folder / "data")
         two.conf(PRELUDE=activate(venv), ENV={"TMPDIR": str(scratch)})
         return Example(two, folder)

@@ -36,8 +36,10 @@ class Example:
 
     def outputs(self) -> list[list[str]]:
         """For each node, what the newest job has left in output/."""
-        return [sorted(path.name for path in (self.site.jobs(node)[-1] / "output").iterdir())
-                for node in range(self.site.count)]
+        return [
+            sorted(path.name for path in (self.site.jobs(node)[-1] / "output").iterdir())
+            for node in range(self.site.count)
+        ]
 
 
 def activate(venv: Path) -> str:

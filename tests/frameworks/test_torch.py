@@ -18,9 +18,20 @@ from tests.frameworks.examples import TIMEOUT, activate, curve
 ENVIRON = Path(__file__).with_name("environ.py")
 SAME = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 # What torchrun sets besides: about itself as the one who watches the ranks, which here is somebody else.
-ITS_OWN = {"GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-           "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID",
-           "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_USE_AGENT_STORE", "OMP_NUM_THREADS"}
+ITS_OWN = {
+    "GROUP_WORLD_SIZE",
+    "ROLE_NAME",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "TORCHELASTIC_ERROR_FILE",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "OMP_NUM_THREADS",
+}
 DIES = """
         if epoch == 3 and dist.get_rank() == 2 and os.environ["CLUSTERTOOL_ATTEMPT"] == "0":
             os._exit(3)
@@ -97,8 +108,16 @@ def torchrun(program: Path, nodes: int, each: int, scratch: Path) -> Said:
         port = free.getsockname()[1]
     options = ["--nproc-per-node", each, "--nnodes", nodes, "--master-addr", "127.0.0.1", "--master-port", port]
     env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "TMPDIR": str(scratch), "GLOO_SOCKET_IFNAME": "lo"}
-    launchers = [subprocess.Popen([program, *map(str, options), "--node-rank", str(node), ENVIRON], env=env, text=True,
-                                  stdout=subprocess.PIPE, start_new_session=True) for node in range(nodes)]
+    launchers = [
+        subprocess.Popen(
+            [program, *map(str, options), "--node-rank", str(node), ENVIRON],
+            env=env,
+            text=True,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        for node in range(nodes)
+    ]
     try:
         outs = [launcher.communicate(timeout=TIMEOUT)[0] for launcher in launchers]
     finally:

@@ -48,7 +48,20 @@ def test_it_runs_in_the_folder_itself(here):
     for program in ("sshd", "ssh", "rsync", "python3"):
         assert not shutil.which(program, path=str(here.folder.with_name("no-programs")))
     here.workspace(".", train_py=TELLS)
-    words = ["--lr", "0.1", "a b", "", "$HOME", "{port}", '{"a": {"b": 1}}', "--ips=10.0.0.1", "--help", "-m", "--", "*"]
+    words = [
+        "--lr",
+        "0.1",
+        "a b",
+        "",
+        "$HOME",
+        "{port}",
+        '{"a": {"b": 1}}',
+        "--ips=10.0.0.1",
+        "--help",
+        "-m",
+        "--",
+        "*",
+    ]
     done = here.clusterrun("--nproc_per_node=2", "train.py", *words).ends(0)
     first, second = told(here, 0, 1)
     for rank, said in enumerate((first, second)):
@@ -87,10 +100,18 @@ def test_what_fleetruns_users_look_for(here):
 def test_the_shells_environment_is_the_jobs_but_for_what_launchers_say(here):
     here.workspace(".", train_py=TELLS)
     mine = {
-        "MINE": "a=b c", "PYTHONPATH": f"/mine:{REPO}", "NCCL_DEBUG": "INFO", "PADDLE_TRAINER_ID": "7", "PADDLE_MINE": "x",
-        "WORLD_SIZE": "9", "http_proxy": "http://proxy", "POD_IP": "10.0.0.1", "FLAGS_selected_gpus": "3", "FLAGS_other": "1",
+        "MINE": "a=b c",
+        "PYTHONPATH": f"/mine:{REPO}",
+        "NCCL_DEBUG": "INFO",
+        "PADDLE_TRAINER_ID": "7",
+        "PADDLE_MINE": "x",
+        "WORLD_SIZE": "9",
+        "http_proxy": "http://proxy",
+        "POD_IP": "10.0.0.1",
+        "FLAGS_selected_gpus": "3",
+        "FLAGS_other": "1",
         "TRAINING_ROLE": "PSERVER",
-    }  # fmt: skip
+    }
     here.clusterrun("train.py", env=mine).ends(0)
     env = told(here, 0)[0]["env"]
     assert (env["MINE"], env["NCCL_DEBUG"], env["FLAGS_other"]) == ("a=b c", "INFO", "1")
@@ -114,7 +135,10 @@ def test_an_activated_environment_has_its_own_python(here):
 def test_a_failure_is_the_exit_code(here):
     here.workspace(".", train_py="import os, sys; sys.exit(7 * int(os.environ['RANK']))")
     done = here.clusterrun("--nproc_per_node", 2, "train.py").ends(7)
-    assert "ABORT!!! Out of all 2 trainers, the trainer process with rank=[1] was aborted. Please check its log." in done.err
+    assert (
+        "ABORT!!! Out of all 2 trainers, the trainer process with rank=[1] was aborted. Please check its log."
+        in done.err
+    )
     assert f"warning: trainer 1 on {here.name(0)} ended with exit code 7" in done.err
     assert done.last == f"clustertool: exit 7 (job): trainer 1 on {here.name(0)} failed"
     assert not here.living()
@@ -356,7 +380,9 @@ def test_visible_devices_as_fleetrun_takes_them(here):
     assert "GPU-1a2b" in here.clusterrun("train.py", env={"CUDA_VISIBLE_DEVICES": "GPU-1a2b"}).ends(64).err
     assert not (here.folder / ".clustertool").exists(), "nothing was made by looking"
     here.clusterrun("train.py").ends(0)
-    assert here.clustertool("status", env={"CUDA_VISIBLE_DEVICES": "GPU-1a2b"}).ends(0), "who starts nothing need not know"
+    assert here.clustertool("status", env={"CUDA_VISIBLE_DEVICES": "GPU-1a2b"}).ends(0), (
+        "who starts nothing need not know"
+    )
 
 
 def test_an_empty_list_of_devices_reaches_the_processes(here):
@@ -369,7 +395,9 @@ def test_one_process_for_each_processor(here):
     here.workspace(".", train_py=TELLS)
     for word in ("cpu", "auto"):
         assert len(devices(here, f"--nproc-per-node={word}", CUDA_VISIBLE_DEVICES="")) == len(os.sched_getaffinity(0))
-    assert "has none" in here.clusterrun("--nproc-per-node=gpu", "train.py", env={"CUDA_VISIBLE_DEVICES": ""}).ends(64).err
+    assert (
+        "has none" in here.clusterrun("--nproc-per-node=gpu", "train.py", env={"CUDA_VISIBLE_DEVICES": ""}).ends(64).err
+    )
 
 
 # -- what cannot be done -------------------------------------------------------------------------------------------------
@@ -389,7 +417,7 @@ def test_requests_that_cannot_be_honoured(here):
         (["--run_mode", "rpc", "train.py"], 64, "collective, ps"),
         (["--standalone=yes", "train.py"], 64, "takes no value"),
         (["--ips"], 64, "needs a value"),
-    ):  # fmt: skip
+    ):
         done = here.clusterrun(*words).ends(code)
         assert text in done.err, words
         assert done.last.startswith(f"clustertool: exit {code} (tool)")
@@ -410,14 +438,32 @@ def test_a_folder_that_cannot_be_written_is_told(here):
 def test_what_is_not_needed_is_answered_on_stderr(here):
     here.workspace(".", train_py=TELLS)
     done = here.clusterrun(
-        "--rdzv-backend=c10d", "--rdzv_endpoint", "localhost:0", "--master", "10.0.0.1:1", "--rank", "-1", "--log_overwrite=1",
-        "--monitor-interval", "5", "-r", "3", "--host=", "train.py",
-    ).ends(0)  # fmt: skip
+        "--rdzv-backend=c10d",
+        "--rdzv_endpoint",
+        "localhost:0",
+        "--master",
+        "10.0.0.1:1",
+        "--rank",
+        "-1",
+        "--log_overwrite=1",
+        "--monitor-interval",
+        "5",
+        "-r",
+        "3",
+        "--host=",
+        "train.py",
+    ).ends(0)
     notes = [line for line in done.err.splitlines() if line.startswith("note: ")]
     named = [note.split()[1] for note in notes]
     assert named == [
-        "--rdzv-backend", "--rdzv-endpoint", "--master", "--rank", "--log-overwrite", "--monitor-interval", "--redirects",
-    ]  # fmt: skip
+        "--rdzv-backend",
+        "--rdzv-endpoint",
+        "--master",
+        "--rank",
+        "--log-overwrite",
+        "--monitor-interval",
+        "--redirects",
+    ]
     assert all("not needed" in note for note in notes)
 
 

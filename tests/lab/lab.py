@@ -117,7 +117,9 @@ class Lab:
         self.dir = directory.resolve()
         self.shared_home = shared_home
         self.mutual_ssh = mutual_ssh
-        self.acquainted = acquainted  # all know all hardware addresses: to ask for them, all namespaces have one table of 1024
+        self.acquainted = (
+            acquainted  # all know all hardware addresses: to ask for them, all namespaces have one table of 1024
+        )
         self.special = dict(nodes or {})
         self.boots: dict[int, _Boot] = {}
         self.closed = False
@@ -169,7 +171,9 @@ class Lab:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("XDG_", "SSH_"))}
         base = {**kept, "HOME": str(HOME), "USER": "root", "LOGNAME": "root"}
         enter = [*_dies_with_us(), "nsenter", f"--net={_path(self.laptop_net)}", "unshare", "-m"]
-        return subprocess.Popen([*enter, "sh", str(self.dir / "laptop/etc/init"), *argv], env={**base, **(env or {})}, **popen)
+        return subprocess.Popen(
+            [*enter, "sh", str(self.dir / "laptop/etc/init"), *argv], env={**base, **(env or {})}, **popen
+        )
 
     def run(self, argv: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 120, **popen: Any) -> Any:
         """Run a command on the laptop to its end -> CompletedProcess with its text."""
@@ -181,7 +185,9 @@ class Lab:
                 process.kill()  # does nothing to one that has ended
         return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
 
-    def exec(self, i: int, argv: Sequence[str], timeout: float = 60, **options: Any) -> subprocess.CompletedProcess[str]:
+    def exec(
+        self, i: int, argv: Sequence[str], timeout: float = 60, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command inside node i, without ssh."""
         enter = ["nsenter", "-t", str(self.boots[i].init), "-m", "-u", "-i", "-n", "-p"]
         shell = ["env", "-i", f"PATH={PATH}", f"HOME={HOME}", "USER=root", "sh", "-c", 'cd && exec "$@"', "sh"]
@@ -240,7 +246,9 @@ class Lab:
 
     def start_sshd(self, i: int) -> None:
         config = shlex.quote(str(self.dir / self.name(i) / "etc/sshd_config"))
-        started = self.exec(i, ["sh", "-c", f"setsid {shutil.which('sshd', path=PATH)} -D -e -f {config} >/dev/null 2>&1 &"])
+        started = self.exec(
+            i, ["sh", "-c", f"setsid {shutil.which('sshd', path=PATH)} -D -e -f {config} >/dev/null 2>&1 &"]
+        )
         deadline = time.monotonic() + WAIT
         while started.returncode or not _listens(self.boots[i].init):
             if started.returncode or time.monotonic() > deadline:
@@ -286,7 +294,13 @@ class Lab:
         self.key = _key_pair()
         self.host_keys = [_key_pair() for _ in range(self.n)]
         cable = f"link add pL type veth peer name eth0 netns {_path(self.laptop_net)}"
-        _ip(self.switch, "link add lab type bridge forward_delay 0", "link set lab up", cable, "link set pL master lab up")
+        _ip(
+            self.switch,
+            "link add lab type bridge forward_delay 0",
+            "link set lab up",
+            cable,
+            "link set pL master lab up",
+        )
         _ip(self.laptop_net, *_addresses(LAPTOP))
         self._make_laptop()
         for i in range(self.n):
@@ -309,7 +323,9 @@ class Lab:
         _write(etc / "host_key", private)
         _write(etc / "host_key.pub", public)
         _write(etc / "authorized_keys", self.key[1] + "\n")
-        keys = "/run/authorized_keys" if special.users else etc / "authorized_keys"  # who logs in must be able to read it
+        keys = (
+            "/run/authorized_keys" if special.users else etc / "authorized_keys"
+        )  # who logs in must be able to read it
         config = _SSHD.format(etc=etc, keys=keys) + (_wrong_clock(etc, special.clock) if special.clock else "")
         _write(etc / "sshd_config", config)
         _write(etc / "hosts", "".join(f"{line}\n" for line in special.hosts) + self._hosts(name))
@@ -330,18 +346,23 @@ class Lab:
         """The script that turns fresh namespaces into a node and then becomes its sshd."""
         etc = self.dir / name / "etc"
         binds = [
-            (etc / "hosts", Path("/etc/hosts")), (etc / "hostname", Path("/etc/hostname")),
-            (etc / "machine-id", Path("/etc/machine-id")), (etc / "boot_id", Path("/proc/sys/kernel/random/boot_id")),
-        ]  # fmt: skip
+            (etc / "hosts", Path("/etc/hosts")),
+            (etc / "hostname", Path("/etc/hostname")),
+            (etc / "machine-id", Path("/etc/machine-id")),
+            (etc / "boot_id", Path("/proc/sys/kernel/random/boot_id")),
+        ]
         locked = any(line.startswith("root:!") for line in Path("/etc/shadow").read_text().splitlines())
         if locked or special.users:  # a locked root could not log in
             binds += _accounts(etc, special.users)
         lines = [
-            "set -e", f"hostname {name}", "mount -t sysfs sysfs /sys", f"ip -batch {shlex.quote(str(etc / 'net'))}",
+            "set -e",
+            f"hostname {name}",
+            "mount -t sysfs sysfs /sys",
+            f"ip -batch {shlex.quote(str(etc / 'net'))}",
             *(_bind(bind) for bind in binds if bind[1].exists()),
             *(_without(self.dir / name / "hidden", special.hide) if special.hide else ()),
             *map(_bind, self._covers(name, PRIVATE, home, etc)),
-        ]  # fmt: skip
+        ]
         if special.disk:
             root_dir = f"{HOME}/clustertool"
             lines += [f"mkdir -p {root_dir}", f"mount -t tmpfs -o mode=700,size={special.disk} tmpfs {root_dir}"]
@@ -386,12 +407,27 @@ class Lab:
             for path in (self.dir / name / wiped).iterdir():
                 _remove(path)
         _write(self.dir / name / "etc/boot_id", f"{uuid.uuid4()}\n")
-        enter = ["nsenter", f"--net={_path(boot.net)}", "unshare", "-m", "-p", "-u", "-i", "--mount-proc", "--kill-child=KILL"]
+        enter = [
+            "nsenter",
+            f"--net={_path(boot.net)}",
+            "unshare",
+            "-m",
+            "-p",
+            "-u",
+            "-i",
+            "--mount-proc",
+            "--kill-child=KILL",
+        ]
         with (self.dir / name / "log").open("ab") as log:
             return subprocess.Popen(
                 [*_dies_with_us(), *enter, "sh", str(self.dir / name / "etc/init")],
-                cwd="/", env={"PATH": PATH}, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+                cwd="/",
+                env={"PATH": PATH},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
     def _await(self, i: int, boot: _Boot) -> None:
         """Up is: port 22 listens in the node's own network."""
@@ -461,7 +497,8 @@ def _accounts(etc: Path, users: Sequence[str]) -> list[tuple[Path, Path]]:
     """The machine's accounts and some more, none of them locked, as files to bind over its own."""
     numbered = list(enumerate(users, FIRST_UID))
     texts = {
-        "passwd": Path("/etc/passwd").read_text() + "".join(f"{u}:x:{n}:{n}::{USERS / u}:/bin/sh\n" for n, u in numbered),
+        "passwd": Path("/etc/passwd").read_text()
+        + "".join(f"{u}:x:{n}:{n}::{USERS / u}:/bin/sh\n" for n, u in numbered),
         "group": Path("/etc/group").read_text() + "".join(f"{u}:x:{n}:\n" for n, u in numbered),
         "shadow": "".join(f"{user}:*:19000:0:99999:7:::\n" for user in ("root", *users)),
     }
@@ -520,7 +557,11 @@ def _of_namespace(kind: str, descriptor: int) -> list[Process]:
         try:
             if name.isdigit() and os.stat(f"/proc/{name}/ns/{kind}").st_ino == number:
                 found.append(_process(int(name)))
-        except (FileNotFoundError, ProcessLookupError, PermissionError):  # gone, or not even root's to look at: not ours
+        except (
+            FileNotFoundError,
+            ProcessLookupError,
+            PermissionError,
+        ):  # gone, or not even root's to look at: not ours
             continue
     return [process for process in found if _state(process.pid) not in "ZX"]
 

@@ -147,7 +147,11 @@ def test_story(site: Callable[..., LabSite], seed: int) -> None:
     until(lambda: not left(four, reachable), patience, lambda: f"seed {seed}, {fault}: {left(four, reachable)}")
     if fault.name.startswith("cut") and fault.lost:
         # The cut node ends its own ranks too, and tells the truth once it can be asked again.
-        until(lambda: not left(four, fault.lost), patience, lambda: f"seed {seed}: the cut node keeps {left(four, fault.lost)}")
+        until(
+            lambda: not left(four, fault.lost),
+            patience,
+            lambda: f"seed {seed}: the cut node keeps {left(four, fault.lost)}",
+        )
         four.lab.heal(fault.lost[0])
         reachable = [0, 1, 2, 3]
     if fault.left:

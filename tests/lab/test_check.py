@@ -14,9 +14,12 @@ from tests.lab.lab import Node, compiler
 HOLD = "import socket, time; s = socket.create_server(('', 7777)); print('on', flush=True); time.sleep(600)"
 PORT, CUT, CLOCK, NAME, DISK, RSYNC, OLD, SSHD, MTU = 1, 2, 4, 5, 6, 7, 8, 9, 10
 SPECIAL = {
-    NAME: Node(hosts=(f"127.0.1.1 node{NAME}",)), DISK: Node(disk="4m"), RSYNC: Node(hide=("rsync",)), SSHD: Node(init=True),
+    NAME: Node(hosts=(f"127.0.1.1 node{NAME}",)),
+    DISK: Node(disk="4m"),
+    RSYNC: Node(hide=("rsync",)),
+    SSHD: Node(init=True),
     **({CLOCK: Node(clock=300)} if compiler() else {}),
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -50,10 +53,13 @@ def test_everything_that_is_wrong_is_named_with_the_fix_in_one_run(sick):
     wrong = {
         PORT: "FAIL 7777 (START_PORT) is held by python3 (pid ",
         CUT: "FAIL node2 -> node3: no route, node3 -> node2: no answer",
-        NAME: f"warn node{NAME} is 127.0.1.1", DISK: "FAIL 0 MB free, 1 MB needed below", RSYNC: "FAIL no rsync",
-        OLD: "FAIL ~/python is Python 3.6.9, too old", SSHD: "FAIL node9 port 22 refuses connections",
+        NAME: f"warn node{NAME} is 127.0.1.1",
+        DISK: "FAIL 0 MB free, 1 MB needed below",
+        RSYNC: "FAIL no rsync",
+        OLD: "FAIL ~/python is Python 3.6.9, too old",
+        SSHD: "FAIL node9 port 22 refuses connections",
         MTU: "warn 1400, others 1500",
-    }  # fmt: skip
+    }
     if compiler():
         wrong[CLOCK] = "warn +300 s"
     for node, text in wrong.items():
@@ -63,10 +69,15 @@ def test_everything_that_is_wrong_is_named_with_the_fix_in_one_run(sick):
     assert "FAIL" not in good and "warn" not in good
     assert "user root" in rows["node1"]
     fixes = [
-        "fix ports on node1: end that program", "fix mesh on node2: ", "fix host on node5: in its /etc/hosts, write 10.77.0.6",
-        "fix disk on node6: make room", "fix rsync on node7: install", "fix ssh on node9: start sshd",
-        "fix mtu on node10: ip link set eth0 mtu 1500", "fix ssh on node8: install Python 3.8",
-    ]  # fmt: skip
+        "fix ports on node1: end that program",
+        "fix mesh on node2: ",
+        "fix host on node5: in its /etc/hosts, write 10.77.0.6",
+        "fix disk on node6: make room",
+        "fix rsync on node7: install",
+        "fix ssh on node9: start sshd",
+        "fix mtu on node10: ip link set eth0 mtu 1500",
+        "fix ssh on node8: install Python 3.8",
+    ]
     for fix in fixes:
         assert done.lines(fix), (fix, done.out)
     assert not any("[" in line and "mesh" in line for line in done.lines("fix")), "the pair is told once"
@@ -78,8 +89,10 @@ def test_json_says_the_same(sick):
     done = sick.inv("check", "--json").ends(69)
     by_node = {row["node"]: row["findings"] for row in done.json["nodes"]}
     assert by_node["node7"]["rsync"] == {
-        "level": "bad", "text": "no rsync", "fix": "install the package rsync on the node"
-    }  # fmt: skip
+        "level": "bad",
+        "text": "no rsync",
+        "fix": "install the package rsync on the node",
+    }
     links = {(link["from"], link["to"]): link for link in done.json["mesh"]["links"]}
     assert len(links) == 14 * 13  # all that have an agent
     broken = {pair: link["answer"] for pair, link in links.items() if link["answer"] != "ok"}
@@ -131,7 +144,9 @@ def test_64_nodes_are_checked_in_3_times_what_a_command_takes(site):
     many = site(64, acquainted=True)
     many.conf(PYTHON=None)  # as on machines that nobody has set up
     many.inv("check").ends(0)  # the tool's code is there from now on
-    pairs = [(many.inv("exec", "--command", "true").ends(0).seconds, many.inv("check").ends(0).seconds) for _ in range(5)]
+    pairs = [
+        (many.inv("exec", "--command", "true").ends(0).seconds, many.inv("check").ends(0).seconds) for _ in range(5)
+    ]
     command, check = (statistics.median(column) for column in zip(*pairs))
     print(f"\n64 nodes: exec {command:.2f} s, check {check:.2f} s ({check / command:.2f} x)")
     assert check < 3 * command

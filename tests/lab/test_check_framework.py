@@ -45,8 +45,9 @@ def test_a_framework_that_works_on_all_nodes(three):
     answer = three.inv("check", "--framework", "torch", "--json", "--only", "node[0-1]").ends(0).json["framework"]
     assert answer["name"] == "torch"
     assert [(rank["rank"], rank["node"], rank["at"], rank["nic"]) for rank in answer["ranks"]] == [
-        (0, "node0", "done", "eth0"), (1, "node1", "done", "eth0"),
-    ]  # fmt: skip
+        (0, "node0", "done", "eth0"),
+        (1, "node1", "done", "eth0"),
+    ]
 
 
 def test_nodes_with_one_home(site):
@@ -78,8 +79,9 @@ def test_who_only_waits_is_not_to_blame(three):
 def test_what_never_ends_is_ended_and_told(three):
     spoil(three, node2="slow")
     assert [cell[:2] for cell in cells(three, "--timeout", 8)] == [
-        *[("skip", "torch 0.1 waited for node2")] * 2, ("bad", "import torch: not done in 8 s"),
-    ]  # fmt: skip
+        *[("skip", "torch 0.1 waited for node2")] * 2,
+        ("bad", "import torch: not done in 8 s"),
+    ]
     spoil(three, node2="away")
     assert {cell[:2] for cell in cells(three, "--timeout", 8)} == {("bad", "init_process_group hangs, not done in 8 s")}
 
@@ -89,10 +91,17 @@ def test_a_sum_that_is_wrong(three):
     assert {cell[:2] for cell in cells(three)} == {("bad", "all_reduce: RuntimeError: the sum is 7 to 7, not 6")}
 
 
-@pytest.mark.parametrize(("node", "text", "peers"), [
-    (2, "init_process_group: RuntimeError: connect to 10.77.0.1:", "node[0-1]"),  # which connects to the others, and says so
-    (0, "init_process_group hangs, not done in 8 s", "node[1-2]"),  # to which the others connect, in vain
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("node", "text", "peers"),
+    [
+        (
+            2,
+            "init_process_group: RuntimeError: connect to 10.77.0.1:",
+            "node[0-1]",
+        ),  # which connects to the others, and says so
+        (0, "init_process_group hangs, not done in 8 s", "node[1-2]"),  # to which the others connect, in vain
+    ],
+)
 def test_a_firewall_that_knows_only_the_jobs_ports(three, node, text, peers):
     """The mesh is whole at the job's ports. Where the kernel chooses them, one node sends nothing."""
     assert three.lab.exec(node, [*RULE, "sport", "32768-60999", "dport", "32768-60999", "blackhole"]).returncode == 0
@@ -164,11 +173,15 @@ def test_the_jobs_environment_counts(three):
     assert sorted(ranks) == [(f"node{node}", "done", "device 3", "nccl") for node in (0, 0, 1, 1, 2, 2)]
 
 
-@pytest.mark.parametrize(("conf", "args", "told"), [
-    ({}, ["--framework", "jax"], "--framework 'jax'"), ({}, ["--timeout", 5], "--timeout without --framework"),
-    ({}, ["--framework", "torch", "--timeout", "soon"], "--timeout 'soon'"),
-    ({"CHECKS_OFF": ["framework"]}, ["--framework", "torch"], "CHECKS_OFF in conf.py names framework"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("conf", "args", "told"),
+    [
+        ({}, ["--framework", "jax"], "--framework 'jax'"),
+        ({}, ["--timeout", 5], "--timeout without --framework"),
+        ({}, ["--framework", "torch", "--timeout", "soon"], "--timeout 'soon'"),
+        ({"CHECKS_OFF": ["framework"]}, ["--framework", "torch"], "CHECKS_OFF in conf.py names framework"),
+    ],
+)
 def test_options(three, conf, args, told):
     three.conf(**conf)
     assert told in three.inv("check", *args).ends(64).err

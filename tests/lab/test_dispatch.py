@@ -42,7 +42,16 @@ def swallow(site) -> None:
     for at in range(site.count):
         for to in range(site.count):
             if at != to:
-                neighbour = ["ip", "neigh", "replace", site.lab.address(to), "lladdr", "02:00:00:00:00:99", "dev", "eth0"]
+                neighbour = [
+                    "ip",
+                    "neigh",
+                    "replace",
+                    site.lab.address(to),
+                    "lladdr",
+                    "02:00:00:00:00:99",
+                    "dev",
+                    "eth0",
+                ]
                 done = site.lab.exec(at, [*neighbour, "nud", "permanent"])
                 assert done.returncode == 0, done.stderr
 
@@ -190,7 +199,9 @@ def test_one_home_for_all(site) -> None:
     done = three.inv("dispatch", "-w", "job", "--json").ends(0).json
     # One that is reached after the first has all of it finds it there, and may pass the list of files on.
     assert 3 << 20 < done["bytes"] < 4 << 20 and done["between"] < 1000
-    assert len(done["sent"]) == 1 and len({*done["shared"], *done["had"]}) == len(done["shared"]) + len(done["had"]) == 2
+    assert (
+        len(done["sent"]) == 1 and len({*done["shared"], *done["had"]}) == len(done["shared"]) + len(done["had"]) == 2
+    )
     three.inv("run", "-w", "job").ends(0)
     for node in range(3):
         (job,) = three.root(node).glob(f"node{node}/JOB*")
@@ -210,4 +221,3 @@ def test_a_full_disk_on_one_node(site) -> None:
     assert "error: node1" in done.err and "No space left on device" in done.err and "error: node0" not in done.err
     assert whole(three, 0) >= 12 << 20 and whole(three, 2) >= 12 << 20
     quiet(three)
-

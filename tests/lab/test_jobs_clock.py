@@ -103,12 +103,14 @@ def test_a_lost_node_is_noticed_as_ever(skewed, skews, lost):
 
 def test_a_restart_and_a_timeout_take_as_long_as_ever(skewed):
     three = skewed(n0=HOUR, n1=-HOUR)
-    three.workspace(train_py="""
+    three.workspace(
+        train_py="""
         import os, time
         if os.environ["CLUSTERTOOL_ATTEMPT"] == "0":
             raise SystemExit(3 if os.environ["RANK"] == "1" else time.sleep(600))
         time.sleep(600)
-    """)
+    """
+    )
     at = time.monotonic()
     done = three.inv("run", "-w", "job", "--max-restarts", 1, "--timeout", 8).ends(124)
     assert "attempt 1 begins in 1 s" in done.err

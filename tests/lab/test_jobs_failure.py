@@ -28,7 +28,9 @@ def test_a_rank_that_exits_7_on_the_last_node(site):
     four.workspace(train_py=WAITS)
     done = four.inv("run", "-w", "job", "--nproc-per-node", 2, "--env", "CULPRIT=7", "--env", "CODE=7").ends(7)
     lines = done.err.splitlines()
-    assert "ABORT!!! Out of all 8 trainers, the trainer process with rank=[7] was aborted. Please check its log." in lines
+    assert (
+        "ABORT!!! Out of all 8 trainers, the trainer process with rank=[7] was aborted. Please check its log." in lines
+    )
     assert done.err.count("trainer 7 on node3 ended with exit code 7") == 1, "the cause is printed once"
     cause = lines.index("warning: trainer 7 on node3 ended with exit code 7")
     assert cause < lines.index("ending the job on all nodes")
@@ -44,7 +46,11 @@ def test_a_rank_that_exits_7_on_the_last_node(site):
     assert {p["signal"] for rank, p in exits.items() if rank != 7} == {int(signal.SIGTERM)}
     assert status["outcome"]["victims"] == [["trainer", rank] for rank in range(7)]
     assert four.inv("jobs", "--json").ends(0).json["jobs"][0]["code"] == 7
-    events = [line for node in range(4) for line in (four.jobs(node)[0] / ".clustertool/events.jsonl").read_text().splitlines()]
+    events = [
+        line
+        for node in range(4)
+        for line in (four.jobs(node)[0] / ".clustertool/events.jsonl").read_text().splitlines()
+    ]
     times = [json.loads(line) for line in events]
     failed = next(event["t"] for event in times if event["e"] == "exited" and event["code"] == 7)
     assert max(event["t"] for event in times if event["e"] == "exited") - failed < 3 + SLACK
@@ -71,7 +77,10 @@ def test_a_pserver_that_fails(site):
     pair = site(2)
     pair.workspace(train_py=WAITS, pserver_py=WAITS)
     done = pair.inv("run", "-w", "job", "--mode", "ps", "--env", "CULPRIT=1", "--env", "CODE=3").ends(3)
-    assert "ABORT!!! Out of all 2 pservers, the pserver process with rank=[1] was aborted. Please check its log." in done.err
+    assert (
+        "ABORT!!! Out of all 2 pservers, the pserver process with rank=[1] was aborted. Please check its log."
+        in done.err
+    )
     assert "the last words of 1" in done.err
     assert "(victims): pserver 0" in done.err
 
@@ -91,7 +100,9 @@ def test_commands_that_cannot_start(site):
     assert re.search("warning: trainer 0 on node0 .*no-such-program.*No such file", done.err)
     done = one.inv("run", "-w", "job", "--script", "./data").ends(126)
     assert re.search("warning: trainer 0 on node0 .*Permission denied", done.err)
-    assert one.inv("logs").ends(0).lines() == ["[trainer 0 node0] clustertool: cannot start './data': Permission denied"]
+    assert one.inv("logs").ends(0).lines() == [
+        "[trainer 0 node0] clustertool: cannot start './data': Permission denied"
+    ]
 
 
 def test_all_ranks_at_once_and_none_hides_another(site):
@@ -131,7 +142,9 @@ def test_a_reader_that_leaves_does_not_end_the_job(site):
     """`inv run | head -1`"""
     one = site(1)
     one.workspace(train_py=WAITS)
-    running = one.start("run", "-w", "job", "--env", "CULPRIT=none", "--env", "CODE=0", program=["sh", "-c", HEAD, *INV])
+    running = one.start(
+        "run", "-w", "job", "--env", "CULPRIT=none", "--env", "CODE=0", program=["sh", "-c", HEAD, *INV]
+    )
     done = running.wait().ends(0)
     assert re.search(r"the job goes on: inv attach --job \S+", done.err)
     assert one.inv("status", "--json").ends(0).json["state"] == "running"

@@ -34,7 +34,10 @@ def test_hostfiles_of_all_launchers_mean_the_same(site):
         assert places(run(three, "--hostfile", name, "--only", "node0@node2:0,2")) == [(0, 0), (0, 1), (1, 0), (1, 1)]
         found = run(three, "--hostfile", name, "--skip", "node0:1", "--skip", "node1")
         assert places(found) == [(0, 0), (1, 0), (1, 1), (1, 2)]
-    assert "node2 has no slot 3" in three.inv("run", "-w", "job", "--hostfile", "horovod", "--only", "node2:3").ends(64).err
+    assert (
+        "node2 has no slot 3"
+        in three.inv("run", "-w", "job", "--hostfile", "horovod", "--only", "node2:3").ends(64).err
+    )
 
 
 def test_a_hostfile_needs_no_conf(site):
@@ -92,12 +95,16 @@ def test_names_become_addresses(site):
     assert {told["master"] for told in found.values()} == {addresses[0]}
     # the same by the interface, and where explicit lists give names
     three.conf(PADDLE_NIC="eth0")
-    assert [told["own"] for _, told in sorted(run(three, "--workers", "node2,node0").items())] == [addresses[2], addresses[0]]
+    assert [told["own"] for _, told in sorted(run(three, "--workers", "node2,node0").items())] == [
+        addresses[2],
+        addresses[0],
+    ]
 
 
 def test_pservers_of_nodes_that_call_themselves_127_0_1_1(site):
     pair = site(2, nodes={node: Node(hosts=(f"127.0.1.1 node{node}",)) for node in range(2)})
-    pair.workspace(train_py="""
+    pair.workspace(
+        train_py="""
         import os, socket
         servers = os.environ["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")
         for server in servers:
@@ -105,7 +112,8 @@ def test_pservers_of_nodes_that_call_themselves_127_0_1_1(site):
             with socket.create_connection((host, int(port)), 30) as other:
                 assert other.makefile().readline().strip() == server
         print("met", servers, flush=True)
-    """, pserver_py="""
+    """,
+        pserver_py="""
         import os, socket
         own = os.environ["POD_IP"] + ":" + os.environ["PADDLE_PORT"]
         server = socket.create_server((os.environ["POD_IP"], int(os.environ["PADDLE_PORT"])))
@@ -113,7 +121,8 @@ def test_pservers_of_nodes_that_call_themselves_127_0_1_1(site):
             client, _ = server.accept()
             client.sendall(own.encode() + b"\\n")
             client.close()
-    """)  # fmt: skip
+    """,
+    )
     done = pair.inv("run", "-w", "job", "--mode", "ps", "--all-ranks").ends(0)
     endpoints = [f"{pair.lab.address(node)}:7164" for node in range(2)]
     assert done.out.count(f"met {endpoints}") == 2
@@ -122,15 +131,22 @@ def test_pservers_of_nodes_that_call_themselves_127_0_1_1(site):
 def test_a_pserver_that_asks_for_its_name_is_told_of(site):
     """It listens on 127.0.1.1, where nobody else can reach it: the user reads why nothing goes on."""
     pair = site(2, nodes={1: Node(hosts=("127.0.1.1 node1",))})
-    pair.workspace(train_py="", pserver_py="""
+    pair.workspace(
+        train_py="",
+        pserver_py="""
         import os, socket, time
         server = socket.create_server((socket.gethostbyname(socket.gethostname()), int(os.environ["PADDLE_PORT"])))
         time.sleep(600)
-    """)
+    """,
+    )
     running = pair.start("run", "-w", "job", "--mode", "ps")
     address = pair.lab.address(1)
-    running.says(f"warning: pserver 1 on node1 listens on 127.0.1.1 port 7164, the others look for it on {address}:7164$")
-    (process,) = [p for p in pair.inv("status", "--json").ends(0).json["processes"] if (p["role"], p["rank"]) == ("pserver", 1)]
+    running.says(
+        f"warning: pserver 1 on node1 listens on 127.0.1.1 port 7164, the others look for it on {address}:7164$"
+    )
+    (process,) = [
+        p for p in pair.inv("status", "--json").ends(0).json["processes"] if (p["role"], p["rank"]) == ("pserver", 1)
+    ]
     assert process["note"] == f"listens on 127.0.1.1 port 7164, not on {address}:7164"
     running.signal()
     running.wait().ends(130)

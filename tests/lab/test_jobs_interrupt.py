@@ -17,6 +17,7 @@ from tests.cli import Running, until
 
 SLACK = 8.0  # seconds that a loaded machine may add to the promised 2
 
+
 def ready(running: Running, ranks: int) -> None:
     for rank in range(ranks):
         running.says(f"ready {rank}$")
@@ -159,7 +160,9 @@ def test_while_the_workspace_is_sent(site):
     done = running.wait().ends(130)
     assert time.monotonic() - at < 2 + SLACK
     assert not pair.jobs(0) + pair.jobs(1)
-    until(lambda: not [p for node in (0, 1) for p in pair.processes(node)])  # what is in the kernel's buffers is slow too
+    until(
+        lambda: not [p for node in (0, 1) for p in pair.processes(node)]
+    )  # what is in the kernel's buffers is slow too
     assert "Traceback" not in done.err
 
 
@@ -203,7 +206,9 @@ def test_at_any_moment_of_the_start(site, tenths):
     at = running.signal(signal.SIGINT)
     done = running.wait()
     assert time.monotonic() - at < 2 + SLACK
-    early = done.code == -signal.SIGINT or (done.code == 1 and not done.err)  # Python still started, or Invoke: not our code
+    early = done.code == -signal.SIGINT or (
+        done.code == 1 and not done.err
+    )  # Python still started, or Invoke: not our code
     assert early or done.code == 130, done.err
     assert "Traceback" not in done.err or done.code == -signal.SIGINT
     assert not pair.living()

@@ -192,11 +192,14 @@ def test_a_job_id_that_exists_on_one_node_only(site):
 def test_odd_paths_and_values_arrive_exactly(site):
     pair = site(2)
     odd = 'it\'s "my" $HOME `job` {x}; \\n & *'
-    folder = pair.workspace(odd, train_py="""
+    folder = pair.workspace(
+        odd,
+        train_py="""
         import json, os, sys
         print(json.dumps([os.environ["ODD"], os.environ["TOML"], os.environ["CONF"], sys.argv[1:], sorted(os.listdir("."))]))
-    """)  # fmt: skip
-    value = 'a"b\'c$HOME`id`\\n\n second line\t{rank} %s'
+    """,
+    )
+    value = "a\"b'c$HOME`id`\\n\n second line\t{rank} %s"
     (folder / "job.toml").write_text('[env]\nTOML = """q"\'$x\nline"""\n')
     (folder / "ünï 'x").write_text("")
     pair.conf(ENV={"CONF": value})
@@ -204,7 +207,7 @@ def test_odd_paths_and_values_arrive_exactly(site):
     done = pair.inv(*args).ends(0)
     said = json.loads(done.lines("[trainer 0")[0].partition("] ")[2])
     assert said[0] == value
-    assert said[1] == 'q"\'$x\nline'
+    assert said[1] == "q\"'$x\nline"
     assert said[2] == value
     assert said[3] == ["a b", "$HOME", "*", ""]
     assert "ünï 'x" in said[4]

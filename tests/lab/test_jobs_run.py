@@ -44,7 +44,10 @@ def test_a_part_of_the_hosts(site):
     job = three.inv("run", "-w", "job", "--detach", "--skip", "node0").ends(0).job
     three.conf(HOSTS=["node2"])
     done = three.inv("stop").ends(69)
-    assert done.lines() == [f"job {job}: node1: did not answer: is no host of conf.py (any more)", f"job {job}: node2: clean"]
+    assert done.lines() == [
+        f"job {job}: node1: did not answer: is no host of conf.py (any more)",
+        f"job {job}: node2: clean",
+    ]
     three.gone()
 
 

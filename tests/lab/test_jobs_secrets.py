@@ -72,7 +72,9 @@ def test_a_secret_is_nowhere_but_in_the_ranks(site):
     assert "s3cr3t" not in again.out + again.err
     for node in (0, 1):
         logs = [str(pair.jobs(node)[0] / f"log/workerlog.{node}")]
-        assert files_with_it(pair.home(node)) + files_with_it(pair.lab.tmp(node)) == logs, "but for what a rank printed itself"
+        assert files_with_it(pair.home(node)) + files_with_it(pair.lab.tmp(node)) == logs, (
+            "but for what a rank printed itself"
+        )
     raw = pair.inv("logs", "--rank", 1, "--raw", env=env).ends(0)
     assert raw.out == f"rank 1 has {SECRET}\n"
     assert not files_with_it(pair.lab.laptop_home)
@@ -91,15 +93,16 @@ def test_a_missing_secret_is_told_before_anything_happens(site):
 
 def test_names_that_are_passed_and_names_that_are_not(site):
     one = site(1)
-    one.workspace(train_py="""
+    one.workspace(
+        train_py="""
         import json, os
         print(json.dumps(dict(os.environ)))
-    """)  # fmt: skip
+    """
+    )
     one.conf(PASS_ENV=["MINE", "UNSET"])
     env = {"MINE": "a b", "PADDLE_TRAINER_ID": "99", "http_proxy": "http://10.0.0.1:3128", "OTHER": "x"}
     (one.home(0) / ".bashrc").write_text("export PADDLE_PORT=1 POD_IP=9.9.9.9 https_proxy=x; echo noise from .bashrc\n")
     done = one.inv("run", "-w", "job", env=env).ends(0)
-
 
     told = json.loads(done.lines("[trainer 0 node0] {")[0].partition("] ")[2])
     assert told["MINE"] == "a b"
@@ -110,6 +113,21 @@ def test_names_that_are_passed_and_names_that_are_not(site):
     known = ("CLUSTERTOOL_", "PADDLE_", "OMPI_", "LOCAL_", "MASTER_")
     rest = {name for name in told if not name.startswith(known)}
     assert rest <= {
-        "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "PATH", "PYTHONUNBUFFERED", "MINE", "POD_IP", "RANK", "WORLD_SIZE",
-        "NODE_RANK", "GROUP_RANK", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "LC_CTYPE",
-    }, rest  # fmt: skip
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "LANG",
+        "TERM",
+        "PATH",
+        "PYTHONUNBUFFERED",
+        "MINE",
+        "POD_IP",
+        "RANK",
+        "WORLD_SIZE",
+        "NODE_RANK",
+        "GROUP_RANK",
+        "NCCL_SOCKET_IFNAME",
+        "GLOO_SOCKET_IFNAME",
+        "LC_CTYPE",
+    }, rest

@@ -99,7 +99,11 @@ def test_each_has_a_job_of_their_own(people):
     for node in (0, 1):
         (people["ann"].lab.tmp(node) / f"go{UIDS['ann']}").touch()
     streams["ann"].wait().ends(0)
-    assert [people[user].inv("status", "--json").ends(0).json["state"] for user in UIDS] == ["stopped", "succeeded", "stopped"]
+    assert [people[user].inv("status", "--json").ends(0).json["state"] for user in UIDS] == [
+        "stopped",
+        "succeeded",
+        "stopped",
+    ]
 
 
 def test_they_start_in_the_same_moment(people):
@@ -141,7 +145,11 @@ def test_one_root_dir_for_all(people):
         assert lab.exec(0, ["stat", "-c", "%u %a", folder]).stdout.split() == [str(UIDS[user]), "700"]
     assert people["ann"].inv("stop", "--all").ends(0)
     streams["ann"].wait().ends(143)
-    assert [people[user].inv("status", "--json").ends(0).json["state"] for user in UIDS] == ["running", "stopped", "running"]
+    assert [people[user].inv("status", "--json").ends(0).json["state"] for user in UIDS] == [
+        "running",
+        "stopped",
+        "running",
+    ]
     assert people["root"].inv("clean", "--older-than", "0s")
     assert people["ann"].inv("status").ends(0), "root's clean is root's"
     for user in ("bob", "root"):

@@ -17,7 +17,9 @@ def test_a_firewall_on_the_first_node(site):
     (wait,) = four.inv("status", "--json").ends(0).json["waits"]
     assert "cannot connect to the coordinator on node0 (10.77.0.1:" in wait
     done = running.wait().ends(124)
-    assert "--timeout 15; it waited for a connection from node1, node2 and node3 to the coordinator on node0" in done.err
+    assert (
+        "--timeout 15; it waited for a connection from node1, node2 and node3 to the coordinator on node0" in done.err
+    )
     assert done.last == "clustertool: exit 124 (tool): the job's time is over: --timeout 15"
     assert "fix: a firewall on node0 may block incoming connections; run `clustertool check`" in done.err
     assert "is lost" not in done.err

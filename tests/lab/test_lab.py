@@ -172,7 +172,15 @@ def test_the_text_of_a_conf_can_be_read(trio):
 def test_the_laptop_has_a_home_and_the_tests_files(trio, tmp_path):
     script = "pwd; echo $HOME $GREETING; touch ~/file; ls ~/.ssh"
     done = trio.run(["sh", "-c", script], cwd=tmp_path, env={"GREETING": "hi there"})
-    assert done.stdout.split() == [str(tmp_path), str(HOME), "hi", "there", "id_ed25519", "id_ed25519.pub", "known_hosts"]
+    assert done.stdout.split() == [
+        str(tmp_path),
+        str(HOME),
+        "hi",
+        "there",
+        "id_ed25519",
+        "id_ed25519.pub",
+        "known_hosts",
+    ]
     assert (trio.laptop_home / "file").exists()
 
 
@@ -204,7 +212,9 @@ def test_a_killed_pytest_leaves_no_process(lab, tmp_path):
         print(*pids, flush=True)
         time.sleep(600)
     """)
-    with subprocess.Popen([sys.executable, "-c", script, tmp_path / "killed"], cwd=REPO, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", script, tmp_path / "killed"], cwd=REPO, stdout=subprocess.PIPE
+    ) as process:
         pids = [int(pid) for pid in process.stdout.readline().split()]
         process.kill()
     assert len(pids) >= 3

@@ -70,7 +70,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB."""
     path = tmp_path / "disk"
     path.mkdir()
-    if os.getuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(path)], check=False).returncode:
+    if (
+        os.getuid()
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(path)], check=False).returncode
+    ):
         pytest.skip("needs root and the right to mount a tmpfs")
     yield path
     subprocess.run(["umount", "-l", str(path)], check=True)

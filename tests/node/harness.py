@@ -112,9 +112,15 @@ class Channel:
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         self.popen = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(env), bufsize=0, cwd="/",
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(env),
+            bufsize=0,
+            cwd="/",
             start_new_session=True,
-        )  # fmt: skip
+        )
         self._timeout: float | None = None
         self.sent = 0
         self.eof_received, self.status_event = True, threading.Event()  # nothing to wait for at the end
@@ -275,18 +281,27 @@ class Node:
 
     def probe(self, **fields: Any) -> Event:
         given = self.host.address if self.host.address != self.host.host else ""
-        request = {"root_dir": str(self.root), "nic": self.cluster.nic, "address": self.host.address, "explicit_address": given}
+        request = {
+            "root_dir": str(self.root),
+            "nic": self.cluster.nic,
+            "address": self.host.address,
+            "explicit_address": given,
+        }
         return self.ask("examine" if "long" in fields else "probe", **{**request, **fields})
 
 
 class Job:
     """A planned job and what became of it on every node."""
 
-    def __init__(self, nodes: Sequence[Node], made: Plan, secrets: Mapping[str, str], job_env: Mapping[str, str]) -> None:
+    def __init__(
+        self, nodes: Sequence[Node], made: Plan, secrets: Mapping[str, str], job_env: Mapping[str, str]
+    ) -> None:
         self.nodes, self.plan, self.id, self.token = nodes, made, made.job_id, made.identity.token
         self.secrets, self.job_env = dict(secrets), dict(job_env)
         place, launch = SshEngine().start(made, {}, secrets).phases
-        self.place_requests: dict[int, dict[str, Any]] = {node: dict(request) for node, request in place.requests.items()}
+        self.place_requests: dict[int, dict[str, Any]] = {
+            node: dict(request) for node, request in place.requests.items()
+        }
         self.start_requests = launch.requests
         self.known: set[Process] = set()
         self.torn = False  # a full disk may have torn lines, nothing else
@@ -336,8 +351,12 @@ class Job:
         return [event for event in found if kind in ("", event["e"])]
 
     def until(self, kind: str, node: int = 0, count: int = 1) -> list[Event]:
-        return list(until(lambda: (lambda found: found if len(found) >= count else None)(self.events(node, kind)),
-                          f"{count} {kind} on node {node}: {[e['e'] for e in self.events(node)]}"))  # fmt: skip
+        return list(
+            until(
+                lambda: (lambda found: found if len(found) >= count else None)(self.events(node, kind)),
+                f"{count} {kind} on node {node}: {[e['e'] for e in self.events(node)]}",
+            )
+        )
 
     def ended(self, node: int = 0) -> Event:
         return self.until("ended", node)[0]
@@ -426,16 +445,29 @@ class Bench:
         self._nodes: list[Node] = []
 
     def nodes(
-        self, count: int = 1, *, python: str = sys.executable, env: Mapping[str, str] | None = None, root: Path | None = None,
+        self,
+        count: int = 1,
+        *,
+        python: str = sys.executable,
+        env: Mapping[str, str] | None = None,
+        root: Path | None = None,
         **conf: Any,
-    ) -> list[Node]:  # fmt: skip
+    ) -> list[Node]:
         """`count` nodes on 127.0.0.<n>, each with a ROOT_DIR of its own unless one is given; `conf` are keys of conf.py."""
         first = len(self._nodes) + 11
-        addresses = {f"127.0.0.{number}": str(root or self.tmp / f"root{number}") for number in range(first, first + count)}
+        addresses = {
+            f"127.0.0.{number}": str(root or self.tmp / f"root{number}") for number in range(first, first + count)
+        }
         hosts = [{"host": address, "address": address, "root_dir": folder} for address, folder in addresses.items()]
         values = {"HOSTS": hosts, "PYTHON": python, "LOSS_TIMEOUT": 10, "GRACE": 5, "DEVICE_KIND": "cpu", **conf}
         cluster = read_cluster(values)
-        environ = {"HOME": str(self.home), "PATH": os.environ["PATH"], "USER": "tester", "LANG": "C.UTF-8", **(env or {})}
+        environ = {
+            "HOME": str(self.home),
+            "PATH": os.environ["PATH"],
+            "USER": "tester",
+            "LANG": "C.UTF-8",
+            **(env or {}),
+        }
         made = [Node(cluster, index, environ) for index in range(count)]
         self._nodes += made
         return made
@@ -504,7 +536,9 @@ def pythons() -> list[str]:
     found: dict[str, str] = {}
     for path in _candidates():
         code = "import sys; print('%d.%d' % sys.version_info[:2], int(sys.version_info >= (3, 8)))"
-        done = subprocess.run([path, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
+        done = subprocess.run(
+            [path, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False
+        )
         text = done.stdout.split()
         if len(text) == 2 and text[1] == "1":
             found.setdefault(text[0], path)

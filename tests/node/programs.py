@@ -138,20 +138,26 @@ def meet(name):
 os.environ["OWN"] = os.environ["POD_IP"] + ":" + os.environ["PADDLE_PORT"]
 """
 # A pserver as Paddle's first one is: it opens gloo's port, and its own when a trainer has come there.
-GLOO_PSERVER = python(_MEET + """
+GLOO_PSERVER = python(
+    _MEET
+    + """
 if os.environ["CLUSTERTOOL_RANK"] == "0":
     gloo = listen("PADDLE_GLOO_HTTP_ENDPOINT")
     gloo.accept()
 server = listen("OWN")
 time.sleep(1000)
-""")
+"""
+)
 GLOO_TRAINER = python(_MEET + 'meet("PADDLE_GLOO_HTTP_ENDPOINT"); meet("PADDLE_PSERVERS_IP_PORT_LIST"); say("met")')
 # A trainer or heter trainer that goes on only when both its neighbours listen.
-STAGE = python(_MEET + """
+STAGE = python(
+    _MEET
+    + """
 server = listen("OWN")
 meet("PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST")
 meet("PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST")
 say("met")
 if os.environ["TRAINING_ROLE"] == "HETER_TRAINER":
     time.sleep(1000)
-""")
+"""
+)

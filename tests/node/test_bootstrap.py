@@ -150,7 +150,11 @@ def with_crc(data: bytes) -> bytes:
 def test_what_is_old_is_thrown_out(bench: Bench, fresh: Path) -> None:
     """When something new comes, and nothing but what is ours."""
     cache(fresh).mkdir(parents=True, mode=0o700)
-    old, young, other = cache(fresh) / f"{'0' * 32}.pyz", cache(fresh) / f"{'1' * 32}.cpython-38-1", cache(fresh) / "notes.txt"
+    old, young, other = (
+        cache(fresh) / f"{'0' * 32}.pyz",
+        cache(fresh) / f"{'1' * 32}.cpython-38-1",
+        cache(fresh) / "notes.txt",
+    )
     for path in (old, young, other):
         path.write_text("x")
     long_ago = time.time() - 31 * 86400
@@ -223,7 +227,12 @@ def test_nothing_of_the_user_is_imported(bench: Bench, fresh: Path) -> None:
     (trap / "clustertool").mkdir(parents=True)
     for name in ("json.py", "os.py", "socket.py", "sitecustomize.py", "clustertool/__init__.py"):
         (trap / name).write_text(f"open({str(bench.tmp / 'caught')!r}, 'w').close()\nraise SystemExit(9)\n")
-    wishes = {"PYTHONPATH": str(trap), "PYTHONHOME": "/nowhere", "PYTHONSTARTUP": str(trap / "json.py"), "PYTHONINSPECT": "1"}
+    wishes = {
+        "PYTHONPATH": str(trap),
+        "PYTHONHOME": "/nowhere",
+        "PYTHONSTARTUP": str(trap / "json.py"),
+        "PYTHONINSPECT": "1",
+    }
     where = node(bench, fresh, **wishes)
     where.shell = ["/bin/sh", "-c", f"cd {trap}; exec /bin/sh"]
     works(bench, where)
@@ -234,9 +243,12 @@ def test_nothing_of_the_user_is_imported(bench: Bench, fresh: Path) -> None:
 def test_noise_before_the_start(bench: Bench, noise: str) -> None:
     """What a .bashrc prints, and what it leaves in the pipe's way."""
     text = {
-        "Welcome": "echo Welcome; echo to the machine >&2", "no newline": "printf 'no newline'", "many": "seq 5000",
-        "binary": r"printf '\000\377\033[31m'", "looks like a mark": "echo 0123456789abcdef; echo have; echo ready",
-    }[noise]  # fmt: skip
+        "Welcome": "echo Welcome; echo to the machine >&2",
+        "no newline": "printf 'no newline'",
+        "many": "seq 5000",
+        "binary": r"printf '\000\377\033[31m'",
+        "looks like a mark": "echo 0123456789abcdef; echo have; echo ready",
+    }[noise]
     where = bench.nodes(1)[0]
     where.shell = ["/bin/sh", "-c", f"{text}; exec /bin/sh"]
     assert where.probe()["problems"] == []
@@ -256,20 +268,30 @@ def test_login_ends_at_once(bench: Bench) -> None:
         where.open()
 
 
-@pytest.mark.parametrize("python", [pytest.param(path, id=Path(path).name) for path in old_pythons()] or [
-    pytest.param("", marks=pytest.mark.skip(reason="there is no Python older than 3.8 here")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "python",
+    [pytest.param(path, id=Path(path).name) for path in old_pythons()]
+    or [
+        pytest.param("", marks=pytest.mark.skip(reason="there is no Python older than 3.8 here")),
+    ],
+)
 def test_too_old(bench: Bench, python: str) -> None:
-    version = Path(python).name[len("python"):]
+    version = Path(python).name[len("python") :]
     with pytest.raises(PreflightError, match=rf"is Python {version}\.\d+, too old") as caught:
         bench.nodes(1, python=python)[0].open()
     assert "PYTHON in conf.py" in caught.value.fix
 
 
-@pytest.mark.parametrize("python, what", [
-    ("/nowhere/python3", "there is no /nowhere/python3"), ("no-such-python", "there is no no-such-python"),
-    ("~/no-python", "there is no ~/no-python"), ("/etc", "/etc did not run"), ("/bin/false", "/bin/false did not run"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "python, what",
+    [
+        ("/nowhere/python3", "there is no /nowhere/python3"),
+        ("no-such-python", "there is no no-such-python"),
+        ("~/no-python", "there is no ~/no-python"),
+        ("/etc", "/etc did not run"),
+        ("/bin/false", "/bin/false did not run"),
+    ],
+)
 def test_no_python(bench: Bench, python: str, what: str) -> None:
     with pytest.raises(PreflightError) as caught:
         bench.nodes(1, python=python)[0].open()
@@ -368,9 +390,12 @@ def test_types_are_light() -> None:
 def test_imports_are_light() -> None:
     text = "import json\nimport os\ndef f():\n    from signal import SIGKILL as K, SIGTERM\n    import json\n"
     light = [
-        "from clustertool.light import json", "import os", "def f():",
-        "    from clustertool.light.signal import SIGKILL as K, SIGTERM", "    from clustertool.light import json",
-    ]  # fmt: skip
+        "from clustertool.light import json",
+        "import os",
+        "def f():",
+        "    from clustertool.light.signal import SIGKILL as K, SIGTERM",
+        "    from clustertool.light import json",
+    ]
     assert pyz.light(text, {"json", "signal"}).splitlines() == light
     assert pyz.light(text, ()) == text
     slow = {"__future__", *STAND_INS}

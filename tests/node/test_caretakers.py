@@ -20,9 +20,14 @@ from tests.node import programs as p
 from tests.node.harness import Bench, Job, alive, kill, state, until
 
 TREES = {
-    "plain": p.PLAIN, "ignores TERM": p.IGNORES_TERM, "setsid": p.SETSID, "daemon": p.DAEMON, "retitled": p.RETITLED,
-    "wiped environment": p.ENV_WIPED, "headless": p.HEADLESS,
-}  # fmt: skip
+    "plain": p.PLAIN,
+    "ignores TERM": p.IGNORES_TERM,
+    "setsid": p.SETSID,
+    "daemon": p.DAEMON,
+    "retitled": p.RETITLED,
+    "wiped environment": p.ENV_WIPED,
+    "headless": p.HEADLESS,
+}
 
 
 def started(bench: Bench, program: Any, nodes: int = 1, per_node: int = 1) -> Job:
@@ -166,7 +171,7 @@ def test_a_signal_of_systemd_is_explained(bench: Bench) -> None:
     sender = f"""
         open("/proc/self/comm", "w").write("systemd")
         import os
-        os.kill({job.process('supervisor').pid}, 15)
+        os.kill({job.process("supervisor").pid}, 15)
         input()
     """
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(sender)], stdin=subprocess.PIPE) as systemd:

@@ -57,9 +57,13 @@ def test_a_patched_release_survives(disk: Disk, bench: Bench) -> None:
     new.text = old.text.replace(old.names[-1].encode(), new.names[-1].encode())
     new.release = "2" * 32
     request = {
-        "release": new.release, "base": old.release, "steps": manifest.delta(old.text, new.text), "groups": None,
-        "manifest": manifest.name_of(new.text), "pieces": {new.names[-1]: base64.b64encode(small).decode()},
-    }  # fmt: skip
+        "release": new.release,
+        "base": old.release,
+        "steps": manifest.delta(old.text, new.text),
+        "groups": None,
+        "manifest": manifest.name_of(new.text),
+        "pieces": {new.names[-1]: base64.b64encode(small).decode()},
+    }
     assert node.ask("patch", **request)["have"]
     store = Store(str(disk.crash() / "root"))
     assert store.has(new.release) and not store.missing({new.names[-1]: len(small)})

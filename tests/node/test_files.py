@@ -175,11 +175,14 @@ def test_files_of_ours_are_not_followed(tmp_path: Path) -> None:
     (top / "folder").symlink_to(tmp_path)
     os.mkfifo(top / "fifo")
     for refused in (
-        lambda: files.open_read(job, "link"), lambda: files.open_read(job, "folder/secret"),
+        lambda: files.open_read(job, "link"),
+        lambda: files.open_read(job, "folder/secret"),
         lambda: files.open_read(job, "fifo"),
-        lambda: files.open_append(job, "link"), lambda: files.open_append(job, "folder/new"),
-        lambda: files.create(job, "link"), lambda: files.create(job, "folder/new"),
-    ):  # fmt: skip
+        lambda: files.open_append(job, "link"),
+        lambda: files.open_append(job, "folder/new"),
+        lambda: files.create(job, "link"),
+        lambda: files.create(job, "folder/new"),
+    ):
         with pytest.raises(OSError):
             refused()
     files.create(job, "link", b"new", exclusive=False)
@@ -332,7 +335,9 @@ def test_disk_fills_while_a_job_runs(small_disk: Path, bench: Bench) -> None:
     stream = job.follow()
     fill(small_disk)
     size = os.stat(job.dir() / ".clustertool/events.jsonl").st_size
-    for number in range(1, 41):  # more than fits into the last block of the events file: it goes into the room that was kept
+    for number in range(
+        1, 41
+    ):  # more than fits into the last block of the events file: it goes into the room that was kept
         os.kill(rank.pid, signal.SIGSTOP)
         job.until("frozen", count=number)
         os.kill(rank.pid, signal.SIGCONT)
@@ -369,7 +374,11 @@ def test_disk_is_full_when_a_rank_starts(small_disk: Path, bench: Bench) -> None
     summary = job.nodes[0].ask("jobs")["jobs"][0]
     (job.dir() / "ballast").unlink()
     assert summary["state"] == "failed"
-    told = ("No space left on device", f"the disk of {small_disk} is full", "cannot start 'no-such-program'")  # who was first
+    told = (
+        "No space left on device",
+        f"the disk of {small_disk} is full",
+        "cannot start 'no-such-program'",
+    )  # who was first
     assert any(text in summary["reason"] for text in told), summary
 
 
@@ -394,7 +403,12 @@ def test_release(bench: Bench) -> None:
     text, name = b"original\n", name_of(b"original\n")
     store.add(name, text)
     release, made = "1" * 32, 10**18
-    found = [["d", "data", 0o750, made], ["l", "data/link", "file"], ["p", name, 9, ""], ["s", "data/file", 0o640, made, 0, 9]]
+    found = [
+        ["d", "data", 0o750, made],
+        ["l", "data/link", "file"],
+        ["p", name, 9, ""],
+        ["s", "data/file", 0o640, made, 0, 9],
+    ]
     store.complete(release, text_of(found))
     job.place_requests[0]["release"] = release
     job.start()

@@ -132,10 +132,19 @@ def _memory(pid: int) -> int:
 LONG = "x" * 600_000 + "\nlast\n"
 
 
-@pytest.mark.parametrize("text, lines, shown", [
-    ("a\nb\nc\n", 2, "b\nc\n"), ("a\nb\nc", 2, "b\nc"), ("a\n", 5, "a\n"), ("", 3, None), ("\n\n\n", 2, "\n\n"),
-    ("a\nb\n", 0, None), (LONG, 1, "last\n"), (LONG, 2, LONG),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, lines, shown",
+    [
+        ("a\nb\nc\n", 2, "b\nc\n"),
+        ("a\nb\nc", 2, "b\nc"),
+        ("a\n", 5, "a\n"),
+        ("", 3, None),
+        ("\n\n\n", 2, "\n\n"),
+        ("a\nb\n", 0, None),
+        (LONG, 1, "last\n"),
+        (LONG, 2, LONG),
+    ],
+)
 def test_tail(bench: Bench, text: str, lines: int, shown: str | None) -> None:
     """The last lines, over the borders of what is read at once."""
     (bench.tmp / "text").write_text(text)
@@ -180,8 +189,9 @@ def test_attempts(bench: Bench) -> None:
     job = bench.run(None, "echo attempt $CLUSTERTOOL_ATTEMPT; exit 1", policy={"max_restarts": 1})
     stream = end(job.follow())
     assert {name: bytes(log) for name, log in stream.logs.items()} == {
-        LOG: b"attempt 0\n", "log/attempt1/workerlog.0": b"attempt 1\n",
-    }  # fmt: skip
+        LOG: b"attempt 0\n",
+        "log/attempt1/workerlog.0": b"attempt 1\n",
+    }
     assert list(end(job.follow(attempt=1)).logs) == ["log/attempt1/workerlog.0"]
 
 

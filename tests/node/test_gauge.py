@@ -162,7 +162,7 @@ def test_without_cards_of_its_own_or_a_driver_there_is_none(bench: Bench, driver
 def test_a_makers_tool_that_hangs_goes_with_it(bench: Bench, tmp_path: Path) -> None:
     tool = tmp_path / "bin/npu-smi"
     tool.parent.mkdir()
-    tool.write_text("#!/bin/sh\necho $$ > \"$0.pid\"\nexec sleep 1000\n")
+    tool.write_text('#!/bin/sh\necho $$ > "$0.pid"\nexec sleep 1000\n')
     tool.chmod(0o755)
     path = f"{tool.parent}:/usr/bin:/bin"
     nodes = bench.nodes(1, env={"PATH": path}, DEVICE_KIND="npu")

@@ -101,9 +101,13 @@ def test_progress_bars_and_silence(tmp_path: Path) -> None:
     files.make_root(str(tmp_path))
     descriptor = files.make_job_dir(str(job))
     for text, line in (
-        (b"", ""), (b"one\ntwo\n\n  \n", "two"), (b"10%\r20%\r30%\r", "30%"), (b"a\nhalf a li", "half a li"),
-        (b"x" * 5000, "x" * 160), (b"\xff\xfe\n", "\\xff\\xfe"),
-    ):  # fmt: skip
+        (b"", ""),
+        (b"one\ntwo\n\n  \n", "two"),
+        (b"10%\r20%\r30%\r", "30%"),
+        (b"a\nhalf a li", "half a li"),
+        (b"x" * 5000, "x" * 160),
+        (b"\xff\xfe\n", "\\xff\\xfe"),
+    ):
         files.create(descriptor, "log/workerlog.0", text, exclusive=False)
         assert _end(str(job), "log/workerlog.0") == line
 

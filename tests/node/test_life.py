@@ -119,7 +119,9 @@ def test_a_cause_that_is_known_after_its_consequence_is_reported_first(bench: Be
 
 
 def test_a_stop_by_the_user_does_not_wait_for_further_failures(bench: Bench) -> None:
-    job = bench.run(bench.nodes(2), p.one_each("echo ready; until [ -e go ]; do sleep 0.02; done; exit 5", p.PLAIN)).ready()
+    job = bench.run(
+        bench.nodes(2), p.one_each("echo ready; until [ -e go ]; do sleep 0.02; done; exit 5", p.PLAIN)
+    ).ready()
     (job.dir(0) / "go").touch()
     job.until("exited")
     job.stop(code=130)
@@ -187,7 +189,13 @@ os.wait()
 
 def test_environment(bench: Bench) -> None:
     """What the plan says, over a base of few names; nothing of the agent's own."""
-    env = {"PADDLE_TRAINER_ID": "66", "TRAINING_ROLE": "X", "http_proxy": "http://x", "LD_LIBRARY_PATH": "/node", "FOO": "bar"}
+    env = {
+        "PADDLE_TRAINER_ID": "66",
+        "TRAINING_ROLE": "X",
+        "http_proxy": "http://x",
+        "LD_LIBRARY_PATH": "/node",
+        "FOO": "bar",
+    }
     nodes = bench.nodes(1, env=env, LD_LIBRARY_PATH="/conf")
     job = bench.run(nodes, "env; pwd; umask; readlink /proc/self/fd/0", env={"MINE": "a b\nc", "CLUSTER": "é"})
     job.ended()
@@ -250,7 +258,9 @@ def test_pserver_that_never_listens(bench: Bench) -> None:
 
 @pytest.mark.parametrize("code", [0, 5])
 def test_pserver_that_ends_before_it_listens(bench: Bench, code: int) -> None:
-    job = bench.run(bench.nodes(2), "echo trainer", pserver=f"[ $CLUSTERTOOL_RANK = 0 ] && exec sleep 1000; exit {code}")
+    job = bench.run(
+        bench.nodes(2), "echo trainer", pserver=f"[ $CLUSTERTOOL_RANK = 0 ] && exec sleep 1000; exit {code}"
+    )
     assert [job.ended(node)["code"] for node in range(2)] == [code or 1] * 2
     assert job.ended()["culprits"] == [["pserver", 1]]
     job.gone()

@@ -22,10 +22,39 @@ from clustertool.node import wire
 from clustertool.reach.identity import certificate
 
 VALUES: list[Any] = [
-    None, True, 0, -1, 1 << 70, 0.1, -2.5e300, "", "a\"\\b\n\x00\u20ac\U0001f600\udcff", [], {}, [[], {}, [1, [2]]],
-    {"a": {"b": [1.0, None, "x"]}, "": False}, {1: 2, None: 3, False: 4, 1.5: 5}, (1, (2,)),
-]  # fmt: skip
-TEXTS = ["", " ", "{", '{"a"}', "[1,]", "1 2", "nul", "NaN", '"\x00"', "[" * 10, "]", "\ufeff1", "01", "{1:2}", '"\\ud800"']
+    None,
+    True,
+    0,
+    -1,
+    1 << 70,
+    0.1,
+    -2.5e300,
+    "",
+    'a"\\b\n\x00\u20ac\U0001f600\udcff',
+    [],
+    {},
+    [[], {}, [1, [2]]],
+    {"a": {"b": [1.0, None, "x"]}, "": False},
+    {1: 2, None: 3, False: 4, 1.5: 5},
+    (1, (2,)),
+]
+TEXTS = [
+    "",
+    " ",
+    "{",
+    '{"a"}',
+    "[1,]",
+    "1 2",
+    "nul",
+    "NaN",
+    '"\x00"',
+    "[" * 10,
+    "]",
+    "\ufeff1",
+    "01",
+    "{1:2}",
+    '"\\ud800"',
+]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
@@ -107,7 +136,6 @@ def stops() -> Iterator[int]:
 def twice() -> Iterator[int]:
     yield 1
     yield 2
-
 
 
 @pytest.mark.parametrize("made", [contextlib.contextmanager, real_contextlib.contextmanager], ids=["light", "real"])
@@ -223,7 +251,9 @@ def test_tls_takes_members_only(server: str, client: str) -> None:
         one, other, refused = handshake(context(server, mine, True), context(client, theirs, False))
         assert any("certificate verify failed" in str(error) for error in refused)
     bare = KINDS[client].SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    assert (bare.verify_mode, bare.check_hostname) == (ssl.CERT_REQUIRED, True), "what nobody has said is the careful way"
+    assert (bare.verify_mode, bare.check_hostname) == (ssl.CERT_REQUIRED, True), (
+        "what nobody has said is the careful way"
+    )
     bare.check_hostname, bare.verify_mode = False, ssl.CERT_NONE
     one, other, refused = handshake(context(server, MINE, True), bare)
     assert any("did not return a certificate" in str(error) for error in refused), "nor one without any"

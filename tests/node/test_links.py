@@ -167,8 +167,10 @@ def test_pulled_for_longer(bench: Bench, cable_of: CableOf) -> None:
     cable.pull()
     outcomes = [job.ended(node) for node in range(3)]
     assert [(outcome["state"], outcome["code"], outcome["node"]) for outcome in outcomes] == [
-        ("lost", 75, 1), ("lost", 75, 0), ("lost", 75, 1),
-    ]  # fmt: skip
+        ("lost", 75, 1),
+        ("lost", 75, 0),
+        ("lost", 75, 1),
+    ]
     job.gone()
 
 
@@ -347,7 +349,9 @@ def test_too_much_from_a_member(bench: Bench) -> None:
     job = bench.run(bench.nodes(2), "echo ready; until [ -e go ]; do sleep 0.05; done; exit 4")
     pair = (job.plan.identity.certificate, job.plan.identity.key)
     visitors = [_tls(job.plan.lead, pair, struct.pack(">II", 1 << 30, 0) + bytes(1 << 20)) for _ in range(3)]
-    visitors += [_tls(job.plan.lead, pair, _frame(text)) for text in (b"[]", b"{", b'{"m": "join", "node": 1, "token": "x"}')]
+    visitors += [
+        _tls(job.plan.lead, pair, _frame(text)) for text in (b"[]", b"{", b'{"m": "join", "node": 1, "token": "x"}')
+    ]
     _untouched(job.ready(), visitors)
 
 

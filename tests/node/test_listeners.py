@@ -65,7 +65,9 @@ def test_the_time_is_that_of_the_network(listening: tuple[list[Node], str, int])
     os.kill(agent, signal.SIGSTOP)
     threading.Timer(0.5, os.kill, (agent, signal.SIGCONT)).start()
     start = time.monotonic()
-    ((_, _, word, seconds),) = nodes[0].ask("mesh", step="try", token=TOKEN, seconds=0.2, targets=[[1, address, port]])["tries"]
+    ((_, _, word, seconds),) = nodes[0].ask("mesh", step="try", token=TOKEN, seconds=0.2, targets=[[1, address, port]])[
+        "tries"
+    ]
     assert time.monotonic() - start > 0.4
     assert word == "ok" and 0 < seconds < 0.2
 
@@ -86,13 +88,17 @@ def test_what_is_wrong_has_a_word(listening: tuple[list[Node], str, int]) -> Non
         thread = threading.Thread(target=shout)
         thread.start()
         here = "127.0.0.1"
-        words = tried(nodes[0], (1, here, other), (1, here, ports[0]), (1, here, ports[1]), (2, address, port), seconds=1.0)
+        words = tried(
+            nodes[0], (1, here, other), (1, here, ports[0]), (1, here, ports[1]), (2, address, port), seconds=1.0
+        )
         thread.join()
         contact[0].close()
     assert words == {
-        other: "refused", ports[0]: "no answer of the agent", ports[1]: "something else listens there",
+        other: "refused",
+        ports[0]: "no answer of the agent",
+        ports[1]: "something else listens there",
         port: "another node answered",
-    }  # fmt: skip
+    }
     assert "not known" in tried(nodes[0], (1, "no.such.name.invalid", 1))[1]
 
 

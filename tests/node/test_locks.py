@@ -108,7 +108,9 @@ def test_a_job_without_devices_locks_nothing(bench: Bench) -> None:
     before = set(Path("/tmp").glob("clustertool-devices-*"))
     node = bench.nodes(1)[0]
     job = bench.run([node], "echo ready; exec sleep 1000", devices="0,1").ready()  # DEVICE_KIND = "cpu"
-    assert {path for path in set(Path("/tmp").glob("clustertool-devices-*")) - before if job.id in path.read_text()} == set()
+    assert {
+        path for path in set(Path("/tmp").glob("clustertool-devices-*")) - before if job.id in path.read_text()
+    } == set()
     job.stop()
 
 
@@ -152,7 +154,9 @@ def test_left_files_hold_nothing_and_are_removed(tmp: Path) -> None:
         assert not left.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"job": 1}', b'{"job": "x", "keys": 7}', b"\xff" * 100, b"[" * 5000])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"job": 1}', b'{"job": "x", "keys": 7}', b"\xff" * 100, b"[" * 5000]
+)
 def test_nonsense_that_is_locked_is_no_lock(tmp: Path, content: bytes) -> None:
     path = tmp / "clustertool-devices-7-bad"
     path.write_bytes(content)

@@ -70,7 +70,9 @@ def test_with_linger_the_supervisor_is_in_a_scope(bench: Bench, node: Made, tmp_
     assert in_scope(job)
     assert asked(tmp_path, "systemd-run") == ["--user --scope"]
     usual = bench.run(bench.nodes(1), program, secrets={"WORD": "hidden"}).ready()
-    assert job.log().splitlines()[:2] == usual.log().splitlines()[:2], "the ranks have the same environment and descriptors"
+    assert job.log().splitlines()[:2] == usual.log().splitlines()[:2], (
+        "the ranks have the same environment and descriptors"
+    )
     assert b"hidden" in job.log() and "hidden" not in read(str(job.dir() / ".clustertool/spec.json")).decode()
     for one in (job, usual):
         one.stop()
@@ -85,14 +87,18 @@ def test_with_linger_the_supervisor_is_in_a_scope(bench: Bench, node: Made, tmp_
         ("echo KillUserProcesses=no", "echo Linger=no", False),
         ("echo KillUserProcesses=no", LINGERS, False),
         ("echo KillUserProcesses=yes; echo KillExcludeUsers=nobody {me}", "echo Linger=no", False),
-        ("echo KillUserProcesses=yes; echo KillOnlyUsers=nobody; echo KillExcludeUsers=nobody", "echo Linger=no", False),
+        (
+            "echo KillUserProcesses=yes; echo KillOnlyUsers=nobody; echo KillExcludeUsers=nobody",
+            "echo Linger=no",
+            False,
+        ),
         ("echo KillUserProcesses=no; echo KillOnlyUsers={me}; echo KillExcludeUsers=nobody", "echo Linger=no", True),
         ("exit 1", LINGERS, False),  # System has not been booted with systemd
     ],
 )
 def test_in_all_other_cases_nothing_changes(
     bench: Bench, node: Made, tmp_path: Path, manager: str, user: str, warned: bool
-) -> None:  # fmt: skip
+) -> None:
     made = node(manager.format(me=pwd.getpwuid(os.getuid()).pw_name), user)
     problems = warnings(made)
     assert bool(problems) == warned

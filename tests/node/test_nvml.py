@@ -50,20 +50,37 @@ def test_eight_cards_one_of_them_sick(bench: Bench, driver: Driver) -> None:
     assert [device["uuid"] for device in devices] == [f"GPU-test-{number}" for number in range(8)]
     first, busy, sick = devices[0], devices[1], devices[SICK]
     assert first == {
-        "index": 0, "model": "NVIDIA Test 80GB", "uuid": "GPU-test-0",
-        "memory_total": 81920 * MIB, "memory_used": 0, "memory_free": 81420 * MIB, "utilisation": 0, "temperature": 40,
-        "power": 70.5, "power_limit": 400.0, "throttle": [], "ecc_corrected": 0, "ecc_uncorrected": 0,
-        "repair": "", "slowdown": 93,
-        "compute_mode": "default", "persistence": True, "processes": [], "problem": "", "held": None,
-    }  # fmt: skip
+        "index": 0,
+        "model": "NVIDIA Test 80GB",
+        "uuid": "GPU-test-0",
+        "memory_total": 81920 * MIB,
+        "memory_used": 0,
+        "memory_free": 81420 * MIB,
+        "utilisation": 0,
+        "temperature": 40,
+        "power": 70.5,
+        "power_limit": 400.0,
+        "throttle": [],
+        "ecc_corrected": 0,
+        "ecc_uncorrected": 0,
+        "repair": "",
+        "slowdown": 93,
+        "compute_mode": "default",
+        "persistence": True,
+        "processes": [],
+        "problem": "",
+        "held": None,
+    }
     assert (busy["utilisation"], busy["memory_used"]) == (91, 3100 * MIB)
     assert [process["pid"] for process in busy["processes"]] == [os.getpid(), 999_999_999]
     assert (busy["processes"][0]["user"], busy["processes"][0]["memory"]) == (USER, 3000 * MIB)
     assert busy["processes"][1]["user"] == ""  # of a container whose processes are not seen here
     assert (sick["temperature"], sick["ecc_corrected"], sick["ecc_uncorrected"]) == (96, 1234, 7)
     assert (sick["throttle"], sick["compute_mode"], sick["persistence"]) == (
-        ["hardware slowdown", "hardware thermal"], "exclusive process", False,
-    )  # fmt: skip
+        ["hardware slowdown", "hardware thermal"],
+        "exclusive process",
+        False,
+    )
     assert sick["repair"] == "pending"
     assert devices[7]["ecc_uncorrected"] is None  # a card without ECC
     assert [device["problem"] for device in devices] == [""] * 8
@@ -89,7 +106,9 @@ def test_the_module_is_sent_once_and_only_where_it_is_needed(bench: Bench, drive
     assert "need" not in node.ask("devices", nvml=digest)
     node.open()
     assert "need" not in node.ask("devices", nvml=digest)
-    assert not [name for part in pyz.shipped()[1:] for name in json.loads(zlib.decompress(part.data)) if "pynvml" in name]
+    assert not [
+        name for part in pyz.shipped()[1:] for name in json.loads(zlib.decompress(part.data)) if "pynvml" in name
+    ]
 
 
 def test_a_module_that_was_changed_on_the_node_is_not_run(bench: Bench, driver: Driver, tmp_path: Path) -> None:

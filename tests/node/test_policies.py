@@ -83,7 +83,9 @@ def test_two_starts_never_share_a_port(bench: Bench) -> None:
     first.start()
     first.stop()
     first.ended()
-    until(lambda: "20417" not in Path(claims.directory(), "ports.json").read_text(), "its supervisor took the claim back")
+    until(
+        lambda: "20417" not in Path(claims.directory(), "ports.json").read_text(), "its supervisor took the claim back"
+    )
     third = bench.job(nodes, p.PLAIN).place()
     nodes[0].ask("unplace", job_dir=str(third.dir()), token=third.plan.identity.token)
     assert 20417 not in claims.claimed()

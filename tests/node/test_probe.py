@@ -32,7 +32,9 @@ def test_facts(bench: Bench) -> None:
     assert facts.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert facts.netns == os.readlink("/proc/self/ns/net")
     assert facts.rsync == (shutil.which("rsync") is not None)
-    assert list(facts.ephemeral) == [int(word) for word in Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()]
+    assert list(facts.ephemeral) == [
+        int(word) for word in Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    ]
     assert abs(facts.time - time.time()) < 60
     free = shutil.disk_usage("/tmp").free
     assert 0.5 * free < facts.disk_free <= 2 * free
@@ -53,16 +55,19 @@ def test_holder_of_a_job(bench: Bench) -> None:
     job.stop()
 
 
-@pytest.mark.parametrize("ask, address, nic", [
-    ({"address": "127.0.0.2"}, "127.0.0.2", "lo"),
-    ({"address": "127.0.0.2", "explicit_address": "127.0.0.9"}, "127.0.0.9", "lo"),
-    ({"address": "", "nic": "lo"}, "127.0.0.1", "lo"),
-    ({"address": "127.0.0.2", "nic": "lo"}, "127.0.0.1", "lo"),
-    ({"address": "127.0.0.2", "nic": "lo", "explicit_address": "127.0.0.7"}, "127.0.0.7", "lo"),
-    ({"address": "240.0.0.7"}, "240.0.0.7", ""),
-    ({"address": "a-name"}, "a-name", ""),
-    ({"address": ""}, "127.0.0.1", "lo"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "ask, address, nic",
+    [
+        ({"address": "127.0.0.2"}, "127.0.0.2", "lo"),
+        ({"address": "127.0.0.2", "explicit_address": "127.0.0.9"}, "127.0.0.9", "lo"),
+        ({"address": "", "nic": "lo"}, "127.0.0.1", "lo"),
+        ({"address": "127.0.0.2", "nic": "lo"}, "127.0.0.1", "lo"),
+        ({"address": "127.0.0.2", "nic": "lo", "explicit_address": "127.0.0.7"}, "127.0.0.7", "lo"),
+        ({"address": "240.0.0.7"}, "240.0.0.7", ""),
+        ({"address": "a-name"}, "a-name", ""),
+        ({"address": ""}, "127.0.0.1", "lo"),
+    ],
+)
 def test_address(bench: Bench, ask: dict[str, str], address: str, nic: str) -> None:
     answer = bench.nodes(1)[0].probe(**{"explicit_address": "", "nic": "", **ask})
     assert (answer["address"], answer["nic"], answer["problems"]) == (address, nic, [])
@@ -165,7 +170,9 @@ def test_ports_of_a_job_are_busy(bench: Bench) -> None:
     """From the placing on, so that a second start takes others."""
     nodes = bench.nodes(1)
     job = bench.job(nodes, "exec sleep 1000").place()
-    ports = {port for process in job.plan.processes for port in process.ports} | {port for _, port in job.plan.extra_ports}
+    ports = {port for process in job.plan.processes for port in process.ports} | {
+        port for _, port in job.plan.extra_ports
+    }
     assert ports <= set(nodes[0].probe()["busy"])
     job.start()
     job.stop()

@@ -45,11 +45,16 @@ def test_proxies_of_the_login_are_told_by_name_only(bench: Bench) -> None:
     assert "secret" not in str(answer)
 
 
-@pytest.mark.parametrize("text, own", [
-    ("127.0.0.1 localhost\n127.0.1.1 box.lan box\n10.0.0.1 box\n", "127.0.1.1"),
-    ("# 1.2.3.4 box\n10.0.0.1 box # x", "10.0.0.1"),
-    ("::1 box\n10.0.0.1\tbox\n", "10.0.0.1"), ("10.0.0.1 boxer\n", ""), ("", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, own",
+    [
+        ("127.0.0.1 localhost\n127.0.1.1 box.lan box\n10.0.0.1 box\n", "127.0.1.1"),
+        ("# 1.2.3.4 box\n10.0.0.1 box # x", "10.0.0.1"),
+        ("::1 box\n10.0.0.1\tbox\n", "10.0.0.1"),
+        ("10.0.0.1 boxer\n", ""),
+        ("", ""),
+    ],
+)
 def test_own_name(tmp_path: Path, text: str, own: str) -> None:
     (tmp_path / "hosts").write_text(text)
     assert condition.own_name("box", str(tmp_path / "hosts")) == own
@@ -73,7 +78,9 @@ def test_versions_of_the_jobs_own_python(bench: Bench, tmp_path: Path) -> None:
     (other / "top_level.txt").write_text("othername\n")
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: Distribution\nVersion: 7\n")
     (site / "othername.py").write_text("raise SystemExit('imported')")
-    facts = asked(bench, env={"PYTHONPATH": str(site)}, packages=["paddle", "my-thing", "othername", "numpy", "no-such"])
+    facts = asked(
+        bench, env={"PYTHONPATH": str(site)}, packages=["paddle", "my-thing", "othername", "numpy", "no-such"]
+    )
     told = dict(facts.packages)
     assert told.pop("python") == ".".join(map(str, sys.version_info[:3]))
     assert told.pop("numpy") == metadata.version("numpy")
@@ -111,7 +118,9 @@ def test_no_python3_in_the_jobs_environment(bench: Bench, tmp_path: Path) -> Non
 def test_a_prelude_that_never_ends_is_ended_with_all_it_started(tmp_path: Path) -> None:
     mark = f"MARK_{os.getpid()}_{time.monotonic_ns()}"
     start = time.monotonic()
-    told, ((column, level, what, _),) = jobenv.look({**JOB, "prelude": f"export {mark}=1; sleep 600 & sleep 600"}, limit=0.5)
+    told, ((column, level, what, _),) = jobenv.look(
+        {**JOB, "prelude": f"export {mark}=1; sleep 600 & sleep 600"}, limit=0.5
+    )
     assert (told, column, level, what) == ({}, "packages", "error", "PRELUDE and python3 did not end within 0.5 s")
     assert time.monotonic() - start < 20
     until(lambda: not marked(mark), "nothing of it lives")

@@ -32,14 +32,21 @@ class Rank:
         self.log = folder / "log"
         self.job = -1  # descriptor of the job's directory
         self.spec: dict[str, Any] = {
-            "here": False, "first_path": "", "common": {"A": "b c"}, "ld_library_path": "", "prelude": "",
-            "work_dir": str(folder), "job_dir": str(folder / "job"),
-        }  # fmt: skip
+            "here": False,
+            "first_path": "",
+            "common": {"A": "b c"},
+            "ld_library_path": "",
+            "prelude": "",
+            "work_dir": str(folder),
+            "job_dir": str(folder / "job"),
+        }
 
     def start(self, *argv: str, umask: int = 0o027, file_limit: int = 0) -> tuple[int, str]:
         fd = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            return ranks.start(self.spec, {"argv": list(argv), "env": {"RANK": "3"}}, 0, self.job, fd, umask, file_limit)
+            return ranks.start(
+                self.spec, {"argv": list(argv), "env": {"RANK": "3"}}, 0, self.job, fd, umask, file_limit
+            )
         finally:
             os.close(fd)
 
@@ -61,10 +68,13 @@ def test_what_it_has(rank: Rank) -> None:
     leak = os.open("/dev/zero", os.O_RDONLY)
     try:
         told = rank.said(
-            "sh", "-c", "pwd; echo $A $RANK $CLUSTERTOOL_ATTEMPT; ulimit -n; ls -l /proc/self/fd | grep -c zero; : > made;"
+            "sh",
+            "-c",
+            "pwd; echo $A $RANK $CLUSTERTOOL_ATTEMPT; ulimit -n; ls -l /proc/self/fd | grep -c zero; : > made;"
             "readlink /proc/self/fd/0; cut -d' ' -f6 /proc/$$/stat; echo $$; echo bad >&2;"
-            "exec grep -E 'SigIgn|SigBlk' /proc/self/status", file_limit=200,  # a shell that starts something blocks signals
-        )  # fmt: skip
+            "exec grep -E 'SigIgn|SigBlk' /proc/self/status",
+            file_limit=200,  # a shell that starts something blocks signals
+        )
     finally:
         os.close(leak)
         assert os.umask(mask) == 0o077

@@ -43,7 +43,9 @@ def rows(job: Job, rank: int = 0) -> list[list[Any]]:
 def test_a_rank_is_its_whole_tree(bench: Bench) -> None:
     job = bench.run(None, p.one_each(FAMILY, p.PLAIN), per_node=2)
     job.says(b"done")
-    last = until(lambda: [row for row in rows(job) if row[3] >= 4.0 and row[5] == 1][-1:], f"4 s of CPU: {rows(job)}")[0]
+    last = until(lambda: [row for row in rows(job) if row[3] >= 4.0 and row[5] == 1][-1:], f"4 s of CPU: {rows(job)}")[
+        0
+    ]
     role, rank, attempt, cpu, memory, count, size = last
     assert (role, rank, attempt, count) == ("trainer", 0, 0, 1)
     assert 4.0 <= cpu < 8.0
@@ -61,7 +63,9 @@ def test_a_rank_is_its_whole_tree(bench: Bench) -> None:
 
 
 def test_exits_tell_what_was_used(bench: Bench) -> None:
-    code = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\nx = bytearray(50 << 20)"
+    code = (
+        "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\nx = bytearray(50 << 20)"
+    )
     job = bench.run(None, p.python(code))
     (event,) = job.until("exited")
     assert 0.3 <= event["cpu"] < 3.0

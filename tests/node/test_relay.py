@@ -69,7 +69,12 @@ class Relays:
             size, count = len(self.shipment.text), len(self.shipment.names) + 1
             order = {"release": self.shipment.release, "manifest": self.shipment.name, "groups": None, "helper": False}
             order.update(size=size, count=count)
-            secret = {"certificate": self.certificate, "key": self.key, "address": self.nodes[i].host.address, "report": 0.25}
+            secret = {
+                "certificate": self.certificate,
+                "key": self.key,
+                "address": self.nodes[i].host.address,
+                "report": 0.25,
+            }
             self.nodes[i].ask("relay", **{**order, **secret, **more})
             self.ports[i] = self.says(i, "ready")["port"]
         return self
@@ -128,7 +133,10 @@ def relays(bench: Bench) -> Iterator[Any]:
         for node in one.nodes:
             for client in node.clients:
                 client.close()
-    until(lambda: not [pid for pid in pids() if read(f"/proc/{pid}/comm") == b"ct-relay\n" and _mine(pid, bench)], "relays end")
+    until(
+        lambda: not [pid for pid in pids() if read(f"/proc/{pid}/comm") == b"ct-relay\n" and _mine(pid, bench)],
+        "relays end",
+    )
 
 
 def _mine(pid: int, bench: Bench) -> bool:
@@ -456,7 +464,11 @@ def knock(address: tuple[str, int], identity_: tuple[str, str] | None) -> bytes:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    with contextlib.suppress(OSError), socket.create_connection(address, 10) as plain, context.wrap_socket(plain) as sock:
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection(address, 10) as plain,
+        context.wrap_socket(plain) as sock,
+    ):
         sock.sendall(encode({"get": 1}))
         return sock.recv(100)
     return b""
@@ -528,9 +540,13 @@ def test_a_patch(bench: Bench) -> None:
     new.text = old.text.replace(b'"sm\\nall"', b'"renamed"')
     new.name, new.release = manifest.name_of(new.text), "2" * 32
     request = {
-        "release": new.release, "base": old.release, "steps": manifest.delta(old.text, new.text), "manifest": new.name,
-        "groups": None, "pieces": {},
-    }  # fmt: skip
+        "release": new.release,
+        "base": old.release,
+        "steps": manifest.delta(old.text, new.text),
+        "manifest": new.name,
+        "groups": None,
+        "pieces": {},
+    }
     assert not node.ask("patch", **request)["have"], "the base is not there"
     store = Store(str(node.root))
     old.fill(store, range(1, COUNT + 1))

@@ -17,9 +17,15 @@ from tests.node import programs as p
 from tests.node.harness import Bench, Job, alive, look, state, until
 
 RESIST = {
-    "ignores TERM": p.IGNORES_TERM, "setsid": p.SETSID, "daemon": p.DAEMON, "wiped environment": p.ENV_WIPED,
-    "retitled": p.RETITLED, "zombies": p.ZOMBIES, "headless": p.HEADLESS, "storm": p.STORM,
-}  # fmt: skip
+    "ignores TERM": p.IGNORES_TERM,
+    "setsid": p.SETSID,
+    "daemon": p.DAEMON,
+    "wiped environment": p.ENV_WIPED,
+    "retitled": p.RETITLED,
+    "zombies": p.ZOMBIES,
+    "headless": p.HEADLESS,
+    "storm": p.STORM,
+}
 
 
 def ready(bench: Bench, program: Any, **given: Any) -> Job:
@@ -132,7 +138,9 @@ def test_marked_process_that_is_no_descendant(bench: Bench) -> None:
 @pytest.mark.parametrize("threads", ["few", "many"])
 def test_descendants_are_written_down(bench: Bench, threads: str) -> None:
     """Also those whose parents were gone before anybody could look, and those that come later; by both ways of looking."""
-    job = ready(bench, p.one_each(p.DAEMON, p.ENV_WIPED_LATE, p.MANY_THREADS if threads == "many" else p.PLAIN), per_node=3)
+    job = ready(
+        bench, p.one_each(p.DAEMON, p.ENV_WIPED_LATE, p.MANY_THREADS if threads == "many" else p.PLAIN), per_node=3
+    )
     until(lambda: job.seen() >= set(job.told()), "the daemon is in the book")
     until(lambda: job.rank(2) in job.seen())
     (job.dir() / "go").touch()

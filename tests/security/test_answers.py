@@ -21,13 +21,28 @@ from tests.ssh import sshd
 
 Frames = "queue.Queue[tuple[int, Mapping[str, Any], bytes]]"
 
-EVENT = {"e": "started", "t": 1.0, "role": "trainer", "rank": 0, "pid": 7, "start": 1, "attempt": 0, "log": "log/workerlog.0"}
+EVENT = {
+    "e": "started",
+    "t": 1.0,
+    "role": "trainer",
+    "rank": 0,
+    "pid": 7,
+    "start": 1,
+    "attempt": 0,
+    "log": "log/workerlog.0",
+}
 SUMMARY = {"id": "a", "state": "running", "node": 0, "created": 1.0, "nodes": ["n"], "code": None}
 SUMMARY.update(reason="", owner=None, mode=None, command=None)
 STATUS = {
-    "node": 0, "dir": "/x", "heartbeat": None, "events": [EVENT], "supervised": True, "usage": {"7": [0.1, 5]}, "output": [],
+    "node": 0,
+    "dir": "/x",
+    "heartbeat": None,
+    "events": [EVENT],
+    "supervised": True,
+    "usage": {"7": [0.1, 5]},
+    "output": [],
     "unknown": "",
-}  # fmt: skip
+}
 
 # A hostile node plays back what the test has written into ~/script.json: header text and payload size by question.
 PLAYS = """
@@ -100,13 +115,21 @@ def test_a_wrong_shape_is_an_error_of_its_node_and_of_one_question(nodes: Nodes)
     assert nodes.ask("jobs") == (None, True)
 
 
-@pytest.mark.parametrize(("frame", "says"), [
-    (" " * (17 << 20), "a frame of 17825792+0 bytes"),
-    ((reply(jobs=[]), (256 << 10) + 1), "262145 bytes"),
-    ('{"re": 4711, "jobs": []}', "an answer with a header"), ('{"re": "1"}', "an answer with a header"),
-    ('{"re": [1]}', "an answer with a header"), ("{]", "no JSON"), ("[]", "no object"), ("[" * 100_000, "no JSON"),
-    ('{"k": "log", "x": "' + "x" * 50_000 + '"}', "a frame of kind 'log' with a header of"),
-], ids=["header", "payload", "unknown number", "text", "list", "no JSON", "no object", "deep", "stream"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("frame", "says"),
+    [
+        (" " * (17 << 20), "a frame of 17825792+0 bytes"),
+        ((reply(jobs=[]), (256 << 10) + 1), "262145 bytes"),
+        ('{"re": 4711, "jobs": []}', "an answer with a header"),
+        ('{"re": "1"}', "an answer with a header"),
+        ('{"re": [1]}', "an answer with a header"),
+        ("{]", "no JSON"),
+        ("[]", "no object"),
+        ("[" * 100_000, "no JSON"),
+        ('{"k": "log", "x": "' + "x" * 50_000 + '"}', "a frame of kind 'log' with a header of"),
+    ],
+    ids=["header", "payload", "unknown number", "text", "list", "no JSON", "no object", "deep", "stream"],
+)
 def test_a_frame_that_exceeds_its_limit_ends_the_connection_to_its_node(nodes: Nodes, frame: Any, says: str) -> None:
     nodes.play("jobs", frame)
     error, honest = nodes.ask("jobs")
@@ -166,32 +189,58 @@ def bad(question: str, answer: Mapping[str, Any]) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("change", "says"), [
-    ({"events": [{**EVENT, "role": "boss"}]}, "events[0] (started).role is 'boss', not one of"),
-    ({"events": [{**EVENT, "rank": "3"}]}, "events[0] (started).rank is '3'"),
-    ({"events": [{**EVENT, "rank": True}]}, "events[0] (started).rank is True"),
-    ({"events": [{**EVENT, "t": float("inf")}]}, "events[0].t is inf"),
-    ({"events": [{"e": "job", "t": 1, "id": "x/y"}]}, "events[0] (job).id is 'x/y', not a job id"),
-    ({"events": [{"e": "job", "t": 1, "id": "x", "processes": [{"role": "trainer"}]}]}, "processes[0] has no 'rank'"),
-    ({"events": [{"e": "ended", "t": 1, "state": "lost", "code": 10**30, "source": "", "reason": ""}]}, "code is 1000"),
-    ({"events": [{"e": "lost", "t": 1, "node": 1, "ranks": [["trainer", 0, None, "x", 1]]}]}, "ranks[0][3] is 'x'"),
-    ({"events": [{"e": "clean", "t": 1, "survivors": [["x"]]}]}, "survivors[0] is a list, not a string"),
-    ({"events": [{"e": "new", "t": 1, "more": [[]] * 3000}]}, "events[0].more holds more than"),
-    ({"usage": {"7": [1]}}, "usage['7'] is a list, not a list of 2"),
-    ({"dir": 7}, "dir is 7, not a string"), ({"node": 10**9}, "node is 1000000000"), ({"supervised": "yes"}, "supervised is"),
-], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"events": [{**EVENT, "role": "boss"}]}, "events[0] (started).role is 'boss', not one of"),
+        ({"events": [{**EVENT, "rank": "3"}]}, "events[0] (started).rank is '3'"),
+        ({"events": [{**EVENT, "rank": True}]}, "events[0] (started).rank is True"),
+        ({"events": [{**EVENT, "t": float("inf")}]}, "events[0].t is inf"),
+        ({"events": [{"e": "job", "t": 1, "id": "x/y"}]}, "events[0] (job).id is 'x/y', not a job id"),
+        (
+            {"events": [{"e": "job", "t": 1, "id": "x", "processes": [{"role": "trainer"}]}]},
+            "processes[0] has no 'rank'",
+        ),
+        (
+            {"events": [{"e": "ended", "t": 1, "state": "lost", "code": 10**30, "source": "", "reason": ""}]},
+            "code is 1000",
+        ),
+        ({"events": [{"e": "lost", "t": 1, "node": 1, "ranks": [["trainer", 0, None, "x", 1]]}]}, "ranks[0][3] is 'x'"),
+        ({"events": [{"e": "clean", "t": 1, "survivors": [["x"]]}]}, "survivors[0] is a list, not a string"),
+        ({"events": [{"e": "new", "t": 1, "more": [[]] * 3000}]}, "events[0].more holds more than"),
+        ({"usage": {"7": [1]}}, "usage['7'] is a list, not a list of 2"),
+        ({"dir": 7}, "dir is 7, not a string"),
+        ({"node": 10**9}, "node is 1000000000"),
+        ({"supervised": "yes"}, "supervised is"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 def test_a_status_that_is_not_valid(change: dict[str, Any], says: str) -> None:
     answers.check_answer("status", STATUS)
     assert says in bad("status", {**STATUS, **change})
 
 
-@pytest.mark.parametrize(("question", "answer"), [
-    ("stop", {"jobs": {"../x": {"state": "clean", "survivors": []}}}), ("stop", {"jobs": {"x": {"state": "clean"}}}),
-    ("clean", {"removed": ["x/.."], "running": [], "freed": 0}), ("clean", {"removed": [], "running": [], "freed": -1}),
-    ("tail", {"text": 1}), ("tail", {"text": "x" * (2 << 20)}), ("files", {"files": {"a": "b"}}), ("patch", {}),
-    ("devices", {"kind": "gpu"}), ("glance", {"jobs": []}), ("devices", {"need": 7}), ("mesh", {"ports": [70_000]}),
-    ("meet", {"seen": [-1]}), ("probe", {"cpus": "many"}), ("probe", {"busy": [None]}), ("examine", {"packages": [["x"]]}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("stop", {"jobs": {"../x": {"state": "clean", "survivors": []}}}),
+        ("stop", {"jobs": {"x": {"state": "clean"}}}),
+        ("clean", {"removed": ["x/.."], "running": [], "freed": 0}),
+        ("clean", {"removed": [], "running": [], "freed": -1}),
+        ("tail", {"text": 1}),
+        ("tail", {"text": "x" * (2 << 20)}),
+        ("files", {"files": {"a": "b"}}),
+        ("patch", {}),
+        ("devices", {"kind": "gpu"}),
+        ("glance", {"jobs": []}),
+        ("devices", {"need": 7}),
+        ("mesh", {"ports": [70_000]}),
+        ("meet", {"seen": [-1]}),
+        ("probe", {"cpus": "many"}),
+        ("probe", {"busy": [None]}),
+        ("examine", {"packages": [["x"]]}),
+    ],
+)
 def test_other_answers_that_are_not_valid(question: str, answer: dict[str, Any]) -> None:
     bad(question, answer)
 

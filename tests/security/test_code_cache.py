@@ -48,8 +48,11 @@ def _fifo(path: Path) -> None:
 
 
 CHANGES = {
-    "another user's": _of_another_user, "writable for all": lambda path: path.chmod(0o666), "a link": _link, "a fifo": _fifo,
-}  # fmt: skip
+    "another user's": _of_another_user,
+    "writable for all": lambda path: path.chmod(0o666),
+    "a link": _link,
+    "a fifo": _fifo,
+}
 
 
 @pytest.mark.parametrize("change", CHANGES)

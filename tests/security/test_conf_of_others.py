@@ -44,7 +44,9 @@ class Place:
     def run(self, *argv: str, cwd: Path | None = None, home: Path | None = None) -> Done:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "SSH_", "INVOKE_"))}
         env = {**kept, "HOME": str(home or self.home), "PYTHONPATH": str(REPO)}
-        done = subprocess.run(argv, cwd=cwd or self.below, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        done = subprocess.run(
+            argv, cwd=cwd or self.below, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
         return Done(done.returncode, done.stdout, done.stderr, 0.0)
 
     def dry(self, *options: str, cwd: Path | None = None, home: Path | None = None) -> Done:
@@ -149,7 +151,9 @@ def test_an_access_list(place: Place) -> None:
     conf = place.program(place.top / "conf.py")
     conf.chmod(0o664)
     entries = [(0x01, 6, -1), (0x02, 6, STRANGER), (0x04, 4, -1), (0x10, 6, -1), (0x20, 4, -1)]
-    packed = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", tag, bits, who & 0xFFFFFFFF) for tag, bits, who in entries)
+    packed = struct.pack("<I", 2) + b"".join(
+        struct.pack("<HHI", tag, bits, who & 0xFFFFFFFF) for tag, bits, who in entries
+    )
     try:
         os.setxattr(conf, "system.posix_acl_access", packed)
     except OSError:
@@ -202,10 +206,18 @@ def test_nothing_but_conf_py_is_run(place: Place) -> None:
     """Invoke would load tasks.py from here or above, and configuration files that can be programs."""
     (place.below / "conf.py").write_text(KEYS)
     for folder, name in (
-        (place.below, "tasks.py"), (place.below, "invoke.py"), (place.below, "sitecustomize.py"), (place.below, "yaml.py"),
-        (place.top, "tasks.py"), (place.below, "tasks/__init__.py"), (place.home, ".invoke.py"), (place.home, "invoke.py"),
-        (place.below, "paramiko.py"), (place.below, "fabric.py"), (place.below, "fabric.json"),
-    ):  # fmt: skip
+        (place.below, "tasks.py"),
+        (place.below, "invoke.py"),
+        (place.below, "sitecustomize.py"),
+        (place.below, "yaml.py"),
+        (place.top, "tasks.py"),
+        (place.below, "tasks/__init__.py"),
+        (place.home, ".invoke.py"),
+        (place.home, "invoke.py"),
+        (place.below, "paramiko.py"),
+        (place.below, "fabric.py"),
+        (place.below, "fabric.json"),
+    ):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(f"raise SystemExit(open({str(place.mark)!r}, 'w').write('{name}'))")
     for verb in (["--list"], ["--help", "run"]):

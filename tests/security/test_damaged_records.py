@@ -141,7 +141,9 @@ def test_records_of_another_machine(bench: Bench) -> None:
     assert job.follow(follow=False)
     assert alive(job.rank())
     with events.open("a") as file:  # its own last word is a proof
-        file.write('{"t":1,"e":"clean","survivors":[]}\n{"t":1,"e":"ended","state":"stopped","code":143,"source":"tool","reason":"x"}\n')
+        file.write(
+            '{"t":1,"e":"clean","survivors":[]}\n{"t":1,"e":"ended","state":"stopped","code":143,"source":"tool","reason":"x"}\n'
+        )
     assert listed(job)["state"] == "stopped"
     assert job.stop()["state"] == "ended already"
     assert clean(job, dry=True)["removed"] == [job.id]
@@ -199,7 +201,9 @@ def test_newer_records_are_refused_and_named(bench: Bench, file: str) -> None:
     path = job.dir().parent / OURS / "jobs/newer.json" if file == "ledger" else job.dir() / OURS / "events.jsonl"
     before = path.read_text()
     for number in (f"{FORMAT + 1}", '"two"'):
-        text = before.replace(f'"format": {FORMAT}', f'"format": {number}').replace(f'"format":{FORMAT}', f'"format":{number}')
+        text = before.replace(f'"format": {FORMAT}', f'"format": {number}').replace(
+            f'"format":{FORMAT}', f'"format":{number}'
+        )
         path.write_text(text)
         if file == "events.jsonl":
             assert listed(job)["state"] == "unknown" and str(path) in listed(job)["reason"]
@@ -257,9 +261,20 @@ def ports_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(
     "text",
-    ["[]", "7", "null", '"x"', "{", '{"20001": ["a", "b", "c", "d"]}', '{"20001": 5}', '{"x": ["a", "b", "c"]}',
-     '{"20001": [1, 2, 3]}', '{"20001": ["(inv check)", "x y z", "BOOT"]}', "[" * 100_000],
-)  # fmt: skip
+    [
+        "[]",
+        "7",
+        "null",
+        '"x"',
+        "{",
+        '{"20001": ["a", "b", "c", "d"]}',
+        '{"20001": 5}',
+        '{"x": ["a", "b", "c"]}',
+        '{"20001": [1, 2, 3]}',
+        '{"20001": ["(inv check)", "x y z", "BOOT"]}',
+        "[" * 100_000,
+    ],
+)
 def test_claims_of_another_shape_count_for_nothing(ports_json: Path, text: str) -> None:
     ports_json.write_text(text.replace("BOOT", processes.boot_id()))
     assert claims.claimed() == {}

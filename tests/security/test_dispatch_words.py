@@ -28,12 +28,18 @@ RELAY = """
 """
 
 
-@pytest.mark.parametrize(("word", "says"), [
-    ({"s": "wrong", "i": 10**9}, "its relay sent what is not valid: there is no piece 1000000000"),
-    ({"s": "lacks", "lacks": "f" * 1000, "have": "0"}, "its relay sent what is not valid: too many"),
-    ({"s": "nonsense"}, "it sent something that is not valid: s is no word of a relay"),
-], ids=["piece", "number", "kind"])  # fmt: skip
-def test_a_word_that_is_not_valid_fails_its_node(site: Callable[..., LoopSite], word: dict[str, object], says: str) -> None:
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ({"s": "wrong", "i": 10**9}, "its relay sent what is not valid: there is no piece 1000000000"),
+        ({"s": "lacks", "lacks": "f" * 1000, "have": "0"}, "its relay sent what is not valid: too many"),
+        ({"s": "nonsense"}, "it sent something that is not valid: s is no word of a relay"),
+    ],
+    ids=["piece", "number", "kind"],
+)
+def test_a_word_that_is_not_valid_fails_its_node(
+    site: Callable[..., LoopSite], word: dict[str, object], says: str
+) -> None:
     one = site(2)
     site_with_hostile(one, 1, f"WORD = {word!r}\n" + RELAY.replace("\n    ", "\n"))
     one.workspace(train_py="print('hello')")

@@ -47,7 +47,14 @@ def test_files_of_a_workspace_are_utf8_in_any_locale(tmp_path: Path, locale: str
     (tmp_path / "job.toml").write_text('# Grüße\n[env]\nGREETING = "schön"\n', encoding="utf-8")
     (tmp_path / ".clusterignore").write_text("größe\n", encoding="utf-8")
     (tmp_path / "größe").touch()
-    env = {"LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", READ, str(tmp_path)], env=env, capture_output=True, text=True, timeout=60)
+    env = {
+        "LC_ALL": locale,
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", READ, str(tmp_path)], env=env, capture_output=True, text=True, timeout=60
+    )
     assert not done.returncode, done.stderr
     assert done.stdout == "'sch\\xf6n' ('.clusterignore', 'job.toml')\n"

@@ -105,7 +105,9 @@ def test_ranks_of_others_and_of_no_plan_are_not_fetched(site: Sites) -> None:
     (pair.folder / "evil/output").mkdir(parents=True)
     (pair.folder / "evil/output/model").write_text("evil")
     for first in (0, 1):  # an event of an unknown kind in front
-        site_with_hostile(pair, 1, f"ID, DIR, FIRST = {job!r}, {str(pair.folder / 'evil')!r}, {first}\n" + _dedented(CLAIMS))
+        site_with_hostile(
+            pair, 1, f"ID, DIR, FIRST = {job!r}, {str(pair.folder / 'evil')!r}, {first}\n" + _dedented(CLAIMS)
+        )
         done = pair.inv("fetch", "--rank", 0, "--to", "zero", "--json").ends(0)
         assert list(done.json["ranks"]) == ["0"] and (pair.folder / "zero/model").read_text() == "honest"
         done = pair.inv("fetch", "--rank", "all", "--to", f"all{first}", "--json").ends(0)

@@ -31,7 +31,9 @@ def answer(request):
 def test_progress_extends_no_question_that_a_stop_needs(bench: Bench, question: str, limit: float, most: float) -> None:
     """And what is taken back after a failure is waited for a bounded time: there Ctrl+C does not end the waiting."""
     python = bench.tmp / "python"
-    python.write_text(hostile._PROGRAM.format(python=sys.executable, node=0, nodes=[], answer=ANSWER, loader=len(pyz.LOADER)))
+    python.write_text(
+        hostile._PROGRAM.format(python=sys.executable, node=0, nodes=[], answer=ANSWER, loader=len(pyz.LOADER))
+    )
     python.chmod(0o755)
     node = bench.nodes(1, python=str(python))[0]
     before = time.monotonic()

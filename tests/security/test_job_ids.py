@@ -15,8 +15,23 @@ from tests.security.hostile import site_with_hostile
 
 GOOD = ["20260101-120000-ab2c", "a", "A.b_c-d", "9" * 64]
 BAD = [
-    "", ".", "..", "-x", ".x", "_x", "x/../../up", "/etc", "x y", "x\n", "x\x1b[2J", "x\0", "ü", "x" * 65, "٣", "x\u202e",
-]  # fmt: skip
+    "",
+    ".",
+    "..",
+    "-x",
+    ".x",
+    "_x",
+    "x/../../up",
+    "/etc",
+    "x y",
+    "x\n",
+    "x\x1b[2J",
+    "x\0",
+    "ü",
+    "x" * 65,
+    "٣",
+    "x\u202e",
+]
 
 # `jobs` names an id that leads out of the folder, newer than all others; `status` names a directory of the node's own.
 HOSTILE = """

@@ -68,7 +68,9 @@ def test_what_follows_the_last_line_is_kept() -> None:
 
 
 @pytest.mark.parametrize("noise", [DRIBBLE, "yes"])
-def test_a_script_starts_in_time_or_fails(cluster_of: Callable[..., tuple[Cluster, list[sshd.Sshd]]], noise: str) -> None:
+def test_a_script_starts_in_time_or_fails(
+    cluster_of: Callable[..., tuple[Cluster, list[sshd.Sshd]]], noise: str
+) -> None:
     """What rsync and `exec` use."""
     if not sshd.READS_BASHRC:
         pytest.skip("the login shell here does not read .bashrc")

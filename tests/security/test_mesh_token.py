@@ -41,5 +41,11 @@ def test_a_part_of_the_token_gets_no_answer(address: tuple[str, int]) -> None:
 
 def test_only_the_whole_token_is_answered(address: tuple[str, int]) -> None:
     assert _says(address, TOKEN + _WHO) == b"00000007"
-    for wrong in (b"x" + TOKEN[1:] + _WHO, TOKEN[:-1] + b"x" + _WHO, bytes(_TOKEN) + _WHO, TOKEN + b"?", TOKEN + _WHO + b"x"):
+    for wrong in (
+        b"x" + TOKEN[1:] + _WHO,
+        TOKEN[:-1] + b"x" + _WHO,
+        bytes(_TOKEN) + _WHO,
+        TOKEN + b"?",
+        TOKEN + _WHO + b"x",
+    ):
         assert _says(address, wrong) in (b"", None)

@@ -16,10 +16,20 @@ from clustertool.reach import dial, sshconfig
 from clustertool.reach.sshconfig import SshSettings, expand_in_shell
 
 COMMANDS = [
-    "fe80::1%$(touch${IFS}{mark})", "[fe80::1%$(touch${IFS}{mark})]:22", "$(id>{mark})@host", "`touch${IFS}{mark}`@host",
-    "a|touch${IFS}{mark}|@host", "host;touch${IFS}{mark}", "a&touch${IFS}{mark}&@host", "-oProxyCommand=touch${IFS}{mark}",
-    "-oProxyCommand=touch${IFS}{mark}@host", "x\n-oProxyCommand=id@host", "host\\", "ann\\@host", "a -oX=y@host",
-]  # fmt: skip
+    "fe80::1%$(touch${IFS}{mark})",
+    "[fe80::1%$(touch${IFS}{mark})]:22",
+    "$(id>{mark})@host",
+    "`touch${IFS}{mark}`@host",
+    "a|touch${IFS}{mark}|@host",
+    "host;touch${IFS}{mark}",
+    "a&touch${IFS}{mark}&@host",
+    "-oProxyCommand=touch${IFS}{mark}",
+    "-oProxyCommand=touch${IFS}{mark}@host",
+    "x\n-oProxyCommand=id@host",
+    "host\\",
+    "ann\\@host",
+    "a -oX=y@host",
+]
 
 
 @pytest.mark.parametrize("entry", COMMANDS)
@@ -35,7 +45,9 @@ def test_a_name_with_a_command_in_it_is_refused_everywhere(entry: str, tmp_path:
         pick((), [entry])
 
 
-@pytest.mark.parametrize("fields", [{"user": "$(id)"}, {"user": "-x"}, {"address": "$(id)"}, {"address": "10.0.0.1;id"}])
+@pytest.mark.parametrize(
+    "fields", [{"user": "$(id)"}, {"user": "-x"}, {"address": "$(id)"}, {"address": "10.0.0.1;id"}]
+)
 def test_the_keys_of_an_entry_are_checked_too(fields: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
         read_hosts([{"host": "node", **fields}])
@@ -71,10 +83,18 @@ def test_ssh_has_the_same_rule_for_every_character() -> None:
 
 
 UNUSUAL = [
-    ("CORP\\ann@node", "CORP\\ann", "node"), ("ann@corp.example@node", "ann@corp.example", "node"), ("a b@node", "a b", "node"),
-    ("$USER@node", "$USER", "node"), ("node+1", "", "node+1"), ("node-", "", "node-"), ("_x~y", "", "_x~y"), ("7", "", "7"),
-    ("ssh://ann@node:22/", "ann", "node"), ("ann:b/c@node", "ann:b/c", "node"), ("knoten-ä", "", "knoten-ä"),
-]  # fmt: skip
+    ("CORP\\ann@node", "CORP\\ann", "node"),
+    ("ann@corp.example@node", "ann@corp.example", "node"),
+    ("a b@node", "a b", "node"),
+    ("$USER@node", "$USER", "node"),
+    ("node+1", "", "node+1"),
+    ("node-", "", "node-"),
+    ("_x~y", "", "_x~y"),
+    ("7", "", "7"),
+    ("ssh://ann@node:22/", "ann", "node"),
+    ("ann:b/c@node", "ann:b/c", "node"),
+    ("knoten-ä", "", "knoten-ä"),
+]
 
 
 @pytest.mark.parametrize("entry, user, host", UNUSUAL)
@@ -92,7 +112,9 @@ HOSTILE = {"r": "$HOME `id` $(id) \"x\" 'y' \\z *", "h": "a b$(touch mark)'\"`to
 
 
 @pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
-@pytest.mark.parametrize("command", ["printf '%%s\\n' %r %h", "printf '%%s\\n' \"%r\" \"%h\"", "printf '%%s\\n' '%r' '%h'"])
+@pytest.mark.parametrize(
+    "command", ["printf '%%s\\n' %r %h", 'printf \'%%s\\n\' "%r" "%h"', "printf '%%s\\n' '%r' '%h'"]
+)
 def test_every_value_arrives_as_it_is(command: str, shell: str, tmp_path: Path) -> None:
     """Even what no name may have: bare, and inside both kinds of quotes."""
     made = expand_in_shell(command, {**HOSTILE, "%": "%"})
@@ -101,7 +123,7 @@ def test_every_value_arrives_as_it_is(command: str, shell: str, tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("command", ["nc %h %p", "ssh -W [%h]:%p gate", "a %% b %x \\%h \"%n:%p\"", "proxy '%h' %p # %r"])
+@pytest.mark.parametrize("command", ["nc %h %p", "ssh -W [%h]:%p gate", 'a %% b %x \\%h "%n:%p"', "proxy '%h' %p # %r"])
 def test_usual_names_are_put_in_as_ssh_does(command: str) -> None:
     tokens = {"h": "node-1.example.org", "p": "22", "r": "ann", "n": "node", "%": "%"}
     assert expand_in_shell(command, tokens) == sshconfig.expand(command, tokens).replace("\\node-1.example.org", "\\%h")

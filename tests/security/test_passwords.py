@@ -151,7 +151,7 @@ def test_texts_of_a_server_cannot_steer_the_terminal(hosts: HostsOf) -> None:
     assert not login([node], person).failed
     (question,) = person.asked
     assert question.isprintable() and len(question) < 1000
-    assert question.startswith(f"ann@{node.address} asks \"\\x1b]52;c;AAAA\\x07")
+    assert question.startswith(f'ann@{node.address} asks "\\x1b]52;c;AAAA\\x07')
 
 
 def test_a_server_cannot_ask_without_end(hosts: HostsOf) -> None:

@@ -282,7 +282,9 @@ time.sleep(600)
     site = LabSite(tmp_path / "ann", nodes)
     site.conf(USER="ann", PYTHON="python3")
     site.workspace(train_py="print('ran')")
-    thread = threading.Thread(target=lambda: nodes.exec(0, [*as_bob, "timeout", "100", "python3", "-c", squat], timeout=120))
+    thread = threading.Thread(
+        target=lambda: nodes.exec(0, [*as_bob, "timeout", "100", "python3", "-c", squat], timeout=120)
+    )
     thread.start()
 
     def end_of_bob() -> None:
@@ -294,7 +296,10 @@ time.sleep(600)
 
     try:
         until(lambda: (nodes.tmp(0) / "clustertool-devices.lock").exists(), "bob is ready")
-        until(lambda: [p for p in nodes.processes(0) if squat in p.argv and "timeout" not in p.argv], "bob's program lives")
+        until(
+            lambda: [p for p in nodes.processes(0) if squat in p.argv and "timeout" not in p.argv],
+            "bob's program lives",
+        )
         assert "ran" in site.inv("run", "-w", "job").ends(0).out
         cells = json.loads(site.inv("check", "--json").ends(0).out)["nodes"][0]["findings"]
         assert cells["devices"]["level"] == "warn"

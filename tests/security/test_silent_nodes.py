@@ -45,8 +45,19 @@ def test_no_verb_takes_a_silent_node_for_one_without_jobs(running: tuple[LoopSit
     pair, job = running
     silent = pair.name(1)
     with away(pair, 0), away(pair, 1):
-        for verb in (["jobs"], ["stop"], ["stop", "--all"], ["stop", "--job", job], ["status"], ["status", "--job", job],
-                     ["logs"], ["fetch"], ["report"], ["clean", "--older-than", "0s"], ["attach"]):  # fmt: skip
+        for verb in (
+            ["jobs"],
+            ["stop"],
+            ["stop", "--all"],
+            ["stop", "--job", job],
+            ["status"],
+            ["status", "--job", job],
+            ["logs"],
+            ["fetch"],
+            ["report"],
+            ["clean", "--older-than", "0s"],
+            ["attach"],
+        ):
             done = pair.inv(*verb).ends(69)
             assert "cannot be read" in done.err and silent in done.err, verb
             assert "nothing to stop" not in done.out.splitlines() and "no job" not in done.err, verb

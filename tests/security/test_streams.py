@@ -22,7 +22,8 @@ def events(node: int, *events: dict[str, Any], at: int = 0) -> tuple[int, dict[s
 
 def job(node: int, *ranks: int) -> dict[str, Any]:
     processes = [
-        {"role": "trainer", "rank": rank, "local_rank": 0, "endpoint": "", "log": f"log/workerlog.{rank}"} for rank in ranks
+        {"role": "trainer", "rank": rank, "local_rank": 0, "endpoint": "", "log": f"log/workerlog.{rank}"}
+        for rank in ranks
     ]
     return {"e": "job", "id": "j", "nodes": ["honest", "evil"], "node": node, "processes": processes}
 
@@ -30,9 +31,14 @@ def job(node: int, *ranks: int) -> dict[str, Any]:
 def log(node: int, rank: int, text: bytes, attempt: int = 0, off: int = 0, name: str = "") -> Any:
     folder = f"log/attempt{attempt}" if attempt else "log"
     header = {
-        "k": "log", "node": node, "role": "trainer", "rank": rank, "attempt": attempt, "off": off,
+        "k": "log",
+        "node": node,
+        "role": "trainer",
+        "rank": rank,
+        "attempt": attempt,
+        "off": off,
         "log": name or f"{folder}/workerlog.{rank}",
-    }  # fmt: skip
+    }
     return node, header, text, 0.0
 
 
@@ -62,7 +68,9 @@ def test_a_node_speaks_of_its_own_ranks_only(given: tuple[Any, ...]) -> None:
 def test_ranks_that_the_plan_does_not_have() -> None:
     watch = followed(JobStatus(plan=PLAN))
     watch.take(*events(1, job(1, *range(2, 1000)), at=2))
-    watch.take(*events(1, *({"e": "started", "role": "trainer", "rank": rank, "pid": 7} for rank in range(2, 1000)), at=3))
+    watch.take(
+        *events(1, *({"e": "started", "role": "trainer", "rank": rank, "pid": 7} for rank in range(2, 1000)), at=3)
+    )
     assert sorted(watch.status.processes) == sorted(PLAN)
 
 
@@ -111,7 +119,8 @@ def test_old_attempts_take_no_memory() -> None:
 def test_a_job_is_followed_to_its_end_although_a_program_wrote_into_its_events(site: Callable[..., LoopSite]) -> None:
     """The node is named, what it streams is not used any more, and the other node decides how the job ends."""
     one = site(2)
-    one.workspace(train_py="""
+    one.workspace(
+        train_py="""
         import os, time
         rank = os.environ["RANK"]
         if rank == "1":
@@ -119,7 +128,8 @@ def test_a_job_is_followed_to_its_end_although_a_program_wrote_into_its_events(s
                 file.write('{"e": "exited", "t": 1.0, "role": "trainer", "rank": -7, "code": "no"}\\n')
         time.sleep(1)
         print("rank", rank, "is done", flush=True)
-    """)
+    """
+    )
     done = one.inv("run", "--workspace", "job")
     done.ends(0)
     assert f"{one.name(1)}: it sent something that is not valid: events[" in done.err

@@ -78,11 +78,26 @@ def test_an_outcome_in_json_is_exact(capsys: pytest.CaptureFixture[str]) -> None
 
 def _sample(text: str) -> dict[str, object]:
     rank = {"role": "trainer", "rank": 0, "state": text, "pid": 1, "log": text, "line": text}
-    card = {"index": 0, "model": text, "utilisation": 1, "memory_used": 1, "memory_total": 2, "users": [text], "problem": text}
+    card = {
+        "index": 0,
+        "model": text,
+        "utilisation": 1,
+        "memory_used": 1,
+        "memory_total": 2,
+        "users": [text],
+        "problem": text,
+    }
     jobs = [{"job": "j", "heartbeat": 1.0, "ranks": [rank]}]
     return {
-        "t": 1.0, "cpu": [1, 2], "cpus": 1, "memory": [1, 2], "kind": text, "devices": [card], "problem": text, "jobs": jobs,
-    }  # fmt: skip
+        "t": 1.0,
+        "cpu": [1, 2],
+        "cpus": 1,
+        "memory": [1, 2],
+        "kind": text,
+        "devices": [card],
+        "problem": text,
+        "jobs": jobs,
+    }
 
 
 @pytest.mark.parametrize("text", [ESCAPES, FORGED], ids=["escapes", "forged"])
@@ -105,7 +120,9 @@ def test_top_shows_control_characters_and_does_not_obey_them(text: str) -> None:
 def test_a_question_of_a_server_is_harmless(site: Callable[..., LoopSite], hidden: bool) -> None:
     """A server chooses the text before any login."""
     one = site(1)
-    code = f"from clustertool.verbs import interrupts; interrupts.User().ask('Code for ' + {ESCAPES!r} + ': ', {hidden})"
+    code = (
+        f"from clustertool.verbs import interrupts; interrupts.User().ask('Code for ' + {ESCAPES!r} + ': ', {hidden})"
+    )
     asked = one.start("-c", code, program=[sys.executable], terminal=True)
     asked.says("Code for ")
     asked.type("secret\r")
@@ -116,14 +133,18 @@ def test_a_question_of_a_server_is_harmless(site: Callable[..., LoopSite], hidde
 
 def test_texts_of_a_hostile_node_in_every_verb(site: Callable[..., LoopSite]) -> None:
     one = site(1)
-    site_with_hostile(one, 0, f"""
+    site_with_hostile(
+        one,
+        0,
+        f"""
         BAD = {ESCAPES + FORGED!r}
         def answer(request):
             if request["q"] == "jobs":
                 reply(request, jobs=[job("j", reason=BAD, command=BAD, owner=BAD, state="failed", code=1)])
             else:
                 reply(request, error=dict(kind="NotFound", what=BAD, fix=BAD))
-    """)
+    """,
+    )
     for verb in ("jobs", "status", "stop", "logs", "logs --files", "report", "fetch", "gpus", "clean --older-than 1d"):
         done = one.inv(*verb.split(), *(["--job", "j"] if verb == "stop" else []), timeout=60)
         assert _controls(done.out + done.err) == set(), verb

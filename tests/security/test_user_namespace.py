@@ -29,10 +29,15 @@ print(os.stat("/").st_uid, trust.unsafe("/usr/bin"), repr(ownership.problem("/",
 """
 
 
-@pytest.mark.parametrize("text, mapped", [
-    ("         0          0 4294967295\n", True), ("0 1000 1\n1 100000 65536\n", True), ("1000 1000 1\n", False),
-    ("1000 0 1\n1 100000 999\n", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, mapped",
+    [
+        ("         0          0 4294967295\n", True),
+        ("0 1000 1\n1 100000 65536\n", True),
+        ("1000 1000 1\n", False),
+        ("1000 0 1\n1 100000 999\n", False),
+    ],
+)
 def test_whether_root_is_in_a_namespace(text: str, mapped: bool) -> None:
     assert users.maps_root(text) is mapped
 

@@ -30,9 +30,13 @@ def at(events: list[Event]) -> list[Event]:
 
 
 LIES = [
-    LOST, ABSENT, {"e": "phase", "name": "ending"}, {"e": "restart", "attempt": 9, "pause": 0},
-    decided("verdict"), decided("ended"),
-]  # fmt: skip
+    LOST,
+    ABSENT,
+    {"e": "phase", "name": "ending"},
+    {"e": "restart", "attempt": 9, "pause": 0},
+    decided("verdict"),
+    decided("ended"),
+]
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -65,7 +69,10 @@ def test_status_shows_a_running_job() -> None:
 
 def test_an_end_of_another_node_never_outranks_that_of_the_lead() -> None:
     for own in ("verdict", "ended"):
-        for events in ([(0, own, "failed"), (1, "ended", "succeeded")], [(1, "ended", "succeeded"), (0, own, "failed")]):
+        for events in (
+            [(0, own, "failed"), (1, "ended", "succeeded")],
+            [(1, "ended", "succeeded"), (0, own, "failed")],
+        ):
             found = fold((node, {"t": 1.0, **decided(kind, state, 3)}) for node, kind, state in events)
             assert found.outcome is not None
             assert found.outcome.state == "failed"
@@ -82,7 +89,17 @@ def test_where_the_lead_is_gone_a_node_that_knows_of_a_failure_counts_more() -> 
 
 
 def test_jobs_shows_how_the_job_ended_on_the_leads_node() -> None:
-    about = {"id": "j", "owner": "", "created": 1.0, "mode": "", "command": "", "nodes": ["honest", "evil"], "reason": ""}
-    honest, evil = ({**about, "node": node, "state": state, "code": 0} for node, state in ((0, "failed"), (1, "succeeded")))
+    about = {
+        "id": "j",
+        "owner": "",
+        "created": 1.0,
+        "mode": "",
+        "command": "",
+        "nodes": ["honest", "evil"],
+        "reason": "",
+    }
+    honest, evil = (
+        {**about, "node": node, "state": state, "code": 0} for node, state in ((0, "failed"), (1, "succeeded"))
+    )
     assert merged({0: {"jobs": [evil]}, 1: {"jobs": [honest]}})[0]["state"] == "failed"
     assert merged({0: {"jobs": [{**evil, "node": 0}]}, 1: {"jobs": [honest]}})[0]["state"] == "failed"

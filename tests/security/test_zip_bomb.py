@@ -65,10 +65,15 @@ class Bomber:
         self._listener.close()
 
 
-@pytest.mark.parametrize("offer", [
-    {"have": swarm.bits({0}, COUNT + 2), "of": COUNT + 2}, {"new": [0, *range(1 << 16)]},
-    {"have": "f" * (1 << 18), "of": 1 << 40},
-], ids=["the manifest", "numbers of no piece", "more pieces than there are"])  # fmt: skip
+@pytest.mark.parametrize(
+    "offer",
+    [
+        {"have": swarm.bits({0}, COUNT + 2), "of": COUNT + 2},
+        {"new": [0, *range(1 << 16)]},
+        {"have": "f" * (1 << 18), "of": 1 << 40},
+    ],
+    ids=["the manifest", "numbers of no piece", "more pieces than there are"],
+)
 def test_a_bomb_is_not_unpacked(relays: Relays, offer: dict[str, Any]) -> None:
     """The relay drops the source, and takes the manifest from another one. The honest node is not blamed."""
     bomber = Bomber(relays, offer)

@@ -74,9 +74,18 @@ class Host:
     """A server on `address`, all on one port as nodes have it."""
 
     def __init__(
-        self, dir: Path, address: str, port: int = 0, *, methods: str = "publickey,password", password: str = "right",
-        title: str = "", fields: Sequence[tuple[str, bool]] = (), replies: Sequence[str] = (), more: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        dir: Path,
+        address: str,
+        port: int = 0,
+        *,
+        methods: str = "publickey,password",
+        password: str = "right",
+        title: str = "",
+        fields: Sequence[tuple[str, bool]] = (),
+        replies: Sequence[str] = (),
+        more: int = 0,
+    ) -> None:
         self.methods, self.password, self.title = methods, password, title
         self.fields, self.replies, self.more = fields, replies, more
         self.got: list[str] = []

@@ -132,20 +132,35 @@ def _spawn(address: str, dir: Path, keys: Sequence[Path], extra: Sequence[str]) 
         port = probe.getsockname()[1]
     mark = uuid.uuid4().hex
     lines = [
-        f"ListenAddress [{address}]:{port}", *(f"HostKey {key}" for key in keys), "PidFile none",
-        f"AuthorizedKeysFile {dir / 'authorized_keys'}", "StrictModes no", "UsePAM no", "UseDNS no",
-        "PermitRootLogin prohibit-password", "PasswordAuthentication no", "KbdInteractiveAuthentication no",
-        "MaxStartups 1000", "MaxSessions 1000", "LogLevel VERBOSE", "PrintMotd no", "PrintLastLog no",
-        f'SetEnv HOME={dir / "home"} {MARK}={mark}', "Subsystem sftp internal-sftp",
-    ]  # fmt: skip
+        f"ListenAddress [{address}]:{port}",
+        *(f"HostKey {key}" for key in keys),
+        "PidFile none",
+        f"AuthorizedKeysFile {dir / 'authorized_keys'}",
+        "StrictModes no",
+        "UsePAM no",
+        "UseDNS no",
+        "PermitRootLogin prohibit-password",
+        "PasswordAuthentication no",
+        "KbdInteractiveAuthentication no",
+        "MaxStartups 1000",
+        "MaxSessions 1000",
+        "LogLevel VERBOSE",
+        "PrintMotd no",
+        "PrintLastLog no",
+        f"SetEnv HOME={dir / 'home'} {MARK}={mark}",
+        "Subsystem sftp internal-sftp",
+    ]
     given = {line.split()[0].lower() for line in extra}
     lines = [*extra, *(line for line in lines if line.split()[0].lower() not in given)]
     (dir / "sshd_config").write_text("\n".join(lines) + "\n")
     with open(dir / "sshd.log", "wb") as log:
         process = subprocess.Popen(
             [str(SSHD), "-D", "-e", "-f", str(dir / "sshd_config")],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
     return Sshd(address, port, dir, dir / "home", public(keys[0]), mark, process)
 
 

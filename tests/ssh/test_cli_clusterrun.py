@@ -40,7 +40,9 @@ def test_ips_as_conf_py_knows_them(site):
     three = site(3)
     three.workspace(".", train_py=TELLS)
     first, second = three.servers[2].address, three.servers[0].address
-    done = three.clusterrun(f"--ips={first},{second}", "--nproc_per_node=2", "train.py", "--batch_size", "64", "a  b").ends(0)
+    done = three.clusterrun(
+        f"--ips={first},{second}", "--nproc_per_node=2", "train.py", "--batch_size", "64", "a  b"
+    ).ends(0)
     assert "4 trainers on 2 nodes" in done.err
     assert f"[trainer 0 {first}]" in done.out
     for node, ranks in ((2, (0, 1)), (0, (2, 3))):
@@ -95,7 +97,9 @@ def test_lists_of_endpoints_name_the_nodes(site):
                     time.sleep(600)
         """,
     )
-    done = pair.clusterrun(f"--servers={b}:{port}", f"--workers={a},{b},{a}", "--tee=3", "--job_id=lists", "train.py").ends(0)
+    done = pair.clusterrun(
+        f"--servers={b}:{port}", f"--workers={a},{b},{a}", "--tee=3", "--job_id=lists", "train.py"
+    ).ends(0)
     assert "1 pserver, 3 trainers on 2 nodes" in done.err
     assert set(re.findall(r"TRAINER (\d) (\S+)$", done.out, re.M)) == {("0", a), ("1", b), ("2", a)}
     assert f"PSERVER None {b}" in done.out
@@ -104,7 +108,9 @@ def test_lists_of_endpoints_name_the_nodes(site):
 
 def test_ctrl_c_and_failure(site):
     pair = site(2)
-    pair.workspace(".", train_py=STUBBORN, bad_py="import os, sys; sys.exit(3 * int(os.environ['RANK']))", polite_py=POLITE)
+    pair.workspace(
+        ".", train_py=STUBBORN, bad_py="import os, sys; sys.exit(3 * int(os.environ['RANK']))", polite_py=POLITE
+    )
     ips = ",".join(server.address for server in pair.servers)
     running = pair.start("--ips", ips, "--grace", 1, "--tee", 3, "train.py", program=CLUSTERRUN)
     for rank in (0, 1):
@@ -138,8 +144,14 @@ def test_after_a_job_here_its_traces_are_not_sent(site):
     job = job_of(pair, 1)
     assert not (job / "log").is_symlink()
     assert {path.name for path in job.iterdir()} == {
-        ".clustertool", "conf.py", "log", "nodefile", "output", "tasks.py", "train.py",
-    }  # fmt: skip
+        ".clustertool",
+        "conf.py",
+        "log",
+        "nodefile",
+        "output",
+        "tasks.py",
+        "train.py",
+    }
     assert said(pair, 1, 0)["argv"] == ["train.py", "--x"], "a path of this machine becomes one of the workspace"
     (pair.folder.parent / "outside.py").write_text("")
     assert "outside of the workspace" in pair.clusterrun("--ips=127.0.0.3", "../outside.py").ends(65).err
@@ -169,6 +181,7 @@ def test_what_ips_cannot_be(site):
 
 
 # -- the old paddle.py ----------------------------------------------------------------------------------------------------
+
 
 def test_the_old_tools_sample_command(site):
     pair = site(2)

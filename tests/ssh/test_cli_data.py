@@ -200,7 +200,8 @@ def test_split_makes_what_a_job_reads(site):
     )
     done = pair.inv("split", "--data", "all.txt", "--shards", 5, "--to", "job/data", "--shuffle", "--seed", 3).ends(0)
     assert re.fullmatch(
-        r"split: job/data/all.txt-00000 to all.txt-00004, 200 lines each, 9.9 kB in \S+ s, shuffled with --seed 3\n", done.out
+        r"split: job/data/all.txt-00000 to all.txt-00004, 200 lines each, 9.9 kB in \S+ s, shuffled with --seed 3\n",
+        done.out,
     )
     done = pair.inv("run", "-w", "job", "--shards", "data/*", "--all-ranks", "--json").ends(0)
     said = re.findall(r"^\[trainer \d \S+\] (line \d+)", done.err, re.M)
@@ -213,16 +214,22 @@ def test_split_tells_what_it_does(site):
     (alone.folder / "d.txt").write_text("a\nb\nc")
     done = alone.inv("split", "--data", "d.txt", "--shards", 2, "--json").ends(0)
     assert done.json == {
-        "data": "d.txt", "lines": 3, "bytes": 5, "seed": None, "replaced": 0,
+        "data": "d.txt",
+        "lines": 3,
+        "bytes": 5,
+        "seed": None,
+        "replaced": 0,
         "shards": [{"file": "d.txt-00000", "lines": 2, "bytes": 4}, {"file": "d.txt-00001", "lines": 1, "bytes": 1}],
-    }  # fmt: skip
+    }
     done = alone.inv("split", "--data", "d.txt", "--shards", 1).ends(64)
     assert ". has shards of d.txt already: d.txt-00000 to d.txt-00001" in done.err
     assert "--force" in done.err
     done = alone.clustertool("split", "--data", "d.txt", "--shards", 1, "--force", "--shuffle").ends(0)
     seed = re.search(r"shuffled with --seed (\d+), 2 older shards replaced$", done.out, re.M).group(1)
     text = (alone.folder / "d.txt-00000").read_text()
-    again = alone.inv("split", "--data", "d.txt", "--shards", 1, "--force", "--shuffle", "--seed", seed, "--json").ends(0)
+    again = alone.inv("split", "--data", "d.txt", "--shards", 1, "--force", "--shuffle", "--seed", seed, "--json").ends(
+        0
+    )
     assert again.json["seed"] == int(seed)
     assert (alone.folder / "d.txt-00000").read_text() == text
     for args, code, told in (
@@ -261,4 +268,8 @@ def test_split_on_a_disk_that_is_full(site):
     done = alone.inv("split", "--data", "d", "--shards", 2, program=program).ends(65)
     assert "File too large" in done.err
     assert "make room" in done.err
-    assert sorted(path.name for path in alone.folder.iterdir() if "pycache" not in path.name) == ["conf.py", "d", "tasks.py"]
+    assert sorted(path.name for path in alone.folder.iterdir() if "pycache" not in path.name) == [
+        "conf.py",
+        "d",
+        "tasks.py",
+    ]

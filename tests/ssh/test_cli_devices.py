@@ -90,7 +90,9 @@ def test_auto_says_what_is_in_the_way(one):
 def test_auto_says_what_is_wrong_with_the_devices_that_it_takes(one):
     done = one.inv("run", "-w", "job", "--devices", "auto", "--dry").ends(0)
     told = [line for line in done.err.splitlines() if f"gpu {SICK}:" in line]
-    assert any("7 uncorrected ECC errors (reset the card" in line for line in told) and any("96 C" in line for line in told)
+    assert any("7 uncorrected ECC errors (reset the card" in line for line in told) and any(
+        "96 C" in line for line in told
+    )
     assert "gpu 4:" not in done.err
     fit = one.inv("run", "-w", "job", "--devices", "auto", "--nproc-per-node", 2, "--dry").ends(0)
     assert f"gpu {SICK}" not in fit.err
@@ -112,7 +114,9 @@ def test_a_node_without_devices(site):
 def stand_in(one):
     """For torch. Who else computes on this machine is no matter."""
     with open(one.folder / "conf.py", "a") as conf:
-        conf.write(f"ENV = {{'PYTHONPATH': {str(REPO / 'tests' / 'data')!r}}}\nCHECKS_OFF = ['load', 'memory', 'shm']\n")
+        conf.write(
+            f"ENV = {{'PYTHONPATH': {str(REPO / 'tests' / 'data')!r}}}\nCHECKS_OFF = ['load', 'memory', 'shm']\n"
+        )
 
 
 def test_check_tries_a_framework_on_each_card(one):

@@ -63,14 +63,24 @@ def test_stages_of_heter_trainers_by_numbers(site: Any) -> None:
     nodes = [server.address for server in pair.servers]
     assert [env["POD_IP"] for env in heter] == [nodes[0], nodes[0], nodes[1], nodes[1], nodes[0], nodes[1]]
     workers, second, third = trainers[0]["PADDLE_TRAINER_ENDPOINTS"], ",".join(ends[:4]), ",".join(ends[4:])
-    assert {env["PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST"] for env in (*heter, *trainers, *servers)} == {f"{second},{third}"}
+    assert {env["PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST"] for env in (*heter, *trainers, *servers)} == {
+        f"{second},{third}"
+    }
     beside = [
-        (env["STAGE_ID"], env["PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST"], env["PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST"])
+        (
+            env["STAGE_ID"],
+            env["PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST"],
+            env["PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST"],
+        )
         for env in (*trainers, *heter)
     ]
     assert beside == [("1", "", second)] * 2 + [("2", workers, third)] * 4 + [("3", second, "")] * 2
     for env in (*trainers, *heter):
-        assert (env["STAGE_NUM"], env["PADDLE_STAGE_TRAINERS_NUM"], env["HETER_DEVICE_TYPE"]) == ("3", "[2, 4, 2]", "cpu")
+        assert (env["STAGE_NUM"], env["PADDLE_STAGE_TRAINERS_NUM"], env["HETER_DEVICE_TYPE"]) == (
+            "3",
+            "[2, 4, 2]",
+            "cpu",
+        )
     assert {(env["TRAINING_ROLE"], env["PADDLE_ROLE"], env["CLUSTERTOOL_ROLE"]) for env in heter} == {
         ("HETER_TRAINER", "HETER_TRAINER", "heter")
     }
@@ -87,18 +97,24 @@ def test_roles_pinned_to_hosts(site: Any) -> None:
     """What HOSTS says, with job.toml's mode and nothing on the command line; then the same job asked about by role."""
     three = site(3)
     parts: list[dict[str, Any]] = [{"roles": ["pserver"]}, {"roles": {"trainer": 2}}, {"roles": {"heter_trainer": 2}}]
-    hosts = [{"host": server.address, "port": server.port, "user": USER, **its} for server, its in zip(three.servers, parts)]
+    hosts = [
+        {"host": server.address, "port": server.port, "user": USER, **its} for server, its in zip(three.servers, parts)
+    ]
     three.conf(HOSTS=hosts)
     folder = three.workspace(train_py=STAGE)
     (folder / "job.toml").write_text('mode = "ps-heter"\n')
     done = three.inv("run", "-w", "job", "--all-ranks").ends(0)
     assert "ps-heter, 1 pserver, 2 trainers, 2 heter trainers on 3 nodes" in done.err
     assert [names - {"endpoints.log"} for names in (log_names(three, node) for node in range(3))] == [
-        {"serverlog.0", "server.log"}, {"workerlog.0", "workerlog.1", "train.log"}, {"heterlog.0", "heterlog.1", "heter.log"},
-    ]  # fmt: skip
+        {"serverlog.0", "server.log"},
+        {"workerlog.0", "workerlog.1", "train.log"},
+        {"heterlog.0", "heterlog.1", "heter.log"},
+    ]
     assert done.lines("[heter 1 ")
     states = three.inv("status", "--role", "heter", "--json").ends(0).json["processes"]
-    assert [(p["role"], p["rank"], p["node"], p["state"]) for p in states] == [("heter", n, 2, "stopped") for n in (0, 1)]
+    assert [(p["role"], p["rank"], p["node"], p["state"]) for p in states] == [
+        ("heter", n, 2, "stopped") for n in (0, 1)
+    ]
     three.inv("fetch", "--role", "heter", "--rank", "all", "--path", "log", "--to", "got").ends(0)
     assert (three.folder / "got/heter1/heterlog.1").read_text().startswith("{")
     assert "it has heter trainers 0 to 1" in three.inv("fetch", "--role", "heter", "--rank", 2).ends(66).err
@@ -109,7 +125,9 @@ def test_a_heter_trainer_that_fails_ends_the_job(site: Any) -> None:
     pair = site(2)
     pair.workspace(train_py=STAGE)
     done = pair.inv("run", "-w", "job", "--heter-worker-num", "1;1", "--env", "FAILS=3").ends(9)
-    told = re.search(r"^ABORT!!! Out of all 4 heter trainers, the heter trainer process with rank=\[([\d,]+)\]", done.err, re.M)
+    told = re.search(
+        r"^ABORT!!! Out of all 4 heter trainers, the heter trainer process with rank=\[([\d,]+)\]", done.err, re.M
+    )
     assert told, done.err
     assert set(told.group(1).split(",")) <= {"2", "3"}
     assert re.search(r"^stopped because of it \(victims\): pserver 0-1; ", done.err, re.M), done.err

@@ -20,7 +20,9 @@ def remember(site: Site, node: int, job: str, count: int) -> None:
         ours = site.root(node) / f"JOB{name}" / ".clustertool"
         ours.mkdir(parents=True, mode=0o700)
         (ours / "marker").touch()
-        (ours / "events.jsonl").write_text(re.sub(r'"created":[0-9.]+', f'"created":{number}', events.replace(job, name)))
+        (ours / "events.jsonl").write_text(
+            re.sub(r'"created":[0-9.]+', f'"created":{number}', events.replace(job, name))
+        )
         shutil.copy(source / ".clustertool/spec.json", ours)
 
 

@@ -136,8 +136,11 @@ def test_roles_and_files_after_the_job(site):
     assert all("role=PSERVER" in line for line in said)
     everything = by_rank(pair.inv("logs", "--all-ranks"))
     assert [line.split("]")[0] for line in everything] == [
-        "[pserver 0 127.0.0.2", "[pserver 1 127.0.0.3", "[trainer 0 127.0.0.2", "[trainer 1 127.0.0.3",
-    ]  # fmt: skip
+        "[pserver 0 127.0.0.2",
+        "[pserver 1 127.0.0.3",
+        "[trainer 0 127.0.0.2",
+        "[trainer 1 127.0.0.3",
+    ]
 
 
 # -- a gigabyte: speed and memory, on request

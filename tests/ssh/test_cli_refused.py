@@ -57,7 +57,11 @@ def refused(site, code, *args, told=(), program=None, env=None):
         ([*RUN[1:], "--mode", "ps", "--heter-worker-num", "1"], 64, ["--heter-worker-num", "--mode ps-heter"]),
         ([*RUN[1:], "--heter-workers", "10.9.9.9:1;127.0.0.1"], 64, "--heter-workers '10.9.9.9:1'"),
         ([*RUN[1:], "--heter-devices", "gpu;tpu"], 64, ["--heter-devices 'tpu'", "cpu, gpu or xpu"]),
-        ([*RUN[1:], "--heter-devices", "gpu;cpu", "--heter-workers", "127.0.0.1"], 64, "--heter-workers names 1 of 2 stages"),
+        (
+            [*RUN[1:], "--heter-devices", "gpu;cpu", "--heter-workers", "127.0.0.1"],
+            64,
+            "--heter-workers names 1 of 2 stages",
+        ),
         ([*RUN[1:], "--nnodes", "2"], 64, "--nnodes '2'"),
         ([*RUN[1:], "--job-id", "../up"], 64, "../up"),
         ([*RUN[1:], "--env", "A"], 64, "--env NAME=value"),
@@ -69,7 +73,7 @@ def refused(site, code, *args, told=(), program=None, env=None):
         ([*RUN[1:], "--shards", "no-such-*"], 65, "no-such-*"),
         ([*RUN[1:], "--conf", "other.py"], 78, "other.py"),
     ],
-)  # fmt: skip
+)
 def test_options(lonely, args, code, told):
     refused(lonely, code, "run", *args, told=told)
 
@@ -171,8 +175,9 @@ def test_a_dry_run_with_everything_given_opens_no_connection(lonely):
     done = lonely.inv("run", "-w", HELLO, "--nproc-per-node", 2, "--dry", "--json").ends(0)
     (node,) = done.json["nodes"]
     assert [(p["rank"], p["endpoint"], p["env"]["TOKEN"]) for p in node["processes"]] == [
-        (0, "127.0.0.1:6170", "***"), (1, "127.0.0.1:6171", "***"),
-    ]  # fmt: skip
+        (0, "127.0.0.1:6170", "***"),
+        (1, "127.0.0.1:6171", "***"),
+    ]
     assert node["dir"] == "/srv/jobs/JOBDRY"
     table = lonely.inv("run", "-w", HELLO, "--dry").ends(0)
     assert "python3 -u train.py" in table.out

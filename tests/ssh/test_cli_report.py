@@ -90,7 +90,9 @@ def test_secrets_that_are_not_known_here_are_told(three: Site) -> None:
 
 
 def test_restarts_are_attempts(three: Site) -> None:
-    three.workspace(train_py="import os, sys; sys.exit(os.environ['CLUSTERTOOL_ATTEMPT'] == '0' and os.environ['RANK'] == '0')")
+    three.workspace(
+        train_py="import os, sys; sys.exit(os.environ['CLUSTERTOOL_ATTEMPT'] == '0' and os.environ['RANK'] == '0')"
+    )
     three.inv("run", "-w", "job", "--max-restarts", 1).ends(0)
     three.inv("report", "--to", "page.html").ends(0)
     reader = Reader((three.folder / "page.html").read_text())
@@ -117,12 +119,14 @@ def test_what_the_jobs_devices_did(site, nvml) -> None:
     drivers = give(two, nvml, 0, 1)
     for driver in drivers:
         driver.runs((1, 999_999_999, 40 << 10))
-    two.workspace(train_py="""
+    two.workspace(
+        train_py="""
         import time
         from pathlib import Path
         while not (Path.home() / "go").exists():
             time.sleep(0.05)
-    """)
+    """
+    )
     two.inv("run", "-w", "job", "--devices", "0,1", "--detach").ends(0)
 
     def devices(node: int) -> int:

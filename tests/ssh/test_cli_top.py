@@ -32,11 +32,19 @@ class Tmux:
     """One window of a private server; the shell in it has printed `before`."""
 
     def __init__(self, folder: Path, env: dict[str, str]) -> None:
-        self.env = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "TERM": "xterm-256color", "TMUX_TMPDIR": str(folder), **env}
+        self.env = {
+            "PATH": os.environ["PATH"],
+            "LANG": "C.UTF-8",
+            "TERM": "xterm-256color",
+            "TMUX_TMPDIR": str(folder),
+            **env,
+        }
         self("-f", "/dev/null", "new-session", "-d", "-x", "120", "-y", "30", "echo before; PS1='$ ' exec sh")
 
     def __call__(self, *args: str) -> str:
-        done = subprocess.run(["tmux", "-u", "-L", "top", *args], env=self.env, stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run(
+            ["tmux", "-u", "-L", "top", *args], env=self.env, stdout=subprocess.PIPE, text=True, check=True
+        )
         return done.stdout
 
     def types(self, keys: str) -> None:

@@ -187,7 +187,9 @@ def test_clean_removes_what_has_ended_and_nothing_else(pair):
 
 def test_exec_gathers_equal_output(site):
     four = site(4)
-    done = four.inv("exec", "--command", "echo same; test $(basename $(dirname $HOME)) != sshd2 || { echo odd >&2; exit 5; }")
+    done = four.inv(
+        "exec", "--command", "echo same; test $(basename $(dirname $HOME)) != sshd2 || { echo odd >&2; exit 5; }"
+    )
     done.ends(5)
     assert done.lines() == ["--- 127.0.0.[2-3,5]", "same", "--- 127.0.0.4 (exit code 5)", "same", "odd"]
     assert done.last.startswith("clustertool: exit 5 (job): ")
@@ -378,13 +380,15 @@ def test_without_a_terminal_nobody_is_asked(locked):
 
 
 def test_fetch_brings_results_back(pair):
-    pair.workspace(train_py="""
+    pair.workspace(
+        train_py="""
         import os
         from pathlib import Path
         out = Path(os.environ["CLUSTERTOOL_OUTPUT"])
         (out / "deep").mkdir()
         (out / "deep/model").write_text("of rank " + os.environ["RANK"])
-    """)  # fmt: skip
+    """
+    )
     job = pair.inv("run", "-w", "job").ends(0).job
     assert "rank 0: 1 file, " in pair.inv("fetch").ends(0).out
     assert (pair.folder / f"JOB{job}/deep/model").read_text() == "of rank 0"

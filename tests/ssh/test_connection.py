@@ -158,12 +158,12 @@ def test_any_login_shell(cluster_of: Any, shell: str) -> None:
     cluster, (server,) = cluster_of(1, extra=[f'ForceCommand exec {path} -c "$SSH_ORIGINAL_COMMAND"'])
     (server.home / ".bashrc").write_text(f"export SHELL={path}; echo noise\n")
     with Link.open(cluster.hosts[0], cluster) as link:
-        assert link.script(b"echo \"$((2 * 3))\"\n", 10).stdout == b"6\n"
+        assert link.script(b'echo "$((2 * 3))"\n', 10).stdout == b"6\n"
         done = run_user_command(link, "echo 'a  b'\necho $0 | tr a-z A-Z\nexit 3\n", 10)
         if shell == "fish":  # has no $0
             done = run_user_command(link, "echo 'a  b'\nstatus fish-path | tr a-z A-Z\nexit 3\n", 10)
         assert (done.code, done.stdout.splitlines()[0]) == (3, b"a  b") and shell.upper().encode() in done.stdout
-        pipe = link.pipe(b"read x; echo \"<$x>\"")
+        pipe = link.pipe(b'read x; echo "<$x>"')
         pipe.send_all(b"hello\n", 10)
         assert pipe.recv() == b"<hello>\n"
         pipe.close()
@@ -307,7 +307,8 @@ def test_a_rush_of_logins_that_one_server_drops(cluster_of: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("greeting", "words"), [(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 200, "no SSH server"), (b"", "closed the connection")]
+    ("greeting", "words"),
+    [(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 200, "no SSH server"), (b"", "closed the connection")],
 )
 def test_what_answers_is_no_ssh_server(laptop: Path, greeting: bytes, words: str) -> None:
     with socket.socket() as listener:
@@ -337,10 +338,13 @@ def test_a_try_for_which_no_time_was_left_does_not_hide_why_the_one_before_faile
 def test_many_nodes_all_failures_at_once(cluster_of: Any, silent: tuple[str, int]) -> None:
     good, _ = cluster_of(2)
     hosts = [f"{host.user}@{host.host}:{host.port}" for host in good.hosts]
-    cluster = read_cluster({
-        "HOSTS": [hosts[0], f"127.0.0.1:{silent[1]}", hosts[1], "nowhere.invalid"],
-        "IDENTITY_FILE": good.identity_file, "CONNECT_TIMEOUT": 2,
-    })  # fmt: skip
+    cluster = read_cluster(
+        {
+            "HOSTS": [hosts[0], f"127.0.0.1:{silent[1]}", hosts[1], "nowhere.invalid"],
+            "IDENTITY_FILE": good.identity_file,
+            "CONNECT_TIMEOUT": 2,
+        }
+    )
     got = open_all(cluster.hosts, cluster)
     assert sorted(got.ok) == [0, 2] and sorted(got.failed) == [1, 3]
     close_all(list(got.ok.values()))
@@ -472,7 +476,9 @@ def hosts(laptop: Path) -> Iterator[Callable[..., list[Host]]]:
 
 
 def _named(hosts: list[Host], *names: str, **values: object) -> Cluster:
-    return read_cluster({"HOSTS": list(names) or [one.address for one in hosts], "USER": "me", "PORT": hosts[0].port, **values})
+    return read_cluster(
+        {"HOSTS": list(names) or [one.address for one in hosts], "USER": "me", "PORT": hosts[0].port, **values}
+    )
 
 
 @pytest.mark.parametrize("methods", ["publickey,password", "keyboard-interactive"])
@@ -507,7 +513,9 @@ def test_what_would_pass_a_close_does_not_end_the_connection(link: Link, end: An
     channel.settimeout(10)
     pid = channel.recv(20).strip()
     held = Held(link.transport, kind)
-    talker = threading.Thread(target=lambda: channel.send(b"late") if kind == cMSG_CHANNEL_DATA else channel.shutdown_write())
+    talker = threading.Thread(
+        target=lambda: channel.send(b"late") if kind == cMSG_CHANNEL_DATA else channel.shutdown_write()
+    )
     talker.start()
     assert held.here.wait(10)
     end(link, channel, pid)

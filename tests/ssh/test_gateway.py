@@ -93,7 +93,9 @@ def test_proxy_jump_of_the_ssh_configuration_in_a_chain(start: Start, ssh_keys: 
         assert (_logins(first), _logins(second), _logins(node)) == (1, 1, 1)
 
 
-def test_bastion_that_refuses_is_named_once_per_node_and_tried_once(start: Start, ssh_keys: sshd.Keys, laptop: Path) -> None:
+def test_bastion_that_refuses_is_named_once_per_node_and_tried_once(
+    start: Start, ssh_keys: sshd.Keys, laptop: Path
+) -> None:
     cluster, bastion, _ = _behind(start, ssh_keys, 4)
     (bastion.dir / "authorized_keys").write_text("")
     got = open_all(cluster.hosts, cluster)
@@ -121,7 +123,9 @@ def test_bastion_that_is_away_costs_one_timeout(start: Start, ssh_keys: sshd.Key
 
 def test_changed_key_of_the_bastion(start: Start, ssh_keys: sshd.Keys, laptop: Path) -> None:
     cluster, bastion, _ = _behind(start, ssh_keys, 1)
-    (laptop / ".ssh" / "known_hosts").write_text(f"[{bastion.address}]:{bastion.port} {sshd.public(ssh_keys.ed25519[0])}\n")
+    (laptop / ".ssh" / "known_hosts").write_text(
+        f"[{bastion.address}]:{bastion.port} {sshd.public(ssh_keys.ed25519[0])}\n"
+    )
     with pytest.raises(AuthError, match="the gateway.*host key has changed"):
         Link.open(cluster.hosts[0], cluster)
     login.Bastion._all.clear()
@@ -173,12 +177,16 @@ while True:
 """
 
 
-def test_proxy_command_has_its_own_session_and_ends_with_the_link(start: Start, ssh_keys: sshd.Keys, laptop: Path) -> None:
+def test_proxy_command_has_its_own_session_and_ends_with_the_link(
+    start: Start, ssh_keys: sshd.Keys, laptop: Path
+) -> None:
     node = start(2)
     relay, told = laptop / "relay.py", laptop / "told"
     relay.write_text(RELAY)
     _proxy(laptop, node, f"{sys.executable} {relay} %h %p {told}")
-    cluster = read_cluster({"HOSTS": [f"{sshd.USER}@target"], "IDENTITY_FILE": str(ssh_keys.user), "CONNECT_TIMEOUT": 20})
+    cluster = read_cluster(
+        {"HOSTS": [f"{sshd.USER}@target"], "IDENTITY_FILE": str(ssh_keys.user), "CONNECT_TIMEOUT": 20}
+    )
     with Link.open(cluster.hosts[0], cluster) as link:
         pid, session = (int(word) for word in told.read_text().split())
         assert session == pid != os.getsid(0)
@@ -198,7 +206,9 @@ def test_proxy_command_that_ignores_its_end_is_killed(start: Start, ssh_keys: ss
     node = start(2)
     told = laptop / "told"
     _proxy(laptop, node, f"""sh -c 'trap "" HUP TERM; echo $$ > {told}; while :; do sleep 0.1; done'""")
-    cluster = read_cluster({"HOSTS": [f"{sshd.USER}@target"], "IDENTITY_FILE": str(ssh_keys.user), "CONNECT_TIMEOUT": 1})
+    cluster = read_cluster(
+        {"HOSTS": [f"{sshd.USER}@target"], "IDENTITY_FILE": str(ssh_keys.user), "CONNECT_TIMEOUT": 1}
+    )
     begin = time.monotonic()
     with pytest.raises(Unreachable):
         Link.open(cluster.hosts[0], cluster)

@@ -99,7 +99,9 @@ def test_strict_refuses_what_it_does_not_know(cluster_of: Any, laptop: Path) -> 
         Link.open(cluster.hosts[0], cluster)
     assert f"ssh-keyscan -p {server.port} {server.address}" in caught.value.fix
     assert not (laptop / ".ssh" / "known_hosts").exists()
-    subprocess.run(f"ssh-keyscan -p {server.port} {server.address} >> {laptop}/.ssh/known_hosts", shell=True, check=True)
+    subprocess.run(
+        f"ssh-keyscan -p {server.port} {server.address} >> {laptop}/.ssh/known_hosts", shell=True, check=True
+    )
     Link.open(cluster.hosts[0], cluster).close()
 
 
@@ -118,7 +120,9 @@ def test_hashed_names_are_understood_and_made(cluster_of: Any, laptop: Path) -> 
     _login(Cluster(**{**vars(cluster), "host_keys": "strict"}))
 
 
-def test_a_known_key_of_another_type_is_asked_for(start: Callable[..., sshd.Sshd], ssh_keys: sshd.Keys, laptop: Path) -> None:
+def test_a_known_key_of_another_type_is_asked_for(
+    start: Callable[..., sshd.Sshd], ssh_keys: sshd.Keys, laptop: Path
+) -> None:
     server = start(3, keys=[ssh_keys.ed25519[0], ssh_keys.rsa])
     cluster = cluster_for([server], {"IDENTITY_FILE": str(ssh_keys.user), "HOST_KEYS": "strict"})
     known = laptop / ".ssh" / "known_hosts"

@@ -60,9 +60,14 @@ def ssh(cluster: Cluster, node: int, *command: str) -> list[str]:
     """The command line of an OpenSSH client that trusts and uses only the cluster's own keys."""
     host = cluster.hosts[node]
     options = {
-        "IdentityFile": cluster.identity_file, "IdentitiesOnly": "yes", "UserKnownHostsFile": cluster.known_hosts,
-        "StrictHostKeyChecking": "yes", "BatchMode": "yes", "Port": str(host.port), "User": host.user,
-    }  # fmt: skip
+        "IdentityFile": cluster.identity_file,
+        "IdentitiesOnly": "yes",
+        "UserKnownHostsFile": cluster.known_hosts,
+        "StrictHostKeyChecking": "yes",
+        "BatchMode": "yes",
+        "Port": str(host.port),
+        "User": host.user,
+    }
     pairs = [f"-o{name}={value}" for name, value in options.items()]
     return ["ssh", "-F", "none", *pairs, host.host, *command]
 
@@ -112,7 +117,11 @@ def test_two_commands_at_once_share_one_cluster(local):
 def test_it_outlives_the_command_and_its_ctrl_c(local):
     script = UP + "import time; time.sleep(600)"
     process = subprocess.Popen(
-        [sys.executable, "-c", script], cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+        [sys.executable, "-c", script],
+        cwd=REPO,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     assert process.stdout
     assert json.loads(process.stdout.readline())
@@ -150,7 +159,9 @@ def test_down_ends_sessions_too_and_keeps_the_homes(local):
     cluster = local.up(2)
     say(cluster, 0, "echo kept > $HOME/file")
     servers = local.status()
-    client = subprocess.Popen(ssh(cluster, 1, "echo $$; exec sleep 4321"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    client = subprocess.Popen(
+        ssh(cluster, 1, "echo $$; exec sleep 4321"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     assert client.stdout
     remote = int(client.stdout.readline())
     until(lambda: "sleep 4321" in argv(remote))
@@ -270,16 +281,24 @@ LOGIN = textwrap.dedent("""
 """)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, so it needs root; without, every test here is that test")
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="becomes another user, so it needs root; without, every test here is that test"
+)
 @pytest.mark.parametrize(("who", "locked"), [(4321, ""), (0, "yes")], ids=["no root", "locked root"])
 def test_other_users(who, locked):
     if subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True).returncode:
         pytest.skip("this machine permits no mount namespaces")
     environment = {
-        "PATH": os.environ["PATH"], "HOME": "/mnt/someone", "XDG_STATE_HOME": "/mnt/someone/state",
-        "PYTHONPATH": f"{REPO}:{REPO}/tests/ssh", "PYTHONDONTWRITEBYTECODE": "1",
-        "WHO": str(who), "LOCKED": locked, "PYTHON": sys.executable, "SCRIPT": LOGIN,
-    }  # fmt: skip
+        "PATH": os.environ["PATH"],
+        "HOME": "/mnt/someone",
+        "XDG_STATE_HOME": "/mnt/someone/state",
+        "PYTHONPATH": f"{REPO}:{REPO}/tests/ssh",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "WHO": str(who),
+        "LOCKED": locked,
+        "PYTHON": sys.executable,
+        "SCRIPT": LOGIN,
+    }
     keep = [str(REPO), sys.prefix, sys.base_prefix]
     argv = ["unshare", "-m", "sh", "-c", OTHER_USER, "sh", *keep]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)

@@ -30,9 +30,29 @@ needs_bash = pytest.mark.skipif(not sshd.READS_BASHRC, reason="needs an account 
 pytestmark = pytest.mark.skipif(not shutil.which("rsync"), reason="needs rsync")
 
 ODD = [
-    b"plain", b"with space", b"-dash", b"--delete", b"new\nline", b"quote'\"s", b"$HOME", b"`id`", b"*", b"?[a]", b"back\\sl",
-    b"#hash", b";semicolon", b"caf\xc3\xa9", b"latin\xe9", b"\xff\xfe", b"~", b"a:b", b" lead", b"trail ", b"t\tab", b"{a,b}",
-]  # fmt: skip
+    b"plain",
+    b"with space",
+    b"-dash",
+    b"--delete",
+    b"new\nline",
+    b"quote'\"s",
+    b"$HOME",
+    b"`id`",
+    b"*",
+    b"?[a]",
+    b"back\\sl",
+    b"#hash",
+    b";semicolon",
+    b"caf\xc3\xa9",
+    b"latin\xe9",
+    b"\xff\xfe",
+    b"~",
+    b"a:b",
+    b" lead",
+    b"trail ",
+    b"t\tab",
+    b"{a,b}",
+]
 
 
 @pytest.fixture
@@ -64,7 +84,7 @@ def _tree(path: Path) -> dict[bytes, tuple[str, object]]:
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """A workspace with everything that has ever broken a copy."""
-    top = tmp_path / "it's a \"work\" space"
+    top = tmp_path / 'it\'s a "work" space'
     top.mkdir()
     for number, name in enumerate(ODD):
         with open(os.path.join(os.fsencode(top), name), "wb") as file:
@@ -158,7 +178,13 @@ def test_interrupt_in_the_middle(node: Any, tmp_path: Path) -> None:
     until(lambda: not list((tmp_path / "target").iterdir()))  # rsync has cleaned up
     assert time.monotonic() - ended < 5
     assert link.script(b"echo alive\n", 10).stdout == b"alive\n"
-    until(lambda: not [thread for thread in {*threading.enumerate()} - before if thread.name.endswith(("(_upward)", "(_run)"))])
+    until(
+        lambda: (
+            not [
+                thread for thread in {*threading.enumerate()} - before if thread.name.endswith(("(_upward)", "(_run)"))
+            ]
+        )
+    )
 
 
 def test_node_that_dies_in_the_middle(node: Any, tmp_path: Path) -> None:
@@ -266,8 +292,10 @@ def test_the_bridge_passes_pipes_words_and_code(tmp_path: Path) -> None:
     words = ["rsync", "--server", "a b", "new\nline", "\udcff"]
     child = subprocess.Popen(
         [sys.executable, "-SE", bridge.__file__, str(theirs.fileno()), "host", *words],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[theirs.fileno()],
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=[theirs.fileno()],
+    )
     theirs.close()
     got, pipes = rsync._receive(ours)
     assert got == [os.fsencode(word) for word in words]
@@ -286,9 +314,11 @@ def test_the_bridge_passes_pipes_words_and_code(tmp_path: Path) -> None:
 def test_the_bridge_ends_with_the_tool() -> None:
     ours, theirs = socket.socketpair()
     child = subprocess.Popen(
-        [sys.executable, "-SE", bridge.__file__, str(theirs.fileno()), "host"], stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
-    )  # fmt: skip
+        [sys.executable, "-SE", bridge.__file__, str(theirs.fileno()), "host"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=[theirs.fileno()],
+    )
     theirs.close()
     ours.close()
     assert child.wait(10) != 0
@@ -298,8 +328,11 @@ def test_the_bridge_imports_little() -> None:
     with open(bridge.__file__) as file:
         tree = ast.parse(file.read())
     assert {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names} == {
-        "_socket", "os", "struct", "sys",
-    }  # fmt: skip
+        "_socket",
+        "os",
+        "struct",
+        "sys",
+    }
 
 
 def _rsyncs() -> list[int]:

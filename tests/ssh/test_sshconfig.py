@@ -111,7 +111,9 @@ def test_gateway_of_conf(config: Path, reader: str) -> None:
     assert get("plain", GATEWAY="gpu1", USER="u").gateways[0].user == "trainer"
     assert get("bastion", GATEWAY="bastion").gateways == ()
     assert get("plain", GATEWAY="ssh -W %h:%p bastion").proxy_command == "ssh -W %h:%p bastion"
-    assert get("x", GATEWAY="behind").gateways[-1].hostname == "behind" and len(get("x", GATEWAY="behind").gateways) == 3
+    assert (
+        get("x", GATEWAY="behind").gateways[-1].hostname == "behind" and len(get("x", GATEWAY="behind").gateways) == 3
+    )
 
 
 def test_proxy_command_and_agent(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,14 +29,20 @@ def facts_of(cluster: Cluster, machines: Sequence[int] = (), **each: Any) -> dic
     return {
         host.index: replace(
             Facts(
-                node=host.index, hostname=f"box{machine}", address=host.address or host.host, boot_id=f"boot{machine}",
-                root="/jobs", root_id=f"root{host.index}", home="/home/ann", nic="eth0",
+                node=host.index,
+                hostname=f"box{machine}",
+                address=host.address or host.host,
+                boot_id=f"boot{machine}",
+                root="/jobs",
+                root_id=f"root{host.index}",
+                home="/home/ann",
+                nic="eth0",
             ),
             **each,
         )
         for host in cluster.hosts
         for machine in [machines[host.index] if machines else host.index]
-    }  # fmt: skip
+    }
 
 
 def job_of(cluster: Cluster, toml: Mapping[str, Any] | None = None, **options: Any) -> JobSpec:
@@ -44,9 +50,13 @@ def job_of(cluster: Cluster, toml: Mapping[str, Any] | None = None, **options: A
 
 
 def plan_of(
-    cluster: Cluster, toml: Mapping[str, Any] | None = None, facts: Mapping[int, Facts] | None = None,
-    files: Sequence[str] = FILES, passed: Sequence[tuple[str, str]] = (), **options: Any,
-) -> Plan:  # fmt: skip
+    cluster: Cluster,
+    toml: Mapping[str, Any] | None = None,
+    facts: Mapping[int, Facts] | None = None,
+    files: Sequence[str] = FILES,
+    passed: Sequence[tuple[str, str]] = (),
+    **options: Any,
+) -> Plan:
     return plan(cluster, job_of(cluster, toml, **options), facts or facts_of(cluster), IDENTITY, files, tuple(passed))
 
 

@@ -32,18 +32,21 @@ HYGON = "cpu_cores_count 0\nsimd_count 320\nvendor_id 7572\n"
 AMD = "cpu_cores_count 0\nsimd_count 8\nvendor_id 4098\n"
 
 
-@pytest.mark.parametrize("files, topology, expected", [
-    ([], None, ("cpu", [])),
-    (["nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm"], None, ("gpu", [0, 1, 2])),
-    (["nvidia3"], None, ("gpu", [0])),  # a container with one of four
-    (["nvidiactl", "nvidia-modeset"], None, ("cpu", [])),
-    (["xpu0", "xpu5", "xpuctrl"], None, ("xpu", [0, 5])),
-    (["davinci0", "davinci7", "davinci_manager"], None, ("npu", [0, 7])),
-    (["kfd"], [CPU, HYGON, HYGON], ("dcu", [0, 1])),
-    (["mkfd", "kfd"], [CPU, CPU, HYGON], ("dcu", [0])),
-    (["kfd"], [CPU, AMD], ("cpu", [])),  # AMD's own cards, and the graphics of a laptop
-    ([], [CPU, HYGON], ("cpu", [])),  # a container without the driver's file
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "files, topology, expected",
+    [
+        ([], None, ("cpu", [])),
+        (["nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm"], None, ("gpu", [0, 1, 2])),
+        (["nvidia3"], None, ("gpu", [0])),  # a container with one of four
+        (["nvidiactl", "nvidia-modeset"], None, ("cpu", [])),
+        (["xpu0", "xpu5", "xpuctrl"], None, ("xpu", [0, 5])),
+        (["davinci0", "davinci7", "davinci_manager"], None, ("npu", [0, 7])),
+        (["kfd"], [CPU, HYGON, HYGON], ("dcu", [0, 1])),
+        (["mkfd", "kfd"], [CPU, CPU, HYGON], ("dcu", [0])),
+        (["kfd"], [CPU, AMD], ("cpu", [])),  # AMD's own cards, and the graphics of a laptop
+        ([], [CPU, HYGON], ("cpu", [])),  # a container without the driver's file
+    ],
+)
 def test_found(tmp_path: Path, files: list[str], topology: list[str] | None, expected: tuple[str, list[int]]) -> None:
     assert cards.found(*node(tmp_path, files, topology)) == expected
 

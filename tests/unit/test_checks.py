@@ -54,7 +54,12 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     ({"job_proxies": ("http_proxy",)}, "proxy", "warn", "http_proxy for 10.0.0.1"),
     ({"time": NOW + 60}, "clock", "warn", "+60 s"),
     ({"time": NOW - 6}, "clock", "warn", "-6 s"),
-    ({"problems": (("root", "error", "ROOT_DIR /jobs is not writable", "choose another"),)}, "root", "error", "not writable"),
+    (
+        {"problems": (("root", "error", "ROOT_DIR /jobs is not writable", "choose another"),)},
+        "root",
+        "error",
+        "not writable",
+    ),
     ({"problems": (("nic", "error", "there is no interface eth9", "this node has lo"),)}, "nic", "error", "eth9"),
     ({"problems": (("workspace", "error", "/x is not there", "copy it"),)}, "workspace", "error", "not there"),
 ]
@@ -120,11 +125,15 @@ def test_all_nodes_are_told_at_once_in_their_order() -> None:
 
 def test_what_is_fine_is_told_so() -> None:
     fine: list[dict[str, Any]] = [
-        {"inodes": -1}, {"memory": (0, 0)}, {"load": 5.9, "cpus": 4}, {"load": 9.0, "cpus": 0},
+        {"inodes": -1},
+        {"memory": (0, 0)},
+        {"load": 5.9, "cpus": 4},
+        {"load": 9.0, "cpus": 0},
         {"limits": (("nofile", 1024, 4096), ("nproc", -1, -1), ("memlock", 65536, 65536))},
-        {"limits": (("memlock", -1, -1),), "rdma": True}, {"proxies": ("http_proxy",)},
+        {"limits": (("memlock", -1, -1),), "rdma": True},
+        {"proxies": ("http_proxy",)},
         {"job_proxies": ("http_proxy",), "no_proxy": "example.com, 10.0.0.0/8"},
-    ]  # fmt: skip
+    ]
     for facts in fine:
         assert {finding.level for finding in found(**facts).values()} == {"ok"}, facts
 
@@ -147,13 +156,17 @@ def test_the_slow_phase_of_a_login_is_told_with_what_slows_it() -> None:
 
 def test_the_worst_of_a_column_is_its_cell() -> None:
     findings = [
-        Finding(0, "nic", "ok", "eth0"), Finding(0, "disk", "warn", "little", "a"), Finding(0, "nic", "error", "one", "b"),
-        Finding(0, "nic", "error", "two", "b"), Finding(1, "nic", "error", "three", "c"),
+        Finding(0, "nic", "ok", "eth0"),
+        Finding(0, "disk", "warn", "little", "a"),
+        Finding(0, "nic", "error", "one", "b"),
+        Finding(0, "nic", "error", "two", "b"),
+        Finding(1, "nic", "error", "three", "c"),
         Finding(0, "nic", "warn", "four", "d"),
-    ]  # fmt: skip
+    ]
     assert cells(findings, 0) == {
-        "disk": Finding(0, "disk", "warn", "little", "a"), "nic": Finding(0, "nic", "error", "one; two", "b")
-    }  # fmt: skip
+        "disk": Finding(0, "disk", "warn", "little", "a"),
+        "nic": Finding(0, "nic", "error", "one; two", "b"),
+    }
 
 
 def test_nodes_of_one_machine_tell_its_load_alike() -> None:
@@ -164,10 +177,20 @@ def test_nodes_of_one_machine_tell_its_load_alike() -> None:
     assert loads == ["8 on 1 cores"] * 2
 
 
-@pytest.mark.parametrize("no_proxy, address, yes", [
-    ("*", "10.0.0.1", True), ("10.0.0.1", "10.0.0.1", True), ("10.0.0.1", "10.0.0.10", False), ("", "10.0.0.1", False),
-    ("10.", "10.0.0.1", True), ("10.0.0.0/24", "10.0.1.1", False), ("10.0.0.0/16", "10.0.1.1", True),
-    (".cluster", "node1.cluster", True), ("*.cluster", "node1.cluster", True), ("a/b", "10.0.0.1", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "no_proxy, address, yes",
+    [
+        ("*", "10.0.0.1", True),
+        ("10.0.0.1", "10.0.0.1", True),
+        ("10.0.0.1", "10.0.0.10", False),
+        ("", "10.0.0.1", False),
+        ("10.", "10.0.0.1", True),
+        ("10.0.0.0/24", "10.0.1.1", False),
+        ("10.0.0.0/16", "10.0.1.1", True),
+        (".cluster", "node1.cluster", True),
+        ("*.cluster", "node1.cluster", True),
+        ("a/b", "10.0.0.1", False),
+    ],
+)
 def test_whom_no_proxy_covers(no_proxy: str, address: str, yes: bool) -> None:
     assert covers(no_proxy, address) is yes

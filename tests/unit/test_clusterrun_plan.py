@@ -74,13 +74,27 @@ def test_roles_of_the_old_tool() -> None:
     made = plan_of(cluster, v2=True, v2_args=("--local=0", "--config", "c.py"), files=())
     assert (made.mode, len(of_role(made, "pserver")), len(of_role(made, "trainer"))) == ("ps", 2, 2)
     assert one(made, "pserver", 1).argv == (
-        "paddle", "pserver", "--num_gradient_servers=2", "--nics=eth0", "--port=7164", "--ports_num=2",
+        "paddle",
+        "pserver",
+        "--num_gradient_servers=2",
+        "--nics=eth0",
+        "--port=7164",
+        "--ports_num=2",
         "--ports_num_for_sparse=3",
-    )  # fmt: skip
+    )
     assert one(made, "trainer", 1).argv == (
-        "paddle", "train", "--num_gradient_servers=2", "--nics=eth0", "--port=7164", "--ports_num=2",
-        "--pservers=10.0.0.1,10.0.0.2", "--local=0", "--config", "c.py", "--trainer_id=1",
-    )  # fmt: skip
+        "paddle",
+        "train",
+        "--num_gradient_servers=2",
+        "--nics=eth0",
+        "--port=7164",
+        "--ports_num=2",
+        "--pservers=10.0.0.1,10.0.0.2",
+        "--local=0",
+        "--config",
+        "c.py",
+        "--trainer_id=1",
+    )
 
 
 def test_job_toml_has_its_say_in_the_old_tools_jobs() -> None:
@@ -92,10 +106,16 @@ def test_job_toml_has_its_say_in_the_old_tools_jobs() -> None:
 
 # -- nodes of --ips -----------------------------------------------------------------------------------------------------------
 
-KNOWN = cluster_of([
-    "ann@10.0.0.1:2201", "10.0.0.11", {"host": "gpu1", "address": "192.168.0.1", "devices": [1]}, "node[1-3]", "10.0.0.5:1",
-    "10.0.0.5:2",
-]).hosts  # fmt: skip
+KNOWN = cluster_of(
+    [
+        "ann@10.0.0.1:2201",
+        "10.0.0.11",
+        {"host": "gpu1", "address": "192.168.0.1", "devices": [1]},
+        "node[1-3]",
+        "10.0.0.5:1",
+        "10.0.0.5:2",
+    ]
+).hosts
 
 
 def picked(*words: str) -> list[str]:
@@ -137,12 +157,15 @@ def test_devices_that_the_shell_shows() -> None:
 
 
 def test_what_a_process_inherits_on_this_machine() -> None:
-    kept = dict.fromkeys("HOME PATH VIRTUAL_ENV NCCL_DEBUG FLAGS_x HTTPS_PROXY CUDA_VISIBLE_DEVICES MY_RANK RANKS".split(), "x")
+    kept = dict.fromkeys(
+        "HOME PATH VIRTUAL_ENV NCCL_DEBUG FLAGS_x HTTPS_PROXY CUDA_VISIBLE_DEVICES MY_RANK RANKS".split(), "x"
+    )
     dropped = dict.fromkeys(
         """PADDLE_TRAINER_ID PADDLE_X TRAINING_ROLE POD_IP DISTRIBUTED_TRAINER_ENDPOINTS TRAINER_PORTS_NUM http_proxy no_proxy
         RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR OMPI_COMM_WORLD_RANK CLUSTERTOOL_MARK TORCHELASTIC_RUN_ID FLAGS_selected_gpus
-        FLAGS_START_PORT HETER_DEVICE_TYPE STAGE_ID""".split(), "x",
-    )  # fmt: skip
+        FLAGS_START_PORT HETER_DEVICE_TYPE STAGE_ID""".split(),
+        "x",
+    )
     assert inherited({**kept, **dropped}) == kept
 
 

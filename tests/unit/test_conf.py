@@ -62,24 +62,38 @@ WRONG: list[tuple[str, object, str]] = [
     *[("ROOT_DIR_GROUP", value, "trusted") for value in ("staff", True, "")],
     ("ROOT_DIR", "/a\nb", "one line"),
     ("PYTHON", "python3\nrm", "one line"),
-    *[("PADDLE_PORT", value, "a port, 1 to 65535") for value in (0, 65536, -1, "http", "7164.0", 7164.5, True, None, [7164])],
+    *[
+        ("PADDLE_PORT", value, "a port, 1 to 65535")
+        for value in (0, 65536, -1, "http", "7164.0", 7164.5, True, None, [7164])
+    ],
     *[("PADDLE_PORTS_NUM", value, "1 to 1000") for value in (0, "-1", "many", False, 100000)],
     *[("PADDLE_PORTS_NUM_FOR_SPARSE", value, "0 to 1000") for value in (-1, "few", None)],
     *[("PADDLE_USE_GPU", value, "True or False") for value in ("maybe", 2, None, [])],
     *[(key, value, "a port") for key in ("PORT", "START_PORT", "LEAD_PORT") for value in (0, "ssh", 70000)],
-    *[(key, value, "seconds above 0") for key in ("CONNECT_TIMEOUT", "LOSS_TIMEOUT", "GRACE")
-      for value in (0, -1, "soon", True, float("inf"), float("nan"), None)],
-    *[(key, value, "a string")
-      for key in ("PADDLE_NIC", "LD_LIBRARY_PATH", "USER", "IDENTITY_FILE", "GATEWAY", "KNOWN_HOSTS", "PYTHON")
-      for value in (5, None, ["x"])],
+    *[
+        (key, value, "seconds above 0")
+        for key in ("CONNECT_TIMEOUT", "LOSS_TIMEOUT", "GRACE")
+        for value in (0, -1, "soon", True, float("inf"), float("nan"), None)
+    ],
+    *[
+        (key, value, "a string")
+        for key in ("PADDLE_NIC", "LD_LIBRARY_PATH", "USER", "IDENTITY_FILE", "GATEWAY", "KNOWN_HOSTS", "PYTHON")
+        for value in (5, None, ["x"])
+    ],
     *[("PRELUDE", value, "a string") for value in (5, [1], {"a": 1})],
-    *[("ENV", value, "a dict") for value in (["A=1"], "A=1", {1: "a"}, {"A-B": "x"}, {"A": None}, {"A": ["x"]}, {"A": "x\0y"})],
-    *[(key, value, "a list of names") for key in ("PASS_ENV", "SECRETS", "CHECKS_OFF", "CHECK_PACKAGES")
-      for value in (5, [1], {"A": 1}, None)],
+    *[
+        ("ENV", value, "a dict")
+        for value in (["A=1"], "A=1", {1: "a"}, {"A-B": "x"}, {"A": None}, {"A": ["x"]}, {"A": "x\0y"})
+    ],
+    *[
+        (key, value, "a list of names")
+        for key in ("PASS_ENV", "SECRETS", "CHECKS_OFF", "CHECK_PACKAGES")
+        for value in (5, [1], {"A": 1}, None)
+    ],
     *[("HOST_KEYS", value, "one of accept-new, strict, off") for value in ("yes", "", None, [])],
     *[("DEVICE_KIND", value, "one of auto, cpu, gpu, xpu, dcu, npu") for value in ("tpu", "GPU", 1)],
     *[("RELAY", value, "one of auto, off") for value in ("on", True)],
-]  # fmt: skip
+]
 
 
 def read(**keys: object) -> Cluster:
@@ -116,7 +130,12 @@ def test_the_defaults() -> None:
     cluster = read()
     assert (cluster.root_dir, cluster.nic) == ("~/clustertool", "")
     assert (cluster.pserver_port, cluster.pserver_port_given) == (7164, False)
-    assert (cluster.ports_num, cluster.ports_num_for_sparse, cluster.use_gpu, cluster.ld_library_path) == (1, 1, None, "")
+    assert (cluster.ports_num, cluster.ports_num_for_sparse, cluster.use_gpu, cluster.ld_library_path) == (
+        1,
+        1,
+        None,
+        "",
+    )
     assert (cluster.host_keys, cluster.python, cluster.prelude) == ("accept-new", "python3", "")
     assert (cluster.env, cluster.pass_env, cluster.secrets) == ((), (), ())
     assert (cluster.device_kind, cluster.start_port, cluster.lead_port, cluster.relay) == ("auto", 0, 0, "auto")
@@ -126,15 +145,28 @@ def test_the_defaults() -> None:
 
 
 def test_a_conf_of_the_old_tool_reads_as_it_did() -> None:
-    cluster = read_cluster({
-        "HOSTS": ["root@192.168.100.17", "root@192.168.100.18"], "ROOT_DIR": "/home/paddle", "PADDLE_NIC": "eth0",
-        "PADDLE_PORT": "7164", "PADDLE_PORTS_NUM": "2", "PADDLE_PORTS_NUM_FOR_SPARSE": "2", "PADDLE_USE_GPU": "False",
-        "LD_LIBRARY_PATH": "/usr/local/cuda/lib64:/usr/lib64",
-    })  # fmt: skip
+    cluster = read_cluster(
+        {
+            "HOSTS": ["root@192.168.100.17", "root@192.168.100.18"],
+            "ROOT_DIR": "/home/paddle",
+            "PADDLE_NIC": "eth0",
+            "PADDLE_PORT": "7164",
+            "PADDLE_PORTS_NUM": "2",
+            "PADDLE_PORTS_NUM_FOR_SPARSE": "2",
+            "PADDLE_USE_GPU": "False",
+            "LD_LIBRARY_PATH": "/usr/local/cuda/lib64:/usr/lib64",
+        }
+    )
     assert [(host.index, host.user, host.host) for host in cluster.hosts] == [
-        (0, "root", "192.168.100.17"), (1, "root", "192.168.100.18"),
-    ]  # fmt: skip
-    assert (cluster.pserver_port, cluster.ports_num, cluster.ports_num_for_sparse, cluster.use_gpu) == (7164, 2, 2, False)
+        (0, "root", "192.168.100.17"),
+        (1, "root", "192.168.100.18"),
+    ]
+    assert (cluster.pserver_port, cluster.ports_num, cluster.ports_num_for_sparse, cluster.use_gpu) == (
+        7164,
+        2,
+        2,
+        False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -210,12 +242,26 @@ def test_the_index_is_the_node_id_through_ranges_and_dicts() -> None:
 
 
 def test_a_dict_says_what_a_line_cannot() -> None:
-    (host,) = read_hosts([{
-        "host": "n", "devices": "0,2", "nproc": 2, "roles": {"pserver": 1, "trainer": None}, "env": {"A": 1}, "root_dir": "/d",
-    }])  # fmt: skip
+    (host,) = read_hosts(
+        [
+            {
+                "host": "n",
+                "devices": "0,2",
+                "nproc": 2,
+                "roles": {"pserver": 1, "trainer": None},
+                "env": {"A": 1},
+                "root_dir": "/d",
+            }
+        ]
+    )
     assert (host.devices, host.nproc, host.env, host.root_dir) == ((0, 2), 2, (("A", "1"),), "/d")
     assert host.roles == (("pserver", 1), ("trainer", None))
-    assert (host.plays("pserver"), host.plays("heter"), host.count("pserver"), host.count("trainer")) == (True, False, 1, None)
+    assert (host.plays("pserver"), host.plays("heter"), host.count("pserver"), host.count("trainer")) == (
+        True,
+        False,
+        1,
+        None,
+    )
     (heter,) = read_hosts([{"host": "n", "roles": {"heter_trainer": 2, "pserver": 1}}])
     assert heter.roles == (("heter", 2), ("pserver", 1))
     (listed,) = read_hosts([{"host": "n", "roles": ["trainer"], "devices": 3}])

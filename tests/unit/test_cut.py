@@ -131,8 +131,11 @@ def test_the_line_that_no_newline_ends_ends_a_shard_at_random(tmp_path: Path) ->
 
 def test_numbers_grow_with_their_number() -> None:
     assert [shard_name("a.txt", 3, n) for n in (4, 100_000, 100_001, 2_000_000)] == [
-        "a.txt-00003", "a.txt-00003", "a.txt-000003", "a.txt-0000003",
-    ]  # fmt: skip
+        "a.txt-00003",
+        "a.txt-00003",
+        "a.txt-000003",
+        "a.txt-0000003",
+    ]
     assert [shares(10, n) for n in (1, 3, 10)] == [(10,), (4, 3, 3), (1,) * 10]
 
 

@@ -12,15 +12,26 @@ from clustertool.plan.cluster import Cluster
 from clustertool.plan.devices import VARIABLES
 from clustertool.plan.plan import Plan, needs_probe
 
-NAMES = {visible for visible, _ in VARIABLES.values()} | {flag for _, flag in VARIABLES.values()} | {
-    "PADDLE_DISTRI_BACKEND", "PADDLE_XCCL_BACKEND", "HETER_DEVICE_TYPE",
-}  # fmt: skip
+NAMES = (
+    {visible for visible, _ in VARIABLES.values()}
+    | {flag for _, flag in VARIABLES.values()}
+    | {
+        "PADDLE_DISTRI_BACKEND",
+        "PADDLE_XCCL_BACKEND",
+        "HETER_DEVICE_TYPE",
+    }
+)
 
 
 def planned(
-    cards: int = 0, kind: str = "gpu", entry: dict[str, Any] | None = None, keys: dict[str, Any] | None = None, *,
-    seen: bool = False, **options: Any,
-) -> Plan:  # fmt: skip
+    cards: int = 0,
+    kind: str = "gpu",
+    entry: dict[str, Any] | None = None,
+    keys: dict[str, Any] | None = None,
+    *,
+    seen: bool = False,
+    **options: Any,
+) -> Plan:
     """One node whose probe found `cards` devices."""
     cluster: Cluster = cluster_of([{"host": "10.0.0.1", **(entry or {})}], **(keys or {}))
     found = facts_of(cluster, devices=tuple(range(cards)), device_kind=kind if cards else "cpu", devices_seen=seen)
@@ -52,7 +63,9 @@ SHARES: list[tuple[int, dict[str, Any], list[tuple[int, ...]]]] = [
 
 
 @pytest.mark.parametrize("cards, options, expected", SHARES)
-def test_trainers_share_the_cards_of_their_node(cards: int, options: dict[str, Any], expected: list[tuple[int, ...]]) -> None:
+def test_trainers_share_the_cards_of_their_node(
+    cards: int, options: dict[str, Any], expected: list[tuple[int, ...]]
+) -> None:
     assert cards_of(planned(cards, **options)) == expected
 
 
@@ -73,10 +86,16 @@ def test_nodes_may_differ() -> None:
     facts = facts_of(cluster, devices=(0, 1), device_kind="gpu")
     facts[1] = facts_of(cluster)[1]
     made = plan_of(cluster, facts=facts)
-    assert [(p.node, p.rank, p.devices) for p in made.processes] == [(0, 0, (0,)), (0, 1, (1,)), (1, 2, ()), (2, 3, (3,))]
+    assert [(p.node, p.rank, p.devices) for p in made.processes] == [
+        (0, 0, (0,)),
+        (0, 1, (1,)),
+        (1, 2, ()),
+        (2, 3, (3,)),
+    ]
     assert [set_for(made, rank) for rank in (1, 2)] == [
-        {"CUDA_VISIBLE_DEVICES": "1", "FLAGS_selected_gpus": "0"}, {"PADDLE_DISTRI_BACKEND": "gloo"},
-    ]  # fmt: skip
+        {"CUDA_VISIBLE_DEVICES": "1", "FLAGS_selected_gpus": "0"},
+        {"PADDLE_DISTRI_BACKEND": "gloo"},
+    ]
 
 
 KINDS = [
@@ -138,14 +157,18 @@ def test_pservers_take_no_card() -> None:
     assert set_for(made, 0, "pserver") == {}
     assert env_of(made, "pserver", 0)["PADDLE_INIT_USE_GPU"] == "False"
     assert env_of(made, "trainer", 0)["PADDLE_INIT_USE_GPU"] == "True"
-    assert env_of(planned(4, keys={"PADDLE_USE_GPU": "False"}, mode="ps"), "trainer", 0)["PADDLE_INIT_USE_GPU"] == "False"
+    assert (
+        env_of(planned(4, keys={"PADDLE_USE_GPU": "False"}, mode="ps"), "trainer", 0)["PADDLE_INIT_USE_GPU"] == "False"
+    )
 
 
 def test_parameter_servers_beside_trainers_that_share_a_card() -> None:
     """More trainers than cards on one node, fewer on the other, none on the third."""
     cluster = cluster_of(["a", "b", "c"])
     facts = facts_of(cluster)
-    facts[0], facts[1] = (facts_of(cluster, devices=tuple(range(n)), device_kind="gpu")[at] for at, n in ((0, 1), (1, 4)))
+    facts[0], facts[1] = (
+        facts_of(cluster, devices=tuple(range(n)), device_kind="gpu")[at] for at, n in ((0, 1), (1, 4))
+    )
     made = plan_of(cluster, facts=facts, mode="ps", server_num="2", worker_num="2")
     assert [process.devices for process in of_role(made, "pserver")] == [()] * 6
     assert cards_of(made) == [(0,), (0,), (0, 1), (2, 3), (), ()]
@@ -212,18 +235,37 @@ def test_without_an_option_each_heter_trainer_is_what_its_node_has() -> None:
 
 def test_a_stage_without_its_device_is_warned_of_once_on_each_node() -> None:
     made = planned(2, "gpu", mode="ps-heter", heter_devices="xpu;gpu", heter_worker_num="3")
-    assert list(made.warnings) == ["10.0.0.1: stage 2 of heter trainers wants xpu (--heter-devices), none is known there"]
+    assert list(made.warnings) == [
+        "10.0.0.1: stage 2 of heter trainers wants xpu (--heter-devices), none is known there"
+    ]
     assert not planned(0, mode="ps-heter", heter_devices="cpu").warnings
     assert not planned(0, mode="ps-heter").warnings
 
 
-@pytest.mark.parametrize("cards, kind, options, entry, keys, told", [
-    (4, "gpu", {"devices": "0,4,7"}, {}, {}, "there is no device 4, 7 (--devices)\n  fix: the node has gpu 0, 1, 2, 3"),
-    (4, "gpu", {}, {"devices": [3, 8]}, {}, "there is no device 8 (devices in HOSTS)\n  fix: the node has gpu"),
-    (0, "gpu", {"devices": "0"}, {}, {}, "there is no device 0 (--devices)\n  fix: the node has no devices"),
-    (0, "gpu", {"devices": "0"}, {}, {"DEVICE_KIND": "gpu"}, "there is no device 0"),
-    (2, "gpu", {"devices": "0"}, {}, {"DEVICE_KIND": "xpu"}, "(--devices)\n  fix: DEVICE_KIND is xpu, the node has gpu"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "cards, kind, options, entry, keys, told",
+    [
+        (
+            4,
+            "gpu",
+            {"devices": "0,4,7"},
+            {},
+            {},
+            "there is no device 4, 7 (--devices)\n  fix: the node has gpu 0, 1, 2, 3",
+        ),
+        (4, "gpu", {}, {"devices": [3, 8]}, {}, "there is no device 8 (devices in HOSTS)\n  fix: the node has gpu"),
+        (0, "gpu", {"devices": "0"}, {}, {}, "there is no device 0 (--devices)\n  fix: the node has no devices"),
+        (0, "gpu", {"devices": "0"}, {}, {"DEVICE_KIND": "gpu"}, "there is no device 0"),
+        (
+            2,
+            "gpu",
+            {"devices": "0"},
+            {},
+            {"DEVICE_KIND": "xpu"},
+            "(--devices)\n  fix: DEVICE_KIND is xpu, the node has gpu",
+        ),
+    ],
+)
 def test_a_device_that_is_not_there_is_refused(
     cards: int, kind: str, options: dict[str, Any], entry: dict[str, Any], keys: dict[str, Any], told: str
 ) -> None:
@@ -233,12 +275,15 @@ def test_a_device_that_is_not_there_is_refused(
     assert told in str(caught.value)
 
 
-@pytest.mark.parametrize("cards, options, entry, keys", [
-    (4, {"devices": "3,0"}, {}, {}),
-    (0, {"devices": "0,1"}, {}, {"DEVICE_KIND": "cpu"}),  # ids count trainers
-    (4, {"devices": "8,9"}, {}, {"PADDLE_USE_GPU": False}),
-    (0, {}, {"devices": [0, 1]}, {}),  # slots of a hostfile
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "cards, options, entry, keys",
+    [
+        (4, {"devices": "3,0"}, {}, {}),
+        (0, {"devices": "0,1"}, {}, {"DEVICE_KIND": "cpu"}),  # ids count trainers
+        (4, {"devices": "8,9"}, {}, {"PADDLE_USE_GPU": False}),
+        (0, {}, {"devices": [0, 1]}, {}),  # slots of a hostfile
+    ],
+)
 def test_what_is_not_refused(cards: int, options: dict[str, Any], entry: dict[str, Any], keys: dict[str, Any]) -> None:
     planned(cards, entry=entry, keys=keys, seen=True, **options)
 
@@ -261,15 +306,23 @@ def busy(cards: int = 4, count: int = 1, **options: Any) -> Plan:
     cluster = cluster_of(hosts(count))
     used = options.pop("used", ((0, "python3 (pid 7, user eve)"),))
     facts = facts_of(
-        cluster, devices=tuple(range(cards)), device_kind="gpu" if cards else "cpu", devices_seen=True, held=HELD, used=used
+        cluster,
+        devices=tuple(range(cards)),
+        device_kind="gpu" if cards else "cpu",
+        devices_seen=True,
+        held=HELD,
+        used=used,
     )
     return plan_of(cluster, facts=facts, **options)
 
 
-@pytest.mark.parametrize("devices, told", [
-    ("1", "gpu 1 is held by job other of user bob"),
-    ("3,2,1", "gpu 1,2 is held by job other of user bob"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "devices, told",
+    [
+        ("1", "gpu 1 is held by job other of user bob"),
+        ("3,2,1", "gpu 1,2 is held by job other of user bob"),
+    ],
+)
 def test_a_device_that_a_job_holds_is_refused(devices: str, told: str) -> None:
     with pytest.raises(DeviceHeld) as caught:
         busy(devices=devices)
@@ -287,12 +340,15 @@ def test_who_only_computes_on_a_device_is_in_the_way_of_auto_alone() -> None:
     assert cards_of(busy(used=(), devices="0")) == [(0,)]
 
 
-@pytest.mark.parametrize("options, expected", [
-    ({}, [(3,), (4,), (5,)]),
-    ({"nproc_per_node": "2"}, [(3,), (4,)]),
-    ({"mode": "ps"}, [(3, 4, 5)]),
-    ({"mode": "ps", "worker_num": "2"}, [(3,), (4,)]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        ({}, [(3,), (4,), (5,)]),
+        ({"nproc_per_node": "2"}, [(3,), (4,)]),
+        ({"mode": "ps"}, [(3, 4, 5)]),
+        ({"mode": "ps", "worker_num": "2"}, [(3,), (4,)]),
+    ],
+)
 def test_auto_takes_what_is_free(options: dict[str, Any], expected: list[tuple[int, ...]]) -> None:
     assert cards_of(busy(6, devices="auto", **options)) == expected
 

@@ -15,7 +15,9 @@ from clustertool.plan.finding import Finding
 NOW = 1000.0
 
 
-def odd(each: dict[int, dict[str, Any]], nodes: int = 4, machines: list[int] | None = None, **all_: Any) -> list[Finding]:
+def odd(
+    each: dict[int, dict[str, Any]], nodes: int = 4, machines: list[int] | None = None, **all_: Any
+) -> list[Finding]:
     """What is not ok; `each`: what is special about a node."""
     facts = facts_of(cluster_of(hosts(nodes)), machines or [], **{"time": NOW, **all_})
     facts = {node: replace(fact, **each.get(node, {})) for node, fact in facts.items()}

@@ -111,7 +111,11 @@ def test_a_spec_says_what_its_node_must_do() -> None:
         for process, sent in zip(node.processes, spec["processes"]):
             assert sent["argv"] == list(process.argv)
             assert (sent["role"], sent["rank"], sent["local_rank"]) == (process.role, process.rank, process.local_rank)
-            assert (sent["log"], sent["endpoint"], sent["ports"]) == (process.log, process.endpoint, list(process.ports))
+            assert (sent["log"], sent["endpoint"], sent["ports"]) == (
+                process.log,
+                process.endpoint,
+                list(process.ports),
+            )
             assert sent["ready"] == list(process.ready)
             assert (sent["devices"], sent["shards"]) == (list(process.devices), list(process.shards))
 
@@ -142,7 +146,15 @@ def test_the_header_is_enough_for_any_later_command() -> None:
 
 def test_stop_status_and_logs_go_to_every_node() -> None:
     stop = ENGINE.stop(2, "", {"by": "ann", "code": 0, "grace": 1.0, "force": False})
-    assert stop.requests[1] == {"q": "stop", "job": "", "exact": False, "by": "ann", "code": 0, "grace": 1.0, "force": False}
+    assert stop.requests[1] == {
+        "q": "stop",
+        "job": "",
+        "exact": False,
+        "by": "ann",
+        "code": 0,
+        "grace": 1.0,
+        "force": False,
+    }
     assert ENGINE.status(2, "J").requests == {node: {"q": "status", "job": "J"} for node in (0, 1)}
     assert ENGINE.logs(1, "J", {"logs": "all", "tail": 3}).requests == {
         0: {"q": "follow", "job": "J", "logs": "all", "tail": 3}

@@ -20,9 +20,18 @@ def header(node: int, roles: Sequence[tuple[str, int]]) -> Event:
         for role, rank in roles
     ]
     return {
-        "t": 1.0, "e": "job", "id": "J", "node": node, "name": f"n{node}", "nodes": ["n0", "n1"], "created": 1.0,
-        "owner": "ann", "mode": "collective", "command": "python3 train.py", "processes": processes,
-    }  # fmt: skip
+        "t": 1.0,
+        "e": "job",
+        "id": "J",
+        "node": node,
+        "name": f"n{node}",
+        "nodes": ["n0", "n1"],
+        "created": 1.0,
+        "owner": "ann",
+        "mode": "collective",
+        "command": "python3 train.py",
+        "processes": processes,
+    }
 
 
 def said(kind: str, t: float = 0.0, **fields: Any) -> Event:
@@ -30,7 +39,9 @@ def said(kind: str, t: float = 0.0, **fields: Any) -> Event:
 
 
 def started(rank: int, t: float = 2.0, attempt: int = 0, role: str = "trainer") -> Event:
-    return said("started", t, role=role, rank=rank, pid=100 + rank, start=7, attempt=attempt, log=f"log/a{attempt}.{rank}")
+    return said(
+        "started", t, role=role, rank=rank, pid=100 + rank, start=7, attempt=attempt, log=f"log/a{attempt}.{rank}"
+    )
 
 
 def exited(rank: int, code: int = 0, signal: int = 0, stopped: bool = False, t: float = 3.0, **fields: Any) -> Event:
@@ -99,7 +110,13 @@ def test_how_a_process_ended(end: Event, state: str) -> None:
 def test_a_process_through_its_life() -> None:
     found = status_of(header(0, [("pserver", 0)]), SUPERVISOR, started(0, role="pserver"))
     (process,) = found.of("pserver")
-    assert (process.state, process.pid, process.since, process.log, process.code) == ("running", 100, 2.0, "log/a0.0", None)
+    assert (process.state, process.pid, process.since, process.log, process.code) == (
+        "running",
+        100,
+        2.0,
+        "log/a0.0",
+        None,
+    )
     assert (found.state, found.nodes[0].state, found.nodes[0].supervisor) == ("running", "running", 50)
     for kind, state in (("listening", "running"), ("frozen", "frozen"), ("thawed", "running")):
         found.apply(0, said(kind, 4.0, role="pserver", rank=0))
@@ -142,8 +159,14 @@ def test_states_of_a_node() -> None:
 
 
 def test_the_guard_speaks_for_a_dead_supervisor() -> None:
-    found = status_of(header(0, [("trainer", 0), ("trainer", 1)]), SUPERVISOR, started(0), started(1), exited(1),
-                      said("supervisor-lost", why="the supervisor died"))  # fmt: skip
+    found = status_of(
+        header(0, [("trainer", 0), ("trainer", 1)]),
+        SUPERVISOR,
+        started(0),
+        started(1),
+        exited(1),
+        said("supervisor-lost", why="the supervisor died"),
+    )
     assert (found.nodes[0].state, found.nodes[0].why) == ("lost", "supervisor lost: the supervisor died")
     assert [(p.state, p.note) for p in found.of("trainer")] == [("stopped", "its supervisor was lost"), ("done", "")]
 
@@ -161,16 +184,34 @@ VERDICT = said("verdict", **outcome("lost", 75, "node n1 is lost"))
 HISTORIES: list[tuple[str, list[Event], list[Event]]] = [
     (
         "succeeded",
-        [header(0, [("trainer", 0)]), SUPERVISOR, started(0), exited(0), said("verdict", **outcome("succeeded")),
-         said("ended", **outcome("succeeded"))],
+        [
+            header(0, [("trainer", 0)]),
+            SUPERVISOR,
+            started(0),
+            exited(0),
+            said("verdict", **outcome("succeeded")),
+            said("ended", **outcome("succeeded")),
+        ],
         [header(1, [("trainer", 1)]), SUPERVISOR, started(1), exited(1), said("ended", **outcome("succeeded"))],
     ),
     (
         "lost",  # node 1 was stopped directly after the lead had given it up: the lead's verdict counts
-        [header(0, [("trainer", 0)]), SUPERVISOR, started(0), said("lost", node=1, why="silent"), VERDICT,
-         said("ended", **outcome("lost"))],
-        [header(1, [("trainer", 1)]), SUPERVISOR, started(1), said("stopping", why="x"), exited(1, stopped=True),
-         said("ended", **outcome("stopped", 143))],
+        [
+            header(0, [("trainer", 0)]),
+            SUPERVISOR,
+            started(0),
+            said("lost", node=1, why="silent"),
+            VERDICT,
+            said("ended", **outcome("lost")),
+        ],
+        [
+            header(1, [("trainer", 1)]),
+            SUPERVISOR,
+            started(1),
+            said("stopping", why="x"),
+            exited(1, stopped=True),
+            said("ended", **outcome("stopped", 143)),
+        ],
     ),
     (
         "lost",  # node 1 crashed: its own events end in the middle
@@ -187,7 +228,7 @@ HISTORIES: list[tuple[str, list[Event], list[Event]]] = [
         [header(0, []), said("ended", **outcome("lost", 75, "zero"))],
         [header(1, []), said("ended", **outcome("lost", 75, "one"))],
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("state, one, two", HISTORIES)
@@ -224,8 +265,9 @@ def test_the_ranks_of_all_nodes_are_known_from_the_records_of_any_node() -> None
     for node in range(2):
         found = status_of(placed(node), node=node)
         assert [(process.rank, process.node, process.state) for process in found.of("trainer")] == [
-            (0, 0, "waiting"), (1, 1, "waiting"),
-        ]  # fmt: skip
+            (0, 0, "waiting"),
+            (1, 1, "waiting"),
+        ]
 
 
 def test_a_rank_of_a_node_that_was_given_up_is_lost_with_what_the_lead_knew_of_it() -> None:
@@ -278,7 +320,11 @@ def test_the_ranks_of_the_leads_node_are_lost_if_the_others_gave_it_up() -> None
 def test_what_a_node_reports_of_ranks_of_another_node_is_not_believed() -> None:
     claims = {**header(1, [("trainer", 0)]), "places": [["trainer", 0, 0, 1, 2]]}
     found = fold([(0, placed(0)), (1, claims), (0, LOST | {"ranks": [["trainer", 0, None, 9.0, 1.0]]})])
-    assert (found.of("trainer")[0].node, found.of("trainer")[0].endpoint, found.of("trainer")[0].step) == (0, "a0:1", None)
+    assert (found.of("trainer")[0].node, found.of("trainer")[0].endpoint, found.of("trainer")[0].step) == (
+        0,
+        "a0:1",
+        None,
+    )
 
 
 # -- lines --------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,9 @@ def test_without_a_traceback_the_last_lines() -> None:
 
 
 def test_the_last_traceback_whole_even_if_longer_than_the_tail() -> None:
-    lines = ["noise"] * 50 + [HEAD, "old", "ValueError: old"] + ["more"] * 5 + [HEAD] + [f"  frame {i}" for i in range(30)]
+    lines = (
+        ["noise"] * 50 + [HEAD, "old", "ValueError: old"] + ["more"] * 5 + [HEAD] + [f"  frame {i}" for i in range(30)]
+    )
     found = excerpt([*lines, "ValueError: new"], 20)
     assert found[0] == HEAD
     assert found[-1] == "ValueError: new"

@@ -14,9 +14,15 @@ from clustertool.plan.plan import as_dict, given_facts, needs_probe, plan
 
 def test_a_probes_answer_survives_json() -> None:
     there = facts_of(
-        cluster_of(hosts(1)), busy=frozenset([22, 80]), listeners=((22, "sshd"),), devices=(0, 1), listing=("a", "b"),
-        ephemeral=(1, 2), releases=("r",), problems=(("root", "error", "what", "fix"),),
-    )[0]  # fmt: skip
+        cluster_of(hosts(1)),
+        busy=frozenset([22, 80]),
+        listeners=((22, "sshd"),),
+        devices=(0, 1),
+        listing=("a", "b"),
+        ephemeral=(1, 2),
+        releases=("r",),
+        problems=(("root", "error", "what", "fix"),),
+    )[0]
     answer = {name: sorted(value) if isinstance(value, frozenset) else value for name, value in vars(there).items()}
     assert read_facts(0, json.loads(json.dumps(answer))) == there
 
@@ -101,7 +107,9 @@ def test_one_that_was_looked_at_before_its_root_was_made() -> None:
     late = Facts(1, root_id="m/ct/.", root_hint="9/.", root_above=(("m/home/ct", "7/ct"), ("m/top/u/ct", "2/u/ct")))
     other = Facts(2, root_id="n/home/ct", root_hint="8/ct", root_above=(("n/top/u/ct", "2/u/ct"),))
     found = settled({0: early, 1: late, 2: other})
-    assert [(fact.root_id, fact.root_hint) for fact in found.values()] == [("m/ct/.", "9/.")] * 2 + [("n/home/ct", "8/ct")]
+    assert [(fact.root_id, fact.root_hint) for fact in found.values()] == [("m/ct/.", "9/.")] * 2 + [
+        ("n/home/ct", "8/ct")
+    ]
     assert sharing(found) == {0, 1}
 
 

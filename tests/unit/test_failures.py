@@ -24,17 +24,41 @@ ENDING = "ending the job on all nodes"
 def header(node: int, nodes: int = 4) -> Event:
     place = [{"role": "trainer", "rank": node, "local_rank": 0, "endpoint": "", "log": f"log/workerlog.{node}"}]
     return {
-        "t": 1.0, "e": "job", "id": "J", "node": node, "nodes": [f"n{n}" for n in range(nodes)], "created": 1.0, "owner": "ann",
-        "mode": "collective", "command": "", "processes": place,
-    }  # fmt: skip
+        "t": 1.0,
+        "e": "job",
+        "id": "J",
+        "node": node,
+        "nodes": [f"n{n}" for n in range(nodes)],
+        "created": 1.0,
+        "owner": "ann",
+        "mode": "collective",
+        "command": "",
+        "processes": place,
+    }
 
 
-def failure(rank: int, t: float = 5.0, code: int = 1, signal: int = 0, error: int = 77, attempt: int = 0,
-            consequence: bool = False) -> Event:  # fmt: skip
+def failure(
+    rank: int,
+    t: float = 5.0,
+    code: int = 1,
+    signal: int = 0,
+    error: int = 77,
+    attempt: int = 0,
+    consequence: bool = False,
+) -> Event:
     return {
-        "t": t, "e": "exited", "role": "trainer", "rank": rank, "code": code, "signal": signal, "stopped": False, "note": "",
-        "error": error, "attempt": attempt, "consequence": consequence,
-    }  # fmt: skip
+        "t": t,
+        "e": "exited",
+        "role": "trainer",
+        "rank": rank,
+        "code": code,
+        "signal": signal,
+        "stopped": False,
+        "note": "",
+        "error": error,
+        "attempt": attempt,
+        "consequence": consequence,
+    }
 
 
 def ending(*culprits: int, why: str = "trainer 0 on n0 ended with exit code 1") -> Event:
@@ -85,7 +109,11 @@ def test_the_first_failure_is_the_one_that_the_lead_knew_first() -> None:
     follower = Follower()
     follower.take(3, failure(3, t=4.9, error=8))
     follower.take(0, ending(0), failure(0))
-    assert follower.end() == ["trainer 0 on n0 ended with exit code 1", "trainer 3 on n3 ended with exit code 1", ENDING]
+    assert follower.end() == [
+        "trainer 0 on n0 ended with exit code 1",
+        "trainer 3 on n3 ended with exit code 1",
+        ENDING,
+    ]
 
 
 def test_without_the_coordinators_order_causes_are_before_consequences() -> None:
@@ -102,7 +130,11 @@ def test_the_failures_wait_for_the_coordinator_which_names_them_half_a_second_la
     follower.wait(0.6)
     follower.take(0, ending(0, 3))
     follower.wait(0.5)
-    assert follower.printed == ["trainer 0 on n0 ended with exit code 1", "trainer 3 on n3 ended with exit code 1", ENDING]
+    assert follower.printed == [
+        "trainer 0 on n0 ended with exit code 1",
+        "trainer 3 on n3 ended with exit code 1",
+        ENDING,
+    ]
 
 
 def test_a_failure_whose_event_never_comes_is_reported_by_the_lead() -> None:
@@ -135,8 +167,10 @@ def test_failures_of_two_attempts_are_two_reports() -> None:
     follower.take(1, failure(1))
     follower.take(0, {"t": 6.0, "e": "restart", "attempt": 1, "pause": 1.0}, failure(0, attempt=1))
     assert follower.end() == [
-        "trainer 1 on n1 ended with exit code 1", "attempt 1 begins in 1 s", "trainer 0 on n0 ended with exit code 1",
-    ]  # fmt: skip
+        "trainer 1 on n1 ended with exit code 1",
+        "attempt 1 begins in 1 s",
+        "trainer 0 on n0 ended with exit code 1",
+    ]
 
 
 def test_without_failures_nothing_waits() -> None:
@@ -159,9 +193,16 @@ def test_records_of_an_older_version_are_read() -> None:
 
 def decided(state: str, culprits: list[int], reason: str) -> Event:
     return {
-        "t": 6.0, "e": "verdict", "state": state, "code": 1 if state == "failed" else 75, "source": "job", "reason": reason,
-        "culprits": [["trainer", rank] for rank in culprits], "victims": [], "node": 0,
-    }  # fmt: skip
+        "t": 6.0,
+        "e": "verdict",
+        "state": state,
+        "code": 1 if state == "failed" else 75,
+        "source": "job",
+        "reason": reason,
+        "culprits": [["trainer", rank] for rank in culprits],
+        "victims": [],
+        "node": 0,
+    }
 
 
 @pytest.mark.parametrize(
@@ -200,7 +241,10 @@ def test_what_was_printed_already_is_not_printed_with_the_exit() -> None:
     error.told, error.brief = True, "node n2 is lost"
     show_error(error, Terminal(out=io.TextIOWrapper(io.BytesIO(), "utf-8"), err=err, environ={}))
     err.flush()
-    assert err.buffer.getvalue().decode().splitlines() == ["  fix: look at it", "clustertool: exit 75 (tool): node n2 is lost"]  # type: ignore[attr-defined]
+    assert err.buffer.getvalue().decode().splitlines() == [
+        "  fix: look at it",
+        "clustertool: exit 75 (tool): node n2 is lost",
+    ]  # type: ignore[attr-defined]
     assert exit_json(error)["reason"] == "node n2 is lost: no heartbeat for 10 s"
     assert exit_json(JobFailed("why", 3))["reason"] == "why"
 

@@ -22,7 +22,7 @@ from clustertool.plan.framework import (
     own_ports,
     patience,
     waiting,
-)  # fmt: skip
+)
 from clustertool.show.table import fold
 
 MARK = "clustertool-1234:"
@@ -49,16 +49,21 @@ def levels(*ranks: Rank) -> list[str]:
 def test_a_rank_is_where_its_last_line_says():
     rank = Rank(0, 0)
     lines = [
-        MARK + json.dumps({"at": "import"}), "some warning", "",
-        MARK + json.dumps({"at": "device", "version": "2.13"}), MARK + json.dumps({"at": "device", "what": "cuda:1"}),
+        MARK + json.dumps({"at": "import"}),
+        "some warning",
+        "",
+        MARK + json.dumps({"at": "device", "version": "2.13"}),
+        MARK + json.dumps({"at": "device", "what": "cuda:1"}),
         MARK + json.dumps({"at": "", "failed": "RuntimeError: no"}),
-    ]  # fmt: skip
+    ]
     for line in lines:
         rank = hear(rank, line, MARK)
     assert rank == Rank(0, 0, "device", "2.13", "cuda:1", failed="RuntimeError: no", said="some warning")
 
 
-@pytest.mark.parametrize("line", [MARK, MARK + "{", MARK + "7", MARK + '{"at": "nowhere", "rank": 7}', MARK + '{"at": ["x"]}'])
+@pytest.mark.parametrize(
+    "line", [MARK, MARK + "{", MARK + "7", MARK + '{"at": "nowhere", "rank": 7}', MARK + '{"at": ["x"]}']
+)
 def test_what_the_environment_prints_with_our_mark_changes_nothing(line):
     assert hear(at(0, "import"), line, MARK) == at(0, "import")
 
@@ -67,18 +72,35 @@ def test_all_is_well():
     assert found(*(at(node, "done") for node in range(3)))[1] == Finding(1, "framework", "ok", "torch 2.13 on gloo")
 
 
-@pytest.mark.parametrize(("rank", "text", "fix"), [
-    (at(0, "start", ended="ended with exit code 126", said="conda?"), "python3: ended with exit code 126: conda?", "PRELUDE"),
-    (at(0, "start"), "python3: not done in 60 s", "--timeout"),
-    (at(0, "import", failed="ModuleNotFoundError: No module named 'torch'"), "no torch for the job's python3", "install torch"),
-    (at(0, "import", failed="ModuleNotFoundError: No module named 'numpy'"),
-     "import torch: ModuleNotFoundError: No module named 'numpy'", "python3 -c"),
-    (at(0, "import", ended="ended with signal 4 (illegal instruction)"),
-     "import torch: ended with signal 4 (illegal instruction)", "python3 -c"),
-    (at(0, "import"), "import torch: not done in 60 s", "slow file system"),
-    (at(0, "device", what="cuda:3", **SICK), "cuda:3: RuntimeError: no", "inv gpus"),
-    (at(0, "device", what="cuda:3"), "cuda:3: not done in 60 s", "inv gpus"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rank", "text", "fix"),
+    [
+        (
+            at(0, "start", ended="ended with exit code 126", said="conda?"),
+            "python3: ended with exit code 126: conda?",
+            "PRELUDE",
+        ),
+        (at(0, "start"), "python3: not done in 60 s", "--timeout"),
+        (
+            at(0, "import", failed="ModuleNotFoundError: No module named 'torch'"),
+            "no torch for the job's python3",
+            "install torch",
+        ),
+        (
+            at(0, "import", failed="ModuleNotFoundError: No module named 'numpy'"),
+            "import torch: ModuleNotFoundError: No module named 'numpy'",
+            "python3 -c",
+        ),
+        (
+            at(0, "import", ended="ended with signal 4 (illegal instruction)"),
+            "import torch: ended with signal 4 (illegal instruction)",
+            "python3 -c",
+        ),
+        (at(0, "import"), "import torch: not done in 60 s", "slow file system"),
+        (at(0, "device", what="cuda:3", **SICK), "cuda:3: RuntimeError: no", "inv gpus"),
+        (at(0, "device", what="cuda:3"), "cuda:3: not done in 60 s", "inv gpus"),
+    ],
+)
 def test_what_one_lacks_alone_is_its_own_and_the_others_waited(rank, text, fix):
     said = found(rank, at(1, "meet"), at(2, "meet"))
     assert (said[0].level, said[0].text) == ("error", text)
@@ -87,11 +109,14 @@ def test_what_one_lacks_alone_is_its_own_and_the_others_waited(rank, text, fix):
         assert said[node] == Finding(node, "framework", "skip", "torch 2.13 waited for n0")
 
 
-@pytest.mark.parametrize(("name", "step", "text"), [
-    ("torch", "meet", "init_process_group hangs, not done in 60 s"),
-    ("paddle", "meet", "init_parallel_env hangs, not done in 60 s"),
-    ("torch", "reduce", "all_reduce hangs, not done in 60 s"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "step", "text"),
+    [
+        ("torch", "meet", "init_process_group hangs, not done in 60 s"),
+        ("paddle", "meet", "init_parallel_env hangs, not done in 60 s"),
+        ("torch", "reduce", "all_reduce hangs, not done in 60 s"),
+    ],
+)
 def test_where_all_hang_it_is_between_them(name, step, text):
     for finding in found(*(at(node, step) for node in range(3)), name=name).values():
         assert (finding.level, finding.text) == ("error", text)
@@ -101,10 +126,18 @@ def test_where_all_hang_it_is_between_them(name, step, text):
     assert "NCCL_DEBUG" in cards[0].fix
 
 
-@pytest.mark.parametrize(("backend", "nic", "told"), [
-    ("gloo", "lo", True), ("nccl", "ib0,ib1", True), ("nccl", "^eth", True), ("nccl", "=eth0", False), ("nccl", "eth", False),
-    ("nccl", "^docker,lo", False), ("gloo", "", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("backend", "nic", "told"),
+    [
+        ("gloo", "lo", True),
+        ("nccl", "ib0,ib1", True),
+        ("nccl", "^eth", True),
+        ("nccl", "=eth0", False),
+        ("nccl", "eth", False),
+        ("nccl", "^docker,lo", False),
+        ("gloo", "", False),
+    ],
+)
 def test_another_interface_than_that_of_the_address(backend, nic, told):
     """Facts say eth0."""
     fix = found(*(at(node, "meet", backend=backend, nic=nic) for node in range(3)))[1].fix
@@ -112,14 +145,17 @@ def test_another_interface_than_that_of_the_address(backend, nic, told):
     assert ("of its own choice" in fix) == (not told)
 
 
-@pytest.mark.parametrize(("ranks", "expected"), [
-    ((at(0, "reduce"), at(1, "meet"), at(2, "reduce")), ["skip", "error", "skip"]),
-    ((at(0, "meet"), at(1, "meet", **SICK), at(2, "meet")), ["skip", "error", "skip"]),
-    ((at(0, "done"), at(1, "reduce"), at(2, "done")), ["ok", "error", "ok"]),
-    ((at(0, "meet"), at(1, "reduce", **SICK), at(2, "reduce")), ["error", "error", "skip"]),
-    ((at(0, "import", **SICK), at(1, "import"), at(2, "device", **SICK)), ["error", "error", "error"]),
-    ((at(0, "done", ended="ended with exit code 1"), at(1, "done"), at(2, "done")), ["ok", "ok", "ok"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ((at(0, "reduce"), at(1, "meet"), at(2, "reduce")), ["skip", "error", "skip"]),
+        ((at(0, "meet"), at(1, "meet", **SICK), at(2, "meet")), ["skip", "error", "skip"]),
+        ((at(0, "done"), at(1, "reduce"), at(2, "done")), ["ok", "error", "ok"]),
+        ((at(0, "meet"), at(1, "reduce", **SICK), at(2, "reduce")), ["error", "error", "skip"]),
+        ((at(0, "import", **SICK), at(1, "import"), at(2, "device", **SICK)), ["error", "error", "error"]),
+        ((at(0, "done", ended="ended with exit code 1"), at(1, "done"), at(2, "done")), ["ok", "ok", "ok"]),
+    ],
+)
 def test_who_waits_for_somebody_behind_it_is_not_to_blame(ranks, expected):
     assert levels(*ranks) == expected
 
@@ -145,16 +181,19 @@ def test_a_node_without_a_trainer_is_not_tried():
     assert found(at(0, "done"), at(1, "done"))[2].text == "no trainer there"
 
 
-@pytest.mark.parametrize(("ranks", "seconds"), [
-    ((at(0, "done"), at(1, "done")), 0.0),
-    ((at(0, "done"), at(1, "import", **SICK)), LAST_WORDS),
-    ((at(0, "meet"), at(1, "import", **SICK)), LAST_WORDS),
-    ((at(0, "done"), at(1, "reduce", **SICK)), LAST_WORDS),
-    ((at(0, "meet"), at(1, "meet", **SICK)), SOON),
-    ((at(0, "device"), at(1, "import", **SICK)), 60.0),
-    ((at(0, "meet"), at(1, "meet")), 60.0),
-    ((at(0, "start"), at(1, "done")), 60.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ranks", "seconds"),
+    [
+        ((at(0, "done"), at(1, "done")), 0.0),
+        ((at(0, "done"), at(1, "import", **SICK)), LAST_WORDS),
+        ((at(0, "meet"), at(1, "import", **SICK)), LAST_WORDS),
+        ((at(0, "done"), at(1, "reduce", **SICK)), LAST_WORDS),
+        ((at(0, "meet"), at(1, "meet", **SICK)), SOON),
+        ((at(0, "device"), at(1, "import", **SICK)), 60.0),
+        ((at(0, "meet"), at(1, "meet")), 60.0),
+        ((at(0, "start"), at(1, "done")), 60.0),
+    ],
+)
 def test_nobody_is_waited_for_who_has_nothing_more_to_say(ranks, seconds):
     assert patience(ranks, 60.0) == seconds
 
@@ -177,6 +216,8 @@ def test_only_what_all_do_together_is_about_the_network():
 def test_ports_as_the_kernel_gives_them_each_once():
     facts = facts_of(cluster_of(hosts(4)), machines=(0, 0, 1, 1), ephemeral=(40000, 40007), busy=frozenset({40001}))
     ports = own_ports(facts, "seed")
-    assert all(len(some) == 2 and all(40000 <= port <= 40007 and port != 40001 for port in some) for some in ports.values())
+    assert all(
+        len(some) == 2 and all(40000 <= port <= 40007 and port != 40001 for port in some) for some in ports.values()
+    )
     for pair in ((0, 1), (2, 3)):
         assert len({port for node in pair for port in ports[node]}) == 4

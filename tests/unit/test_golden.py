@@ -37,9 +37,14 @@ def collective_gpus() -> Plan:
 def ps_with_shards() -> Plan:
     """What the old tool did: conf.py with its keys only, one pserver and one trainer per node, data in shards."""
     cluster = cluster_of(
-        ["root@10.0.0.1", "root@10.0.0.2"], ROOT_DIR="/home/paddle", PADDLE_NIC="eth0", PADDLE_PORT="7164",
-        PADDLE_PORTS_NUM="2", PADDLE_PORTS_NUM_FOR_SPARSE="2", PADDLE_USE_GPU="False",
-    )  # fmt: skip
+        ["root@10.0.0.1", "root@10.0.0.2"],
+        ROOT_DIR="/home/paddle",
+        PADDLE_NIC="eth0",
+        PADDLE_PORT="7164",
+        PADDLE_PORTS_NUM="2",
+        PADDLE_PORTS_NUM_FOR_SPARSE="2",
+        PADDLE_USE_GPU="False",
+    )
     files = ["train.py", "pserver.py", *(f"train_data_dir/train.txt-{n:05d}" for n in range(5))]
     toml = {"mode": "ps", "shards": {"files": ["train_data_dir/*-[0-9]*"]}}
     return plan_of(cluster, toml, facts_of(cluster, root="/home/paddle"), files)
@@ -49,9 +54,12 @@ def ps_by_lists() -> Plan:
     """Explicit lists in an order of their own, a pserver command with placeholders, the gloo port given."""
     command = ["paddle", "pserver", "--port={port}", "--ports_num={ports_num}", "--num_gradient_servers={num_trainers}"]
     return plan_of(
-        cluster_of(hosts(2), LEAD_PORT=6160), {"pserver": {"command": command}},
-        servers=("10.0.0.2:7000,10.0.0.1:7000",), workers=("10.0.0.2:8000,10.0.0.1,10.0.0.2:8001",), http_port="9000",
-    )  # fmt: skip
+        cluster_of(hosts(2), LEAD_PORT=6160),
+        {"pserver": {"command": command}},
+        servers=("10.0.0.2:7000,10.0.0.1:7000",),
+        workers=("10.0.0.2:8000,10.0.0.1,10.0.0.2:8001",),
+        http_port="9000",
+    )
 
 
 def one_machine() -> Plan:
@@ -64,24 +72,39 @@ def one_machine() -> Plan:
 def environments_and_secrets() -> Plan:
     """ENV, a host's env, PASS_ENV, [env], --env, SECRETS, a policy, and a workspace that lies on the node already."""
     cluster = cluster_of(
-        [{"host": "node1", "address": "10.0.0.1", "env": {"A": "host"}}], START_PORT=6170, LEAD_PORT=6160,
-        ENV={"A": "conf", "B": "conf"}, PASS_ENV=["C"], SECRETS=["API_KEY"], LOSS_TIMEOUT=5, PRELUDE="module load cuda",
-    )  # fmt: skip
+        [{"host": "node1", "address": "10.0.0.1", "env": {"A": "host"}}],
+        START_PORT=6170,
+        LEAD_PORT=6160,
+        ENV={"A": "conf", "B": "conf"},
+        PASS_ENV=["C"],
+        SECRETS=["API_KEY"],
+        LOSS_TIMEOUT=5,
+        PRELUDE="module load cuda",
+    )
     toml = {
-        "env": {"B": "toml", "D": "toml"}, "policy": {"timeout": 3600, "on_failure": "continue"},
-        "trainer": {"command": ["sh", "-c", 'echo {rank} {"json": 1} {{']}, "outputs": {"path": "model"},
-    }  # fmt: skip
+        "env": {"B": "toml", "D": "toml"},
+        "policy": {"timeout": 3600, "on_failure": "continue"},
+        "trainer": {"command": ["sh", "-c", 'echo {rank} {"json": 1} {{']},
+        "outputs": {"path": "model"},
+    }
     return plan_of(
-        cluster, toml, passed=[("C", "laptop"), ("API_KEY", SECRET)], env=("D=line",), max_restarts="2", job_workspace="~/job"
+        cluster,
+        toml,
+        passed=[("C", "laptop"), ("API_KEY", SECRET)],
+        env=("D=line",),
+        max_restarts="2",
+        job_workspace="~/job",
     )
 
 
 def ps_heter_by_stages() -> Plan:
     """A pserver host, a host of trainers, two with cards: two stages of heter trainers, one on cards and one on cpus."""
     entries = [
-        {"host": "10.0.0.1", "roles": ["pserver"]}, {"host": "10.0.0.2", "roles": {"trainer": 2}},
-        {"host": "10.0.0.3", "roles": {"heter": 2}}, {"host": "10.0.0.4", "roles": ["heter"]},
-    ]  # fmt: skip
+        {"host": "10.0.0.1", "roles": ["pserver"]},
+        {"host": "10.0.0.2", "roles": {"trainer": 2}},
+        {"host": "10.0.0.3", "roles": {"heter": 2}},
+        {"host": "10.0.0.4", "roles": ["heter"]},
+    ]
     cluster = cluster_of(entries, LEAD_PORT=6160, DEVICE_KIND="gpu")
     facts = facts_of(cluster, devices=(0, 1), device_kind="gpu")
     toml = {"mode": "ps-heter", "heter_trainer": {"command": ["python3", "-u", "heter.py", "--port={port}"]}}
@@ -89,9 +112,14 @@ def ps_heter_by_stages() -> Plan:
 
 
 CASES: list[Callable[[], Plan]] = [
-    collective_of_1_3_2, collective_gpus, ps_with_shards, ps_by_lists, one_machine, environments_and_secrets,
+    collective_of_1_3_2,
+    collective_gpus,
+    ps_with_shards,
+    ps_by_lists,
+    one_machine,
+    environments_and_secrets,
     ps_heter_by_stages,
-]  # fmt: skip
+]
 
 
 def shown(case: Callable[[], Plan]) -> str:
@@ -137,5 +165,7 @@ def test_a_secret_by_any_other_way_is_masked_too() -> None:
 
 def test_an_identity_changes_nothing_else() -> None:
     made = ps_by_lists()
-    other = replace(made, identity=replace(made.identity, token="t", certificate="c", key="k", created=1.0, owner="bob"))
+    other = replace(
+        made, identity=replace(made.identity, token="t", certificate="c", key="k", created=1.0, owner="bob")
+    )
     assert as_dict(other) == as_dict(made)

@@ -31,9 +31,14 @@ HOROVOD = "node1:2\r\nnode2:4\r\n"
         ("node[1-2] slots=8", [{"host": "node[1-2]", "slots": 8}]),
         ("node[1-2]:8", [{"host": "node[1-2]", "slots": 8}]),
         ("10.0.0.1:2\n10.0.0.11:3", [{"host": "10.0.0.1", "slots": 2}, {"host": "10.0.0.11", "slots": 3}]),
-        ("fe80::1 slots=2\nann@[fe80::2]:3\n[fe80::3]", [
-            {"host": "fe80::1", "slots": 2}, {"host": "ann@[fe80::2]", "slots": 3}, {"host": "[fe80::3]"},
-        ]),
+        (
+            "fe80::1 slots=2\nann@[fe80::2]:3\n[fe80::3]",
+            [
+                {"host": "fe80::1", "slots": 2},
+                {"host": "ann@[fe80::2]", "slots": 3},
+                {"host": "[fe80::3]"},
+            ],
+        ),
         ("a\nb\na\na", [{"host": "a", "slots": 3}, {"host": "b"}]),  # one line a process, as PBS writes it
         ("a slots=2\nb:1\na slots=3 max_slots=9", [{"host": "a", "slots": 5}, {"host": "b", "slots": 1}]),
     ],
@@ -70,9 +75,15 @@ def test_what_is_wrong_is_told_with_its_line(text: str, what: str) -> None:
 
 # -- choosing -----------------------------------------------------------------------------------------------------------
 
-HOSTS = read_hosts([
-    {"host": "node[1-3]"}, {"host": "gpu1", "devices": [0, 1, 2, 3]}, {"host": "big", "nproc": 4}, "twin:2201", "twin:2202",
-])  # fmt: skip
+HOSTS = read_hosts(
+    [
+        {"host": "node[1-3]"},
+        {"host": "gpu1", "devices": [0, 1, 2, 3]},
+        {"host": "big", "nproc": 4},
+        "twin:2201",
+        "twin:2202",
+    ]
+)
 
 
 def chosen(only: str = "", skip: str = "", hosts: tuple[Host, ...] = HOSTS) -> list[str]:
@@ -133,17 +144,26 @@ SLOTS = [
 
 @pytest.mark.parametrize("only, skip, left", SLOTS)
 def test_slots_are_devices_as_deepspeed_means_them(only: str, skip: str, left: list[tuple[str, Any, Any, Any]]) -> None:
-    hosts = read_hosts([
-        {"host": "node[1-3]"}, {"host": "gpu1", "devices": [0, 1, 2, 3]}, {"host": "big", "nproc": 4},
-        {"host": "slots[1-2]", "slots": 4}, "ten:2222", "[::1]:2200",
-    ])  # fmt: skip
+    hosts = read_hosts(
+        [
+            {"host": "node[1-3]"},
+            {"host": "gpu1", "devices": [0, 1, 2, 3]},
+            {"host": "big", "nproc": 4},
+            {"host": "slots[1-2]", "slots": 4},
+            "ten:2222",
+            "[::1]:2200",
+        ]
+    )
     found = choose(hosts, (only,), (skip,) if skip else ())
     assert [(host.name, host.devices, host.slots, host.nproc) for host in found] == left
 
 
 FORMS = [
-    "n1 slots=4\nn2 slots=2", "n1:4\nn2:2", "n1 slots=4 max-slots=8\nn2 slots=2 # Open MPI", "n1\nn2\n" * 2 + "n1\n" * 2,
-]  # fmt: skip
+    "n1 slots=4\nn2 slots=2",
+    "n1:4\nn2:2",
+    "n1 slots=4 max-slots=8\nn2 slots=2 # Open MPI",
+    "n1\nn2\n" * 2 + "n1\n" * 2,
+]
 # devices of a node, the slots that are taken -> the devices of each process
 CARDS = [
     (8, "", [(0,), (1,), (2,), (3,)]),  # more cards than slots: as DeepSpeed, one each, the first ones

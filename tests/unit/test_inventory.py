@@ -15,17 +15,34 @@ from clustertool.plan.inventory import CHECKS, inventory, shared, to_ask
 
 GB = 10**9
 CARD: dict[str, Any] = {
-    "model": "NVIDIA H100", "memory_total": 80 * GB, "memory_free": 79 * GB, "temperature": 40, "slowdown": 93, "throttle": [],
-    "ecc_uncorrected": 0, "repair": "", "compute_mode": "default", "persistence": True, "problem": "", "processes": [],
+    "model": "NVIDIA H100",
+    "memory_total": 80 * GB,
+    "memory_free": 79 * GB,
+    "temperature": 40,
+    "slowdown": 93,
+    "throttle": [],
+    "ecc_uncorrected": 0,
+    "repair": "",
+    "compute_mode": "default",
+    "persistence": True,
+    "problem": "",
+    "processes": [],
     "held": None,
-}  # fmt: skip
+}
 Each = Mapping[int, Mapping[str, Any]]
 
 
 def report(count: int = 4, each: Each | None = None, **more: Any) -> dict[str, Any]:
     """A node's answer; `each`: what is special about a card."""
     devices = [{**CARD, "index": index, **(each or {}).get(index, {})} for index in range(count)]
-    plain = {"kind": "gpu", "ids": list(range(count)), "driver": "550.54.15", "cuda": "12.4", "problem": "", "devices": devices}
+    plain = {
+        "kind": "gpu",
+        "ids": list(range(count)),
+        "driver": "550.54.15",
+        "cuda": "12.4",
+        "problem": "",
+        "devices": devices,
+    }
     return {**plain, **more}
 
 
@@ -47,9 +64,11 @@ def wrong(found: list[Finding]) -> list[tuple[int, str, str, str]]:
 def test_good_cards_are_ok_in_every_column() -> None:
     found = cells(look(report(), report()), 1)
     assert {name: (cell.level, cell.text) for name, cell in found.items()} == {
-        "devices": ("ok", "4 x NVIDIA H100"), "driver": ("ok", "550.54.15 (CUDA 12.4)"), "health": ("ok", "ok"),
+        "devices": ("ok", "4 x NVIDIA H100"),
+        "driver": ("ok", "550.54.15 (CUDA 12.4)"),
+        "health": ("ok", "ok"),
         "users": ("ok", "none"),
-    }  # fmt: skip
+    }
     assert tuple(found) == CHECKS
 
 
@@ -83,7 +102,11 @@ def test_another_model_and_another_driver() -> None:
 
 
 def test_a_node_that_does_not_tell_is_not_compared() -> None:
-    silent = {"devices": [{"index": index, "held": None, "processes": []} for index in range(4)], "driver": "", "cuda": ""}
+    silent = {
+        "devices": [{"index": index, "held": None, "processes": []} for index in range(4)],
+        "driver": "",
+        "cuda": "",
+    }
     found = look(report(), report(**silent, problem="NVML: Driver/library version mismatch"))
     assert wrong(found) == [(1, "health", "error", "NVML: Driver/library version mismatch")]
     assert cells(found, 1)["devices"].text == "4 x gpu"
@@ -97,8 +120,16 @@ def test_a_card_that_only_its_device_file_tells_of() -> None:
 
 
 def test_a_makers_tool_that_is_missing_is_only_a_warning() -> None:
-    bare = {"kind": "npu", "devices": [{"index": 0, "held": None, "processes": []}], "ids": [0], "driver": "", "cuda": ""}
-    assert wrong(look(report(1, **bare, problem="there is no npu-smi"))) == [(0, "health", "warn", "there is no npu-smi")]
+    bare = {
+        "kind": "npu",
+        "devices": [{"index": 0, "held": None, "processes": []}],
+        "ids": [0],
+        "driver": "",
+        "cuda": "",
+    }
+    assert wrong(look(report(1, **bare, problem="there is no npu-smi"))) == [
+        (0, "health", "warn", "there is no npu-smi")
+    ]
 
 
 # -- how they are
@@ -114,9 +145,12 @@ ILL: list[tuple[dict[str, Any], str, str]] = [
     ({"ecc_uncorrected": 7}, "warn", "7 uncorrected ECC errors"),
     ({"temperature": 93}, "warn", "93 C, it slows down at 93 C"),
     ({"temperature": 90, "slowdown": None}, "warn", "90 C"),
-    ({"throttle": ["power cap", "hardware slowdown", "hardware thermal"]}, "warn",
-     "slowed down now: hardware slowdown, hardware thermal"),
-]  # fmt: skip
+    (
+        {"throttle": ["power cap", "hardware slowdown", "hardware thermal"]},
+        "warn",
+        "slowed down now: hardware slowdown, hardware thermal",
+    ),
+]
 
 
 @pytest.mark.parametrize("card, level, text", ILL)
@@ -134,10 +168,16 @@ def test_cards_with_the_same_illness_are_told_together() -> None:
 
 
 FINE: list[dict[str, Any]] = [
-    {"temperature": 92}, {"temperature": 89, "slowdown": None}, {"temperature": None}, {"throttle": ["power cap"]},
-    {"ecc_uncorrected": None}, {"compute_mode": "exclusive process"}, {"memory_free": 41 * GB}, {"memory_total": None},
+    {"temperature": 92},
+    {"temperature": 89, "slowdown": None},
+    {"temperature": None},
+    {"throttle": ["power cap"]},
+    {"ecc_uncorrected": None},
+    {"compute_mode": "exclusive process"},
+    {"memory_free": 41 * GB},
+    {"memory_total": None},
     {"processes": [{"pid": 7, "graphics": True}]},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("card", FINE)
@@ -177,7 +217,9 @@ def test_a_process_on_some_cards_is_told_once() -> None:
 
 def test_a_job_is_told_by_its_lock_and_its_processes_are_not() -> None:
     held = {"held": {"job": "J1", "user": "anna"}, "processes": [ANNA], "memory_free": GB}
-    assert wrong(look(report(4, {0: held, 1: held}))) == [(0, "users", "warn", "gpu 0,1 is held by job J1 of user anna")]
+    assert wrong(look(report(4, {0: held, 1: held}))) == [
+        (0, "users", "warn", "gpu 0,1 is held by job J1 of user anna")
+    ]
     for other in ({"user": "bob"}, {"job": "J2"}):
         found = look(report(1, {0: {**held, "processes": [{**ANNA, **other}]}}))
         assert len(wrong(found)) == 2, other

@@ -51,21 +51,44 @@ def test_job_toml_beats_conf_and_defaults() -> None:
 
 def test_the_command_line_beats_job_toml() -> None:
     job = job_of(
-        CLUSTER, TOML, mode="collective", script="b.py", worker_num="1", shards=("x-*,y-*", "z-*"), env=("B=line", "C=1=2"),
-        timeout="7", grace="0", on_failure="abort", max_restarts="0", lease="30",
-    )  # fmt: skip
+        CLUSTER,
+        TOML,
+        mode="collective",
+        script="b.py",
+        worker_num="1",
+        shards=("x-*,y-*", "z-*"),
+        env=("B=line", "C=1=2"),
+        timeout="7",
+        grace="0",
+        on_failure="abort",
+        max_restarts="0",
+        lease="30",
+    )
     assert job.mode == "collective"
     assert (job.trainer.command, job.trainer.per_node) == (("python3", "-u", "b.py"), 1)
     assert job.shards == ("x-*", "y-*", "z-*")
     assert job.env == (("A", "toml"), ("B", "line"), ("C", "1=2"))
     policy = job.policy
-    assert (policy.timeout, policy.grace, policy.on_failure, policy.max_restarts, policy.lease) == (7.0, 0.0, "abort", 0, 30.0)
+    assert (policy.timeout, policy.grace, policy.on_failure, policy.max_restarts, policy.lease) == (
+        7.0,
+        0.0,
+        "abort",
+        0,
+        30.0,
+    )
 
 
 def test_the_defaults() -> None:
     job = job_of(CLUSTER)
     assert job == JobSpec(policy=job.policy)
-    assert (job.mode, job.output, job.shards, job.env, job.nnodes, job.http_port) == ("collective", "output", (), (), 0, 0)
+    assert (job.mode, job.output, job.shards, job.env, job.nnodes, job.http_port) == (
+        "collective",
+        "output",
+        (),
+        (),
+        0,
+        0,
+    )
     policy = job.policy
     assert (policy.timeout, policy.grace, policy.on_failure, policy.max_restarts) == (0.0, 3.0, "abort", 0)
     assert policy.loss_timeout == 10.0
@@ -75,7 +98,9 @@ def test_env_goes_conf_then_host_then_passed_then_job_toml_then_command_line() -
     cluster = cluster_of(
         [{"host": "10.0.0.1", "env": {"B": "host", "C": "host"}}], ENV={"A": "conf", "B": "conf"}, PASS_ENV=["C", "D"]
     )
-    made = plan_of(cluster, {"env": {"D": "toml", "E": "toml"}}, env=("E=line",), passed=[("C", "laptop"), ("D", "laptop")])
+    made = plan_of(
+        cluster, {"env": {"D": "toml", "E": "toml"}}, env=("E=line",), passed=[("C", "laptop"), ("D", "laptop")]
+    )
     env = env_of(made, "trainer", 0)
     assert [env[name] for name in "ABCDE"] == ["conf", "host", "laptop", "toml", "line"]
 
@@ -147,7 +172,9 @@ def test_workers_do_not_imply_a_mode() -> None:
 def test_a_list_and_its_number_in_all_or_on_each_node_say_the_same(number: str) -> None:
     workers = ("10.0.0.1:1,10.0.0.2:1,10.0.0.1:2,10.0.0.2:2",)
     job = job_of(CLUSTER, workers=workers, worker_num=number)
-    assert len(of_role(plan_of(CLUSTER, workers=workers, worker_num=number), "trainer")) == len(job.trainer.endpoints) == 4
+    assert (
+        len(of_role(plan_of(CLUSTER, workers=workers, worker_num=number), "trainer")) == len(job.trainer.endpoints) == 4
+    )
     assert "leave --worker-num out" in refusal(UsageError, workers=workers, worker_num="3").fix
 
 
@@ -164,9 +191,11 @@ STAGES: list[tuple[dict[str, Any], list[tuple[int | None, tuple[str, ...], str]]
     ({"heter_workers": ("a:1,b:1",)}, [(None, ("a:1", "b:1"), "")]),
     ({"heter_workers": ("a:1,b:1;a:2",)}, [(None, ("a:1", "b:1"), ""), (None, ("a:2",), "")]),
     ({"heter_workers": ("a:1", "b:1; a:2")}, [(None, ("a:1", "b:1"), ""), (None, ("a:2",), "")]),
-    ({"heter_workers": ("a,a;b",), "heter_worker_num": "2;1", "heter_devices": "gpu;cpu"},
-     [(2, ("a", "a"), "gpu"), (1, ("b",), "cpu")]),
-]  # fmt: skip
+    (
+        {"heter_workers": ("a,a;b",), "heter_worker_num": "2;1", "heter_devices": "gpu;cpu"},
+        [(2, ("a", "a"), "gpu"), (1, ("b",), "cpu")],
+    ),
+]
 
 
 @pytest.mark.parametrize("options, stages", STAGES)
@@ -272,7 +301,8 @@ def test_two_braces_are_one(word: str, meant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ['{"a": {"b": [1, {}]}}', '{"port": 1}', "{}", "{0}", "{ port }", "{Port}", "}}", "${port_x}", "{port", "%s"]
+    "word",
+    ['{"a": {"b": [1, {}]}}', '{"port": 1}', "{}", "{0}", "{ port }", "{Port}", "}}", "${port_x}", "{port", "%s"],
 )
 def test_all_other_text_is_left_alone(word: str) -> None:
     assert filled(word) == (word,)
@@ -342,10 +372,15 @@ def test_what_job_toml_says_wrong_is_bad_data(toml: Toml, what: str) -> None:
 BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"mode": "fast"}, "--mode 'fast'"),
     ({"script": "train.py 'x"}, "--script"),
-    *[({name: value}, f"--{name.replace('_', '-')} '{value}'")
-      for name in ("nproc_per_node", "worker_num", "server_num", "heter_worker_num", "nnodes", "http_port")
-      for value in ("0", "-1", "two", "1.5", "100000")],
-    *[({name: " "}, f"--{name.replace('_', '-')} ' '") for name in ("nproc_per_node", "worker_num", "server_num", "nnodes")],
+    *[
+        ({name: value}, f"--{name.replace('_', '-')} '{value}'")
+        for name in ("nproc_per_node", "worker_num", "server_num", "heter_worker_num", "nnodes", "http_port")
+        for value in ("0", "-1", "two", "1.5", "100000")
+    ],
+    *[
+        ({name: " "}, f"--{name.replace('_', '-')} ' '")
+        for name in ("nproc_per_node", "worker_num", "server_num", "nnodes")
+    ],
     ({"http_port": "65536"}, "--http-port"),
     *[({"devices": value}, "--devices") for value in ("a", "0,x", "0,0", "-1", "0 1", "123456")],
     ({"shards": ("/data/x-*",)}, "--shards"),
@@ -358,18 +393,25 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"workers": ("[fe80::1]:7000,[fe80::1]:7000",)}, "twice"),
     ({"workers": ("10.0.0.1:1,10.0.0.1:2",), "worker_num": "3"}, "--workers names 2, --worker-num says 3"),
     ({"servers": ("10.0.0.1:1,10.0.0.1:2,10.0.0.2:1",), "server_num": "1"}, "--servers names 3, --server-num says 1"),
-    *[({"heter_devices": value}, f"--heter-devices '{bad}'")
-      for value, bad in (("tpu", "tpu"), ("npu", "npu"), ("gpu;GPU", "GPU"), ("gpu,cpu", "gpu,cpu"))],
-    *[({name: value}, f"--{name.replace('_', '-')} {value!r} has an empty stage")
-      for name, value in (("heter_devices", "gpu;"), ("heter_devices", ";"), ("heter_worker_num", "1;;2"))],
+    *[
+        ({"heter_devices": value}, f"--heter-devices '{bad}'")
+        for value, bad in (("tpu", "tpu"), ("npu", "npu"), ("gpu;GPU", "GPU"), ("gpu,cpu", "gpu,cpu"))
+    ],
+    *[
+        ({name: value}, f"--{name.replace('_', '-')} {value!r} has an empty stage")
+        for name, value in (("heter_devices", "gpu;"), ("heter_devices", ";"), ("heter_worker_num", "1;;2"))
+    ],
     ({"heter_workers": ("10.0.0.1:1;,",)}, "--heter-workers '10.0.0.1:1;,' has an empty stage"),
     ({"heter_worker_num": "1;0"}, "--heter-worker-num '0'"),
     ({"heter_worker_num": "1;2", "heter_devices": "gpu;cpu;cpu"}, "--heter-worker-num names 2 of 3 stages"),
     ({"heter_workers": ("10.0.0.1",), "heter_devices": "gpu;cpu"}, "--heter-workers names 1 of 2 stages"),
     ({"heter_workers": ("10.0.0.1;10.0.0.2",), "heter_devices": "gpu;cpu;cpu"}, "--heter-workers names 2 of 3 stages"),
-    ({"heter_workers": ("10.0.0.1:1,10.0.0.1:2;10.0.0.2:1",), "heter_worker_num": "2;2"}, "--heter-workers names 1, --heter-"),
+    (
+        {"heter_workers": ("10.0.0.1:1,10.0.0.1:2;10.0.0.2:1",), "heter_worker_num": "2;2"},
+        "--heter-workers names 1, --heter-",
+    ),
     ({"heter_workers": ("10.0.0.1:1;10.0.0.1:1",)}, "--heter-workers names the endpoint 10.0.0.1:1 twice"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("options, what", BAD_OPTIONS)
@@ -486,7 +528,10 @@ def test_lists_of_every_role_in_any_order(order: Sequence[tuple[str, int]]) -> N
     """Addresses that begin alike, a host name, two ports on one host, a port that is left out."""
     cluster = cluster_of(["10.0.0.11", {"host": "head", "address": "10.0.0.111"}, "10.0.0.1"])
     nodes = {"10.0.0.11": 0, "head": 1, "10.0.0.1": 2}
-    text = {base: ",".join(f"{host}:{port + base}" if port else host for host, port in order) for base in (0, 1000, 2000, 2500)}
+    text = {
+        base: ",".join(f"{host}:{port + base}" if port else host for host, port in order)
+        for base in (0, 1000, 2000, 2500)
+    }
     made = plan_of(cluster, servers=(text[0],), workers=(text[1000],), heter_workers=(f"{text[2000]};{text[2500]}",))
     for role, wanted in (("pserver", order), ("trainer", order), ("heter", [*order, *order])):
         assert [process.node for process in of_role(made, role)] == [nodes[host] for host, _ in wanted]
@@ -525,7 +570,17 @@ def test_a_host_goes_by_its_name_its_address_and_what_the_probe_found() -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["10.0.0.9", "10.0.0.9:7000", "10.0.0.1:", "10.0.0.1:x", "10.0.0.1:0", "10.0.0.1:65536", "10.0.0.1:\u00b2", ":7000"]
+    "word",
+    [
+        "10.0.0.9",
+        "10.0.0.9:7000",
+        "10.0.0.1:",
+        "10.0.0.1:x",
+        "10.0.0.1:0",
+        "10.0.0.1:65536",
+        "10.0.0.1:\u00b2",
+        ":7000",
+    ],
 )
 @pytest.mark.parametrize("option", ["servers", "workers", "heter_workers"])
 def test_a_wrong_endpoint_is_wrong_usage(word: str, option: str) -> None:

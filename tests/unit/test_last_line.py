@@ -35,7 +35,9 @@ CONSEQUENCES = [
 ]
 
 
-@pytest.mark.parametrize("line, consequence", [*((line, False) for line in CAUSES), *((line, True) for line in CONSEQUENCES)])
+@pytest.mark.parametrize(
+    "line, consequence", [*((line, False) for line in CAUSES), *((line, True) for line in CONSEQUENCES)]
+)
 def test_a_lost_connection_is_a_consequence(tmp_path: Path, line: str, consequence: bool) -> None:
     assert last_line(tmp_path, f"step 1\n{line}\n\n")[1] is consequence
     assert not last_line(tmp_path, f"{line}\nan error of its own")[1], "the last line counts"

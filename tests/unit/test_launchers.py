@@ -15,14 +15,35 @@ from clustertool.verbs.launchers import FLAGS, LAUNCHERS, Flag, Launch, command,
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs/coming-from-fleetrun.md"
 # A value that each option which does something takes, and one that it refuses.
 GOOD = {
-    "--backend": "nccl", "--run-mode": "ps", "--elastic-level": "1", "--scale": "0", "--auto-cluster-config": "false",
-    "--enable-auto-mapping": "False", "--rank": "0", "--node-rank": "0", "--with-gloo": "1", "--log-level": "debug",
-    "--local-ranks-filter": "0,1", "--tee": "3", "--ips": "a,b", "--nnodes": "1:4", "--np": "2",
-}  # fmt: skip
+    "--backend": "nccl",
+    "--run-mode": "ps",
+    "--elastic-level": "1",
+    "--scale": "0",
+    "--auto-cluster-config": "false",
+    "--enable-auto-mapping": "False",
+    "--rank": "0",
+    "--node-rank": "0",
+    "--with-gloo": "1",
+    "--log-level": "debug",
+    "--local-ranks-filter": "0,1",
+    "--tee": "3",
+    "--ips": "a,b",
+    "--nnodes": "1:4",
+    "--np": "2",
+}
 BAD = {
-    "--rank": "1", "--node-rank": "2", "--nnodes": "2:1", "--np": "x", "--start-port": "0", "--run-mode": "rpc",
-    "--backend": "heter", "--scale": "2", "--auto-cluster-config": "1", "--enable-auto-mapping": "True", "--tee": "9",
-}  # fmt: skip
+    "--rank": "1",
+    "--node-rank": "2",
+    "--nnodes": "2:1",
+    "--np": "x",
+    "--start-port": "0",
+    "--run-mode": "rpc",
+    "--backend": "heter",
+    "--scale": "2",
+    "--auto-cluster-config": "1",
+    "--enable-auto-mapping": "True",
+    "--tee": "9",
+}
 
 
 def launch(line: str) -> Launch:
@@ -97,7 +118,9 @@ def test_an_empty_value_says_nothing(flag: Flag) -> None:
 def test_options_that_map_arrive_under_runs_names() -> None:
     names = {option.name for option in OWN}
     assert {flag.to for flag in FLAGS if flag.to} <= names
-    given = wish(launch("--gpus=0,1 --nproc_per_node 2 --max-restarts 3 --grace 4 --env A=1 --env B=2 --detach t.py"), OWN)
+    given = wish(
+        launch("--gpus=0,1 --nproc_per_node 2 --max-restarts 3 --grace 4 --env A=1 --env B=2 --detach t.py"), OWN
+    )
     assert (given.gpus, given.nproc_per_node, given.max_restarts, given.grace) == ("0,1", "2", "3", "4")
     assert (given.env, given.detach, given.dry, given.servers, given.mode) == (("A=1", "B=2"), True, False, (), "")
 
@@ -172,7 +195,9 @@ def test_words_that_contradict_each_other() -> None:
 
 
 def test_nodes_that_lists_name() -> None:
-    found = launch("--servers 10.0.0.2:1,10.0.0.1:1 --workers 10.0.0.1:2,10.0.0.3,node4:9 --heter_workers a:3;[fe80::1]:4 t.py")
+    found = launch(
+        "--servers 10.0.0.2:1,10.0.0.1:1 --workers 10.0.0.1:2,10.0.0.3,node4:9 --heter_workers a:3;[fe80::1]:4 t.py"
+    )
     assert named_nodes(found) == ("10.0.0.2", "10.0.0.1", "10.0.0.3", "node4", "a", "[fe80::1]")
     assert named_nodes(launch("--servers 127.0.0.1:1,localhost:2 t.py")) == ("127.0.0.1",)
     assert named_nodes(launch("--workers fe80::1 t.py")) == ("fe80::1",)

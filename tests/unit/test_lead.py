@@ -23,7 +23,7 @@ from clustertool.node.lead import (
     expected,
     may_fail,
     stop,
-)  # fmt: skip
+)
 from clustertool.plan.outcome import Outcome
 
 T0, T1, T2, T3 = (("trainer", rank) for rank in range(4))
@@ -39,9 +39,14 @@ def with_policy(shape: Shape, on_failure: str = "abort", max_restarts: int = 0) 
 
 
 def ended(
-    key: tuple[str, int], code: int = 0, signal: int = 0, stopped: bool = False, note: str = "", error: int = 0,
+    key: tuple[str, int],
+    code: int = 0,
+    signal: int = 0,
+    stopped: bool = False,
+    note: str = "",
+    error: int = 0,
     consequence: bool = False,
-) -> Exit:  # fmt: skip
+) -> Exit:
     return Exit(*key, code, signal, stopped, note, error, consequence)
 
 
@@ -91,89 +96,219 @@ HISTORIES: list[tuple[str, Shape, tuple[Event, ...], str]] = [
     ("trainers wait for every pserver", PS, (*JOINED, Listening(P1), Listening(P1)), "start pserver 0"),
     ("all pservers listen", PS, SERVED, "start pserver 0, start trainer 0"),
     (
-        "success", COLLECTIVE, (*JOINED, exits(ended(T0)), exits(ended(T2), ended(T3)), exits(ended(T1)), *CLEAN),
+        "success",
+        COLLECTIVE,
+        (*JOINED, exits(ended(T0)), exits(ended(T2), ended(T3)), exits(ended(T1)), *CLEAN),
         "start trainer 0, stop, finish succeeded 0",
     ),
-    ("one trainer is not yet done", COLLECTIVE, (*JOINED, exits(ended(T0), ended(T1)), exits(ended(T2))), "start trainer 0"),
     (
-        "a pserver's 143 after success is no failure", PS,
+        "one trainer is not yet done",
+        COLLECTIVE,
+        (*JOINED, exits(ended(T0), ended(T1)), exits(ended(T2))),
+        "start trainer 0",
+    ),
+    (
+        "a pserver's 143 after success is no failure",
+        PS,
         (*SERVED, exits(ended(T0)), exits(ended(T1)), stopped(P0), stopped(P1), *CLEAN),
         "start pserver 0, start trainer 0, stop, finish succeeded 0",
     ),
     (
-        "nor is its own bad end after success", PS,
+        "nor is its own bad end after success",
+        PS,
         (*SERVED, exits(ended(T0)), exits(ended(T1)), exits(ended(P0, 1)), exits(ended(P1, signal=11)), *CLEAN),
         "start pserver 0, start trainer 0, stop, finish succeeded 0",
     ),
     (
-        "a pserver that is done early is waited for by nobody", PS,
+        "a pserver that is done early is waited for by nobody",
+        PS,
         (*SERVED, exits(ended(P0)), exits(ended(T0)), exits(ended(T1)), *CLEAN),
         "start pserver 0, start trainer 0, stop, finish succeeded 0",
     ),
-    ("a failure ends all", COLLECTIVE, (*JOINED, exits(ended(T2, 7)), stopped(T0, T1), stopped(T3), *CLEAN),
-     "start trainer 0, stop, finish failed 7"),
+    (
+        "a failure ends all",
+        COLLECTIVE,
+        (*JOINED, exits(ended(T2, 7)), stopped(T0, T1), stopped(T3), *CLEAN),
+        "start trainer 0, stop, finish failed 7",
+    ),
     ("a signal", COLLECTIVE, (*JOINED, exits(ended(T2, signal=9)), *CLEAN), "start trainer 0, stop, finish failed 137"),
-    ("a command that cannot start", COLLECTIVE, (*JOINED, exits(ended(T0, 127, note="no such file")), *CLEAN),
-     "start trainer 0, stop, finish failed 127"),
-    ("a pserver fails", PS, (*SERVED, exits(ended(P1, 3)), *CLEAN), "start pserver 0, start trainer 0, stop, finish failed 3"),
-    ("a pserver that ends before it listens", PS, (*JOINED, exits(ended(P1, 0)), *CLEAN),
-     "start pserver 0, stop, finish failed 1"),
-    ("a pserver that cannot start", PS, (*JOINED, exits(ended(P1, 126)), *CLEAN), "start pserver 0, stop, finish failed 126"),
-    ("the first failure counts", COLLECTIVE, (*JOINED, exits(ended(T2, 7)), exits(ended(T0, 1)), *CLEAN),
-     "start trainer 0, stop, finish failed 7"),
+    (
+        "a command that cannot start",
+        COLLECTIVE,
+        (*JOINED, exits(ended(T0, 127, note="no such file")), *CLEAN),
+        "start trainer 0, stop, finish failed 127",
+    ),
+    (
+        "a pserver fails",
+        PS,
+        (*SERVED, exits(ended(P1, 3)), *CLEAN),
+        "start pserver 0, start trainer 0, stop, finish failed 3",
+    ),
+    (
+        "a pserver that ends before it listens",
+        PS,
+        (*JOINED, exits(ended(P1, 0)), *CLEAN),
+        "start pserver 0, stop, finish failed 1",
+    ),
+    (
+        "a pserver that cannot start",
+        PS,
+        (*JOINED, exits(ended(P1, 126)), *CLEAN),
+        "start pserver 0, stop, finish failed 126",
+    ),
+    (
+        "the first failure counts",
+        COLLECTIVE,
+        (*JOINED, exits(ended(T2, 7)), exits(ended(T0, 1)), *CLEAN),
+        "start trainer 0, stop, finish failed 7",
+    ),
     ("a node is lost", COLLECTIVE, (*JOINED, Lost(1, "silent"), Clean(0)), "start trainer 0, stop, finish lost 75"),
     ("a node never joins", COLLECTIVE, (Joined(0), Lost(1, "silent"), Clean(0)), "stop, finish lost 75"),
     ("no other node joins", THREE, (Joined(0), Absent((1, 2), WHERE, 30), Clean(0)), "stop, finish lost 75"),
-    ("one of two joins", THREE, (Joined(0), Joined(1), Absent((2,), WHERE, 30), Clean(0), Clean(1)), "stop, finish lost 75"),
-    ("a stop before all have joined", THREE, (Joined(0), StopAsked("x", 143), Absent((1, 2), WHERE, 2), Clean(0)),
-     "stop, finish stopped 143"),
-    ("all nodes are lost", COLLECTIVE, (*JOINED, Lost(1, "silent"), Lost(0, "silent"), Lost(0, "silent")),
-     "start trainer 0, stop, finish lost 75"),
-    ("a node is lost after a failure", COLLECTIVE, (*JOINED, exits(ended(T0, 7)), Lost(1, "silent"), Clean(0)),
-     "start trainer 0, stop, finish failed 7"),
-    ("a node is lost after success", COLLECTIVE, (*JOINED, *DONE, Clean(0), Lost(1, "x")),
-     "start trainer 0, stop, finish succeeded 0"),
-    ("a lost node that comes back changes nothing", COLLECTIVE,
-     (*JOINED, Lost(1, "silent"), exits(ended(T2, 7)), Clean(1), Joined(1), Clean(0)),
-     "start trainer 0, stop, stop, finish lost 75"),
-    ("a node that ends its processes unasked is lost", COLLECTIVE, (*JOINED, stopped(T2, T3), Clean(1), Clean(0)),
-     "start trainer 0, stop, finish lost 75"),
-    ("all trainers stopped unasked is no success", PS, (*SERVED, stopped(T0, P0), stopped(T1, P1), *CLEAN),
-     "start pserver 0, start trainer 0, stop, finish lost 75"),
-    ("Ctrl+C", COLLECTIVE, (*JOINED, StopAsked("ann", 130), stopped(T0, T1), *CLEAN),
-     "start trainer 0, stop, finish stopped 130"),
-    ("Ctrl+C twice", COLLECTIVE, (*JOINED, StopAsked("ann", 130), StopAsked("ann", 130), *CLEAN),
-     "start trainer 0, stop, stop, finish stopped 130"),
-    ("stop before all have joined", COLLECTIVE, (Joined(0), StopAsked("ann", 143), Clean(0), Joined(1), Clean(1)),
-     "stop, stop, finish stopped 143"),
-    ("the time is over", COLLECTIVE, (*JOINED, StopAsked("timeout", 124, "timeout"), *CLEAN),
-     "start trainer 0, stop, finish timeout 124"),
-    ("Ctrl+C after a failure", COLLECTIVE, (*JOINED, exits(ended(T0, 7)), StopAsked("ann", 130), *CLEAN),
-     "start trainer 0, stop, stop, finish failed 7"),
-    ("Ctrl+C after success", COLLECTIVE, (*JOINED, *DONE, StopAsked("ann", 130), *CLEAN),
-     "start trainer 0, stop, stop, finish succeeded 0"),
-    ("a failure after a stop is a victim", COLLECTIVE, (*JOINED, StopAsked("ann", 130), exits(ended(T0, 7)), *CLEAN),
-     "start trainer 0, stop, finish stopped 130"),
+    (
+        "one of two joins",
+        THREE,
+        (Joined(0), Joined(1), Absent((2,), WHERE, 30), Clean(0), Clean(1)),
+        "stop, finish lost 75",
+    ),
+    (
+        "a stop before all have joined",
+        THREE,
+        (Joined(0), StopAsked("x", 143), Absent((1, 2), WHERE, 2), Clean(0)),
+        "stop, finish stopped 143",
+    ),
+    (
+        "all nodes are lost",
+        COLLECTIVE,
+        (*JOINED, Lost(1, "silent"), Lost(0, "silent"), Lost(0, "silent")),
+        "start trainer 0, stop, finish lost 75",
+    ),
+    (
+        "a node is lost after a failure",
+        COLLECTIVE,
+        (*JOINED, exits(ended(T0, 7)), Lost(1, "silent"), Clean(0)),
+        "start trainer 0, stop, finish failed 7",
+    ),
+    (
+        "a node is lost after success",
+        COLLECTIVE,
+        (*JOINED, *DONE, Clean(0), Lost(1, "x")),
+        "start trainer 0, stop, finish succeeded 0",
+    ),
+    (
+        "a lost node that comes back changes nothing",
+        COLLECTIVE,
+        (*JOINED, Lost(1, "silent"), exits(ended(T2, 7)), Clean(1), Joined(1), Clean(0)),
+        "start trainer 0, stop, stop, finish lost 75",
+    ),
+    (
+        "a node that ends its processes unasked is lost",
+        COLLECTIVE,
+        (*JOINED, stopped(T2, T3), Clean(1), Clean(0)),
+        "start trainer 0, stop, finish lost 75",
+    ),
+    (
+        "all trainers stopped unasked is no success",
+        PS,
+        (*SERVED, stopped(T0, P0), stopped(T1, P1), *CLEAN),
+        "start pserver 0, start trainer 0, stop, finish lost 75",
+    ),
+    (
+        "Ctrl+C",
+        COLLECTIVE,
+        (*JOINED, StopAsked("ann", 130), stopped(T0, T1), *CLEAN),
+        "start trainer 0, stop, finish stopped 130",
+    ),
+    (
+        "Ctrl+C twice",
+        COLLECTIVE,
+        (*JOINED, StopAsked("ann", 130), StopAsked("ann", 130), *CLEAN),
+        "start trainer 0, stop, stop, finish stopped 130",
+    ),
+    (
+        "stop before all have joined",
+        COLLECTIVE,
+        (Joined(0), StopAsked("ann", 143), Clean(0), Joined(1), Clean(1)),
+        "stop, stop, finish stopped 143",
+    ),
+    (
+        "the time is over",
+        COLLECTIVE,
+        (*JOINED, StopAsked("timeout", 124, "timeout"), *CLEAN),
+        "start trainer 0, stop, finish timeout 124",
+    ),
+    (
+        "Ctrl+C after a failure",
+        COLLECTIVE,
+        (*JOINED, exits(ended(T0, 7)), StopAsked("ann", 130), *CLEAN),
+        "start trainer 0, stop, stop, finish failed 7",
+    ),
+    (
+        "Ctrl+C after success",
+        COLLECTIVE,
+        (*JOINED, *DONE, StopAsked("ann", 130), *CLEAN),
+        "start trainer 0, stop, stop, finish succeeded 0",
+    ),
+    (
+        "a failure after a stop is a victim",
+        COLLECTIVE,
+        (*JOINED, StopAsked("ann", 130), exits(ended(T0, 7)), *CLEAN),
+        "start trainer 0, stop, finish stopped 130",
+    ),
     ("an old word of a clean node", COLLECTIVE, (*JOINED, Clean(0), Clean(1)), "start trainer 0"),
     ("heter trainers start with the trainers", HETER, PIPED, "start pserver 0, start trainer 0, start heter 0"),
-    ("the end of trainers ends pservers and heter trainers", HETER,
-     (*PIPED, exits(ended(T0)), exits(ended(T1)), stopped(P0, H0), stopped(H1), *CLEAN),
-     "start pserver 0, start trainer 0, start heter 0, stop, finish succeeded 0"),
-    ("nor is a heter trainer's bad end after success a failure", HETER,
-     (*PIPED, exits(ended(T0)), exits(ended(T1)), exits(ended(H0, 9)), exits(ended(H1, signal=11)), *CLEAN),
-     "start pserver 0, start trainer 0, start heter 0, stop, finish succeeded 0"),
-    ("heter trainers that are done do not end the job", HETER, (*PIPED, exits(ended(H0)), exits(ended(H1)), exits(ended(T0))),
-     "start pserver 0, start trainer 0, start heter 0"),
-    ("a heter trainer fails", HETER, (*PIPED, exits(ended(H1, 3)), stopped(P0, T0), stopped(T1), stopped(H0), *CLEAN),
-     "start pserver 0, start trainer 0, start heter 0, stop, finish failed 3"),
-    ("a heter trainer that cannot start", HETER, (*PIPED, exits(ended(H0, 127, note="no such file")), *CLEAN),
-     "start pserver 0, start trainer 0, start heter 0, stop, finish failed 127"),
-    ("a node with heter trainers is lost", HETER, (*PIPED, Lost(1, "silent"), Clean(0)),
-     "start pserver 0, start trainer 0, start heter 0, stop, finish lost 75"),
-    ("after the end nothing happens", COLLECTIVE,
-     (*JOINED, StopAsked("ann", 130), *CLEAN, Joined(1), exits(ended(T0, 1)), Lost(0, "x"), StopAsked("bob", 143), *CLEAN),
-     "start trainer 0, stop, finish stopped 130"),
-]  # fmt: skip
+    (
+        "the end of trainers ends pservers and heter trainers",
+        HETER,
+        (*PIPED, exits(ended(T0)), exits(ended(T1)), stopped(P0, H0), stopped(H1), *CLEAN),
+        "start pserver 0, start trainer 0, start heter 0, stop, finish succeeded 0",
+    ),
+    (
+        "nor is a heter trainer's bad end after success a failure",
+        HETER,
+        (*PIPED, exits(ended(T0)), exits(ended(T1)), exits(ended(H0, 9)), exits(ended(H1, signal=11)), *CLEAN),
+        "start pserver 0, start trainer 0, start heter 0, stop, finish succeeded 0",
+    ),
+    (
+        "heter trainers that are done do not end the job",
+        HETER,
+        (*PIPED, exits(ended(H0)), exits(ended(H1)), exits(ended(T0))),
+        "start pserver 0, start trainer 0, start heter 0",
+    ),
+    (
+        "a heter trainer fails",
+        HETER,
+        (*PIPED, exits(ended(H1, 3)), stopped(P0, T0), stopped(T1), stopped(H0), *CLEAN),
+        "start pserver 0, start trainer 0, start heter 0, stop, finish failed 3",
+    ),
+    (
+        "a heter trainer that cannot start",
+        HETER,
+        (*PIPED, exits(ended(H0, 127, note="no such file")), *CLEAN),
+        "start pserver 0, start trainer 0, start heter 0, stop, finish failed 127",
+    ),
+    (
+        "a node with heter trainers is lost",
+        HETER,
+        (*PIPED, Lost(1, "silent"), Clean(0)),
+        "start pserver 0, start trainer 0, start heter 0, stop, finish lost 75",
+    ),
+    (
+        "after the end nothing happens",
+        COLLECTIVE,
+        (
+            *JOINED,
+            StopAsked("ann", 130),
+            *CLEAN,
+            Joined(1),
+            exits(ended(T0, 1)),
+            Lost(0, "x"),
+            StopAsked("bob", 143),
+            *CLEAN,
+        ),
+        "start trainer 0, stop, finish stopped 130",
+    ),
+]
 
 
 @pytest.mark.parametrize("name, shape, events, done", HISTORIES, ids=[name for name, *_ in HISTORIES])
@@ -189,45 +324,107 @@ FAILED = exits(ended(T2, 7))
 CLEAN_1 = (Clean(0, attempt=1), Clean(1, attempt=1))
 
 POLICIES: list[tuple[str, Shape, tuple[Event, ...], str]] = [
-    ("continue goes on to the end", GO_ON, (*JOINED, FAILED, exits(ended(T0), ended(T1)), exits(ended(T3)), *CLEAN),
-     "start trainer 0, stop, finish failed 7"),
+    (
+        "continue goes on to the end",
+        GO_ON,
+        (*JOINED, FAILED, exits(ended(T0), ended(T1)), exits(ended(T3)), *CLEAN),
+        "start trainer 0, stop, finish failed 7",
+    ),
     ("continue waits for the others", GO_ON, (*JOINED, FAILED, exits(ended(T0), ended(T1))), "start trainer 0"),
-    ("continue never goes on without a pserver", with_policy(PS, "continue"), (*SERVED, exits(ended(P0, 1)), *CLEAN),
-     "start pserver 0, start trainer 0, stop, finish failed 1"),
-    ("continue never goes on without a heter trainer", with_policy(HETER, "continue"), (*PIPED, exits(ended(H0, 1)), *CLEAN),
-     "start pserver 0, start trainer 0, start heter 0, stop, finish failed 1"),
-    ("a restart begins with the pserver and ends with heter trainers", with_policy(HETER, max_restarts=1),
-     (*PIPED, exits(ended(H1, 1)), stopped(P0, H0, T0), stopped(T1), *CLEAN, Listening(P0)),
-     "start pserver 0, start trainer 0, start heter 0, stop, start pserver 1, start trainer 1, start heter 1"),
-    ("continue ends with a lost node", GO_ON, (*JOINED, FAILED, Lost(1, "x"), Clean(0)),
-     "start trainer 0, stop, finish lost 75"),
+    (
+        "continue never goes on without a pserver",
+        with_policy(PS, "continue"),
+        (*SERVED, exits(ended(P0, 1)), *CLEAN),
+        "start pserver 0, start trainer 0, stop, finish failed 1",
+    ),
+    (
+        "continue never goes on without a heter trainer",
+        with_policy(HETER, "continue"),
+        (*PIPED, exits(ended(H0, 1)), *CLEAN),
+        "start pserver 0, start trainer 0, start heter 0, stop, finish failed 1",
+    ),
+    (
+        "a restart begins with the pserver and ends with heter trainers",
+        with_policy(HETER, max_restarts=1),
+        (*PIPED, exits(ended(H1, 1)), stopped(P0, H0, T0), stopped(T1), *CLEAN, Listening(P0)),
+        "start pserver 0, start trainer 0, start heter 0, stop, start pserver 1, start trainer 1, start heter 1",
+    ),
+    (
+        "continue ends with a lost node",
+        GO_ON,
+        (*JOINED, FAILED, Lost(1, "x"), Clean(0)),
+        "start trainer 0, stop, finish lost 75",
+    ),
     ("a restart starts when all are clean", AGAIN, (*JOINED, FAILED, Clean(0)), "start trainer 0, stop"),
     ("a restart", AGAIN, (*JOINED, FAILED, *CLEAN), "start trainer 0, stop, start trainer 1"),
-    ("a restart begins with the pservers", SERVED_AGAIN,
-     (*SERVED, exits(ended(T1, 1)), stopped(P0, T0), stopped(P1), *CLEAN, Listening(P0)),
-     "start pserver 0, start trainer 0, stop, start pserver 1"),
-    ("a restart that succeeds", AGAIN, (*JOINED, FAILED, *CLEAN, *DONE, *CLEAN_1),
-     "start trainer 0, stop, start trainer 1, stop, finish succeeded 0"),
-    ("restarts are counted", AGAIN, (*JOINED, FAILED, *CLEAN, exits(ended(T0, 9)), *CLEAN_1),
-     "start trainer 0, stop, start trainer 1, stop, finish failed 9"),
-    ("what a node said of the last attempt does not count", AGAIN, (*JOINED, FAILED, *CLEAN, exits(ended(T0, 9)), *CLEAN),
-     "start trainer 0, stop, start trainer 1, stop"),
-    ("no restart past a lost node", AGAIN, (*JOINED, FAILED, Clean(0), Lost(1, "x")),
-     "start trainer 0, stop, stop, finish lost 75"),
+    (
+        "a restart begins with the pservers",
+        SERVED_AGAIN,
+        (*SERVED, exits(ended(T1, 1)), stopped(P0, T0), stopped(P1), *CLEAN, Listening(P0)),
+        "start pserver 0, start trainer 0, stop, start pserver 1",
+    ),
+    (
+        "a restart that succeeds",
+        AGAIN,
+        (*JOINED, FAILED, *CLEAN, *DONE, *CLEAN_1),
+        "start trainer 0, stop, start trainer 1, stop, finish succeeded 0",
+    ),
+    (
+        "restarts are counted",
+        AGAIN,
+        (*JOINED, FAILED, *CLEAN, exits(ended(T0, 9)), *CLEAN_1),
+        "start trainer 0, stop, start trainer 1, stop, finish failed 9",
+    ),
+    (
+        "what a node said of the last attempt does not count",
+        AGAIN,
+        (*JOINED, FAILED, *CLEAN, exits(ended(T0, 9)), *CLEAN),
+        "start trainer 0, stop, start trainer 1, stop",
+    ),
+    (
+        "no restart past a lost node",
+        AGAIN,
+        (*JOINED, FAILED, Clean(0), Lost(1, "x")),
+        "start trainer 0, stop, stop, finish lost 75",
+    ),
     ("no restart of a lost node", AGAIN, (*JOINED, Lost(1, "x"), Clean(0)), "start trainer 0, stop, finish lost 75"),
-    ("no restart after Ctrl+C", AGAIN, (*JOINED, StopAsked("ann", 130), *CLEAN), "start trainer 0, stop, finish stopped 130"),
-    ("Ctrl+C while a restart is under way", AGAIN, (*JOINED, FAILED, Clean(0), StopAsked("ann", 130), Clean(1)),
-     "start trainer 0, stop, stop, finish stopped 130"),
-    ("the time is over while a restart is under way", AGAIN, (*JOINED, FAILED, StopAsked("t", 124, "timeout"), *CLEAN),
-     "start trainer 0, stop, stop, finish timeout 124"),
-    ("no restart beside survivors", AGAIN, (*JOINED, FAILED, Clean(0, ("sh (pid 5)",)), Clean(1)),
-     "start trainer 0, stop, finish failed 7"),
-    ("continue restarts when all have ended", BOTH, (*JOINED, FAILED, exits(ended(T0), ended(T1)), exits(ended(T3)), *CLEAN),
-     "start trainer 0, stop, start trainer 1"),
-    ("a failure during the end of an attempt is not the next one's", AGAIN,
-     (*JOINED, FAILED, exits(ended(T0, 1)), *CLEAN, *DONE, *CLEAN_1),
-     "start trainer 0, stop, start trainer 1, stop, finish succeeded 0"),
-]  # fmt: skip
+    (
+        "no restart after Ctrl+C",
+        AGAIN,
+        (*JOINED, StopAsked("ann", 130), *CLEAN),
+        "start trainer 0, stop, finish stopped 130",
+    ),
+    (
+        "Ctrl+C while a restart is under way",
+        AGAIN,
+        (*JOINED, FAILED, Clean(0), StopAsked("ann", 130), Clean(1)),
+        "start trainer 0, stop, stop, finish stopped 130",
+    ),
+    (
+        "the time is over while a restart is under way",
+        AGAIN,
+        (*JOINED, FAILED, StopAsked("t", 124, "timeout"), *CLEAN),
+        "start trainer 0, stop, stop, finish timeout 124",
+    ),
+    (
+        "no restart beside survivors",
+        AGAIN,
+        (*JOINED, FAILED, Clean(0, ("sh (pid 5)",)), Clean(1)),
+        "start trainer 0, stop, finish failed 7",
+    ),
+    (
+        "continue restarts when all have ended",
+        BOTH,
+        (*JOINED, FAILED, exits(ended(T0), ended(T1)), exits(ended(T3)), *CLEAN),
+        "start trainer 0, stop, start trainer 1",
+    ),
+    (
+        "a failure during the end of an attempt is not the next one's",
+        AGAIN,
+        (*JOINED, FAILED, exits(ended(T0, 1)), *CLEAN, *DONE, *CLEAN_1),
+        "start trainer 0, stop, start trainer 1, stop, finish succeeded 0",
+    ),
+]
 
 
 @pytest.mark.parametrize("name, shape, events, done", POLICIES, ids=[name for name, *_ in POLICIES])
@@ -239,7 +436,9 @@ def test_policies(name: str, shape: Shape, events: tuple[Event, ...], done: str)
 
 
 def test_the_culprits_are_those_that_failed_by_themselves_and_the_stopped_are_victims() -> None:
-    found = verdict(COLLECTIVE, *JOINED, exits(ended(T3, 9), ended(T2, 7)), exits(ended(T1, signal=6)), stopped(T0), *CLEAN)
+    found = verdict(
+        COLLECTIVE, *JOINED, exits(ended(T3, 9), ended(T2, 7)), exits(ended(T1, signal=6)), stopped(T0), *CLEAN
+    )
     assert (found.culprits, found.victims) == ((T2, T3, T1), (T0,))
     assert (found.code, found.source, found.node) == (7, "job", 1)
     assert found.reason == (
@@ -260,7 +459,9 @@ def test_failures_with_the_same_error_are_one_sentence_and_none_is_a_victim() ->
 
 def test_after_a_signal_the_last_line_of_the_log_makes_no_difference() -> None:
     found = verdict(COLLECTIVE, *JOINED, exits(ended(T0, signal=11, error=5), ended(T1, signal=11, error=6)), *CLEAN)
-    assert found.reason == "2 trainers failed with the same error, first trainer 0 on n0: signal 11 (segmentation fault)"
+    assert (
+        found.reason == "2 trainers failed with the same error, first trainer 0 on n0: signal 11 (segmentation fault)"
+    )
 
 
 def test_causes_are_before_consequences() -> None:
@@ -294,7 +495,9 @@ def test_only_after_a_failure_others_may_fail_of_the_same_cause() -> None:
 
 
 def test_a_reason_names_three_errors_and_counts_the_rest() -> None:
-    found = verdict(COLLECTIVE, *JOINED, exits(*(ended(key, code) for code, key in enumerate((T0, T1, T2, T3), 1))), *CLEAN)
+    found = verdict(
+        COLLECTIVE, *JOINED, exits(*(ended(key, code) for code, key in enumerate((T0, T1, T2, T3), 1))), *CLEAN
+    )
     assert found.reason.endswith("; trainer 2 on n1 ended with exit code 3; 1 more failed")
 
 
@@ -311,7 +514,9 @@ def test_who_was_done_before_is_no_victim() -> None:
 def test_a_pserver_goes_before_the_trainers_that_died_with_it() -> None:
     found = verdict(PS, *SERVED, exits(ended(T1, 1), ended(P1, signal=11)), stopped(P0, T0), *CLEAN)
     assert (found.culprits, found.code) == ((P1, T1), 139)
-    assert found.reason.startswith("pserver 1 on n1 ended with signal 11 (segmentation fault); trainer 1 on n1 ended with ")
+    assert found.reason.startswith(
+        "pserver 1 on n1 ended with signal 11 (segmentation fault); trainer 1 on n1 ended with "
+    )
     assert found.victims == (P0, T0)
 
 
@@ -340,7 +545,9 @@ def test_of_a_lost_node_the_reason_is_the_node() -> None:
 
 
 def test_under_continue_all_failures_are_culprits_and_the_first_gives_the_code() -> None:
-    found = verdict(GO_ON, *JOINED, exits(ended(T3, 9)), exits(ended(T0, 1)), exits(ended(T1)), exits(ended(T2)), *CLEAN)
+    found = verdict(
+        GO_ON, *JOINED, exits(ended(T3, 9)), exits(ended(T0, 1)), exits(ended(T1)), exits(ended(T2)), *CLEAN
+    )
     assert (found.culprits, found.victims, found.code, found.node) == ((T3, T0), (), 9, 1)
 
 
@@ -351,7 +558,12 @@ def test_survivors_of_all_nodes_are_gathered() -> None:
 
 def test_the_reason_of_a_stop_is_who_asked() -> None:
     found = verdict(COLLECTIVE, *JOINED, StopAsked("ann at laptop", 130), stopped(T0, T1), stopped(T2, T3), *CLEAN)
-    assert (found.reason, found.source, found.culprits, found.victims) == ("ann at laptop", "tool", (), (T0, T1, T2, T3))
+    assert (found.reason, found.source, found.culprits, found.victims) == (
+        "ann at laptop",
+        "tool",
+        (),
+        (T0, T1, T2, T3),
+    )
 
 
 def test_the_reason_of_a_restart_is_told_to_those_who_stop() -> None:

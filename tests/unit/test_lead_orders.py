@@ -29,7 +29,7 @@ from clustertool.node.lead import (
     Stop,
     StopAsked,
     decide,
-)  # fmt: skip
+)
 from clustertool.plan.outcome import Key, Outcome
 
 
@@ -118,7 +118,9 @@ class World:
         if isinstance(action, Start):
             if not node.stopping:
                 keys = frozenset(key for key in self.state.shape.on(node.index) if key[0] == action.role)
-                node = replace(node, running=node.running | keys, silent=keys if action.role == "pserver" else node.silent)
+                node = replace(
+                    node, running=node.running | keys, silent=keys if action.role == "pserver" else node.silent
+                )
         elif not node.stopping:  # Stop, and Finish, which ends what is left
             node = replace(node, stopping=True)
         return self.but(node)
@@ -184,7 +186,9 @@ class World:
             first = ends[outcome.culprits[0]]
             assert outcome.code == (first.code or 1) == 7
             assert all(ends[key].code == 7 for key in outcome.culprits)
-            assert set(outcome.culprits) >= {exit.key for exit in state.exits if exit.failed}, "all that failed by themselves"
+            assert set(outcome.culprits) >= {exit.key for exit in state.exits if exit.failed}, (
+                "all that failed by themselves"
+            )
         else:
             assert (outcome.state, outcome.code) in (("lost", 75), ("stopped", 130), ("timeout", 124))
         return replace(self, finished=self.finished + 1)
@@ -257,7 +261,9 @@ ALL = [
 ]
 
 
-@pytest.mark.parametrize("start", ALL, ids=lambda w: f"{len(w.nodes)}-{'-'.join(w.faults)}-{w.state.shape.max_restarts}")
+@pytest.mark.parametrize(
+    "start", ALL, ids=lambda w: f"{len(w.nodes)}-{'-'.join(w.faults)}-{w.state.shape.max_restarts}"
+)
 def test_every_order_ends_in_one_right_verdict(start: World) -> None:
     seen, todo, ends = {start}, [start], 0  # a depth-first walk through all that can be
     while todo:

@@ -46,7 +46,9 @@ def test_the_order_does_not_matter() -> None:
     assert len({digest(entries) for entries in itertools.permutations(ENTRIES)}) == 1
 
 
-@pytest.mark.parametrize("change", [{"path": "other"}, {"kind": "file"}, {"mode": 0o700}, {"size": 7}, {"content": "b"}])
+@pytest.mark.parametrize(
+    "change", [{"path": "other"}, {"kind": "file"}, {"mode": 0o700}, {"size": 7}, {"content": "b"}]
+)
 @pytest.mark.parametrize("index", range(len(ENTRIES)))
 def test_every_field_of_every_entry_matters(index: int, change: dict[str, object]) -> None:
     changed = [entry._replace(**change) if at == index else entry for at, entry in enumerate(ENTRIES)]  # type: ignore[arg-type]
@@ -59,7 +61,9 @@ def test_a_missing_or_an_added_entry_matters() -> None:
 
 
 def test_entries_do_not_run_into_each_other() -> None:
-    assert digest([Entry("a", "link", 0, 0, "b\nc")]) != digest([Entry("a", "link", 0, 0, "b"), Entry("c", "link", 0, 0, "")])
+    assert digest([Entry("a", "link", 0, 0, "b\nc")]) != digest(
+        [Entry("a", "link", 0, 0, "b"), Entry("c", "link", 0, 0, "")]
+    )
     assert digest([Entry("a", "b", 0, 1, "c")]) != digest([Entry("a b", "", 0, 1, "c")])
 
 
@@ -69,7 +73,9 @@ def test_the_name_is_fixed() -> None:
     assert len(digest([])) == 32
 
 
-@pytest.mark.parametrize("path", ["plain", 'a "b"', "a\nb", "back\\slash", "\u00fc\u4e2d\U0001f600", "b\udcffd", "\0\x7f"])
+@pytest.mark.parametrize(
+    "path", ["plain", 'a "b"', "a\nb", "back\\slash", "\u00fc\u4e2d\U0001f600", "b\udcffd", "\0\x7f"]
+)
 def test_texts_are_what_json_writes(path: str) -> None:
     entry, row = Entry(path, "file", 0o644, 5, path), ["s", path, 0o644, 10**18, 0, -5]
     assert line(entry) == json.dumps(entry).encode() + b"\n"
@@ -160,9 +166,12 @@ def test_no_pack_holds_files_of_two_groups() -> None:
 
 def sample(group: dict[str, str]) -> tuple[list[Entry], bytes]:
     entries = [
-        *files(30), Entry("d", "dir", 0o755, 0, ""), Entry("l\udcff\n", "link", 0, 0, "-rf"),
-        Entry("big", "file", 0o600, PACK + 5, "b"), Entry("none", "file", 0o600, 0, EMPTY),
-    ]  # fmt: skip
+        *files(30),
+        Entry("d", "dir", 0o755, 0, ""),
+        Entry("l\udcff\n", "link", 0, 0, "-rf"),
+        Entry("big", "file", 0o600, PACK + 5, "b"),
+        Entry("none", "file", 0o600, 0, EMPTY),
+    ]
     times = {entry.path: 1_700_000_000_123_456_789 for entry in entries}
     small = [entry for entry in entries if entry.kind == "file" and entry.path != "big"]
     packs = {name: named(some) for name, some in pack(small, group, []).items()}
@@ -183,10 +192,17 @@ def test_the_text_lists_every_entry_once_and_every_piece() -> None:
 
 def test_the_rows_of_pieces_alone_tell_the_same_pieces() -> None:
     found: list[Row] = [
-        ["d", '\n["c","no",1]', 0o700, 1], ["l", 'x\n["p"', '["p",'], ["f", '["c",', 0o600, 1, PACK + 5, ""], ["c", "c1", PACK],
-        ["c", "c2", 5], ["p", "", 0, ""], ["s", '["p","no",1,""]', 0o600, 1, 0, 0], ["p", "p1", 9, ""],
-        ["s", "a,", 0o600, 1, 0, 9], ["p", "p2", 7, "g"],
-    ]  # fmt: skip
+        ["d", '\n["c","no",1]', 0o700, 1],
+        ["l", 'x\n["p"', '["p",'],
+        ["f", '["c",', 0o600, 1, PACK + 5, ""],
+        ["c", "c1", PACK],
+        ["c", "c2", 5],
+        ["p", "", 0, ""],
+        ["s", '["p","no",1,""]', 0o600, 1, 0, 0],
+        ["p", "p1", 9, ""],
+        ["s", "a,", 0o600, 1, 0, 9],
+        ["p", "p2", 7, "g"],
+    ]
     text = text_of(found)
     assert pieces(piece_rows(text)) == pieces(found) == [("c1", PACK), ("c2", 5), ("p1", 9), ("p2", 7)]
     assert piece_rows(text_of([])) == []
@@ -211,7 +227,13 @@ def test_a_node_takes_what_is_for_all_and_its_groups() -> None:
 def test_a_manifest_is_told_by_the_one_before() -> None:
     _, old = sample({})
     lines = old.split(b"\n")
-    for new in (old, b"", b"\n".join(lines[::-1]), b"\n".join([*lines[:4], b"new", *lines[6:]]), b"\n".join(lines[:1] * 3)):
+    for new in (
+        old,
+        b"",
+        b"\n".join(lines[::-1]),
+        b"\n".join([*lines[:4], b"new", *lines[6:]]),
+        b"\n".join(lines[:1] * 3),
+    ):
         assert apply(old, json.loads(json.dumps(delta(old, new)))) == new
     assert len(delta(old, b"\n".join([*lines[:4], b"new", *lines[6:]]))) == 3
     for wrong in ([[5, 9999]], [[-1, 2]], [[2, -1]]):

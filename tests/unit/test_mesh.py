@@ -23,7 +23,7 @@ from clustertool.plan.mesh import (
     rounds,
     slow_links,
     targets,
-)  # fmt: skip
+)
 from clustertool.plan.plan import plan
 from clustertool.show.table import fold
 
@@ -105,7 +105,11 @@ def test_ports_are_such_as_a_job_would_have() -> None:
     cluster = cluster_of(hosts(3), START_PORT=6170, PADDLE_PORT=7164, LEAD_PORT=6000)
     facts = facts_of(cluster)
     facts[2] = replace(facts[2], busy=frozenset([7164]))
-    assert ports_to_try(cluster, facts, None, "x") == {0: (6000, 6170, 7164, 7165), 1: (6170, 7164, 7165), 2: (6170, 7165)}
+    assert ports_to_try(cluster, facts, None, "x") == {
+        0: (6000, 6170, 7164, 7165),
+        1: (6170, 7164, 7165),
+        2: (6170, 7165),
+    }
     plain = cluster_of(hosts(3))
     free = ports_to_try(plain, facts_of(plain, machines=[0, 0, 1]), None, "x")
     assert all(len(some) == 1 and 10000 <= some[0] < 32768 for some in free.values())
@@ -146,9 +150,7 @@ def test_where_all_answer_all_is_ok() -> None:
 
 def test_a_cut_pair_is_told_once_and_in_both_directions() -> None:
     there = {(1, 3): "no answer"}
-    assert told(tried(4, there), 4) == {
-        1: ("error", "node1 -> node3: no answer (firewall?), node3 -> node1: ok")
-    }  # fmt: skip
+    assert told(tried(4, there), 4) == {1: ("error", "node1 -> node3: no answer (firewall?), node3 -> node1: ok")}
     both = {(1, 3): "no route", (3, 1): "no answer"}
     assert told(tried(4, both), 4) == {1: ("error", "node1 -> node3: no route, node3 -> node1: no answer (firewall?)")}
 

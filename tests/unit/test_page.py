@@ -47,7 +47,7 @@ def made(given: dict[int, dict[str, Any]], secrets: tuple[str, ...] = ()) -> Rea
 
 
 def test_tags() -> None:
-    assert tag("td", "<&\"'", 3, None, [Html("<b>"), "<"], class_="a\"b", aria_label="x", id=None) == (
+    assert tag("td", "<&\"'", 3, None, [Html("<b>"), "<"], class_='a"b', aria_label="x", id=None) == (
         '<td class="a&quot;b" aria-label="x">&lt;&amp;&quot;&#x27;3<b>&lt;</td>'
     )
 
@@ -55,10 +55,25 @@ def test_tags() -> None:
 def test_what_is_to_be_seen() -> None:
     text = made(answers(3, 2)).text
     victims = "Stopped because of it (victims): trainer 0,2-5"
-    for wanted in ("Failed", "trainer 1 on node0", "exit code 7", "last words of 1", victims, "trainer 2",
-                   "at step 900 where the median is", "python3 train.py", "node[0-2]", "collective"):  # fmt: skip
+    for wanted in (
+        "Failed",
+        "trainer 1 on node0",
+        "exit code 7",
+        "last words of 1",
+        victims,
+        "trainer 2",
+        "at step 900 where the median is",
+        "python3 train.py",
+        "node[0-2]",
+        "collective",
+    ):
         assert wanted in text, wanted
-    assert text.index("last words of 1") < text.index("Stragglers") < text.index("Timeline") < text.index("Who started when")
+    assert (
+        text.index("last words of 1")
+        < text.index("Stragglers")
+        < text.index("Timeline")
+        < text.index("Who started when")
+    )
 
 
 def test_nothing_of_a_program_becomes_markup() -> None:
@@ -136,7 +151,9 @@ def test_a_lost_rank_whose_node_does_not_answer_is_on_the_page() -> None:
     given = answers(3, 5, crash=False)
     del given[2]
     known = [["trainer", 10, None, 54.0, BEGAN + 30.0]]
-    given[0]["events"].append({"e": "lost", "t": BEGAN + 40.0, "node": 2, "why": "no heartbeat for 10 s", "ranks": known})
+    given[0]["events"].append(
+        {"e": "lost", "t": BEGAN + 40.0, "node": 2, "why": "no heartbeat for 10 s", "ranks": known}
+    )
     text = Reader(page(story_of(given, places=[["trainer", 0, 0, 5, 3]]), BEGAN)).text
     assert "15 trainers" in text and "10 running, 5 lost of 15 ranks" in text
     row = r"trainer 10node2unknown\+40\.00 slost last step 54, last output \+30\.00 s"
@@ -167,7 +184,7 @@ def test_devices_have_curves() -> None:
     given = answers(1, 2)
     given[0]["cards"] = [
         {"index": n, "total": 80e9, "rows": [(BEGAN + t, 50.0, 4e9) for t in range(1, 50)]} for n in range(2)
-    ]  # fmt: skip
+    ]
     text = made(given).text
     assert "Devices: busy" in text
     assert "device 1" in text
@@ -177,7 +194,9 @@ def test_curves_stay_in_their_frame() -> None:
     svg = chart("c", [Line([(-5.0, 1.0), (50.0, 9.0), (999.0, -3.0)], "x")], 100.0, str)
     points = re.search(r'd="M([^"]+)"', svg)
     assert points
-    numbers = [tuple(map(float, point.split())) for point in points.group(1).replace("L", " ").replace("  ", " ").split(",")][0]
+    numbers = [
+        tuple(map(float, point.split())) for point in points.group(1).replace("L", " ").replace("  ", " ").split(",")
+    ][0]
     assert all(0 <= x <= 1000 for x in numbers[::2])
     assert all(0 <= y <= 100 for y in numbers[1::2])
 

@@ -11,9 +11,16 @@ from clustertool.plan.places import pack, unpack
 
 SHAPES = {
     "equal nodes": [("trainer", rank, rank // 8) for rank in range(8000)],
-    "nodes of different sizes": [("trainer", rank, node) for rank, node in enumerate([0] * 4 + [1] + [2] * 4 + [3] * 4)],
+    "nodes of different sizes": [
+        ("trainer", rank, node) for rank, node in enumerate([0] * 4 + [1] + [2] * 4 + [3] * 4)
+    ],
     "an order of its own": [("trainer", rank, node) for rank, node in enumerate([3, 0, 0, 2, 1, 3])],
-    "several roles": [("pserver", 0, 1), ("pserver", 1, 0), *(("trainer", rank, rank) for rank in range(3)), ("heter", 0, 2)],
+    "several roles": [
+        ("pserver", 0, 1),
+        ("pserver", 1, 0),
+        *(("trainer", rank, rank) for rank in range(3)),
+        ("heter", 0, 2),
+    ],
     "none": [],
 }
 
@@ -32,9 +39,15 @@ def test_a_job_of_1000_equal_nodes_is_one_row() -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        ["trainer", 0, 0, 1 << 40, 1 << 40], ["trainer", 0, 0, 100_001, 1], ["trainer", -1, 0, 1, 1], ["trainer", 0, -1, 1, 1],
-        ["trainer", 0, 0, -1, -1], ["trainer", 0, 0, 0, 1], ["trainer", 0, 3, 1, 2], ["nurse", 0, 0, 1, 1],
+        ["trainer", 0, 0, 1 << 40, 1 << 40],
+        ["trainer", 0, 0, 100_001, 1],
+        ["trainer", -1, 0, 1, 1],
+        ["trainer", 0, -1, 1, 1],
+        ["trainer", 0, 0, -1, -1],
+        ["trainer", 0, 0, 0, 1],
+        ["trainer", 0, 3, 1, 2],
+        ["nurse", 0, 0, 1, 1],
     ],
-)  # fmt: skip
+)
 def test_what_no_job_can_have_is_left_out(row: list[Any]) -> None:
     assert list(unpack([["trainer", 0, 0, 1, 1], row, ["trainer", 5, 0, 1, 1]], 4)) == [("trainer", 0, 0)]

@@ -67,8 +67,9 @@ def test_one_reader_has_the_whole_workspace() -> None:
 def test_nodes_that_share_a_root_get_what_any_of_them_reads() -> None:
     found = portions(ENTRIES, {0: "a", 1: "b", 2: "a"}, reading(3))
     assert [(portion.nodes, portion.shards) for portion in found] == [
-        ((0, 2), frozenset(SHARDS[0::3] + SHARDS[2::3])), ((1,), frozenset(SHARDS[1::3])),
-    ]  # fmt: skip
+        ((0, 2), frozenset(SHARDS[0::3] + SHARDS[2::3])),
+        ((1,), frozenset(SHARDS[1::3])),
+    ]
     (one,) = portions(ENTRIES, dict.fromkeys(range(3), "nfs"), reading(3))
     assert (one.release, one.nodes) == (digest(ENTRIES), (0, 1, 2))
 
@@ -116,7 +117,8 @@ def test_readers_are_those_of_the_plan() -> None:
         found = readers(cluster, job, facts_of(cluster), listing)
         made = plan_of(cluster, files=listing, shards=("d/*",), **options)
         assert found == {
-            node.index: frozenset(itertools.chain(*(process.shards for process in node.processes))) for node in made.nodes
+            node.index: frozenset(itertools.chain(*(process.shards for process in node.processes)))
+            for node in made.nodes
         }
         assert sorted(itertools.chain(*found.values())) == SHARDS
         assert of_role(made, "trainer")

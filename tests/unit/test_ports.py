@@ -64,7 +64,9 @@ def test_two_entries_for_one_address_share_its_ports() -> None:
 
 def test_endpoints_may_be_packed_closer_than_the_ports_of_a_pserver() -> None:
     """As people write it: a program that opens one port needs no room behind it."""
-    made = plan_of(cluster_of(["10.0.0.1"]), servers=("10.0.0.1:6170,10.0.0.1:6171",), workers=("10.0.0.1:6172,10.0.0.1:6173",))
+    made = plan_of(
+        cluster_of(["10.0.0.1"]), servers=("10.0.0.1:6170,10.0.0.1:6171",), workers=("10.0.0.1:6172,10.0.0.1:6173",)
+    )
     assert ports_of(made, "pserver") == [(6170,), (6171,)]
     assert ports_of(made, "trainer") == [(6172,), (6173,)]
 
@@ -158,9 +160,15 @@ def test_counting_from_start_port_passes_over_ports_with_another_name() -> None:
     assert env_of(made, "trainer", 0)["MASTER_PORT"] == "6174"
 
 
-@pytest.mark.parametrize("keys, options", [({"PADDLE_PORT": 65535}, {"mode": "ps"}), ({"START_PORT": 65535}, {}),
-                                           ({"PADDLE_PORTS_NUM": 1000}, {"mode": "ps", "server_num": "100"}),
-                                           ({}, {"servers": ("10.0.0.1:65535",)})])  # fmt: skip
+@pytest.mark.parametrize(
+    "keys, options",
+    [
+        ({"PADDLE_PORT": 65535}, {"mode": "ps"}),
+        ({"START_PORT": 65535}, {}),
+        ({"PADDLE_PORTS_NUM": 1000}, {"mode": "ps", "server_num": "100"}),
+        ({}, {"servers": ("10.0.0.1:65535",)}),
+    ],
+)
 def test_above_65535_there_is_no_port(keys: dict[str, Any], options: dict[str, Any]) -> None:
     with pytest.raises((PreflightError, Several), match="above 65535") as caught:
         plan_of(cluster_of(["10.0.0.1"], **keys), **options)
@@ -181,7 +189,8 @@ def test_the_default_port_moves_to_the_next_free_block_with_a_warning() -> None:
         "10.0.0.2: port 7164 (PADDLE_PORT) is held by nginx (pid 7164, user www), the pserver takes 7168"
     ]
     assert (
-        env_of(made, "trainer", 0)["PADDLE_PSERVERS_IP_PORT_LIST"] == "10.0.0.1:7164,10.0.0.1:7166,10.0.0.2:7168,10.0.0.2:7170"
+        env_of(made, "trainer", 0)["PADDLE_PSERVERS_IP_PORT_LIST"]
+        == "10.0.0.1:7164,10.0.0.1:7166,10.0.0.2:7168,10.0.0.2:7170"
     )
     assert env_of(made, "pserver", 2)["PADDLE_INIT_PORT"] == "7168"
 
@@ -248,6 +257,7 @@ def test_default_ports_of_pservers_are_left_to_pservers() -> None:
 def test_two_jobs_begin_to_look_at_different_places() -> None:
     cluster = cluster_of(["10.0.0.1"])
     jobs = [
-        plan(cluster, job_of(cluster), facts_of(cluster), replace(IDENTITY, job_id=f"j{n}"), ("train.py",)) for n in range(50)
+        plan(cluster, job_of(cluster), facts_of(cluster), replace(IDENTITY, job_id=f"j{n}"), ("train.py",))
+        for n in range(50)
     ]
     assert len({made.lead for made in jobs}) > 40

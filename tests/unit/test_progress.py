@@ -39,9 +39,11 @@ def plainly(names: list[str], play: Callable[[DispatchProgress, Clock], None]) -
 
 
 def on_pty(
-    names: list[str], play: Callable[[DispatchProgress, Terminal], None], encoding: str = "utf-8",
+    names: list[str],
+    play: Callable[[DispatchProgress, Terminal], None],
+    encoding: str = "utf-8",
     clock: Callable[[], float] = time.monotonic,
-) -> str:  # fmt: skip
+) -> str:
     """Everything a terminal of 80 columns is sent."""
     with far_end(encoding) as (out, data), open(os.dup(out.fileno()), "w", encoding="utf-8") as err:
         terminal = Terminal(out, err, {"TERM": "xterm", "NO_COLOR": "1"})
@@ -54,11 +56,20 @@ def on_pty(
 @pytest.mark.parametrize(
     ("n", "text"),
     [
-        (0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1500, "1.5 kB"), (99_949, "99.9 kB"), (99_950, "100 kB"),
-        (999_499, "999 kB"), (999_500, "1.0 MB"), (25_100_000, "25.1 MB"), (104e6, "104 MB"),
-        (2.5e9, "2.5 GB"), (1e19, "10000 PB"),
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (1500, "1.5 kB"),
+        (99_949, "99.9 kB"),
+        (99_950, "100 kB"),
+        (999_499, "999 kB"),
+        (999_500, "1.0 MB"),
+        (25_100_000, "25.1 MB"),
+        (104e6, "104 MB"),
+        (2.5e9, "2.5 GB"),
+        (1e19, "10000 PB"),
     ],
-)  # fmt: skip
+)
 def test_human_bytes(n: float, text: str) -> None:
     assert human_bytes(n) == text
 
@@ -66,11 +77,22 @@ def test_human_bytes(n: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("s", "text"),
     [
-        (-1, "0.00 s"), (0, "0.00 s"), (0.05, "0.05 s"), (0.0949, "0.09 s"), (0.096, "0.1 s"), (2.44, "2.4 s"),
-        (9.96, "10 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (65, "1 min 05 s"), (3599.6, "1 h 00 min"),
-        (7380, "2 h 03 min"), (86399, "1 d 00 h"), (273600, "3 d 04 h"),
+        (-1, "0.00 s"),
+        (0, "0.00 s"),
+        (0.05, "0.05 s"),
+        (0.0949, "0.09 s"),
+        (0.096, "0.1 s"),
+        (2.44, "2.4 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 00 s"),
+        (65, "1 min 05 s"),
+        (3599.6, "1 h 00 min"),
+        (7380, "2 h 03 min"),
+        (86399, "1 d 00 h"),
+        (273600, "3 d 04 h"),
     ],
-)  # fmt: skip
+)
 def test_human_seconds(s: float, text: str) -> None:
     assert human_seconds(s) == text
 

@@ -18,7 +18,9 @@ def test_rate() -> None:
     assert speed((0.0, 10)) is None
     assert speed((0.0, 10), (1.0, 10)) is None
     assert speed((0.0, 10), (2.0, 30)) == pytest.approx(10.0)
-    assert speed((0.0, 10), (2.0, 30), (4.0, 30), now=4.0) == pytest.approx(10.0)  # between two lines nothing has changed
+    assert speed((0.0, 10), (2.0, 30), (4.0, 30), now=4.0) == pytest.approx(
+        10.0
+    )  # between two lines nothing has changed
 
 
 def test_a_program_that_stands_still_gets_slower() -> None:

@@ -16,7 +16,9 @@ from cases import cluster_of, facts_of, plan_of
 
 from clustertool.plan.plan import Plan
 
-RUNS: Mapping[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "paddle_environments.json").read_text())["runs"]
+RUNS: Mapping[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "paddle_environments.json").read_text())[
+    "runs"
+]
 
 # Fields that we do not set, and why no program needs them.
 OURS_HAS_NOT = {
@@ -81,19 +83,25 @@ SAME: dict[str, tuple[Callable[[], Plan], int]] = {
     "psB": (by_lists, 1),
     "ps1": (
         lambda: launched(
-            ["127.0.0.1"], servers=("127.0.0.1:62372,127.0.0.1:62373",), workers=("127.0.0.1:62374,127.0.0.1:62375",),
+            ["127.0.0.1"],
+            servers=("127.0.0.1:62372,127.0.0.1:62373",),
+            workers=("127.0.0.1:62374,127.0.0.1:62375",),
             http_port="62376",
         ),
         0,
     ),
     "lheter": (
         lambda: launched(
-            ["127.0.0.2"], servers=("127.0.0.2:6170",), workers=("127.0.0.2:6171",),
-            heter_workers=("127.0.0.2:6172;127.0.0.2:6173",), heter_devices="cpu;cpu", http_port="42707",
+            ["127.0.0.2"],
+            servers=("127.0.0.2:6170",),
+            workers=("127.0.0.2:6171",),
+            heter_workers=("127.0.0.2:6172;127.0.0.2:6173",),
+            heter_devices="cpu;cpu",
+            http_port="42707",
         ),
         0,
     ),
-}  # fmt: skip
+}
 
 
 def pairs(run: str) -> list[tuple[str, dict[str, str], dict[str, str]]]:
@@ -155,4 +163,6 @@ def test_the_same_logs() -> None:
         make, node = SAME[run]
         ours = {process.log for process in make().nodes[node].processes}
         theirs = {f"log/{name}" for name in RUNS[run]["log_dir_files"]}
-        assert ours == {name for name in theirs if name.startswith(("log/workerlog.", "log/serverlog.", "log/heterlog."))}
+        assert ours == {
+            name for name in theirs if name.startswith(("log/workerlog.", "log/serverlog.", "log/heterlog."))
+        }

@@ -86,8 +86,10 @@ def test_numbers_are_numbers_and_not_text() -> None:
 def test_each_pattern_is_a_set_of_its_own() -> None:
     files = [*shards(4, "a/x-{}"), *shards(3, "b/y-{}.txt"), "train.py", "a/readme"]
     assert assign_shards(files, ["b/*-[0-9]*", "a/*-[0-9]*"], 3) == (
-        ("b/y-0.txt", "a/x-0", "a/x-3"), ("b/y-1.txt", "a/x-1"), ("b/y-2.txt", "a/x-2"),
-    )  # fmt: skip
+        ("b/y-0.txt", "a/x-0", "a/x-3"),
+        ("b/y-1.txt", "a/x-1"),
+        ("b/y-2.txt", "a/x-2"),
+    )
 
 
 WRONG = [
@@ -167,7 +169,10 @@ def test_trainers_and_only_trainers_get_their_shards() -> None:
     files = ["train.py", *shards(5, "data/x-{}")]
     toml = {"mode": "ps", "shards": {"files": ["./data/*-[0-9]*"]}}
     made = plan_of(cluster_of(hosts(2)), toml, files=files, workers=("10.0.0.2,10.0.0.1",))
-    assert [p.shards for p in of_role(made, "trainer")] == [("data/x-0", "data/x-2", "data/x-4"), ("data/x-1", "data/x-3")]
+    assert [p.shards for p in of_role(made, "trainer")] == [
+        ("data/x-0", "data/x-2", "data/x-4"),
+        ("data/x-1", "data/x-3"),
+    ]
     assert [p.shards for p in of_role(made, "pserver")] == [(), ()]
 
 

@@ -19,9 +19,10 @@ from clustertool.plan.ranks import assign
 JOB = IDENTITY.job_id
 SHAPES = [shape for nodes in range(1, 5) for shape in itertools.product(range(1, 5), repeat=nodes)]
 LISTS = {
-    "trainer": "PADDLE_TRAINER_ENDPOINTS", "pserver": "PADDLE_PSERVERS_IP_PORT_LIST",
+    "trainer": "PADDLE_TRAINER_ENDPOINTS",
+    "pserver": "PADDLE_PSERVERS_IP_PORT_LIST",
     "heter": "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST",
-}  # fmt: skip
+}
 MACHINES = [(0, 1, 2, 3), (0, 0, 0, 0), (0, 1, 0, 1)]
 
 
@@ -119,40 +120,68 @@ def expected_env(made: Plan, process: Process, sizes: Mapping[str, Sequence[int]
         "CLUSTERTOOL_MARK": f"{JOB}/{node}/the-token",
     }
     if process.role == "trainer":
-        env.update({
-            "RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local,
-            "NODE_RANK": node, "GROUP_RANK": node,
-            "MASTER_ADDR": addresses[master_node], "MASTER_PORT": str(master),
-            "OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": world,
-            "OMPI_COMM_WORLD_LOCAL_RANK": local_rank, "OMPI_COMM_WORLD_LOCAL_SIZE": local,
-        })  # fmt: skip
+        env.update(
+            {
+                "RANK": rank,
+                "WORLD_SIZE": world,
+                "LOCAL_RANK": local_rank,
+                "LOCAL_WORLD_SIZE": local,
+                "NODE_RANK": node,
+                "GROUP_RANK": node,
+                "MASTER_ADDR": addresses[master_node],
+                "MASTER_PORT": str(master),
+                "OMPI_COMM_WORLD_RANK": rank,
+                "OMPI_COMM_WORLD_SIZE": world,
+                "OMPI_COMM_WORLD_LOCAL_RANK": local_rank,
+                "OMPI_COMM_WORLD_LOCAL_SIZE": local,
+            }
+        )
     if made.mode == "collective":
-        env.update({
-            "PADDLE_MASTER": f"{addresses[master_node]}:{master}",
-            "PADDLE_GLOBAL_SIZE": world, "PADDLE_LOCAL_SIZE": local,
-            "PADDLE_GLOBAL_RANK": rank, "PADDLE_LOCAL_RANK": local_rank, "PADDLE_NNODES": str(len(addresses)),
-            "PADDLE_CURRENT_ENDPOINT": process.endpoint, "PADDLE_TRAINER_ID": rank, "PADDLE_TRAINERS_NUM": world,
-            "PADDLE_RANK_IN_NODE": local_rank, "PADDLE_TRAINER_ENDPOINTS": ",".join(trainers), "PADDLE_JOB_ID": JOB,
-            "PADDLE_TRAINERS": ",".join(addresses), "POD_IP": addresses[process.node],
-            "PADDLE_DISTRI_BACKEND": "gloo",
-        })  # fmt: skip
+        env.update(
+            {
+                "PADDLE_MASTER": f"{addresses[master_node]}:{master}",
+                "PADDLE_GLOBAL_SIZE": world,
+                "PADDLE_LOCAL_SIZE": local,
+                "PADDLE_GLOBAL_RANK": rank,
+                "PADDLE_LOCAL_RANK": local_rank,
+                "PADDLE_NNODES": str(len(addresses)),
+                "PADDLE_CURRENT_ENDPOINT": process.endpoint,
+                "PADDLE_TRAINER_ID": rank,
+                "PADDLE_TRAINERS_NUM": world,
+                "PADDLE_RANK_IN_NODE": local_rank,
+                "PADDLE_TRAINER_ENDPOINTS": ",".join(trainers),
+                "PADDLE_JOB_ID": JOB,
+                "PADDLE_TRAINERS": ",".join(addresses),
+                "POD_IP": addresses[process.node],
+                "PADDLE_DISTRI_BACKEND": "gloo",
+            }
+        )
         return env
     number, role = str(len(trainers)), {"heter": "HETER_TRAINER"}.get(process.role, process.role.upper())
     first_server = of_role(made, "pserver")[0]
-    env.update({
-        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(servers), "PADDLE_TRAINER_ENDPOINTS": ",".join(trainers),
-        "PADDLE_PORT": process.endpoint.split(":")[1], "PADDLE_ROLE": role, "TRAINING_ROLE": role,
-        "PADDLE_TRAINERS_NUM": number, "POD_IP": addresses[process.node],
-        "PADDLE_WITH_GLOO": "1", "PADDLE_GLOO_RENDEZVOUS": "3",
-        "PADDLE_GLOO_FS_PATH": f"{directory}/.clustertool/gloo",
-        "PADDLE_GLOO_HTTP_ENDPOINT": f"{addresses[first_server.node]}:{gloo[0][1]}",
-        "PADDLE_INIT_USE_GPU": "False", "PADDLE_INIT_TRAINER_COUNT": "1",
-        "PADDLE_INIT_PORT": str((process if role == "PSERVER" else first_server).ports[0]),
-        "PADDLE_INIT_PORTS_NUM": "1", "PADDLE_INIT_PORTS_NUM_FOR_SPARSE": "1",
-        "PADDLE_INIT_NUM_GRADIENT_SERVERS": number,
-        "PADDLE_INIT_PSERVERS": ",".join(dict.fromkeys(server.split(":")[0] for server in servers)),
-        "PADDLE_CLUSTER_TRAIN": "True",
-    })  # fmt: skip
+    env.update(
+        {
+            "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(servers),
+            "PADDLE_TRAINER_ENDPOINTS": ",".join(trainers),
+            "PADDLE_PORT": process.endpoint.split(":")[1],
+            "PADDLE_ROLE": role,
+            "TRAINING_ROLE": role,
+            "PADDLE_TRAINERS_NUM": number,
+            "POD_IP": addresses[process.node],
+            "PADDLE_WITH_GLOO": "1",
+            "PADDLE_GLOO_RENDEZVOUS": "3",
+            "PADDLE_GLOO_FS_PATH": f"{directory}/.clustertool/gloo",
+            "PADDLE_GLOO_HTTP_ENDPOINT": f"{addresses[first_server.node]}:{gloo[0][1]}",
+            "PADDLE_INIT_USE_GPU": "False",
+            "PADDLE_INIT_TRAINER_COUNT": "1",
+            "PADDLE_INIT_PORT": str((process if role == "PSERVER" else first_server).ports[0]),
+            "PADDLE_INIT_PORTS_NUM": "1",
+            "PADDLE_INIT_PORTS_NUM_FOR_SPARSE": "1",
+            "PADDLE_INIT_NUM_GRADIENT_SERVERS": number,
+            "PADDLE_INIT_PSERVERS": ",".join(dict.fromkeys(server.split(":")[0] for server in servers)),
+            "PADDLE_CLUSTER_TRAIN": "True",
+        }
+    )
     if process.role == "trainer":
         env.update({"PADDLE_TRAINER_ID": rank, "PADDLE_INIT_TRAINER_ID": rank})
     return env
@@ -166,7 +195,12 @@ def expected_stages(made: Plan, process: Process, stages: Sequence[int]) -> dict
         return env
     ends = list(itertools.accumulate(stages))
     lists = [",".join(heter[end - size : end]) for size, end in zip(stages, ends)]
-    lists = ["", ",".join(p.endpoint for p in of_role(made, "trainer")), *lists, ""]  # none before 1, none after the last
+    lists = [
+        "",
+        ",".join(p.endpoint for p in of_role(made, "trainer")),
+        *lists,
+        "",
+    ]  # none before 1, none after the last
     stage = 1 if process.role == "trainer" else 2 + next(n for n, end in enumerate(ends) if process.rank < end)
     return {
         **env,
@@ -217,7 +251,9 @@ def test_every_cluster_of_three_and_four_nodes_of_parameter_servers(nodes: int) 
             for host, counts in zip(cluster.hosts, shape)
         ]
         seats = assign(playing, job, facts, cards)
-        table = Table(JOB, "", job, cluster, seats, choose(seats, cluster, job, facts, JOB), addresses, ("cpu",) * nodes)
+        table = Table(
+            JOB, "", job, cluster, seats, choose(seats, cluster, job, facts, JOB), addresses, ("cpu",) * nodes
+        )
         used = Counter((seat.node, port) for seat in seats for port in table.ports.of[seat.role, seat.rank])
         used.update([(0, table.ports.lead), (table.role("trainer")[0].node, table.ports.master)])
         used.update([(table.role("pserver")[0].node, table.ports.gloo)])
@@ -316,13 +352,20 @@ def test_nodes_with_one_root_dir_work_in_folders_of_their_own() -> None:
     facts = facts_of(cluster)
     facts[2] = facts_of(cluster, root_id="root0", root="/shared")[2]
     made = plan_of(cluster, facts=facts)
-    assert [node.job_dir for node in made.nodes] == [f"/jobs/node0/JOB{JOB}", f"/jobs/JOB{JOB}", f"/shared/node2/JOB{JOB}"]
+    assert [node.job_dir for node in made.nodes] == [
+        f"/jobs/node0/JOB{JOB}",
+        f"/jobs/JOB{JOB}",
+        f"/shared/node2/JOB{JOB}",
+    ]
 
 
 @pytest.mark.parametrize(
-    "given, there", [("/data/job", "/data/job"), ("~/job", "/home/ann/job"), ("~", "/home/ann"), ("job/", "/home/ann/job")]
+    "given, there",
+    [("/data/job", "/data/job"), ("~/job", "/home/ann/job"), ("~", "/home/ann"), ("job/", "/home/ann/job")],
 )
-def test_a_job_workspace_is_the_working_directory_and_the_rest_lies_in_the_job_directory(given: str, there: str) -> None:
+def test_a_job_workspace_is_the_working_directory_and_the_rest_lies_in_the_job_directory(
+    given: str, there: str
+) -> None:
     made = plan_of(cluster_of(hosts(1)), job_workspace=given)
     assert made.nodes[0].work_dir == there
     assert made.nodes[0].job_dir == f"/jobs/JOB{JOB}"

@@ -114,7 +114,9 @@ def test_a_tool_that_says_nothing_useful(tool: Path) -> None:
     assert smi.read("npu")["problem"] == "npu-smi told of no device: dcmi module initialize failed. ret is -8005"
 
 
-def test_a_tool_that_hangs_is_ended_with_its_children(tool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tool_that_hangs_is_ended_with_its_children(
+    tool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tool.write_text(f"#!/bin/sh\nsleep 1000 & echo $! > {tmp_path}/child\nwait\n")
     monkeypatch.setattr(smi, "PATIENCE", 2.0)
     found = smi.read("npu")

@@ -140,9 +140,14 @@ def test_all_nodes_join_what_the_first_one_began(job, monkeypatch):
 
     def look(node: int) -> Any:
         return SimpleNamespace(
-            root_id=f"root{node}", root_hint=f"hint{node}", root_above=(), releases=(), problems=(), address="127.0.0.1",
+            root_id=f"root{node}",
+            root_hint=f"hint{node}",
+            root_above=(),
+            releases=(),
+            problems=(),
+            address="127.0.0.1",
             disk_free=1 << 40,
-        )  # fmt: skip
+        )
 
     done, begun = dispatch.quickly(fleet, read_workspace(job), look)
     assert begun and begun.nodes == (0, 1, 2) and not done.sent

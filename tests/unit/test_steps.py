@@ -26,7 +26,9 @@ def test_lines_of_real_programs(line: str) -> None:
     assert find(f"{line}\n") == Progress(*LINES[line])
 
 
-@pytest.mark.parametrize("line", ["", "stepping 3", "step", "batch_size=64", "steps_per_epoch=12", "lr step 0.5", "timestep"])
+@pytest.mark.parametrize(
+    "line", ["", "stepping 3", "step", "batch_size=64", "steps_per_epoch=12", "lr step 0.5", "timestep"]
+)
 def test_what_is_no_progress(line: str) -> None:
     assert find(f"{line}\n") is None
 

@@ -14,7 +14,9 @@ def lives(*events: dict[str, Any], supervised: bool = False, now: float = 100.0)
     """The spans of trainer 0 on a node of its own."""
     given = answers(1, 1, crash=False)
     head = [event for event in given[0]["events"] if event["e"] in ("job", "supervisor")]
-    given[0]["events"] = head + [{"role": "trainer", "rank": 0, "t": BEGAN + event.pop("at"), **event} for event in events]
+    given[0]["events"] = head + [
+        {"role": "trainer", "rank": 0, "t": BEGAN + event.pop("at"), **event} for event in events
+    ]
     given[0].update(supervised=supervised, now=BEGAN + now)
     return [Span(round(s.start, 3), round(s.end, 3), s.state, s.attempt) for s in story_of(given).ranks[0].spans]
 
@@ -24,14 +26,28 @@ def started(at: float, attempt: int = 0) -> dict[str, Any]:
 
 
 def exited(at: float, code: int = 0, attempt: int = 0, **given: Any) -> dict[str, Any]:
-    return {"e": "exited", "at": at, "code": code, "signal": 0, "stopped": False, "note": "", "attempt": attempt, **given}
+    return {
+        "e": "exited",
+        "at": at,
+        "code": code,
+        "signal": 0,
+        "stopped": False,
+        "note": "",
+        "attempt": attempt,
+        **given,
+    }
 
 
 @pytest.mark.parametrize(
     "end, state",
-    [(exited(9.0), "done"), (exited(9.0, 3), "failed"), (exited(9.0, signal=9), "failed"),
-     (exited(9.0, signal=15, stopped=True), "stopped"), ({"e": "supervisor-lost", "at": 9.0, "why": "killed"}, "stopped")],
-)  # fmt: skip
+    [
+        (exited(9.0), "done"),
+        (exited(9.0, 3), "failed"),
+        (exited(9.0, signal=9), "failed"),
+        (exited(9.0, signal=15, stopped=True), "stopped"),
+        ({"e": "supervisor-lost", "at": 9.0, "why": "killed"}, "stopped"),
+    ],
+)
 def test_how_a_life_ends(end: dict[str, Any], state: str) -> None:
     assert lives(started(1.0), dict(end)) == [Span(1.0, 9.0, state, 0)]
 
@@ -68,7 +84,9 @@ def test_blame() -> None:
     assert story.culprit == ("trainer", 1)
     assert story.told == ["step=1", "last words of 1"]
     assert set(story.victims) == {("trainer", 0), ("trainer", 2), ("trainer", 3)}
-    assert {rank.rank: rank.behind for rank in story.ranks if rank.behind} == {2: "at step 900 where the median is 1,800"}
+    assert {rank.rank: rank.behind for rank in story.ranks if rank.behind} == {
+        2: "at step 900 where the median is 1,800"
+    }
     assert story.length == pytest.approx(600.5)
 
 
@@ -86,7 +104,12 @@ def test_cards() -> None:
     given = answers(1, 1)
     given[0]["cards"] = [{"index": 3, "total": 80e9, "rows": [(BEGAN + 1, 50.0, 4e9), (BEGAN + 2, 100.0, 8e9)]}]
     (card,) = story_of(given).nodes[0].cards
-    assert (card.index, card.total, card.busy, card.used) == (3, 80e9, [(1.0, 0.5), (2.0, 1.0)], [(1.0, 4e9), (2.0, 8e9)])
+    assert (card.index, card.total, card.busy, card.used) == (
+        3,
+        80e9,
+        [(1.0, 0.5), (2.0, 1.0)],
+        [(1.0, 4e9), (2.0, 8e9)],
+    )
 
 
 def test_what_programs_print_is_masked_and_harmless() -> None:
@@ -107,12 +130,16 @@ def test_a_node_that_did_not_answer() -> None:
     del given[1]
     story = story_of(given)
     assert [node.state for node in story.nodes] == ["ended", "unknown", "ended"]
-    assert [rank.rank for rank in story.ranks] == [0, 1, 4, 5], "records of an older version name the ranks of their node only"
+    assert [rank.rank for rank in story.ranks] == [0, 1, 4, 5], (
+        "records of an older version name the ranks of their node only"
+    )
     story = story_of(given, places=[["trainer", 0, 0, 2, 3]])
     assert [(rank.rank, rank.state) for rank in story.ranks][2:4] == [(2, "unknown"), (3, "unknown")]
     assert (story.ranks[2].how, story.ranks[2].spans, story.ranks[2].recorded) == (
-        "last step unknown, last output unknown", (), False,
-    )  # fmt: skip
+        "last step unknown, last output unknown",
+        (),
+        False,
+    )
 
 
 def test_a_lost_rank_whose_node_does_not_answer_is_shown_with_what_the_lead_knew_of_it() -> None:
@@ -122,7 +149,12 @@ def test_a_lost_rank_whose_node_does_not_answer_is_shown_with_what_the_lead_knew
     given[0]["events"].append({"e": "lost", "t": BEGAN + 40.0, "node": 2, "why": "no heartbeat", "ranks": known})
     story = story_of(given, places=[["trainer", 0, 0, 1, 3]])
     lost = story.ranks[2]
-    assert (lost.state, lost.how, lost.output, lost.recorded) == ("lost", "last step 54, last output +30.00 s", 30.0, False)
+    assert (lost.state, lost.how, lost.output, lost.recorded) == (
+        "lost",
+        "last step 54, last output +30.00 s",
+        30.0,
+        False,
+    )
     assert [(span.start, span.end, span.state) for span in lost.spans] == [(30.0, 40.0, "lost")]
     assert story.nodes[2].state == "lost"
     assert not lost.behind
@@ -136,7 +168,9 @@ def test_a_rank_of_a_node_that_crashed_and_came_back_is_lost_since_its_last_sign
     assert [(span.state, round(span.end, 2)) for span in lost.spans] == [("lost", 0.2)]
     given = answers(4, 1, crash=False)
     given[2].update(supervised=False, heartbeat=None)
-    assert not any(rank.behind for rank in story_of(given).ranks), "trainer 2 was the slow one; it is lost, and no straggler"
+    assert not any(rank.behind for rank in story_of(given).ranks), (
+        "trainer 2 was the slow one; it is lost, and no straggler"
+    )
 
 
 def test_since_when_a_rank_has_printed_nothing() -> None:

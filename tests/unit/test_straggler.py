@@ -8,7 +8,15 @@ from clustertool.watch.straggler import Pace, reached, stragglers
 def pace(rank: int, speed: float = 2.0, length: float = 100.0, every: float = 2.0, **given: object) -> Pace:
     """Steps are printed every so often from the start to the end."""
     progress = tuple((t * every, t * every * speed) for t in range(1, int(length / every) + 1))
-    values = {"role": "trainer", "start": 0.0, "end": length, "progress": progress, "unit": "step", "cores": 1.0, **given}
+    values = {
+        "role": "trainer",
+        "start": 0.0,
+        "end": length,
+        "progress": progress,
+        "unit": "step",
+        "cores": 1.0,
+        **given,
+    }
     return Pace(rank=rank, **values)  # type: ignore[arg-type]
 
 

@@ -136,9 +136,16 @@ def test_narrow_columns_stay_whole_and_empty_ones_go_when_there_is_no_room() -> 
 
 def process(role: str, rank: int, **env: str) -> dict[str, object]:
     return {
-        "role": role, "rank": rank, "local_rank": 0, "endpoint": f"10.0.0.{rank + 1}:20000", "devices": [0, 1],
-        "shards": ["a-0", "a-1"], "command": ["python3", "train.py", "a b"], "log": f"log/workerlog.{rank}", "env": env,
-    }  # fmt: skip
+        "role": role,
+        "rank": rank,
+        "local_rank": 0,
+        "endpoint": f"10.0.0.{rank + 1}:20000",
+        "devices": [0, 1],
+        "shards": ["a-0", "a-1"],
+        "command": ["python3", "train.py", "a b"],
+        "log": f"log/workerlog.{rank}",
+        "env": env,
+    }
 
 
 def test_a_plan_shows_a_table_a_node_and_what_environments_share() -> None:
@@ -182,12 +189,33 @@ def test_status_tells_states_ends_and_the_outcome() -> None:
     terminal, out = plainly()
     status_tables(
         {
-            "job": "J", "mode": "ps", "state": "failed", "now": 1000.0,
+            "job": "J",
+            "mode": "ps",
+            "state": "failed",
+            "now": 1000.0,
             "processes": [
-                {"role": "trainer", "rank": 0, "node": 0, "pid": 7, "state": "running", "since": 925.0,
-                 "cpu": 99.4, "memory": 1.5e9, "step": 54.0, "output": 976.0},
-                {"role": "trainer", "rank": 1, "node": 1, "pid": 8, "state": "failed", "since": 998.0,
-                 "code": 137, "signal": 9},
+                {
+                    "role": "trainer",
+                    "rank": 0,
+                    "node": 0,
+                    "pid": 7,
+                    "state": "running",
+                    "since": 925.0,
+                    "cpu": 99.4,
+                    "memory": 1.5e9,
+                    "step": 54.0,
+                    "output": 976.0,
+                },
+                {
+                    "role": "trainer",
+                    "rank": 1,
+                    "node": 1,
+                    "pid": 8,
+                    "state": "failed",
+                    "since": 998.0,
+                    "code": 137,
+                    "signal": 9,
+                },
                 {"role": "trainer", "rank": 2, "node": 1, "state": "done", "code": 0, "epoch": 2.5, "output": 990.0},
                 {"role": "trainer", "rank": 3, "node": 1, "state": "lost", "since": 996.0},
             ],
@@ -198,7 +226,7 @@ def test_status_tells_states_ends_and_the_outcome() -> None:
             "outcome": {"state": "failed", "code": 137, "source": "job", "reason": "trainer 1: killed"},
         },
         terminal,
-    )  # fmt: skip
+    )
     shown = [re.split(r" {2,}", line) for line in out.getvalue().splitlines()]
     assert ["trainer", "0", "node1", "7", "running", "1 min 15 s", "-", "99 %", "1.5 GB", "54", "24 s"] in shown
     assert ["trainer", "1", "node2", "8", "failed", "2.0 s", "signal 9 (killed)", "-", "-", "-", "-"] in shown

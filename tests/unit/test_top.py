@@ -17,24 +17,51 @@ GIB = 1 << 30
 
 def card(index: int, load: int = 0, used: int = 0, **more: Any) -> dict[str, Any]:
     return {
-        "index": index, "model": "H100", "utilisation": load, "memory_used": used * GIB, "memory_total": 80 * GIB,
-        "temperature": 50, "held": None, "problem": "", "throttle": [], "users": [], **more,
-    }  # fmt: skip
+        "index": index,
+        "model": "H100",
+        "utilisation": load,
+        "memory_used": used * GIB,
+        "memory_total": 80 * GIB,
+        "temperature": 50,
+        "held": None,
+        "problem": "",
+        "throttle": [],
+        "users": [],
+        **more,
+    }
 
 
 def rank(number: int, seconds: float = 0.0, line: str = "", **more: Any) -> dict[str, Any]:
     return {
-        "role": "trainer", "rank": number, "state": "running", "pid": 100 + number, "log": f"log/workerlog.{number}",
-        "seconds": seconds, "memory": 10**9, "line": line, **more,
-    }  # fmt: skip
+        "role": "trainer",
+        "rank": number,
+        "state": "running",
+        "pid": 100 + number,
+        "log": f"log/workerlog.{number}",
+        "seconds": seconds,
+        "memory": 10**9,
+        "line": line,
+        **more,
+    }
 
 
 def sample(t: float, devices: list[dict[str, Any]], *ranks: dict[str, Any], **more: Any) -> dict[str, Any]:
-    jobs = [{"job": "20260102-030405-abcd", "node": 0, "heartbeat": 0.3, "command": "", "ranks": list(ranks)}] if ranks else []
+    jobs = (
+        [{"job": "20260102-030405-abcd", "node": 0, "heartbeat": 0.3, "command": "", "ranks": list(ranks)}]
+        if ranks
+        else []
+    )
     return {
-        "t": t, "cpu": [int(100 * t), int(400 * t)], "cpus": 4, "memory": [GIB, 4 * GIB], "kind": "gpu" if devices else "cpu",
-        "devices": devices, "problem": "", "jobs": jobs, **more,
-    }  # fmt: skip
+        "t": t,
+        "cpu": [int(100 * t), int(400 * t)],
+        "cpus": 4,
+        "memory": [GIB, 4 * GIB],
+        "kind": "gpu" if devices else "cpu",
+        "devices": devices,
+        "problem": "",
+        "jobs": jobs,
+        **more,
+    }
 
 
 def cluster(nodes: int, cards: int = 8, loads: tuple[int, ...] = (50,), t: float = 1.0) -> Picture:
@@ -108,7 +135,9 @@ def test_cards_then_nodes_then_nodes_that_are_alike() -> None:
     picture = cluster(4)
     assert len(picture.rows(32, "rank", "")) == 32
     rows = picture.rows(31, "rank", "")
-    assert [(row.nodes, row.what, len(row.loads)) for row in rows] == [((f"node{n}",), "8 x H100", 8) for n in (1, 2, 3, 4)]
+    assert [(row.nodes, row.what, len(row.loads)) for row in rows] == [
+        ((f"node{n}",), "8 x H100", 8) for n in (1, 2, 3, 4)
+    ]
     [row] = picture.rows(3, "rank", "")
     assert (row.nodes, row.what, row.load) == (("node1", "node2", "node3", "node4"), "4 x (8 x H100)", 50.0)
 
@@ -142,8 +171,10 @@ def test_nodes_stand_in_the_order_of_conf_py() -> None:
 def test_sorts() -> None:
     picture = Picture()
     for t in (1.0, 2.0):
-        ranks = [rank(n, t * cpu, f"step {int(t * step)}", memory=memory) for n, cpu, step, memory in
-                 ((0, 0.1, 50, 7), (1, 0.9, 10, 9), (2, 0.5, 30, 8))]  # fmt: skip
+        ranks = [
+            rank(n, t * cpu, f"step {int(t * step)}", memory=memory)
+            for n, cpu, step, memory in ((0, 0.1, 50, 7), (1, 0.9, 10, 9), (2, 0.5, 30, 8))
+        ]
         picture.feed(0, "a", sample(t, [card(0, 10), card(1, 90, 70), card(2, 50, 75)], *ranks), t)
 
     def order(sort: str) -> list[int]:
@@ -168,7 +199,10 @@ def test_sorted_by_speed_the_ranks_that_make_no_progress_are_first() -> None:
     assert order == [*none, ("trainer", 1), ("trainer", 0), ("pserver", 0), ("trainer", 13)]
 
 
-PLAN = {"nodes": ["a", "b", "c"], "places": [["pserver", 0, 0, 1, 1], ["trainer", 0, 0, 14, 1], ["trainer", 14, 2, 1, 1]]}
+PLAN = {
+    "nodes": ["a", "b", "c"],
+    "places": [["pserver", 0, 0, 1, 1], ["trainer", 0, 0, 14, 1], ["trainer", 14, 2, 1, 1]],
+}
 
 
 def with_plan(given: dict[str, Any], lost: tuple[int, ...] = ()) -> dict[str, Any]:
@@ -222,7 +256,9 @@ def test_the_cursor_stays_on_its_rank() -> None:
     assert look(5.0, 1.1, 1.5, 2.0) == ["2"]
     choose(view, ranks, 99)
     chosen = view.chosen
-    picture.feed(0, "a", sample(6.0, [], *(rank(number, 3.0) for number in range(3) if ("trainer", number) != chosen[1:])), 6.0)
+    picture.feed(
+        0, "a", sample(6.0, [], *(rank(number, 3.0) for number in range(3) if ("trainer", number) != chosen[1:])), 6.0
+    )
     assert len(on.page(picture, view, 100, 24, {}, 6.0).ranks) == 2 and view.chosen != chosen and view.at == 1
 
 
@@ -261,13 +297,27 @@ def test_a_page_is_as_big_as_the_window(width: int, height: int, nodes: int) -> 
 def test_a_page() -> None:
     picture = cluster(2, 2, loads=(90, 10))
     held = {"job": "20260102-030405-abcd", "user": "ann"}
-    picture.feed(1, "node2", sample(2.0, [card(0, 10, held=held), card(1, 0, ecc_uncorrected=3)], rank(1, line="step 5")), 2.0)
+    picture.feed(
+        1, "node2", sample(2.0, [card(0, 10, held=held), card(1, 0, ecc_uncorrected=3)], rank(1, line="step 5")), 2.0
+    )
     shown = texts(page_of(picture, now=2.0))
     assert shown[0].startswith("2 nodes, 4 devices 48 % busy, 1 job, by rank")
     assert shown[1].split() == ["NODES", "DEVICE", "UTIL", "MEMORY", "TEMP", "USED", "BY"]
     assert shown[2].split()[:3] == ["node1", "0", "H100"] and "  90 % " in shown[2] and "45.0/80 GiB" in shown[2]
     assert shown[4].rstrip().endswith("ann 20260102-030405-abcd") and shown[5].endswith("ECC  ")
-    assert shown[7].split() == ["RANK", "NODE", "STATE", "CPU", "MEMORY", "STEPS/S", "NO", "OUTPUT", "BEAT", "LAST", "LINE"]
+    assert shown[7].split() == [
+        "RANK",
+        "NODE",
+        "STATE",
+        "CPU",
+        "MEMORY",
+        "STEPS/S",
+        "NO",
+        "OUTPUT",
+        "BEAT",
+        "LAST",
+        "LINE",
+    ]
     assert shown[8].split()[:5] == [">", "trainer", "0", "node1", "running"]
     assert shown[-1] == "q quit  s sort  / filter  up/down choose  enter log  x stop"
 
@@ -293,7 +343,9 @@ def test_what_a_program_prints_is_masked_and_steers_nothing() -> None:
     picture.feed(0, "a", sample(1.0, [], rank(0, line="key s3cr3t \x1b[2J\x07 end")), 1.0)
     shown = "\n".join(texts(screen(("s3cr3t",)).page(picture, View(), 200, 24, {}, 1.0)))
     assert "s3cr3t" not in shown and "key ***" in shown and "\x1b" not in shown and "\\x1b[2J" in shown
-    log = screen(("s3cr3t",)).log_page(View(log=Rank("j", 0, "a", "trainer", 0)), "one s3cr3t\n\x1b]0;x\x07two\n", 80, 10)
+    log = screen(("s3cr3t",)).log_page(
+        View(log=Rank("j", 0, "a", "trainer", 0)), "one s3cr3t\n\x1b]0;x\x07two\n", 80, 10
+    )
     assert texts(log)[1:3] == ["one ***", "\\x1b]0;x\\x07two"] and len(log.lines) == 10
 
 

@@ -114,4 +114,6 @@ def test_long_lists_are_shortened() -> None:
     names = [f"n{node}" for node in range(1, 7)]
     assert [some(names[:number]) for number in range(1, 4)] == ["n1", "n1 and n2", "n1, n2 and n3"]
     assert some(names) == "n1, n2, n3, n4 and 2 more"
-    assert blocked(cluster(7, *((node, away()) for node in range(1, 7))))[0].startswith("n1, n2, n3, n4 and 2 more cannot")
+    assert blocked(cluster(7, *((node, away()) for node in range(1, 7))))[0].startswith(
+        "n1, n2, n3, n4 and 2 more cannot"
+    )

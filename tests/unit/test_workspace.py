@@ -59,8 +59,10 @@ def test_every_name_and_every_kind(job: Path) -> None:
     found = w.read_workspace(job)
     assert set(found.files) == set(names)
     assert {entry.path: entry.content for entry in found.entries if entry.kind == "link"} == {
-        "link": "-rf", "dangling": "/nowhere", "to dir": "dir",
-    }  # fmt: skip
+        "link": "-rf",
+        "dangling": "/nowhere",
+        "to dir": "dir",
+    }
     assert {entry.path for entry in found.entries if entry.kind == "dir"} == {"dir", "dir/deep", "empty"}
     assert restore(Shipment(found, {})) == {name: (job / name).read_bytes() for name in names}
 
@@ -181,7 +183,9 @@ def test_the_packs_of_the_last_release_are_used_again_where_all_have_it(job: Pat
     delta = Shipment(after, {}, (before.release,))
     new = {piece.name for piece in delta.pieces[1:]} - {piece.name for piece in first.pieces[1:]}
     assert [delta.of(name) for name in new] == [b"new"]
-    assert restore(Shipment(after, {})) == {f"f{n}": (job / f"f{n}").read_bytes() for n in range(60)}, "a new node: all anew"
+    assert restore(Shipment(after, {})) == {f"f{n}": (job / f"f{n}").read_bytes() for n in range(60)}, (
+        "a new node: all anew"
+    )
 
 
 def test_what_is_seldom_meant_is_told(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:

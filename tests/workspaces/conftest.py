@@ -27,8 +27,9 @@ class Program:
     def __init__(self, argv: list[str], cwd: Path, env: dict[str, str], log: Path) -> None:
         self.log, self.endpoint = log, ""  # an endpoint: pservers only
         with log.open("wb") as out:
-            self.popen = subprocess.Popen(argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=out,
-                                          stderr=subprocess.STDOUT)
+            self.popen = subprocess.Popen(
+                argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+            )
 
     @property
     def text(self) -> str:
@@ -78,20 +79,29 @@ class Job:
 
     def start(self, name: str, *args: str, env: dict[str, str]) -> Program:
         """One of the workspace's programs in a scrubbed environment."""
-        base = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1",
-                "OPENBLAS_NUM_THREADS": "1", "CLUSTERTOOL_OUTPUT": str(self.output)}
+        base = {
+            "PATH": os.environ["PATH"],
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "CLUSTERTOOL_OUTPUT": str(self.output),
+        }
         log = self.tmp / f"log.{len(self.programs)}"
         program = Program([sys.executable, "-u", name, *args], self.workspace, {**base, **env}, log)
         self.programs.append(program)
         return program
 
-    def start_pservers(self, count: int, trainers: int, script: str = "pserver.py",
-                       ip: str = "127.0.0.1") -> list[Program]:
+    def start_pservers(
+        self, count: int, trainers: int, script: str = "pserver.py", ip: str = "127.0.0.1"
+    ) -> list[Program]:
         self.endpoints = [f"{ip}:{port}" for port in free_ports(count)]
         started = []
         for index, endpoint in enumerate(self.endpoints):
-            env = {**self._ps_environment("PSERVER", index, count, trainers), "POD_IP": ip,
-                   "PADDLE_PORT": endpoint.rsplit(":", 1)[1]}
+            env = {
+                **self._ps_environment("PSERVER", index, count, trainers),
+                "POD_IP": ip,
+                "PADDLE_PORT": endpoint.rsplit(":", 1)[1],
+            }
             program = self.start(script, env=env)
             program.endpoint = endpoint
             started.append(program)
@@ -105,16 +115,25 @@ class Job:
         for rank in range(count):
             listing = self.tmp / f"shards.{rank}"
             listing.write_text("".join(f"{path}\n" for path in shards[rank::count]))
-            env = {**self._ps_environment("TRAINER", rank, count, count), "PADDLE_TRAINER_ID": str(rank),
-                   "POD_IP": "127.0.0.1", "CLUSTERTOOL_SHARDS": str(listing)}
+            env = {
+                **self._ps_environment("TRAINER", rank, count, count),
+                "PADDLE_TRAINER_ID": str(rank),
+                "POD_IP": "127.0.0.1",
+                "CLUSTERTOOL_SHARDS": str(listing),
+            }
             started.append(self.start("train.py", *args, env=env))
         return started
 
     def _ps_environment(self, role: str, index: int, world: int, trainers: int) -> dict[str, str]:
-        return {"TRAINING_ROLE": role, "PADDLE_ROLE": role, "CLUSTERTOOL_ROLE": role.lower(),
-                "CLUSTERTOOL_RANK": str(index), "CLUSTERTOOL_WORLD_SIZE": str(world),
-                "PADDLE_TRAINERS_NUM": str(trainers),
-                "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(self.endpoints)}
+        return {
+            "TRAINING_ROLE": role,
+            "PADDLE_ROLE": role,
+            "CLUSTERTOOL_ROLE": role.lower(),
+            "CLUSTERTOOL_RANK": str(index),
+            "CLUSTERTOOL_WORLD_SIZE": str(world),
+            "PADDLE_TRAINERS_NUM": str(trainers),
+            "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(self.endpoints),
+        }
 
     def end(self) -> None:
         for program in self.programs:

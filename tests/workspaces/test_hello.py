@@ -13,9 +13,15 @@ def facts(line: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in rest)
 
 
-PLACE = {"CLUSTERTOOL_JOB": "j1", "CLUSTERTOOL_ROLE": "trainer", "CLUSTERTOOL_RANK": "3",
-         "CLUSTERTOOL_WORLD_SIZE": "4", "CLUSTERTOOL_LOCAL_RANK": "1", "CLUSTERTOOL_NODE_RANK": "1",
-         "CLUSTERTOOL_NNODES": "2"}
+PLACE = {
+    "CLUSTERTOOL_JOB": "j1",
+    "CLUSTERTOOL_ROLE": "trainer",
+    "CLUSTERTOOL_RANK": "3",
+    "CLUSTERTOOL_WORLD_SIZE": "4",
+    "CLUSTERTOOL_LOCAL_RANK": "1",
+    "CLUSTERTOOL_NODE_RANK": "1",
+    "CLUSTERTOOL_NNODES": "2",
+}
 
 
 def test_collective_says_its_place_in_one_line(job_of):
@@ -24,9 +30,18 @@ def test_collective_says_its_place_in_one_line(job_of):
     assert program.wait() == 0
     assert len(program.lines) == 1
     assert facts(program.lines[0]) == {
-        "role": "TRAINER", "rank": "3", "world_size": "4", "local_rank": "1", "node": "1", "nodes": "2",
-        "endpoint": "10.0.0.2:6171", "shards": "0", "host": socket.gethostname(), "job": "j1",
-        "pid": str(program.popen.pid)}
+        "role": "TRAINER",
+        "rank": "3",
+        "world_size": "4",
+        "local_rank": "1",
+        "node": "1",
+        "nodes": "2",
+        "endpoint": "10.0.0.2:6171",
+        "shards": "0",
+        "host": socket.gethostname(),
+        "job": "j1",
+        "pid": str(program.popen.pid),
+    }
 
 
 def test_shards_are_listed_one_a_line(job_of, tmp_path):
@@ -46,7 +61,7 @@ def test_ps_trainer_names_its_own_endpoint(job_of):
 
 
 def test_pserver_listens_until_sigterm(job_of):
-    pserver, = job_of("hello").start_pservers(1, trainers=1, script="train.py")
+    (pserver,) = job_of("hello").start_pservers(1, trainers=1, script="train.py")
     assert facts(pserver.lines[0])["role"] == "PSERVER"
     assert facts(pserver.lines[0])["endpoint"] == pserver.endpoint
     assert pserver.popen.poll() is None

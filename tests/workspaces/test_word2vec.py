@@ -52,7 +52,9 @@ def neighbours(program: Program) -> dict[str, list[str]]:
 def assert_learned(job: Job, trainers: list[Program], barrier: bool = True) -> None:
     assert [trainer.wait() for trainer in trainers] == [0] * len(trainers), [t.text for t in trainers]
     for trainer in trainers:
-        assert losses(trainer)[0] > 3.9 or not barrier, "who is late without a barrier begins with what the first one learnt"
+        assert losses(trainer)[0] > 3.9 or not barrier, (
+            "who is late without a barrier begins with what the first one learnt"
+        )
         assert losses(trainer)[-1] < 3.0, trainer.text
     with np.load(job.output / "model.npz") as model:
         words = (job.output / "word_dict.txt").read_text().splitlines()
@@ -70,6 +72,7 @@ def assert_stops(pservers: list[Program]) -> None:
 
 
 # ---- the data
+
 
 def test_prepare_writes_the_same_bytes_every_time(tmp_path):
     for name, seed in (("a", "1"), ("b", "2")):
@@ -99,6 +102,7 @@ def test_shards_are_of_one_size_and_old_ones_go(tmp_path):
 
 
 # ---- training
+
 
 @pytest.mark.parametrize("mode", ["--sync", "--async"])
 def test_it_learns(job, mode):
@@ -165,7 +169,7 @@ def test_it_learns_over_ipv6(job):
 
 def test_port_checks_and_strangers_are_no_trainers(job):
     small(job, shards=1)
-    pserver, = job.start_pservers(1, trainers=1)
+    (pserver,) = job.start_pservers(1, trainers=1)
     host, port = pserver.endpoint.split(":")
     with socket.create_connection((host, int(port)), timeout=5) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\nHost: pserver\r\n\r\n")
@@ -179,6 +183,7 @@ def test_port_checks_and_strangers_are_no_trainers(job):
 
 
 # ---- failures
+
 
 def training(trainers: list[Program]) -> None:
     """Wait until all are past their first step."""
@@ -226,26 +231,26 @@ def test_a_lost_trainer_does_not_stop_async_training(job):
 
 def test_without_data_it_names_the_fix(job):
     (job.workspace / "train_data_dir").mkdir()
-    trainer, = job.start_trainers(1)
+    (trainer,) = job.start_trainers(1)
     assert trainer.wait() == 65
-    assert trainer.lines == ["no train_data_dir/word_dict.txt: run `python workspaces/word2vec/prepare.py` "
-                             "before `inv run`"]
+    assert trainer.lines == [
+        "no train_data_dir/word_dict.txt: run `python workspaces/word2vec/prepare.py` before `inv run`"
+    ]
 
 
 def test_outside_a_job_it_names_the_fix(job):
     for name, missing in (("train.py", "PADDLE_TRAINER_ID"), ("pserver.py", "POD_IP")):
         program = job.start(name, env={})
         assert program.wait() == 1
-        assert program.lines == [f"'{missing}' is not set; start this with "
-                                 "`inv run --workspace workspaces/word2vec`"]
+        assert program.lines == [f"'{missing}' is not set; start this with `inv run --workspace workspaces/word2vec`"]
 
 
 def test_trainers_that_disagree_are_told(job):
     small(job, shards=1)
-    pserver, = job.start_pservers(1, trainers=2)
-    first, = job.start_trainers(1, *FOREVER)
+    (pserver,) = job.start_pservers(1, trainers=2)
+    (first,) = job.start_trainers(1, *FOREVER)
     pserver.says("holds")
-    other, = job.start_trainers(1, "--dim", "32")
+    (other,) = job.start_trainers(1, "--dim", "32")
     assert other.wait() == 1
     assert "do not agree" in other.text
     assert first.popen.poll() is None

@@ -36,18 +36,20 @@ def write(out: Path, rows: np.ndarray, shards: int) -> int:
         old.unlink()
     each = int(len(rows) * (1 - TEST_SHARE)) // shards  # all of one size: every trainer makes equally many steps
     for number in range(shards):
-        np.savetxt(out / f"train.txt-{number:05d}", rows[number * each:(number + 1) * each], "%d")
+        np.savetxt(out / f"train.txt-{number:05d}", rows[number * each : (number + 1) * each], "%d")
     # Not named like a shard: every node gets it.
-    np.savetxt(out / "test.txt", rows[shards * each:], "%d")
+    np.savetxt(out / "test.txt", rows[shards * each :], "%d")
     return each
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Cut scikit-learn's handwritten digits into shards.")
-    parser.add_argument("--out", type=Path, action="append",
-                        help="where the files go (default: the data/ of all three jobs)")
-    parser.add_argument("--shards", type=int, default=24,
-                        help="files to cut into (default 24: even for 2, 3, 4, 6, 8 trainers)")
+    parser.add_argument(
+        "--out", type=Path, action="append", help="where the files go (default: the data/ of all three jobs)"
+    )
+    parser.add_argument(
+        "--shards", type=int, default=24, help="files to cut into (default 24: even for 2, 3, 4, 6, 8 trainers)"
+    )
     args = parser.parse_args()
     rows = pictures()
     if not 1 <= args.shards <= 0.5 * len(rows):

@@ -81,8 +81,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train on handwritten digits with DistributedDataParallel.")
     parser.add_argument("--epochs", type=int, default=20, help="times through the data")
     parser.add_argument("--lr", type=float, default=0.1, help="how far one step moves")
-    parser.add_argument("--backend", help="gloo or nccl (default: nccl where there are GPUs); "
-                                          "gloo also lets two trainers share a card")
+    parser.add_argument(
+        "--backend", help="gloo or nccl (default: nccl where there are GPUs); gloo also lets two trainers share a card"
+    )
     args = parser.parse_args()
     device = pick_device()
     if "CLUSTERTOOL_SHARDS" not in os.environ:

@@ -34,12 +34,17 @@ def shards() -> list[str]:
 
 
 def say(role: str) -> None:
-    known = {name: os.environ.get("CLUSTERTOOL_" + name.upper(), "-")
-             for name in ("rank", "world_size", "local_rank", "node_rank", "nnodes", "job")}
-    print(f"hello role={role} rank={known['rank']} world_size={known['world_size']} "
-          f"local_rank={known['local_rank']} node={known['node_rank']} nodes={known['nnodes']} "
-          f"endpoint={endpoint()} shards={len(shards())} host={os.uname().nodename} "
-          f"job={known['job']} pid={os.getpid()}", flush=True)
+    known = {
+        name: os.environ.get("CLUSTERTOOL_" + name.upper(), "-")
+        for name in ("rank", "world_size", "local_rank", "node_rank", "nnodes", "job")
+    }
+    print(
+        f"hello role={role} rank={known['rank']} world_size={known['world_size']} "
+        f"local_rank={known['local_rank']} node={known['node_rank']} nodes={known['nnodes']} "
+        f"endpoint={endpoint()} shards={len(shards())} host={os.uname().nodename} "
+        f"job={known['job']} pid={os.getpid()}",
+        flush=True,
+    )
     for path in shards():
         print(f"hello role={role} rank={known['rank']} shard={path}", flush=True)
 

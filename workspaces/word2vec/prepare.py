@@ -55,8 +55,9 @@ def deal(lines: list[list[str]], shards: int) -> list[list[list[str]]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Cut the Python reference into shards for word2vec.")
     parser.add_argument("--out", type=Path, default=HERE / "train_data_dir", help="where the files go")
-    parser.add_argument("--shards", type=int, default=24,
-                        help="files to cut into (default 24: even for 2, 3, 4, 6, 8 trainers)")
+    parser.add_argument(
+        "--shards", type=int, default=24, help="files to cut into (default 24: even for 2, 3, 4, 6, 8 trainers)"
+    )
     parser.add_argument("--min-count", type=int, default=6, help="rarer words are left out of the dictionary")
     args = parser.parse_args()
     if args.shards < 1:
@@ -64,8 +65,10 @@ def main() -> None:
     lines = paragraphs()
     words = dictionary(lines, args.min_count)
     write(args.out, lines, words, args.shards)
-    print(f"{sum(map(len, lines))} words of text in {args.shards} shards, "
-          f"{len(words)} words in the dictionary: {args.out}")
+    print(
+        f"{sum(map(len, lines))} words of text in {args.shards} shards, "
+        f"{len(words)} words in the dictionary: {args.out}"
+    )
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class Slice:
         total, dim = settings
         # Drawn as a whole and then cut, so that the table starts alike however many pservers share it.
         whole = np.random.default_rng(SEED).uniform(-0.5 / dim, 0.5 / dim, (total, dim)).astype(np.float32)
-        whole[total // 2:] = 0  # the second half: vectors of words as context, by custom from zero
+        whole[total // 2 :] = 0  # the second half: vectors of words as context, by custom from zero
         self.pservers, self.dim, self.lr = pservers, dim, lr
         self.rows = whole[index::pservers].copy()
         self.squares = np.full_like(self.rows, 1e-8)

@@ -70,8 +70,10 @@ class Table:
             frame = self.links[server].receive()
         if frame.op == OK:
             return frame.values
-        reason = {LOST: "another trainer died, so no step can be complete any more",
-                  DIFFERS: "the trainers do not agree on dictionary, --dim, --lr or --sync"}[frame.op]
+        reason = {
+            LOST: "another trainer died, so no step can be complete any more",
+            DIFFERS: "the trainers do not agree on dictionary, --dim, --lr or --sync",
+        }[frame.op]
         raise TableLost(f"pserver {server} at {self.endpoints[server]} says: {reason}")
 
     @contextmanager

@@ -45,8 +45,10 @@ class Words:
 def read_shards(words: Words, listing: Path) -> list[Ints]:
     """This trainer's text, as one array of word ids for each line. `listing` names its files, one a line."""
     text = "".join(Path(path).read_text() for path in listing.read_text().splitlines())
-    return [np.array([words.ids[word] for word in line.split() if word in words.ids], np.int32)
-            for line in text.splitlines()]
+    return [
+        np.array([words.ids[word] for word in line.split() if word in words.ids], np.int32)
+        for line in text.splitlines()
+    ]
 
 
 def pairs(lines: list[Ints], words: Words, window: int, rng: np.random.Generator) -> Ints:
@@ -64,15 +66,13 @@ def pairs(lines: list[Ints], words: Words, window: int, rng: np.random.Generator
     return rng.permutation(np.concatenate(found))
 
 
-def batches(
-    lines: list[Ints], words: Words, args: argparse.Namespace, seed: int
-) -> Iterator[tuple[int, Ints, Ints]]:
+def batches(lines: list[Ints], words: Words, args: argparse.Namespace, seed: int) -> Iterator[tuple[int, Ints, Ints]]:
     """(epoch, words, candidates): the first candidate of a word is its true neighbour, the rest are noise."""
     rng = np.random.default_rng(seed)
     for epoch in range(1, args.epochs + 1):
         found = pairs(lines, words, args.window, rng)
         for start in range(0, len(found), args.batch):
-            batch = found[start:start + args.batch]
+            batch = found[start : start + args.batch]
             noise = np.searchsorted(words.noise, rng.random((len(batch), args.negatives)))
             yield epoch, batch[:, 0], np.concatenate([batch[:, 1:], noise.astype(np.int32)], 1)
 
@@ -83,7 +83,7 @@ def train_step(table: Table, word: Ints, candidates: Ints) -> float:
     wanted = np.concatenate([word, candidates.ravel() + table.rows // 2])
     keys, place = np.unique(wanted, return_inverse=True)
     rows = table.pull(keys)[place]
-    x, y = rows[:len(word)], rows[len(word):].reshape(*candidates.shape, -1)
+    x, y = rows[: len(word)], rows[len(word) :].reshape(*candidates.shape, -1)
     sign = np.where(np.arange(candidates.shape[1]) == 0, -1, 1).astype(np.float32)
     scores = sign * np.einsum("bd,bkd->bk", x, y)  # negative when right: neighbour alike, noise unlike
     slope = (sign * (1 + np.tanh(scores / 2)) / 2)[:, :, None]  # the logistic function, as it can't overflow
@@ -114,7 +114,7 @@ def train(table: Table, words: Words, lines: list[Ints], args: argparse.Namespac
 def save(table: Table, words: Words) -> None:
     """The whole table, which no process but this one ever holds, as files and as something to look at."""
     whole = table.pull(np.arange(table.rows, dtype=np.int32))
-    vectors, contexts = whole[:len(words)], whole[len(words):]
+    vectors, contexts = whole[: len(words)], whole[len(words) :]
     out = Path(os.environ.get("CLUSTERTOOL_OUTPUT", "output"))
     out.mkdir(parents=True, exist_ok=True)
     np.savez(out / "model.npz", vectors=vectors, contexts=contexts)

@@ -1,16 +1,16 @@
 """How trainers and pservers talk: one form of frame for every message, both ways; nothing but numbers.
 
-    frame   = header keys values          header = magic, op, number of keys, number of values
-    keys    = int32, little-endian        row numbers of the table, or small settings
-    values  = float32, little-endian      rows, or their gradients
+frame   = header keys values          header = magic, op, number of keys, number of values
+keys    = int32, little-endian        row numbers of the table, or small settings
+values  = float32, little-endian      rows, or their gradients
 
-    trainer sends                         pserver answers
-    HELLO   trainer, rows, dim, sync, lr  OK, or DIFFERS: the others came with other settings
-    PULL    keys                          OK values
-    PUSH    keys, gradients               OK once applied: in sync mode, when every trainer has pushed;
-                                          or LOST: a trainer died, so this step can never be complete
-    LEAVE                                 OK: the others go on without this trainer
-    WAIT                                  OK once every trainer has left, or LOST
+trainer sends                         pserver answers
+HELLO   trainer, rows, dim, sync, lr  OK, or DIFFERS: the others came with other settings
+PULL    keys                          OK values
+PUSH    keys, gradients               OK once applied: in sync mode, when every trainer has pushed;
+                                      or LOST: a trainer died, so this step can never be complete
+LEAVE                                 OK: the others go on without this trainer
+WAIT                                  OK once every trainer has left, or LOST
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ class Link:
         magic, op, keys, values = HEADER.unpack(self._exactly(HEADER.size))
         if magic != MAGIC or max(keys, values) > TOO_MANY:
             raise ConnectionError("the other side does not speak this protocol")
-        return Frame(op, np.frombuffer(self._exactly(4 * keys), "<i4"),
-                     np.frombuffer(self._exactly(4 * values), "<f4"))
+        return Frame(op, np.frombuffer(self._exactly(4 * keys), "<i4"), np.frombuffer(self._exactly(4 * values), "<f4"))
 
     def _exactly(self, size: int) -> bytes:
         data: bytes = self.incoming.read(size)

@@ -40,7 +40,9 @@ class cuda:
 
     @staticmethod
     def device_count() -> int:
-        return 0 if fault() == "blind" else len(list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))))
+        return (
+            0 if fault() == "blind" else len(list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))))
+        )
 
     @staticmethod
     def set_device(number: int) -> None:
