@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
-from clustertool.show.progress import human_bytes, human_seconds
+from clustertool.show.progress_bars import human_bytes, human_seconds
 from clustertool.show.terminal import Terminal
 
 if TYPE_CHECKING:

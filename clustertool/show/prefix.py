@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from clustertool.show.terminal import Terminal, colour_of
-from clustertool.watch.clean import harmless
+from clustertool.watch.sanitize import harmless
 
 # Servers start elsewhere on the palette, so that pserver 0 and trainer 0 do not look alike.
 _OFFSETS = {"pserver": 4, "heter": 7}

@@ -1,6 +1,6 @@
 """Rows become a table on a terminal and stable aligned lines elsewhere; equal things of many nodes become one thing.
 
-Names are folded as ClusterShell does it, `node[1-3,7]`, which `clustertool.plan.hosts.expand` reads back. Cells may
+Names are folded as ClusterShell does it, `node[1-3,7]`, which `clustertool.model.config.hosts.expand` reads back. Cells may
 hold anything a node said: they are never markup and never control a terminal.
 """
 

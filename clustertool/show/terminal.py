@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import IO, TYPE_CHECKING, TextIO, cast
 
-from clustertool.watch.clean import harmless, harmless_lines
+from clustertool.watch.sanitize import harmless, harmless_lines
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

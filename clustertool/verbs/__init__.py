@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from clustertool.verbs import interrupts
+from clustertool.verbs import signals
 
-interrupts.install()
+signals.install()
 
 from invoke import Collection  # noqa: E402 - the SIGINT handler stands before anything slow is imported
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from clustertool.verbs import interrupts
-from clustertool.verbs.call import JOB, JSON, PLACES, Call, Opt, verb, whole
+from clustertool.verbs import signals
+from clustertool.verbs.verb import JOB, JSON, PLACES, Call, Opt, verb, whole
 
 
 @verb(
@@ -16,27 +16,27 @@ from clustertool.verbs.call import JOB, JSON, PLACES, Call, Opt, verb, whole
 )
 def attach(call: Call) -> None:
     """Follow a running job to its end; Ctrl+C stops it on all nodes."""
-    from clustertool.reach.fleet import Fleet
+    from clustertool.fleet.fleet import Fleet
     from clustertool.show.prefix import RankLines
-    from clustertool.verbs import ending, load
-    from clustertool.verbs.follow import Follow, Inbox
+    from clustertool.verbs import load_config, report_outcome
+    from clustertool.verbs.follow_session import Follow, Inbox
     from clustertool.verbs.jobs import attach_to, require_known
-    from clustertool.verbs.order import wanted
     from clustertool.verbs.run import finish
-    from clustertool.watch.clean import mask
+    from clustertool.verbs.run_request import wanted
+    from clustertool.watch.sanitize import mask
 
     logs, tail = wanted(call), whole(call.given.tail, "--tail")
-    cluster = load.cluster(call, start_local=False)
+    cluster = load_config.cluster(call, start_local=False)
     inbox = Inbox()
-    with Fleet(cluster, interrupts.check, inbox.put, interrupts.User()) as fleet:
+    with Fleet(cluster, signals.check, inbox.put, signals.User()) as fleet:
         fleet.open()
         job = attach_to(fleet, call.given.job)
         require_known(job)
-        hide = mask(list(load.known_secrets(cluster).values()))
+        hide = mask(list(load_config.known_secrets(cluster).values()))
         follow = Follow(call, fleet, inbox, job["id"], RankLines(call.terminal, hide=hide))
         call.terminal.note(f"job {job['id']}: {job['state']}")
         follow.start({"logs": logs, "tail": tail}, cluster.grace)
         follow.run()
         if follow.detached:
             return
-        finish(call, ending.tell(call, fleet, follow, hide), follow)
+        finish(call, report_outcome.tell(call, fleet, follow, hide), follow)

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clustertool.errors import ClustertoolError, InternalError, PreflightError
-from clustertool.verbs import interrupts
-from clustertool.verbs.call import JSON, NODES, WORKSPACE, Call, Opt, verb
+from clustertool.verbs import signals
+from clustertool.verbs.verb import JSON, NODES, WORKSPACE, Call, Opt, verb
 
 if TYPE_CHECKING:
-    from clustertool.plan.cluster import Cluster
-    from clustertool.plan.plan import Plan
-    from clustertool.reach.fleet import Fleet
-    from clustertool.reach.workspace import Workspace
-    from clustertool.verbs.mesh import Meshed
+    from clustertool.fleet.dispatch.workspace import Workspace
+    from clustertool.fleet.fleet import Fleet
+    from clustertool.model.config.cluster import Cluster
+    from clustertool.model.planning.plan import Plan
+    from clustertool.verbs.link_check import Meshed
     from clustertool.verbs.preflight import Looked
 
 
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 )
 def check(call: Call) -> None:
     """Preflight: everything that would go wrong, on all nodes, at once."""
-    from clustertool.reach.fleet import Fleet
-    from clustertool.verbs import framework as trial
-    from clustertool.verbs import load, preflight
+    from clustertool.fleet.fleet import Fleet
+    from clustertool.verbs import framework_trial as trial
+    from clustertool.verbs import load_config, preflight
     from clustertool.verbs.dispatch import needs
 
     folder = Path(call.given.workspace) if call.given.workspace else None
-    toml = load.workspace_toml(folder) if folder else {}
-    cluster = load.cluster(call, start_local=True)
-    spec, passed = load.scattered(cluster, toml), dict(load.passed(cluster))
+    toml = load_config.workspace_toml(folder) if folder else {}
+    cluster = load_config.cluster(call, start_local=True)
+    spec, passed = load_config.scattered(cluster, toml), dict(load_config.passed(cluster))
     order, ear = trial.read_order(call, cluster, toml, tuple(passed.items())), trial.Ear(len(cluster.hosts))
     more: dict[str, Any] = {}
-    workspace = load.workspace(call, folder) if folder else None
-    with Fleet(cluster, interrupts.check, ear.put, interrupts.User()) as fleet:
+    workspace = load_config.workspace(call, folder) if folder else None
+    with Fleet(cluster, signals.check, ear.put, signals.User()) as fleet:
         looked = preflight.look(cluster, fleet, lambda host: preflight.for_check(cluster, host, passed))
         if workspace:
             looked = preflight.room(looked, cluster, needs(workspace, cluster, looked.facts, spec))
@@ -57,10 +57,10 @@ def check(call: Call) -> None:
 
 def _plan(cluster: Cluster, looked: Looked, toml: Mapping[str, Any], workspace: Workspace | None) -> Plan | None:
     """The job's plan, for its ports. None where options of `run` are needed to make one, or a node is missing."""
-    from clustertool.plan.facts import Identity
-    from clustertool.plan.job import Options, read_job
-    from clustertool.plan.plan import plan
-    from clustertool.reach.identity import job_id
+    from clustertool.fleet.identity import job_id
+    from clustertool.model.config.job import Options, read_job
+    from clustertool.model.facts import Identity
+    from clustertool.model.planning.plan import plan
 
     if workspace is None or len(looked.facts) < len(cluster.hosts):
         return None
@@ -76,8 +76,8 @@ def _mesh(
     import secrets
     from dataclasses import replace
 
-    from clustertool.plan.mesh import ports_to_try
-    from clustertool.verbs.mesh import mesh
+    from clustertool.model.checks.link_findings import ports_to_try
+    from clustertool.verbs.link_check import mesh
 
     if "mesh" in cluster.checks_off or len(looked.facts) < 2:
         return looked, None
@@ -88,10 +88,11 @@ def _mesh(
 
 def _tell(call: Call, cluster: Cluster, looked: Looked, meshed: Meshed | None, more: Mapping[str, Any]) -> None:
     """The matrix, and an error if there is one in it."""
-    from clustertool.plan.checks import errors
-    from clustertool.show.status import check_matrix
+    from clustertool.model.checks.each_node import errors
+    from clustertool.show.status_view import check_matrix
     from clustertool.show.table import count
-    from clustertool.verbs import mesh, preflight
+    from clustertool.verbs import link_check as mesh
+    from clustertool.verbs import preflight
 
     rows = preflight.matrix(looked, cluster)
     bad = errors(looked.findings)

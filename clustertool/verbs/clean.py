@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from clustertool.errors import PreflightError, UsageError, raise_all
-from clustertool.verbs.call import JOB, JSON, PLACES, Call, Opt, verb
+from clustertool.verbs.verb import JOB, JSON, PLACES, Call, Opt, verb
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
@@ -19,15 +19,15 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 )
 def clean(call: Call) -> None:
     """Remove finished jobs' directories from all nodes."""
-    from clustertool.show.progress import human_bytes
+    from clustertool.show.progress_bars import human_bytes
     from clustertool.show.table import count
-    from clustertool.verbs import load
+    from clustertool.verbs import load_config
     from clustertool.verbs.jobs import fleet_of, pick
 
     age = _age(call.given.older_than)
     if not call.given.job and not call.given.older_than:
         raise UsageError("clean needs to know what to remove", "give --job J, or --older-than 7d")
-    cluster = load.cluster(call, start_local=False)
+    cluster = load_config.cluster(call, start_local=False)
     with fleet_of(cluster) as fleet:
         job = pick(fleet, call.given.job)["id"] if call.given.job else ""
         request = {"q": "clean", "job": job, "exact": bool(job), "older_than": age, "dry": call.given.dry}

@@ -14,16 +14,16 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from clustertool.errors import DataError, UsageError
-from clustertool.plan.paths import OURS
-from clustertool.verbs import launchers, load, run
-from clustertool.verbs.call import JSON, NODES, Call, Opt, outermost
-from clustertool.verbs.launchers import LAUNCHERS, Launch
-from clustertool.verbs.order import OPTIONS, Order, read_options, read_order
+from clustertool.model.paths import OURS
+from clustertool.verbs import foreign_options, load_config, run
+from clustertool.verbs.foreign_options import LAUNCHERS, Launch
+from clustertool.verbs.run_request import OPTIONS, Order, read_options, read_order
+from clustertool.verbs.verb import JSON, NODES, Call, Opt, outermost
 
 if TYPE_CHECKING:
-    from clustertool.plan.cluster import Cluster
-    from clustertool.plan.job import Options
-    from clustertool.plan.plan import Plan
+    from clustertool.model.config.cluster import Cluster
+    from clustertool.model.config.job import Options
+    from clustertool.model.planning.plan import Plan
     from clustertool.show.terminal import Terminal
 
 _USAGE = "clusterrun [options] train.py [options of train.py]"
@@ -46,11 +46,11 @@ def clusterrun(call: Call, argv: Sequence[str]) -> None:
     """Understand the command line, find the nodes, and run."""
     if not argv:
         raise UsageError("what is to be run?", f"{_USAGE}; clusterrun --help lists the options")
-    launch = launchers.read(argv, OWN)
+    launch = foreign_options.read(argv, OWN)
     if launch.options.get("help") or launch.options.get("version"):
         _help(call.terminal, bool(launch.options.get("help")))
         return
-    call.given = launchers.wish(launch, OWN)
+    call.given = foreign_options.wish(launch, OWN)
     for note in dict.fromkeys(launch.notes):
         call.terminal.note(f"note: {note}")
     folder = _folder(call, launch)
@@ -68,14 +68,14 @@ def clusterrun(call: Call, argv: Sequence[str]) -> None:
 def _folder(call: Call, launch: Launch) -> Path:
     """The workspace: the one that is named, else this folder. Of --job-workspace on nodes only its name is known."""
     given = call.given
-    named = load.one_of(call, "workspace", "job-dispatch-package") or given.job_workspace
+    named = load_config.one_of(call, "workspace", "job-dispatch-package") or given.job_workspace
     return Path(os.path.abspath(os.path.expanduser(named or ".")))
 
 
 def _cluster(call: Call, launch: Launch, folder: Path) -> Cluster:
     """The nodes, after --nnodes, --start_port and what else the launchers say about them."""
     given = call.given
-    cluster = load.launched(call, launch.ips, launchers.named_nodes(launch), launch.alone, folder)
+    cluster = load_config.launched(call, launch.ips, foreign_options.named_nodes(launch), launch.alone, folder)
     if launch.start_port:
         cluster = replace(cluster, start_port=int(launch.start_port))
     if launch.device_kind:
@@ -93,7 +93,7 @@ def _cluster(call: Call, launch: Launch, folder: Path) -> Cluster:
 
 def _options(call: Call, launch: Launch, folder: Path, cluster: Cluster) -> Options:
     """The options of this run; call.given says from now on where the workspace lies."""
-    from clustertool.plan.environment import literal
+    from clustertool.model.planning.environment import literal
 
     given, here = call.given, cluster.hosts[0].here
     if here:
@@ -107,7 +107,7 @@ def _options(call: Call, launch: Launch, folder: Path, cluster: Cluster) -> Opti
         options = replace(options, servers=_numeric(options.servers), workers=_numeric(options.workers))
     return replace(
         options,
-        command=() if launch.old else tuple(map(literal, launchers.command(launch, words))),
+        command=() if launch.old else tuple(map(literal, foreign_options.command(launch, words))),
         v2=launch.old,
         v2_args=tuple(map(literal, launch.words)) if launch.old else (),
         env=(*(_V2_ENV if launch.old else ()), *options.env),
@@ -137,7 +137,7 @@ def _words(launch: Launch, folder: Path, here: bool, local: bool) -> tuple[str, 
     if launch.old or not local:
         return launch.words
     if not launch.words:
-        if not (launch.options.get("script") or load.workspace_toml(folder).get("trainer", {}).get("command")):
+        if not (launch.options.get("script") or load_config.workspace_toml(folder).get("trainer", {}).get("command")):
             raise UsageError("what is to be run?", f"{_USAGE}, or [trainer] command in job.toml")
         return ()
     script, *rest = launch.words
@@ -161,7 +161,7 @@ def _numeric(endpoints: tuple[str, ...]) -> tuple[str, ...]:
 
 def _check_devices(text: str, cluster: Cluster) -> None:
     """As fleetrun has it: --gpus are ids of CUDA_VISIBLE_DEVICES. Raises UsageError."""
-    from clustertool.plan.hosts import device_ids
+    from clustertool.model.config.hosts import device_ids
 
     visible = cluster.hosts[0].devices
     hidden = [i for i in device_ids(text, "--devices") if i not in visible] if text and visible is not None else []
@@ -190,14 +190,14 @@ class _Teller:
 
     def __init__(self, call: Call, launch: Launch, folder: Path, order: Order) -> None:
         from clustertool.show.terminal import Terminal
-        from clustertool.watch.clean import mask
+        from clustertool.watch.sanitize import mask
 
         self._call, self._launch, self._folder, self._order = call, launch, folder, order
         self._aside = Terminal(out=sys.stderr)
         self._hide = mask(list(order.secrets.values()))
 
     def configuration(self) -> None:
-        from clustertool.show.launch import configuration
+        from clustertool.show.configuration import configuration
         from clustertool.show.table import fold
 
         launch, order = self._launch, self._order
@@ -220,8 +220,8 @@ class _Teller:
 
     def planned(self, made: Plan) -> None:
         """The environment of the first process of every role."""
-        from clustertool.plan.roles import word
-        from clustertool.show.launch import environment
+        from clustertool.model.roles import word
+        from clustertool.show.configuration import environment
 
         for role in made.phases:
             mine = [process for process in made.processes if process.role == role]
@@ -241,7 +241,7 @@ class _Teller:
         where = os.path.relpath(shown if ours else true)
         names = " ".join(f"{where}/{stem}.*" for stem in dict.fromkeys(log.partition(".")[0] for log in logs))
         not_ours = "" if ours else f" (not all in {os.path.relpath(shown)} is of this job)"
-        here = " --here" if load.has_conf(self._call) else ""
+        here = " --here" if load_config.has_conf(self._call) else ""
         self._call.terminal.note(f"logs: {names}{not_ours}; clustertool logs{here} --job {made.job_id}")
 
 
@@ -254,16 +254,16 @@ def _help(terminal: Terminal, whole: bool) -> None:
         return
     terminal.block(f"usage: {_USAGE}\n\n{__doc__}")
     for key, name in LAUNCHERS.items():
-        rows = [(_spelled(flag), flag.here) for flag in launchers.FLAGS if key in flag.of]
+        rows = [(_spelled(flag), flag.here) for flag in foreign_options.FLAGS if key in flag.of]
         terminal.line()
         table(f"options of {name}", ("option", "here"), rows, terminal=terminal)
-    taken = {name for flag in launchers.FLAGS for name in flag.names.split()}
+    taken = {name for flag in foreign_options.FLAGS for name in flag.names.split()}
     own = [(f"--{option.name}", option.help) for option in OWN if f"--{option.name}" not in taken]
     terminal.line()
     table("options of clustertool run", ("option", "here"), own, terminal=terminal)
 
 
-def _spelled(flag: launchers.Flag) -> str:
+def _spelled(flag: foreign_options.Flag) -> str:
     return ", ".join(flag.names.split()) + f" {flag.value}" * bool(flag.value)
 
 

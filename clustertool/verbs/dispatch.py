@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clustertool.errors import UsageError, as_one, raise_all
-from clustertool.verbs import interrupts
-from clustertool.verbs.call import JSON, NODES, WORKSPACE, Call, Opt, verb
+from clustertool.verbs import signals
+from clustertool.verbs.verb import JSON, NODES, WORKSPACE, Call, Opt, verb
 
 if TYPE_CHECKING:
-    from clustertool.plan.cluster import Cluster
-    from clustertool.plan.facts import Facts
-    from clustertool.plan.frames import Header
-    from clustertool.plan.job import JobSpec
-    from clustertool.plan.portions import Portion
-    from clustertool.reach.dispatch import Dispatched
-    from clustertool.reach.fleet import Fleet
-    from clustertool.reach.spread import Spread
-    from clustertool.reach.workspace import Workspace
+    from clustertool.fleet.dispatch.deliver import Dispatched
+    from clustertool.fleet.dispatch.spread import Spread
+    from clustertool.fleet.dispatch.workspace import Workspace
+    from clustertool.fleet.fleet import Fleet
+    from clustertool.model.config.cluster import Cluster
+    from clustertool.model.config.job import JobSpec
+    from clustertool.model.dispatch.portions import Portion
+    from clustertool.model.facts import Facts
+    from clustertool.model.wire.frames import Header
 
 
 @verb(
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 )
 def dispatch(call: Call) -> None:
     """Copy a workspace to every node, without starting anything."""
-    from clustertool.plan.plan import given_facts
-    from clustertool.reach.fleet import Fleet
-    from clustertool.show.progress import human_bytes
+    from clustertool.fleet.fleet import Fleet
+    from clustertool.model.planning.plan import given_facts
+    from clustertool.show.progress_bars import human_bytes
     from clustertool.show.table import count
-    from clustertool.verbs import load
+    from clustertool.verbs import load_config
 
-    folder = load.one_of(call, "workspace", "job-dispatch-package")
+    folder = load_config.one_of(call, "workspace", "job-dispatch-package")
     if not folder:
         raise UsageError("dispatch needs a workspace", "inv dispatch --workspace ./job")
-    toml = load.workspace_toml(Path(folder))
-    cluster = load.cluster(call, start_local=True)
-    spec = load.scattered(cluster, toml)
-    workspace = load.workspace(call, Path(folder))
+    toml = load_config.workspace_toml(Path(folder))
+    cluster = load_config.cluster(call, start_local=True)
+    spec = load_config.scattered(cluster, toml)
+    workspace = load_config.workspace(call, Path(folder))
     if spec:
         portions(workspace, cluster, given_facts(cluster), spec)  # bad data is told before any connection
     found: dict[str, Any] = {}  # by --verify
@@ -54,13 +54,13 @@ def dispatch(call: Call) -> None:
         shards = ", shards only to the nodes that read them" if spec else f", as release {workspace.release}"
         call.terminal.line(f"would send {amount}{shards}")
         if call.given.verify:
-            with Fleet(cluster, interrupts.check, person=interrupts.User()) as fleet:
+            with Fleet(cluster, signals.check, person=signals.User()) as fleet:
                 _look(call, fleet, cluster, {}, None, found)
         if call.json:
             size = {"release": workspace.release, "files": len(workspace.files), "bytes": workspace.size}
             call.answer({**size, **({"verified": found} if call.given.verify else {})})
         return
-    with Fleet(cluster, interrupts.check, person=interrupts.User()) as fleet:
+    with Fleet(cluster, signals.check, person=signals.User()) as fleet:
         done = _send(call, fleet, workspace, cluster, spec, found)
         if call.json:
             verified = {"verified": found} if call.given.verify else {}
@@ -77,7 +77,7 @@ def _look(
     found: dict[str, Any],
 ) -> dict[int, Facts]:
     """A preflight; with --verify the nodes also hash what they have, which `found` gets. `need`: bytes for each node."""
-    from clustertool.reach import sharing
+    from clustertool.fleet import shared_roots as sharing
     from clustertool.verbs import preflight
     from clustertool.verbs.verification import verified
 
@@ -93,8 +93,8 @@ def _send(
     call: Call, fleet: Fleet, workspace: Workspace, cluster: Cluster, spec: JobSpec | None, found: dict[str, Any]
 ) -> Dispatched:
     """First what needs no look at the nodes; if that is not enough, a preflight and the whole of it."""
-    from clustertool.plan.facts import read_facts
-    from clustertool.reach.dispatch import HELPERS, merged, quickly
+    from clustertool.fleet.dispatch.deliver import HELPERS, merged, quickly
+    from clustertool.model.facts import read_facts
     from clustertool.verbs import preflight
 
     probed: dict[int, Header] = {}
@@ -121,9 +121,9 @@ def portions(
     workspace: Workspace, cluster: Cluster, facts: Mapping[int, Facts], spec: JobSpec | None
 ) -> Mapping[int, Portion]:
     """What each node gets. spec: the job, where it decides that; None: all nodes get all."""
-    from clustertool.plan import portions as plan
-    from clustertool.plan.plan import readers
-    from clustertool.plan.shards import refuse_links
+    from clustertool.model.dispatch import portions as plan
+    from clustertool.model.planning.plan import readers
+    from clustertool.model.planning.shards import refuse_links
 
     reads = None
     if spec is not None and spec.only_where_read:
@@ -154,8 +154,8 @@ def send(
     since: float | None = None,
 ) -> Dispatched:
     """The dispatch with its progress; `begun`: what was done since `since`. Raises nothing for single nodes."""
-    from clustertool.plan.facts import sharing
-    from clustertool.reach.dispatch import dispatch as send_all
+    from clustertool.fleet.dispatch.deliver import dispatch as send_all
+    from clustertool.model.facts import sharing
 
     shared = sharing(facts)
     if shared:
@@ -173,7 +173,7 @@ def send(
 
 
 def _progress(call: Call, fleet: Fleet, since: float | None) -> Any:
-    from clustertool.show.progress import DispatchProgress
+    from clustertool.show.progress_bars import DispatchProgress
 
     return DispatchProgress(call.terminal, [host.name for host in fleet.cluster.hosts], since=since)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from clustertool.errors import ClustertoolError, UsageError, raise_all
-from clustertool.verbs import interrupts
-from clustertool.verbs.call import JSON, NODES, Call, Opt, verb
+from clustertool.verbs import signals
+from clustertool.verbs.verb import JSON, NODES, Call, Opt, verb
 
 
 @verb(
@@ -17,16 +17,16 @@ from clustertool.verbs.call import JSON, NODES, Call, Opt, verb
 )
 def exec_(call: Call) -> None:
     """Run a command on all nodes."""
-    from clustertool.reach.connection import Link, run_user_command
-    from clustertool.reach.fanout import each
-    from clustertool.reach.prompter import Prompter
-    from clustertool.verbs import load
+    from clustertool.ssh.connection import Link, run_user_command
+    from clustertool.ssh.parallel import each
+    from clustertool.ssh.prompter import Prompter
+    from clustertool.verbs import load_config
 
     if not call.given.command.strip():
         raise UsageError("exec needs a command", 'inv exec --command "uptime"')
     timeout = _seconds(call.given.timeout)
-    cluster = load.cluster(call, start_local=True)
-    prompter, command = Prompter(interrupts.User()), call.given.command
+    cluster = load_config.cluster(call, start_local=True)
+    prompter, command = Prompter(signals.User()), call.given.command
 
     def one(host: Any) -> Any:
         link = Link.open(host, cluster, prompt=prompter)
@@ -37,7 +37,7 @@ def exec_(call: Call) -> None:
 
     def look() -> None:
         prompter.serve()
-        interrupts.check()
+        signals.check()
 
     try:
         gathered = each({host.index: host for host in cluster.hosts}, one, check=look)

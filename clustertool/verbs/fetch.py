@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from clustertool.errors import NotFound, UsageError, raise_all
-from clustertool.verbs import interrupts
-from clustertool.verbs.call import JOB, JSON, PLACES, ROLE, Call, Opt, role_of, verb
+from clustertool.verbs import signals
+from clustertool.verbs.verb import JOB, JSON, PLACES, ROLE, Call, Opt, role_of, verb
 
 _CLEANED = "nothing to do, if they were removed on purpose"
 
@@ -24,10 +24,10 @@ _CLEANED = "nothing to do, if they were removed on purpose"
 )
 def fetch(call: Call) -> None:
     """Bring a job's results back."""
-    from clustertool.plan.paths import folder_of
-    from clustertool.show.progress import human_bytes
+    from clustertool.model.paths import folder_of
+    from clustertool.show.progress_bars import human_bytes
     from clustertool.show.table import count
-    from clustertool.verbs import load
+    from clustertool.verbs import load_config
     from clustertool.verbs.jobs import attach_to, fleet_of
 
     given = call.given
@@ -36,7 +36,7 @@ def fetch(call: Call) -> None:
     if given.rank != "all" and not given.rank.isdecimal():
         raise UsageError(f"--rank {given.rank!r}", "a rank, or all")
     role = role_of(given.role)
-    cluster = load.cluster(call, start_local=False)
+    cluster = load_config.cluster(call, start_local=False)
     with fleet_of(cluster, whole=given.rank == "all") as fleet:
         job = attach_to(fleet, given.job)["id"]
         answers = fleet.ask_all({"q": "status", "job": job})
@@ -59,7 +59,7 @@ def _folder(to: Path, asked: str, role: str, rank: int) -> Path:
 
 def _places(fleet: Any, job: str, answers: dict[int, Any], role: str, asked: str) -> dict[int, int]:
     """Rank within the role -> the node that ran it, of nodes that answered. Raises what kept a node from it, or NotFound."""
-    from clustertool.plan.roles import word
+    from clustertool.model.roles import word
     from clustertool.verbs.status import read
 
     planned = {process.rank: process.node for process in read(answers).of(role)}
@@ -79,7 +79,7 @@ def _places(fleet: Any, job: str, answers: dict[int, Any], role: str, asked: str
 
 def _pull(fleet: Any, answer: Any, node: int, path: str, to: Path) -> tuple[int, int]:
     """(files, bytes). The job's own directory first, then the workspace that lay on the node already."""
-    from clustertool.reach.rsync import pull
+    from clustertool.fleet.receive import pull
 
     header: dict[str, Any] = next((event for event in answer["events"] if event["e"] == "job"), {})
     wanted = path or str(header.get("output", "output"))
@@ -88,11 +88,11 @@ def _pull(fleet: Any, answer: Any, node: int, path: str, to: Path) -> tuple[int,
     second = posixpath.join(str(header.get("work_dir", answer["dir"])), wanted)
     sent = None
     try:
-        sent = pull(link, first, to, check=interrupts.check)
+        sent = pull(link, first, to, check=signals.check)
     except NotFound:
         if second == first:
             raise
     if second != first and (sent is None or not sent.files):
-        sent = pull(link, second, to, check=interrupts.check)
+        sent = pull(link, second, to, check=signals.check)
     assert sent is not None
     return sent.files, sent.bytes

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from clustertool.verbs.call import JSON, NODES, Call, verb
+from clustertool.verbs.verb import JSON, NODES, Call, verb
 
 
 @verb(NODES, JSON)
 def gpus(call: Call) -> None:
     """Show the devices of all nodes (GPU, DCU, XPU, NPU), what they do, and whose jobs and processes are on them."""
-    from clustertool.reach.devices import devices_of
-    from clustertool.show.devices import devices_tables
-    from clustertool.verbs import load
+    from clustertool.fleet.device_check import devices_of
+    from clustertool.show.device_table import devices_tables
+    from clustertool.verbs import load_config
     from clustertool.verbs.jobs import fleet_of
 
-    cluster = load.cluster(call, start_local=False)
+    cluster = load_config.cluster(call, start_local=False)
     with fleet_of(cluster) as fleet:
         gathered = devices_of(fleet)
         nodes = {fleet.name(node): answer for node, answer in sorted(gathered.ok.items())}

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from clustertool.errors import NotFound, PreflightError, UsageError, raise_all
-from clustertool.verbs import interrupts
-from clustertool.verbs.call import JOB, JSON, PLACES, Call, verb
+from clustertool.verbs import signals
+from clustertool.verbs.verb import JOB, JSON, PLACES, Call, verb
 
 _FIX = "inv jobs lists the jobs"
 OPEN = ("running", "unknown")  # states of a node's part that decide, whatever the other nodes recorded
@@ -19,15 +19,15 @@ _GUESS = 4  # the weight of a part without a verdict
 @verb(JOB, PLACES, JSON)
 def jobs(call: Call) -> None:
     """List the jobs on the cluster."""
-    from clustertool.verbs import load
+    from clustertool.verbs import load_config
 
-    cluster = load.cluster(call, start_local=False)
+    cluster = load_config.cluster(call, start_local=False)
     with fleet_of(cluster) as fleet:
         found = merged(fleet.ask_all({"q": "jobs", "job": call.given.job}))
         if call.json:
             call.answer({"jobs": found, "unreachable": {fleet.name(node): e.what for node, e in fleet.failed.items()}})
         else:
-            from clustertool.show.status import jobs_table
+            from clustertool.show.status_view import jobs_table
 
             jobs_table([{**job, "nodes": job["total"], "exit": job["code"]} for job in found], call.terminal)
             for job in found:
@@ -42,9 +42,9 @@ def fleet_of(cluster: Any, whole: bool = True, lag: float | None = None) -> Iter
     whole=False: only of nodes that logged in and did not answer, where the verb needs not all that are named in conf.py.
     lag: see Fleet.open.
     """
-    from clustertool.reach.fleet import Fleet
+    from clustertool.fleet.fleet import Fleet
 
-    with Fleet(cluster, interrupts.check, person=interrupts.User()).open(lag=lag) as fleet:
+    with Fleet(cluster, signals.check, person=signals.User()).open(lag=lag) as fleet:
         yield fleet
         raise_all(list((fleet.failed if whole else fleet.silent).values()))
 

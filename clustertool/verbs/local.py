@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from clustertool.errors import UsageError
-from clustertool.verbs import interrupts
-from clustertool.verbs.call import JSON, Call, Opt, verb
+from clustertool.verbs import signals
+from clustertool.verbs.verb import JSON, Call, Opt, verb
 
 
 @verb(Opt("nodes", "how many nodes (default: as many as there are, or 3)"), JSON)
 def up(call: Call) -> None:
     """Start the embedded local cluster."""
-    from clustertool.reach.local import LocalCluster
+    from clustertool.fleet.embedded_cluster import LocalCluster
 
     text = call.given.nodes
     if text and not text.isdecimal():
@@ -29,7 +29,7 @@ def up(call: Call) -> None:
 @verb(JSON)
 def down(call: Call) -> None:
     """End the embedded local cluster and what runs on it; its jobs' directories stay."""
-    from clustertool.reach.local import LocalCluster
+    from clustertool.fleet.embedded_cluster import LocalCluster
 
     local = LocalCluster()
     cluster = local.cluster()
@@ -46,11 +46,11 @@ def down(call: Call) -> None:
 
 def _stop_jobs(call: Call, cluster: Any) -> None:
     """Supervisors are detached from sshd and would outlive it. What may live on is named, and the servers end all the same."""
-    from clustertool.reach.fleet import Fleet
-    from clustertool.verbs.follow import told
+    from clustertool.fleet.fleet import Fleet
+    from clustertool.verbs.follow_session import told
     from clustertool.verbs.stop import stop_jobs, unfinished
 
-    with Fleet(cluster, interrupts.check).open() as fleet:
+    with Fleet(cluster, signals.check).open() as fleet:
         known = fleet.ask_all({"q": "jobs"})
         for job, answers in stop_jobs(fleet, unfinished(known), cluster.grace, False, known).items():
             left = {name: told(answer, job) for name, answer in answers.items()}

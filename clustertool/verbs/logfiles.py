@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from clustertool.errors import NotFound, Unreachable, UsageError, raise_all
-from clustertool.verbs import interrupts
-from clustertool.verbs.call import Call, whole
+from clustertool.verbs import signals
+from clustertool.verbs.verb import Call, whole
 
 
 def show(call: Call) -> None:
     """List the files of all nodes, or print one."""
-    from clustertool.reach.fleet import Fleet
-    from clustertool.verbs import load
-    from clustertool.verbs.follow import Inbox
+    from clustertool.fleet.fleet import Fleet
+    from clustertool.verbs import load_config
+    from clustertool.verbs.follow_session import Inbox
     from clustertool.verbs.jobs import pick
 
-    cluster = load.cluster(call, start_local=False)
+    cluster = load_config.cluster(call, start_local=False)
     inbox = Inbox()
-    with Fleet(cluster, interrupts.check, inbox.put, interrupts.User()) as fleet:
+    with Fleet(cluster, signals.check, inbox.put, signals.User()) as fleet:
         fleet.open()
         job = pick(fleet, call.given.job)["id"]
         answers = fleet.ask_all({"q": "files", "job": job})
@@ -37,7 +37,7 @@ def _list(call: Call, found: dict[str, tuple[int, dict[str, int]]]) -> None:
     if call.json:
         call.answer({"nodes": {name: files for name, (_, files) in found.items()}})
         return
-    from clustertool.show.progress import human_bytes
+    from clustertool.show.progress_bars import human_bytes
     from clustertool.show.table import table
 
     rows = [
@@ -62,7 +62,7 @@ def _print(call: Call, fleet: Any, inbox: Any, job: str, found: dict[str, tuple[
     tail = whole(call.given.tail, "--tail")
     fleet.agents[node].ask({"q": "follow", "job": job, "file": file, "follow": call.given.follow, "tail": tail})
     while True:
-        interrupts.check()
+        signals.check()
         frame = inbox.get(0.1)
         kind = frame[1].get("k") if frame else ""
         if kind == "log" and call.given.raw:

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clustertool.errors import BadAnswer, ClustertoolError, NotFound, Unreachable, UsageError, raise_all
-from clustertool.plan.outcome import some
-from clustertool.plan.roles import word
-from clustertool.verbs import interrupts
-from clustertool.verbs.call import JOB, JSON, PLACES, ROLE, Call, Opt, role_of, verb, whole
+from clustertool.model.job.outcome import some
+from clustertool.model.roles import word
+from clustertool.verbs import signals
+from clustertool.verbs.verb import JOB, JSON, PLACES, ROLE, Call, Opt, role_of, verb, whole
 
 _PATIENCE = 30.0  # seconds to get back to a node
 
@@ -34,9 +34,9 @@ _PATIENCE = 30.0  # seconds to get back to a node
 )
 def logs(call: Call) -> None:
     """Print the log of any rank."""
-    from clustertool.reach.fleet import Fleet
-    from clustertool.verbs import load
-    from clustertool.verbs.follow import Inbox, Lanes
+    from clustertool.fleet.fleet import Fleet
+    from clustertool.verbs import load_config
+    from clustertool.verbs.follow_session import Inbox, Lanes
     from clustertool.verbs.jobs import attach_to, require_known
 
     if call.given.files or call.given.file:
@@ -45,10 +45,10 @@ def logs(call: Call) -> None:
         show(call)
         return
     asked = _asked(call)
-    cluster = load.cluster(call, start_local=False)
+    cluster = load_config.cluster(call, start_local=False)
     several = not call.given.raw and not call.given.follow
     inbox: Any = Lanes() if several else Inbox()
-    with Fleet(cluster, interrupts.check, inbox.put, interrupts.User()) as fleet:
+    with Fleet(cluster, signals.check, inbox.put, signals.User()) as fleet:
         fleet.open()
         found = attach_to(fleet, call.given.job)
         if call.given.follow:
@@ -79,7 +79,7 @@ def logs(call: Call) -> None:
 
 
 def _asked(call: Call) -> Any:
-    from clustertool.verbs.order import wanted
+    from clustertool.verbs.run_request import wanted
 
     given = call.given
     given.role = role_of(given.role)
@@ -148,8 +148,8 @@ def _places(
 
 def _unreachable(fleet: Any, status: Any, node: int, keys: Sequence[tuple[str, int]]) -> ClustertoolError:
     """Why the logs of the ranks of a node cannot be read now, where they are, and what is known of these ranks."""
-    from clustertool.plan.paths import JobPaths
-    from clustertool.show.progress import human_seconds
+    from clustertool.model.paths import JobPaths
+    from clustertool.show.progress_bars import human_seconds
 
     why: ClustertoolError = fleet.failed[node]
     host, known = fleet.cluster.hosts[node], []
@@ -171,7 +171,7 @@ def _raw(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], node: i
     fleet.agents[node].ask(request)
     while True:
         frame = inbox.get(0.1)
-        interrupts.check()
+        signals.check()
         if frame is None:
             continue
         _, header, payload = frame
@@ -198,15 +198,15 @@ def _resume(fleet: Any, node: int, request: Mapping[str, Any]) -> None:
                 raise
         again = time.monotonic() + 1.0
         while time.monotonic() < again:
-            interrupts.check()
+            signals.check()
             time.sleep(0.05)
 
 
 def _printer(call: Call, fleet: Any, places: Mapping[tuple[str, int], int], status: Any) -> Any:
     """Readable lines with their prefix, secrets of this laptop masked, those that --grep does not match left out."""
     from clustertool.show.prefix import RankLines, widest
-    from clustertool.verbs import load
-    from clustertool.watch.clean import mask
+    from clustertool.verbs import load_config
+    from clustertool.watch.sanitize import mask
 
     pattern = re.compile(call.given.grep)
 
@@ -217,12 +217,12 @@ def _printer(call: Call, fleet: Any, places: Mapping[tuple[str, int], int], stat
             )
 
     width = widest([(*key, status.nodes[node].name) for key, node in places.items()])
-    return Matching(call.terminal, hide=mask(load.known_secrets(fleet.cluster).values()), width=width)
+    return Matching(call.terminal, hide=mask(load_config.known_secrets(fleet.cluster).values()), width=width)
 
 
 def _there(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], nodes: Sequence[int], printer: Any) -> None:
     """What is there now, the lines of several ranks in the order of their time."""
-    from clustertool.watch.job import LogLines, Watch
+    from clustertool.watch.job_view import LogLines, Watch
     from clustertool.watch.merge import in_order
 
     watch = Watch(frozenset(nodes))
@@ -243,7 +243,7 @@ def _there(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], nodes
 
 def _growing(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], printer: Any) -> None:
     """The same while the job runs, to its end."""
-    from clustertool.verbs.follow import Follow
+    from clustertool.verbs.follow_session import Follow
 
     follow = Follow(call, fleet, inbox, request["job"], printer, stops=False)
     follow.start(request)

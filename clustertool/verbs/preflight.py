@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from clustertool.errors import REPORT, AuthError, ClustertoolError, InternalError, PreflightError, raise_all
-from clustertool.plan.checks import Finding, Seen, cells, check, disk, errors, unreachable
-from clustertool.plan.cluster import Cluster
-from clustertool.plan.facts import Facts, read_facts
-from clustertool.plan.frames import Header
-from clustertool.plan.hosts import Host
-from clustertool.reach.fanout import Gathered
-from clustertool.reach.fleet import Fleet
-from clustertool.verbs.call import Call
+from clustertool.fleet.fleet import Fleet
+from clustertool.model.checks.each_node import Finding, Seen, cells, check, disk, errors, unreachable
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.hosts import Host
+from clustertool.model.facts import Facts, read_facts
+from clustertool.model.wire.frames import Header
+from clustertool.ssh.parallel import Gathered
+from clustertool.verbs.verb import Call
 
 if TYPE_CHECKING:
-    from clustertool.plan.plan import Plan
+    from clustertool.model.planning.plan import Plan
 
 Request = Mapping[str, Any] | Callable[[Host], Mapping[str, Any]]  # for all nodes, or of each
 
@@ -136,8 +136,8 @@ def room(looked: Looked, cluster: Cluster, need: Mapping[int, int]) -> Looked:
 
 def with_devices(looked: Looked, cluster: Cluster, fleet: Fleet, made: Plan | None) -> Looked:
     """The same with a look at the cards of the nodes that have some; nobody else is asked, nor gets NVML's module."""
-    from clustertool.plan.inventory import inventory, shared, to_ask
-    from clustertool.reach.devices import devices_of
+    from clustertool.fleet.device_check import devices_of
+    from clustertool.model.checks.device_counts import inventory, shared, to_ask
 
     nodes = to_ask(cluster, looked.facts)
     if not nodes:
@@ -156,8 +156,8 @@ def wanted_ports(cluster: Cluster) -> list[int]:
 
 
 def _ping(cluster: Cluster, into: dict[int, float | None]) -> None:
-    from clustertool.reach.ping import ping_all
-    from clustertool.reach.sshconfig import settings
+    from clustertool.fleet.ping import ping_all
+    from clustertool.ssh.settings import settings
 
     targets = {}
     for host in cluster.hosts:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clustertool.errors import NotFound, UsageError, raise_all
-from clustertool.verbs.call import JOB, JSON, NODES, Call, Opt, verb
+from clustertool.verbs.verb import JOB, JSON, NODES, Call, Opt, verb
 
 _POINTS = 40_000  # values of one kind in the whole page
 _MOST, _LEAST = 240, 40  # of one curve
@@ -17,17 +17,17 @@ _MOST, _LEAST = 240, 40  # of one curve
 @verb(JOB, Opt("to", "the file to write (default: ./JOB<id>.html)"), NODES, JSON)
 def report(call: Call) -> None:
     """Write one HTML page about a job."""
-    from clustertool.plan.paths import folder_of
-    from clustertool.show.page import page
-    from clustertool.show.progress import human_bytes
-    from clustertool.verbs import load
+    from clustertool.model.paths import folder_of
+    from clustertool.show.progress_bars import human_bytes
+    from clustertool.show.report_html import page
+    from clustertool.verbs import load_config
     from clustertool.verbs.jobs import attach_to, doubt, fleet_of
     from clustertool.verbs.status import read
-    from clustertool.watch.clean import mask
-    from clustertool.watch.story import tell
+    from clustertool.watch.report_model import tell
+    from clustertool.watch.sanitize import mask
 
     to = _target(call.given.to) if call.given.to else None
-    cluster = load.cluster(call, start_local=False)
+    cluster = load_config.cluster(call, start_local=False)
     with fleet_of(cluster) as fleet:
         job = attach_to(fleet, call.given.job)
         points = max(_LEAST, min(_MOST, _POINTS // max(1, _processes(job))))
@@ -36,7 +36,7 @@ def report(call: Call) -> None:
         if not any(answer["events"] for answer in answers.values()):
             raise_all(list(fleet.failed.values()))
             raise NotFound(f"job {job['id']} has not started on any node that answered", "inv jobs lists the jobs")
-        secrets = load.known_secrets(fleet.cluster)
+        secrets = load_config.known_secrets(fleet.cluster)
         notes = [*_silent(fleet, answers), *_unmasked(call, cluster.secrets, secrets)]
         story = tell(read(answers), answers, mask(secrets.values()), notes)
         text = page(story, time.time())

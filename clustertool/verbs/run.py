@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from clustertool.errors import ClustertoolError, DeviceHeld, PortHeld, Several, raise_all
-from clustertool.verbs import interrupts
-from clustertool.verbs.call import JSON, NODES, Call, verb
-from clustertool.verbs.order import (
+from clustertool.verbs import signals
+from clustertool.verbs.run_request import (
     OPTIONS,
     Order,
     check_ranks,
@@ -21,11 +20,12 @@ from clustertool.verbs.order import (
     read_order,
     wanted,
 )
+from clustertool.verbs.verb import JSON, NODES, Call, verb
 
 if TYPE_CHECKING:
-    from clustertool.plan.facts import Facts
-    from clustertool.plan.plan import Plan
-    from clustertool.reach.fleet import Fleet
+    from clustertool.fleet.fleet import Fleet
+    from clustertool.model.facts import Facts
+    from clustertool.model.planning.plan import Plan
     from clustertool.verbs.preflight import Looked
 
 _PAUSE = (1.0, 2.0)  # seconds between two looks at devices that others hold
@@ -38,17 +38,17 @@ _APART = (
 @verb(OPTIONS, NODES, JSON)
 def run(call: Call) -> None:
     """Check, dispatch, start and follow a job to its end; Ctrl+C stops it on all nodes."""
-    from clustertool.verbs import load
+    from clustertool.verbs import load_config
 
-    perform(call, read_order(call, read_options(call), lambda: load.cluster(call, start_local=True)))
+    perform(call, read_order(call, read_options(call), lambda: load_config.cluster(call, start_local=True)))
 
 
 def perform(call: Call, order: Order) -> None:
     """Carry an order out, or show its plan."""
-    from clustertool.plan.plan import needs_probe
+    from clustertool.model.planning.plan import needs_probe
 
     if order.dry and order.spec is not None and not call.given.skip_bad and not needs_probe(order.cluster, order.spec):
-        from clustertool.plan.plan import given_facts
+        from clustertool.model.planning.plan import given_facts
 
         show_plan(call, make_plan(order, given_facts(order.cluster), dry_identity(order)))
         return
@@ -58,13 +58,13 @@ def perform(call: Call, order: Order) -> None:
 def _with_nodes(call: Call, order: Order) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    from clustertool.reach import sharing
-    from clustertool.reach.fleet import Fleet
-    from clustertool.reach.identity import certificate
-    from clustertool.verbs.follow import Inbox
+    from clustertool.fleet import shared_roots
+    from clustertool.fleet.fleet import Fleet
+    from clustertool.fleet.identity import certificate
+    from clustertool.verbs.follow_session import Inbox
 
     inbox = Inbox()
-    fleet = Fleet(order.cluster, interrupts.check, inbox.put, interrupts.User())
+    fleet = Fleet(order.cluster, signals.check, inbox.put, signals.User())
     try:
         if not order.dry:
             order.certificate = ThreadPoolExecutor(1).submit(certificate)
@@ -72,7 +72,7 @@ def _with_nodes(call: Call, order: Order) -> None:
         if order.dry:
             show_plan(call, make_plan(order, facts, dry_identity(order)))
             return
-        facts = sharing.confirm(fleet, facts)
+        facts = shared_roots.confirm(fleet, facts)
         made, facts = _plan_when_free(call, order, fleet, facts)
         releases = _dispatch(call, order, fleet, facts)
         _send_nvml(fleet, made, facts)
@@ -84,8 +84,8 @@ def _with_nodes(call: Call, order: Order) -> None:
 
 def _preflight(call: Call, order: Order, fleet: Fleet) -> Mapping[int, Facts]:
     """Facts of all nodes, or every node's errors. Completes the order when job.toml lies on the nodes."""
-    from clustertool.plan.job import read_job
-    from clustertool.verbs import load, preflight
+    from clustertool.model.config.job import read_job
+    from clustertool.verbs import load_config, preflight
 
     options = order.options
     listing = not (options.command or options.script) or bool(options.shards)  # else only job.toml could need it
@@ -100,7 +100,7 @@ def _preflight(call: Call, order: Order, fleet: Fleet) -> Mapping[int, Facts]:
     preflight.require(looked, order.cluster)
     preflight.warn(looked, order.cluster, call)
     if order.spec is None:
-        order.spec = read_job(order.cluster, load.job_toml(facts[0].job_toml), order.options)
+        order.spec = read_job(order.cluster, load_config.job_toml(facts[0].job_toml), order.options)
     return _in_use(order, fleet, facts)
 
 
@@ -155,20 +155,20 @@ def _pause(seconds: float) -> None:
     """Raises Interrupted."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        interrupts.check()
+        signals.check()
         time.sleep(0.02)
 
 
 def _start(call: Call, order: Order, fleet: Fleet, made: Plan, releases: Mapping[int, str]) -> Plan:
     """What runs now: the plan, or a later one, where another job took one of its ports between our look and our claim."""
-    from clustertool.plan.roles import word
+    from clustertool.model.roles import word
     from clustertool.show.table import count
-    from clustertool.verbs.follow import tell
+    from clustertool.verbs.follow_session import tell
 
     counts = ", ".join(count(sum(p.role == role for p in made.processes), word(role)) for role in made.phases)
     call.terminal.note(f"job {made.job_id}: {made.mode}, {counts} on {count(len(made.nodes), 'node')}")
     for again in range(_AGAIN, -1, -1):
-        interrupts.count.job = made.job_id
+        signals.count.job = made.job_id
         undone: dict[int, str] = {}
         try:
             _carry_out(order, fleet, made, releases, undone)
@@ -193,16 +193,16 @@ def _send_nvml(fleet: Fleet, made: Plan, facts: Mapping[int, Facts]) -> None:
     with_cards = {process.node for process in made.processes if process.devices}
     nodes = [node for node in with_cards if facts[node].devices and made.nodes[node].device_kind == "gpu"]
     if nodes:
-        from clustertool.reach import devices, pyz
+        from clustertool.fleet import device_check, node_bundle
 
-        devices.send_module(fleet, [node for node in nodes if pyz.nvml()[0] not in facts[node].modules])
+        device_check.send_module(fleet, [node for node in nodes if node_bundle.nvml()[0] not in facts[node].modules])
 
 
 def _carry_out(order: Order, fleet: Fleet, made: Plan, releases: Mapping[int, str], undone: dict[int, str]) -> None:
     """`undone` gets, by node, what was taken back."""
-    from clustertool.engines import ENGINES
-    from clustertool.reach.executor import carry_out
-    from clustertool.verbs.follow import taken_back, told
+    from clustertool.fleet.execute import carry_out
+    from clustertool.model.planning.requests import ENGINES
+    from clustertool.verbs.follow_session import taken_back, told
 
     def note(phase: str, answers: Mapping[int, Any]) -> None:
         for node, answer in answers.items():
@@ -229,12 +229,12 @@ def only(error: ClustertoolError, *kinds: type[ClustertoolError]) -> bool:
 
 
 def _look_again(order: Order, fleet: Fleet) -> Mapping[int, Facts]:
-    from clustertool.plan.facts import read_facts
-    from clustertool.reach import sharing
+    from clustertool.fleet import shared_roots
+    from clustertool.model.facts import read_facts
     from clustertool.verbs import preflight
 
     gathered = preflight.probe(order.cluster, fleet, {"job_workspace": order.options.job_workspace})
-    facts = sharing.confirm(fleet, {node: read_facts(node, answer) for node, answer in gathered.all().items()})
+    facts = shared_roots.confirm(fleet, {node: read_facts(node, answer) for node, answer in gathered.all().items()})
     return _in_use(order, fleet, facts)
 
 
@@ -242,8 +242,8 @@ def _in_use(order: Order, fleet: Fleet, facts: Mapping[int, Facts]) -> Mapping[i
     """Facts with what computes on the devices and how they are, which only --devices auto needs to know."""
     if order.spec is None or not order.spec.auto_devices:
         return facts
-    from clustertool.plan.facts import with_devices
-    from clustertool.reach.devices import devices_of
+    from clustertool.fleet.device_check import devices_of
+    from clustertool.model.facts import with_devices
 
     answers = devices_of(fleet).all()
     return {node: with_devices(fact, answers[node]) for node, fact in facts.items()}
@@ -251,9 +251,9 @@ def _in_use(order: Order, fleet: Fleet, facts: Mapping[int, Facts]) -> Mapping[i
 
 def _follow(call: Call, order: Order, fleet: Fleet, inbox: Any, made: Plan) -> None:
     from clustertool.show.prefix import RankLines
-    from clustertool.verbs import ending
-    from clustertool.verbs.follow import Follow
-    from clustertool.watch.clean import mask
+    from clustertool.verbs import report_outcome
+    from clustertool.verbs.follow_session import Follow
+    from clustertool.watch.sanitize import mask
 
     hide = mask(list(order.secrets.values()))
     ranks = {(process.role, process.rank): process.node for process in made.processes}
@@ -266,7 +266,7 @@ def _follow(call: Call, order: Order, fleet: Fleet, inbox: Any, made: Plan) -> N
     if follow.detached:
         call.terminal.note(f"detached; the job goes on: inv attach --job {made.job_id}")
         return
-    error = ending.tell(call, fleet, follow, hide)
+    error = report_outcome.tell(call, fleet, follow, hide)
     order.ended(made)
     finish(call, error, follow)
 
@@ -304,11 +304,11 @@ def finish(call: Call, error: ClustertoolError | None, follow: Any) -> None:
 
 
 def show_plan(call: Call, made: Plan) -> None:
-    from clustertool.plan.plan import as_dict
+    from clustertool.model.planning.plan import as_dict
 
     if call.json:
         call.answer(as_dict(made))
         return
-    from clustertool.show.plan import plan_tables
+    from clustertool.show.plan_view import plan_tables
 
     plan_tables(as_dict(made), call.terminal)

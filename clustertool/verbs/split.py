@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clustertool.errors import UsageError
-from clustertool.verbs import interrupts
-from clustertool.verbs.call import JSON, Call, Opt, verb
+from clustertool.verbs import signals
+from clustertool.verbs.verb import JSON, Call, Opt, verb
 
 if TYPE_CHECKING:
-    from clustertool.reach.cut import Order, Result
+    from clustertool.fleet.split_data import Order, Result
 
 
 @verb(
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 )
 def split(call: Call) -> None:
     """Cut a data file into shards of equally many lines."""
-    from clustertool.reach.cut import cut
+    from clustertool.fleet.split_data import cut
     from clustertool.show.bar import Bar
 
     order = _order(call)
     start = time.monotonic()
     with Bar(call.terminal, "split") as bar:
-        done = cut(order, bar.tell, interrupts.check)
+        done = cut(order, bar.tell, signals.check)
     _tell(call, order, done, time.monotonic() - start)
 
 
 def _order(call: Call) -> Order:
     import secrets
 
-    from clustertool.reach.cut import Order
+    from clustertool.fleet.split_data import Order
 
     given = call.given
     if not given.data:
@@ -58,7 +58,7 @@ def _order(call: Call) -> Order:
 
 
 def _tell(call: Call, order: Order, done: Result, seconds: float) -> None:
-    from clustertool.show.progress import human_bytes, human_seconds
+    from clustertool.show.progress_bars import human_bytes, human_seconds
 
     if call.json:
         call.answer(

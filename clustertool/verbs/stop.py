@@ -15,7 +15,7 @@ from clustertool.errors import (
     as_one,
     raise_all,
 )
-from clustertool.verbs.call import JOB, JSON, PLACES, Call, Opt, verb
+from clustertool.verbs.verb import JOB, JSON, PLACES, Call, Opt, verb
 
 _LAG = 2.0  # seconds without a new node after which the nodes that are there are asked to stop
 _LISTING = 10.0  # seconds that a node has to list its jobs
@@ -35,13 +35,13 @@ _WIDTH = 1000  # requests at a time: nodes end several jobs at once
 def stop(call: Call) -> None:
     """End a job on all nodes and prove it."""
     from clustertool.show.errors import exit_json
-    from clustertool.verbs import load
-    from clustertool.verbs.follow import told
+    from clustertool.verbs import load_config
+    from clustertool.verbs.follow_session import told
     from clustertool.verbs.jobs import fleet_of
 
     if call.given.all and call.given.job:
         raise UsageError("--all and --job together", "give one of them")
-    cluster = load.cluster(call, start_local=False)
+    cluster = load_config.cluster(call, start_local=False)
     grace = _grace(call, cluster.grace)
     with fleet_of(cluster, whole=not call.given.job, lag=_LAG) as fleet:
         first = _at_once(call, fleet, grace)
@@ -158,8 +158,8 @@ def _send(fleet: Any, queue: Sequence[tuple[str, int]], grace: float, force: boo
 
     A node that was silent before is sent the request, and nothing waits for its answer.
     """
-    from clustertool.engines import ENGINES
-    from clustertool.reach.fanout import each
+    from clustertool.model.planning.requests import ENGINES
+    from clustertool.ssh.parallel import each
 
     how = {"by": "inv stop", "code": 143, "grace": grace, "force": force}
     seconds = grace + _SECONDS
@@ -194,7 +194,7 @@ def _tell(call: Call, answers: dict[str, dict[str, Any]], failed: Mapping[int, C
     """
     from clustertool.show.errors import exit_json
     from clustertool.show.table import gather
-    from clustertool.verbs.follow import told
+    from clustertool.verbs.follow_session import told
 
     table = {job: {name: told(answer, job) for name, answer in nodes.items()} for job, nodes in answers.items()}
     errors: list[Any] = []

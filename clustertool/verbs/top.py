@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from clustertool.errors import ClustertoolError, UsageError, raise_all
-from clustertool.verbs import interrupts
-from clustertool.verbs.call import NODES, Call, Opt, verb, whole
+from clustertool.verbs import signals
+from clustertool.verbs.verb import NODES, Call, Opt, verb, whole
 
 _TURN = 0.1  # seconds: how soon a key is obeyed
 _NAMES = {
@@ -40,13 +40,13 @@ _MOVES = {"up": -1, "k": -1, "page up": -10, "down": 1, "j": 1, "page down": 10}
 )
 def top(call: Call) -> None:
     """Watch nodes, devices and ranks live."""
-    from clustertool.reach.fleet import Fleet
-    from clustertool.reach.poll import Poll
-    from clustertool.verbs import load
+    from clustertool.fleet.fleet import Fleet
+    from clustertool.fleet.poll import Poll
+    from clustertool.verbs import load_config
 
     interval, looks = _interval(call.given.interval), whole(call.given.count, "--count")
-    cluster = load.cluster(call, start_local=False)
-    with Fleet(cluster, interrupts.check, person=interrupts.User()).open() as fleet:
+    cluster = load_config.cluster(call, start_local=False)
+    with Fleet(cluster, signals.check, person=signals.User()).open() as fleet:
         if not fleet.agents:
             raise_all(list(fleet.failed.values()))
         poll = Poll(fleet, {"q": "glance", "job": call.given.job}, interval)
@@ -71,13 +71,13 @@ class Top:
     """One session: samples in, pages out, keys obeyed in between."""
 
     def __init__(self, call: Call, fleet: Any, poll: Any, interval: float) -> None:
-        from clustertool.show.top import Screen, View
-        from clustertool.verbs import load
-        from clustertool.watch.clean import mask
-        from clustertool.watch.top import Picture
+        from clustertool.show.top_view import Screen, View
+        from clustertool.verbs import load_config
+        from clustertool.watch.sanitize import mask
+        from clustertool.watch.top_model import Picture
 
         self._call, self._fleet, self._poll, self._interval = call, fleet, poll, interval
-        self._screen = Screen(call.terminal, mask(load.known_secrets(fleet.cluster).values()))
+        self._screen = Screen(call.terminal, mask(load_config.known_secrets(fleet.cluster).values()))
         self._picture, self._view = Picture(), View()
         self._ranks: list[Any] = []
         self._asking = ""  # a job whose stop waits for a y
@@ -95,7 +95,7 @@ class Top:
         while looks is None or done < looks:
             end = time.monotonic() + self._interval
             while time.monotonic() < end or not (self._picture.heard or self._poll.failed):
-                interrupts.check()
+                signals.check()
                 self._take()
                 time.sleep(0.05)
             self._screen.plain(self._picture, self._view, self._failed(), time.monotonic())
@@ -109,7 +109,7 @@ class Top:
         drawn, shown, at = 0, (0, 0), 0.0
         with keyboard() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
             while not self._quit and (looks is None or drawn < looks):
-                interrupts.check()
+                signals.check()
                 self._take()
                 pressed = list(keys.pressed(_TURN))
                 for key in pressed:
@@ -124,7 +124,7 @@ class Top:
                     shown = size
 
     def _drawing(self, width: int, height: int, now: float) -> Any:
-        from clustertool.show.top import draw
+        from clustertool.show.top_view import draw
 
         log = self._view.log
         if log is not None:
@@ -145,7 +145,7 @@ class Top:
     # -- keys --
 
     def _obey(self, key: str) -> None:
-        from clustertool.show.top import choose
+        from clustertool.show.top_view import choose
 
         view = self._view
         if self._asking:
@@ -159,7 +159,7 @@ class Top:
         elif key == "q":
             self._quit = True
         elif key == "s":
-            from clustertool.watch.top import SORTS
+            from clustertool.watch.top_model import SORTS
 
             view.sort = SORTS[(SORTS.index(view.sort) + 1) % len(SORTS)]
         elif key in ("/", "f"):
@@ -202,7 +202,7 @@ class Top:
     def _stop(self, job: str) -> None:
         """Beside the picture, which goes on; what became of it is told in the last line."""
         from clustertool.show.table import gather
-        from clustertool.verbs.follow import told
+        from clustertool.verbs.follow_session import told
         from clustertool.verbs.stop import stop_job
 
         try:

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from clustertool.errors import raise_all
-from clustertool.verbs.call import Call
+from clustertool.verbs.verb import Call
 
 if TYPE_CHECKING:
-    from clustertool.plan.facts import Facts
-    from clustertool.reach.fleet import Fleet
+    from clustertool.fleet.fleet import Fleet
+    from clustertool.model.facts import Facts
 
 _FOUND = ("releases", "pieces", "bytes", "damaged", "lost")
 
@@ -21,7 +21,7 @@ def verified(call: Call, fleet: Fleet, facts: Mapping[int, Facts], found: dict[s
 
     `found` gets what each of these nodes has answered, for the JSON answer. Raises what nodes raised, after the report.
     """
-    from clustertool.reach.dispatch import owners
+    from clustertool.fleet.dispatch.receivers import owners
 
     first = owners(facts)
     gathered = fleet.ask({node: {"q": "verify", "remove": not call.given.dry} for node in first.values()})
@@ -44,7 +44,7 @@ def _is_damaged(answer: Mapping[str, Any]) -> bool:
 
 
 def _in_words(answer: Mapping[str, Any], dry: bool) -> str:
-    from clustertool.show.progress import human_bytes
+    from clustertool.show.progress_bars import human_bytes
     from clustertool.show.table import count
 
     all_ = (

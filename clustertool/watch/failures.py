@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from clustertool.plan.outcome import Failure, Key, alike, failed, same_error
-from clustertool.plan.roles import word
+from clustertool.model.job.outcome import Failure, Key, alike, failed, same_error
+from clustertool.model.roles import word
 
 HOLD = 1.0  # seconds: the lead names the failures after half a second
 

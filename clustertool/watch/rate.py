@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clustertool.plan.steps import find
+from clustertool.model.job.progress import find
 
 _WINDOW = 30.0  # seconds
 _PATIENCE = 3.0  # of its own gaps between two steps

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from clustertool.plan.outcome import Key
+from clustertool.model.job.outcome import Key
 
 RULES = (
     "Behind: at the end of the first trainer to end (now, while all run), it is below 90 % of the trainers' median step, and "

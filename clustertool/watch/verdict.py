@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from clustertool.errors import ClustertoolError, Interrupted, JobFailed, NodeLost, Survivors, Terminated, TimedOut
-from clustertool.plan.events import JobStatus, ProcessStatus
-from clustertool.plan.outcome import Failure, Key, Outcome, same_error
-from clustertool.plan.roles import ROLES, word
+from clustertool.model.job.events import JobStatus, ProcessStatus
+from clustertool.model.job.outcome import Failure, Key, Outcome, same_error
+from clustertool.model.roles import ROLES, word
 from clustertool.watch.waits import advice, blocked, coordinator_lost
 
 _REASONS = 3  # different ones why nodes have no connection

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clustertool.plan.events import LEAD, JobStatus, NodeStatus, ProcessStatus
-from clustertool.plan.outcome import coordinator, some
+from clustertool.model.job.events import LEAD, JobStatus, NodeStatus, ProcessStatus
+from clustertool.model.job.outcome import coordinator, some
 
 _LISTEN_AFTER = 10.0  # seconds without a listening port after which a pserver is reported
 

@@ -85,6 +85,6 @@ def test_nothing_runs_and_nothing_is_fetched_whatever_got_in(browser: Chromium, 
 
 
 def _page(nodes: int, each: int) -> str:
-    from clustertool.show.page import page
+    from clustertool.show.report_html import page
 
     return page(story_of(answers(nodes, each, 3600.0)), BEGAN)

@@ -468,7 +468,7 @@ def test_what_is_not_needed_is_answered_on_stderr(here):
 
 
 def test_help_names_every_option(here):
-    from clustertool.verbs.launchers import FLAGS
+    from clustertool.verbs.foreign_options import FLAGS
 
     out = here.clusterrun("--help").ends(0).out
     for flag in FLAGS:

@@ -160,7 +160,7 @@ def test_two_labs_know_nothing_of_each_other(lab):
 
 
 def test_the_text_of_a_conf_can_be_read(trio):
-    from clustertool.plan.cluster import read_cluster
+    from clustertool.model.config.cluster import read_cluster
 
     names: dict[str, object] = {}
     exec(trio.conf(LOSS_TIMEOUT=3, USER=None), names)

@@ -19,14 +19,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clustertool.engines.ssh import SshEngine
 from clustertool.errors import ClustertoolError, PortHeld, raise_all
-from clustertool.plan.cluster import Cluster, read_cluster
-from clustertool.plan.facts import Facts, Identity, read_facts
-from clustertool.plan.job import Options, read_job
-from clustertool.plan.plan import HIDDEN, Plan, plan
-from clustertool.reach import identity
-from clustertool.reach.agent import Agent
+from clustertool.fleet import identity
+from clustertool.fleet.agent_client import Agent
+from clustertool.model.config.cluster import Cluster, read_cluster
+from clustertool.model.config.job import Options, read_job
+from clustertool.model.facts import Facts, Identity, read_facts
+from clustertool.model.planning.plan import HIDDEN, Plan, plan
+from clustertool.model.planning.requests import SshEngine
 
 PATIENCE = 30.0  # seconds for something to come true: others load this machine
 Event = dict[str, Any]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from clustertool.node import ports
-from clustertool.plan.facts import read_facts
+from clustertool.model.facts import read_facts
+from clustertool.node.ports import listeners
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, Node, until
 
@@ -117,8 +117,8 @@ def test_both_ways_to_ask_the_kernel_say_the_same() -> None:
         wanted[port] = (address.replace("::ffff:", ""), os.getuid(), os.fstat(sock.fileno()).st_ino)
     try:
         for found in (
-            [*ports._dump(socket.AF_INET), *ports._dump(socket.AF_INET6)],
-            [*ports._table("/proc/net/tcp"), *ports._table("/proc/net/tcp6")],
+            [*listeners._dump(socket.AF_INET), *listeners._dump(socket.AF_INET6)],
+            [*listeners._table("/proc/net/tcp"), *listeners._table("/proc/net/tcp6")],
         ):
             assert {one.port: (one.address, one.uid, one.inode) for one in found if one.port in wanted} == wanted
     finally:
@@ -140,7 +140,7 @@ OWN = [
 
 @pytest.mark.parametrize("host, own", OWN)
 def test_which_addresses_are_ours(host: str, own: str) -> None:
-    assert ports.own_address(host) == own
+    assert listeners.own_address(host) == own
 
 
 SERVES = [
@@ -157,7 +157,7 @@ SERVES = [
 
 @pytest.mark.parametrize("listens, asked, yes", SERVES)
 def test_who_serves_an_address(listens: str, asked: str, yes: bool) -> None:
-    assert ports.serves(ports.Listener(listens, 80, 0, 0), asked) is yes
+    assert listeners.serves(listeners.Listener(listens, 80, 0, 0), asked) is yes
 
 
 @pytest.mark.parametrize("pserver", ["true", "sleep 1000"])

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from clustertool.node import ownclock
-from clustertool.node.ownclock import OwnClock
+from clustertool.node.system import process_clock
+from clustertool.node.system.process_clock import OwnClock
 from tests.node.harness import Bench, Job, kill, until
 from tests.node.test_links import _frame as frame
 from tests.node.test_links import _tls as tls
@@ -113,9 +113,9 @@ def test_the_clock_leaves_out_what_its_process_did_not_see() -> None:
     clock = OwnClock()
     clock.turn()
     assert clock.blocked == 0.0 and not clock.napped
-    time.sleep(ownclock.NAP + 0.5)
+    time.sleep(process_clock.NAP + 0.5)
     before = clock.now
-    assert clock.turn() - before == ownclock.NAP
+    assert clock.turn() - before == process_clock.NAP
     assert clock.napped and clock.blocked == pytest.approx(0.5, abs=0.4)
-    until(lambda: clock.turn() - before > ownclock.NAP, "it goes on")
+    until(lambda: clock.turn() - before > process_clock.NAP, "it goes on")
     assert not clock.napped

@@ -18,11 +18,11 @@ from types import CodeType
 import pytest
 
 from clustertool.errors import ClustertoolError, InternalError, PreflightError, Unreachable
-from clustertool.node.boot import Code
-from clustertool.reach import pyz
+from clustertool.fleet import node_bundle
+from clustertool.node.agent.boot import Code
 from tests.node.harness import Bench, Client, Node, old_pythons
 
-PACKAGE = Path(pyz.__file__).parents[1]
+PACKAGE = Path(node_bundle.__file__).parents[1]
 STAND_INS = {path.stem for path in (PACKAGE / "light").glob("[!_]*.py")}
 ARCHIVE = 10_000  # bytes; what a start sends without the archive is far less
 
@@ -50,7 +50,7 @@ def cache(home: Path) -> Path:
 
 def kept(home: Path) -> Path:
     """The first part as it came."""
-    return cache(home) / f"{pyz.shipped().first.digest}.pyz"
+    return cache(home) / f"{node_bundle.shipped().first.digest}.pyz"
 
 
 def compiled(home: Path) -> list[Path]:
@@ -118,7 +118,7 @@ def test_the_boot_is_compiled_once(bench: Bench, fresh: Path) -> None:
     where = node(bench, fresh)
     where.open()
     (boot,) = cache(fresh).glob("boot.*")
-    good, made, sent = boot.read_bytes(), boot.stat().st_mtime_ns, pyz.shipped().boot
+    good, made, sent = boot.read_bytes(), boot.stat().st_mtime_ns, node_bundle.shipped().boot
     right = compile(zlib.decompress(sent), "clustertool-boot", "exec", dont_inherit=True)
     where.open()
     assert boot.stat().st_mtime_ns == made
@@ -167,7 +167,7 @@ def test_what_is_old_is_thrown_out(bench: Bench, fresh: Path) -> None:
 def test_a_traceback_shows_the_code(bench: Bench, fresh: Path) -> None:
     """Though it is imported from no file that is there."""
     client = node(bench, fresh).open()
-    with pytest.raises(InternalError, match=r'node/agent.py", line \d+, in meet\n +return meet\.meet\('):
+    with pytest.raises(InternalError, match=r'node/agent/loop.py", line \d+, in meet\n +return shared_root\.meet\('):
         client.ask("meet", step="leave")
 
 
@@ -319,27 +319,27 @@ def test_python_below_home(bench: Bench, fresh: Path) -> None:
 
 def test_archive_is_reproducible() -> None:
     """The same sources are the same release, so that a second laptop sends nothing."""
-    sources = pyz.sources()
+    sources = node_bundle.sources()
     backwards = dict(reversed(sources.items()))
-    assert pyz.make(sources) == pyz.make(backwards) == pyz.shipped()
+    assert node_bundle.make(sources) == node_bundle.make(backwards) == node_bundle.shipped()
 
 
 def test_both_parts_are_small() -> None:
     """64 nodes share one uplink: a dispatch may cost 60 kB a node besides the workspace, of which 6 kB are the login."""
-    boot, first, rest = pyz.shipped()
+    boot, first, rest = node_bundle.shipped()
     assert len(boot) < 2500
     assert len(first.data) < 52_000
     assert not {"supervisor", "follow", "lead"} & {Path(name).stem for name in json.loads(zlib.decompress(first.data))}
-    assert "clustertool/node/supervisor.py" in json.loads(zlib.decompress(rest.data))
+    assert "clustertool/node/supervisor/supervisor.py" in json.loads(zlib.decompress(rest.data))
 
 
 def test_lean_code_is_the_same_code_on_the_same_lines() -> None:
     for path in sorted((PACKAGE / "node").glob("*.py")):
         text = path.read_text()
-        lean = pyz.light(pyz.lean(text), STAND_INS)
+        lean = node_bundle.light(node_bundle.lean(text), STAND_INS)
         assert len(lean.splitlines()) == len(text.splitlines())
         assert shape(lean) == shape(text), path
-    assert pyz.lean('def f():  # x\n    """é\n    ü"""\n    return "# no comment"\n') == (
+    assert node_bundle.lean('def f():  # x\n    """é\n    ü"""\n    return "# no comment"\n') == (
         'def f():\n    ""\n\n    return "# no comment"\n'
     )
 
@@ -381,10 +381,21 @@ def test_types_are_light() -> None:
     future, rest = "from __future__ import annotations", ["Names = List[str]", "def f(x: Dict[str, Any]) -> Names: ..."]
     imports = ["from typing import (", "    Any, Dict,", "    List)"]
     shipped = "from clustertool.light.typing import "
-    assert pyz.light("\n".join([future, *imports, *rest]), ()).splitlines() == ['""', shipped + "List", "", "", *rest]
-    assert pyz.light("\n".join([*imports, *rest]), ()).splitlines() == [shipped + "Any, Dict, List", "", "", *rest]
-    assert pyz.light(f"{future}\nfrom typing import Any\nx: Any = 1\n", ()) == '""\n""\nx: Any = 1\n'
-    assert "from typing" in pyz.program("node/framework.py"), "it runs where nothing of ours is"
+    assert node_bundle.light("\n".join([future, *imports, *rest]), ()).splitlines() == [
+        '""',
+        shipped + "List",
+        "",
+        "",
+        *rest,
+    ]
+    assert node_bundle.light("\n".join([*imports, *rest]), ()).splitlines() == [
+        shipped + "Any, Dict, List",
+        "",
+        "",
+        *rest,
+    ]
+    assert node_bundle.light(f"{future}\nfrom typing import Any\nx: Any = 1\n", ()) == '""\n""\nx: Any = 1\n'
+    assert "from typing" in node_bundle.program("node/probe/framework_probe.py"), "it runs where nothing of ours is"
 
 
 def test_imports_are_light() -> None:
@@ -396,10 +407,10 @@ def test_imports_are_light() -> None:
         "    from clustertool.light.signal import SIGKILL as K, SIGTERM",
         "    from clustertool.light import json",
     ]
-    assert pyz.light(text, {"json", "signal"}).splitlines() == light
-    assert pyz.light(text, ()) == text
+    assert node_bundle.light(text, {"json", "signal"}).splitlines() == light
+    assert node_bundle.light(text, ()) == text
     slow = {"__future__", *STAND_INS}
-    for part in pyz.shipped()[1:]:
+    for part in node_bundle.shipped()[1:]:
         for name, text in json.loads(zlib.decompress(part.data)).items():
             tree = list(ast.walk(ast.parse(text)))
             found = {node.module for node in tree if isinstance(node, ast.ImportFrom)}
@@ -420,7 +431,7 @@ def test_an_agent_imports_little(bench: Bench, tmp_path: Path) -> None:
     client.ask("patch", release="r", base="b", steps=[], manifest="m", groups=None, pieces={})
     _, said = sorted(tmp_path.glob("python.*"), key=lambda path: path.stat().st_mtime_ns)
     imported = {line.rpartition("|")[2].strip() for line in said.read_text().splitlines()}
-    assert {"clustertool.node.probe", "clustertool.node.releases", "_socket", "_json"} <= imported
+    assert {"clustertool.node.probe.probe", "clustertool.node.storage.patch", "_socket", "_json"} <= imported
     slow = "__future__ collections ctypes enum functools re ssl subprocess threading".split()
     assert not imported & {*STAND_INS, *slow}
 
@@ -434,7 +445,7 @@ def test_a_dispatch_needs_no_more_than_the_first_part(bench: Bench, fresh: Path)
     client.ask("patch", release="r", base="b", steps=[], manifest="m", groups=None, pieces={})
     client.ask("relay", release="r", manifest="m", groups=None, helper=False)
     client.ask("unrelay")
-    rest = cache(fresh) / f"{pyz.shipped().rest.digest}.pyz"
+    rest = cache(fresh) / f"{node_bundle.shipped().rest.digest}.pyz"
     assert not rest.exists()
     assert client.ask("jobs")["jobs"] == []
     assert rest.exists()

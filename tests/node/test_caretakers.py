@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from clustertool.node import guard, processes
+from clustertool.node.supervisor import guard
+from clustertool.node.system import processes
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, alive, kill, state, until
 

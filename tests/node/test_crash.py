@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from clustertool.errors import DispatchError
-from clustertool.node.pieces import Store, unpack
-from clustertool.plan import manifest
+from clustertool.model.dispatch import manifest
+from clustertool.node.storage.release_store import Store, unpack
 from tests.lab.lab import compiler
 from tests.node.conftest import Disk
 from tests.node.harness import Bench, Node, alive, until

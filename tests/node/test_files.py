@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from clustertool.errors import ClustertoolError, NotFound, PreflightError, UsageError
-from clustertool.node import files
-from clustertool.node.pieces import Store
-from clustertool.plan.manifest import name_of, text_of
-from clustertool.plan.paths import OURS
+from clustertool.model.dispatch.manifest import name_of, text_of
+from clustertool.model.paths import OURS
+from clustertool.node.storage import files
+from clustertool.node.storage.release_store import Store
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, alive, until
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from clustertool.node import processes
-from clustertool.plan.facts import Facts, read_facts
-from clustertool.reach import pyz
+from clustertool.fleet import node_bundle
+from clustertool.model.facts import Facts, read_facts
+from clustertool.node.system import processes
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, Node, Process, alive, cpu, kill, look, pythons, read, until
 from tests.nvml import Driver, copy
@@ -31,7 +31,7 @@ def driver(nvml: Driver, tmp_path: Path) -> Driver:
 def node_with(bench: Bench, driver: Driver, kind: str = "auto", python: str = sys.executable) -> Node:
     """A node with a driver, to which the module has been sent, as `run` does."""
     node = bench.nodes(1, python=python, env={"LD_LIBRARY_PATH": str(driver.folder)}, DEVICE_KIND=kind)[0]
-    digest, data = pyz.nvml()
+    digest, data = node_bundle.nvml()
     node.ask("module", nvml=digest, data=base64.b64encode(data).decode())
     return node
 
@@ -72,7 +72,7 @@ def test_the_jobs_cards_are_in_the_record(bench: Bench, driver: Driver, python: 
 def test_an_agent_that_has_looked_at_the_cards_can_start_a_job(bench: Bench, driver: Driver) -> None:
     """--devices auto: NVML has begun in the process that becomes the supervisor."""
     node = node_with(bench, driver)
-    assert node.ask("devices", nvml=pyz.nvml()[0])["problem"] == ""
+    assert node.ask("devices", nvml=node_bundle.nvml()[0])["problem"] == ""
     job = bench.run([node], p.PLAIN, devices="7").ready()
     assert until(lambda: with_cards(job), "a line with cards")[0] == [[7, 0.0, 0, 81920 * MIB]]
     job.stop()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clustertool.node.glance import Glance
+from clustertool.node.jobs.live_sample import Glance
 from tests.node.harness import Bench, Node, cpu, kill, until
 from tests.node.test_nvml import look
 from tests.nvml import Driver, copy
@@ -22,9 +22,9 @@ def driver(nvml: Driver, tmp_path: Path) -> Driver:
 
 
 def glance(node: Node, job: str = "") -> dict[str, Any]:
-    from clustertool.reach import pyz
+    from clustertool.fleet import node_bundle
 
-    return node.ask("glance", nvml=pyz.nvml()[0], job=job)
+    return node.ask("glance", nvml=node_bundle.nvml()[0], job=job)
 
 
 def ranks(node: Node, job: str = "") -> dict[int, dict[str, Any]]:
@@ -94,8 +94,8 @@ def test_the_places_of_all_ranks_are_named_now_and_then(bench: Bench) -> None:
 
 
 def test_progress_bars_and_silence(tmp_path: Path) -> None:
-    from clustertool.node import files
-    from clustertool.node.glance import _end
+    from clustertool.node.jobs.live_sample import _end
+    from clustertool.node.storage import files
 
     job = tmp_path / "JOBx"
     files.make_root(str(tmp_path))
@@ -148,7 +148,7 @@ def test_it_costs_less_than_a_hundredth_of_a_core(bench: Bench, driver: Driver) 
 def test_job_directories_are_looked_through_only_when_one_comes_or_goes(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from clustertool.node import glance as module
+    from clustertool.node.jobs import live_sample as module
 
     calls = []
     monkeypatch.setattr(module, "find", lambda *_: calls.append(1) or [])
@@ -163,7 +163,7 @@ def test_job_directories_are_looked_through_only_when_one_comes_or_goes(
 
 def test_a_tool_that_costs_much_is_run_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a second of a maker's tool is worth fifty seconds of one percent; what it said last stays."""
-    from clustertool.node import cards, devices
+    from clustertool.node.devices import detect, read
 
     tool = tmp_path / "npu-smi"
     recorded = Path(__file__).parents[1] / "data" / "smi" / "npu-smi.txt"
@@ -171,8 +171,8 @@ def test_a_tool_that_costs_much_is_run_seldom(tmp_path: Path, monkeypatch: pytes
     tool.write_text(f"#!/bin/sh\necho run >> {tmp_path}/runs\n{burn}\ncat {recorded}\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(cards, "found", lambda: ("npu", [0, 1]))
-    pulse = devices.Pulse("none")
+    monkeypatch.setattr(detect, "found", lambda: ("npu", [0, 1]))
+    pulse = read.Pulse("none")
     for _ in range(3):
         assert [device["model"] for device in pulse.now()["devices"]] == ["910B2", "910B2"]
     assert (tmp_path / "runs").read_text().count("run") == 1

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from clustertool.errors import PreflightError
-from clustertool.node import processes
+from clustertool.node.system import processes
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, alive, cpu, read, until
 
@@ -149,8 +149,8 @@ def test_it_is_known_which_ranks_the_signal_ends_at_once(bench: Bench) -> None:
 ZOMBIE = """
 import os, sys, time
 from clustertool.node import files, processes
-from clustertool.node.ending import Ending
-from clustertool.node.family import Family
+from clustertool.node.supervisor.shutdown import Ending
+from clustertool.node.jobs.descendants import Family
 
 files.make_root(sys.argv[1])
 job = files.make_job_dir(sys.argv[1] + "/JOBx")

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
+from clustertool.fleet.identity import certificate
 from clustertool.light import collections, contextlib, hashlib, json, signal, socket, ssl, typing
-from clustertool.node import wire
-from clustertool.reach.identity import certificate
+from clustertool.node.system import tls_link
 
 VALUES: list[Any] = [
     None,
@@ -200,8 +200,8 @@ MINE, OTHER = certificate(), certificate()
 def context(kind: str, pair: tuple[str, str], server: bool) -> Any:
     """By the very function that nodes use."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "ssl", KINDS[kind])
-        return wire.context(*pair, server)
+        patch.setattr(tls_link, "ssl", KINDS[kind])
+        return tls_link.context(*pair, server)
 
 
 def handshake(server: Any, client: Any) -> tuple[Any, Any, list[Exception]]:

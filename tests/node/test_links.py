@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from clustertool.reach import identity
+from clustertool.fleet import identity
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, alive, kill, until
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from clustertool.node import claims
+from clustertool.node.ports import claims
 from tests.node.harness import Bench, Node, until
 
 TOKEN = secrets.token_hex(16)

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from clustertool.errors import DeviceHeld
-from clustertool.node import cards, locks
-from clustertool.plan.facts import Facts, read_facts
+from clustertool.model.facts import Facts, read_facts
+from clustertool.node.devices import detect, locks
 from tests.node.harness import Bench, Job, Node, kill, until
 from tests.nvml import Driver, copy
 
@@ -122,7 +122,7 @@ def tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "tmp"
     folder.mkdir()
     monkeypatch.setattr(locks, "_TMP", str(folder))
-    monkeypatch.setattr(cards, "library", lambda: "")
+    monkeypatch.setattr(detect, "library", lambda: "")
     return folder
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from clustertool.errors import PortHeld
-from clustertool.node import holds
+from clustertool.node.ports import reservations
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, Node, read
 
@@ -148,4 +148,4 @@ def test_an_error_of_the_supervisor_in_a_scope_is_its_own(bench: Bench, node: Ma
     with socket.create_server(("127.0.0.1", port)), pytest.raises(PortHeld, match=f"port {port} is held by"):
         job.start()
     assert asked(tmp_path, "systemd-run") == ["--user --scope"]
-    assert port not in holds.held()
+    assert port not in reservations.held()

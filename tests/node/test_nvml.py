@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from clustertool.errors import PreflightError
-from clustertool.reach import pyz
+from clustertool.fleet import node_bundle
 from tests.node.harness import Bench, Node, until
 from tests.nvml import SICK, Driver, copy
 
@@ -31,8 +31,8 @@ def node_with(bench: Bench, driver: Driver, **given: Any) -> Node:
 
 
 def look(node: Node) -> dict[str, Any]:
-    """As reach/devices.py asks, one node at a time."""
-    digest, data = pyz.nvml()
+    """As fleet/device_check.py asks, one node at a time."""
+    digest, data = node_bundle.nvml()
     answer = node.ask("devices", nvml=digest)
     if "need" in answer:
         node.ask("module", nvml=digest, data=base64.b64encode(data).decode())
@@ -94,7 +94,7 @@ def test_a_card_fell_off_the_bus(bench: Bench, driver: Driver) -> None:
 
 
 def test_the_module_is_sent_once_and_only_where_it_is_needed(bench: Bench, driver: Driver, tmp_path: Path) -> None:
-    digest, data = pyz.nvml()
+    digest, data = node_bundle.nvml()
     home = tmp_path / "fresh"
     home.mkdir()
     plain = bench.nodes(1, env={"HOME": str(home)})[0]
@@ -107,14 +107,17 @@ def test_the_module_is_sent_once_and_only_where_it_is_needed(bench: Bench, drive
     node.open()
     assert "need" not in node.ask("devices", nvml=digest)
     assert not [
-        name for part in pyz.shipped()[1:] for name in json.loads(zlib.decompress(part.data)) if "pynvml" in name
+        name
+        for part in node_bundle.shipped()[1:]
+        for name in json.loads(zlib.decompress(part.data))
+        if "pynvml" in name
     ]
 
 
 def test_a_module_that_was_changed_on_the_node_is_not_run(bench: Bench, driver: Driver, tmp_path: Path) -> None:
     home = tmp_path / "fresh"
     home.mkdir()
-    digest, data = pyz.nvml()
+    digest, data = node_bundle.nvml()
     node = bench.nodes(1, env={"HOME": str(home), "LD_LIBRARY_PATH": str(driver.folder)})[0]
     look(node)
     [kept] = home.rglob("pynvml.py")

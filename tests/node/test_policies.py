@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clustertool.errors import PreflightError
-from clustertool.node import claims
+from clustertool.node.ports import claims
 from tests.node import programs as p
 from tests.node.harness import Bench, until
 

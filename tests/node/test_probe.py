@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from clustertool.node import claims, probe
-from clustertool.plan import answers
-from clustertool.plan.facts import read_facts
+from clustertool.model.facts import read_facts
+from clustertool.model.wire import answers
+from clustertool.node.ports import claims
+from clustertool.node.probe import probe
 from tests.node.harness import Bench, until
 
 

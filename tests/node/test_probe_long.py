@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from clustertool.node import condition, jobenv
-from clustertool.plan.facts import Facts, read_facts
+from clustertool.model.facts import Facts, read_facts
+from clustertool.node.probe import job_environment, machine
 from tests.node import programs as p
 from tests.node.harness import Bench, marked, until
 
@@ -57,13 +57,13 @@ def test_proxies_of_the_login_are_told_by_name_only(bench: Bench) -> None:
 )
 def test_own_name(tmp_path: Path, text: str, own: str) -> None:
     (tmp_path / "hosts").write_text(text)
-    assert condition.own_name("box", str(tmp_path / "hosts")) == own
-    assert condition.own_name("box", str(tmp_path / "none")) == ""
+    assert machine.own_name("box", str(tmp_path / "hosts")) == own
+    assert machine.own_name("box", str(tmp_path / "none")) == ""
 
 
 def test_resolved() -> None:
-    assert condition.resolved("localhost") in ("127.0.0.1", "::1")
-    assert condition.resolved("..") == ""
+    assert machine.resolved("localhost") in ("127.0.0.1", "::1")
+    assert machine.resolved("..") == ""
 
 
 def test_versions_of_the_jobs_own_python(bench: Bench, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_no_python3_in_the_jobs_environment(bench: Bench, tmp_path: Path) -> Non
 def test_a_prelude_that_never_ends_is_ended_with_all_it_started(tmp_path: Path) -> None:
     mark = f"MARK_{os.getpid()}_{time.monotonic_ns()}"
     start = time.monotonic()
-    told, ((column, level, what, _),) = jobenv.look(
+    told, ((column, level, what, _),) = job_environment.look(
         {**JOB, "prelude": f"export {mark}=1; sleep 600 & sleep 600"}, limit=0.5
     )
     assert (told, column, level, what) == ({}, "packages", "error", "PRELUDE and python3 did not end within 0.5 s")
@@ -144,4 +144,4 @@ def test_what_nobody_looks_after(bench: Bench) -> None:
 
 def test_the_name_of_this_machine(bench: Bench) -> None:
     facts = asked(bench)
-    assert facts.own == (condition.own_name(socket.gethostname()) or condition.resolved(socket.gethostname()))
+    assert facts.own == (machine.own_name(socket.gethostname()) or machine.resolved(socket.gethostname()))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clustertool.node import ranks
+from clustertool.node.supervisor import rank_process
 from tests.node.harness import until
 
 
@@ -44,7 +44,7 @@ class Rank:
     def start(self, *argv: str, umask: int = 0o027, file_limit: int = 0) -> tuple[int, str]:
         fd = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            return ranks.start(
+            return rank_process.start(
                 self.spec, {"argv": list(argv), "env": {"RANK": "3"}}, 0, self.job, fd, umask, file_limit
             )
         finally:

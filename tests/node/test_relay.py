@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 from clustertool.errors import ClustertoolError, DispatchError
-from clustertool.node import wire
-from clustertool.node.pieces import Store, unpack
-from clustertool.plan import manifest, swarm
-from clustertool.plan.frames import encode
-from clustertool.reach import identity
+from clustertool.fleet import identity
+from clustertool.model.dispatch import manifest, topology
+from clustertool.model.wire.frames import encode
+from clustertool.node.storage.release_store import Store, unpack
+from clustertool.node.system import tls_link
 from tests.node.harness import Bench, Node, alive, look, pids, read, until
 
 SIZE = 100_000
@@ -84,8 +84,8 @@ class Relays:
         found = peers or [(node.host.address, port) for node, port in zip(self.nodes[:first], self.ports)]
         for me, node in enumerate(self.nodes[:first]):
             if self.ports[me]:
-                some = [found[other] for other in swarm.sources(len(found), me)]
-                node.client.agent.tell_relay({"k": "sources", "sources": some, "degree": swarm.degree(len(found))})
+                some = [found[other] for other in topology.sources(len(found), me)]
+                node.client.agent.tell_relay({"k": "sources", "sources": some, "degree": topology.degree(len(found))})
         return self
 
     def send(self, i: int, *numbers: int, data: bytes = b"") -> None:
@@ -207,8 +207,8 @@ def test_what_is_there_already_is_not_fetched(relays: Any) -> None:
     Path(store.top, one.shipment.names[4]).write_bytes(b"torn")
     one.start().meet().send(0, 0)
     lacks = one.says(0, "lacks")
-    assert swarm.numbers(lacks["lacks"], lacks["count"]) == {3, *range(5, COUNT + 2)}
-    one.send(0, *swarm.numbers(lacks["lacks"], lacks["count"]))
+    assert topology.numbers(lacks["lacks"], lacks["count"]) == {3, *range(5, COUNT + 2)}
+    one.send(0, *topology.numbers(lacks["lacks"], lacks["count"]))
     one.says(0, "done")
     assert one.whole(0)
 
@@ -308,7 +308,7 @@ class Liar:
         self._slow = slow
         self._half = half
         self._true = relays.shipment.piece if mixed else None
-        self._context = wire.context(relays.certificate, relays.key, server=True)
+        self._context = tls_link.context(relays.certificate, relays.key, server=True)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.asked = 0
@@ -324,7 +324,7 @@ class Liar:
 
     def _serve(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(OSError):
-            peer = wire.Wire(sock, self._context, True, 1 << 20)
+            peer = tls_link.Wire(sock, self._context, True, 1 << 20)
             while True:
                 select.select([peer], [peer] if peer.wants_write else [], [], 0.05)
                 secure = peer.secure
@@ -337,9 +337,9 @@ class Liar:
                     for number in range(1, COUNT + 2) if self._true else ():
                         peer.send({"piece": number}, self._true(number))
                 if peer.secure and not secure:
-                    peer.send({"have": swarm.bits(set(range(self._slow, COUNT + 2)), COUNT + 2), "of": COUNT + 2})
+                    peer.send({"have": topology.bits(set(range(self._slow, COUNT + 2)), COUNT + 2), "of": COUNT + 2})
 
-    def _send_half(self, peer: wire.Wire, half: Path, number: int) -> None:
+    def _send_half(self, peer: tls_link.Wire, half: Path, number: int) -> None:
         peer.send_file({"piece": number}, os.open(half, os.O_RDONLY), 2 * half.stat().st_size)
         with contextlib.suppress(ConnectionError):
             while True:
@@ -459,7 +459,7 @@ def test_strangers(relays: Any, who: str) -> None:
 def knock(address: tuple[str, int], identity_: tuple[str, str] | None) -> bytes:
     """What a TLS client without the right certificate gets out of it."""
     if identity_:
-        context = wire.context(*identity_, server=False)
+        context = tls_link.context(*identity_, server=False)
     else:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False

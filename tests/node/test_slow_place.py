@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from clustertool.errors import ClustertoolError, DispatchError, Unreachable
-from clustertool.node.pieces import Store
-from clustertool.plan.manifest import text_of
+from clustertool.model.dispatch.manifest import text_of
+from clustertool.node.storage.release_store import Store
 from tests.lab.lab import compiler
 from tests.node.harness import Bench, Job, Node, until
 

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from clustertool.node import family, files, processes
-from clustertool.node.ending import Ending
+from clustertool.node.jobs import descendants
+from clustertool.node.storage import files
+from clustertool.node.supervisor.shutdown import Ending
+from clustertool.node.system import processes
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, alive, look, state, until
 
@@ -152,12 +154,12 @@ def test_descendants_are_written_down(bench: Bench, threads: str) -> None:
 
 def test_the_book_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that starts programs all the time: the dead are struck off, whoever lives is still there."""
-    monkeypatch.setattr(family, "_MOST", 50)
+    monkeypatch.setattr(descendants, "_MOST", 50)
     (tmp_path / "root").mkdir()
     job = files.make_job_dir(str(tmp_path / "root/JOBx"))
     head = processes.identify(os.getpid())
     assert head is not None
-    book = family.Family(job, head)
+    book = descendants.Family(job, head)
     with subprocess.Popen(["sleep", "1000"]) as stays:
         book.look()
         for _ in range(120):
@@ -165,7 +167,7 @@ def test_the_book_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
                 found = processes.identify(brief.pid)
                 book.write_down([found] if found else [])
         book.living()
-        known = family.recorded(job)
+        known = descendants.recorded(job)
         assert len(known) <= 52 and stays.pid in [process.pid for process in known]
         stays.kill()
     os.close(job)

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from clustertool.reach import pyz
+from clustertool.fleet import node_bundle
 from tests.cli import LoopSite
 
 # Reads what the tool sends before the first frame, says that it is ready, and gives each request to `answer`.
@@ -62,7 +62,11 @@ def hostile_python(home: Path, node: int, nodes: Sequence[str], answer: str) -> 
     It may use reply(request, **fields), write(bytes), frame(header, payload), job(id, **fields), take(size), NODE, NODES.
     """
     text = _PROGRAM.format(
-        python=sys.executable, node=node, nodes=list(nodes), answer=textwrap.dedent(answer), loader=len(pyz.LOADER)
+        python=sys.executable,
+        node=node,
+        nodes=list(nodes),
+        answer=textwrap.dedent(answer),
+        loader=len(node_bundle.LOADER),
     )
     _executable(home / "py", text)
 

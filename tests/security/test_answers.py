@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from clustertool.errors import BadAnswer, ClustertoolError
-from clustertool.plan import answers
-from clustertool.plan.cluster import Cluster
-from clustertool.plan.frames import Decoder, FrameError, encode
-from clustertool.plan.shape import Malformed
-from clustertool.reach.fleet import Fleet
+from clustertool.fleet.fleet import Fleet
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.wire import answers
+from clustertool.model.wire.frames import Decoder, FrameError, encode
+from clustertool.model.wire.shape import Malformed
 from tests.security.hostile import honest_python, hostile_python
 from tests.ssh import sshd
 

@@ -8,27 +8,27 @@ from pathlib import Path
 
 import pytest
 
-from clustertool.reach import pyz
+from clustertool.fleet import node_bundle
 
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The file of the cache, as this user has written it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    pyz._shipped.cache_clear()
-    pyz.shipped()
+    node_bundle._shipped.cache_clear()
+    node_bundle.shipped()
     (path,) = (tmp_path / "clustertool/code").iterdir()
-    pyz._shipped.cache_clear()
+    node_bundle._shipped.cache_clear()
     yield path
-    pyz._shipped.cache_clear()
+    node_bundle._shipped.cache_clear()
 
 
-EVIL = pyz.Shipped(b"evil", pyz._part(b"evil"), pyz._part(b"evil"))
+EVIL = node_bundle.Shipped(b"evil", node_bundle._part(b"evil"), node_bundle._part(b"evil"))
 
 
 def test_what_this_user_has_kept_is_used(kept: Path) -> None:
-    kept.write_bytes(pyz._written(EVIL))
-    assert pyz.shipped() == EVIL
+    kept.write_bytes(node_bundle._written(EVIL))
+    assert node_bundle.shipped() == EVIL
 
 
 def _of_another_user(path: Path) -> None:
@@ -57,8 +57,8 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_another_user_can_have_written_is_made_anew(kept: Path, change: str) -> None:
-    kept.write_bytes(pyz._written(EVIL))
+    kept.write_bytes(node_bundle._written(EVIL))
     CHANGES[change](kept)
-    assert pyz.shipped() == pyz.make(pyz.sources())
+    assert node_bundle.shipped() == node_bundle.make(node_bundle.sources())
     info = kept.lstat()
-    assert info.st_uid == os.getuid() and info.st_mode == 0o100600 and kept.read_bytes() != pyz._written(EVIL)
+    assert info.st_uid == os.getuid() and info.st_mode == 0o100600 and kept.read_bytes() != node_bundle._written(EVIL)

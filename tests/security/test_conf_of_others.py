@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from clustertool.errors import UsageError
-from clustertool.plan.paths import OURS
-from clustertool.reach.here import found
+from clustertool.fleet.this_machine import found
+from clustertool.model.paths import OURS
 from clustertool.verbs import report
 from tests.cli import CLUSTERRUN, CLUSTERTOOL, REPO, Done
 
@@ -267,7 +267,7 @@ def test_a_report_is_written_through_no_link(place: Place, monkeypatch: pytest.M
 @ROOT
 def test_a_user_without_a_home_folder(place: Place) -> None:
     """A uid without a name and without $HOME, and a $HOME that the user cannot reach, are no bugs."""
-    program = f"import sys, os; sys.path.insert(0, {str(REPO)!r})\nfrom clustertool.verbs import conf\n"
+    program = f"import sys, os; sys.path.insert(0, {str(REPO)!r})\nfrom clustertool.verbs import conf_file as conf\n"
     closed = place.top.parent / "closed"
     (closed / "home").mkdir(parents=True)
     closed.chmod(0o700)

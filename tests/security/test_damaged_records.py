@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from clustertool.errors import PreflightError
-from clustertool.node import claims, private, processes
-from clustertool.plan.formats import FORMAT
+from clustertool.model.job.formats import FORMAT
+from clustertool.node.ports import claims
+from clustertool.node.system import private_directory, processes
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, Process, alive, kill
 
@@ -251,7 +252,7 @@ def test_one_bad_record_hides_no_other(bench: Bench, created: str) -> None:
 @pytest.fixture
 def ports_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The claims of this user, in a /tmp of the test's own."""
-    monkeypatch.setattr(private, "_TMP", str(tmp_path))
+    monkeypatch.setattr(private_directory, "_TMP", str(tmp_path))
     claims.hold([20001])
     assert claims.claimed() == {20001: "(inv check)"}
     found = Path(claims.directory(), "ports.json")

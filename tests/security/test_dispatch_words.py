@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from clustertool.plan.swarm import require_below
+from clustertool.model.dispatch.topology import require_below
 from tests.cli import LoopSite
 from tests.security.hostile import site_with_hostile
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clustertool.node import ports
+from clustertool.node.ports import listeners
 
 LISTENER = r"""
 import socket, sys
@@ -25,7 +25,7 @@ def test_a_process_with_any_name_may_hold_a_port() -> None:
     try:
         assert child.stdout and child.stdin
         port = int(child.stdout.readline())
-        assert f"(pid {child.pid}, user" in ports.holders([port])[port]
+        assert f"(pid {child.pid}, user" in listeners.holders([port])[port]
     finally:
         child.stdin.close()  # type: ignore[union-attr]
         child.wait(30)
@@ -35,8 +35,8 @@ def test_a_process_with_any_name_may_hold_a_port() -> None:
 READ = """
 import locale, pathlib, sys
 assert locale.getpreferredencoding(False).upper() not in ("UTF-8", "UTF8"), "the test has the wrong locale"
-from clustertool.reach.workspace import read_workspace
-from clustertool.verbs.load import workspace_toml
+from clustertool.fleet.dispatch.workspace import read_workspace
+from clustertool.verbs.load_config import workspace_toml
 top = pathlib.Path(sys.argv[1])
 print(ascii(workspace_toml(top)["env"]["GREETING"]), ascii(read_workspace(top).files))
 """

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clustertool.plan.hosts import read_hosts
+from clustertool.model.config.hosts import read_hosts
 from clustertool.verbs.jobs import listings, where
 from tests.cli import LoopSite, until
 from tests.security.hostile import site_with_hostile

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from clustertool.errors import Unreachable
-from clustertool.reach import pyz
+from clustertool.fleet import node_bundle
 from tests.node.harness import Bench
 from tests.security import hostile
 
@@ -32,7 +32,7 @@ def test_progress_extends_no_question_that_a_stop_needs(bench: Bench, question: 
     """And what is taken back after a failure is waited for a bounded time: there Ctrl+C does not end the waiting."""
     python = bench.tmp / "python"
     python.write_text(
-        hostile._PROGRAM.format(python=sys.executable, node=0, nodes=[], answer=ANSWER, loader=len(pyz.LOADER))
+        hostile._PROGRAM.format(python=sys.executable, node=0, nodes=[], answer=ANSWER, loader=len(node_bundle.LOADER))
     )
     python.chmod(0o755)
     node = bench.nodes(1, python=str(python))[0]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from clustertool.plan.job import valid_job_id
-from clustertool.plan.paths import is_job_id
+from clustertool.model.config.job import valid_job_id
+from clustertool.model.paths import is_job_id
 from tests.cli import LoopSite
 from tests.security.hostile import site_with_hostile
 

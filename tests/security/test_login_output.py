@@ -13,10 +13,10 @@ from collections.abc import Callable
 import pytest
 
 from clustertool.errors import ClustertoolError, PreflightError, Unreachable
-from clustertool.plan.cluster import Cluster
-from clustertool.reach.channel import NOISE
-from clustertool.reach.connection import Link
-from clustertool.reach.greeting import MOST_BYTES, Greeting
+from clustertool.model.config.cluster import Cluster
+from clustertool.ssh.channel import NOISE
+from clustertool.ssh.connection import Link
+from clustertool.ssh.greeting import MOST_BYTES, Greeting
 from tests.cli import LoopSite, until
 from tests.node.harness import Channel
 from tests.ssh import sshd
@@ -89,7 +89,7 @@ def test_a_script_starts_in_time_or_fails(
 @pytest.mark.parametrize("greeting", [b"x", b"SSH-2.0-x", b"line\r\n"])
 def test_a_server_that_dribbles_before_the_key_exchange(laptop: object, greeting: bytes) -> None:
     """One byte (or line) a time, and never a complete banner."""
-    from clustertool.plan.cluster import read_cluster
+    from clustertool.model.config.cluster import read_cluster
 
     server = socket.create_server(("127.0.0.1", 0))
     over = threading.Event()

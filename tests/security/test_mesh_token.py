@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from clustertool.node.mesh import _TOKEN, _WHO, _Listener
+from clustertool.node.probe.link_test import _TOKEN, _WHO, _Listener
 
 TOKEN = b"0123456789abcdef" * 2
 PATIENCE = 0.3  # seconds without an answer and without an end

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from clustertool.errors import PreflightError
-from clustertool.node import files, mounts
+from clustertool.node.storage import files
+from clustertool.node.system import mounts
 from tests.node.harness import Bench, Job
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to mount")

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from clustertool.errors import AuthError, ConfigError, UsageError
-from clustertool.plan.cluster import read_cluster
-from clustertool.plan.hostfile import pick, read_hostfile
-from clustertool.plan.hosts import Host, read_hosts, valid_host, valid_user
-from clustertool.reach import dial, sshconfig
-from clustertool.reach.sshconfig import SshSettings, expand_in_shell
+from clustertool.model.config.cluster import read_cluster
+from clustertool.model.config.hostfile import pick, read_hostfile
+from clustertool.model.config.hosts import Host, read_hosts, valid_host, valid_user
+from clustertool.ssh import dial
+from clustertool.ssh import settings as sshconfig
+from clustertool.ssh.settings import SshSettings, expand_in_shell
 
 COMMANDS = [
     "fe80::1%$(touch${IFS}{mark})",
@@ -162,7 +163,7 @@ Match exec "echo %n %r > {tmp_path}/got"
 
 def test_a_name_is_no_pattern_in_known_hosts(tmp_path: Path) -> None:
     """`*` is a name that ssh allows: as a line of known_hosts it would give every host this key."""
-    from clustertool.reach.hostkeys import KnownHosts
+    from clustertool.ssh.host_keys import KnownHosts
 
     path = tmp_path / "known_hosts"
     for name in ("*", "no?e", "!x", "#y", "[*]:2222"):

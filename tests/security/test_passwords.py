@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from clustertool.errors import AuthError
-from clustertool.plan.cluster import Cluster, read_cluster
-from clustertool.reach import hostkeys
-from clustertool.reach.connection import open_all
-from clustertool.reach.fanout import Gathered
-from clustertool.reach.prompter import Prompter
+from clustertool.model.config.cluster import Cluster, read_cluster
+from clustertool.ssh import host_keys
+from clustertool.ssh.connection import open_all
+from clustertool.ssh.parallel import Gathered
+from clustertool.ssh.prompter import Prompter
 from tests.cli import LoopSite, plain
 from tests.ssh.accounts import Host, Typist
 from tests.ssh.links import close_all
@@ -229,7 +229,7 @@ def test_new_keys_are_announced_before_the_password_is_asked_for(hosts: HostsOf,
     person = Typist(type_)
     login(nodes, person)
     for node in nodes:
-        print_ = hostkeys.fingerprint(node.key.get_base64())
+        print_ = host_keys.fingerprint(node.key.get_base64())
         assert f"new host key of {node.address}: ssh-ed25519 {print_} (added to {known})" in person.messages
     assert len(person.messages) == 3
     login(nodes, person)
@@ -243,7 +243,7 @@ def test_equal_keys_are_announced_together(hosts: HostsOf) -> None:
     person = Typist(lambda question: "y" if "[y/N]" in question else "right")
     login(nodes, person, KNOWN_HOSTS="/dev/null")
     lines = [line.partition(": ") for line in person.messages]
-    print_ = hostkeys.fingerprint(nodes[0].key.get_base64())
+    print_ = host_keys.fingerprint(nodes[0].key.get_base64())
     assert {rest for _, _, rest in lines} == {f"ssh-ed25519 {print_} (not written down)"}
     names = [name for head, _, _ in lines for name in head.rpartition(" ")[2].split(",")]
     assert sorted(names) == sorted(node.address for node in nodes)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clustertool.errors import PreflightError
-from clustertool.node import trust
+from clustertool.node.system import path_trust
 from tests.cli import LoopSite
 from tests.node.harness import Bench, until
 
@@ -23,7 +23,7 @@ def top(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "top"
     folder.mkdir(mode=0o755)
     yield folder
-    trust.set_group("")
+    path_trust.set_group("")
 
 
 def mode(folder: Path, bits: int, uid: int = -1, gid: int = -1) -> None:
@@ -34,7 +34,7 @@ def mode(folder: Path, bits: int, uid: int = -1, gid: int = -1) -> None:
 
 def told(folder: Path) -> str:
     """What is wrong and the fix, on one line; "" for nothing."""
-    return "; ".join(trust.unsafe(str(folder)) or ())
+    return "; ".join(path_trust.unsafe(str(folder)) or ())
 
 
 @root_only
@@ -57,7 +57,7 @@ def test_a_folder_that_all_may_write_to(top: Path) -> None:
     mode(top / "open", 0o777)
     assert f"all users may write to {top}/open" in told(top / "open" / "ct")
     assert f"chmod o-w {top}/open" in told(top / "open" / "ct")
-    trust.set_group("trusted")
+    path_trust.set_group("trusted")
     assert f"all users may write to {top}/open" in told(top / "open" / "ct")
     mode(top / "open", 0o1777)
     assert told(top / "open" / "ct") == ""
@@ -69,9 +69,9 @@ def test_a_folder_that_a_group_may_write_to(top: Path) -> None:
     wrong = told(top / "lab" / "ct")
     assert f"the group {OTHER} may write to {top}/lab" in wrong
     assert f"chmod g-w {top}/lab" in wrong and 'ROOT_DIR_GROUP = "trusted"' in wrong
-    trust.set_group("trusted")
+    path_trust.set_group("trusted")
     assert told(top / "lab" / "ct") == ""
-    trust.set_group("")
+    path_trust.set_group("")
     mode(top / "lab", 0o3775, gid=OTHER)
     assert told(top / "lab" / "ct") == "", "a sticky folder lets each user rename their own files only"
 

@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 from clustertool.errors import DeviceHeld, PortHeld, PreflightError
-from clustertool.node import cards, claims, holds, locks, private
+from clustertool.node.devices import detect, locks
+from clustertool.node.ports import claims, reservations
+from clustertool.node.system import private_directory
 from tests.lab.lab import FIRST_UID
 from tests.node.harness import until
 
@@ -33,10 +35,10 @@ def tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for above in folder.parents:
         if above.stat().st_uid == os.getuid() and not above.stat().st_mode & 0o001:
             above.chmod(above.stat().st_mode | 0o011)
-    monkeypatch.setattr(private, "_TMP", str(folder))
+    monkeypatch.setattr(private_directory, "_TMP", str(folder))
     monkeypatch.setattr(locks, "_TMP", str(folder))
     monkeypatch.setattr(locks, "_PATIENCE", 0.2)
-    monkeypatch.setattr(cards, "library", lambda: "")
+    monkeypatch.setattr(detect, "library", lambda: "")
     return folder
 
 
@@ -68,7 +70,7 @@ def another_user(work: Callable[[], object]) -> Iterator[int]:
 
 
 def test_the_directory_of_claims_is_private_and_found_again(tmp: Path) -> None:
-    assert private.find() == "" and claims.claimed() == {}
+    assert private_directory.find() == "" and claims.claimed() == {}
     claims.take_back("none", "/")
     assert list(tmp.iterdir()) == [], "nothing is made to take back nothing"
     made = Path(claims.directory())
@@ -91,7 +93,7 @@ def test_what_others_put_in_its_place_is_not_used(tmp: Path, tmp_path: Path) -> 
     before = set(tmp.iterdir())
     made = Path(claims.directory())
     assert made not in before and made.stat().st_uid == me
-    assert private.find() == str(made)
+    assert private_directory.find() == str(made)
 
 
 def test_the_oldest_of_several_is_used_by_all_who_make_one_at_once(tmp: Path) -> None:
@@ -100,7 +102,7 @@ def test_the_oldest_of_several_is_used_by_all_who_make_one_at_once(tmp: Path) ->
 
     def make() -> None:
         start.wait()
-        found.append(private.make("ports.json"))
+        found.append(private_directory.make("ports.json"))
 
     threads = [threading.Thread(target=make) for _ in range(8)]
     for thread in threads:
@@ -114,12 +116,12 @@ def test_the_oldest_of_several_is_used_by_all_who_make_one_at_once(tmp: Path) ->
 def test_a_full_or_read_only_tmp_is_named(tmp: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=1777", "none", str(tmp)], check=True)
     try:
-        assert private.trouble() == ("", "")
+        assert private_directory.trouble() == ("", "")
         made = Path(claims.directory())
         with contextlib.suppress(OSError), open(tmp / "fill", "wb", buffering=0) as file:
             while file.write(bytes(4096)):
                 pass
-        assert private.trouble()[0] == f"{tmp} is full"
+        assert private_directory.trouble()[0] == f"{tmp} is full"
         (made / "ports.json").unlink()
         made.rmdir()
         with contextlib.suppress(OSError), open(tmp / "fill", "ab", buffering=0) as file:
@@ -128,8 +130,8 @@ def test_a_full_or_read_only_tmp_is_named(tmp: Path) -> None:
         with pytest.raises(PreflightError, match=f"{tmp} cannot be written: No space left on device"):
             claims.claim(range(1000, 6000), "job", "/base")
         subprocess.run(["mount", "-o", "remount,ro", str(tmp)], check=True)
-        assert private.trouble()[0] == f"{tmp} is read-only"
-        if not private.find():
+        assert private_directory.trouble()[0] == f"{tmp} is read-only"
+        if not private_directory.find():
             with pytest.raises(PreflightError, match=f"{tmp} cannot be written: Read-only file system"):
                 claims.claim([1000], "job", "/base")
     finally:
@@ -223,9 +225,9 @@ def name(port: int, uid: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> s
 
 @root_only
 def test_a_port_name_of_another_user_is_that_users() -> None:
-    mine = holds.Holds()
+    mine = reservations.Holds()
     with another_user(lambda: name(7, OTHER)):
-        assert holds.holder(7, holds.held()[7]) == "a job of user nobody"
+        assert reservations.holder(7, reservations.held()[7]) == "a job of user nobody"
         with pytest.raises(PortHeld, match="port 7 is held by a job of user nobody"):
             mine.take([7])
     mine.close()
@@ -236,24 +238,24 @@ def test_a_port_name_of_another_user_is_that_users() -> None:
 @root_only
 @pytest.mark.parametrize("kind, who", [(socket.SOCK_STREAM, "user nobody"), (socket.SOCK_DGRAM, "another user")])
 def test_a_name_that_another_user_has_taken_in_our_name_is_not_ours(kind: socket.SocketKind, who: str) -> None:
-    mine = holds.Holds()
+    mine = reservations.Holds()
     with another_user(lambda: name(7, os.getuid(), kind)):
-        assert holds.holder(7, holds.held()[7]) == f"a job of {who}"
+        assert reservations.holder(7, reservations.held()[7]) == f"a job of {who}"
         with pytest.raises(PortHeld, match=f"port 7 is held by a job of {who}"):
             mine.take([7])
     mine.close()
 
 
 def test_a_name_does_not_block_where_many_ask_whose_it_is() -> None:
-    mine = holds.Holds()
+    mine = reservations.Holds()
     mine.take([7])
     asked = 0
-    while holds.owner(7, os.getuid()) == os.getuid():
+    while reservations.owner(7, os.getuid()) == os.getuid():
         asked += 1
         assert asked < 10_000
     mine.turn()
-    assert holds.owner(7, os.getuid()) == os.getuid()
-    holds.Holds().take([7])
+    assert reservations.owner(7, os.getuid()) == os.getuid()
+    reservations.Holds().take([7])
     mine.close()
 
 

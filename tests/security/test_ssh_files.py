@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from clustertool.errors import ConfigError
-from clustertool.plan.cluster import read_cluster
-from clustertool.reach import sshconfig
-from clustertool.reach.sshconfig import SshSettings, settings
+from clustertool.model.config.cluster import read_cluster
+from clustertool.ssh import settings as sshconfig
+from clustertool.ssh.settings import SshSettings, settings
 from tests.cli import LoopSite
 
 STRANGER = 4002

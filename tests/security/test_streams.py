@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from clustertool.plan.events import JobStatus
-from clustertool.watch.job import LogLines, News, Watch
+from clustertool.model.job.events import JobStatus
+from clustertool.watch.job_view import LogLines, News, Watch
 from tests.cli import LoopSite
 
 PLAN = {("trainer", 0): 0, ("trainer", 1): 1}

@@ -10,12 +10,12 @@ from collections.abc import Callable
 import pytest
 
 from clustertool.errors import BadAnswer, NodeLost
-from clustertool.plan.outcome import Outcome
+from clustertool.model.job.outcome import Outcome
 from clustertool.show.errors import show_error
 from clustertool.show.terminal import Terminal
-from clustertool.show.top import Screen, View
-from clustertool.watch.clean import harmless_lines
-from clustertool.watch.top import Picture
+from clustertool.show.top_view import Screen, View
+from clustertool.watch.sanitize import harmless_lines
+from clustertool.watch.top_model import Picture
 from tests.cli import LoopSite
 from tests.security.hostile import site_with_hostile
 
@@ -120,9 +120,7 @@ def test_top_shows_control_characters_and_does_not_obey_them(text: str) -> None:
 def test_a_question_of_a_server_is_harmless(site: Callable[..., LoopSite], hidden: bool) -> None:
     """A server chooses the text before any login."""
     one = site(1)
-    code = (
-        f"from clustertool.verbs import interrupts; interrupts.User().ask('Code for ' + {ESCAPES!r} + ': ', {hidden})"
-    )
+    code = f"from clustertool.verbs import signals; signals.User().ask('Code for ' + {ESCAPES!r} + ': ', {hidden})"
     asked = one.start("-c", code, program=[sys.executable], terminal=True)
     asked.says("Code for ")
     asked.type("secret\r")

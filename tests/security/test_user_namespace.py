@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from clustertool.node import users
+from clustertool.node.system import users
 from tests.cli import REPO
 
 STRANGER = 4002
@@ -17,7 +17,7 @@ _PROGRAM = f"""
 import ctypes, grp, os, sys
 sys.path.insert(0, {str(REPO)!r})
 from clustertool.node import trust, users
-from clustertool.reach import ownership
+from clustertool.ssh import ownership
 os.setgroups([])
 os.setgid({STRANGER})
 os.setuid({STRANGER})

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from clustertool.plan.events import JobStatus, fold
+from clustertool.model.job.events import JobStatus, fold
 from clustertool.verbs import status as status_verb
 from clustertool.verbs.jobs import merged
-from clustertool.watch.job import Watch
+from clustertool.watch.job_view import Watch
 
 Event = dict[str, Any]
 HONEST: list[Event] = [

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from clustertool.node import wire
-from clustertool.plan import manifest, swarm
+from clustertool.model.dispatch import manifest, topology
+from clustertool.node.system import tls_link
 from tests.node.harness import Bench
 from tests.node.test_relay import COUNT, Relays, Shipment, _peak
 
@@ -35,7 +35,7 @@ class Bomber:
 
     def __init__(self, relays: Relays, *offers: dict[str, Any]) -> None:
         self._offers = offers
-        self._context = wire.context(relays.certificate, relays.key, server=True)
+        self._context = tls_link.context(relays.certificate, relays.key, server=True)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.sent = 0
@@ -49,7 +49,7 @@ class Bomber:
 
     def _serve(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(OSError):
-            peer = wire.Wire(sock, self._context, True, 1 << 20)
+            peer = tls_link.Wire(sock, self._context, True, 1 << 20)
             offered = False
             while True:
                 select.select([peer], [peer] if peer.wants_write else [], [], 0.05)
@@ -68,7 +68,7 @@ class Bomber:
 @pytest.mark.parametrize(
     "offer",
     [
-        {"have": swarm.bits({0}, COUNT + 2), "of": COUNT + 2},
+        {"have": topology.bits({0}, COUNT + 2), "of": COUNT + 2},
         {"new": [0, *range(1 << 16)]},
         {"have": "f" * (1 << 18), "of": 1 << 40},
     ],

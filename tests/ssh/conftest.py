@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clustertool.plan.cluster import Cluster, read_cluster
+from clustertool.model.config.cluster import Cluster, read_cluster
 from tests.cli import EmbeddedSite, LoopSite
 from tests.ssh import sshd
 

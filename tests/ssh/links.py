@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import paramiko
 from paramiko.common import cMSG_CHANNEL_CLOSE
 
-from clustertool.reach.connection import Link
-from clustertool.reach.fanout import each
+from clustertool.ssh.connection import Link
+from clustertool.ssh.parallel import each
 
 
 def close_all(links: Sequence[Link]) -> None:

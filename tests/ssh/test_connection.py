@@ -21,11 +21,11 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from paramiko.common import cMSG_CHANNEL_DATA, cMSG_CHANNEL_EOF
 
 from clustertool.errors import AuthError, Interrupted, PreflightError, TimedOut, Unreachable, UsageError
-from clustertool.plan.cluster import Cluster, read_cluster
-from clustertool.reach.channel import KEEP
-from clustertool.reach.connection import Link, open_all, run_user_command
-from clustertool.reach.fanout import each
-from clustertool.reach.prompter import Prompter
+from clustertool.model.config.cluster import Cluster, read_cluster
+from clustertool.ssh.channel import KEEP
+from clustertool.ssh.connection import Link, open_all, run_user_command
+from clustertool.ssh.parallel import each
+from clustertool.ssh.prompter import Prompter
 from tests.ssh import sshd
 from tests.ssh.accounts import Host, Typist
 from tests.ssh.links import Held, close_all, forgotten

@@ -14,10 +14,10 @@ import pytest
 from paramiko.common import cMSG_CHANNEL_DATA
 
 from clustertool.errors import AuthError, Unreachable
-from clustertool.plan.cluster import Cluster, read_cluster
-from clustertool.reach import login
-from clustertool.reach.connection import Link, open_all, run_user_command
-from clustertool.reach.fanout import each
+from clustertool.model.config.cluster import Cluster, read_cluster
+from clustertool.ssh import login
+from clustertool.ssh.connection import Link, open_all, run_user_command
+from clustertool.ssh.parallel import each
 from tests.ssh import sshd
 from tests.ssh.conftest import cluster_for
 from tests.ssh.links import Held, close_all, forgotten

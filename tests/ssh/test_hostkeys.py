@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from clustertool.errors import AuthError
-from clustertool.plan.cluster import Cluster
-from clustertool.reach import hostkeys
-from clustertool.reach.connection import Link, open_all
-from clustertool.reach.sshconfig import SshSettings
+from clustertool.model.config.cluster import Cluster
+from clustertool.ssh import host_keys
+from clustertool.ssh.connection import Link, open_all
+from clustertool.ssh.settings import SshSettings
 from tests.ssh import sshd
 from tests.ssh.conftest import cluster_for
 from tests.ssh.links import close_all
@@ -31,7 +31,7 @@ def _login(cluster: Cluster) -> None:
 
 def _fresh() -> None:
     """As a new process: nothing remembered."""
-    hostkeys._known.clear()
+    host_keys._known.clear()
 
 
 def test_new_keys_of_16_nodes_are_written_once_each(cluster_of: Any, laptop: Path) -> None:
@@ -60,8 +60,8 @@ def test_several_processes_and_threads_at_once(laptop: Path) -> None:
     known.write_text(f"last line without its break ssh-ed25519 {KEY}"[20:])
     code = (
         "import sys, threading\n"
-        "from clustertool.reach import hostkeys\n"
-        "from clustertool.reach.sshconfig import SshSettings\n"
+        "from clustertool.ssh import host_keys as hostkeys\n"
+        "from clustertool.ssh.settings import SshSettings\n"
         "def one(number):\n"
         "    to = SshSettings(f'n{number}', f'n{number}', 'u', host_key_name=f'n{number}', known_hosts=(sys.argv[1],))\n"
         f"    hostkeys.known_hosts(to).verify(to, 'ssh-ed25519', {KEY!r})\n"
@@ -189,7 +189,7 @@ def test_1000_hosts_cost_one_reading(laptop: Path) -> None:
 
     def one(number: int) -> None:
         to = SshSettings("n", f"node{number}", "u", host_key_name=f"node{number}", known_hosts=(str(known),))
-        keys = hostkeys.known_hosts(to)
+        keys = host_keys.known_hosts(to)
         assert keys.algorithms(to.host_key_name)[0] == "ssh-ed25519"
         keys.verify(to, "ssh-ed25519", KEY)
 

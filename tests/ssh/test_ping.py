@@ -11,11 +11,11 @@ import time
 
 import pytest
 
-from clustertool.reach import ping
+from clustertool.fleet import ping
 
 CODE = """
 import json, socket, sys, time
-from clustertool.reach import ping
+from clustertool.fleet import ping
 FORBID = sys.argv[1]
 if FORBID:
     real = socket.socket

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from clustertool.errors import DispatchError, Interrupted, NotFound, Unreachable
-from clustertool.reach import bridge, rsync
-from clustertool.reach.connection import Link, open_all
-from clustertool.reach.fanout import each
-from clustertool.reach.rsync import Fetched, pull
+from clustertool.fleet import bridge, receive
+from clustertool.fleet.receive import Fetched, pull
+from clustertool.ssh.connection import Link, open_all
+from clustertool.ssh.parallel import each
 from tests.ssh import sshd
 from tests.ssh.links import close_all
 from tests.ssh.sshd import until
@@ -201,7 +201,7 @@ def test_node_that_dies_in_the_middle(node: Any, tmp_path: Path) -> None:
 
 
 def test_node_that_freezes_in_the_middle(node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rsync, "STALL", 2)
+    monkeypatch.setattr(receive, "STALL", 2)
     link, server = node
     source = _huge(tmp_path)
     cut: list[float] = []
@@ -297,7 +297,7 @@ def test_the_bridge_passes_pipes_words_and_code(tmp_path: Path) -> None:
         pass_fds=[theirs.fileno()],
     )
     theirs.close()
-    got, pipes = rsync._receive(ours)
+    got, pipes = receive._receive(ours)
     assert got == [os.fsencode(word) for word in words]
     assert child.stdin and child.stdout
     child.stdin.write(b"down")

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from clustertool.plan.cluster import Cluster, read_cluster
-from clustertool.plan.facts import Facts, Identity
-from clustertool.plan.job import JobSpec, Options, read_job
-from clustertool.plan.plan import Plan, Process, plan
+from clustertool.model.config.cluster import Cluster, read_cluster
+from clustertool.model.config.job import JobSpec, Options, read_job
+from clustertool.model.facts import Facts, Identity
+from clustertool.model.planning.plan import Plan, Process, plan
 
 IDENTITY = Identity("20260102-030405-abcd", 1700000000.0, "ann", "the-token", "the-certificate", "the-key")
 FILES = ("train.py",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clustertool.watch.story import Story, tell
+from clustertool.watch.report_model import Story, tell
 
 BEGAN = 1_795_000_000.0
 CULPRIT, SLOW = 1, 2
@@ -131,7 +131,7 @@ def answers(
 def story_of(given: dict[int, dict[str, Any]], secrets: tuple[str, ...] = (), places: Any = ()) -> Story:
     """places: those that the header of each node names."""
     from clustertool.verbs.status import read
-    from clustertool.watch.clean import mask
+    from clustertool.watch.sanitize import mask
 
     for node in given.values():
         node["events"][0]["places"] = places

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clustertool.node import cards
+from clustertool.node.devices import detect
 
 
 @pytest.fixture(autouse=True)
@@ -48,30 +48,30 @@ AMD = "cpu_cores_count 0\nsimd_count 8\nvendor_id 4098\n"
     ],
 )
 def test_found(tmp_path: Path, files: list[str], topology: list[str] | None, expected: tuple[str, list[int]]) -> None:
-    assert cards.found(*node(tmp_path, files, topology)) == expected
+    assert detect.found(*node(tmp_path, files, topology)) == expected
 
 
 def test_keys_are_the_machines_own_names(tmp_path: Path) -> None:
     """Card 0 of a container and card 3 of its machine are one card."""
     dev, _ = node(tmp_path, ["nvidia3", "nvidia7"])
-    assert cards.keys("gpu", [0, 1, 2], dev) == {0: "nvidia3", 1: "nvidia7", 2: "nvidia2"}
-    assert cards.keys("npu", [4], dev) == {4: "davinci4"}
-    assert cards.keys("dcu", [1], dev) == {1: "dcu1"}
+    assert detect.keys("gpu", [0, 1, 2], dev) == {0: "nvidia3", 1: "nvidia7", 2: "nvidia2"}
+    assert detect.keys("npu", [4], dev) == {4: "davinci4"}
+    assert detect.keys("dcu", [1], dev) == {1: "dcu1"}
 
 
 def test_a_library_that_is_none_is_no_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / cards.LIBRARY).write_text("nonsense")
+    (tmp_path / detect.LIBRARY).write_text("nonsense")
     monkeypatch.setenv("LD_LIBRARY_PATH", f":{tmp_path}")
-    assert cards.library() == str(tmp_path / cards.LIBRARY)
-    assert cards.found(*node(tmp_path, [])) == ("cpu", [])
+    assert detect.library() == str(tmp_path / detect.LIBRARY)
+    assert detect.found(*node(tmp_path, [])) == ("cpu", [])
 
 
 def test_within() -> None:
     import threading
 
     never = threading.Event()
-    assert cards.within(5.0, lambda: 3, "late") == 3
-    assert cards.within(0.05, never.wait, "late") == "late"
+    assert detect.within(5.0, lambda: 3, "late") == 3
+    assert detect.within(0.05, never.wait, "late") == "late"
     never.set()
     with pytest.raises(ValueError, match="bad"):
-        cards.within(5.0, lambda: int("bad"), 0)
+        detect.within(5.0, lambda: int("bad"), 0)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from cases import cluster_of, facts_of, hosts
 
-from clustertool.plan.checks import COLUMNS, Finding, Seen, cells, check, errors, unreachable
-from clustertool.plan.condition import covers
-from clustertool.plan.facts import Facts
-from clustertool.plan.inventory import CHECKS
+from clustertool.model.checks.condition import covers
+from clustertool.model.checks.device_counts import CHECKS
+from clustertool.model.checks.each_node import COLUMNS, Finding, Seen, cells, check, errors, unreachable
+from clustertool.model.facts import Facts
 
 NOW = 1000.0
 GOOD: dict[str, Any] = {"user": "ann", "python": "3.9.2", "disk_free": 10**12, "time": NOW, "shm": 10**10}

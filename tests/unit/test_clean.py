@@ -6,7 +6,7 @@ import unicodedata
 
 import pytest
 
-from clustertool.watch.clean import harmless, mask
+from clustertool.watch.sanitize import harmless, mask
 
 
 def test_ordinary_text_is_untouched() -> None:

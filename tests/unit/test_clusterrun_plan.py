@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 from cases import cluster_of, env_of, facts_of, hosts, job_of, of_role, one, plan_of
 
-from clustertool.engines.ssh import spec as spec_of
 from clustertool.errors import UsageError
-from clustertool.node.ranks import environment as environment_of
-from clustertool.node.ranks import inherited
-from clustertool.plan.environment import fill, literal
-from clustertool.plan.hostfile import pick
-from clustertool.plan.plan import needs_probe
-from clustertool.reach.here import visible
+from clustertool.fleet.this_machine import visible
+from clustertool.model.config.hostfile import pick
+from clustertool.model.planning.environment import fill, literal
+from clustertool.model.planning.plan import needs_probe
+from clustertool.model.planning.requests import spec as spec_of
+from clustertool.node.supervisor.rank_process import environment as environment_of
+from clustertool.node.supervisor.rank_process import inherited
 
 CLUSTER = cluster_of(hosts(2))
 

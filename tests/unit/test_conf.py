@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from clustertool.errors import ConfigError
-from clustertool.plan.cluster import KEYS, Cluster, read_cluster
-from clustertool.plan.hosts import Host, expand, read_hosts
+from clustertool.model.config.cluster import KEYS, Cluster, read_cluster
+from clustertool.model.config.hosts import Host, expand, read_hosts
 
 HOSTS = ["10.0.0.1"]
 

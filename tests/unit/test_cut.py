@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from clustertool.errors import DataError, Interrupted, UsageError
-from clustertool.plan.shards import assign_shards, shard_name, shares
-from clustertool.reach import cut as module
-from clustertool.reach.cut import Order, Result, cut
+from clustertool.fleet import split_data as module
+from clustertool.fleet.split_data import Order, Result, cut
+from clustertool.model.planning.shards import assign_shards, shard_name, shares
 
 
 def quiet(*_: object) -> None:
@@ -279,7 +279,7 @@ def test_a_set_that_was_cut_short_is_seen(tmp_path: Path, monkeypatch: pytest.Mo
 PROGRAM = """
 import sys
 from pathlib import Path
-from clustertool.reach import cut
+from clustertool.fleet import split_data as cut
 def progress(phase, done, total):
     if phase == "writing":
         print("writing", flush=True)
@@ -310,7 +310,7 @@ def test_what_a_killed_split_has_left_goes_and_a_living_ones_stays(tmp_path: Pat
 MEASURED = """
 import re, sys
 from pathlib import Path
-from clustertool.reach import cut
+from clustertool.fleet import split_data as cut
 seed = int(sys.argv[1]) if sys.argv[1] else None
 cut.cut(cut.Order(Path("d"), Path("."), 3, seed, True), lambda *_: None, lambda: None)
 status = Path("/proc/self/status").read_text()  # ru_maxrss counts the parent's, too

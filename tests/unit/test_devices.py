@@ -8,9 +8,9 @@ import pytest
 from cases import IDENTITY, cluster_of, env_of, facts_of, hosts, job_of, of_role, one, plan_of
 
 from clustertool.errors import DeviceHeld, PreflightError, Several
-from clustertool.plan.cluster import Cluster
-from clustertool.plan.devices import VARIABLES
-from clustertool.plan.plan import Plan, needs_probe
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.planning.devices import VARIABLES
+from clustertool.model.planning.plan import Plan, needs_probe
 
 NAMES = (
     {visible for visible, _ in VARIABLES.values()}

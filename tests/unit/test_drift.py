@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from cases import cluster_of, facts_of, hosts
 
-from clustertool.plan.drift import SKEW, drift, skew
-from clustertool.plan.facts import Facts
-from clustertool.plan.finding import Finding
+from clustertool.model.checks.across_nodes import SKEW, drift, skew
+from clustertool.model.facts import Facts
+from clustertool.model.finding import Finding
 
 NOW = 1000.0
 

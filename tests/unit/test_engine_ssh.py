@@ -7,9 +7,8 @@ from typing import Any
 
 from cases import IDENTITY, cluster_of, facts_of, hosts, of_role, plan_of
 
-from clustertool.engines import ENGINES
-from clustertool.engines.base import Engine, Phase
-from clustertool.plan.plan import Plan
+from clustertool.model.planning.plan import Plan
+from clustertool.model.planning.requests import ENGINES, Engine, Phase
 
 SECRETS = {"API_KEY": "s3cr3t-value", "OTHER": "0th3r-value"}
 RELEASES = {0: "the-release", 1: "a-portion", 2: "the-release"}

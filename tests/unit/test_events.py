@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from clustertool.plan.events import JobStatus, fold, read_events
-from clustertool.plan.outcome import Outcome, exit_code, read_outcome, words
+from clustertool.model.job.events import JobStatus, fold, read_events
+from clustertool.model.job.outcome import Outcome, exit_code, read_outcome, words
 
 Event = dict[str, Any]
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from cases import IDENTITY, cluster_of, facts_of, hosts, job_of, plan_of
 
-from clustertool.plan.facts import Facts, read_facts, settled, sharing
-from clustertool.plan.plan import as_dict, given_facts, needs_probe, plan
+from clustertool.model.facts import Facts, read_facts, settled, sharing
+from clustertool.model.planning.plan import as_dict, given_facts, needs_probe, plan
 
 
 def test_a_probes_answer_survives_json() -> None:

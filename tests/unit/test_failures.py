@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from clustertool.errors import JobFailed, NodeLost
-from clustertool.plan.outcome import read_outcome
+from clustertool.model.job.outcome import read_outcome
 from clustertool.show.errors import exit_json, show_error
 from clustertool.show.prefix import RankLines
 from clustertool.show.terminal import Terminal
 from clustertool.watch import verdict
 from clustertool.watch.failures import News
-from clustertool.watch.job import Watch
+from clustertool.watch.job_view import Watch
 
 Event = dict[str, Any]
 ENDING = "ending the job on all nodes"

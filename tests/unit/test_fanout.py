@@ -11,7 +11,7 @@ import traceback
 import pytest
 
 from clustertool.errors import AuthError, Interrupted, Several, Unreachable
-from clustertool.reach import fanout
+from clustertool.ssh import parallel
 
 
 def test_every_item_has_its_place_and_its_key() -> None:
@@ -20,7 +20,7 @@ def test_every_item_has_its_place_and_its_key() -> None:
             raise AuthError(f"refused {number}")
         return number * 10
 
-    got = fanout.each({key + 100: key for key in range(50)}, do, width=7)
+    got = parallel.each({key + 100: key for key in range(50)}, do, width=7)
     assert list(got.ok) == [key + 100 for key in range(50) if key % 3]
     assert got.ok[101] == 10
     assert list(got.failed) == [key + 100 for key in range(0, 50, 3)]
@@ -31,11 +31,11 @@ def test_every_item_has_its_place_and_its_key() -> None:
 
 
 def test_nothing_to_do() -> None:
-    assert fanout.each([], str) == fanout.Gathered({}, {})
+    assert parallel.each([], str) == parallel.Gathered({}, {})
 
 
 def test_sequences_are_numbered() -> None:
-    assert fanout.each(["a", "b"], str.upper).all() == {0: "A", 1: "B"}
+    assert parallel.each(["a", "b"], str.upper).all() == {0: "A", 1: "B"}
 
 
 def test_no_more_than_width_at_a_time() -> None:
@@ -51,19 +51,19 @@ def test_no_more_than_width_at_a_time() -> None:
             running[0] -= 1
 
     gate = threading.Event()
-    fanout.each(range(40), do, width=5)
+    parallel.each(range(40), do, width=5)
     assert running == [0, 5]
 
 
 def test_64_trivial_items_cost_milliseconds() -> None:
-    best = min(_timed(lambda: fanout.each(range(64), str)) for _ in range(5))
+    best = min(_timed(lambda: parallel.each(range(64), str)) for _ in range(5))
     assert best < 0.05
 
 
 def test_time_is_over_for_what_hangs_and_only_for_that() -> None:
     gate = threading.Event()
     took = time.monotonic()
-    got = fanout.each(range(8), lambda number: gate.wait(30) if number == 5 else number, timeout=0.3, width=3)
+    got = parallel.each(range(8), lambda number: gate.wait(30) if number == 5 else number, timeout=0.3, width=3)
     assert time.monotonic() - took < 5
     assert set(got.ok) == {0, 1, 2, 3, 4, 6, 7}
     assert isinstance(got.failed[5], Unreachable) and "0.3 s" in got.failed[5].what
@@ -72,7 +72,7 @@ def test_time_is_over_for_what_hangs_and_only_for_that() -> None:
 
 def test_items_that_never_started_are_not_lost() -> None:
     gate = threading.Event()
-    got = fanout.each(range(10), lambda _: gate.wait(30), timeout=0.1, width=2)
+    got = parallel.each(range(10), lambda _: gate.wait(30), timeout=0.1, width=2)
     assert sorted(got.failed) == list(range(10)) and not got.ok
     gate.set()
 
@@ -94,7 +94,7 @@ def test_check_interrupts_at_once_and_nothing_new_starts() -> None:
 
     took = time.monotonic()
     with pytest.raises(Interrupted):
-        fanout.each(range(10), do, width=2, check=check)
+        parallel.each(range(10), do, width=2, check=check)
     assert time.monotonic() - took < 2
     gate.set()
     deadline = time.monotonic() + 5
@@ -109,13 +109,13 @@ def test_a_bug_reaches_the_caller_with_its_traceback() -> None:
         return 1 / number
 
     with pytest.raises(ZeroDivisionError) as caught:
-        fanout.each([1, 0, 2], broken)
+        parallel.each([1, 0, 2], broken)
     assert "broken" in "".join(traceback.format_tb(caught.value.__traceback__))
 
 
 def test_width_is_bounded_by_open_files() -> None:
     code = (
-        "import resource, clustertool.reach.fanout as f\n"
+        "import resource, clustertool.ssh.parallel as f\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))\n"
         "assert f._width(None) == 16 and f._width(1000) == 16 and f._width(3) == 3\n"
         "f.more_files(); assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 128\n"
@@ -129,7 +129,7 @@ def test_width_is_bounded_by_open_files() -> None:
 
 def test_turns() -> None:
     """So many at a time, until they take longer than a moment: then one more begins each moment."""
-    turns, lock, inside, most = fanout.Turns(3, 0.5), threading.Lock(), [0], [0]
+    turns, lock, inside, most = parallel.Turns(3, 0.5), threading.Lock(), [0], [0]
 
     def do(seconds: float) -> float:
         with turns.one():
@@ -141,17 +141,17 @@ def test_turns() -> None:
                 inside[0] -= 1
         return time.monotonic()
 
-    fanout.each([0.02] * 20, do).all()
+    parallel.each([0.02] * 20, do).all()
     assert most == [3]
-    turns, start = fanout.Turns(3, 0.05), time.monotonic()
-    begun = sorted(when - start - 0.8 for when in fanout.each([0.8] * 7, do).all().values())
+    turns, start = parallel.Turns(3, 0.05), time.monotonic()
+    begun = sorted(when - start - 0.8 for when in parallel.each([0.8] * 7, do).all().values())
     assert begun[2] < 0.05 < begun[3] and 0.2 <= begun[6] < 0.6 and most == [7]
     assert do(0.0) - start < 1.6, "places were given back"
 
 
 def test_a_hung_thread_does_not_keep_the_interpreter_alive_and_paramiko_is_not_imported() -> None:
     code = (
-        "import sys, threading, clustertool.reach.fanout as f\n"
+        "import sys, threading, clustertool.ssh.parallel as f\n"
         "got = f.each([1], lambda _: threading.Event().wait(), timeout=0.05)\n"
         "assert len(got.failed) == 1 and 'paramiko' not in sys.modules"
     )

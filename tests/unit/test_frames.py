@@ -8,8 +8,8 @@ import struct
 
 import pytest
 
-from clustertool.plan.frames import MAX_HEADER, MAX_PAYLOAD, Decoder, FrameError, Header, encode
-from clustertool.plan.sink import Memory
+from clustertool.model.wire.frames import MAX_HEADER, MAX_PAYLOAD, Decoder, FrameError, Header, encode
+from clustertool.model.wire.payload import Memory
 
 FRAMES: list[tuple[Header, bytes]] = [
     ({}, b""),

@@ -10,8 +10,7 @@ from dataclasses import replace
 import pytest
 from cases import cluster_of, facts_of, hosts
 
-from clustertool.plan.finding import Finding
-from clustertool.plan.framework import (
+from clustertool.model.checks.framework_findings import (
     LAST_WORDS,
     SOON,
     STEPS,
@@ -23,6 +22,7 @@ from clustertool.plan.framework import (
     patience,
     waiting,
 )
+from clustertool.model.finding import Finding
 from clustertool.show.table import fold
 
 MARK = "clustertool-1234:"

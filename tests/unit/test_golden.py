@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from cases import cluster_of, facts_of, hosts, plan_of
 
-from clustertool.plan.plan import Plan, as_dict
+from clustertool.model.planning.plan import Plan, as_dict
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 SECRET = "s3cr3t-value"

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from clustertool.plan.growth import thinned
+from clustertool.model.job.log_growth import thinned
 
 DAY = 86_400.0
 

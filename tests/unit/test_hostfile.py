@@ -9,8 +9,8 @@ import pytest
 from cases import cluster_of, facts_of, of_role, plan_of
 
 from clustertool.errors import ConfigError, UsageError
-from clustertool.plan.hostfile import choose, read_hostfile
-from clustertool.plan.hosts import Host, read_hosts
+from clustertool.model.config.hostfile import choose, read_hostfile
+from clustertool.model.config.hosts import Host, read_hosts
 
 OPEN_MPI = """
 # two machines

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from cases import cluster_of, facts_of, hosts, plan_of
 
-from clustertool.plan.checks import cells
-from clustertool.plan.finding import Finding
-from clustertool.plan.health import broken
-from clustertool.plan.inventory import CHECKS, inventory, shared, to_ask
+from clustertool.model.checks.device_counts import CHECKS, inventory, shared, to_ask
+from clustertool.model.checks.each_node import cells
+from clustertool.model.devices.faults import broken
+from clustertool.model.finding import Finding
 
 GB = 10**9
 CARD: dict[str, Any] = {

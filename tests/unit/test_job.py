@@ -11,8 +11,8 @@ import pytest
 from cases import cluster_of, env_of, facts_of, hosts, job_of, of_role, one, plan_of
 
 from clustertool.errors import ClustertoolError, DataError, UsageError
-from clustertool.plan.job import PLACED, JobSpec, valid_job_id
-from clustertool.plan.plan import Plan
+from clustertool.model.config.job import PLACED, JobSpec, valid_job_id
+from clustertool.model.planning.plan import Plan
 
 CLUSTER = cluster_of(hosts(2), GRACE=3)
 Toml = Mapping[str, Any]

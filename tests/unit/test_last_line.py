@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from clustertool.node import ranks
+from clustertool.node.supervisor import rank_process
 
 
 def last_line(folder: Path, text: str) -> tuple[int, bool]:
     (folder / "log").write_text(text)
     job = os.open(folder, os.O_RDONLY)
     try:
-        return ranks.last_line(job, "log")
+        return rank_process.last_line(job, "log")
     finally:
         os.close(job)
 

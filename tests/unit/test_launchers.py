@@ -10,7 +10,7 @@ import pytest
 
 from clustertool.errors import UsageError
 from clustertool.verbs.clusterrun import OWN
-from clustertool.verbs.launchers import FLAGS, LAUNCHERS, Flag, Launch, command, named_nodes, read, wish
+from clustertool.verbs.foreign_options import FLAGS, LAUNCHERS, Flag, Launch, command, named_nodes, read, wish
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs/coming-from-fleetrun.md"
 # A value that each option which does something takes, and one that it refuses.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clustertool.node.lead import (
+from clustertool.model.job.outcome import Outcome
+from clustertool.node.supervisor.lead_decisions import (
     Absent,
     Clean,
     Event,
@@ -24,7 +25,6 @@ from clustertool.node.lead import (
     may_fail,
     stop,
 )
-from clustertool.plan.outcome import Outcome
 
 T0, T1, T2, T3 = (("trainer", rank) for rank in range(4))
 P0, P1 = ("pserver", 0), ("pserver", 1)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from clustertool.node.lead import (
+from clustertool.model.job.outcome import Key, Outcome
+from clustertool.node.supervisor.lead_decisions import (
     Action,
     Clean,
     Event,
@@ -30,7 +31,6 @@ from clustertool.node.lead import (
     StopAsked,
     decide,
 )
-from clustertool.plan.outcome import Key, Outcome
 
 
 @dataclass(frozen=True)

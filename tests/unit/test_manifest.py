@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from clustertool.plan.manifest import (
+from clustertool.model.dispatch.manifest import (
     PACK,
     PIECE,
     SMALL,

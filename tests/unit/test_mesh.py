@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from cases import IDENTITY, cluster_of, facts_of, hosts, job_of
 
-from clustertool.plan.mesh import (
+from clustertool.model.checks.link_findings import (
     FEW,
     MOST,
     OK,
@@ -24,7 +24,7 @@ from clustertool.plan.mesh import (
     slow_links,
     targets,
 )
-from clustertool.plan.plan import plan
+from clustertool.model.planning.plan import plan
 from clustertool.show.table import fold
 
 SIZES = [2, 3, 4, 5, 16, 63, 64]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clustertool.reach.pace import Pace
+from clustertool.fleet.dispatch.pace import Pace
 
 SIZE = 1 << 20
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from clustertool.show.charts import Line, band, chart, human_time, ticks
 from clustertool.show.markup import Html, tag
-from clustertool.show.page import folded, page
+from clustertool.show.report_charts import Line, band, chart, human_time, ticks
+from clustertool.show.report_html import folded, page
 from tests.unit.reports import BEGAN, answers, story_of
 
 EVIL = "</pre></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&lt;"

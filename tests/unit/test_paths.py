@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clustertool.plan.paths import JobPaths, base, releases
+from clustertool.model.paths import JobPaths, base, releases
 
 PATHS = JobPaths("/jobs", "x")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clustertool.plan.places import pack, unpack
+from clustertool.model.job.rank_places import pack, unpack
 
 SHAPES = {
     "equal nodes": [("trainer", rank, rank // 8) for rank in range(8000)],

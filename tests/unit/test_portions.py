@@ -8,9 +8,9 @@ import pytest
 from cases import cluster_of, facts_of, hosts, job_of, of_role, plan_of
 
 from clustertool.errors import DataError, UsageError
-from clustertool.plan.manifest import Entry, digest
-from clustertool.plan.plan import readers
-from clustertool.plan.portions import Portion, by_node, portions
+from clustertool.model.dispatch.manifest import Entry, digest
+from clustertool.model.dispatch.portions import Portion, by_node, portions
+from clustertool.model.planning.plan import readers
 
 
 def entry(path: str, size: int = 10, content: str = "") -> Entry:

@@ -10,8 +10,8 @@ import pytest
 from cases import IDENTITY, cluster_of, env_of, facts_of, hosts, job_of, of_role, plan_of
 
 from clustertool.errors import PreflightError, Several
-from clustertool.plan.facts import Facts
-from clustertool.plan.plan import Plan, plan
+from clustertool.model.facts import Facts
+from clustertool.model.planning.plan import Plan, plan
 
 LOOPBACK = ["127.0.0.2", "127.0.0.3"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from cases import cluster_of, facts_of, plan_of
 
-from clustertool.plan.plan import Plan
+from clustertool.model.planning.plan import Plan
 
 RUNS: Mapping[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "paddle_environments.json").read_text())[
     "runs"

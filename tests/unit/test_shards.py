@@ -9,7 +9,7 @@ import pytest
 from cases import cluster_of, facts_of, hosts, job_of, of_role, plan_of
 
 from clustertool.errors import DataError, Several, UsageError
-from clustertool.plan.shards import assign_shards, matches, number, refuse_links, split
+from clustertool.model.planning.shards import assign_shards, matches, number, refuse_links, split
 
 NAMES = [
     ("train.txt-00000", 0),

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from cases import IDENTITY, cluster_of, env_of, facts_of, hosts, job_of, of_role, one, plan_of
 
-from clustertool.plan.environment import Table
-from clustertool.plan.plan import Plan, Process
-from clustertool.plan.ports import choose
-from clustertool.plan.ranks import assign
+from clustertool.model.planning.environment import Table
+from clustertool.model.planning.plan import Plan, Process
+from clustertool.model.planning.ports import choose
+from clustertool.model.planning.ranks import assign
 
 JOB = IDENTITY.job_id
 SHAPES = [shape for nodes in range(1, 5) for shape in itertools.product(range(1, 5), repeat=nodes)]

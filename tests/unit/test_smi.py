@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from clustertool.node import smi
+from clustertool.node.devices import vendor_tools
 
 TEXTS = Path(__file__).parent.parent / "data" / "smi"
 MIB = 1 << 20
 
 
 def read(kind: str, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = smi.TOOLS[kind][2]((TEXTS / f"{name}.txt").read_text())
+    found: dict[str, Any] = vendor_tools.TOOLS[kind][2]((TEXTS / f"{name}.txt").read_text())
     return found
 
 
@@ -88,10 +88,10 @@ def test_npu_smi_with_two_chips_a_card() -> None:
     assert column(found, "processes") == [[], [], [{"pid": 29570, "memory": 3806 * MIB}]]
 
 
-@pytest.mark.parametrize("kind", sorted(smi.TOOLS))
+@pytest.mark.parametrize("kind", sorted(vendor_tools.TOOLS))
 @pytest.mark.parametrize("text", ["", "command not found\n", "Error: driver not loaded\n| 0 |\n"])
 def test_nonsense_is_no_device(kind: str, text: str) -> None:
-    assert smi.TOOLS[kind][2](text)["devices"] == []
+    assert vendor_tools.TOOLS[kind][2](text)["devices"] == []
 
 
 @pytest.fixture
@@ -106,20 +106,22 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_tool_is_run(tool: Path) -> None:
     tool.write_text(f'#!/bin/sh\n[ "$*" = info ] && cat {TEXTS / "npu-smi.txt"}\n')
-    assert column(smi.read("npu"), "index") == [0, 1]
+    assert column(vendor_tools.read("npu"), "index") == [0, 1]
 
 
 def test_a_tool_that_says_nothing_useful(tool: Path) -> None:
     tool.write_text("#!/bin/sh\necho dcmi module initialize failed. ret is -8005\nexit 1\n")
-    assert smi.read("npu")["problem"] == "npu-smi told of no device: dcmi module initialize failed. ret is -8005"
+    assert (
+        vendor_tools.read("npu")["problem"] == "npu-smi told of no device: dcmi module initialize failed. ret is -8005"
+    )
 
 
 def test_a_tool_that_hangs_is_ended_with_its_children(
     tool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool.write_text(f"#!/bin/sh\nsleep 1000 & echo $! > {tmp_path}/child\nwait\n")
-    monkeypatch.setattr(smi, "PATIENCE", 2.0)
-    found = smi.read("npu")
+    monkeypatch.setattr(vendor_tools, "PATIENCE", 2.0)
+    found = vendor_tools.read("npu")
     assert (found["devices"], found["problem"]) == ([], "npu-smi info does not answer for 2 s: a device hangs?")
     child = int((tmp_path / "child").read_text())
     end = time.monotonic() + 30
@@ -130,4 +132,4 @@ def test_a_tool_that_hangs_is_ended_with_its_children(
 
 def test_no_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert smi.read("dcu")["problem"] == "there is no hy-smi: only the ids of the devices are known"
+    assert vendor_tools.read("dcu")["problem"] == "there is no hy-smi: only the ids of the devices are known"

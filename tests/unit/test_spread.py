@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from clustertool.plan import swarm
-from clustertool.reach import dispatch
-from clustertool.reach import spread as module
-from clustertool.reach.dispatch import Receiver, Tally
-from clustertool.reach.shipment import Shipment
-from clustertool.reach.spread import Spread
-from clustertool.reach.workspace import read_workspace
+from clustertool.fleet.dispatch import deliver
+from clustertool.fleet.dispatch import spread as module
+from clustertool.fleet.dispatch.receivers import Receiver, Tally
+from clustertool.fleet.dispatch.shipment import Shipment
+from clustertool.fleet.dispatch.spread import Spread
+from clustertool.fleet.dispatch.workspace import read_workspace
+from clustertool.model.dispatch import topology
 
 
 class Agent:
@@ -96,7 +96,7 @@ def late(spread: Spread) -> Fleet:
     spread.add([Receiver(1, "release", None)], {1: FACTS})
     fleet.say(1, "ready", port=1, empty=True)
     assert fleet.gets(1, [0])
-    fleet.say(1, "lacks", lacks=swarm.bits({1}, 2), have=swarm.bits({0}, 2))
+    fleet.say(1, "lacks", lacks=topology.bits({1}, 2), have=topology.bits({0}, 2))
     return fleet  # type: ignore[no-any-return]
 
 
@@ -104,7 +104,7 @@ def test_nothing_is_sent_that_a_helper_who_is_slow_to_speak_turns_out_to_hold(la
     assert not late.gets(1, [0, 1], seconds=0.4)
     late.say(0, "ready", port=1, empty=False)
     assert not late.gets(1, [0, 1], seconds=0.1)
-    late.say(0, "lacks", lacks=swarm.bits(set(), 2), have=swarm.bits({0, 1}, 2))
+    late.say(0, "lacks", lacks=topology.bits(set(), 2), have=topology.bits({0, 1}, 2))
     late.say(0, "done", left=0, live=0, peers=0, came=[])
     assert not late.gets(1, [0, 1], seconds=module._SETTLE + 0.5)
 
@@ -135,7 +135,7 @@ def test_pieces_go_gently_until_all_have_heard_of_one_another(spread):
 
 
 def test_all_nodes_join_what_the_first_one_began(job, monkeypatch):
-    monkeypatch.setattr(dispatch, "_MUCH", 1)
+    monkeypatch.setattr(deliver, "_MUCH", 1)
     fleet: Any = Fleet()
 
     def look(node: int) -> Any:
@@ -149,6 +149,6 @@ def test_all_nodes_join_what_the_first_one_began(job, monkeypatch):
             disk_free=1 << 40,
         )
 
-    done, begun = dispatch.quickly(fleet, read_workspace(job), look)
+    done, begun = deliver.quickly(fleet, read_workspace(job), look)
     assert begun and begun.nodes == (0, 1, 2) and not done.sent
     begun.end()

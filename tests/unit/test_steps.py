@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clustertool.plan.steps import Progress, find
+from clustertool.model.job.progress import Progress, find
 
 LINES = {
     "epoch=23 step=1989 loss=2.0506 pairs/s=100494": (23, 1989),  # our word2vec

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clustertool.watch.story import Span, told
+from clustertool.watch.report_model import Span, told
 from tests.unit.reports import BEGAN, answers, story_of
 
 

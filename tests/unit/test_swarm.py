@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clustertool.plan.swarm import bits, degree, numbers, sources
+from clustertool.model.dispatch.topology import bits, degree, numbers, sources
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 15, 16, 17, 33, 64, 100, 200])

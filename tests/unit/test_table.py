@@ -9,9 +9,9 @@ import re
 
 import pytest
 
-from clustertool.plan.hosts import expand
-from clustertool.show.plan import plan_tables
-from clustertool.show.status import check_matrix, jobs_table, status_tables
+from clustertool.model.config.hosts import expand
+from clustertool.show.plan_view import plan_tables
+from clustertool.show.status_view import check_matrix, jobs_table, status_tables
 from clustertool.show.table import Cell, fold, gather, table
 from clustertool.show.terminal import Terminal
 from tests.unit.terminals import far_end

@@ -95,11 +95,11 @@ def test_plain_output_does_not_import_rich() -> None:
     done = on_pipe(
         """
 import sys
-from clustertool.show import errors, plan, prefix, progress, status, table, terminal
+from clustertool.show import errors, plan_view, prefix, progress_bars, status_view, table, terminal
 from clustertool.errors import UsageError
 out = terminal.Terminal()
 table.table("t", ["a"], [["1"]], terminal=out)
-with progress.DispatchProgress(out, ["node1"]) as bar:
+with progress_bars.DispatchProgress(out, ["node1"]) as bar:
     bar.node("node1", 1, 1); bar.done("node1")
 errors.show_error(UsageError("no"), out)
 print(sorted(name for name in sys.modules if name.startswith("rich")))

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from clustertool.show.terminal import Terminal
-from clustertool.show.top import Page, Screen, View, choose, draw
-from clustertool.watch.clean import mask
-from clustertool.watch.top import Picture, Rank, Row
+from clustertool.show.top_view import Page, Screen, View, choose, draw
+from clustertool.watch.sanitize import mask
+from clustertool.watch.top_model import Picture, Rank, Row
 
 GIB = 1 << 30
 

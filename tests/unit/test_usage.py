@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from clustertool.plan.usage import fewer, kept, last, mean, rates, read_lines
+from clustertool.model.job.usage import fewer, kept, last, mean, rates, read_lines
 
 DAY = 86_400.0
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from test_events import SUPERVISOR, header, said, started
 
-from clustertool.plan.events import JobStatus, fold
-from clustertool.plan.outcome import some
+from clustertool.model.job.events import JobStatus, fold
+from clustertool.model.job.outcome import some
 from clustertool.watch import verdict
-from clustertool.watch.job import News, Watch
+from clustertool.watch.job_view import News, Watch
 from clustertool.watch.waits import Wait, advice, blocked, due, waits
 
 T = 1000.0

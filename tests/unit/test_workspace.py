@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from clustertool.errors import DataError, DispatchError
-from clustertool.plan import manifest
-from clustertool.reach import workspace as w
-from clustertool.reach.memory import Memory
-from clustertool.reach.shipment import Shipment
+from clustertool.fleet.dispatch import workspace as w
+from clustertool.fleet.dispatch.cache import Memory
+from clustertool.fleet.dispatch.shipment import Shipment
+from clustertool.model.dispatch import manifest
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_only_what_looks_different_is_read_again(job: Path, monkeypatch: pytest.
     for name in "abc":
         (job / name).write_text(name)
         old(job / name)
-    monkeypatch.setattr("clustertool.reach.memory._FRESH", 0.0)  # ctime cannot be set
+    monkeypatch.setattr("clustertool.fleet.dispatch.cache._FRESH", 0.0)  # ctime cannot be set
     first = w.read_workspace(job)
     _saved(job, 3)
     (job / "b").write_text("B")
@@ -151,7 +151,7 @@ def test_a_small_file_that_changes_after_it_was_looked_at_is_named(
     for name in "abc":
         (job / name).write_bytes(name.encode() * 5000)
         old(job / name)
-    monkeypatch.setattr("clustertool.reach.memory._FRESH", 0.0)
+    monkeypatch.setattr("clustertool.fleet.dispatch.cache._FRESH", 0.0)
     w.read_workspace(job)
     _saved(job, 3)
     found = w.read_workspace(job)

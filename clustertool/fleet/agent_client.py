@@ -1,0 +1,386 @@
+"""An agent is one python process at the end of one channel; requests go down, answers and streams come up."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from clustertool.errors import (
+    REPORT,
+    BadAnswer,
+    ClustertoolError,
+    InternalError,
+    PreflightError,
+    Unreachable,
+    from_wire,
+)
+from clustertool.fleet import node_bundle
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.hosts import Host
+from clustertool.model.wire import answers
+from clustertool.model.wire.frames import Decoder, FrameError, Header, encode
+from clustertool.model.wire.shape import Malformed
+from clustertool.ssh.channel import Reach, discard
+from clustertool.ssh.greeting import Greeting, seconds_for
+
+Sink = Callable[[int, Header, bytes], None]
+_WINDOW = 8 << 20  # what may be on its way to us unread: bounds the laptop's memory
+_SLICE = 1 << 17
+_GENTLE = 1 << 16
+_PAUSE = 0.002
+_SAID = 64 << 10  # bytes of the channel's stderr that are read for an error message
+_LAST_WORDS = 0.5
+# Requests that take as long as what they handle is large. No other is extended: a hostile node could hold up a stop with it.
+_LONG = frozenset({"place", "unplace", "verify", "clean", "patch", "probe", "examine", "files", "report"})
+_ENDLESS = frozenset(
+    {"place", "verify"}
+)  # of these: as long as there is progress. The others: so many times their limit
+_TIMES = 20
+
+
+class Agent:
+    """Open with Agent.open(); ask() for one answer; frames that answer nothing (events, logs, beats) go to `sink`."""
+
+    def __init__(self, link: Reach, host: Host, sink: Sink | None) -> None:
+        self.link = link
+        self.host = host
+        self.python = ""
+        self.held = False
+        self._whole = True
+        self._sink = sink
+        self.hear: Callable[[int, Header], None] | None = None  # words of the node's relay, and that it has gone
+        self._channel: Any = None
+        self._rest = b""  # bytes that came together with the last line of the start
+        self._numbers = iter(range(1, 1 << 62))
+        self._answers: dict[int, queue.SimpleQueue[Header | ClustertoolError]] = {}
+        self._asked: dict[
+            int, tuple[str, int]
+        ] = {}  # requests without an answer so far: name, most bytes of the answer
+        self._decoder = Decoder(answers.STREAM, answers.PAYLOAD, check=self._fits)
+        self._refused = False  # a frame of its stream was not valid: no more of them are taken
+        self._lock = threading.Lock()
+        self._send_lock = threading.Lock()
+        self.dead: ClustertoolError | None = None
+
+    @classmethod
+    def open(cls, link: Reach, host: Host, cluster: Cluster, sink: Sink | None = None, unless: str = "") -> Agent:
+        """Start the node side over `link`. Raises PreflightError (no python, too old) or Unreachable.
+
+        `unless`: a release. A node that has it starts nothing; its agent is `held`, closed, and good for nothing else.
+        """
+        agent = cls(link, host, sink)
+        try:
+            agent._boot(cluster, unless)
+        except (OSError, EOFError) as error:
+            why = agent._said(_LAST_WORDS) or str(error)
+            agent.close()
+            raise Unreachable(
+                f"the session ended at once{': ' + why if why else ''}", "try ssh by hand", host.name
+            ) from None
+        except ClustertoolError:
+            agent.close()
+            raise
+        if agent.held:
+            agent.close()
+            return agent
+        threading.Thread(target=agent._read, name=f"agent {host.name}", daemon=True).start()
+        return agent
+
+    # -- start --
+
+    def _boot(self, cluster: Cluster, unless: str) -> None:
+        mark = secrets.token_hex(8)
+        seconds = seconds_for(cluster.connect_timeout)
+        self._channel = self.link.channel("exec /bin/sh", window=_WINDOW, timeout=seconds)
+        self._channel.settimeout(seconds)
+        greeting = Greeting(self._channel, self.host.name, seconds)
+        self._channel.sendall(_script(mark))
+        greeting.skip_to(mark)
+        boot, first, rest = node_bundle.shipped()
+        root = self.host.root_dir or cluster.root_dir
+        hello = json.dumps({"root_dir": root, "root_group": cluster.root_dir_group, "entry": self.host.entry}).encode()
+        asked = b"%s\n%s\n%s\n" % (cluster.python.encode(), os.fsencode(root), unless.encode())
+        start = node_bundle.LOADER + _sized(boot) + _sized(f"{first.digest} {rest.digest}".encode()) + _sized(hello)
+        self._channel.sendall(asked if unless else asked + start)
+        word = self._word(cluster, greeting)
+        if unless and word == "held":
+            self.held = True
+            return
+        if unless and word == "go":
+            self._channel.sendall(start)
+            word = self._word(cluster, greeting)
+        if word == "need":
+            self._channel.sendall(_sized(first.data))
+            word = self._word(cluster, greeting)
+        elif word == "have":
+            word = self._word(cluster, greeting)
+        self._whole = word == "ready whole"
+        if not word.startswith("ready"):
+            raise PreflightError(f"the node side did not start: {word}", "run inv check", self.host.name)
+        self._channel.settimeout(None)
+        self._rest = greeting.rest
+
+    def _word(self, cluster: Cluster, greeting: Greeting) -> str:
+        fix = "install Python 3.8 or newer on the node, or set PYTHON in conf.py"
+        try:
+            line = greeting.line()
+        except EOFError:
+            said = self._said(_LAST_WORDS)
+            what = f"{cluster.python} did not run{': ' + said if said else ''}"
+            raise PreflightError(what, fix, self.host.name) from None
+        if line.startswith("old "):
+            raise PreflightError(f"{cluster.python} is Python {line[4:]}, too old", fix, self.host.name)
+        if line == "no python":
+            raise PreflightError(f"there is no {cluster.python}", fix, self.host.name)
+        return line
+
+    def _said(self, wait: float = 0.0) -> str:
+        """The last line of the channel's stderr; it may come a moment after the end of stdout."""
+        text, end = b"", time.monotonic() + wait
+        if self._channel is None:
+            return ""
+        while not self._channel.recv_stderr_ready() and time.monotonic() < end:
+            time.sleep(0.01)
+        while self._channel.recv_stderr_ready() and len(text) < _SAID:
+            text += self._channel.recv_stderr(4096)
+        lines = text.decode(errors="backslashreplace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+    # -- talk --
+
+    def ask(self, request: Mapping[str, Any], timeout: float | None = 60.0) -> Header:
+        """One request, one answer. Raises what the node raised, with the node's name, or Unreachable after `timeout` seconds.
+
+        For a request of _LONG these are seconds without progress.
+        """
+        number = next(self._numbers)
+        answer: queue.SimpleQueue[Header | ClustertoolError] = queue.SimpleQueue()
+        with self._lock:
+            if self.dead is not None:
+                raise self.dead
+            self._answers[number] = answer
+            self._asked[number] = str(request["q"]), answers.limit(request)
+            self._decoder.max_header = max(most for _, most in [("", answers.STREAM), *self._asked.values()])
+        self.send({**request, "id": number, "now": time.time()})
+        end = None if timeout is None else time.monotonic() + timeout
+        last = math.inf if end is None or request["q"] in _ENDLESS else end + _TIMES * (timeout or 0)
+        try:
+            reply = answer.get(timeout=timeout)
+            while isinstance(reply, dict) and "progress" in reply:
+                if timeout is not None and request["q"] in _LONG:
+                    end = min(time.monotonic() + timeout, last)
+                reply = answer.get(timeout=None if end is None else max(0.0, end - time.monotonic()))
+        except queue.Empty:
+            also = " and no progress" if request["q"] in _LONG else ""
+            what = f"no answer to {request['q']!r}{also} for {timeout:g} s"
+            raise Unreachable(what, "look at the node", self.host.name) from None
+        finally:
+            with self._lock:
+                self._answers.pop(number, None)
+        return self._judge(reply)
+
+    def _judge(self, reply: Header | ClustertoolError) -> Header:
+        if isinstance(reply, ClustertoolError):
+            raise reply
+        error = reply.get("error")
+        if error is None:
+            return reply
+        if error["kind"] == "InternalError":
+            raise InternalError(f"a bug of clustertool on the node: {error['what']}", REPORT, self.host.name)
+        raise from_wire(error["kind"], error["what"], error["fix"], self.host.name)
+
+    def send(self, request: Mapping[str, Any]) -> None:
+        try:
+            with self._send_lock:
+                if not self._whole and request["q"] not in node_bundle.EARLY:
+                    self._channel.sendall(encode({"q": "code"}, node_bundle.shipped().rest.data))
+                    self._whole = True
+                self._channel.sendall(encode(dict(request)))
+        except (OSError, EOFError):
+            self._died(self._lost("the connection broke"))
+
+    def tell_relay(
+        self,
+        word: Header,
+        payload: bytes = b"",
+        moved: Callable[[int], None] | None = None,
+        gently: Callable[[], bool] | None = None,
+    ) -> None:
+        """A word for the node's relay; `moved` hears of the bytes that are on their way. Raises Unreachable.
+
+        As long as gently() holds, hardly more is sent than has arrived, so that others are not kept waiting behind it.
+        """
+        data = memoryview(encode({"q": "relayed", **word}, payload))
+        try:
+            with self._send_lock:
+                while data:  # in slices: paramiko copies what is left with each packet
+                    careful = gently is not None and gently()
+                    while careful and gently and gently() and self.link.waiting > _GENTLE:
+                        time.sleep(_PAUSE)
+                    size = min(len(data), _GENTLE if careful else _SLICE)
+                    self._channel.sendall(data[:size])
+                    if moved:
+                        moved(size)
+                    data = data[size:]
+        except (OSError, EOFError):
+            self._died(self._lost("the connection broke"))
+        if self.dead is not None:
+            raise self.dead
+
+    def nudge_relay(self) -> None:
+        """A sign of life, unless something is being sent anyway."""
+        if self._send_lock.acquire(blocking=False):
+            try:
+                self._channel.sendall(encode({"q": "relayed", "k": "beat"}))
+            except (OSError, EOFError):  # the reader finds out
+                return
+            finally:
+                self._send_lock.release()
+
+    def _read(self) -> None:
+        """The only reader of the channel, in a thread of its own."""
+        why = "the connection was closed"
+        try:
+            data, self._rest = self._rest or self._channel.recv(1 << 18), b""
+            while data:
+                for header, payload in self._decoder.feed(data):
+                    self._take(header, payload)
+                data = self._channel.recv(1 << 18)
+        except FrameError as error:
+            self._died(self._bad(str(error)))
+            return
+        except (OSError, EOFError) as error:
+            why = f"the connection broke: {error}"
+        said = self._said()
+        self._died(self._lost(why + (f" ({said})" if said else "")))
+
+    def _fits(self, header: Header, size: int) -> None:
+        """The decoder's check of each header. Raises FrameError for one that is too large or answers no request."""
+        if "re" not in header or "progress" in header:
+            most = answers.frame_limit(header)
+        else:
+            with self._lock:
+                _, most = self._asked.get(_number(header), ("", 0))
+        if size > most:
+            what = "an answer" if "re" in header else f"a frame of kind {str(header.get('k'))[:20]!r}"
+            raise FrameError(f"{what} with a header of {size} bytes, more than {most}")
+
+    def _take(self, header: Header, payload: bytes) -> None:
+        if "re" in header:
+            self._take_answer(_number(header), header)
+            return
+        if self._refused:
+            return
+        try:
+            answers.check_frame(header)
+        except Malformed as error:
+            self._refuse(header, self._bad(str(error)))
+            return
+        if header["k"] == "relay":
+            if self.hear is not None:
+                self.hear(self.host.index, header)
+        elif self._sink is not None:
+            self._sink(self.host.index, header, payload)
+
+    def _take_answer(self, number: int, header: Header) -> None:
+        """An answer that is not valid is the error of its request alone. Raises FrameError for a second answer."""
+        if "progress" in header:  # it may come after the answer
+            with self._lock:
+                waiting = self._answers.get(number)
+            if waiting is not None:
+                waiting.put(header)
+            return
+        with self._lock:
+            question, _ = self._asked.pop(number, ("", 0))
+            waiting = self._answers.pop(number, None)
+        if not question:
+            raise FrameError("two answers to one request")
+        if waiting is None:  # the request has timed out
+            return
+        try:
+            answers.check_answer(question, header)
+        except Malformed as error:
+            waiting.put(self._bad(f"to {question!r}: {error}"))
+        else:
+            waiting.put(header)
+
+    def _refuse(self, header: Header, error: ClustertoolError) -> None:
+        """A frame of its stream is not valid: the stream has ended. Requests are still answered, as stop needs them."""
+        self._refused = True
+        if header.get("k") == "relay":
+            if self.hear is not None:
+                self.hear(self.host.index, {"s": "failed", "kind": "BadAnswer", "what": error.what, "fix": error.fix})
+        elif self._sink is not None:
+            self._sink(self.host.index, {"k": "closed", "why": error.what, "refused": True}, b"")
+
+    def _bad(self, what: str) -> BadAnswer:
+        fix = "a program there changed a job's records, or the tool's files in ~/.cache/clustertool: look at them on that node"
+        return BadAnswer(f"it sent something that is not valid: {what}", fix, self.host.name)
+
+    def _lost(self, why: str) -> Unreachable:
+        return Unreachable(why, "look at the node; inv status tells what became of the job", self.host.name)
+
+    def _died(self, error: ClustertoolError) -> None:
+        with self._lock:
+            if self.dead is not None:
+                return
+            self.dead = error
+            waiting = list(self._answers.values())
+        for answer in waiting:
+            answer.put(error)
+        if self.hear is not None:
+            self.hear(self.host.index, {"s": "gone", "why": error.what})
+        if self._sink is not None:
+            self._sink(
+                self.host.index, {"k": "closed", "why": error.what, "refused": isinstance(error, BadAnswer)}, b""
+            )
+
+    def mute(self) -> None:
+        """Whatever it still says, and that its connection ends, is told to nobody."""
+        self._sink = None
+
+    def close(self) -> None:
+        self.mute()
+        if self._channel is not None:
+            discard(self._channel)
+
+
+# Whether release $h is in ROOT_DIR $r: a file of ours (node/storage/release_store.py), where node/storage/files.py would
+# look for it. An empty or torn manifest does not end as manifest.END does: such a release is received again.
+# Only where no other user can write to a folder of ROOT_DIR, and none is a link: node/system/path_trust.py judges the others.
+_HELD = (
+    'case "$r" in "~") r="$HOME";; "~/"*) r="$HOME/${r#??}";; esac; '
+    'if [ -k "$r" ] && [ ! -O "$r" ]; then r="$r/$(id -u)"; fi; f="$r/.clustertool/releases/$h"; '
+    'if [ -f "$f" ] && [ -O "$f" ] && [ "$(tail -c 2 "$f" 2>/dev/null)" = "]" ] && [ "$(cd -P "$r" && pwd -P)" = "$r" ]; then '
+    'set -- /; while [ "$r" ]; do set -- "$@" "$r"; r="${r%/*}"; done; '
+    'if [ -z "$(find "$@" -prune \\( ! -user 0 ! -user "$(id -u)" -o -perm -2 ! -perm -1000 '
+    '-o -perm -20 ! -perm -1000 \\) 2>&1)" ]; then echo held; exit 0; fi; fi; echo go; '
+)
+
+
+def _number(header: Header) -> int:
+    """The number of the request that a header answers, 0 if it is none."""
+    number = header["re"]
+    return number if isinstance(number, int) and not isinstance(number, bool) else 0
+
+
+def _sized(data: bytes) -> bytes:
+    return b"%08d" % len(data) + data
+
+
+def _script(mark: str) -> bytes:
+    """One compound command, so that sh has read all of it before it runs and leaves the rest of stdin alone."""
+    return (
+        f"{{ printf '\\n%s\\n' {mark}; IFS= read -r p; IFS= read -r r; IFS= read -r h; "
+        'case "$p" in "~/"*) p="$HOME/${p#??}";; esac; '
+        f'if [ -n "$h" ]; then {_HELD} fi; '
+        "command -v \"$p\" >/dev/null 2>&1 || { echo 'no python'; exit 0; }; "
+        f"exec \"$p\" -ESs -c '{node_bundle.FIRST}' clustertool-agent; }}\n"
+    ).encode()

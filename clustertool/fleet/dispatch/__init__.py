@@ -1,0 +1,1 @@
+"""Copy a workspace to all nodes."""

@@ -1,0 +1,102 @@
+"""What this laptop remembers of a workspace between two dispatches: digests, packs, manifests. To lose it costs only time.
+
+Below the user's cache directory, a folder for each workspace's path. A damaged or missing file is as good as none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from clustertool.model.dispatch.manifest import END, Pack
+
+_KEEP = 4  # manifests
+_FRESH = 2.0  # seconds; a file that changed this recently may change again without a trace
+
+Key = tuple[int, int, int, int]  # size, mtime and ctime in ns, inode
+
+
+class Memory:
+    def __init__(self, top: Path) -> None:
+        from platformdirs import user_cache_path
+
+        name = hashlib.sha256(os.fsencode(top.resolve())).hexdigest()[:32]
+        self._dir = user_cache_path("clustertool") / "workspaces" / name
+
+    # -- digests of files --
+
+    def digests(self) -> dict[str, tuple[Key, list[str]]]:
+        """path -> (what the file looked like, its pieces)."""
+        found = self._load("digests")
+        try:
+            return {
+                path: ((size, mtime, ctime, inode), names) for path, (size, mtime, ctime, inode, names) in found.items()
+            }
+        except (AttributeError, TypeError, ValueError):
+            return {}
+
+    def keep_digests(self, found: Mapping[str, tuple[Key, list[str]]]) -> None:
+        limit = (time.time() - _FRESH) * 1e9
+        self._save(
+            "digests", {path: [*key, pieces] for path, (key, pieces) in found.items() if max(key[1], key[2]) < limit}
+        )
+
+    # -- packs and manifests --
+
+    def packs(self) -> tuple[str, list[Pack]]:
+        """(the release they belong to, its packs)."""
+        found = self._load("packs")
+        try:
+            packs = [Pack(name, tuple((content, size) for content, size in files)) for name, files in found["packs"]]
+            return str(found["release"]), packs
+        except (KeyError, TypeError, ValueError):
+            return "", []
+
+    def keep_packs(self, release: str, packs: Sequence[Pack]) -> None:
+        self._save("packs", {"release": release, "packs": packs})
+
+    def manifest(self, release: str) -> bytes | None:
+        """The manifest as it was sent. None where there is none, or one that a crash of this machine has left empty or torn."""
+        try:
+            text = (self._dir / f"{release}.manifest").read_bytes()
+        except OSError:
+            return None
+        return text if text.endswith(END) else None
+
+    def manifests(self) -> list[str]:
+        """The releases of which there is one, the newest first."""
+        return [path.name[: -len(".manifest")] for path in reversed(self._by_age())]
+
+    def keep_manifest(self, release: str, text: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self._write(f"{release}.manifest", text)
+            for path in self._by_age()[:-_KEEP]:
+                path.unlink()
+
+    def _by_age(self) -> list[Path]:
+        return sorted(self._dir.glob("*.manifest"), key=lambda path: path.stat().st_mtime)
+
+    # -- files --
+
+    def _load(self, name: str) -> Any:
+        try:
+            return json.loads((self._dir / name).read_bytes())
+        except (OSError, ValueError):
+            return {}
+
+    def _save(self, name: str, value: Any) -> None:
+        with contextlib.suppress(OSError):
+            self._write(name, json.dumps(value).encode())
+
+    def _write(self, name: str, data: bytes) -> None:
+        self._dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = self._dir / f".{name}.{secrets.token_hex(4)}"
+        part.write_bytes(data)
+        part.replace(self._dir / name)

@@ -1,0 +1,72 @@
+"""Select which nodes receive a workspace, and count what they received."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from clustertool.errors import ClustertoolError, DispatchError
+from clustertool.model.dispatch.portions import Portion
+from clustertool.model.facts import Facts
+
+
+class Progress(Protocol):
+    """What is told while a dispatch goes on, from one thread. Nodes are ids."""
+
+    def uplink(self, sent: int, total: int) -> None: ...
+
+    def node(self, node: int, got: int, total: int) -> None: ...
+
+    def done(self, node: int) -> None: ...
+
+
+@dataclass
+class Tally:
+    """Bytes that went over the uplink and between nodes; `served`: who got its pieces from the laptop, and why."""
+
+    uplink: int = 0
+    between: int = 0
+    served: dict[int, str] = field(default_factory=dict)
+    failed: dict[int, ClustertoolError] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Receiver:
+    """A node that receives, for itself and all that share its ROOT_DIR. `groups`: of files that not all take; None: all."""
+
+    node: int
+    release: str
+    groups: tuple[str, ...] | None
+
+
+def owners(facts: Mapping[int, Facts], begun: Container[int] = ()) -> dict[str, int]:
+    """root id -> the node that receives for all that share this ROOT_DIR: one that has begun, else the first."""
+    first: dict[str, int] = {}
+    for node in sorted(facts, key=lambda node: (node not in begun, node)):
+        first.setdefault(facts[node].root_id, node)
+    return first
+
+
+def receivers(
+    portions: Mapping[int, Portion], facts: Mapping[int, Facts], begun: Container[int] = ()
+) -> tuple[dict[int, Receiver], dict[str, str]]:
+    """Who receives what: {node: its receiver, maybe another node's}, and {path: group} of files that not all take."""
+    first = owners(facts, begun)
+    split = frozenset().union(*(portion.without for portion in portions.values()))
+    releases = {portion.release: portion for portion in portions.values()}
+    group = {
+        path: ",".join(sorted(release[:8] for release, portion in releases.items() if path not in portion.without))
+        for path in split
+    }
+    found = {}
+    for node in set(first.values()):
+        mine = portions[node]
+        groups = tuple(sorted({group[path] for path in split - mine.without})) if mine.without else None
+        found[node] = Receiver(node, mine.release, groups)
+    return {node: found[first[facts[node].root_id]] for node in facts}, group
+
+
+def as_dispatch(error: ClustertoolError) -> ClustertoolError:
+    """A node that fails while it receives is a failed dispatch, whatever broke."""
+    return error if isinstance(error, DispatchError) else DispatchError(error.what, error.fix, error.node)

@@ -1,0 +1,120 @@
+"""A shipment is a workspace cut into pieces: its manifest, and the bytes of any piece, compared with its name when read."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Container, Mapping, Sequence
+from functools import cached_property
+
+from clustertool.errors import DataError, DispatchError
+from clustertool.fleet.dispatch.cache import Memory
+from clustertool.fleet.dispatch.workspace import Workspace, exactly
+from clustertool.model.dispatch import manifest
+from clustertool.model.dispatch.manifest import Entry, Pack, Piece
+
+_Part = tuple[str, int, int]  # path, offset, size
+
+
+class Shipment:
+    """`group`: files that not every node takes -> a name for those that take them. Raises DispatchError: a file changed.
+
+    `held`: releases that all receivers have. If the last one sent is among them its packs are used again, also those that
+    hold files which are no more: they cannot be read here, and need not be.
+    """
+
+    def __init__(self, workspace: Workspace, group: Mapping[str, str], held: Container[str] = ()) -> None:
+        self._top = os.fsencode(workspace.top)
+        self._workspace = workspace
+        self._parts: dict[str, list[_Part]] = {}
+        self.memory = Memory(workspace.top)
+        files = [entry for entry in workspace.entries if entry.kind == "file"]
+        small = [entry for entry in files if entry.size <= (manifest.TINY if entry.path in group else manifest.SMALL)]
+        alone = {entry.path for entry in files} - {entry.path for entry in small}
+        chunks = {path: workspace.chunks[path] for path in alone}
+        last, known = self.memory.packs()
+        packed = manifest.pack(small, group, known if last in held else [])
+        packs = self._named(packed, {entry.content: entry for entry in small})
+        self._place(chunks)
+        self.rows = list(manifest.rows(workspace.entries, workspace.times, chunks, group, packs))
+        self.text = manifest.text_of(self.rows)
+        self.name = manifest.name_of(self.text)
+        self.pieces = [Piece("", len(self.packed)), *manifest.pieces(self.rows)]
+        self.memory.keep_packs(workspace.release, [pack for some in packs.values() for pack in some])
+        self.memory.keep_manifest(workspace.release, self.text)
+
+    @cached_property
+    def packed(self) -> bytes:
+        """The manifest as it travels: piece number 0."""
+        made = zlib.compress(self.text, 6)
+        if len(made) > manifest.MOST:
+            raise DataError("the workspace has too many files", "pack the data into fewer, larger files")
+        return made
+
+    def read(self, number: int) -> bytes:
+        """The bytes of a piece. Raises DispatchError if they are not what they were."""
+        if number == 0:
+            return self.packed
+        name = self.pieces[number].name
+        parts = self._parts[name]
+        data = b"".join(self._bytes(part) for part in parts)
+        if manifest.name_of(data) != name:
+            self.memory.keep_packs("", [])
+            raise self._changed(parts)
+        return data
+
+    def of(self, name: str) -> bytes:
+        """The same by a piece's name."""
+        return self.read(next(number for number, piece in enumerate(self.pieces) if piece.name == name))
+
+    # -- where the bytes are --
+
+    def _named(self, packs: Mapping[str, list[Pack]], by_content: Mapping[str, Entry]) -> dict[str, list[Pack]]:
+        """Packs with their names, and where their files are. A known pack may hold files that are no more: it is not read."""
+        made: dict[str, list[Pack]] = {}
+        for group, some in packs.items():
+            made[group] = []
+            for pack in some:
+                found = [by_content[content] for content, _ in pack.files if content in by_content]
+                name = pack.name or manifest.name_of(b"".join(map(self._small, found)))
+                made[group].append(Pack(name, pack.files))
+                self._parts[name] = [(entry.path, 0, entry.size) for entry in found]
+        return made
+
+    def _small(self, entry: Entry) -> bytes:
+        """What a file held when it was looked at. Its digest may be kept from earlier, and its bytes are read only here."""
+        data = self._bytes((entry.path, 0, entry.size))
+        if entry.path not in self._workspace.read and manifest.name_of(data) != entry.content:
+            raise self._changed([(entry.path, 0, entry.size)])
+        return data
+
+    def _place(self, chunks: Mapping[str, Sequence[str]]) -> None:
+        sizes = {entry.path: entry.size for entry in self._workspace.entries}
+        for path, names in chunks.items():
+            at = 0
+            for name, size in zip(names, manifest.cut(sizes[path])):
+                self._parts[name] = [(path, at, size)]
+                at += size
+
+    def _bytes(self, part: _Part) -> bytes:
+        path, offset, size = part
+        if len(self._workspace.read.get(path, b"")) == size:
+            return self._workspace.read[path]
+        try:
+            fd = os.open(self._top + b"/" + os.fsencode(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                return exactly(fd, size, offset)
+            finally:
+                os.close(fd)
+        except OSError:
+            return b""
+
+    def _changed(self, parts: list[_Part]) -> DispatchError:
+        """Which of them it was."""
+        entries = {entry.path: entry for entry in self._workspace.entries}
+        changed = [path for path, _, _ in parts if len(parts) == 1]
+        for path, _, size in parts if not changed else ():
+            if manifest.name_of(self._bytes((path, 0, size + 1))) != entries[path].content:
+                changed.append(path)
+        names = ", ".join(map(repr, changed[:5])) or "a file"
+        return DispatchError(f"{names} changed while it was sent", "run it again when nothing writes to the workspace")

@@ -1,0 +1,321 @@
+"""A workspace is a folder walked once: what is sent, what is left out and why, and the digest that names it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+from clustertool.errors import DataError
+from clustertool.fleet.dispatch.cache import Memory
+from clustertool.model.dispatch.manifest import SMALL, TINY, Entry, content_of, cut, digest, name_of
+from clustertool.model.paths import OURS
+
+IGNORE_FILE = ".clusterignore"
+# Written by jobs, by tools or for this laptop only. `log` and `output` count at the top only: a package may be named so.
+_ANYWHERE = {".git": "version control", "__pycache__": "compiled code", OURS: "the tool's own"}
+_TOP = {"output": "results of jobs", "log": "logs of jobs"}
+_LARGE = 100_000_000
+_OFTEN_FORGOTTEN = {
+    "checkpoints",
+    "checkpoint",
+    "ckpt",
+    "wandb",
+    "mlruns",
+    "node_modules",
+    "conda-meta",
+    "site-packages",
+}
+_STATES = {".pt", ".pth", ".ckpt", ".safetensors", ".pdparams", ".pdopt", ".h5", ".onnx"}
+_DOZENS = 100  # small files that one thread reads in one go
+_WAIT = 0.002  # seconds that nobody calls waiting
+_READ = 64 << 20  # bytes of small files that are kept for the packs
+_WIDTH = 4  # threads that walk and read
+_SIZE_LIMIT = 200_000  # files that are counted in a folder that is left out
+
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A file or folder that is not sent. `size` in bytes."""
+
+    path: str
+    why: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """`times`: mtimes in ns. `chunks`: the pieces of every file, by name. `read`: what small files held, as far as they fit."""
+
+    top: Path
+    entries: tuple[Entry, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    times: Mapping[str, int] = field(default_factory=dict)
+    chunks: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    read: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def release(self) -> str:
+        return digest(self.entries)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(entry.path for entry in self.entries if entry.kind == "file")
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        return tuple(entry.path for entry in self.entries if entry.kind == "link")
+
+    @property
+    def size(self) -> int:
+        return sum(entry.size for entry in self.entries)
+
+
+def accidents(workspace: Workspace) -> list[tuple[str, int]]:
+    """Large things that are seldom meant to be sent: (file, or folder with "/"; bytes), the largest first."""
+    sizes: dict[str, int] = {}
+    for entry in workspace.entries:
+        parts = entry.path.split("/")
+        folder = next((at for at, part in enumerate(parts[:-1], 1) if part.lower() in _OFTEN_FORGOTTEN), 0)
+        if folder:
+            path = "/".join(parts[:folder]) + "/"
+        elif os.path.splitext(entry.path)[1].lower() in _STATES:
+            path = entry.path
+        else:
+            continue
+        sizes[path] = sizes.get(path, 0) + entry.size
+    return sorted(((path, size) for path, size in sizes.items() if size >= _LARGE), key=lambda found: -found[1])
+
+
+def read_workspace(top: Path) -> Workspace:
+    """Raises DataError for a folder that is not there, or that holds what cannot be copied."""
+    if not top.is_dir():
+        raise DataError(f"there is no workspace {str(top)!r}", "give a folder: --workspace ./job")
+    with _no_collector(), ThreadPoolExecutor(_WIDTH) as pool:
+        crew, walk = _Crew(pool), _Walk(top)
+        found = sorted(walk.tree(crew))
+        odd = [path for path, info in found if not _plain(info)]
+        if odd:
+            what = f"the workspace has devices, pipes or sockets: {', '.join(map(repr, odd[:5]))}"
+            raise DataError(what, f"remove them or name them in {IGNORE_FILE}")
+        read: dict[str, bytes] = {}
+        chunks = _digests(top, [(path, info) for path, info in found if stat.S_ISREG(info.st_mode)], crew, read)
+        entries = tuple(_entry(top, path, info, chunks) for path, info in found)
+        times = {path: info.st_mtime_ns for path, info in found}
+    return Workspace(top, entries, tuple(sorted(walk.left_out, key=lambda left: left.path)), times, chunks, read)
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Of a hundred thousand tuples that all live on, a tenth of the time goes into looking for garbage among them."""
+    wanted = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if wanted:
+            gc.enable()
+
+
+def _plain(info: os.stat_result) -> bool:
+    return stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode) or stat.S_ISLNK(info.st_mode)
+
+
+def _entry(top: Path, path: str, info: os.stat_result, chunks: Mapping[str, Sequence[str]]) -> Entry:
+    mode = stat.S_IMODE(info.st_mode)
+    if stat.S_ISLNK(info.st_mode):
+        return Entry(path, "link", 0, 0, os.fsdecode(os.readlink(os.fsencode(top / path))))
+    if stat.S_ISDIR(info.st_mode):
+        return Entry(path, "dir", mode, 0, "")
+    return Entry(path, "file", mode, info.st_size, content_of(chunks[path]))
+
+
+# -- digests ----------------------------------------------------------------------------------------------------------
+
+
+Found = tuple[str, os.stat_result]
+
+
+def _digests(top: Path, found: Sequence[Found], crew: _Crew, read: dict[str, bytes]) -> dict[str, list[str]]:
+    """The pieces of all files; only those are read that look different from the last time."""
+    memory = Memory(top)
+    known, new = memory.digests(), {}
+    todo = []
+    for path, info in found:
+        old = known.get(path)
+        if old and old[0] == _key(info):
+            new[path] = old
+        else:
+            todo.append((path, info))
+    room = _READ
+    for some in _read(os.fsencode(top), todo, crew):
+        for (path, info), (names, data) in some:
+            new[path] = (_key(info), names)
+            if data and len(data) <= room:
+                read[path] = data
+                room -= len(data)
+    if todo or len(new) != len(known):
+        threading.Thread(target=memory.keep_digests, args=(new,)).start()
+    return {path: names for path, (_, names) in new.items()}
+
+
+def _key(info: os.stat_result) -> tuple[int, int, int, int]:
+    return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino
+
+
+def _read(top: bytes, todo: Sequence[Found], crew: _Crew) -> Iterator[Sequence[tuple[Found, tuple[list[str], bytes]]]]:
+    """Names, and bytes. Large files alone, small ones by the dozen: to hand one to a thread costs as much as to read it."""
+
+    def names(some: Sequence[Found]) -> Sequence[tuple[Found, tuple[list[str], bytes]]]:
+        return [(item, _names(top, *item)) for item in some]
+
+    yield from crew.each(names, _dozens([item for item in todo if item[1].st_size <= TINY]))
+    yield from crew.at_once(names, ([item] for item in todo if item[1].st_size > SMALL))
+    yield from crew.at_once(names, _dozens([item for item in todo if TINY < item[1].st_size <= SMALL]))
+
+
+def _dozens(items: Sequence[Found]) -> Iterator[Sequence[Found]]:
+    return (items[at : at + _DOZENS] for at in range(0, len(items), _DOZENS))
+
+
+def _names(top: bytes, path: str, info: os.stat_result) -> tuple[list[str], bytes]:
+    """The names of a file's pieces, and its bytes if it is small. Raises DataError: unreadable, or somebody writes it."""
+    try:
+        fd = os.open(top + b"/" + os.fsencode(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            data, names, at = b"", [], 0
+            for size in cut(info.st_size):
+                data = exactly(fd, size, at)
+                names.append(name_of(data))
+                at += size
+            if _key(os.fstat(fd)) == _key(info):
+                return names, data if info.st_size <= SMALL else b""
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise DataError(
+            f"{path!r} cannot be read: {error.strerror}", f"give rights, or name it in {IGNORE_FILE}"
+        ) from None
+    raise DataError(
+        f"{path!r} changes while it is read", f"try again when nothing writes it, or name it in {IGNORE_FILE}"
+    )
+
+
+def exactly(fd: int, size: int, at: int) -> bytes:
+    """So many bytes of a file from `at` on; fewer where it ends."""
+    data = os.pread(fd, size, at)
+    while data and len(data) < size and (more := os.pread(fd, size - len(data), at + len(data))):
+        data += more
+    return data
+
+
+class _Crew:
+    """Threads, for what waits for a disk or is hashed. Where small files come from memory they would only fight over Python."""
+
+    def __init__(self, pool: Executor) -> None:
+        self._pool = pool
+        self._waits = False
+
+    def each(self, do: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
+        """In this thread, until one item was waited for: the rest side by side."""
+        rest = iter(items)
+        while not self._waits and (item := next(rest, None)) is not None:
+            since, busy = time.monotonic(), time.thread_time()
+            result = do(item)
+            self._waits = time.monotonic() - since > _WAIT + 2 * (time.thread_time() - busy)
+            yield result
+        yield from self.at_once(do, rest)
+
+    def at_once(self, do: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
+        """All of them side by side, from now on."""
+        return self._pool.map(do, items)
+
+
+# -- the walk ---------------------------------------------------------------------------------------------------------
+
+
+class _Walk:
+    """One pass over the tree, without following links; remembers what it leaves out."""
+
+    def __init__(self, top: Path) -> None:
+        self._top = os.fsencode(top)
+        self.left_out: list[LeftOut] = []
+        self._ignored = _matcher(top)
+
+    def tree(self, crew: _Crew) -> Iterator[tuple[str, os.stat_result]]:
+        """All folders of one depth side by side: on a network disk each costs a round trip."""
+        folders = [""]
+        while folders:
+            deeper = []
+            for found in crew.each(self._scan, folders):
+                for path, info in found:
+                    if stat.S_ISDIR(info.st_mode):
+                        deeper.append(path + "/")
+                    yield path, info
+            folders = deeper
+
+    def _scan(self, folder: str) -> list[tuple[str, os.stat_result]]:
+        found = []
+        with os.scandir(self._top + b"/" + os.fsencode(folder)) as entries:
+            for entry in entries:
+                path = folder + os.fsdecode(entry.name)
+                is_dir = entry.is_dir(follow_symlinks=False)
+                why = self._reason(entry, path, is_dir, folder == "")
+                if why:
+                    self.left_out.append(LeftOut(path + "/" * is_dir, why, _size(entry.path, is_dir)))
+                else:
+                    found.append((path, entry.stat(follow_symlinks=False)))
+        return found
+
+    def _reason(self, entry: os.DirEntry[bytes], path: str, is_dir: bool, top: bool) -> str:
+        name = os.fsdecode(entry.name)
+        if name in _ANYWHERE:
+            return _ANYWHERE[name]
+        if (is_dir or entry.is_symlink()) and top and name in _TOP:
+            return _TOP[name]
+        if is_dir and os.path.exists(entry.path + b"/pyvenv.cfg"):
+            return "virtual environment"
+        if self._ignored(path + "/" if is_dir else path):
+            return IGNORE_FILE
+        return ""
+
+
+def _matcher(top: Path) -> Callable[[str], bool]:
+    """Whether .clusterignore names a path; most workspaces have none, and matching is slow."""
+    if not (top / IGNORE_FILE).is_file():
+        return lambda path: False
+    import pathspec
+
+    lines = os.fsdecode((top / IGNORE_FILE).read_bytes()).splitlines()  # as names are read from the disk
+    spec = pathspec.GitIgnoreSpec.from_lines(lines)
+    return lambda path: bool(spec.match_file(path))
+
+
+def _size(path: bytes, is_dir: bool) -> int:
+    """Bytes below a path that is left out; an estimate once there are very many files."""
+    if not is_dir:
+        return os.lstat(path).st_size
+    total = count = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            count += 1
+            if count > _SIZE_LIMIT:
+                return total
+            try:
+                total += os.lstat(os.path.join(folder, name)).st_size
+            except OSError:
+                continue
+    return total

@@ -1,0 +1,28 @@
+"""Steps are carried out phase by phase; a phase is a barrier, and when one fails the ones before it are taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from clustertool.errors import ClustertoolError, Interrupted, Terminated
+from clustertool.fleet.fleet import Fleet
+from clustertool.model.planning.requests import Steps
+from clustertool.model.wire.frames import Header
+
+Answers = Mapping[int, "Header | ClustertoolError"]
+_PATIENCE = 25.0  # seconds for a node to take back what was begun: more than a stop without grace takes
+
+
+def carry_out(steps: Steps, fleet: Fleet, undone: Callable[[str, Answers], None]) -> None:
+    """Raises all nodes' failures at once, or the interrupt, after everything that was begun is taken back.
+
+    `undone` hears of each phase that is taken back: its name, and what every node answered.
+    """
+    for number, phase in enumerate(steps.phases):
+        try:
+            fleet.ask(phase.requests).all()
+        except (ClustertoolError, Interrupted, Terminated):
+            for back in reversed(steps.undo[: number + 1]):
+                gathered = fleet.ask(back.requests, timeout=_PATIENCE, patient=True)
+                undone(back.name, {**gathered.ok, **gathered.failed})
+            raise

@@ -1,0 +1,85 @@
+"""A poll asks every node the same small question again and again, each node at its own pace; what came last is kept.
+
+A node that does not answer holds nobody up: it is asked anew over a new connection until it does.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from clustertool.errors import ClustertoolError
+from clustertool.fleet import node_bundle
+from clustertool.fleet.fleet import Fleet
+from clustertool.model.wire.frames import Header
+
+_PATIENCE = 30.0  # seconds for one answer
+_RETRY = 3.0
+
+
+class Poll:
+    """take() gives what has come since the last take; `failed` says what is wrong with a node."""
+
+    def __init__(self, fleet: Fleet, request: Mapping[str, Any], interval: float) -> None:
+        self._fleet = fleet
+        self._request = {**request, "nvml": node_bundle.nvml()[0]}
+        self._interval = interval
+        self._lock = threading.Lock()
+        self._new: dict[int, Header] = {}
+        self._aside: tuple[int, Mapping[str, Any]] | None = None
+        self._aside_answer: tuple[Mapping[str, Any], Header] | None = None
+        self._over = threading.Event()
+        self.failed: dict[int, ClustertoolError] = dict(fleet.failed)
+
+    def start(self) -> None:
+        self._fleet.silence()  # the threads below log in again where a connection broke, and no thread serves questions
+        for host in self._fleet.cluster.hosts:
+            threading.Thread(target=self._run, args=(host.index,), name=f"poll {host.name}", daemon=True).start()
+
+    def stop(self) -> None:
+        self._over.set()
+
+    def take(self) -> dict[int, Header]:
+        with self._lock:
+            new, self._new = self._new, {}
+        return new
+
+    def aside(self, node: int, request: Mapping[str, Any]) -> Header | None:
+        """A second question to one node, with each turn: its last answer, None as long as there is none."""
+        self._aside = (node, request)
+        answer = self._aside_answer
+        return answer[1] if answer and answer[0] == request else None
+
+    def no_aside(self) -> None:
+        self._aside = self._aside_answer = None
+
+    def _run(self, node: int) -> None:
+        """In the node's own thread."""
+        while not self._over.is_set():
+            begun = time.monotonic()
+            try:
+                if node in self.failed:
+                    self._fleet.reopen(node)
+                self._turn(node)
+                self.failed.pop(node, None)
+                wait = self._interval
+            except ClustertoolError as error:
+                self.failed[node] = error
+                wait = _RETRY
+            self._over.wait(max(0.0, begun + wait - time.monotonic()))
+
+    def _turn(self, node: int) -> None:
+        agent = self._fleet.agents[node]
+        answer = agent.ask(self._request, _PATIENCE)
+        if "need" in answer:
+            digest, data = node_bundle.nvml()
+            agent.ask({"q": "module", "nvml": digest, "data": base64.b64encode(data).decode()}, _PATIENCE)
+            answer = agent.ask(self._request, _PATIENCE)
+        with self._lock:
+            self._new[node] = answer
+        aside = self._aside
+        if aside is not None and aside[0] == node:
+            self._aside_answer = (aside[1], agent.ask(aside[1], _PATIENCE))

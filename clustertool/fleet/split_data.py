@@ -1,0 +1,342 @@
+"""A file of lines is cut into shards: streamed, so that any size will do, byte by byte as it was, all shards or none.
+
+A line ends with a newline; a carriage return before it belongs to the line, and what follows the last newline is a line too.
+Shards are filled in a folder of our own and renamed when all are whole, the first one last: an incomplete set has a hole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import BinaryIO
+
+from clustertool.errors import DataError, UsageError
+from clustertool.model.planning.shards import shard_name, shares
+
+BLOCK = 1 << 20
+MEMORY = 64 << 20  # what a shuffle holds at once; more goes through buckets on the disk
+_PER_LINE = 90  # bytes that a line in memory takes beside its own
+_BUCKETS = 128  # open files at a time
+_BUFFER = 1 << 16
+_STEP = 1 << 15
+_PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\3\4": "zip"}
+Progress = Callable[[str, int, int], None]  # what is done, bytes done, bytes in all
+Check = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to cut. seed None: in the order of the file; `replace`: shards that are there already may go."""
+
+    data: Path
+    folder: Path
+    shards: int
+    seed: int | None = None
+    replace: bool = False
+
+
+@dataclass(frozen=True)
+class Shard:
+    path: Path
+    lines: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Result:
+    shards: tuple[Shard, ...]
+    replaced: int  # shards of an older set that are gone
+
+
+def cut(order: Order, progress: Progress, check: Check) -> Result:
+    """Raises DataError for data that cannot be cut so, UsageError for shards that are there, and what `check` raises."""
+    try:
+        with _opened(order.data) as file:
+            _refuse_existing(order)
+            data = _measure(file, order, progress, check)
+            with _stage(order.folder, order.data.name) as stage:
+                counts = _fill(stage, data, order, progress, check)
+                _unchanged(file, data, order)
+                old = _refuse_existing(order)
+                return Result(_publish(stage, order, counts, old), len(old))
+    except OSError as error:
+        where = error.filename or order.folder
+        raise DataError(
+            f"{where}: {error.strerror}", "make room or rights there, or give another folder with --to"
+        ) from None
+
+
+def existing(folder: Path, name: str) -> list[str]:
+    """Shards of a file that lie in a folder. Longer numbers than five digits count where their set has its first one."""
+    pattern = re.compile(re.escape(name) + r"-([0-9]{5,})")
+    try:
+        found = {entry: match.group(1) for entry in os.listdir(folder) if (match := pattern.fullmatch(entry))}
+    except FileNotFoundError:
+        return []
+    widths = {5, *(len(digits) for digits in found.values() if not digits.strip("0"))}
+    return sorted(entry for entry, digits in found.items() if len(digits) in widths)
+
+
+def _refuse_existing(order: Order) -> list[str]:
+    old = existing(order.folder, order.data.name)
+    if old and not order.replace:
+        fix = "add --force to replace them, or give another folder with --to"
+        names = old[0] if len(old) == 1 else f"{old[0]} to {old[-1]}"
+        raise UsageError(f"{order.folder} has shards of {order.data.name} already: {names}", fix)
+    return old
+
+
+# -- the file ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Data:
+    """`body`: bytes up to and with the last newline; `lines`: newlines; what is left after them is the tail."""
+
+    info: os.stat_result
+    file: BinaryIO
+    body: int
+    lines: int
+
+    @property
+    def tail(self) -> int:
+        return self.info.st_size - self.body
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    try:
+        file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}", "give a file of lines: --data train.txt") from None
+    with file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise DataError(f"{path} is no file", "it is read twice: put it on a disk first")
+        start = os.pread(file.fileno(), 8, 0)
+        for magic, kind in _PACKED.items():
+            if start.startswith(magic):
+                raise DataError(f"{path} is packed ({kind}), it has no lines", "unpack it first")
+        yield file
+
+
+def _blocks(file: BinaryIO, start: int, end: int, check: Check) -> Iterator[bytes]:
+    """The bytes from start to end. Fewer, if the file has shrunk."""
+    while start < end:
+        check()
+        block = os.pread(file.fileno(), min(BLOCK, end - start), start)
+        if not block:
+            return
+        start += len(block)
+        yield block
+
+
+def _measure(file: BinaryIO, order: Order, progress: Progress, check: Check) -> _Data:
+    info = os.fstat(file.fileno())
+    at = body = lines = 0
+    for block in _blocks(file, 0, info.st_size, check):
+        lines += block.count(b"\n")
+        last = block.rfind(b"\n") + 1
+        body = at + last if last else body
+        at += len(block)
+        progress("counting lines", at, info.st_size)
+    data = _Data(info, file, body, lines)
+    total = lines + bool(data.tail)
+    if total < order.shards:
+        have = "is empty" if not total else "has 1 line" if total == 1 else f"has {total} lines"
+        fix = f"at most --shards {total}" if total else "give a file of lines"
+        raise DataError(f"{order.data} {have}, too few for {order.shards} shards", fix)
+    return data
+
+
+def _unchanged(file: BinaryIO, data: _Data, order: Order) -> None:
+    now = os.fstat(file.fileno())
+    if (now.st_size, now.st_mtime_ns) != (data.info.st_size, data.info.st_mtime_ns):
+        raise DataError(f"{order.data} changed while it was cut", "wait until it is complete, then split it again")
+
+
+# -- shards -----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _stage(folder: Path, name: str) -> Iterator[Path]:
+    """A folder of our own beside the shards to be, gone afterwards. What a killed split left there goes too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(f".{glob.escape(name)}-????????.split"):
+        with contextlib.suppress(OSError), _locked(left):
+            shutil.rmtree(left)
+    stage = Path(tempfile.mkdtemp(prefix=f".{name}-", suffix=".split", dir=folder))
+    try:
+        with _locked(stage):
+            yield stage
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Held as long as its split lives. Raises BlockingIOError while another one's is."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _fill(stage: Path, data: _Data, order: Order, progress: Progress, check: Check) -> Sequence[int]:
+    """Write all shards into the stage; the number of lines in each. The tail, which no newline ends, ends a shard."""
+    counts = shares(data.lines + bool(data.tail), order.shards)
+    last = order.shards - 1
+    if order.seed is None:
+        blocks = _blocks(data.file, 0, data.body, check)
+    else:
+        random = Random(order.seed)
+        last = int(random.random() * order.shards)
+        blocks = _Shuffle(stage, random, progress, check).blocks(data.file, data.body, data.lines)
+    lines, done = _Lines(blocks, order), 0
+    for index, count in enumerate(counts):
+        ended = bool(data.tail) and index == last
+        with open(stage / str(index), "wb") as file:
+            for piece in lines.take(count - ended):
+                file.write(piece)
+                done += len(piece)
+                progress("writing", done, data.info.st_size)
+            for block in _blocks(data.file, data.body, data.info.st_size, check) if ended else ():
+                file.write(block)
+    return counts
+
+
+class _Lines:
+    """Takes lines by number off a stream of blocks that know nothing of lines."""
+
+    def __init__(self, blocks: Iterator[bytes], order: Order) -> None:
+        self._blocks = blocks
+        self._order = order
+        self._block = b""
+        self._at = 0
+
+    def take(self, count: int) -> Iterator[memoryview]:
+        while count:
+            if self._at == len(self._block):
+                self._block, self._at = next(self._blocks, b""), 0
+                if not self._block:
+                    raise DataError(f"{self._order.data} changed while it was cut", "split it again")
+            end, found = _after(self._block, self._at, count)
+            yield memoryview(self._block)[self._at : end]
+            self._at = end
+            count -= found
+
+
+def _after(block: bytes, at: int, count: int) -> tuple[int, int]:
+    """Where the `count`-th line from `at` on ends, and `count`; or the block's end, and how many end before it."""
+    found = 0
+    while at < len(block):
+        here = block.count(b"\n", at, at + _STEP)
+        if found + here >= count:
+            break
+        found += here
+        at += _STEP
+    else:
+        return len(block), found
+    while found < count:
+        at = block.index(b"\n", at) + 1
+        found += 1
+    return at, found
+
+
+def _publish(stage: Path, order: Order, counts: Sequence[int], old: Sequence[str]) -> tuple[Shard, ...]:
+    """By one rename each. Older shards go before, and the first shard comes last: at no moment do two sets look like one."""
+    for name in old:
+        (order.folder / name).unlink()
+    shards = []
+    for index in reversed(range(order.shards)):
+        path = order.folder / shard_name(order.data.name, index, order.shards)
+        os.rename(stage / str(index), path)
+        shards.append(Shard(path, counts[index], path.stat().st_size))
+    return tuple(reversed(shards))
+
+
+# -- shuffling --------------------------------------------------------------------------------------------------------
+
+
+class _Shuffle:
+    """Lines in random order: each goes into a bucket at random, then each bucket's into memory.
+
+    Which order depends on the seed and the file alone: only Random.random() is used, which is the same in every Python.
+    A bucket that is too big for the memory goes into buckets itself; a line that is too big by itself is copied as it is.
+    """
+
+    def __init__(self, folder: Path, random: Random, progress: Progress, check: Check) -> None:
+        self._folder = folder
+        self._random = random.random
+        self._progress = progress
+        self._check = check
+        self._names = iter(range(1 << 62))
+
+    def blocks(self, file: BinaryIO, size: int, lines: int, told: bool = True) -> Iterator[bytes]:
+        """The first `size` bytes of a file, which are `lines` lines, in random order."""
+        taken = size + lines * _PER_LINE
+        if lines == 1 and size > BLOCK:
+            yield from _blocks(file, 0, size, self._check)
+        elif taken <= MEMORY:
+            yield from self._in_memory(file, size)
+        else:
+            for path, its_size, its_lines in self._scatter(
+                file, size, min(_BUCKETS, 2 + taken * 5 // (4 * MEMORY)), told
+            ):
+                with open(path, "rb", buffering=0) as bucket:
+                    path.unlink()
+                    yield from self.blocks(bucket, its_size, its_lines, told=False)
+
+    def _in_memory(self, file: BinaryIO, size: int) -> Iterator[bytes]:
+        self._check()
+        lines = b"".join(_blocks(file, 0, size, self._check)).split(b"\n")[:-1]
+        random = self._random
+        lines.sort(key=lambda _: random())
+        for start in range(0, len(lines), 1000):
+            yield b"\n".join(lines[start : start + 1000]) + b"\n"
+
+    def _scatter(self, file: BinaryIO, size: int, count: int, told: bool) -> Iterator[tuple[Path, int, int]]:
+        """(path, bytes, lines) of the buckets that hold something, all of them written when the first one comes."""
+        paths = [self._folder / f"bucket{next(self._names)}" for _ in range(count)]
+        sizes, lines = [0] * count, [0] * count
+        with contextlib.ExitStack() as stack:
+            writers = [stack.enter_context(open(path, "wb", buffering=_BUFFER)) for path in paths]
+            chosen, inside = 0, False
+            for piece in self._pieces(file, size, told):
+                if not inside:
+                    chosen = int(self._random() * count)
+                    lines[chosen] += 1
+                writers[chosen].write(piece)
+                sizes[chosen] += len(piece)
+                inside = piece[-1] != 10
+        for path, its_size, its_lines in zip(paths, sizes, lines):
+            if its_lines:
+                yield path, its_size, its_lines
+
+    def _pieces(self, file: BinaryIO, size: int, told: bool) -> Iterator[bytes]:
+        """Lines; one that is longer than a block comes in several pieces."""
+        done = looked = 0
+        with open(os.dup(file.fileno()), "rb", buffering=BLOCK) as reader:
+            reader.seek(0)
+            while done < size:
+                piece = reader.readline(min(BLOCK, size - done))
+                if not piece:  # the file has shrunk, which is told when lines are missing
+                    return
+                done += len(piece)
+                if done - looked >= BLOCK:
+                    looked = done
+                    self._check()
+                    if told:
+                        self._progress("shuffling", done, size)
+                yield piece

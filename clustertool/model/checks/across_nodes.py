@@ -1,0 +1,125 @@
+"""Drift is what differs between nodes that should be alike; the odd ones are told, and what the others have."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Dict, Hashable, List, Mapping, Sequence, Tuple, TypeVar
+
+from clustertool.model.facts import Facts
+from clustertool.model.finding import Finding
+
+SKEW = 5.0  # seconds between two clocks; logs are merged by time
+_LOOPBACK = ("127.", "::1")
+_CLOCK_FIX = "run a time service (chrony) there: logs are merged by time"
+T = TypeVar("T", bound=Hashable)
+
+
+def drift(facts: Mapping[int, Facts], asked: Mapping[int, Tuple[float, float]]) -> List[Finding]:
+    """Findings that need more than one probe to be made."""
+    return [*_clocks(facts, asked), *_names(facts), *_mtus(facts), *_packages(facts)]
+
+
+# -- clocks
+
+
+def _clocks(facts: Mapping[int, Facts], asked: Mapping[int, Tuple[float, float]]) -> List[Finding]:
+    """Against the middle of all clocks, the laptop's among them: where all nodes agree, the laptop's is the wrong one."""
+    skews = {node: skew(fact, *asked[node]) for node, fact in facts.items() if node in asked}
+    right = _middle([0.0, *(off for off, _ in skews.values())]) if len(skews) > 1 else 0.0
+    laptop = abs(right) > SKEW + max((doubt for _, doubt in skews.values()), default=0.0)
+    found = []
+    for node, (off, doubt) in skews.items():
+        if abs(off - right) > SKEW + doubt:
+            found.append(Finding(node, "clock", "warn", f"{off - right:+.0f} s", _CLOCK_FIX))
+        elif laptop:
+            text = f"{right:+.0f} s from this machine's"
+            found.append(
+                Finding(node, "clock", "warn", text, "set the clock of the machine you type on: the nodes agree")
+            )
+        else:
+            found.append(Finding(node, "clock", "ok", "right"))
+    return found
+
+
+def _middle(values: Sequence[float]) -> float:
+    """The median; of two in the middle the one nearer to the laptop's clock."""
+    ordered = sorted(values)
+    return min(ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2], key=abs)
+
+
+def skew(fact: Facts, before: float, after: float) -> Tuple[float, float]:
+    """(seconds by which a node's clock is ahead of the laptop's, how wrong that may be): half of the way to and fro."""
+    way = max(0.0, after - before - fact.took)
+    return ((fact.time - fact.took - before) + (fact.time - after)) / 2, way / 2
+
+
+# -- names and interfaces
+
+
+def _names(facts: Mapping[int, Facts]) -> List[Finding]:
+    """A machine that takes its own name for 127.0.1.1 tells the others to find it there. One machine alone may."""
+    several = len({fact.machine for fact in facts.values()}) > 1
+    return [_name(fact, several) for fact in facts.values()]
+
+
+def _name(fact: Facts, several: bool) -> Finding:
+    name, own = fact.hostname, fact.own
+    if several and fact.address.startswith(_LOOPBACK):
+        fix = "name it in HOSTS by an address that the others can reach, or set its address there"
+        return Finding(
+            fact.node, "host", "error", f"{fact.address} is its training address: itself, for every node", fix
+        )
+    if several and own and own.startswith(_LOOPBACK):
+        fix = f"in its /etc/hosts, write {fact.address} {name} instead: programs that ask for their own name tell others {own}"
+        return Finding(fact.node, "host", "warn", f"{name} is {own}", fix)
+    if several and fact.looked and not own:
+        what = f"{name} is not known there" if own == "" else "its name server does not answer"
+        return Finding(fact.node, "host", "warn", what, f"add {fact.address} {name} to its /etc/hosts")
+    return Finding(fact.node, "host", "ok", "ok")
+
+
+def _mtus(facts: Mapping[int, Facts]) -> List[Finding]:
+    known = {node: fact.mtu for node, fact in facts.items() if fact.mtu and fact.nic != "lo"}
+    usual = _usual(known)
+    found = []
+    for node, fact in facts.items():
+        if known.get(node, usual) == usual:
+            found.append(Finding(node, "mtu", "ok", str(fact.mtu or "")))
+        else:
+            fix = f"ip link set {fact.nic} mtu {usual}, and the switch the same: large packets are lost, small ones arrive"
+            found.append(Finding(node, "mtu", "warn", f"{fact.mtu}, others {usual}", fix))
+    return found
+
+
+# -- packages
+
+
+def _packages(facts: Mapping[int, Facts]) -> List[Finding]:
+    """Nodes without a package that others have, and nodes with another version than most."""
+    told: Dict[int, Dict[str, str]] = {node: dict(fact.packages) for node, fact in facts.items() if fact.packages}
+    found: List[Finding] = []
+    for name in dict.fromkeys(name for versions in told.values() for name in versions):
+        usual = _usual({node: versions[name] for node, versions in told.items() if versions.get(name)})
+        if usual is None:
+            continue  # nobody has it
+        for node, versions in told.items():
+            version = versions.get(name, "")
+            if version == usual:
+                continue
+            if not version:
+                fix = f"install {name} {usual} there, or have PRELUDE activate the environment that has it"
+                found.append(Finding(node, "packages", "error", f"no {name}, others have {usual}", fix))
+            else:
+                fix = f"install {name} {usual} there: different versions may hang, or train differently"
+                found.append(Finding(node, "packages", "warn", f"{name} {version}, others {usual}", fix))
+    return found
+
+
+def _usual(values: Mapping[int, T]) -> "T | None":
+    """What most have; of two as frequent ones the first node's."""
+    return most_common(list(values.values()))
+
+
+def most_common(values: Sequence[T]) -> "T | None":
+    counted = Counter(values).most_common(1)  # as frequent ones come in the order in which they came
+    return counted[0][0] if counted else None

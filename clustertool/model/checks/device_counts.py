@@ -1,0 +1,193 @@
+"""Inventory is what all nodes' cards are, how they are, and who is on them; only cards that a job may get count."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from clustertool.model.checks.across_nodes import most_common
+from clustertool.model.checks.condition import size
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.hosts import Host
+from clustertool.model.devices.faults import Ill, exclusive, ills
+from clustertool.model.devices.wording import FIX, computing, describe, holder, told
+from clustertool.model.facts import Facts
+from clustertool.model.finding import Finding
+from clustertool.model.planning.devices import kind_of
+from clustertool.model.planning.plan import Plan
+
+Card = Mapping[str, Any]
+Report = Mapping[str, Any]  # what node/devices/read.py tells of one node
+CHECKS = ("devices", "driver", "health", "users")
+_COUNT_FIX = "dmesg and the maker's tool there tell why; where it shall be so, name devices in HOSTS"
+_MODEL_FIX = "the slowest card sets the pace of all: leave the node out with --skip, or know it"
+_DRIVER_FIX = "install driver {} there: with different ones collectives may hang, or be slow"
+_SILENT_FIX = "run the maker's tool there (nvidia-smi); a new driver wants a reboot, a hanging one too"
+_USER_FIX = "wait for its end, or end it if it is yours; --devices auto takes cards that are free"
+_HIDDEN_FIX = "a process in a container that is not seen, or what a dead one left: look there, or reset the card"
+
+
+def to_ask(cluster: Cluster, facts: Mapping[int, Facts]) -> List[int]:
+    """Nodes whose cards a job may use."""
+    if set(CHECKS) <= set(cluster.checks_off):
+        return []
+    with_some = [node for node, fact in sorted(facts.items()) if fact.devices and kind_of(cluster, fact) != "cpu"]
+    return [node for node in with_some if cluster.hosts[node].devices != ()]
+
+
+def shared(made: Optional[Plan]) -> Dict[int, FrozenSet[int]]:
+    """Node -> cards that more than one process of a job gets."""
+    times: Dict[int, List[int]] = {}
+    for process in made.processes if made else ():
+        times.setdefault(process.node, []).extend(process.devices)
+    return {node: frozenset(card for card in cards if cards.count(card) > 1) for node, cards in times.items()}
+
+
+def inventory(
+    cluster: Cluster, facts: Mapping[int, Facts], reports: Mapping[int, Report], twice: Mapping[int, FrozenSet[int]]
+) -> Tuple[Finding, ...]:
+    """Findings of the nodes that were asked, and of those that have no card where others have some."""
+    hosts = {host.index: host for host in cluster.hosts}
+    found = _counts(hosts, facts, reports) if reports else []
+    cards = {node: _usable(hosts[node], report) for node, report in sorted(reports.items())}
+    found += _drift(cards, reports)
+    for node, report in sorted(reports.items()):
+        found += [*_health(node, report, cards[node], twice.get(node, frozenset())), *_users(node, report, cards[node])]
+    return tuple(finding for finding in found if finding.column not in cluster.checks_off)
+
+
+def _usable(host: Host, report: Report) -> List[Card]:
+    ids = host.devices if host.devices is not None else host.on_slots(tuple(report["ids"]))
+    return [card for card in report["devices"] if card["index"] in ids]
+
+
+# -- what they are
+
+
+def _counts(hosts: Mapping[int, Host], facts: Mapping[int, Facts], reports: Mapping[int, Report]) -> List[Finding]:
+    """Hosts of which conf.py or a hostfile says what they give, or that train nothing, may have any number."""
+    numbers = {node: len(reports[node]["devices"]) if node in reports else 0 for node in sorted(facts)}
+    free = {node: number for node, number in numbers.items() if _any_number(hosts[node])}
+    usual = most_common([number for number in free.values() if number])
+    found = []
+    for node, number in free.items():
+        if usual is not None and number != usual:
+            found.append(Finding(node, "devices", "warn", f"{number or 'no'} devices, others {usual}", _COUNT_FIX))
+    return found
+
+
+def _any_number(host: Host) -> bool:
+    return host.devices is None and host.slots is None and (host.plays("trainer") or host.plays("heter"))
+
+
+def _drift(cards: Mapping[int, Sequence[Card]], reports: Mapping[int, Report]) -> List[Finding]:
+    models = {
+        node: ", ".join(dict.fromkeys(str(c["model"]) for c in own if c.get("model"))) for node, own in cards.items()
+    }
+    drivers = {node: _driver(report) for node, report in reports.items()}
+    found = _odd("devices", models, _MODEL_FIX) + _odd("driver", drivers, _DRIVER_FIX)
+    for node, own in cards.items():
+        found.append(Finding(node, "devices", "ok", f"{len(own)} x {models[node] or reports[node]['kind']}"))
+    return found + [Finding(node, "driver", "ok", driver) for node, driver in drivers.items() if driver]
+
+
+def _driver(report: Report) -> str:
+    """`550.54.15 (CUDA 12.4)`: the newest CUDA that programs may want of it."""
+    cuda = f" (CUDA {report['cuda']})" if report.get("cuda") else ""
+    return f"{report['driver']}{cuda}" if report.get("driver") else ""
+
+
+def _odd(column: str, values: Mapping[int, str], fix: str) -> List[Finding]:
+    """Nodes with another value than most; what a node does not tell is not compared."""
+    known = {node: value for node, value in values.items() if value}
+    usual = most_common([known[node] for node in sorted(known)])
+    return [
+        Finding(node, column, "warn", f"{value}, others {usual}", fix.format(usual))
+        for node, value in sorted(known.items())
+        if value != usual
+    ]
+
+
+# -- how they are
+
+
+def _health(node: int, report: Report, cards: Sequence[Card], twice: FrozenSet[int]) -> List[Finding]:
+    """Without NVML there is no NCCL either, so its silence is an error; other makers' tools are only for people."""
+    kind = str(report["kind"])
+    found = []
+    if report.get("problem"):
+        level = "error" if kind == "gpu" else "warn"
+        found.append(Finding(node, "health", level, str(report["problem"]), _SILENT_FIX))
+    ill: Dict[Tuple[str, str, str], List[int]] = {}
+    unknown = [card["index"] for card in cards if "problem" not in card]
+    if unknown and kind == "gpu" and not report.get("problem"):
+        ill["error", "the driver does not know it", _COUNT_FIX] = unknown
+    for card in cards:
+        for key in _by_level(ills(card, card["index"] in twice)):
+            ill.setdefault(key, []).append(card["index"])
+    found += [
+        Finding(node, "health", level, f"{_ids(kind, ids)}: {text}", fix) for (level, text, fix), ids in ill.items()
+    ]
+    wakes = any(
+        card.get("persistence") is False for card in cards
+    )  # it costs seconds whenever a program starts: no fault
+    return found or [Finding(node, "health", "ok", "persistence mode off" if wakes else "ok")]
+
+
+def _by_level(found: Sequence[Ill]) -> List[Tuple[str, str, str]]:
+    """(level, all that is wrong with a card, what to do)."""
+    told = []
+    for level in dict.fromkeys(ill.level for ill in found):
+        alike = [ill for ill in found if ill.level == level]
+        told.append((level, ", ".join(ill.text for ill in alike), "; ".join(dict.fromkeys(ill.fix for ill in alike))))
+    return told
+
+
+def _ids(kind: str, ids: Iterable[int]) -> str:
+    return f"{kind} {','.join(map(str, ids))}"
+
+
+# -- who is on them
+
+
+def _users(node: int, report: Report, cards: Sequence[Card]) -> List[Finding]:
+    kind = str(report["kind"])
+    held = {card["index"]: holder(card["held"]["job"], card["held"]["user"]) for card in cards if card.get("held")}
+    found = [Finding(node, "users", "warn", told(kind, held), FIX)] if held else []
+    found += _processes(node, kind, cards) + _hidden(node, kind, cards)
+    return found or [Finding(node, "users", "ok", "none")]
+
+
+def _processes(node: int, kind: str, cards: Sequence[Card]) -> List[Finding]:
+    """Each process once, with all its cards. On a card for one process alone a rank cannot start beside it."""
+    on: Dict[int, List[Card]] = {}
+    seen: Dict[int, List[Mapping[str, Any]]] = {}
+    for card in cards:
+        for process in computing(card):
+            if not _of_holder(card, process):
+                on.setdefault(process["pid"], []).append(card)
+                seen.setdefault(process["pid"], []).append(process)
+    found = []
+    for pid, processes in seen.items():
+        memory = sum(process.get("memory") or 0 for process in processes)
+        alone = any(exclusive(card) for card in on[pid])
+        text = f"{_ids(kind, [card['index'] for card in on[pid]])}: {describe(processes[0])}"
+        text += f" {size(memory)}" * bool(memory) + ", and only one may compute there" * alone
+        found.append(Finding(node, "users", "error" if alone else "warn", text, _USER_FIX))
+    return found
+
+
+def _of_holder(card: Card, process: Mapping[str, Any]) -> bool:
+    """Whether a process is one of the job that has locked its card; the job of another user's process is not seen."""
+    held = card.get("held") or {}
+    return bool(held) and (process.get("job") or held["job"]) == held["job"] and process.get("user") == held["user"]
+
+
+def _hidden(node: int, kind: str, cards: Sequence[Card]) -> List[Finding]:
+    """Memory that is gone, and nobody to be seen."""
+    found = []
+    for card in cards:
+        total, free = card.get("memory_total"), card.get("memory_free")
+        if total and free is not None and free < total / 2 and not card.get("held") and not computing(card):
+            text = f"{_ids(kind, [card['index']])}: {size(free)} of {size(total)} free, and nobody computes there"
+            found.append(Finding(node, "users", "warn", text, _HIDDEN_FIX))
+    return found

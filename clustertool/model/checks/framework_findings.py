@@ -1,0 +1,210 @@
+"""`check --framework`: from how far each rank of a trial came follows what is wrong, where, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+
+from clustertool.model.facts import Facts
+from clustertool.model.finding import Finding
+
+FRAMEWORKS = ("torch", "paddle")
+STEPS = ("start", "import", "device", "meet", "reduce", "done")  # what a rank is at; from `meet` on it needs the others
+LAST_WORDS = 0.5  # seconds for the last line of a log, which may come after its process's end
+SOON = 3.0  # seconds for the others' words, when one has failed where all wait for each other
+_PORTS = 2
+_MEET = STEPS.index("meet")
+_COLUMN = "framework"
+_TOLD = ("version", "what", "backend", "nic", "failed")
+_CALLS = {
+    "torch": {"meet": "init_process_group", "reduce": "all_reduce"},
+    "paddle": {"meet": "init_parallel_env", "reduce": "all_reduce"},
+}
+_FIXES = {
+    "missing": "install {name} there, or let PRELUDE in conf.py activate the environment that has it",
+    "start": "try the lines of PRELUDE there by hand",
+    "import": 'try it there by hand, after the lines of PRELUDE: python3 -c "import {name}"',
+    "slow": "a slow file system, or a machine without a core to spare: --timeout S waits longer",
+    "device": "inv gpus shows the devices and what is wrong with them; driver and {name} must fit each other",
+    "nic": "{name} is {nic} there, and the training address {address} is on {right}: take it out of ENV and PRELUDE",
+    "net": (
+        "{backend} takes ports of its own choice{nic}: let the nodes reach each other at all ports from {low} to {high} "
+        "(firewall), and see that ENV names no other interface{more}"
+    ),
+}
+_NCCL = "; NCCL_DEBUG=INFO in ENV tells more, NCCL_IB_DISABLE=1 tries it without InfiniBand, NCCL_P2P_DISABLE=1 by host memory"
+Names = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True)
+class Rank:
+    """How far one rank came. `failed`: what the framework raised; `ended`: how its process did."""
+
+    rank: int
+    node: int
+    at: str = "start"
+    version: str = ""
+    what: str = ""  # the device that it tries
+    backend: str = ""
+    nic: str = ""
+    failed: str = ""
+    ended: str = ""
+    said: str = ""  # its last line that is not for us
+
+    @property
+    def step(self) -> int:
+        return STEPS.index(self.at)
+
+    @property
+    def words(self) -> str:
+        """What went wrong with it, "" as long as nothing did."""
+        if self.failed or not self.ended or self.at == "done":
+            return self.failed
+        return f"{self.ended}: {self.said}" if self.said else self.ended
+
+    @property
+    def waits(self) -> bool:
+        return self.at != "done" and not self.words
+
+
+def hear(rank: Rank, line: str, mark: str) -> Rank:
+    """The same after one line of its log."""
+    told = _told(line, mark)
+    if told is None:
+        return replace(rank, said=line.strip()) if line.strip() else rank
+    known: Dict[str, Any] = {key: value for key, value in told.items() if key in _TOLD}
+    return replace(rank, **known, at=told["at"] if told.get("at") in STEPS else rank.at)
+
+
+def _told(line: str, mark: str) -> Optional[Dict[str, str]]:
+    if not line.startswith(mark):
+        return None
+    try:
+        return {str(key): str(value) for key, value in json.loads(line[len(mark) :]).items()}
+    except (ValueError, AttributeError):  # cut by what else was printed
+        return {}
+
+
+def patience(ranks: Sequence[Rank], seconds: float) -> float:
+    """Seconds without news after which nothing is to be expected any more."""
+    waiting, broken = [one for one in ranks if one.waits], [one for one in ranks if one.words]
+    if not broken:
+        return seconds if waiting else 0.0
+    if any(one.step < _MEET for one in waiting):
+        return seconds
+    return min(SOON, seconds) if waiting and all(one.step >= _MEET for one in broken) else LAST_WORDS
+
+
+def waiting(name: str, ranks: Sequence[Rank], names: Names) -> str:
+    """What keeps the others, "" if nothing does."""
+    late = [one for one in ranks if one.waits]
+    if not late:
+        return ""
+    step = min(one.step for one in late)
+    where = names(sorted({one.node for one in late if one.step == step}))
+    what = {"start": "python3", "import": f"import {name}", "device": "devices", **_CALLS[name]}[STEPS[step]]
+    return f"{what} on {where}"
+
+
+def own_ports(facts: Mapping[int, Facts], seed: str) -> Dict[int, Tuple[int, ...]]:
+    """Of each node a few free ports from where the kernel, and so gloo and NCCL, take theirs."""
+    given: Dict[str, Set[int]] = {}
+    found: Dict[int, Tuple[int, ...]] = {}
+    for node, fact in facts.items():
+        low, high = fact.ephemeral
+        taken = given.setdefault(fact.machine, set(fact.busy))
+        start = zlib.crc32(seed.encode())
+        free = (low + (start + step) % (high - low + 1) for step in range(high - low + 1))
+        found[node] = tuple(port for port, _ in zip((port for port in free if port not in taken), range(_PORTS)))
+        taken.update(found[node])
+    return found
+
+
+# -- what it means
+
+
+def judge(name: str, ranks: Sequence[Rank], facts: Mapping[int, Facts], seconds: float, names: Names) -> List[Finding]:
+    """Findings for the column framework: who failed, with its words; who hangs; who only waited for those."""
+    guilty = _guilty(ranks)
+    nodes = names(sorted({one.node for one in guilty}))
+    found = []
+    for one in _by_trouble(guilty):
+        text, fix = _trouble(name, one, facts, seconds)
+        found.append(Finding(one.node, _COLUMN, "error", text, fix))
+    blamed = {one.rank for one in guilty}
+    for one in ranks:
+        if one.rank in blamed:
+            continue
+        if one.waits:
+            found.append(Finding(one.node, _COLUMN, "skip", f"{_version(name, one)} waited for {nodes}"))
+        else:
+            found.append(Finding(one.node, _COLUMN, "ok", f"{_version(name, one)} on {one.backend}"))
+    idle = sorted(set(facts) - {one.node for one in ranks})
+    return found + [Finding(node, _COLUMN, "skip", "no trainer there") for node in idle]
+
+
+def _guilty(ranks: Sequence[Rank]) -> List[Rank]:
+    """Who failed, and who hangs; but not who waits, as it must, for others that have failed or are behind it."""
+    broken = min((one.step for one in ranks if one.words), default=len(STEPS))
+    behind = min((one.step for one in ranks if one.waits), default=len(STEPS))
+    return [
+        one for one in ranks if one.words or (one.waits and (one.step < _MEET or one.step <= min(behind, broken - 1)))
+    ]
+
+
+def _by_trouble(ranks: Sequence[Rank]) -> List[Rank]:
+    """One for all that a node's devices have in common, with all of their names."""
+    alike: Dict[Tuple[int, str, str], List[Rank]] = {}
+    for one in ranks:
+        alike.setdefault((one.node, one.at, one.words), []).append(one)
+    return [replace(some[0], what=", ".join(dict.fromkeys(one.what for one in some))) for some in alike.values()]
+
+
+def meeting_broke(ranks: Sequence[Rank]) -> bool:
+    """All came as far as they come alone, and then not to the end: it is about what is between them."""
+    return all(one.step >= _MEET for one in ranks) and any(one.words or one.waits for one in ranks)
+
+
+def _version(name: str, one: Rank) -> str:
+    return f"{name} {one.version}"
+
+
+def _trouble(name: str, one: Rank, facts: Mapping[int, Facts], seconds: float) -> Tuple[str, str]:
+    """(what is wrong, the fix)"""
+    words = one.words
+    if one.at == "start":
+        return f"python3: {words or _late(seconds)}", _fix("start" if words else "slow", name)
+    if one.at == "import":
+        if words.startswith("ModuleNotFoundError") and words.endswith(f"'{name}'"):
+            return f"no {name} for the job's python3", _fix("missing", name)
+        return f"import {name}: {words or _late(seconds)}", _fix("import" if words else "slow", name)
+    if one.at == "device":
+        return f"{one.what}: {words or _late(seconds)}", _fix("device", name)
+    call = _CALLS[name][one.at]
+    return f"{call}: {words}" if words else f"{call} hangs, {_late(seconds)}", _net(one, facts[one.node])
+
+
+def _elsewhere(chosen: str, right: str) -> bool:
+    """Whether a rank was told to take another interface than its address has. NCCL takes prefixes, and ^ for none of them."""
+    names = chosen.lstrip("^=").split(",")
+    found = any(right.startswith(name) for name in names)
+    return bool(chosen and right) and found == chosen.startswith("^")
+
+
+def _late(seconds: float) -> str:
+    return f"not done in {seconds:g} s"
+
+
+def _fix(kind: str, name: str) -> str:
+    return _FIXES[kind].format(name=name)
+
+
+def _net(one: Rank, fact: Facts) -> str:
+    if _elsewhere(one.nic, fact.nic):
+        name = f"{'NCCL' if one.backend == 'nccl' else 'GLOO'}_SOCKET_IFNAME"
+        return _FIXES["nic"].format(name=name, nic=one.nic, address=fact.address, right=fact.nic)
+    low, high = fact.ephemeral
+    nic, more = f" on {one.nic}" if one.nic else "", _NCCL if one.backend == "nccl" else ""
+    return _FIXES["net"].format(backend=one.backend, nic=nic, low=low, high=high, more=more)

@@ -1,0 +1,213 @@
+"""Who tries to reach whom, at which ports, and what the answers mean: a cut pair is told in both directions, and once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, Dict, List, Mapping, Sequence, Tuple
+
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.facts import Facts
+from clustertool.model.finding import Finding
+from clustertool.model.planning.plan import Plan
+from clustertool.model.planning.ports import sample
+
+MOST = 64  # nodes that all try each other
+FEW = 8  # nodes that try all ports of each other; among more of them each pair tries one, and each port has many that try it
+PORTS = 4  # of one node
+SLOW = 0.5  # of the median bandwidth: a link below it is told
+OK = "ok"
+_FIXES = {  # the first that is in the words
+    "no answer of the agent": "the node is overloaded, or something between them swallows data: try again",
+    "refused": "a firewall rejects these ports between the nodes: open them",
+    "no route": "look at the routes of the node (ip route) and at PADDLE_NIC",
+    "another node answered": "two nodes have this address, or a router sends it elsewhere: give each an address of its own",
+    "no answer": "open these ports between the nodes (firewall, security group), and look at routes and PADDLE_NIC",
+}
+_NO_FIX = "look at the network between these nodes"
+Pair = Tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """`pairs`: each stands for both directions. `told`: which they are, for people, where they are not all."""
+
+    pairs: Tuple[Pair, ...]
+    told: str = ""
+
+
+@dataclass(frozen=True)
+class Try:
+    """One node's attempt to reach another one's port. `word`: ok, or why not; seconds there and back."""
+
+    source: int
+    target: int
+    port: int
+    word: str
+    seconds: float = 0.0
+
+
+def pattern(nodes: Sequence[int], most: int = MOST) -> Pattern:
+    """All pairs of up to `most` nodes; among more each node meets those 1, 2, 4, 8, ... places further on a ring.
+
+    So every node is reached from every other one in few steps, and has about 2 log2(n) others.
+    """
+    ring = sorted(nodes)
+    count = len(ring)
+    if count <= most:
+        return Pattern(tuple((a, b) for place, a in enumerate(ring) for b in ring[place + 1 :]))
+    steps = [1 << power for power in range(count.bit_length()) if 1 << power <= count // 2]
+    pairs = {tuple(sorted((ring[place], ring[(place + step) % count]))) for place in range(count) for step in steps}
+    told = f"each of {count} nodes with those {', '.join(map(str, steps))} places before and after it, not every pair"
+    return Pattern(tuple(sorted((a, b) for a, b in pairs)), told)
+
+
+def rounds(pairs: Sequence[Pair]) -> Tuple[Tuple[Pair, ...], ...]:
+    """Rounds in which no node is in two pairs. All pairs of n nodes take n - 1 (n is even) or n."""
+    nodes = sorted({node for pair in pairs for node in pair})
+    if len(pairs) == len(nodes) * (len(nodes) - 1) // 2:
+        return _tournament(nodes)
+    left, found = list(pairs), []
+    while left:
+        busy: set[int] = set()
+        now = []
+        for pair in left:
+            if not busy & set(pair):
+                now.append(pair)
+                busy.update(pair)
+        left = [pair for pair in left if pair not in now]
+        found.append(tuple(now))
+    return tuple(found)
+
+
+def _tournament(nodes: Sequence[int]) -> Tuple[Tuple[Pair, ...], ...]:
+    """The circle method: one stays, the others turn."""
+    seats: List[int] = [*nodes, -1] if len(nodes) % 2 else list(nodes)
+    half, found = len(seats) // 2, []
+    for _ in range(len(seats) - 1):
+        pairs = zip(seats[:half], reversed(seats[half:]))
+        found.append(tuple((min(pair), max(pair)) for pair in pairs if -1 not in pair))
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return tuple(found)
+
+
+def ports_to_try(
+    cluster: Cluster, facts: Mapping[int, Facts], made: "Plan | None", seed: str
+) -> Dict[int, Tuple[int, ...]]:
+    """A few ports of every node: those of a plan, else such as a plan would choose. Ports that are held are not tried."""
+    if made is None:
+        return {node: found[:PORTS] for node, found in sample(cluster, facts, seed).items()}
+    chosen: Dict[int, Dict[int, None]] = {node: {} for node in facts}
+    for node, port in made.extra_ports:  # the master's first, which all ranks meet at
+        chosen[node][port] = None
+    for process in made.processes:
+        for port in process.ports:
+            chosen[process.node][port] = None
+    return {
+        node: tuple(port for port in ports if port not in facts[node].busy)[:PORTS] for node, ports in chosen.items()
+    }
+
+
+def targets(found: Pattern, ports: Mapping[int, Sequence[int]]) -> Dict[int, List[Pair]]:
+    """Node -> the (node, port) that it tries."""
+    few = len(ports) <= FEW
+    asked: Dict[int, List[Pair]] = {node: [] for node in ports}
+    for a, b in found.pairs:
+        for source, target in ((a, b), (b, a)):
+            there = ports.get(target, ())
+            if source in asked and there:
+                asked[source] += [(target, port) for port in (there if few else (there[source % len(there)],))]
+    return asked
+
+
+# -- what the answers mean
+
+
+def judge(tries: Sequence[Try], nodes: Sequence[int], names: Callable[[Sequence[int]], str]) -> List[Finding]:
+    """Findings for the column mesh. `names` folds nodes' names for people.
+
+    The node with most broken pairs is told with all of them, then the next of what is left: so that without the nodes that have
+    an error all others reach each other.
+    """
+    words = _words(tries)
+    broken = {pair for pair, word in words.items() if word != OK}
+    left = {(min(pair), max(pair)) for pair in broken}
+    found: List[Finding] = []
+    while left:
+        counted = {node: sum(node in pair for pair in left) for node in sorted({n for pair in left for n in pair})}
+        worst = max(counted, key=lambda node: counted[node])  # of equal ones the first
+        peers = sorted(a + b - worst for a, b in left if worst in (a, b))
+        found += _told(worst, peers, words, names)
+        left = {pair for pair in left if worst not in pair}
+    for node in sorted(set(nodes) - {finding.node for finding in found}):
+        if any(one.source == node for one in tries) and any(one.target == node for one in tries):
+            found.append(Finding(node, "mesh", "ok", "ok"))
+        else:
+            fix = "see its other findings, and try again: it opened no port for the others, or did not answer"
+            found.append(Finding(node, "mesh", "warn", "not tried", fix))
+    return found
+
+
+def _words(tries: Sequence[Try]) -> Dict[Pair, str]:
+    """(source, target) -> ok, or what is wrong and at which ports, where not at all of them."""
+    by_pair: Dict[Pair, List[Try]] = {}
+    for one in tries:
+        by_pair.setdefault((one.source, one.target), []).append(one)
+    return {pair: _word(found) for pair, found in by_pair.items()}
+
+
+def _word(tries: Sequence[Try]) -> str:
+    bad = [one for one in tries if one.word != OK]
+    if not bad:
+        return OK
+    words = ", ".join(dict.fromkeys(_guess(one.word) for one in bad))
+    if len(bad) == len(tries):
+        return words
+    return f"{words} at port {', '.join(str(one.port) for one in bad)}"
+
+
+def _guess(word: str) -> str:
+    return f"{word} (firewall?)" if word == "no answer" else word
+
+
+def _told(
+    node: int, peers: Sequence[int], words: Mapping[Pair, str], names: Callable[[Sequence[int]], str]
+) -> List[Finding]:
+    """Both directions of a node's broken pairs, equal ones together."""
+    alike: Dict[Tuple[str, str], List[int]] = {}
+    for peer in peers:
+        both = words.get((node, peer), "not tried"), words.get((peer, node), "not tried")
+        alike.setdefault(both, []).append(peer)
+    found = []
+    for (out, back), group in alike.items():
+        here, there = names([node]), names(group)
+        text = f"{here} -> {there}: {out}, {there} -> {here}: {back}"
+        fix = next((fix for word, fix in _FIXES.items() if word in out + back), _NO_FIX)
+        found.append(Finding(node, "mesh", "error", text, fix))
+    return found
+
+
+def slow_links(speeds: Mapping[Pair, float], names: Callable[[Sequence[int]], str]) -> List[Finding]:
+    """Links far below the median: a node whose every link is slow is told once."""
+    if len(speeds) < 3:
+        return []
+    usual = sorted(speeds.values())[len(speeds) // 2]
+    slow = {pair: speed for pair, speed in speeds.items() if speed < SLOW * usual}
+    found = []
+    while slow:
+        counted = {node: sum(node in pair for pair in slow) for node in sorted({n for pair in slow for n in pair})}
+        node = max(counted, key=lambda node: counted[node])
+        mine = {pair: speed for pair, speed in slow.items() if node in pair}
+        peers = sorted({a + b - node for a, b in mine})
+        least = min(mine.values())
+        text = f"{names([node])} and {names(peers)}: down to {rate(least)}, usual {rate(usual)}"
+        found.append(
+            Finding(node, "mesh", "warn", text, "look at its cable, port, duplex and MTU, and at who else sends")
+        )
+        slow = {pair: speed for pair, speed in slow.items() if node not in pair}
+    return found
+
+
+def rate(bytes_per_second: float) -> str:
+    """Bits, as networks count."""
+    bits = 8 * bytes_per_second
+    return f"{bits / 1e9:.1f} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.0f} Mbit/s"

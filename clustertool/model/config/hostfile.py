@@ -1,0 +1,176 @@
+"""A hostfile of Open MPI, DeepSpeed or Horovod becomes HOSTS entries; --ips, --only and --skip choose among hosts and slots.
+
+A slot is one process, and where a node has devices, slot 3 is on device 3, as DeepSpeed and Horovod mean it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from clustertool.errors import ConfigError, UsageError
+from clustertool.model.config.hosts import Host, expand, is_address, named, read_hosts
+
+_KEYS = ("slots", "max-slots", "max_slots", "slots-max", "slots_max")  # the longer ones only warn mpirun
+_FIX = 'write "host slots=4" or "host:4", one host a line'
+_MOST_SLOTS = 10_000
+
+
+def read_hostfile(text: str, where: str) -> List[Dict[str, Any]]:
+    """`host slots=4` (Open MPI, DeepSpeed) or `host:4` (Horovod), # comments -> entries of HOSTS. Raises ConfigError.
+
+    A host that is named again has the slots of all its lines, one for a line without a number (Open MPI, PBS).
+    """
+    found: Dict[str, List[Optional[int]]] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.split("#")[0].strip()
+        if line:
+            host, slots = _read_line(line, f"{where}, line {number}")
+            found.setdefault(host, []).append(slots)
+    if not found:
+        raise ConfigError(f"{where} names no host", _FIX)
+    return [_entry(host, slots) for host, slots in found.items()]
+
+
+def _read_line(line: str, where: str) -> Tuple[str, Optional[int]]:
+    word, *rest = re.sub(r"\s*=\s*", "=", line).split()
+    host, slots = _read_word(word)
+    for option in rest:
+        key, equals, value = option.partition("=")
+        if not equals:
+            raise ConfigError(f"{where}: {line!r}", _FIX)
+        if key not in _KEYS:
+            raise ConfigError(f"{where}: {key!r} is not known", f"known: {', '.join(_KEYS[:2])}; {_FIX}")
+        slots = value if key == "slots" and not slots else slots
+    if not slots:
+        return host, None
+    if not re.fullmatch(r"[0-9]{1,5}", slots) or not 0 < int(slots) <= _MOST_SLOTS:
+        raise ConfigError(f"{where}: slots {slots!r}", f"a whole number from 1 to {_MOST_SLOTS}")
+    return host, int(slots)
+
+
+def _read_word(word: str) -> Tuple[str, str]:
+    """host:slots, [IPv6]:slots, or a host alone -> host and slots, "" if it has none."""
+    end = max(word.rfind("]"), word.rfind("@")) + 1
+    if word.count(":", end) > 1:
+        return word, ""
+    host, colon, slots = word[end:].partition(":")
+    return word[:end] + host, slots or colon
+
+
+def _entry(host: str, slots: List[Optional[int]]) -> Dict[str, Any]:
+    if slots == [None]:
+        return {"host": host}
+    return {"host": host, "slots": sum(number or 1 for number in slots)}
+
+
+def choose(hosts: Sequence[Host], only: Sequence[str], skip: Sequence[str]) -> Tuple[Host, ...]:
+    """The chosen hosts, numbered anew. Words: a host's name with ranges, or host:slots (DeepSpeed: `h1:0,2`; `@` between
+    hosts). Raises UsageError for a word that names nobody."""
+    kept = list(hosts)
+    if only:
+        wanted = _wanted(hosts, only)
+        kept = [_sliced(host, wanted[host.name], keep=True) for host in kept if host.name in wanted]
+    if skip:
+        unwanted = _wanted(hosts, skip)
+        kept = [_sliced(h, unwanted.get(h.name, ()), keep=False) for h in kept if unwanted.get(h.name, ()) is not None]
+    kept = [host for host in kept if host.nproc != 0]
+    if not kept:
+        raise UsageError("--only and --skip leave no host", "loosen them")
+    return named(tuple(replace(host, index=index) for index, host in enumerate(kept)))
+
+
+def pick(hosts: Sequence[Host], words: Sequence[str]) -> Tuple[Host, ...]:
+    """--ips: each word is an entry of HOSTS that has this host or address, or else a host of its own. In this order."""
+    try:
+        asked = read_hosts(list(words))
+    except ConfigError as error:
+        raise UsageError(error.what.replace("HOSTS", "--ips", 1), error.fix) from None
+    free, found = list(hosts), []
+    for host in asked:
+        known = next((entry for entry in free if _means(host, entry)), None)
+        if known is not None:
+            free.remove(known)
+        found.append(known or host)
+    return named(tuple(replace(host, index=index) for index, host in enumerate(found)))
+
+
+def _means(word: Host, entry: Host) -> bool:
+    """Whether a word of --ips is this entry of HOSTS; what the word does not say, the entry may."""
+    same = word.host in (entry.host, entry.address, entry.name)
+    return same and word.user in ("", entry.user) and word.port in (0, entry.port)
+
+
+def _wanted(hosts: Sequence[Host], words: Sequence[str]) -> Dict[str, Optional[Tuple[int, ...]]]:
+    """Name -> slots, None for all of them. Slots of a host that is named again are added."""
+    found: Dict[str, Optional[Tuple[int, ...]]] = {}
+    for word in _split(words):
+        chosen, slots = _named_by(word, hosts)
+        if not chosen:
+            raise UsageError(
+                f"--only/--skip {word!r} names no host", f"hosts: {', '.join(host.name for host in hosts)}"
+            )
+        for host in chosen:
+            before = found.get(host.name, ())
+            found[host.name] = None if slots is None or before is None else tuple(dict.fromkeys((*before, *slots)))
+    return found
+
+
+def _named_by(word: str, hosts: Sequence[Host]) -> Tuple[List[Host], Optional[Tuple[int, ...]]]:
+    """The hosts that a word names, whole or by slots. What is a host as HOSTS writes it (host:port, IPv6) is one."""
+    chosen = [host for one in _expanded(word) for host in hosts if one in _names(host)]
+    sliced = re.fullmatch(r"(\[[^\]]*:[^\]]*\]|[^:]+):([0-9]{1,5}(?:,[0-9]{1,5})*)", word)
+    if chosen or not sliced:
+        return chosen, None
+    slots = tuple(int(slot) for slot in sliced.group(2).split(","))
+    return [host for one in _expanded(sliced.group(1)) for host in hosts if one in _names(host)], slots
+
+
+def _names(host: Host) -> Tuple[str, ...]:
+    bracketed = f"[{host.host}]" if is_address(host.host) and ":" in host.host else host.host
+    return (
+        (host.name, host.host, bracketed, f"{bracketed}:{host.port}")
+        if host.port
+        else (host.name, host.host, bracketed)
+    )
+
+
+def _expanded(name: str) -> List[str]:
+    try:
+        return expand(name)
+    except ConfigError as error:
+        raise UsageError(f"--only/--skip {error.what}", "write node[1-40]") from None
+
+
+def _split(words: Sequence[str]) -> List[str]:
+    """Commas separate hosts, but not inside brackets and not between slot numbers."""
+    parts: List[str] = []
+    for word in words:
+        for item in word.replace("@", "\n").splitlines():
+            for piece in re.split(r",(?![^\[]*\])", item):
+                if parts and re.fullmatch("[0-9]+", piece) and re.search(r":[0-9,]+$", parts[-1]):
+                    parts[-1] += "," + piece
+                elif piece:
+                    parts.append(piece)
+    return parts
+
+
+def _sliced(host: Host, slots: Optional[Tuple[int, ...]], keep: bool) -> Host:
+    """A host with only (or without) some of its slots: of its devices, if HOSTS names them, else numbered from 0."""
+    if not slots:
+        return host
+    numbered = host.slots if host.slots is not None else tuple(range(host.nproc)) if host.nproc else None
+    have = host.devices if host.devices is not None else numbered
+    if have is None:
+        if not keep:
+            what = f"--skip {host.name}:{','.join(map(str, slots))}: its slots are not known"
+            raise UsageError(what, "give devices or nproc in HOSTS, or slots in the hostfile")
+        have = slots
+    unknown = sorted(set(slots) - set(have))
+    if unknown:
+        raise UsageError(f"--only/--skip: {host.name} has no slot {unknown[0]}", f"it has {','.join(map(str, have))}")
+    left = tuple(slot for slot in have if (slot in slots) == keep)
+    if host.devices is None and numbered is not None:
+        return replace(host, slots=left, nproc=len(left))
+    return replace(host, devices=left, nproc=len(left))

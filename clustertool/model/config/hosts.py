@@ -1,0 +1,309 @@
+"""A host is one entry of HOSTS; its position is its node id. Parsing is total: a bad entry is a ConfigError."""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from clustertool.errors import ConfigError
+from clustertool.model import roles
+
+_RANGE = re.compile(r"\[([0-9,\-]+)\]")
+_MOST = 100_000  # hosts of one entry
+_NO_HOST = re.compile(r"""['`"$\\;&<>|(){},\s\x00-\x1f\x7f]""")
+_NO_USER = re.compile(r"""['`";&<>|(){}\x00-\x1f\x7f]|\s-|\\$""")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_FIX = 'write "[user@]host[:port]", a range "node[1-40]", IPv6 "[fe80::1]:22", or a dict with at least "host"'
+_KEYS = {"host", "user", "port", "address", "devices", "nproc", "slots", "roles", "env", "root_dir"}
+
+
+@dataclass(frozen=True)
+class Host:
+    """One node. "" , 0 and None mean: not given, so ssh's configuration or the node's probe answers."""
+
+    index: int
+    host: str
+    user: str = ""
+    port: int = 0
+    address: str = ""
+    devices: Optional[Tuple[int, ...]] = None
+    nproc: Optional[int] = None
+    slots: Optional[Tuple[int, ...]] = None  # of a hostfile: one process each; slot 3 is on the node's device 3
+    roles: Optional[Tuple[Tuple[str, Optional[int]], ...]] = None
+    env: Tuple[Tuple[str, str], ...] = ()
+    root_dir: str = ""
+    name: str = ""
+    twin: int = 0  # how many entries before this one name the same account and machine
+    here: bool = False  # this machine itself: no ssh
+
+    @property
+    def entry(self) -> str:
+        """How conf.py reaches this node: what later commands know it by."""
+        return f"{self.user}@{self.host}:{self.port}" + (f"#{self.twin}" if self.twin else "")
+
+    def on_slots(self, devices: Tuple[int, ...]) -> Tuple[int, ...]:
+        """Those of the node's devices that belong to the host's slots; more slots than devices share them in turns."""
+        if self.slots is None or not devices:
+            return devices
+        return tuple(dict.fromkeys(devices[slot % len(devices)] for slot in self.slots))
+
+    def plays(self, role: str) -> bool:
+        return self.roles is None or role in dict(self.roles)
+
+    def count(self, role: str) -> Optional[int]:
+        """How many processes of `role` this host was pinned to, None if HOSTS says no number."""
+        return dict(self.roles or ()).get(role)
+
+
+def valid_host(name: str) -> bool:
+    """A host name or address that ssh accepts (valid_hostname() of OpenSSH): nothing in it means something to a shell."""
+    return bool(name) and not name.startswith("-") and not _NO_HOST.search(name)
+
+
+def valid_user(name: str) -> bool:
+    """A user name that ssh accepts (valid_ruser() of OpenSSH). It may have spaces, $ and backslashes: quote it in a command."""
+    return bool(name) and not name.startswith("-") and not _NO_USER.search(name)
+
+
+def read_hosts(value: object) -> Tuple[Host, ...]:
+    """HOSTS of conf.py -> hosts with their node ids. Raises ConfigError naming the entry."""
+    if not isinstance(value, (list, tuple)):
+        raise ConfigError(f"HOSTS is {value!r}, not a list", _FIX)
+    found: List[Host] = []
+    for entry in value:
+        found.extend(_read_entry(entry))
+    if not found:
+        raise ConfigError("HOSTS is empty", 'name at least one machine: HOSTS = ["user@10.0.0.1"]')
+    return named(tuple(replace(host, index=i) for i, host in enumerate(found)))
+
+
+def named(hosts: Sequence[Host]) -> Tuple[Host, ...]:
+    """Give every host a display name that is unique: its host, with port or node id where two are alike."""
+    plain = [host.host for host in hosts]
+    ported = [f"{host.host}:{host.port}" if host.port else host.host for host in hosts]
+    names = []
+    for host, short, long in zip(hosts, plain, ported):
+        name = short if plain.count(short) == 1 else long if ported.count(long) == 1 else f"{long}#{host.index}"
+        names.append(name)
+    seen: Dict[Tuple[str, str, int], int] = {}
+    found = []
+    for host, name in zip(hosts, names):
+        entry = (host.user, host.host, host.port)
+        found.append(replace(host, name=name, twin=seen.get(entry, 0)))
+        seen[entry] = seen.get(entry, 0) + 1
+    return tuple(found)
+
+
+def _read_entry(entry: object) -> List[Host]:
+    if isinstance(entry, str):
+        return _parse(entry, entry)
+    if not isinstance(entry, dict):
+        raise ConfigError(f"HOSTS has {entry!r}", _FIX)
+    unknown = sorted(str(key) for key in set(entry) - _KEYS)
+    if unknown:
+        known = ", ".join(sorted(_KEYS))
+        raise ConfigError(f"HOSTS entry {entry!r} has the unknown key {unknown[0]!r}", f"known keys: {known}")
+    line = entry.get("host")
+    if not isinstance(line, str) or not line:
+        raise ConfigError(f"HOSTS entry {entry!r} has no host", _FIX)
+    given = _extras(entry)
+    hosts = _parse(line, entry)
+    if len(hosts) > 1 and given.address:
+        raise ConfigError(f"HOSTS entry {entry!r} gives one address to {len(hosts)} hosts", "write one entry per host")
+    return [
+        replace(
+            given,
+            host=host.host,
+            user=given.user or host.user,
+            port=given.port or host.port,
+            address=given.address or host.address,
+        )
+        for host in hosts
+    ]
+
+
+def _extras(entry: Dict[str, object]) -> Host:
+    """The keys of a dict entry other than host, checked one by one."""
+
+    def text(key: str) -> str:
+        value = entry.get(key, "")
+        if not isinstance(value, str):
+            raise ConfigError(f"HOSTS entry {entry!r}: {key} is {value!r}", f"{key} is a string")
+        return value
+
+    nproc, slots = (
+        None if entry.get(key) is None else _positive(entry[key], f"HOSTS entry {entry!r}: {key}")
+        for key in ("nproc", "slots")
+    )
+    if slots is not None and nproc is not None:
+        raise ConfigError(f"HOSTS entry {entry!r} gives nproc and slots", "give one of them")
+    user, address = text("user"), text("address")
+    if (user and not valid_user(user)) or (address and not valid_host(address)):
+        raise ConfigError(f"HOSTS entry {entry!r}: user or address has characters that ssh does not allow", _FIX)
+    return Host(
+        index=0,
+        host="",
+        user=user,
+        address=address,
+        root_dir=text("root_dir"),
+        port=_port(entry["port"], entry) if "port" in entry else 0,
+        devices=device_ids(entry["devices"], f"HOSTS entry {entry!r}: devices") if "devices" in entry else None,
+        nproc=nproc if slots is None else slots,
+        slots=None if slots is None else tuple(range(slots)),
+        roles=_roles(entry["roles"], entry) if "roles" in entry else None,
+        env=_env(entry.get("env", {}), entry),
+    )
+
+
+def _parse(line: str, entry: object) -> List[Host]:
+    """ "[user@]host[:port]" with ranges -> hosts. As for ssh, the last @ ends the user, and ssh:// may stand in front."""
+    line = line.strip()
+    if line.startswith("ssh://"):
+        line = line[len("ssh://") :].rstrip("/")
+    user, at, rest = line.rpartition("@")
+    if at and not valid_user(user):
+        raise ConfigError(f"HOSTS has {entry!r}: {user!r} is no user name", _FIX)
+    names, port = _split_port(rest, entry)
+    hosts = []
+    for name in names:
+        literal = is_address(name)
+        if not valid_host(name) or not literal and not _is_name(name):
+            raise ConfigError(f"HOSTS has {entry!r}: {name!r} is no host name", _FIX)
+        hosts.append(Host(index=0, host=name, user=user, port=port, address=name if literal else ""))
+    return hosts
+
+
+def _is_name(name: str) -> bool:
+    """Brackets and colons have a meaning in HOSTS; what consists of digits and dots is an address, and an incomplete one."""
+    return not re.search(r"[\[\]:]", name) and not re.fullmatch(r"[0-9]*\.[0-9.]*", name)
+
+
+def _split_port(rest: str, entry: object) -> Tuple[List[str], int]:
+    if rest.startswith("[") and ":" in rest.split("]")[0]:
+        inside, closed, tail = rest[1:].partition("]")
+        if not closed or (tail and not tail.startswith(":")):
+            raise ConfigError(f"HOSTS has {entry!r}", _FIX)
+        names, port = [inside], tail[1:] if tail else ""
+        if not is_address(inside) or (tail and not port):
+            raise ConfigError(f"HOSTS has {entry!r}: {inside!r} is no IPv6 address", _FIX)
+    elif rest.count(":") > 1:
+        names, port = [rest], ""
+    else:
+        host, colon, port = rest.partition(":")
+        if colon and not port:
+            raise ConfigError(f"HOSTS has {entry!r}: no port after ':'", _FIX)
+        names = expand(host)
+    return names, _port(port, entry) if port else 0
+
+
+def expand(pattern: str) -> List[str]:
+    """ "node[01-03,7]" -> node01 node02 node03 node7; several brackets multiply. Raises ConfigError."""
+    parts: List[List[str]] = []
+    at = 0
+    for match in _RANGE.finditer(pattern):
+        parts += [[pattern[at : match.start()]], _numbers(match.group(1), pattern)]
+        at = match.end()
+    parts.append([pattern[at:]])
+    if math.prod(len(part) for part in parts) > _MOST:
+        raise ConfigError(f"{pattern!r} names too many hosts", _FIX)
+    return ["".join(combination) for combination in itertools.product(*parts)]
+
+
+def _numbers(text: str, pattern: str) -> List[str]:
+    found: List[str] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if not match:
+            raise ConfigError(f"{pattern!r}: {part!r} is no range", 'write "node[1-40]" or "node[1-3,7]"')
+        low, high = match.group(1), match.group(2) or match.group(1)
+        if int(high) < int(low) or int(high) - int(low) > _MOST:
+            raise ConfigError(f"{pattern!r}: the range {part!r} runs backwards or is too long", 'write "node[1-40]"')
+        width = len(low) if low.startswith("0") else 0
+        found += [str(n).zfill(width) for n in range(int(low), int(high) + 1)]
+    return found
+
+
+def is_address(text: str) -> bool:
+    """True for a literal IPv4 or IPv6 address (a zone such as fe80::1%eth0 allowed)."""
+    try:
+        ipaddress.ip_address(text.split("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def device_ids(value: object, what: str) -> Tuple[int, ...]:
+    """Physical device ids from "0,1", 3 or [0, 1]. Raises ConfigError."""
+    if isinstance(value, str):
+        items: Sequence[object] = [item.strip() for item in value.split(",") if item.strip()]
+    elif isinstance(value, int) and not isinstance(value, bool):
+        items = [value]
+    elif isinstance(value, (list, tuple)):
+        items = value
+    else:
+        raise ConfigError(f"{what} is {value!r}", "write [0, 1]")
+    ids = []
+    for item in items:
+        if isinstance(item, bool) or not re.fullmatch(r"\d{1,5}", str(item)):
+            raise ConfigError(f"{what}: {item!r} is no device number", "write [0, 1]")
+        ids.append(int(str(item)))
+    if len(set(ids)) != len(ids):
+        raise ConfigError(f"{what} names a device twice: {value!r}", "name every device once")
+    return tuple(ids)
+
+
+def _port(value: object, entry: object) -> int:
+    text = str(value)
+    if isinstance(value, bool) or not re.fullmatch(r"\d{1,5}", text) or not 0 < int(text) < 65536:
+        raise ConfigError(f"HOSTS has {entry!r}: {value!r} is no port", "a port is a number from 1 to 65535")
+    return int(text)
+
+
+def _positive(value: object, what: str) -> int:
+    if isinstance(value, bool) or not re.fullmatch(r"\d{1,5}", str(value)) or int(str(value)) < 1:
+        raise ConfigError(f"{what} is {value!r}", "a whole number from 1 to 99999")
+    return int(str(value))
+
+
+def _roles(value: object, entry: object) -> Tuple[Tuple[str, Optional[int]], ...]:
+    """["pserver"] or {"pserver": 2} -> (("pserver", 2),)."""
+    fix = 'write roles as ["pserver", "trainer", "heter"] or {"pserver": 1, "trainer": 2}'
+    pairs: List[Tuple[object, object]]
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    elif isinstance(value, (list, tuple)):
+        pairs = [(name, None) for name in value]
+    else:
+        raise ConfigError(f"HOSTS entry {entry!r}: roles is {value!r}", fix)
+    found: List[Tuple[str, Optional[int]]] = []
+    for name, number in pairs:
+        role = roles.known(str(name))
+        if not role:
+            raise ConfigError(f"HOSTS entry {entry!r}: {name!r} is no role", fix)
+        if role in dict(found):
+            raise ConfigError(f"HOSTS entry {entry!r} names the role {role} twice", "name every role once")
+        found.append((role, None if number is None else _positive(number, f"HOSTS entry {entry!r}: roles")))
+    return tuple(found)
+
+
+def _env(value: object, entry: object) -> Tuple[Tuple[str, str], ...]:
+    try:
+        return variables(value)
+    except ValueError as error:
+        raise ConfigError(f"HOSTS entry {entry!r}: env is {value!r}", f"env is {error}") from None
+
+
+def variables(value: object) -> Tuple[Tuple[str, str], ...]:
+    """A dict of environment variables, numbers allowed as values. Raises ValueError saying what is right."""
+    if not isinstance(value, Mapping):
+        raise ValueError('a dict such as {"NAME": "value"}')
+    for name, item in value.items():
+        if not isinstance(name, str) or not VARIABLE.fullmatch(name):
+            raise ValueError(f"a dict of variables; {name!r} is no variable name")
+        if not isinstance(item, (str, int, float)) or "\0" in str(item):
+            raise ValueError(f"a dict of variables; {name} is {item!r}, not a string or a number")
+    return tuple((name, str(item)) for name, item in value.items())

@@ -1,0 +1,457 @@
+"""A job spec is job.toml and the options of the command line, checked and merged; the command line wins."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import shlex
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type
+
+from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.hosts import VARIABLE, device_ids
+from clustertool.model.paths import OURS, is_job_id
+from clustertool.model.roles import MODES
+
+Command = Optional[Tuple[str, ...]]
+Pairs = Tuple[Tuple[str, str], ...]
+_MOST = 10000  # processes of one role on one node, and nodes
+COUNTED = ("gpu", "xpu", "npu", "cpu", "auto")  # --nproc-per-node by what the node has, as torchrun knows it
+# What the old paddle.py started on every host; the trainer's own options stand before --trainer_id.
+_V2_PSERVER = (
+    "paddle",
+    "pserver",
+    "--num_gradient_servers={num_trainers}",
+    "--nics={nic}",
+    "--port={port}",
+    "--ports_num={ports_num}",
+    "--ports_num_for_sparse={ports_num_for_sparse}",
+)
+_V2_TRAINER = (
+    "paddle",
+    "train",
+    "--num_gradient_servers={num_trainers}",
+    "--nics={nic}",
+    "--port={pserver_port}",
+    "--ports_num={ports_num}",
+    "--pservers={pservers}",
+)
+
+# What the plan computes for every process. Overriding one of these by hand breaks a job in ways that look like the
+# network's fault, so it needs --force-env.
+PLACED = frozenset(
+    """RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK MASTER_ADDR MASTER_PORT
+    OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE
+    PADDLE_MASTER PADDLE_GLOBAL_SIZE PADDLE_LOCAL_SIZE PADDLE_GLOBAL_RANK PADDLE_LOCAL_RANK PADDLE_NNODES
+    PADDLE_CURRENT_ENDPOINT PADDLE_TRAINER_ID PADDLE_TRAINERS_NUM PADDLE_RANK_IN_NODE PADDLE_TRAINER_ENDPOINTS
+    PADDLE_TRAINERS POD_IP PADDLE_PSERVERS_IP_PORT_LIST PADDLE_PORT PADDLE_ROLE TRAINING_ROLE
+    PADDLE_GLOO_HTTP_ENDPOINT PADDLE_INIT_TRAINER_ID PADDLE_INIT_PSERVERS PADDLE_INIT_NUM_GRADIENT_SERVERS
+    PADDLE_INIT_PORT PADDLE_HETER_TRAINER_IP_PORT_LIST PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST
+    PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST
+    PADDLE_STAGE_TRAINERS_NUM STAGE_ID STAGE_NUM""".split()
+)
+
+
+AUTO = "auto"  # --devices auto
+READY = ("listen", "started")  # [pserver] ready
+
+
+@dataclass(frozen=True)
+class Role:
+    """How many processes of a role, and what they run. None and "": not said, so the plan's default."""
+
+    command: Command = None
+    per_node: Optional[int] = None
+    endpoints: Tuple[str, ...] = ()
+    device: str = ""  # of a stage of heter trainers: cpu, gpu or xpu
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How a job ends. 0 seconds: no limit."""
+
+    timeout: float = 0.0
+    grace: float = 10.0
+    on_failure: str = "abort"
+    max_restarts: int = 0
+    lease: float = 0.0
+    loss_timeout: float = 10.0
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    mode: str = "collective"
+    trainer: Role = Role()
+    pserver: Role = Role()
+    heter: Tuple[Role, ...] = ()  # one for each stage of heter trainers: stage 2, 3, ... (trainers are stage 1)
+    env: Pairs = ()
+    force_env: bool = False
+    shards: Tuple[str, ...] = ()
+    only_where_read: bool = False  # each shard goes only to the node whose trainer reads it
+    output: str = "output"
+    ready: str = "listen"  # one of READY: what a pserver must do before trainers start
+    policy: Policy = Policy()
+    devices: Optional[Tuple[int, ...]] = None
+    auto_devices: bool = False  # those that are free when the job starts
+    nproc: Optional[int] = None
+    nproc_of: str = ""  # one of COUNTED
+    nnodes: int = 0
+    http_port: int = 0
+    job_workspace: str = ""
+    log_dir: str = ""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of `run` as typed; "" and () mean not given. Everything is text and is checked in read_job.
+
+    implied: the mode where neither the options nor job.toml say. command: instead of script, words that are split already.
+    v2: the command line of the old paddle.py, whose roles run `paddle train` and `paddle pserver`; v2_args go to the trainer.
+    log_dir: where the working directory shows the logs.
+    """
+
+    mode: str = ""
+    implied: str = ""
+    script: str = ""
+    command: Tuple[str, ...] = ()
+    v2: bool = False
+    v2_args: Tuple[str, ...] = ()
+    log_dir: str = ""
+    nproc_per_node: str = ""
+    devices: str = ""
+    servers: Tuple[str, ...] = ()
+    workers: Tuple[str, ...] = ()
+    heter_workers: Tuple[str, ...] = ()
+    heter_devices: str = ""
+    server_num: str = ""
+    worker_num: str = ""
+    heter_worker_num: str = ""
+    http_port: str = ""
+    nnodes: str = ""
+    env: Tuple[str, ...] = ()
+    force_env: bool = False
+    shards: Tuple[str, ...] = ()
+    only_where_read: bool = False
+    lease: str = ""
+    timeout: str = ""
+    grace: str = ""
+    on_failure: str = ""
+    max_restarts: str = ""
+    job_workspace: str = ""
+
+
+def read_job(cluster: Cluster, toml: Mapping[str, Any], options: Options) -> JobSpec:
+    """Raises DataError for what job.toml says wrong, UsageError for the command line, both with the fix."""
+    file = _read_toml(toml)
+    mode = _mode(options, file)
+    script = options.command or _script(options.script)
+    devices = options.devices.strip()
+    trainer, pserver, heter = (replace(file[name], command=script or file[name].command) for name in _COMMANDS)
+    if options.v2:
+        trainer, pserver = _v2(trainer, options.v2_args), replace(pserver, command=pserver.command or _V2_PSERVER)
+    shards = _patterns(list(_words(options.shards)), "--shards", UsageError) or file["shards"]
+    return JobSpec(
+        mode=mode,
+        trainer=_said(trainer, "--workers", options.workers, "--worker-num", options.worker_num),
+        pserver=_said(pserver, "--servers", options.servers, "--server-num", options.server_num),
+        heter=_stages(heter, options) if mode == "ps-heter" else (),
+        env=_environment(cluster, file["env"], options),
+        force_env=options.force_env,
+        shards=shards,
+        only_where_read=_only_where_read(shards, file, options),
+        output=file["output"],
+        ready=file["ready"],
+        policy=_policy(cluster, file["policy"], options),
+        devices=_devices(devices) if devices not in ("", AUTO) else None,
+        auto_devices=devices == AUTO,
+        nproc=None if options.nproc_per_node in COUNTED else _count(options.nproc_per_node, "--nproc-per-node", _NPROC),
+        nproc_of=options.nproc_per_node if options.nproc_per_node in COUNTED else "",
+        nnodes=_count(options.nnodes, "--nnodes") or 0,
+        http_port=_count(options.http_port, "--http-port", "a port from 1 to 65535", 65535) or 0,
+        job_workspace=options.job_workspace,
+        log_dir=options.log_dir,
+    )
+
+
+def valid_job_id(text: str) -> str:
+    """The id itself, or UsageError."""
+    if not is_job_id(text):
+        raise UsageError(
+            f"--job-id {text!r} is no job id",
+            "letters, digits, '.', '_' and '-', up to 64, the first one a letter or digit",
+        )
+    return text
+
+
+def _mode(options: Options, file: Mapping[str, Any]) -> str:
+    """The mode that is asked for, else the one that the options imply. Raises UsageError where both contradict."""
+    heter = _given(options, "heter_workers", "heter_worker_num", "heter_devices")
+    servers = _given(options, "servers", "server_num")
+    implied = "ps-heter" if heter else "ps" if servers or options.v2 else options.implied or "collective"
+    mode = str(options.mode or file["mode"] or implied)
+    if mode not in MODES:
+        raise UsageError(f"--mode {mode!r} is not known", f"one of {', '.join(MODES)}")
+    if heter and "heter" not in MODES[mode]:
+        raise UsageError(f"{heter} is for heter trainers, the mode is {mode}", "add --mode ps-heter")
+    if servers and "pserver" not in MODES[mode]:
+        raise UsageError(f"{servers} is for parameter servers, the mode is {mode}", "add --mode ps")
+    return mode
+
+
+def _given(options: Options, *names: str) -> str:
+    """The first of these options that was typed, as it was typed; "" if none."""
+    return next((f"--{name.replace('_', '-')}" for name in names if getattr(options, name)), "")
+
+
+# -- job.toml ---------------------------------------------------------------------------------------------------------
+
+_COMMANDS = ("trainer", "pserver", "heter_trainer")
+_TABLES: Dict[str, Tuple[str, ...]] = {
+    **dict.fromkeys(_COMMANDS, ("command", "per_node")),
+    "pserver": ("command", "per_node", "ready"),
+    "shards": ("files", "only_where_read"),
+    "outputs": ("path",),
+    "policy": ("timeout", "grace", "on_failure", "max_restarts"),
+}
+
+
+def _read_toml(toml: Mapping[str, Any]) -> Dict[str, Any]:
+    for key, value in toml.items():
+        if key not in ("mode", "env", *_TABLES):
+            raise DataError(f"job.toml: unknown key {key!r}", f"known: mode, env, {', '.join(_TABLES)}")
+        if key == "mode":
+            if value not in tuple(MODES):
+                raise DataError(f"job.toml: mode = {value!r}", f"one of {', '.join(MODES)}")
+        elif not isinstance(value, dict):
+            raise DataError(f"job.toml: {key} = {value!r} is no table", f"write [{key}] and its keys below it")
+        for name in value if key in _TABLES else ():
+            if name not in _TABLES[key]:
+                raise DataError(f"job.toml: [{key}] has the unknown key {name!r}", f"known: {', '.join(_TABLES[key])}")
+    output = toml.get("outputs", {}).get("path", "output")
+    first = posixpath.normpath(output).split("/")[0] if isinstance(output, str) and "\0" not in output else ""
+    if first in ("", ".", "..", "log", "nodefile", OURS):
+        raise DataError(f"job.toml: [outputs] path = {output!r}", "a folder inside the job's directory, such as output")
+    return {
+        "mode": toml.get("mode", ""),
+        **{name: _role(toml, name) for name in _COMMANDS},
+        "env": _toml_env(toml.get("env", {})),
+        "shards": _patterns(toml.get("shards", {}).get("files", []), "job.toml: [shards] files =", DataError),
+        "only_where_read": _true(toml, "shards", "only_where_read"),
+        "output": posixpath.normpath(output),
+        "ready": _ready(toml),
+        "policy": toml.get("policy", {}),
+    }
+
+
+def _role(toml: Mapping[str, Any], name: str) -> Role:
+    table = toml.get(name, {})
+    command, per_node = table.get("command"), table.get("per_node")
+    if command is not None and not _is_command(command):
+        raise DataError(f"job.toml: [{name}] command = {command!r}", 'a list of words: ["python3", "-u", "train.py"]')
+    if per_node is not None and (
+        isinstance(per_node, bool) or not isinstance(per_node, int) or not 0 < per_node <= _MOST
+    ):
+        raise DataError(f"job.toml: [{name}] per_node = {per_node!r}", f"a whole number from 1 to {_MOST}")
+    return Role(None if command is None else tuple(command), per_node)
+
+
+def _ready(toml: Mapping[str, Any]) -> str:
+    """[pserver] ready. Raises DataError."""
+    value = toml.get("pserver", {}).get("ready", READY[0])
+    if not isinstance(value, str) or value not in READY:
+        raise DataError(f"job.toml: [pserver] ready = {value!r}", '"listen" (the default) or "started"')
+    return value
+
+
+def _is_command(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(word, str) and "\0" not in word for word in value)
+
+
+def _toml_env(table: Mapping[str, Any]) -> Pairs:
+    for name, value in table.items():
+        if not VARIABLE.fullmatch(name) or isinstance(value, (dict, list)) or "\0" in str(value):
+            raise DataError(f"job.toml: [env] {name} = {value!r}", 'NAME = "value"')
+    return tuple((name, str(value)) for name, value in table.items())
+
+
+def _patterns(value: Any, where: str, error: Type[ClustertoolError]) -> Tuple[str, ...]:
+    patterns = [value] if isinstance(value, str) else value
+    if not isinstance(patterns, list) or not all(isinstance(pattern, str) and _inside(pattern) for pattern in patterns):
+        raise error(f"{where} {value!r}", 'a pattern of files inside the workspace: "data/*-[0-9]*"')
+    return tuple(dict.fromkeys(posixpath.normpath(pattern) for pattern in patterns))
+
+
+def _true(toml: Mapping[str, Any], table: str, name: str) -> bool:
+    value = toml.get(table, {}).get(name, False)
+    if not isinstance(value, bool):
+        raise DataError(f"job.toml: [{table}] {name} = {value!r}", "true or false")
+    return value
+
+
+def _inside(pattern: str) -> bool:
+    """Of files below the workspace. `**` would look like any depth and mean one folder."""
+    return bool(pattern) and pattern[0] != "/" and pattern[-1] != "/" and not {"..", "**"} & set(pattern.split("/"))
+
+
+def _only_where_read(shards: Sequence[str], file: Mapping[str, Any], options: Options) -> bool:
+    asked = options.only_where_read
+    if asked and options.job_workspace:
+        raise UsageError("--only-where-read with --job-workspace, which sends nothing", "leave one of them out")
+    if (asked or file["only_where_read"]) and not shards:
+        where, error = ("--only-where-read", UsageError) if asked else ("job.toml: [shards] only_where_read", DataError)
+        raise error(f"{where} without shards", 'name them: [shards] files = ["data/*-[0-9]*"], or --shards')
+    return asked or bool(file["only_where_read"])
+
+
+_NPROC = f"a whole number from 1 to {_MOST}, or one of {', '.join(COUNTED)}"
+
+# -- the command line ---------------------------------------------------------------------------------------------------
+
+
+def _script(text: str) -> Command:
+    """ "train.py --lr 0.1" -> python3 -u train.py --lr 0.1, split as a shell would."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--script {text!r}: {error}", "close the quote") from None
+    if not words:
+        return None
+    return tuple(["python3", "-u", *words] if words[0].endswith(".py") else words)
+
+
+def _v2(trainer: Role, args: Tuple[str, ...]) -> Role:
+    """The trainer of the old paddle.py: its command, then what was typed for it."""
+    command = (*trainer.command, *args) if trainer.command else (*_V2_TRAINER, *args, "--trainer_id={rank}")
+    return replace(trainer, command=command)
+
+
+def _count(
+    text: str, option: str, right: str = f"a whole number from 1 to {_MOST}", most: int = _MOST
+) -> Optional[int]:
+    if text == "":
+        return None
+    if not re.fullmatch(r"\d{1,5}", text) or not 0 < int(text) <= most:
+        raise UsageError(f"{option} {text!r}", right)
+    return int(text)
+
+
+def _said(role: Role, listed: str, endpoints: Sequence[str], counted: str, number: str) -> Role:
+    """A role as job.toml has it, with the list of endpoints and the number per node of the command line (option and value)."""
+    words, count = _endpoints(endpoints, listed), _count(number, counted)
+    each = Counter(re.sub(r":\d+$", "", word) for word in words)
+    if words and count and count != len(words) and set(each.values()) != {count}:
+        raise UsageError(
+            f"{listed} names {len(words)}, {counted} says {count}", f"leave {counted} out: the list says how many"
+        )
+    return replace(role, endpoints=words, per_node=count or role.per_node)
+
+
+def _stages(role: Role, options: Options) -> Tuple[Role, ...]:
+    """Heter trainers by stage: three options with `;` between the stages. One number or device is that of all stages."""
+    said = {
+        "--heter-workers": _by_stage("--heter-workers", ",".join(options.heter_workers)),
+        "--heter-worker-num": _by_stage("--heter-worker-num", options.heter_worker_num),
+        "--heter-devices": _by_stage("--heter-devices", options.heter_devices),
+    }
+    number = max(map(len, said.values()))
+    for option, parts in said.items():
+        if len(parts) == 1 and not (option == "--heter-workers" and parts[0]):
+            said[option] = parts = parts * number
+        if len(parts) != number:
+            raise UsageError(f"{option} names {len(parts)} of {number} stages", "name all of them, with ; between")
+    stages = []
+    for endpoints, count, device in zip(*said.values()):
+        if device not in ("", "cpu", "gpu", "xpu"):
+            raise UsageError(f"--heter-devices {device!r}", 'cpu, gpu or xpu for each stage: "gpu;cpu"')
+        stage = _said(role, "--heter-workers", [endpoints], "--heter-worker-num", count)
+        stages.append(replace(stage, device=device))
+    _endpoints([word for stage in stages for word in stage.endpoints], "--heter-workers")  # nor twice in two stages
+    return tuple(stages)
+
+
+def _by_stage(option: str, text: str) -> List[str]:
+    """ "a,b;c" -> a,b and c; one empty part where nothing is said."""
+    parts = [part.strip(" ,") for part in text.split(";")]
+    if len(parts) > 1 and not all(parts):
+        raise UsageError(
+            f"{option} {text!r} has an empty stage", f'{option} "a;b": in quotes, with ; only between stages'
+        )
+    return parts
+
+
+def _words(values: Sequence[str]) -> Tuple[str, ...]:
+    """Words between commas; a comma in brackets, as in a pattern, is no such comma."""
+    words = (word.strip() for value in values for word in re.split(r",(?![^\[\]]*\])", value))
+    return tuple(word for word in words if word)
+
+
+def _endpoints(values: Sequence[str], option: str) -> Tuple[str, ...]:
+    words = _words(values)
+    for word in words:
+        if words.count(word) > 1 and re.search(r"(^[^:]+|\]):\d+$", word):
+            raise UsageError(f"{option} names the endpoint {word} twice", "every process needs its own")
+    return words
+
+
+def _devices(text: str) -> Tuple[int, ...]:
+    try:
+        return device_ids(text, "--devices")
+    except ConfigError as error:
+        raise UsageError(error.what, "write --devices 0,1, or --devices auto") from None
+
+
+def _environment(cluster: Cluster, file: Pairs, options: Options) -> Pairs:
+    """[env], then --env; the plan lays them over conf.py's. CLUSTERTOOL_* is never a user's, a placed name only by force."""
+    merged: Dict[str, str] = {}
+    sources: List[Tuple[str, Pairs]] = [
+        ("ENV in conf.py", cluster.env),
+        *((f"env of {host.name} in conf.py", host.env) for host in cluster.hosts),
+        ("PASS_ENV or SECRETS in conf.py", tuple((name, "") for name in (*cluster.pass_env, *cluster.secrets))),
+        ("[env] in job.toml", file),
+        ("--env", _pairs(options.env)),
+    ]
+    for where, pairs in sources:
+        for name, value in pairs:
+            if name.startswith("CLUSTERTOOL_"):
+                raise UsageError(f"{where} sets {name}, which only the tool sets", "take another name")
+            if name in PLACED and not options.force_env:
+                what = f"{where} sets {name}, which is computed for every process"
+                raise UsageError(what, "leave it out, or add --force-env")
+            if where in ("[env] in job.toml", "--env"):
+                merged[name] = value
+    return tuple(merged.items())
+
+
+def _pairs(values: Sequence[str]) -> Pairs:
+    pairs = []
+    for value in values:
+        name, equals, rest = value.partition("=")
+        if not equals or not VARIABLE.fullmatch(name):
+            raise UsageError(f"--env {value!r}", "write --env NAME=value")
+        pairs.append((name, rest))
+    return tuple(pairs)
+
+
+def _policy(cluster: Cluster, file: Mapping[str, Any], options: Options) -> Policy:
+    def said(name: str, typed: str, default: object, pattern: str, right: str) -> str:
+        value = str(typed or file.get(name, default))
+        if not re.fullmatch(pattern, value):
+            where, error = (
+                (f"--{name.replace('_', '-')}", UsageError) if typed else (f"job.toml: [policy] {name} =", DataError)
+            )
+            raise error(f"{where} {value!r}", right)
+        return value
+
+    def seconds(name: str, typed: str, default: float) -> float:
+        return float(said(name, typed, default, r"\d+(\.\d*)?", "a number of seconds"))
+
+    return Policy(
+        timeout=seconds("timeout", options.timeout, 0.0),
+        grace=seconds("grace", options.grace, cluster.grace),
+        on_failure=said("on_failure", options.on_failure, "abort", "abort|continue", "abort or continue"),
+        max_restarts=int(said("max_restarts", options.max_restarts, 0, r"\d{1,5}", "a whole number up to 99999")),
+        lease=seconds("lease", options.lease, 0.0),
+        loss_timeout=cluster.loss_timeout,
+    )

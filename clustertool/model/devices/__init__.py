@@ -1,0 +1,1 @@
+"""Describe devices: their faults, and why a device is not free."""

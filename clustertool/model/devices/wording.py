@@ -1,0 +1,30 @@
+"""What is held is told in one way, by whoever finds it out: a plan from facts, a node at the start."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping
+
+FIX = "wait for it with --wait, or take others with --devices (auto: those that are free)"
+
+
+def told(kind: str, holders: Mapping[int, str]) -> str:
+    """`gpu 0,1 is held by job X of user anna; gpu 5 by ...`"""
+    by_holder: Dict[str, List[int]] = {}
+    for device, holder in sorted(holders.items()):
+        by_holder.setdefault(holder, []).append(device)
+    return "; ".join(f"{kind} {','.join(map(str, ids))} is held by {holder}" for holder, ids in by_holder.items())
+
+
+def holder(job: str, user: str) -> str:
+    return f"job {job} of user {user}"
+
+
+def computing(card: Mapping[str, Any]) -> List[Mapping[str, Any]]:
+    """What computes on a card, as node/devices/read.py tells it; who only draws takes nothing away."""
+    return [process for process in card.get("processes") or () if not process.get("graphics")]
+
+
+def describe(process: Mapping[str, Any]) -> str:
+    """`python3 (pid 12, user anna)`, or with its job."""
+    who = f"pid {process['pid']}" + (f", user {process['user']}" if process.get("user") else "")
+    return f"{process.get('name') or 'a process'}{' of job ' + process['job'] if process.get('job') else ''} ({who})"

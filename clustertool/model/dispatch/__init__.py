@@ -1,0 +1,1 @@
+"""Describe a workspace and how it spreads: manifest, portions of data, topology."""

@@ -1,0 +1,54 @@
+"""A portion is what a node gets of a workspace: all of it, or all but the shards that only other nodes read.
+
+Every portion is a release of its own, named by what is in it: a node that has it already needs nothing, whatever job it was
+for, and a job of another shape names other releases. Nodes that share a ROOT_DIR receive once: what any of them reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from clustertool.model.dispatch.manifest import Entry, line, name
+
+Reads = Mapping[int, FrozenSet[str]]
+
+
+@dataclass(frozen=True)
+class Portion:
+    """`nodes` get everything `without` some shards; of the shards that not all nodes get, they get `shards`."""
+
+    release: str
+    nodes: Tuple[int, ...]
+    size: int
+    shards: FrozenSet[str] = frozenset()
+    without: FrozenSet[str] = frozenset()
+
+    def of(self, entries: Iterable[Entry]) -> Tuple[Entry, ...]:
+        return tuple(entry for entry in entries if entry.path not in self.without)
+
+
+def portions(entries: Sequence[Entry], roots: Mapping[int, str], reads: Optional[Reads] = None) -> Tuple[Portion, ...]:
+    """Every node is in one portion. `roots`: node -> its ROOT_DIR's identity; `reads`: node -> shards, None: all get all."""
+    reads = reads or {}
+    split: FrozenSet[str] = frozenset().union(*reads.values())
+    by_root: Dict[str, FrozenSet[str]] = {}
+    for node, root in roots.items():
+        by_root[root] = by_root.get(root, frozenset()) | reads.get(node, frozenset())
+    by_shards: Dict[FrozenSet[str], List[int]] = {}
+    for node in sorted(roots):
+        by_shards.setdefault(by_root[roots[node]], []).append(node)
+    ordered = sorted(entries, key=lambda entry: entry.path)
+    lines = [(entry.path, line(entry), entry.size) for entry in ordered]
+    found = []
+    for shards, nodes in by_shards.items():
+        without = split - shards
+        kept = [(text, size) for path, text, size in lines if path not in without]
+        found.append(
+            Portion(name(text for text, _ in kept), tuple(nodes), sum(size for _, size in kept), shards, without)
+        )
+    return tuple(found)
+
+
+def by_node(found: Iterable[Portion]) -> Dict[int, Portion]:
+    return {node: portion for portion in found for node in portion.nodes}

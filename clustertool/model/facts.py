@@ -1,0 +1,138 @@
+"""Facts are the frozen answers of the nodes' probes; identity is what the edge makes once for a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Dict, FrozenSet, Mapping, Tuple
+
+from clustertool.model.devices.faults import ills
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One node's answer. Ports are TCP ports; sizes are bytes; time is seconds since the epoch."""
+
+    node: int
+    hostname: str = ""
+    address: str = ""
+    nic: str = ""
+    boot_id: str = ""
+    netns: str = ""
+    root: str = ""
+    root_id: str = ""
+    root_hint: str = ""
+    root_above: Tuple[Tuple[str, str], ...] = ()  # root_id and root_hint as they are told while ROOT_DIR is missing
+    home: str = ""
+    user: str = ""
+    python: str = ""
+    rsync: bool = True
+    ping: bool = True
+    disk_free: int = 0
+    cpus: int = 1
+    devices: Tuple[int, ...] = ()
+    device_kind: str = "cpu"
+    devices_seen: bool = False  # the probe has looked: what is not in `devices` is not there
+    held: Tuple[Tuple[int, str, str], ...] = ()  # (device, job, user): locked by a job
+    used: Tuple[Tuple[int, str], ...] = ()  # (device, who): in use without a lock; known for --devices auto
+    ills: Tuple[Tuple[int, str, str], ...] = ()  # (device, what is wrong with it, the fix); known for --devices auto
+    modules: Tuple[str, ...] = ()  # digests of the NVML modules that are kept there
+    ephemeral: Tuple[int, int] = (32768, 60999)
+    busy: FrozenSet[int] = frozenset()
+    listeners: Tuple[Tuple[int, str], ...] = ()
+    time: float = 0.0
+    listing: Tuple[str, ...] = ()
+    job_toml: str = ""
+    releases: Tuple[str, ...] = ()
+    took: float = 0.0  # seconds between the node's reading of the request and its answer
+    memory: Tuple[int, int] = (0, 0)  # all, available
+    load: float = 0.0
+    inodes: int = -1  # -1: the file system has no number of them
+    shm: int = -1  # free in /dev/shm; -1: there is none
+    limits: Tuple[Tuple[str, int, int], ...] = ()  # name, soft, hard; -1: none
+    proxies: Tuple[str, ...] = ()  # names, of the login
+    mtu: int = 0  # of the interface; 0: unknown
+    rdma: bool = False
+    own: "str | None" = ""  # address of the node's own host name; None: no name server answers
+    looked: bool = False  # what only `inv check` asks was asked: all that follows
+    leftovers: Tuple[Tuple[str, int], ...] = ()  # job, processes
+    packages: Tuple[Tuple[str, str], ...] = ()  # name, version ("": not there), of the job's python
+    job_proxies: Tuple[str, ...] = ()  # names, in a rank's environment
+    no_proxy: str = ""
+    problems: Tuple[Tuple[str, str, str, str], ...] = ()
+
+    @property
+    def machine(self) -> str:
+        """Nodes of one machine (same boot, same network namespace) share one port space."""
+        return f"{self.boot_id}/{self.netns}" if self.boot_id else f"node{self.node}"
+
+    def holder(self, port: int) -> str:
+        """Who listens on a port, in words."""
+        return dict(self.listeners).get(port, "another process")
+
+
+def read_facts(node: int, answer: Mapping[str, Any]) -> Facts:
+    """The probe's JSON answer -> Facts; unknown keys are ignored, so that nodes may know more than we do."""
+    known: Dict[str, Any] = {"node": node}
+    for key in Facts.__dataclass_fields__:
+        if key in answer and key != "node":
+            known[key] = answer[key]
+    for key in ("devices", "ephemeral", "listing", "releases", "memory", "proxies", "job_proxies", "modules"):
+        if key in known:
+            known[key] = tuple(known[key])
+    known["busy"] = frozenset(known.get("busy", ()))
+    known["listeners"] = tuple((int(port), str(who)) for port, who in known.get("listeners", ()))
+    known["held"] = tuple((int(device), str(job), str(user)) for device, job, user in known.get("held", ()))
+    known["used"] = in_use(known)
+    for key in ("limits", "leftovers", "packages", "ills", "root_above"):
+        known[key] = tuple(tuple(row) for row in known.get(key, ()))
+    known["problems"] = tuple((str(a), str(b), str(c), str(d)) for a, b, c, d in known.get("problems", ()))
+    return Facts(**known)
+
+
+def in_use(answer: Mapping[str, Any]) -> Tuple[Tuple[int, str], ...]:
+    """Of a node's answer about its devices: (device, who computes on it) where no job has locked it."""
+    return tuple((int(device), str(who)) for device, who in answer.get("used", ()))
+
+
+def with_devices(fact: Facts, answer: Mapping[str, Any]) -> Facts:
+    """The same with what the node's answer about its devices tells: who is on them, and how they are."""
+    sick = tuple((int(card["index"]), ill.text, ill.fix) for card in answer["devices"] for ill in ills(card))
+    return replace(fact, used=in_use(answer), ills=sick)
+
+
+def settled(facts: Mapping[int, Facts]) -> Dict[int, Facts]:
+    """A node that was looked at before its ROOT_DIR was made gets the ids that those tell who came later."""
+    ids = {above: fact.root_id for fact in facts.values() for above, _ in fact.root_above}
+    hints = {above: fact.root_hint for fact in facts.values() for _, above in fact.root_above}
+
+    def last(known: Mapping[str, str], name: str) -> str:
+        for _ in known:  # one level of directories after the other; hints may form a ring
+            if name not in known:
+                break
+            name = known[name]
+        return name
+
+    return {
+        node: replace(fact, root_id=last(ids, fact.root_id), root_hint=last(hints, fact.root_hint))
+        for node, fact in facts.items()
+    }
+
+
+def sharing(facts: Mapping[int, Facts]) -> FrozenSet[int]:
+    """Nodes whose ROOT_DIR is also another node's (a home on NFS, or two entries for one machine)."""
+    by_root: Dict[str, list[int]] = {}
+    for node, fact in facts.items():
+        by_root.setdefault(fact.root_id or f"node{node}", []).append(node)
+    return frozenset(node for nodes in by_root.values() if len(nodes) > 1 for node in nodes)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Made at the edge, once per job: its id, when, by whom, and the throw-away secrets that bind its nodes."""
+
+    job_id: str
+    created: float = 0.0
+    owner: str = ""
+    token: str = field(default="", repr=False)
+    certificate: str = field(default="", repr=False)
+    key: str = field(default="", repr=False)

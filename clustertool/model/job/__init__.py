@@ -1,0 +1,1 @@
+"""Interpret the records of a job: events, outcome, usage, progress."""

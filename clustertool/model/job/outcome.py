@@ -1,0 +1,129 @@
+"""An outcome is how a job ended and whose fault it was; with the words for exit codes and signals.
+
+Apart from events.py because supervisors need it and nothing else of that file: a node starts hundreds of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
+
+from clustertool.model.roles import word
+
+Key = Tuple[str, int]
+
+SIGNALS = {
+    1: "hang-up",
+    2: "interrupt",
+    3: "quit",
+    4: "illegal instruction",
+    6: "abort",
+    7: "bus error",
+    8: "arithmetic error",
+    9: "killed",
+    11: "segmentation fault",
+    13: "broken pipe",
+    14: "alarm",
+    15: "terminated",
+    24: "CPU time limit",
+    25: "file size limit",
+}
+
+
+class Outcome(NamedTuple):
+    """How a job ended. state: succeeded, failed, lost, stopped, timeout. source: whose code it is, job or tool."""
+
+    state: str
+    code: int
+    source: str
+    reason: str
+    culprits: Tuple[Key, ...] = ()
+    victims: Tuple[Key, ...] = ()
+    node: int = -1
+
+    def as_dict(self) -> Dict[str, Any]:
+        return {
+            **self._asdict(),
+            "culprits": [list(k) for k in self.culprits],
+            "victims": [list(k) for k in self.victims],
+        }
+
+
+def read_outcome(values: Mapping[str, Any]) -> Outcome:
+    return Outcome(
+        str(values["state"]),
+        int(values["code"]),
+        str(values["source"]),
+        str(values["reason"]),
+        tuple((str(a), int(b)) for a, b in values.get("culprits", ())),
+        tuple((str(a), int(b)) for a, b in values.get("victims", ())),
+        int(values.get("node", -1)),
+    )
+
+
+def exit_code(code: int, signal: int) -> int:
+    """The shell's convention: 128+N for signal N."""
+    return 128 + signal if signal else code
+
+
+def words(code: int, signal: int, note: str = "") -> str:
+    """An end in words: exit code 7; signal 9 (killed)."""
+    if signal:
+        text = f"signal {signal} ({SIGNALS.get(signal, 'unknown')})"
+    else:
+        text = f"exit code {code}"
+    return f"{text}: {note}" if note else text
+
+
+def coordinator(name: str, endpoint: str) -> str:
+    """The coordinator of a job, in words: its node and its endpoint, or the endpoint alone if this is the node's name."""
+    alike = endpoint.rpartition(":")[0].strip("[]") == name
+    return f"the coordinator at {endpoint}" if alike else f"the coordinator on {name} ({endpoint})"
+
+
+def some(names: Sequence[str], last: str = "and") -> str:
+    """The first names of a list, and how many more there are: "a", "a and b", "a, b, c, d and 3 more"."""
+    shown = list(names[:4]) + ([f"{len(names) - 4} more"] if len(names) > 4 else [])
+    return f" {last} ".join([*([", ".join(shown[:-1])] if shown[1:] else []), *shown[-1:]])
+
+
+class Failure(NamedTuple):
+    """A process that failed by itself. `error` is a number made of the last line of its log: equal lines, equal numbers.
+
+    `consequence`: this line is about a lost connection, so another failure may be the cause.
+    """
+
+    role: str
+    rank: int
+    node: str
+    code: int
+    signal: int = 0
+    note: str = ""
+    error: int = 0
+    attempt: int = 0
+    consequence: bool = False
+
+
+def same_error(failure: Failure) -> Tuple[Any, ...]:
+    """What two failures with the same error have in common. After a signal the last line of the log is no error message."""
+    error = 0 if failure.signal else failure.error
+    return failure.role, failure.code, failure.signal, failure.note, error, failure.attempt
+
+
+def alike(failures: Iterable[Failure]) -> List[List[Failure]]:
+    """Failures in groups of the same error. The order is that of the first failure of each group."""
+    groups: Dict[Tuple[Any, ...], List[Failure]] = {}
+    for failure in failures:
+        groups.setdefault(same_error(failure), []).append(failure)
+    return list(groups.values())
+
+
+def failed(group: Sequence[Failure]) -> str:
+    """One sentence about failures with the same error."""
+    first, name = group[0], word(group[0].role)
+    how = words(first.code, first.signal, first.note)
+    if exit_code(first.code, first.signal) == 0:
+        how = "exit code 0 before it listened on its port"
+    who = f"{name} {first.rank} on {first.node}"
+    if len(group) == 1:
+        return f"{who} ended with {how}"
+    return f"{len(group)} {name}s failed with the same error, first {who}: {how}"

@@ -1,0 +1,178 @@
+"""Devices of a plan: their kind on each node, which of them a job may use, and which process gets which card."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from clustertool.errors import ClustertoolError, DeviceHeld, PreflightError, raise_all
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.hosts import Host
+from clustertool.model.config.job import JobSpec
+from clustertool.model.devices.wording import FIX, holder, told
+from clustertool.model.facts import Facts
+from clustertool.model.planning.ranks import Seat
+from clustertool.model.planning.shards import split
+
+Cards = Mapping[int, Tuple[int, ...]]
+# kind -> (the kind's own variable for physical ids, Paddle's flag for ids relative to the visible ones)
+VARIABLES = {
+    "gpu": ("CUDA_VISIBLE_DEVICES", "FLAGS_selected_gpus"),
+    "dcu": ("HIP_VISIBLE_DEVICES", "FLAGS_selected_gpus"),
+    "xpu": ("XPU_VISIBLE_DEVICES", "FLAGS_selected_xpus"),
+    "npu": ("ASCEND_RT_VISIBLE_DEVICES", "FLAGS_selected_npus"),
+}
+AUTO_FIX = "wait for them with --wait, or ask for fewer with --nproc-per-node"
+_HETER = {
+    "gpu": "gpu",
+    "dcu": "gpu",
+    "xpu": "xpu",
+}  # kind -> HETER_DEVICE_TYPE; Paddle knows cpu beside them and no other
+
+
+def kind_of(cluster: Cluster, facts: Facts) -> str:
+    """DEVICE_KIND, else PADDLE_USE_GPU, else what the probe found."""
+    if cluster.device_kind != "auto":
+        return cluster.device_kind
+    if cluster.use_gpu is not None:
+        return "gpu" if cluster.use_gpu else "cpu"
+    return facts.device_kind
+
+
+def busy(facts: Facts, job_id: str) -> Dict[int, str]:
+    """Device -> who has it, in words: other jobs by their locks, others by what computes on it where that was looked at."""
+    return {**dict(facts.used), **{device: holder(job, user) for device, job, user in facts.held if job != job_id}}
+
+
+def usable(host: Host, job: JobSpec, facts: Facts, kind: str, job_id: str) -> Tuple[int, ...]:
+    """Physical ids for this job on this host: the command line, HOSTS, then all that the probe found.
+
+    With --devices auto the free ones of these, as many as trainers are asked for on the host, else all.
+    """
+    if kind == "cpu" and job.devices is None and host.devices is None:
+        return ()
+    if job.devices is not None:
+        return job.devices
+    found = host.devices
+    if found is None:
+        found = host.on_slots(facts.devices) if facts.device_kind == kind else ()  # another kind's ids mean nothing
+    if not job.auto_devices:
+        return found
+    taken = busy(facts, job_id)
+    return tuple(device for device in found if device not in taken)[: _asked(host, job)]
+
+
+def _asked(host: Host, job: JobSpec) -> Optional[int]:
+    """How many trainers, and so devices with --devices auto, were asked for on a host; None for all that is free."""
+    asked = (job.nproc, job.trainer.per_node, host.count("trainer"), host.nproc) if job.mode != "ps-heter" else ()
+    return next((number for number in asked if number is not None), None)
+
+
+def require_free(
+    cluster: Cluster, job: JobSpec, facts: Mapping[int, Facts], kinds: Sequence[str], seats: Sequence[Seat], job_id: str
+) -> None:
+    """No process gets a device that a job holds, and --devices auto found enough. Raises all nodes' DeviceHeld at once."""
+    errors: List[ClustertoolError] = []
+    for host in cluster.hosts:
+        fact, kind = facts[host.index], kinds[host.index]
+        taken = busy(fact, job_id)
+        takers = [seat for seat in seats if seat.node == host.index and _takes(job, seat, kind)]
+        own = {device for seat in takers for device in seat.devices}
+        if kind == "cpu" or not taken or not takers:
+            continue
+        if job.auto_devices and len(own) < (_asked(host, job) or 1):
+            what = f"{len(own)} of {_asked(host, job) or len(fact.devices)} devices are free: {told(kind, taken)}"
+            errors.append(DeviceHeld(what, AUTO_FIX, host.name))
+        elif own & set(taken):
+            held = {device: who for device, who in taken.items() if device in own}
+            errors.append(DeviceHeld(told(kind, held), FIX, host.name))
+    raise_all(errors)
+
+
+def require(cluster: Cluster, job: JobSpec, facts: Mapping[int, Facts], kinds: Sequence[str]) -> None:
+    """Ids that were asked for by name are there. Raises all nodes' PreflightErrors at once.
+
+    Where conf.py says that nothing but the CPU is used, ids only count trainers.
+    """
+    if cluster.device_kind != "cpu" and cluster.use_gpu is not False:
+        if job.auto_devices:
+            bare = [host for host in cluster.hosts if facts[host.index].devices_seen and not facts[host.index].devices]
+            fix = "leave --devices auto out; --nproc-per-node says how many trainers run"
+            raise_all([PreflightError("the node has no devices", fix, host.name) for host in bare])
+        looked = [_absent(host, job, facts[host.index], kinds[host.index]) for host in cluster.hosts]
+        raise_all([error for error in looked if error])
+
+
+def _absent(host: Host, job: JobSpec, facts: Facts, kind: str) -> Optional[PreflightError]:
+    """None where all ids are there, or nobody has looked. HOSTS' ids on a node without devices may count its slots."""
+    asked = job.devices if job.devices is not None else host.devices
+    of_hosts = host.devices is not None and set(asked or ()) <= set(host.devices)
+    if not facts.devices_seen or not asked or (of_hosts and not facts.devices):
+        return None
+    have = facts.devices if facts.device_kind == kind else ()
+    missing = [device for device in asked if device not in have]
+    if not missing:
+        return None
+    where = "--devices" if job.devices is not None else "devices in HOSTS"
+    what = f"there is no device {', '.join(map(str, missing))} ({where})"
+    if not have and facts.devices:
+        fix = f"DEVICE_KIND is {kind}, the node has {facts.device_kind}: correct one of them"
+    elif not have:
+        fix = "the node has no devices: leave it out; --nproc-per-node says how many trainers run"
+    else:
+        fix = f"the node has {facts.device_kind} {', '.join(map(str, have))}"
+    return PreflightError(what, fix, host.name)
+
+
+def heter_type(job: JobSpec, seat: Seat, kind: str) -> str:
+    """HETER_DEVICE_TYPE: cpu for trainers, what --heter-devices says of a stage, else what the node has."""
+    return (job.heter[seat.stage - 2].device or _HETER.get(kind, "cpu")) if seat.role == "heter" else "cpu"
+
+
+def deal(seats: Sequence[Seat], job: JobSpec, cards: Cards, kinds: Sequence[str]) -> Tuple[Seat, ...]:
+    """The seats with their cards; pservers take none, nor do trainers that work beside heter trainers.
+
+    Trainers divide a node's cards evenly, or take them in turns where there are fewer. A heter trainer takes one card, in
+    turns: Paddle reads its FLAGS_selected_gpus as one number.
+    """
+    number = Counter(seat.node for seat in seats if _takes(job, seat, kinds[seat.node]))
+    turn: Dict[int, int] = {}
+    dealt: List[Seat] = []
+    for seat in seats:
+        own: Tuple[int, ...] = ()
+        if cards[seat.node] and _takes(job, seat, kinds[seat.node]):
+            at = turn[seat.node] = turn.get(seat.node, -1) + 1
+            own = _share(cards[seat.node], number[seat.node], at, one=seat.role == "heter")
+        dealt.append(replace(seat, devices=own))
+    return tuple(dealt)
+
+
+def _takes(job: JobSpec, seat: Seat, kind: str) -> bool:
+    if job.mode == "ps-heter":
+        return seat.role == "heter" and heter_type(job, seat, kind) == _HETER.get(kind)
+    return seat.role == "trainer"
+
+
+def _share(cards: Tuple[int, ...], number: int, at: int, one: bool) -> Tuple[int, ...]:
+    if one or len(cards) < number:
+        return (cards[at % len(cards)],)
+    return split(cards, number)[at]
+
+
+def missing(seats: Sequence[Seat], job: JobSpec, kinds: Sequence[str]) -> List[Tuple[Seat, str]]:
+    """Heter trainers whose stage wants a device that their node does not have, one of each node and stage."""
+    heter = [(seat, heter_type(job, seat, kinds[seat.node])) for seat in seats if seat.role == "heter"]
+    wanting = {(seat.node, seat.stage): (seat, kind) for seat, kind in heter if kind != "cpu" and not seat.devices}
+    return list(wanting.values())
+
+
+def sick(cluster: Cluster, seats: Sequence[Seat], facts: Mapping[int, Facts], kinds: Sequence[str]) -> List[str]:
+    """What is wrong with cards that processes get, where somebody has looked."""
+    taken = {(seat.node, card) for seat in seats for card in seat.devices}
+    return [
+        f"{host.name}: {kinds[host.index]} {card}: {text} ({fix})"
+        for host in cluster.hosts
+        for card, text, fix in facts[host.index].ills
+        if (host.index, card) in taken
+    ]

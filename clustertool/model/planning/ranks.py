@@ -1,0 +1,122 @@
+"""THE place for ranks: rank = processes on earlier nodes + local index, or the position in an explicit list."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from clustertool.errors import UsageError
+from clustertool.model import roles
+from clustertool.model.config.hosts import Host, is_address
+from clustertool.model.config.job import JobSpec, Role
+from clustertool.model.facts import Facts
+
+_ENDPOINT = re.compile(r"(?:\[(?P<bracketed>[^\]]+)\]|(?P<plain>[^:\[\]]+))(?::(?P<port>[0-9]{1,5}))?")
+OPTIONS = {"pserver": "--servers", "trainer": "--workers", "heter": "--heter-workers"}
+Place = Tuple[int, int]  # node, port
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One process before it has ports and an environment. `port` 0: to be chosen. `stage`: 2, 3, ... of heter trainers."""
+
+    role: str
+    rank: int
+    local_rank: int
+    node: int
+    port: int = 0
+    devices: Tuple[int, ...] = ()
+    stage: int = 0
+
+
+def assign(
+    hosts: Sequence[Host], job: JobSpec, facts: Mapping[int, Facts], devices: Mapping[int, Tuple[int, ...]]
+) -> Tuple[Seat, ...]:
+    """All seats, servers first, each role in rank order: heter trainers stage by stage. Raises UsageError.
+
+    `devices`: usable physical ids per node, which say how many trainers a collective job has;
+    model/planning/devices.py deals them.
+    """
+    seats: List[Seat] = []
+    ranks: Counter[str] = Counter()
+    locals_: Counter[Tuple[str, int]] = Counter()
+    for name, stage, role in _groups(job):
+        if role.endpoints:
+            places = _listed(name, role.endpoints, hosts, facts)
+        else:
+            places = _counted([_count(name, role, host, job, devices[host.index], facts) for host in hosts])
+        if not places:
+            fix = f"give some host the role {name} in HOSTS"
+            raise UsageError(f"no host is left to run a {roles.word(name)}", fix)
+        for node, port in places:
+            seats.append(Seat(name, ranks[name], locals_[name, node], node, port, stage=stage))
+            ranks[name] += 1
+            locals_[name, node] += 1
+    return tuple(seats)
+
+
+def _groups(job: JobSpec) -> List[Tuple[str, int, Role]]:
+    """What is ranked one after the other: role, stage and how many of it."""
+    single = {"pserver": job.pserver, "trainer": job.trainer}
+    groups = [(name, 0, single[name]) for name in roles.MODES[job.mode] if name in single]
+    return groups + [("heter", stage, role) for stage, role in enumerate(job.heter, 2)]
+
+
+def _count(
+    name: str, role: Role, host: Host, job: JobSpec, devices: Tuple[int, ...], facts: Mapping[int, Facts]
+) -> int:
+    """Processes of a role on one host: command line, job.toml, HOSTS, then the default of the mode."""
+    if not host.plays(name):
+        return 0
+    wanted: Tuple[Optional[int], ...] = (role.per_node, host.count(name))
+    if name == "trainer":
+        asked = _had(job.nproc_of, host, devices, facts[host.index]) if job.nproc_of else job.nproc
+        wanted = (asked, role.per_node, host.count(name), host.nproc)
+        if job.mode == "collective":
+            wanted += (len(devices) or None,)
+    return next((number for number in wanted if number is not None), 1)
+
+
+def _had(what: str, host: Host, devices: Tuple[int, ...], facts: Facts) -> int:
+    """--nproc-per-node gpu, cpu, auto: by what this node has. Raises UsageError."""
+    if what == "cpu" or (what == "auto" and not devices):
+        return facts.cpus
+    if not devices:
+        raise UsageError(f"--nproc-per-node {what}: {host.name} has none", "give a number, or auto")
+    return len(devices)
+
+
+def _counted(counts: Sequence[int]) -> List[Place]:
+    """Nodes in HOSTS order, each as often as it has processes."""
+    return [(node, 0) for node, count in enumerate(counts) for _ in range(count)]
+
+
+def _listed(role: str, endpoints: Sequence[str], hosts: Sequence[Host], facts: Mapping[int, Facts]) -> List[Place]:
+    """Rank = position in the list. An address is compared whole, so 10.0.0.1 never takes 10.0.0.11's place."""
+    nodes: Dict[str, int] = {}
+    for host in reversed(hosts):
+        for known in (facts[host.index].address, host.address, host.host):
+            nodes[known] = host.index
+    places: List[Place] = []
+    for endpoint in endpoints:
+        address, port = _endpoint(endpoint, role)
+        if address not in nodes or not address:
+            raise UsageError(
+                f"{OPTIONS[role]} {endpoint!r}: {address!r} is no host of HOSTS",
+                f"use the host or address of an entry: {', '.join(host.host for host in hosts)}",
+            )
+        places.append((nodes[address], port))
+    return places
+
+
+def _endpoint(text: str, role: str) -> Tuple[str, int]:
+    """ip, ip:port, [IPv6]:port, or an IPv6 address alone -> address and port, 0 if it has none."""
+    if is_address(text):
+        return text, 0
+    match = _ENDPOINT.fullmatch(text)
+    port = match.group("port") if match else None
+    if not match or (port is not None and not 0 < int(port) < 65536):
+        raise UsageError(f"{text!r} is no endpoint of a {roles.word(role)}", "write ip:port, the port from 1 to 65535")
+    return match.group("bracketed") or match.group("plain"), int(port or 0)

@@ -1,0 +1,1 @@
+"""Define what nodes and the laptop exchange: frames, payloads, and the checks of answers."""

@@ -1,0 +1,407 @@
+"""What a node may send, kind by kind: how large its header may be, and the shape of what it says.
+
+Everything that comes from a node passes check_answer() or check_frame() before other code uses it. A program of a job can
+change the records and the tool's code on its node, so nothing here is taken on trust. Raises shape.Malformed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping
+
+from clustertool.model.paths import is_job_id
+from clustertool.model.roles import ROLES
+from clustertool.model.wire.shape import (
+    Check,
+    Malformed,
+    fields,
+    flag,
+    little,
+    matching,
+    maybe,
+    number,
+    row,
+    rows,
+    table,
+    text,
+    whole,
+)
+
+MOST_NODES = 100_000  # of a job
+MOST_RANKS = 100_000  # of a job
+MOST_JOBS = 20_000  # on one node
+_MOST_EVENTS = 200_000  # of one job on one node
+_MOST_FILES = 250_000
+_MOST_CARDS = 1024
+_LATEST = 1e11  # a time, in seconds
+STREAM = 2 << 20  # bytes of a header that answers nothing; one event may name all processes of a node
+PAYLOAD = 256 << 10  # bytes of a log in one frame
+_ANSWER = 1 << 20
+_LIMITS = {
+    "jobs": 16 << 20,
+    "status": 16 << 20,
+    "report": 32 << 20,
+    "files": 16 << 20,
+    "glance": 4 << 20,
+    "devices": 4 << 20,
+}
+_LISTING = 32 << 20  # a probe that lists the files of --job-workspace
+_SHORT = 32 << 10  # bytes of the header of a piece of a log, which names a file
+
+job_id = matching(is_job_id, "a job id")
+_role = matching(ROLES.__contains__, f"one of {', '.join(ROLES)}")
+_node, _rank, _pid = whole(0, MOST_NODES), whole(0, MOST_RANKS), whole(0, 1 << 31)
+_attempt = whole(0, 1_000_000)
+_time, _seconds, _bytes = number(0, _LATEST), number(-_LATEST, _LATEST), number(0, 1e18)
+_code = whole(-(1 << 31), 1 << 31)
+_word = text(4096)
+_size = whole()
+_release = matching(lambda name: len(name) == 32 and not name.strip("0123456789abcdef"), "a release")
+_names = rows(_word, MOST_NODES)
+
+# -- events, see model/job/events.py --
+
+_process = {"role": _role, "rank": _rank}
+_step = number(0, 1e18)
+_reached = row(_role, _rank, maybe(_step), maybe(_step), _time)  # epoch, step, time of the last output
+_places = rows(row(_role, whole(), whole(), whole(), whole()), MOST_RANKS)
+_keys = rows(row(_role, _rank), MOST_RANKS)
+_outcome = fields(
+    {"state": _word, "code": _code, "source": _word, "reason": text()},
+    {"culprits": _keys, "victims": _keys, "node": whole(-1, MOST_NODES)},
+)
+_EVENTS: Dict[str, Check] = {
+    "job": fields(
+        {"id": job_id},
+        {
+            "node": _node,
+            "name": _word,
+            "nodes": _names,
+            "created": _time,
+            "owner": _word,
+            "mode": _word,
+            "command": text(),
+            "skew": _seconds,
+            "output": text(),
+            "work_dir": text(),
+            "places": _places,
+            "processes": rows(fields({**_process, "local_rank": _rank, "endpoint": _word, "log": text()}), MOST_RANKS),
+        },
+    ),
+    "supervisor": fields({"pid": _pid}, {"start": whole(), "boot": _word}),
+    "guard": fields({"pid": _pid}, {"start": whole()}),
+    "gauge": fields({"pid": _pid}, {"start": whole()}),
+    "started": fields({**_process, "pid": _pid}, {"start": whole(), "attempt": _attempt, "log": text()}),
+    "listening": fields(_process),
+    "elsewhere": fields({**_process, "listens": _word, "endpoint": _word}),
+    "exited": fields(
+        {**_process, "code": _code},
+        {
+            "signal": whole(0, 255),
+            "stopped": flag,
+            "note": text(),
+            "attempt": _attempt,
+            "cpu": _bytes,
+            "memory": _bytes,
+            "error": whole(),
+            "consequence": flag,
+        },
+    ),
+    "frozen": fields(_process),
+    "thawed": fields(_process),
+    "disk": fields({"full": flag, "root": text()}),
+    "phase": fields({"name": _word}, {"end": maybe(_word), "why": text(), "culprits": _keys, "attempt": _attempt}),
+    "absent": fields({"nodes": rows(_node, MOST_NODES), "endpoint": _word, "seconds": _bytes}),
+    "unconnected": fields({"endpoint": _word, "errno": little, "why": text(), "since": _time}, {"again": flag}),
+    "connected": fields({}),
+    "lost": fields({"node": _node}, {"why": text(), "ranks": rows(_reached, MOST_RANKS)}),
+    "restart": fields({"attempt": _attempt, "pause": number(0, 1e6)}),
+    "stopping": fields({}, {"why": text(), "by": text()}),
+    "clean": fields({"survivors": rows(_word, 100_000)}),
+    "supervisor-lost": fields({}, {"why": text()}),
+    "verdict": _outcome,
+    "ended": _outcome,
+}
+_any_event = fields({"e": _word, "t": _time})
+
+
+def _event(value: Any, path: str) -> None:
+    _any_event(value, path)
+    known = _EVENTS.get(value["e"])
+    if known:
+        known(value, f"{path} ({value['e']})")
+
+
+# -- answers --
+
+_status = {
+    "node": _node,
+    "dir": text(),
+    "heartbeat": maybe(_bytes),
+    "events": rows(_event, _MOST_EVENTS),
+    "supervised": flag,
+    "usage": table(_word, row(_bytes, _bytes), MOST_RANKS),
+    "unknown": text(),
+    "output": rows(_reached, MOST_RANKS),
+}
+_summary = fields(
+    {
+        "id": job_id,
+        "state": _word,
+        "node": maybe(_node),
+        "owner": maybe(_word),
+        "created": maybe(_time),
+        "mode": maybe(_word),
+        "command": maybe(text()),
+        "nodes": maybe(_names),
+        "code": maybe(_code),
+        "reason": maybe(text()),
+    },
+    {"dir": text()},
+)
+_curve = rows(rows(maybe(number(-_LATEST, 1e18)), 8), 10_000)
+_machine_number = number(-1, 1e18)
+_report = {
+    **_status,
+    "now": _time,
+    "machine": fields({"cores": _bytes, "total": _bytes, "rows": rows(rows(_machine_number, 8), 10_000)}),
+    "cards": rows(
+        fields({"index": whole(), "total": _bytes, "rows": rows(rows(_machine_number, 8), 10_000)}), _MOST_CARDS
+    ),
+    "ranks": rows(
+        fields({**_process, "rows": rows(rows(_machine_number, 8), 10_000), "log_size": _bytes, "progress": _curve}),
+        MOST_RANKS,
+    ),
+    "tails": rows(row(_role, _rank, text(1 << 20)), MOST_RANKS),
+    "plan": fields(
+        {},
+        {
+            "policy": table(_word, little, 100),
+            "work_dir": text(),
+            "processes": rows(
+                fields(
+                    _process,
+                    {
+                        "devices": rows(whole(), _MOST_CARDS),
+                        "shards": whole(),
+                        "command": text(),
+                    },
+                ),
+                MOST_RANKS,
+            ),
+        },
+    ),
+}
+_user_of = fields({"job": _word, "user": _word})
+_card = fields(
+    {"index": whole(0, 1 << 16)},
+    {
+        **dict.fromkeys(("model", "uuid", "repair", "problem", "compute_mode"), maybe(_word)),
+        **dict.fromkeys(
+            "utilisation memory_used memory_total memory_free temperature power power_limit ecc_corrected ecc_uncorrected"
+            " slowdown".split(),
+            maybe(number(-1e6, 1e18)),
+        ),
+        "held": maybe(_user_of),
+        "throttle": rows(_word, 100),
+        "users": rows(_word, 10_000),
+        "processes": rows(
+            fields(
+                {"pid": _pid},
+                {
+                    **dict.fromkeys(("user", "name", "job", "role", "rank"), _word),
+                    "memory": maybe(_bytes),
+                },
+            ),
+            10_000,
+        ),
+    },
+)
+_used = rows(row(whole(), _word), _MOST_CARDS)
+_devices = fields(
+    {
+        "kind": _word,
+        "ids": rows(whole(), _MOST_CARDS),
+        "devices": rows(_card, _MOST_CARDS),
+        "driver": _word,
+        "cuda": _word,
+        "problem": text(),
+    },
+    {"used": _used},
+)
+_shown_job = fields(
+    {
+        "job": job_id,
+        "heartbeat": maybe(_bytes),
+        "ranks": rows(
+            fields(
+                {**_process, "state": maybe(_word), "line": _word},
+                {
+                    "pid": maybe(_pid),
+                    "log": maybe(text()),
+                    "seconds": _bytes,
+                    "memory": _bytes,
+                    "quiet": _bytes,
+                },
+            ),
+            MOST_RANKS,
+        ),
+    },
+    {
+        "node": _node,
+        "command": maybe(text()),
+        "lost": rows(_node, MOST_NODES),
+        "plan": fields({"nodes": _names, "places": _places}),
+    },
+)
+_glance = fields(
+    {
+        "t": _time,
+        "cpu": row(whole(), whole()),
+        "cpus": whole(),
+        "memory": row(whole(), whole()),
+        "kind": _word,
+        "devices": rows(_card, _MOST_CARDS),
+        "problem": text(),
+        "jobs": rows(_shown_job, MOST_JOBS),
+    }
+)
+_port = whole(0, 65535)
+_ports = rows(_port, 1 << 17)
+_texts = rows(_word, 10_000)
+_whole = whole(-(1 << 63), (1 << 63) - 1)
+_probe = fields(
+    {},
+    {
+        **dict.fromkeys(
+            "hostname address nic boot_id netns root root_id root_hint home user python device_kind no_proxy".split(),
+            _word,
+        ),
+        **dict.fromkeys("rsync ping devices_seen rdma looked".split(), flag),
+        **dict.fromkeys("disk_free cpus inodes shm mtu".split(), _whole),
+        "root_above": rows(row(_word, _word), 1000),
+        "devices": rows(whole(), _MOST_CARDS),
+        "held": rows(row(whole(), _word, _word), _MOST_CARDS),
+        "used": _used,
+        "modules": _texts,
+        "ephemeral": row(_port, _port),
+        "busy": _ports,
+        "listeners": rows(row(_port, _word), 1 << 17),
+        "time": _time,
+        "listing": rows(_word, _MOST_FILES),
+        "job_toml": text(1 << 21),
+        "releases": _texts,
+        "took": _bytes,
+        "memory": row(whole(), whole()),
+        "load": _bytes,
+        "limits": rows(row(_word, _whole, _whole), 100),
+        "proxies": _texts,
+        "own": maybe(_word),
+        "leftovers": rows(row(_word, whole()), MOST_JOBS),
+        "packages": rows(row(_word, _word), 10_000),
+        "job_proxies": _texts,
+        "problems": rows(row(_word, _word, text(), text()), 10_000),
+    },
+)
+_stopped = fields({"state": _word, "survivors": rows(_word, 100_000)}, {"waits": flag, "why": text()})
+_ids = rows(job_id, MOST_JOBS)
+_ANSWERS: Dict[str, Check] = {
+    "jobs": fields({"jobs": rows(_summary, MOST_JOBS)}),
+    "status": fields(_status),
+    "report": fields(_report),
+    "tail": fields({"text": text(1 << 20)}),
+    "files": fields({"files": table(text(), whole(), _MOST_FILES)}),
+    "stop": fields({"jobs": table(job_id, _stopped, MOST_JOBS)}),
+    "clean": fields(
+        {"removed": _ids, "running": _ids, "freed": whole()},
+        {"kept": table(job_id, row(text(), text()), MOST_JOBS)},
+    ),
+    "probe": _probe,
+    "examine": _probe,
+    "mesh": fields(
+        {},
+        {
+            "ports": _ports,
+            "tries": rows(row(_node, _port, _word, _bytes), MOST_RANKS),
+            "speed": _bytes,
+        },
+    ),
+    "meet": fields({}, {"seen": rows(_node, MOST_NODES)}),
+    "patch": fields({"have": flag}),
+    "verify": fields(
+        {"releases": _size, "pieces": _size, "bytes": _size, "damaged": _size, "lost": rows(_release, MOST_JOBS)}
+    ),
+}
+_MODULES = {"devices": _devices, "glance": _glance}  # these may answer that they need the NVML module
+_error = fields({"kind": text(100), "what": text(1 << 18), "fix": text()})
+
+
+def limit(request: Mapping[str, Any]) -> int:
+    """Bytes that the header of the answer to a request may have."""
+    return _LISTING if request.get("job_workspace") else _LIMITS.get(str(request["q"]), _ANSWER)
+
+
+def check_answer(question: str, answer: Mapping[str, Any]) -> None:
+    """`answer`: to the request `question`, or an error in its place."""
+    if answer.get("error") is not None:
+        _error(answer["error"], "error")
+    elif question in _MODULES and "need" in answer:
+        _word(answer["need"], "need")
+    else:
+        known = _ANSWERS.get(question) or _MODULES.get(question)
+        if known:
+            known(answer, "")
+
+
+# -- frames that answer nothing --
+
+_BITS = 1 << 20  # pieces of a workspace, four to a character
+_RELAY: Dict[str, Check] = {
+    "ready": fields({"port": _port, "empty": flag}),
+    "lacks": fields({"lacks": text(_BITS), "have": text(_BITS)}),
+    "got": fields({"left": whole(), "live": whole(), "peers": whole(), "came": rows(whole(), MOST_RANKS)}),
+    "idle": fields({"lacks": text(_BITS), "live": whole(), "why": rows(text(), MOST_NODES)}),
+    "done": fields({"left": whole(), "live": whole(), "peers": whole(), "came": rows(whole(), MOST_RANKS)}),
+    "wrong": fields({"i": whole()}),
+    "failed": fields({"what": text(1 << 18), "fix": text()}, {"kind": text(100)}),
+    "gone": fields({}, {"why": text()}),
+}
+_LOG_ROLES = (*ROLES, "file")
+
+
+def _relay(value: Mapping[str, Any], path: str) -> None:
+    known = _RELAY.get(str(value.get("s")))
+    if known is None:
+        raise Malformed("s", "is no word of a relay")
+    known(value, path)
+
+
+_FRAMES: Dict[str, Check] = {
+    "log": fields(
+        {
+            "role": matching(_LOG_ROLES.__contains__, "a role"),
+            "rank": _rank,
+            "attempt": _attempt,
+            "log": text(),
+            "off": whole(),
+        },
+        {"node": _node, "t": _seconds},
+    ),
+    "events": fields({"node": _node, "events": rows(_event, _MOST_EVENTS), "at": whole()}),
+    "beat": fields({}, {"t": _seconds}),
+    "end": fields({}, {"orphan": flag}),
+    "relay": _relay,
+}
+
+
+def frame_limit(header: Mapping[str, Any]) -> int:
+    """Bytes that the header of a frame that answers no request may have."""
+    return STREAM if header.get("k") in ("events", "relay") else _SHORT
+
+
+def check_frame(header: Mapping[str, Any]) -> None:
+    """A frame that answers no request."""
+    kind = header.get("k")
+    known = _FRAMES.get(kind) if isinstance(kind, str) else None
+    if known is None:
+        raise Malformed("a frame", "is of no known kind")
+    known(header, "")

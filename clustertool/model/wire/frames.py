@@ -1,0 +1,117 @@
+"""A frame is a small JSON header and raw bytes; the same codec serves laptop, node and lead, sans I/O.
+
+Wire: 4 bytes header length, 4 bytes payload length (big endian), header (UTF-8 JSON object), payload. Both lengths are
+bounded by the reader, so a stranger's garbage ends in FrameError and never in memory. A reader may change `max_header` as long
+as it waits for a large answer.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+from clustertool.model.wire.payload import Sink
+
+Header = Dict[str, Any]
+Frame = Tuple[Header, bytes]
+_LENGTHS = struct.Struct(">II")
+MAX_HEADER = 64 << 20  # a plan of 1000 nodes fits; the lead's reader is far stricter
+MAX_PAYLOAD = 4 << 20
+
+
+class FrameError(ValueError):
+    """The bytes are not frames of ours."""
+
+
+def encode(header: Header, payload: bytes = b"") -> bytes:
+    return head(header, len(payload)) + payload
+
+
+def head(header: Header, size: int) -> bytes:
+    """A frame up to its payload of `size` bytes, which is to follow."""
+    text = json.dumps(header, separators=(",", ":")).encode()
+    return _LENGTHS.pack(len(text), size) + text
+
+
+class Decoder:
+    """feed() bytes as they come, get whole frames. With `sink` a payload never is in memory as a whole.
+
+    `sink` makes of header and size where a payload goes; its frame comes without it, when all of it is there. Who reads can
+    spare a copy: as long as there is a room(), it is filled with what comes next, and taken() says how much that was.
+    `check` gets each header and its size, and may raise FrameError.
+    """
+
+    def __init__(
+        self,
+        max_header: int = MAX_HEADER,
+        max_payload: int = MAX_PAYLOAD,
+        sink: Optional[Callable[[Header, int], Sink]] = None,
+        check: Optional[Callable[[Header, int], None]] = None,
+    ) -> None:
+        self._buffer = bytearray()
+        self.max_header = max_header
+        self._check = check
+        self._max_payload = max_payload
+        self._sink = sink
+        self._into: Optional[Sink] = None
+        self._header: Header = {}
+
+    def room(self) -> Optional[memoryview]:
+        """Where the next bytes belong, as long as they are those of a payload with a sink."""
+        return None if self._into is None else self._into.room()
+
+    def taken(self, size: int) -> List[Frame]:
+        """So many bytes have come into room()."""
+        if self._into is None:
+            return []
+        self._into.took(size)
+        return self._whole(self._into)
+
+    def _whole(self, sink: Sink) -> List[Frame]:
+        self._into = sink if sink.left else None
+        return [] if sink.left else [(self._header, b"")]
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Yield (header, payload) for every frame that is complete now. Raises FrameError."""
+        frames: List[Frame] = []
+        if self._into is not None:
+            part = memoryview(data)[: self._into.left]
+            self._into.write(part)
+            data = data[len(part) :]
+            frames = self._whole(self._into)
+        self._buffer += data
+        at = 0
+        view = memoryview(self._buffer)
+        try:
+            while len(view) - at >= _LENGTHS.size:
+                head, body = _LENGTHS.unpack_from(view, at)
+                if head > self.max_header or body > self._max_payload:
+                    raise FrameError(f"a frame of {head}+{body} bytes")
+                start = at + _LENGTHS.size + head
+                if len(view) < start + (0 if self._sink else body):
+                    break
+                header = _header(bytes(view[start - head : start]))
+                if self._check is not None:
+                    self._check(header, head)
+                at = min(start + body, len(view))
+                if self._sink is None or not body:
+                    frames.append((header, bytes(view[start:at])))
+                    continue
+                sink, self._header = self._sink(header, body), header
+                sink.write(view[start:at])
+                frames += self._whole(sink)
+        finally:
+            view.release()
+        del self._buffer[:at]
+        return iter(frames)
+
+
+def _header(text: bytes) -> Header:
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FrameError("a frame's header is no JSON") from error
+    if not isinstance(header, dict):
+        raise FrameError("a frame's header is no object")
+    return header

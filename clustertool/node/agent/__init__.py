@@ -1,0 +1,1 @@
+"""Answer the requests of one command on a node, and start a job's supervisor."""

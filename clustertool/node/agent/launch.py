@@ -1,0 +1,115 @@
+"""Launching detaches the supervisor from ssh (fork, setsid) and waits for its word that all is ready.
+
+The child imports what a supervisor needs: what the agent does not have in memory need not be copied when they part.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Dict
+
+from clustertool.errors import ClustertoolError, from_wire
+from clustertool.model.paths import OURS
+from clustertool.model.wire.frames import Header
+from clustertool.node.agent import systemd_scope
+from clustertool.node.storage import files
+from clustertool.node.system import processes
+
+if TYPE_CHECKING:
+    from clustertool.node.supervisor.supervisor import Supervisor
+
+_ERRORS = f"{OURS}/supervisor.err"
+_SKEW = 5.0  # seconds between our clock and the laptop's; less may be the way of its request to us, and is told as none
+
+
+def launch(header: Header, umask: int) -> Dict[str, Any]:
+    """header: job_dir, and what never lies on a disk: secrets, certificate, key. Raises what the supervisor raised."""
+    skew = time.time() - float(header["now"])
+    job = files.open_job_dir(str(header["job_dir"]))
+    spec = json.loads(files.read(job, f"{OURS}/spec.json"))
+    spec.update(secrets=header["secrets"], certificate=header["certificate"], key=header["key"])
+    spec["header"]["skew"] = round(skew, 1) if abs(skew) >= _SKEW else 0
+    if "clustertool.node.devices.nvml" in sys.modules:  # --devices auto: this agent has looked at the cards
+        from clustertool.node.devices import nvml
+
+        nvml.end()
+    try:
+        with open(_begin(spec, job, umask), "rb") as file:
+            word = json.loads(file.read() or _died(job))
+    finally:
+        os.close(job)
+    if word:
+        raise from_wire(word["kind"], word["what"], word["fix"])
+    return {}
+
+
+def _begin(spec: Dict[str, Any], job: int, umask: int) -> int:
+    """Start the supervisor. Returns the descriptor from which its report is read."""
+    report = systemd_scope.start(spec, job, umask, _ERRORS)
+    if report is not None:
+        return report
+    ours, theirs = os.pipe()
+    if os.fork() == 0:
+        _detach(spec, job, theirs, umask)
+    os.close(theirs)
+    return ours
+
+
+def resume(spec: Dict[str, Any], job: int, ready: int, umask: int, environ: Dict[str, str]) -> None:
+    """The supervisor in a scope of its own, which is a new process of Python (node/agent/systemd_scope.py): never returns."""
+    try:
+        os.write(ready, systemd_scope.BEGAN)
+        os.set_inheritable(job, False)
+        os.set_inheritable(ready, False)
+        os.environ.clear()  # systemd-run adds to it
+        os.environ.update(environ)
+        _settle(job, ready)
+        from clustertool.node.supervisor.supervisor import Supervisor
+
+        _supervise(Supervisor(spec, job, umask), ready)
+    finally:
+        processes.leave(0)
+
+
+def _died(job: int) -> bytes:
+    """The word of a supervisor that had none."""
+    said = files.read(job, _ERRORS).decode(errors="replace").strip().splitlines()
+    what = ": ".join(["the supervisor died at birth", *said[-1:]])
+    return json.dumps({"kind": "InternalError", "what": what, "fix": ""}).encode()
+
+
+def _detach(spec: Dict[str, Any], job: int, ready: int, umask: int) -> None:
+    """In the child, which becomes the supervisor: never returns. It may outlive the agent, or be its zombie for a while."""
+    try:
+        os.setsid()
+        _settle(job, ready)
+        from clustertool.node.supervisor.supervisor import Supervisor
+
+        _supervise(Supervisor(spec, job, umask), ready)
+    finally:
+        processes.leave(0)
+
+
+def _supervise(supervisor: Supervisor, ready: int) -> None:
+    try:
+        supervisor.prepare()
+    except ClustertoolError as error:
+        supervisor.leave()
+        os.write(ready, json.dumps({"kind": type(error).__name__, "what": error.what, "fix": error.fix}).encode())
+        return
+    os.write(ready, b"{}")
+    os.close(ready)
+    supervisor.run()
+
+
+def _settle(job: int, ready: int) -> None:
+    """No descriptor of the agent's stays open, or ssh would wait for us; stderr goes to a file of ours."""
+    log = files.open_append(job, _ERRORS)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.dup2(log, 2)
+    processes.keep_only(job, ready)

@@ -1,0 +1,83 @@
+"""Where logind would end the supervisor with the session, it is started in a scope of the user's own manager.
+
+systemd-run becomes the program that it starts, so this is a new Python. It gets the node's code, the spec and the secrets from
+a file in memory.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import select
+import signal
+import sys
+from typing import Any, Dict, NoReturn, Optional
+
+from clustertool.node.storage import files
+from clustertool.node.system import logind, processes
+
+BEGAN = b"!"  # the new Python's first byte: systemd-run has done its part
+_PATIENCE = 5.0  # seconds for it
+_CODE = """\
+import marshal, sys
+sys.path[:] = [entry for entry in sys.path if entry]
+with open(0, "rb", closefd=False) as file:
+    modules, arguments = marshal.load(file)
+class Code:
+    def find_spec(self, name, path=None, target=None):
+        if name in modules:
+            return type(sys.__spec__)(name, self, is_package=modules[name][0])
+    def create_module(self, spec):
+        pass
+    def exec_module(self, module):
+        exec(marshal.loads(modules[module.__name__][1]), module.__dict__)
+sys.meta_path.insert(0, Code())
+from clustertool.node.agent import launch
+launch.resume(*arguments)
+"""
+
+
+def start(spec: Dict[str, Any], job: int, umask: int, errors: str) -> Optional[int]:
+    """Returns the descriptor from which the supervisor's report is read, after BEGAN. None: it is to be started as usual.
+
+    `errors`: the file of the job where the stderr of systemd-run goes.
+    """
+    state, tool = logind.look(), logind.program("systemd-run")
+    modules = next((finder.modules for finder in sys.meta_path if hasattr(finder, "modules")), None)
+    if not (state.kills and state.lingers and tool and modules and sys.executable and hasattr(os, "memfd_create")):
+        return None
+    ours, theirs = os.pipe()
+    sent = os.memfd_create("clustertool")
+    code = {name: (package, bytes(body)) for name, (package, body) in modules.items()}
+    with open(sent, "wb", closefd=False) as file:
+        marshal.dump((code, (spec, job, theirs, umask, dict(os.environ))), file)
+    os.lseek(sent, 0, os.SEEK_SET)
+    pid = os.fork()
+    if pid == 0:
+        _become(tool, sent, errors, job, theirs)
+    os.close(theirs)
+    os.close(sent)
+    if select.select([ours], [], [], _PATIENCE)[0] and os.read(ours, 1) == BEGAN:
+        return ours
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    os.close(ours)
+    return None
+
+
+def _become(tool: str, sent: int, errors: str, job: int, ready: int) -> NoReturn:
+    """In the child. XDG_RUNTIME_DIR is where the user's manager is reached; not every kind of session has it."""
+    try:
+        os.setsid()
+        null, log = os.open(os.devnull, os.O_WRONLY), files.open_append(job, errors)
+        for source, target in ((sent, 0), (null, 1), (log, 2)):
+            os.dup2(source, target)
+        processes.keep_only(job, ready)
+        os.set_inheritable(job, True)
+        os.set_inheritable(ready, True)
+        environ = {"XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}", **os.environ}
+        os.execve(
+            tool, [tool, "--user", "--scope", sys.executable, "-ESs", "-c", _CODE, "clustertool-supervisor"], environ
+        )
+    finally:
+        processes.leave(127)

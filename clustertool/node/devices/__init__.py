@@ -1,0 +1,1 @@
+"""Find, read and lock the devices of a node."""

@@ -1,0 +1,130 @@
+"""Cards are a node's devices as its device files show them: their kind, and the ids by which programs know them.
+
+The ids are those of CUDA_VISIBLE_DEVICES and its like. NVIDIA's and ROCm's libraries number what they see from 0, whatever the
+numbers of the files are (a container with /dev/nvidia3 alone has card 0); Kunlun's and Ascend's are the files' own numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+from clustertool.node.system.threads import Beside
+
+LIBRARY = "libnvidia-ml.so.1"
+MODULE = "nvml-"
+_HYGON = 0x1D94  # PCI vendor
+_HYGON_HOME = "/opt/hyhal"
+_WSL = "/usr/lib/wsl/lib"
+_PATIENCE = 5.0  # seconds for a library that may hang
+
+
+def found(dev: str = "/dev", sys: str = "/sys") -> Tuple[str, List[int]]:
+    """("gpu", [0, 1, ...]) or of kind dcu, xpu, npu; ("cpu", []) where there is none."""
+    gpus = _numbered(dev, "nvidia")
+    if gpus:
+        return "gpu", list(range(len(gpus)))
+    if library():
+        gpus = list(range(_count_by_library()))
+        if gpus:
+            return "gpu", gpus
+    dcus = _hygon(dev, sys)
+    if dcus:
+        return "dcu", list(range(dcus))
+    for kind, prefix in (("xpu", "xpu"), ("npu", "davinci")):
+        ids = _numbered(dev, prefix)
+        if ids:
+            return kind, ids
+    return "cpu", []
+
+
+def keys(kind: str, ids: Sequence[int], dev: str = "/dev") -> Dict[int, str]:
+    """Id -> what names the card for all on this machine, containers too: its device file, or the library that shows it."""
+    files = {"gpu": "nvidia", "xpu": "xpu", "npu": "davinci"}.get(kind, kind)
+    numbers = _numbered(dev, "nvidia") if kind == "gpu" else []
+    if kind == "gpu" and not numbers and library():
+        return {index: f"{library()}:{index}" for index in ids}
+    return {index: f"{files}{numbers[index] if index < len(numbers) else index}" for index in ids}
+
+
+def place() -> str:
+    """Where the node keeps what laptops sent."""
+    return os.path.join(os.path.expanduser("~"), ".cache", "clustertool")
+
+
+def modules() -> List[str]:
+    """Digests of the NVML modules that are kept here, by their names alone."""
+    with contextlib.suppress(OSError):
+        return [name[len(MODULE) :] for name in os.listdir(place()) if name.startswith(MODULE)]
+    return []
+
+
+def _numbered(folder: str, prefix: str = "") -> List[int]:
+    """What follows the prefix in names that end in a number."""
+    with contextlib.suppress(OSError):
+        rests = [name[len(prefix) :] for name in os.listdir(folder) if name.startswith(prefix)]
+        return sorted(int(rest) for rest in rests if rest.isdecimal())
+    return []
+
+
+def library() -> str:
+    """NVIDIA's library where somebody has put it aside: on LD_LIBRARY_PATH, or by Windows. Such nodes have no /dev/nvidia0."""
+    for folder in [*os.environ.get("LD_LIBRARY_PATH", "").split(":"), _WSL]:
+        path = os.path.join(folder, LIBRARY)
+        if folder and os.path.exists(path):
+            return path
+    return ""
+
+
+def _count_by_library() -> int:
+    def count() -> int:
+        import ctypes
+
+        number = ctypes.c_uint(0)
+        with contextlib.suppress(OSError, AttributeError):  # no such library, or another one of this name
+            nvml = ctypes.CDLL(LIBRARY)
+            if nvml.nvmlInit_v2() == 0:
+                nvml.nvmlDeviceGetCount_v2(ctypes.byref(number))
+                nvml.nvmlShutdown()
+        return number.value
+
+    return int(within(_PATIENCE, count, 0))
+
+
+def _hygon(dev: str, sys: str) -> int:
+    """How many DCUs: nodes of the kernel's topology with compute units, on a machine with Hygon's driver."""
+    if not os.path.exists(os.path.join(dev, "kfd")) and not os.path.exists(os.path.join(dev, "mkfd")):
+        return 0
+    top = os.path.join(sys, "class/kfd/kfd/topology/nodes")
+    count, hygon = 0, os.path.isdir(_HYGON_HOME)
+    for number in _numbered(top):
+        properties = _properties(os.path.join(top, str(number), "properties"))
+        if properties.get("simd_count"):
+            count += 1
+            hygon = hygon or properties.get("vendor_id") == _HYGON
+    return count if hygon else 0
+
+
+def _properties(path: str) -> Dict[str, int]:
+    with contextlib.suppress(OSError, ValueError):
+        with open(path, encoding="utf-8") as file:
+            return {name: int(value) for name, value in (line.split() for line in file)}
+    return {}
+
+
+def within(seconds: float, do: Callable[[], Any], late: Any) -> Any:
+    """What `do` returns, or `late`. A driver that hangs cannot be interrupted: its thread is left, and ends with the agent."""
+    answer: List[Any] = []
+    errors: List[Exception] = []
+
+    def run() -> None:
+        try:
+            answer.append(do())
+        except (OSError, AttributeError, ValueError, RuntimeError, LookupError, TypeError) as error:
+            errors.append(error)
+
+    Beside(run).wait(seconds)
+    if errors:
+        raise errors[0]
+    return answer[0] if answer else late

@@ -1,0 +1,216 @@
+"""A job's devices are locked by a file on the node that its supervisor and its guard hold open: the lock ends with them.
+
+Each part of a job on a node has a file of its own in /tmp, which all users may read and only its owner may change. It counts as
+long as somebody holds its flock: dead owners, reboots and left files need no care, and other users' locks are seen without
+seeing their processes. Who takes devices does so under one lock of the machine, for milliseconds.
+
+A neighbour can pretend to hold devices, as he could use them; he can not take, hide or forge a lock of another user. He also
+cannot stop other users with the lock of the machine: after 2 s they continue without it. For this case a job makes its own file
+first and looks at the other files then: of two jobs that do so at the same time, at least one sees the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import stat
+import time
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
+
+from clustertool.errors import DeviceHeld, PreflightError
+from clustertool.model.devices.wording import FIX, holder, told
+from clustertool.model.job import formats
+from clustertool.node.devices import detect
+from clustertool.node.system import users
+
+_TMP = "/tmp"
+_PREFIX = "clustertool-devices-"
+_MACHINE = "clustertool-devices.lock"
+_PATIENCE = 2.0  # seconds for others who are taking devices this moment
+_AGAIN = 3  # times that a job tries again which met another one while none had the lock of the machine
+_APART = 0.3  # seconds between two of these tries, at most
+_MOST = 1 << 16  # bytes of a file that are read
+_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+class Lock(NamedTuple):
+    """Somebody's lock: of this job, of this user (whose file it is), on these cards."""
+
+    job: str
+    user: str
+    uid: int
+    keys: Sequence[str]
+
+
+class Held(NamedTuple):
+    """A lock of our own: it lasts as long as `fd` is open in any process."""
+
+    fd: int
+    path: str
+
+    def touch(self) -> None:
+        """What is old in /tmp is swept away on many machines."""
+        with contextlib.suppress(OSError):
+            os.utime(self.fd)
+
+    def release(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
+        os.close(self.fd)
+
+
+def take(kind: str, ids: Sequence[int], job: str) -> Held:
+    """Lock all of them or none. Raises DeviceHeld, PreflightError.
+
+    The same job may have a card on two of its nodes that are one machine.
+    """
+    keys = detect.keys(kind, ids)
+    for again in range(_AGAIN, -1, -1):
+        with _machine() as alone:
+            mine = _make({formats.KEY: formats.FORMAT, "job": job, "keys": sorted(keys.values())})
+            locks = _locks(clean=alone)
+            others = {key: lock for lock in locks if (lock.job, lock.uid) != (job, os.getuid()) for key in lock.keys}
+            taken = {index: others[key] for index, key in keys.items() if key in others}
+            if not taken:
+                return mine
+            mine.release()
+        if alone or not again:
+            break
+        time.sleep(_APART * os.urandom(1)[0] / 255)  # by chance, or they would meet again
+    raise DeviceHeld(told(kind, {index: holder(lock.job, lock.user) for index, lock in taken.items()}), FIX)
+
+
+def held() -> Dict[str, Dict[str, str]]:
+    """Card's key -> {job, user} of who holds it; reads only."""
+    return {key: {"job": lock.job, "user": lock.user} for lock in _locks() for key in lock.keys}
+
+
+def trouble() -> str:
+    """Why the lock of the machine cannot be taken, as far as one can see without making its file; "" if it can."""
+    path = os.path.join(_TMP, _MACHINE)
+    if not os.path.lexists(path):
+        return ""
+    fd, why = _enter(path, time.monotonic() + _PATIENCE)
+    if fd >= 0:
+        os.close(fd)
+    return why
+
+
+@contextlib.contextmanager
+def _machine() -> Iterator[bool]:
+    """The lock of all jobs that take devices on this machine. Any user may own its file; only its flock means anything.
+
+    Yields False where it could not be taken: another user can keep it locked, or put something else in its place.
+    """
+    fd, _ = _enter(os.path.join(_TMP, _MACHINE), time.monotonic() + _PATIENCE)
+    try:
+        yield fd >= 0
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def _enter(path: str, end: float) -> Tuple[int, str]:
+    """(descriptor, "") with the lock, or (-1, why not)."""
+    holding = ""
+    while time.monotonic() < end:
+        try:
+            fd = _shared(path)
+        except FileNotFoundError:  # it was removed a moment ago
+            continue
+        except OSError as error:
+            return -1, f"{path} ({_maker(path)}) cannot be used: {error.strerror}"
+        if _flock(fd, fcntl.LOCK_EX) and os.fstat(fd).st_nlink:
+            return fd, ""
+        holding = _holder(os.fstat(fd)) or holding
+        os.close(fd)
+        time.sleep(0.01)
+    return -1, f"{path} ({_maker(path)}) has been locked for {_PATIENCE:g} s{holding}"
+
+
+def _maker(path: str) -> str:
+    try:
+        return f"of user {users.name_of(os.lstat(path).st_uid)}"
+    except OSError:
+        return "removed"
+
+
+def _holder(file: os.stat_result) -> str:
+    """` by process 12 of user anna`, if the kernel knows the process that has a file's flock."""
+    wanted = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+    with contextlib.suppress(OSError, ValueError):
+        with open("/proc/locks") as locks:
+            for words in map(str.split, locks):
+                if words[1:2] == ["FLOCK"] and words[5] == wanted:
+                    return f" by process {words[4]} of user {users.name_of(os.stat(f'/proc/{words[4]}').st_uid)}"
+    return ""
+
+
+def _shared(path: str) -> int:
+    try:
+        fd = os.open(path, os.O_RDONLY | _FLAGS)
+    except FileNotFoundError:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o644)
+            os.fchmod(fd, 0o644)  # whatever the umask is
+        except FileExistsError:
+            fd = os.open(path, os.O_RDONLY | _FLAGS)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no file")
+    return fd
+
+
+def _flock(fd: int, how: int) -> bool:
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _make(content: Mapping[str, Any]) -> Held:
+    """A new file, readable for others only once it is locked and whole."""
+    end = time.monotonic() + _PATIENCE
+    while True:
+        path = os.path.join(_TMP, f"{_PREFIX}{os.getuid()}-{os.urandom(8).hex()}")
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
+            while not _flock(fd, fcntl.LOCK_EX) and time.monotonic() < end:  # one who only looks holds it for a moment
+                time.sleep(0.002)
+            os.write(fd, json.dumps(content).encode())
+            os.fchmod(fd, 0o644)
+        except OSError as error:
+            raise PreflightError(f"{path} cannot be written: {error.strerror}", "make room in /tmp") from None
+        if os.fstat(fd).st_nlink or time.monotonic() > end:
+            return Held(fd, path)
+        os.close(fd)  # another process of ours removed it before it was locked, as one that is not held
+
+
+def _locks(clean: bool = False) -> List[Lock]:
+    """All living locks. clean: remove one's own files that nobody holds; only for who has the machine's lock."""
+    found = []
+    try:
+        names = [name for name in os.listdir(_TMP) if name.startswith(_PREFIX)]
+    except OSError:
+        return []
+    for name in names:
+        path = os.path.join(_TMP, name)
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # anybody may write there
+            fd = os.open(path, os.O_RDONLY | _FLAGS)
+            try:
+                info = os.fstat(fd)
+                if not stat.S_ISREG(info.st_mode):
+                    continue
+                if not _flock(fd, fcntl.LOCK_SH):
+                    content = json.loads(os.read(fd, _MOST))
+                    keys = [str(key) for key in content["keys"]]
+                    found.append(Lock(str(content["job"]), users.name_of(info.st_uid), info.st_uid, keys))
+                elif clean and info.st_uid == os.getuid():
+                    os.unlink(path)
+            finally:
+                os.close(fd)
+    return found

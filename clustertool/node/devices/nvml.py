@@ -1,0 +1,266 @@
+"""NVIDIA's cards through NVML: the module `pynvml` comes from the laptop and loads the node's own library.
+
+A value that a card or a driver does not have is None and never an error; a card that does not answer says so in `problem`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+from clustertool.errors import PreflightError
+from clustertool.node.devices import detect
+
+Card = Dict[str, Any]
+_THROTTLES = {
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x20: "software thermal",
+    0x40: "hardware thermal",
+    0x80: "power brake",
+    0x200: "board limit",
+    0x400: "reliability",
+}
+_COMPUTE = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
+_END = 2.0  # seconds for NVML to end
+_modules: Dict[str, Any] = {}  # digest -> the loaded module, NVML begun
+_kept: Dict[str, bytes] = {}  # what could not be written anywhere
+
+
+def _path(digest: str) -> str:
+    return os.path.join(detect.place(), f"{detect.MODULE}{digest}", "pynvml.py")
+
+
+def keep(digest: str, packed: str) -> None:
+    """Keep the module that the laptop sent: zlib in base64. Raises PreflightError where it is not what its digest says."""
+    import base64
+    import zlib
+
+    data = b""
+    with contextlib.suppress(zlib.error, ValueError):
+        data = zlib.decompress(base64.b64decode(packed))
+    if _digest(data) != digest:
+        raise PreflightError("the NVML module arrived damaged", "run it again")
+    path = _path(digest)
+    part = f"{path}.{os.getpid()}.{os.uname().nodename}"
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        with open(part, "wb") as file:
+            file.write(data)
+        os.replace(part, path)
+    except OSError:
+        _kept[digest] = data
+
+
+def _digest(data: bytes) -> str:
+    import hashlib
+
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
+def has(digest: str) -> bool:
+    return digest in _modules or bool(_source(digest))
+
+
+def newest() -> str:
+    """The digest of the module that came last, "" where none is kept."""
+    found = [(0.0, digest) for digest in _kept]
+    for digest in detect.modules():
+        with contextlib.suppress(OSError):
+            found.append((os.stat(_path(digest)).st_mtime, digest))
+    return next((digest for _, digest in sorted(found, reverse=True) if has(digest)), "")
+
+
+def end() -> None:
+    """End NVML, before a fork: what has begun here would not work in the child. It may hang; then it is left so."""
+    while _modules:
+        _, module = _modules.popitem()
+
+        def shut(module: Any = module) -> None:
+            with contextlib.suppress(module.NVMLError):
+                module.nvmlShutdown()
+
+        detect.within(_END, shut, None)
+
+
+def _source(digest: str) -> bytes:
+    """The module's text if it is here whole, and nobody else could have put it there."""
+    with contextlib.suppress(OSError):
+        info = os.lstat(detect.place())
+        if info.st_uid == os.getuid() and not info.st_mode & 0o022:
+            with open(_path(digest), "rb") as file:
+                data = file.read()
+            if _digest(data) == digest:
+                return data
+    return _kept.get(digest, b"")
+
+
+def _load(digest: str) -> Any:
+    """The module; from its file, so that Python keeps it compiled."""
+    import importlib.util
+
+    if digest in _kept:
+        module = type(sys)("pynvml")
+        sys.modules["pynvml"] = module  # it looks itself up by this name
+        exec(compile(_kept[digest], "pynvml.py", "exec"), module.__dict__)
+        return module
+    spec = importlib.util.spec_from_file_location("pynvml", _path(digest))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["pynvml"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _begun(digest: str) -> Any:
+    """The module with NVML begun, once for the agent's life: beginning takes NVML up to seconds. Raises its NVMLError."""
+    if digest not in _modules:
+        module = _load(digest)
+        module.nvmlInit()
+        _modules[digest] = module
+    return _modules[digest]
+
+
+def read(digest: str, full: bool) -> Dict[str, Any]:
+    """{driver, cuda, devices, problem}. full: also what does not change from one second to the next."""
+    try:
+        nvml = _begun(digest)
+        count = nvml.nvmlDeviceGetCount()
+    except sys.modules["pynvml"].NVMLError as error:  # not bound before _load has put it there
+        return {"devices": [], "problem": f"NVML: {error}"}
+    found: Dict[str, Any] = {"devices": [_card(nvml, index, full) for index in range(count)], "problem": ""}
+    if full:
+        ask = _Asker(nvml)
+        cuda = ask(nvml.nvmlSystemGetCudaDriverVersion_v2)
+        found["driver"] = ask.text(nvml.nvmlSystemGetDriverVersion)
+        found["cuda"] = f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else ""
+    return found
+
+
+def load(digest: str, ids: Sequence[int]) -> List[Tuple[int, float, int, int]]:
+    """(card, percent, bytes used, bytes there are) of those of these cards that answer: what a record wants again and again."""
+    try:
+        nvml = _begun(digest)
+    except sys.modules["pynvml"].NVMLError:
+        return []
+    found = []
+    for index in ids:
+        ask = _Asker(nvml)
+        handle = ask(nvml.nvmlDeviceGetHandleByIndex, index)
+        memory = _memory(nvml, ask, handle) if handle is not None else None
+        if memory:
+            rates = ask(nvml.nvmlDeviceGetUtilizationRates, handle)
+            found.append((index, float(rates.gpu) if rates else 0.0, int(memory.used), int(memory.total)))
+    return found
+
+
+class _Asker:
+    """Calls of one card: what is not there is None, and the first real error is kept."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self.error = ""
+
+    def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except self._nvml.NVMLError as error:
+            harmless = (
+                self._nvml.NVML_ERROR_NOT_SUPPORTED,
+                self._nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+                self._nvml.NVML_ERROR_NO_PERMISSION,
+                self._nvml.NVML_ERROR_NOT_FOUND,
+            )
+            if error.value not in harmless:
+                self.error = self.error or str(error)
+        except self._nvml.NVMLLibraryMismatchError:
+            pass
+        return None
+
+    def text(self, function: Callable[..., Any], *arguments: Any) -> str:
+        value = self(function, *arguments)
+        return value.decode(errors="replace") if isinstance(value, bytes) else str(value or "")
+
+
+def _card(nvml: Any, index: int, full: bool) -> Card:
+    ask = _Asker(nvml)
+    handle = ask(nvml.nvmlDeviceGetHandleByIndex, index)
+    card: Card = {"index": index}
+    if handle is not None:
+        card.update(_now(nvml, ask, handle))
+        if full:
+            card.update(_state(nvml, _Asker(nvml), handle))  # a card that answers the above works
+    card["problem"] = ask.error
+    return card
+
+
+def _now(nvml: Any, ask: _Asker, handle: Any) -> Card:
+    """What changes from second to second."""
+    memory = _memory(nvml, ask, handle)
+    rates = ask(nvml.nvmlDeviceGetUtilizationRates, handle)
+    power = ask(nvml.nvmlDeviceGetPowerUsage, handle)
+    return {
+        "memory_total": int(memory.total) if memory else None,
+        "memory_used": int(memory.used) if memory else None,
+        "memory_free": int(memory.free) if memory else None,
+        "utilisation": int(rates.gpu) if rates else None,
+        "temperature": ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+        "power": _watts(power),
+        "processes": _processes(nvml, ask, handle),
+    }
+
+
+def _memory(nvml: Any, ask: _Asker, handle: Any) -> Any:
+    """As nvidia-smi counts it: what the driver keeps for itself is not "used"."""
+    return ask(nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2) or ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+
+
+def _watts(milliwatts: Optional[int]) -> Optional[float]:
+    return None if milliwatts is None else round(milliwatts / 1000, 1)
+
+
+def _processes(nvml: Any, ask: _Asker, handle: Any) -> List[Dict[str, Any]]:
+    """Programs that compute, and those that only draw; who does both computes."""
+    found: Dict[int, Dict[str, Any]] = {}
+    for kind in ("Compute", "Graphics"):
+        listed = ask(getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses_v3"), handle)
+        if listed is None:
+            listed = ask(getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses_v2"), handle)
+        for process in listed or ():
+            told = {"pid": int(process.pid), "memory": process.usedGpuMemory, "graphics": kind == "Graphics"}
+            found.setdefault(int(process.pid), told)
+    return list(found.values())
+
+
+def _state(nvml: Any, ask: _Asker, handle: Any) -> Card:
+    reasons = ask(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+    if reasons is None:  # drivers before 535
+        reasons = ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+    corrected, uncorrected = (
+        ask(nvml.nvmlDeviceGetTotalEccErrors, handle, kind, nvml.NVML_VOLATILE_ECC)
+        for kind in (nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
+    )
+    persistence = ask(nvml.nvmlDeviceGetPersistenceMode, handle)
+    return {
+        "model": ask.text(nvml.nvmlDeviceGetName, handle),
+        "uuid": ask.text(nvml.nvmlDeviceGetUUID, handle),
+        "power_limit": _watts(ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
+        "throttle": [word for bit, word in _THROTTLES.items() if (reasons or 0) & bit],
+        "ecc_corrected": corrected,
+        "ecc_uncorrected": uncorrected,
+        "repair": _repair(nvml, ask, handle),
+        "slowdown": ask(nvml.nvmlDeviceGetTemperatureThreshold, handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
+        "compute_mode": _COMPUTE.get(ask(nvml.nvmlDeviceGetComputeMode, handle), ""),
+        "persistence": None if persistence is None else bool(persistence),
+    }
+
+
+def _repair(nvml: Any, ask: _Asker, handle: Any) -> Optional[str]:
+    """What became of bad memory: "failed", "pending" until the card is reset, "" for none. Pages, from Ampere on rows."""
+    rows = ask(nvml.nvmlDeviceGetRemappedRows, handle)
+    pages = None if rows else ask(nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
+    if rows is None and pages is None:
+        return None
+    return "failed" if rows and rows[3] else "pending" if pages or (rows and rows[2]) else ""

@@ -1,0 +1,151 @@
+"""Devices are what a node's cards are and do now: by NVML for NVIDIA's, by the maker's own tool for the others.
+
+Owners of what computes on them come from /proc, owners of locks from the locks. Nothing here may hang the agent: a driver
+that does not answer is told as a problem, once for all who ask.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import time
+from typing import Any, Dict, List, Tuple
+
+from clustertool.model.devices.faults import broken
+from clustertool.model.devices.wording import computing, describe
+from clustertool.node.devices import detect, locks
+from clustertool.node.system import processes
+
+_PATIENCE = 15.0  # seconds for NVML: without persistence mode a card wakes up first
+_SHARE = 0.01  # of a core, that looking again and again may take
+_PARENTS = 20
+_MARKS = {b"CLUSTERTOOL_JOB": "job", b"CLUSTERTOOL_ROLE": "role", b"CLUSTERTOOL_RANK": "rank"}
+_hung: List[str] = []
+
+
+def look(module: str, full: bool = True) -> Dict[str, Any]:
+    """{kind, ids, devices, driver, cuda, problem}, or {"need": module} where the NVML module has to be sent first.
+
+    `module` is the digest of the laptop's NVML module; full: also what does not change from one second to the next.
+    """
+    kind, ids = detect.found()
+    found: Dict[str, Any] = {"kind": kind, "ids": ids, "devices": [], "driver": "", "cuda": "", "problem": ""}
+    if kind == "cpu":
+        return found
+    if kind == "gpu":
+        from clustertool.node.devices import nvml
+
+        if not nvml.has(module):
+            return {"need": module}
+    found.update(_hung_or(kind, module, full))
+    known = {device["index"] for device in found["devices"]}
+    found["devices"] += [{"index": index} for index in ids if index not in known]
+    _own(found["devices"], kind)
+    found["used"] = _used_by(found["devices"])
+    return found
+
+
+def _hung_or(kind: str, module: str, full: bool) -> Dict[str, Any]:
+    if kind != "gpu":
+        from clustertool.node.devices import vendor_tools
+
+        return vendor_tools.read(kind)
+    from clustertool.node.devices import nvml
+
+    late = {"problem": f"NVML does not answer for {_PATIENCE:g} s: a card hangs; look at dmesg for Xid"}
+    if _hung:
+        return late
+    found: Dict[str, Any] = detect.within(_PATIENCE, lambda: nvml.read(module, full), late)
+    if found is late:
+        _hung.append(kind)
+    return found
+
+
+class Pulse:
+    """Looks again and again for at most one percent of a core: what costs more is looked at less often."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._found: Dict[str, Any] = {}
+        self._next = 0.0
+
+    def now(self) -> Dict[str, Any]:
+        """The whole answer the first time, later what changes; as old as it has to be."""
+        if time.monotonic() >= self._next:
+            before = processes.used()
+            fresh = look(self._module, full=not self._found)
+            if "need" in fresh:
+                return fresh
+            old = {device["index"]: device for device in self._found.get("devices", ())}
+            fresh["devices"] = [{**old.get(device["index"], {}), **device} for device in fresh["devices"]]
+            self._found = {
+                **self._found,
+                **{key: value for key, value in fresh.items() if value != "" or key == "problem"},
+            }
+            self._next = time.monotonic() + max(0.5, (processes.used() - before) / _SHARE)
+        return self._found
+
+
+def _own(devices: List[Dict[str, Any]], kind: str) -> None:
+    """Each process' user, name and job; each device's lock."""
+    held = locks.held()
+    keys = detect.keys(kind, [device["index"] for device in devices])
+    seen: Dict[int, Dict[str, Any]] = {}
+    for device in devices:
+        device["held"] = held.get(keys[device["index"]])
+        for process in device.setdefault("processes", []):
+            pid = process["pid"]
+            if pid not in seen:
+                seen[pid] = {"user": user(pid), "name": _name(pid), **belongs(pid)}
+            process.update(seen[pid])
+
+
+def user(pid: int) -> str:
+    """Whose process it is; "" where this node's /proc does not show it (another container's)."""
+    try:
+        uid = os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return ""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _name(pid: int) -> str:
+    found = processes.stat(pid)
+    return found.name if found else ""
+
+
+def belongs(pid: int) -> Dict[str, str]:
+    """job, role and rank of a process of one of our jobs, by its environment or that of who started it; of one's own only."""
+    for _ in range(_PARENTS):
+        found = _marks(pid)
+        if "job" in found:
+            return found
+        known = processes.stat(pid)
+        if known is None or known.parent <= 1:
+            return {}
+        pid = known.parent
+    return {}
+
+
+def _marks(pid: int) -> Dict[str, str]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            items = [item.partition(b"=") for item in file.read().split(b"\0")]
+    except OSError:
+        return {}
+    return {_MARKS[name]: value.decode(errors="replace") for name, _, value in items if name in _MARKS}
+
+
+def _used_by(devices: List[Dict[str, Any]]) -> List[Tuple[int, str]]:
+    """(device, who) of devices that no job has locked and somebody computes on, and of those that are broken."""
+    used = []
+    for device in devices:
+        why, there = broken(device), computing(device)
+        if why:
+            used.append((int(device["index"]), f"nobody, it is broken: {why}"))
+        elif there and not device["held"]:
+            used.append((int(device["index"]), describe(there[0])))
+    return used

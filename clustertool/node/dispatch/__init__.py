@@ -1,0 +1,1 @@
+"""Receive pieces of a workspace and forward them to other nodes."""

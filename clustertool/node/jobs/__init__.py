@@ -1,0 +1,1 @@
+"""Read, follow, stop and report the jobs on a node."""

@@ -1,0 +1,109 @@
+"""The family is every living descendant of the supervisor; whoever was seen in it once is on disk, for a stop without it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Dict, Iterable, List, Set
+
+from clustertool.model.paths import OURS
+from clustertool.node.storage import files
+from clustertool.node.system import processes
+from clustertool.node.system.processes import Process
+
+_SEEN = f"{OURS}/seen"
+_MOST = 20_000  # lines, after which the dead are struck off
+_FEW = 100  # threads of all members together
+
+
+class Family:
+    """`spare`: the pids of children that are no family: the guard and the gauge."""
+
+    def __init__(self, job: int, head: Process) -> None:
+        self.head = head
+        self.spare: Set[int] = set()
+        self._job = job
+        self._members: Dict[int, Process] = {}
+        self._last: Set[int] = set()
+        self._settled: Set[int] = set()
+        self._book = files.Journal(files.open_append(job, _SEEN))
+        self._lines = 0
+
+    @property
+    def members(self) -> List[Process]:
+        """Who lived at the last look."""
+        return list(self._members.values())
+
+    def living(self) -> List[Process]:
+        """Exactly who lives now, by the kernel's lists of children, one for each thread."""
+        found = [process for process in processes.descendants(self.head.pid) if process.pid not in self.spare]
+        self.write_down(found)
+        self._members = {process.pid: process for process in found}
+        return [process for process in found if processes.alive(process)]
+
+    def look(self) -> None:
+        """Write down who has come since the last look; cheap, for twice a second."""
+        found = (processes.stat(pid) for pid in self._members)
+        if sum(member.threads for member in found if member) > _FEW:
+            self._look_at_newcomers()
+        else:
+            self._last, self._settled = set(), set()
+            self.living()
+
+    def _look_at_newcomers(self) -> None:
+        """Where threads are many: by the pids that are new on this machine.
+
+        A newcomer is looked at twice, since its parent may die during the first look.
+        """
+        now = set(processes.pids())
+        new = {pid: found for pid, found in ((pid, processes.stat(pid)) for pid in now - self._settled) if found}
+        self._last, self._settled = now, now & self._last
+        self._members = {pid: member for pid, member in self._members.items() if pid in now}
+        parents = {self.head.pid, *(who.parent for who in new.values() if self._lives(who.parent))}
+        while parents:
+            born = [
+                Process(pid, who.start) for pid, who in new.items() if who.parent in parents and pid not in self.spare
+            ]
+            self.write_down(born)
+            parents = {process.pid for process in born}
+
+    def _lives(self, pid: int) -> bool:
+        """A member, and not somebody else who has got its number."""
+        return pid in self._members and processes.identify(pid) == self._members[pid]
+
+    def beside(self, process: Process) -> None:
+        """A child that is no family, but must not stay when we are gone."""
+        self.spare.add(process.pid)
+        self._book.lines([b"%d %d" % process])
+
+    def write_down(self, found: Iterable[Process]) -> None:
+        fresh = [process for process in found if self._members.get(process.pid) != process]
+        self._members.update((process.pid, process) for process in fresh)
+        self._book.lines(b"%d %d" % process for process in fresh)
+        self._lines += len(fresh)
+        if self._lines > _MOST:
+            self._strike_off()
+
+    def _strike_off(self) -> None:
+        """A job that starts a program every second for a month must not fill the disk. The file is replaced whole."""
+        known = {*recorded(self._job), *self._members.values()}
+        living = [process for process in known if processes.alive(process)]
+        self._lines = 0
+        with contextlib.suppress(OSError):
+            files.create(
+                self._job, _SEEN + ".new", b"".join(b"%d %d\n" % process for process in living), exclusive=False
+            )
+            os.rename(_SEEN + ".new", _SEEN, src_dir_fd=self._job, dst_dir_fd=self._job)
+            self._book.close()
+            self._book = files.Journal(files.open_append(self._job, _SEEN))
+
+
+def recorded(job: int) -> List[Process]:
+    """Every descendant the supervisor ever wrote down; `job` is the job directory's descriptor."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in files.read(job, _SEEN).splitlines():
+            words = line.split()
+            if len(words) == 2 and all(word.isdigit() for word in words):
+                found.append(Process(int(words[0]), int(words[1])))
+    return found

@@ -1,0 +1,164 @@
+"""A node's part of a report about a job: what its disk knows, made small here, so that one answer of bounded size tells all.
+
+Reads usage.jsonl, spec.json (secrets are masked in it) and, of logs however long, some pieces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
+
+from clustertool.model.job import progress as steps
+from clustertool.model.job import usage
+from clustertool.model.job.outcome import Key, exit_code
+from clustertool.model.paths import OURS
+from clustertool.node.jobs.follow import last_lines
+from clustertool.node.jobs.records import Record
+from clustertool.node.storage import files
+from clustertool.node.system.work_counter import step
+
+_PLACES = 60  # where a log is looked at for its progress
+_PIECE = 8192  # bytes at each of them
+_NEAR = 1.0  # seconds between two of them, under which the later one stands for both
+_LAST_WORDS = 3  # lines of a rank that did not fail
+_SEARCHED = 400  # of one that did: a traceback is looked for in them
+_FAILED = 4  # so many of a node tell their story at length; where more failed, they failed alike
+_LONGEST = 2000  # characters of a command
+
+Event = Mapping[str, Any]
+
+
+def report(record: Record, events: Sequence[Event], points: int) -> Dict[str, Any]:
+    """`points`: how many values a curve may have."""
+    job = files.open_job_dir(record.paths.dir)
+    try:
+        lines = _lines(job)
+        lived = [event for event in events if event["e"] in ("started", "exited")]
+        attempts = {(str(event["role"]), int(event["rank"])): int(event.get("attempt", 0)) for event in lived}
+        return {
+            "machine": _machine(lines, points),
+            "cards": _cards(lines, points),
+            "ranks": _ranks(record, job, lines, attempts, points),
+            "tails": _tails(record, job, events, attempts),
+            "plan": _plan(job),
+        }
+    finally:
+        os.close(job)
+
+
+def _lines(job: int) -> List[usage.Line]:
+    try:
+        return list(usage.read_lines(files.read(job, f"{OURS}/usage.jsonl")))
+    except OSError:
+        return []
+
+
+def _machine(lines: Iterable[usage.Line], points: int) -> Dict[str, Any]:
+    """rows: (time, busy CPU seconds, bytes used)."""
+    rows: List[usage.Row] = []
+    cores = total = 0
+    for line in lines:
+        busy, cores, used, total = line["n"]
+        rows.append((line["t"], busy, used))
+    return {"cores": cores, "total": total, "rows": usage.fewer(rows, points, usage.last, max)}
+
+
+def _cards(lines: Iterable[usage.Line], points: int) -> List[Dict[str, Any]]:
+    """rows: (time, utilisation in percent, bytes used)."""
+    rows: Dict[int, List[usage.Row]] = {}
+    totals: Dict[int, int] = {}
+    for line in lines:
+        for index, utilisation, used, total in line.get("d", ()):
+            rows.setdefault(index, []).append((line["t"], utilisation, used))
+            totals[index] = total
+    return [
+        {"index": index, "total": totals[index], "rows": usage.fewer(rows[index], points, usage.mean, max)}
+        for index in sorted(rows)
+    ]
+
+
+def _ranks(
+    record: Record, job: int, lines: Iterable[usage.Line], attempts: Mapping[Key, int], points: int
+) -> List[Dict[str, Any]]:
+    """rows: (time, CPU seconds, bytes resident, processes); progress, of the last attempt: (time, epoch, step)."""
+    rows: Dict[Key, List[usage.Row]] = {key: [] for key in attempts}
+    sizes: Dict[Key, List[Tuple[float, int]]] = {key: [] for key in attempts}
+    for line in lines:
+        for role, rank, attempt, cpu, memory, count, size in line["r"]:
+            key = (str(role), int(rank))
+            if key in rows:
+                rows[key].append((line["t"], cpu, memory, count))
+                if attempt == attempts[key]:
+                    sizes[key].append((line["t"], size))
+    return [
+        {
+            "role": key[0],
+            "rank": key[1],
+            "rows": usage.fewer(rows[key], points, usage.last, max, max),
+            **_log(job, record.paths.log(*key, attempts[key]), sizes[key]),
+        }
+        for key in attempts
+    ]
+
+
+def _log(job: int, name: str, sizes: Sequence[Tuple[float, int]]) -> Dict[str, Any]:
+    """How far the program said to be, at the times when its log was so long."""
+    try:
+        fd = files.open_read(job, name)
+    except OSError:
+        return {"log_size": 0, "progress": []}
+    try:
+        about = os.fstat(fd)
+        grown = [pair for pair, before in zip(sizes, [(0.0, 0), *sizes]) if pair[1] > before[1]]
+        places = [(t, int(size)) for t, size in usage.fewer(grown, _PLACES, usage.last)]
+        if places and about.st_mtime - places[-1][0] < _NEAR:  # what the last look saw may be as old as that
+            places.pop()
+        places.append((about.st_mtime, about.st_size))
+        step()
+        found = []
+        for t, size in places:
+            start = max(0, size - _PIECE)
+            progress = steps.find(os.pread(fd, size - start, start).decode("utf-8", "replace"))
+            if progress is not None:
+                found.append((round(t, 2), progress.epoch, progress.step))
+        return {"log_size": about.st_size, "progress": found}
+    finally:
+        os.close(fd)
+
+
+def _tails(record: Record, job: int, events: Iterable[Event], attempts: Mapping[Key, int]) -> List[List[Any]]:
+    """[role, rank, text]: the first that failed at length, of all others their last words."""
+    failed: List[Key] = []
+    for event in events:
+        if event["e"] == "exited" and not event.get("stopped") and exit_code(event["code"], event.get("signal", 0)):
+            key = (str(event["role"]), int(event["rank"]))
+            if event.get("attempt", 0) == attempts[key] and len(failed) < _FAILED:
+                failed.append(key)
+    found: List[List[Any]] = []
+    for key, attempt in attempts.items():
+        with contextlib.suppress(OSError):
+            lines, limit = (_SEARCHED, 64 << 10) if key in failed else (_LAST_WORDS, 1 << 10)
+            text = last_lines(job, record.paths.log(*key, attempt), lines, limit)
+            found.append([*key, text.decode("utf-8", "backslashreplace")])
+    return found
+
+
+def _plan(job: int) -> Dict[str, Any]:
+    """What the spec says of commands and rules, without environments."""
+    try:
+        spec = json.loads(files.read(job, f"{OURS}/spec.json"))
+    except (OSError, ValueError):
+        return {}
+    processes = [
+        {
+            "role": process["role"],
+            "rank": process["rank"],
+            "devices": process["devices"],
+            "shards": len(process["shards"]),
+            "command": " ".join(process["argv"])[:_LONGEST],
+        }
+        for process in spec["processes"]
+    ]
+    return {"policy": spec["policy"], "work_dir": spec["work_dir"], "processes": processes}

@@ -1,0 +1,243 @@
+"""A glance is what `inv top` asks for once a second: the devices, the node's load, and the ranks of the jobs that run here.
+
+It must cost the node next to nothing: job directories are looked through when one has come or gone, of events and logs only
+what is new is read, and devices are asked for no more often than their driver makes cheap.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from clustertool.node.devices import read
+from clustertool.node.jobs.records import Record, find
+from clustertool.node.storage import files
+from clustertool.node.system import processes
+
+_LINE = 160  # characters of a log's last line
+_AGAIN = 10.0  # seconds after which job directories are looked through all the same
+_FORGOTTEN = 600.0  # seconds without heartbeat
+_TAIL = 2048  # bytes in which it is looked for
+_PLAN = 10  # looks, of which one names the places of all ranks of a job
+_LIVING = ("running", "frozen")
+_DEVICE = (
+    "index",
+    "model",
+    "utilisation",
+    "memory_used",
+    "memory_total",
+    "temperature",
+    "power",
+    "held",
+    "problem",
+    "throttle",
+    "ecc_uncorrected",
+    "compute_mode",
+)
+_TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+
+
+class Glance:
+    """One agent's memory between two glances. `module`: the digest of the laptop's NVML module."""
+
+    def __init__(self, root: str, entry: str, module: str) -> None:
+        self._root, self._entry = root, entry
+        self._pulse = read.Pulse(module)
+        self._places: Tuple[Tuple[str, int], ...] = ()
+        self._again = 0.0
+        self._jobs: Dict[str, _Job] = {}
+
+    def look(self, job: str) -> Dict[str, Any]:
+        """job: an id or the beginning of one; "" for all. {"need": ...} where the NVML module has to be sent first."""
+        found = self._pulse.now()
+        if "need" in found:
+            return found
+        self._find()
+        shown = [{key: device[key] for key in _DEVICE if key in device} for device in found["devices"]]
+        for device, whole in zip(shown, found["devices"]):
+            device["users"] = sorted({process["user"] for process in whole["processes"] if process.get("user")})
+        running = [one.look() for name, one in self._jobs.items() if name.startswith(job)]
+        return {
+            "t": time.time(),
+            "cpu": _cpu(),
+            "cpus": os.cpu_count() or 1,
+            "memory": _memory(),
+            "kind": found["kind"],
+            "devices": shown,
+            "problem": found["problem"],
+            "jobs": [one for one in running if one is not None],
+        }
+
+    def _find(self) -> None:
+        """The running jobs, looked for anew where a job directory has come or gone."""
+        places, now = _places(self._root), time.monotonic()
+        if places == self._places and now < self._again:
+            return
+        self._places, self._again = places, now + _AGAIN
+        found = find(self._root, self._entry, os.uname().nodename)
+        records = [record for record in found if not (record.trouble or record.elsewhere())]
+        gone = set(self._jobs) - {record.job for record in records}
+        for name in gone:
+            del self._jobs[name]
+        for record in records:
+            if record.job not in self._jobs:
+                self._jobs[record.job] = _Job(record)
+
+
+def _places(root: str) -> Tuple[Tuple[str, int], ...]:
+    """ROOT_DIR, and the directories of nodes in it where they share it, with the times of their last change."""
+    found = []
+    with contextlib.suppress(OSError):
+        names = [name for name in os.listdir(root) if name.startswith("node") and name[4:].isdigit()]
+        for name in ["", *sorted(names)]:
+            found.append((name, os.stat(os.path.join(root, name)).st_mtime_ns))
+    return tuple(found)
+
+
+class _Job:
+    """What is known of a job's part here; of one that has ended nothing is read any more."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._at = 0
+        self._rest = b""
+        self._ranks: Dict[Tuple[str, int], Dict[str, Any]] = {}
+        self._lines: Dict[str, Tuple[int, str]] = {}
+        self._over = False
+        self._boot, self._supervisor = "", processes.Process(0, 0)
+        self._lost: List[int] = []  # nodes that the lead gave up
+        self._looks = -1
+
+    def look(self) -> Optional[Dict[str, Any]]:
+        """None once it has ended."""
+        if not self._over:
+            self._read_events()
+        if self._over:
+            return None
+        beat = None
+        with contextlib.suppress(OSError):
+            beat = round(max(0.0, time.time() - os.stat(self._record.paths.control).st_mtime), 1)
+        ranks = [self._rank(rank) for rank in self._ranks.values()]
+        if (beat is None or beat > _FORGOTTEN) and not any("seconds" in rank for rank in ranks):
+            return None  # placed and never started, or lost long ago
+        self._looks += 1
+        header = self._record.header
+        plan = {"nodes": header.get("nodes", []), "places": header.get("places", [])}
+        return {
+            "job": self._record.job,
+            "node": self._record.node,
+            "heartbeat": beat,
+            "ranks": ranks,
+            "lost": self._lost,
+            "command": header.get("command"),
+            **({"plan": plan} if self._looks % _PLAN == 0 else {}),
+        }
+
+    def _read_events(self) -> None:
+        with contextlib.suppress(OSError):
+            with open(self._record.paths.events, "rb") as file:
+                file.seek(self._at)
+                new = file.read()
+            self._at += len(new)
+            *lines, self._rest = (self._rest + new).split(b"\n")
+            for line in lines:
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    self._take(json.loads(line))
+
+    def _take(self, event: Dict[str, Any]) -> None:
+        kind = event["e"]
+        if kind == "started":
+            rank = {
+                "role": event["role"],
+                "rank": int(event["rank"]),
+                "pid": int(event["pid"]),
+                "log": str(event["log"]),
+            }
+            self._ranks[rank["role"], rank["rank"]] = {**rank, "start": int(event["start"]), "state": "running"}
+        elif kind in ("exited", "frozen", "thawed"):
+            key = str(event["role"]), int(event["rank"])
+            rank = self._ranks.setdefault(key, {"role": key[0], "rank": key[1]})
+            if kind == "exited":
+                good = not event["code"] and not event["signal"]
+                state = "done" if good else "stopped" if event["stopped"] else "failed"
+                rank.update(state=state, pid=0)
+            else:
+                rank["state"] = "frozen" if kind == "frozen" else "running"
+        elif kind == "supervisor":
+            self._boot, self._supervisor = str(event["boot"]), processes.Process(int(event["pid"]), int(event["start"]))
+        elif kind == "supervisor-lost":
+            for rank in self._ranks.values():
+                if rank["state"] in _LIVING:
+                    rank.update(state="stopped", pid=0)
+        elif kind == "lost":
+            self._lost.append(int(event["node"]))
+        elif kind == "absent":
+            self._lost += map(int, event["nodes"])
+        elif kind == "job":  # the directory may have been found before it was filled
+            self._record.header = event
+        elif kind == "ended":
+            self._over = True
+
+    def _rank(self, rank: Dict[str, Any]) -> Dict[str, Any]:
+        told = {key: rank.get(key) for key in ("role", "rank", "state", "pid", "log")}
+        found = processes.stat(rank["pid"]) if rank.get("pid") else None
+        if found is not None and found.start == rank["start"]:
+            told["seconds"], told["memory"] = found.ticks / _TICKS, found.rss * _PAGE
+        living = found is not None and "seconds" in told and found.state not in "ZX"
+        if rank["state"] in _LIVING and not living and not self._supervised():
+            told["state"] = "lost"  # its machine has crashed since
+        told["line"], written = self._last_line(str(rank["log"])) if rank.get("log") else ("", 0.0)
+        if written and told["state"] in (*_LIVING, "lost"):
+            told["quiet"] = round(max(0.0, time.time() - written), 1)
+        return told
+
+    def _supervised(self) -> bool:
+        return self._boot == processes.boot_id() and processes.alive(self._supervisor)
+
+    def _last_line(self, log: str) -> Tuple[str, float]:
+        """And when the log was written last."""
+        path = self._record.paths.of(log)
+        size, line = self._lines.get(log, (-1, ""))
+        written = 0.0
+        with contextlib.suppress(OSError):
+            about = os.lstat(path)
+            written = about.st_mtime
+            if about.st_size != size:
+                line = _end(self._record.paths.dir, log)
+                self._lines[log] = (about.st_size, line)
+        return line, written
+
+
+def _end(job_dir: str, log: str) -> str:
+    """A log's last line that says something; a progress bar's is what it drew last."""
+    job = files.open_job_dir(job_dir)
+    try:
+        fd = files.open_read(job, log)
+    finally:
+        os.close(job)
+    with open(fd, "rb") as file:
+        file.seek(max(0, os.fstat(fd).st_size - _TAIL))
+        text = file.read().decode("utf-8", "backslashreplace")
+    lines = [line.strip() for line in text.replace("\r", "\n").split("\n")]
+    return next((line for line in reversed(lines) if line), "")[:_LINE]
+
+
+def _cpu() -> List[int]:
+    """(busy, all) ticks of all cores since the node's start."""
+    with contextlib.suppress(OSError, ValueError):
+        with open("/proc/stat", encoding="utf-8") as file:
+            ticks = [int(word) for word in file.readline().split()[1:9]]
+        return [sum(ticks) - ticks[3] - ticks[4], sum(ticks)]
+    return [0, 0]
+
+
+def _memory() -> List[int]:
+    """(used, all) bytes."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        with open("/proc/meminfo", encoding="utf-8") as file:
+            found = {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in file)}
+        return [found["MemTotal"] - found["MemAvailable"], found["MemTotal"]]
+    return [0, 0]

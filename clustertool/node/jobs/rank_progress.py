@@ -1,0 +1,37 @@
+"""How far a rank is, by the end of its log: the last epoch and step that it printed, and when it printed last."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import NamedTuple, Optional
+
+from clustertool.node.storage import files
+
+_PIECE = 8192
+
+
+class Progress(NamedTuple):
+    """`output`: when the log was written last (or made, if it is empty), by this node's clock. `size`: its bytes."""
+
+    epoch: Optional[float]
+    step: Optional[float]
+    output: float
+    size: int
+
+
+def progress(job: int, log: str, piece: int = _PIECE) -> Optional[Progress]:
+    """None where there is no such log. `job`: the descriptor of its directory; `piece`: bytes in which a step is searched."""
+    from clustertool.model.job import progress as steps  # regular expressions take long to import
+
+    with contextlib.suppress(OSError):
+        fd = files.open_read(job, log)
+        try:
+            about = os.fstat(fd)
+            start = max(0, about.st_size - piece)
+            found = steps.find(os.pread(fd, piece, start).decode("utf-8", "replace"))
+        finally:
+            os.close(fd)
+        epoch, step = found or (None, None)
+        return Progress(epoch, step, round(about.st_mtime, 2), about.st_size)
+    return None

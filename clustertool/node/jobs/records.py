@@ -1,0 +1,335 @@
+"""What a node's disk says of its jobs: the events files are the truth, and reading many of them is cheap."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+from clustertool.errors import PreflightError
+from clustertool.model.job import formats
+from clustertool.model.paths import OURS, JobPaths, is_job_id
+from clustertool.node.jobs import ledger
+from clustertool.node.storage import files
+from clustertool.node.system import processes
+
+_TAIL = 4096
+_TEXTS = ("entry", "hostname", "name", "owner", "mode", "command")
+_LATEST = 1e11  # seconds since the epoch; a time that is later was not written by us
+_DAMAGED = "its records are damaged, so it is not known what runs"
+
+
+class Key(NamedTuple):
+    """By `mark` the job's processes are known in /proc; `leads`: its supervisor waits for other nodes."""
+
+    mark: str
+    leads: bool
+
+
+class Record:
+    """One job on this node. `header` is its first event; `trouble` says why its records cannot be used, if they cannot."""
+
+    def __init__(self, base: str, job: str, header: Dict[str, Any], trouble: Optional[PreflightError] = None) -> None:
+        self.paths = JobPaths(base, job)
+        self.job = job
+        self.header = header
+        self.trouble = trouble
+        self._entry: Optional[ledger.Entry] = None
+
+    @property
+    def node(self) -> int:
+        return int(self.header.get("node", 0))
+
+    @property
+    def entry(self) -> ledger.Entry:
+        """What the ledger has of it; {} if nothing that can be used."""
+        if self._entry is None:
+            self._entry = ledger.read(self.paths)
+            try:
+                formats.require_known(self._entry, self.paths.ledger)
+            except PreflightError as error:
+                self.trouble, self._entry = self.trouble or error, {}
+        return self._entry
+
+    def events(self) -> List[Dict[str, Any]]:
+        """All of them; where a program has emptied or removed the file, what the ledger has of them comes first."""
+        found: List[Dict[str, Any]] = []
+        with contextlib.suppress(OSError):
+            with open(files.open_file(self.paths.events), "rb") as file:
+                found = list(_parse(file.read()))
+        return found if any(event["e"] == "job" for event in found) else [*self._restored(), *found]
+
+    def _restored(self) -> Iterator[Dict[str, Any]]:
+        entry = self.entry
+        if "supervisor" in entry:
+            t = float(self.header.get("created", 0))
+            yield {"t": t, "e": "job", **self.header}
+            for kind in ledger.CARETAKERS:
+                process = ledger.process(entry, kind)
+                if process:
+                    more = (
+                        {"boot": entry.get("boot", ""), "space": entry.get("space", "")} if kind == "supervisor" else {}
+                    )
+                    yield {"t": t, "e": kind, "pid": process.pid, "start": process.start, **more}
+            if isinstance(entry.get("ended"), dict):
+                yield {"t": t, "e": "ended", **entry["ended"]}
+
+    def last(self) -> Dict[str, Any]:
+        """The job's last word if it was said, else the newest whole event; from the file's tail."""
+        found: List[Dict[str, Any]] = []
+        with contextlib.suppress(OSError):
+            with open(files.open_file(self.paths.events), "rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - _TAIL))
+                found = list(_parse(file.read()))
+        found = found or self.events()
+        ended = [event for event in found if event["e"] == "ended"]
+        return (ended or found or [{}])[-1]
+
+    def started(self) -> Tuple[str, str]:
+        """(boot, process space) of its newest supervisor; "" where no supervisor is recorded, or no space."""
+        found = [event for event in self.events() if event["e"] == "supervisor"]
+        return (str(found[-1].get("boot", "")), str(found[-1].get("space", ""))) if found else ("", "")
+
+    def process(self, kind: str) -> Optional[processes.Process]:
+        """The newest supervisor, guard or gauge, alive or not; None where another boot recorded it."""
+        boot = space = ""
+        found = None
+        for event in self.events():
+            if event["e"] == "supervisor":
+                boot, space = str(event.get("boot", "")), str(event.get("space", ""))
+            if event["e"] == kind:
+                found = processes.Process(int(event["pid"]), int(event["start"]))
+        return found if found and _here(boot, space) else None
+
+    def key(self) -> Optional[Key]:
+        """What finds its processes; None where neither the ledger nor spec.json tells it."""
+        with contextlib.suppress(KeyError):
+            return Key(str(self.entry["mark"]), bool(self.entry["leads"]))
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            with open(files.open_file(self.paths.spec), "rb") as file:
+                spec = json.loads(file.read())
+            return Key(str(spec["mark"]), spec["node"] == spec["lead"]["node"])
+        return None
+
+    def blank(self) -> bool:
+        """Its directory was made and marked, and nothing else: it was placed by half, and cannot have started."""
+        with contextlib.suppress(OSError):
+            return not self.entry and os.listdir(self.paths.ours) == [files.MARKER]
+        return False
+
+    def elsewhere(self) -> str:
+        """The name of the other machine that it runs or ran on; "" if that was this one, or nothing says which.
+
+        A machine that was started anew since then has its old name, or the same boot and process space.
+        """
+        name = str(self.header.get("hostname") or "")
+        if name in ("", os.uname().nodename):
+            return ""
+        started = self.started()
+        return "" if started[0] and _here(*started) else name
+
+    def over(self) -> bool:
+        """Whether its own records prove that nothing of it lives on the node that it was on."""
+        proven = lost = survivors = False
+        for event in self.events():
+            kind = event.get("e")
+            if kind in ("supervisor", "started"):
+                proven = lost = False
+            elif kind == "supervisor-lost":
+                lost = True
+            elif kind == "clean":  # between two attempts it is no end
+                survivors = bool(event.get("survivors"))
+                proven = lost and not survivors
+            elif kind == "ended":
+                proven = not survivors
+        return proven
+
+    def unknown(self) -> str:
+        """Why it is not known from here whether it runs; "" if it can be known."""
+        if not self.trouble and self.over():
+            return ""
+        name = self.elsewhere()
+        if self.trouble:
+            return self.trouble.what
+        if name:
+            return f"it runs (or ran) on {name}: ask there"
+        return _DAMAGED if self.key() is None and not self.blank() and not self._rebooted() else ""
+
+    def require_here(self) -> None:
+        """Raise PreflightError for a job whose records grow on another machine, if they do."""
+        why = self.unknown()
+        if why:
+            raise PreflightError(f"job {self.job}: {why}", "name that machine in HOSTS")
+
+    def _rebooted(self) -> bool:
+        """Nothing lives of a job that was started before this machine was."""
+        started = self.started()
+        return bool(started[0]) and not _here(*started)
+
+    def summary(self) -> Dict[str, Any]:
+        """For `inv jobs`: one line about this job as this node knows it."""
+        state, code, reason = self._state()
+        return {**self.about(), "state": state, "code": code, "reason": reason}
+
+    def about(self) -> Dict[str, Any]:
+        """The part of the summary that does not change."""
+        keep = ("id", "node", "owner", "created", "mode", "command", "nodes")
+        return {**{k: self.header.get(k) for k in keep}, "dir": self.paths.dir}
+
+    def _state(self) -> Tuple[str, Optional[int], str]:
+        if self.trouble:
+            return "unknown", None, self.trouble.what
+        last = self.last()
+        if last.get("e") == "ended":
+            code = int(last["code"])
+            if abs(code) >= 1 << 31:
+                raise ValueError(f"exit code {code}")
+            return str(last["state"])[:100], code, str(last["reason"])[:_TAIL]
+        supervisor = self.process("supervisor")
+        if supervisor is not None and processes.alive(supervisor):
+            return "running", None, ""
+        why = self.unknown()
+        return "unknown" if why else "lost", None, why
+
+
+def _here(boot: str, space: str) -> bool:
+    return boot == processes.boot_id() and space in ("", processes.space())
+
+
+def _parse(data: bytes) -> Iterator[Dict[str, Any]]:
+    for line in data.split(b"\n"):
+        with contextlib.suppress(ValueError, RecursionError):
+            event = json.loads(line)
+            if isinstance(event, dict) and "e" in event:
+                yield event
+
+
+def find(root: str, entry: str, hostname: str, job: str = "") -> List[Record]:
+    """Records of this node below ROOT_DIR, newest first; `entry` is how conf.py names this node, user@host:port.
+
+    Other nodes may see the same ROOT_DIR: a node's own record is the one made for its entry, or else for its host name.
+    Prefixes of job ids match.
+    """
+    own: List[Record] = []
+    by_name: Dict[str, List[Record]] = {}
+    for base, shared in _bases(root):
+        for record in _records(base, job):
+            if record.header.get("entry") == entry or not (shared or record.header.get("hostname")):
+                own.append(record)
+            elif record.header.get("hostname") == hostname:
+                by_name.setdefault(record.job, []).append(record)
+    have = {record.job for record in own}
+    for name, records in by_name.items():
+        if name not in have:
+            own += records[:1]
+    return sorted(own, key=lambda record: float(record.header["created"]), reverse=True)
+
+
+def _bases(root: str) -> Iterator[Tuple[str, bool]]:
+    yield root, False
+    with contextlib.suppress(OSError):
+        for name in os.listdir(root):
+            if name.startswith("node") and name[4:].isdigit():
+                yield os.path.join(root, name), True
+
+
+def _records(base: str, job: str) -> Iterator[Record]:
+    try:
+        names = os.listdir(base)
+    except FileNotFoundError:
+        return
+    except OSError as error:  # a file server that is away: to say that there are no jobs would be wrong
+        fix = "look at ROOT_DIR on that node: jobs may run there"
+        raise PreflightError(f"the jobs below {base} cannot be read: {error.strerror}", fix) from None
+    marked = {name[3:] for name in names if name.startswith("JOB" + job) and files.is_ours(os.path.join(base, name))}
+    for name in filter(is_job_id, {*marked, *(name for name in ledger.jobs(base) if name.startswith(job))}):
+        record = _record(base, name)
+        if name in marked:
+            yield record
+        elif not _stale(record):
+            files.mark_again(record.paths.dir)  # a program of the job has removed our folder
+            yield record
+
+
+def _stale(record: Record) -> bool:
+    """An entry of the ledger whose job directory was removed by hand, and of which no caretaker lives. It is struck off."""
+    if os.path.lexists(record.paths.dir) or record.trouble or record.elsewhere():
+        return False
+    known = [record.process(kind) for kind in ("supervisor", "guard")]
+    key = record.key()
+    if any(process and processes.alive(process) for process in known) or (key and processes.marked(key.mark)):
+        return False
+    with contextlib.suppress(OSError):
+        ledger.remove(record.paths)
+    return True
+
+
+def _record(base: str, name: str) -> Record:
+    """Its header is the first event, or what spec.json, the ledger, or else the directory itself tells."""
+    paths = JobPaths(base, name)
+    trouble = None
+    header = _first_event(paths) or _planned(paths) or dict(ledger.read(paths).get("header", {}))
+    try:
+        formats.require_known(header, paths.events)
+    except PreflightError as error:
+        trouble = error
+    return Record(base, name, _checked(header, paths), trouble)
+
+
+def _first_event(paths: JobPaths) -> Dict[str, Any]:
+    with contextlib.suppress(OSError):
+        with open(files.open_file(paths.events), "rb") as file:
+            for event in _parse(file.readline()):
+                return event if event["e"] == "job" else {}
+    return {}
+
+
+def _planned(paths: JobPaths) -> Dict[str, Any]:
+    """What will be the first event."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        with open(files.open_file(paths.spec), "rb") as file:
+            return dict(json.loads(file.read())["header"])
+    return {}
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= _TAIL
+
+
+def _checked(header: Dict[str, Any], paths: JobPaths) -> Dict[str, Any]:
+    """The same with its own name, and without what has not the type that it must have: the job's programs may have written it.
+
+    A wrong value would make the node's whole answer invalid, and so hide its other jobs.
+    """
+    header = {key: value for key, value in header.items() if key not in _TEXTS or _is_text(value)}
+    names = header.get("nodes")
+    if not isinstance(names, list) or not all(_is_text(name) for name in names):
+        header.pop("nodes", None)
+    made = header.get("created")
+    if isinstance(made, bool) or not isinstance(made, (int, float)) or not 0 <= made < _LATEST:
+        made = 0.0
+        for path in (paths.ledger, paths.dir):
+            with contextlib.suppress(OSError):
+                made = os.lstat(path).st_mtime
+    node = header.get("node")
+    return {**header, "id": paths.job, "created": made, "node": node if type(node) is int and 0 <= node < 1e5 else 0}
+
+
+def record_loss(job: int, why: str) -> None:
+    """Does not wait for the disk: the processes of the dead supervisor are still to be ended."""
+    _append(job, {"t": round(time.time(), 3), "e": "supervisor-lost", "why": why}, durable=False)
+
+
+def record_clean(job: int, survivors: List[str]) -> None:
+    """The last word: it is on the disk when this returns."""
+    _append(job, {"t": round(time.time(), 3), "e": "clean", "survivors": survivors}, durable=True)
+
+
+def _append(job: int, event: Dict[str, Any], durable: bool) -> None:
+    with contextlib.suppress(OSError):
+        journal = files.Journal(files.open_append(job, f"{OURS}/events.jsonl"))
+        journal.write(event)
+        journal.close(durable)

@@ -1,0 +1,191 @@
+"""Stop proves itself: ask the supervisor, and whatever it does, end this job's processes here until none lives."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from typing import Any, Dict, Mapping, Sequence
+
+from clustertool.errors import NotFound, PreflightError
+from clustertool.node.jobs import descendants, records
+from clustertool.node.jobs.records import Record
+from clustertool.node.jobs.termination import Sweep
+from clustertool.node.storage import files
+from clustertool.node.system import processes
+from clustertool.node.system.processes import Process
+
+_HEARING = 3.0  # seconds that a busy machine's supervisor may take to hear us
+_WORKING = 10.0  # and to end processes that resist KILL, after the grace; or to call a silent node lost
+_LEAVING = 3.0  # and to get the lead's last word when all is clean
+_SAME = 5.0  # and to hear of one stop in two ways
+_POLL = 0.02
+_FIX = "look at that node, and end there what lives; then remove its directory by hand, and run inv clean --job with its id"
+Answer = Dict[str, Any]
+_ALREADY: Answer = {"state": "ended already", "survivors": []}
+
+
+def lives(record: Record) -> bool:
+    """Whether anything of a job lives here, its supervisor included. Raises PreflightError where this cannot be known."""
+    why = record.unknown()
+    if why:
+        raise PreflightError(f"job {record.job} is not removed: {why}", _FIX)
+    if record.elsewhere() or record.blank():  # it has ended there, or never started
+        return False
+    with _Left(record) as left:
+        ended = record.last().get("e") == "ended"  # supervisor and guard are about to leave then
+        return (
+            any(process not in left.caretakers for process in left.sweep.living())
+            if ended
+            else bool(left.sweep.living())
+        )
+
+
+def stop(record: Record, by: str, code: int, grace: float, force: bool) -> Answer:
+    """{"state": "clean" | "survivors" | "ended already" | "unknown", "survivors": [...]} for this node.
+
+    With "waits": True nothing of it lives but a lead that has still to tell another node, as it does when that one is back;
+    `force` ends that too. "unknown" comes with `why`: something may live that could not be looked for.
+    """
+    grace = 0.0 if force else grace
+    end = time.monotonic() + _HEARING + grace + _WORKING + _LEAVING
+    if record.trouble or (record.elsewhere() and not record.over()):
+        return _unknown(record)
+    if record.elsewhere():
+        return _ALREADY
+    if record.blank():
+        return _answer([])
+    with _Left(record) as left:
+        if not left.sweep.living():
+            if record.unknown():
+                return _unknown(record)
+            return _clean(record) if _just_stopped(record, by) else _ALREADY
+        heard = _ask(record, by, code, grace) and left.supervisor is not None and _ends(record, left.supervisor, grace)
+        if not heard and _last_word(record) != "ended":  # by itself, while we looked
+            return _take_over(left, by, grace)
+        if _leave(left.caretakers, end):
+            return _clean(record)
+        if left.leads and not force:
+            return {**_clean(record), "waits": True}
+        return _take_over(left, by, 0.0)
+
+
+def _unknown(record: Record) -> Answer:
+    return {"state": "unknown", "survivors": [], "why": record.unknown()}
+
+
+def _just_stopped(record: Record, by: str) -> bool:
+    """Whether this very stop was here before us: it reached another node first, whose supervisor told the lead."""
+    last = record.last()
+    return last.get("e") == "ended" and last.get("reason") == by and time.time() - float(last["t"]) < _SAME
+
+
+class _Left:
+    """What there is of a job on this node: supervisor and guard if they live, and a sweep that finds the rest.
+
+    `job`: the descriptor of its directory, -1 where a program has removed that or its marker.
+    """
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.key = record.key()
+        self.leads = self.key is not None and self.key.leads
+        self.job = -1
+        self.supervisor = record.process("supervisor")
+        found = (self.supervisor, record.process("guard"), record.process("gauge"))
+        self.caretakers = [process for process in found if process and processes.alive(process)]
+
+    def __enter__(self) -> _Left:
+        with contextlib.suppress(NotFound):
+            self.job = files.open_job_dir(self.record.paths.dir)
+        known = (
+            descendants.recorded(self.job) if self.supervisor else []
+        )  # else they are of another boot, and so are their numbers
+        self.sweep = Sweep([*known, *self.caretakers], self.key.mark if self.key else "")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.job >= 0:
+            os.close(self.job)
+
+
+def _answer(survivors: Sequence[str]) -> Answer:
+    return {"state": "survivors" if survivors else "clean", "survivors": list(survivors)}
+
+
+def _ask(record: Record, by: str, code: int, grace: float) -> bool:
+    return whisper(record, {"m": "stop", "by": by, "code": code, "grace": grace, "force": grace == 0})
+
+
+def whisper(record: Record, word: Mapping[str, Any]) -> bool:
+    """A word to the supervisor, through its fifo. False when nobody reads it: it is gone, or does not move."""
+    line = json.dumps(word).encode() + b"\n"
+    try:
+        fd = os.open(record.paths.control, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        return os.write(fd, line) == len(line)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _ends(record: Record, supervisor: Process, grace: float) -> bool:
+    """The supervisor has heard us, and has ended everything in time."""
+    start = time.monotonic()
+    while processes.alive(supervisor) and not processes.stopped(supervisor):
+        word = _last_word(record)
+        if word in ("clean", "ended"):
+            return True
+        if time.monotonic() - start > (grace + _WORKING if word == "stopping" else _HEARING):
+            return False
+        time.sleep(_POLL)
+    return _last_word(record) in ("clean", "ended")
+
+
+def _last_word(record: Record) -> str:
+    """What the supervisor said last about its processes: a restart starts some again."""
+    for event in reversed(record.events()):
+        if event["e"] in ("started", "stopping", "clean", "ended", "supervisor"):
+            return str(event["e"])
+    return ""
+
+
+def _leave(caretakers: Sequence[Process], end: float) -> bool:
+    """Supervisor and guard go once the lead has spoken; the lead's own, once each other node is clean too, or lost."""
+    while any(processes.alive(process) for process in caretakers):
+        if time.monotonic() > end:
+            return False
+        time.sleep(_POLL)
+    return True
+
+
+def _clean(record: Record) -> Answer:
+    """Nothing of the job lives, or what the supervisor named."""
+    words = [event["survivors"] for event in record.events() if event["e"] == "clean"]
+    return _answer(words[-1] if words else [])
+
+
+def _take_over(left: _Left, by: str, grace: float) -> Answer:
+    """The supervisor is dead, frozen or deaf. It goes first, so that nothing is started again; the sweep has its children.
+
+    The lead, if it is elsewhere, calls this node lost in its own time: what we could tell it with is on no disk.
+    """
+    left.sweep.living()
+    for process in left.caretakers:
+        processes.signal_one(process, signal.SIGKILL)
+    survivors = left.sweep.end(grace)
+    if _last_word(left.record) != "ended":
+        records.record_loss(left.job, f"{by} found it dead or deaf")
+    if left.key is None:
+        return {
+            "state": "unknown",
+            "survivors": survivors,
+            "why": "what is known of it was ended, but its records are damaged",
+        }
+    records.record_clean(left.job, survivors)
+    return _answer(survivors)

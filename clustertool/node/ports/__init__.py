@@ -1,0 +1,1 @@
+"""Find free ports and reserve them for a job."""

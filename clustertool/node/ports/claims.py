@@ -1,0 +1,194 @@
+"""A job's ports are claimed under a lock on the node before anything starts, so that two starts at once never share one.
+
+Claims of a user lie on node-local storage (node/system/private_directory.py: /tmp/clustertool-UID-RANDOM), also where
+ROOT_DIR is on NFS. A claim lasts as long as its job, whose supervisor takes it back at the end. One that was left is void
+after a reboot, when the job's directory is gone, or when the job has ended; whoever claims next throws it out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import time
+from typing import Dict, Iterator, List, Sequence, Tuple
+
+from clustertool.errors import PortHeld, PreflightError
+from clustertool.model.job import formats
+from clustertool.node.jobs.records import Record
+from clustertool.node.system import private_directory, processes
+
+_FILE = "ports.json"
+_CHECK = (
+    "(inv check)"  # stands for a job where a check tries ports, and then its base for the agent: pid and start time
+)
+_PATIENCE = 10.0  # seconds for others who read or write the claims
+_TICK = 0.01
+_PLACED = 300.0  # seconds after which a laptop that placed a job and never started it is taken for gone
+Claims = Dict[str, Tuple[str, str, str]]  # port -> (job, base directory of the job, boot id)
+
+
+def directory() -> str:
+    """Where this user's claims are. Raises PreflightError where /tmp takes nothing."""
+    return private_directory.make(_FILE)
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[int]:
+    """Raises PreflightError where the file cannot be opened, or another process keeps it locked."""
+    try:
+        fd = os.open(os.path.join(path, _FILE), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise private_directory.unusable(error) from None
+    try:
+        _flock(fd, fcntl.LOCK_EX, os.path.join(path, _FILE))
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _flock(fd: int, kind: int, path: str) -> None:
+    """Raises PreflightError where another process has the lock for too long."""
+    end = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > end:
+                what = f"{path} has been locked for {_PATIENCE:g} s by another process of yours"
+                raise PreflightError(what, f"end that process: fuser {path} shows it") from None
+        time.sleep(_TICK)
+
+
+def touch() -> None:
+    """What is old in /tmp is removed on many machines. The directory stays as long as there is a file in it."""
+    place = private_directory.find()
+    if place:
+        with contextlib.suppress(OSError):
+            os.utime(os.path.join(place, _FILE))
+
+
+def claim(ports: Sequence[int], job: str, base: str) -> None:
+    """All of them or none. Raises PortHeld naming the job that holds one."""
+    with _locked(directory()) as fd:
+        claims = _read(fd)
+        # Neighbours on this machine have placed the same job a moment ago: that needs no look.
+        ours = {port: claim for port, claim in claims.items() if claim[0] == job}
+        others = _living({port: claim for port, claim in claims.items() if port not in ours})
+        taken = [(port, others[str(port)][0]) for port in ports if str(port) in others]
+        if taken:
+            held = "; ".join(f"port {port} is held by job {other}" for port, other in taken)
+            fix = "wait for that check" if taken[0][1] == _CHECK else f"inv stop --job {taken[0][1]}"
+            raise PortHeld(held, f"{fix}, or choose other ports")
+        boot = processes.boot_id()
+        _write(fd, {**others, **ours, **dict.fromkeys(map(str, ports), (job, base, boot))})
+
+
+def take_back(job: str, base: str) -> None:
+    """The claims of a job on this node, which is over. Raises PreflightError."""
+    place = private_directory.find()
+    if not place:
+        return
+    with _locked(place) as fd:
+        claims = _read(fd)
+        left = {port: claim for port, claim in claims.items() if claim[:2] != (job, base)}
+        if len(left) < len(claims):
+            _write(fd, left)
+
+
+def hold(ports: Sequence[int]) -> None:
+    """For a check, until this process ends or lets go: all of them or none. Raises PortHeld, PreflightError."""
+    own = processes.identify(os.getpid())
+    if own:
+        claim(ports, _CHECK, f"{own.pid} {own.start}")
+
+
+def let_go() -> None:
+    """What this process took by hold()."""
+    own = processes.identify(os.getpid())
+    if own:
+        take_back(_CHECK, f"{own.pid} {own.start}")
+
+
+def claimed() -> Dict[int, str]:
+    """Port -> job, of this user's living claims; read only.
+
+    Raises PreflightError for a file of a newer version, or one that stays locked.
+    """
+    place = private_directory.find()
+    if not place:
+        return {}
+    try:
+        with open(os.path.join(place, _FILE), "rb") as file:
+            _flock(file.fileno(), fcntl.LOCK_SH, file.name)  # not while somebody writes
+            return {int(port): job for port, (job, _, _) in _living(_parse(file.read(), file.name)).items()}
+    except OSError:
+        return {}
+
+
+def _read(fd: int) -> Claims:
+    return _parse(os.pread(fd, 1 << 22, 0), os.readlink(f"/proc/self/fd/{fd}"))
+
+
+def _parse(data: bytes, path: str) -> Claims:
+    """The claims of a file. What is damaged in it counts for nothing. Raises PreflightError for one of a newer version."""
+    try:
+        found = json.loads(data or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    formats.require_known(found, path)
+    rows = {port: row for port, row in found.items() if port.isdecimal() and isinstance(row, list) and len(row) == 3}
+    return {port: (row[0], row[1], row[2]) for port, row in rows.items() if all(isinstance(word, str) for word in row)}
+
+
+def _write(fd: int, claims: Claims) -> None:
+    """Raises PreflightError where the new text has no room; what was there stays."""
+    data, before = json.dumps({formats.KEY: formats.FORMAT, **claims}).encode(), os.pread(fd, 1 << 22, 0)
+    try:
+        if os.pwrite(fd, data, 0) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        os.pwrite(fd, before, 0)
+        os.ftruncate(fd, len(before))
+        raise private_directory.unusable(error) from None
+    os.ftruncate(fd, len(data))
+
+
+def _living(claims: Claims) -> Claims:
+    boot = processes.boot_id()
+    over: Dict[Tuple[str, str], bool] = {}
+    kept: Claims = {}
+    for port, (job, base, booted) in claims.items():
+        if booted != boot:
+            continue
+        if (job, base) not in over:
+            over[job, base] = _over(job, base)
+        if not over[job, base]:
+            kept[port] = (job, base, booted)
+    return kept
+
+
+def _over(job: str, base: str) -> bool:
+    if job == _CHECK:
+        words = [int(word) for word in base.split() if word.isdecimal()]
+        return len(words) != 2 or not processes.alive(processes.Process(*words))
+    record = Record(base, job, {})
+    if not os.path.isdir(record.paths.dir):
+        return True
+    return record.last().get("e") == "ended" or _dead(record)
+
+
+def _dead(record: Record) -> bool:
+    """Neither its supervisor nor its guard lives; a job that was placed has a while to start."""
+    known: List[processes.Process] = [p for p in (record.process("supervisor"), record.process("guard")) if p]
+    if known:
+        return not any(processes.alive(process) for process in known)
+    try:
+        return time.time() - os.stat(record.paths.ours).st_mtime > _PLACED
+    except FileNotFoundError:  # it is being made, or removed, this moment
+        return False

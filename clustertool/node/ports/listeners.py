@@ -1,0 +1,150 @@
+"""Ports of this machine as the kernel lists them; a port counts as taken when somebody listens on it or is bound to it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import struct
+from typing import Container, Dict, Iterator, List, NamedTuple, Sequence, Set
+
+from clustertool.errors import PortHeld, PreflightError
+from clustertool.node.system import users
+
+_DIAG = 4  # NETLINK_SOCK_DIAG
+_BY_FAMILY, _REQUEST_DUMP, _DONE, _FAILED = 20, 0x301, 3, 2
+_LISTEN = 10  # TCP_LISTEN
+_MAPPED = bytes(10) + b"\xff\xff"
+
+
+class Listener(NamedTuple):
+    """`address` as text; 0.0.0.0 and :: are all addresses."""
+
+    address: str
+    port: int
+    uid: int
+    inode: int
+
+
+def listeners() -> List[Listener]:
+    """Who listens on TCP. Asked by netlink: /proc/net/tcp, the other way, costs milliseconds, as it walks every socket."""
+    try:
+        return [*_dump(socket.AF_INET), *_dump(socket.AF_INET6)]
+    except OSError:  # some containers have no netlink
+        return [*_table("/proc/net/tcp"), *_table("/proc/net/tcp6")]
+
+
+def _dump(family: int) -> Iterator[Listener]:
+    request = struct.pack("=BBBxI48x", family, socket.IPPROTO_TCP, 0, 1 << _LISTEN)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _DIAG) as sock:
+        sock.send(struct.pack("=IHHII", 16 + len(request), _BY_FAMILY, _REQUEST_DUMP, 0, 0) + request)
+        while True:
+            data = sock.recv(1 << 16)
+            while data:
+                size, kind = struct.unpack_from("=IH", data)
+                if kind == _FAILED:
+                    raise OSError(errno.EOPNOTSUPP, "sock_diag")
+                if kind == _DONE:
+                    return
+                port, uid, inode = struct.unpack_from(">H", data, 20) + struct.unpack_from("=II", data, 80)
+                yield Listener(_text(data[24 : 28 if family == socket.AF_INET else 40]), port, uid, inode)
+                data = data[(size + 3) & ~3 :]
+
+
+def _table(path: str) -> Iterator[Listener]:
+    with contextlib.suppress(OSError):
+        with open(path, encoding="utf-8") as file:
+            next(file, "")
+            for row in (line.split() for line in file):
+                if int(row[3], 16) == _LISTEN:
+                    address, _, port = row[1].rpartition(":")
+                    words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
+                    packed = struct.pack(f"={len(words)}I", *words)
+                    yield Listener(_text(packed), int(port, 16), int(row[7]), int(row[9]))
+
+
+def _text(packed: bytes) -> str:
+    """An address as text; an IPv4 one in IPv6's clothes is IPv4."""
+    if len(packed) == 16 and packed.startswith(_MAPPED):
+        packed = packed[12:]
+    return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
+
+
+def own_address(host: str) -> str:
+    """`host` in the form of Listener.address if it is a literal address of this machine, else ""."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        packed = socket.inet_pton(family, host.split("%")[0])
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.bind((host, 0))
+    except OSError:
+        return ""
+    return _text(packed)
+
+
+def serves(listener: Listener, address: str) -> bool:
+    """Whether who connects to one of this machine's addresses meets this listener."""
+    return listener.address in (address, "::") or (listener.address == "0.0.0.0" and ":" not in address)
+
+
+def listening() -> Set[int]:
+    """TCP ports with a listener."""
+    return {listener.port for listener in listeners()}
+
+
+def holders(asked: Container[int]) -> Dict[int, str]:
+    """Those of the ports that are listened on -> who holds them, as far as this user may see: `nginx (pid 812, user www)`."""
+    held = [listener for listener in listeners() if listener.port in asked]
+    found = {listener.port: f"a process of user {users.name_of(listener.uid)}" for listener in held}
+    for pid in os.listdir("/proc") if held else ():
+        if pid.isdigit():
+            with contextlib.suppress(OSError):
+                for listener in of_process(pid, held):
+                    found[listener.port] = _describe(pid, listener.uid)
+    return found
+
+
+def of_process(pid: "int | str", among: Sequence[Listener]) -> List[Listener]:
+    """Those of the listeners that a process holds open. Raises OSError for one that is gone or another user's."""
+    by_name = {f"socket:[{listener.inode}]": listener for listener in among}
+    names = (os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
+    return [by_name[name] for name in names if name in by_name]
+
+
+def _describe(pid: str, uid: int) -> str:
+    with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+        name = file.read().strip()
+    job = ""
+    with contextlib.suppress(OSError):
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            for item in file.read().split(b"\0"):
+                if item.startswith(b"CLUSTERTOOL_JOB="):
+                    job = f" of job {item.partition(b'=')[2].decode(errors='replace')}"
+    return f"{name}{job} (pid {pid}, user {users.name_of(uid)})"
+
+
+def require_free(ports: Sequence[int]) -> None:
+    """The last look before anything starts. Raises PortHeld naming the holder."""
+    for port in ports:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind(("", port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise PreflightError(
+                        f"port {port} cannot be used: {error.strerror}", "choose another port"
+                    ) from None
+                holder = holders([port]).get(port, "another process")
+                raise PortHeld(f"port {port} is held by {holder}", "end that program, or choose another port") from None
+
+
+def ephemeral() -> "tuple[int, int]":
+    """The range from which the kernel itself gives away ports."""
+    try:
+        with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="utf-8") as file:
+            low, high = file.read().split()
+        return int(low), int(high)
+    except (OSError, ValueError):
+        return 32768, 60999

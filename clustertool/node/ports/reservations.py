@@ -1,0 +1,119 @@
+"""A job holds its ports against jobs of other users, who cannot read its claims: by names that the kernel gives only once.
+
+An abstract unix socket is known to all users of a network namespace, as ports are, and goes with the supervisor that has it. A
+name contains the port and the user's uid. Any user can take any name, so its owner is asked of the kernel (SO_PEERCRED).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import struct
+import time
+from typing import Collection, Dict, List, Optional, Sequence
+
+from clustertool.errors import PortHeld
+from clustertool.node.system import users
+
+_PREFIX = "clustertool/port/"
+_MOST = 128  # a pserver may have a thousand ports: descriptors are few, and its first one stands for the others
+_WAITING = 128  # connections of processes that ask for the owner of a name, until turn() accepts them
+_BETWEEN = 1.0  # seconds that a process may take between its bind and its listen
+_PEER = struct.Struct("3i")  # pid, uid, gid
+
+
+class Holds:
+    """The ports that one supervisor holds, as long as it lives or until close()."""
+
+    def __init__(self) -> None:
+        self._sockets: Dict[int, socket.socket] = {}  # by port
+
+    def take(self, ports: Sequence[int]) -> None:
+        """Raises PortHeld naming the user. One's own jobs have claims: what another node of this job holds here is no bar.
+
+        It takes its names before it looks for others: of two users that do so at once, at least one sees the other.
+        """
+        ports = ports[:_MOST]
+        for port in ports:
+            self._take(port)
+        names = held()
+        for port in ports:
+            for uid in names.get(port, ()):
+                if uid == os.getuid() and port in self._sockets:
+                    continue
+                real = owner(port, uid)
+                if real != os.getuid():
+                    raise PortHeld(
+                        f"port {port} is held by {_job_of(real)}", "wait for its end, or choose another port"
+                    )
+
+    def _take(self, port: int) -> None:
+        """A name that another process has stays with it. Too few descriptors, say, are no reason to start no job."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.bind(_name(port, os.getuid()))
+            sock.listen(_WAITING)
+            sock.setblocking(False)
+        except OSError:
+            sock.close()
+        else:
+            self._sockets[port] = sock
+
+    def turn(self) -> None:
+        """Accept and close the connections of processes that have asked for the owner of a name."""
+        for sock in self._sockets.values():
+            with contextlib.suppress(OSError):
+                while True:
+                    sock.accept()[0].close()
+
+    def close(self) -> None:
+        for sock in self._sockets.values():
+            sock.close()
+        self._sockets = {}
+
+
+def _name(port: int, uid: int) -> bytes:
+    return f"\0{_PREFIX}{port}/{uid}".encode()
+
+
+def held() -> Dict[int, List[int]]:
+    """Port -> uids in the names that hold it. A name proves nothing: owner() finds its owner."""
+    found: Dict[int, List[int]] = {}
+    with contextlib.suppress(OSError):
+        with open("/proc/net/unix", errors="replace", encoding="utf-8") as file:
+            for line in file:
+                port, slash, uid = line.rstrip("\n").partition(" @" + _PREFIX)[2].partition("/")
+                if slash and _number(port, 5) and _number(uid, 10) and int(uid) not in found.setdefault(int(port), []):
+                    found[int(port)].append(int(uid))
+    return found
+
+
+def _number(text: str, digits: int) -> bool:
+    """Anybody can have a name that looks like ours."""
+    return text.isdecimal() and text.isascii() and len(text) <= digits
+
+
+def owner(port: int, uid: int) -> Optional[int]:
+    """The uid of the process that has a name; None where the kernel does not tell."""
+    end = time.monotonic() + _BETWEEN
+    while True:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.setblocking(False)
+            try:
+                sock.connect(_name(port, uid))
+                return int(_PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[1])
+            except OSError as error:  # it does not listen yet, is of another kind, or is asked by too many
+                if error.errno != errno.ECONNREFUSED or time.monotonic() > end:
+                    return None
+        time.sleep(0.01)
+
+
+def holder(port: int, uids: Collection[int]) -> str:
+    """The holder of a port, given the uids that held() has for it: `a job of user ann`."""
+    return _job_of(next((found for found in (owner(port, uid) for uid in uids) if found is not None), None))
+
+
+def _job_of(uid: Optional[int]) -> str:
+    return "a job of another user" if uid is None else f"a job of user {users.name_of(uid)}"

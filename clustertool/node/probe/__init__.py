@@ -1,0 +1,1 @@
+"""Collect the facts of a node before a job starts."""

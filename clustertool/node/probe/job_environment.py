@@ -1,0 +1,119 @@
+"""The job's own environment, asked: its python is started as a rank would be, PRELUDE and all, and tells its versions."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from typing import Any, Dict, List, Mapping, Tuple
+
+from clustertool.node.supervisor import rank_process
+
+LIMIT = 15.0  # seconds: `conda activate` on a slow file system takes some
+_SAID = 300  # characters of what it says when it fails
+# Runs under whatever python the job has, so it is old-fashioned, and imports next to nothing. A version is in the name of the
+# package's .dist-info, as importlib.metadata finds it; that is asked (and paid for) only where a package has another name.
+_CODE = r"""
+import os, sys
+mark, names = sys.argv[1], sys.argv[2:]
+def plain(name):
+    return name.replace("_", "-").replace(".", "-").lower()
+found = {}
+for folder in sys.path:
+    try:
+        entries = os.listdir(folder or ".")
+    except OSError:
+        continue
+    for entry in entries:
+        if entry.endswith((".dist-info", ".egg-info")):
+            parts = entry[:entry.rindex(".")].split("-")
+            if len(parts) > 1:
+                found.setdefault(plain(parts[0]), parts[1])
+def version(name):
+    if plain(name) in found:
+        return found[plain(name)]
+    if name == "paddle":
+        for other in sorted(found):
+            if other.startswith("paddlepaddle"):
+                return found[other]
+    try:
+        from importlib import machinery
+        if name in sys.builtin_module_names or not machinery.PathFinder.find_spec(name):
+            return ""
+        from importlib import metadata
+        for one in metadata.distributions():
+            if name in (one.read_text("top_level.txt") or "").split():
+                return one.version
+    except (ImportError, ValueError):
+        return ""
+    return "?"
+lines = ["python " + ".".join(map(str, sys.version_info[:3]))] + [n + " " + version(n) for n in names]
+lines += ["", os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""]
+lines += sorted(n for n in os.environ if n.lower() in ("http_proxy", "https_proxy", "all_proxy"))
+print(mark + "\n" + "\n".join(lines) + "\n" + mark)
+"""
+
+
+def look(asked: Mapping[str, Any], limit: float = LIMIT) -> Tuple[Dict[str, Any], List[Tuple[str, str, str, str]]]:
+    """asked: prelude, first_path, ld_library_path, here, env, packages -> (fields of Facts, problems)."""
+    mark = os.urandom(8).hex()
+    spec = {"common": {}, **{key: asked[key] for key in ("prelude", "first_path", "ld_library_path", "here")}}
+    process = {"argv": ["python3", "-c", _CODE, mark, *asked["packages"]], "env": asked["env"]}
+    code, out, err = _run(
+        rank_process.command(spec, process), rank_process.environment(spec, process, 0, os.environ), limit
+    )
+    _, _, rest = out.partition(mark + "\n")
+    if mark in rest:
+        lines = rest.partition("\n" + mark)[0].split("\n")
+        versions, (free, *proxies) = lines[: lines.index("")], lines[lines.index("") + 1 :]
+        return {
+            "packages": [line.partition(" ")[::2] for line in versions],
+            "job_proxies": proxies,
+            "no_proxy": free,
+        }, []
+    return {}, [_problem(code, err or out, bool(asked["prelude"]), limit)]
+
+
+def _run(argv: List[str], env: Dict[str, str], limit: float) -> Tuple[int, str, str]:
+    """(exit code, stdout, stderr); -1: not in time. What it started goes with it."""
+    try:
+        child = subprocess.Popen(
+            argv,
+            env=env,
+            cwd=os.path.expanduser("~"),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return 127, "", f"{error.filename}: {error.strerror}"
+    try:
+        out, err = child.communicate(timeout=limit)
+        code = child.returncode
+    except subprocess.TimeoutExpired:
+        out, err, code = b"", b"", -1
+    finally:
+        _end(child)
+    return code, out.decode(errors="replace"), err.decode(errors="replace")
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    """Nothing of its session stays; its pipes are closed unread, since somebody else may hold them open."""
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+    child.wait()
+    for pipe in (child.stdout, child.stderr):
+        if pipe:
+            pipe.close()
+
+
+def _problem(code: int, said: str, prelude: bool, limit: float) -> Tuple[str, str, str, str]:
+    last = (said.strip().splitlines() or [""])[-1][-_SAID:]
+    fix = "try the lines of PRELUDE there by hand" if prelude else "install python3, or set PATH in PRELUDE"
+    name = "PRELUDE and python3" if prelude else "the job's python3"
+    if code == -1:
+        return "packages", "error", f"{name} did not end within {limit:g} s", fix
+    return "packages", "warn" if code == 127 and not prelude else "error", f"{name} failed ({last or code})", fix

@@ -1,0 +1,338 @@
+"""Whether this node can be reached, and whom it reaches: listeners for the length of a check, and many tries at once.
+
+A listener says nothing before it has read the check's token, and then names its node, so that nobody else is taken for it.
+It is a daemon thread: whatever happens to the laptop, it is gone with the agent, and its ports' claims are void with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import struct
+import time
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from clustertool.errors import PreflightError
+from clustertool.node.ports import claims, listeners
+from clustertool.node.system.threads import Beside
+
+_STRANGER = 2.0  # seconds within which a token is due
+_MOST = 512  # connections of one listener at a time
+_AT_ONCE = 256  # tries at a time
+_LOOK = 0.05
+_TIDY = 0.5
+_AGENT = 10.0  # seconds for an agent's answer on an open connection
+_CHUNK = 1 << 20
+_TOKEN = 32  # characters
+OK = "ok"
+_WHO, _BULK = b"w", b"b"  # what a connection is for: to hear who listens, or to be filled
+_RTT = 68  # where struct tcp_info (linux/tcp.h) has tcpi_rtt, in microseconds
+Connection = Tuple[int, str, int]  # node, address, port
+
+
+def mesh(asked: Mapping[str, Any]) -> Dict[str, Any]:
+    """asked: step, and what it needs: open (node, address, ports, token), try, send, close."""
+    step = asked["step"]
+    if step == "open":
+        return _open(asked)
+    if step == "try":
+        return {"tries": _Tries(asked["targets"], str(asked["token"]), float(asked["seconds"])).run()}
+    if step == "send":
+        return _send(asked)
+    _close()
+    return {}
+
+
+# -- the listener
+
+
+_listening: List["_Listener"] = []  # of this agent: one, or none
+
+
+def _open(asked: Mapping[str, Any]) -> Dict[str, Any]:
+    """The ports on which it listens now. One that somebody took meanwhile is left out: another check has told of it."""
+    _close()
+    address = str(asked["address"])
+    bind = address if listeners.own_address(address) else ""
+    found: Dict[int, socket.socket] = {}
+    for port in asked["ports"]:
+        with contextlib.suppress(OSError, PreflightError):
+            claims.hold([port])
+            found[port] = _socket(bind, port, ":" in address)
+    if found:
+        _listening.append(_Listener(list(found.values()), str(asked["token"]).encode(), int(asked["node"])))
+    return {"ports": sorted(found)}
+
+
+def _socket(address: str, port: int, six: bool) -> socket.socket:
+    sock = socket.socket(socket.AF_INET6 if six else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((address, port))
+        sock.listen(_MOST)
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _close() -> None:
+    while _listening:
+        _listening.pop().end()
+    claims.let_go()
+
+
+class _Peer:
+    """A connection that came in."""
+
+    def __init__(self, sock: socket.socket, now: float) -> None:
+        self.sock = sock
+        self.until = now + _STRANGER
+        self.said = b""
+        self.kind = b""
+        self.bytes = 0
+
+
+class _Listener:
+    def __init__(self, sockets: Sequence[socket.socket], token: bytes, node: int) -> None:
+        self._token, self._answer = token, f"{node:08d}".encode()
+        self._poll = select.epoll()
+        self._peers: Dict[int, _Peer] = {}
+        self._doors = {sock.fileno(): sock for sock in sockets}
+        self._bell, self._ring = os.pipe()
+        for fd in (self._bell, *self._doors):
+            self._poll.register(fd, select.EPOLLIN)
+        self._thread = Beside(self._run)
+
+    def _run(self) -> None:
+        tidy = time.monotonic() + _TIDY
+        while True:
+            for fd, _ in self._poll.poll(_TIDY):
+                if fd == self._bell:
+                    return self._leave()
+                if fd in self._doors:
+                    self._accept(self._doors[fd])
+                else:
+                    self._read(self._peers[fd])
+            now = time.monotonic()
+            if now >= tidy:
+                tidy = now + _TIDY
+                for peer in [peer for peer in self._peers.values() if peer.until < now]:
+                    self._drop(peer)
+
+    def end(self) -> None:
+        os.write(self._ring, b"!")
+        self._thread.wait(5.0)
+
+    def _leave(self) -> None:
+        for sock in [*self._doors.values(), *(peer.sock for peer in self._peers.values())]:
+            sock.close()
+        self._poll.close()
+        os.close(self._bell)
+        os.close(self._ring)
+
+    def _accept(self, door: socket.socket) -> None:
+        for _ in range(_MOST):
+            try:
+                sock, _ = door.accept()
+            except OSError:  # nobody more, or somebody who left at once
+                return
+            if len(self._peers) >= _MOST:
+                sock.close()
+                continue
+            sock.setblocking(False)
+            self._peers[sock.fileno()] = _Peer(sock, time.monotonic())
+            self._poll.register(sock, select.EPOLLIN)
+
+    def _drop(self, peer: _Peer) -> None:
+        del self._peers[peer.sock.fileno()]
+        self._poll.unregister(peer.sock)
+        peer.sock.close()
+
+    def _read(self, peer: _Peer) -> None:
+        try:
+            data = peer.sock.recv(_CHUNK if peer.kind == _BULK else 64)
+            if not self._take(peer, data):
+                self._drop(peer)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._drop(peer)
+
+    def _take(self, peer: _Peer, data: bytes) -> bool:
+        """False: we are done with each other. Who only wants to hear who we are hangs up first, and so has the TIME_WAIT."""
+        if peer.kind == _BULK:
+            peer.bytes += len(data)
+            peer.until = time.monotonic() + _STRANGER
+            if not data:
+                peer.sock.sendall(b"%016d" % peer.bytes)
+            return bool(data)
+        if not data or peer.kind:
+            return False
+        peer.said += data
+        if len(peer.said) < _TOKEN + 1:
+            return True  # an answer now, or an end, would tell how much of it is right
+        wrong = sum(a ^ b for a, b in zip(peer.said, self._token))  # in the same time whatever is wrong
+        if wrong or peer.said[_TOKEN:] not in (_WHO, _BULK):
+            return False
+        peer.kind = peer.said[_TOKEN:]
+        peer.sock.sendall(self._answer)
+        return True
+
+
+# -- the tries
+
+
+class _Call:
+    """One try: connect, give the token, read who it is."""
+
+    def __init__(self, target: Connection, until: float) -> None:
+        self.node, self.address, self.port = int(target[0]), str(target[1]), int(target[2])
+        self.until = until  # by the clock of _Tries
+        self.sock: Optional[socket.socket] = None
+        self.said = b""
+        self.began = time.monotonic()
+        self.rtt = -1.0  # seconds, once it is connected
+
+
+class _Tries:
+    """All targets, many at once, in one thread; each has the same few seconds for its connection.
+
+    It is the other kernel that answers a connection, and soon, however busy the machine is: how long that takes, our kernel
+    knows better than we. The other agent may take longer, and we too may be kept from looking: only time in which we looked
+    counts.
+    """
+
+    def __init__(self, targets: Sequence[Connection], token: str, seconds: float) -> None:
+        self._waiting = list(reversed(targets))
+        self._token, self._seconds = token.encode(), seconds
+        self._poll = select.epoll()
+        self._open: Dict[int, _Call] = {}
+        self._looked = 0.0  # seconds in which we looked: the clock of these tries
+        self._done: List[Tuple[int, int, str, float]] = []
+
+    def run(self) -> List[Tuple[int, int, str, float]]:
+        """(node, port, word, seconds there and back) of each."""
+        tidy = _LOOK
+        while self._waiting or self._open:
+            while self._waiting and len(self._open) < _AT_ONCE:
+                self._start(_Call(self._waiting.pop(), self._looked + self._seconds))
+            began = time.monotonic()
+            for fd, _ in self._poll.poll(_LOOK):
+                self._step(self._open[fd])
+            self._looked += min(_LOOK, time.monotonic() - began)
+            if self._looked >= tidy:
+                tidy = self._looked + _LOOK
+                for call in [call for call in self._open.values() if call.until < self._looked]:
+                    self._end(call, "no answer" if call.rtt < 0 else "no answer of the agent")
+        self._poll.close()
+        return self._done
+
+    def _start(self, call: _Call) -> None:
+        try:
+            family, where = _where(call.address, call.port)
+            call.sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            code = call.sock.connect_ex(where)
+        except (OSError, UnicodeError):
+            self._end(call, f"the name {call.address} is not known there")
+            return
+        if code not in (0, errno.EINPROGRESS):
+            self._end(call, _why(code))
+            return
+        self._open[call.sock.fileno()] = call
+        self._poll.register(call.sock, select.EPOLLOUT)
+
+    def _step(self, call: _Call) -> None:
+        assert call.sock is not None
+        try:
+            word = self._connected(call, call.sock) if call.rtt < 0 else self._heard(call, call.sock)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            word = _why(error.errno or 0)
+        if word:
+            self._end(call, word)
+
+    def _connected(self, call: _Call, sock: socket.socket) -> str:
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if not code:
+            call.rtt = _rtt(sock) or time.monotonic() - call.began
+            call.until = max(call.until, self._looked + _AGENT)
+            self._poll.modify(sock, select.EPOLLIN)
+            sock.sendall(self._token + _WHO)
+        return _why(code) if code else ""
+
+    def _heard(self, call: _Call, sock: socket.socket) -> str:
+        """The word with which it ends, "" while it goes on."""
+        data = sock.recv(64)
+        call.said += data
+        if not data or len(call.said) > 8:
+            return "something else listens there"
+        if len(call.said) < 8:
+            return ""
+        return OK if call.said == b"%08d" % call.node else "another node answered"
+
+    def _end(self, call: _Call, word: str) -> None:
+        if call.sock is not None:
+            if self._open.pop(call.sock.fileno(), None):
+                self._poll.unregister(call.sock)
+            call.sock.close()
+        self._done.append((call.node, call.port, word, call.rtt if word == OK else 0.0))
+
+
+def _where(address: str, port: int) -> Tuple[int, Any]:
+    """(family, socket address). Raises OSError, UnicodeError for a name that is not known."""
+    try:
+        socket.inet_pton(socket.AF_INET, address)
+    except OSError:
+        family, _, _, _, where = socket.getaddrinfo(address, port, socket.AF_UNSPEC, socket.SOCK_STREAM)[0]
+        return family, where
+    return socket.AF_INET, (address, port)
+
+
+def _rtt(sock: socket.socket) -> float:
+    """Seconds that the handshake took there and back, as the kernel has measured them; 0.0 if it could not (a lost packet)."""
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RTT + 4)
+    return float(struct.unpack_from("=I", info, _RTT)[0]) / 1e6 if len(info) == _RTT + 4 else 0.0
+
+
+def _why(code: int) -> str:
+    if code == errno.ECONNREFUSED:
+        return "refused"
+    if code in (
+        errno.EHOSTUNREACH,
+        errno.ENETUNREACH,
+        errno.EINVAL,
+        errno.EACCES,
+        errno.EPERM,
+    ):  # the last three: rules here
+        return "no route"
+    if code == errno.ETIMEDOUT:
+        return "no answer"
+    return os.strerror(code)
+
+
+# -- how much goes through
+
+
+def _send(asked: Mapping[str, Any]) -> Dict[str, Any]:
+    """Fill one link for some seconds. -> {"speed": bytes a second that arrived}; {} if it broke."""
+    node, address, port = asked["target"]
+    seconds = float(asked["seconds"])
+    data = memoryview(bytes(_CHUNK))
+    with contextlib.suppress(OSError, ValueError):
+        with socket.create_connection((address, port), timeout=2 * seconds + _STRANGER) as sock:
+            sock.sendall(str(asked["token"]).encode() + _BULK)
+            if sock.recv(8, socket.MSG_WAITALL) != b"%08d" % node:
+                return {}
+            start = time.monotonic()
+            while time.monotonic() < start + seconds:
+                sock.sendall(data)
+            sock.shutdown(socket.SHUT_WR)
+            arrived = int(sock.recv(16, socket.MSG_WAITALL))
+            return {"speed": arrived / (time.monotonic() - start)}
+    return {}

@@ -1,0 +1,50 @@
+"""Nodes that share a ROOT_DIR find each other there: each leaves a mark, then looks whose marks it sees.
+
+Device and inode numbers prove nothing between two machines (copies of one disk image have the same), a random name does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import Any, Dict
+
+from clustertool.model.paths import OURS
+from clustertool.node.storage import files
+
+_PREFIX = "meet-"
+_OLD = 3600.0  # seconds after which the marks of a laptop that went away are rubbish
+
+
+def meet(root: str, step: str, token: str, node: int) -> Dict[str, Any]:
+    """step: leave a mark, look at all marks ({"seen": node ids}), forget them. Raises PreflightError, OSError."""
+    ours = os.path.join(root, OURS)
+    place = os.path.join(ours, _PREFIX + token)
+    if step == "leave":
+        files.make_root(root)
+        _tidy(ours)
+        files.make_dir(ours, _PREFIX + token)
+        os.close(os.open(os.path.join(place, str(node)), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
+        return {}
+    if step == "look":
+        return {"seen": sorted(int(name) for name in os.listdir(place) if name.isdigit())}
+    _forget(place)
+    return {}
+
+
+def _forget(place: str) -> None:
+    """Remove the marks and their folder. Several nodes do this at once where they share it. No folder is entered."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(place):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(place, name))
+        os.rmdir(place)
+
+
+def _tidy(ours: str) -> None:
+    for name in os.listdir(ours):
+        path = os.path.join(ours, name)
+        with contextlib.suppress(OSError):
+            if name.startswith(_PREFIX) and time.time() - os.lstat(path).st_mtime > _OLD:
+                _forget(path)

@@ -1,0 +1,1 @@
+"""Keep files, pieces and releases safely on a node."""

@@ -1,0 +1,405 @@
+"""Files of a job are made for hostile neighbours: exclusive, never through a link, only in directories of our own.
+
+A job's directory is opened once, checked (a real directory, ours, with our marker), and everything in it is made and
+opened relative to that descriptor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import stat
+from typing import Any, Dict, Iterable, Iterator, List, Union
+
+from clustertool.errors import NotFound, PreflightError, UsageError
+from clustertool.model.paths import OURS
+from clustertool.node.system import path_trust
+from clustertool.node.system.work_counter import step
+
+MARKER = "marker"
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
+_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def real_root(path: str) -> str:
+    """The directory that holds the jobs: ROOT_DIR, or ROOT_DIR/<user> in a sticky directory of root."""
+    if os.path.isdir(path):
+        info = os.stat(path)
+        if info.st_uid == 0 and info.st_mode & stat.S_ISVTX and os.getuid() != 0:
+            return os.path.join(path, str(os.getuid()))
+    return path
+
+
+def resolve(root: str) -> str:
+    """conf.py's ROOT_DIR as an absolute path on this node."""
+    return real_root(os.path.normpath(os.path.expanduser(root)))
+
+
+def make_root(path: str) -> None:
+    """Make ROOT_DIR (0700) if it is missing. Raises PreflightError where other users could replace it, or it cannot be made."""
+    _require_safe(path)
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+    except OSError as error:
+        what = f"ROOT_DIR {path} cannot be made: {error.strerror}"
+        raise PreflightError(what, "choose a ROOT_DIR you can write to") from None
+    _require_safe(path)
+    make_dir(path, OURS)
+    mark(os.path.join(path, OURS))
+
+
+def _require_safe(path: str) -> None:
+    wrong = path_trust.unsafe(path)
+    if wrong:
+        raise PreflightError(f"ROOT_DIR: {wrong.what}", wrong.fix)
+
+
+def make_dir(parent: str, *names: str) -> str:
+    """parent/names..., each level a real directory of ours, made 0700 if missing."""
+    path = parent
+    for name in names:
+        path = os.path.join(path, name)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        info = os.lstat(path)
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+            raise PreflightError(
+                f"{path} is not a directory of yours", "another user put it there: choose another ROOT_DIR"
+            )
+    return path
+
+
+def make_job_dir(path: str) -> int:
+    """Make a job's directory by exclusive mkdir and mark it; returns its descriptor. Raises UsageError if it exists."""
+    make_dir(os.path.dirname(os.path.dirname(path)), os.path.basename(os.path.dirname(path)))
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        fix = f"take another --job-id, or inv clean --job {os.path.basename(path)[3:]}"
+        raise UsageError(f"{path} is there already", fix) from None
+    except OSError as error:
+        raise PreflightError(f"{path} cannot be made: {error.strerror}", "make room or rights in ROOT_DIR") from None
+    fd = os.open(path, _DIR)
+    try:
+        os.mkdir(OURS, 0o700, dir_fd=fd)
+        mark(os.path.join(path_of(fd), OURS))
+    except OSError as error:
+        os.close(fd)
+        _unmake(path)
+        raise PreflightError(f"{path} cannot be filled: {error.strerror}", "make room in ROOT_DIR") from None
+    return fd
+
+
+def path_of(directory: int) -> str:
+    """A path to an open directory that holds as long as it is open, also if a folder above it is renamed or replaced."""
+    return f"/proc/self/fd/{directory}"
+
+
+def _unmake(path: str) -> None:
+    """Take back a directory that we made and could not mark."""
+    for folder in (os.path.join(path, OURS), path):
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
+
+
+def mark(ours: str) -> None:
+    """Our marker: what `clean` looks for before it removes anything."""
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(os.path.join(ours, MARKER), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
+
+
+def mark_again(job_dir: str) -> None:
+    """Put the marker back into a directory that is known to be a job's of this user. It never follows a link."""
+    with contextlib.suppress(OSError):
+        fd = os.open(job_dir, _DIR)
+        try:
+            if os.fstat(fd).st_uid == os.getuid():
+                create(fd, f"{OURS}/{MARKER}")
+        finally:
+            os.close(fd)
+
+
+def is_ours(path: str) -> bool:
+    """A directory of this user that carries our marker; no link on the last steps."""
+    try:
+        os.close(open_job_dir(path))
+    except NotFound:
+        return False
+    return True
+
+
+def open_job_dir(path: str) -> int:
+    """A descriptor of an existing job directory: real, this user's, with our marker. Raises NotFound."""
+    wrong = NotFound(f"{path} is no job directory of yours", "inv jobs lists the jobs")
+    try:
+        fd = os.open(path, _DIR)
+    except OSError:
+        raise wrong from None
+    try:
+        marker = os.lstat(f"{OURS}/{MARKER}", dir_fd=fd)
+        good = stat.S_ISREG(marker.st_mode) and {marker.st_uid, os.fstat(fd).st_uid} == {os.getuid()}
+    except OSError:
+        good = False
+    if not good:
+        os.close(fd)
+        raise wrong
+    return fd
+
+
+@contextlib.contextmanager
+def _parent(directory: int, name: str, make: bool) -> Iterator[int]:
+    """A descriptor of the folder that holds `name` (a relative path), reached without following any link."""
+    fd = os.dup(directory)
+    try:
+        for part in name.split("/")[:-1]:
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, 0o700, dir_fd=fd)
+            down = os.open(part, _DIR, dir_fd=fd)
+            os.close(fd)
+            fd = down
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def create(directory: int, name: str, data: bytes = b"", exclusive: bool = True) -> None:
+    """A new file below `directory`, 0600; with exclusive=False one that exists is replaced, link or not."""
+    with _parent(directory, name, make=True) as parent:
+        last = name.split("/")[-1]
+        if not exclusive:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(last, dir_fd=parent)
+        fd = os.open(last, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
+    try:
+        write_all(fd, data)
+    finally:
+        os.close(fd)
+
+
+def open_append(directory: int, name: str) -> int:
+    """A log or events file for appending, made if missing."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    with _parent(directory, name, make=True) as parent:
+        return os.open(name.split("/")[-1], flags, 0o600, dir_fd=parent)
+
+
+def open_read(directory: int, name: str) -> int:
+    """A regular file below `directory`; OSError where it is missing, a link, or a device."""
+    with _parent(directory, name, make=False) as parent:
+        fd = os.open(name.split("/")[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "no regular file", name)
+    return fd
+
+
+def open_file(path: str) -> int:
+    """The same by its path: a fifo or a device in the place of a file must not make the reader wait."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "no regular file", path)
+    return fd
+
+
+def read(directory: int, name: str, limit: int = 64 << 20) -> bytes:
+    fd = open_read(directory, name)
+    with open(fd, "rb") as file:
+        return file.read(limit)
+
+
+def link(directory: int, name: str, target: str) -> None:
+    """A symbolic link of ours, made anew; what is there and is no link stays."""
+    with _parent(directory, name, make=True) as parent:
+        last = name.split("/")[-1]
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISLNK(os.lstat(last, dir_fd=parent).st_mode):
+                os.unlink(last, dir_fd=parent)
+        with contextlib.suppress(FileExistsError):
+            os.symlink(target, last, dir_fd=parent)
+
+
+def make_new(path: str) -> int:
+    """A new file, 0600, open for writing: never one that is there, and never through a link."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def write_all(fd: int, data: Union[bytes, memoryview]) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+        step()
+
+
+def sync(fd: int) -> None:
+    """Write what the system still has in memory of a file, or of a folder's names, to the disk. Raises OSError.
+
+    Some file systems (FUSE) cannot do this for a folder and return EINVAL: they keep names in their own way.
+    """
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+
+
+def sync_dir(path: str) -> None:
+    """The same for the names in a folder: a rename or a new file in it survives a crash from here on. Raises OSError."""
+    fd = os.open(path, _DIR)
+    try:
+        sync(fd)
+    finally:
+        os.close(fd)
+
+
+def copy_some(source: int, target: int) -> int:
+    """Some bytes from one descriptor to another; 0 at the end."""
+    data = os.read(source, 1 << 20)
+    write_all(target, data)
+    return len(data)
+
+
+def reserve(fd: int, start: int, size: int) -> bool:
+    """Blocks of a file for `size` bytes from `start` on, so that a full disk still takes them; its length stays.
+
+    False where there is no room, or where the file system cannot do it (NFS before 4.2).
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    fallocate = getattr(libc, "fallocate64", None) or libc.fallocate
+    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    return bool(fallocate(fd, _KEEP_SIZE, start, size) == 0)
+
+
+class Journal:
+    """An append-only file of lines. A full disk never stops the writer: lines wait in memory, bounded.
+
+    `ahead`: room for so many bytes is kept on the disk as long as the journal is open, for what must be said on a full one.
+    """
+
+    _MOST = 10_000
+    _BATCH = 500
+
+    def __init__(self, fd: int, ahead: int = 0) -> None:
+        self._fd = fd
+        self._waiting: List[bytes] = []
+        # Whoever wrote here before may have died in the middle of a line.
+        self._torn = os.fstat(fd).st_size > 0
+        self._ahead = ahead
+        self._reserved = 0  # up to this size
+        self._keep_room()
+
+    def _keep_room(self) -> None:
+        size = os.fstat(self._fd).st_size if self._ahead else 0
+        if self._ahead and size + self._ahead // 2 > self._reserved and reserve(self._fd, size, self._ahead):
+            self._reserved = size + self._ahead
+
+    def write(self, *values: Any) -> None:
+        """JSON, a line each."""
+        self.lines([json.dumps(value, separators=(",", ":")).encode() for value in values])
+
+    def lines(self, lines: Iterable[bytes]) -> None:
+        self._waiting += (line + b"\n" for line in lines)
+        del self._waiting[self._MOST :]
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what waits. After a torn write the next line starts on a line of its own."""
+        while self._waiting:
+            data = b"\n" * self._torn + b"".join(self._waiting[: self._BATCH])
+            try:
+                done = os.write(self._fd, data)
+            except OSError:
+                return
+            del self._waiting[: data.count(b"\n", 0, done) - self._torn]
+            self._torn = data[done - 1 : done] != b"\n"
+            self._keep_room()
+            if done < len(data):
+                return
+
+    def close(self, durable: bool = False) -> None:
+        """`durable`: the lines are on the disk afterwards, and survive a crash of the machine. It may wait for a slow disk."""
+        self.flush()
+        if self._reserved:  # nobody else writes here while we do: this gives back blocks, and no line
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, os.fstat(self._fd).st_size)
+        if durable:
+            with contextlib.suppress(OSError):  # a disk that fails keeps no line, whatever we do
+                sync(self._fd)
+        os.close(self._fd)
+
+
+def remove_tree(path: str) -> int:
+    """Remove a directory of ours without following links; the bytes freed. Raises NotFound if it is not ours.
+
+    Where something is mounted in it, nothing is removed (PreflightError).
+    """
+    from clustertool.node.system import mounts
+
+    fd = open_job_dir(path)
+    try:
+        mounts.require_none(path)
+        freed = _empty(fd, path, os.fstat(fd).st_dev)
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(path)
+    except OSError as error:
+        raise PreflightError(f"{path} cannot be removed: {error.strerror}", "does something still use it?") from None
+    finally:
+        os.close(fd)
+    return freed
+
+
+def _empty(fd: int, path: str, device: int) -> int:
+    """Remove what is in a directory. `path` is for messages; `device` is the file system that is not left."""
+    freed = 0
+    names: Dict[str, bool] = {}
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            names[entry.name] = entry.is_dir(follow_symlinks=False)
+    for name, is_dir in sorted(
+        names.items(), key=lambda item: item[0] in (OURS, MARKER)
+    ):  # last, or `jobs` makes it again
+        with contextlib.suppress(FileNotFoundError):  # two may remove at the same time
+            freed += _remove_dir(name, fd, os.path.join(path, name), device) if is_dir else _remove_file(name, fd)
+    return freed
+
+
+def _remove_file(name: str, parent: int) -> int:
+    step()
+    size = os.lstat(name, dir_fd=parent).st_size
+    os.unlink(name, dir_fd=parent)
+    return size
+
+
+def _remove_dir(name: str, parent: int, path: str, device: int) -> int:
+    """With what is in it, also where a program left a folder that its owner may not enter or change.
+
+    Raises PreflightError, before anything is changed, for a folder of another file system: it was mounted a moment ago.
+    """
+    step()
+    _require_device(os.lstat(name, dir_fd=parent), path, device)
+    try:
+        fd = os.open(name, _DIR, dir_fd=parent)
+    except PermissionError:
+        os.chmod(name, 0o700, dir_fd=parent)
+        fd = os.open(name, _DIR, dir_fd=parent)
+    try:
+        _require_device(os.fstat(fd), path, device)  # to open it may have mounted it (autofs)
+        with contextlib.suppress(PermissionError):
+            os.fchmod(fd, 0o700)
+        freed = _empty(fd, path, device)
+    finally:
+        os.close(fd)
+    os.rmdir(name, dir_fd=parent)
+    return freed
+
+
+def _require_device(info: os.stat_result, path: str, device: int) -> None:
+    if info.st_dev != device:
+        from clustertool.node.system import mounts
+
+        raise mounts.mounted(os.path.dirname(path), path)

@@ -1,0 +1,113 @@
+"""Verifying hashes again what a node has: pieces, and the releases made of them. What is damaged is removed.
+
+A dispatch sends it again. This finds what sizes do not show: a disk that returns other bytes, a program that wrote here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any, Dict, Iterable, Iterator, List, Sequence, Set, Tuple
+
+from clustertool.model import paths
+from clustertool.model.dispatch import manifest
+from clustertool.model.dispatch.manifest import Entry
+from clustertool.node.storage.release_store import Store
+from clustertool.node.system.work_counter import step
+
+_PART = 1 << 20
+
+
+def verify(root: str, remove: bool) -> Dict[str, Any]:
+    """{releases, pieces, bytes, damaged: how many pieces are, lost: names of releases that are damaged or lack a piece}.
+
+    A piece that is damaged, and each release that needs it, is removed. remove=False only reports. Raises OSError and
+    PreflightError where the store cannot be read at all.
+    """
+    found: Dict[str, Any] = {"releases": 0, "pieces": 0, "bytes": 0, "damaged": 0, "lost": []}
+    if not os.path.isdir(paths.releases(root)):
+        return found
+    store = Store(root)
+    with store.used():
+        good, wrong = _pieces(store)
+        releases = _releases(store)
+        lost = [release for release in releases if not _is_right(store, release, good)]
+        for name in wrong if remove else ():
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(store.top, name))
+        for release in lost if remove else ():
+            store.forget(release)
+    found.update(releases=len(releases), pieces=len(good) + len(wrong), bytes=sum(good.values()))
+    found.update(damaged=len(wrong), lost=sorted(lost))
+    return found
+
+
+def _pieces(store: Store) -> Tuple[Dict[str, int], Set[str]]:
+    """{name: size} of pieces whose bytes match their names, and the names of the others."""
+    good: Dict[str, int] = {}
+    wrong: Set[str] = set()
+    with os.scandir(store.top) as entries:
+        names = [entry.name for entry in entries if not entry.name.endswith(".part")]
+    for name in names:
+        try:
+            size, digest = _hash(store, name)
+        except FileNotFoundError:
+            continue
+        except OSError:  # the disk cannot read it
+            size, digest = 0, ""
+        if digest == name:
+            good[name] = size
+        else:
+            wrong.add(name)
+    return good, wrong
+
+
+def _hash(store: Store, name: str) -> Tuple[int, str]:
+    """Size and digest of a piece. Raises OSError."""
+    state, size = manifest.sha256(_PART)(), 0
+    with open(store.open(name), "rb", buffering=0) as file:
+        for data in iter(lambda: file.read(_PART), b""):
+            state.update(data)
+            size += len(data)
+            step()
+    return size, str(state.hexdigest())
+
+
+def _releases(store: Store) -> List[str]:
+    with os.scandir(store.releases) as entries:
+        return [entry.name for entry in entries if "." not in entry.name and entry.name != "lock" and entry.is_file()]
+
+
+def _is_right(store: Store, release: str, good: Dict[str, int]) -> bool:
+    """Whether all pieces are there and right, and what the manifest makes of them is what the release's name says."""
+    try:
+        rows = manifest.read_rows(store.manifest(release))
+        if any(good.get(piece.name) != piece.size for piece in manifest.pieces(rows)):
+            return False
+        return manifest.digest(_entries(store, rows)) == release
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def _entries(store: Store, rows: Iterable[Sequence[Any]]) -> Iterator[Entry]:
+    """What the laptop had read of the workspace (fleet/dispatch/workspace.py)."""
+    pack, large, chunks = b"", None, []  # type: bytes, Any, List[str]
+    for kind, *row in [*rows, ["end"]]:
+        if large and kind != "c":
+            path, mode, _, size, _ = large
+            yield Entry(path, "file", mode, size, manifest.content_of(chunks))
+            large, chunks = None, []
+        if kind == "d":
+            yield Entry(row[0], "dir", row[1], 0, "")
+        elif kind == "l":
+            yield Entry(row[0], "link", 0, 0, row[1])
+        elif kind == "p":
+            pack = store.read(row[0]) if row[0] else b""
+        elif kind == "s":
+            path, mode, _, offset, size = row
+            yield Entry(path, "file", mode, size, manifest.name_of(pack[offset : offset + size]))
+        elif kind == "f":
+            large = row
+        elif kind == "c":
+            chunks.append(row[0])
+        step()

@@ -1,0 +1,1 @@
+"""Run the ranks of a job on a node, and coordinate the nodes."""

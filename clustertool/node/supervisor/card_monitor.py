@@ -1,0 +1,158 @@
+"""The gauge stands beside the supervisor and reads the job's cards for its record: a driver's library may hang or crash.
+
+It sends what it sees and is never waited for. It goes when the supervisor ends it, when that one is gone (the kernel sees to
+it), or when nobody listens; one that died is started again, a few times. Nothing it does or suffers makes a job fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import time
+from typing import Any, Callable, List, Optional, Sequence
+
+from clustertool.node.devices import detect
+from clustertool.node.jobs.descendants import Family
+from clustertool.node.supervisor import child_signals
+from clustertool.node.supervisor.usage_recorder import EVERY, Card
+from clustertool.node.system import processes
+
+_SHARE = 200  # it and the tools that it runs may take one part of so many of a core
+_TRIES = 3  # gauges that there will be, each after the death of the one before
+_FAREWELL = 1.0  # seconds for a killed one to be gone; one whose driver holds it goes when that lets it
+_PR_SET_PDEATHSIG = 1
+_MESSAGE = 1 << 16
+
+
+class Gauge:
+    """turn() as often as the family is looked at, changed() on its SIGCHLD, end() once; call it for what came last."""
+
+    def __init__(self, family: Family, spec: Any, record: Callable[..., None]) -> None:
+        self.pid = 0
+        self._family, self._record = family, record
+        self._mark, self._kind = str(spec["mark"]), str(spec["device_kind"])
+        self._ids = sorted({card for rank in spec["processes"] for card in rank["devices"]})
+        self._sock: Optional[socket.socket] = None
+        self._tries = _TRIES if self._ids and self._kind != "cpu" else 0
+
+    def turn(self) -> None:
+        """Start it if there is none."""
+        if self.pid or not self._tries:
+            return
+        self._tries -= 1
+        if not readable(self._kind):
+            self._tries = 0
+            return
+        with contextlib.suppress(OSError):  # no process to spare
+            self._start()
+
+    def changed(self, status: int) -> None:
+        if os.WIFEXITED(status) or os.WIFSIGNALED(status):
+            self._family.spare.discard(self.pid)
+            self.pid, self._sock = 0, None
+
+    def __call__(self) -> Sequence[Card]:
+        """In the recorder's thread: the newest that came since the last call, () for none. Never waits."""
+        sock, newest = self._sock, b""
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            while sock is not None:
+                data = sock.recv(_MESSAGE, socket.MSG_DONTWAIT)
+                if not data:
+                    break
+                newest = data
+        return [(index, busy, used, total) for index, busy, used, total in json.loads(newest or b"[]")]
+
+    def end(self) -> None:
+        if not self.pid:
+            return
+        with contextlib.suppress(ChildProcessError):
+            os.kill(self.pid, signal.SIGSTOP)  # so that no tool is started while we look for them
+            tools = processes.descendants(self.pid)
+            os.kill(self.pid, signal.SIGKILL)
+            for tool in tools:
+                processes.signal_one(tool, signal.SIGKILL)
+            end = time.monotonic() + _FAREWELL
+            while os.waitpid(self.pid, os.WNOHANG)[0] == 0 and time.monotonic() < end:
+                time.sleep(0.005)
+        self.pid = 0
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            parent = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                self._become(theirs, parent)
+        self.pid, self._sock = pid, ours
+        process = processes.identify(pid)
+        if process:
+            self._family.beside(process)
+            self._record("gauge", pid=pid, start=process.start)
+
+    def _become(self, sock: socket.socket, parent: int) -> None:
+        """In the child: never returns. It keeps none of the supervisor's descriptors: locks and ports are held by them."""
+        import ctypes
+
+        try:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            child_signals.unblock()
+            processes.keep_only(sock.fileno())
+            os.environ["CLUSTERTOOL_MARK"] = self._mark  # for the tools that it runs: whoever sweeps finds them
+            if os.getppid() == parent:
+                run(sock, self._kind, self._ids)
+        finally:
+            processes.leave(0)
+
+
+def readable(kind: str) -> bool:
+    """Whether there is something to ask on this node; what it will say is another matter."""
+    if kind == "gpu":
+        from clustertool.node.devices import nvml
+
+        return bool(nvml.newest()) and (bool(detect.library()) or os.path.exists("/dev/nvidiactl"))
+    from clustertool.node.devices import vendor_tools
+
+    return bool(vendor_tools.program(kind))
+
+
+def run(sock: socket.socket, kind: str, ids: Sequence[int]) -> None:
+    """The gauge's life: look, tell, sleep. What it takes to begin is not counted."""
+    processes.set_name("ct-gauge")
+    read, used = reader(kind, ids), None
+    while True:
+        before = processes.used()
+        try:
+            sock.send(json.dumps(read()).encode(), socket.MSG_DONTWAIT)
+        except BlockingIOError:  # nobody takes it at the moment
+            pass
+        except ConnectionError:
+            return
+        used = 0.0 if used is None else processes.used() - before
+        if select.select([sock], [], [], max(EVERY, _SHARE * used))[0]:
+            return
+
+
+def reader(kind: str, ids: Sequence[int]) -> Callable[[], List[Card]]:
+    """What looks at these cards; it may hang."""
+    if kind == "gpu":
+        from clustertool.node.devices import nvml
+
+        digest = nvml.newest()
+        return lambda: nvml.load(digest, ids)
+    from clustertool.node.devices import vendor_tools
+
+    return lambda: [
+        _card(one) for one in vendor_tools.read(kind)["devices"] if one["index"] in ids and one.get("memory_total")
+    ]
+
+
+def _card(device: Any) -> Card:
+    return device["index"], device.get("utilisation") or 0, device.get("memory_used") or 0, device["memory_total"]

@@ -1,0 +1,86 @@
+"""The guard stands beside the supervisor in its own session: when that one dies or stops beating, it ends the job here.
+
+It tells the lead first, in the supervisor's place: the others need not wait for the loss timeout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import signal
+import socket
+from typing import Any, Dict, List
+
+from clustertool.node.jobs import descendants, records
+from clustertool.node.jobs.termination import Sweep
+from clustertool.node.system import processes
+from clustertool.node.system.process_clock import OwnClock
+from clustertool.node.system.processes import Process
+
+BEAT = 0.5
+QUIT = b"Q"
+_START = 30.0  # seconds that a supervisor may take to its first beat: a loaded machine starts many at once
+_BUSY = 60.0  # the same for one that is ready to run and gets no processor
+_LAST_WORD = 0.5  # seconds that the lead may take to hear of a dead supervisor
+
+
+def patience(spec: Dict[str, Any]) -> float:
+    """Seconds of silence after which supervisor and guard call each other frozen, by the clock of the one that waits."""
+    return max(2.0, float(spec["policy"]["loss_timeout"]))
+
+
+def run(sock: socket.socket, supervisor: Process, spec: Dict[str, Any], job: int) -> None:
+    """Loop until the supervisor says QUIT or is gone. `job` is the job directory's descriptor."""
+    processes.set_name("ct-guard")
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    clock, heard, limit = OwnClock(), 0.0, max(_START, patience(spec))
+    why = ""
+    while not why:
+        ready, _, _ = select.select([sock], [], [], BEAT)
+        now = clock.turn()
+        if ready:
+            data = _receive(sock)
+            if QUIT in data:
+                return
+            heard, limit = now, patience(spec)
+            why = "" if data else "died"
+        elif now - heard > limit and not (now - heard < _BUSY and _wants_to_run(supervisor)):
+            why = f"did not move for {patience(spec):g} s"
+        with contextlib.suppress(OSError):
+            sock.send(b"g", socket.MSG_DONTWAIT)
+    _take_over(f"the supervisor {why}", supervisor, spec, job)
+
+
+def _wants_to_run(supervisor: Process) -> bool:
+    """It is neither stopped nor asleep: the machine is loaded, or it has much to do."""
+    found = processes.stat(supervisor.pid)
+    return found is not None and found.start == supervisor.start and found.state == "R"
+
+
+def _receive(sock: socket.socket) -> bytes:
+    try:
+        return sock.recv(4096)
+    except ConnectionError:
+        return b""
+
+
+def _take_over(why: str, supervisor: Process, spec: Dict[str, Any], job: int) -> None:
+    """What a frozen or dying supervisor owns is found below it; what a dead one owned, in its book and by the marker."""
+    records.record_loss(job, why)
+    _tell_lead(why, spec)
+    below: List[Process] = processes.descendants(supervisor.pid) if processes.alive(supervisor) else []
+    processes.signal_one(supervisor, signal.SIGKILL)
+    left = Sweep([*descendants.recorded(job), *below], str(spec["mark"])).end(grace=0.0, force_for=10.0)
+    records.record_clean(job, left)
+
+
+def _tell_lead(why: str, spec: Dict[str, Any]) -> None:
+    """Before anything is killed: whoever fails on other nodes for want of our ranks shall not be taken for the culprit."""
+    if int(spec["node"]) != int(spec["lead"]["node"]):
+        with contextlib.suppress(OSError, ValueError, ImportError, MemoryError):
+            from clustertool.node.supervisor import (
+                lead_client,  # which few guards need: it is most of what a supervisor has in memory
+            )
+
+            lead_client.say_gone(spec, why, _LAST_WORD)

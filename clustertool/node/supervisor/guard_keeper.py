@@ -1,0 +1,103 @@
+"""The keeper is the supervisor's care for its guard: it beats, and a guard that dies, stops or falls silent is replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from typing import Any, Callable, Dict, Optional, Tuple
+
+from clustertool.node.jobs.descendants import Family
+from clustertool.node.supervisor import guard
+from clustertool.node.system import processes
+from clustertool.node.system.process_clock import OwnClock
+
+_PAUSE = 0.2  # between two guards: one that dies at once must not make us spin
+_FAREWELL = 2.0
+
+
+class Keeper:
+    """`pid` is the present guard's, 0 while there is none. start() once, turn() each loop, changed() on its SIGCHLD."""
+
+    def __init__(self, family: Family, spec: Dict[str, Any], job: int, record: Callable[..., None]) -> None:
+        self.pid = 0
+        self.sock: Optional[socket.socket] = None
+        self._family, self._spec, self._job, self._record = family, spec, job, record
+        self._patience = guard.patience(spec)
+        self.inherited: Tuple[int, ...] = ()  # descriptors that the guard holds open too
+        self._clock = OwnClock()
+        self._beat_at = self._heard = self._start_at = 0.0
+
+    def start(self) -> None:
+        """Raises OSError where the machine has no process to spare."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            ours.setblocking(False)
+            try:
+                self.pid = os.fork()
+            except OSError:
+                ours.close()
+                raise
+            if self.pid == 0:
+                self._become_guard(theirs)
+        self.sock = ours
+        self._family.spare.add(self.pid)
+        self._heard = self._clock.turn()
+        process = processes.identify(self.pid)
+        self._record("guard", pid=self.pid, start=process.start if process else 0)
+
+    def turn(self) -> None:
+        now = self._clock.turn()
+        if self.sock is None:
+            if now >= self._start_at:
+                self._start_at = now + _PAUSE
+                with contextlib.suppress(OSError):
+                    self.start()
+            return
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            if self.sock.recv(4096):
+                self._heard = now
+        if now - self._heard > self._patience:
+            os.kill(self.pid, signal.SIGKILL)
+            self._heard = now
+        if now >= self._beat_at:
+            self._beat_at = now + guard.BEAT
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                self.sock.send(b"s")
+
+    def changed(self, status: int) -> None:
+        """A stopped guard guards nothing: end it; a dead one is replaced at the next turn."""
+        if os.WIFSTOPPED(status):
+            os.kill(self.pid, signal.SIGKILL)
+        elif not os.WIFCONTINUED(status):
+            self._family.spare.discard(self.pid)
+            self.pid = 0
+            if self.sock is not None:
+                self.sock.close()
+                self.sock = None
+
+    def end(self) -> None:
+        """All is done here: the guard may go, and goes."""
+        if self.sock is None:
+            return
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            self.sock.send(guard.QUIT)
+        end = time.monotonic() + _FAREWELL
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(self.pid, os.WNOHANG)[0] == 0:
+                if time.monotonic() > end:
+                    os.kill(self.pid, signal.SIGKILL)
+                time.sleep(0.005)
+
+    def _become_guard(self, theirs: socket.socket) -> None:
+        """In the child: never returns."""
+        try:
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            processes.keep_only(theirs.fileno(), self._job, *self.inherited)
+            guard.run(theirs, self._family.head, self._spec, self._job)
+        finally:
+            processes.leave(0)

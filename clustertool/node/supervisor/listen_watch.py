@@ -1,0 +1,87 @@
+"""Trainers wait until every pserver listens where they are told to find it; one that listens elsewhere is told of.
+
+A port alone says little: on one machine several addresses may have a listener each at the same port. An endpoint that is no
+address of this machine (a name, or one that a router translates) is all that others know, so there any listener counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+
+from clustertool.model.job.outcome import Key
+from clustertool.node.ports import listeners as ports
+from clustertool.node.ports.listeners import Listener
+from clustertool.node.system import processes
+
+_LOOK_EVERY = 3.0  # seconds between two looks for pservers that listen elsewhere; they may yet open the right port
+
+
+class _Server:
+    def __init__(self, spec: Mapping[str, Any], pid: int) -> None:
+        self.pid = pid
+        self.endpoint = str(spec["endpoint"])
+        self.ports = frozenset(int(port) for port in spec["ready"])
+        self.address = ports.own_address(self.endpoint.rpartition(":")[0].strip("[]"))
+        self.look_at = time.monotonic() + _LOOK_EVERY
+
+    def heard(self, listeners: Sequence[Listener]) -> bool:
+        at = [listener for listener in listeners if listener.port in self.ports]
+        return any(not self.address or ports.serves(listener, self.address) for listener in at)
+
+    def elsewhere(self, listeners: Sequence[Listener]) -> str:
+        """Where it listens at its own port, if that is nowhere where it is looked for; "" if it does not listen yet."""
+        at = [listener for listener in listeners if listener.port in self.ports]
+        own: List[Listener] = []
+        for pid in [self.pid, *(process.pid for process in processes.descendants(self.pid))] if at else ():
+            with contextlib.suppress(OSError):
+                own += ports.of_process(pid, at)
+        return ", ".join(sorted({f"{listener.address} port {listener.port}" for listener in own}))
+
+
+class Elsewhere(NamedTuple):
+    key: Key
+    listens: str
+    endpoint: str
+
+
+class Awaited:
+    """The pservers that were started and do not listen yet."""
+
+    def __init__(self) -> None:
+        self._servers: Dict[Key, _Server] = {}
+        self._told: Dict[Key, str] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._servers)
+
+    def add(self, key: Key, spec: Mapping[str, Any], pid: int) -> None:
+        self._servers[key] = _Server(spec, pid)
+
+    def drop(self, key: Key) -> None:
+        self._servers.pop(key, None)
+
+    def clear(self) -> None:
+        self._servers.clear()
+
+    def look(self) -> Tuple[List[Key], List[Elsewhere]]:
+        """Who listens now, and is awaited no longer; and who listens where nobody looks, each place told once."""
+        if not self._servers:
+            return [], []
+        listeners = ports.listeners()
+        heard = sorted(key for key, server in self._servers.items() if server.heard(listeners))
+        for key in heard:
+            del self._servers[key]
+        return heard, self._strays(listeners)
+
+    def _strays(self, listeners: Sequence[Listener]) -> List[Elsewhere]:
+        found, now = [], time.monotonic()
+        for key, server in sorted(self._servers.items()):
+            if now >= server.look_at:
+                server.look_at = now + _LOOK_EVERY
+                listens = server.elsewhere(listeners)
+                if listens and self._told.get(key) != listens:
+                    self._told[key] = listens
+                    found.append(Elsewhere(key, listens, server.endpoint))
+        return found

@@ -1,0 +1,185 @@
+"""Starting one rank: its environment, its log, its command; nothing of ours reaches it but what the contract names."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import signal
+import zlib
+from typing import Any, Dict, Iterator, List, Mapping, Tuple, Union
+
+from clustertool.node.storage import files
+from clustertool.node.supervisor import child_signals
+
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it
+_LINE = 4096  # bytes in which the last line of a log is searched
+_DIFFERENT = rb"0x[0-9a-fA-F]+|[0-9]+"  # in the same error of several ranks: rank, port, pid, time, address
+_OF_OTHERS = (  # what a rank prints after another one has failed
+    rb"connection (reset|refused|closed)|broken ?pipe|closed by peer|ConnectionError|peer .* closed"
+    rb"|nccl.*(remote|abort|timeout)|gloo.*(closed|reset|timeout)"
+)
+_KEPT = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "PATH")
+_LAUNCHER = (
+    r"(PADDLE_|CLUSTERTOOL_|OMPI_|TORCHELASTIC_|PET_|DISTRIBUTED_TRAINER_ENDPOINTS$|TRAINER_PORTS_NUM$|POD_(IP|NAME)$|TRAINING_ROLE$)"
+    r"|(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|MASTER_ADDR|MASTER_PORT|STAGE_ID|STAGE_NUM)$"
+    r"|FLAGS_(selected_\w+|START_PORT)$|HETER_DEVICE_TYPE$|.*_proxy$"
+)
+_SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
+# The prelude is shell by nature; it travels in the environment and not on the command line, where `ps` shows it.
+_WITH_PRELUDE = 'eval "$CLUSTERTOOL_PRELUDE" || exit 126; unset CLUSTERTOOL_PRELUDE; exec "$@"'
+
+
+def base_environment(environ: Mapping[str, str]) -> Dict[str, str]:
+    """What `ssh host` without a terminal has, and nothing else of it."""
+    return {name: environ[name] for name in _KEPT if name in environ}
+
+
+def inherited(environ: Mapping[str, str]) -> Dict[str, str]:
+    """Of a job on the machine of its user: all that the user's shell has, but what launchers say to processes."""
+    import re
+
+    return {name: value for name, value in environ.items() if not re.match(_LAUNCHER, name)}
+
+
+def environment(
+    spec: Mapping[str, Any], process: Mapping[str, Any], attempt: int, own: Mapping[str, str]
+) -> Dict[str, str]:
+    """The node's base, the plan's variables, the secrets; conf.py's LD_LIBRARY_PATH in front of the node's own."""
+    env = inherited(own) if spec["here"] else base_environment(own)
+    if spec["first_path"]:
+        env["PATH"] = spec["first_path"] + ":" + env.get("PATH", os.defpath)
+    env.update(spec["common"])
+    env.update(process["env"])
+    env.update(spec.get("secrets", {}))
+    if spec["ld_library_path"]:
+        rest = env.get("LD_LIBRARY_PATH") or own.get("LD_LIBRARY_PATH", "")
+        env["LD_LIBRARY_PATH"] = ":".join(part for part in (spec["ld_library_path"], rest) if part)
+    env["CLUSTERTOOL_ATTEMPT"] = str(attempt)
+    if spec["prelude"]:
+        env["CLUSTERTOOL_PRELUDE"] = spec["prelude"]
+    return env
+
+
+def command(spec: Mapping[str, Any], process: Mapping[str, Any]) -> List[str]:
+    argv = [str(word) for word in process["argv"]]
+    if not spec["prelude"]:
+        return argv
+    shell = next(shell for shell in _SHELLS if os.path.exists(shell))
+    return [shell, "-c", _WITH_PRELUDE, "prelude", *argv]
+
+
+@contextlib.contextmanager
+def _as_the_rank(folder: Union[int, str], umask: int, file_limit: int) -> Iterator[None]:
+    """What a process has from the one that starts it. Raises OSError for a folder that cannot be entered."""
+    ours, limits = os.umask(umask), resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = os.open(".", os.O_PATH | os.O_CLOEXEC)
+    try:
+        os.chdir(folder)
+        if file_limit:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (file_limit, limits[1]))
+        yield
+    finally:
+        os.umask(ours)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        os.fchdir(before)
+        os.close(before)
+
+
+def _spawn(argv: List[str], env: Dict[str, str], log: int) -> int:
+    """The pid of a process in a session of its own. Raises OSError. A third of what the module subprocess costs to import."""
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, log, 1),
+        (os.POSIX_SPAWN_DUP2, log, 2),
+    ]
+    deaf = [signal.SIGPIPE, signal.SIGXFSZ]  # Python is, and a rank shall not be
+    folders = [""] if "/" in argv[0] else env.get("PATH", os.defpath).split(":")
+    why = OSError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
+    for folder in folders:
+        try:
+            return os.posix_spawn(
+                os.path.join(folder, argv[0]),
+                argv,
+                env,
+                file_actions=actions,
+                setsid=True,
+                setsigdef=deaf,
+                setsigmask=[],
+            )
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                why = OSError(error.errno, error.strerror, argv[0])
+    raise why
+
+
+def _popen(argv: List[str], env: Dict[str, str], log: int) -> int:
+    """The same for Pythons that were built with a C library which knows no sessions there (glibc before 2.26)."""
+    import subprocess
+
+    child = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=env,
+        start_new_session=True,
+        preexec_fn=child_signals.unblock,
+    )
+    child.returncode = 0  # reaped by the supervisor's one waitpid loop, not by subprocess
+    return child.pid
+
+
+def _working_directory(spec: Mapping[str, Any], job: int) -> Union[int, str]:
+    """The job's directory by its descriptor: another user who can replace a folder above it cannot choose what the rank runs.
+
+    With --job-workspace it is another folder, by its path. Raises FileNotFoundError if the job's directory was removed.
+    """
+    if spec["work_dir"] != spec["job_dir"]:
+        return str(spec["work_dir"])
+    if not os.fstat(job).st_nlink:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), spec["job_dir"])
+    return job
+
+
+def start(
+    spec: Mapping[str, Any], process: Mapping[str, Any], attempt: int, job: int, log: int, umask: int, file_limit: int
+) -> Tuple[int, str]:
+    """Start a rank in a session of its own, writing straight into its log. Returns (pid, "") or (127 or 126, why).
+
+    `job`: the descriptor of the job's directory. `file_limit`: the user's own soft limit, where the supervisor has raised its
+    own; else 0.
+    """
+    env, argv = environment(spec, process, attempt, os.environ), command(spec, process)
+    try:
+        with _as_the_rank(_working_directory(spec, job), umask, file_limit):
+            try:
+                return _spawn(argv, env, log), ""
+            except NotImplementedError:
+                return _popen(argv, env, log), ""
+    except OSError as error:
+        what = error.filename if error.filename is not None else process["argv"][0]
+        why = f"cannot start {what!r}: {error.strerror}"
+        with contextlib.suppress(OSError):
+            files.write_all(log, f"clustertool: {why}\n".encode())
+        return (NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE), why
+
+
+def last_line(job: int, log: str) -> Tuple[int, bool]:
+    """Of the last line of a log that is not blank: a number, and whether it is about a lost connection to another process.
+
+    Lines that differ in digits only have the same number. (0, False) if there is none.
+    """
+    import re
+
+    with contextlib.suppress(OSError):
+        fd = files.open_read(job, log)
+        try:
+            text = os.pread(fd, _LINE, max(0, os.fstat(fd).st_size - _LINE)).strip()
+        finally:
+            os.close(fd)
+        line = text[text.rfind(b"\n") + 1 :]
+        if line:
+            return zlib.crc32(re.sub(_DIFFERENT, b"0", line)), re.search(_OF_OTHERS, line, re.IGNORECASE) is not None
+    return 0, False

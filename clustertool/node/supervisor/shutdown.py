@@ -1,0 +1,76 @@
+"""An ending is TERM now, KILL after the grace, again and again until none lives; what cannot be killed is named."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import List, Optional
+
+from clustertool.node.jobs.descendants import Family
+from clustertool.node.jobs.termination import terminate
+from clustertool.node.system import processes
+from clustertool.node.system.processes import Process
+
+_HOPELESS = 8.0  # seconds of KILL after which a survivor is reported
+_ROUNDS = 20  # of KILL in one turn, against a program that forks as fast as it is killed
+
+
+class Ending:
+    """turn() each loop until it returns the survivors; `over` from then on."""
+
+    def __init__(self, family: Family, mark: str, grace: float) -> None:
+        self.over_at = 0.0
+        self._family = family
+        self._mark = mark
+        self._kill_at = time.monotonic() + grace
+        self._give_up_at = 0.0
+        living = family.living()
+        self.signalled = {process.pid for process in living}
+        terminate(living)
+
+    @property
+    def over(self) -> bool:
+        return self.over_at > 0
+
+    def hurry(self, grace: float) -> None:
+        """A second stop can only be faster than the first."""
+        self._kill_at = min(self._kill_at, time.monotonic() + grace)
+
+    def turn(self, unreaped: bool) -> Optional[List[str]]:
+        """`unreaped`: ranks are dead whose exit codes the next turn will have; the last word waits for them."""
+        now = time.monotonic()
+        left = self._family.living()
+        if left and now < self._kill_at:
+            return None
+        left = self._kill(left)
+        if not left and unreaped:
+            return None
+        left += self._strays(left)
+        if left:
+            self._give_up_at = self._give_up_at or now + _HOPELESS
+            if now < self._give_up_at:
+                return None
+        self.over_at = now
+        return [processes.describe(process) for process in left]
+
+    def _kill(self, left: List[Process]) -> List[Process]:
+        """All that live, and at once those that were born meanwhile."""
+        killed: List[Process] = []
+        for _ in range(_ROUNDS):
+            fresh = [process for process in left if process not in killed]
+            if not fresh:
+                break
+            for process in fresh:
+                processes.signal_one(process, signal.SIGKILL)
+            killed += fresh
+            left = self._family.living()
+        return left
+
+    def _strays(self, left: List[Process]) -> List[Process]:
+        """Marked processes that are no descendants of ours: looked for when no descendant lives."""
+        if left:
+            return []
+        strays = processes.marked(self._mark)
+        for process in strays:
+            processes.signal_one(process, signal.SIGKILL)
+        return strays

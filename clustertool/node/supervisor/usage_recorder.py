@@ -1,0 +1,255 @@
+"""The recorder writes down what ranks use and when their logs grew, beside the supervisor's loop.
+
+A slow disk or driver costs lines, never a heartbeat. The loop only says who lives and what grew. A thread of its own looks into
+/proc and at the cards, and writes; while it is busy with that, the loop's word about who lives is dropped. The forms of the
+lines and what becomes of old ones are in model/job/usage.py and model/job/log_growth.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from clustertool.model.job import log_growth, usage
+from clustertool.model.job.outcome import Key
+from clustertool.model.job.usage import Line
+from clustertool.model.paths import OURS, JobPaths
+from clustertool.node.storage import files
+from clustertool.node.system import processes
+from clustertool.node.system.processes import Process, Stat
+from clustertool.node.system.threads import Beside, Words
+
+EVERY = 2.0  # seconds between two lines
+_SHARE = 500  # a look at thousands of processes is rarer: it may take one part of so many of a core
+_USAGE, _GROWTH = f"{OURS}/usage.jsonl", f"{OURS}/growth.jsonl"
+_MORE = 1000  # new lines, after which the old ones are thinned out, or as many as had stayed
+_WAITING = 1000  # words for a thread that waits for its disk
+_PIECE = 2048  # bytes of a log in which a step is searched
+_FAREWELL = 0.5  # seconds the last lines get
+_TICK = 1.0 / os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+Reached = Tuple[str, int, Optional[float], Optional[float], float]  # role, rank, epoch, step, time of its last output
+Card = Tuple[int, float, int, int]  # index, utilisation in percent, bytes used, bytes there are
+Cards = Callable[[], Sequence[Card]]
+
+
+class Running(NamedTuple):
+    """A rank as the supervisor knows it."""
+
+    role: str
+    rank: int
+    attempt: int
+    pid: int
+    log_size: int
+
+
+Growth = Sequence[Any]  # time, log, size
+
+
+def no_cards() -> Sequence[Card]:
+    return ()
+
+
+class Recorder:
+    """turn() as often as the family is looked at; close() at the end. `cards` is called in the thread and may be slow."""
+
+    def __init__(self, job: int, cards: Cards = no_cards) -> None:
+        self._job = job
+        self._cards = cards
+        self._at = 0.0
+        self._pause = EVERY
+        self._words = Words()  # for the thread: functions of it with their arguments
+        self.progress: Tuple[
+            Reached, ...
+        ] = ()  # of the running ranks, at the newest look; another object after each change
+        self._thread: Optional[Beside] = None
+        self._busy = False
+
+    def turn(self, members: Sequence[Process], ranks: Sequence[Running]) -> None:
+        """`members`: every living descendant. Costs the caller nothing; it may be called at any rate."""
+        now = time.monotonic()
+        if now < self._at or self._busy or not ranks:
+            return
+        self._at = now + self._pause
+        self._busy = True  # before the thread can be done with it
+        if not self._put(self._use, time.time(), members, ranks):
+            self._busy = False
+
+    def grown(self, lines: Sequence[Growth]) -> None:
+        """Logs have grown. Costs the caller nothing."""
+        if lines and len(self._words) < _WAITING:
+            self._put(self._grow, lines)
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._words.put(None)
+            self._thread.wait(_FAREWELL)
+
+    def _put(self, *work: Any) -> bool:
+        """False where no thread can start: the user may have no process to spare, and a later turn tries again."""
+        try:
+            self._thread = self._thread or Beside(self._work)
+        except RuntimeError:
+            return False
+        self._words.put(work)
+        return True
+
+    # -- in the thread --
+
+    def _work(self) -> None:
+        try:
+            books = Book(self._job, _USAGE, usage.thinned), Book(self._job, _GROWTH, log_growth.thinned)
+        except OSError:  # no room for the files: nothing is read any more
+            return
+        self._usage, self._growth = books
+        self._look = Look()
+        self._seen: Sequence[Running] = ()  # at the look before
+        for work, *arguments in self._words:
+            work(*arguments)
+        for book in books:
+            book.close()
+
+    def _grow(self, lines: Sequence[Growth]) -> None:
+        self._growth.write(lines[-1][0], *lines)
+
+    def _use(self, t: float, members: Sequence[Process], ranks: Sequence[Running]) -> None:
+        if self._seen:  # not at the first look: the start of a job must not wait for this import
+            from clustertool.node.jobs.rank_progress import progress
+        began = time.thread_time()
+        line = self._look(t, members, ranks)
+        if self._seen:
+            self._read_logs(ranks, progress)
+        self._seen = ranks
+        with contextlib.suppress(OSError, ValueError):
+            cards = self._cards()
+            if cards:
+                line["d"] = [list(card) for card in cards]
+        self._usage.write(t, line)
+        self._pause = max(EVERY, _SHARE * (time.thread_time() - began))
+        self._busy = False
+
+    def _read_logs(self, ranks: Sequence[Running], progress: Callable[..., Any]) -> None:
+        """How far the ranks are, for the lead: it is all that is known of them if this node is lost. A log that has not grown
+        since the last look is not read again."""
+        before, seen = {reached[:2]: reached for reached in self.progress}, frozenset(self._seen)
+        found = []
+        for rank in ranks:
+            key = rank.role, rank.rank
+            if key in before and rank in seen:
+                found.append(before[key])
+                continue
+            now = progress(self._job, JobPaths.log(*key, rank.attempt), _PIECE)
+            if now is not None:
+                found.append((*key, now.epoch, now.step, now.output))
+        if tuple(found) != self.progress:
+            self.progress = tuple(found)
+
+
+class Book:
+    """A file of lines, thinned out now and then. It is replaced whole, so a reader never sees half of it.
+
+    thinned(data, now): the lines that stay.
+    """
+
+    def __init__(self, job: int, name: str, thinned: Callable[[bytes, float], bytes]) -> None:
+        self._job, self._name, self._thinned = job, name, thinned
+        self._journal = files.Journal(files.open_append(job, name))
+        self._fresh = self._stayed = 0
+
+    def write(self, now: float, *lines: Any) -> None:
+        self._journal.write(*lines)
+        self._fresh += len(lines)
+        if self._fresh >= max(_MORE, self._stayed):
+            self._fresh = 0
+            with contextlib.suppress(OSError):
+                self._thin(now)
+
+    def _thin(self, now: float) -> None:
+        data = self._thinned(files.read(self._job, self._name), now)
+        files.create(self._job, self._name + ".new", data, exclusive=False)
+        os.rename(self._name + ".new", self._name, src_dir_fd=self._job, dst_dir_fd=self._job)
+        self._journal.close()
+        self._journal = files.Journal(files.open_append(self._job, self._name))
+        self._stayed = data.count(b"\n")
+
+    def close(self) -> None:
+        self._journal.close()
+
+
+class Look:
+    """One look at all members: whose they are, and what each rank has used so far. Keeps what is gone from being forgotten."""
+
+    def __init__(self) -> None:
+        self._owners: Dict[Process, Optional[Key]] = {}
+        self._used: Dict[Key, Tuple[int, int, float]] = {}  # (pid, ticks of the living then, seconds so far)
+
+    def __call__(self, t: float, members: Sequence[Process], ranks: Sequence[Running]) -> Line:
+        stats = {}
+        for member in members:
+            found = processes.stat(member.pid)
+            if found is not None and found.start == member.start:
+                stats[member.pid] = found
+        owned = self._owned(stats, {rank.pid: (rank.role, rank.rank) for rank in ranks})
+        rows = [self._row(rank, owned.get((rank.role, rank.rank), ())) for rank in ranks]
+        return {"t": round(t, 2), "n": machine(), "r": rows}
+
+    def _row(self, rank: Running, stats: Sequence[Stat]) -> List[object]:
+        """A process's time goes to its parent when it is waited for, so the sum over the living grows, but for orphans."""
+        key = (rank.role, rank.rank)
+        ticks = sum(stat.ticks + stat.waited for stat in stats)
+        pid, before, seconds = self._used.get(key, (rank.pid, 0, 0.0))
+        seconds += max(0, ticks - (before if pid == rank.pid else 0)) * _TICK
+        self._used[key] = rank.pid, ticks, seconds
+        living = [stat for stat in stats if stat.state not in "ZX"]
+        memory = sum(stat.rss for stat in living) * _PAGE
+        return [rank.role, rank.rank, rank.attempt, round(seconds, 2), memory, len(living), max(rank.log_size, 0)]
+
+    def _owned(self, stats: Dict[int, Stat], ranks: Dict[int, Key]) -> Dict[Key, List[Stat]]:
+        """Members by rank. Who was a rank's once stays so when its parent dies and it becomes the supervisor's child."""
+        self._owners = {process: key for process, key in self._owners.items() if process.pid in stats}
+        self._owners.update((Process(pid, stats[pid].start), key) for pid, key in ranks.items() if pid in stats)
+        found: Dict[Key, List[Stat]] = {}
+        for pid, stat in stats.items():
+            key = self._owner(Process(pid, stat.start), stats)
+            if key is not None:
+                found.setdefault(key, []).append(stat)
+        return found
+
+    def _owner(self, process: Process, stats: Dict[int, Stat]) -> Optional[Key]:
+        """Upwards to somebody whose rank is known; an orphan that was never seen with its parent tells by its environment."""
+        way = []
+        while process not in self._owners:
+            way.append(process)
+            parent = stats[process.pid].parent
+            if parent not in stats:
+                self._owners[process] = _by_environment(process.pid)
+            else:
+                process = Process(parent, stats[parent].start)
+        self._owners.update((below, self._owners[process]) for below in way)
+        return self._owners[process]
+
+
+def _by_environment(pid: int) -> Optional[Key]:
+    with contextlib.suppress(OSError, KeyError, ValueError):
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            pairs = dict(pair.split(b"=", 1) for pair in file.read().split(b"\0") if b"=" in pair)
+        return pairs[b"CLUSTERTOOL_ROLE"].decode(), int(pairs[b"CLUSTERTOOL_RANK"])
+    return None
+
+
+def machine() -> List[float]:
+    """[busy CPU seconds, cores, bytes used, bytes there are] of this machine; zeros for what it does not tell."""
+    busy, cores, used, total = 0.0, os.cpu_count() or 0, 0, 0
+    with contextlib.suppress(OSError, ValueError):
+        with open("/proc/stat", "rb") as file:
+            times = [int(word) for word in file.readline().split()[1:9]]  # what guests had is in user and nice already
+        busy = round((sum(times) - times[3] - times[4]) * _TICK, 2)  # neither idle nor waiting for a disk
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        with open("/proc/meminfo", "rb") as file:
+            sizes = {line.split(b":")[0]: int(line.split()[1]) << 10 for line in file.readlines(256)}
+        total = sizes[b"MemTotal"]
+        used = total - sizes[b"MemAvailable"]
+    return [busy, cores, used, total]

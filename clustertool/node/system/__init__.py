@@ -1,0 +1,1 @@
+"""Wrap what the operating system offers: processes, mounts, users, TLS."""

@@ -1,0 +1,99 @@
+"""What systemd-logind does with this user's processes at logout: with KillUserProcesses=yes it ends those of the session.
+
+A scope of the user's own manager lasts longer than the session only if the user lingers (loginctl enable-linger).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Dict, NamedTuple, Sequence, Tuple
+
+from clustertool.node.system import users
+
+_PATIENCE = 2.0  # seconds for loginctl, which asks a daemon
+_LINGERING = "/var/lib/systemd/linger"
+_FIX = "loginctl enable-linger (once, as this user on the node)"
+
+
+class Logout(NamedTuple):
+    """kills: logind ends what a login has started. lingers: the user's manager lasts without a login."""
+
+    kills: bool
+    lingers: bool
+
+
+def look() -> Logout:
+    """What holds for this process. Where no logind answers, or this is no session of it, nothing is ended."""
+    if not _in_session():
+        return Logout(False, False)
+    user = users.name_of(os.getuid())
+    manager = _show("show-session", "KillUserProcesses", "KillOnlyUsers", "KillExcludeUsers")
+    if not _kills(manager, user):
+        return Logout(False, False)
+    linger = _show("show-user", "Linger", about=str(os.getuid())).get("Linger")
+    return Logout(True, linger == "yes" if linger else os.path.exists(os.path.join(_LINGERING, user)))
+
+
+def warning() -> Tuple[str, str]:
+    """What `check` warns of, and the fix; empty texts for nothing."""
+    state = look()
+    if state.kills and not state.lingers:
+        return "logind ends detached jobs at logout (KillUserProcesses=yes, and this user does not linger)", _FIX
+    if state.kills and not program("systemd-run"):
+        return (
+            "logind ends detached jobs at logout (KillUserProcesses=yes), and there is no systemd-run",
+            "install systemd-run",
+        )
+    return "", ""
+
+
+def program(name: str) -> str:
+    """The path of a program on PATH, or ""."""
+    paths = (os.path.join(folder, name) for folder in os.environ.get("PATH", os.defpath).split(":"))
+    return next((path for path in paths if os.access(path, os.X_OK) and os.path.isfile(path)), "")
+
+
+def _in_session() -> bool:
+    """pam_systemd names the session in the environment; its processes are in its control group."""
+    if "XDG_SESSION_ID" in os.environ:
+        return True
+    try:
+        with open("/proc/self/cgroup") as file:
+            return "/session-" in file.read()
+    except OSError:
+        return False
+
+
+def _kills(manager: Dict[str, str], user: str) -> bool:
+    """logind's own rule. Without a list of its own, it excludes root."""
+    only, excluded = (manager.get(name, "").split() for name in ("KillOnlyUsers", "KillExcludeUsers"))
+    if user in (excluded or ["root"]):
+        return False
+    return user in only if only else manager.get("KillUserProcesses") == "yes"
+
+
+def _show(what: str, *names: str, about: str = "") -> Dict[str, str]:
+    """Properties of logind's manager, or of a user. {} where there is no loginctl, or no logind that answers it in time."""
+    tool = program("loginctl")
+    if not tool:
+        return {}
+    wanted = [word for name in names for word in ("-p", name)]
+    text = _output([tool, "--no-pager", what, *wanted, *([about] if about else [])])
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+
+def _output(argv: Sequence[str]) -> str:
+    import subprocess
+
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_PATIENCE,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "" if done.returncode else done.stdout.decode(errors="replace")

@@ -1,0 +1,87 @@
+"""Whether other users can replace what lies at a path: what sshd checks with StrictModes, for each folder up to /.
+
+Symbolic links on the way are followed one at a time: the link and the folders that it leads through are checked.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import NamedTuple, Optional
+
+from clustertool.node.system import users
+
+_MOST_LINKS = 40  # as in the kernel
+_TRUSTED = "trusted"
+_group_trusted = False
+
+
+class Unsafe(NamedTuple):
+    """`what` is wrong with one folder of a path, and the fix."""
+
+    what: str
+    fix: str
+
+
+def set_group(root_dir_group: str) -> None:
+    """conf.py's ROOT_DIR_GROUP, for this process and its children. "trusted": a group may write to folders of ROOT_DIR."""
+    global _group_trusted
+    _group_trusted = root_dir_group == _TRUSTED
+
+
+def unsafe(path: str) -> Optional[Unsafe]:
+    """What lets another user replace the folder `path` (absolute), or None. Folders that do not exist yet are not judged."""
+    at, links, rest = "/", 0, 0
+    todo = path.split("/")[::-1]
+    found = _folder(at, os.lstat(at))
+    while todo and found is None:
+        name = todo.pop()
+        if name in ("", "."):
+            continue
+        below = os.path.dirname(at) if name == ".." else os.path.join(at, name)
+        try:
+            info = os.lstat(below)
+            target = os.readlink(below) if stat.S_ISLNK(info.st_mode) else ""
+        except FileNotFoundError:
+            if links and len(todo) >= rest:
+                return Unsafe(f"{path} is a link to {below}, which is not there", "choose another folder")
+            return None
+        except OSError as error:
+            return Unsafe(f"{below} cannot be examined: {error.strerror}", "choose another folder")
+        if target:
+            links += 1
+            if links > _MOST_LINKS:
+                return Unsafe(f"{path} leads through too many links", "choose another folder")
+            found = _owner(below, info)
+            rest = len(todo)
+            todo += target.split("/")[::-1]
+            at = "/" if target.startswith("/") else at
+        else:
+            found = _folder(below, info)
+            at = below
+    return found
+
+
+def _folder(path: str, info: os.stat_result) -> Optional[Unsafe]:
+    """A folder is safe if it belongs to root or this user, and is sticky or closed to writers."""
+    if not stat.S_ISDIR(info.st_mode):
+        return Unsafe(f"{path} is no directory", "choose another folder")
+    wrong = _owner(path, info)
+    if wrong or info.st_mode & stat.S_ISVTX:
+        return wrong
+    if info.st_mode & stat.S_IWOTH:
+        fix = f"chmod o-w {path}, or choose another folder"
+        return Unsafe(f"all users may write to {path}, and so replace what lies there", fix)
+    if info.st_mode & stat.S_IWGRP and not _group_trusted and not users.only_private(path, info.st_gid):
+        fix = f'chmod g-w {path}, or, if you trust its members, ROOT_DIR_GROUP = "{_TRUSTED}" in conf.py'
+        return Unsafe(
+            f"the group {users.group_name(info.st_gid)} may write to {path}, and so replace what lies there", fix
+        )
+    return None
+
+
+def _owner(path: str, info: os.stat_result) -> Optional[Unsafe]:
+    if info.st_uid == os.getuid() or info.st_uid in users.roots():
+        return None
+    what = f"{path} belongs to user {users.name_of(info.st_uid)}, who can replace what lies there"
+    return Unsafe(what, "choose a folder that belongs to you or root, as all folders above it")

@@ -1,0 +1,314 @@
+"""A wire carries small JSON messages between supervisor and lead: mutual TLS, never blocking, resumed after a break.
+
+`Wire` is one TCP connection, `Mailbox` what outlives it: messages are numbered, acknowledged and sent again, so that
+a broken cable loses and doubles nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import ssl
+from collections import deque
+from typing import Callable, Deque, Iterator, List, Optional, Tuple, Union
+
+from clustertool.model.wire.frames import Decoder, Frame, FrameError, Header, head
+from clustertool.model.wire.payload import Sink
+
+_CHUNK = 1 << 16
+_RECORD = 1 << 14  # what TLS gives at a time
+_TURN = 1 << 20  # bytes read before others have their turn
+TIMED_OUT = ("ETIMEDOUT", "timed out")
+
+
+def beat(loss_timeout: float) -> float:
+    """Seconds between two heartbeats: lead and supervisors beat alike."""
+    return min(1.0, loss_timeout / 4)
+
+
+def join_patience(loss_timeout: float, nodes: int) -> float:
+    """Seconds that lead and supervisors wait for each other until all have started. Many may start on one loaded machine."""
+    return max(loss_timeout, 30.0 + nodes / 10)
+
+
+def context(certificate: str, key: str, server: bool) -> ssl.SSLContext:
+    """TLS with the job's throw-away certificate as its only authority: who holds its key is a member of the job."""
+    ctx = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    ctx.minimum_version = ssl.TLSVersion.TLSv1_2
+    ctx.check_hostname = False
+    ctx.verify_mode = ssl.CERT_REQUIRED
+    ctx.load_verify_locations(cadata=certificate)
+    with _in_memory(certificate) as public, _in_memory(key) as private:
+        ctx.load_cert_chain(public, private)
+    if server and hasattr(ctx, "num_tickets"):
+        ctx.num_tickets = 0  # nobody resumes a connection
+    return ctx
+
+
+def listen(address: str, port: int, backlog: int) -> socket.socket:
+    """At the cluster's address; where that is not one of this machine's (NAT), at all. `port` 0: any. Raises OSError."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with contextlib.ExitStack() as stack:
+        stack.callback(sock.close)
+        try:
+            sock.bind((address, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise
+            sock.bind(("", port))
+        sock.listen(backlog)
+        stack.pop_all()
+    return sock
+
+
+@contextlib.contextmanager
+def _in_memory(pem: str) -> Iterator[str]:
+    """load_cert_chain wants file names; a pipe has one, and the key never touches a disk. (Not every Python has memfds.)"""
+    outlet, inlet = os.pipe()
+    try:
+        os.write(inlet, pem.encode())
+        os.close(inlet)
+        yield f"/proc/self/fd/{outlet}"
+    finally:
+        os.close(outlet)
+
+
+def cause(error: BaseException) -> Tuple[str, str]:
+    """Why a connection failed: the name of its errno, or "", and words."""
+    inner = error.__cause__ or error
+    if isinstance(inner, ssl.SSLError):
+        return "", f"TLS failed: {inner}"
+    if not isinstance(inner, OSError) or inner.errno is None:
+        return "", str(inner)
+    words = TIMED_OUT[1] if inner.errno == errno.ETIMEDOUT else (inner.strerror or "").lower()
+    return errno.errorcode.get(inner.errno, ""), words
+
+
+class _Bytes:
+    """Something to be sent: `left` bytes of it."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = memoryview(data)
+        self.left = len(data)
+
+    def next(self, most: int) -> Union[bytes, memoryview]:
+        return self._data[:most]
+
+    def sent(self, size: int) -> None:
+        self._data = self._data[size:]
+        self.left -= size
+
+    def close(self) -> None:
+        self._data.release()
+
+
+class _File:
+    """The same, of an open file: it is read as it is sent."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self._fd = fd
+        self._at = 0
+        self.left = size
+
+    def next(self, most: int) -> bytes:
+        data = os.pread(self._fd, min(most, self.left), self._at)
+        if not data:
+            raise OSError(errno.EIO, "a file has become shorter")
+        return data
+
+    def sent(self, size: int) -> None:
+        self._at += size
+        self.left -= size
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class Wire:
+    """One connection, made or in the making. turn() moves what can be moved; ConnectionError ends it.
+
+    `sink`: where a payload goes as it comes (frames.Decoder); without, nobody may send one.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        ctx: ssl.SSLContext,
+        server: bool,
+        max_header: int,
+        max_payload: int = 0,
+        sink: Optional[Callable[[Header, int], Sink]] = None,
+    ) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._tls: Optional[ssl.SSLSocket] = None
+        self._context = ctx
+        self._server = server
+        self._decoder = Decoder(max_header, max_payload, sink)
+        self._limit = _TURN if max_payload else 0
+        self._out: Deque[Union[_Bytes, _File]] = deque()
+        self._wants_write = not server  # a client's connect() shows itself by becoming writable
+        self.secure = False
+        self.got = 0  # bytes
+        self.more = False  # there may be more to read at once, which no poll() tells
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    @property
+    def wants_write(self) -> bool:
+        return self._wants_write or (self.secure and bool(self._out))
+
+    def send(self, header: Header, payload: bytes = b"") -> None:
+        self._out.append(_Bytes(head(header, len(payload))))
+        if payload:  # as it is: a manifest is large
+            self._out.append(_Bytes(payload))
+
+    def send_file(self, header: Header, fd: int, size: int) -> None:
+        """An open file as payload. It is closed when it is sent, or the wire is closed."""
+        self._out.append(_Bytes(head(header, size)))
+        self._out.append(_File(fd, size))
+
+    def flush(self) -> None:
+        """Send now what the kernel takes. That the other side is gone is told at the next turn."""
+        if self.secure and self._tls is not None:
+            with contextlib.suppress(OSError):
+                self._flush(self._tls)
+
+    @property
+    def connected(self) -> bool:
+        """TCP has a connection; TLS may be under way."""
+        return self._tls is not None
+
+    @property
+    def backlog(self) -> int:
+        return sum(part.left for part in self._out)
+
+    def turn(self) -> List[Header]:
+        """The messages that came. Raises ConnectionError when the other side is gone, is a stranger, or talks nonsense."""
+        return [header for header, _ in self.frames()]
+
+    def frames(self) -> List[Frame]:
+        """The same, with what the messages carry."""
+        try:
+            tls = self._tls or self._wrap()
+            if not self.secure:
+                self._wants_write = False
+                tls.do_handshake()
+                self.secure = True
+            frames = self._read(tls)
+            self._flush(tls)
+            return frames
+        except (ssl.SSLWantReadError, _NotYet):
+            return []
+        except ssl.SSLWantWriteError:
+            self._wants_write = True
+            return []
+        except (OSError, FrameError) as error:
+            raise ConnectionError(str(error)) from error
+
+    def _wrap(self) -> ssl.SSLSocket:
+        """TLS begins once TCP is connected: wrap_socket() takes no other, and a connect across a real network takes a while."""
+        failed = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if failed:
+            raise OSError(failed, os.strerror(failed))
+        try:
+            self._sock.getpeername()
+        except OSError as error:
+            if self._server or error.errno != errno.ENOTCONN:
+                raise
+            raise _NotYet from None
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._tls = self._context.wrap_socket(self._sock, server_side=self._server, do_handshake_on_connect=False)
+        self._sock = self._tls
+        return self._tls
+
+    def _read(self, tls: ssl.SSLSocket) -> List[Frame]:
+        """What came before the other side closed is still read; that it is gone is told at the next turn."""
+        frames: List[Frame] = []
+        end = self.got + self._limit
+        self.more = False
+        while True:
+            try:
+                size = self._receive(tls, frames)
+                if not size:
+                    raise ConnectionError("closed by the other side")
+                self.got += size
+                if self.got >= end > self._limit > 0:
+                    self.more = True
+                    return frames
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return frames
+            except OSError:
+                if frames:
+                    return frames
+                raise
+
+    def _receive(self, tls: ssl.SSLSocket, frames: List[Frame]) -> int:
+        """Bytes that came now; 0: there will be no more. Payloads go where they belong: they are large."""
+        room = self._decoder.room()
+        if room is None:
+            data = tls.recv(_RECORD)
+            frames += self._decoder.feed(data)
+            return len(data)
+        size = tls.recv_into(room)
+        frames += self._decoder.taken(size)
+        return size
+
+    def _flush(self, tls: ssl.SSLSocket) -> None:
+        self._wants_write = False
+        while self._out:
+            part = self._out[0]
+            try:
+                part.sent(tls.send(part.next(_CHUNK)))
+            except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                return
+            if not part.left:
+                self._out.popleft().close()
+
+    def close(self) -> None:
+        self._sock.close()
+        while self._out:
+            self._out.popleft().close()
+
+
+class _NotYet(Exception):
+    """connect() is still under way."""
+
+
+class Mailbox:
+    """Numbers what goes out, keeps it until the other side has it, and drops what came twice."""
+
+    def __init__(self) -> None:
+        self._next = 1
+        self._kept: Deque[Tuple[int, Header]] = deque()
+        self.got = 0
+
+    def post(self, message: Header) -> Header:
+        """The message with its number, kept for a resend."""
+        numbered = {**message, "n": self._next}
+        self._kept.append((self._next, numbered))
+        self._next += 1
+        return numbered
+
+    def kept(self) -> List[Header]:
+        return [message for _, message in self._kept]
+
+    def keeps(self, number: int) -> bool:
+        """Whether the other side has not acknowledged this message yet."""
+        return bool(self._kept) and self._kept[0][0] <= number
+
+    def take(self, header: Header) -> bool:
+        """Note acknowledgement and number of a message that came; False if it is an old one or only a beat."""
+        acknowledged = int(header.get("a", 0))
+        while self._kept and self._kept[0][0] <= acknowledged:
+            self._kept.popleft()
+        number = int(header.get("n", 0))
+        if number <= self.got:
+            return False
+        self.got = number
+        return True

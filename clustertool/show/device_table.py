@@ -1,0 +1,114 @@
+"""Devices as people look at them: a line for nodes that are alike, a row for every device, what is wrong with it in red."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from clustertool.show.table import Cell, count, gather, table
+from clustertool.show.terminal import Terminal
+
+_COLUMNS = ("node", "id", "device", "temp", "util", "power", "memory", "state", "processes")
+_HOT = 90  # degrees
+_HARMLESS = ("power cap",)  # a card at work is limited by its power
+_GIB = 1 << 30
+
+
+def devices_tables(nodes: Mapping[str, Mapping[str, Any]], terminal: Terminal) -> None:
+    """Nodes' answers by name, each as node/devices/read.py makes it."""
+    rows = [_row(name, answer["kind"], device) for name, answer in nodes.items() for device in answer["devices"]]
+    for folded, line in gather({name: _about(answer) for name, answer in nodes.items() if answer["devices"]}):
+        terminal.line(f"{folded}: {line}")
+    if rows:
+        terminal.line()
+        table("", _COLUMNS, rows, terminal=terminal)
+    without = [name for name, answer in nodes.items() if not answer["devices"] and not answer["problem"]]
+    if without:
+        if rows:
+            terminal.line()
+        terminal.line(f"no devices: {gather(dict.fromkeys(without, ''))[0][0]}")
+    for folded, problem in gather(
+        {name: str(answer["problem"]) for name, answer in nodes.items() if answer["problem"]}
+    ):
+        terminal.warn(f"{folded}: {problem}")
+
+
+def _about(answer: Mapping[str, Any]) -> str:
+    """`8 x NVIDIA H100, driver 550.54, CUDA 12.4`"""
+    models = [str(device.get("model") or answer["kind"]) for device in answer["devices"]]
+    parts = [f"{models.count(model)} x {model}" for model in dict.fromkeys(models)]
+    parts += [f"driver {answer['driver']}"] if answer["driver"] else []
+    parts += [f"CUDA {answer['cuda']}"] if answer["cuda"] else []
+    return ", ".join(parts)
+
+
+def _row(name: str, kind: str, device: Mapping[str, Any]) -> Sequence[object]:
+    temperature = device.get("temperature")
+    hot = temperature is not None and temperature >= _HOT
+    return (
+        name,
+        device["index"],
+        device.get("model") or kind,
+        Cell("" if temperature is None else f"{temperature} C", "red" if hot else ""),
+        percent(device.get("utilisation")),
+        _power(device),
+        memory(device.get("memory_used"), device.get("memory_total")),
+        _state(device),
+        "; ".join(map(process, device.get("processes", ()))),
+    )
+
+
+def percent(value: object) -> str:
+    return "" if value is None else f"{value} %"
+
+
+def memory(used: int | None, total: int | None) -> str:
+    """In GiB, as cards are sold."""
+    if total is None:
+        return "" if used is None else f"{used / _GIB:.1f} GiB"
+    return f"{(used or 0) / _GIB:.1f}/{total / _GIB:.0f} GiB"
+
+
+def _power(device: Mapping[str, Any]) -> str:
+    power, limit = device.get("power"), device.get("power_limit")
+    if power is None:
+        return ""
+    return f"{power:.0f} W" if limit is None else f"{power:.0f}/{limit:.0f} W"
+
+
+def wrong(device: Mapping[str, Any]) -> list[str]:
+    """What is sick about a device."""
+    found = [str(device["problem"])] if device.get("problem") else []
+    if device.get("ecc_uncorrected"):
+        found.append(count(int(device["ecc_uncorrected"]), "ECC error"))
+    if device.get("repair"):
+        found.append(f"memory repair {device['repair']}")
+    found += [str(word) for word in device.get("throttle", ()) if word not in _HARMLESS]
+    if device.get("compute_mode") not in (None, "", "default"):
+        found.append(str(device["compute_mode"]))
+    return found
+
+
+def _state(device: Mapping[str, Any]) -> Cell:
+    """What is wrong with it, then who holds it; `free` where nobody computes on it."""
+    sick, held = wrong(device), device.get("held")
+    words = list(sick)
+    if held:
+        words.append(f"job {held['job']} ({held['user']})")
+    elif device.get("processes"):
+        words.append("used")
+    elif not sick:
+        words.append("free")
+    return Cell(", ".join(words), "red" if sick else "" if held or device.get("processes") else "green")
+
+
+def process(one: Mapping[str, Any]) -> str:
+    """`anna python3 (pid 12) 3.1 GiB`, with its rank if it belongs to a job of ours."""
+    rank = f"{one['role']} {one['rank']}" if one.get("rank") and one.get("role") else ""
+    size = "" if one.get("memory") is None else f"{one['memory'] / _GIB:.1f} GiB"
+    job = f"job {one['job']}" if one.get("job") else ""
+    return " ".join(filter(None, [one.get("user", ""), one.get("name", ""), f"(pid {one['pid']})", job, rank, size]))
+
+
+def users(processes: Iterable[Mapping[str, Any]]) -> str:
+    return ",".join(dict.fromkeys(str(one["user"]) for one in processes if one.get("user")))

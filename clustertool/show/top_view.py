@@ -1,0 +1,279 @@
+"""The screen of `inv top`: lines that fit the window, whatever its size; what a node said never steers the terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from clustertool.show.device_table import memory
+from clustertool.show.progress_bars import human_bytes, human_seconds
+from clustertool.show.table import count, fold, table
+from clustertool.show.terminal import Terminal
+from clustertool.watch.top_model import Picture, Rank, Row
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+Part = tuple[str, str]  # text, style
+Line = list[Part]
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_PLAIN_BLOCKS = " .:-=+*#@"
+_STATES = {
+    "running": "green",
+    "done": "dim",
+    "waiting": "dim",
+    "stopped": "yellow",
+    "frozen": "yellow",
+    "unknown": "yellow",
+    "failed": "red",
+    "lost": "red",
+}
+_BAR, _EACH = 12, 16
+_SILENT = 4.0  # seconds after which a node is called silent
+_LATE = 5.0  # seconds of a heartbeat
+_QUIET = 10.0  # seconds without output
+_DEVICES = ("nodes", "device", "util", "memory", "temp", "used by", "trouble")
+_RANKS = ("rank", "node", "state", "cpu", "memory", "steps/s", "no output", "heartbeat", "last line")
+KEYS = "q quit  s sort  / filter  up/down choose  enter log  x stop"
+
+
+@dataclass
+class View:
+    """What the person has chosen."""
+
+    sort: str = "rank"
+    text: str = ""
+    typing: bool = False
+    at: int = 0  # the chosen rank's row
+    chosen: tuple[str, str, int] | None = (
+        None  # the chosen rank: job, role, rank; it stays chosen in whatever row it is
+    )
+    log: Rank | None = None
+    message: str = ""
+
+
+@dataclass
+class Page:
+    """What is drawn: the lines, and the ranks that can be chosen."""
+
+    lines: list[Line]
+    ranks: list[Rank]
+
+
+def choose(view: View, ranks: Sequence[Rank], rows: int = 0) -> None:
+    """Keep the chosen rank, in whatever row it is now, and go on by `rows`. If it is gone, its row is chosen."""
+    keys = [(rank.job, rank.role, rank.rank) for rank in ranks]
+    at = keys.index(view.chosen) if view.chosen in keys else view.at
+    view.at = max(0, min(at + rows, len(keys) - 1))
+    view.chosen = keys[view.at] if keys else None
+
+
+class Screen:
+    """Makes pages for one terminal."""
+
+    def __init__(self, terminal: Terminal, hide: Callable[[str], str]) -> None:
+        self._terminal, self._hide = terminal, hide
+        fine = terminal.printable("█▁") == "█▁"
+        self._blocks = _BLOCKS if fine else _PLAIN_BLOCKS
+
+    def page(
+        self, picture: Picture, view: View, width: int, height: int, failed: Mapping[str, str], now: float
+    ) -> Page:
+        """All of it, at most `height` lines."""
+        ranks = picture.processes(view.sort, view.text, self._away(picture, failed, now))
+        told = [*self._failures(failed), *self._problems(picture)]
+        head = [self._title(picture, view, failed, now), *told[: max(0, height - 6)]]
+        room = max(2, height - len(head) - 5)
+        most = max(room - len(ranks), room // 2, 1)
+        rows = picture.rows(most, view.sort, view.text)
+        lines = [*head, *self._device_lines(rows, most, width), []]
+        left = max(0, height - len(lines) - 2)
+        choose(view, ranks)
+        lines += self._rank_lines(ranks, view.at, left, width)
+        lines = lines[: height - 1]
+        foot = [] if height < 2 else [self._foot(view)]
+        return Page([*lines, *([[]] * (height - 1 - len(lines))), *foot], ranks)
+
+    def log_page(self, view: View, text: str, width: int, height: int) -> Page:
+        assert view.log is not None
+        about = f"{view.log.name} on {view.log.node}, job {view.log.job}: {view.log.log}"
+        room = max(1, height - 2)
+        lines = [[(self._safe(line), "")] for line in text.split("\n")][-room - 1 :]
+        while lines and not lines[-1][0][0]:
+            lines.pop()
+        lines = lines[-room:]
+        return Page([[(self._safe(about), "bold")], *lines, *([[]] * (room - len(lines))), [("q back", "dim")]], [])
+
+    def _title(self, picture: Picture, view: View, failed: Mapping[str, str], now: float) -> Line:
+        silent = [name for name in self._away(picture, {}, now) if name not in failed]
+        jobs = len({rank.job for rank in picture.ranks.values()})
+        cards = [device for found in picture.devices.values() for device in found if device.label]
+        loads = [device.load for device in cards if device.load is not None]
+        parts = [count(len(picture.heard), "node")]
+        if cards:
+            busy = f" {sum(loads) / len(loads):.0f} % busy" if loads else ""
+            parts.append(count(len(cards), "device") + busy)
+        parts += [count(jobs, "job"), f"by {view.sort}"]
+        title: Line = [(", ".join(parts), "bold"), (time.strftime("  %H:%M:%S"), "dim")]
+        if view.text or view.typing:
+            title.append((f"  /{view.text}{'_' if view.typing else ''}", "cyan"))
+        return title + ([(f"  silent: {fold(silent)}", "yellow")] if silent else [])
+
+    def _away(self, picture: Picture, failed: Mapping[str, str], now: float) -> list[str]:
+        """The nodes that do not answer: what they sent before does not hold any more."""
+        return [*failed, *(name for name, heard in picture.heard.items() if now - heard > _SILENT)]
+
+    def _failures(self, failed: Mapping[str, str]) -> list[Line]:
+        by_reason: dict[str, list[str]] = {}
+        for name, why in failed.items():
+            by_reason.setdefault(why, []).append(name)
+        return [[(f"{fold(names)}: {self._safe(why)}", "red")] for why, names in by_reason.items()]
+
+    def _problems(self, picture: Picture) -> list[Line]:
+        """What keeps nodes from telling of their devices."""
+        by_problem: dict[str, list[str]] = {}
+        for name, what in picture.problems.items():
+            if what:
+                by_problem.setdefault(what, []).append(name)
+        return [[(f"{fold(names)}: {self._safe(what)}", "yellow")] for what, names in by_problem.items()]
+
+    def _device_lines(self, rows: Sequence[Row], most: int, width: int) -> Iterator[Line]:
+        shown = rows[:most] if len(rows) <= most else rows[: most - 1]
+        names = [fold(row.nodes) for row in shown]
+        first = min(max(map(len, names), default=5) + 1, max(8, width // 5))
+        second = min(max((len(row.what) for row in shown), default=6) + 1, max(8, width // 4))
+        heads = (("NODES", first), ("DEVICE", second), ("UTIL", _BAR + 7 + _EACH), ("MEMORY", _BAR + 15), ("TEMP", 6))
+        yield [("".join(text.ljust(wide) for text, wide in heads) + "USED BY", "dim")]
+        for name, row in zip(names, shown):
+            yield self._device_line(name, row, first, second)
+        if len(rows) > len(shown):
+            yield [(f"... and {len(rows) - len(shown)} more", "dim")]
+
+    def _device_line(self, name: str, row: Row, first: int, second: int) -> Line:
+        load = "" if row.load is None else f"{row.load:4.0f} %"
+        full = row.used / row.total if row.total else 0.0
+        hot = "" if row.temperature is None else f"{row.temperature} C"
+        return [
+            (_fit(name, first), ""),
+            (_fit(self._safe(row.what), second), "dim"),
+            (self._bar((row.load or 0) / 100), "green"),
+            (load.ljust(7), ""),
+            (self._spark(row).ljust(_EACH), "cyan"),
+            (self._bar(full), "yellow" if full > 0.95 else "blue"),
+            (f" {memory(row.used, row.total or None)}".ljust(15), ""),
+            (hot.ljust(6), "red" if row.wrong else ""),
+            (self._safe(", ".join(row.wrong)) + "  " * bool(row.wrong), "red"),
+            (self._safe(row.who), ""),
+        ]
+
+    def _bar(self, part: float) -> str:
+        steps = len(self._blocks) - 1
+        full = round(max(0.0, min(1.0, part)) * _BAR * steps) / steps
+        if self._blocks is _PLAIN_BLOCKS:
+            return ("#" * round(full)).ljust(_BAR, ".")
+        return ("█" * int(full) + (" ▏▎▍▌▋▊▉"[int(full * 8) % 8].strip())).ljust(_BAR, "·")
+
+    def _spark(self, row: Row) -> str:
+        """One device: its last seconds. Several: one block each, and if they are too many, the mean's last seconds."""
+        values = row.loads if 1 < len(row.loads) < _EACH else row.history[-(_EACH - 1) :]
+        top = len(self._blocks) - 1
+        return "".join(self._blocks[max(0, min(top, round(value / 100 * top)))] for value in values)
+
+    def _rank_lines(self, ranks: Sequence[Rank], at: int, room: int, width: int) -> Iterator[Line]:
+        if not ranks or room < 2:
+            return
+        several = len({rank.job for rank in ranks}) > 1
+        names = {id(rank): (f"{rank.job[-9:]} " if several else "") + rank.name for rank in ranks}
+        first, second = _width(names.values(), 6), _width((rank.node for rank in ranks), 5)
+        head = f"  {'RANK'.ljust(first)}{'NODE'.ljust(second)}{'STATE'.ljust(9)}{'CPU'.ljust(8)}{'MEMORY'.ljust(9)}"
+        yield [(head + "STEPS/S".ljust(9) + "NO OUTPUT".ljust(11) + "BEAT".ljust(7) + "LAST LINE", "dim")]
+        room -= 1
+        start = max(0, min(at - room // 2, len(ranks) - room))
+        for number, rank in enumerate(ranks[start : start + room], start):
+            beat = "" if rank.heartbeat is None else human_seconds(rank.heartbeat)
+            quiet = "" if rank.quiet is None else human_seconds(rank.quiet)
+            late = rank.heartbeat is None or rank.heartbeat > _LATE
+            yield [
+                ("> " if number == at else "  ", "cyan"),
+                (_fit(self._safe(names[id(rank)]), first), ""),
+                (_fit(self._safe(rank.node), second), ""),
+                (_fit(self._safe(rank.state), 9), _STATES.get(rank.state, "")),
+                (_fit("" if rank.cpu is None else f"{rank.cpu:.0f} %", 8), ""),
+                (_fit("" if rank.memory is None else human_bytes(rank.memory), 9), ""),
+                (_fit("" if rank.speed is None else speed(rank.speed), 9), "cyan"),
+                (_fit(quiet, 11), "yellow" if (rank.quiet or 0) > _QUIET else "dim"),
+                (_fit(beat, 7), "red" if late else "dim"),
+                (self._safe(rank.line), ""),
+            ]
+
+    def _foot(self, view: View) -> Line:
+        if view.message:
+            return [(self._safe(view.message), "bold")]
+        return [("type to filter, enter keeps it, esc clears it" if view.typing else KEYS, "dim")]
+
+    def _safe(self, text: str) -> str:
+        return self._terminal.printable(self._hide(text))
+
+    def plain(self, picture: Picture, view: View, failed: Mapping[str, str], now: float) -> None:
+        """The same without a terminal: two tables and an empty line."""
+        self._terminal.line("".join(text for text, _ in self._title(picture, view, failed, now)))
+        for line in [*self._failures(failed), *self._problems(picture)]:
+            self._terminal.line("".join(text for text, _ in line))
+        rows = [
+            (
+                fold(row.nodes),
+                row.what,
+                "" if row.load is None else f"{row.load:.0f} %",
+                memory(row.used, row.total or None),
+                "" if row.temperature is None else f"{row.temperature} C",
+                row.who,
+                ", ".join(row.wrong),
+            )
+            for row in picture.rows(1 << 30, view.sort, view.text)
+        ]
+        table("", _DEVICES, rows, terminal=self._terminal)
+        ranks = [
+            (
+                rank.name,
+                rank.node,
+                rank.state,
+                "" if rank.cpu is None else f"{rank.cpu:.0f} %",
+                "" if rank.memory is None else human_bytes(rank.memory),
+                "" if rank.speed is None else speed(rank.speed),
+                "" if rank.quiet is None else human_seconds(rank.quiet),
+                "" if rank.heartbeat is None else human_seconds(rank.heartbeat),
+                self._hide(rank.line),
+            )
+            for rank in picture.processes(view.sort, view.text, self._away(picture, failed, now))
+        ]
+        if ranks:
+            table("", _RANKS, ranks, terminal=self._terminal)
+        self._terminal.line()
+
+
+def speed(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def _width(words: Iterable[str], least: int) -> int:
+    return max([least, *(len(word) for word in words)]) + 1
+
+
+def _fit(text: str, width: int) -> str:
+    return text.ljust(width) if len(text) < width else text[: width - 2] + "~ "
+
+
+def draw(page: Page, width: int) -> Text:
+    """One text of exactly as many lines as the page has, none of which wraps."""
+    from rich.text import Text
+
+    whole = Text(no_wrap=True, overflow="crop")
+    for number, line in enumerate(page.lines):
+        one = Text(no_wrap=True, overflow="crop")
+        for text, style in line:
+            one.append(text, style)
+        one.truncate(width, overflow="crop")
+        whole.append("\n" * bool(number)).append_text(one)
+    return whole

@@ -1,0 +1,1 @@
+"""Connect to one node over ssh: settings, host keys, authentication, channels."""

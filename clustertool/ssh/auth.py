@@ -1,0 +1,358 @@
+"""Who we are to a node: the named key first, few tries (servers count them), then what the person at the terminal types.
+
+Keys are read once per process, and each passphrase is asked for once. A password is sent to the host that it was typed for.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from paramiko.agent import AgentSSH
+from paramiko.message import Message
+from paramiko.pkey import PKey, UnknownKeyType
+from paramiko.ssh_exception import AuthenticationException, BadAuthenticationType, SSHException
+
+from clustertool.errors import AuthError, Unreachable
+from clustertool.ssh.prompter import Prompter, shown
+from clustertool.ssh.settings import SshSettings
+from clustertool.watch.sanitize import harmless
+
+TRIES = 3  # of a passphrase or a password
+_AGENT_TIMEOUT = 60.0  # an agent may ask its user to confirm
+_TYPING_TIMEOUT = 120.0  # sshd's LoginGraceTime
+_WORDS = {"keyboard-interactive", "password"}
+_MOST_SHOWN = 300  # characters of each text of a server
+# A server's question for the account's password, by itself: "Password:", "(ann@node1) Password:", "ann@node1's password:".
+_PASSWORD = re.compile(r"\s*(\(\S+\)\s*)?(\S+'s\s+)?password(\s+for\s+\S+)?\s*:?\s*", re.IGNORECASE)
+_BAD_KEY = (SSHException, UnknownKeyType, UnsupportedAlgorithm, ValueError, OSError)
+
+
+class _Agent(AgentSSH):  # type: ignore[misc]
+    """An ssh agent, asked by one thread at a time."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._one = threading.Lock()
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(_AGENT_TIMEOUT)
+            connection.connect(path)
+            self._connect(connection)
+        except (OSError, SSHException, struct.error):  # no agent there: no keys
+            connection.close()
+
+    def _send_message(self, message: Any) -> Any:
+        with self._one:
+            return super()._send_message(message)
+
+
+class _Keyring:
+    """The keys of this process: files and agents, each read once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._agents: dict[str, _Agent] = {}
+        self._files: dict[tuple[str, int, str], PKey | None] = {}
+
+    def agent_keys(self, path: str) -> Sequence[Any]:
+        if not path:
+            return ()
+        with self._lock:
+            if path not in self._agents:
+                self._agents[path] = _Agent(path)
+            return self._agents[path].get_keys()  # type: ignore[no-any-return]
+
+    def load(self, path: str, passphrase: str = "") -> PKey | None:
+        """The key in a file; None if it is locked and this is not its passphrase. Raises what _BAD_KEY lists."""
+        which = (path, os.stat(path).st_mtime_ns, passphrase)
+        with self._lock:
+            if which not in self._files:
+                try:
+                    self._files[which] = PKey.from_path(path, passphrase.encode() or None)
+                except TypeError:  # how cryptography says: a passphrase is needed
+                    self._files[which] = None
+                except ValueError:
+                    if not passphrase:
+                        raise
+                    self._files[which] = None
+            return self._files[which]
+
+
+_keyring = _Keyring()
+
+
+class Login:
+    """paramiko's `auth_strategy` for one node: one attempt to log in, with all we have."""
+
+    def __init__(self, to: SshSettings, prompter: Prompter, deadline: float) -> None:
+        self._to = to
+        self._prompter = prompter
+        self._deadline = deadline
+        self._tried: list[str] = []
+        self._locked: list[str] = []  # key files whose passphrase nobody could give
+        self._bad: list[str] = []
+        self.began = 0.0
+
+    def authenticate(self, transport: Any) -> None:
+        """Returns when logged in. Raises AuthError or Unreachable."""
+        self.began = time.monotonic()
+        allowed = self._with_keys(transport)
+        if allowed is None:
+            return
+        if not allowed and transport.is_active() and (self._prompter.present or not self._tried):
+            allowed = self._methods(transport)
+        if transport.is_authenticated() or self._with_words(transport, allowed):
+            return
+        if allowed & _WORDS and not self._prompter.present:
+            self._bad.append("it takes a password, and there is no terminal to ask for one")
+        raise self._refused(transport)
+
+    def _with_keys(self, transport: Any) -> set[str] | None:
+        """None: logged in. Else the methods with which the server wants to go on, as far as it said."""
+        for name, key in self._keys():
+            self._tried.append(name)
+            try:
+                rest = self._attempt(transport, transport.auth_publickey, key)
+            except BadAuthenticationType as error:
+                return set(error.allowed_types)
+            except AuthenticationException:
+                if not transport.is_active():
+                    return set()
+                continue
+            return set(rest) or None
+        return set()
+
+    def _attempt(self, transport: Any, method: Callable[..., Any], *values: Any) -> Any:
+        """One try, bounded in time. A server that hangs is no server that refuses."""
+        transport.auth_timeout = max(1.0, self._deadline - time.monotonic())
+        try:
+            return method(self._to.user, *values)
+        except AuthenticationException as error:
+            if "timeout" in str(error).lower():
+                raise Unreachable(
+                    f"stopped answering during the login (within {self._to.connect_timeout:g} s)",
+                    "look at the machine; a slow one: CONNECT_TIMEOUT in conf.py",
+                    self._to.name,
+                ) from None
+            raise
+
+    def _keys(self) -> Iterator[tuple[str, Any]]:
+        """The keys to try, the likeliest first; locked files last, since their passphrase must be asked for."""
+        in_agent = {key.asbytes(): key for key in _keyring.agent_keys(self._to.agent)}
+        waiting: list[str] = []
+        for path in self._to.identity_files:
+            known = in_agent.pop(_public(path), None)
+            key = None if known else self._from_file(path, waiting)
+            if known or key:
+                yield path, known or key
+        if not self._to.identities_only:
+            for key in in_agent.values():
+                yield f"agent's {getattr(key, 'comment', '') or key.get_name()}", key
+        for path in waiting:
+            key = self._unlocked(path)
+            if key:
+                yield path, key
+
+    def _from_file(self, path: str, waiting: list[str]) -> PKey | None:
+        try:
+            key = _keyring.load(path)
+        except FileNotFoundError:
+            if self._to.identities_given:
+                self._bad.append(f"{path} does not exist")
+            return None
+        except _BAD_KEY as error:
+            self._bad.append(f"{path} cannot be used ({error})")
+            return None
+        if key is None:
+            waiting.append(path)
+        return key
+
+    def _unlocked(self, path: str) -> PKey | None:
+        for attempt in range(TRIES if self._prompter.present else 0):
+            passphrase = self._prompter.answer(f"Passphrase of {path}: ", attempt)
+            # the time a person needs for typing is not the node's
+            self._deadline = max(self._deadline, time.monotonic() + self._to.connect_timeout)
+            try:
+                key = _keyring.load(path, passphrase) if passphrase else None
+            except _BAD_KEY as error:
+                self._bad.append(f"{path} cannot be used ({error})")
+                return None
+            if key or not passphrase:
+                break
+        else:
+            key = None
+        if not key:
+            self._locked.append(path)
+        return key
+
+    def _methods(self, transport: Any) -> set[str]:
+        try:
+            self._attempt(transport, transport.auth_none)
+        except BadAuthenticationType as error:
+            return set(error.allowed_types)
+        except SSHException:
+            return set()
+        return set()
+
+    def _with_words(self, transport: Any, allowed: set[str]) -> bool:
+        """Passwords and the server's own questions, if a person is there."""
+        if not self._prompter.present:
+            return False
+        typed = _Typed(self._to, self._prompter)
+        rest: set[str] | None = set(allowed)
+        try:
+            for _ in range(TRIES):
+                if not rest or not transport.is_active():
+                    return False
+                rest = self._with_word(transport, rest, typed)
+                if rest is None:
+                    return True
+        finally:
+            typed.ends(transport.is_authenticated())
+        return False
+
+    def _with_word(self, transport: Any, allowed: set[str], typed: _Typed) -> set[str] | None:
+        """One attempt. None: logged in; else the methods to go on with, none if another attempt is of no use."""
+        method = next((name for name in ("keyboard-interactive", "password") if name in allowed), "")
+        if not method:
+            return set()
+        typed.begins()
+        try:
+            if method == "password":
+                password = typed.password()
+                if not password:
+                    return set()
+                self._deadline = time.monotonic() + _TYPING_TIMEOUT
+                rest = self._attempt(transport, transport.auth_password, password, None, False)
+            else:
+                self._deadline = time.monotonic() + _TYPING_TIMEOUT
+                rest = self._attempt(transport, transport.auth_interactive, typed.replies)
+        except SSHException:
+            if typed.asked:
+                self._tried.append("an answer" if typed.given is None else "a password")
+            if typed.none:
+                return set()
+            return allowed if typed.asked else allowed - {method}
+        if rest:
+            typed.ends(True)
+        return set(rest) or None
+
+    def _refused(self, transport: Any) -> AuthError:
+        to = self._to
+        tried = ", ".join(_counted(self._tried)) or "no key"
+        notes = "".join(f"; {note}" for note in self._bad)
+        what = f"{to.user}@{to.hostname} does not let us in (tried {tried}{notes})"
+        if self._locked:
+            alone = "" if self._prompter.present else " (there is no terminal to ask for its passphrase)"
+            fix = f"unlock the key: ssh-add {self._locked[0]}{alone}"
+        elif len(self._tried) > 1 and not transport.is_active():
+            fix = "too many keys were tried: name the right one, IDENTITY_FILE in conf.py or IdentityFile in ~/.ssh/config"
+        elif not self._tried:
+            fix = "make a key (ssh-keygen), bring it there (ssh-copy-id), or name one: IDENTITY_FILE in conf.py"
+        else:
+            port = f"-p {to.port} " if to.port != 22 else ""
+            fix = f"ssh-copy-id {port}{to.user}@{to.hostname}, or correct USER or IDENTITY_FILE in conf.py"
+        return AuthError(what, fix, to.name)
+
+
+class _Typed:
+    """What the person types for one login: the password of this account, and answers to the server's own questions."""
+
+    def __init__(self, to: SshSettings, prompter: Prompter) -> None:
+        self._to = to
+        self._prompter = prompter
+        self._retry = False
+        self._trial = False  # a password was given, and what came of it is not reported yet
+        self.asked = False  # something was asked in this attempt
+        self.none = False  # the person gave no answer
+        self.given: str | None = None  # the password of this attempt
+
+    def begins(self) -> None:
+        """A new attempt: what was given in the last one was refused."""
+        self._retry = self.given is not None
+        self.asked, self.given = False, None
+
+    def ends(self, accepted: bool) -> None:
+        """The server has accepted the password, or there are no more attempts."""
+        if self._trial:
+            self._prompter.tried(self._to, self.given or "", accepted and bool(self.given))
+        self._trial, self.given = False, None
+
+    def password(self) -> str:
+        """The password of this account for this attempt, "" for none."""
+        self.asked = self._trial = True
+        self.given = self._prompter.password(self._to, self._retry)
+        self.none = self.none or not self.given
+        return self.given
+
+    def replies(self, title: str, instructions: str, fields: list[tuple[str, bool]]) -> list[str]:
+        """The answers to the server's questions. Its texts are shown as its own, without control characters."""
+        notes = [_quoted(text) for text in (title, instructions) if text.strip()] if fields else []
+        answers = []
+        for text, echo in fields:
+            if len(text) < _MOST_SHOWN and _PASSWORD.fullmatch(text) and not echo and self.given is None:
+                answers.append(self.password())
+                continue
+            self.asked = True
+            question = " ".join([f"{shown(self._to)} asks", *notes, _quoted(text)])
+            answers.append(self._prompter.fresh(f"{question}: ", not echo))
+            notes, self.none = [], self.none or not answers[-1]
+        return answers
+
+
+def _quoted(text: str) -> str:
+    """A text of a server, in quotation marks, on one line."""
+    text = text.strip()
+    return f'"{harmless(text[:_MOST_SHOWN])}{"..." * (len(text) > _MOST_SHOWN)}"'
+
+
+def _counted(names: Sequence[str]) -> list[str]:
+    """Each name once, with the number of tries if there were several."""
+    return [name if names.count(name) == 1 else f"{name} ({names.count(name)} times)" for name in dict.fromkeys(names)]
+
+
+def _public(path: str) -> bytes:
+    """The public half of a key file, without its passphrase; b"" if it cannot be told."""
+    for name, read in ((path + ".pub", _from_pub), (path, _from_private)):
+        try:
+            with open(name, "rb") as file:
+                found = read(file.read(1 << 20))
+        except OSError:
+            continue
+        if found:
+            return found
+    return b""
+
+
+def _from_pub(text: bytes) -> bytes:
+    words = text.split()
+    try:
+        return base64.b64decode(words[1]) if len(words) > 1 else b""
+    except binascii.Error:
+        return b""
+
+
+def _from_private(text: bytes) -> bytes:
+    """OpenSSH's own format keeps the public key in the clear: magic, cipher, kdf, its options, number, key."""
+    try:
+        raw = base64.b64decode(b"".join(line for line in text.splitlines() if not line.startswith(b"-----")))
+    except binascii.Error:
+        return b""
+    magic = b"openssh-key-v1\0"
+    if not raw.startswith(magic):
+        return b""
+    message = Message(raw[len(magic) :])
+    for _ in range(3):
+        message.get_string()
+    message.get_int()
+    return bytes(message.get_string())

@@ -1,0 +1,177 @@
+"""From settings to a socket that speaks to one ssh server; every failure says why in words.
+
+A ProxyCommand runs in a session of its own: a terminal's Ctrl+C is for us.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from typing import IO, Any
+
+import paramiko
+
+from clustertool.errors import ClustertoolError, ConfigError, Unreachable
+from clustertool.ssh.settings import SshSettings, expand_in_shell, home, local_user
+
+_FIX_SLOW = "is the machine on, is the address right? A slow network: CONNECT_TIMEOUT in conf.py"
+
+
+class Dropped(Unreachable):
+    """sshd hung up before the login, as it does when too many log in at once: worth another try."""
+
+
+def tcp(to: SshSettings, deadline: float) -> socket.socket:
+    """A connected socket. Raises Unreachable."""
+    addresses = _addresses(to)
+    problem: OSError | None = None
+    for number, (family, address) in enumerate(addresses):
+        left = max(0.05, deadline - time.monotonic()) / (len(addresses) - number)
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(left)
+            sock.connect(address)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _keep_alive(sock)
+            return sock
+        except OSError as error:
+            sock.close()
+            problem = error
+    raise _in_words(to, problem)
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    """The kernels ask each other: a cut cable ends the connection in half a minute, not in hours. (A frozen sshd does not.)"""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPALIVE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):  # macOS has another name for the first
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _addresses(to: SshSettings) -> list[tuple[int, Any]]:
+    try:
+        found = socket.getaddrinfo(to.hostname, to.port, socket.AF_UNSPEC, socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        if error.errno == socket.EAI_AGAIN:
+            fix = "look at the network, or use addresses in HOSTS"
+            raise Unreachable(f"no name server answers for {to.hostname!r}", fix, to.name) from None
+        raise Unreachable(
+            f"the name {to.hostname!r} is not known here",
+            "correct it in HOSTS, or give its HostName in ~/.ssh/config",
+            to.name,
+        ) from None
+    except UnicodeError:
+        raise Unreachable(f"{to.hostname!r} is no host name", "correct it in HOSTS", to.name) from None
+    return [(family, address) for family, _, _, _, address in found]
+
+
+def _in_words(to: SshSettings, error: OSError | None) -> Unreachable:
+    where = f"{to.hostname} port {to.port}"
+    if isinstance(error, socket.timeout) or (error and error.errno == errno.ETIMEDOUT):
+        return Unreachable(f"{where} did not answer within {to.connect_timeout:g} s", _FIX_SLOW, to.name)
+    if isinstance(error, ConnectionRefusedError):
+        return Unreachable(f"{where} refuses connections", "start sshd there, or correct the port in HOSTS", to.name)
+    if error and error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL):
+        fix = "look at the network (a VPN?), or name a gateway: GATEWAY in conf.py"
+        return Unreachable(f"there is no route to {where}", fix, to.name)
+    reason = (error.strerror or str(error)) if error else "it has no address"
+    return Unreachable(f"{where} cannot be reached: {reason}", "look at the network", to.name)
+
+
+class ProxySocket(socket.socket):
+    """Our end of a ProxyCommand; closing it ends the command and all that the command started."""
+
+    process: subprocess.Popen[bytes]
+    errors: IO[bytes]
+
+    def close(self) -> None:
+        if self.fileno() >= 0:
+            super().close()
+            _end(self.process)
+
+    def complaint(self) -> str:
+        """What the command said on its stderr, for our error message."""
+        self.errors.seek(0)
+        return self.errors.read(4096).decode(errors="replace").strip()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGHUP, signal.SIGKILL):  # SIGHUP is what ssh sends to its ProxyCommand
+        try:
+            if process.poll() is None:
+                os.killpg(process.pid, number)
+            process.wait(0.5)
+        except (subprocess.TimeoutExpired, ProcessLookupError):
+            continue
+
+
+def proxy(to: SshSettings) -> ProxySocket:
+    """Start the ProxyCommand of a host."""
+    tokens = {"h": to.hostname, "p": str(to.port), "r": to.user, "n": to.name, "d": home(), "u": local_user(), "%": "%"}
+    command = expand_in_shell(to.proxy_command, tokens)
+    ours, theirs = socket.socketpair()
+    sock = ProxySocket(fileno=ours.detach())
+    sock.errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the socket
+    try:
+        sock.process = subprocess.Popen(
+            [os.environ.get("SHELL") or "/bin/sh", "-c", f"exec {command}"],
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            stderr=sock.errors,
+            start_new_session=True,
+        )
+    except OSError as error:
+        socket.socket.close(sock)
+        raise ConfigError(f"the ProxyCommand does not start: {error}", f"correct it: {command}", to.name) from None
+    finally:
+        theirs.close()
+    return sock
+
+
+def tunnel(gateway: Any, via: SshSettings, to: SshSettings, deadline: float) -> Any:
+    """A channel from an open connection to a jump host on to the next machine."""
+    left = max(0.5, deadline - time.monotonic())
+    try:
+        return gateway.open_channel("direct-tcpip", (to.hostname, to.port), ("127.0.0.1", 0), timeout=left)
+    except paramiko.ChannelException as error:
+        if error.code == 1:
+            what, fix = (
+                f"the gateway {via.name} forbids forwarding",
+                f"set AllowTcpForwarding yes in sshd_config of {via.name}",
+            )
+        else:
+            what = (
+                f"the gateway {via.name} cannot reach {to.hostname} port {to.port} ({error.text or 'connect failed'})"
+            )
+            fix = f"try on {via.name}: ssh -p {to.port} {to.hostname}"
+        raise Unreachable(what, fix, to.name) from None
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        raise Unreachable(
+            f"the gateway {via.name} gave no connection to {to.hostname} port {to.port}: {error}", _FIX_SLOW, to.name
+        ) from None
+
+
+def failed_handshake(to: SshSettings, sock: Any, error: BaseException, late: bool) -> ClustertoolError:
+    """Why there is a connection but no SSH session on it."""
+    said = sock.complaint() if isinstance(sock, ProxySocket) else ""
+    where = f"{to.hostname} port {to.port}"
+    if said:
+        return Unreachable(f"the ProxyCommand to {to.hostname} failed: {said}", f"try: ssh {to.name}", to.name)
+    if late:
+        what = f"{where} accepts connections, but no SSH server answered within {to.connect_timeout:g} s"
+        return Unreachable(what, _FIX_SLOW, to.name)
+    text = str(error)
+    if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
+        return Unreachable(f"{where} speaks no SSH that we can speak: {text}", "update its sshd", to.name)
+    if "Indecipherable" in text or "Invalid SSH banner" in text:
+        return Unreachable(f"what listens on {where} is no SSH server", "correct the port in HOSTS", to.name)
+    return Dropped(
+        f"{where} closed the connection before the login ({text or type(error).__name__})",
+        "too many logins at once (MaxStartups in its sshd_config), or this machine is banned there",
+        to.name,
+    )

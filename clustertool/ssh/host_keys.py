@@ -1,0 +1,299 @@
+"""A host's key is what known_hosts says it is; a new one is taken or refused by policy, a changed one always refused.
+
+Files are parsed once, whatever the number of hosts. New keys are appended, one write under a lock of the file: threads
+and processes of ours cannot mix their lines, an ssh beside us loses nothing, and a linked file stays a link.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import fnmatch
+import hashlib
+import hmac
+import os
+import re
+import stat
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from clustertool.errors import AuthError
+from clustertool.ssh.prompter import NewKey
+from clustertool.ssh.settings import SshSettings
+
+# What is asked for in the key exchange, best first, and the type under which known_hosts keeps such a key.
+ALGORITHMS = {
+    "ssh-ed25519": "ssh-ed25519",
+    "ecdsa-sha2-nistp256": "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384": "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521": "ecdsa-sha2-nistp521",
+    "rsa-sha2-512": "ssh-rsa",
+    "rsa-sha2-256": "ssh-rsa",
+}
+_TYPES = set(ALGORITHMS.values())
+_PATTERN = re.compile(r"[*?!#]")  # what has a meaning in a line of known_hosts, and is allowed in a name
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a known_hosts file: what it says, and where it stands."""
+
+    names: str
+    type: str
+    key: str  # base64
+    path: str
+    line: int
+    marker: str = ""
+
+    @property
+    def where(self) -> str:
+        return f"{self.path} line {self.line}" if self.line else f"{self.path} (added by this run)"
+
+    def names_host(self, name: str) -> bool:
+        """Whether one of its patterns fits `name` and no negated one does. Hashed names are looked up elsewhere."""
+        found = False
+        for pattern in self.names.lower().split(","):
+            if fnmatch.fnmatchcase(name, pattern.lstrip("!").replace("[", "[[]")):
+                if pattern.startswith("!"):
+                    return False
+                found = True
+        return found
+
+
+@dataclass
+class _File:
+    """A parsed file, by the ways to find a host in it, and how much of it has been read."""
+
+    path: str
+    plain: dict[str, list[Entry]] = field(default_factory=dict)
+    hashed: list[tuple[bytes, bytes, Entry]] = field(default_factory=list)
+    patterns: list[Entry] = field(default_factory=list)
+    stamp: tuple[int, int, int] = (0, 0, 0)
+
+    def about(self, name: str) -> list[Entry]:
+        """Every line that fits `name`, which is in small letters."""
+        raw = name.encode("utf-8", "surrogateescape")
+        return [
+            *self.plain.get(name, ()),
+            *(entry for salt, digest, entry in self.hashed if hmac.digest(salt, raw, "sha1") == digest),
+            *(entry for entry in self.patterns if entry.names_host(name)),
+        ]
+
+    def refresh(self) -> None:
+        """Parse the file again if it is not the one we know."""
+        stamp = _stamp(self.path)
+        if stamp == self.stamp:
+            return
+        self.plain, self.hashed, self.patterns, self.stamp = {}, [], [], stamp
+        try:
+            with open(self.path, encoding="utf-8", errors="surrogateescape") as lines:
+                for number, line in enumerate(lines, 1):
+                    self.add(_parse(line, self.path, number))
+        except OSError:
+            return
+
+    def add(self, entry: Entry | None) -> None:
+        if entry is None:
+            return
+        if entry.names.startswith("|1|"):
+            try:
+                salt, digest = (base64.b64decode(part) for part in entry.names.split("|")[2:4])
+            except ValueError:  # a broken line is no line
+                return
+            self.hashed.append((salt, digest, entry))
+        elif set(entry.names) & set("*?!"):
+            self.patterns.append(entry)
+        else:
+            for name in entry.names.lower().split(","):
+                self.plain.setdefault(name, []).append(entry)
+
+
+class KnownHosts:
+    """The known_hosts files of one set of paths. Safe to use from several threads."""
+
+    def __init__(self, files: Sequence[str], system: Sequence[str]) -> None:
+        self._files = [_File(path) for path in (*files, *system)]
+        self._lock = threading.Lock()
+        self._accepted: dict[str, Entry] = {}  # this process's own, in case the file cannot be written
+        self._found: dict[str, list[Entry]] = {}
+
+    def algorithms(self, name: str) -> tuple[str, ...]:
+        """What to ask for: the types that are known for this host go first, so that a known key is recognised."""
+        known = {entry.type for entry in self._about(name) if not entry.marker}
+        return tuple(sorted(ALGORITHMS, key=lambda algorithm: ALGORITHMS[algorithm] not in known))
+
+    def verify(self, to: SshSettings, kind: str, key: str) -> NewKey | None:
+        """Accept the key a host has shown (`kind` as in known_hosts, `key` in base64), or raise AuthError.
+
+        Returns it if it is new and was taken by the policy accept-new.
+        """
+        if to.host_keys == "off":
+            return None
+        with self._lock:
+            self._refresh()
+            if self._judge(to, kind, key):
+                return None
+            if to.host_keys == "strict":
+                raise _unknown(to, kind, key)
+            return self._accept(to, kind, key)
+
+    def _about(self, name: str) -> list[Entry]:
+        with self._lock:
+            self._refresh()
+            return list(self._lookup(name))
+
+    def _lookup(self, name: str) -> list[Entry]:
+        """Every line about a host whose type we can speak. Remembered: hashed names cost a digest for every line."""
+        name = name.lower()
+        if name not in self._found:
+            found = [entry for file in self._files for entry in file.about(name)]
+            self._found[name] = [entry for entry in found if entry.type in _TYPES]
+        ours = self._accepted.get(name)
+        return self._found[name] + ([ours] if ours else [])
+
+    def _judge(self, to: SshSettings, kind: str, key: str) -> bool:
+        """True: known; False: nothing is known about the host. Raises AuthError for a changed or revoked key."""
+        lines = self._lookup(to.host_key_name)
+        for entry in lines:
+            if entry.marker == "@revoked" and entry.key == key:
+                raise AuthError(
+                    f"its host key is revoked by {entry.where}: {fingerprint(key)}",
+                    "do not use this machine; ask its administrator",
+                    to.name,
+                )
+        known = [entry for entry in lines if not entry.marker]
+        if any((entry.type, entry.key) == (kind, key) for entry in known):
+            return True
+        if known:
+            raise _changed(to, kind, key, known)
+        bare = self._lookup(to.hostname) if to.host_key_name.startswith("[") else []
+        return any((entry.type, entry.key, entry.marker) == (kind, key, "") for entry in bare)  # as ssh does
+
+    def _accept(self, to: SshSettings, kind: str, key: str) -> NewKey | None:
+        """Write down a new key, unless another process has done so in the meantime."""
+        written = False
+        path = self._files[0].path if to.known_hosts else ""
+        try:
+            handle = _open(path)
+        except OSError:  # a home that cannot be written: the key counts for this process
+            handle = -1
+        try:
+            if handle >= 0:
+                fcntl.flock(handle, fcntl.LOCK_EX)
+                self._refresh()
+                if self._judge(to, kind, key):
+                    return None
+                written = self._append(handle, to.host_key_name, f"{kind} {key}")
+            self._accepted[to.host_key_name.lower()] = Entry(to.host_key_name, kind, key, path or "this run", 0)
+        finally:
+            if handle >= 0:
+                os.close(handle)
+        return NewKey(to.name, kind, fingerprint(key), path if written else "")
+
+    def _append(self, handle: int, name: str, key: str) -> bool:
+        """One write at the end; whether it was possible.
+
+        Names are hashed where the user's other names are, and where they would be a pattern.
+        """
+        if not stat.S_ISREG(os.fstat(handle).st_mode):  # /dev/null is a popular known_hosts
+            return False
+        name = hashed_name(name) if self._files[0].hashed or _PATTERN.search(name) else name
+        size = os.fstat(handle).st_size
+        torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"  # the last line lacks its line break
+        try:
+            os.write(handle, (b"\n" if torn else b"") + f"{name} {key}\n".encode("utf-8", "surrogateescape"))
+        except OSError:  # a full disk: the key counts for this process
+            return False
+        self._files[0].stamp = _stamp(self._files[0].path)
+        return True
+
+    def _refresh(self) -> None:
+        before = [file.stamp for file in self._files]
+        for file in self._files:
+            file.refresh()
+        if before != [file.stamp for file in self._files]:
+            self._found.clear()
+
+
+_known: dict[tuple[tuple[str, ...], tuple[str, ...]], KnownHosts] = {}
+_known_lock = threading.Lock()
+
+
+def known_hosts(to: SshSettings) -> KnownHosts:
+    """The shared KnownHosts of a host's files."""
+    with _known_lock:
+        which = (to.known_hosts, to.system_known_hosts)
+        if which not in _known:
+            _known[which] = KnownHosts(*which)
+        return _known[which]
+
+
+class Policy:
+    """What paramiko asks about every key: its own store stays empty, so that one place decides. `learned` gets new keys."""
+
+    def __init__(self, to: SshSettings, learned: Callable[[NewKey], None]) -> None:
+        self._to = to
+        self._learned = learned
+
+    def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
+        new = known_hosts(self._to).verify(self._to, key.get_name(), key.get_base64())
+        if new:
+            self._learned(new)
+
+
+def fingerprint(key: str) -> str:
+    """As ssh-keygen -l prints it."""
+    digest = hashlib.sha256(base64.b64decode(key)).digest()
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+def hashed_name(name: str) -> str:
+    salt = os.urandom(20)
+    digest = hmac.digest(salt, name.encode("utf-8", "surrogateescape"), "sha1")
+    return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
+
+
+def _changed(to: SshSettings, kind: str, key: str, known: Iterable[Entry]) -> AuthError:
+    entry = next((entry for entry in known if entry.type == kind), None) or next(iter(known))
+    other = "" if entry.type == kind else f" (known is {entry.type}, shown was {kind})"
+    return AuthError(
+        f"its host key has changed: {fingerprint(key)} is not what {entry.where} says{other}",
+        f"if the machine was installed anew: ssh-keygen -R '{to.host_key_name}' -f {entry.path} (else: who answers there?)",
+        to.name,
+    )
+
+
+def _unknown(to: SshSettings, kind: str, key: str) -> AuthError:
+    where = to.known_hosts[0] if to.known_hosts else "known_hosts"
+    port = f"-p {to.port} " if to.port != 22 else ""
+    return AuthError(
+        f"its host key is not known ({kind} {fingerprint(key)}), and HOST_KEYS is strict",
+        f'compare the fingerprint, then: ssh-keyscan {port}{to.hostname} >> {where}; or HOST_KEYS = "accept-new"',
+        to.name,
+    )
+
+
+def _parse(line: str, path: str, number: int) -> Entry | None:
+    """[marker] names type key [comment]; None for comments and for what is no such line."""
+    words = line.split()
+    marker = words.pop(0) if words and words[0].startswith("@") else ""
+    if len(words) < 3 or words[0].startswith("#"):
+        return None
+    return Entry(words[0], words[1], words[2], path, number, marker)
+
+
+def _stamp(path: str) -> tuple[int, int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def _open(path: str) -> int:
+    if not path:
+        raise FileNotFoundError(path)
+    os.makedirs(os.path.dirname(os.path.abspath(path)), mode=0o700, exist_ok=True)
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,0 +1,206 @@
+"""A login is one Fabric connection, open within the connect timeout: straight, by a ProxyCommand, or through gateways."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+from typing import Any
+
+import paramiko
+from fabric import Config, Connection
+
+from clustertool.errors import ClustertoolError, Unreachable
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.hosts import Host
+from clustertool.ssh import dial, host_keys
+from clustertool.ssh.auth import Login
+from clustertool.ssh.channel import BROKEN, briefly
+from clustertool.ssh.parallel import more_files
+from clustertool.ssh.paramiko_fixes import Transport
+from clustertool.ssh.prompter import Prompter
+from clustertool.ssh.settings import SshSettings, settings
+
+_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds before the next try of a login that was dropped
+
+
+def login(host: Host, cluster: Cluster, prompter: Prompter) -> tuple[SshSettings, Connection, Bastion | None]:
+    """Raises Unreachable, AuthError or ConfigError."""
+    more_files()
+    to = settings(host, cluster)
+    if not to.gateways:
+        return to, _direct(to, prompter), None
+    bastion = Bastion.enter(to.gateways, prompter, to)
+    try:
+        deadline = time.monotonic() + to.connect_timeout
+        sock = dial.tunnel(bastion.transport, to.gateways[-1], to, deadline)
+        return to, _connect(to, sock, prompter, deadline), bastion
+    except ClustertoolError:
+        bastion.leave()
+        raise
+
+
+def _direct(to: SshSettings, prompter: Prompter) -> Connection:
+    """A connection without a gateway. A server that hangs up under the rush of our logins is asked again."""
+    deadline = time.monotonic() + to.connect_timeout
+    dropped: dial.Dropped | None = None
+    for pause in (*_PAUSES, 0.0):
+        try:
+            sock = dial.proxy(to) if to.proxy_command else dial.tcp(to, deadline)
+            return _connect(to, sock, prompter, deadline)
+        except dial.Dropped as error:
+            if not pause or time.monotonic() + pause > deadline:
+                raise
+            dropped = error
+            time.sleep(pause * (0.5 + random.random()))
+        except Unreachable:
+            if (
+                dropped and time.monotonic() >= deadline
+            ):  # there was no time left for this try: the one before says more
+                raise dropped from None
+            raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _connect(to: SshSettings, sock: Any, prompter: Prompter, deadline: float) -> Connection:
+    """A Fabric connection on `sock`, logged in. The socket is closed on every failure."""
+    start, login = deadline - to.connect_timeout, Login(to, prompter, deadline)
+    left = max(0.1, deadline - time.monotonic())
+    known = host_keys.known_hosts(to)
+
+    def transport(sock: Any, **options: Any) -> Transport:
+        made = Transport(sock, **options)
+        made._preferred_keys = known.algorithms(to.host_key_name)
+        made.channel_timeout = made.handshake_timeout = to.connect_timeout
+        return made
+
+    # A Config of its own, which reads no files: Connection writes into it, and that is not safe between threads.
+    config = Config(lazy=True, ssh_config=paramiko.SSHConfig())
+    connection = Connection(
+        to.hostname,
+        user=to.user,
+        port=to.port,
+        config=config,
+        forward_agent=False,
+        connect_kwargs={
+            "sock": sock,
+            "timeout": left,
+            "banner_timeout": left,
+            "auth_strategy": login,
+            "transport_factory": transport,
+        },
+    )
+    connection.client.set_missing_host_key_policy(host_keys.Policy(to, prompter.learned))
+    try:
+        connection.open()
+    except ClustertoolError:
+        _abort(connection, sock)
+        raise
+    except BROKEN as error:
+        late = time.monotonic() >= deadline
+        failure = dial.failed_handshake(to, sock, error, late)
+        _abort(connection, sock)
+        raise failure from None
+    connection.transport.times = {"connect": login.began - start, "login": time.monotonic() - login.began}
+    return connection
+
+
+def _abort(connection: Connection, sock: Any) -> None:
+    def close() -> None:
+        connection.client.close()
+        sock.close()
+
+    _wake(sock)
+    briefly(close)
+
+
+def hang_up(connection: Connection) -> None:
+    transport = connection.transport
+    if transport is None:
+        return
+    _wake(transport.sock)
+    if isinstance(transport.sock, paramiko.Channel):
+        briefly(connection.client.close)  # says goodbye on the gateway's connection, which may be frozen
+    else:
+        connection.client.close()
+
+
+def is_direct(connection: Connection) -> bool:
+    """Whether it is a TCP connection from here to the node."""
+    return type(getattr(connection.transport, "sock", None)) is socket.socket
+
+
+def _wake(sock: Any) -> None:
+    """End the reads on a socket at once: the connection's thread need not wait for its next look."""
+    if isinstance(sock, socket.socket):
+        try:
+            sock.shutdown(socket.SHUT_RDWR)
+        except OSError:  # the other side was faster
+            return
+
+
+class Bastion:
+    """A chain of open connections to jump hosts, shared by all nodes behind it and closed with the last of them."""
+
+    _all: dict[tuple[SshSettings, ...], Bastion] = {}
+    _lock = threading.Lock()
+
+    def __init__(self, chain: tuple[SshSettings, ...]) -> None:
+        self._chain = chain
+        self._users = 0
+        self._opening = threading.Lock()
+        self._open: list[Connection] = []
+        self._failure: ClustertoolError | None = None
+        self._failed_at = 0.0
+
+    @classmethod
+    def enter(cls, chain: tuple[SshSettings, ...], prompter: Prompter, to: SshSettings) -> Bastion:
+        """The bastion of this chain, open. Raises the gateway's own failure, told for the node `to`."""
+        with cls._lock:
+            bastion = cls._all.setdefault(chain, cls(chain))
+            bastion._users += 1
+        try:
+            bastion._make(prompter)
+        except ClustertoolError as error:
+            bastion.leave()
+            where = f"the gateway {error.node}: " if error.node else ""
+            raise type(error)(where + error.what, error.fix, to.name) from None
+        return bastion
+
+    @property
+    def transport(self) -> paramiko.Transport:
+        return self._open[-1].transport
+
+    def leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                return
+            if not self._failure:  # a failure is remembered, see _make
+                self._all.pop(self._chain, None)
+            idle, self._open = self._open, []
+        for connection in reversed(idle):
+            hang_up(connection)
+
+    def _make(self, prompter: Prompter) -> None:
+        """Open the chain once. A failure counts for all who come within the timeout: they would fail as slowly."""
+        with self._opening:
+            if self._open and self._open[-1].is_connected:
+                return
+            if self._failure and time.monotonic() - self._failed_at < self._chain[0].connect_timeout:
+                raise self._failure
+            self._failure, self._open = None, []
+            try:
+                for number, to in enumerate(self._chain):
+                    self._open.append(self._hop(number, to, prompter))
+            except ClustertoolError as error:
+                self._failure, self._failed_at = error, time.monotonic()
+                raise
+
+    def _hop(self, number: int, to: SshSettings, prompter: Prompter) -> Connection:
+        if not number:
+            return _direct(to, prompter)
+        deadline = time.monotonic() + to.connect_timeout
+        sock = dial.tunnel(self._open[-1].transport, self._chain[number - 1], to, deadline)
+        return _connect(to, sock, prompter, deadline)

@@ -1,0 +1,269 @@
+"""Questions to the person at the terminal: passphrases, passwords, and what servers ask.
+
+The thread that owns the terminal puts them, one at a time, while the threads that need the answers wait: so Ctrl+C at a
+question ends the question, not the terminal. Answers stay in memory.
+
+A password belongs to one account: a user on one host. Another host gets it only if the person agrees, after the first host
+has accepted it, to a question that names the hosts.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from clustertool.ssh.settings import SshSettings
+
+_TURN = 0.05  # seconds between two checks of what waits
+_GATHER = 0.3  # seconds in which new host keys, or hosts that want a password, are collected for one message
+
+
+class Person(Protocol):
+    """Who sits at the terminal, or reads what a script prints."""
+
+    @property
+    def present(self) -> bool:
+        """Whether questions can be put."""
+
+    def ask(self, question: str, hidden: bool) -> str:
+        """The answer, "" for none. hidden: it does not appear on the screen."""
+
+    def tell(self, text: str) -> None:
+        """A message on stderr."""
+
+    def fold(self, names: Iterable[str]) -> str:
+        """Names of hosts in a short form."""
+
+
+class NewKey(NamedTuple):
+    """A host key that was accepted as new: its host, type, fingerprint, and the file that holds it now ("" for none)."""
+
+    host: str
+    type: str
+    fingerprint: str
+    path: str
+
+
+class _Account(NamedTuple):
+    """What a password is for. Hosts with the same name may differ, so the way to the host belongs to it."""
+
+    user: str
+    gateway: bool
+    host: str
+    port: int
+    way: tuple[object, ...]
+
+
+class _Group(NamedTuple):
+    """Accounts that may share a password, if the person agrees."""
+
+    user: str
+    gateway: bool
+
+
+@dataclass(eq=False)
+class _Request:
+    """A question of a thread. `to`: the host that wants a password, None for any other question."""
+
+    question: str
+    hidden: bool = True
+    to: SshSettings | None = None
+    retry: bool = False
+    reply: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
+
+
+class Prompter:
+    """Puts questions to `person`; without one, no question is put. Made by the thread that owns the terminal."""
+
+    def __init__(self, person: Person | None = None) -> None:
+        self._person = person
+        self._owner = threading.get_ident()
+        self._lock = threading.Lock()
+        self._remembering = threading.Lock()
+        self._answers: dict[tuple[str, int], str] = {}
+        self._waiting: list[_Request] = []
+        self._came = 0.0  # when the last host began to wait for a password
+        self._passwords: dict[_Account, str] = {}  # those that their hosts have accepted
+        self._trials: set[_Account] = set()  # accounts whose password is being tried
+        self._offer: dict[_Group, SshSettings] = {}  # the host whose password is offered to the others
+        self._declined: set[_Group] = set()
+        self._keys: list[NewKey] = []
+        self._keys_since = 0.0
+        self._silent = False
+
+    @property
+    def present(self) -> bool:
+        return self._person is not None and self._person.present
+
+    def silence(self) -> None:
+        """Put no more questions: a live view has the terminal. What was typed before still counts."""
+        self._silent = True
+
+    @property
+    def mine(self) -> bool:
+        """True in the thread that puts the questions."""
+        return threading.get_ident() == self._owner
+
+    def answer(self, question: str, attempt: int = 0) -> str:
+        """The answer to `question`, which is put once for all hosts; a second attempt is another question. "" for none."""
+        with self._remembering:
+            if (question, attempt) not in self._answers:
+                self._answers[question, attempt] = self.fresh(question)
+            return self._answers[question, attempt]
+
+    def fresh(self, question: str, hidden: bool = True) -> str:
+        """An answer that must not be remembered (a one-time code)."""
+        return self._put(_Request(question, hidden)) if self.present and not self._silent else ""
+
+    def password(self, to: SshSettings, retry: bool) -> str:
+        """The password of the user on this host, "" for none. The caller reports by tried() what came of it.
+
+        retry: the last one was refused. The one that the host has accepted before is used again.
+        """
+        account = _account(to)
+        with self._lock:
+            if retry:
+                self._trials.discard(account)
+                self._passwords.pop(account, None)
+            elif account in self._passwords:
+                return self._passwords[account]
+            if self._silent or not self.present:
+                return ""
+            request = _Request(f"Password of {shown(to)}: ", to=to, retry=retry)
+            self._waiting.append(request)
+            self._came = time.monotonic()
+        return self._wait(request)
+
+    def tried(self, to: SshSettings, password: str, accepted: bool) -> None:
+        """The host has accepted the password, or it was the last one that is tried there."""
+        account = _account(to)
+        with self._lock:
+            self._trials.discard(account)
+            if not accepted:
+                return
+            self._passwords[account] = password
+            self._offer.setdefault(_group(to), to)
+            for twin in self._take(lambda one: one.to is not None and _account(one.to) == account and not one.retry):
+                twin.reply.put(password)
+
+    def learned(self, key: NewKey) -> None:
+        """Announce a new host key, before the next question at the latest."""
+        with self._lock:
+            self._keys_since = self._keys_since if self._keys else time.monotonic()
+            self._keys.append(key)
+
+    def serve(self) -> None:
+        """Put the questions of other threads; to be called often by the thread that made this object."""
+        if not self.mine:
+            return
+        if self._keys and time.monotonic() - self._keys_since > _GATHER:
+            self.announce()
+        while True:
+            request = self._next()
+            if request is None:
+                return
+            self.announce()
+            if request.to is None:
+                self._reply(request, request.question, request.hidden)
+            elif not self._shares(request, request.to):
+                self._asks_password(request, request.to)
+
+    def announce(self) -> None:
+        """Show the new host keys that were not shown yet, equal ones together."""
+        with self._lock:
+            keys, self._keys = self._keys, []
+        if self._person is None:
+            return
+        hosts: dict[tuple[str, str, str], list[str]] = {}
+        for key in keys:
+            hosts.setdefault((key.type, key.fingerprint, key.path), []).append(key.host)
+        for (kind, fingerprint, path), names in hosts.items():
+            where = f"added to {path}" if path else "not written down"
+            self._person.tell(f"new host key of {self._person.fold(names)}: {kind} {fingerprint} ({where})")
+
+    def _put(self, request: _Request) -> str:
+        with self._lock:
+            self._waiting.append(request)
+        return self._wait(request)
+
+    def _wait(self, request: _Request) -> str:
+        while self.mine and request.reply.empty():
+            self.serve()
+            time.sleep(_TURN)
+        return request.reply.get()
+
+    def _next(self) -> _Request | None:
+        """The question to put now. While a password is being tried, other hosts wait: they may be offered it together."""
+        with self._lock:
+            busy = {_Group(account.user, account.gateway) for account in self._trials}
+            if time.monotonic() - self._came < _GATHER:
+                busy |= set(self._offer) - self._declined
+            ready = [request for request in self._waiting if request.to is None or _group(request.to) not in busy]
+            if not ready:
+                return None
+            chosen = next((request for request in ready if request.retry or request.to is None), ready[0])
+            self._waiting.remove(chosen)
+            return chosen
+
+    def _asks_password(self, request: _Request, to: SshSettings) -> None:
+        question = f"{shown(to)} refused it. {request.question}" if request.retry else request.question
+        with self._lock:
+            self._trials.add(_account(to))
+        self._reply(request, question, True)
+
+    def _shares(self, request: _Request, to: SshSettings) -> bool:
+        """Offer the accepted password of another host to this one and to all that wait for theirs. True: they have it."""
+        group = _group(to)
+        with self._lock:
+            source = self._offer.get(group)
+            password = self._passwords.get(_account(source)) if source else None
+            if source is None or password is None or request.retry or group in self._declined:
+                return False
+            others = self._take(lambda one: one.to is not None and _group(one.to) == group and not one.retry)
+        assert self._person is not None
+        names = self._person.fold(one.to.name for one in (request, *others) if one.to)
+        question = f"Send the password of {shown(source)} to {to.user}@{names} too? [y/N] "
+        agreed = False
+        try:
+            agreed = self._person.ask(question, False).strip().lower() in ("y", "yes")
+        finally:
+            if not agreed:
+                with self._lock:
+                    self._declined.add(group)
+                    self._waiting[:0] = others
+        if agreed:
+            for one in (request, *others):
+                one.reply.put(password)
+        return agreed
+
+    def _take(self, which: Callable[[_Request], bool]) -> list[_Request]:
+        """Take these requests out of the queue, under the lock."""
+        taken = [one for one in self._waiting if which(one)]
+        self._waiting = [one for one in self._waiting if not which(one)]
+        return taken
+
+    def _reply(self, request: _Request, question: str, hidden: bool) -> None:
+        assert self._person is not None
+        given = ""
+        try:
+            given = self._person.ask(question, hidden)
+        finally:  # after Ctrl+C the thread gets no answer, but does not wait for ever
+            request.reply.put(given)
+
+
+def shown(to: SshSettings) -> str:
+    """An account as a question names it: user and host, the address if it is another, and whether it is a gateway."""
+    about = [to.hostname] * (to.hostname != to.name) + ["a gateway"] * to.gateway
+    return f"{to.user}@{to.name}" + (f" ({', '.join(about)})" if about else "")
+
+
+def _account(to: SshSettings) -> _Account:
+    return _Account(to.user, to.gateway, to.hostname, to.port, (to.gateways, to.proxy_command))
+
+
+def _group(to: SshSettings) -> _Group:
+    return _Group(to.user, to.gateway)

@@ -1,0 +1,349 @@
+"""Following a job: frames of all nodes in, lines and news out, until its last word; signals on the way mean what they mean."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from clustertool.errors import BadAnswer, ClustertoolError, NotFound, Survivors, raise_all
+from clustertool.fleet.fleet import Fleet
+from clustertool.model.job.events import LEAD, JobStatus
+from clustertool.model.job.outcome import Key
+from clustertool.model.planning.requests import ENGINES
+from clustertool.model.wire.frames import Header
+from clustertool.show.prefix import RankLines
+from clustertool.show.terminal import ReaderGone
+from clustertool.verbs import signals
+from clustertool.verbs.verb import Call
+from clustertool.watch.job_view import Item, LogLines, Watch
+
+Frame = tuple[int, Header, bytes]
+_QUEUE = 64  # frames of up to 256 KiB that wait for a slow terminal
+_RETRY = 1.0
+_BEAT = 1.0
+_LOOK = 0.2  # seconds between two looks at the nodes while frames come without end
+_NAP = 1.0  # seconds between two such looks after which this process was blocked: Ctrl+Z, a terminal that does not read
+_BEHIND = (
+    0.005,
+    0.5,
+)  # seconds for each node, and at most, after which those of a new job are followed that do not lead it
+_LAST_WORDS = 3.0  # seconds that a node which broke off may take to come back once the verdict is known
+
+
+class Inbox:
+    """Frames from the agents' reader threads, bounded so that an endless log never fills the laptop's memory."""
+
+    def __init__(self) -> None:
+        self._frames: queue.Queue[Frame] = queue.Queue(_QUEUE)
+
+    def put(self, node: int, header: Header, payload: bytes) -> None:
+        self._frames.put((node, header, payload))
+
+    def get(self, wait: float) -> Frame | None:
+        with contextlib.suppress(queue.Empty):
+            return self._frames.get(timeout=wait)
+        return None
+
+
+class Lanes:
+    """Frames of each node by themselves, each lane bounded: who reads them in order of time waits for the right one."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[int, queue.Queue[Frame]] = defaultdict(lambda: queue.Queue(8))
+        self._lock = threading.Lock()
+
+    def put(self, node: int, header: Header, payload: bytes) -> None:
+        self._lane(node).put((node, header, payload))
+
+    def next(self, node: int) -> Frame:
+        """This node's next frame, waited for. Raises Interrupted."""
+        while True:
+            signals.check()
+            with contextlib.suppress(queue.Empty):
+                return self._lane(node).get(timeout=0.1)
+
+    def _lane(self, node: int) -> queue.Queue[Frame]:
+        with self._lock:
+            return self._lanes[node]
+
+
+class Follow:
+    """One attached session of a job. run() returns when the job is over or the user has left it.
+
+    stops: an interrupt stops the job (run, attach); else it only leaves (logs -f: raises Interrupted), and news of the
+    job that are no warnings are not shown. ranks: the node of each rank, where the plan is known.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        fleet: Fleet,
+        inbox: Inbox,
+        job: str,
+        lines: RankLines,
+        *,
+        stops: bool = True,
+        ranks: Mapping[Key, int] | None = None,
+    ) -> None:
+        self._stops = stops
+        self._call = call
+        self.fleet = fleet
+        self._inbox = inbox
+        self._job = job
+        self.lines = lines
+        self.watch = Watch(frozenset(range(len(fleet.cluster.hosts))), JobStatus(plan=ranks))
+        self._request: dict[str, Any] = {}
+        self._stopper: threading.Thread | None = None
+        self._stopped: dict[int, Header | ClustertoolError] = {}
+        self._asked = 0
+        self._looked_at = 0.0
+        self._done = threading.Event()
+        self._others: list[int] = []  # nodes that are followed a moment later
+        self._others_at = 0.0
+        self._reopening: set[int] = set()
+        self._away: set[int] = set()  # nodes whose connection was told to be lost
+        self._verdict_at = 0.0
+        self.detached = False
+
+    @property
+    def stopping(self) -> bool:
+        """The user asked for an end."""
+        return self._stopper is not None
+
+    def start(self, request: Mapping[str, Any], grace: float = 0.0, *, new: bool = False) -> None:
+        """Ask every node for events and the wanted logs. From here on an interrupt stops the job.
+
+        new: the job has just been launched. Then everybody joins the lead, and this shall not get into the way: only the
+        lead's node is asked at once, and the others a moment later; what they have to say meanwhile is on their disks.
+        """
+        self._request = {"q": "follow", "job": self._job, **request}
+        if self._stops:
+            signals.count.job = self._job
+            threading.Thread(target=self._listen, args=(grace,), daemon=True).start()
+        first = [node for node in self.fleet.agents if not new or node == LEAD]
+        self._others = [node for node in self.fleet.agents if node not in first]
+        self._others_at = time.monotonic() + min(_BEHIND[0] * len(self._others), _BEHIND[1])
+        self._missing(self.fleet.failed)
+        self._ask(first)
+
+    def _ask(self, nodes: Sequence[int]) -> None:
+        gathered = self.fleet.ask(dict.fromkeys(nodes, self._request), patient=self._stops)
+        self._missing(gathered.failed)
+        self.watch.heard.update(dict.fromkeys(gathered.ok, time.monotonic()))
+
+    def _missing(self, failed: Mapping[int, ClustertoolError]) -> None:
+        for node, error in failed.items():
+            self.watch.closed[node] = error.what
+            if isinstance(error, NotFound):  # its directory was removed there: nothing will come
+                self.watch.ended.add(node)
+
+    def _ask_others(self) -> None:
+        if self._others and time.monotonic() > self._others_at:
+            others, self._others = self._others, []
+            self._ask(others)
+
+    def run(self, until: Callable[[JobStatus], bool] = lambda _: False) -> None:
+        """Until the job is over, `until` is true, or the user's terminal has gone (`detached`)."""
+        try:
+            self._follow(until)
+            self._show(self.watch.rest())
+        except ReaderGone:
+            if self._stops:
+                self._call.terminal.note(f"nobody reads any more; the job goes on: inv attach --job {self._job}")
+            raise
+        if self._over():
+            self._done.set()
+            self._tell_away()
+            self._finish_stop()
+            if self.watch.status.outcome is None:
+                raise_all([self._refusal(node, why) for node, why in sorted(self.watch.refused.items())])
+
+    def _refusal(self, node: int, why: str) -> BadAnswer:
+        fix = f"the job may still run: inv stop --job {self._job}; look at its records on that node"
+        return BadAnswer(why, fix, self.watch.name(node))
+
+    def _follow(self, until: Callable[[JobStatus], bool]) -> None:
+        while not self._over() and not until(self.watch.status):
+            self._ask_others()
+            frame = self._inbox.get(0.05)
+            now = time.monotonic()
+            if not self._stops:
+                signals.check()
+            if frame is not None:
+                self._show(self.watch.take(frame[0], frame[1], frame[2], now))
+            if frame is None or now - self._looked_at > _LOOK:
+                if now - (self._looked_at or now) > _NAP:
+                    self.watch.blocked(now - self._looked_at, now)
+                self._looked_at = now
+                self._show(self.watch.idle(now))
+                self._show(self.watch.remind(time.time()))
+                self._look_after(now)
+            if signals.count.hups:
+                self.detached = True
+                return
+
+    def _over(self) -> bool:
+        """Every node has ended, was given up by the lead, or stays away after the verdict."""
+        outcome = self.watch.status.outcome
+        if outcome is None:
+            return self.watch.over and not self._reopening
+        self._verdict_at = self._verdict_at or time.monotonic()
+        late = time.monotonic() - self._verdict_at > _LAST_WORDS
+        for node in self.watch.nodes - self.watch.ended:
+            known = self.watch.status.nodes.get(node)
+            if known is not None and known.state == "lost":
+                continue
+            if node in self.watch.closed and late:
+                continue
+            return False
+        return True
+
+    def _tell_away(self) -> None:
+        """What nodes wrote that were not there for the end is not lost, but has not been shown."""
+        for node in sorted(self._away - self.watch.ended):
+            known = self.watch.status.nodes.get(node)
+            if known is None or known.state != "lost":
+                shown = (
+                    f"what was printed there last is not shown; inv logs --job {self._job} has it when the node answers"
+                )
+                self._call.terminal.warn(f"{self.watch.name(node)} did not come back: {shown}")
+
+    def _show(self, items: list[Item]) -> None:
+        for item in items:
+            if isinstance(item, LogLines):
+                self.lines.show(item.role, item.rank, self.watch.name(item.node), item.lines)
+            elif item.level == "warn":
+                self._call.terminal.warn(item.text)
+            elif self._stops:
+                self._call.terminal.note(item.text)
+
+    # -- broken connections --
+
+    def _look_after(self, now: float) -> None:
+        """A node that is silent or gone is asked again, beside the loop, until it answers or the job is over."""
+        self.fleet.serve()
+        timeout = self.fleet.cluster.loss_timeout
+        for node in self.watch.nodes - self.watch.ended - self._reopening - set(self.watch.refused):
+            silent = now - self.watch.heard.get(node, now) > timeout
+            if node in self.watch.closed or silent:
+                if silent and node not in self.watch.closed:
+                    self.watch.closed[node] = f"silent for {timeout:g} s"
+                if node in self.fleet.agents:
+                    if node not in self._away:
+                        why = f"connection lost ({self.watch.closed[node]}), trying again"
+                        self._call.terminal.warn(f"{self.watch.name(node)}: {why}")
+                    self._away.add(node)
+                    self._reopening.add(node)
+                    threading.Thread(target=self._reopen, args=(node,), daemon=True).start()
+
+    def _reopen(self, node: int) -> None:
+        while node not in self.watch.ended and node not in self.watch.refused:
+            time.sleep(_RETRY)
+            try:
+                agent = self.fleet.reopen(node)
+                offsets, events_at = self.watch.offsets.get(node, {}), self.watch.events_at.get(node, 0)
+                agent.ask({**self._request, "offsets": offsets, "events_at": events_at})
+            except BadAnswer as error:
+                self._inbox.put(node, {"k": "closed", "why": error.what, "refused": True}, b"")
+                break
+            except ClustertoolError as error:
+                known = self.watch.status.nodes.get(node)
+                if self.watch.status.outcome is not None or (known is not None and known.state == "lost"):
+                    self.watch.closed[node] = error.what
+                    break
+                continue
+            self.watch.heard[node] = time.monotonic()
+            self.watch.reopened(node)
+            self._away.discard(node)
+            break
+        self._reopening.discard(node)
+
+    # -- stopping --
+
+    def _listen(self, grace: float) -> None:
+        """Signals are obeyed beside the loop, which may be stuck: nobody reads our stdout, a node does not answer."""
+        beat_at = 0.0
+        while not self._done.wait(0.05):
+            self._signals(grace)
+            if time.monotonic() >= beat_at:
+                beat_at = time.monotonic() + _BEAT
+                self._be_there()
+
+    def _be_there(self) -> None:
+        """Tell the lead's node that a laptop is attached: --lease counts from the last time it heard so."""
+        if LEAD in self.fleet.agents:
+            self.fleet.agents[LEAD].send({"q": "attached", "job": self._job})
+
+    def _signals(self, grace: float) -> None:
+        asked = signals.count.ints + signals.count.terms
+        if asked <= self._asked:
+            return
+        self._asked = asked
+        force = asked > 1
+        by, code = ("SIGTERM", 143) if signals.count.terms and not signals.count.ints else ("Ctrl+C", 130)
+        how = {"by": by, "code": code, "grace": grace, "force": force}
+        self._stopper = threading.Thread(target=self._stop, args=(how, grace), daemon=True)
+        self._stopper.start()
+        gently = f"stopping the job on all nodes (grace {grace:g} s; Ctrl+C again kills at once)"
+        hint = "killing everything now" if force else gently
+        self._call.terminal.note(f"{by}: {hint}")
+
+    def _stop(self, how: Mapping[str, Any], grace: float) -> None:
+        phase = ENGINES["ssh"]().stop(len(self.fleet.cluster.hosts), self._job, how)
+        gathered = self.fleet.ask(phase.requests, timeout=grace + 20, patient=True)
+        self._stopped.update(gathered.ok)
+        self._stopped.update(gathered.failed)
+
+    def _finish_stop(self) -> None:
+        """After the last word: what each node said of the stop. Raises Survivors."""
+        if self._stopper is None:
+            return
+        self._stopper.join(5.0)
+        said = {self.fleet.name(node): self._became(node) for node in sorted(self.watch.nodes)}
+        tell(self._call, said)
+        left = [f"{name}: {text}" for name, text in said.items() if text.startswith("survivors")]
+        if left:
+            raise Survivors("; ".join(left), "inv stop --force tries again")
+
+    def _became(self, node: int) -> str:
+        """What a node's own last word says, else its answer to the stop: the lead's word may have been faster, or the
+        connection broken when we asked."""
+        known = self.watch.status.nodes.get(node)
+        if known is not None and known.state == "ended":
+            return f"survivors: {', '.join(known.survivors)}" if known.survivors else "clean"
+        return told(self._stopped.get(node), self._job)
+
+
+def tell(call: Call, said: Mapping[str, str]) -> None:
+    """What became of each node, equal words under folded names."""
+    from clustertool.show.table import gather
+
+    for names, text in gather(said):
+        call.terminal.note(f"{names}: {text}")
+
+
+def taken_back(answer: Header | ClustertoolError) -> str:
+    """A node's answer when a start is undone, in words."""
+    return f"did not answer: {answer.what}" if isinstance(answer, ClustertoolError) else "clean, nothing was started"
+
+
+def told(answer: Header | ClustertoolError | None, job: str) -> str:
+    """A node's answer to a stop, in words."""
+    if answer is None:
+        return "did not answer"
+    if isinstance(answer, ClustertoolError):
+        return f"did not answer: {answer.what}"
+    said = answer["jobs"].get(job)
+    if said is None:
+        return "clean (never started here)"
+    if said["survivors"]:
+        return "survivors: " + ", ".join(said["survivors"])
+    if said["state"] == "unknown":
+        return f"unknown, still running? {said.get('why', '')}"
+    waits = ", but its supervisor waits for another node" if said.get("waits") else ""
+    return f"{said['state']}{waits}"

@@ -1,0 +1,292 @@
+"""check --framework: a small job of the tool's own on all nodes, planned and started as any other; nothing of it stays."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from clustertool.errors import (
+    ClustertoolError,
+    DeviceHeld,
+    InternalError,
+    Interrupted,
+    PortHeld,
+    Several,
+    Terminated,
+    UsageError,
+)
+from clustertool.fleet.fleet import Fleet
+from clustertool.model.checks import framework_findings as plan
+from clustertool.model.checks.each_node import errors
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.job import JobSpec, Options, read_job
+from clustertool.model.facts import Facts, Identity, read_facts
+from clustertool.model.finding import Finding
+from clustertool.model.job.events import LEAD
+from clustertool.model.job.outcome import words
+from clustertool.model.planning.plan import Plan
+from clustertool.model.planning.plan import plan as plan_job
+from clustertool.model.planning.requests import ENGINES
+from clustertool.model.wire.frames import Header
+from clustertool.show.table import count, fold
+from clustertool.verbs import signals
+from clustertool.verbs.follow_session import told
+from clustertool.verbs.preflight import Looked, short
+from clustertool.verbs.verb import Call
+from clustertool.watch.job_view import LogLines, Watch
+
+_SECONDS = 60.0  # without news of any rank, unless --timeout says otherwise
+_STEPS = 10  # times as long a trial lives, and a framework waits for others: to be late is not to be broken
+_LEASE = "15"  # seconds for which it lives without us
+_BEAT = 1.0
+_AGAIN = 3  # times that a plan is made again when a port was taken meanwhile
+_ENDING = 20.0  # seconds for a node to end it
+_LEAVING = 5.0  # where it has ended by itself: a node was lost
+_TELL = 2.0  # seconds that something is waited for before that is told
+_COLUMN = "framework"
+_CODE = "CLUSTERTOOL_CHECK"  # the program travels in this variable: ps and inv jobs show a line that can be read
+_COMMAND = ("python3", "-u", "-c", f"import os; exec(os.environ.pop({_CODE!r}))")
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to try: the framework, the seconds of patience, the job whose environment counts."""
+
+    name: str
+    seconds: float
+    spec: JobSpec
+    passed: tuple[tuple[str, str], ...]
+    mark: str
+
+
+class Ear:
+    """Frames of all nodes become how far each rank is. The agents' reader threads talk, the verb looks."""
+
+    def __init__(self, nodes: int) -> None:
+        self.watch = Watch(frozenset(range(nodes)))
+        self.mark = ""
+        self._ranks: dict[int, plan.Rank] = {}
+        self._changed = threading.Condition()
+        self._heard_at = 0.0
+
+    def expect(self, made: Plan, mark: str) -> None:
+        with self._changed:
+            self.mark, self._heard_at = mark, time.monotonic()
+            self._ranks = {process.rank: plan.Rank(process.rank, process.node) for process in made.processes}
+            self.watch.status.plan = {(process.role, process.rank): process.node for process in made.processes}
+
+    def put(self, node: int, header: Mapping[str, Any], payload: bytes) -> None:
+        with self._changed:
+            for item in self.watch.take(node, header, payload, time.monotonic()):
+                if isinstance(item, LogLines) and item.rank in self._ranks:
+                    for line in item.lines:
+                        self._becomes(plan.hear(self._ranks[item.rank], line, self.mark))
+            if header.get("k") in ("events", "closed"):
+                for rank in list(self._ranks.values()):
+                    if not rank.ended and (rank.node == node or self.watch.status.outcome):
+                        self._becomes(replace(rank, ended=self._end_of(rank)))
+            self._changed.notify_all()
+
+    def _becomes(self, rank: plan.Rank) -> None:
+        """Whatever else it prints is no news: it may print for ever."""
+        if replace(rank, said="") != replace(self._ranks[rank.rank], said=""):
+            self._heard_at = time.monotonic()
+        self._ranks[rank.rank] = rank
+
+    def _end_of(self, rank: plan.Rank) -> str:
+        status = self.watch.status
+        process, outcome = status.processes.get(("trainer", rank.rank)), status.outcome
+        if rank.node in self.watch.closed:
+            return f"the connection was lost ({self.watch.closed[rank.node]})"
+        if process is not None and process.code is not None and not process.stopped:
+            return f"ended with {words(process.code, process.signal, process.note)}"
+        return outcome.reason if outcome is not None and outcome.node in (-1, rank.node) else ""
+
+    def look(self, wait: float) -> tuple[list[plan.Rank], float]:
+        """All ranks, and for how many seconds there has been no news; inf: the job is over."""
+        with self._changed:
+            self._changed.wait(wait)
+            quiet = float("inf") if self.watch.status.outcome else time.monotonic() - self._heard_at
+            return list(self._ranks.values()), quiet
+
+
+def read_order(
+    call: Call, cluster: Cluster, toml: Mapping[str, Any], passed: tuple[tuple[str, str], ...]
+) -> Order | None:
+    """None without --framework. Raises UsageError, before any connection."""
+    name, text = call.given.framework, call.given.timeout
+    if text and not name:
+        raise UsageError("--timeout without --framework", "the other checks have deadlines of their own")
+    if not name:
+        return None
+    if name not in plan.FRAMEWORKS:
+        raise UsageError(f"--framework {name!r}", f"one of {', '.join(plan.FRAMEWORKS)}")
+    if _COLUMN in cluster.checks_off:
+        raise UsageError(
+            "CHECKS_OFF in conf.py names framework", "take it out: it is only tried when --framework asks for it"
+        )
+    try:
+        seconds = float(text or _SECONDS)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds < 1e6:
+        raise UsageError(f"--timeout {text!r}", "a number of seconds, 1 or more")
+    mark = f"clustertool-{secrets.token_hex(4)}:"
+    most = f"{seconds * _STEPS:.0f}"
+    options = Options(
+        mode="collective", command=(*_COMMAND, name, mark, most), timeout=most, lease=_LEASE, on_failure="continue"
+    )
+    spec = read_job(
+        replace(cluster, secrets=()), {key: toml[key] for key in ("env", "trainer") if key in toml}, options
+    )
+    return Order(name, seconds, spec, passed, mark)
+
+
+def framework(
+    call: Call, cluster: Cluster, fleet: Fleet, looked: Looked, order: Order, ear: Ear
+) -> tuple[Looked, list[Any]]:
+    """What was seen, with findings of the framework; and its ranks, for JSON. Raises Interrupted, with all ended."""
+    names = {host.index: host.name for host in cluster.hosts}
+
+    def folded(nodes: Sequence[int]) -> str:
+        return fold(names[node] for node in nodes)
+
+    bad = sorted({finding.node for finding in errors(looked.findings)})
+    if bad:
+        found = [Finding(node, _COLUMN, "skip", "not tried") for node in sorted(looked.facts)]
+        call.terminal.note(f"{order.name} is not tried: {folded(bad)} must be well first, or be left out with --skip")
+        return replace(looked, findings=(*looked.findings, *found)), []
+    try:
+        facts, ranks = _try(call, replace(cluster, secrets=()), fleet, looked.facts, order, ear)
+    except (Interrupted, Terminated):
+        raise
+    except ClustertoolError as error:
+        numbers = {name: node for node, name in names.items()}
+        bugs = {
+            numbers[one.node]: one for one in _each(error) if isinstance(one, InternalError) and one.node in numbers
+        }
+        found = _refused(error, names)
+        return replace(looked, findings=(*looked.findings, *found), failed={**looked.failed, **bugs}), []
+    found = plan.judge(order.name, ranks, facts, order.seconds, folded)
+    if plan.meeting_broke(ranks) and len(facts) > 1 and "mesh" not in cluster.checks_off:
+        found += _between(cluster, fleet, facts)
+    rows = [{**vars(rank), "node": names[rank.node]} for rank in ranks]
+    return replace(looked, findings=(*looked.findings, *found)), rows
+
+
+def _refused(error: ClustertoolError, names: Mapping[int, str]) -> list[Finding]:
+    """It could not be started: what each node said. Devices that are at work are no fault."""
+    numbers = {name: node for node, name in names.items()}
+    found = []
+    for one in _each(error):
+        level = "warn" if isinstance(one, DeviceHeld) else "error"
+        nodes = [numbers[one.node]] if one.node in numbers else list(numbers.values())
+        found += [Finding(node, _COLUMN, level, f"not tried: {short(one)}", one.fix) for node in nodes]
+    told = {finding.node for finding in found}
+    return found + [Finding(node, _COLUMN, "skip", "not tried") for node in numbers.values() if node not in told]
+
+
+def _each(error: ClustertoolError) -> Sequence[ClustertoolError]:
+    return error.errors if isinstance(error, Several) else (error,)
+
+
+def _try(
+    call: Call, cluster: Cluster, fleet: Fleet, facts: Mapping[int, Facts], order: Order, ear: Ear
+) -> tuple[Mapping[int, Facts], list[plan.Rank]]:
+    """Start it, see how far it comes, and end it, whatever happens."""
+    from clustertool.fleet import shared_roots
+
+    identity = _identity()
+    fleet.ask(dict.fromkeys(fleet.agents, {"q": "mesh", "step": "close"}))  # its ports may be wanted now
+    try:
+        facts = shared_roots.confirm(fleet, facts)
+        made = _start(cluster, fleet, facts, order, identity)
+        ear.expect(made, order.mark)
+        where = f"{count(len(made.processes), 'trainer')} on {count(len(made.nodes), 'node')}"
+        call.terminal.note(f"{order.name}: {where} try it; {order.seconds:g} s without news end that (--timeout)")
+        fleet.ask(dict.fromkeys(fleet.agents, {"q": "follow", "job": made.job_id, "logs": "all", "tail": None})).all()
+        return facts, _wait(call, fleet, made.job_id, order, ear)
+    finally:
+        _end(call, fleet, identity.job_id, _LEAVING if ear.watch.status.outcome else _ENDING)
+
+
+def _identity() -> Identity:
+    import getpass
+
+    from clustertool.fleet.identity import certificate, job_id, token
+
+    return Identity(f"check-{job_id()}", time.time(), getpass.getuser(), token(), *certificate())
+
+
+def _start(cluster: Cluster, fleet: Fleet, facts: Mapping[int, Facts], order: Order, identity: Identity) -> Plan:
+    """The plan, once all its trainers may start."""
+    from clustertool.fleet.execute import carry_out
+    from clustertool.fleet.node_bundle import program
+    from clustertool.verbs import preflight
+    from clustertool.verbs.run import only
+
+    spec = replace(order.spec, env=(*order.spec.env, (_CODE, program("node/probe/framework_probe.py"))))
+    for again in range(_AGAIN, -1, -1):
+        made = plan_job(cluster, spec, facts, identity, (), order.passed)
+        try:
+            carry_out(ENGINES["ssh"]().start(made, {}, {}), fleet, lambda phase, answers: None)
+        except ClustertoolError as error:
+            if not again or not only(error, PortHeld):
+                raise
+            answers = preflight.probe(cluster, fleet, {}).all()
+            facts = {node: replace(read_facts(node, a), root_id=facts[node].root_id) for node, a in answers.items()}
+        else:
+            break
+    return made
+
+
+def _wait(call: Call, fleet: Fleet, job: str, order: Order, ear: Ear) -> list[plan.Rank]:
+    """All ranks, once nothing more is to be expected of them. Raises Interrupted."""
+    said, since, beat_at = "", time.monotonic(), 0.0
+    while True:
+        signals.check()
+        if time.monotonic() > beat_at:
+            beat_at = time.monotonic() + _BEAT
+            fleet.agents[LEAD].send({"q": "attached", "job": job})
+        ranks, quiet = ear.look(0.1)
+        if quiet >= plan.patience(ranks, order.seconds):
+            return ranks
+        what = plan.waiting(order.name, ranks, lambda nodes: fold(fleet.name(node) for node in nodes))
+        if what != said and time.monotonic() - since > _TELL:
+            said, since = what, time.monotonic()
+            call.terminal.note(f"{order.name}: waiting for {what}, up to {max(0.0, order.seconds - quiet):.0f} s more")
+
+
+def _end(call: Call, fleet: Fleet, job: str, seconds: float) -> None:
+    """No process of it lives and no directory is left on any node; or it is told where."""
+    how = {"by": "inv check", "code": 143, "grace": 0.0, "force": True}
+    phase = ENGINES["ssh"]().stop(len(fleet.cluster.hosts), job, how)
+    stopped = fleet.ask(phase.requests, timeout=seconds, patient=True)
+    clean = dict.fromkeys(stopped.ok, {"q": "clean", "job": job, "exact": True})
+    cleaned = fleet.ask(clean, timeout=seconds, patient=True)
+    answers: dict[int, Header | ClustertoolError] = {**stopped.ok, **stopped.failed}
+    for node, answer in answers.items():
+        text = told(answer, job)
+        if text.startswith(("survivors", "did not answer", "unknown")):
+            call.terminal.warn(f"{fleet.name(node)}: {text}; inv stop --job {job} ends it")
+    for node, answer in cleaned.ok.items():
+        for why, _ in answer["kept"].values():
+            call.terminal.warn(f"{fleet.name(node)}: {why}")
+    for node, error in cleaned.failed.items():
+        call.terminal.warn(f"{fleet.name(node)}: {error.what}; inv clean --job {job} removes what is left")
+
+
+def _between(cluster: Cluster, fleet: Fleet, facts: Mapping[int, Facts]) -> list[Finding]:
+    """The links again, at ports such as the framework takes: a firewall may know the job's ports, and no other."""
+    from clustertool.verbs.link_check import mesh
+
+    meshed = mesh(cluster, fleet, facts, plan.own_ports(facts, secrets.token_hex(8)))
+    return [
+        replace(finding, text=f"{finding.text} (ports {facts[finding.node].ephemeral[0]} and up)")
+        for finding in meshed.findings
+        if finding.level == "error"
+    ]

@@ -1,0 +1,72 @@
+"""How a job ended: the ranks that failed, the last lines of each different error, the ranks that were stopped; the exit code.
+
+What was printed while the job ran is not printed again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from clustertool.errors import ClustertoolError, JobFailed, NodeLost
+from clustertool.fleet.fleet import Fleet
+from clustertool.model.job.events import ProcessStatus
+from clustertool.model.paths import JobPaths
+from clustertool.verbs.follow_session import Follow
+from clustertool.verbs.verb import Call
+from clustertool.watch import verdict
+from clustertool.watch.excerpt import excerpt
+from clustertool.watch.sanitize import harmless
+
+_TAIL = 20
+_ERRORS = 3  # different errors whose last lines are shown
+_SEARCHED = 400  # lines from the end in which a traceback is looked for
+
+
+def tell(call: Call, fleet: Fleet, follow: Follow, hide: Any) -> ClustertoolError | None:
+    """Show the verdict; the error of this job, None for success."""
+    watch = follow.watch
+    status, outcome = watch.status, watch.status.outcome
+    error = verdict.error_of(status)
+    if outcome is None:
+        return error
+    printed = watch.printed(outcome)
+    if outcome.state == "failed":
+        call.terminal.note(verdict.abort_line(status, outcome))
+        if not printed:
+            call.terminal.error(outcome.reason)
+        for alike in verdict.errors(status, outcome)[:_ERRORS]:
+            _show_last_lines(call, fleet, follow, hide, alike)
+    victims = verdict.victims_line(status, outcome)
+    if victims:
+        call.terminal.note(victims)
+    if isinstance(error, JobFailed) or (isinstance(error, NodeLost) and printed):
+        error.told, error.brief = True, verdict.brief(status, outcome)
+    return error
+
+
+def _show_last_lines(call: Call, fleet: Fleet, follow: Follow, hide: Any, alike: Sequence[ProcessStatus]) -> None:
+    """Of the first of several processes with the same error, unless they are the last lines on the screen."""
+    from clustertool.show.prefix import prefix
+
+    first, name = alike[0], follow.watch.name(alike[0].node)
+    log = JobPaths.log(first.role, first.rank, first.attempt)
+    text = _last_lines(fleet, follow.watch.status.job, first.node, log)
+    lines = [harmless(hide(line)) for line in excerpt(text.removesuffix("\n").split("\n"), _TAIL)] if text else []
+    about = f"last lines of {first.role} {first.rank} ({name}, {log})"
+    if follow.lines.on_screen(first.role, first.rank, lines):
+        call.terminal.note(f"{about}: see above")
+        return
+    call.terminal.note(f"{about}:")
+    for line in lines:
+        call.terminal.note(prefix(first.role, first.rank, name) + line)
+
+
+def _last_lines(fleet: Fleet, job: str, node: int, log: str) -> str:
+    """Best effort: the verdict stands without them."""
+    with contextlib.suppress(ClustertoolError):
+        if node in fleet.agents:
+            answer = fleet.agents[node].ask({"q": "tail", "job": job, "log": log, "lines": _SEARCHED}, timeout=5.0)
+            return str(answer["text"])
+    return ""

@@ -1,0 +1,228 @@
+"""An order is what the user asked `run` for, read and checked before any connection; with facts it becomes a plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clustertool.errors import UsageError
+from clustertool.verbs.verb import WORKSPACE, Call, Opt
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from clustertool.fleet.dispatch.workspace import Workspace
+    from clustertool.model.config.cluster import Cluster
+    from clustertool.model.config.job import JobSpec, Options
+    from clustertool.model.facts import Facts, Identity
+    from clustertool.model.planning.plan import Plan
+
+OPTIONS = (
+    WORKSPACE,
+    Opt("job-dispatch-package", "the old name of --workspace"),
+    Opt("job-workspace", "a folder that lies on every node already: nothing is sent"),
+    Opt("script", 'what to run, for all roles: "train.py --lr 0.1"'),
+    Opt("mode", "collective, ps or ps-heter"),
+    Opt("nproc-per-node", "trainers per node"),
+    Opt("devices", "physical device ids to use on each node: 0,1; auto takes those that are free"),
+    Opt("gpus", "the same as --devices"),
+    Opt("xpus", "the same as --devices"),
+    Opt("npus", "the same as --devices"),
+    Opt("servers", "pservers as ip:port,..., in rank order", ()),
+    Opt("workers", "trainers as ip[:port],..., in rank order", ()),
+    Opt("trainers", "the same as --workers", ()),
+    Opt("heter-workers", 'heter trainers as "ip[:port],...;ip[:port],...", a semicolon between stages', ()),
+    Opt("heter-devices", 'cpu, gpu or xpu for each stage of heter trainers: "gpu;cpu"'),
+    Opt("server-num", "pservers per node"),
+    Opt("worker-num", "trainers per node"),
+    Opt("trainer-num", "the same as --worker-num"),
+    Opt("heter-worker-num", 'heter trainers per node in each stage: 2, or "2;1"'),
+    Opt("http-port", "gloo's port on the first pserver"),
+    Opt("nnodes", "use only the first N hosts"),
+    Opt("job-id", "the job's id instead of a new one"),
+    Opt("env", "NAME=value for every process; may be repeated", ()),
+    Opt("force-env", "let ENV, [env] and --env override ranks and addresses", False),
+    Opt("shards", "pattern of shard files in the workspace", ()),
+    Opt("only-where-read", "send each shard only to the node whose trainer reads it", False),
+    Opt("rank", "show the log of this trainer (default 0; 3,4 for several)", short="r"),
+    Opt("all-ranks", "show the logs of all processes", False),
+    Opt("detach", "leave once everything runs", False),
+    Opt("lease", "end the job when no laptop was attached for this many seconds"),
+    Opt("skip-bad", "go on without the nodes that fail the checks", False),
+    Opt("timeout", "seconds after which the job is ended"),
+    Opt("grace", "seconds between TERM and KILL"),
+    Opt("on-failure", "abort or continue"),
+    Opt("max-restarts", "start all again this many times after a failure"),
+    Opt("wait", "wait until devices that others hold are free", False),
+    Opt("dry", "print the plan and do nothing", False),
+)
+
+
+def _quiet(made: Plan) -> None:
+    """Nothing more is said."""
+
+
+@dataclass
+class Order:
+    """`spec` is None until job.toml is known."""
+
+    cluster: Cluster
+    options: Options
+    spec: JobSpec | None
+    workspace: Workspace | None
+    job_id: str
+    secrets: Mapping[str, str]
+    passed: tuple[tuple[str, str], ...]
+    dry: bool
+    certificate: Future[tuple[str, str]] | None = None  # it is made while nodes are looked at
+    planned: Callable[[Plan], None] = _quiet  # called when the plan is made, and when the job is over or left alone
+    ended: Callable[[Plan], None] = _quiet
+
+
+def read_order(call: Call, options: Options, find: Callable[[], Cluster]) -> Order:
+    """What call.given asks for, on the cluster that `find` finds. Raises UsageError, DataError, ConfigError; no connection
+    is open yet."""
+    from clustertool.model.config.job import read_job, valid_job_id
+    from clustertool.verbs import load_config
+
+    given = call.given
+    folder = load_config.one_of(call, "workspace", "job-dispatch-package")
+    if bool(folder) == bool(given.job_workspace):
+        fix = "inv run --workspace ./job (sent to every node), or --job-workspace DIR (there already)"
+        raise UsageError("give one of --workspace and --job-workspace", fix)
+    if given.job_workspace and not given.job_workspace.startswith(("/", "~/")):
+        fix = "give its path on the nodes: /srv/job or ~/job"
+        raise UsageError(f"--job-workspace {given.job_workspace!r} is relative", fix)
+    wanted(call)
+    if given.job_id:
+        valid_job_id(given.job_id)
+    toml = load_config.workspace_toml(Path(folder)) if folder else {}
+    found, workspace, spec = find(), None, None
+    cluster = limited(found, options)
+    if folder:
+        spec = read_job(cluster, toml, options)
+        workspace = load_config.workspace(call, Path(folder))
+    else:
+        read_job(cluster, {}, options)  # job.toml lies on the nodes: the options alone, for now
+    secrets = {} if given.dry else load_config.secrets(cluster)
+    order = Order(cluster, options, spec, workspace, given.job_id, secrets, load_config.passed(cluster), given.dry)
+    if spec is not None:
+        check_alone(order)
+    if given.skip_bad:
+        order.cluster = found  # of which the first N that are fit are taken
+    return order
+
+
+def read_options(call: Call) -> Options:
+    from clustertool.model.config.job import Options
+    from clustertool.verbs import load_config
+
+    given = call.given
+    if given.workers and given.trainers and given.workers != given.trainers:
+        raise UsageError("--workers and --trainers say different things", "they are two names of one option: give one")
+    return Options(
+        mode=given.mode,
+        script=given.script,
+        nproc_per_node=given.nproc_per_node,
+        devices=load_config.one_of(call, "devices", "gpus", "xpus", "npus"),
+        servers=given.servers or (),
+        workers=given.workers or given.trainers or (),
+        heter_workers=given.heter_workers or (),
+        heter_devices=given.heter_devices,
+        server_num=given.server_num,
+        worker_num=load_config.one_of(call, "worker-num", "trainer-num"),
+        heter_worker_num=given.heter_worker_num,
+        http_port=given.http_port,
+        nnodes=given.nnodes,
+        env=given.env or (),
+        force_env=given.force_env,
+        shards=given.shards or (),
+        only_where_read=given.only_where_read,
+        lease=given.lease,
+        timeout=given.timeout,
+        grace=given.grace,
+        on_failure=given.on_failure,
+        max_restarts=given.max_restarts,
+        job_workspace=given.job_workspace,
+    )
+
+
+def limited(cluster: Cluster, options: Options) -> Cluster:
+    """--nnodes N: the first N hosts."""
+    from dataclasses import replace
+
+    if not options.nnodes:
+        return cluster
+    if not options.nnodes.isdecimal() or not 0 < int(options.nnodes) <= len(cluster.hosts):
+        fix = f"a number from 1 to {len(cluster.hosts)}, the hosts of {cluster.where}"
+        raise UsageError(f"--nnodes {options.nnodes!r}", fix)
+    return replace(cluster, hosts=cluster.hosts[: int(options.nnodes)])
+
+
+def check_alone(order: Order) -> None:
+    """Plan with what conf.py alone says: bad options and bad data are told before any connection."""
+    from dataclasses import replace
+
+    from clustertool.model.planning.plan import given_facts
+
+    facts = given_facts(order.cluster)
+    facts = {
+        node: replace(fact, address=fact.address or f"node{node}", boot_id=f"node{node}")
+        for node, fact in facts.items()
+    }
+    assert order.spec is not None
+    counted = replace(order.spec, nproc_of="")  # --nproc-per-node gpu: nobody has looked yet
+    make_plan(replace(order, spec=counted), facts, dry_identity(order))
+
+
+def make_plan(order: Order, facts: Mapping[int, Facts], identity: Identity) -> Plan:
+    from clustertool.model.planning.plan import HIDDEN, plan
+    from clustertool.model.planning.shards import refuse_links
+
+    assert order.spec is not None
+    if order.workspace:
+        refuse_links(order.workspace.links, order.spec.shards)
+        listing = order.workspace.files
+    else:  # what the nodes have between them
+        listing = tuple(sorted({path for fact in facts.values() for path in fact.listing}))
+    hidden = tuple((name, HIDDEN) for name in order.cluster.secrets)
+    return plan(order.cluster, order.spec, facts, identity, listing, order.passed + hidden)
+
+
+def dry_identity(order: Order) -> Identity:
+    from clustertool.model.facts import Identity
+
+    return Identity(order.job_id or "DRY")
+
+
+def new_identity(order: Order) -> Identity:
+    """The job's id, its token and its throw-away certificate."""
+    import getpass
+
+    from clustertool.fleet.identity import certificate, job_id, token
+    from clustertool.model.facts import Identity
+
+    cert, key = order.certificate.result() if order.certificate else certificate()
+    return Identity(order.job_id or job_id(), time.time(), getpass.getuser(), token(), cert, key)
+
+
+def wanted(call: Call) -> Any:
+    """Whose log is shown: all, or trainers by rank."""
+    if call.given.all_ranks:
+        return "all"
+    text = call.given.rank or "0"
+    ranks = [word for word in text.split(",") if word]
+    if not ranks or not all(word.isdecimal() for word in ranks):
+        raise UsageError(f"--rank {text!r}", "a rank, or several: --rank 3,4")
+    return [["trainer", int(word)] for word in ranks]
+
+
+def check_ranks(call: Call, made: Plan) -> None:
+    """Raises UsageError for a --rank that the job does not have."""
+    trainers = sum(process.role == "trainer" for process in made.processes)
+    for _, rank in () if call.given.all_ranks else wanted(call):
+        if rank >= trainers:
+            raise UsageError(f"--rank {rank}", f"the job has trainers 0 to {trainers - 1}")

@@ -1,0 +1,131 @@
+"""Signals are counted here and nowhere else: the first Ctrl+C ends in order, the second at once, the third leaves.
+
+The handler only counts; whoever waits calls check() in between. Installed by the first import of the verbs, so that a
+Ctrl+C while the tool still loads ends it with 130 and without a traceback.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from types import FrameType
+
+from clustertool.errors import Interrupted, Terminated
+
+_FIX = "inv stop ends what may still run on the nodes; inv jobs lists it"
+
+
+class _Count:
+    """How often each signal came since the program started, and what is being done about it."""
+
+    def __init__(self) -> None:
+        self.ints = 0
+        self.terms = 0
+        self.hups = 0
+        self.working = False  # a verb is running and calls check()
+        self.asking = False  # it waits for a password and cannot call check()
+        self.job = ""  # the running job, for the last message
+        self.note: Callable[[str], None] = lambda text: print(text, file=sys.stderr)  # a line for the person
+
+
+count = _Count()
+
+
+def install() -> None:
+    """Take SIGINT, SIGTERM and SIGHUP, unless a host program has its own handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _on_int)
+    for number, handler in ((signal.SIGTERM, _on_term), (signal.SIGHUP, _on_hup)):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, handler)
+    atexit.register(_deaf)
+
+
+def _deaf() -> None:
+    """All is said. While the interpreter ends it takes our handlers away, and a late Ctrl+C would change the exit code."""
+    for number, handler in ((signal.SIGINT, _on_int), (signal.SIGTERM, _on_term), (signal.SIGHUP, _on_hup)):
+        if signal.getsignal(number) is handler:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def check() -> None:
+    """Raise Interrupted or Terminated once a signal came."""
+    if count.ints:
+        raise Interrupted("Ctrl+C", _FIX if count.job else "")
+    if count.terms:
+        raise Terminated("SIGTERM", _FIX if count.job else "")
+    if count.hups and not count.job:
+        raise Terminated("the terminal was closed (SIGHUP)")
+
+
+class User:
+    """The person at the terminal, as ssh/prompter.py asks and informs one; the texts may be those of servers."""
+
+    @property
+    def present(self) -> bool:
+        return sys.stdin is not None and sys.stdin.isatty()
+
+    def ask(self, question: str, hidden: bool) -> str:
+        from clustertool.watch.sanitize import harmless
+
+        count.asking = True
+        try:
+            return _hidden(harmless(question)) if hidden else _visible(harmless(question))
+        except EOFError:  # Ctrl+D: no answer
+            return ""
+        finally:
+            count.asking = False
+
+    def tell(self, text: str) -> None:
+        count.note(text)
+
+    def fold(self, names: Iterable[str]) -> str:
+        from clustertool.show.table import fold
+
+        return fold(names)
+
+
+def _hidden(question: str) -> str:
+    import getpass
+
+    return getpass.getpass(question)
+
+
+def _visible(question: str) -> str:
+    print(question, end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().rstrip("\n")
+
+
+def _on_int(number: int, frame: FrameType | None) -> None:
+    count.ints += 1
+    if not count.working:
+        _leave(130, "")
+    if count.asking:
+        raise Interrupted("Ctrl+C", _FIX if count.job else "")
+    if count.ints >= 3:
+        job = f" job {count.job} may still run: inv stop --job {count.job} ends it everywhere." if count.job else ""
+        _leave(130, f"left at once.{job}")
+
+
+def _on_term(number: int, frame: FrameType | None) -> None:
+    count.terms += 1
+    if not count.working:
+        _leave(143, "")
+
+
+def _on_hup(number: int, frame: FrameType | None) -> None:
+    count.hups += 1
+    if not count.working:
+        _leave(129, "")
+
+
+def _leave(code: int, text: str) -> None:
+    if text:
+        os.write(2, f"\nclustertool: {text}\nclustertool: exit {code} (tool): Ctrl+C\n".encode())
+    os._exit(code)  # whatever the interpreter is in the middle of

@@ -1,0 +1,374 @@
+"""A story is what all nodes' records tell about one job, put together: who ran when, what was used, who is to blame.
+
+Pure: answers of the nodes in, frozen values out. All text of programs is masked and made harmless here. Times are seconds since
+the job began, by each node's own clock.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from clustertool.model.job.events import JobStatus, ProcessStatus
+from clustertool.model.job.outcome import Key, Outcome, words
+from clustertool.model.job.usage import rates
+from clustertool.watch import verdict
+from clustertool.watch.excerpt import excerpt
+from clustertool.watch.failures import News
+from clustertool.watch.job_view import Watch
+from clustertool.watch.sanitize import harmless
+from clustertool.watch.straggler import Curve, Pace, stragglers
+
+Answers = Mapping[int, Mapping[str, Any]]
+Event = Mapping[str, Any]
+Hide = Callable[[str], str]
+_TAIL = 20  # lines of a culprit
+_SKEW = 2.0  # seconds between two clocks that are worth a word
+
+
+@dataclass(frozen=True)
+class Span:
+    """A rank from `start` to `end` in one state: running, frozen; or, of the last span of an attempt, how that ended."""
+
+    start: float
+    end: float
+    state: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Rank:
+    role: str
+    rank: int
+    node: int
+    spans: Sequence[Span]
+    how: str  # its end in words, "" while it runs
+    state: str
+    log: str
+    command: str
+    devices: Sequence[int]
+    cpu: float  # seconds
+    memory: float  # bytes at most
+    cores: Curve
+    resident: Curve
+    progress: Curve
+    unit: str
+    behind: str = ""  # why it is a straggler
+    recorded: bool = True  # False: its node did not answer, and there is only what other nodes know of it
+    output: float | None = None  # when it printed last; None if that is not known
+    last: Sequence[str] = ()
+
+    @property
+    def key(self) -> Key:
+        return self.role, self.rank
+
+    @property
+    def start(self) -> float:
+        return self.spans[0].start if self.spans else 0.0
+
+    @property
+    def end(self) -> float:
+        return self.spans[-1].end if self.spans else 0.0
+
+
+@dataclass(frozen=True)
+class Card:
+    index: int
+    busy: Curve  # part of 1
+    used: Curve  # bytes
+    total: float
+
+
+@dataclass(frozen=True)
+class Node:
+    index: int
+    name: str
+    state: str
+    why: str
+    cores: int
+    total: float
+    busy: Curve  # parts of 1
+    used: Curve
+    cards: Sequence[Card]
+
+
+@dataclass(frozen=True)
+class Story:
+    job: str
+    state: str
+    mode: str
+    owner: str
+    created: float
+    began: float  # seconds since the epoch
+    length: float
+    attempts: int
+    policy: Mapping[str, Any]
+    outcome: Outcome | None
+    culprit: Key | None
+    victims: Sequence[Key]
+    told: Sequence[str]  # the culprit's last lines
+    nodes: Sequence[Node]
+    ranks: Sequence[Rank]
+    news: Sequence[tuple[float, str]]
+    notes: Sequence[str] = ()
+
+    def rank(self, key: Key) -> Rank | None:
+        return next((rank for rank in self.ranks if rank.key == key), None)
+
+    def name(self, node: int) -> str:
+        return next((one.name for one in self.nodes if one.index == node), f"node {node}")
+
+
+def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] = ()) -> Story:
+    """`status` is the fold of the answers' events; `notes` is what else a reader must know (nodes that did not answer)."""
+
+    def clean(text: str) -> str:
+        return harmless(hide(text))
+
+    answers = {
+        index: {**answer, "events": [event for event in answer["events"] if status.knows(index, event)]}
+        for index, answer in answers.items()
+    }
+    times = [float(event["t"]) for answer in answers.values() for event in answer["events"]]
+    began = min(times, default=status.created)
+    over = status.outcome is not None or status.state == "lost"
+    last = max(times, default=began) if over else max(float(answer["now"]) for answer in answers.values())
+    tails = {(str(role), int(rank)): str(text) for a in answers.values() for role, rank, text in a["tails"]}
+    known = {(str(r["role"]), int(r["rank"])): r for answer in answers.values() for r in answer["ranks"]}
+    plans = {(str(p["role"]), int(p["rank"])): p for a in answers.values() for p in a["plan"].get("processes", ())}
+    lives, ends = _lives(status, answers, began, last), _ends(answers)
+    ranks = [
+        _rank(process, lives.get(key, ()), known.get(key, {}), plans.get(key, {}), began, tails.get(key, ""), clean)
+        for key, process in sorted(status.processes.items(), key=lambda item: (item[0][0] != "trainer", item[0]))
+    ]
+    ranks = [_printed(_used(rank, *ends.get(rank.key, (0.0, 0.0))), status, answers, began) for rank in ranks]
+    behind = stragglers([_pace(rank, known.get(rank.key, {})) for rank in ranks if rank.spans and rank.state != "lost"])
+    outcome = status.outcome
+    guilty = verdict.culprit(status, outcome) if outcome else None
+    return Story(
+        job=status.job,
+        state=status.state,
+        mode=status.mode,
+        owner=clean(status.owner),
+        created=status.created,
+        began=began,
+        length=max(last - began, 1.0),
+        attempts=status.attempt + 1,
+        policy=next((a["plan"]["policy"] for a in answers.values() if a["plan"]), {}),
+        outcome=outcome._replace(reason=clean(outcome.reason)) if outcome else None,
+        culprit=(guilty.role, guilty.rank) if guilty else None,
+        victims=outcome.victims if outcome and outcome.state in ("failed", "lost") else (),
+        told=_lines(tails.get((guilty.role, guilty.rank), ""), clean) if guilty else (),
+        nodes=[_node(status, index, answers.get(index), began, clean) for index in sorted(status.nodes)],
+        ranks=[replace(rank, behind=behind.get(rank.key, "")) for rank in ranks],
+        news=[(t - began, clean(text)) for t, text in _news(answers)],
+        notes=[clean(note) for note in (*notes, *_clocks(status, answers))],
+    )
+
+
+def _lines(text: str, clean: Hide) -> list[str]:
+    return [clean(line) for line in excerpt(text.removesuffix("\n").split("\n"), _TAIL)] if text else []
+
+
+# -- lives --
+
+
+class _Life:
+    """One rank's spans, from its events in their order."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.open: tuple[float, str, int] | None = None
+
+    def enter(self, t: float, state: str, attempt: int) -> None:
+        self.close(t)
+        self.open = (t, state, attempt)
+
+    def close(self, t: float, state: str = "") -> None:
+        """`state`: how it ended, if it did."""
+        if self.open is not None:
+            start, before, attempt = self.open
+            self.spans.append(Span(start, max(t, start), state or before, attempt))
+            self.open = None
+
+
+def _start(status: JobStatus, process: ProcessStatus, began: float) -> float:
+    """When the job began, by the clock of the laptop as far as the clock of the process's node differs from it."""
+    return began - status.nodes[process.node].skew
+
+
+def _lives(status: JobStatus, answers: Answers, began: float, last: float) -> dict[Key, list[Span]]:
+    found: dict[Key, list[Span]] = {}
+    for answer in answers.values():
+        lives: dict[Key, _Life] = {}
+        for event in answer["events"]:
+            _live(lives, event, float(event["t"]) - began)
+        for key, life in lives.items():
+            process = status.processes[key]
+            if process.state == "lost":
+                life.close(process.since - _start(status, process, began), "lost")
+            life.close(last - began, "running" if answer["supervised"] else "lost")
+            found[key] = life.spans
+    for key, process in status.processes.items():
+        if process.state == "lost" and key not in found:  # from its last output to the moment when it was given up
+            start = _start(status, process, began)
+            end = max(process.since - start, 0.0)
+            output = process.output - start if process.output else end
+            found[key] = [Span(min(max(output, 0.0), end), end, "lost", process.attempt)]
+    return found
+
+
+def _live(lives: dict[Key, _Life], event: Event, t: float) -> None:
+    kind = event["e"]
+    if kind == "supervisor-lost":
+        for life in lives.values():
+            life.close(t, "stopped")
+    if kind not in ("started", "frozen", "thawed", "exited"):
+        return
+    life = lives.setdefault((str(event["role"]), int(event["rank"])), _Life())
+    attempt = int(event.get("attempt", life.open[2] if life.open else 0))
+    if kind == "exited":
+        if life.open is None:  # a command that could not start
+            life.enter(t, "running", attempt)
+        bad = event["code"] or event.get("signal")
+        life.close(t, "stopped" if event.get("stopped") else "failed" if bad else "done")
+    else:
+        life.enter(t, "frozen" if kind == "frozen" else "running", attempt)
+
+
+# -- ranks and nodes --
+
+
+def _rank(
+    process: ProcessStatus,
+    spans: Sequence[Span],
+    known: Mapping[str, Any],
+    plan: Mapping[str, Any],
+    began: float,
+    tail: str,
+    clean: Hide,
+) -> Rank:
+    """Seven inputs, each used once: they are what is known of a rank."""
+    rows = [(row[0] - began, *row[1:]) for row in known.get("rows", ())]
+    progress, unit = told([(t - began, epoch, step) for t, epoch, step in known.get("progress", ())])
+    return Rank(
+        role=process.role,
+        rank=process.rank,
+        node=process.node,
+        spans=spans,
+        how="" if process.code is None else clean(words(process.code, process.signal, process.note)),
+        state=process.state,
+        log=process.log,
+        command=clean(str(plan.get("command", ""))),
+        devices=plan.get("devices", ()),
+        cpu=rows[-1][1] if rows else 0.0,
+        memory=max((row[2] for row in rows), default=0),
+        cores=rates(rows),
+        resident=[(row[0], row[2]) for row in rows],
+        progress=progress,
+        unit=unit,
+        last=[clean(line) for line in tail.removesuffix("\n").split("\n")[-1:]] if tail else (),
+    )
+
+
+def told(rows: Sequence[tuple[float, float | None, float | None]]) -> tuple[Curve, str]:
+    """(time, epoch, step) -> progress that only grows, and its unit: steps, or, where steps begin anew, epochs and parts."""
+    steps = [(t, step) for t, _, step in rows if step is not None]
+    if steps and _grows(steps):
+        return steps, "step"
+    most = max((step for _, step in steps), default=0.0)
+    epochs = [(t, epoch + (step or 0.0) / (most + 1)) for t, epoch, step in rows if epoch is not None]
+    return (epochs, "epoch") if epochs and _grows(epochs) else ((), "")
+
+
+def _grows(curve: Curve) -> bool:
+    return all(a[1] <= b[1] for a, b in zip(curve, curve[1:]))
+
+
+def _used(rank: Rank, cpu: float, memory: float) -> Rank:
+    """What the kernel counted at its ends is exact, also of a rank that lived for less than one look."""
+    return replace(rank, cpu=max(rank.cpu, cpu), memory=max(rank.memory, memory))
+
+
+def _printed(rank: Rank, status: JobStatus, answers: Answers, began: float) -> Rank:
+    """With its last output, and of a lost rank what else is known of it."""
+    process = status.processes[rank.key]
+    output = process.output - _start(status, process, began) if process.output else None
+    how = rank.how
+    if rank.state in ("lost", "unknown"):
+        step = f"{process.step:,.0f}" if process.step is not None else "unknown"
+        how = f"last step {step}, last output {'unknown' if output is None else f'+{output:.2f} s'}"
+    return replace(rank, output=output, how=how, recorded=rank.node in answers)
+
+
+def _ends(answers: Answers) -> dict[Key, tuple[float, float]]:
+    """(CPU seconds of all attempts that ended, bytes at most)."""
+    found: dict[Key, tuple[float, float]] = {}
+    for event in (event for answer in answers.values() for event in answer["events"] if event["e"] == "exited"):
+        key = (str(event["role"]), int(event["rank"]))
+        cpu, memory = found.get(key, (0.0, 0.0))
+        found[key] = cpu + float(event.get("cpu", 0.0)), max(memory, float(event.get("memory", 0.0)))
+    return found
+
+
+def _pace(rank: Rank, known: Mapping[str, Any]) -> Pace:
+    """The last attempt of a rank."""
+    attempt = rank.spans[-1].attempt
+    start = min(span.start for span in rank.spans if span.attempt == attempt)
+    cores = [value for t, value in rank.cores if t >= start]
+    mean = sum(cores) / len(cores) if len(cores) > 1 else None
+    return Pace(rank.role, rank.rank, start, rank.end, rank.progress, rank.unit, mean, int(known.get("log_size", 0)))
+
+
+def _node(status: JobStatus, index: int, answer: Mapping[str, Any] | None, began: float, clean: Hide) -> Node:
+    known = status.nodes[index]
+    machine: Mapping[str, Any] = answer["machine"] if answer else {"cores": 0, "total": 0, "rows": ()}
+    rows = [(row[0] - began, *row[1:]) for row in machine["rows"]]
+    cores, total = max(machine["cores"], 1), max(machine["total"], 1)
+    cards = [
+        Card(
+            int(card["index"]),
+            [(t - began, busy / 100) for t, busy, _ in card["rows"]],
+            [(t - began, used) for t, _, used in card["rows"]],
+            float(card["total"]),
+        )
+        for card in (answer["cards"] if answer else ())
+    ]
+    return Node(
+        index,
+        clean(known.name or f"node {index}"),
+        known.state,
+        clean(known.why),
+        machine["cores"],
+        machine["total"],
+        [(t, rate / cores) for t, rate in rates(rows)],
+        [(row[0], row[2] / total) for row in rows],
+        cards,
+    )
+
+
+def _clocks(status: JobStatus, answers: Answers) -> list[str]:
+    """All nodes were asked at the same moment: whose answer has another time has another clock."""
+    clocks = sorted(float(answer["now"]) for answer in answers.values())
+    middle = clocks[len(clocks) // 2] if clocks else 0.0
+    return [
+        f"the clock of {status.nodes[index].name} differs by {float(answer['now']) - middle:+.0f} s now: its times here may too"
+        for index, answer in answers.items()
+        if abs(float(answer["now"]) - middle) > _SKEW
+    ]
+
+
+def _news(answers: Answers) -> list[tuple[float, str]]:
+    """The news that a follower of the job has got, and when they happened."""
+    watch, events, items = Watch(frozenset(answers)), [], []
+    for node in sorted(answers):
+        times = itertools.accumulate(
+            (float(event["t"]) for event in answers[node]["events"]), max
+        )  # a clock may be set back
+        events += [(t, node, number) for number, t in enumerate(times)]
+    for t, node, number in sorted(events):
+        header = {"k": "events", "node": node, "at": number, "events": [answers[node]["events"][number]]}
+        items += watch.take(node, header, b"", t)
+    return [(item.t, item.text) for item in [*items, *watch.rest()] if isinstance(item, News)]

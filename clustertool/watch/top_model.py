@@ -1,0 +1,305 @@
+"""The picture of `inv top`: samples of nodes in, rows out, folded until they fit. Pure: times come with the samples."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from clustertool.model.job.rank_places import unpack
+from clustertool.watch.rate import Rate
+
+_HISTORY = 60
+SORTS = ("rank", "cpu", "memory", "rate")
+_BUCKETS = (10, 25, 50, 101)  # percent: nodes that are so close in load and memory are alike
+
+
+@dataclass
+class Device:
+    """One card, or all processors of a node that has none."""
+
+    node: str
+    label: str
+    model: str
+    load: float | None = None
+    used: int = 0
+    total: int = 0
+    temperature: int | None = None
+    who: str = ""
+    wrong: tuple[str, ...] = ()
+    history: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
+
+    @property
+    def filled(self) -> float:
+        return 100 * self.used / self.total if self.total else 0.0
+
+
+@dataclass
+class Rank:
+    """One process of a job."""
+
+    job: str
+    agent: int
+    node: str
+    role: str
+    rank: int
+    state: str = ""
+    pid: int = 0
+    log: str = ""
+    cpu: float | None = None
+    memory: int | None = None
+    line: str = ""
+    heartbeat: float | None = None
+    speed: float | None = None
+    quiet: float | None = None  # seconds since it printed something
+    rate: Rate = field(default_factory=Rate)
+    seconds: tuple[float, float] = (0.0, 0.0)  # CPU seconds, and when they were read
+
+    @property
+    def name(self) -> str:
+        return f"{self.role} {self.rank}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line about devices: a card, a node's cards, or those of several nodes."""
+
+    nodes: tuple[str, ...]
+    what: str
+    loads: tuple[float, ...]
+    used: int
+    total: int
+    temperature: int | None
+    who: str
+    wrong: tuple[str, ...]
+    history: tuple[float, ...]
+
+    @property
+    def load(self) -> float | None:
+        return sum(self.loads) / len(self.loads) if self.loads else None
+
+
+class Picture:
+    """feed() every sample, then ask for rows."""
+
+    def __init__(self) -> None:
+        self.devices: dict[str, list[Device]] = {}
+        self.ranks: dict[tuple[str, str, int], Rank] = {}
+        self.heard: dict[str, float] = {}
+        self.problems: dict[str, str] = {}
+        self._jobs: dict[str, dict[str, _Job]] = {}  # by node, what it knew of its running jobs at its newest sample
+        self._place: dict[str, int] = {}  # a node's number in conf.py
+        self._cpu: dict[str, tuple[int, int]] = {}
+
+    def feed(self, agent: int, name: str, sample: Mapping[str, Any], now: float) -> None:
+        self.heard[name], self._place[name] = now, agent
+        self.problems[name] = str(sample["problem"])
+        self._take_devices(name, sample)
+        seen = set()
+        before, self._jobs[name] = self._jobs.get(name, {}), {}
+        for job in sample["jobs"]:
+            plan, lost = job.get("plan"), {int(node) for node in job.get("lost", ())}
+            places = _places(plan) if plan else before.get(str(job["job"]), _Job()).places
+            self._jobs[name][str(job["job"])] = _Job(places, lost)
+            for told in job["ranks"]:
+                key = (str(job["job"]), str(told["role"]), int(told["rank"]))
+                seen.add(key)
+                rank = self.ranks.setdefault(key, Rank(key[0], agent, name, key[1], key[2]))
+                _take_rank(rank, told, job, float(sample["t"]))
+        for key in [key for key, rank in self.ranks.items() if rank.agent == agent and key not in seen]:
+            del self.ranks[key]
+
+    def _take_devices(self, name: str, sample: Mapping[str, Any]) -> None:
+        old = {device.label: device for device in self.devices.get(name, ())}
+        self.devices[name] = []
+        for told in sample["devices"] or [self._processors(name, sample)]:
+            label = str(told["index"])
+            device = old.get(label) or Device(name, label, "")
+            device.model, device.load = str(told.get("model") or sample["kind"]), told.get("utilisation")
+            device.used, device.total = int(told.get("memory_used") or 0), int(told.get("memory_total") or 0)
+            device.temperature, device.who, device.wrong = told.get("temperature"), _who(told), _wrong(told)
+            device.history.append(float(device.load or 0))
+            self.devices[name].append(device)
+
+    def _processors(self, name: str, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """What a node without devices shows in their place."""
+        busy, every = sample["cpu"]
+        before = self._cpu.get(name, (busy, every))
+        self._cpu[name] = (busy, every)
+        load = round(100 * (busy - before[0]) / (every - before[1])) if every > before[1] else None
+        used, total = sample["memory"]
+        return {
+            "index": "",
+            "model": f"{sample['cpus']} cpus",
+            "utilisation": load,
+            "memory_used": used,
+            "memory_total": total,
+        }
+
+    # -- rows --
+
+    def rows(self, room: int, sort: str, text: str) -> list[Row]:
+        """Lines about devices, at most `room` of them if folding can do it: cards, else nodes, else nodes that are alike."""
+        places = sorted(self.devices, key=lambda name: self._place[name])
+        nodes = {name: self.devices[name] for name in places if _fits(name, self.devices[name], text)}
+        rows = [
+            _row([device], f"{device.label} {device.model}".strip()) for found in nodes.values() for device in found
+        ]
+        if len(rows) > room:
+            rows = [_row(found, _kinds(found)) for found in nodes.values()]
+        for bucket in _BUCKETS:
+            if len(rows) <= room:
+                break
+            rows = list(_alike(nodes, bucket))
+        if sort == "cpu":
+            rows.sort(key=lambda row: -(row.load or 0))
+        elif sort == "memory":
+            rows.sort(key=lambda row: -(row.used / row.total if row.total else 0))
+        return rows
+
+    def processes(self, sort: str, text: str, away: Collection[str] = ()) -> list[Rank]:
+        """All ranks of the jobs that run. `away`: the nodes that do not answer."""
+        every = [rank for rank in self.ranks.values() if rank.node not in away] + list(self._others(away))
+        found = [rank for rank in every if any(text in word for word in _words(rank))]
+        found.sort(key=lambda rank: (rank.job, rank.role, rank.rank))  # stable: equals stay in this order
+        if sort == "cpu":
+            found.sort(key=lambda rank: -(rank.cpu or 0))
+        elif sort == "memory":
+            found.sort(key=lambda rank: -(rank.memory or 0))
+        elif sort == "rate":  # those that make no progress first, then the slowest
+            counting = {(rank.job, rank.role) for rank in every if rank.rate.counts}
+            found.sort(key=lambda rank: _haste(rank, (rank.job, rank.role) in counting))
+        return found
+
+    def _others(self, away: Collection[str]) -> Iterator[Rank]:
+        """The ranks that no node reports now: those of nodes that do not answer, and those that have not started."""
+        jobs = self._shared(away)
+        for rank in self.ranks.values():
+            if rank.node in away and rank.job in jobs:
+                node, _ = jobs[rank.job].places.get((rank.role, rank.rank), (-1, ""))
+                ended = rank.state in ("done", "failed", "stopped")
+                state = rank.state if ended else jobs[rank.job].state(node)
+                yield replace(rank, state=state, cpu=None, memory=None, speed=None, heartbeat=None, quiet=None)
+        for job, about in jobs.items():
+            for (role, number), (node, name) in about.places.items():
+                if (job, role, number) in self.ranks:
+                    continue
+                if name in away or name not in self.heard:
+                    yield Rank(job, -1, name, role, number, about.state(node))
+                elif job in self._jobs[name]:
+                    yield Rank(job, -1, name, role, number, "waiting")
+
+    def _shared(self, away: Collection[str]) -> dict[str, _Job]:
+        """What all nodes together know of the jobs that run. Where no node answers, of those that ran before."""
+        names = [name for name in self._jobs if name not in away]
+        there = {job for name in names or self._jobs for job in self._jobs[name]}
+        found: dict[str, _Job] = {}
+        for name, jobs in self._jobs.items():
+            for job in there & set(jobs):
+                one = found.setdefault(job, _Job())
+                one.places.update(jobs[job].places)
+                one.lost |= jobs[job].lost if name not in away else set()
+        return found
+
+
+@dataclass
+class _Job:
+    """What nodes know of a job: (role, rank) -> its node's number and name, and the numbers of nodes that were given up."""
+
+    places: dict[tuple[str, int], tuple[int, str]] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)
+
+    def state(self, node: int) -> str:
+        """Of the ranks of a node that does not answer."""
+        return "lost" if node in self.lost else "unknown"
+
+
+def _places(plan: Mapping[str, Any]) -> dict[tuple[str, int], tuple[int, str]]:
+    names = [str(name) for name in plan["nodes"]]
+    return {(role, rank): (node, names[node]) for role, rank, node in unpack(plan["places"], len(names))}
+
+
+def _haste(rank: Rank, counting: bool) -> tuple[int, float]:
+    """How a rank is sorted by its progress. `counting`: it or another one of its kind prints steps."""
+    if rank.state in ("lost", "unknown", "frozen") or (rank.state == "running" and counting and not rank.speed):
+        return 0, 0.0
+    return (1, rank.speed) if rank.speed is not None else (2 if rank.state == "running" else 3, 0.0)
+
+
+def _fits(name: str, devices: Sequence[Device], text: str) -> bool:
+    return text in name or any(text in device.who for device in devices)
+
+
+def _words(rank: Rank) -> tuple[str, ...]:
+    return rank.node, rank.name, rank.job, rank.state, rank.line
+
+
+def _take_rank(rank: Rank, told: Mapping[str, Any], job: Mapping[str, Any], t: float) -> None:
+    seconds = told.get("seconds")
+    if seconds is None or int(told["pid"]) != rank.pid:
+        rank.cpu = None
+    elif t > rank.seconds[1]:
+        rank.cpu = max(0.0, 100 * (seconds - rank.seconds[0]) / (t - rank.seconds[1]))
+    rank.seconds = (float(seconds or 0), t)
+    rank.state, rank.pid, rank.log = str(told["state"]), int(told["pid"] or 0), str(told["log"] or "")
+    rank.memory, rank.line, rank.heartbeat = told.get("memory"), str(told["line"]), job["heartbeat"]
+    rank.rate.feed(rank.line, t)
+    rank.speed = rank.rate.now(t) if rank.state == "running" else None
+    rank.quiet = told.get("quiet")
+
+
+def _who(told: Mapping[str, Any]) -> str:
+    held = told.get("held")
+    return f"{held['user']} {held['job']}" if held else ",".join(told.get("users", ()))
+
+
+def _wrong(told: Mapping[str, Any]) -> tuple[str, ...]:
+    found = [str(told["problem"])] if told.get("problem") else []
+    if told.get("ecc_uncorrected"):
+        found.append("ECC")
+    return (*found, *(str(word) for word in told.get("throttle", ()) if word != "power cap"))
+
+
+def _row(devices: Sequence[Device], what: str) -> Row:
+    loads = tuple(float(device.load) for device in devices if device.load is not None)
+    hot = [device.temperature for device in devices if device.temperature is not None]
+    histories = [list(device.history) for device in devices]
+    length = min(map(len, histories), default=0)
+    history = tuple(sum(one[i - length] for one in histories) / len(histories) for i in range(length))
+    return Row(
+        tuple(dict.fromkeys(device.node for device in devices)),
+        what,
+        loads,
+        sum(device.used for device in devices),
+        sum(device.total for device in devices),
+        max(hot, default=None),
+        _few(device.who for device in devices),
+        tuple(dict.fromkeys(word for device in devices for word in device.wrong)),
+        history,
+    )
+
+
+def _few(words: Iterable[str]) -> str:
+    different = [word for word in dict.fromkeys(words) if word]
+    return ", ".join(different[:2]) + (f" and {len(different) - 2} more" if len(different) > 2 else "")
+
+
+def _kinds(devices: Sequence[Device]) -> str:
+    models = [device.model for device in devices]
+    return ", ".join(
+        f"{models.count(model)} x {model}" if len(models) > 1 else model for model in dict.fromkeys(models)
+    )
+
+
+def _alike(nodes: Mapping[str, Sequence[Device]], bucket: int) -> Iterator[Row]:
+    """Nodes with the same cards, the same troubles, and load and memory in the same bucket, as one row."""
+    groups: dict[tuple[object, ...], list[Device]] = {}
+    for found in nodes.values():
+        row = _row(found, _kinds(found))
+        full = 100 * row.used / row.total if row.total else 0
+        key = (row.what, row.wrong, int((row.load or 0) // bucket), int(full // bucket))
+        groups.setdefault(key, []).extend(found)
+    for (what, *_), devices in groups.items():
+        number = len({device.node for device in devices})
+        yield _row(devices, f"{number} x ({what})" if number > 1 else str(what))
