@@ -1,0 +1,50 @@
+"""The check of names finds each kind of definition, and only whole words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+CHECK = Path(__file__).resolve().parents[2] / "scripts/check-words.py"
+REFUSED = """\
+import os as told_os
+class PortHeld: ...
+def look_at(words): ...
+async def hear(): ...
+SHALL_END = 1
+who: int = 2
+for beside in []: ...
+self.awaited = 3
+try: ...
+except OSError as said: ...
+"""
+ACCEPTED = """\
+import os as withheld
+class Shareholder: ...
+def lookup(password, keyword, wording): ...
+whole = whose = outlook = "told, said, who"
+call(who=1, word=2)
+"""
+
+
+def check(path: Path, text: str) -> subprocess.CompletedProcess[str]:
+    path.write_text(text)
+    return subprocess.run([sys.executable, str(CHECK), str(path)], capture_output=True, text=True, timeout=30)
+
+
+def test_each_kind_of_definition_is_checked(tmp_path: Path) -> None:
+    result = check(tmp_path / "names.py", REFUSED)
+    found = [int(line.split(":")[1]) for line in result.stdout.splitlines()]
+    assert (result.returncode, found) == (1, [1, 2, 3, 3, 4, 5, 6, 7, 8, 10]), result.stdout + result.stderr
+
+
+def test_parts_of_words_and_texts_are_accepted(tmp_path: Path) -> None:
+    result = check(tmp_path / "names.py", ACCEPTED)
+    assert (result.returncode, result.stdout) == (0, ""), result.stdout + result.stderr
+
+
+def test_the_name_of_a_module_is_checked(tmp_path: Path) -> None:
+    result = check(tmp_path / "held.py", "")
+    assert "'held'" in result.stdout
+    assert result.returncode == 1
