@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """This script checks that the names in the code use the standard terms of the field.
 
-It reads the modules and folders that are given as arguments (default: the product) and prints each definition of a name that contains a word
-of scripts/words.toml, with the file, the line and what to use instead. It exits with 1 if there is such a name.
+It reads the modules and folders that are given as arguments (default: the product). It prints each definition of a name that
+contains a word of scripts/words.toml, with the file, the line and what to use instead, and exits with 1 if there is one.
 """
 
 import ast
@@ -55,8 +55,10 @@ def findings(paths: List[Path], words: Dict[str, str], exceptions: Dict[str, Dic
     unused = {(file, name) for file, names in exceptions.items() for name in names}
     for path in modules(paths):
         file = path.relative_to(ROOT).as_posix() if ROOT in path.parents else path.name
-        names = [(1, part) for part in Path(file).with_suffix("").parts] + list(definitions(ast.parse(path.read_bytes())))
-        for line, name in sorted(set(names)):
+        names = {(1, part) for part in Path(file).with_suffix("").parts} | set(
+            definitions(ast.parse(path.read_bytes()))
+        )
+        for line, name in sorted(names):
             for word in words_of(name):
                 if word not in words:
                     continue
