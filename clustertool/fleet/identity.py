@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import secrets
 import time
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
 
@@ -23,13 +29,6 @@ def certificate() -> tuple[str, str]:
 
     Valid for ever on purpose: a node whose clock is wrong must still be able to join, and the key dies with the job.
     """
-    import datetime
-
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import NameOID
-
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "clustertool job")])
     made = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib.util
 import io
 import json
 import os
@@ -22,6 +23,8 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
+
+from platformdirs import user_cache_path
 
 from clustertool.ssh import ownership
 
@@ -69,8 +72,6 @@ def shipped() -> Shipped:
 
 @lru_cache(maxsize=1)
 def _shipped() -> Shipped:
-    from platformdirs import user_cache_path
-
     paths = _paths()
     state = [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in [*paths, Path(__file__)]]
     kept = user_cache_path("clustertool") / "code" / hashlib.sha256(json.dumps(state).encode()).hexdigest()[:32]
@@ -244,8 +245,6 @@ def _evaluated(tree: ast.Module) -> set[str]:
 @lru_cache(maxsize=1)
 def nvml() -> tuple[str, bytes]:
     """(digest, zlib) of the module `pynvml`: sent on its own, to nodes with NVIDIA's cards only."""
-    import importlib.util
-
     spec = importlib.util.find_spec("pynvml")
     assert spec is not None and spec.origin is not None, "nvidia-ml-py is a dependency"
     content = Path(spec.origin).read_bytes()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
+
+from rich.progress import BarColumn, Progress, TextColumn
 
 from clustertool.show.progress_bars import human_bytes, human_seconds
 from clustertool.show.terminal import Terminal
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 _PERIOD = 2.0  # seconds between plain lines
 
@@ -64,8 +63,6 @@ class Bar:
 
 
 def _progress(terminal: Terminal) -> Progress:
-    from rich.progress import BarColumn, Progress, TextColumn
-
     texts = [TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[note]}")]
     columns = (texts[0], BarColumn(24), texts[1])
     return Progress(*columns, console=terminal.console(), transient=True, redirect_stdout=False, redirect_stderr=False)

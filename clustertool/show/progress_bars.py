@@ -11,14 +11,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, final
+from typing import final
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from clustertool.show.table import fold
 from clustertool.show.terminal import Terminal
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.live import Live
 
 _FEW = 8  # so many nodes get a bar each
 _PERIOD = 2.0  # seconds between plain lines
@@ -205,9 +207,6 @@ class DispatchProgress:
         return f"{human_bytes(rate)}/s{left}"
 
     def _open(self) -> None:
-        from rich.live import Live
-        from rich.text import Text
-
         console = self._terminal.console()
         self._live = Live(
             console=console,
@@ -222,9 +221,6 @@ class DispatchProgress:
         self._live.start(refresh=True)
 
     def _picture(self) -> RenderableType:
-        from rich.console import Group
-        from rich.table import Table
-
         grid, printable = Table.grid(padding=(0, 2, 0, 0)), self._terminal.printable
         with self._lock:
             for label, done, total, note in self._bars():
@@ -258,16 +254,11 @@ def _nodes(count: int) -> str:
 
 
 def _bar(label: str, done: float, total: float, note: str) -> tuple[RenderableType, ...]:
-    from rich.progress_bar import ProgressBar
-    from rich.text import Text
-
     bar = ProgressBar(total=total or 1, completed=done, width=24, complete_style="cyan", finished_style="green")
     return Text(label), bar, Text(note, no_wrap=True, overflow="crop")
 
 
 def _states(states: Sequence[tuple[str, str]]) -> RenderableType:
-    from rich.text import Text
-
     text = Text(no_wrap=True, overflow="crop")
     for index, (state, names) in enumerate(states):
         text.append(", " if index else "").append(names).append(f" {state}", _STYLES.get(state, ""))

@@ -11,6 +11,10 @@ import unicodedata
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
 from clustertool.show.terminal import Terminal
 
 _NUMBER = re.compile(r"([0-9]+)")
@@ -69,10 +73,6 @@ def _columns(text: str) -> int:
 
 
 def _rich(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]], terminal: Terminal) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     if title:  # not rich's own, which it would wrap to the width of the table
         terminal.line(title, "bold")
     drawn = Table(

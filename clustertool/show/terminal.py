@@ -14,12 +14,11 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Mapping
-from typing import IO, TYPE_CHECKING, TextIO, cast
+from typing import IO, TextIO, cast
+
+from rich.console import Console, RenderableType
 
 from clustertool.watch.sanitize import harmless, harmless_lines
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
 
 # The names are rich's, the numbers are what a terminal wants to hear.
 STYLES = {"": "", "bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36", "bold red": "1;31"}
@@ -125,8 +124,6 @@ class Terminal:
 
     def console(self) -> Console:
         """A rich console on stdout which obeys what this terminal decided."""
-        from rich.console import Console
-
         return Console(
             file=cast("IO[str]", _Stream(self)),
             force_terminal=self.is_terminal,

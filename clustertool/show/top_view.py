@@ -5,16 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from rich.text import Text
 
 from clustertool.show.device_table import memory
 from clustertool.show.progress_bars import human_bytes, human_seconds
 from clustertool.show.table import count, fold, table
 from clustertool.show.terminal import Terminal
 from clustertool.watch.top_model import Picture, Rank, Row
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 Part = tuple[str, str]  # text, style
 Line = list[Part]
@@ -267,8 +265,6 @@ def _fit(text: str, width: int) -> str:
 
 def draw(page: Page, width: int) -> Text:
     """One text of exactly as many lines as the page has, none of which wraps."""
-    from rich.text import Text
-
     whole = Text(no_wrap=True, overflow="crop")
     for number, line in enumerate(page.lines):
         one = Text(no_wrap=True, overflow="crop")

@@ -20,6 +20,9 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from paramiko.config import SSHConfig
+from paramiko.ssh_exception import ConfigParseError
+
 from clustertool.errors import ConfigError
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host, is_address, valid_host, valid_user
@@ -428,8 +431,6 @@ def _lookup(config: _Config, name: str, user: str, port: int) -> Mapping[str, li
 
 def _lookup_paramiko(config: _Config, name: str) -> Mapping[str, list[str]]:
     """The same without an ssh client; paramiko expands tokens and `~` of other values itself."""
-    from paramiko.config import SSHConfig
-    from paramiko.ssh_exception import ConfigParseError
 
     class Careful(SSHConfig):  # type: ignore[misc]
         """ProxyCommand stays as it is, as from `ssh -G`; a command of Match gets its tokens quoted."""

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from clustertool.verbs import signals
-from clustertool.verbs.verb import JOB, JSON, PLACES, Call, Opt, verb, whole
+from clustertool.fleet.fleet import Fleet
+from clustertool.show.prefix import RankLines
+from clustertool.verbs import load_config, report_outcome, signals
+from clustertool.verbs.follow_session import Follow, Inbox
+from clustertool.verbs.jobs import attach_to, require_known
+from clustertool.verbs.run import finish
+from clustertool.verbs.run_request import wanted
+from clustertool.verbs.verb import Call, User, whole
+from clustertool.watch.sanitize import mask
 
 
-@verb(
-    JOB,
-    Opt("rank", "show the log of this trainer (default 0; 3,4 for several)", short="r"),
-    Opt("all-ranks", "show the logs of all processes", False),
-    Opt("tail", "begin with the last N lines", short="n"),
-    PLACES,
-    JSON,
-)
 def attach(call: Call) -> None:
     """Follow a running job to its end; Ctrl+C stops it on all nodes."""
-    from clustertool.fleet.fleet import Fleet
-    from clustertool.show.prefix import RankLines
-    from clustertool.verbs import load_config, report_outcome
-    from clustertool.verbs.follow_session import Follow, Inbox
-    from clustertool.verbs.jobs import attach_to, require_known
-    from clustertool.verbs.run import finish
-    from clustertool.verbs.run_request import wanted
-    from clustertool.watch.sanitize import mask
-
     logs, tail = wanted(call), whole(call.given.tail, "--tail")
     cluster = load_config.cluster(call, start_local=False)
     inbox = Inbox()
-    with Fleet(cluster, signals.check, inbox.put, signals.User()) as fleet:
+    with Fleet(cluster, signals.check, inbox.put, User()) as fleet:
         fleet.open()
         job = attach_to(fleet, call.given.job)
         require_known(job)

@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clustertool.errors import ClustertoolError, InternalError, PreflightError
-from clustertool.verbs import signals
-from clustertool.verbs.verb import JSON, NODES, WORKSPACE, Call, Opt, verb
+from clustertool.fleet.dispatch.workspace import Workspace
+from clustertool.fleet.fleet import Fleet
+from clustertool.fleet.identity import job_id
+from clustertool.model.checks.each_node import errors
+from clustertool.model.checks.link_findings import ports_to_try
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.job import Options, read_job
+from clustertool.model.facts import Identity
+from clustertool.model.planning.plan import Plan, plan
+from clustertool.show.status_view import check_matrix
+from clustertool.show.table import count
+from clustertool.verbs import framework_trial as trial
+from clustertool.verbs import link_check, load_config, preflight, signals
+from clustertool.verbs.dispatch import needs
+from clustertool.verbs.link_check import Meshed
+from clustertool.verbs.preflight import Looked
+from clustertool.verbs.verb import Call, User
 
-if TYPE_CHECKING:
-    from clustertool.fleet.dispatch.workspace import Workspace
-    from clustertool.fleet.fleet import Fleet
-    from clustertool.model.config.cluster import Cluster
-    from clustertool.model.planning.plan import Plan
-    from clustertool.verbs.link_check import Meshed
-    from clustertool.verbs.preflight import Looked
 
-
-@verb(
-    WORKSPACE,
-    Opt("bandwidth", "measure how much goes through each link", False),
-    Opt("framework", "torch or paddle: try it on all devices and between all nodes, in the job's own environment"),
-    Opt("timeout", "with --framework: seconds without news after which it is taken for hanging (default 60)"),
-    NODES,
-    JSON,
-)
 def check(call: Call) -> None:
     """Preflight: everything that would go wrong, on all nodes, at once."""
-    from clustertool.fleet.fleet import Fleet
-    from clustertool.verbs import framework_trial as trial
-    from clustertool.verbs import load_config, preflight
-    from clustertool.verbs.dispatch import needs
-
     folder = Path(call.given.workspace) if call.given.workspace else None
     toml = load_config.workspace_toml(folder) if folder else {}
     cluster = load_config.cluster(call, start_local=True)
@@ -42,7 +38,7 @@ def check(call: Call) -> None:
     order, ear = trial.read_order(call, cluster, toml, tuple(passed.items())), trial.Ear(len(cluster.hosts))
     more: dict[str, Any] = {}
     workspace = load_config.workspace(call, folder) if folder else None
-    with Fleet(cluster, signals.check, ear.put, signals.User()) as fleet:
+    with Fleet(cluster, signals.check, ear.put, User()) as fleet:
         looked = preflight.look(cluster, fleet, lambda host: preflight.for_check(cluster, host, passed))
         if workspace:
             looked = preflight.room(looked, cluster, needs(workspace, cluster, looked.facts, spec))
@@ -57,11 +53,6 @@ def check(call: Call) -> None:
 
 def _plan(cluster: Cluster, looked: Looked, toml: Mapping[str, Any], workspace: Workspace | None) -> Plan | None:
     """The job's plan, for its ports. None where options of `run` are needed to make one, or a node is missing."""
-    from clustertool.fleet.identity import job_id
-    from clustertool.model.config.job import Options, read_job
-    from clustertool.model.facts import Identity
-    from clustertool.model.planning.plan import plan
-
     if workspace is None or len(looked.facts) < len(cluster.hosts):
         return None
     with contextlib.suppress(ClustertoolError):
@@ -73,26 +64,15 @@ def _mesh(
     call: Call, cluster: Cluster, fleet: Fleet, looked: Looked, made: Plan | None
 ) -> tuple[Looked, Meshed | None]:
     """What was seen, and the links between the nodes."""
-    import secrets
-    from dataclasses import replace
-
-    from clustertool.model.checks.link_findings import ports_to_try
-    from clustertool.verbs.link_check import mesh
-
     if "mesh" in cluster.checks_off or len(looked.facts) < 2:
         return looked, None
     ports = ports_to_try(cluster, looked.facts, made, secrets.token_hex(8))
-    meshed = mesh(cluster, fleet, looked.facts, ports, bool(call.given.bandwidth))
+    meshed = link_check.mesh(cluster, fleet, looked.facts, ports, bool(call.given.bandwidth))
     return replace(looked, findings=looked.findings + meshed.findings), meshed
 
 
 def _tell(call: Call, cluster: Cluster, looked: Looked, meshed: Meshed | None, more: Mapping[str, Any]) -> None:
     """The matrix, and an error if there is one in it."""
-    from clustertool.model.checks.each_node import errors
-    from clustertool.show.status_view import check_matrix
-    from clustertool.show.table import count
-    from clustertool.verbs import link_check as mesh
-    from clustertool.verbs import preflight
 
     rows = preflight.matrix(looked, cluster)
     bad = errors(looked.findings)
@@ -101,14 +81,14 @@ def _tell(call: Call, cluster: Cluster, looked: Looked, meshed: Meshed | None, m
         call.answer(
             {
                 "nodes": rows,
-                **({"mesh": mesh.as_json(meshed, cluster)} if meshed else {}),
+                **({"mesh": link_check.as_json(meshed, cluster)} if meshed else {}),
                 **more,
                 "exit": {"code": code, "source": "tool", "reason": bad[0].text if bad else ""},
             }
         )
     else:
         check_matrix(rows, call.terminal)
-    for line in mesh.words(meshed, cluster) if meshed else ():
+    for line in link_check.words(meshed, cluster) if meshed else ():
         call.terminal.note(line)
     for node, failure in looked.failed.items():
         if isinstance(failure, InternalError):

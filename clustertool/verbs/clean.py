@@ -5,25 +5,17 @@ from __future__ import annotations
 import re
 
 from clustertool.errors import PreflightError, UsageError, raise_all
-from clustertool.verbs.verb import JOB, JSON, PLACES, Call, Opt, verb
+from clustertool.show.progress_bars import human_bytes
+from clustertool.show.table import count
+from clustertool.verbs import load_config
+from clustertool.verbs.jobs import fleet_of, pick
+from clustertool.verbs.verb import Call
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
-@verb(
-    JOB,
-    Opt("older-than", "only jobs older than this: 7d, 12h, 30m"),
-    Opt("dry", "only say what would be removed", False),
-    PLACES,
-    JSON,
-)
 def clean(call: Call) -> None:
     """Remove finished jobs' directories from all nodes."""
-    from clustertool.show.progress_bars import human_bytes
-    from clustertool.show.table import count
-    from clustertool.verbs import load_config
-    from clustertool.verbs.jobs import fleet_of, pick
-
     age = _age(call.given.older_than)
     if not call.given.job and not call.given.older_than:
         raise UsageError("clean needs to know what to remove", "give --job J, or --older-than 7d")

@@ -11,25 +11,30 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
+from clustertool import __version__
 from clustertool.errors import DataError, UsageError
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.hosts import device_ids
+from clustertool.model.config.job import Options
 from clustertool.model.paths import OURS
+from clustertool.model.planning.environment import literal
+from clustertool.model.planning.plan import Plan
+from clustertool.model.roles import word
+from clustertool.show.configuration import configuration, environment
+from clustertool.show.table import fold, table
+from clustertool.show.terminal import Terminal
 from clustertool.verbs import foreign_options, load_config, run
 from clustertool.verbs.foreign_options import LAUNCHERS, Launch
-from clustertool.verbs.run_request import OPTIONS, Order, read_options, read_order
-from clustertool.verbs.verb import JSON, NODES, Call, Opt, outermost
-
-if TYPE_CHECKING:
-    from clustertool.model.config.cluster import Cluster
-    from clustertool.model.config.job import Options
-    from clustertool.model.planning.plan import Plan
-    from clustertool.show.terminal import Terminal
+from clustertool.verbs.run_request import Order, read_options, read_order
+from clustertool.verbs.table import JSON, NODES, RUN, Opt
+from clustertool.verbs.verb import Call, outermost
+from clustertool.watch.sanitize import mask
 
 _USAGE = "clusterrun [options] train.py [options of train.py]"
 _V2_ENV = ("GLOG_logtostderr=0", "GLOG_log_dir=./log")  # where the old tool had Paddle write its *.INFO files
 OWN = (
-    *OPTIONS,
+    *RUN,
     *NODES,
     JSON,
     Opt("help", "show this and do nothing", False, short="h"),
@@ -93,8 +98,6 @@ def _cluster(call: Call, launch: Launch, folder: Path) -> Cluster:
 
 def _options(call: Call, launch: Launch, folder: Path, cluster: Cluster) -> Options:
     """The options of this run; call.given says from now on where the workspace lies."""
-    from clustertool.model.planning.environment import literal
-
     given, here = call.given, cluster.hosts[0].here
     if here:
         _in_place(call, folder)
@@ -161,8 +164,6 @@ def _numeric(endpoints: tuple[str, ...]) -> tuple[str, ...]:
 
 def _check_devices(text: str, cluster: Cluster) -> None:
     """As fleetrun has it: --gpus are ids of CUDA_VISIBLE_DEVICES. Raises UsageError."""
-    from clustertool.model.config.hosts import device_ids
-
     visible = cluster.hosts[0].devices
     hidden = [i for i in device_ids(text, "--devices") if i not in visible] if text and visible is not None else []
     if hidden:
@@ -189,17 +190,11 @@ class _Teller:
     """What fleetrun's users look for, on stderr: stdout is the job's."""
 
     def __init__(self, call: Call, launch: Launch, folder: Path, order: Order) -> None:
-        from clustertool.show.terminal import Terminal
-        from clustertool.watch.sanitize import mask
-
         self._call, self._launch, self._folder, self._order = call, launch, folder, order
         self._aside = Terminal(out=sys.stderr)
         self._hide = mask(list(order.secrets.values()))
 
     def configuration(self) -> None:
-        from clustertool.show.configuration import configuration
-        from clustertool.show.table import fold
-
         launch, order = self._launch, self._order
         values = {
             "ips": fold(host.address if host.here else host.name for host in order.cluster.hosts),
@@ -220,9 +215,6 @@ class _Teller:
 
     def planned(self, made: Plan) -> None:
         """The environment of the first process of every role."""
-        from clustertool.model.roles import word
-        from clustertool.show.configuration import environment
-
         for role in made.phases:
             mine = [process for process in made.processes if process.role == role]
             first = min(mine, key=lambda process: process.rank)
@@ -246,9 +238,6 @@ class _Teller:
 
 
 def _help(terminal: Terminal, whole: bool) -> None:
-    from clustertool import __version__
-    from clustertool.show.table import table
-
     if not whole:
         terminal.line(f"clusterrun {__version__}")
         return

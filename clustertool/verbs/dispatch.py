@@ -5,40 +5,33 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clustertool.errors import UsageError, as_one, raise_all
-from clustertool.verbs import signals
-from clustertool.verbs.verb import JSON, NODES, WORKSPACE, Call, Opt, verb
+from clustertool.fleet import shared_roots as sharing
+from clustertool.fleet.dispatch.deliver import HELPERS, Dispatched, merged, quickly
+from clustertool.fleet.dispatch.deliver import dispatch as send_all
+from clustertool.fleet.dispatch.spread import Spread
+from clustertool.fleet.dispatch.workspace import Workspace
+from clustertool.fleet.fleet import Fleet
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.job import JobSpec
+from clustertool.model.dispatch import portions as plan
+from clustertool.model.dispatch.portions import Portion
+from clustertool.model.facts import Facts, read_facts
+from clustertool.model.planning.plan import given_facts, readers
+from clustertool.model.planning.shards import refuse_links
+from clustertool.model.wire.frames import Header
+from clustertool.show.errors import exit_json
+from clustertool.show.progress_bars import DispatchProgress, human_bytes
+from clustertool.show.table import count
+from clustertool.verbs import load_config, preflight, signals
+from clustertool.verbs.verb import Call, User
+from clustertool.verbs.verification import verified
 
-if TYPE_CHECKING:
-    from clustertool.fleet.dispatch.deliver import Dispatched
-    from clustertool.fleet.dispatch.spread import Spread
-    from clustertool.fleet.dispatch.workspace import Workspace
-    from clustertool.fleet.fleet import Fleet
-    from clustertool.model.config.cluster import Cluster
-    from clustertool.model.config.job import JobSpec
-    from clustertool.model.dispatch.portions import Portion
-    from clustertool.model.facts import Facts
-    from clustertool.model.wire.frames import Header
 
-
-@verb(
-    WORKSPACE,
-    Opt("job-dispatch-package", "the old name of --workspace"),
-    Opt("verify", "hash again what the nodes have; remove and send again what is damaged", False),
-    Opt("dry", "only say what would be sent", False),
-    NODES,
-    JSON,
-)
 def dispatch(call: Call) -> None:
     """Copy a workspace to every node, without starting anything."""
-    from clustertool.fleet.fleet import Fleet
-    from clustertool.model.planning.plan import given_facts
-    from clustertool.show.progress_bars import human_bytes
-    from clustertool.show.table import count
-    from clustertool.verbs import load_config
-
     folder = load_config.one_of(call, "workspace", "job-dispatch-package")
     if not folder:
         raise UsageError("dispatch needs a workspace", "inv dispatch --workspace ./job")
@@ -54,13 +47,13 @@ def dispatch(call: Call) -> None:
         shards = ", shards only to the nodes that read them" if spec else f", as release {workspace.release}"
         call.terminal.line(f"would send {amount}{shards}")
         if call.given.verify:
-            with Fleet(cluster, signals.check, person=signals.User()) as fleet:
+            with Fleet(cluster, signals.check, person=User()) as fleet:
                 _look(call, fleet, cluster, {}, None, found)
         if call.json:
             size = {"release": workspace.release, "files": len(workspace.files), "bytes": workspace.size}
             call.answer({**size, **({"verified": found} if call.given.verify else {})})
         return
-    with Fleet(cluster, signals.check, person=signals.User()) as fleet:
+    with Fleet(cluster, signals.check, person=User()) as fleet:
         done = _send(call, fleet, workspace, cluster, spec, found)
         if call.json:
             verified = {"verified": found} if call.given.verify else {}
@@ -77,10 +70,6 @@ def _look(
     found: dict[str, Any],
 ) -> dict[int, Facts]:
     """A preflight; with --verify the nodes also hash what they have, which `found` gets. `need`: bytes for each node."""
-    from clustertool.fleet import shared_roots as sharing
-    from clustertool.verbs import preflight
-    from clustertool.verbs.verification import verified
-
     looked = preflight.look(cluster, fleet, {}, known=probed)
     if need is not None:
         looked = preflight.room(looked, cluster, need(looked.facts))
@@ -93,10 +82,6 @@ def _send(
     call: Call, fleet: Fleet, workspace: Workspace, cluster: Cluster, spec: JobSpec | None, found: dict[str, Any]
 ) -> Dispatched:
     """First what needs no look at the nodes; if that is not enough, a preflight and the whole of it."""
-    from clustertool.fleet.dispatch.deliver import HELPERS, merged, quickly
-    from clustertool.model.facts import read_facts
-    from clustertool.verbs import preflight
-
     probed: dict[int, Header] = {}
 
     def look(node: int) -> Facts:
@@ -121,10 +106,6 @@ def portions(
     workspace: Workspace, cluster: Cluster, facts: Mapping[int, Facts], spec: JobSpec | None
 ) -> Mapping[int, Portion]:
     """What each node gets. spec: the job, where it decides that; None: all nodes get all."""
-    from clustertool.model.dispatch import portions as plan
-    from clustertool.model.planning.plan import readers
-    from clustertool.model.planning.shards import refuse_links
-
     reads = None
     if spec is not None and spec.only_where_read:
         refuse_links(workspace.links, spec.shards)
@@ -154,7 +135,6 @@ def send(
     since: float | None = None,
 ) -> Dispatched:
     """The dispatch with its progress; `begun`: what was done since `since`. Raises nothing for single nodes."""
-    from clustertool.fleet.dispatch.deliver import dispatch as send_all
     from clustertool.model.facts import sharing
 
     shared = sharing(facts)
@@ -173,14 +153,10 @@ def send(
 
 
 def _progress(call: Call, fleet: Fleet, since: float | None) -> Any:
-    from clustertool.show.progress_bars import DispatchProgress
-
     return DispatchProgress(call.terminal, [host.name for host in fleet.cluster.hosts], since=since)
 
 
 def _as_json(done: Dispatched, fleet: Fleet) -> dict[str, Any]:
-    from clustertool.show.errors import exit_json
-
     return {
         "bytes": done.tally.uplink,
         "between": done.tally.between,

@@ -5,28 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from clustertool.errors import ClustertoolError, UsageError, raise_all
-from clustertool.verbs import signals
-from clustertool.verbs.verb import JSON, NODES, Call, Opt, verb
+from clustertool.show.table import fold, gather
+from clustertool.ssh.connection import Link, run_user_command
+from clustertool.ssh.parallel import each
+from clustertool.ssh.prompter import Prompter
+from clustertool.verbs import load_config, signals
+from clustertool.verbs.verb import Call, User
 
 
-@verb(
-    Opt("command", "what to run with the login shell of each node", short="c"),
-    Opt("timeout", "seconds to wait for each node"),
-    NODES,
-    JSON,
-)
 def exec_(call: Call) -> None:
     """Run a command on all nodes."""
-    from clustertool.ssh.connection import Link, run_user_command
-    from clustertool.ssh.parallel import each
-    from clustertool.ssh.prompter import Prompter
-    from clustertool.verbs import load_config
-
     if not call.given.command.strip():
         raise UsageError("exec needs a command", 'inv exec --command "uptime"')
     timeout = _seconds(call.given.timeout)
     cluster = load_config.cluster(call, start_local=True)
-    prompter, command = Prompter(signals.User()), call.given.command
+    prompter, command = Prompter(User()), call.given.command
 
     def one(host: Any) -> Any:
         link = Link.open(host, cluster, prompt=prompter)
@@ -68,8 +61,6 @@ def _tell(call: Call, cluster: Any, gathered: Any) -> None:
     worst = max((done.code for done in gathered.ok.values()), default=0)
     if worst:
         bad = [names[node] for node, done in gathered.ok.items() if done.code]
-        from clustertool.show.table import fold
-
         alike = len({done.code for done in gathered.ok.values() if done.code}) == 1
         error = ClustertoolError(
             f"the command ended with {'' if alike else 'at worst '}exit code {worst} on {fold(bad)}"
@@ -79,8 +70,6 @@ def _tell(call: Call, cluster: Any, gathered: Any) -> None:
 
 
 def _print(call: Call, done: dict[str, Any]) -> None:
-    from clustertool.show.table import gather
-
     outputs = {name: (d.stdout, d.stderr, d.code) for name, d in done.items()}
     for folded, (stdout, stderr, code) in gather(outputs):
         ending = f" (exit code {code})" if code else ""

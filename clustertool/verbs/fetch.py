@@ -7,29 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from clustertool.errors import NotFound, UsageError, raise_all
-from clustertool.verbs import signals
-from clustertool.verbs.verb import JOB, JSON, PLACES, ROLE, Call, Opt, role_of, verb
+from clustertool.fleet.receive import pull
+from clustertool.model.paths import folder_of
+from clustertool.model.roles import word
+from clustertool.show.progress_bars import human_bytes
+from clustertool.show.table import count
+from clustertool.verbs import load_config, signals
+from clustertool.verbs.jobs import attach_to, fleet_of
+from clustertool.verbs.status import read
+from clustertool.verbs.verb import Call, role_of
 
 _CLEANED = "nothing to do, if they were removed on purpose"
 
 
-@verb(
-    JOB,
-    Opt("rank", "rank within the role whose node is read, or all (default 0)", "0", short="r"),
-    ROLE,
-    Opt("path", "folder of the job to bring (default: its output)"),
-    Opt("to", "where to put it (default: ./JOB<id>)"),
-    PLACES,
-    JSON,
-)
 def fetch(call: Call) -> None:
     """Bring a job's results back."""
-    from clustertool.model.paths import folder_of
-    from clustertool.show.progress_bars import human_bytes
-    from clustertool.show.table import count
-    from clustertool.verbs import load_config
-    from clustertool.verbs.jobs import attach_to, fleet_of
-
     given = call.given
     if given.path.startswith("/") or ".." in given.path.split("/"):
         raise UsageError(f"--path {given.path!r}", "a folder inside the job's directory, such as output or log")
@@ -59,9 +51,6 @@ def _folder(to: Path, asked: str, role: str, rank: int) -> Path:
 
 def _places(fleet: Any, job: str, answers: dict[int, Any], role: str, asked: str) -> dict[int, int]:
     """Rank within the role -> the node that ran it, of nodes that answered. Raises what kept a node from it, or NotFound."""
-    from clustertool.model.roles import word
-    from clustertool.verbs.status import read
-
     planned = {process.rank: process.node for process in read(answers).of(role)}
     found = {rank: node for rank, node in planned.items() if node in answers and (asked == "all" or rank == int(asked))}
     if not found:
@@ -79,8 +68,6 @@ def _places(fleet: Any, job: str, answers: dict[int, Any], role: str, asked: str
 
 def _pull(fleet: Any, answer: Any, node: int, path: str, to: Path) -> tuple[int, int]:
     """(files, bytes). The job's own directory first, then the workspace that lay on the node already."""
-    from clustertool.fleet.receive import pull
-
     header: dict[str, Any] = next((event for event in answer["events"] if event["e"] == "job"), {})
     wanted = path or str(header.get("output", "output"))
     link = fleet.agents[node].link

@@ -17,6 +17,7 @@ from clustertool.model.job.outcome import Key
 from clustertool.model.planning.requests import ENGINES
 from clustertool.model.wire.frames import Header
 from clustertool.show.prefix import RankLines
+from clustertool.show.table import gather
 from clustertool.show.terminal import ReaderGone
 from clustertool.verbs import signals
 from clustertool.verbs.verb import Call
@@ -321,8 +322,6 @@ class Follow:
 
 def tell(call: Call, said: Mapping[str, str]) -> None:
     """What became of each node, equal words under folded names."""
-    from clustertool.show.table import gather
-
     for names, text in gather(said):
         call.terminal.note(f"{names}: {text}")
 

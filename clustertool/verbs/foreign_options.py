@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from clustertool.errors import UsageError
-from clustertool.verbs.verb import Opt
+from clustertool.verbs.table import Opt
 
 LAUNCHERS = {
     "P": "fleetrun and python -m paddle.distributed.launch",

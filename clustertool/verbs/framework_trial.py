@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import secrets
 import threading
 import time
@@ -19,7 +20,11 @@ from clustertool.errors import (
     Terminated,
     UsageError,
 )
+from clustertool.fleet import shared_roots
+from clustertool.fleet.execute import carry_out
 from clustertool.fleet.fleet import Fleet
+from clustertool.fleet.identity import certificate, job_id, token
+from clustertool.fleet.node_bundle import program
 from clustertool.model.checks import framework_findings as plan
 from clustertool.model.checks.each_node import errors
 from clustertool.model.config.cluster import Cluster
@@ -33,9 +38,11 @@ from clustertool.model.planning.plan import plan as plan_job
 from clustertool.model.planning.requests import ENGINES
 from clustertool.model.wire.frames import Header
 from clustertool.show.table import count, fold
-from clustertool.verbs import signals
+from clustertool.verbs import preflight, signals
 from clustertool.verbs.follow_session import told
+from clustertool.verbs.link_check import mesh
 from clustertool.verbs.preflight import Looked, short
+from clustertool.verbs.run import only
 from clustertool.verbs.verb import Call
 from clustertool.watch.job_view import LogLines, Watch
 
@@ -198,8 +205,6 @@ def _try(
     call: Call, cluster: Cluster, fleet: Fleet, facts: Mapping[int, Facts], order: Order, ear: Ear
 ) -> tuple[Mapping[int, Facts], list[plan.Rank]]:
     """Start it, see how far it comes, and end it, whatever happens."""
-    from clustertool.fleet import shared_roots
-
     identity = _identity()
     fleet.ask(dict.fromkeys(fleet.agents, {"q": "mesh", "step": "close"}))  # its ports may be wanted now
     try:
@@ -215,20 +220,11 @@ def _try(
 
 
 def _identity() -> Identity:
-    import getpass
-
-    from clustertool.fleet.identity import certificate, job_id, token
-
     return Identity(f"check-{job_id()}", time.time(), getpass.getuser(), token(), *certificate())
 
 
 def _start(cluster: Cluster, fleet: Fleet, facts: Mapping[int, Facts], order: Order, identity: Identity) -> Plan:
     """The plan, once all its trainers may start."""
-    from clustertool.fleet.execute import carry_out
-    from clustertool.fleet.node_bundle import program
-    from clustertool.verbs import preflight
-    from clustertool.verbs.run import only
-
     spec = replace(order.spec, env=(*order.spec.env, (_CODE, program("node/probe/framework_probe.py"))))
     for again in range(_AGAIN, -1, -1):
         made = plan_job(cluster, spec, facts, identity, (), order.passed)
@@ -282,8 +278,6 @@ def _end(call: Call, fleet: Fleet, job: str, seconds: float) -> None:
 
 def _between(cluster: Cluster, fleet: Fleet, facts: Mapping[int, Facts]) -> list[Finding]:
     """The links again, at ports such as the framework takes: a firewall may know the job's ports, and no other."""
-    from clustertool.verbs.link_check import mesh
-
     meshed = mesh(cluster, fleet, facts, plan.own_ports(facts, secrets.token_hex(8)))
     return [
         replace(finding, text=f"{finding.text} (ports {facts[finding.node].ephemeral[0]} and up)")

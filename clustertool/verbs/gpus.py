@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from clustertool.verbs.verb import JSON, NODES, Call, verb
+from clustertool.fleet.device_check import devices_of
+from clustertool.show.device_table import devices_tables
+from clustertool.verbs import load_config
+from clustertool.verbs.jobs import fleet_of
+from clustertool.verbs.verb import Call
 
 
-@verb(NODES, JSON)
 def gpus(call: Call) -> None:
     """Show the devices of all nodes (GPU, DCU, XPU, NPU), what they do, and whose jobs and processes are on them."""
-    from clustertool.fleet.device_check import devices_of
-    from clustertool.show.device_table import devices_tables
-    from clustertool.verbs import load_config
-    from clustertool.verbs.jobs import fleet_of
-
     cluster = load_config.cluster(call, start_local=False)
     with fleet_of(cluster) as fleet:
         gathered = devices_of(fleet)

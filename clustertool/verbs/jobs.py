@@ -8,27 +8,24 @@ from contextlib import contextmanager
 from typing import Any
 
 from clustertool.errors import NotFound, PreflightError, UsageError, raise_all
-from clustertool.verbs import signals
-from clustertool.verbs.verb import JOB, JSON, PLACES, Call, verb
+from clustertool.fleet.fleet import Fleet
+from clustertool.show.status_view import jobs_table
+from clustertool.verbs import load_config, signals
+from clustertool.verbs.verb import Call, User
 
 _FIX = "inv jobs lists the jobs"
 OPEN = ("running", "unknown")  # states of a node's part that decide, whatever the other nodes recorded
 _GUESS = 4  # the weight of a part without a verdict
 
 
-@verb(JOB, PLACES, JSON)
 def jobs(call: Call) -> None:
     """List the jobs on the cluster."""
-    from clustertool.verbs import load_config
-
     cluster = load_config.cluster(call, start_local=False)
     with fleet_of(cluster) as fleet:
         found = merged(fleet.ask_all({"q": "jobs", "job": call.given.job}))
         if call.json:
             call.answer({"jobs": found, "unreachable": {fleet.name(node): e.what for node, e in fleet.failed.items()}})
         else:
-            from clustertool.show.status_view import jobs_table
-
             jobs_table([{**job, "nodes": job["total"], "exit": job["code"]} for job in found], call.terminal)
             for job in found:
                 if job["state"] == "unknown":
@@ -42,9 +39,7 @@ def fleet_of(cluster: Any, whole: bool = True, lag: float | None = None) -> Iter
     whole=False: only of nodes that logged in and did not answer, where the verb needs not all that are named in conf.py.
     lag: see Fleet.open.
     """
-    from clustertool.fleet.fleet import Fleet
-
-    with Fleet(cluster, signals.check, person=signals.User()).open(lag=lag) as fleet:
+    with Fleet(cluster, signals.check, person=User()).open(lag=lag) as fleet:
         yield fleet
         raise_all(list((fleet.failed if whole else fleet.silent).values()))
 

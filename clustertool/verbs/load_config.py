@@ -7,18 +7,26 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clustertool.errors import ConfigError, DataError, UsageError
+from clustertool.fleet import this_machine
+from clustertool.fleet.dispatch.workspace import Workspace, accidents
+from clustertool.fleet.dispatch.workspace import read_workspace as read
+from clustertool.fleet.embedded_cluster import LocalCluster
 from clustertool.model.config.cluster import Cluster, read_cluster
 from clustertool.model.config.hostfile import choose, pick, read_hostfile
+from clustertool.model.config.job import JobSpec, Options, read_job
 from clustertool.model.paths import OURS
+from clustertool.show.progress_bars import human_bytes
+from clustertool.ssh import settings
 from clustertool.verbs import conf_file
 from clustertool.verbs.verb import Call
 
-if TYPE_CHECKING:
-    from clustertool.fleet.dispatch.workspace import Workspace
-    from clustertool.model.config.job import JobSpec
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -40,8 +48,6 @@ def cluster(call: Call, start_local: bool) -> Cluster:
 def launched(call: Call, ips: Sequence[str], mentioned: Sequence[str], alone: bool, folder: Path) -> Cluster:
     """Where clusterrun runs: the nodes of --ips, or of conf.py or a hostfile, or those that are mentioned, or else this
     machine alone, in `folder`."""
-    from clustertool.fleet import this_machine
-
     values, where, told = _named(call)
     ips = ips or (() if values else mentioned)
     nobody = {"HOSTS": ["localhost"]} if ips or alone else {}  # then conf.py need not name any
@@ -85,8 +91,6 @@ def _chosen(call: Call, found: Cluster) -> Cluster:
     """After --only and --skip. Raises ConfigError for an ssh configuration that must not be obeyed."""
     given = call.given
     if found.ssh_config != "none" and not all(host.here for host in found.hosts):
-        from clustertool.ssh import settings
-
         settings.check()
     if given.only or given.skip:
         return replace(found, hosts=choose(found.hosts, given.only or (), given.skip or ()))
@@ -100,9 +104,6 @@ def _tell(call: Call, told: str, found: Cluster) -> None:
 
 def _local(call: Call, start: bool) -> Cluster:
     """Without conf.py: the embedded cluster, started if need be, and for jobs that exist this machine's own."""
-    from clustertool.fleet import this_machine
-    from clustertool.fleet.embedded_cluster import LocalCluster
-
     only = getattr(call.given, "here", False)
     top = None if start else this_machine.found(Path.cwd())
     embedded = None if only else LocalCluster().up() if start else LocalCluster().cluster()
@@ -139,10 +140,6 @@ def _hostfile(path: str) -> list[dict[str, Any]]:
 
 def job_toml(text: str) -> Mapping[str, Any]:
     """job.toml's text -> its tables. Raises DataError with the line."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     try:
         return dict(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
@@ -163,10 +160,6 @@ def workspace_toml(folder: Path) -> Mapping[str, Any]:
 
 def workspace(call: Call, folder: Path) -> Workspace:
     """Walk it, and tell once what is left out."""
-    from clustertool.fleet.dispatch.workspace import accidents
-    from clustertool.fleet.dispatch.workspace import read_workspace as read
-    from clustertool.show.progress_bars import human_bytes
-
     found = read(folder)
     if found.left_out:
         told = ", ".join(f"{left.path} ({left.why}, {human_bytes(left.size)})" for left in found.left_out[:8])
@@ -179,8 +172,6 @@ def workspace(call: Call, folder: Path) -> Workspace:
 
 def scattered(cluster: Cluster, toml: Mapping[str, Any]) -> JobSpec | None:
     """The job of a job.toml whose shards go only to the nodes that read them; None where all nodes get all."""
-    from clustertool.model.config.job import Options, read_job
-
     shards = toml.get("shards")
     if not isinstance(shards, dict) or not shards.get("only_where_read"):
         return None

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from clustertool.errors import UsageError
+from clustertool.fleet.embedded_cluster import LocalCluster
+from clustertool.fleet.fleet import Fleet
 from clustertool.verbs import signals
-from clustertool.verbs.verb import JSON, Call, Opt, verb
+from clustertool.verbs.follow_session import told
+from clustertool.verbs.stop import stop_jobs, unfinished
+from clustertool.verbs.verb import Call
 
 
-@verb(Opt("nodes", "how many nodes (default: as many as there are, or 3)"), JSON)
 def up(call: Call) -> None:
     """Start the embedded local cluster."""
-    from clustertool.fleet.embedded_cluster import LocalCluster
-
     text = call.given.nodes
     if text and not text.isdecimal():
         raise UsageError(f"--nodes {text!r}", "a whole number")
@@ -26,11 +27,8 @@ def up(call: Call) -> None:
         call.answer({"nodes": [{key: getattr(host, key) for key in keys} for host in cluster.hosts]})
 
 
-@verb(JSON)
 def down(call: Call) -> None:
     """End the embedded local cluster and what runs on it; its jobs' directories stay."""
-    from clustertool.fleet.embedded_cluster import LocalCluster
-
     local = LocalCluster()
     cluster = local.cluster()
     if cluster is not None:
@@ -46,10 +44,6 @@ def down(call: Call) -> None:
 
 def _stop_jobs(call: Call, cluster: Any) -> None:
     """Supervisors are detached from sshd and would outlive it. What may live on is named, and the servers end all the same."""
-    from clustertool.fleet.fleet import Fleet
-    from clustertool.verbs.follow_session import told
-    from clustertool.verbs.stop import stop_jobs, unfinished
-
     with Fleet(cluster, signals.check).open() as fleet:
         known = fleet.ask_all({"q": "jobs"})
         for job, answers in stop_jobs(fleet, unfinished(known), cluster.grace, False, known).items():

@@ -8,47 +8,37 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clustertool.errors import BadAnswer, ClustertoolError, NotFound, Unreachable, UsageError, raise_all
+from clustertool.fleet.fleet import Fleet
 from clustertool.model.job.outcome import some
+from clustertool.model.paths import JobPaths
 from clustertool.model.roles import word
-from clustertool.verbs import signals
-from clustertool.verbs.verb import JOB, JSON, PLACES, ROLE, Call, Opt, role_of, verb, whole
+from clustertool.show.prefix import RankLines, widest
+from clustertool.show.progress_bars import human_bytes, human_seconds
+from clustertool.show.table import table
+from clustertool.verbs import load_config, signals
+from clustertool.verbs.follow_session import Follow, Inbox, Lanes
+from clustertool.verbs.jobs import attach_to, pick, require_known
+from clustertool.verbs.run_request import wanted
+from clustertool.verbs.status import read
+from clustertool.verbs.verb import Call, User, role_of, whole
+from clustertool.watch.job_view import LogLines, Watch
+from clustertool.watch.lines import Lines
+from clustertool.watch.merge import in_order
+from clustertool.watch.sanitize import mask
 
 _PATIENCE = 30.0  # seconds to get back to a node
 
 
-@verb(
-    JOB,
-    Opt("rank", "ranks within the role: 3 or 3,4 (default 0)", short="r"),
-    ROLE,
-    Opt("host", "only ranks on this host"),
-    Opt("follow", "go on as the log grows", False, short="f"),
-    Opt("tail", "only the last N lines", short="n"),
-    Opt("grep", "only lines that match this regular expression"),
-    Opt("raw", "exactly one rank's bytes, no prefix", False),
-    Opt("attempt", "the K-th restart's log"),
-    Opt("all-ranks", "all ranks of all roles", False),
-    Opt("files", "list all files in the job's log folder", False),
-    Opt("file", "print this one of them (with --host where several nodes have it)"),
-    PLACES,
-    JSON,
-)
 def logs(call: Call) -> None:
     """Print the log of any rank."""
-    from clustertool.fleet.fleet import Fleet
-    from clustertool.verbs import load_config
-    from clustertool.verbs.follow_session import Inbox, Lanes
-    from clustertool.verbs.jobs import attach_to, require_known
-
     if call.given.files or call.given.file:
-        from clustertool.verbs.logfiles import show
-
-        show(call)
+        _show_files(call)
         return
     asked = _asked(call)
     cluster = load_config.cluster(call, start_local=False)
     several = not call.given.raw and not call.given.follow
     inbox: Any = Lanes() if several else Inbox()
-    with Fleet(cluster, signals.check, inbox.put, signals.User()) as fleet:
+    with Fleet(cluster, signals.check, inbox.put, User()) as fleet:
         fleet.open()
         found = attach_to(fleet, call.given.job)
         if call.given.follow:
@@ -79,8 +69,6 @@ def logs(call: Call) -> None:
 
 
 def _asked(call: Call) -> Any:
-    from clustertool.verbs.run_request import wanted
-
     given = call.given
     given.role = role_of(given.role)
     if given.grep:
@@ -102,8 +90,6 @@ def _asked(call: Call) -> Any:
 
 
 def _status(fleet: Any, job: str) -> Any:
-    from clustertool.verbs.status import read
-
     return read(fleet.ask_all({"q": "status", "job": job}))
 
 
@@ -148,9 +134,6 @@ def _places(
 
 def _unreachable(fleet: Any, status: Any, node: int, keys: Sequence[tuple[str, int]]) -> ClustertoolError:
     """Why the logs of the ranks of a node cannot be read now, where they are, and what is known of these ranks."""
-    from clustertool.model.paths import JobPaths
-    from clustertool.show.progress_bars import human_seconds
-
     why: ClustertoolError = fleet.failed[node]
     host, known = fleet.cluster.hosts[node], []
     for process in (status.processes[key] for key in sorted(keys)):
@@ -204,10 +187,6 @@ def _resume(fleet: Any, node: int, request: Mapping[str, Any]) -> None:
 
 def _printer(call: Call, fleet: Any, places: Mapping[tuple[str, int], int], status: Any) -> Any:
     """Readable lines with their prefix, secrets of this laptop masked, those that --grep does not match left out."""
-    from clustertool.show.prefix import RankLines, widest
-    from clustertool.verbs import load_config
-    from clustertool.watch.sanitize import mask
-
     pattern = re.compile(call.given.grep)
 
     class Matching(RankLines):
@@ -222,9 +201,6 @@ def _printer(call: Call, fleet: Any, places: Mapping[tuple[str, int], int], stat
 
 def _there(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], nodes: Sequence[int], printer: Any) -> None:
     """What is there now, the lines of several ranks in the order of their time."""
-    from clustertool.watch.job_view import LogLines, Watch
-    from clustertool.watch.merge import in_order
-
     watch = Watch(frozenset(nodes))
     asked = fleet.ask({node: {**request, "by_time": True} for node in nodes})
     for node, header, payload in in_order(sorted(asked.ok), inbox.next):
@@ -243,8 +219,66 @@ def _there(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], nodes
 
 def _growing(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], printer: Any) -> None:
     """The same while the job runs, to its end."""
-    from clustertool.verbs.follow_session import Follow
-
     follow = Follow(call, fleet, inbox, request["job"], printer, stops=False)
     follow.start(request)
     follow.run()
+
+
+def _show_files(call: Call) -> None:
+    """List the files of all nodes, or print one."""
+    cluster = load_config.cluster(call, start_local=False)
+    inbox = Inbox()
+    with Fleet(cluster, signals.check, inbox.put, User()) as fleet:
+        fleet.open()
+        job = pick(fleet, call.given.job)["id"]
+        answers = fleet.ask_all({"q": "files", "job": job})
+        found = {fleet.name(node): (node, answer["files"]) for node, answer in sorted(answers.items())}
+        if call.given.host:
+            found = {name: value for name, value in found.items() if name == call.given.host}
+        if call.given.file:
+            _print_file(call, fleet, inbox, job, found)
+            raise_all(list(fleet.silent.values()))
+            return
+        _list_files(call, found)
+        raise_all(list(fleet.failed.values()))
+
+
+def _list_files(call: Call, found: dict[str, tuple[int, dict[str, int]]]) -> None:
+    if call.json:
+        call.answer({"nodes": {name: files for name, (_, files) in found.items()}})
+        return
+    rows = [
+        (name, file, human_bytes(size)) for name, (_, files) in found.items() for file, size in sorted(files.items())
+    ]
+    table("", ("node", "file", "size"), rows, terminal=call.terminal)
+
+
+def _print_file(call: Call, fleet: Any, inbox: Any, job: str, found: dict[str, tuple[int, dict[str, int]]]) -> None:
+    """One file of one node: its bytes with --raw, else its lines made harmless."""
+    file = call.given.file
+    having = [name for name, (_, files) in found.items() if file in files]
+    if not having:
+        raise_all([error for error in fleet.failed.values() if not call.given.host or error.node == call.given.host])
+        where = f" on {call.given.host}" if call.given.host else ""
+        raise NotFound(f"job {job} has no log/{file}{where}", "inv logs --files lists what there is")
+    if len(having) > 1:
+        raise UsageError(f"--file {file} is on {', '.join(having)}", "choose one with --host")
+    node, lines = found[having[0]][0], Lines()
+    tail = whole(call.given.tail, "--tail")
+    fleet.agents[node].ask({"q": "follow", "job": job, "file": file, "follow": call.given.follow, "tail": tail})
+    while True:
+        signals.check()
+        frame = inbox.get(0.1)
+        kind = frame[1].get("k") if frame else ""
+        if kind == "log" and call.given.raw:
+            call.terminal.raw(frame[2])
+        elif kind == "log":
+            for line in lines.feed(frame[2]):
+                call.terminal.line(line)
+        elif kind == "closed" and frame:
+            fix = "inv logs --files lists what there is, when the node answers"
+            raise Unreachable(f"log/{file} has come only in part: {frame[1]['why']}", fix, fleet.name(node))
+        elif kind == "end":
+            break
+    for line in lines.end():
+        call.terminal.line(line)

@@ -5,20 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clustertool.errors import REPORT, AuthError, ClustertoolError, InternalError, PreflightError, raise_all
+from clustertool.fleet.device_check import devices_of
 from clustertool.fleet.fleet import Fleet
+from clustertool.fleet.ping import ping_all
+from clustertool.model.checks.device_counts import inventory, shared, to_ask
 from clustertool.model.checks.each_node import Finding, Seen, cells, check, disk, errors, unreachable
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.facts import Facts, read_facts
+from clustertool.model.planning.plan import Plan
 from clustertool.model.wire.frames import Header
+from clustertool.show.table import fold
 from clustertool.ssh.parallel import Gathered
+from clustertool.ssh.settings import settings
 from clustertool.verbs.verb import Call
-
-if TYPE_CHECKING:
-    from clustertool.model.planning.plan import Plan
 
 Request = Mapping[str, Any] | Callable[[Host], Mapping[str, Any]]  # for all nodes, or of each
 
@@ -136,9 +139,6 @@ def room(looked: Looked, cluster: Cluster, need: Mapping[int, int]) -> Looked:
 
 def with_devices(looked: Looked, cluster: Cluster, fleet: Fleet, made: Plan | None) -> Looked:
     """The same with a look at the cards of the nodes that have some; nobody else is asked, nor gets NVML's module."""
-    from clustertool.fleet.device_check import devices_of
-    from clustertool.model.checks.device_counts import inventory, shared, to_ask
-
     nodes = to_ask(cluster, looked.facts)
     if not nodes:
         return looked
@@ -156,9 +156,6 @@ def wanted_ports(cluster: Cluster) -> list[int]:
 
 
 def _ping(cluster: Cluster, into: dict[int, float | None]) -> None:
-    from clustertool.fleet.ping import ping_all
-    from clustertool.ssh.settings import settings
-
     targets = {}
     for host in cluster.hosts:
         if host.here:
@@ -184,8 +181,6 @@ def require(looked: Looked, cluster: Cluster) -> None:
 
 def warn(looked: Looked, cluster: Cluster, call: Call) -> None:
     """Each warning once, with all nodes that it is about."""
-    from clustertool.show.table import fold
-
     names = {host.index: host.name for host in cluster.hosts}
     about: dict[tuple[str, str, str], list[str]] = {}
     for finding in looked.findings:

@@ -8,24 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from clustertool.errors import NotFound, UsageError, raise_all
-from clustertool.verbs.verb import JOB, JSON, NODES, Call, Opt, verb
+from clustertool.model.paths import folder_of
+from clustertool.show.progress_bars import human_bytes
+from clustertool.show.report_html import page
+from clustertool.verbs import load_config
+from clustertool.verbs.jobs import attach_to, doubt, fleet_of
+from clustertool.verbs.status import read
+from clustertool.verbs.verb import Call
+from clustertool.watch.report_model import tell
+from clustertool.watch.sanitize import mask
 
 _POINTS = 40_000  # values of one kind in the whole page
 _MOST, _LEAST = 240, 40  # of one curve
 
 
-@verb(JOB, Opt("to", "the file to write (default: ./JOB<id>.html)"), NODES, JSON)
 def report(call: Call) -> None:
     """Write one HTML page about a job."""
-    from clustertool.model.paths import folder_of
-    from clustertool.show.progress_bars import human_bytes
-    from clustertool.show.report_html import page
-    from clustertool.verbs import load_config
-    from clustertool.verbs.jobs import attach_to, doubt, fleet_of
-    from clustertool.verbs.status import read
-    from clustertool.watch.report_model import tell
-    from clustertool.watch.sanitize import mask
-
     to = _target(call.given.to) if call.given.to else None
     cluster = load_config.cluster(call, start_local=False)
     with fleet_of(cluster) as fleet:

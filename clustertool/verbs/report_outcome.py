@@ -13,6 +13,7 @@ from clustertool.errors import ClustertoolError, JobFailed, NodeLost
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.job.events import ProcessStatus
 from clustertool.model.paths import JobPaths
+from clustertool.show.prefix import prefix
 from clustertool.verbs.follow_session import Follow
 from clustertool.verbs.verb import Call
 from clustertool.watch import verdict
@@ -48,8 +49,6 @@ def tell(call: Call, fleet: Fleet, follow: Follow, hide: Any) -> ClustertoolErro
 
 def _show_last_lines(call: Call, fleet: Fleet, follow: Follow, hide: Any, alike: Sequence[ProcessStatus]) -> None:
     """Of the first of several processes with the same error, unless they are the last lines on the screen."""
-    from clustertool.show.prefix import prefix
-
     first, name = alike[0], follow.watch.name(alike[0].node)
     log = JobPaths.log(first.role, first.rank, first.attempt)
     text = _last_lines(fleet, follow.watch.status.job, first.node, log)

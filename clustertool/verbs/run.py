@@ -5,12 +5,29 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from clustertool.errors import ClustertoolError, DeviceHeld, PortHeld, Several, raise_all
-from clustertool.verbs import signals
+from clustertool.fleet import device_check, node_bundle, shared_roots
+from clustertool.fleet.device_check import devices_of
+from clustertool.fleet.execute import carry_out
+from clustertool.fleet.fleet import Fleet
+from clustertool.fleet.identity import certificate
+from clustertool.model.config.job import read_job
+from clustertool.model.facts import Facts, read_facts, with_devices
+from clustertool.model.planning.plan import Plan, as_dict, given_facts, needs_probe
+from clustertool.model.planning.requests import ENGINES
+from clustertool.model.roles import word
+from clustertool.show.errors import exit_json
+from clustertool.show.plan_view import plan_tables
+from clustertool.show.prefix import RankLines
+from clustertool.show.table import count
+from clustertool.verbs import load_config, preflight, report_outcome, signals
+from clustertool.verbs.dispatch import needs, portions, send
+from clustertool.verbs.follow_session import Follow, Inbox, taken_back, tell, told
+from clustertool.verbs.preflight import Looked
 from clustertool.verbs.run_request import (
-    OPTIONS,
     Order,
     check_ranks,
     dry_identity,
@@ -20,13 +37,8 @@ from clustertool.verbs.run_request import (
     read_order,
     wanted,
 )
-from clustertool.verbs.verb import JSON, NODES, Call, verb
-
-if TYPE_CHECKING:
-    from clustertool.fleet.fleet import Fleet
-    from clustertool.model.facts import Facts
-    from clustertool.model.planning.plan import Plan
-    from clustertool.verbs.preflight import Looked
+from clustertool.verbs.verb import Call, User
+from clustertool.watch.sanitize import mask
 
 _PAUSE = (1.0, 2.0)  # seconds between two looks at devices that others hold
 _AGAIN = 5  # times that a plan is made again when a port was taken meanwhile
@@ -35,36 +47,22 @@ _APART = (
 )
 
 
-@verb(OPTIONS, NODES, JSON)
 def run(call: Call) -> None:
     """Check, dispatch, start and follow a job to its end; Ctrl+C stops it on all nodes."""
-    from clustertool.verbs import load_config
-
     perform(call, read_order(call, read_options(call), lambda: load_config.cluster(call, start_local=True)))
 
 
 def perform(call: Call, order: Order) -> None:
     """Carry an order out, or show its plan."""
-    from clustertool.model.planning.plan import needs_probe
-
     if order.dry and order.spec is not None and not call.given.skip_bad and not needs_probe(order.cluster, order.spec):
-        from clustertool.model.planning.plan import given_facts
-
         show_plan(call, make_plan(order, given_facts(order.cluster), dry_identity(order)))
         return
     _with_nodes(call, order)
 
 
 def _with_nodes(call: Call, order: Order) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    from clustertool.fleet import shared_roots
-    from clustertool.fleet.fleet import Fleet
-    from clustertool.fleet.identity import certificate
-    from clustertool.verbs.follow_session import Inbox
-
     inbox = Inbox()
-    fleet = Fleet(order.cluster, signals.check, inbox.put, signals.User())
+    fleet = Fleet(order.cluster, signals.check, inbox.put, User())
     try:
         if not order.dry:
             order.certificate = ThreadPoolExecutor(1).submit(certificate)
@@ -84,9 +82,6 @@ def _with_nodes(call: Call, order: Order) -> None:
 
 def _preflight(call: Call, order: Order, fleet: Fleet) -> Mapping[int, Facts]:
     """Facts of all nodes, or every node's errors. Completes the order when job.toml lies on the nodes."""
-    from clustertool.model.config.job import read_job
-    from clustertool.verbs import load_config, preflight
-
     options = order.options
     listing = not (options.command or options.script) or bool(options.shards)  # else only job.toml could need it
     request = {"job_workspace": options.job_workspace, "listing": listing}
@@ -105,9 +100,6 @@ def _preflight(call: Call, order: Order, fleet: Fleet) -> Mapping[int, Facts]:
 
 
 def _room(order: Order, looked: Looked) -> Looked:
-    from clustertool.verbs import preflight
-    from clustertool.verbs.dispatch import needs
-
     if order.workspace is None:
         return looked
     return preflight.room(looked, order.cluster, needs(order.workspace, order.cluster, looked.facts, order.spec))
@@ -117,8 +109,6 @@ def _dispatch(call: Call, order: Order, fleet: Fleet, facts: Mapping[int, Facts]
     """Send the workspace; node -> the release it has now."""
     if order.workspace is None:
         return {}
-    from clustertool.verbs.dispatch import portions, send
-
     shares = portions(order.workspace, order.cluster, facts, order.spec)
     raise_all(list(send(call, fleet, order.workspace, shares, facts).failed.values()))
     return {node: portion.release for node, portion in shares.items()}
@@ -161,10 +151,6 @@ def _pause(seconds: float) -> None:
 
 def _start(call: Call, order: Order, fleet: Fleet, made: Plan, releases: Mapping[int, str]) -> Plan:
     """What runs now: the plan, or a later one, where another job took one of its ports between our look and our claim."""
-    from clustertool.model.roles import word
-    from clustertool.show.table import count
-    from clustertool.verbs.follow_session import tell
-
     counts = ", ".join(count(sum(p.role == role for p in made.processes), word(role)) for role in made.phases)
     call.terminal.note(f"job {made.job_id}: {made.mode}, {counts} on {count(len(made.nodes), 'node')}")
     for again in range(_AGAIN, -1, -1):
@@ -193,16 +179,11 @@ def _send_nvml(fleet: Fleet, made: Plan, facts: Mapping[int, Facts]) -> None:
     with_cards = {process.node for process in made.processes if process.devices}
     nodes = [node for node in with_cards if facts[node].devices and made.nodes[node].device_kind == "gpu"]
     if nodes:
-        from clustertool.fleet import device_check, node_bundle
-
         device_check.send_module(fleet, [node for node in nodes if node_bundle.nvml()[0] not in facts[node].modules])
 
 
 def _carry_out(order: Order, fleet: Fleet, made: Plan, releases: Mapping[int, str], undone: dict[int, str]) -> None:
     """`undone` gets, by node, what was taken back."""
-    from clustertool.fleet.execute import carry_out
-    from clustertool.model.planning.requests import ENGINES
-    from clustertool.verbs.follow_session import taken_back, told
 
     def note(phase: str, answers: Mapping[int, Any]) -> None:
         for node, answer in answers.items():
@@ -229,10 +210,6 @@ def only(error: ClustertoolError, *kinds: type[ClustertoolError]) -> bool:
 
 
 def _look_again(order: Order, fleet: Fleet) -> Mapping[int, Facts]:
-    from clustertool.fleet import shared_roots
-    from clustertool.model.facts import read_facts
-    from clustertool.verbs import preflight
-
     gathered = preflight.probe(order.cluster, fleet, {"job_workspace": order.options.job_workspace})
     facts = shared_roots.confirm(fleet, {node: read_facts(node, answer) for node, answer in gathered.all().items()})
     return _in_use(order, fleet, facts)
@@ -242,19 +219,11 @@ def _in_use(order: Order, fleet: Fleet, facts: Mapping[int, Facts]) -> Mapping[i
     """Facts with what computes on the devices and how they are, which only --devices auto needs to know."""
     if order.spec is None or not order.spec.auto_devices:
         return facts
-    from clustertool.fleet.device_check import devices_of
-    from clustertool.model.facts import with_devices
-
     answers = devices_of(fleet).all()
     return {node: with_devices(fact, answers[node]) for node, fact in facts.items()}
 
 
 def _follow(call: Call, order: Order, fleet: Fleet, inbox: Any, made: Plan) -> None:
-    from clustertool.show.prefix import RankLines
-    from clustertool.verbs import report_outcome
-    from clustertool.verbs.follow_session import Follow
-    from clustertool.watch.sanitize import mask
-
     hide = mask(list(order.secrets.values()))
     ranks = {(process.role, process.rank): process.node for process in made.processes}
     follow = Follow(call, fleet, inbox, made.job_id, RankLines(call.terminal, hide=hide), ranks=ranks)
@@ -290,8 +259,6 @@ def _detached(call: Call, follow: Any, made: Plan) -> bool:
 
 def finish(call: Call, error: ClustertoolError | None, follow: Any) -> None:
     """The JSON answer and the exit: raises the job's error, or says that all is well."""
-    from clustertool.show.errors import exit_json
-
     status = follow.watch.status
     if call.json:
         call.answer(
@@ -304,11 +271,7 @@ def finish(call: Call, error: ClustertoolError | None, follow: Any) -> None:
 
 
 def show_plan(call: Call, made: Plan) -> None:
-    from clustertool.model.planning.plan import as_dict
-
     if call.json:
         call.answer(as_dict(made))
         return
-    from clustertool.show.plan_view import plan_tables
-
     plan_tables(as_dict(made), call.terminal)

@@ -2,63 +2,24 @@
 
 from __future__ import annotations
 
+import getpass
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clustertool.errors import UsageError
-from clustertool.verbs.verb import WORKSPACE, Call, Opt
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from clustertool.fleet.dispatch.workspace import Workspace
-    from clustertool.model.config.cluster import Cluster
-    from clustertool.model.config.job import JobSpec, Options
-    from clustertool.model.facts import Facts, Identity
-    from clustertool.model.planning.plan import Plan
-
-OPTIONS = (
-    WORKSPACE,
-    Opt("job-dispatch-package", "the old name of --workspace"),
-    Opt("job-workspace", "a folder that lies on every node already: nothing is sent"),
-    Opt("script", 'what to run, for all roles: "train.py --lr 0.1"'),
-    Opt("mode", "collective, ps or ps-heter"),
-    Opt("nproc-per-node", "trainers per node"),
-    Opt("devices", "physical device ids to use on each node: 0,1; auto takes those that are free"),
-    Opt("gpus", "the same as --devices"),
-    Opt("xpus", "the same as --devices"),
-    Opt("npus", "the same as --devices"),
-    Opt("servers", "pservers as ip:port,..., in rank order", ()),
-    Opt("workers", "trainers as ip[:port],..., in rank order", ()),
-    Opt("trainers", "the same as --workers", ()),
-    Opt("heter-workers", 'heter trainers as "ip[:port],...;ip[:port],...", a semicolon between stages', ()),
-    Opt("heter-devices", 'cpu, gpu or xpu for each stage of heter trainers: "gpu;cpu"'),
-    Opt("server-num", "pservers per node"),
-    Opt("worker-num", "trainers per node"),
-    Opt("trainer-num", "the same as --worker-num"),
-    Opt("heter-worker-num", 'heter trainers per node in each stage: 2, or "2;1"'),
-    Opt("http-port", "gloo's port on the first pserver"),
-    Opt("nnodes", "use only the first N hosts"),
-    Opt("job-id", "the job's id instead of a new one"),
-    Opt("env", "NAME=value for every process; may be repeated", ()),
-    Opt("force-env", "let ENV, [env] and --env override ranks and addresses", False),
-    Opt("shards", "pattern of shard files in the workspace", ()),
-    Opt("only-where-read", "send each shard only to the node whose trainer reads it", False),
-    Opt("rank", "show the log of this trainer (default 0; 3,4 for several)", short="r"),
-    Opt("all-ranks", "show the logs of all processes", False),
-    Opt("detach", "leave once everything runs", False),
-    Opt("lease", "end the job when no laptop was attached for this many seconds"),
-    Opt("skip-bad", "go on without the nodes that fail the checks", False),
-    Opt("timeout", "seconds after which the job is ended"),
-    Opt("grace", "seconds between TERM and KILL"),
-    Opt("on-failure", "abort or continue"),
-    Opt("max-restarts", "start all again this many times after a failure"),
-    Opt("wait", "wait until devices that others hold are free", False),
-    Opt("dry", "print the plan and do nothing", False),
-)
+from clustertool.fleet.dispatch.workspace import Workspace
+from clustertool.fleet.identity import certificate, job_id, token
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.job import JobSpec, Options, read_job, valid_job_id
+from clustertool.model.facts import Facts, Identity
+from clustertool.model.planning.plan import HIDDEN, Plan, given_facts, plan
+from clustertool.model.planning.shards import refuse_links
+from clustertool.verbs import load_config
+from clustertool.verbs.verb import Call
 
 
 def _quiet(made: Plan) -> None:
@@ -85,9 +46,6 @@ class Order:
 def read_order(call: Call, options: Options, find: Callable[[], Cluster]) -> Order:
     """What call.given asks for, on the cluster that `find` finds. Raises UsageError, DataError, ConfigError; no connection
     is open yet."""
-    from clustertool.model.config.job import read_job, valid_job_id
-    from clustertool.verbs import load_config
-
     given = call.given
     folder = load_config.one_of(call, "workspace", "job-dispatch-package")
     if bool(folder) == bool(given.job_workspace):
@@ -117,9 +75,6 @@ def read_order(call: Call, options: Options, find: Callable[[], Cluster]) -> Ord
 
 
 def read_options(call: Call) -> Options:
-    from clustertool.model.config.job import Options
-    from clustertool.verbs import load_config
-
     given = call.given
     if given.workers and given.trainers and given.workers != given.trainers:
         raise UsageError("--workers and --trainers say different things", "they are two names of one option: give one")
@@ -152,8 +107,6 @@ def read_options(call: Call) -> Options:
 
 def limited(cluster: Cluster, options: Options) -> Cluster:
     """--nnodes N: the first N hosts."""
-    from dataclasses import replace
-
     if not options.nnodes:
         return cluster
     if not options.nnodes.isdecimal() or not 0 < int(options.nnodes) <= len(cluster.hosts):
@@ -164,10 +117,6 @@ def limited(cluster: Cluster, options: Options) -> Cluster:
 
 def check_alone(order: Order) -> None:
     """Plan with what conf.py alone says: bad options and bad data are told before any connection."""
-    from dataclasses import replace
-
-    from clustertool.model.planning.plan import given_facts
-
     facts = given_facts(order.cluster)
     facts = {
         node: replace(fact, address=fact.address or f"node{node}", boot_id=f"node{node}")
@@ -179,9 +128,6 @@ def check_alone(order: Order) -> None:
 
 
 def make_plan(order: Order, facts: Mapping[int, Facts], identity: Identity) -> Plan:
-    from clustertool.model.planning.plan import HIDDEN, plan
-    from clustertool.model.planning.shards import refuse_links
-
     assert order.spec is not None
     if order.workspace:
         refuse_links(order.workspace.links, order.spec.shards)
@@ -193,18 +139,11 @@ def make_plan(order: Order, facts: Mapping[int, Facts], identity: Identity) -> P
 
 
 def dry_identity(order: Order) -> Identity:
-    from clustertool.model.facts import Identity
-
     return Identity(order.job_id or "DRY")
 
 
 def new_identity(order: Order) -> Identity:
     """The job's id, its token and its throw-away certificate."""
-    import getpass
-
-    from clustertool.fleet.identity import certificate, job_id, token
-    from clustertool.model.facts import Identity
-
     cert, key = order.certificate.result() if order.certificate else certificate()
     return Identity(order.job_id or job_id(), time.time(), getpass.getuser(), token(), cert, key)
 

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import FrameType
 
 from clustertool.errors import Interrupted, Terminated
@@ -62,44 +62,6 @@ def check() -> None:
         raise Terminated("SIGTERM", _FIX if count.job else "")
     if count.hups and not count.job:
         raise Terminated("the terminal was closed (SIGHUP)")
-
-
-class User:
-    """The person at the terminal, as ssh/prompter.py asks and informs one; the texts may be those of servers."""
-
-    @property
-    def present(self) -> bool:
-        return sys.stdin is not None and sys.stdin.isatty()
-
-    def ask(self, question: str, hidden: bool) -> str:
-        from clustertool.watch.sanitize import harmless
-
-        count.asking = True
-        try:
-            return _hidden(harmless(question)) if hidden else _visible(harmless(question))
-        except EOFError:  # Ctrl+D: no answer
-            return ""
-        finally:
-            count.asking = False
-
-    def tell(self, text: str) -> None:
-        count.note(text)
-
-    def fold(self, names: Iterable[str]) -> str:
-        from clustertool.show.table import fold
-
-        return fold(names)
-
-
-def _hidden(question: str) -> str:
-    import getpass
-
-    return getpass.getpass(question)
-
-
-def _visible(question: str) -> str:
-    print(question, end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().rstrip("\n")
 
 
 def _on_int(number: int, frame: FrameType | None) -> None:

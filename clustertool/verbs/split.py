@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import re
+import secrets
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clustertool.errors import UsageError
+from clustertool.fleet.split_data import Order, Result, cut
+from clustertool.show.bar import Bar
+from clustertool.show.progress_bars import human_bytes, human_seconds
 from clustertool.verbs import signals
-from clustertool.verbs.verb import JSON, Call, Opt, verb
-
-if TYPE_CHECKING:
-    from clustertool.fleet.split_data import Order, Result
+from clustertool.verbs.verb import Call
 
 
-@verb(
-    Opt("data", "the file to cut, line by line"),
-    Opt("shards", "into how many"),
-    Opt("to", "the folder for them (default: where the file is)"),
-    Opt("shuffle", "bring the lines in random order first", False),
-    Opt("seed", "the same number gives the same order (default: a new one, which is told)"),
-    Opt("force", "replace shards of this file that are there already", False),
-    JSON,
-)
 def split(call: Call) -> None:
     """Cut a data file into shards of equally many lines."""
-    from clustertool.fleet.split_data import cut
-    from clustertool.show.bar import Bar
-
     order = _order(call)
     start = time.monotonic()
     with Bar(call.terminal, "split") as bar:
@@ -37,10 +25,6 @@ def split(call: Call) -> None:
 
 
 def _order(call: Call) -> Order:
-    import secrets
-
-    from clustertool.fleet.split_data import Order
-
     given = call.given
     if not given.data:
         raise UsageError("split needs a file", "inv split --data train.txt --shards 8")
@@ -58,8 +42,6 @@ def _order(call: Call) -> Order:
 
 
 def _tell(call: Call, order: Order, done: Result, seconds: float) -> None:
-    from clustertool.show.progress_bars import human_bytes, human_seconds
-
     if call.json:
         call.answer(
             {

@@ -7,15 +7,17 @@ import time
 from collections import Counter
 from typing import Any
 
-from clustertool.verbs.verb import JOB, JSON, PLACES, Call, Opt, role_of, verb
+from clustertool.model.job.events import JobStatus
+from clustertool.model.job.rank_places import unpack
+from clustertool.show.status_view import status_tables
+from clustertool.verbs import load_config
+from clustertool.verbs.jobs import attach_to, doubt, fleet_of
+from clustertool.verbs.verb import Call, role_of
+from clustertool.watch.waits import advice, blocked, waits
 
 
-@verb(JOB, Opt("role", "only processes of this role: pserver, trainer or heter"), PLACES, JSON)
 def status(call: Call) -> None:
     """Show the state of one job, per process and per node."""
-    from clustertool.verbs import load_config
-    from clustertool.verbs.jobs import attach_to, doubt, fleet_of
-
     role = role_of(call.given.role) if call.given.role else ""
     cluster = load_config.cluster(call, start_local=False)
     with fleet_of(cluster) as fleet:
@@ -28,8 +30,6 @@ def status(call: Call) -> None:
         if call.json:
             call.answer(found)
         else:
-            from clustertool.show.status_view import status_tables
-
             status_tables(found, call.terminal)
 
 
@@ -38,8 +38,6 @@ def read(answers: dict[int, Any]) -> Any:
 
     A node is what it was asked as (its number in the job, after attach_to), whatever number its answer has.
     """
-    from clustertool.model.job.events import JobStatus
-
     found = JobStatus(plan=_plan(answers))
     for index, answer in sorted(answers.items()):
         for event in answer["events"]:
@@ -67,8 +65,6 @@ def read(answers: dict[int, Any]) -> Any:
 
 def _plan(answers: dict[int, Any]) -> dict[tuple[str, int], int] | None:
     """The node of each rank, as most nodes have it: one node cannot add ranks. None if no node has it (older records)."""
-    from clustertool.model.job.rank_places import unpack
-
     headers = [event for _, answer in sorted(answers.items()) for event in answer["events"][:1] if event["e"] == "job"]
     votes = Counter(
         json.dumps([event["places"], len(event.get("nodes", ()))]) for event in headers if event.get("places")
@@ -81,8 +77,6 @@ def _plan(answers: dict[int, Any]) -> dict[tuple[str, int], int] | None:
 
 def as_dict(answers: dict[int, Any]) -> dict[str, Any]:
     """The documented JSON of `inv status --json`."""
-    from clustertool.watch.waits import advice, blocked, waits
-
     found = read(answers)
     waited = blocked(found) if found.outcome and found.outcome.state in ("lost", "timeout") else []
     usage: dict[tuple[int, int], Any] = {}

@@ -15,7 +15,14 @@ from clustertool.errors import (
     as_one,
     raise_all,
 )
-from clustertool.verbs.verb import JOB, JSON, PLACES, Call, Opt, verb
+from clustertool.model.planning.requests import ENGINES
+from clustertool.show.errors import exit_json
+from clustertool.show.table import fold, gather
+from clustertool.ssh.parallel import each
+from clustertool.verbs import load_config
+from clustertool.verbs.follow_session import told
+from clustertool.verbs.jobs import OPEN, choose, fleet_of, listings, merged, where
+from clustertool.verbs.verb import Call
 
 _LAG = 2.0  # seconds without a new node after which the nodes that are there are asked to stop
 _LISTING = 10.0  # seconds that a node has to list its jobs
@@ -23,22 +30,8 @@ _SECONDS = 30.0  # that the stop of a job may take beyond the grace
 _WIDTH = 1000  # requests at a time: nodes end several jobs at once
 
 
-@verb(
-    JOB,
-    Opt("all", "all running jobs of yours", False),
-    Opt("grace", "seconds between TERM and KILL"),
-    Opt("force", "KILL at once", False),
-    Opt("dry", "only say what would be stopped", False),
-    PLACES,
-    JSON,
-)
 def stop(call: Call) -> None:
     """End a job on all nodes and prove it."""
-    from clustertool.show.errors import exit_json
-    from clustertool.verbs import load_config
-    from clustertool.verbs.follow_session import told
-    from clustertool.verbs.jobs import fleet_of
-
     if call.given.all and call.given.job:
         raise UsageError("--all and --job together", "give one of them")
     cluster = load_config.cluster(call, start_local=False)
@@ -70,9 +63,6 @@ def _at_once(call: Call, fleet: Any, grace: float) -> dict[str, dict[str, Any]]:
 
     {} where the others may decide which job is meant, for --dry, and if no node is late.
     """
-    from clustertool.show.table import fold
-    from clustertool.verbs.jobs import OPEN, listings, merged, where
-
     late = [fleet.name(node) for node in fleet.late]
     if not late or call.given.dry:
         return {}
@@ -103,8 +93,6 @@ def _grace(call: Call, default: float) -> float:
 
 def _wanted(call: Call, fleet: Any, known: Mapping[int, Any]) -> list[str]:
     """`known`: the nodes' answers about their jobs."""
-    from clustertool.verbs.jobs import OPEN, choose, merged
-
     if call.given.all:
         return unfinished(known)
     if call.given.job:
@@ -116,8 +104,6 @@ def _wanted(call: Call, fleet: Any, known: Mapping[int, Any]) -> list[str]:
 
 def unfinished(known: Mapping[int, Any]) -> list[str]:
     """Jobs that may have processes: the running ones, and those of which a node says lost or unknown."""
-    from clustertool.verbs.jobs import OPEN, merged
-
     return [job["id"] for job in merged(known) if job["state"] in (*OPEN, "lost")]
 
 
@@ -134,8 +120,6 @@ def stop_jobs(
     `known`: the nodes' answers about their jobs. A node that answered is asked to stop what it listed. One that could not list
     its jobs is asked to stop all. This takes `grace` + _SECONDS in all, however many jobs a node lists.
     """
-    from clustertool.verbs.jobs import listings, where
-
     listed = listings(known)
     queue: list[
         tuple[int, str, int]
@@ -158,9 +142,6 @@ def _send(fleet: Any, queue: Sequence[tuple[str, int]], grace: float, force: boo
 
     A node that was silent before is sent the request, and nothing waits for its answer.
     """
-    from clustertool.model.planning.requests import ENGINES
-    from clustertool.ssh.parallel import each
-
     how = {"by": "inv stop", "code": 143, "grace": grace, "force": force}
     seconds = grace + _SECONDS
     end = time.monotonic() + seconds
@@ -192,10 +173,6 @@ def _tell(call: Call, answers: dict[str, dict[str, Any]], failed: Mapping[int, C
 
     `failed`: nodes that did not tell their jobs.
     """
-    from clustertool.show.errors import exit_json
-    from clustertool.show.table import gather
-    from clustertool.verbs.follow_session import told
-
     table = {job: {name: told(answer, job) for name, answer in nodes.items()} for job, nodes in answers.items()}
     errors: list[Any] = []
     for job, nodes in table.items():

@@ -6,14 +6,27 @@ import contextlib
 import os
 import select
 import sys
+import termios
 import threading
 import time
+import tty
 from collections.abc import Iterator
 from typing import Any
 
+from rich.console import ConsoleDimensions
+from rich.live import Live
+
 from clustertool.errors import ClustertoolError, UsageError, raise_all
-from clustertool.verbs import signals
-from clustertool.verbs.verb import NODES, Call, Opt, verb, whole
+from clustertool.fleet.fleet import Fleet
+from clustertool.fleet.poll import Poll
+from clustertool.show.table import gather
+from clustertool.show.top_view import Screen, View, choose, draw
+from clustertool.verbs import load_config, signals
+from clustertool.verbs.follow_session import told
+from clustertool.verbs.stop import stop_job
+from clustertool.verbs.verb import Call, User, whole
+from clustertool.watch.sanitize import mask
+from clustertool.watch.top_model import SORTS, Picture
 
 _TURN = 0.1  # seconds: how soon a key is obeyed
 _NAMES = {
@@ -32,21 +45,11 @@ _NAMES = {
 _MOVES = {"up": -1, "k": -1, "page up": -10, "down": 1, "j": 1, "page down": 10}
 
 
-@verb(
-    Opt("job", "only this job: its id or the beginning of it", short="j"),
-    Opt("interval", "seconds between two looks (default 1)"),
-    Opt("count", "end after so many looks"),
-    NODES,
-)
 def top(call: Call) -> None:
     """Watch nodes, devices and ranks live."""
-    from clustertool.fleet.fleet import Fleet
-    from clustertool.fleet.poll import Poll
-    from clustertool.verbs import load_config
-
     interval, looks = _interval(call.given.interval), whole(call.given.count, "--count")
     cluster = load_config.cluster(call, start_local=False)
-    with Fleet(cluster, signals.check, person=signals.User()).open() as fleet:
+    with Fleet(cluster, signals.check, person=User()).open() as fleet:
         if not fleet.agents:
             raise_all(list(fleet.failed.values()))
         poll = Poll(fleet, {"q": "glance", "job": call.given.job}, interval)
@@ -71,11 +74,6 @@ class Top:
     """One session: samples in, pages out, keys obeyed in between."""
 
     def __init__(self, call: Call, fleet: Any, poll: Any, interval: float) -> None:
-        from clustertool.show.top_view import Screen, View
-        from clustertool.verbs import load_config
-        from clustertool.watch.sanitize import mask
-        from clustertool.watch.top_model import Picture
-
         self._call, self._fleet, self._poll, self._interval = call, fleet, poll, interval
         self._screen = Screen(call.terminal, mask(load_config.known_secrets(fleet.cluster).values()))
         self._picture, self._view = Picture(), View()
@@ -102,9 +100,6 @@ class Top:
             done += 1
 
     def _live(self, looks: int | None) -> None:
-        from rich.console import ConsoleDimensions
-        from rich.live import Live
-
         console = self._call.terminal.console()
         drawn, shown, at = 0, (0, 0), 0.0
         with keyboard() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
@@ -124,8 +119,6 @@ class Top:
                     shown = size
 
     def _drawing(self, width: int, height: int, now: float) -> Any:
-        from clustertool.show.top_view import draw
-
         log = self._view.log
         if log is not None:
             answer = self._poll.aside(log.agent, {"q": "tail", "job": log.job, "log": log.log, "lines": 200})
@@ -145,8 +138,6 @@ class Top:
     # -- keys --
 
     def _obey(self, key: str) -> None:
-        from clustertool.show.top_view import choose
-
         view = self._view
         if self._asking:
             self._answer(key)
@@ -159,8 +150,6 @@ class Top:
         elif key == "q":
             self._quit = True
         elif key == "s":
-            from clustertool.watch.top_model import SORTS
-
             view.sort = SORTS[(SORTS.index(view.sort) + 1) % len(SORTS)]
         elif key in ("/", "f"):
             view.typing, view.text = True, ""
@@ -201,10 +190,6 @@ class Top:
 
     def _stop(self, job: str) -> None:
         """Beside the picture, which goes on; what became of it is told in the last line."""
-        from clustertool.show.table import gather
-        from clustertool.verbs.follow_session import told
-        from clustertool.verbs.stop import stop_job
-
         try:
             answers = stop_job(self._fleet, job, self._fleet.cluster.grace, False)
             words = gather({name: told(answer, job) for name, answer in answers.items()})
@@ -239,9 +224,6 @@ class Keys:
 @contextlib.contextmanager
 def keyboard() -> Iterator[Keys]:
     """Keys come one by one and are not shown; Ctrl+C stays what it is. Undone in any case."""
-    import termios
-    import tty
-
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     try:

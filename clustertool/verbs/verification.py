@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clustertool.errors import raise_all
+from clustertool.fleet.dispatch.receivers import owners
+from clustertool.fleet.fleet import Fleet
+from clustertool.model.facts import Facts
+from clustertool.show.progress_bars import human_bytes
+from clustertool.show.table import count
 from clustertool.verbs.verb import Call
-
-if TYPE_CHECKING:
-    from clustertool.fleet.fleet import Fleet
-    from clustertool.model.facts import Facts
 
 _FOUND = ("releases", "pieces", "bytes", "damaged", "lost")
 
@@ -21,8 +22,6 @@ def verified(call: Call, fleet: Fleet, facts: Mapping[int, Facts], found: dict[s
 
     `found` gets what each of these nodes has answered, for the JSON answer. Raises what nodes raised, after the report.
     """
-    from clustertool.fleet.dispatch.receivers import owners
-
     first = owners(facts)
     gathered = fleet.ask({node: {"q": "verify", "remove": not call.given.dry} for node in first.values()})
     answers = {node: {key: answer[key] for key in _FOUND} for node, answer in sorted(gathered.ok.items())}
@@ -44,9 +43,6 @@ def _is_damaged(answer: Mapping[str, Any]) -> bool:
 
 
 def _in_words(answer: Mapping[str, Any], dry: bool) -> str:
-    from clustertool.show.progress_bars import human_bytes
-    from clustertool.show.table import count
-
     all_ = (
         f"{count(answer['releases'], 'release')} of {count(answer['pieces'], 'piece')}, {human_bytes(answer['bytes'])}"
     )

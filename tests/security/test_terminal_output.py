@@ -120,7 +120,7 @@ def test_top_shows_control_characters_and_does_not_obey_them(text: str) -> None:
 def test_a_question_of_a_server_is_harmless(site: Callable[..., LoopSite], hidden: bool) -> None:
     """A server chooses the text before any login."""
     one = site(1)
-    code = f"from clustertool.verbs import signals; signals.User().ask('Code for ' + {ESCAPES!r} + ': ', {hidden})"
+    code = f"from clustertool.verbs.verb import User; User().ask('Code for ' + {ESCAPES!r} + ': ', {hidden})"
     asked = one.start("-c", code, program=[sys.executable], terminal=True)
     asked.says("Code for ")
     asked.type("secret\r")

@@ -91,23 +91,6 @@ def test_a_pipe_gets_colours_if_they_are_forced(name: str) -> None:
     assert "\x1b" not in on_pipe(TALK, **{name: "0"}).stdout
 
 
-def test_plain_output_does_not_import_rich() -> None:
-    done = on_pipe(
-        """
-import sys
-from clustertool.show import errors, plan_view, prefix, progress_bars, status_view, table, terminal
-from clustertool.errors import UsageError
-out = terminal.Terminal()
-table.table("t", ["a"], [["1"]], terminal=out)
-with progress_bars.DispatchProgress(out, ["node1"]) as bar:
-    bar.node("node1", 1, 1); bar.done("node1")
-errors.show_error(UsageError("no"), out)
-print(sorted(name for name in sys.modules if name.startswith("rich")))
-"""
-    )
-    assert done.stdout.endswith("[]\n"), done
-
-
 def test_characters_that_the_encoding_lacks_are_escaped() -> None:
     code = "from clustertool.show.terminal import Terminal\nTerminal().line('caf\\xe9 \\u2713 \\ud800')"
     assert on_pipe(code, PYTHONIOENCODING="ascii").stdout == "caf\\xe9 \\u2713 \\ud800\n"

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from platformdirs import user_cache_path
+
 from clustertool.model.dispatch.manifest import END, Pack
 
 _KEEP = 4  # manifests
@@ -25,8 +27,6 @@ Key = tuple[int, int, int, int]  # size, mtime and ctime in ns, inode
 
 class Memory:
     def __init__(self, top: Path) -> None:
-        from platformdirs import user_cache_path
-
         name = hashlib.sha256(os.fsencode(top.resolve())).hexdigest()[:32]
         self._dir = user_cache_path("clustertool") / "workspaces" / name
 

@@ -12,20 +12,18 @@ import threading
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clustertool.errors import ClustertoolError, DispatchError
 from clustertool.fleet.dispatch.cache import Memory
 from clustertool.fleet.dispatch.receivers import Progress, Receiver, Tally, as_dispatch, receivers
 from clustertool.fleet.dispatch.shipment import Shipment
+from clustertool.fleet.dispatch.spread import Spread
 from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.dispatch import manifest
 from clustertool.model.dispatch.portions import Portion
 from clustertool.model.facts import Facts
-
-if TYPE_CHECKING:
-    from clustertool.fleet.dispatch.spread import Spread
 
 HELPERS = 3  # nodes that have the release and serve it to those that do not
 _MUCH = 1 << 20  # bytes of a workspace for which the uplink begins with the first node, before the others are reached
@@ -224,8 +222,6 @@ def _send(
 
 
 def begin(fleet: Fleet, shipment: Shipment, tally: Tally) -> Spread:
-    from clustertool.fleet.dispatch.spread import Spread
-
     spread = Spread(fleet, shipment, tally)
     spread.start()
     return spread

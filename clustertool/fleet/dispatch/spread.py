@@ -13,19 +13,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from clustertool.errors import ClustertoolError, DispatchError, InternalError, Unreachable, from_wire
 from clustertool.fleet.dispatch.pace import Pace
+from clustertool.fleet.dispatch.receivers import Progress, Receiver, Tally, as_dispatch
 from clustertool.fleet.dispatch.shipment import Shipment
 from clustertool.fleet.fleet import Fleet
+from clustertool.fleet.identity import certificate
 from clustertool.model.dispatch import topology
 from clustertool.model.facts import Facts
 from clustertool.model.wire.frames import Header
 from clustertool.ssh.parallel import SLICE
-
-if TYPE_CHECKING:
-    from clustertool.fleet.dispatch.receivers import Progress, Receiver, Tally
 
 _SENDERS = 3  # pieces on their way from here at a time, beside those to nodes that take them slowly:
 _MOST_SENDERS = 32
@@ -123,8 +121,6 @@ class Spread:
 
     def start(self) -> None:
         if self._relays:
-            from clustertool.fleet.identity import certificate
-
             self._secret["certificate"], self._secret["key"] = certificate()
         self._more_senders()
         self._begin(self._decide)
@@ -312,8 +308,6 @@ class Spread:
         return from_wire(word.get("kind", "DispatchError"), word["what"], word["fix"], name)
 
     def _fail(self, at: int, error: ClustertoolError) -> None:
-        from clustertool.fleet.dispatch.receivers import as_dispatch
-
         node = self._nodes[at]
         if node.failed or (node.done and not node.helper):
             return

@@ -15,6 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
+import pathspec
+
 from clustertool.errors import DataError
 from clustertool.fleet.dispatch.cache import Memory
 from clustertool.model.dispatch.manifest import SMALL, TINY, Entry, content_of, cut, digest, name_of
@@ -297,8 +299,6 @@ def _matcher(top: Path) -> Callable[[str], bool]:
     """Whether .clusterignore names a path; most workspaces have none, and matching is slow."""
     if not (top / IGNORE_FILE).is_file():
         return lambda path: False
-    import pathspec
-
     lines = os.fsdecode((top / IGNORE_FILE).read_bytes()).splitlines()  # as names are read from the disk
     spec = pathspec.GitIgnoreSpec.from_lines(lines)
     return lambda path: bool(spec.match_file(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Dict, List, Mapping
 
 from clustertool.model.config.cluster import Cluster
@@ -111,8 +112,6 @@ def covers(no_proxy: str, address: str) -> bool:
 
 
 def _in_network(address: str, network: str) -> bool:
-    import ipaddress
-
     try:
         return ipaddress.ip_address(address) in ipaddress.ip_network(network, strict=False)
     except ValueError:

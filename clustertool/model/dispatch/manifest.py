@@ -8,6 +8,7 @@ TINY ones of them are packed: another job may deal them out to other groups.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import zlib
@@ -77,8 +78,6 @@ def _as_json(values: Iterable[Any], separator: str) -> str:
 
 def name(lines: Iterable[bytes]) -> str:
     """The digest of entries whose lines are given in the order of their paths."""
-    import hashlib
-
     state = hashlib.sha256()
     for text in lines:
         state.update(text)
@@ -116,8 +115,6 @@ def sha256(size: int) -> Any:
                 return __import__(module).sha256
             except ImportError:
                 continue
-    import hashlib
-
     return hashlib.sha256
 
 
