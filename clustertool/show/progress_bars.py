@@ -1,4 +1,4 @@
-"""Copying to many nodes is shown as bars on a terminal, as a line now and then elsewhere, and ends with one line.
+"""Show the progress of work: bars on a terminal, a plain line every two seconds otherwise, and one line at the end.
 
 Reports of nodes only change numbers under a lock, so they may come thousands of times a second from any thread; what is
 drawn is computed when it is drawn. Sizes are decimal, as networks and disks are sold.
@@ -11,10 +11,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import final
+from typing import Any, final
 
 from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -263,3 +264,57 @@ def _states(states: Sequence[tuple[str, str]]) -> RenderableType:
     for index, (state, names) in enumerate(states):
         text.append(", " if index else "").append(names).append(f" {state}", _STYLES.get(state, ""))
     return text
+
+
+@final
+class Bar:
+    """Shows work in phases, each of so many bytes; the current one is drawn:
+
+    with Bar(terminal, "split") as bar:
+        bar.tell("writing", done=4 << 20, total=25 << 20)
+    """
+
+    def __init__(self, terminal: Terminal, label: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._terminal = terminal
+        self._label = label
+        self._clock = clock
+        self._progress: Progress | None = None
+        self._task: Any = None
+        self._phase = ""
+        self._begun = self._told = 0.0
+
+    def __enter__(self) -> Bar:
+        self._told = self._clock()
+        if self._terminal.is_terminal:
+            self._progress = _progress(self._terminal)
+            self._task = self._progress.add_task(self._label, total=None, note="")
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def tell(self, phase: str, done: int, total: int) -> None:
+        now = self._clock()
+        if phase != self._phase:
+            self._phase, self._begun = phase, now
+        if self._progress is not None:
+            note = f"{_of(done, total)}{self._left(now, done, total)}"
+            self._progress.update(
+                self._task, description=f"{self._label}: {phase}", completed=done, total=total, note=note
+            )
+        elif now - self._told >= _PERIOD:
+            self._told = now
+            self._terminal.line(f"{self._label}: {phase}, {_of(done, total)}{self._left(now, done, total)}")
+
+    def _left(self, now: float, done: int, total: int) -> str:
+        """The time that this phase still takes, once it can be known."""
+        passed = now - self._begun
+        return f", {human_seconds(passed * (total - done) / done)} left" if passed > 1 and 0 < done < total else ""
+
+
+def _progress(terminal: Terminal) -> Progress:
+    texts = [TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[note]}")]
+    columns = (texts[0], BarColumn(24), texts[1])
+    return Progress(*columns, console=terminal.console(), transient=True, redirect_stdout=False, redirect_stderr=False)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from clustertool.errors import UsageError
 from clustertool.fleet.split_data import Order, Result, cut
-from clustertool.show.bar import Bar
-from clustertool.show.progress_bars import human_bytes, human_seconds
+from clustertool.show.progress_bars import Bar, human_bytes, human_seconds
 from clustertool.verbs import signals
 from clustertool.verbs.verb import Call
 

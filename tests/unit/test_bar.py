@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 
-from clustertool.show.bar import Bar
+from clustertool.show.progress_bars import Bar
 from clustertool.show.terminal import Terminal
 from tests.unit.terminals import far_end
 

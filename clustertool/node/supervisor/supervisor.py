@@ -28,9 +28,9 @@ from clustertool.node.storage import files
 from clustertool.node.supervisor import pressure, rank_process
 from clustertool.node.supervisor.card_monitor import Gauge
 from clustertool.node.supervisor.child_signals import Signals
-from clustertool.node.supervisor.disk import Disk
 from clustertool.node.supervisor.guard_keeper import Keeper
 from clustertool.node.supervisor.listen_watch import Awaited
+from clustertool.node.supervisor.pressure import Disk
 from clustertool.node.supervisor.shutdown import Ending
 from clustertool.node.supervisor.usage_recorder import Recorder, Running
 from clustertool.node.system import processes
