@@ -148,7 +148,8 @@ def test_it_is_known_which_ranks_the_signal_ends_at_once(bench: Bench) -> None:
 
 ZOMBIE = """
 import os, sys, time
-from clustertool.node import files, processes
+from clustertool.node.storage import files
+from clustertool.node.system import processes
 from clustertool.node.supervisor.shutdown import Ending
 from clustertool.node.jobs.descendants import Family
 

@@ -16,7 +16,7 @@ STRANGER = 4002
 _PROGRAM = f"""
 import ctypes, grp, os, sys
 sys.path.insert(0, {str(REPO)!r})
-from clustertool.node import trust, users
+from clustertool.node.system import path_trust as trust, users
 from clustertool.ssh import ownership
 os.setgroups([])
 os.setgid({STRANGER})
