@@ -38,7 +38,7 @@ _PAUSE = 0.002
 _SAID = 64 << 10  # bytes of the channel's stderr that are read for an error message
 _LAST_WORDS = 0.5
 # Requests that take as long as what they handle is large. No other is extended: a hostile node could hold up a stop with it.
-_LONG = frozenset({"place", "unplace", "verify", "clean", "patch", "probe", "examine", "files", "report"})
+_LONG = frozenset({"place", "unplace", "verify", "clean", "patch", "probe", "files", "report"})
 _ENDLESS = frozenset(
     {"place", "verify"}
 )  # of these: as long as there is progress. The others: so many times their limit
@@ -53,7 +53,6 @@ class Agent:
         self.host = host
         self.python = ""
         self.held = False
-        self._whole = True
         self._sink = sink
         self.hear: Callable[[int, Header], None] | None = None  # words of the node's relay, and that it has gone
         self._channel: Any = None
@@ -103,11 +102,10 @@ class Agent:
         greeting = Greeting(self._channel, self.host.name, seconds)
         self._channel.sendall(_script(mark))
         greeting.skip_to(mark)
-        boot, first, rest = node_bundle.shipped()
         root = self.host.root_dir or cluster.root_dir
         hello = json.dumps({"root_dir": root, "root_group": cluster.root_dir_group, "entry": self.host.entry}).encode()
         asked = b"%s\n%s\n%s\n" % (cluster.python.encode(), os.fsencode(root), unless.encode())
-        start = node_bundle.LOADER + _sized(boot) + _sized(f"{first.digest} {rest.digest}".encode()) + _sized(hello)
+        start = node_bundle.LOADER + node_bundle.digest().encode() + node_bundle.sized(hello)
         self._channel.sendall(asked if unless else asked + start)
         word = self._word(cluster, greeting)
         if unless and word == "held":
@@ -117,12 +115,9 @@ class Agent:
             self._channel.sendall(start)
             word = self._word(cluster, greeting)
         if word == "need":
-            self._channel.sendall(_sized(first.data))
+            self._channel.sendall(node_bundle.packed())
             word = self._word(cluster, greeting)
-        elif word == "have":
-            word = self._word(cluster, greeting)
-        self._whole = word == "ready whole"
-        if not word.startswith("ready"):
+        if word != "ready":
             raise PreflightError(f"the node side did not start: {word}", "run inv check", self.host.name)
         self._channel.settimeout(None)
         self._rest = greeting.rest
@@ -199,9 +194,6 @@ class Agent:
     def send(self, request: Mapping[str, Any]) -> None:
         try:
             with self._send_lock:
-                if not self._whole and request["q"] not in node_bundle.EARLY:
-                    self._channel.sendall(encode({"q": "code"}, node_bundle.shipped().rest.data))
-                    self._whole = True
                 self._channel.sendall(encode(dict(request)))
         except (OSError, EOFError):
             self._died(self._lost("the connection broke"))
@@ -369,10 +361,6 @@ def _number(header: Header) -> int:
     """The number of the request that a header answers, 0 if it is none."""
     number = header["re"]
     return number if isinstance(number, int) and not isinstance(number, bool) else 0
-
-
-def _sized(data: bytes) -> bytes:
-    return b"%08d" % len(data) + data
 
 
 def _script(mark: str) -> bytes:

@@ -104,7 +104,7 @@ def for_check(cluster: Cluster, host: Host, passed: Mapping[str, str]) -> dict[s
         "env": {**dict(cluster.env), **dict(host.env), **passed},
         "packages": list(cluster.check_packages),
     }
-    return {"q": "examine", "long": True, "job": {} if "packages" in cluster.checks_off else job}
+    return {"q": "probe", "long": True, "job": {} if "packages" in cluster.checks_off else job}
 
 
 def probe(cluster: Cluster, fleet: Fleet, request: Request) -> Gathered[Header]:

@@ -287,7 +287,7 @@ class Node:
             "address": self.host.address,
             "explicit_address": given,
         }
-        return self.ask("examine" if "long" in fields else "probe", **{**request, **fields})
+        return self.ask("probe", **{**request, **fields})
 
 
 class Job:

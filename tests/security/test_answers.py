@@ -238,7 +238,7 @@ def test_a_status_that_is_not_valid(change: dict[str, Any], says: str) -> None:
         ("meet", {"seen": [-1]}),
         ("probe", {"cpus": "many"}),
         ("probe", {"busy": [None]}),
-        ("examine", {"packages": [["x"]]}),
+        ("probe", {"packages": [["x"]]}),
     ],
 )
 def test_other_answers_that_are_not_valid(question: str, answer: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import zlib
 from typing import Any, Container, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -20,7 +19,6 @@ PACK = 1 << 20
 PIECE = 4 << 20
 MOST = 64 << 20  # bytes of a manifest on its way, compressed: about a million files
 _LARGE = 64 << 20  # files above are cut into pieces of PIECE bytes, files below into PACK
-_LITTLE = 256 << 10
 _FEW = 64  # packs of a few small files each that are kept before they are packed anew
 END = b"\n]\n"  # of the text of a manifest
 Row = List[Any]  # words and whole numbers
@@ -86,7 +84,7 @@ def name(lines: Iterable[bytes]) -> str:
 
 def name_of(data: bytes) -> str:
     """The name of a piece."""
-    return str(sha256(len(data))(data).hexdigest())
+    return hashlib.sha256(data).hexdigest()
 
 
 def unzip(packed: bytes, size: int) -> bytes:
@@ -102,20 +100,6 @@ def unzip(packed: bytes, size: int) -> bytes:
 def zipped(size: int) -> int:
     """The most bytes that a manifest of `size` bytes has on its way: zlib adds little to what it cannot make smaller."""
     return size + size // 1000 + 1024
-
-
-def sha256(size: int) -> Any:
-    """A new hash of so many bytes.
-
-    hashlib's is five times as fast for much data and takes 5 ms to load, which is most of what a small patch takes.
-    """
-    if size < _LITTLE and "_hashlib" not in sys.modules:
-        for module in ("_sha2", "_sha256"):  # as Python calls its own
-            try:
-                return __import__(module).sha256
-            except ImportError:
-                continue
-    return hashlib.sha256
 
 
 def cut(size: int) -> List[int]:

@@ -316,7 +316,6 @@ _ANSWERS: Dict[str, Check] = {
         {"kept": table(job_id, row(text(), text()), MOST_JOBS)},
     ),
     "probe": _probe,
-    "examine": _probe,
     "mesh": fields(
         {},
         {

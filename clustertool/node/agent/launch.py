@@ -1,25 +1,20 @@
-"""Launching detaches the supervisor from ssh (fork, setsid) and waits for its word that all is ready.
-
-The child imports what a supervisor needs: what the agent does not have in memory need not be copied when they part.
-"""
+"""Launching detaches the supervisor from ssh (fork, setsid) and waits for its report that all is ready."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import time
-from typing import TYPE_CHECKING, Any, Dict
+from typing import Any, Dict
 
 from clustertool.errors import ClustertoolError, from_wire
 from clustertool.model.paths import OURS
 from clustertool.model.wire.frames import Header
 from clustertool.node.agent import systemd_scope
+from clustertool.node.devices import nvml
 from clustertool.node.storage import files
+from clustertool.node.supervisor.supervisor import Supervisor
 from clustertool.node.system import processes
-
-if TYPE_CHECKING:
-    from clustertool.node.supervisor.supervisor import Supervisor
 
 _ERRORS = f"{OURS}/supervisor.err"
 _SKEW = 5.0  # seconds between our clock and the laptop's; less may be the way of its request to us, and is told as none
@@ -32,10 +27,7 @@ def launch(header: Header, umask: int) -> Dict[str, Any]:
     spec = json.loads(files.read(job, f"{OURS}/spec.json"))
     spec.update(secrets=header["secrets"], certificate=header["certificate"], key=header["key"])
     spec["header"]["skew"] = round(skew, 1) if abs(skew) >= _SKEW else 0
-    if "clustertool.node.devices.nvml" in sys.modules:  # --devices auto: this agent has looked at the cards
-        from clustertool.node.devices import nvml
-
-        nvml.end()
+    nvml.end()  # with --devices auto, this agent has read the cards
     try:
         with open(_begin(spec, job, umask), "rb") as file:
             word = json.loads(file.read() or _died(job))
@@ -67,8 +59,6 @@ def resume(spec: Dict[str, Any], job: int, ready: int, umask: int, environ: Dict
         os.environ.clear()  # systemd-run adds to it
         os.environ.update(environ)
         _settle(job, ready)
-        from clustertool.node.supervisor.supervisor import Supervisor
-
         _supervise(Supervisor(spec, job, umask), ready)
     finally:
         processes.leave(0)
@@ -86,8 +76,6 @@ def _detach(spec: Dict[str, Any], job: int, ready: int, umask: int) -> None:
     try:
         os.setsid()
         _settle(job, ready)
-        from clustertool.node.supervisor.supervisor import Supervisor
-
         _supervise(Supervisor(spec, job, umask), ready)
     finally:
         processes.leave(0)

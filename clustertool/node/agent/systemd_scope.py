@@ -1,7 +1,7 @@
 """Where logind would end the supervisor with the session, it is started in a scope of the user's own manager.
 
-systemd-run becomes the program that it starts, so this is a new Python. It gets the node's code, the spec and the secrets from
-a file in memory.
+systemd-run becomes the program that it starts, so this is a new Python. It gets the directory of the node's code, the
+spec and the secrets from a file in memory.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import signal
 import sys
 from typing import Any, Dict, NoReturn, Optional
 
+import clustertool
 from clustertool.node.storage import files
 from clustertool.node.system import logind, processes
 
@@ -22,16 +23,8 @@ _CODE = """\
 import marshal, sys
 sys.path[:] = [entry for entry in sys.path if entry]
 with open(0, "rb", closefd=False) as file:
-    modules, arguments = marshal.load(file)
-class Code:
-    def find_spec(self, name, path=None, target=None):
-        if name in modules:
-            return type(sys.__spec__)(name, self, is_package=modules[name][0])
-    def create_module(self, spec):
-        pass
-    def exec_module(self, module):
-        exec(marshal.loads(modules[module.__name__][1]), module.__dict__)
-sys.meta_path.insert(0, Code())
+    place, arguments = marshal.load(file)
+sys.path.insert(0, place)
 from clustertool.node.agent import launch
 launch.resume(*arguments)
 """
@@ -43,14 +36,13 @@ def start(spec: Dict[str, Any], job: int, umask: int, errors: str) -> Optional[i
     `errors`: the file of the job where the stderr of systemd-run goes.
     """
     state, tool = logind.look(), logind.program("systemd-run")
-    modules = next((finder.modules for finder in sys.meta_path if hasattr(finder, "modules")), None)
-    if not (state.kills and state.lingers and tool and modules and sys.executable and hasattr(os, "memfd_create")):
+    if not (state.kills and state.lingers and tool and sys.executable and hasattr(os, "memfd_create")):
         return None
     ours, theirs = os.pipe()
     sent = os.memfd_create("clustertool")
-    code = {name: (package, bytes(body)) for name, (package, body) in modules.items()}
+    place = os.path.dirname(os.path.dirname(os.path.abspath(clustertool.__file__)))
     with open(sent, "wb", closefd=False) as file:
-        marshal.dump((code, (spec, job, theirs, umask, dict(os.environ))), file)
+        marshal.dump((place, (spec, job, theirs, umask, dict(os.environ))), file)
     os.lseek(sent, 0, os.SEEK_SET)
     pid = os.fork()
     if pid == 0:

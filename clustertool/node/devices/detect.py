@@ -7,10 +7,10 @@ numbers of the files are (a container with /dev/nvidia3 alone has card 0); Kunlu
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+from threading import Thread
 from typing import Any, Callable, Dict, List, Sequence, Tuple
-
-from clustertool.node.system.threads import Beside
 
 LIBRARY = "libnvidia-ml.so.1"
 MODULE = "nvml-"
@@ -79,8 +79,6 @@ def library() -> str:
 
 def _count_by_library() -> int:
     def count() -> int:
-        import ctypes
-
         number = ctypes.c_uint(0)
         with contextlib.suppress(OSError, AttributeError):  # no such library, or another one of this name
             nvml = ctypes.CDLL(LIBRARY)
@@ -124,7 +122,9 @@ def within(seconds: float, do: Callable[[], Any], late: Any) -> Any:
         except (OSError, AttributeError, ValueError, RuntimeError, LookupError, TypeError) as error:
             errors.append(error)
 
-    Beside(run).wait(seconds)
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
     if errors:
         raise errors[0]
     return answer[0] if answer else late

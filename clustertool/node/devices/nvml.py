@@ -5,9 +5,13 @@ A value that a card or a driver does not have is None and never an error; a card
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
+import importlib.util
 import os
 import sys
+import zlib
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from clustertool.errors import PreflightError
@@ -35,9 +39,6 @@ def _path(digest: str) -> str:
 
 def keep(digest: str, packed: str) -> None:
     """Keep the module that the laptop sent: zlib in base64. Raises PreflightError where it is not what its digest says."""
-    import base64
-    import zlib
-
     data = b""
     with contextlib.suppress(zlib.error, ValueError):
         data = zlib.decompress(base64.b64decode(packed))
@@ -55,8 +56,6 @@ def keep(digest: str, packed: str) -> None:
 
 
 def _digest(data: bytes) -> str:
-    import hashlib
-
     return hashlib.sha256(data).hexdigest()[:32]
 
 
@@ -99,8 +98,6 @@ def _source(digest: str) -> bytes:
 
 def _load(digest: str) -> Any:
     """The module; from its file, so that Python keeps it compiled."""
-    import importlib.util
-
     if digest in _kept:
         module = type(sys)("pynvml")
         sys.modules["pynvml"] = module  # it looks itself up by this name

@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Tuple
 
 from clustertool.model.devices.faults import broken
 from clustertool.model.devices.wording import computing, describe
-from clustertool.node.devices import detect, locks
+from clustertool.node.devices import detect, locks, nvml, vendor_tools
 from clustertool.node.system import processes
 
 _PATIENCE = 15.0  # seconds for NVML: without persistence mode a card wakes up first
@@ -32,11 +32,8 @@ def look(module: str, full: bool = True) -> Dict[str, Any]:
     found: Dict[str, Any] = {"kind": kind, "ids": ids, "devices": [], "driver": "", "cuda": "", "problem": ""}
     if kind == "cpu":
         return found
-    if kind == "gpu":
-        from clustertool.node.devices import nvml
-
-        if not nvml.has(module):
-            return {"need": module}
+    if kind == "gpu" and not nvml.has(module):
+        return {"need": module}
     found.update(_hung_or(kind, module, full))
     known = {device["index"] for device in found["devices"]}
     found["devices"] += [{"index": index} for index in ids if index not in known]
@@ -47,11 +44,7 @@ def look(module: str, full: bool = True) -> Dict[str, Any]:
 
 def _hung_or(kind: str, module: str, full: bool) -> Dict[str, Any]:
     if kind != "gpu":
-        from clustertool.node.devices import vendor_tools
-
         return vendor_tools.read(kind)
-    from clustertool.node.devices import nvml
-
     late = {"problem": f"NVML does not answer for {_PATIENCE:g} s: a card hangs; look at dmesg for Xid"}
     if _hung:
         return late

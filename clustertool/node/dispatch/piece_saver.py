@@ -6,10 +6,11 @@ So little is left to write when the last piece is there, and a slow disk does no
 from __future__ import annotations
 
 import functools
+from queue import SimpleQueue
+from threading import Thread
 from typing import Callable, Iterable, Optional
 
 from clustertool.node.storage.release_store import Store
-from clustertool.node.system.threads import Beside, Words
 
 
 class Saving:
@@ -22,8 +23,8 @@ class Saving:
         self.error: Optional[OSError] = None
         self.begun = self.over = False  # begun: finish() was called
         self._store = store
-        self._words = Words()
-        self._thread: Optional[Beside] = None
+        self._words: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._thread: Optional[Thread] = None
 
     def add(self, names: Iterable[str]) -> None:
         for name in names:
@@ -38,15 +39,18 @@ class Saving:
     def _put(self, work: Callable[[], None]) -> None:
         """For the thread; done at once where no thread can start (the user may have no process to spare)."""
         try:
-            self._thread = self._thread or Beside(self._work)
+            if self._thread is None:
+                thread = Thread(target=self._work, daemon=True)
+                thread.start()
+                self._thread = thread
         except RuntimeError:
             self._do(work)
         else:
             self._words.put(work)
 
     def _work(self) -> None:
-        for work in self._words:
-            self._do(work)
+        while not self.over:
+            self._do(self._words.get())
 
     def _do(self, work: Callable[[], None]) -> None:
         try:

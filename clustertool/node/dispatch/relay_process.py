@@ -1,28 +1,55 @@
-"""A relay is a process of its own: the agent forks it, and it is gone as soon as the agent is.
-
-The child imports what a relay needs: what the agent does not have in memory need not be copied when they part.
-"""
+"""A relay is a process of its own: the agent forks it, and it ends as soon as the agent does."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import socket
-from typing import NoReturn, Tuple
+import traceback
+from typing import List, NoReturn, Optional
 
 from clustertool.errors import ClustertoolError
-from clustertool.model.wire.frames import Header, encode
+from clustertool.model.wire.frames import Decoder, Header, encode
+from clustertool.node.dispatch.relay import Relay
 from clustertool.node.system import processes
 
+_END = 2.0  # seconds for a relay to end
 
-def start(order: Header, root: str) -> Tuple[int, socket.socket]:
-    """(pid, our end of its control socket)."""
-    ours, theirs = socket.socketpair()
-    child = os.fork()
-    if child == 0:
-        _live(theirs, order, root)
-    theirs.close()
-    return child, ours
+
+class RelayProcess:
+    """The agent's side: messages to and from the relay, which starts at once."""
+
+    def __init__(self, order: Header, root: str) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._decoder = Decoder()
+        self._pid = os.fork()
+        if self._pid == 0:
+            _live(theirs, order, root)
+        theirs.close()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, header: Header, payload: bytes) -> None:
+        """Waits as long as the relay is busy."""
+        with contextlib.suppress(OSError):  # it has ended: read() finds out
+            self._socket.sendall(encode(header, payload))
+
+    def read(self) -> Optional[List[Header]]:
+        """The messages that came. None: it has ended."""
+        try:
+            data = self._socket.recv(1 << 16)
+        except OSError:
+            data = b""
+        if data:
+            return [header for header, _ in self._decoder.feed(data)]
+        self._socket.close()
+        os.waitpid(self._pid, 0)
+        return None
+
+    def end(self) -> None:
+        self._socket.close()
+        processes.reap(self._pid, _END)
 
 
 def _live(control: socket.socket, order: Header, root: str) -> NoReturn:
@@ -34,8 +61,6 @@ def _live(control: socket.socket, order: Header, root: str) -> NoReturn:
         processes.keep_only(control.fileno())
         processes.set_name("ct-relay")
         control.setblocking(False)
-        from clustertool.node.dispatch.relay import Relay
-
         relay = Relay(control, order, root)
         try:
             relay.run()
@@ -44,8 +69,6 @@ def _live(control: socket.socket, order: Header, root: str) -> NoReturn:
     except ClustertoolError as error:
         _last_word(control, type(error).__name__, error.what, error.fix)
     except Exception:  # noqa: BLE001 - the outermost boundary of this process: what we did not foresee is told as a bug
-        import traceback
-
         _last_word(control, "InternalError", traceback.format_exc(limit=-4), "")
     finally:
         processes.leave(0)

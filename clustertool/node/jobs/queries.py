@@ -5,14 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import traceback
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from clustertool.errors import ClustertoolError, NotFound
 from clustertool.model.wire.frames import Header
+from clustertool.node.jobs import ledger
+from clustertool.node.jobs.clean import remove, unlink
+from clustertool.node.jobs.follow import last_lines
+from clustertool.node.jobs.job_report import report
 from clustertool.node.jobs.rank_progress import progress
 from clustertool.node.jobs.records import Record, find
+from clustertool.node.jobs.stop_request import lives, stop, whisper
 from clustertool.node.storage import files
-from clustertool.node.system import processes
+from clustertool.node.system import mounts, processes
 from clustertool.node.system.work_counter import step
 
 _REPORT = "report it with the line above"
@@ -46,8 +52,6 @@ class Jobs:
 
     def stop(self, header: Header) -> Dict[str, Any]:
         """Each job's answer. One whose records cannot be used does not keep the others running."""
-        from clustertool.node.jobs.stop_request import stop
-
         arguments = str(header["by"]), int(header["code"]), float(header["grace"]), bool(header["force"])
         found: Dict[str, Any] = {}
         for record in self.records(header):
@@ -59,8 +63,6 @@ class Jobs:
 
     def attached(self, header: Header) -> Dict[str, Any]:
         """A laptop is there and follows: for --lease. Told to the supervisor, who may be gone."""
-        from clustertool.node.jobs.stop_request import whisper
-
         whisper(self.record(header), {"m": "attached"})
         return {}
 
@@ -98,16 +100,12 @@ class Jobs:
 
     def report(self, header: Header) -> Dict[str, Any]:
         """What status tells, and a summary of what the job used, did and said here."""
-        from clustertool.node.jobs.job_report import report
-
         status = self.status(header)
         record = self.record(header)
         return {**status, "now": time.time(), **report(record, status["events"], int(header["points"]))}
 
     def tail(self, header: Header) -> Dict[str, Any]:
         """The last lines of one log, for a verdict."""
-        from clustertool.node.jobs.follow import last_lines
-
         job = files.open_job_dir(self.record(header).paths.dir)
         try:
             text = last_lines(job, str(header["log"]), int(header["lines"]))
@@ -155,11 +153,6 @@ class Jobs:
 
     def _clean_one(self, record: Record, header: Header) -> Optional[int]:
         """The bytes freed; None for a job that is too young, _RUNS for one that lives. Raises ClustertoolError."""
-        from clustertool.node.jobs import ledger
-        from clustertool.node.jobs.clean import remove, unlink
-        from clustertool.node.jobs.stop_request import lives
-        from clustertool.node.system import mounts
-
         if header.get("exact") and record.elsewhere() and not os.path.lexists(record.paths.dir):
             if not header.get(
                 "dry"
@@ -179,8 +172,6 @@ class Jobs:
 
 def _bug(error: Exception) -> str:
     """What went wrong, in one line that says where."""
-    import traceback
-
     where = traceback.extract_tb(error.__traceback__)[-1]
     return f"a bug of clustertool on this node, {os.path.basename(where.filename)}:{where.lineno}: {error!r}"
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 from typing import NamedTuple, Optional
 
+from clustertool.model.job import progress as steps
 from clustertool.node.storage import files
 
 _PIECE = 8192
@@ -22,8 +23,6 @@ class Progress(NamedTuple):
 
 def progress(job: int, log: str, piece: int = _PIECE) -> Optional[Progress]:
     """None where there is no such log. `job`: the descriptor of its directory; `piece`: bytes in which a step is searched."""
-    from clustertool.model.job import progress as steps  # regular expressions take long to import
-
     with contextlib.suppress(OSError):
         fd = files.open_read(job, log)
         try:

@@ -13,11 +13,11 @@ import select
 import socket
 import struct
 import time
+from threading import Thread
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from clustertool.errors import PreflightError
 from clustertool.node.ports import claims, listeners
-from clustertool.node.system.threads import Beside
 
 _STRANGER = 2.0  # seconds within which a token is due
 _MOST = 512  # connections of one listener at a time
@@ -106,7 +106,8 @@ class _Listener:
         self._bell, self._ring = os.pipe()
         for fd in (self._bell, *self._doors):
             self._poll.register(fd, select.EPOLLIN)
-        self._thread = Beside(self._run)
+        self._thread = Thread(target=self._run, daemon=True)
+        self._thread.start()
 
     def _run(self) -> None:
         tidy = time.monotonic() + _TIDY
@@ -126,7 +127,7 @@ class _Listener:
 
     def end(self) -> None:
         os.write(self._ring, b"!")
-        self._thread.wait(5.0)
+        self._thread.join(5.0)
 
     def _leave(self) -> None:
         for sock in [*self._doors.values(), *(peer.sock for peer in self._peers.values())]:

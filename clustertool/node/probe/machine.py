@@ -6,9 +6,8 @@ import contextlib
 import os
 import resource
 import socket
+from threading import Thread
 from typing import Any, Dict, List, Optional, Tuple
-
-from clustertool.node.system.threads import Beside
 
 _LIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "memlock": resource.RLIMIT_MEMLOCK}
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
@@ -85,5 +84,7 @@ def resolved(name: str, seconds: float = 1.0) -> Optional[str]:
         except (OSError, UnicodeError):
             found.append("")
 
-    Beside(ask).wait(seconds)
+    thread = Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(seconds)
     return found[0] if found else None

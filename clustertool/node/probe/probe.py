@@ -15,9 +15,9 @@ from clustertool.model import paths
 from clustertool.model.dispatch import manifest
 from clustertool.node.devices import detect, locks
 from clustertool.node.ports import claims, listeners, reservations
-from clustertool.node.probe import machine
+from clustertool.node.probe import job_environment, leftovers, machine
 from clustertool.node.storage import files
-from clustertool.node.system import path_trust, private_directory, processes, users
+from clustertool.node.system import logind, path_trust, private_directory, processes, users
 from clustertool.node.system.work_counter import step
 
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
@@ -85,13 +85,8 @@ def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _long(root: str, job: Mapping[str, Any], own: str, problems: List[Problem]) -> Dict[str, Any]:
-    from clustertool.node.probe import leftovers
-    from clustertool.node.system import logind
-
     told: Dict[str, Any] = {}
     if job:
-        from clustertool.node.probe import job_environment
-
         told, wrong = job_environment.look(job)
         problems += wrong
     ends, fix = logind.warning()

@@ -7,6 +7,7 @@ opened relative to that descriptor.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import json
 import os
@@ -15,7 +16,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Union
 
 from clustertool.errors import NotFound, PreflightError, UsageError
 from clustertool.model.paths import OURS
-from clustertool.node.system import path_trust
+from clustertool.node.system import mounts, path_trust
 from clustertool.node.system.work_counter import step
 
 MARKER = "marker"
@@ -267,8 +268,6 @@ def reserve(fd: int, start: int, size: int) -> bool:
 
     False where there is no room, or where the file system cannot do it (NFS before 4.2).
     """
-    import ctypes
-
     libc = ctypes.CDLL(None, use_errno=True)
     fallocate = getattr(libc, "fallocate64", None) or libc.fallocate
     fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -338,8 +337,6 @@ def remove_tree(path: str) -> int:
 
     Where something is mounted in it, nothing is removed (PreflightError).
     """
-    from clustertool.node.system import mounts
-
     fd = open_job_dir(path)
     try:
         mounts.require_none(path)
@@ -400,6 +397,4 @@ def _remove_dir(name: str, parent: int, path: str, device: int) -> int:
 
 def _require_device(info: os.stat_result, path: str, device: int) -> None:
     if info.st_dev != device:
-        from clustertool.node.system import mounts
-
         raise mounts.mounted(os.path.dirname(path), path)

@@ -14,12 +14,17 @@ import contextlib
 import errno
 import fcntl
 import os
+import shutil
+import struct
 import time
 from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Optional, Sequence, Set
 
 from clustertool.errors import DispatchError
 from clustertool.model import paths
+from clustertool.model.dispatch import manifest
 from clustertool.node.storage import files
+from clustertool.node.storage.piece_writer import Part
+from clustertool.node.system import mounts
 from clustertool.node.system.work_counter import step
 
 _KEEP = 4  # releases, the newest included
@@ -62,8 +67,6 @@ class Store:
 
     def add(self, name: str, data: bytes) -> bool:
         """A piece that came as a whole. False: it does not match its name. Raises OSError."""
-        from clustertool.node.storage.piece_writer import Part
-
         part = Part(self.top, name, len(data))
         part.write(memoryview(data))
         return part.keep()
@@ -147,8 +150,6 @@ class Store:
 
     def _needed(self, releases: Sequence[str]) -> Set[str]:
         """The pieces of releases. One whose manifest is damaged is removed. Raises OSError."""
-        from clustertool.model.dispatch import manifest
-
         found: Set[str] = set()
         for release in releases:
             try:
@@ -177,10 +178,6 @@ def _by_age(top: str) -> List[str]:
 
 def _remove(path: str) -> None:
     if os.path.isdir(path) and not os.path.islink(path):
-        import shutil
-
-        from clustertool.node.system import mounts
-
         if not mounts.below(path):
             shutil.rmtree(path, ignore_errors=True)
     else:
@@ -220,8 +217,6 @@ _FICLONERANGE = 0x4020940D
 
 def unpack(store: Store, release: str, target: str) -> None:
     """Make a release's files below `target`. Raises DispatchError for a release that is damaged (and forgets it)."""
-    from clustertool.model.dispatch import manifest
-
     with store.used():
         try:
             found = manifest.read_rows(store.manifest(release))
@@ -287,8 +282,6 @@ class _Unpack:
         return f"{self._target}/{path}"
 
     def _open_pack(self, name: str, size: int, group: str) -> None:
-        from clustertool.model.dispatch import manifest
-
         self._pack = self._store.read(name) if name else b""
         if name and manifest.name_of(self._pack) != name:
             raise _WrongPiece(name)
@@ -333,8 +326,6 @@ class _Unpack:
 
 def _share(piece: int, file: int, at: int) -> bool:
     """Let a file have all of a piece's blocks as its own from `at` on; False where the file system can't."""
-    import struct
-
     try:
         fcntl.ioctl(file, _FICLONERANGE, struct.pack("qQQQ", piece, 0, 0, at))
     except OSError:

@@ -6,6 +6,7 @@ A dispatch sends it again. This finds what sizes do not show: a disk that return
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from typing import Any, Dict, Iterable, Iterator, List, Sequence, Set, Tuple
 
@@ -64,7 +65,7 @@ def _pieces(store: Store) -> Tuple[Dict[str, int], Set[str]]:
 
 def _hash(store: Store, name: str) -> Tuple[int, str]:
     """Size and digest of a piece. Raises OSError."""
-    state, size = manifest.sha256(_PART)(), 0
+    state, size = hashlib.sha256(), 0
     with open(store.open(name), "rb", buffering=0) as file:
         for data in iter(lambda: file.read(_PART), b""):
             state.update(data)

@@ -7,6 +7,7 @@ it), or when nobody listens; one that died is started again, a few times. Nothin
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import select
@@ -15,7 +16,7 @@ import socket
 import time
 from typing import Any, Callable, List, Optional, Sequence
 
-from clustertool.node.devices import detect
+from clustertool.node.devices import detect, nvml, vendor_tools
 from clustertool.node.jobs.descendants import Family
 from clustertool.node.supervisor import child_signals
 from clustertool.node.supervisor.usage_recorder import EVERY, Card
@@ -95,8 +96,6 @@ class Gauge:
 
     def _become(self, sock: socket.socket, parent: int) -> None:
         """In the child: never returns. It keeps none of the supervisor's descriptors: locks and ports are held by them."""
-        import ctypes
-
         try:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
             os.setsid()
@@ -115,11 +114,7 @@ class Gauge:
 def readable(kind: str) -> bool:
     """Whether there is something to ask on this node; what it will say is another matter."""
     if kind == "gpu":
-        from clustertool.node.devices import nvml
-
         return bool(nvml.newest()) and (bool(detect.library()) or os.path.exists("/dev/nvidiactl"))
-    from clustertool.node.devices import vendor_tools
-
     return bool(vendor_tools.program(kind))
 
 
@@ -143,12 +138,8 @@ def run(sock: socket.socket, kind: str, ids: Sequence[int]) -> None:
 def reader(kind: str, ids: Sequence[int]) -> Callable[[], List[Card]]:
     """What looks at these cards; it may hang."""
     if kind == "gpu":
-        from clustertool.node.devices import nvml
-
         digest = nvml.newest()
         return lambda: nvml.load(digest, ids)
-    from clustertool.node.devices import vendor_tools
-
     return lambda: [
         _card(one) for one in vendor_tools.read(kind)["devices"] if one["index"] in ids and one.get("memory_total")
     ]

@@ -6,6 +6,7 @@ Requests to end stay blocked, because only a blocked signal can be read with its
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -75,8 +76,6 @@ def _sender(code: int, pid: int, uid: int) -> str:
 
 def _signalfd() -> int:
     """A descriptor that is readable while a request to end waits; -1 if there is none: the loop then finds it a tick later."""
-    import ctypes
-
     try:
         libc = ctypes.CDLL(None)
         mask = ctypes.create_string_buffer(_SET)

@@ -13,6 +13,7 @@ from typing import Any, Dict, List
 
 from clustertool.node.jobs import descendants, records
 from clustertool.node.jobs.termination import Sweep
+from clustertool.node.supervisor import lead_client
 from clustertool.node.system import processes
 from clustertool.node.system.process_clock import OwnClock
 from clustertool.node.system.processes import Process
@@ -78,9 +79,5 @@ def _take_over(why: str, supervisor: Process, spec: Dict[str, Any], job: int) ->
 def _tell_lead(why: str, spec: Dict[str, Any]) -> None:
     """Before anything is killed: whoever fails on other nodes for want of our ranks shall not be taken for the culprit."""
     if int(spec["node"]) != int(spec["lead"]["node"]):
-        with contextlib.suppress(OSError, ValueError, ImportError, MemoryError):
-            from clustertool.node.supervisor import (
-                lead_client,  # which few guards need: it is most of what a supervisor has in memory
-            )
-
+        with contextlib.suppress(OSError, ValueError, MemoryError):
             lead_client.say_gone(spec, why, _LAST_WORD)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import resource
-import signal
+import subprocess
 import zlib
 from typing import Any, Dict, Iterator, List, Mapping, Tuple, Union
 
@@ -38,8 +39,6 @@ def base_environment(environ: Mapping[str, str]) -> Dict[str, str]:
 
 def inherited(environ: Mapping[str, str]) -> Dict[str, str]:
     """Of a job on the machine of its user: all that the user's shell has, but what launchers say to processes."""
-    import re
-
     return {name: value for name, value in environ.items() if not re.match(_LAUNCHER, name)}
 
 
@@ -88,36 +87,10 @@ def _as_the_rank(folder: Union[int, str], umask: int, file_limit: int) -> Iterat
 
 
 def _spawn(argv: List[str], env: Dict[str, str], log: int) -> int:
-    """The pid of a process in a session of its own. Raises OSError. A third of what the module subprocess costs to import."""
-    actions = [
-        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-        (os.POSIX_SPAWN_DUP2, log, 1),
-        (os.POSIX_SPAWN_DUP2, log, 2),
-    ]
-    deaf = [signal.SIGPIPE, signal.SIGXFSZ]  # Python is, and a rank shall not be
-    folders = [""] if "/" in argv[0] else env.get("PATH", os.defpath).split(":")
-    why = OSError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
-    for folder in folders:
-        try:
-            return os.posix_spawn(
-                os.path.join(folder, argv[0]),
-                argv,
-                env,
-                file_actions=actions,
-                setsid=True,
-                setsigdef=deaf,
-                setsigmask=[],
-            )
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
-                why = OSError(error.errno, error.strerror, argv[0])
-    raise why
+    """The pid of a process in a session of its own. Raises OSError.
 
-
-def _popen(argv: List[str], env: Dict[str, str], log: int) -> int:
-    """The same for Pythons that were built with a C library which knows no sessions there (glibc before 2.26)."""
-    import subprocess
-
+    In the child, `preexec_fn` makes one system call and takes no lock, so our other threads do not matter.
+    """
     child = subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
@@ -154,10 +127,7 @@ def start(
     env, argv = environment(spec, process, attempt, os.environ), command(spec, process)
     try:
         with _as_the_rank(_working_directory(spec, job), umask, file_limit):
-            try:
-                return _spawn(argv, env, log), ""
-            except NotImplementedError:
-                return _popen(argv, env, log), ""
+            return _spawn(argv, env, log), ""
     except OSError as error:
         what = error.filename if error.filename is not None else process["argv"][0]
         why = f"cannot start {what!r}: {error.strerror}"
@@ -171,8 +141,6 @@ def last_line(job: int, log: str) -> Tuple[int, bool]:
 
     Lines that differ in digits only have the same number. (0, False) if there is none.
     """
-    import re
-
     with contextlib.suppress(OSError):
         fd = files.open_read(job, log)
         try:

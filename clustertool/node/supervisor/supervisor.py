@@ -13,7 +13,7 @@ import resource
 import select
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from clustertool.errors import PreflightError
 from clustertool.model.job.outcome import Key, Outcome, coordinator, read_outcome
@@ -29,15 +29,13 @@ from clustertool.node.supervisor import pressure, rank_process
 from clustertool.node.supervisor.card_monitor import Gauge
 from clustertool.node.supervisor.child_signals import Signals
 from clustertool.node.supervisor.guard_keeper import Keeper
+from clustertool.node.supervisor.lead_client import Uplink
+from clustertool.node.supervisor.lead_server import LeadServer
 from clustertool.node.supervisor.listen_watch import Awaited
 from clustertool.node.supervisor.pressure import Disk
 from clustertool.node.supervisor.shutdown import Ending
 from clustertool.node.supervisor.usage_recorder import Recorder, Running
 from clustertool.node.system import processes
-
-if TYPE_CHECKING:
-    from clustertool.node.supervisor.lead_client import Uplink
-    from clustertool.node.supervisor.lead_server import LeadServer
 
 _FILES = 200  # descriptors for all but the nodes' connections: logs, strangers
 _TICK = 0.1
@@ -138,10 +136,6 @@ class Supervisor:
         if self.node == int(self.spec["lead"]["node"]):
             self._become_lead()
         else:
-            from clustertool.node.supervisor.lead_client import (
-                Uplink,  # after the guard was forked, which has no use for TLS
-            )
-
             self.uplink = Uplink(self.spec, record=self.record)
 
     def _lock_devices(self) -> None:
@@ -165,8 +159,6 @@ class Supervisor:
         self.control = os.open(f"{OURS}/control", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.job)
 
     def _become_lead(self) -> None:
-        from clustertool.node.supervisor.lead_server import LeadServer  # what one node of the job needs
-
         self._allow_files(_FILES + 2 * len(self.spec["shape"]["names"]))
         try:
             self.lead = LeadServer(self.spec, self.inbox.append, self.record)

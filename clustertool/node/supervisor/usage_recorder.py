@@ -10,16 +10,18 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.model.job import log_growth, usage
 from clustertool.model.job.outcome import Key
 from clustertool.model.job.usage import Line
 from clustertool.model.paths import OURS, JobPaths
+from clustertool.node.jobs.rank_progress import progress
 from clustertool.node.storage import files
 from clustertool.node.system import processes
 from clustertool.node.system.processes import Process, Stat
-from clustertool.node.system.threads import Beside, Words
 
 EVERY = 2.0  # seconds between two lines
 _SHARE = 500  # a look at thousands of processes is rarer: it may take one part of so many of a core
@@ -61,11 +63,13 @@ class Recorder:
         self._cards = cards
         self._at = 0.0
         self._pause = EVERY
-        self._words = Words()  # for the thread: functions of it with their arguments
+        self._words: SimpleQueue[Any] = (
+            SimpleQueue()
+        )  # for the thread: functions of it with their arguments; None ends it
         self.progress: Tuple[
             Reached, ...
         ] = ()  # of the running ranks, at the newest look; another object after each change
-        self._thread: Optional[Beside] = None
+        self._thread: Optional[Thread] = None
         self._busy = False
 
     def turn(self, members: Sequence[Process], ranks: Sequence[Running]) -> None:
@@ -80,18 +84,21 @@ class Recorder:
 
     def grown(self, lines: Sequence[Growth]) -> None:
         """Logs have grown. Costs the caller nothing."""
-        if lines and len(self._words) < _WAITING:
+        if lines and self._words.qsize() < _WAITING:
             self._put(self._grow, lines)
 
     def close(self) -> None:
         if self._thread is not None:
             self._words.put(None)
-            self._thread.wait(_FAREWELL)
+            self._thread.join(_FAREWELL)
 
     def _put(self, *work: Any) -> bool:
         """False where no thread can start: the user may have no process to spare, and a later turn tries again."""
         try:
-            self._thread = self._thread or Beside(self._work)
+            if self._thread is None:
+                thread = Thread(target=self._work, daemon=True)
+                thread.start()
+                self._thread = thread
         except RuntimeError:
             return False
         self._words.put(work)
@@ -107,7 +114,7 @@ class Recorder:
         self._usage, self._growth = books
         self._look = Look()
         self._seen: Sequence[Running] = ()  # at the look before
-        for work, *arguments in self._words:
+        for work, *arguments in iter(self._words.get, None):
             work(*arguments)
         for book in books:
             book.close()
@@ -116,12 +123,10 @@ class Recorder:
         self._growth.write(lines[-1][0], *lines)
 
     def _use(self, t: float, members: Sequence[Process], ranks: Sequence[Running]) -> None:
-        if self._seen:  # not at the first look: the start of a job must not wait for this import
-            from clustertool.node.jobs.rank_progress import progress
         began = time.thread_time()
         line = self._look(t, members, ranks)
         if self._seen:
-            self._read_logs(ranks, progress)
+            self._read_logs(ranks)
         self._seen = ranks
         with contextlib.suppress(OSError, ValueError):
             cards = self._cards()
@@ -131,7 +136,7 @@ class Recorder:
         self._pause = max(EVERY, _SHARE * (time.thread_time() - began))
         self._busy = False
 
-    def _read_logs(self, ranks: Sequence[Running], progress: Callable[..., Any]) -> None:
+    def _read_logs(self, ranks: Sequence[Running]) -> None:
         """How far the ranks are, for the lead: it is all that is known of them if this node is lost. A log that has not grown
         since the last look is not read again."""
         before, seen = {reached[:2]: reached for reached in self.progress}, frozenset(self._seen)

@@ -6,6 +6,7 @@ A scope of the user's own manager lasts longer than the session only if the user
 from __future__ import annotations
 
 import os
+import subprocess
 from typing import Dict, NamedTuple, Sequence, Tuple
 
 from clustertool.node.system import users
@@ -83,8 +84,6 @@ def _show(what: str, *names: str, about: str = "") -> Dict[str, str]:
 
 
 def _output(argv: Sequence[str]) -> str:
-    import subprocess
-
     try:
         done = subprocess.run(
             argv,

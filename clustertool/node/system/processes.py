@@ -6,6 +6,7 @@ Reads /proc only. Start time is field 22 of /proc/PID/stat, in clock ticks since
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
 import signal
@@ -189,8 +190,6 @@ def _one_line(text: str) -> str:
 
 def become_subreaper() -> None:
     """Orphans of our ranks come to us and not to init."""
-    import ctypes
-
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import grp
 import os
 import pwd
 from typing import Set, Union
@@ -42,8 +43,6 @@ def name_of(uid: int) -> str:
 
 def group_name(gid: int) -> str:
     """The group's name; the number where the group has none."""
-    import grp
-
     try:
         return grp.getgrgid(gid).gr_name
     except KeyError:
@@ -68,8 +67,6 @@ def is_private(gid: int) -> bool:
 
     Other users who have it as their primary group are found in /etc/passwd only: a directory service can have many users.
     """
-    import grp
-
     try:
         group, own = grp.getgrgid(gid), pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

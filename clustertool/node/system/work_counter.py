@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from _thread import get_ident
+import threading
 from typing import Any, Callable, Dict
 
 from clustertool.errors import DispatchError
-from clustertool.node.system.threads import Beside
-
-_working: Dict[int, Work] = {}  # by thread
 
 
-class Work(Beside):
-    """function(*arguments), started at once. `header` is its request; its steps are counted by step()."""
+class Work(threading.Thread):
+    """A thread that handles one request, started at once. `header` is the request; its steps are counted by step()."""
 
-    def __init__(self, header: Dict[str, Any], function: Callable[..., Any], *arguments: Any) -> None:
+    def __init__(self, header: Dict[str, Any], handle: Callable[[], None]) -> None:
+        super().__init__(target=handle, daemon=True)
         self.header = header
         self.steps = self.reported = 0
         self.unwanted = False
-        super().__init__(self._work, function, arguments)
-
-    def _work(self, function: Callable[..., Any], arguments: Any) -> None:
-        _working[get_ident()] = self
-        try:
-            function(*arguments)
-        finally:
-            del _working[get_ident()]
+        self.start()
 
     def moved(self) -> bool:
         """Whether steps were done since this was asked last."""
@@ -39,8 +30,8 @@ class Work(Beside):
 
 def step() -> None:
     """A file, a folder or a part of a file is done. Raises DispatchError, once, where the result is not wanted any more."""
-    work = _working.get(get_ident())
-    if work is not None:
+    work = threading.current_thread()
+    if isinstance(work, Work):
         work.steps += 1
         if work.unwanted:
             work.unwanted = False  # what it has done is taken back, which takes steps too
