@@ -5,6 +5,8 @@
 
 Each case builds a cluster of network namespaces (tests/lab) with its own uplink and LAN speeds. In every round all tools
 run, one after the other on cold nodes, so that what else the machine does meets all of them; medians and ratios are printed.
+The CPU time of laptop and nodes is printed, and ratios are those of the time without the nodes' share of the processors: real
+nodes have processors of their own.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -26,6 +29,7 @@ REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 
 from tests.lab.lab import Lab, why_not  # noqa: E402
+from tests.nodes_cpu import NodesCpu  # noqa: E402
 
 INV = (sys.executable, "-m", "invoke")
 SSH = "ssh -o BatchMode=yes -o StrictHostKeyChecking=no -o LogLevel=ERROR"
@@ -88,15 +92,21 @@ class Bench:
         self.lab.shape("uplink", case.uplink)
         for node in range(case.nodes):
             self.lab.shape(node, case.lan)
+        self.cpu = NodesCpu(boot.init for boot in self.lab.boots.values())
         self.run(*INV, "exec", "--command", "true")  # host keys, and Python's compiled files
+        self.first = self.run(*INV, "jobs")  # which sends the tool's own code to all nodes
 
     def run(self, *argv: str) -> dict[str, float]:
+        """Seconds, CPU seconds of the laptop and of all nodes, `alone` (seconds without the nodes' CPU time), bytes sent."""
+        nodes, laptop = self.cpu.seconds(), _waited_for()
         before, start = self.lab.sent(), time.monotonic()
         done = self.lab.run(argv, cwd=self.work, env={"PYTHONPATH": str(REPO)}, timeout=1800)
-        seconds = time.monotonic() - start
+        seconds, laptop = time.monotonic() - start, _waited_for() - laptop
         if done.returncode:
             raise SystemExit(f"{' '.join(argv)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-        return {"seconds": seconds, "bytes": self.lab.sent() - before}
+        sent, nodes = self.lab.sent() - before, self.cpu.seconds() - nodes
+        alone = seconds - nodes / len(os.sched_getaffinity(0))
+        return {"seconds": seconds, "alone": alone, "laptop": laptop, "nodes": nodes, "bytes": sent}
 
     def clear(self) -> None:
         """Cold nodes again: nothing of any copy is left, but what the tool itself keeps of its own code.
@@ -151,6 +161,12 @@ class Bench:
         return self.ours()
 
 
+def _waited_for() -> float:
+    """CPU seconds of the commands that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 Runs = dict[str, list[dict[str, float]]]
 
 
@@ -183,7 +199,12 @@ def warm(rounds: int, folder: Path) -> Runs:
     try:
         bench.ours()
         tools = {"exec true": bench.nothing, "nothing changed": bench.ours, "one file changed": bench.change}
-        return measure(tools, rounds, bench.wake)
+        found = measure(tools, rounds, bench.wake)
+        print(
+            f"{WARM.name:16} {'first use':20} {bench.first['bytes'] / WARM.nodes / 1000:8.0f} kB for each node",
+            flush=True,
+        )
+        return found
     finally:
         bench.lab.close()
 
@@ -192,21 +213,26 @@ def table(case: Case, found: Runs, limits: dict[str, float]) -> list[dict[str, o
     """Print one case; the first tool is the yardstick, of cold nodes also for what crosses the uplink."""
     rows: list[dict[str, object]] = []
     name, yardstick = case.name, next(iter(found.values()))
-    base = [one["seconds"] for one in yardstick]
+    base = [one["alone"] for one in yardstick]
     most = _BYTES * statistics.median(one["bytes"] for one in yardstick) + _OURS * case.nodes
     for tool, runs in found.items():
-        seconds = statistics.median(one["seconds"] for one in runs)
-        ratio = statistics.median(one["seconds"] / first for one, first in zip(runs, base))
-        sent = statistics.median(one["bytes"] for one in runs)
+        seconds = _median(runs, "seconds")
+        alone, laptop, nodes, sent = (_median(runs, key) for key in ("alone", "laptop", "nodes", "bytes"))
+        ratio = statistics.median(one["alone"] / first for one, first in zip(runs, base))
         limit = limits.get(tool)
         told = f"at most {limit:g}: {_word(ratio <= limit)}" if limit else ""
         if limit and case is not WARM:
             told += f", at most {most / 1e6:.1f} MB: {_word(sent <= most)}"
-        print(f"{name:16} {tool:20} {seconds:8.2f} s {ratio:7.2f} x {sent / 1e6:10.2f} MB  {told}", flush=True)
+        cpu = f"CPU: laptop {laptop:.2f} s, each node {nodes / case.nodes * 1000:.0f} ms"
+        print(f"{name:16} {tool:20} {seconds:8.2f} s, without the nodes' CPU {alone:8.2f} s {ratio:7.2f} x", end=" ")
+        print(f"{sent / 1e6:10.2f} MB  {cpu}  {told}", flush=True)
         row = {
             "case": name,
             "tool": tool,
             "seconds": seconds,
+            "alone": alone,
+            "laptop": laptop,
+            "nodes": nodes,
             "ratio": ratio,
             "uplink": sent,
             "limit": limit,
@@ -214,6 +240,10 @@ def table(case: Case, found: Runs, limits: dict[str, float]) -> list[dict[str, o
         }
         rows.append(row)
     return rows
+
+
+def _median(runs: list[dict[str, float]], key: str) -> float:
+    return statistics.median(one[key] for one in runs)
 
 
 def _word(met: bool) -> str:

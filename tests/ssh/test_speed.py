@@ -1,4 +1,4 @@
-"""Promises of speed, as ratios within one run: a machine's noise is in both sides. Asserted only by `make test-chaos`.
+"""Promises of speed, as ratios within one run or as CPU time. Asserted only by `make test-chaos`.
 
 The yardstick on 64 nodes is the leanest thing that does the same: an asyncssh loop from a cold interpreter.
 """
@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from tests.cli import HELLO
+from tests.cli import LoopSite, until
+from tests.nodes_cpu import NodesCpu
 
 pytestmark = pytest.mark.chaos
 NODES = 64
@@ -49,37 +52,125 @@ def seconds(argv: list[str], cwd: Path) -> float:
     return time.monotonic() - start
 
 
+class Cost(NamedTuple):
+    """What one command takes: seconds until its end, CPU seconds of the laptop's side, and of all nodes."""
+
+    wall: float
+    laptop: float
+    nodes: float
+
+    @property
+    def alone(self) -> float:
+        """Seconds without the nodes' CPU time: real nodes have processors of their own."""
+        return self.wall - self.nodes / len(os.sched_getaffinity(0))
+
+
+class Meter:
+    """Measures commands on a site whose nodes share this machine."""
+
+    def __init__(self, many: LoopSite) -> None:
+        self._many = many
+        self._cpu = NodesCpu(server.process.pid for server in many.servers)
+
+    def __call__(self, do: Callable[[], object], ended: Callable[[], object] | None = None) -> Cost:
+        """`ended`: what is waited for after the command, if not the end of all that it started on nodes."""
+        nodes, laptop, start = self._cpu.seconds(), waited_for(), time.monotonic()
+        do()
+        wall, laptop = time.monotonic() - start, waited_for() - laptop
+        until(ended or self._idle)
+        return Cost(wall, laptop, self._cpu.seconds() - nodes)
+
+    def _idle(self) -> bool:
+        return not any(self._many.processes(node) for node in range(self._many.count))
+
+    def alternately(self, rounds: int, **commands: Callable[[], Cost]) -> dict[str, Cost]:
+        """The median cost of each, taken in turns: other load on this machine affects all of them."""
+        taken: dict[str, list[Cost]] = {name: [] for name in commands}
+        for _ in range(rounds):
+            for name, measure in commands.items():
+                taken[name].append(measure())
+        found = {name: Cost(*map(statistics.median, zip(*costs))) for name, costs in taken.items()}
+        for name, cost in found.items():
+            self.show(name, cost)
+        return found
+
+    def show(self, name: str, cost: Cost) -> None:
+        each = cost.nodes / self._many.count * 1000
+        print(
+            f"\n{name:16} {cost.wall:6.2f} s, CPU of the laptop {cost.laptop:5.2f} s, of each node {each:6.1f} ms",
+            end="",
+        )
+        print(f", without the nodes' {cost.alone:6.2f} s", end="")
+
+
+def waited_for() -> float:
+    """CPU seconds of the commands that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def starts(many: LoopSite, meter: Meter, workspace: str) -> Cost:
+    """A run until all ranks have started. It is stopped then, which is not measured."""
+    before = [set(many.jobs(node)) for node in range(many.count)]
+
+    def started() -> bool:
+        new = [set(many.jobs(node)) - before[node] for node in range(many.count)]
+        agents = [
+            process for node in range(many.count) for process in many.processes(node) if process.name == "ct-agent"
+        ]
+        return not agents and all(jobs and re.search('"e": ?"started"', events(jobs.pop())) for jobs in new)
+
+    cost = meter(lambda: many.inv("run", "-w", workspace, "--detach", timeout=300).ends(0), started)
+    many.inv("stop", "--force", timeout=300).ends(0)
+    many.gone()
+    return cost
+
+
+def sleeper(many: LoopSite) -> str:
+    """A workspace whose ranks take no CPU time."""
+    return many.workspace("sleeper", job_toml='[trainer]\ncommand = ["sleep", "1000"]\n').name
+
+
 def test_64_nodes_cost_little_more_than_ssh_itself(site):
     many = site(NODES)
     many.conf(PYTHON=None)  # as on machines that nobody has set up: a virtual environment takes twice as long to start
-    many.inv("dispatch", "-w", HELLO, timeout=300).ends(0)
+    meter, workspace = Meter(many), sleeper(many)
+    many.inv("dispatch", "-w", workspace, timeout=300).ends(0)
     nodes = [f"{server.address}:{server.port}" for server in many.servers]
     user = many.conf_text().split("'")[1].split("@")[0]
     loop = [sys.executable, "-c", LOOP, user, str(many._keys.user), *nodes]
+    found = meter.alternately(
+        ROUNDS,
+        asyncssh=lambda: meter(lambda: seconds(loop, many.folder)),
+        exec=lambda: meter(lambda: many.inv("exec", "--command", "true").ends(0)),
+        check=lambda: meter(lambda: many.inv("check")),
+        jobs=lambda: meter(lambda: many.inv("jobs").ends(0)),
+        dispatch=lambda: meter(lambda: many.inv("dispatch", "-w", workspace).ends(0)),
+        run=lambda: starts(many, meter, workspace),
+    )
+    assert found["exec"].alone < 1.2 * found["asyncssh"].alone
+    assert found["run"].alone < 3 * found["exec"].alone
 
-    def bare() -> float:
-        return seconds(loop, many.folder)
 
-    def exec_() -> float:
-        return float(many.inv("exec", "--command", "true").ends(0).seconds)
-
-    def run() -> float:
-        """Until all ranks have started, by the events of the nodes."""
-        start = time.time()
-        job = many.inv("run", "-w", HELLO, "--rank", 63).ends(0).job
-        started = [
-            float(at)
-            for node in range(NODES)
-            for at in re.findall(r'"t": ?([\d.]+), ?"e": ?"started"', events(many.root(node) / f"JOB{job}"))
-        ]
-        assert len(started) == NODES
-        return max(started) - start
-
-    ssh, ours, all_started = alternately(ROUNDS, bare, exec_, run)
-    print(f"\n{NODES} nodes: asyncssh {ssh:.2f} s, exec {ours:.2f} s ({ours / ssh:.2f} x), ", end="")
-    print(f"run, all ranks started: {all_started:.2f} s ({all_started / ours:.2f} x exec)")
-    assert ours < 2 * ssh
-    assert all_started < 3 * ours
+def test_nodes_take_little_cpu_time(site):
+    """Of four nodes: with more of them on one machine, each finds the processes of all others in /proc."""
+    few = site(4)
+    few.conf(PYTHON=None)
+    meter, workspace = Meter(few), sleeper(few)
+    first = meter(lambda: few.inv("jobs").ends(0))
+    meter.show("first jobs", first)
+    few.inv("dispatch", "-w", workspace).ends(0)
+    found = meter.alternately(
+        ROUNDS,
+        exec=lambda: meter(lambda: few.inv("exec", "--command", "true").ends(0)),
+        check=lambda: meter(lambda: few.inv("check")),
+        jobs=lambda: meter(lambda: few.inv("jobs").ends(0)),
+        dispatch=lambda: meter(lambda: few.inv("dispatch", "-w", workspace).ends(0)),
+        run=lambda: starts(few, meter, workspace),
+    )
+    for name, cost in found.items():
+        assert cost.nodes / few.count < (0.150 if name == "run" else 0.060), name
+    assert (first.nodes - found["jobs"].nodes) / few.count < 0.400
 
 
 def events(job: Path) -> str:
