@@ -1,1 +1,1 @@
-"""EDGE. What a person sees: rich on a terminal, plain stable lines otherwise."""
+"""This package prints what the user sees: rich on a terminal, plain stable lines otherwise."""

@@ -1,4 +1,4 @@
-"""What people who come from fleetrun look for when a job starts: its configuration, and the first process's environment."""
+"""This module prints what users of fleetrun expect at a start: the configuration, and the first process's environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices as people look at them: a line for nodes that are alike, a row for every device, what is wrong with it in red."""
+"""This module prints devices: one line for equal nodes, one row for every device, with its faults in red."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def wrong(device: Mapping[str, Any]) -> list[str]:
 
 
 def _state(device: Mapping[str, Any]) -> Cell:
-    """What is wrong with it, then who holds it; `free` where nobody computes on it."""
+    """Its faults, then the job or user that uses it; `free` if no process computes on it."""
     sick, held = wrong(device), device.get("held")
     words = list(sick)
     if held:
@@ -103,7 +103,7 @@ def _state(device: Mapping[str, Any]) -> Cell:
 
 
 def process(one: Mapping[str, Any]) -> str:
-    """`anna python3 (pid 12) 3.1 GiB`, with its rank if it belongs to a job of ours."""
+    """`anna python3 (pid 12) 3.1 GiB`, with its rank if it belongs to a job of this tool."""
     rank = f"{one['role']} {one['rank']}" if one.get("rank") and one.get("role") else ""
     size = "" if one.get("memory") is None else f"{one['memory'] / _GIB:.1f} GiB"
     job = f"job {one['job']}" if one.get("job") else ""

@@ -1,6 +1,6 @@
-"""A failure is shown once: what, where, what to do, and on the last line of stderr whose exit code it is.
+"""A failure is printed once: what, where, the fix, and on the last line of stderr the exit code with its source.
 
-Equal failures of many nodes are one message under their folded names; a fix that several messages share follows once.
+Equal failures of many nodes are one message under their folded names. A fix that several messages share is printed once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Exit(TypedDict):
 
 
 def show_error(error: ClustertoolError, terminal: Terminal) -> None:
-    """Everything a person needs, on stderr; of one that was `told` at length already, the fix and the last line."""
+    """Print an error on stderr; of one that was printed in detail already, the fix and the last line."""
     for fix, messages in _by_fix(_each(error)).items():
         for what, nodes in () if error.told else messages.items():
             terminal.error(_indented(f"{_where(nodes)}{what}"))
@@ -32,7 +32,7 @@ def show_error(error: ClustertoolError, terminal: Terminal) -> None:
 
 
 def exit_json(error: ClustertoolError | None, source: str = "job") -> Exit:
-    """How it ended, for scripts; without an error `source` says whose success it is."""
+    """How a verb ended, for scripts; without an error `source` is the origin of the success."""
     if error is None:
         return {"code": 0, "source": source, "reason": ""}
     return {"code": error.code, "source": error.source, "reason": reason(error)}
@@ -72,5 +72,5 @@ def _where(nodes: Iterable[str]) -> str:
 
 
 def _indented(text: str) -> str:
-    """Further lines of a message stand under it, so that one sees where it ends."""
+    """Further lines of a message are indented, so that its end is visible."""
     return text.rstrip().replace("\n", "\n    ")

@@ -1,4 +1,4 @@
-"""HTML is made of tags only: whatever is no Html is text and is escaped, so what a program printed can never be markup."""
+"""HTML consists of tags: a value that is not Html is text and is escaped, so the output of a program is never markup."""
 
 from __future__ import annotations
 

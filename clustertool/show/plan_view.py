@@ -1,4 +1,4 @@
-"""A plan as tables, one per node: what `--dry` prints is what `run` executes, the environment included."""
+"""This module prints a plan as tables, one per node. `--dry` prints what `run` executes, with the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every line of a rank carries who wrote it: `[trainer 3 node2] text`, a rank in the same colour in every run.
+"""Every line of a rank gets a prefix: `[trainer 3 node2] text`, with the same colour for a rank in every run.
 
 This is the hot path of `run` and `logs`: a prefix is rendered once per rank, and a batch of lines is one write.
 """
@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from clustertool.show.terminal import Terminal, colour_of
 from clustertool.watch.sanitize import harmless
 
-# Servers start elsewhere on the palette, so that pserver 0 and trainer 0 do not look alike.
+# Servers start at another place of the palette, so that pserver 0 and trainer 0 have different colours.
 _OFFSETS = {"pserver": 4, "heter": 7}
 _SCREEN = 40  # lines that a reader still sees
 
 
 def prefix(role: str, rank: int, node: str, width: int = 0) -> str:
-    """`[trainer 3 node2] `, filled up to `width` columns so that the texts of several ranks stand below each other."""
+    """`[trainer 3 node2] `, padded to `width` columns so that the texts of several ranks are aligned."""
     return f"[{harmless(f'{role} {rank} {node}'.rstrip())}] ".ljust(width)
 
 

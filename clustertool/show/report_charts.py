@@ -1,4 +1,4 @@
-"""Charts are inline SVG that stretches with the page; their words are HTML beside it, readable on a small screen too."""
+"""Charts are inline SVG that scales with the page. Their labels are HTML next to it, readable on a small screen too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600
 
 @dataclass(frozen=True)
 class Line:
-    """`kind` is a CSS class: "" is one of many, others stand out."""
+    """`kind` is a CSS class: "" is one of many, others are highlighted."""
 
     curve: Curve
     name: str
@@ -60,7 +60,7 @@ def axis(end: float) -> Html:
 
 
 def ticks(end: float, most: int = 6) -> list[float]:
-    """Round times from 0, a handful, none so late that its word would not fit."""
+    """Round times from 0, at most a handful, without those whose label would not fit."""
     step: float = next((step for step in _STEPS if end / step <= most), 0)
     while not step or end / step > most:
         step = step * 2 if step else _STEPS[-1]
@@ -68,7 +68,7 @@ def ticks(end: float, most: int = 6) -> list[float]:
 
 
 def human_time(t: float) -> str:
-    """0, 30 s, 5 min, 2 h, 3 d: where a tick stands."""
+    """0, 30 s, 5 min, 2 h, 3 d: the positions of ticks."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):
         if t >= size and t % size == 0:
             return f"{t / size:.0f} {unit}"

@@ -1,7 +1,7 @@
-"""The report page: one story as one HTML file that needs nothing else, no network, no script, no font of its own.
+"""The report page is one HTML file about one job that needs no other file, network, script or font.
 
-What is to be seen first stands first: who is to blame, who is behind. The policy in its head forbids the browser to fetch or
-run anything, whatever got in.
+The most important parts come first: the culprits, and the ranks that are behind. The policy in its head forbids the browser
+to fetch or run anything, whatever the content is.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from clustertool.watch.verdict import ranges
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _ROWS = 60  # of the timeline; more are folded
-_NODES = 12  # whose curves are open; more are folded away, but for those with a finding
-_WORDY = 12  # percent of the timeline that a bar must have to hold its words
+_NODES = 12  # with open curves; more are folded, except those with a finding
+_WORDY = 12  # percent of the timeline that a bar needs for a label
 _TOLD = 40  # sentences of what happened
-_QUIET = 5.0  # seconds without output that are worth a word
-_LISTED = 6  # stragglers named at the top, and last words
-_LEAST = 0.1  # cores that a chart shows at its top: below that, clock ticks look like work
+_QUIET = 5.0  # seconds without output that are reported
+_LISTED = 6  # stragglers listed at the top, and last lines
+_LEAST = 0.1  # least cores of a chart's scale: below that, clock ticks look like work
 _GOING = ("starting", "running")
 _WORDS = {
     "succeeded": "Succeeded",
@@ -140,7 +140,7 @@ def _log(lines: Sequence[str]) -> Html:
 
 
 def _last_words(story: Story) -> Html:
-    """Where nobody is to blame: what the first trainers said last."""
+    """Without a culprit: the last lines of the first trainers."""
     trainers = [rank for rank in story.ranks if rank.role == "trainer" and rank.last][:_LISTED]
     items = [
         tag("li", tag("b", _who(rank)), f" on {story.name(rank.node)}: ", tag("code", *rank.last)) for rank in trainers
@@ -149,7 +149,7 @@ def _last_words(story: Story) -> Html:
 
 
 def _stragglers(story: Story) -> Html:
-    """Who is behind, and how far everybody is: where lines part, somebody is slow."""
+    """Ranks that are behind, and the progress of all: diverging lines show a slow rank."""
     behind = [rank for rank in story.ranks if rank.behind]
     if not behind:
         none = tag("p", "No trainer is behind the others.", class_="none")
@@ -205,7 +205,7 @@ def _timeline(story: Story) -> Html:
 
 
 def folded(ranks: Sequence[Rank], length: float, most: int) -> list[list[Rank]]:
-    """Ranks whose lives look alike are one row when there are more than `most`: first by what the eye can't tell apart."""
+    """If there are more than `most` ranks, those with equal lives share a row: first those that differ by less than a pixel."""
     groups = [[rank] for rank in ranks]
     for parts in (400, 100, 20, 0):
         if len(groups) <= most:
@@ -253,7 +253,7 @@ def _span(story: Story, rank: Rank, span: Span) -> Html:
 
 
 def _mark(story: Story, group: Sequence[Rank], name: str) -> str:
-    """How a row stands out: the culprits, among whom no victim is, and the stragglers."""
+    """The mark of a row: culprits (no victims), and stragglers."""
     guilty = story.outcome.culprits if story.outcome else ()
     kind = "failed" if any(rank.key in guilty for rank in group) else "behind" if group[0].behind else ""
     return f"{name} {kind}".strip()
@@ -270,7 +270,7 @@ def _news(story: Story) -> Html:
 
 
 def _kind(story: Story, rank: Rank) -> str:
-    """How its line stands out."""
+    """The mark of its line."""
     return "culprit" if rank.key == story.culprit else "straggler" if rank.behind else ""
 
 
@@ -362,7 +362,7 @@ def _cards(story: Story, node: Node) -> list[Html]:
 
 
 def _processes(story: Story) -> Html:
-    """Who started when, and what became of it."""
+    """Start times of processes, and how each of them ended."""
     columns = ("process", "node", "started", "ended", "end", "last output", "CPU", "memory", "progress", "devices")
     rows = [_process(story, rank) for rank in story.ranks]
     table = tag("table", tag("thead", tag("tr", *(tag("th", column) for column in columns))), tag("tbody", *rows))
@@ -429,7 +429,7 @@ def _plan(story: Story) -> Html:
 
 
 def _policy(story: Story) -> str:
-    """Numbers without a fraction that says nothing."""
+    """Numbers without a zero fraction."""
     return ", ".join(
         f"{name} {f'{value:g}' if isinstance(value, float) else value}" for name, value in story.policy.items()
     )
@@ -467,7 +467,7 @@ def _ranks(keys: Iterable[Key]) -> str:
 
 
 def _moment(t: float) -> str:
-    """Since the job began: to the hundredth while that can tell two starts apart."""
+    """Since the job began, in hundredths while these distinguish two starts."""
     return f"+{t:.2f} s" if t < 100 else f"+{human_seconds(t)}"
 
 

@@ -1,4 +1,4 @@
-"""State of jobs and nodes as tables. Rows are plain values, a missing one is an empty cell: nodes may be of any age."""
+"""This module prints the state of jobs and nodes as tables. A missing value is an empty cell: nodes may have any version."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def status_tables(status: Mapping[str, Any], terminal: Terminal) -> None:
     A process: role, rank, node (number or name), pid, state, since, code, signal, note, cpu (percent), memory (bytes), epoch
     and step (the last ones that it printed), output (when it printed last).
     A node: index, name, state, supervisor (pid), heartbeat (its age in seconds), survivors, why. Times are seconds
-    since the epoch; `now` is this moment for them, so that whoever asks may correct for the nodes' clocks.
+    since the epoch; `now` is the current time on the same clock, so that the caller can correct for the nodes' clocks.
     """
     now = float(status.get("now") or time.time())
     nodes = status.get("nodes", ())
@@ -72,9 +72,9 @@ def jobs_table(jobs: Iterable[Mapping[str, Any]], terminal: Terminal) -> None:
 def check_matrix(rows: Sequence[Mapping[str, Any]], terminal: Terminal) -> None:
     """Nodes as rows, findings as columns, fixes below.
 
-    A row: {"node": name, "findings": {column: {"level": "ok" | "warn" | "bad" | "skip", "text", "fix"}}}. Rows that
-    read alike are one row under folded names; a fix is told once, however many nodes need it. On a terminal, checks that
-    say the same of all nodes, and nothing bad, are one line instead of a column.
+    A row: {"node": name, "findings": {column: {"level": "ok" | "warn" | "bad" | "skip", "text", "fix"}}}. Equal rows
+    are one row under folded names; a fix is printed once for all its nodes. On a terminal, checks with the
+    same good result on all nodes are one line instead of a column.
     """
     columns = list(dict.fromkeys(column for row in rows for column in row["findings"]))
     quiet = [column for column in columns if terminal.is_terminal and _quiet(column, rows)]
@@ -100,7 +100,7 @@ def check_matrix(rows: Sequence[Mapping[str, Any]], terminal: Terminal) -> None:
 
 
 def _quiet(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a check says the same of every node that answered, and nothing that a user must do something about."""
+    """Whether a check has the same result on every node that answered, and no result that needs an action."""
     found = [row["findings"].get(column) for row in rows]
     said = {finding.get("text") for finding in found if finding}
     good = all(finding is None or finding.get("level") in ("ok", "skip") for finding in found)
@@ -175,7 +175,7 @@ def _state(state: str) -> Cell:
 
 
 def _end(process: Mapping[str, Any]) -> Cell:
-    """How a process ended, in words; nothing while it lives."""
+    """Describe how a process ended; empty while it runs."""
     code, signal, note = process.get("code"), int(process.get("signal") or 0), str(process.get("note") or "")
     if code is None:
         return Cell(note)

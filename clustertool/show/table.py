@@ -1,7 +1,7 @@
-"""Rows become a table on a terminal and stable aligned lines elsewhere; equal things of many nodes become one thing.
+"""Rows become a table on a terminal and stable aligned lines otherwise. Equal values of many nodes are printed once.
 
-Names are folded as ClusterShell does it, `node[1-3,7]`, which `clustertool.model.config.hosts.expand` reads back. Cells may
-hold anything a node said: they are never markup and never control a terminal.
+Names are folded as in ClusterShell, `node[1-3,7]`, and `clustertool.model.config.hosts.expand` reads them back. Cells may have
+any text of a node: they are never markup and never control a terminal.
 """
 
 from __future__ import annotations
@@ -125,10 +125,10 @@ def count(number: int, what: str) -> str:
 
 
 def fold(names: Iterable[str]) -> str:
-    """node1 node2 node3 node7 login -> `node[1-3,7],login`; groups stand where their first name stood."""
+    """node1 node2 node3 node7 login -> `node[1-3,7],login`; a group has the place of its first name."""
     groups: dict[tuple[str, ...], list[tuple[Numbers, ...]]] = {}
     for name in dict.fromkeys(names):
-        # A name that has brackets or commas of its own cannot be told from a folded one: it stays as it is.
+        # A name with brackets or commas could be mistaken for a folded one, so it is not folded.
         parts = [name] if re.search(r"[\[\],]", name) else _NUMBER.split(name)
         groups.setdefault(tuple(parts[::2]), []).append(tuple(frozenset({number}) for number in parts[1::2]))
     return ",".join(_written(words, item) for words, items in groups.items() for item in _merge(items))
@@ -156,7 +156,7 @@ def _ranges(values: Numbers) -> list[str]:
     """Numbers as written -> ranges. A range is as wide as its first number if that begins with 0 (see expand)."""
     left = set(values)
     ranges: list[tuple[int, str]] = []
-    # Padded numbers first: 09 may go on as 10, but nothing goes on as 09.
+    # Padded numbers first: 10 may follow 09, but 09 follows nothing.
     for first in sorted(values, key=lambda v: (not _padded(v), len(v), int(v))):
         if first not in left:
             continue

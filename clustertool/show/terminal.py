@@ -1,8 +1,8 @@
-"""The one way out: every byte a person or a pipe sees goes through a Terminal, which decides once how to write.
+"""A Terminal writes every byte that a user or a pipe sees, and decides once how to write it.
 
-A terminal gets colours, tables and live bars; anything else gets plain, stable lines. Text given to line(), warn()
-and error() is made harmless first; only write() and raw() take it as it is. Nothing here imports rich until something
-rich is drawn, because its import costs more than most verbs do.
+A terminal gets colours, tables and live bars; other outputs get plain, stable lines. Text given to line(), warn() and error()
+is sanitized first; write() and raw() write it unchanged. Nothing here imports rich until something of rich is drawn, because
+its import costs more than most verbs do.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from rich.console import Console, RenderableType
 
 from clustertool.watch.sanitize import harmless, harmless_lines
 
-# The names are rich's, the numbers are what a terminal wants to hear.
+# The names are rich's, the numbers are those of ANSI escape sequences.
 STYLES = {"": "", "bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36", "bold red": "1;31"}
-# Colours of ranks: no red (it means failure), no black, white or dark blue (invisible on somebody's background).
+# Colours of ranks: no red (it means failure), no black, white or dark blue (invisible on some backgrounds).
 _PALETTE = ("36", "32", "35", "33", "94", "96", "92", "95", "93")
 _INDENT = "    "  # of the further lines of a message
 _READER_GONE, _NOT_WRITTEN = 141, 74  # 128 + SIGPIPE, and EX_IOERR
-# The reader left; the terminal's window was closed; the descriptor was closed before we started: no word needed.
+# The reader left, the terminal's window was closed, or the descriptor was closed before the start: no message is needed.
 _QUIET = (errno.EPIPE, errno.EIO, errno.EBADF)
 
 
@@ -37,7 +37,7 @@ def colour_of(key: int | str) -> str:
 
 
 class ReaderGone(SystemExit):
-    """stdout cannot be written any more (`| head` has seen enough). Left alone it ends the program without a word."""
+    """stdout cannot be written any more (`| head` has ended). If it is not handled, the program ends without a message."""
 
 
 class Terminal:
@@ -68,7 +68,7 @@ class Terminal:
 
     @property
     def gone(self) -> bool:
-        """True once nobody reads stdout any more."""
+        """True once the reader of stdout is gone."""
         return self._out.failure is not None
 
     def line(self, text: str = "", style: str = "") -> None:
@@ -185,7 +185,7 @@ def _colour(environ: Mapping[str, str], is_terminal: bool) -> bool:
 
 
 class _Sink:
-    """One stream of ours. It never raises: what went wrong is in `failure`, and from then on it swallows everything."""
+    """One output stream. It never raises: the error is in `failure`, and later output is dropped."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream  # None: the program was started with this descriptor closed

@@ -1,4 +1,4 @@
-"""The screen of `inv top`: lines that fit the window, whatever its size; what a node said never steers the terminal."""
+"""The screen of `inv top` has lines that fit any size of the window. Text of a node never controls the terminal."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KEYS = "q quit  s sort  / filter  up/down choose  enter log  x stop"
 
 @dataclass
 class View:
-    """What the person has chosen."""
+    """The state of the view: selection, sorting, filter."""
 
     sort: str = "rank"
     text: str = ""
@@ -61,7 +61,7 @@ class Page:
 
 
 def choose(view: View, ranks: Sequence[Rank], rows: int = 0) -> None:
-    """Keep the chosen rank, in whatever row it is now, and go on by `rows`. If it is gone, its row is chosen."""
+    """Keep the selected rank, in its present row, and move by `rows`. If it is gone, the rank in its row is selected."""
     keys = [(rank.job, rank.role, rank.rank) for rank in ranks]
     at = keys.index(view.chosen) if view.chosen in keys else view.at
     view.at = max(0, min(at + rows, len(keys) - 1))
@@ -120,7 +120,7 @@ class Screen:
         return title + ([(f"  silent: {fold(silent)}", "yellow")] if silent else [])
 
     def _away(self, picture: Picture, failed: Mapping[str, str], now: float) -> list[str]:
-        """The nodes that do not answer: what they sent before does not hold any more."""
+        """The nodes that do not answer: their last sample is no longer valid."""
         return [*failed, *(name for name, heard in picture.heard.items() if now - heard > _SILENT)]
 
     def _failures(self, failed: Mapping[str, str]) -> list[Line]:
