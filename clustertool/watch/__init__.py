@@ -1,1 +1,1 @@
-"""Follows a job, sans I/O: frames -> events -> status; bytes -> lines; the verdict (who failed first, who is a victim)."""
+"""This package follows a job without I/O: frames -> events -> job view; bytes -> lines; the verdict."""

@@ -1,4 +1,4 @@
-"""What to show of a culprit's log: from its last Python traceback on, else its last lines; the tool's TERM is no clue."""
+"""This module selects the part of a culprit's log to print: from its last Python traceback on, else its last lines."""
 
 from __future__ import annotations
 

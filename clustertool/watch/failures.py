@@ -1,8 +1,8 @@
-"""Failures of one moment are one report: causes before consequences, identical ones together, each printed once. Pure.
+"""Failures of one moment are one report: causes before consequences, equal ones together, each printed once. Pure.
 
-News of failed processes wait for a short time, for two reasons. The nodes' events come in any order, and only the lead knows
-which failure it knew first. And processes that fail of the same error fail at the same time. What follows from a failure
-("ending the job on all nodes") waits behind it, so that a cause is printed before its consequences.
+Reports of failed processes are delayed for a short time, for two reasons. The nodes' events come in any order, and only the
+lead knows which failure was first. And processes that fail of the same error fail at the same time. Consequences of a failure
+("ending the job on all nodes") wait behind it, so that a cause is printed before its consequences.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Failures:
             self._hold(now)
 
     def expect(self, culprits: Iterable[Key], attempt: int, why: News, now: float) -> None:
-        """The lead has named the first failures, and `why` in its words, in case that their own events never come."""
+        """The lead has named the first failures, with `why` as its message, in case that their own events never come."""
         named = [(key, attempt) for key in culprits]
         self._first += named
         if named and not self._told.intersection(named):

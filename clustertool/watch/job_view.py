@@ -1,4 +1,4 @@
-"""A watch turns the frames of all nodes into a status, whole log lines and news; it knows when nothing more will come."""
+"""A job view turns the frames of all nodes into a status, whole log lines and news, and knows when the job is over."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Item = Union[LogLines, News]
 
 @dataclass
 class Watch:
-    """take() frames as they come, idle() now and then; `over` when every node has said its last word or is gone."""
+    """take() frames as they arrive, idle() regularly; `over` when every node has sent its last event or is lost."""
 
     nodes: frozenset[int]
     status: JobStatus = field(default_factory=JobStatus)

@@ -1,9 +1,8 @@
-"""A rank's bytes become whole lines: never torn, never mixed, however the bytes were split on their way.
+"""This module joins a rank's bytes to whole lines, for any split of the bytes on their way.
 
-Pure: no I/O and no clock. One `Lines` stands for one (role, rank, attempt). Bytes are kept undecoded until their line
-ends, so a chunk may end inside a UTF-8 sequence; what is no UTF-8 at all is shown as backslash escapes, so that the
-reader still sees which byte it was. `\\r` ends a segment of a line, a line is its last segment that is not empty:
-`\\r\\n` is a newline and a progress bar is what it showed last.
+It is pure: no I/O and no clock. One `Lines` belongs to one (role, rank, attempt). Bytes are kept undecoded until their line
+ends, so a chunk may end inside a UTF-8 sequence. Bytes that are not UTF-8 are shown as backslash escapes. `\\r` ends a segment
+of a line; a line is its last segment that is not empty: `\\r\\n` is a newline, and a progress bar is its last state.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ _decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Lines:
-    """feed() gives the lines that are complete, idle() a progress bar that is still being drawn, end() the rest.
+    """feed() returns complete lines, idle() a progress bar that is still being drawn, end() the rest.
 
-    Memory is bounded by `limit` (bytes of one line, which may change) however long a program goes without a newline.
+    Memory is bounded by `limit` (bytes of one line, which may change), also for a program that prints no newline.
     """
 
     def __init__(self, limit: int = 16 << 20, period: float = 1.0) -> None:

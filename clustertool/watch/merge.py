@@ -1,6 +1,6 @@
-"""Several ranks' logs become one story: pieces of all nodes in the order of their times, with one piece a node in memory.
+"""This module merges the logs of several ranks: pieces of all nodes in the order of their times, one piece per node in memory.
 
-A node's pieces come in order already; its last pieces, and its events, have no time and come when their turn is.
+A node's pieces are in order already. Its last pieces, and its events, have no time and keep their place.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _LAST = ("end", "closed")
 
 
 def in_order(nodes: Iterable[int], following: Callable[[int], Frame]) -> Iterator[Frame]:
-    """`following(node)` waits for a node's next frame. Ends when every node has said its last word."""
+    """`following(node)` waits for a node's next frame. Ends when every node has sent its last event."""
     heads = {node: following(node) for node in nodes}
     times = dict.fromkeys(heads, 0.0)
     while heads:

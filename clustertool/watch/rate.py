@@ -1,4 +1,4 @@
-"""A rate is a program's speed, read from the steps that its log tells, as they grow with time. Pure."""
+"""A rate is a program's speed, computed from the steps in its log and their times. Pure."""
 
 from __future__ import annotations
 

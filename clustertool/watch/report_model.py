@@ -1,6 +1,6 @@
-"""A story is what all nodes' records tell about one job, put together: who ran when, what was used, who is to blame.
+"""The report model combines all nodes' records of one job: when ranks ran, what they used, which ones failed first.
 
-Pure: answers of the nodes in, frozen values out. All text of programs is masked and made harmless here. Times are seconds since
+It is pure: answers of the nodes in, frozen values out. Texts of programs are masked and sanitized here. Times are seconds since
 the job began, by each node's own clock.
 """
 
@@ -25,7 +25,7 @@ Answers = Mapping[int, Mapping[str, Any]]
 Event = Mapping[str, Any]
 Hide = Callable[[str], str]
 _TAIL = 20  # lines of a culprit
-_SKEW = 2.0  # seconds between two clocks that are worth a word
+_SKEW = 2.0  # seconds between two clocks that are reported
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Rank:
     rank: int
     node: int
     spans: Sequence[Span]
-    how: str  # its end in words, "" while it runs
+    how: str  # a description of its end, "" while it runs
     state: str
     log: str
     command: str
@@ -288,7 +288,7 @@ def _grows(curve: Curve) -> bool:
 
 
 def _used(rank: Rank, cpu: float, memory: float) -> Rank:
-    """What the kernel counted at its ends is exact, also of a rank that lived for less than one look."""
+    """The kernel's counters at its ends are exact, also for a rank that lived for less than one sample."""
     return replace(rank, cpu=max(rank.cpu, cpu), memory=max(rank.memory, memory))
 
 
@@ -350,7 +350,7 @@ def _node(status: JobStatus, index: int, answer: Mapping[str, Any] | None, began
 
 
 def _clocks(status: JobStatus, answers: Answers) -> list[str]:
-    """All nodes were asked at the same moment: whose answer has another time has another clock."""
+    """All nodes were asked at the same moment: an answer with another time shows another clock."""
     clocks = sorted(float(answer["now"]) for answer in answers.values())
     middle = clocks[len(clocks) // 2] if clocks else 0.0
     return [

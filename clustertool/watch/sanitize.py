@@ -1,7 +1,7 @@
-"""What a remote program prints may inform the person at the terminal, never steer the terminal.
+"""This module sanitizes text of remote programs, so that it cannot control the terminal.
 
-Pure. Two filters for one line of text: `mask` hides secrets, `harmless` shows control characters instead of obeying
-them. Mask first: a secret may itself hold a control character, which would no longer match once it is spelled out.
+Pure. Two filters process one line of text: `mask` hides secrets, `harmless` shows control characters as text. Mask first:
+a secret may itself contain a control character, which would no longer match once it is spelled out.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def harmless(text: str) -> str:
 
 
 def harmless_lines(text: str, indent: str = "") -> str:
-    """The same line by line: the newlines stay. `indent` goes before each line but the first, unless it begins with a blank.
+    """The same line by line: the newlines stay. `indent` is put before each line but the first, unless it begins with a blank.
 
-    With an indent, no line that a node adds to a message can stand for a line of its own.
+    With an indent, no line that a node adds to a message can be mistaken for a line of its own.
     """
     if text.isprintable():
         return text

@@ -1,7 +1,7 @@
-"""A straggler is a trainer that is behind the median of its kind; RULES say all there is to it, and the report shows them.
+"""A straggler is a trainer that is behind the median of its role. RULES are the complete definition; the report prints them.
 
-Pure. Only processes of one role and of their last attempt are compared, and only where there are at least two of them. The
-moment that counts is the end of the first of them, or now while all run: what the others did afterwards is no lead.
+Pure. Only processes of one role and of their last attempt are compared, and only if there are at least two. The relevant
+moment is the end of the first of them, or now while all run: later work of the others is not counted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RULES = (
 _BEHIND, _LATE = 0.9, 5.0
 _HALF, _LOG = 0.5, 2000
 _CPU, _BUSY, _MORE = 0.05, 1.5, 0.2
-_SHORT = 5.0  # seconds of life under which CPU tells nothing
+_SHORT = 5.0  # seconds of life below which CPU times mean nothing
 _PATIENCE = 1.5  # of its own gaps between lines a program may go on unheard
 
 Curve = Sequence[tuple[float, float]]
@@ -45,7 +45,7 @@ class Pace:
 
 
 def stragglers(paces: Sequence[Pace]) -> dict[Key, str]:
-    """(role, rank) -> why, in words. pservers only serve, so nobody is behind there."""
+    """(role, rank) -> the reason. pservers only serve, so none of them is a straggler."""
     found: dict[Key, str] = {}
     for role in dict.fromkeys(pace.role for pace in paces if pace.role != "pserver"):
         peers = [pace for pace in paces if pace.role == role and pace.end > pace.start]
@@ -74,8 +74,8 @@ def _steps(peers: Sequence[Pace]) -> dict[Key, float]:
 
 
 def reached(progress: Curve, moment: float) -> float:
-    """An estimate of the step at a moment, which decides who is behind and is never shown: between two lines by their times,
-    after the last one at its pace for a line's time and a half."""
+    """An estimate of the step at a moment, which decides which ranks are behind and is never shown: between two lines by their
+    times, after the last one at its pace for a line's time and a half."""
     before = [point for point in progress if point[0] <= moment]
     after = [point for point in progress if point[0] > moment]
     if not before:

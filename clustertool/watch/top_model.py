@@ -1,4 +1,4 @@
-"""The picture of `inv top`: samples of nodes in, rows out, folded until they fit. Pure: times come with the samples."""
+"""The model of `inv top`: samples of nodes in, rows out, folded until they fit. Pure: times come with the samples."""
 
 from __future__ import annotations
 

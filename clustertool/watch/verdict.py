@@ -1,4 +1,4 @@
-"""The verdict in words: which processes failed by themselves, which were stopped, and the error with the exit code."""
+"""The verdict states which processes failed by themselves, which were stopped, and the error with the exit code."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def survivors(status: JobStatus) -> dict[str, list[str]]:
 
 
 def error_of(status: JobStatus) -> ClustertoolError | None:
-    """None for success, else the error whose code the contract names."""
+    """None for success, else the error with the exit code of the contract."""
     left = survivors(status)
     if left:
         what = "; ".join(f"{name}: {', '.join(found)}" for name, found in left.items())

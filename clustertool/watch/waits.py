@@ -1,4 +1,4 @@
-"""What a job waits for, derived from its status: connections of nodes to the coordinator, and ports of pservers."""
+"""This module derives from a job's status what the job waits for: connections to the coordinator, and ports of pservers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def due(wait: Wait) -> int:
 
 
 def blocked(status: JobStatus) -> list[str]:
-    """The nodes that cannot connect to the coordinator, in words: one sentence for each reason."""
+    """Describe the nodes that cannot connect to the coordinator: one sentence for each reason."""
     return [sentence for sentence, _ in _by_reason(status)]
 
 
