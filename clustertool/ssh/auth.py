@@ -1,6 +1,6 @@
-"""Who we are to a node: the named key first, few tries (servers count them), then what the person at the terminal types.
+"""Authentication tries the configured key first, with few attempts (servers count them), then asks the user at the terminal.
 
-Keys are read once per process, and each passphrase is asked for once. A password is sent to the host that it was typed for.
+Keys are read once per process, and each passphrase is requested once. A password is sent to the host that it was typed for.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Keyring:
             if which not in self._files:
                 try:
                     self._files[which] = PKey.from_path(path, passphrase.encode() or None)
-                except TypeError:  # how cryptography says: a passphrase is needed
+                except TypeError:  # the message of cryptography for a missing passphrase
                     self._files[which] = None
                 except ValueError:
                     if not passphrase:
@@ -99,7 +99,7 @@ class Login:
         self._prompter = prompter
         self._deadline = deadline
         self._tried: list[str] = []
-        self._locked: list[str] = []  # key files whose passphrase nobody could give
+        self._locked: list[str] = []  # key files whose passphrase was not given
         self._bad: list[str] = []
         self.began = 0.0
 
@@ -118,7 +118,7 @@ class Login:
         raise self._refused(transport)
 
     def _with_keys(self, transport: Any) -> set[str] | None:
-        """None: logged in. Else the methods with which the server wants to go on, as far as it said."""
+        """None: logged in. Else the methods that the server accepts next, if it reports them."""
         for name, key in self._keys():
             self._tried.append(name)
             try:
@@ -180,7 +180,7 @@ class Login:
     def _unlocked(self, path: str) -> PKey | None:
         for attempt in range(TRIES if self._prompter.present else 0):
             passphrase = self._prompter.answer(f"Passphrase of {path}: ", attempt)
-            # the time a person needs for typing is not the node's
+            # the time of typing does not count for the node's deadline
             self._deadline = max(self._deadline, time.monotonic() + self._to.connect_timeout)
             try:
                 key = _keyring.load(path, passphrase) if passphrase else None
@@ -205,7 +205,7 @@ class Login:
         return set()
 
     def _with_words(self, transport: Any, allowed: set[str]) -> bool:
-        """Passwords and the server's own questions, if a person is there."""
+        """Passwords and the server's own questions, if a user is present."""
         if not self._prompter.present:
             return False
         typed = _Typed(self._to, self._prompter)
@@ -266,7 +266,7 @@ class Login:
 
 
 class _Typed:
-    """What the person types for one login: the password of this account, and answers to the server's own questions."""
+    """Answers of the user for one login: the password of this account, and answers to the server's own questions."""
 
     def __init__(self, to: SshSettings, prompter: Prompter) -> None:
         self._to = to
@@ -274,7 +274,7 @@ class _Typed:
         self._retry = False
         self._trial = False  # a password was given, and what came of it is not reported yet
         self.asked = False  # something was asked in this attempt
-        self.none = False  # the person gave no answer
+        self.none = False  # the user gave no answer
         self.given: str | None = None  # the password of this attempt
 
     def begins(self) -> None:
@@ -322,7 +322,7 @@ def _counted(names: Sequence[str]) -> list[str]:
 
 
 def _public(path: str) -> bytes:
-    """The public half of a key file, without its passphrase; b"" if it cannot be told."""
+    """The public half of a key file, without its passphrase; b"" if it is unknown."""
     for name, read in ((path + ".pub", _from_pub), (path, _from_private)):
         try:
             with open(name, "rb") as file:

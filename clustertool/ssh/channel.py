@@ -1,4 +1,4 @@
-"""A channel carries one command: its request, its streams, its end; nothing here waits for a peer that is gone."""
+"""A channel executes one command: its request, its streams, its end. No function here waits for a dead peer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clustertool.errors import ClustertoolError, PreflightError, Unreachable
 SHELL = "exec /bin/sh"
 # Reads a script up to a mark and runs it; what follows on stdin is the script's own (read takes byte by byte).
 LOADER = "exec /bin/sh -c 'IFS= read -r l; eval \"$l\"'"
-# One line: collect lines up to the mark, say the mark, run what was collected. "$n" is a line break.
+# One line: collect lines up to the mark, print the mark, run what was collected. "$n" is a line break.
 _LOAD = (
     b"n=$(printf '\\012.'); n=${n%%.}; s=; "
     b'while IFS= read -r l && [ "$l" != %(mark)s ]; do s="$s$l$n"; done; '
@@ -28,7 +28,7 @@ KEEP = 16 << 20  # bytes kept of each stream of a command
 NOISE = 1 << 20  # bytes that a login may print before a script starts
 BULK_WINDOW = 1 << 24
 BULK_PACKET = 1 << 17
-# What paramiko raises from any send on a connection that has gone.
+# Errors that paramiko raises from any send on a lost connection.
 BROKEN = (OSError, EOFError, paramiko.SSHException)
 _CHUNK = 1 << 18
 _INLINE = 1 << 15  # a text this short always fits into the window of a new channel
@@ -84,7 +84,7 @@ def open_pipe(link: Reach, script: bytes, *, window: int, timeout: float) -> Pip
 
 
 class Pipe:
-    """A script on a node, its stdin and stdout; bytes before its start are gone, its stderr is kept in `errors`."""
+    """A script on a node, its stdin and stdout; bytes before its start are dropped, its stderr is kept in `errors`."""
 
     def __init__(self, link: Reach, channel: Any, mark: bytes) -> None:
         self.link = link
@@ -170,12 +170,12 @@ def discard(channel: Any) -> None:
 
 
 def briefly(do: Callable[[], None], limit: float = 1.0) -> None:
-    """Do something that a dead peer could hold up; after `limit` seconds it may go on alone."""
+    """Run a function that a dead peer could block; after `limit` seconds it may continue alone."""
 
     def quietly() -> None:
         try:
             do()
-        except BROKEN:  # it has gone already
+        except BROKEN:  # it has ended already
             return
 
     thread = threading.Thread(target=quietly, daemon=True)
@@ -187,7 +187,7 @@ def briefly(do: Callable[[], None], limit: float = 1.0) -> None:
 
 
 class _Bell:
-    """What paramiko rings when bytes come. Only the one who waits may silence it: it listens to two streams."""
+    """paramiko sets this event when bytes arrive. Only the waiting thread may clear it: it reads two streams."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -217,7 +217,7 @@ class Output:
         channel.in_buffer.set_event(bell)
         channel.in_stderr_buffer.set_event(bell)
         while True:
-            last = channel.eof_received or channel.closed  # looked at before reading: nothing comes after it
+            last = channel.eof_received or channel.closed  # tested before reading: nothing comes after it
             left = end - time.monotonic()
             while channel.recv_ready() and left > 0:
                 self._keep(self.stdout, 0, channel.recv(_CHUNK))
@@ -240,7 +240,7 @@ class Output:
 
 
 def send(channel: paramiko.Channel, data: bytes) -> None:
-    """Send all and say that this was all. A long text goes on beside us: the node may answer before it has read all."""
+    """Send all, then EOF. A long text is sent in a thread: the node may answer before it has read everything."""
 
     def all_of_it() -> None:
         try:

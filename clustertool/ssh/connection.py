@@ -1,7 +1,7 @@
-"""One open Fabric connection per node; every channel of a command rides on it, and nothing here waits without an end.
+"""A link is one open Fabric connection per node. Every channel of a command uses it, and every wait has a limit.
 
-An exec request is one of few fixed strings that sh, csh and fish read alike; scripts, commands and data go over stdin.
-What a login shell's start files print comes before a random mark and is kept apart as noise.
+An exec request is one of few fixed strings that sh, csh and fish interpret alike; scripts, commands and data go over stdin.
+Output of a login shell's start files comes before a random mark and is kept apart as noise.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from clustertool.ssh.parallel import Gathered, each
 from clustertool.ssh.prompter import Prompter
 from clustertool.ssh.settings import SshSettings
 
-# The user's shell reads its own start files first, so the mark is its first words. csh cannot write to stderr alone.
+# The user's shell reads its start files first, so the script prints the mark first. csh cannot write to stderr only.
 _USER_COMMAND = """\
 m='printf %%s %(mark)s; printf %%s %(mark)s >&2'
 case "${SHELL##*/}" in (bash|sh|dash|ash|zsh|ksh*|mksh) ;; (*) m="/bin/sh -c '$m'" ;; esac
@@ -83,7 +83,7 @@ class Link:
 
     @property
     def waiting(self) -> int:
-        """Bytes that the kernel has taken and the other side has not yet; 0 where that cannot be told."""
+        """Bytes that the kernel has accepted and the other side has not yet; 0 if this is unknown."""
         try:
             return int(struct.unpack("i", fcntl.ioctl(self.transport.sock, termios.TIOCOUTQ, bytes(4)))[0])
         except (OSError, TypeError, ValueError, AttributeError):  # a gateway's channel, a ProxyCommand's pipe
@@ -96,7 +96,7 @@ class Link:
 
     @property
     def alive(self) -> bool:
-        """False once the connection is known to be lost. A frozen node looks alive: only a timeout tells."""
+        """False once the connection is known to be lost. A frozen node seems alive: only a timeout detects it."""
         return bool(self.connection.is_connected)
 
     def __enter__(self) -> Link:
@@ -107,11 +107,11 @@ class Link:
 
     @property
     def quick(self) -> bool:
-        """Whether close() waits for nobody: no gateway, and no ProxyCommand."""
+        """Whether close() never waits: no gateway, and no ProxyCommand."""
         return is_direct(self.connection)
 
     def close(self) -> None:
-        """End the connection and whatever still runs on it. Twice is fine; a frozen node does not hold us up."""
+        """End the connection and everything that runs on it. It may be called twice; a frozen node does not delay it."""
         if not self._closing.acquire(blocking=False):
             return
         hang_up(self.connection)
@@ -207,7 +207,7 @@ def open_all(
     def connect(host: Host) -> Link:
         link = Link(host, *login(host, cluster, asks))
         links.append(link)
-        if given_up.is_set():  # the caller has gone: nobody will close it
+        if given_up.is_set():  # the caller has left: no one else will close it
             link.close()
         return link
 

@@ -1,6 +1,6 @@
-"""From settings to a socket that speaks to one ssh server; every failure says why in words.
+"""This module opens a socket to one ssh server from its settings. Every failure has a reason.
 
-A ProxyCommand runs in a session of its own: a terminal's Ctrl+C is for us.
+A ProxyCommand runs in a session of its own, so that a terminal's Ctrl+C does not reach it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _in_words(to: SshSettings, error: OSError | None) -> Unreachable:
 
 
 class ProxySocket(socket.socket):
-    """Our end of a ProxyCommand; closing it ends the command and all that the command started."""
+    """This side of a ProxyCommand; closing it ends the command and everything that the command started."""
 
     process: subprocess.Popen[bytes]
     errors: IO[bytes]
@@ -95,7 +95,7 @@ class ProxySocket(socket.socket):
             _end(self.process)
 
     def complaint(self) -> str:
-        """What the command said on its stderr, for our error message."""
+        """The stderr of the command, for an error message."""
         self.errors.seek(0)
         return self.errors.read(4096).decode(errors="replace").strip()
 

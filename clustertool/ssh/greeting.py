@@ -1,4 +1,4 @@
-"""The lines that a login and the start of the node side print. All of them share one deadline and one limit of bytes."""
+"""A greeting is the lines that a login and the start of the node side print. They share one deadline and one limit of bytes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A host's key is what known_hosts says it is; a new one is taken or refused by policy, a changed one always refused.
+"""known_hosts defines a host's key. The policy accepts or refuses a new key; a changed one is always refused.
 
-Files are parsed once, whatever the number of hosts. New keys are appended, one write under a lock of the file: threads
-and processes of ours cannot mix their lines, an ssh beside us loses nothing, and a linked file stays a link.
+Files are parsed once, for any number of hosts. New keys are appended, one write under a lock of the file: threads and
+processes of the tool cannot mix their lines, a parallel ssh loses nothing, and a linked file stays a link.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PATTERN = re.compile(r"[*?!#]")  # what has a meaning in a line of known_hosts,
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a known_hosts file: what it says, and where it stands."""
+    """One line of a known_hosts file: its content and its place."""
 
     names: str
     type: str
@@ -52,7 +52,7 @@ class Entry:
         return f"{self.path} line {self.line}" if self.line else f"{self.path} (added by this run)"
 
     def names_host(self, name: str) -> bool:
-        """Whether one of its patterns fits `name` and no negated one does. Hashed names are looked up elsewhere."""
+        """Whether one of its patterns matches `name` and no negated one does. Another function compares hashed names."""
         found = False
         for pattern in self.names.lower().split(","):
             if fnmatch.fnmatchcase(name, pattern.lstrip("!").replace("[", "[[]")):
@@ -145,7 +145,7 @@ class KnownHosts:
             return list(self._lookup(name))
 
     def _lookup(self, name: str) -> list[Entry]:
-        """Every line about a host whose type we can speak. Remembered: hashed names cost a digest for every line."""
+        """Every line about a host with a supported key type. Cached: hashed names cost a digest for every line."""
         name = name.lower()
         if name not in self._found:
             found = [entry for file in self._files for entry in file.about(name)]

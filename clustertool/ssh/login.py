@@ -1,4 +1,4 @@
-"""A login is one Fabric connection, open within the connect timeout: straight, by a ProxyCommand, or through gateways."""
+"""A login is one Fabric connection, opened within the connect timeout: directly, by a ProxyCommand, or through gateways."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def login(host: Host, cluster: Cluster, prompter: Prompter) -> tuple[SshSettings
 
 
 def _direct(to: SshSettings, prompter: Prompter) -> Connection:
-    """A connection without a gateway. A server that hangs up under the rush of our logins is asked again."""
+    """A connection without a gateway. A server that closes connections under many parallel logins is tried again."""
     deadline = time.monotonic() + to.connect_timeout
     dropped: dial.Dropped | None = None
     for pause in (*_PAUSES, 0.0):
@@ -57,7 +57,7 @@ def _direct(to: SshSettings, prompter: Prompter) -> Connection:
         except Unreachable:
             if (
                 dropped and time.monotonic() >= deadline
-            ):  # there was no time left for this try: the one before says more
+            ):  # there was no time left for this try: the error of the previous one is more useful
                 raise dropped from None
             raise
     raise AssertionError("the last try returns or raises")
@@ -121,7 +121,7 @@ def hang_up(connection: Connection) -> None:
         return
     _wake(transport.sock)
     if isinstance(transport.sock, paramiko.Channel):
-        briefly(connection.client.close)  # says goodbye on the gateway's connection, which may be frozen
+        briefly(connection.client.close)  # closing sends a message on the gateway's connection, which may be frozen
     else:
         connection.client.close()
 
@@ -132,7 +132,7 @@ def is_direct(connection: Connection) -> bool:
 
 
 def _wake(sock: Any) -> None:
-    """End the reads on a socket at once: the connection's thread need not wait for its next look."""
+    """End the reads on a socket at once: the connection's thread need not wait for its next poll."""
     if isinstance(sock, socket.socket):
         try:
             sock.shutdown(socket.SHUT_RDWR)
@@ -156,7 +156,7 @@ class Bastion:
 
     @classmethod
     def enter(cls, chain: tuple[SshSettings, ...], prompter: Prompter, to: SshSettings) -> Bastion:
-        """The bastion of this chain, open. Raises the gateway's own failure, told for the node `to`."""
+        """The open bastion of this chain. Raises the gateway's own failure, reported for the node `to`."""
         with cls._lock:
             bastion = cls._all.setdefault(chain, cls(chain))
             bastion._users += 1
@@ -184,7 +184,7 @@ class Bastion:
             hang_up(connection)
 
     def _make(self, prompter: Prompter) -> None:
-        """Open the chain once. A failure counts for all who come within the timeout: they would fail as slowly."""
+        """Open the chain once. A failure counts for all callers within the timeout: they would fail as slowly."""
         with self._opening:
             if self._open and self._open[-1].is_connected:
                 return

@@ -1,4 +1,4 @@
-"""Whether only root and this user can have written a file of this machine: what is found and then obeyed must be such a file.
+"""This module checks that only root and this user can have written a file of this machine.
 
 The rule is that of OpenSSH for its own files: the owner is root or the user, and no other user may write. A group may
 write if it is the user's private group: it has the user's name and no other member.

@@ -1,6 +1,6 @@
-"""One call per item, side by side; every item ends in `ok` or in `failed`, and the caller can always be interrupted.
+"""This module runs one call per item in parallel. Every item ends in `ok` or in `failed`, and the caller can be interrupted.
 
-The work runs in daemon threads: a thread that hangs (a frozen name server, a dead disk) is abandoned and never keeps
+The work runs in daemon threads: a thread that blocks (a frozen name server, a dead disk) is abandoned and never keeps
 the interpreter alive. A ClustertoolError belongs to its item; any other exception is a bug and is raised in the caller.
 """
 
@@ -88,7 +88,7 @@ def _worker(job: Callable[[], None]) -> None:
 
 
 class Turns:
-    """So many at a time. When no place gets free for a moment, the next one begins without: nobody waits for the dead."""
+    """Limits the number of parallel items. If no place becomes free for a moment, the next one starts without a place."""
 
     def __init__(self, most: int, moment: float) -> None:
         self._moment = moment  # seconds
@@ -137,7 +137,7 @@ class Work(Generic[T, R]):
         self._changed = threading.Condition()
 
     def loop(self) -> None:
-        """A worker: take an item, do it, tell; until the queue is empty or the caller has gone."""
+        """A worker takes an item, executes it and reports, until the queue is empty or the caller has left."""
         while True:
             try:
                 key, item = self._queue.popleft()
@@ -184,7 +184,7 @@ class Work(Generic[T, R]):
                 self._changed.wait(left)
 
     def abandon(self) -> None:
-        """Nothing new starts; what runs may end or not, nobody waits for it."""
+        """Nothing new starts. Running items may end or not; no thread waits for them."""
         self._queue.clear()
 
     def pending(self) -> list[int]:

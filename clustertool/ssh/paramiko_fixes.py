@@ -1,7 +1,7 @@
 """A transport is paramiko's connection to one ssh server, and its channels, made safe to share between threads.
 
-What differs from paramiko's own: no thread for the handshake's deadline (it would hold up the interpreter's end), few
-wake-ups while idle, exit by signal is seen, a channel's last word is really its last, and a server asks few questions at once.
+Differences to paramiko: no thread for the handshake's deadline (it would delay the interpreter's end), few wake-ups while
+idle, exits by signal are detected, a channel's CLOSE is its last message, and a server asks few questions at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_QUESTIONS = 16
 
 
 class _Packetizer(Packetizer):  # type: ignore[misc]
-    """A deadline that is looked at instead of a timer thread."""
+    """A deadline that is polled instead of a timer thread."""
 
     _until: float | None = None
 
@@ -39,7 +39,7 @@ class _Packetizer(Packetizer):  # type: ignore[misc]
 
 
 def _request(channel: Any, message: Any) -> None:
-    """paramiko knows exit-status only; a command that a signal killed gets 128 + N, as a shell would say."""
+    """paramiko knows exit-status only; a command that a signal killed gets 128 + N, as in a shell."""
     kind = message.get_text()
     message.get_boolean()
     if kind == "exit-signal":
@@ -70,8 +70,8 @@ class Channel(paramiko.Channel):  # type: ignore[misc]
 
     paramiko makes a message under the channel's lock and sends it after: bytes or an EOF of one thread can pass a CLOSE of
     another (or the answer to the other side's). sshd ends the whole connection then, and a gateway's carries all nodes:
-    "Received data for nonexistent channel" (https://github.com/paramiko/paramiko/issues/1115). So the last one who is
-    still sending says goodbye.
+    "Received data for nonexistent channel" (https://github.com/paramiko/paramiko/issues/1115). So the last thread that is
+    still sending sends the CLOSE.
     """
 
     _sending = 0  # threads, under the channel's lock
@@ -101,7 +101,7 @@ class Channel(paramiko.Channel):  # type: ignore[misc]
                 self.transport._send_user_message(message)
 
     def _close_internal(self) -> tuple[Any, ...]:
-        """Called under the channel's lock; who called says what we return."""
+        """Called under the channel's lock; the caller determines the result."""
         messages: tuple[Any, ...] = super()._close_internal()
         if not self._sending:
             return messages
@@ -110,7 +110,7 @@ class Channel(paramiko.Channel):  # type: ignore[misc]
 
 
 class Transport(paramiko.Transport):  # type: ignore[misc]
-    """Our order of algorithms: the fastest of the strong ones first."""
+    """The order of algorithms: the fastest of the strong ones first."""
 
     _CLIENT_ID = "clustertool"
     times: Mapping[str, float] = {}  # seconds of the phases of its opening
@@ -146,6 +146,6 @@ class Transport(paramiko.Transport):  # type: ignore[misc]
 
     def open_channel(self, *args: Any, **options: Any) -> Channel:
         channel = super().open_channel(*args, **options)
-        channel.__class__ = Channel  # paramiko makes its own and nobody has it yet
+        channel.__class__ = Channel  # paramiko creates its own, which no thread uses yet
         assert isinstance(channel, Channel)
         return channel

@@ -1,9 +1,9 @@
-"""Questions to the person at the terminal: passphrases, passwords, and what servers ask.
+"""The prompter asks the user at the terminal: passphrases, passwords, and questions of servers.
 
-The thread that owns the terminal puts them, one at a time, while the threads that need the answers wait: so Ctrl+C at a
+The thread that owns the terminal asks, one question at a time, while the threads that need the answers wait. So Ctrl+C at a
 question ends the question, not the terminal. Answers stay in memory.
 
-A password belongs to one account: a user on one host. Another host gets it only if the person agrees, after the first host
+A password belongs to one account: a user on one host. Another host gets it only if the user agrees, after the first host
 has accepted it, to a question that names the hosts.
 """
 
@@ -23,7 +23,7 @@ _GATHER = 0.3  # seconds in which new host keys, or hosts that want a password, 
 
 
 class Person(Protocol):
-    """Who sits at the terminal, or reads what a script prints."""
+    """The user at the terminal, or the reader of a script's output."""
 
     @property
     def present(self) -> bool:
@@ -40,7 +40,7 @@ class Person(Protocol):
 
 
 class NewKey(NamedTuple):
-    """A host key that was accepted as new: its host, type, fingerprint, and the file that holds it now ("" for none)."""
+    """A host key that was accepted as new: its host, type, fingerprint, and the file that contains it now ("" for none)."""
 
     host: str
     type: str
@@ -59,7 +59,7 @@ class _Account(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Accounts that may share a password, if the person agrees."""
+    """Accounts that may share a password, if the user agrees."""
 
     user: str
     gateway: bool
@@ -77,7 +77,7 @@ class _Request:
 
 
 class Prompter:
-    """Puts questions to `person`; without one, no question is put. Made by the thread that owns the terminal."""
+    """Asks questions of `person`; without one, no question is asked. Created by the thread that owns the terminal."""
 
     def __init__(self, person: Person | None = None) -> None:
         self._person = person

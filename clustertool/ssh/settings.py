@@ -76,14 +76,14 @@ class SshSettings:
     gateways: tuple[SshSettings, ...] = ()
     host_key_name: str = ""  # the host's name in known_hosts
     host_keys: str = "accept-new"
-    known_hosts: tuple[str, ...] = ()  # a new key goes into the first one
+    known_hosts: tuple[str, ...] = ()  # a new key is appended to the first one
     system_known_hosts: tuple[str, ...] = ()
     connect_timeout: float = 10.0
     gateway: bool = False  # a jump host, not a node
 
     @property
     def indirect(self) -> bool:
-        """Behind a gateway or a ProxyCommand: no packet of ours goes there directly."""
+        """Behind a gateway or a ProxyCommand: the tool sends no packet there directly."""
         return bool(self.gateways or self.proxy_command)
 
 
@@ -153,7 +153,7 @@ def _chain(text: str, to: SshSettings, cluster: Cluster, depth: int) -> tuple[Ss
 
 
 def _gateway(hop: Host, cluster: Cluster, depth: int) -> SshSettings:
-    """A jump host. What conf.py says is meant for the nodes: here ssh's configuration goes first."""
+    """A jump host. conf.py describes the nodes, so ssh's configuration has priority here."""
     found = _settings(hop, replace(cluster, identity_file=""), "", 0, depth)
     if not hop.user and cluster.user and found.user == local_user():
         found = replace(found, user=cluster.user)
@@ -190,7 +190,7 @@ def _list(said: Mapping[str, Sequence[str]], key: str) -> list[str]:
 def _identities(
     cluster: Cluster, said: Mapping[str, Sequence[str]], tokens: Mapping[str, str]
 ) -> tuple[tuple[str, ...], bool]:
-    """The key files to try, and whether somebody named them."""
+    """The key files to try, and whether they were configured."""
     if cluster.identity_file:
         return (_expand_home(cluster.identity_file),), True
     lines = said.get("identityfile", ())
@@ -225,7 +225,7 @@ def _known_hosts(cluster: Cluster, said: Mapping[str, Sequence[str]]) -> tuple[s
     if "userknownhostsfile" not in said:
         return usual
     files = tuple(_list(said, "userknownhostsfile"))
-    passwd = os.path.join(_passwd_home(), ".ssh")  # ssh's defaults lie there, ours in $HOME
+    passwd = os.path.join(_passwd_home(), ".ssh")  # ssh's defaults are there, the tool's in $HOME
     return usual if files == (f"{passwd}/known_hosts", f"{passwd}/known_hosts2") else files
 
 
@@ -292,7 +292,7 @@ def _quoted(value: str, quote: str) -> str:
 
 @dataclass(frozen=True)
 class _Config:
-    """The user's and the system's configuration as one text, and the hosts for which it says something."""
+    """The user's and the system's configuration as one text, and the hosts that it mentions."""
 
     text: str
     patterns: tuple[tuple[str, ...], ...]
@@ -302,7 +302,7 @@ class _Config:
 
 
 def _asked(name: str, user: str, port: int) -> Mapping[str, list[str]]:
-    """What the configuration says about `name`: keyword in small letters -> values. Empty if it says nothing."""
+    """The configuration of `name`: keyword in small letters -> values. Empty if there is none."""
     config = _read_config(home(), SYSTEM_CONFIG, _stamps())
     if not config.matters(name):
         return {}
@@ -332,7 +332,7 @@ def _read_config(user_home: str, system: str, stamps: tuple[int, ...]) -> _Confi
         keyword, value = _split(line)
         if keyword == "host":
             block = tuple(value.replace('"', "").split())
-        elif keyword == "match":  # only ssh can tell whom it concerns
+        elif keyword == "match":  # only ssh can evaluate which hosts it matches
             block = ("*",)
             patterns[block] = None
         elif keyword in _MATTERS:
@@ -367,11 +367,11 @@ def _lines(path: str, base: str, block: str, depth: int, checked: bool) -> Itera
             for pattern in value.replace('"', "").split():
                 for included in sorted(glob.glob(os.path.join(base, _expand_home(pattern)))):
                     yield from _lines(included, base, block, depth + 1, True)
-            yield block  # what stands after an Include belongs to the block around it
+            yield block  # the lines after an Include belong to the block around it
 
 
 def _in_our_home(line: str) -> str:
-    """ssh expands `~` to the home of the password file; ours is $HOME (tests and containers have another one)."""
+    """ssh expands `~` to the home of the password file; the tool uses $HOME (tests and containers have another one)."""
     return re.sub(r"(?<=[\s=\"])~/", lambda _: home() + "/", line)
 
 
