@@ -1,4 +1,4 @@
-"""Facts are the frozen answers of the nodes' probes; identity is what the edge makes once for a job."""
+"""Facts are the frozen answers of the nodes' probes. The identity of a job is created once on the laptop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Facts:
     root: str = ""
     root_id: str = ""
     root_hint: str = ""
-    root_above: Tuple[Tuple[str, str], ...] = ()  # root_id and root_hint as they are told while ROOT_DIR is missing
+    root_above: Tuple[Tuple[str, str], ...] = ()  # root_id and root_hint as they are reported while ROOT_DIR is missing
     home: str = ""
     user: str = ""
     python: str = ""
@@ -31,9 +31,9 @@ class Facts:
     cpus: int = 1
     devices: Tuple[int, ...] = ()
     device_kind: str = "cpu"
-    devices_seen: bool = False  # the probe has looked: what is not in `devices` is not there
+    devices_seen: bool = False  # the probe has read the devices: an id that is not in `devices` does not exist
     held: Tuple[Tuple[int, str, str], ...] = ()  # (device, job, user): locked by a job
-    used: Tuple[Tuple[int, str], ...] = ()  # (device, who): in use without a lock; known for --devices auto
+    used: Tuple[Tuple[int, str], ...] = ()  # (device, process): in use without a lock; known for --devices auto
     ills: Tuple[Tuple[int, str, str], ...] = ()  # (device, what is wrong with it, the fix); known for --devices auto
     modules: Tuple[str, ...] = ()  # digests of the NVML modules that are kept there
     ephemeral: Tuple[int, int] = (32768, 60999)
@@ -66,7 +66,7 @@ class Facts:
         return f"{self.boot_id}/{self.netns}" if self.boot_id else f"node{self.node}"
 
     def holder(self, port: int) -> str:
-        """Who listens on a port, in words."""
+        """The process or job that listens on a port."""
         return dict(self.listeners).get(port, "another process")
 
 
@@ -90,18 +90,18 @@ def read_facts(node: int, answer: Mapping[str, Any]) -> Facts:
 
 
 def in_use(answer: Mapping[str, Any]) -> Tuple[Tuple[int, str], ...]:
-    """Of a node's answer about its devices: (device, who computes on it) where no job has locked it."""
+    """From a node's answer about its devices: (device, process that computes on it) where no job has locked it."""
     return tuple((int(device), str(who)) for device, who in answer.get("used", ()))
 
 
 def with_devices(fact: Facts, answer: Mapping[str, Any]) -> Facts:
-    """The same with what the node's answer about its devices tells: who is on them, and how they are."""
+    """The same facts with the processes on its devices and their faults, from the node's answer about them."""
     sick = tuple((int(card["index"]), ill.text, ill.fix) for card in answer["devices"] for ill in ills(card))
     return replace(fact, used=in_use(answer), ills=sick)
 
 
 def settled(facts: Mapping[int, Facts]) -> Dict[int, Facts]:
-    """A node that was looked at before its ROOT_DIR was made gets the ids that those tell who came later."""
+    """A node that was probed before its ROOT_DIR was created gets the ids that later probes report."""
     ids = {above: fact.root_id for fact in facts.values() for above, _ in fact.root_above}
     hints = {above: fact.root_hint for fact in facts.values() for _, above in fact.root_above}
 
@@ -119,7 +119,7 @@ def settled(facts: Mapping[int, Facts]) -> Dict[int, Facts]:
 
 
 def sharing(facts: Mapping[int, Facts]) -> FrozenSet[int]:
-    """Nodes whose ROOT_DIR is also another node's (a home on NFS, or two entries for one machine)."""
+    """Nodes whose ROOT_DIR is shared with another node (a home on NFS, or two entries for one machine)."""
     by_root: Dict[str, list[int]] = {}
     for node, fact in facts.items():
         by_root.setdefault(fact.root_id or f"node{node}", []).append(node)
@@ -128,7 +128,7 @@ def sharing(facts: Mapping[int, Facts]) -> FrozenSet[int]:
 
 @dataclass(frozen=True)
 class Identity:
-    """Made at the edge, once per job: its id, when, by whom, and the throw-away secrets that bind its nodes."""
+    """Created on the laptop once per job: its id, time, owner, and the temporary secrets of its nodes."""
 
     job_id: str
     created: float = 0.0

@@ -1,4 +1,4 @@
-"""A finding is one thing that one check says of one node; the worst ones of a column make its cell."""
+"""A finding is the result of one check for one node. The worst findings of a column make its cell."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Seen:
 
 
 def cells(findings: Sequence[Finding], node: int) -> Dict[str, Finding]:
-    """Column -> what its cell says of a node: the worst of its findings, and all that are as bad, in COLUMNS' order."""
+    """Column -> its cell for a node: the worst of its findings, and all of the same level, in the order of COLUMNS."""
     by_column: Dict[str, List[Finding]] = {}
     for finding in findings:
         if finding.node == node:

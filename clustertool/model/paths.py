@@ -1,4 +1,4 @@
-"""Every path of a job on a node is named here and nowhere else (contract, section 4)."""
+"""This module has every path of a job on a node (contract, section 4). No other module builds one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 _LOG = {"trainer": "workerlog", "pserver": "serverlog", "heter": "heterlog"}
 _FIRST = {"trainer": "train.log", "pserver": "server.log", "heter": "heter.log"}
-OURS = ".clustertool"  # what is ours inside a job directory, and inside ROOT_DIR
+OURS = ".clustertool"  # the tool's own folder inside a job directory, and inside ROOT_DIR
 
 
 class JobPaths(NamedTuple):
@@ -37,7 +37,7 @@ class JobPaths(NamedTuple):
 
     @property
     def ledger(self) -> str:
-        """Beside the job directories: node/jobs/ledger.py."""
+        """Next to the job directories: node/jobs/ledger.py."""
         return posixpath.join(self.base, OURS, "jobs", self.job + ".json")
 
     @property
@@ -52,7 +52,7 @@ class JobPaths(NamedTuple):
 
     @property
     def usage(self) -> str:
-        """What ranks used, looked at every few seconds: model/job/usage.py."""
+        """Samples of what ranks use, every few seconds: model/job/usage.py."""
         return self.of(OURS, "usage.jsonl")
 
     @property
@@ -80,7 +80,7 @@ class JobPaths(NamedTuple):
 
 
 def is_job_id(text: str) -> bool:
-    """Whether it is [A-Za-z0-9][A-Za-z0-9._-]{0,63}. Every id from elsewhere passes this before a path is made of it.
+    """Whether it is [A-Za-z0-9][A-Za-z0-9._-]{0,63}. Every id from outside passes this before it becomes a part of a path.
 
     It does without the module re, whose import takes long on nodes.
     """

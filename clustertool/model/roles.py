@@ -1,4 +1,4 @@
-"""What a process can be: its role, what each mode needs of them, and their names for people and for Paddle."""
+"""Roles are what a process can be: what each mode needs of them, and their names for users and for Paddle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ALIASES = {"heter_trainer": "heter", "heter-trainer": "heter"}
 
 
 def word(role: str) -> str:
-    """The role as people say it: `heter trainer`."""
+    """The role for users: `heter trainer`."""
     return _WORDS.get(role, role)
 
 

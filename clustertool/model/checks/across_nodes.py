@@ -1,4 +1,4 @@
-"""Drift is what differs between nodes that should be alike; the odd ones are told, and what the others have."""
+"""These checks find differences between nodes that should be equal. They report the deviating nodes and the common value."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def skew(fact: Facts, before: float, after: float) -> Tuple[float, float]:
 
 
 def _names(facts: Mapping[int, Facts]) -> List[Finding]:
-    """A machine that takes its own name for 127.0.1.1 tells the others to find it there. One machine alone may."""
+    """A machine that resolves its own name to 127.0.1.1 announces this address to the others. This does not matter for
+    one machine."""
     several = len({fact.machine for fact in facts.values()}) > 1
     return [_name(fact, several) for fact in facts.values()]
 
@@ -101,7 +102,7 @@ def _packages(facts: Mapping[int, Facts]) -> List[Finding]:
     for name in dict.fromkeys(name for versions in told.values() for name in versions):
         usual = _usual({node: versions[name] for node, versions in told.items() if versions.get(name)})
         if usual is None:
-            continue  # nobody has it
+            continue  # no node has it
         for node, versions in told.items():
             version = versions.get(name, "")
             if version == usual:

@@ -1,4 +1,4 @@
-"""Checks of one machine's condition: what will not stop a job from starting, but slow it, starve it or mislead it."""
+"""These checks find conditions of one machine that do not prevent a start, but slow a job down or break it later."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PROXY_FIX = "take it out of ENV or PRELUDE, or name the training addresses in n
 
 
 def condition(cluster: Cluster, fact: Facts) -> List[Finding]:
-    """All that can be said of one machine by itself."""
+    """Findings about one machine alone."""
     found = [_memory(fact), _load(fact), _limits(fact), _shm(fact), _proxy(cluster, fact)]
     if fact.looked:
         found += [_jobs(fact), _own_packages(fact)]
@@ -33,7 +33,7 @@ def condition(cluster: Cluster, fact: Facts) -> List[Finding]:
 
 
 def phases(node: int, user: str, seconds: Mapping[str, float]) -> Finding:
-    """The login's parts: the slow ones are told with what slows them."""
+    """The phases of a login. Slow ones are reported with their cause."""
     slow = [name for name in _PHASES if seconds.get(name, 0.0) > SLOW]
     if not slow:
         return Finding(node, "ssh", "ok", user)
@@ -63,7 +63,7 @@ def _load(fact: Facts) -> Finding:
 
 
 def _limits(fact: Facts) -> Finding:
-    """A soft limit counts, since nobody raises it for the ranks."""
+    """The soft limit counts, since the ranks do not raise it."""
     least = {"nofile": FEW_FILES, "nproc": FEW_PROCESSES}
     low = [f"{name} {soft}" for name, soft, _ in fact.limits if 0 <= soft < least.get(name, 0)]
     if fact.rdma:
@@ -99,7 +99,7 @@ def _proxy(cluster: Cluster, fact: Facts) -> Finding:
 
 
 def covers(no_proxy: str, address: str) -> bool:
-    """Whether one of no_proxy's words stands for an address: itself, a prefix such as 10. or 10.0.0.0/8, a domain, or *."""
+    """Whether an entry of no_proxy matches an address: itself, a prefix such as 10. or 10.0.0.0/8, a domain, or *."""
     for word in (word.strip() for word in no_proxy.split(",")):
         if word == "*" or word == address:
             return True

@@ -1,4 +1,4 @@
-"""Inventory is what all nodes' cards are, how they are, and who is on them; only cards that a job may get count."""
+"""These checks compare the number, models, faults and users of all nodes' cards. Only cards that a job may get count."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clustertool.model.planning.devices import kind_of
 from clustertool.model.planning.plan import Plan
 
 Card = Mapping[str, Any]
-Report = Mapping[str, Any]  # what node/devices/read.py tells of one node
+Report = Mapping[str, Any]  # the answer of node/devices/read.py for one node
 CHECKS = ("devices", "driver", "health", "users")
 _COUNT_FIX = "dmesg and the maker's tool there tell why; where it shall be so, name devices in HOSTS"
 _MODEL_FIX = "the slowest card sets the pace of all: leave the node out with --skip, or know it"
@@ -27,7 +27,7 @@ _HIDDEN_FIX = "a process in a container that is not seen, or what a dead one lef
 
 
 def to_ask(cluster: Cluster, facts: Mapping[int, Facts]) -> List[int]:
-    """Nodes whose cards a job may use."""
+    """Nodes with cards that a job may use."""
     if set(CHECKS) <= set(cluster.checks_off):
         return []
     with_some = [node for node, fact in sorted(facts.items()) if fact.devices and kind_of(cluster, fact) != "cpu"]
@@ -64,7 +64,7 @@ def _usable(host: Host, report: Report) -> List[Card]:
 
 
 def _counts(hosts: Mapping[int, Host], facts: Mapping[int, Facts], reports: Mapping[int, Report]) -> List[Finding]:
-    """Hosts of which conf.py or a hostfile says what they give, or that train nothing, may have any number."""
+    """Hosts may have any number if conf.py or a hostfile defines it, or if they train nothing."""
     numbers = {node: len(reports[node]["devices"]) if node in reports else 0 for node in sorted(facts)}
     free = {node: number for node, number in numbers.items() if _any_number(hosts[node])}
     usual = most_common([number for number in free.values() if number])
@@ -97,7 +97,7 @@ def _driver(report: Report) -> str:
 
 
 def _odd(column: str, values: Mapping[int, str], fix: str) -> List[Finding]:
-    """Nodes with another value than most; what a node does not tell is not compared."""
+    """Nodes with another value than most. A value that a node does not report is not compared."""
     known = {node: value for node, value in values.items() if value}
     usual = most_common([known[node] for node in sorted(known)])
     return [
@@ -111,7 +111,7 @@ def _odd(column: str, values: Mapping[int, str], fix: str) -> List[Finding]:
 
 
 def _health(node: int, report: Report, cards: Sequence[Card], twice: FrozenSet[int]) -> List[Finding]:
-    """Without NVML there is no NCCL either, so its silence is an error; other makers' tools are only for people."""
+    """Without NVML there is no NCCL either, so a missing answer is an error. Tools of other vendors are only informative."""
     kind = str(report["kind"])
     found = []
     if report.get("problem"):
@@ -158,7 +158,7 @@ def _users(node: int, report: Report, cards: Sequence[Card]) -> List[Finding]:
 
 
 def _processes(node: int, kind: str, cards: Sequence[Card]) -> List[Finding]:
-    """Each process once, with all its cards. On a card for one process alone a rank cannot start beside it."""
+    """Each process once, with all its cards. No second process can start on a card in exclusive mode."""
     on: Dict[int, List[Card]] = {}
     seen: Dict[int, List[Mapping[str, Any]]] = {}
     for card in cards:
@@ -183,7 +183,7 @@ def _of_holder(card: Card, process: Mapping[str, Any]) -> bool:
 
 
 def _hidden(node: int, kind: str, cards: Sequence[Card]) -> List[Finding]:
-    """Memory that is gone, and nobody to be seen."""
+    """Memory in use without a visible process."""
     found = []
     for card in cards:
         total, free = card.get("memory_total"), card.get("memory_free")

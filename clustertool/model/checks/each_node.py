@@ -1,4 +1,4 @@
-"""Checks are pure: all nodes' probes in, findings out; a finding names the node, what is wrong and the fix."""
+"""Checks turn the probes of all nodes into findings. A finding names the node, the fault and the fix. This module is pure."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def check(
 ) -> Tuple[Finding, ...]:
     """Findings of all nodes that answered.
 
-    `need`: bytes that the workspace takes on each node (release and job's copy). `ports`: look at the ports that conf.py names;
-    for a job this is its plan's work, which knows the ports that the job will use.
+    `need`: bytes that the workspace takes on each node (release and job's copy). `ports`: check the ports that conf.py names;
+    for a job its plan does this, which knows the ports that the job will use.
     """
     found: List[Finding] = []
     alike = _by_machine(facts)
@@ -38,7 +38,8 @@ def check(
 
 
 def _by_machine(facts: Mapping[int, Facts]) -> Dict[int, Facts]:
-    """Nodes of one machine were asked a moment apart: what the machine has in common is told once, by its first node."""
+    """Values that all nodes of one machine share are reported once, by its first node, since they were read at
+    different times."""
     first: Dict[str, Facts] = {}
     for node in sorted(facts):
         first.setdefault(facts[node].machine, facts[node])

@@ -1,4 +1,4 @@
-"""`check --framework`: from how far each rank of a trial came follows what is wrong, where, and what to do about it."""
+"""This module derives from the last step of each rank of a trial what failed, where, and the fix (`check --framework`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clustertool.model.finding import Finding
 FRAMEWORKS = ("torch", "paddle")
 STEPS = ("start", "import", "device", "meet", "reduce", "done")  # what a rank is at; from `meet` on it needs the others
 LAST_WORDS = 0.5  # seconds for the last line of a log, which may come after its process's end
-SOON = 3.0  # seconds for the others' words, when one has failed where all wait for each other
+SOON = 3.0  # seconds for the messages of the others after one has failed while all wait for each other
 _PORTS = 2
 _MEET = STEPS.index("meet")
 _COLUMN = "framework"
@@ -126,7 +126,8 @@ def own_ports(facts: Mapping[int, Facts], seed: str) -> Dict[int, Tuple[int, ...
 
 
 def judge(name: str, ranks: Sequence[Rank], facts: Mapping[int, Facts], seconds: float, names: Names) -> List[Finding]:
-    """Findings for the column framework: who failed, with its words; who hangs; who only waited for those."""
+    """Findings for the column framework: ranks that failed, with their messages; ranks that hang; ranks that only wait
+    for those."""
     guilty = _guilty(ranks)
     nodes = names(sorted({one.node for one in guilty}))
     found = []
@@ -146,7 +147,7 @@ def judge(name: str, ranks: Sequence[Rank], facts: Mapping[int, Facts], seconds:
 
 
 def _guilty(ranks: Sequence[Rank]) -> List[Rank]:
-    """Who failed, and who hangs; but not who waits, as it must, for others that have failed or are behind it."""
+    """Ranks that failed or hang, without those that wait for ranks that have failed or are behind them."""
     broken = min((one.step for one in ranks if one.words), default=len(STEPS))
     behind = min((one.step for one in ranks if one.waits), default=len(STEPS))
     return [
@@ -187,7 +188,7 @@ def _trouble(name: str, one: Rank, facts: Mapping[int, Facts], seconds: float) -
 
 
 def _elsewhere(chosen: str, right: str) -> bool:
-    """Whether a rank was told to take another interface than its address has. NCCL takes prefixes, and ^ for none of them."""
+    """Whether a rank is set to another interface than its address has. NCCL takes prefixes, and ^ for none of them."""
     names = chosen.lstrip("^=").split(",")
     found = any(right.startswith(name) for name in names)
     return bool(chosen and right) and found == chosen.startswith("^")

@@ -1,4 +1,4 @@
-"""Who tries to reach whom, at which ports, and what the answers mean: a cut pair is told in both directions, and once."""
+"""This module selects the pairs and ports of a link check, and interprets the answers. A broken pair is reported once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from clustertool.model.planning.ports import sample
 MOST = 64  # nodes that all try each other
 FEW = 8  # nodes that try all ports of each other; among more of them each pair tries one, and each port has many that try it
 PORTS = 4  # of one node
-SLOW = 0.5  # of the median bandwidth: a link below it is told
+SLOW = 0.5  # of the median bandwidth: a link below it is reported
 OK = "ok"
-_FIXES = {  # the first that is in the words
+_FIXES = {  # the first one that occurs in the result counts
     "no answer of the agent": "the node is overloaded, or something between them swallows data: try again",
     "refused": "a firewall rejects these ports between the nodes: open them",
     "no route": "look at the routes of the node (ip route) and at PADDLE_NIC",
@@ -93,7 +93,7 @@ def _tournament(nodes: Sequence[int]) -> Tuple[Tuple[Pair, ...], ...]:
 def ports_to_try(
     cluster: Cluster, facts: Mapping[int, Facts], made: "Plan | None", seed: str
 ) -> Dict[int, Tuple[int, ...]]:
-    """A few ports of every node: those of a plan, else such as a plan would choose. Ports that are held are not tried."""
+    """A few ports of every node: those of a plan, else ports such as a plan would choose. Ports in use are not tested."""
     if made is None:
         return {node: found[:PORTS] for node, found in sample(cluster, facts, seed).items()}
     chosen: Dict[int, Dict[int, None]] = {node: {} for node in facts}
@@ -123,10 +123,10 @@ def targets(found: Pattern, ports: Mapping[int, Sequence[int]]) -> Dict[int, Lis
 
 
 def judge(tries: Sequence[Try], nodes: Sequence[int], names: Callable[[Sequence[int]], str]) -> List[Finding]:
-    """Findings for the column mesh. `names` folds nodes' names for people.
+    """Findings for the column mesh. `names` folds the names of nodes.
 
-    The node with most broken pairs is told with all of them, then the next of what is left: so that without the nodes that have
-    an error all others reach each other.
+    The node with most broken pairs is reported with all of them, then the next one of the rest, so that without the nodes that
+    have an error all others reach each other.
     """
     words = _words(tries)
     broken = {pair for pair, word in words.items() if word != OK}
@@ -187,7 +187,7 @@ def _told(
 
 
 def slow_links(speeds: Mapping[Pair, float], names: Callable[[Sequence[int]], str]) -> List[Finding]:
-    """Links far below the median: a node whose every link is slow is told once."""
+    """Links far below the median. A node whose every link is slow is reported once."""
     if len(speeds) < 3:
         return []
     usual = sorted(speeds.values())[len(speeds) // 2]

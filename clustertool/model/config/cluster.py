@@ -1,4 +1,4 @@
-"""A cluster is conf.py, checked and frozen. One table names every key, its type and its default."""
+"""A cluster is conf.py, checked and frozen. One table has every key, its type and its default."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOST_KEY_POLICIES = ("accept-new", "strict", "off")
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where jobs run. 0, "" and None in a field mean that conf.py does not say."""
+    """Where jobs run. 0, "" and None in a field mean that conf.py does not set it."""
 
     hosts: Tuple[Host, ...]
     root_dir: str = "~/clustertool"
@@ -50,8 +50,8 @@ class Cluster:
     checks_off: Tuple[str, ...] = ()
     check_packages: Tuple[str, ...] = ("torch", "paddle", "numpy")
     ssh_config: str = field(default="", repr=False)  # set only by the embedded cluster: "none" ignores ~/.ssh/config
-    first_path: str = ""  # set only by the embedded cluster: goes first on every process's PATH
-    where: str = ""  # the conf.py it came from, or what stands for it
+    first_path: str = ""  # set only by the embedded cluster: first on every process's PATH
+    where: str = ""  # the conf.py that was read, or a description of its replacement
 
 
 def _text(value: object) -> str:

@@ -1,6 +1,6 @@
-"""A hostfile of Open MPI, DeepSpeed or Horovod becomes HOSTS entries; --ips, --only and --skip choose among hosts and slots.
+"""A hostfile of Open MPI, DeepSpeed or Horovod becomes HOSTS entries. --ips, --only and --skip select hosts and slots.
 
-A slot is one process, and where a node has devices, slot 3 is on device 3, as DeepSpeed and Horovod mean it.
+A slot is one process. Where a node has devices, slot 3 is on device 3, as in DeepSpeed and Horovod.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def _entry(host: str, slots: List[Optional[int]]) -> Dict[str, Any]:
 
 
 def choose(hosts: Sequence[Host], only: Sequence[str], skip: Sequence[str]) -> Tuple[Host, ...]:
-    """The chosen hosts, numbered anew. Words: a host's name with ranges, or host:slots (DeepSpeed: `h1:0,2`; `@` between
-    hosts). Raises UsageError for a word that names nobody."""
+    """The chosen hosts, numbered again. Items: a host's name with ranges, or host:slots (DeepSpeed: `h1:0,2`; `@` between
+    hosts). Raises UsageError for an item that names no host."""
     kept = list(hosts)
     if only:
         wanted = _wanted(hosts, only)
@@ -82,7 +82,7 @@ def choose(hosts: Sequence[Host], only: Sequence[str], skip: Sequence[str]) -> T
 
 
 def pick(hosts: Sequence[Host], words: Sequence[str]) -> Tuple[Host, ...]:
-    """--ips: each word is an entry of HOSTS that has this host or address, or else a host of its own. In this order."""
+    """--ips: each name is an entry of HOSTS with this host or address, or else a new host. In this order."""
     try:
         asked = read_hosts(list(words))
     except ConfigError as error:
@@ -97,7 +97,7 @@ def pick(hosts: Sequence[Host], words: Sequence[str]) -> Tuple[Host, ...]:
 
 
 def _means(word: Host, entry: Host) -> bool:
-    """Whether a word of --ips is this entry of HOSTS; what the word does not say, the entry may."""
+    """Whether a name of --ips means this entry of HOSTS. The entry may have a user and a port that the name does not have."""
     same = word.host in (entry.host, entry.address, entry.name)
     return same and word.user in ("", entry.user) and word.port in (0, entry.port)
 
@@ -118,7 +118,7 @@ def _wanted(hosts: Sequence[Host], words: Sequence[str]) -> Dict[str, Optional[T
 
 
 def _named_by(word: str, hosts: Sequence[Host]) -> Tuple[List[Host], Optional[Tuple[int, ...]]]:
-    """The hosts that a word names, whole or by slots. What is a host as HOSTS writes it (host:port, IPv6) is one."""
+    """The hosts that a name means, as a whole or by slots. A host as HOSTS writes it (host:port, IPv6) is one."""
     chosen = [host for one in _expanded(word) for host in hosts if one in _names(host)]
     sliced = re.fullmatch(r"(\[[^\]]*:[^\]]*\]|[^:]+):([0-9]{1,5}(?:,[0-9]{1,5})*)", word)
     if chosen or not sliced:

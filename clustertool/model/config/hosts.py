@@ -1,4 +1,4 @@
-"""A host is one entry of HOSTS; its position is its node id. Parsing is total: a bad entry is a ConfigError."""
+"""A host is one entry of HOSTS. Its position is its node id. A bad entry is a ConfigError."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Host:
         return self.roles is None or role in dict(self.roles)
 
     def count(self, role: str) -> Optional[int]:
-        """How many processes of `role` this host was pinned to, None if HOSTS says no number."""
+        """Number of processes of `role` that HOSTS places on this host, None if it has no number."""
         return dict(self.roles or ()).get(role)
 
 
@@ -160,7 +160,7 @@ def _extras(entry: Dict[str, object]) -> Host:
 
 
 def _parse(line: str, entry: object) -> List[Host]:
-    """ "[user@]host[:port]" with ranges -> hosts. As for ssh, the last @ ends the user, and ssh:// may stand in front."""
+    """ "[user@]host[:port]" with ranges -> hosts. As for ssh, the last @ ends the user, and ssh:// may be in front."""
     line = line.strip()
     if line.startswith("ssh://"):
         line = line[len("ssh://") :].rstrip("/")

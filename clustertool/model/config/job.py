@@ -1,4 +1,4 @@
-"""A job spec is job.toml and the options of the command line, checked and merged; the command line wins."""
+"""A job spec is job.toml and the options of the command line, checked and merged. The command line has priority."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Command = Optional[Tuple[str, ...]]
 Pairs = Tuple[Tuple[str, str], ...]
 _MOST = 10000  # processes of one role on one node, and nodes
 COUNTED = ("gpu", "xpu", "npu", "cpu", "auto")  # --nproc-per-node by what the node has, as torchrun knows it
-# What the old paddle.py started on every host; the trainer's own options stand before --trainer_id.
+# The commands of the old paddle.py on every host; the trainer's own options come before --trainer_id.
 _V2_PSERVER = (
     "paddle",
     "pserver",
@@ -60,7 +60,7 @@ READY = ("listen", "started")  # [pserver] ready
 
 @dataclass(frozen=True)
 class Role:
-    """How many processes of a role, and what they run. None and "": not said, so the plan's default."""
+    """Processes of a role and their command. None and "": not given, so the plan's default."""
 
     command: Command = None
     per_node: Optional[int] = None
@@ -89,7 +89,7 @@ class JobSpec:
     env: Pairs = ()
     force_env: bool = False
     shards: Tuple[str, ...] = ()
-    only_where_read: bool = False  # each shard goes only to the node whose trainer reads it
+    only_where_read: bool = False  # each shard is sent only to the node whose trainer reads it
     output: str = "output"
     ready: str = "listen"  # one of READY: what a pserver must do before trainers start
     policy: Policy = Policy()
@@ -107,9 +107,9 @@ class JobSpec:
 class Options:
     """The options of `run` as typed; "" and () mean not given. Everything is text and is checked in read_job.
 
-    implied: the mode where neither the options nor job.toml say. command: instead of script, words that are split already.
-    v2: the command line of the old paddle.py, whose roles run `paddle train` and `paddle pserver`; v2_args go to the trainer.
-    log_dir: where the working directory shows the logs.
+    implied: the mode if neither the options nor job.toml have one. command: instead of script, already split.
+    v2: the command line of the old paddle.py, whose roles run `paddle train` and `paddle pserver`; v2_args are passed to the
+    trainer. log_dir: where the working directory shows the logs.
     """
 
     mode: str = ""
@@ -143,7 +143,7 @@ class Options:
 
 
 def read_job(cluster: Cluster, toml: Mapping[str, Any], options: Options) -> JobSpec:
-    """Raises DataError for what job.toml says wrong, UsageError for the command line, both with the fix."""
+    """Raises DataError for errors in job.toml, UsageError for the command line, both with the fix."""
     file = _read_toml(toml)
     mode = _mode(options, file)
     script = options.command or _script(options.script)
@@ -291,7 +291,7 @@ def _true(toml: Mapping[str, Any], table: str, name: str) -> bool:
 
 
 def _inside(pattern: str) -> bool:
-    """Of files below the workspace. `**` would look like any depth and mean one folder."""
+    """Files below the workspace. `**` is refused: it suggests any depth and would mean one folder."""
     return bool(pattern) and pattern[0] != "/" and pattern[-1] != "/" and not {"..", "**"} & set(pattern.split("/"))
 
 
@@ -372,7 +372,7 @@ def _stages(role: Role, options: Options) -> Tuple[Role, ...]:
 
 
 def _by_stage(option: str, text: str) -> List[str]:
-    """ "a,b;c" -> a,b and c; one empty part where nothing is said."""
+    """ "a,b;c" -> a,b and c; one empty part if nothing is given."""
     parts = [part.strip(" ,") for part in text.split(";")]
     if len(parts) > 1 and not all(parts):
         raise UsageError(
@@ -382,7 +382,7 @@ def _by_stage(option: str, text: str) -> List[str]:
 
 
 def _words(values: Sequence[str]) -> Tuple[str, ...]:
-    """Words between commas; a comma in brackets, as in a pattern, is no such comma."""
+    """Parts between commas. A comma in brackets, as in a pattern, does not separate."""
     words = (word.strip() for value in values for word in re.split(r",(?![^\[\]]*\])", value))
     return tuple(word for word in words if word)
 

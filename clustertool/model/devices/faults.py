@@ -1,10 +1,10 @@
-"""Health is what is wrong with one card, by what it tells of itself; a value that it does not tell is no fault."""
+"""This module finds the faults of one card in its reported values. A value that a card does not report is not a fault."""
 
 from __future__ import annotations
 
 from typing import Any, List, Mapping, NamedTuple
 
-HOT = 90  # degrees, for a card that does not tell where it slows down
+HOT = 90  # degrees, for a card that does not report its slowdown temperature
 _SLOWING = ("hardware slowdown", "hardware thermal", "software thermal", "power brake")  # a power cap is a card at work
 _AWAY = "reset the card or reboot the node, dmesg there tells why; until then leave it out: devices in HOSTS"
 _MEMORY = "reset the card or reboot the node, which takes bad memory out of use; have it replaced if errors come again"
@@ -22,7 +22,7 @@ class Ill(NamedTuple):
 
 
 def ills(card: Mapping[str, Any], shared: bool = False) -> List[Ill]:
-    """`card` as node/devices/read.py tells it; shared: several ranks of the job would have it."""
+    """`card` as node/devices/read.py reports it; shared: several ranks of the job would have it."""
     problem = str(card.get("problem") or "")
     if problem:
         return [Ill("warn" if problem == "health: Warning" else "error", problem, _AWAY)]

@@ -1,4 +1,4 @@
-"""What is held is told in one way, by whoever finds it out: a plan from facts, a node at the start."""
+"""This module describes devices that are in use, in the same text for a plan and for a node at the start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def holder(job: str, user: str) -> str:
 
 
 def computing(card: Mapping[str, Any]) -> List[Mapping[str, Any]]:
-    """What computes on a card, as node/devices/read.py tells it; who only draws takes nothing away."""
+    """Processes that compute on a card, without those that only draw, from the answer of node/devices/read.py."""
     return [process for process in card.get("processes") or () if not process.get("graphics")]
 
 

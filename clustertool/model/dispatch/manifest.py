@@ -1,9 +1,9 @@
-"""A manifest lists a workspace and the pieces its files are made of; the digest of its entries names the release.
+"""A manifest lists a workspace and the pieces of its files. The digest of its entries names the release.
 
-A piece is some bytes named by their SHA-256. A file of more than SMALL bytes is cut into pieces of its own, smaller ones
-lie together in packs. Packs of the last dispatch are used again as long as most of their bytes are, so that one small
-file that changed is one small piece. Files that not every node takes carry a group; no pack holds files of two groups, and only
-TINY ones of them are packed: another job may deal them out to other groups.
+A piece is a sequence of bytes named by their SHA-256. A file of more than SMALL bytes is cut into pieces of its own; smaller
+ones are put together into packs. Packs of the last dispatch are used again while most of their bytes are, so that one small
+changed file is one small piece. Files that not every node takes have a group. A pack has files of one group only, and only
+files of at most TINY bytes of a group are packed: another job may distribute them to other groups.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST = 64 << 20  # bytes of a manifest on its way, compressed: about a million f
 _LARGE = 64 << 20  # files above are cut into pieces of PIECE bytes, files below into PACK
 _FEW = 64  # packs of a few small files each that are kept before they are packed anew
 END = b"\n]\n"  # of the text of a manifest
-Row = List[Any]  # words and whole numbers
+Row = List[Any]  # strings and whole numbers
 
 
 class Entry(NamedTuple):
@@ -69,13 +69,14 @@ def line(entry: Entry) -> bytes:
 
 
 def _as_json(values: Iterable[Any], separator: str) -> str:
-    """A list of words and whole numbers as json.dumps() writes it, which makes an encoder for each list and is half as fast."""
+    """A list of strings and whole numbers as json.dumps() writes it. json.dumps() makes an encoder for each list and is
+    half as fast."""
     quote = json.encoder.encode_basestring_ascii
     return f"[{separator.join([quote(value) if isinstance(value, str) else str(value) for value in values])}]"
 
 
 def name(lines: Iterable[bytes]) -> str:
-    """The digest of entries whose lines are given in the order of their paths."""
+    """The digest of entries whose lines are in the order of their paths."""
     state = hashlib.sha256()
     for text in lines:
         state.update(text)
@@ -119,7 +120,7 @@ def content_of(pieces: Sequence[str]) -> str:
 
 
 def pack(files: Iterable[Entry], group: Mapping[str, str], known: Sequence[Pack]) -> Dict[str, List[Pack]]:
-    """group -> packs that hold all these small files: known ones that are mostly of use, and new ones."""
+    """group -> packs that contain all these small files: known ones that are mostly of use, and new ones."""
     wanted: Dict[str, Dict[str, Entry]] = {}
     for entry in sorted(files, key=lambda entry: entry.path):
         if entry.size:
@@ -208,7 +209,7 @@ def read_rows(text: bytes) -> List[Row]:
 
 
 def piece_rows(text: bytes) -> List[Row]:
-    """Those rows of a text_of() that pieces() looks at: what many small files have besides takes 500 bytes of memory each."""
+    """The rows of a text_of() that pieces() reads. The other values of many small files take 500 bytes of memory each."""
     starts = sorted(at + 1 for mark in (b'\n["p",', b'\n["c",') for at in _finds(text, mark))
     lines = [text[at : text.index(b"\n", at)].rstrip(b",") for at in starts]
     return read_rows(b"[" + b",".join(lines) + b"]")

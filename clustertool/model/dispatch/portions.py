@@ -1,7 +1,7 @@
-"""A portion is what a node gets of a workspace: all of it, or all but the shards that only other nodes read.
+"""A portion is the part of a workspace that a node gets: all of it, or all but the shards that only other nodes read.
 
-Every portion is a release of its own, named by what is in it: a node that has it already needs nothing, whatever job it was
-for, and a job of another shape names other releases. Nodes that share a ROOT_DIR receive once: what any of them reads.
+Every portion is a release of its own, named by its content: a node that has it already needs nothing, for any job, and
+a job of another shape names other releases. Nodes that share a ROOT_DIR receive once: all that any of them reads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who fetches from whom: every node has a few sources, every source as many takers, and no path between two is long."""
+"""The topology defines the sources of each node: every node has a few, every source serves as many, and all paths are short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices of a plan: their kind on each node, which of them a job may use, and which process gets which card."""
+"""This module plans devices: their kind on each node, those that a job may use, and the cards of each process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HETER = {
     "gpu": "gpu",
     "dcu": "gpu",
     "xpu": "xpu",
-}  # kind -> HETER_DEVICE_TYPE; Paddle knows cpu beside them and no other
+}  # kind -> HETER_DEVICE_TYPE; besides these Paddle knows only cpu
 
 
 def kind_of(cluster: Cluster, facts: Facts) -> str:
@@ -41,7 +41,7 @@ def kind_of(cluster: Cluster, facts: Facts) -> str:
 
 
 def busy(facts: Facts, job_id: str) -> Dict[int, str]:
-    """Device -> who has it, in words: other jobs by their locks, others by what computes on it where that was looked at."""
+    """Device -> its user: other jobs by their locks, other processes if the devices were read."""
     return {**dict(facts.used), **{device: holder(job, user) for device, job, user in facts.held if job != job_id}}
 
 
@@ -91,9 +91,9 @@ def require_free(
 
 
 def require(cluster: Cluster, job: JobSpec, facts: Mapping[int, Facts], kinds: Sequence[str]) -> None:
-    """Ids that were asked for by name are there. Raises all nodes' PreflightErrors at once.
+    """Requested ids exist. Raises the PreflightErrors of all nodes.
 
-    Where conf.py says that nothing but the CPU is used, ids only count trainers.
+    If conf.py allows only the CPU, ids only count trainers.
     """
     if cluster.device_kind != "cpu" and cluster.use_gpu is not False:
         if job.auto_devices:
@@ -105,7 +105,7 @@ def require(cluster: Cluster, job: JobSpec, facts: Mapping[int, Facts], kinds: S
 
 
 def _absent(host: Host, job: JobSpec, facts: Facts, kind: str) -> Optional[PreflightError]:
-    """None where all ids are there, or nobody has looked. HOSTS' ids on a node without devices may count its slots."""
+    """None if all ids exist, or if the devices were not read. HOSTS' ids on a node without devices may count its slots."""
     asked = job.devices if job.devices is not None else host.devices
     of_hosts = host.devices is not None and set(asked or ()) <= set(host.devices)
     if not facts.devices_seen or not asked or (of_hosts and not facts.devices):
@@ -126,15 +126,15 @@ def _absent(host: Host, job: JobSpec, facts: Facts, kind: str) -> Optional[Prefl
 
 
 def heter_type(job: JobSpec, seat: Seat, kind: str) -> str:
-    """HETER_DEVICE_TYPE: cpu for trainers, what --heter-devices says of a stage, else what the node has."""
+    """HETER_DEVICE_TYPE: cpu for trainers, --heter-devices for a stage, else the kind of the node."""
     return (job.heter[seat.stage - 2].device or _HETER.get(kind, "cpu")) if seat.role == "heter" else "cpu"
 
 
 def deal(seats: Sequence[Seat], job: JobSpec, cards: Cards, kinds: Sequence[str]) -> Tuple[Seat, ...]:
-    """The seats with their cards; pservers take none, nor do trainers that work beside heter trainers.
+    """The seats with their cards. pservers get none, nor do trainers of a job with heter trainers.
 
-    Trainers divide a node's cards evenly, or take them in turns where there are fewer. A heter trainer takes one card, in
-    turns: Paddle reads its FLAGS_selected_gpus as one number.
+    Trainers divide a node's cards evenly, or share them in turn if there are fewer. A heter trainer gets one card, in
+    turn: Paddle reads its FLAGS_selected_gpus as one number.
     """
     number = Counter(seat.node for seat in seats if _takes(job, seat, kinds[seat.node]))
     turn: Dict[int, int] = {}
@@ -161,14 +161,14 @@ def _share(cards: Tuple[int, ...], number: int, at: int, one: bool) -> Tuple[int
 
 
 def missing(seats: Sequence[Seat], job: JobSpec, kinds: Sequence[str]) -> List[Tuple[Seat, str]]:
-    """Heter trainers whose stage wants a device that their node does not have, one of each node and stage."""
+    """Heter trainers whose stage needs a device that their node does not have, one per node and stage."""
     heter = [(seat, heter_type(job, seat, kinds[seat.node])) for seat in seats if seat.role == "heter"]
     wanting = {(seat.node, seat.stage): (seat, kind) for seat, kind in heter if kind != "cpu" and not seat.devices}
     return list(wanting.values())
 
 
 def sick(cluster: Cluster, seats: Sequence[Seat], facts: Mapping[int, Facts], kinds: Sequence[str]) -> List[str]:
-    """What is wrong with cards that processes get, where somebody has looked."""
+    """Faults of cards that processes get, where the devices were read."""
     taken = {(seat.node, card) for seat in seats for card in seat.devices}
     return [
         f"{host.name}: {kinds[host.index]} {card}: {text} ({fix})"

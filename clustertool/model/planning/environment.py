@@ -1,4 +1,4 @@
-"""What each process finds in its environment, to the letter of the reference (docs/reference.md, environment)."""
+"""This module builds the environment of each process, as docs/reference.md (environment) defines it."""
 
 from __future__ import annotations
 
@@ -183,9 +183,9 @@ def _paddle_ps(table: Table, seat: Seat, paths: JobPaths) -> Env:
 
 
 def _paddle_heter(table: Table, seat: Seat) -> Env:
-    """The pipeline: trainers are stage 1, heter trainers 2, 3, ...; each knows the stages beside its own.
+    """The pipeline: trainers are stage 1, heter trainers 2, 3, ...; each gets the previous and the next stage.
 
-    All lists have commas between endpoints, of several stages too: Paddle's role maker splits at nothing else.
+    All lists have commas between endpoints, of several stages too: Paddle's role maker splits only at commas.
     """
     env = {"PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": table.endpoints("heter")}
     if seat.role == "pserver":
@@ -236,13 +236,13 @@ def _devices(table: Table, seat: Seat) -> Env:
     }
     if kind == "gpu":  # CUDA else numbers the fastest card first, and NVML, the locks and everybody else by the bus
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    if collective and kind == "npu":  # for Paddle a plug-in device: its name and its backend must be said
+    if collective and kind == "npu":  # for Paddle this is a plug-in device: its name and its backend are required
         env.update({"PADDLE_DISTRI_BACKEND": "xccl", "PADDLE_XCCL_BACKEND": kind})
     return env
 
 
 def literal(word: str) -> str:
-    """A word that fill() gives back as it is."""
+    """Escape an argument so that fill() returns it unchanged."""
     return word.replace("{", "{{")
 
 

@@ -1,4 +1,4 @@
-"""plan() is pure and total: what `--dry` prints is this value, what `run` executes is this value."""
+"""plan() computes the plan of a job. It is pure: `--dry` prints this value, and `run` executes it."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def _ready(table: Table, seat: Seat) -> Tuple[int, ...]:
 
 
 def _require_shards(nodes: Sequence[Node], facts: Mapping[int, Facts], folder: str) -> None:
-    """With --job-workspace nobody sends the shards: each node has those of its own trainers, or is told which it lacks."""
+    """With --job-workspace no shards are sent: each node must have those of its own trainers; missing ones are reported."""
     errors = []
     for node in nodes:
         there = set(facts[node.index].listing)
@@ -299,7 +299,7 @@ def _warnings(cluster: Cluster, table: Table, facts: Mapping[int, Facts]) -> Tup
 
 
 def as_dict(plan: Plan) -> Dict[str, Any]:
-    """The plan for people and scripts: values of SECRETS are ***, keys and tokens are not in it."""
+    """The plan for users and scripts: values of SECRETS are ***, keys and tokens are not in it."""
     return {
         "job": plan.job_id,
         "mode": plan.mode,
@@ -353,7 +353,7 @@ def needs_probe(cluster: Cluster, job: JobSpec) -> bool:
 
 
 def given_facts(cluster: Cluster) -> Dict[int, Facts]:
-    """Facts for a dry run that needs no probe. The address stands for the machine: same address, same port space."""
+    """Facts for a dry run without a probe. The address identifies the machine: same address, same set of ports."""
     return {
         host.index: Facts(
             node=host.index,

@@ -1,4 +1,4 @@
-"""Every port of a job is chosen here: one port space per machine, nothing busy, nothing the kernel gives away itself."""
+"""This module chooses every port of a job: one set of ports per machine, none that is in use or in the kernel's own range."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def choose(seats: Sequence[Seat], cluster: Cluster, job: JobSpec, facts: Mapping
 
 
 def sample(cluster: Cluster, facts: Mapping[int, Facts], seed: str) -> Dict[int, Tuple[int, ...]]:
-    """Free ports such as a job would be given on each node: conf.py's, else any. Those that are held are left out."""
+    """Free ports as a job would get them on each node: conf.py's, else any. Ports in use are left out."""
     desk = _Desk(cluster, facts, seed)
     found: Dict[int, List[int]] = {}
     for node in facts:

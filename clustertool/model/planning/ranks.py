@@ -1,4 +1,4 @@
-"""THE place for ranks: rank = processes on earlier nodes + local index, or the position in an explicit list."""
+"""This module assigns ranks: processes on earlier nodes + local index, or the position in an explicit list."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def assign(
 ) -> Tuple[Seat, ...]:
     """All seats, servers first, each role in rank order: heter trainers stage by stage. Raises UsageError.
 
-    `devices`: usable physical ids per node, which say how many trainers a collective job has;
-    model/planning/devices.py deals them.
+    `devices`: usable physical ids per node, which give the number of trainers of a collective job;
+    model/planning/devices.py assigns them.
     """
     seats: List[Seat] = []
     ranks: Counter[str] = Counter()

@@ -33,7 +33,8 @@ class Steps:
 
 
 class Engine(Protocol):
-    """Turns a plan into steps. `releases`: node -> the name of what was dispatched to it, none if it lies there already."""
+    """Turn a plan into steps. `releases`: node -> the name of the dispatched release, none if the node has the
+    workspace already."""
 
     def start(self, plan: Plan, releases: Mapping[int, str], secrets: Mapping[str, str]) -> Steps: ...
 

@@ -1,4 +1,4 @@
-"""A shard's number modulo the trainers is the trainer that reads it; every file is read exactly once."""
+"""This module assigns shards: the trainer with the shard's number modulo the trainers reads it, every file exactly once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NUMBER = re.compile(r"-([0-9]+)(?=\.|\Z)")
 
 
 def split(items: Sequence[T], n: int) -> Tuple[Tuple[T, ...], ...]:
-    """n runs of neighbours whose lengths differ by one at most: 8 cards for 3 processes -> 3, 3, 2."""
+    """n groups of neighbours whose lengths differ by one at most: 8 cards for 3 processes -> 3, 3, 2."""
     size, more = divmod(len(items), n)
     starts = [i * size + min(i, more) for i in range(n + 1)]
     return tuple(tuple(items[a:b]) for a, b in zip(starts, starts[1:]))
@@ -41,7 +41,7 @@ def number(path: str) -> int:
 
 
 def matches(path: str, pattern: str) -> bool:
-    """As in a shell: a `*` stays inside one folder and does not stand for a dot that a name begins with."""
+    """As in a shell: a `*` matches inside one folder and does not match a dot at the start of a name."""
     parts, wanted = path.split("/"), pattern.split("/")
     return len(parts) == len(wanted) and all(_matches(p, w) for p, w in zip(parts, wanted))
 
