@@ -1,7 +1,8 @@
-"""Cards are a node's devices as its device files show them: their kind, and the ids by which programs know them.
+"""This module detects a node's cards from their device files: their kind, and the ids by which programs know them.
 
-The ids are those of CUDA_VISIBLE_DEVICES and its like. NVIDIA's and ROCm's libraries number what they see from 0, whatever the
-numbers of the files are (a container with /dev/nvidia3 alone has card 0); Kunlun's and Ascend's are the files' own numbers.
+The ids are those of CUDA_VISIBLE_DEVICES and similar variables. NVIDIA's and ROCm's libraries number visible cards from 0,
+independent of the numbers of the files (a container with only /dev/nvidia3 has card 0). Kunlun's and Ascend's ids are the
+numbers of the files.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ def _numbered(folder: str, prefix: str = "") -> List[int]:
 
 
 def library() -> str:
-    """NVIDIA's library where somebody has put it aside: on LD_LIBRARY_PATH, or by Windows. Such nodes have no /dev/nvidia0."""
+    """NVIDIA's library where it is not among the system's: on LD_LIBRARY_PATH, or by Windows. Such nodes have no
+    /dev/nvidia0."""
     for folder in [*os.environ.get("LD_LIBRARY_PATH", "").split(":"), _WSL]:
         path = os.path.join(folder, LIBRARY)
         if folder and os.path.exists(path):

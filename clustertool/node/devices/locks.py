@@ -1,12 +1,12 @@
-"""A job's devices are locked by a file on the node that its supervisor and its guard hold open: the lock ends with them.
+"""A job's devices are locked by a file on the node that its supervisor and its guard keep open. The lock ends with them.
 
-Each part of a job on a node has a file of its own in /tmp, which all users may read and only its owner may change. It counts as
-long as somebody holds its flock: dead owners, reboots and left files need no care, and other users' locks are seen without
-seeing their processes. Who takes devices does so under one lock of the machine, for milliseconds.
+Each part of a job on a node has its own file in /tmp, which all users may read and only its owner may change. It counts while
+its flock exists: dead owners, reboots and old files need no clean-up, and other users' locks are visible without access to
+their processes. A job takes devices under one lock of the machine, for milliseconds.
 
-A neighbour can pretend to hold devices, as he could use them; he can not take, hide or forge a lock of another user. He also
-cannot stop other users with the lock of the machine: after 2 s they continue without it. For this case a job makes its own file
-first and looks at the other files then: of two jobs that do so at the same time, at least one sees the other.
+Another user can pretend to use devices, as he could use them. He cannot take, hide or forge a lock of another user. He also
+cannot stop other users with the lock of the machine: after 2 s they continue without it. For this case a job creates its own
+file first and reads the other files then: of two jobs that do so at the same time, at least one sees the other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from clustertool.node.system import users
 _TMP = "/tmp"
 _PREFIX = "clustertool-devices-"
 _MACHINE = "clustertool-devices.lock"
-_PATIENCE = 2.0  # seconds for others who are taking devices this moment
+_PATIENCE = 2.0  # seconds for others that are taking devices at this moment
 _AGAIN = 3  # times that a job tries again which met another one while none had the lock of the machine
 _APART = 0.3  # seconds between two of these tries, at most
 _MOST = 1 << 16  # bytes of a file that are read
@@ -37,7 +37,7 @@ _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Lock(NamedTuple):
-    """Somebody's lock: of this job, of this user (whose file it is), on these cards."""
+    """The lock of a job, of the user who owns the file, on these cards."""
 
     job: str
     user: str
@@ -46,7 +46,7 @@ class Lock(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A lock of our own: it lasts as long as `fd` is open in any process."""
+    """A lock of this process: it lasts as long as `fd` is open in any process."""
 
     fd: int
     path: str
@@ -84,7 +84,7 @@ def take(kind: str, ids: Sequence[int], job: str) -> Held:
 
 
 def held() -> Dict[str, Dict[str, str]]:
-    """Card's key -> {job, user} of who holds it; reads only."""
+    """Card's key -> {job, user} of its lock; reads only."""
     return {key: {"job": lock.job, "user": lock.user} for lock in _locks() for key in lock.keys}
 
 
@@ -179,7 +179,7 @@ def _make(content: Mapping[str, Any]) -> Held:
         path = os.path.join(_TMP, f"{_PREFIX}{os.getuid()}-{os.urandom(8).hex()}")
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
-            while not _flock(fd, fcntl.LOCK_EX) and time.monotonic() < end:  # one who only looks holds it for a moment
+            while not _flock(fd, fcntl.LOCK_EX) and time.monotonic() < end:  # a reader has it for a moment
                 time.sleep(0.002)
             os.write(fd, json.dumps(content).encode())
             os.fchmod(fd, 0o644)
@@ -187,11 +187,11 @@ def _make(content: Mapping[str, Any]) -> Held:
             raise PreflightError(f"{path} cannot be written: {error.strerror}", "make room in /tmp") from None
         if os.fstat(fd).st_nlink or time.monotonic() > end:
             return Held(fd, path)
-        os.close(fd)  # another process of ours removed it before it was locked, as one that is not held
+        os.close(fd)  # another process of this user removed it, as not locked, before it was locked
 
 
 def _locks(clean: bool = False) -> List[Lock]:
-    """All living locks. clean: remove one's own files that nobody holds; only for who has the machine's lock."""
+    """All living locks. clean: remove this user's unlocked files; only with the machine's lock."""
     found = []
     try:
         names = [name for name in os.listdir(_TMP) if name.startswith(_PREFIX)]
@@ -199,7 +199,7 @@ def _locks(clean: bool = False) -> List[Lock]:
         return []
     for name in names:
         path = os.path.join(_TMP, name)
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # anybody may write there
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # any user may write there
             fd = os.open(path, os.O_RDONLY | _FLAGS)
             try:
                 info = os.fstat(fd)

@@ -1,6 +1,6 @@
-"""NVIDIA's cards through NVML: the module `pynvml` comes from the laptop and loads the node's own library.
+"""This module reads NVIDIA cards through NVML. The laptop sends the module `pynvml`, which loads the node's own library.
 
-A value that a card or a driver does not have is None and never an error; a card that does not answer says so in `problem`.
+A value that a card or a driver does not have is None and never an error. A card that does not answer has a `problem`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _path(digest: str) -> str:
 
 
 def keep(digest: str, packed: str) -> None:
-    """Keep the module that the laptop sent: zlib in base64. Raises PreflightError where it is not what its digest says."""
+    """Store the module that the laptop sent: zlib in base64. Raises PreflightError if it does not match its digest."""
     data = b""
     with contextlib.suppress(zlib.error, ValueError):
         data = zlib.decompress(base64.b64decode(packed))
@@ -85,7 +85,7 @@ def end() -> None:
 
 
 def _source(digest: str) -> bytes:
-    """The module's text if it is here whole, and nobody else could have put it there."""
+    """The module's text if it is stored here complete, in a place that only this user can write."""
     with contextlib.suppress(OSError):
         info = os.lstat(detect.place())
         if info.st_uid == os.getuid() and not info.st_mode & 0o022:
@@ -100,7 +100,7 @@ def _load(digest: str) -> Any:
     """The module; from its file, so that Python keeps it compiled."""
     if digest in _kept:
         module = type(sys)("pynvml")
-        sys.modules["pynvml"] = module  # it looks itself up by this name
+        sys.modules["pynvml"] = module  # it imports itself by this name
         exec(compile(_kept[digest], "pynvml.py", "exec"), module.__dict__)
         return module
     spec = importlib.util.spec_from_file_location("pynvml", _path(digest))
@@ -219,7 +219,7 @@ def _watts(milliwatts: Optional[int]) -> Optional[float]:
 
 
 def _processes(nvml: Any, ask: _Asker, handle: Any) -> List[Dict[str, Any]]:
-    """Programs that compute, and those that only draw; who does both computes."""
+    """Programs that compute, and those that only draw; a program that does both counts as computing."""
     found: Dict[int, Dict[str, Any]] = {}
     for kind in ("Compute", "Graphics"):
         listed = ask(getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses_v3"), handle)

@@ -1,7 +1,7 @@
-"""Devices are what a node's cards are and do now: by NVML for NVIDIA's, by the maker's own tool for the others.
+"""This module reads a node's cards and their load: by NVML for NVIDIA, by the vendor's tool for others.
 
-Owners of what computes on them come from /proc, owners of locks from the locks. Nothing here may hang the agent: a driver
-that does not answer is told as a problem, once for all who ask.
+Owners of processes come from /proc, owners of locks from the locks. Nothing here may block the agent: a driver that does not
+answer is reported as a problem, once for all requests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from clustertool.node.devices import detect, locks, nvml, vendor_tools
 from clustertool.node.system import processes
 
 _PATIENCE = 15.0  # seconds for NVML: without persistence mode a card wakes up first
-_SHARE = 0.01  # of a core, that looking again and again may take
+_SHARE = 0.01  # of a core, for repeated sampling
 _PARENTS = 20
 _MARKS = {b"CLUSTERTOOL_JOB": "job", b"CLUSTERTOOL_ROLE": "role", b"CLUSTERTOOL_RANK": "rank"}
 _hung: List[str] = []
@@ -55,7 +55,7 @@ def _hung_or(kind: str, module: str, full: bool) -> Dict[str, Any]:
 
 
 class Pulse:
-    """Looks again and again for at most one percent of a core: what costs more is looked at less often."""
+    """Samples repeatedly for at most one percent of a core: expensive samples are less frequent."""
 
     def __init__(self, module: str) -> None:
         self._module = module
@@ -94,7 +94,7 @@ def _own(devices: List[Dict[str, Any]], kind: str) -> None:
 
 
 def user(pid: int) -> str:
-    """Whose process it is; "" where this node's /proc does not show it (another container's)."""
+    """The user of a process; "" where this node's /proc does not show it (another container's)."""
     try:
         uid = os.stat(f"/proc/{pid}").st_uid
     except OSError:
@@ -111,7 +111,7 @@ def _name(pid: int) -> str:
 
 
 def belongs(pid: int) -> Dict[str, str]:
-    """job, role and rank of a process of one of our jobs, by its environment or that of who started it; of one's own only."""
+    """job, role and rank of a process of this user's jobs, by its environment or that of its parents."""
     for _ in range(_PARENTS):
         found = _marks(pid)
         if "job" in found:
@@ -133,7 +133,7 @@ def _marks(pid: int) -> Dict[str, str]:
 
 
 def _used_by(devices: List[Dict[str, Any]]) -> List[Tuple[int, str]]:
-    """(device, who) of devices that no job has locked and somebody computes on, and of those that are broken."""
+    """(device, process) of devices without a lock that a process computes on, and of faulty ones."""
     used = []
     for device in devices:
         why, there = broken(device), computing(device)

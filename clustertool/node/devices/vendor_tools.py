@@ -1,6 +1,6 @@
-"""Devices that are not NVIDIA's are read from what their maker's own tool prints; each parser is pure.
+"""This module reads devices of other vendors than NVIDIA from the output of the vendor's tool. Each parser is pure.
 
-hy-smi (Hygon DCU), xpu_smi or xpu-smi (Kunlun XPU), npu-smi (Ascend NPU). What a tool does not print is None.
+hy-smi (Hygon DCU), xpu_smi or xpu-smi (Kunlun XPU), npu-smi (Ascend NPU). A value that a tool does not print is None.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def hy(text: str) -> Found:
         size = int(memory[2]) * (_MIB if memory[1] == "MiB" else 1) if memory else None
         numbers = re.search(r"[DH]CU Index: *(.*)", rest)
         on = [int(number) for number in re.findall(r"\d+", numbers[1] if numbers else "")]
-        for number in on:  # the tool tells one sum for a process on several cards
+        for number in on:  # the tool reports one sum for a process on several cards
             if number in cards:
                 cards[number]["processes"].append({"pid": int(pid), "memory": size if len(on) == 1 else None})
     return _found(cards, _HY_DRIVER.search(text))
@@ -202,7 +202,7 @@ TOOLS: Mapping[str, Tool] = {
 
 
 def read(kind: str) -> Found:
-    """The devices of this kind as its tool tells them."""
+    """The devices of this kind as the vendor's tool reports them."""
     names, calls, parse = TOOLS[kind]
     found_at = program(kind)
     if not found_at:

@@ -1,8 +1,8 @@
 """A job's ports are claimed under a lock on the node before anything starts, so that two starts at once never share one.
 
-Claims of a user lie on node-local storage (node/system/private_directory.py: /tmp/clustertool-UID-RANDOM), also where
-ROOT_DIR is on NFS. A claim lasts as long as its job, whose supervisor takes it back at the end. One that was left is void
-after a reboot, when the job's directory is gone, or when the job has ended; whoever claims next throws it out.
+Claims of a user are on node-local storage (node/system/private_directory.py: /tmp/clustertool-UID-RANDOM), also where
+ROOT_DIR is on NFS. A claim lasts as long as its job, whose supervisor removes it at the end. A remaining claim is void
+after a reboot, without the job's directory, or when the job has ended. The next claim removes void ones.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ from clustertool.node.jobs.records import Record
 from clustertool.node.system import private_directory, processes
 
 _FILE = "ports.json"
-_CHECK = (
-    "(inv check)"  # stands for a job where a check tries ports, and then its base for the agent: pid and start time
-)
-_PATIENCE = 10.0  # seconds for others who read or write the claims
+_CHECK = "(inv check)"  # the job's name for ports of a check; its base is the agent: pid and start time
+_PATIENCE = 10.0  # seconds for others that read or write the claims
 _TICK = 0.01
-_PLACED = 300.0  # seconds after which a laptop that placed a job and never started it is taken for gone
+_PLACED = 300.0  # seconds after which a laptop that placed a job and never started it counts as gone
 Claims = Dict[str, Tuple[str, str, str]]  # port -> (job, base directory of the job, boot id)
 
 
@@ -75,7 +73,7 @@ def claim(ports: Sequence[int], job: str, base: str) -> None:
     """All of them or none. Raises PortHeld naming the job that holds one."""
     with _locked(directory()) as fd:
         claims = _read(fd)
-        # Neighbours on this machine have placed the same job a moment ago: that needs no look.
+        # Other nodes on this machine may have placed the same job a moment ago.
         ours = {port: claim for port, claim in claims.items() if claim[0] == job}
         others = _living({port: claim for port, claim in claims.items() if port not in ours})
         taken = [(port, others[str(port)][0]) for port in ports if str(port) in others]
@@ -107,7 +105,7 @@ def hold(ports: Sequence[int]) -> None:
 
 
 def let_go() -> None:
-    """What this process took by hold()."""
+    """The ports that this process took by hold()."""
     own = processes.identify(os.getpid())
     if own:
         take_back(_CHECK, f"{own.pid} {own.start}")
@@ -123,7 +121,7 @@ def claimed() -> Dict[int, str]:
         return {}
     try:
         with open(os.path.join(place, _FILE), "rb") as file:
-            _flock(file.fileno(), fcntl.LOCK_SH, file.name)  # not while somebody writes
+            _flock(file.fileno(), fcntl.LOCK_SH, file.name)  # not while another process writes
             return {int(port): job for port, (job, _, _) in _living(_parse(file.read(), file.name)).items()}
     except OSError:
         return {}

@@ -1,4 +1,4 @@
-"""Ports of this machine as the kernel lists them; a port counts as taken when somebody listens on it or is bound to it."""
+"""This module lists the ports of this machine from /proc. A port is in use if a process listens on it or is bound to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Listener(NamedTuple):
 
 
 def listeners() -> List[Listener]:
-    """Who listens on TCP. Asked by netlink: /proc/net/tcp, the other way, costs milliseconds, as it walks every socket."""
+    """TCP listeners, read by netlink: /proc/net/tcp, the other way, costs milliseconds, as it walks every socket."""
     try:
         return [*_dump(socket.AF_INET), *_dump(socket.AF_INET6)]
     except OSError:  # some containers have no netlink
@@ -84,7 +84,7 @@ def own_address(host: str) -> str:
 
 
 def serves(listener: Listener, address: str) -> bool:
-    """Whether who connects to one of this machine's addresses meets this listener."""
+    """Whether a connection to one of this machine's addresses reaches this listener."""
     return listener.address in (address, "::") or (listener.address == "0.0.0.0" and ":" not in address)
 
 
@@ -94,7 +94,7 @@ def listening() -> Set[int]:
 
 
 def holders(asked: Container[int]) -> Dict[int, str]:
-    """Those of the ports that are listened on -> who holds them, as far as this user may see: `nginx (pid 812, user www)`."""
+    """Ports with a listener -> its process, as far as this user may see: `nginx (pid 812, user www)`."""
     held = [listener for listener in listeners() if listener.port in asked]
     found = {listener.port: f"a process of user {users.name_of(listener.uid)}" for listener in held}
     for pid in os.listdir("/proc") if held else ():
@@ -106,7 +106,7 @@ def holders(asked: Container[int]) -> Dict[int, str]:
 
 
 def of_process(pid: "int | str", among: Sequence[Listener]) -> List[Listener]:
-    """Those of the listeners that a process holds open. Raises OSError for one that is gone or another user's."""
+    """The listeners of a process. Raises OSError for one that has ended or belongs to another user."""
     by_name = {f"socket:[{listener.inode}]": listener for listener in among}
     names = (os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
     return [by_name[name] for name in names if name in by_name]

@@ -1,7 +1,7 @@
-"""A job holds its ports against jobs of other users, who cannot read its claims: by names that the kernel gives only once.
+"""A reservation protects a job's ports from jobs of other users, who cannot read its claims: by names of abstract sockets.
 
-An abstract unix socket is known to all users of a network namespace, as ports are, and goes with the supervisor that has it. A
-name contains the port and the user's uid. Any user can take any name, so its owner is asked of the kernel (SO_PEERCRED).
+The kernel gives the name of an abstract unix socket only once per network namespace, and releases it with the supervisor. A
+name contains the port and the user's uid. Any user can take any name, so the kernel reports its owner (SO_PEERCRED).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from clustertool.errors import PortHeld
 from clustertool.node.system import users
 
 _PREFIX = "clustertool/port/"
-_MOST = 128  # a pserver may have a thousand ports: descriptors are few, and its first one stands for the others
+_MOST = 128  # a pserver may have a thousand ports, and descriptors are limited
 _WAITING = 128  # connections of processes that ask for the owner of a name, until turn() accepts them
 _BETWEEN = 1.0  # seconds that a process may take between its bind and its listen
 _PEER = struct.Struct("3i")  # pid, uid, gid
 
 
 class Holds:
-    """The ports that one supervisor holds, as long as it lives or until close()."""
+    """The ports that one supervisor reserves, until it ends or until close()."""
 
     def __init__(self) -> None:
         self._sockets: Dict[int, socket.socket] = {}  # by port
@@ -50,7 +50,7 @@ class Holds:
                     )
 
     def _take(self, port: int) -> None:
-        """A name that another process has stays with it. Too few descriptors, say, are no reason to start no job."""
+        """A name of another process stays. Too few descriptors, for example, do not prevent a start."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.bind(_name(port, os.getuid()))
@@ -79,7 +79,7 @@ def _name(port: int, uid: int) -> bytes:
 
 
 def held() -> Dict[int, List[int]]:
-    """Port -> uids in the names that hold it. A name proves nothing: owner() finds its owner."""
+    """Port -> uids in the names that reserve it. A name proves nothing: owner() finds its owner."""
     found: Dict[int, List[int]] = {}
     with contextlib.suppress(OSError):
         with open("/proc/net/unix", errors="replace", encoding="utf-8") as file:
@@ -91,12 +91,12 @@ def held() -> Dict[int, List[int]]:
 
 
 def _number(text: str, digits: int) -> bool:
-    """Anybody can have a name that looks like ours."""
+    """Any user can have a name of this form."""
     return text.isdecimal() and text.isascii() and len(text) <= digits
 
 
 def owner(port: int, uid: int) -> Optional[int]:
-    """The uid of the process that has a name; None where the kernel does not tell."""
+    """The uid of the process that has a name; None if the kernel does not report it."""
     end = time.monotonic() + _BETWEEN
     while True:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
@@ -111,7 +111,7 @@ def owner(port: int, uid: int) -> Optional[int]:
 
 
 def holder(port: int, uids: Collection[int]) -> str:
-    """The holder of a port, given the uids that held() has for it: `a job of user ann`."""
+    """The owner of a port, for the uids of its names: `a job of user ann`."""
     return _job_of(next((found for found in (owner(port, uid) for uid in uids) if found is not None), None))
 
 

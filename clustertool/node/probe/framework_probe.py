@@ -1,7 +1,7 @@
-"""`check --framework` on a node: a rank under the job's own python, which tries a framework and tells each step before it.
+"""This program is a rank of `check --framework`: it runs under the job's own Python, tests a framework and reports each step.
 
-It is not imported, but sent as text. argv: the framework, a mark for what it tells, seconds that the framework may wait for
-others. It never ends by itself: nobody's end is then taken for a failure of the others, and who made it ends it.
+It is not imported, but sent as text. argv: the framework, a mark for its reports, seconds that the framework may wait for
+others. It never ends by itself, so that its end is not taken for a failure of the others. The laptop ends it.
 """
 
 import importlib
@@ -13,14 +13,14 @@ import time
 from typing import List
 
 NAME, MARK, PATIENCE = sys.argv[1], sys.argv[2], float(sys.argv[3])
-LARGE = 1 << 18  # numbers of 8 bytes: many packets, of the greatest size that the network says it takes
+LARGE = 1 << 18  # numbers of 8 bytes: many packets, of the greatest size that the network claims to take
 SIDE = 64
 MOST = 400  # characters of an error
-RULE = "Error Message Summary:"  # below it Paddle says what happened, above it where
+RULE = "Error Message Summary:"  # below it Paddle prints the error, above it the place
 
 
 def tell(at: str, **more: str) -> None:
-    """One write, and a line of its own, whatever is being printed beside it."""
+    """One write, and a line of its own, whatever is printed at the same time."""
     os.write(1, ("\n" + MARK + json.dumps(dict(more, at=at)) + "\n").encode())
 
 
@@ -103,7 +103,7 @@ def main() -> None:
     try:
         {"torch": try_torch, "paddle": try_paddle}[NAME]()
         tell("done")
-    except BaseException as error:  # noqa: BLE001 - whatever a framework raises, SystemExit too, is what we are here to tell
+    except BaseException as error:  # noqa: BLE001 - whatever a framework raises, SystemExit too, is the result of this test
         tell("", failed=words(error))
     while True:
         time.sleep(60)

@@ -1,4 +1,4 @@
-"""The job's own environment, asked: its python is started as a rank would be, PRELUDE and all, and tells its versions."""
+"""This module starts the job's own Python as a rank would be started, with PRELUDE, and reads its versions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping, Tuple
 from clustertool.node.supervisor import rank_process
 
 LIMIT = 15.0  # seconds: `conda activate` on a slow file system takes some
-_SAID = 300  # characters of what it says when it fails
+_SAID = 300  # characters of its output when it fails
 # Runs under whatever python the job has, so it is old-fashioned, and imports next to nothing. A version is in the name of the
 # package's .dist-info, as importlib.metadata finds it; that is asked (and paid for) only where a package has another name.
 _CODE = r"""
@@ -75,7 +75,7 @@ def look(asked: Mapping[str, Any], limit: float = LIMIT) -> Tuple[Dict[str, Any]
 
 
 def _run(argv: List[str], env: Dict[str, str], limit: float) -> Tuple[int, str, str]:
-    """(exit code, stdout, stderr); -1: not in time. What it started goes with it."""
+    """(exit code, stdout, stderr); -1: not in time. Its children are ended with it."""
     try:
         child = subprocess.Popen(
             argv,
@@ -99,7 +99,7 @@ def _run(argv: List[str], env: Dict[str, str], limit: float) -> Tuple[int, str, 
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
-    """Nothing of its session stays; its pipes are closed unread, since somebody else may hold them open."""
+    """No process of its session stays; its pipes are closed unread, since another process may keep them open."""
     try:
         os.killpg(child.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):

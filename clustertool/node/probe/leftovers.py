@@ -1,4 +1,4 @@
-"""Leftovers are processes of a job of this ROOT_DIR that nobody looks after any more: its supervisor and its guard are gone."""
+"""Leftovers are processes of a job of this ROOT_DIR whose supervisor and guard have ended."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _place(pid: int) -> "Tuple[str, str] | None":
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             items = file.read().split(b"\0")
-    except OSError:  # gone, or another user's
+    except OSError:  # ended, or of another user
         return None
     marks = [item[len(_MARK) :] for item in items if item.startswith(_MARK)]
     outputs = [item[len(_OUTPUT) :] for item in items if item.startswith(_OUTPUT)]

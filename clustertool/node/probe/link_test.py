@@ -1,7 +1,7 @@
-"""Whether this node can be reached, and whom it reaches: listeners for the length of a check, and many tries at once.
+"""A link test finds out which nodes this node can reach: listeners for the time of a check, and many connections at once.
 
-A listener says nothing before it has read the check's token, and then names its node, so that nobody else is taken for it.
-It is a daemon thread: whatever happens to the laptop, it is gone with the agent, and its ports' claims are void with it.
+A listener sends nothing before it has read the check's token, and then names its node, so that no other program is taken for
+it. It is a daemon thread, so it ends with the agent, and the claims of its ports are void with it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _AGENT = 10.0  # seconds for an agent's answer on an open connection
 _CHUNK = 1 << 20
 _TOKEN = 32  # characters
 OK = "ok"
-_WHO, _BULK = b"w", b"b"  # what a connection is for: to hear who listens, or to be filled
+_WHO, _BULK = b"w", b"b"  # the purpose of a connection: the node's name, or a bandwidth test
 _RTT = 68  # where struct tcp_info (linux/tcp.h) has tcpi_rtt, in microseconds
 Connection = Tuple[int, str, int]  # node, address, port
 
@@ -53,7 +53,7 @@ _listening: List["_Listener"] = []  # of this agent: one, or none
 
 
 def _open(asked: Mapping[str, Any]) -> Dict[str, Any]:
-    """The ports on which it listens now. One that somebody took meanwhile is left out: another check has told of it."""
+    """The ports on which it listens now. A port that was taken meanwhile is left out: another check reports it."""
     _close()
     address = str(asked["address"])
     bind = address if listeners.own_address(address) else ""
@@ -140,7 +140,7 @@ class _Listener:
         for _ in range(_MOST):
             try:
                 sock, _ = door.accept()
-            except OSError:  # nobody more, or somebody who left at once
+            except OSError:  # no further connection, or one that was closed at once
                 return
             if len(self._peers) >= _MOST:
                 sock.close()
@@ -165,7 +165,7 @@ class _Listener:
             self._drop(peer)
 
     def _take(self, peer: _Peer, data: bytes) -> bool:
-        """False: we are done with each other. Who only wants to hear who we are hangs up first, and so has the TIME_WAIT."""
+        """False: the connection is done. A client that only asks for the name closes first, and so gets the TIME_WAIT."""
         if peer.kind == _BULK:
             peer.bytes += len(data)
             peer.until = time.monotonic() + _STRANGER
@@ -176,7 +176,7 @@ class _Listener:
             return False
         peer.said += data
         if len(peer.said) < _TOKEN + 1:
-            return True  # an answer now, or an end, would tell how much of it is right
+            return True  # an answer now, or an end, would show how much of it is right
         wrong = sum(a ^ b for a, b in zip(peer.said, self._token))  # in the same time whatever is wrong
         if wrong or peer.said[_TOKEN:] not in (_WHO, _BULK):
             return False
@@ -189,7 +189,7 @@ class _Listener:
 
 
 class _Call:
-    """One try: connect, give the token, read who it is."""
+    """One try: connect, send the token, read the node's name."""
 
     def __init__(self, target: Connection, until: float) -> None:
         self.node, self.address, self.port = int(target[0]), str(target[1]), int(target[2])
@@ -203,9 +203,8 @@ class _Call:
 class _Tries:
     """All targets, many at once, in one thread; each has the same few seconds for its connection.
 
-    It is the other kernel that answers a connection, and soon, however busy the machine is: how long that takes, our kernel
-    knows better than we. The other agent may take longer, and we too may be kept from looking: only time in which we looked
-    counts.
+    The other kernel answers a connection, and fast, however busy the machine is: our kernel measures this time better than this
+    program. The other agent may take longer, and this one may be delayed: only time in which it polled counts.
     """
 
     def __init__(self, targets: Sequence[Connection], token: str, seconds: float) -> None:
@@ -213,11 +212,11 @@ class _Tries:
         self._token, self._seconds = token.encode(), seconds
         self._poll = select.epoll()
         self._open: Dict[int, _Call] = {}
-        self._looked = 0.0  # seconds in which we looked: the clock of these tries
+        self._looked = 0.0  # seconds of polling: the clock of these tries
         self._done: List[Tuple[int, int, str, float]] = []
 
     def run(self) -> List[Tuple[int, int, str, float]]:
-        """(node, port, word, seconds there and back) of each."""
+        """(node, port, result, seconds of the round trip) of each."""
         tidy = _LOOK
         while self._waiting or self._open:
             while self._waiting and len(self._open) < _AT_ONCE:
@@ -268,7 +267,7 @@ class _Tries:
         return _why(code) if code else ""
 
     def _heard(self, call: _Call, sock: socket.socket) -> str:
-        """The word with which it ends, "" while it goes on."""
+        """The result with which it ends, "" while it continues."""
         data = sock.recv(64)
         call.said += data
         if not data or len(call.said) > 8:

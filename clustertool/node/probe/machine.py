@@ -1,4 +1,4 @@
-"""What a machine is like besides what a plan needs: room, limits, name and load. A few small files, no process, no network."""
+"""This module collects facts of a machine that a plan does not need: space, limits, name, load. It reads a few small files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def condition(existing: str, nic: str) -> Dict[str, Any]:
 
 
 def proxies() -> List[str]:
-    """Names of the proxies that are set in our environment; never their values, which hold passwords."""
+    """Names of the proxies that are set in this environment; never their values, which may contain passwords."""
     return sorted(name for name in os.environ if name.lower() in _PROXIES)
 
 
@@ -75,7 +75,7 @@ def _mtu(nic: str) -> int:
 
 
 def resolved(name: str, seconds: float = 1.0) -> Optional[str]:
-    """What the name service says of a name: "" if it says there is no such name, None if it does not answer in time."""
+    """The name service's answer for a name: "" if the name does not exist, None if it does not answer in time."""
     found: List[str] = []
 
     def ask() -> None:

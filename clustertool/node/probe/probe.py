@@ -1,4 +1,4 @@
-"""The probe reads what a plan must know of a node; it writes nothing and takes milliseconds."""
+"""The probe reads the facts of a node that a plan needs. It writes nothing and takes milliseconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from clustertool.node.system.work_counter import step
 
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 # File systems that other machines see too; there, a directory is known by server, export and inode.
-_ABOVE = 4  # levels of ROOT_DIR that may be missing when one node is looked at, and be there for the next
+_ABOVE = 4  # levels of ROOT_DIR that may be missing when one node is probed, and exist for the next
 _NETWORK = "nfs nfs4 cifs smb3 lustre gpfs beegfs beegfs_nodev ceph glusterfs 9p afs".split()
 Problem = Tuple[str, str, str, str]  # column of the check, level, what, fix
 
@@ -43,7 +43,7 @@ def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
     asked = set(request.get("ports", ()))
     who = {port: reservations.holder(port, uids) for port, uids in held.items() if port in asked}
     who.update((port, f"job {job}") for port, job in claimed.items() if port in asked)
-    if asked & busy:  # who listens costs a walk over all processes
+    if asked & busy:  # finding the process costs a walk over all processes
         who.update(listeners.holders(asked & busy))
     tmp, fix = private_directory.trouble()
     if tmp:  # claims that have a file can still be written where /tmp is full
@@ -159,7 +159,7 @@ def _hint(existing: str, root: str) -> str:
 
 
 def _above(existing: str) -> Iterator[str]:
-    """Where ROOT_DIR was still missing, a look a moment ago knew it by one of these."""
+    """Where ROOT_DIR was still missing, an earlier probe knew it by one of these."""
     for _ in range(_ABOVE):
         if existing == "/":
             return
@@ -226,7 +226,7 @@ def interfaces() -> Dict[str, List[Tuple[str, str]]]:
 
 
 def nic_of(address: str, names: Mapping[str, List[Tuple[str, str]]]) -> str:
-    """The interface that holds an address, or whose network it is in (127.0.0.2 is on lo); "" if none."""
+    """The interface that has an address, or whose network it is in (127.0.0.2 is on lo); "" if none."""
     wanted, bits = _number(address.split("%")[0])
     near = ""
     for name, pairs in names.items():

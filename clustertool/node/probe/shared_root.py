@@ -1,6 +1,6 @@
-"""Nodes that share a ROOT_DIR find each other there: each leaves a mark, then looks whose marks it sees.
+"""Nodes that share a ROOT_DIR detect each other: each one creates a mark there, then lists the marks that it sees.
 
-Device and inode numbers prove nothing between two machines (copies of one disk image have the same), a random name does.
+Device and inode numbers prove nothing between two machines (copies of one disk image have the same); a random name does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OLD = 3600.0  # seconds after which the marks of a laptop that went away are ru
 
 
 def meet(root: str, step: str, token: str, node: int) -> Dict[str, Any]:
-    """step: leave a mark, look at all marks ({"seen": node ids}), forget them. Raises PreflightError, OSError."""
+    """step: create a mark, list all marks ({"seen": node ids}), remove them. Raises PreflightError, OSError."""
     ours = os.path.join(root, OURS)
     place = os.path.join(ours, _PREFIX + token)
     if step == "leave":

@@ -1,6 +1,6 @@
-"""Files of a job are made for hostile neighbours: exclusive, never through a link, only in directories of our own.
+"""Files of a job are safe against hostile users: created exclusively, never through a link, only in directories of this user.
 
-A job's directory is opened once, checked (a real directory, ours, with our marker), and everything in it is made and
+A job's directory is opened once and checked (a real directory, of this user, with our marker). Everything in it is created and
 opened relative to that descriptor.
 """
 
@@ -25,7 +25,7 @@ _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def real_root(path: str) -> str:
-    """The directory that holds the jobs: ROOT_DIR, or ROOT_DIR/<user> in a sticky directory of root."""
+    """The directory of the jobs: ROOT_DIR, or ROOT_DIR/<user> in a sticky directory of root."""
     if os.path.isdir(path):
         info = os.stat(path)
         if info.st_uid == 0 and info.st_mode & stat.S_ISVTX and os.getuid() != 0:
@@ -58,7 +58,7 @@ def _require_safe(path: str) -> None:
 
 
 def make_dir(parent: str, *names: str) -> str:
-    """parent/names..., each level a real directory of ours, made 0700 if missing."""
+    """parent/names..., each level a real directory of this user, created 0700 if missing."""
     path = parent
     for name in names:
         path = os.path.join(path, name)
@@ -94,7 +94,7 @@ def make_job_dir(path: str) -> int:
 
 
 def path_of(directory: int) -> str:
-    """A path to an open directory that holds as long as it is open, also if a folder above it is renamed or replaced."""
+    """A path to an open directory that is valid while it is open, also if a folder above it is renamed or replaced."""
     return f"/proc/self/fd/{directory}"
 
 
@@ -106,7 +106,7 @@ def _unmake(path: str) -> None:
 
 
 def mark(ours: str) -> None:
-    """Our marker: what `clean` looks for before it removes anything."""
+    """The tool's marker: `clean` requires it before it removes anything."""
     with contextlib.suppress(FileExistsError):
         os.close(os.open(os.path.join(ours, MARKER), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
 
@@ -123,7 +123,7 @@ def mark_again(job_dir: str) -> None:
 
 
 def is_ours(path: str) -> bool:
-    """A directory of this user that carries our marker; no link on the last steps."""
+    """A directory of this user with the tool's marker; no link on the last steps."""
     try:
         os.close(open_job_dir(path))
     except NotFound:
@@ -132,7 +132,7 @@ def is_ours(path: str) -> bool:
 
 
 def open_job_dir(path: str) -> int:
-    """A descriptor of an existing job directory: real, this user's, with our marker. Raises NotFound."""
+    """A descriptor of an existing job directory: real, of this user, with the tool's marker. Raises NotFound."""
     wrong = NotFound(f"{path} is no job directory of yours", "inv jobs lists the jobs")
     try:
         fd = os.open(path, _DIR)
@@ -151,7 +151,7 @@ def open_job_dir(path: str) -> int:
 
 @contextlib.contextmanager
 def _parent(directory: int, name: str, make: bool) -> Iterator[int]:
-    """A descriptor of the folder that holds `name` (a relative path), reached without following any link."""
+    """A descriptor of the folder that contains `name` (a relative path), reached without following any link."""
     fd = os.dup(directory)
     try:
         for part in name.split("/")[:-1]:
@@ -213,7 +213,7 @@ def read(directory: int, name: str, limit: int = 64 << 20) -> bytes:
 
 
 def link(directory: int, name: str, target: str) -> None:
-    """A symbolic link of ours, made anew; what is there and is no link stays."""
+    """A symbolic link of this user, created again; a file that is not a link stays."""
     with _parent(directory, name, make=True) as parent:
         last = name.split("/")[-1]
         with contextlib.suppress(FileNotFoundError):
@@ -277,7 +277,7 @@ def reserve(fd: int, start: int, size: int) -> bool:
 class Journal:
     """An append-only file of lines. A full disk never stops the writer: lines wait in memory, bounded.
 
-    `ahead`: room for so many bytes is kept on the disk as long as the journal is open, for what must be said on a full one.
+    `ahead`: bytes that are reserved on the disk while the journal is open, for records on a full disk.
     """
 
     _MOST = 10_000
@@ -286,7 +286,7 @@ class Journal:
     def __init__(self, fd: int, ahead: int = 0) -> None:
         self._fd = fd
         self._waiting: List[bytes] = []
-        # Whoever wrote here before may have died in the middle of a line.
+        # An earlier writer may have died in the middle of a line.
         self._torn = os.fstat(fd).st_size > 0
         self._ahead = ahead
         self._reserved = 0  # up to this size
@@ -323,7 +323,7 @@ class Journal:
     def close(self, durable: bool = False) -> None:
         """`durable`: the lines are on the disk afterwards, and survive a crash of the machine. It may wait for a slow disk."""
         self.flush()
-        if self._reserved:  # nobody else writes here while we do: this gives back blocks, and no line
+        if self._reserved:  # no other process writes here meanwhile: this frees blocks, and no line
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, os.fstat(self._fd).st_size)
         if durable:
@@ -333,9 +333,9 @@ class Journal:
 
 
 def remove_tree(path: str) -> int:
-    """Remove a directory of ours without following links; the bytes freed. Raises NotFound if it is not ours.
+    """Remove a directory of this user without following links; returns the bytes freed. Raises NotFound if it is not one.
 
-    Where something is mounted in it, nothing is removed (PreflightError).
+    A directory that contains a mount is not removed (PreflightError).
     """
     fd = open_job_dir(path)
     try:

@@ -1,4 +1,4 @@
-"""A release that differs little from one that is here is made of it at once: one question, one answer, no relay."""
+"""A patch builds a release from an existing one that differs little, with one request and without a relay."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A piece that is coming: on disk as it comes, under its name in the store once all of it was seen to match.
+"""A piece writer stores an incoming piece on disk, and under its name in the store once all of it matches its digest.
 
-A disk that takes nothing is told when the piece is to be kept, for who brings the bytes has no part in it.
+An error of the disk is raised when the piece is stored, since the sender of the bytes is not the cause.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Part(Sink):
                 self._failed = error
 
     def keep(self) -> bool:
-        """False: it does not match its name, and is gone. Raises OSError."""
+        """False: it does not match its name, and is removed. Raises OSError."""
         if self._hash.hexdigest() != self._name:
             self.drop()
             return False

@@ -1,11 +1,11 @@
-"""The store of a node: pieces by their SHA-256, and the releases made of them, each a manifest that appears by one rename.
+"""The store of a node has pieces by their SHA-256, and releases, each a manifest that appears by one rename.
 
-ROOT_DIR/.clustertool/pieces/<sha256> and ROOT_DIR/.clustertool/releases/<release>. A piece is under its name only once its
-bytes were seen to match it; a release is there only once all its pieces are. So what was interrupted is simply gone on
-with, and releases share what they have in common. A job gets copies, so what it writes never reaches the store.
+ROOT_DIR/.clustertool/pieces/<sha256> and ROOT_DIR/.clustertool/releases/<release>. A piece has its name only after its
+bytes matched it. A release exists only when all its pieces do. So an interrupted dispatch continues where it stopped,
+and releases share common pieces. A job gets copies, so its writes never reach the store.
 
-A crash of the machine leaves a release whole or not there: its pieces, and the names in their folder, are written to the disk
-before its manifest, and the manifest before its name. What is damaged all the same is removed, and a dispatch sends it again.
+After a crash of the machine a release is complete or absent: its pieces, and the names in their folder, are written to the disk
+before its manifest, and the manifest before its name. Damaged files are removed, and a dispatch sends them again.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from clustertool.node.system import mounts
 from clustertool.node.system.work_counter import step
 
 _KEEP = 4  # releases, the newest included
-_STALE = 3600.0  # seconds after which a half-written file belongs to nobody
+_STALE = 3600.0  # seconds after which an incomplete file has no writer any more
 
 
 class Store:
-    """Made on first use. Raises PreflightError where ROOT_DIR is not ours to use."""
+    """Created on first use. Raises PreflightError if ROOT_DIR is not this user's."""
 
     def __init__(self, root: str) -> None:
         files.make_root(root)
@@ -123,9 +123,9 @@ class Store:
             yield
 
     def prune(self, keep: int = _KEEP) -> None:
-        """Forget old releases, pieces that only they had, and what was left half-written by somebody who was killed.
+        """Remove old releases, pieces that only they had, and incomplete files of killed processes.
 
-        A job has its own copy, so none is ever in use. Where the file system has no locks, other dispatches may be going on:
+        A job has its own copy, so none is ever in use. Where the file system has no locks, other dispatches may be running:
         then young pieces stay.
         """
         names = _by_age(self.releases)
@@ -139,7 +139,8 @@ class Store:
                 step()
 
     def _unwanted(self, needed: Optional[Set[str]], age: float) -> Iterator[str]:
-        """Paths of half-written pieces of nobody, and of pieces of at least that age that are not `needed` (None: all are)."""
+        """Paths of incomplete pieces without a writer, and of pieces of at least that age that are not `needed` (None:
+        all are)."""
         with os.scandir(self.top) as entries:
             for entry in entries:
                 part = entry.name.endswith(".part")

@@ -1,6 +1,7 @@
-"""Verifying hashes again what a node has: pieces, and the releases made of them. What is damaged is removed.
+"""Verifying hashes the pieces and releases of a node again, and removes damaged ones.
 
-A dispatch sends it again. This finds what sizes do not show: a disk that returns other bytes, a program that wrote here.
+A dispatch sends them again. This finds damage that sizes do not show: a disk that returns other bytes, a program that
+wrote here.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _releases(store: Store) -> List[str]:
 
 
 def _is_right(store: Store, release: str, good: Dict[str, int]) -> bool:
-    """Whether all pieces are there and right, and what the manifest makes of them is what the release's name says."""
+    """Whether all pieces exist and are right, and the manifest made of them matches the release's name."""
     try:
         rows = manifest.read_rows(store.manifest(release))
         if any(good.get(piece.name) != piece.size for piece in manifest.pieces(rows)):

@@ -1,4 +1,4 @@
-"""What systemd-logind does with this user's processes at logout: with KillUserProcesses=yes it ends those of the session.
+"""This module predicts what systemd-logind does at logout: with KillUserProcesses=yes it ends the session's processes.
 
 A scope of the user's own manager lasts longer than the session only if the user lingers (loginctl enable-linger).
 """
@@ -24,7 +24,7 @@ class Logout(NamedTuple):
 
 
 def look() -> Logout:
-    """What holds for this process. Where no logind answers, or this is no session of it, nothing is ended."""
+    """The state for this process. If no logind answers, or this is no session of it, nothing is ended."""
     if not _in_session():
         return Logout(False, False)
     user = users.name_of(os.getuid())

@@ -1,6 +1,6 @@
-"""Mounts below a directory: their content is not the directory's own, so a removal must not enter them.
+"""This module lists mounts below a directory: a removal must not enter them.
 
-A bind mount of the same file system has the same device number as the directory around it. The kernel lists it all the same.
+A bind mount of the same file system has the same device number as the directory around it. The kernel lists it nevertheless.
 """
 
 from __future__ import annotations

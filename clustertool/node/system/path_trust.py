@@ -1,6 +1,6 @@
-"""Whether other users can replace what lies at a path: what sshd checks with StrictModes, for each folder up to /.
+"""This module checks whether other users can replace a path, as sshd does with StrictModes, for each folder up to /.
 
-Symbolic links on the way are followed one at a time: the link and the folders that it leads through are checked.
+Symbolic links on the way are followed one at a time: the link and the folders on its path are checked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A directory of this user in /tmp. Its name is random, and it is found by owner and mode, so no other user can block it."""
+"""This module creates a directory of this user in /tmp. It has a random name and is found by owner and mode."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def _oldest() -> Tuple[int, str]:
 
 
 def make(name: str) -> str:
-    """The same, made with an empty file `name` in it if there is none. Raises PreflightError.
+    """The same, with an empty file `name` in it, created if missing. Raises PreflightError.
 
     The directory gets its final name when it is complete. Nothing changes it later, so its ctime is the time of that. Two
-    processes may make one each at the same time: both look again, and use the older one.
+    processes may create one each at the same time: both search again, and use the older one.
     """
     there = find()
     if there:

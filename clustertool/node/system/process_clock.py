@@ -1,4 +1,4 @@
-"""A clock that stands still while this process does.
+"""The process clock stops while its process does not run.
 
 A process that waits for another one must not count the time in which it did not run itself: what arrived meanwhile is not read
 yet, and on a frozen machine the other process was frozen too.

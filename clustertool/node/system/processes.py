@@ -1,6 +1,6 @@
-"""A process is (pid, start time, boot); nothing is ever signalled by pid alone or by name.
+"""A process is identified by (pid, start time, boot). No signal is ever sent by pid alone or by name.
 
-Reads /proc only. Start time is field 22 of /proc/PID/stat, in clock ticks since boot.
+This module reads /proc only. Start time is field 22 of /proc/PID/stat, in clock ticks since boot.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Stat(NamedTuple):
 
 
 def stat(pid: int) -> Optional[Stat]:
-    """/proc/PID/stat, None if there is no such process. The name may hold spaces and brackets: cut at the last one."""
+    """/proc/PID/stat, None if there is no such process. The name may contain spaces and brackets: cut at the last one."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
@@ -56,7 +56,7 @@ def identify(pid: int) -> Optional[Process]:
 
 
 def alive(process: Process) -> bool:
-    """Running, not a zombie, and still the same process. A zombie whose other threads go on is no zombie to us."""
+    """Running, not a zombie, and still the same process. A zombie whose other threads continue does not count as a zombie."""
     found = stat(process.pid)
     return found is not None and found.start == process.start and (found.state not in "ZX" or found.threads > 1)
 
@@ -99,7 +99,7 @@ def pids() -> Iterator[int]:
 
 
 def children(pid: int) -> List[int]:
-    """From /proc/PID/task/*/children; a kernel without it makes us look at every process."""
+    """From /proc/PID/task/*/children; a kernel without it requires a read of every process."""
     found: List[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -127,7 +127,7 @@ def descendants(pid: int) -> List[Process]:
 
 
 def marked(mark: str) -> List[Process]:
-    """Processes of this user whose environment carries the job's marker, dead supervisor or not."""
+    """Processes of this user whose environment has the job's marker, with or without a living supervisor."""
     wanted = b"CLUSTERTOOL_MARK=" + mark.encode()
     found = []
     for pid in pids():
@@ -189,7 +189,7 @@ def _one_line(text: str) -> str:
 
 
 def become_subreaper() -> None:
-    """Orphans of our ranks come to us and not to init."""
+    """Orphans of the ranks become children of this process and not of init."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
@@ -211,7 +211,7 @@ def keep_only(*wanted: int) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """The end of a forked child, in its `finally`: it never returns into its parent's loop. An error is told on stderr."""
+    """The end of a forked child, in its `finally`: it never returns into its parent's loop. An error is written to stderr."""
     kind, error, trace = sys.exc_info()
     if kind is not None and error is not None:
         sys.excepthook(kind, error, trace)

@@ -1,7 +1,7 @@
-"""A wire carries small JSON messages between supervisor and lead: mutual TLS, never blocking, resumed after a break.
+"""`Wire` is one TCP connection with mutual TLS between supervisor and lead; it carries small JSON messages and never blocks.
 
-`Wire` is one TCP connection, `Mailbox` what outlives it: messages are numbered, acknowledged and sent again, so that
-a broken cable loses and doubles nothing.
+`Mailbox` outlives a connection: messages are numbered, acknowledged and sent again, so that a broken connection loses and
+doubles no message.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def join_patience(loss_timeout: float, nodes: int) -> float:
 
 
 def context(certificate: str, key: str, server: bool) -> ssl.SSLContext:
-    """TLS with the job's throw-away certificate as its only authority: who holds its key is a member of the job."""
+    """TLS with the job's temporary certificate as its only authority: the owner of its key is a member of the job."""
     ctx = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     ctx.minimum_version = ssl.TLSVersion.TLSv1_2
     ctx.check_hostname = False
@@ -43,7 +43,7 @@ def context(certificate: str, key: str, server: bool) -> ssl.SSLContext:
     with _in_memory(certificate) as public, _in_memory(key) as private:
         ctx.load_cert_chain(public, private)
     if server and hasattr(ctx, "num_tickets"):
-        ctx.num_tickets = 0  # nobody resumes a connection
+        ctx.num_tickets = 0  # no connection is resumed
     return ctx
 
 
@@ -78,7 +78,7 @@ def _in_memory(pem: str) -> Iterator[str]:
 
 
 def cause(error: BaseException) -> Tuple[str, str]:
-    """Why a connection failed: the name of its errno, or "", and words."""
+    """Why a connection failed: the name of its errno, or "", and a description."""
     inner = error.__cause__ or error
     if isinstance(inner, ssl.SSLError):
         return "", f"TLS failed: {inner}"
@@ -129,9 +129,9 @@ class _File:
 
 
 class Wire:
-    """One connection, made or in the making. turn() moves what can be moved; ConnectionError ends it.
+    """One connection, open or opening. turn() moves what can be moved; ConnectionError ends it.
 
-    `sink`: where a payload goes as it comes (frames.Decoder); without, nobody may send one.
+    `sink`: the destination of a payload as it arrives (frames.Decoder); without it, a payload is refused.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Wire:
         self._wants_write = not server  # a client's connect() shows itself by becoming writable
         self.secure = False
         self.got = 0  # bytes
-        self.more = False  # there may be more to read at once, which no poll() tells
+        self.more = False  # more may be readable at once, which no poll() reports
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -174,7 +174,7 @@ class Wire:
         self._out.append(_File(fd, size))
 
     def flush(self) -> None:
-        """Send now what the kernel takes. That the other side is gone is told at the next turn."""
+        """Send now what the kernel accepts. A closed connection is reported at the next turn."""
         if self.secure and self._tls is not None:
             with contextlib.suppress(OSError):
                 self._flush(self._tls)
@@ -189,7 +189,8 @@ class Wire:
         return sum(part.left for part in self._out)
 
     def turn(self) -> List[Header]:
-        """The messages that came. Raises ConnectionError when the other side is gone, is a stranger, or talks nonsense."""
+        """The messages that arrived. Raises ConnectionError if the other side is closed, is not a member, or sends
+        invalid data."""
         return [header for header, _ in self.frames()]
 
     def frames(self) -> List[Frame]:
@@ -228,7 +229,7 @@ class Wire:
         return self._tls
 
     def _read(self, tls: ssl.SSLSocket) -> List[Frame]:
-        """What came before the other side closed is still read; that it is gone is told at the next turn."""
+        """Messages that arrived before the other side closed are still read; the end is reported at the next turn."""
         frames: List[Frame] = []
         end = self.got + self._limit
         self.more = False
@@ -281,7 +282,7 @@ class _NotYet(Exception):
 
 
 class Mailbox:
-    """Numbers what goes out, keeps it until the other side has it, and drops what came twice."""
+    """Numbers outgoing messages, keeps them until the other side has them, and drops duplicates."""
 
     def __init__(self) -> None:
         self._next = 1

@@ -12,7 +12,7 @@ _roots: Set[int] = set()
 
 
 def roots() -> Set[int]:
-    """The uids that stand for root: 0, and the overflow uid in a user namespace that does not map 0 (a rootless container).
+    """The uids that mean root: 0, and the overflow uid in a user namespace that does not map 0 (a rootless container).
 
     There, files of root and those of all users who are not mapped have the overflow uid.
     """
@@ -52,7 +52,7 @@ def group_name(gid: int) -> str:
 def only_private(where: Union[str, int], gid: int) -> bool:
     """Whether the users who write to a file or folder by its group `gid` are the private group of this process's user.
 
-    where: a path or a descriptor. With an access list the mode's group bits are the most that anybody in the list has,
+    where: a path or a descriptor. With an access list the mode's group bits are the maximum of all its entries,
     so more users may write.
     """
     try:

@@ -1,4 +1,4 @@
-"""A request that runs beside the agent's loop counts what it does: the agent reports progress as long as the count grows."""
+"""A request in a thread of the agent counts its work: the agent reports progress as long as the count grows."""
 
 from __future__ import annotations
 
