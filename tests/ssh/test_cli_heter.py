@@ -10,17 +10,19 @@ from typing import Any
 from tests.cli import HELLO, Done, Site
 from tests.ssh.sshd import USER
 
-# Says what Paddle's names are in its environment, listens where it must, and goes on when both its neighbours listen.
-# A trainer is then done, unless somebody shall fail; pservers and heter trainers stay until they are told to end.
+# Prints what Paddle's names are in its environment, listens, and continues when both its neighbours listen. A trainer waits for
+# all heter trainers, so that each of them has printed its environment. Then it ends, unless a stage is to fail. Pservers and
+# heter trainers run until they are stopped.
 STAGE = """
-    import json, os, socket, time
+    import json, os, re, socket, time
     env = os.environ
     names = [name for name in env if name.startswith(("PADDLE_", "STAGE_", "HETER_", "POD_", "TRAINING_", "CLUSTERTOOL_"))]
     print(json.dumps({name: env[name] for name in names}), flush=True)
     own = socket.create_server((env["POD_IP"], int(env["PADDLE_PORT"])))
-    lists = [env.get(f"PADDLE_{side}_HETER_TRAINER_IP_PORT_LIST", "") for side in ("PREVIOUS", "NEXT")]
+    sides = ("PREVIOUS", "NEXT", "ALL") if env["TRAINING_ROLE"] == "TRAINER" else ("PREVIOUS", "NEXT")
+    lists = [env.get(f"PADDLE_{side}_HETER_TRAINER_IP_PORT_LIST", "") for side in sides]
     deadline = time.monotonic() + 60
-    for endpoint in filter(None, ",".join(lists).split(",")):
+    for endpoint in filter(None, re.split("[,;]", ",".join(lists))):
         host, port = endpoint.split(":")
         while socket.socket().connect_ex((host, int(port))):
             assert time.monotonic() < deadline, endpoint

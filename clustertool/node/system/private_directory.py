@@ -13,7 +13,9 @@ from clustertool.errors import PreflightError
 _TMP = "/tmp"
 _FIX = "make room in /tmp, or have it made writable"
 _LEAST = 64 << 10  # bytes free in /tmp below which it counts as full
-_SETTLED = 20_000_000  # nanoseconds: longer than the kernel's clock for files takes from one value to the next
+_SETTLED = (
+    200_000_000  # nanoseconds between a rename and its entry in the directory; 20 ms were too few on a loaded machine
+)
 
 
 def find() -> str:
