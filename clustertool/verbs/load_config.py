@@ -13,7 +13,7 @@ from clustertool.errors import ConfigError, DataError, UsageError
 from clustertool.fleet import this_machine
 from clustertool.fleet.dispatch.workspace import Workspace, accidents
 from clustertool.fleet.dispatch.workspace import read_workspace as read
-from clustertool.fleet.embedded_cluster import LocalCluster
+from clustertool.fleet.embedded.embedded_cluster import LocalCluster
 from clustertool.model.config.cluster import Cluster, read_cluster
 from clustertool.model.config.hostfile import choose, pick, read_hostfile
 from clustertool.model.config.job import JobSpec, Options, read_job

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from clustertool.errors import UsageError
-from clustertool.fleet.embedded_cluster import LocalCluster
+from clustertool.fleet.embedded.embedded_cluster import LocalCluster
 from clustertool.fleet.fleet import Fleet
 from clustertool.verbs import signals
 from clustertool.verbs.follow_session import told

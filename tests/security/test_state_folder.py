@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from clustertool.errors import PreflightError
-from clustertool.fleet import embedded_cluster
-from clustertool.fleet.embedded_cluster import LocalCluster, Server
+from clustertool.fleet.embedded import local_processes
+from clustertool.fleet.embedded.embedded_cluster import LocalCluster, Server
 
 STRANGER = 4002
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make files of another user")
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make f
 def victim() -> Iterator[Server]:
     """A process of ours as a server of the embedded cluster."""
     process = subprocess.Popen(["sleep", "60"])
-    found = embedded_cluster._process(process.pid)
+    found = local_processes.find(process.pid)
     assert found
-    yield Server(0, "127.0.0.1", 22, process.pid, found[1], embedded_cluster._boot_id())
+    yield Server(0, "127.0.0.1", 22, process.pid, found[1], local_processes.boot_id())
     assert process.poll() is None, "it was ended"
     process.kill()
     process.wait(10)

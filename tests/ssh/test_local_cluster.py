@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from clustertool.errors import PreflightError
-from clustertool.fleet.embedded_cluster import LocalCluster
+from clustertool.fleet.embedded.embedded_cluster import LocalCluster
 from clustertool.model.config.cluster import Cluster
 
 REPO = Path(__file__).resolve().parents[2]
 UP = textwrap.dedent("""
     import json, sys
-    from clustertool.fleet.embedded_cluster import LocalCluster
+    from clustertool.fleet.embedded.embedded_cluster import LocalCluster
     local = LocalCluster()
     local.up()
     print(json.dumps([[server.pid, server.port] for server in local.status()]), flush=True)
@@ -268,7 +268,7 @@ OTHER_USER = textwrap.dedent("""
 """)
 LOGIN = textwrap.dedent("""
     import os, sys
-    from clustertool.fleet.embedded_cluster import LocalCluster
+    from clustertool.fleet.embedded.embedded_cluster import LocalCluster
     import test_local_cluster as t
     local = LocalCluster()
     try:

@@ -41,6 +41,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from platformdirs import user_state_path
 
 from clustertool.errors import PreflightError, Survivors
+from clustertool.fleet.embedded import local_processes
 from clustertool.model.config.cluster import Cluster, read_cluster
 from clustertool.node.system import path_trust
 
@@ -91,8 +92,8 @@ class Server:
 
     @property
     def alive(self) -> bool:
-        process = _process(self.pid)
-        return process is not None and process[1] == self.start and self.boot == _boot_id()
+        process = local_processes.find(self.pid)
+        return process is not None and process[1] == self.start and self.boot == local_processes.boot_id()
 
     def __str__(self) -> str:
         return f"node {self.node}: sshd on {self.address}:{self.port} (pid {self.pid})"
@@ -246,7 +247,11 @@ class LocalCluster:
         found = []
         for path in self.run.glob("*.pid"):
             server = self._listening(int(path.stem))
-            if server and server.pid not in known and str(path.with_suffix(".conf")) in _argv(server.pid):
+            if (
+                server
+                and server.pid not in known
+                and str(path.with_suffix(".conf")) in local_processes.argv(server.pid)
+            ):
                 found.append(server)
         return tuple(found)
 
@@ -321,8 +326,8 @@ class LocalCluster:
             address, port = (self.run / f"{node}.conf").read_text().split(None, 2)[1].rsplit(":", 1)
         except FileNotFoundError:
             return None
-        process = _process(int(pid)) if pid.endswith("\n") else None
-        return Server(node, address, int(port), int(pid), process[1], _boot_id()) if process else None
+        process = local_processes.find(int(pid)) if pid.endswith("\n") else None
+        return Server(node, address, int(port), int(pid), process[1], local_processes.boot_id()) if process else None
 
 
 # -- ending
@@ -334,13 +339,13 @@ def _end(servers: Iterable[Server]) -> list[str]:
     doomed: dict[int, str] = {}
     ended = []
     for pid, server in targets.items():
-        tree = _freeze(pid, server.start)
+        tree = local_processes.freeze(pid, server.start)
         doomed.update(tree)
         ended.append(f"{server}" + (f" and {len(tree) - 1} processes of its sessions" if len(tree) > 1 else ""))
     for pid, start in doomed.items():
-        _signal(pid, start, signal.SIGKILL)
+        local_processes.send_signal(pid, start, signal.SIGKILL)
     deadline = time.monotonic() + WAIT
-    while alive := [pid for pid, start in doomed.items() if _lives(pid, start)]:
+    while alive := [pid for pid, start in doomed.items() if local_processes.lives(pid, start)]:
         if time.monotonic() > deadline:
             pids = ", ".join(map(str, sorted(alive)))
             raise Survivors(
@@ -348,83 +353,6 @@ def _end(servers: Iterable[Server]) -> list[str]:
             )
         time.sleep(0.005)
     return ended
-
-
-def _freeze(pid: int, start: str) -> dict[int, str]:
-    """Stop a process and all its descendants, level by level until there is no new one; pid -> start time."""
-    tree = {pid: start}
-    new = tree
-    while new:
-        for child, since in new.items():
-            _signal(child, since, signal.SIGSTOP)
-        new = {
-            child: since
-            for child, (parent, since) in _processes().items()
-            if parent in tree and child not in tree and child != os.getpid()  # we may sit in a session of a node
-        }
-        tree = {**tree, **new}
-    return tree
-
-
-def _signal(pid: int, start: str, number: signal.Signals) -> None:
-    if _lives(pid, start):
-        # Gone meanwhile, or not ours (a sudo in a session): the wait that follows tells them apart.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
-
-
-def _lives(pid: int, start: str) -> bool:
-    process = _process(pid)
-    return process is not None and process[1] == start
-
-
-# -- the operating system's answers; a zombie does not live
-
-
-def _process(pid: int) -> tuple[int, str] | None:
-    """(parent, start time) of a living process."""
-    if not Path("/proc/self/stat").exists():
-        return _ps("-p", str(pid)).get(pid)
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = text.rpartition(")")[2].split()  # the name before it may hold anything
-    return None if fields[0] in "ZX" else (int(fields[1]), fields[19])
-
-
-def _processes() -> dict[int, tuple[int, str]]:
-    if not Path("/proc/self/stat").exists():
-        return _ps("-A")
-    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-    return {pid: found for pid in pids if (found := _process(pid))}
-
-
-def _ps(*which: str) -> dict[int, tuple[int, str]]:
-    """The same without /proc (macOS)."""
-    argv = ["ps", "-o", "pid=,ppid=,stat=,lstart=", *which]
-    output = subprocess.run(argv, capture_output=True, encoding="utf-8", errors="replace").stdout
-    rows = [line.split(None, 3) for line in output.splitlines()]
-    return {int(pid): (int(parent), start) for pid, parent, state, start in rows if not state.startswith("Z")}
-
-
-def _argv(pid: int) -> str:
-    if not Path("/proc/self/stat").exists():
-        argv = ["ps", "-o", "command=", "-p", str(pid)]
-        return subprocess.run(argv, capture_output=True, encoding="utf-8", errors="replace").stdout
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace", encoding="utf-8").replace("\0", " ")
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def _boot_id() -> str:
-    path = Path("/proc/sys/kernel/random/boot_id")
-    if path.exists():
-        return path.read_text(encoding="utf-8").strip()
-    return subprocess.run(
-        ["sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, encoding="ascii"
-    ).stdout.strip()
 
 
 def _address(node: int) -> str:

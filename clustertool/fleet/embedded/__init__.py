@@ -1,0 +1,1 @@
+"""Run the embedded local cluster: OpenSSH servers on loopback."""
