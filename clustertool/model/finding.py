@@ -52,11 +52,11 @@ class Finding:
 class Seen:
     """What the laptop itself measured.
 
-    pings: seconds, None for no answer, absent where none was sent. asked: its own clock before a node's probe and after the
-    answer. phases: seconds of connect, login and agent.
+    pings: whether it answered, None if not measured, absent where none was sent. asked: its own clock before a node's
+    probe and after the answer. phases: seconds of connect, login and agent.
     """
 
-    pings: Mapping[int, Optional[float]] = field(default_factory=dict)
+    pings: Mapping[int, Optional[bool]] = field(default_factory=dict)
     asked: Mapping[int, Tuple[float, float]] = field(default_factory=dict)
     phases: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 

@@ -46,7 +46,7 @@ def look(
 
     `known`: answers that came already.
     """
-    pings: dict[int, float | None] = {}
+    pings: dict[int, bool | None] = {}
     pinger = threading.Thread(target=_ping, args=(cluster, pings), daemon=True)
     if "ping" not in cluster.checks_off:
         pinger.start()
@@ -69,7 +69,7 @@ def look(
     failed = {**fleet.failed, **gathered.failed, **refused}
     facts = _read(cluster, answers, failed)
     if pinger.is_alive() and failed:  # a ping decides nothing for a node that answered by ssh
-        pinger.join(2.0)
+        pinger.join(3.0)
     when = {node: answer["asked"] for node, answer in answers.items() if "asked" in answer}
     findings = list(check(cluster, facts, Seen(dict(pings), when, fleet.phases), ports=ports))
     for node, error in failed.items():
@@ -155,7 +155,7 @@ def wanted_ports(cluster: Cluster) -> list[int]:
     return [*range(cluster.pserver_port, cluster.pserver_port + 8 * width), *named, cluster.lead_port]
 
 
-def _ping(cluster: Cluster, into: dict[int, float | None]) -> None:
+def _ping(cluster: Cluster, into: dict[int, bool | None]) -> None:
     targets = {}
     for host in cluster.hosts:
         if host.here:
@@ -166,7 +166,7 @@ def _ping(cluster: Cluster, into: dict[int, float | None]) -> None:
             continue
         if not resolved.gateways and not resolved.proxy_command:  # behind a gateway a ping from here says nothing
             targets[host.index] = resolved.hostname
-    into.update(ping_all(targets, timeout=2.0))
+    into.update(ping_all(targets, cluster.connect_timeout))
 
 
 def require(looked: Looked, cluster: Cluster) -> None:

@@ -18,7 +18,7 @@ GOOD: dict[str, Any] = {"user": "ann", "python": "3.9.2", "disk_free": 10**12, "
 
 
 def found(
-    keys: dict[str, Any] | None = None, need: int = 0, pings: dict[int, float | None] | None = None, **each: Any
+    keys: dict[str, Any] | None = None, need: int = 0, pings: dict[int, bool | None] | None = None, **each: Any
 ) -> dict[str, Finding]:
     """Column -> finding of one node."""
     cluster = cluster_of(hosts(1), **(keys or {}))
@@ -27,12 +27,12 @@ def found(
     return cells(findings, 0)
 
 
-def seen(pings: dict[int, float | None] | None, nodes: int) -> Seen:
+def seen(pings: dict[int, bool | None] | None, nodes: int) -> Seen:
     return Seen(pings or {}, dict.fromkeys(range(nodes), (NOW, NOW)))
 
 
 def test_a_good_node_is_ok_in_every_column() -> None:
-    columns = found(pings={0: 0.001})
+    columns = found(pings={0: True})
     assert {finding.level for finding in columns.values()} == {"ok"}
     assert set(columns) == set(COLUMNS) - {"workspace", "mesh", "jobs", "packages", "framework"} - set(CHECKS)
     assert (columns["ssh"].text, columns["python"].text, columns["nic"].text) == ("ann", "3.9.2", "eth0")
@@ -100,20 +100,21 @@ def test_the_leads_port_matters_on_the_first_node_only() -> None:
 
 
 def test_a_ping_decides_nothing_for_a_node_that_answered() -> None:
-    assert found(pings={0: None})["ping"].level == "warn"
+    assert found(pings={0: False})["ping"].level == "warn"
+    assert found(pings={0: None})["ping"] == Finding(0, "ping", "skip", "not measured")
     assert "ping" not in found()
 
 
 def test_a_node_that_did_not_answer_at_all() -> None:
-    silent = unreachable(3, {3: None}, "no route", "look")
+    silent = unreachable(3, {3: False}, "no route", "look")
     assert [(f.node, f.column, f.level) for f in silent] == [(3, "ssh", "error"), (3, "ping", "error")]
-    up = unreachable(3, {3: 0.01}, "refused", "start sshd")
+    up = unreachable(3, {3: True}, "refused", "start sshd")
     assert [(f.column, f.level) for f in up] == [("ssh", "error"), ("ping", "ok")]
     assert [f.column for f in unreachable(3, {}, "refused", "start sshd")] == ["ssh"]
 
 
 def test_checks_that_are_off_are_not_there() -> None:
-    columns = found({"CHECKS_OFF": ["clock", "disk", "ping"]}, pings={0: None}, time=0.0, disk_free=0)
+    columns = found({"CHECKS_OFF": ["clock", "disk", "ping"]}, pings={0: False}, time=0.0, disk_free=0)
     assert not {"clock", "disk", "ping"} & set(columns)
 
 

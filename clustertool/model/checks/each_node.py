@@ -51,7 +51,7 @@ def _by_machine(facts: Mapping[int, Facts]) -> Dict[int, Facts]:
     }
 
 
-def unreachable(node: int, pings: Mapping[int, Optional[float]], what: str, fix: str) -> Tuple[Finding, ...]:
+def unreachable(node: int, pings: Mapping[int, Optional[bool]], what: str, fix: str) -> Tuple[Finding, ...]:
     """What is known of a node that ssh did not reach: no ping either is then an error."""
     found = [Finding(node, "ssh", "error", what, fix)]
     if node in pings:
@@ -59,8 +59,11 @@ def unreachable(node: int, pings: Mapping[int, Optional[float]], what: str, fix:
     return tuple(found)
 
 
-def _ping(node: int, seconds: Optional[float], answered: bool) -> Finding:
-    if seconds is not None:
+def _ping(node: int, answer: Optional[bool], answered: bool) -> Finding:
+    """`answered`: the node answered by ssh."""
+    if answer is None:
+        return Finding(node, "ping", "skip", "not measured")
+    if answer:
         return Finding(node, "ping", "ok", "ok")
     level = "warn" if answered else "error"
     return Finding(
