@@ -1,13 +1,12 @@
 """How one host is reached: conf.py first, then ssh's own configuration, then ssh's defaults. Nothing is opened here.
 
-ssh's configuration is read as ssh reads it, by `ssh -G`, which is a process for every host. It is left out where no
-line of the configuration could change the answer, so that a thousand plain hosts cost nothing. Without an ssh client
-paramiko's reader stands in.
+`ssh -G` reads the configuration, and refuses files that another user can have written. One call takes 4 ms of CPU, so
+that one answer serves all hosts if no line of the configuration depends on the host. Without an ssh client paramiko
+reads the files.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import glob
 import os
@@ -17,8 +16,9 @@ import shlex
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from paramiko.config import SSHConfig
 from paramiko.ssh_exception import ConfigParseError
@@ -35,23 +35,13 @@ _DEFAULT_LINES = {f"~/.ssh/{name}" for name in (*DEFAULT_KEYS, "id_dsa", "id_xms
 _SPAWN_LIMIT = 20.0  # seconds for `ssh -G`; a `Match exec` of the user's runs inside
 _HOPS_LIMIT = 8
 
-# Only these keywords change what we do; a configuration without them need not be asked.
-_MATTERS = {
-    "hostname",
-    "user",
-    "port",
-    "identityfile",
-    "identitiesonly",
-    "identityagent",
-    "proxyjump",
-    "proxycommand",
-    "hostkeyalias",
-    "userknownhostsfile",
-    "globalknownhostsfile",
-    "stricthostkeychecking",
-    "canonicalizehostname",
-}
-_PATHS = {"identityagent", "userknownhostsfile", "globalknownhostsfile"}  # where ssh -G expands `~`
+# A line that can make hosts differ: Host (but with the pattern *), Match, HostName, Canonicalize..., a %-token.
+_DEPENDS = re.compile(
+    rb'^(?![ \t]*#)[ \t]*"?(?:host(?:name)?(?![a-z])(?!["\s=]+\*"?\s*$)|match|canonical|[^\n]*%)',
+    re.IGNORECASE | re.MULTILINE,
+)
+_ANY_HOST = "localhost"  # stands for all hosts
+_READING = "debug1: Reading configuration data "
 _HOP = re.compile(
     r"(?:ssh://)?(?:([^@\s]+)@)?"  # user
     r"(?:\[([^\]\s]+)\]|([^:@\s\[\]-][^:@\s\[\]]*|[0-9a-fA-F:]+))"  # [host] or host
@@ -98,8 +88,10 @@ def settings(host: Host, cluster: Cluster) -> SshSettings:
 
 
 def check() -> None:
-    """Raise ConfigError if another user can have written ssh's configuration, before any connection."""
-    _read_config(home(), SYSTEM_CONFIG, _stamps())
+    """Raise ConfigError if ssh does not accept its configuration, before any connection."""
+    files = _files()
+    if files:
+        _for_all_hosts(files)
 
 
 def home() -> str:
@@ -109,11 +101,11 @@ def home() -> str:
 def _settings(host: Host, cluster: Cluster, user: str, port: int, depth: int = 0) -> SshSettings:
     """One host by itself; `user` and `port` are conf.py's defaults for it."""
     user, port = host.user or user, host.port or port
-    said = {} if cluster.ssh_config == "none" else _asked(host.host, user, port)
-    user = user or _one(said, "user") or local_user()
-    port = port or int(_one(said, "port") or 22)
-    hostname = _one(said, "hostname") or host.host
-    keys, given = _identities(cluster, said, {"h": hostname, "n": host.host, "r": user, "p": str(port)})
+    answers = {} if cluster.ssh_config == "none" else _configured(host.host, user, port)
+    user = user or _one(answers, "user") or local_user()
+    port = port or int(_one(answers, "port") or 22)
+    hostname = _one(answers, "hostname") or host.host
+    keys, given = _identities(cluster, answers, {"h": hostname, "n": host.host, "r": user, "p": str(port)})
     found = SshSettings(
         name=host.name or host.host,
         hostname=hostname,
@@ -121,16 +113,16 @@ def _settings(host: Host, cluster: Cluster, user: str, port: int, depth: int = 0
         port=port,
         identity_files=keys,
         identities_given=given,
-        identities_only=_one(said, "identitiesonly") == "yes",
-        agent=_agent(said),
-        proxy_command=_one(said, "proxycommand"),
-        host_key_name=_key_name(said, hostname, port),
-        host_keys=_policy(cluster, said),
-        known_hosts=_known_hosts(cluster, said),
-        system_known_hosts=tuple(_list(said, "globalknownhostsfile")) or SYSTEM_KNOWN_HOSTS,
+        identities_only=_one(answers, "identitiesonly") == "yes",
+        agent=_agent(answers),
+        proxy_command=_one(answers, "proxycommand"),
+        host_key_name=_key_name(answers, hostname, port),
+        host_keys=_policy(cluster, answers),
+        known_hosts=_known_hosts(cluster, answers),
+        system_known_hosts=tuple(_list(answers, "globalknownhostsfile")) or SYSTEM_KNOWN_HOSTS,
         connect_timeout=cluster.connect_timeout,
     )
-    jump = _one(said, "proxyjump")
+    jump = _one(answers, "proxyjump")
     return replace(found, gateways=_chain(jump, found, cluster, depth), proxy_command="") if jump else found
 
 
@@ -178,22 +170,20 @@ def _hop(word: str) -> Host:
 # ---- the values of single settings
 
 
-def _one(said: Mapping[str, Sequence[str]], key: str) -> str:
-    value = (said.get(key) or [""])[0]
+def _one(answers: _Answers, key: str) -> str:
+    value = (answers.get(key) or [""])[0]
     return "" if value.lower() == "none" else value
 
 
-def _list(said: Mapping[str, Sequence[str]], key: str) -> list[str]:
-    return [_expand_home(word) for value in said.get(key, ()) for word in value.split() if word.lower() != "none"]
+def _list(answers: _Answers, key: str) -> list[str]:
+    return [_expand_home(word) for value in answers.get(key, ()) for word in value.split() if word.lower() != "none"]
 
 
-def _identities(
-    cluster: Cluster, said: Mapping[str, Sequence[str]], tokens: Mapping[str, str]
-) -> tuple[tuple[str, ...], bool]:
+def _identities(cluster: Cluster, answers: _Answers, tokens: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
     """The key files to try, and whether they were configured."""
     if cluster.identity_file:
         return (_expand_home(cluster.identity_file),), True
-    lines = said.get("identityfile", ())
+    lines = answers.get("identityfile", ())
     named = [line for line in lines if line not in _DEFAULT_LINES]
     if named or (lines and len(lines) < 3):  # ssh -G prints all the default names if none is configured
         known = {**tokens, "d": home(), "u": local_user(), "i": str(os.getuid()), "%": "%"}
@@ -202,9 +192,9 @@ def _identities(
     return tuple(os.path.join(home(), ".ssh", name) for name in DEFAULT_KEYS), False
 
 
-def _agent(said: Mapping[str, Sequence[str]]) -> str:
+def _agent(answers: _Answers) -> str:
     socket = os.environ.get("SSH_AUTH_SOCK", "")
-    value = (said.get("identityagent") or ["SSH_AUTH_SOCK"])[0]
+    value = (answers.get("identityagent") or ["SSH_AUTH_SOCK"])[0]
     if value.lower() == "none":
         return ""
     if value.startswith("$"):
@@ -212,26 +202,26 @@ def _agent(said: Mapping[str, Sequence[str]]) -> str:
     return socket if value == "SSH_AUTH_SOCK" else _expand_home(value)
 
 
-def _policy(cluster: Cluster, said: Mapping[str, Sequence[str]]) -> str:
+def _policy(cluster: Cluster, answers: _Answers) -> str:
     """conf.py's policy; the user's own StrictHostKeyChecking=yes for a host makes accept-new strict."""
-    careful = _one(said, "stricthostkeychecking") in ("true", "yes")
+    careful = _one(answers, "stricthostkeychecking") in ("true", "yes")
     return "strict" if careful and cluster.host_keys == "accept-new" else cluster.host_keys
 
 
-def _known_hosts(cluster: Cluster, said: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+def _known_hosts(cluster: Cluster, answers: _Answers) -> tuple[str, ...]:
     if cluster.known_hosts:
         return (_expand_home(cluster.known_hosts),)
     usual = tuple(os.path.join(home(), ".ssh", name) for name in ("known_hosts", "known_hosts2"))
-    if "userknownhostsfile" not in said:
+    if "userknownhostsfile" not in answers:
         return usual
-    files = tuple(_list(said, "userknownhostsfile"))
+    files = tuple(_list(answers, "userknownhostsfile"))
     passwd = os.path.join(_passwd_home(), ".ssh")  # ssh's defaults are there, the tool's in $HOME
     return usual if files == (f"{passwd}/known_hosts", f"{passwd}/known_hosts2") else files
 
 
-def _key_name(said: Mapping[str, Sequence[str]], hostname: str, port: int) -> str:
+def _key_name(answers: _Answers, hostname: str, port: int) -> str:
     """How known_hosts calls it: the alias as it is, else the address, with the port unless it is 22."""
-    alias = _one(said, "hostkeyalias")
+    alias = _one(answers, "hostkeyalias")
     return alias or (hostname.lower() if port == 22 else f"[{hostname.lower()}]:{port}")
 
 
@@ -289,147 +279,118 @@ def _quoted(value: str, quote: str) -> str:
 
 # ---- ssh's configuration files
 
-
-@dataclass(frozen=True)
-class _Config:
-    """The user's and the system's configuration as one text, and the hosts that it mentions."""
-
-    text: str
-    patterns: tuple[tuple[str, ...], ...]
-
-    def matters(self, name: str) -> bool:
-        return any(_matches(name, patterns) for patterns in self.patterns)
+_File = tuple[str, int]  # path, time of the last change: one process may be a long test run
+_Answers = Mapping[str, list[str]]  # keyword in small letters -> values
 
 
-def _asked(name: str, user: str, port: int) -> Mapping[str, list[str]]:
-    """The configuration of `name`: keyword in small letters -> values. Empty if there is none."""
-    config = _read_config(home(), SYSTEM_CONFIG, _stamps())
-    if not config.matters(name):
-        return {}
-    with _one_at_a_time.setdefault(name, threading.Lock()):  # a hundred nodes ask for the same bastion
-        return _lookup(config, name, user, port)
-
-
-def _stamps() -> tuple[int, ...]:
-    """Changes when a configuration file or its mode does: one process may be a long test run."""
-    stamps = []
+def _files() -> tuple[_File, ...]:
+    """Those of the user's and the system's configuration that can be read."""
+    found = []
     for path in (os.path.join(home(), ".ssh", "config"), SYSTEM_CONFIG):
-        try:
-            stamps.append(os.stat(path).st_ctime_ns)
-        except OSError:
-            stamps.append(0)
-    return tuple(stamps)
+        if os.access(path, os.R_OK):
+            found.append((path, os.stat(path).st_ctime_ns))
+    return tuple(found)
+
+
+def _configured(name: str, user: str, port: int) -> _Answers:
+    """What the configuration says about `name`. Empty if there is none."""
+    files = _files()
+    if not files:
+        return {}
+    answers = _for_all_hosts(files)
+    if answers is not None:
+        return answers
+    with _one_at_a_time.setdefault(name, threading.Lock()):  # a hundred nodes ask for the same bastion
+        return _for_host(files, name, user, port)
 
 
 @functools.lru_cache(maxsize=8)
-def _read_config(user_home: str, system: str, stamps: tuple[int, ...]) -> _Config:
-    lines: list[str] = []
-    for path in (os.path.join(user_home, ".ssh", "config"), system):
-        lines += ["Host *", *_lines(path, os.path.dirname(path), "Host *", 0, path != system)]
-    patterns: dict[tuple[str, ...], None] = {}
-    block: tuple[str, ...] = ("*",)
-    for line in lines:
-        keyword, value = _split(line)
-        if keyword == "host":
-            block = tuple(value.replace('"', "").split())
-        elif keyword == "match":  # only ssh can evaluate which hosts it matches
-            block = ("*",)
-            patterns[block] = None
-        elif keyword in _MATTERS:
-            patterns[block] = None
-    return _Config("\n".join(lines) + "\n", tuple(patterns))
-
-
-def _lines(path: str, base: str, block: str, depth: int, checked: bool) -> Iterator[str]:
-    """The lines of a configuration file with those of its Includes in their place. `block` is the Host line in force.
-
-    checked: raise ConfigError if another user can have written it. As with ssh, that is asked of the user's file and of
-    every Include, but not of the system's own file.
-    """
+def _for_all_hosts(files: tuple[_File, ...]) -> _Answers | None:
+    """The answers for every host, or None if they depend on the host."""
+    if not _has_client():
+        _read_without_client(files)
+        return None
+    answers, read = _ssh(files, _ANY_HOST, ["-v"])
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            problem = ownership.problem(file.fileno(), os.fstat(file.fileno())) if checked else ""
-            lines = file.read().splitlines()
-    except OSError:
-        return
-    if problem:
-        raise ConfigError(
-            f"{path} is not obeyed, and ssh would not obey it either: it {problem}",
-            f"make it yours alone: chown {local_user()} {path}; chmod 600 {path}",
-        )
-    for line in lines:
-        keyword, value = _split(line)
-        if keyword in ("host", "match"):
-            block = line
-        if keyword != "include":
-            yield _in_our_home(line) if keyword in _PATHS else line
-        elif depth < 16:
-            for pattern in value.replace('"', "").split():
-                for included in sorted(glob.glob(os.path.join(base, _expand_home(pattern)))):
-                    yield from _lines(included, base, block, depth + 1, True)
-            yield block  # the lines after an Include belong to the block around it
+        if any(_DEPENDS.search(Path(path).read_bytes()) for path in read):
+            return None
+    except OSError:  # ssh shows letters outside ASCII in the path of a file as numbers
+        return None
+    return {key: values for key, values in answers.items() if key not in ("host", "hostname", "originalhost")}
 
 
-def _in_our_home(line: str) -> str:
-    """ssh expands `~` to the home of the password file; the tool uses $HOME (tests and containers have another one)."""
-    return re.sub(r"(?<=[\s=\"])~/", lambda _: home() + "/", line)
+@functools.lru_cache(maxsize=4096)
+def _for_host(files: tuple[_File, ...], name: str, user: str, port: int) -> _Answers:
+    if not _has_client():
+        return _lookup_paramiko(_read_without_client(files), name)
+    options = [*(["-l", user] if user else []), *(["-p", str(port)] if port else [])]
+    return _ssh(files, name, options)[0]
 
 
-def _split(line: str) -> tuple[str, str]:
-    match = re.match(r"\s*([A-Za-z]+)\s*[=\s]\s*(.*?)\s*$", line)
-    return (match[1].lower(), match[2]) if match else ("", "")
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    """ssh's Host line: one pattern fits, and no negated one does."""
-    name, found = name.lower(), False
-    for pattern in patterns:
-        fits = fnmatch.fnmatchcase(name, pattern.lstrip("!").lower().replace("[", "[[]"))
-        if fits and pattern.startswith("!"):
-            return False
-        found = found or fits
-    return found
+def _has_client() -> bool:
+    """Whether ssh can be run: it refuses a user without an entry in the password file, as in some containers."""
+    try:
+        return bool(pwd.getpwuid(os.getuid()) and shutil.which("ssh"))
+    except KeyError:
+        return False
 
 
 _one_at_a_time: dict[str, threading.Lock] = {}
 
 
-@functools.lru_cache(maxsize=4096)
-def _lookup(config: _Config, name: str, user: str, port: int) -> Mapping[str, list[str]]:
-    ssh = shutil.which("ssh")
-    if not ssh:
-        return _lookup_paramiko(config, name)
-    argv = [
-        ssh,
-        "-G",
-        "-F",
-        "/dev/stdin",
-        *(["-l", user] if user else []),
-        *(["-p", str(port)] if port else []),
-        "--",
-        name,
-    ]
+def _ssh(files: tuple[_File, ...], name: str, options: list[str]) -> tuple[_Answers, list[str]]:
+    """What `ssh -G` answers, and with the option -v the files that it read. Raises ConfigError.
+
+    ssh takes the home of the password file for the user's own. With another $HOME (in tests, in containers) it gets that
+    home's configuration as an Include, which it checks as strictly.
+    """
+    usual = os.path.realpath(home()) == os.path.realpath(_passwd_home())
+    text = "" if usual else "".join(f'Include "{glob.escape(path)}"\n' for path, _ in files)
+    argv = ["ssh", "-G", *([] if usual else ["-F", "/dev/stdin"]), *options, "--", name]
+    node = "" if name == _ANY_HOST else name
     try:
         done = subprocess.run(
             argv,
-            input=config.text.encode("utf-8", "surrogateescape"),
+            input=text.encode("utf-8", "surrogateescape"),
             capture_output=True,
             timeout=_SPAWN_LIMIT,
             start_new_session=True,
         )
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"`ssh -G {name}` does not end", "look for `Match exec` in ~/.ssh/config", name) from None
+        fix = "correct the command of `Match exec` in ~/.ssh/config"
+        raise ConfigError(f"`ssh -G {name}` does not end", fix, node) from None
+    errors = done.stderr.decode("utf-8", "surrogateescape").splitlines()
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().replace("/dev/stdin", "~/.ssh/config with its Includes")
-        raise ConfigError(f"ssh does not accept its configuration: {said}", f"run: ssh -G {name}", name)
+        what = "; ".join(line.strip() for line in errors if not line.startswith(("debug", "OpenSSH")))
+        fix = f"correct the file, or its owner and mode (chmod 600); `ssh -G {name}` shows the error"
+        raise ConfigError(f"ssh does not accept its configuration: {what}", fix, node)
     answers: dict[str, list[str]] = {}
     for line in done.stdout.decode("utf-8", "surrogateescape").splitlines():
         keyword, _, value = line.partition(" ")
         answers.setdefault(keyword, []).append(value)
-    return answers
+    read = [line[len(_READING) :] for line in errors if line.startswith(_READING)]
+    return answers, [path for path in read if path != "/dev/stdin"]
 
 
-def _lookup_paramiko(config: _Config, name: str) -> Mapping[str, list[str]]:
+def _read_without_client(files: tuple[_File, ...]) -> str:
+    """The text of the configuration. Raises ConfigError for a file that ssh would refuse, or an Include of a file."""
+    lines: list[str] = []
+    for path, _ in files:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            problem = ownership.problem(file.fileno(), os.fstat(file.fileno())) if path != SYSTEM_CONFIG else ""
+            lines += ["Host *", *file.read().splitlines()]
+        if problem:
+            fix = f"make it yours alone: chown {local_user()} {path}; chmod 600 {path}"
+            raise ConfigError(f"{path} {problem}", fix)
+        for line in lines:
+            include = re.match(r"\s*include[\s=]+(.*)", line, re.IGNORECASE)
+            for pattern in include[1].replace('"', "").split() if include else ():
+                if glob.glob(os.path.join(os.path.dirname(path), _expand_home(pattern))):
+                    raise ConfigError(f"{path} has an Include, which only ssh can read", "install the OpenSSH client")
+    return "\n".join(lines) + "\n"
+
+
+def _lookup_paramiko(text: str, name: str) -> _Answers:
     """The same without an ssh client; paramiko expands tokens and `~` of other values itself."""
 
     class Careful(SSHConfig):  # type: ignore[misc]
@@ -445,10 +406,10 @@ def _lookup_paramiko(config: _Config, name: str) -> Mapping[str, list[str]]:
             return expand_in_shell(value, tokens)
 
     try:
-        said = Careful.from_text(config.text).lookup(name)
+        found = Careful.from_text(text).lookup(name)
     except ConfigParseError as error:
         fix = "correct it, or set what is needed in conf.py"
         raise ConfigError(f"~/.ssh/config cannot be read: {error}", fix, name) from None
-    answers = {key: value if isinstance(value, list) else [str(value)] for key, value in said.items() if value}
+    answers = {key: value if isinstance(value, list) else [str(value)] for key, value in found.items() if value}
     answers.setdefault("identityfile", sorted(_DEFAULT_LINES))
     return answers

@@ -145,17 +145,15 @@ def test_a_proxy_command_gets_no_part_of_a_name_unquoted(tmp_path: Path) -> None
 
 def test_without_an_ssh_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """paramiko's reader runs the command of the user's Match, with names in it, and would expand a ProxyCommand unquoted."""
-    (tmp_path / ".ssh").mkdir()
     text = f"""Host n*
  User a$(touch${{IFS}}{tmp_path}/mark)
 Match exec "echo %n %r > {tmp_path}/got"
  Port 77
  ProxyCommand nc %h %p
 """
-    (tmp_path / ".ssh/config").write_text(text)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115 - Invoke reads it, and pytest closes it
-    found = sshconfig._lookup_paramiko(sshconfig._read_config(str(tmp_path), "/nowhere", ()), "node")
+    found = sshconfig._lookup_paramiko(text, "node")
     assert (tmp_path / "got").read_text() == f"node a$(touch${{IFS}}{tmp_path}/mark)\n"
     assert not (tmp_path / "mark").exists()
     assert (found["port"], found["proxycommand"]) == (["77"], ["nc %h %p"])

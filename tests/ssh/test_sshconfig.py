@@ -1,8 +1,10 @@
-"""conf.py goes before ssh's configuration, which is read as ssh reads it, and only where it could matter."""
+"""conf.py goes before ssh's configuration, which is read as ssh reads it, by one call for all hosts where it can."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -13,13 +15,13 @@ from clustertool.ssh import settings as sshconfig
 from clustertool.ssh.settings import SshSettings, settings
 
 CONFIG = """
-Include extra/*.conf
+Include {home}/.ssh/extra/*.conf
 Host gpu* !gpu9
     User trainer
     Port 2222
     IdentityFile ~/.ssh/gpu_%h_%r
     IdentitiesOnly yes
-    UserKnownHostsFile ~/.ssh/gpu_hosts
+    UserKnownHostsFile {home}/.ssh/gpu_hosts
 Host gpu1
     HostName 10.0.0.1
     HostKeyAlias first
@@ -29,7 +31,7 @@ Host bastion
     IdentityFile ~/.ssh/bastion
 Host command
     ProxyCommand nc -X 5 %h %p
-    IdentityAgent ~/agent.sock
+    IdentityAgent {home}/agent.sock
 Host careful
     StrictHostKeyChecking yes
 Host loop
@@ -41,22 +43,30 @@ Host trip
 """
 
 
+def forget() -> None:
+    sshconfig._for_all_hosts.cache_clear()
+    sshconfig._for_host.cache_clear()
+
+
 @pytest.fixture(params=["ssh", "paramiko"])
 def reader(request: pytest.FixtureRequest, laptop: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both readers; the second one is what machines without an ssh client get."""
     if request.param == "paramiko":
         monkeypatch.setenv("PATH", "/nonexistent")
-    sshconfig._lookup.cache_clear()
+    forget()
     return str(request.param)
 
 
 @pytest.fixture
 def config(laptop: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sshconfig, "SYSTEM_CONFIG", str(laptop / "ssh_config"))
-    (laptop / ".ssh" / "config").write_text(CONFIG)
+    (laptop / ".ssh" / "config").write_text(CONFIG.replace("{home}", str(laptop)))
+    return laptop
+
+
+def include(laptop: Path) -> None:
     (laptop / ".ssh" / "extra").mkdir()
     (laptop / ".ssh" / "extra" / "a.conf").write_text("Host included\n  Port 77\nMatch host matched\n  User someone\n")
-    return laptop
 
 
 def get(host: str, **values: object) -> SshSettings:
@@ -89,6 +99,12 @@ def test_conf_goes_first(config: Path, reader: str) -> None:
 
 
 def test_include_and_match(config: Path, reader: str) -> None:
+    include(config)
+    if reader == "paramiko":
+        with pytest.raises(ConfigError, match="Include") as caught:
+            get("included")
+        assert "OpenSSH client" in caught.value.fix
+        return
     assert get("included").port == 77
     assert get("matched").user == "someone"
     assert get("gpu2").user == "trainer"  # what comes after an Include is no part of it
@@ -117,7 +133,7 @@ def test_gateway_of_conf(config: Path, reader: str) -> None:
 
 
 def test_proxy_command_and_agent(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sshconfig._lookup.cache_clear()
+    forget()
     monkeypatch.setenv("SSH_AUTH_SOCK", "/run/agent")
     got = get("command")
     assert (got.proxy_command, got.agent, got.indirect) == ("nc -X 5 %h %p", f"{config}/agent.sock", True)
@@ -146,24 +162,46 @@ def test_mistakes_are_told(config: Path) -> None:
     (config / ".ssh" / "config").write_text("Host x\n  Port many\n")
     with pytest.raises(ConfigError, match="Port|port|number") as caught:
         get("x")
-    assert "ssh -G x" in caught.value.fix
+    assert "ssh -G localhost" in caught.value.fix
 
 
-def test_no_process_where_nothing_could_matter(config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    sshconfig._lookup.cache_clear()
-    bin = tmp_path / "bin"
-    bin.mkdir()
-    (bin / "ssh").write_text(f"#!/bin/sh\necho >> {tmp_path}/called\necho port 9\n")
-    (bin / "ssh").chmod(0o755)
-    monkeypatch.setenv("PATH", str(bin))
-    (config / ".ssh" / "config").write_text("Host *\n  SendEnv LANG\nHost special\n  Port 9\n")
-    (config / "ssh_config").write_text("Host *\n  HashKnownHosts yes\n")
+@pytest.fixture
+def calls(config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A file with a line for each call of ssh, which is the real one."""
+    forget()
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "ssh").write_text(f'#!/bin/sh\necho >> {tmp_path}/calls\nexec {shutil.which("ssh")} "$@"\n')
+    (folder / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return tmp_path / "calls"
+
+
+SAME = ["SendEnv LANG", "  Host *\n # %h\n  User ann", "Host *\n Port=2222", "Host *\nProxyJump bastion"]
+UNLIKE = ["Host a*\n Port 9", "host  =  b", "Match host b\n User x", "ProxyCommand nc %h %p", "HostName %h.example"]
+
+
+@pytest.mark.parametrize("text", SAME)
+def test_one_call_serves_all_hosts_that_are_alike(text: str, config: Path, calls: Path) -> None:
+    (config / ".ssh" / "config").write_text(text + "\n")
+    (config / "ssh_config").write_text("# Host old\nHost *\n  HashKnownHosts yes\n")
+    one_by_one = [sshconfig._for_host(sshconfig._files(), f"node{number}", "", 0) for number in range(2)]
+    calls.unlink()
     for number in range(200):
-        assert get(f"plain{number}").port == 22
-    assert not (tmp_path / "called").exists()
-    assert get("special").port == 9
-    assert get("special").port == 9
-    assert (tmp_path / "called").read_text() == "\n"
+        got = get(f"node{number}")
+        assert got.name == got.hostname == f"node{number}"
+    expected = [(get("node0").user, get("node0").port)] * 2
+    assert [(answers["user"][0], int(answers["port"][0])) for answers in one_by_one] == expected
+    assert calls.read_text() == "\n"
+
+
+@pytest.mark.parametrize("text", UNLIKE)
+def test_hosts_that_can_differ_have_a_call_each(text: str, config: Path, calls: Path) -> None:
+    (config / "included").write_text(text + "\n")
+    (config / ".ssh" / "config").write_text(f"Include {config}/included\n")
+    for name in ("a1", "a2", "a1", "a2"):
+        get(name)
+    assert calls.read_text() == "\n" * 3  # with that for all hosts
 
 
 def test_nothing_is_read_for_the_embedded_cluster(config: Path) -> None:
@@ -174,8 +212,7 @@ def test_nothing_is_read_for_the_embedded_cluster(config: Path) -> None:
 
 
 def test_1000_plain_hosts_are_quick(laptop: Path) -> None:
-    import time
-
+    """With the system's own configuration, as every machine with an ssh client has one."""
     cluster = read_cluster({"HOSTS": ["node[1-1000]"]})
     start = time.perf_counter()
     for host in cluster.hosts:
