@@ -181,6 +181,11 @@ class Running:
             self._said[name] += data
 
 
+def _accept_hangup() -> None:
+    """Under nohup SIGHUP is ignored, and the tool would go on ignoring it."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 class Site:
     """A folder of a user and what its conf.py names. Subclasses say how a command is started and what nodes hold."""
 
@@ -279,7 +284,14 @@ class Site:
         )
         try:
             process = self.popen(
-                argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=out[1], stderr=err[1], start_new_session=True
+                argv,
+                cwd=cwd,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=out[1],
+                stderr=err[1],
+                start_new_session=True,
+                preexec_fn=_accept_hangup,
             )
         finally:
             os.close(out[1])
@@ -291,6 +303,7 @@ class Site:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
 
         def take_terminal() -> None:
+            _accept_hangup()
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
         try:
