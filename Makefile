@@ -8,11 +8,12 @@ DATA := workspaces/word2vec/train_data_dir/word_dict.txt
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { echo "$$p"; break; }; done)
 
-.PHONY: help demo test test-others test-labs test-chaos bench test-frameworks test-browser check clean packages
+.PHONY: help demo test test-versions test-others test-labs test-chaos bench test-frameworks test-browser check clean packages
 
 help:
 	@echo "make demo    train word2vec on three embedded nodes (installs what is missing)"
 	@echo "make test    all tests; ARGS='-k name' selects"
+	@echo "make test-versions   tests of the laptop's side with each Python here, the oldest and the newest libraries; ARGS='tests/unit'"
 	@echo "make test-chaos   a hundred random faults, half an hour"
 	@echo "make test-frameworks   real PyTorch and Paddle, three minutes; the first time it downloads 600 MB"
 	@echo "make bench   dispatch beside rsync and clush on a shaped cluster; ARGS='--only cold-16'"
@@ -43,6 +44,9 @@ test-labs: $(READY)
 	[ -z "$(ALONE)" ] || OWN_LOOPBACK=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal $(ALONE) $(ARGS) || [ $$? = 5 ] || code=1; \
 	} > .test-labs.log 2>&1; cat .test-labs.log; rm -f .test-labs.log; exit $$code
 
+test-versions: | packages
+	@scripts/test-versions.sh $(ARGS)
+
 # The stories first, two at a time since they mostly wait; then what is measured, with nothing beside it.
 test-chaos: $(READY)
 	@code=0; $(BIN)/python -m pytest -q -n 2 tests/lab/test_chaos.py -m "chaos or not chaos" $(ARGS) || code=$$?; \
@@ -71,7 +75,7 @@ bench: $(READY)
 clean:
 	@[ ! -d .demo ] || [ ! -x $(BIN)/clustertool ] || (XDG_STATE_HOME="$$PWD/.demo" && export XDG_STATE_HOME && cd / && \
 		"$(CURDIR)/$(BIN)/clustertool" cluster.down)
-	@rm -rf .venv .demo .frameworks build dist *.egg-info $(dir $(DATA)) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	@rm -rf .venv .versions .demo .frameworks build dist *.egg-info $(dir $(DATA)) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 packages:

@@ -8,15 +8,52 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import paramiko
+from paramiko.agent import AgentSSH
 from paramiko.auth_handler import AuthHandler
 from paramiko.common import MSG_CHANNEL_REQUEST
+from paramiko.config import SSHConfig
 from paramiko.packet import Packetizer
+
+from clustertool.errors import ConfigError
+
+SUPPORTED = "paramiko>=3.5,<6"  # as in setup.cfg; `make test-versions` tests both ends
+# What this package overrides or calls, and paramiko does not promise to keep.
+_PRIVATE: dict[type, tuple[str, ...]] = {
+    AgentSSH: ("_connect", "_send_message"),
+    AuthHandler: ("_parse_userauth_info_request",),
+    Packetizer: ("start_handshake", "handshake_timed_out", "complete_handshake"),
+    SSHConfig: ("TOKENS_BY_CONFIG_KEY", "_tokenize"),
+    paramiko.Channel: ("_send", "_close_internal", "_handle_request"),
+    paramiko.Transport: (
+        "_CLIENT_ID",
+        "_active_check_timeout",
+        "_channel_handler_table",
+        "_preferred_ciphers",
+        "_preferred_keys",
+        "_preferred_macs",
+        "_send_user_message",
+    ),
+}
+
+
+def _require_supported() -> None:
+    """Raise ConfigError for a version of paramiko that lacks one of these names."""
+    missing = [
+        f"{kind.__name__}.{name}" for kind, names in _PRIVATE.items() for name in names if not hasattr(kind, name)
+    ]
+    if missing:
+        what = f"paramiko {paramiko.__version__} is not supported: it has no {', '.join(missing)}"
+        raise ConfigError(what, f'run: {sys.executable} -m pip install "{SUPPORTED}"')
+
+
+_require_supported()
 
 # Without a handler logging would print paramiko's tracebacks on stderr; what went wrong comes to us as an exception.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())

@@ -15,6 +15,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tempfile
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -341,21 +342,24 @@ _one_at_a_time: dict[str, threading.Lock] = {}
 def _ssh(files: tuple[_File, ...], name: str, options: list[str]) -> tuple[_Answers, list[str]]:
     """What `ssh -G` answers, and with the option -v the files that it read. Raises ConfigError.
 
-    ssh takes the home of the password file for the user's own. With another $HOME (in tests, in containers) it gets that
-    home's configuration as an Include, which it checks as strictly.
+    ssh reads the configuration in the home of the password file. With another $HOME (in tests, in containers) it gets a file
+    that includes the configuration of that home, and checks it as strictly.
     """
-    usual = os.path.realpath(home()) == os.path.realpath(_passwd_home())
-    text = "" if usual else "".join(f'Include "{glob.escape(path)}"\n' for path, _ in files)
-    argv = ["ssh", "-G", *([] if usual else ["-F", "/dev/stdin"]), *options, "--", name]
+    argv = ["ssh", "-G", *options]
     node = "" if name == _ANY_HOST else name
     try:
-        done = subprocess.run(
-            argv,
-            input=text.encode("utf-8", "surrogateescape"),
-            capture_output=True,
-            timeout=_SPAWN_LIMIT,
-            start_new_session=True,
-        )
+        with tempfile.NamedTemporaryFile() as includes:
+            if os.path.realpath(home()) != os.path.realpath(_passwd_home()):
+                includes.writelines(os.fsencode(f'Include "{glob.escape(path)}"\n') for path, _ in files)
+                includes.flush()
+                argv += ["-F", includes.name]
+            done = subprocess.run(
+                [*argv, "--", name],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_SPAWN_LIMIT,
+                start_new_session=True,
+            )
     except subprocess.TimeoutExpired:
         fix = "correct the command of `Match exec` in ~/.ssh/config"
         raise ConfigError(f"`ssh -G {name}` does not end", fix, node) from None
@@ -369,7 +373,7 @@ def _ssh(files: tuple[_File, ...], name: str, options: list[str]) -> tuple[_Answ
         keyword, _, value = line.partition(" ")
         answers.setdefault(keyword, []).append(value)
     read = [line[len(_READING) :] for line in errors if line.startswith(_READING)]
-    return answers, [path for path in read if path != "/dev/stdin"]
+    return answers, [path for path in read if path != includes.name]
 
 
 def _read_without_client(files: tuple[_File, ...]) -> str:
