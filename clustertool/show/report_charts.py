@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from clustertool.model.quantities import human_seconds
 from clustertool.show.markup import Html, tag
-from clustertool.show.progress_bars import human_seconds
 
 Curve = Sequence[tuple[float, float]]
 _WIDTH, _HEIGHT = 1000, 100

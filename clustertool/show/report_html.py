@@ -13,9 +13,9 @@ from importlib.resources import files
 
 from clustertool import __version__
 from clustertool.model.job.outcome import Key
+from clustertool.model.quantities import human_bytes, human_seconds
 from clustertool.model.roles import word
 from clustertool.show.markup import Html, tag
-from clustertool.show.progress_bars import human_bytes, human_seconds
 from clustertool.show.report_charts import Curve, Line, axis, chart
 from clustertool.show.table import count, fold
 from clustertool.watch.report_model import Node, Rank, Span, Story

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from clustertool.model.job.outcome import words
-from clustertool.show.progress_bars import human_bytes, human_seconds
+from clustertool.model.quantities import human_bytes, human_seconds
 from clustertool.show.table import Cell, fold, table
 from clustertool.show.terminal import Terminal
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
+from clustertool.model.quantities import human_bytes, human_seconds
 from clustertool.show.device_table import memory
-from clustertool.show.progress_bars import human_bytes, human_seconds
 from clustertool.show.table import count, fold, table
 from clustertool.show.terminal import Terminal
 from clustertool.watch.top_model import Picture, Rank, Row

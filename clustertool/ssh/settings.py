@@ -26,7 +26,7 @@ from paramiko.ssh_exception import ConfigParseError
 
 from clustertool.errors import ConfigError
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.config.hosts import Host, is_address, valid_host, valid_user
+from clustertool.model.config.hosts import Host, is_address, is_port, valid_host, valid_user
 from clustertool.ssh import ownership
 
 SYSTEM_CONFIG = "/etc/ssh/ssh_config"
@@ -159,7 +159,7 @@ def _gateway(hop: Host, cluster: Cluster, depth: int) -> SshSettings:
 def _hop(word: str) -> Host:
     """ "[user@]host[:port]" or ssh's URI of it -> a Host that is no node."""
     match = _HOP.fullmatch(word)
-    bad_port = match and match[4] and not 0 < int(match[4]) < 65536
+    bad_port = match and match[4] and not is_port(match[4])
     host = (match[2] or match[3]) if match else ""
     if not match or bad_port or not valid_host(host) or (match[1] and not valid_user(match[1])):
         raise ConfigError(f"the gateway {word!r} is not right", _FIX_HOP)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from clustertool.errors import PreflightError, UsageError, raise_all
-from clustertool.show.progress_bars import human_bytes
+from clustertool.model.quantities import human_bytes
 from clustertool.show.table import count
 from clustertool.verbs import load_config
 from clustertool.verbs.jobs import fleet_of, pick

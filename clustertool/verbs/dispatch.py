@@ -21,9 +21,10 @@ from clustertool.model.dispatch.portions import Portion
 from clustertool.model.facts import Facts, read_facts
 from clustertool.model.planning.plan import given_facts, readers
 from clustertool.model.planning.shards import refuse_links
+from clustertool.model.quantities import human_bytes
 from clustertool.model.wire.frames import Header
 from clustertool.show.errors import exit_json
-from clustertool.show.progress_bars import DispatchProgress, human_bytes
+from clustertool.show.progress_bars import DispatchProgress
 from clustertool.show.table import count
 from clustertool.verbs import load_config, preflight, signals
 from clustertool.verbs.verb import Call, User

@@ -9,8 +9,8 @@ from typing import Any
 from clustertool.errors import NotFound, UsageError, raise_all
 from clustertool.fleet.receive import pull
 from clustertool.model.paths import folder_of
+from clustertool.model.quantities import human_bytes
 from clustertool.model.roles import word
-from clustertool.show.progress_bars import human_bytes
 from clustertool.show.table import count
 from clustertool.verbs import load_config, signals
 from clustertool.verbs.jobs import attach_to, fleet_of

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from clustertool.errors import UsageError
+from clustertool.model.config.hosts import HIGHEST_PORT, is_port
 from clustertool.verbs.table import Opt
 
 LAUNCHERS = {
@@ -97,8 +98,8 @@ def _alone(launch: Launch, value: str) -> None:
 
 
 def _start_port(launch: Launch, value: str) -> None:
-    if not re.fullmatch(r"\d{1,5}", value) or not 0 < int(value) < 65536:
-        raise UsageError(f"--start_port {value!r}", "a port from 1 to 65535")
+    if not is_port(value):
+        raise UsageError(f"--start_port {value!r}", f"a port from 1 to {HIGHEST_PORT}")
     launch.start_port = value
 
 

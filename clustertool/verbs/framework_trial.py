@@ -42,7 +42,7 @@ from clustertool.verbs import preflight, signals
 from clustertool.verbs.follow_session import told
 from clustertool.verbs.link_check import mesh
 from clustertool.verbs.preflight import Looked, short
-from clustertool.verbs.run import only
+from clustertool.verbs.run import only, start_again
 from clustertool.verbs.verb import Call
 from clustertool.watch.job_view import LogLines, Watch
 
@@ -50,7 +50,6 @@ _SECONDS = 60.0  # without news of any rank, unless --timeout says otherwise
 _STEPS = 10  # times as long a trial lives, and a framework waits for others: to be late is not to be broken
 _LEASE = "15"  # seconds for which it lives without us
 _BEAT = 1.0
-_AGAIN = 3  # times that a plan is made again when a port was taken meanwhile
 _ENDING = 20.0  # seconds for a node to end it
 _LEAVING = 5.0  # where it has ended by itself: a node was lost
 _TELL = 2.0  # seconds that something is waited for before that is told
@@ -226,18 +225,18 @@ def _identity() -> Identity:
 def _start(cluster: Cluster, fleet: Fleet, facts: Mapping[int, Facts], order: Order, identity: Identity) -> Plan:
     """The plan, once all its trainers may start."""
     spec = replace(order.spec, env=(*order.spec.env, (_CODE, program("node/probe/framework_probe.py"))))
-    for again in range(_AGAIN, -1, -1):
-        made = plan_job(cluster, spec, facts, identity, (), order.passed)
-        try:
-            carry_out(ENGINES["ssh"]().start(made, {}, {}), fleet, lambda phase, answers: None)
-        except ClustertoolError as error:
-            if not again or not only(error, PortHeld):
-                raise
-            answers = preflight.probe(cluster, fleet, {}).all()
-            facts = {node: replace(read_facts(node, a), root_id=facts[node].root_id) for node, a in answers.items()}
-        else:
-            break
-    return made
+
+    def make(facts: Mapping[int, Facts]) -> Plan:
+        return plan_job(cluster, spec, facts, identity, (), order.passed)
+
+    def start(made: Plan) -> None:
+        carry_out(ENGINES["ssh"]().start(made, {}, {}), fleet, lambda phase, answers: None)
+
+    def plan_again(error: ClustertoolError) -> Plan:
+        answers = preflight.probe(cluster, fleet, {}).all()
+        return make({node: replace(read_facts(node, a), root_id=facts[node].root_id) for node, a in answers.items()})
+
+    return start_again(make(facts), start, lambda error: only(error, PortHeld), plan_again)
 
 
 def _wait(call: Call, fleet: Fleet, job: str, order: Order, ear: Ear) -> list[plan.Rank]:

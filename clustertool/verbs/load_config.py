@@ -18,7 +18,7 @@ from clustertool.model.config.cluster import Cluster, read_cluster
 from clustertool.model.config.hostfile import choose, pick, read_hostfile
 from clustertool.model.config.job import JobSpec, Options, read_job
 from clustertool.model.paths import OURS
-from clustertool.show.progress_bars import human_bytes
+from clustertool.model.quantities import human_bytes
 from clustertool.ssh import settings
 from clustertool.verbs import conf_file
 from clustertool.verbs.verb import Call

@@ -11,9 +11,9 @@ from clustertool.errors import BadAnswer, ClustertoolError, NotFound, Unreachabl
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.job.outcome import some
 from clustertool.model.paths import JobPaths
+from clustertool.model.quantities import human_bytes, human_seconds
 from clustertool.model.roles import word
 from clustertool.show.prefix import RankLines, widest
-from clustertool.show.progress_bars import human_bytes, human_seconds
 from clustertool.show.table import table
 from clustertool.verbs import load_config, signals
 from clustertool.verbs.follow_session import Follow, Inbox, Lanes

@@ -9,7 +9,7 @@ from typing import Any
 
 from clustertool.errors import NotFound, UsageError, raise_all
 from clustertool.model.paths import folder_of
-from clustertool.show.progress_bars import human_bytes
+from clustertool.model.quantities import human_bytes
 from clustertool.show.report_html import page
 from clustertool.verbs import load_config
 from clustertool.verbs.jobs import attach_to, doubt, fleet_of

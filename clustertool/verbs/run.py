@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -43,7 +43,7 @@ from clustertool.watch.sanitize import mask
 _PAUSE = (1.0, 2.0)  # seconds between two looks at devices that others hold
 _AGAIN = 5  # times that a plan is made again when a port was taken meanwhile
 _APART = (
-    0.2  # seconds between two of these plans, more each time and by chance: those that met there shall not meet again
+    0.2  # seconds between two of these plans, more each time and random: two jobs that collided would collide again
 )
 
 
@@ -153,24 +153,50 @@ def _start(call: Call, order: Order, fleet: Fleet, made: Plan, releases: Mapping
     """What runs now: the plan, or a later one, where another job took one of its ports between our look and our claim."""
     counts = ", ".join(count(sum(p.role == role for p in made.processes), word(role)) for role in made.phases)
     call.terminal.note(f"job {made.job_id}: {made.mode}, {counts} on {count(len(made.nodes), 'node')}")
-    for again in range(_AGAIN, -1, -1):
-        signals.count.job = made.job_id
-        undone: dict[int, str] = {}
+    undone: dict[int, str] | None = None
+
+    def start(made: Plan) -> None:
+        nonlocal undone
+        signals.count.job, undone = made.job_id, {}
+        _carry_out(order, fleet, made, releases, undone)
+
+    def plan_again(error: ClustertoolError) -> Plan:
+        nonlocal releases, undone
+        undone = None
+        what = "a device" if only(error, DeviceHeld) else "a port"
+        call.terminal.note(f"{what} was taken by somebody else a moment ago: planning again")
+        order.job_id = made.job_id
+        later, facts = _plan_when_free(call, order, fleet, _look_again(order, fleet))
+        if only(error, DeviceHeld):  # other devices may be other trainers, which read other shards
+            releases = _dispatch(call, order, fleet, facts)
+        return later
+
+    try:
+        return start_again(made, start, lambda error: may_go_again(call, order, error), plan_again)
+    except ClustertoolError:
+        if undone is not None:
+            tell(call, {fleet.name(node): undone.get(node, "did not answer") for node in range(len(made.nodes))})
+        raise
+
+
+def start_again(
+    made: Plan,
+    start: Callable[[Plan], None],
+    may_retry: Callable[[ClustertoolError], bool],
+    plan_again: Callable[[ClustertoolError], Plan],
+) -> Plan:
+    """Start a plan, or a later one where another job took a port in between. Returns the plan that was started."""
+    for tried in range(_AGAIN):
         try:
-            _carry_out(order, fleet, made, releases, undone)
+            start(made)
+            return made
         except ClustertoolError as error:
-            if not again or not may_go_again(call, order, error):
-                tell(call, {fleet.name(node): undone.get(node, "did not answer") for node in range(len(made.nodes))})
+            if not may_retry(error):
                 raise
-            what = "a device" if only(error, DeviceHeld) else "a port"
-            call.terminal.note(f"{what} was taken by somebody else a moment ago: planning again")
-            order.job_id = made.job_id
-            _pause(random.uniform(0.0, _APART * (_AGAIN - again)))
-            made, facts = _plan_when_free(call, order, fleet, _look_again(order, fleet))
-            if only(error, DeviceHeld):  # other devices may be other trainers, which read other shards
-                releases = _dispatch(call, order, fleet, facts)
-        else:
-            break
+            failure = error
+        _pause(random.uniform(0.0, _APART * tried))
+        made = plan_again(failure)
+    start(made)
     return made
 
 

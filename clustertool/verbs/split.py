@@ -9,7 +9,8 @@ from pathlib import Path
 
 from clustertool.errors import UsageError
 from clustertool.fleet.split_data import Order, Result, cut
-from clustertool.show.progress_bars import Bar, human_bytes, human_seconds
+from clustertool.model.quantities import human_bytes, human_seconds
+from clustertool.show.progress_bars import Bar
 from clustertool.verbs import signals
 from clustertool.verbs.verb import Call
 

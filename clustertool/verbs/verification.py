@@ -10,7 +10,7 @@ from clustertool.errors import raise_all
 from clustertool.fleet.dispatch.receivers import owners
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.facts import Facts
-from clustertool.show.progress_bars import human_bytes
+from clustertool.model.quantities import human_bytes
 from clustertool.show.table import count
 from clustertool.verbs.verb import Call
 

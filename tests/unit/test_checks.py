@@ -49,7 +49,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     ({"limits": (("nofile", 256, 4096), ("nproc", -1, -1), ("memlock", 65536, 65536))}, "limits", "warn", "nofile 256"),
     ({"limits": (("nproc", 100, 100),)}, "limits", "warn", "nproc 100"),
     ({"limits": (("memlock", 65536, 65536),), "rdma": True}, "limits", "warn", "memlock 64 kB"),
-    ({"shm": 64 << 20}, "shm", "warn", "67 MB free in /dev/shm"),
+    ({"shm": 64 << 20}, "shm", "warn", "67.1 MB free in /dev/shm"),
     ({"shm": -1}, "shm", "warn", "no /dev/shm"),
     ({"job_proxies": ("http_proxy",)}, "proxy", "warn", "http_proxy for 10.0.0.1"),
     ({"time": NOW + 60}, "clock", "warn", "+60 s"),

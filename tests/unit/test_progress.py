@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
-from clustertool.show.progress_bars import DispatchProgress, human_bytes, human_seconds
+from clustertool.model.quantities import human_bytes, human_seconds
+from clustertool.show.progress_bars import DispatchProgress
 from clustertool.show.terminal import Terminal
 from tests.unit.terminals import far_end
 

@@ -8,6 +8,7 @@ from typing import Dict, List, Mapping
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.facts import Facts
 from clustertool.model.finding import Finding
+from clustertool.model.quantities import human_bytes
 
 FEW_BYTES = 512 << 20  # of available memory
 FEW_SHARED = 256 << 20  # of /dev/shm: containers have 64 MB, which data loaders fill in seconds
@@ -41,14 +42,10 @@ def phases(node: int, user: str, seconds: Mapping[str, float]) -> Finding:
     return Finding(node, "ssh", "warn", text, "; ".join(_PHASES[name] for name in slow))
 
 
-def size(number: float) -> str:
-    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.0f} MB"
-
-
 def _memory(fact: Facts) -> Finding:
     everything, available = fact.memory
     if everything and available < FEW_BYTES:
-        text = f"{size(available)} of {size(everything)} left"
+        text = f"{human_bytes(available)} of {human_bytes(everything)} left"
         return Finding(
             fact.node, "memory", "warn", text, "end what fills it: the kernel kills ranks that find no memory"
         )
@@ -81,7 +78,7 @@ def _shm(fact: Facts) -> Finding:
         )
     if fact.shm < FEW_SHARED:
         fix = "mount -o remount,size=50% /dev/shm (a container: --shm-size): data loaders die there with a bus error"
-        return Finding(fact.node, "shm", "warn", f"{size(fact.shm)} free in /dev/shm", fix)
+        return Finding(fact.node, "shm", "warn", f"{human_bytes(fact.shm)} free in /dev/shm", fix)
     return Finding(fact.node, "shm", "ok", "ok")
 
 

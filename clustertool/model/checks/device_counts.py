@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from clustertool.model.checks.across_nodes import most_common
-from clustertool.model.checks.condition import size
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.devices.faults import Ill, exclusive, ills
@@ -14,6 +13,7 @@ from clustertool.model.facts import Facts
 from clustertool.model.finding import Finding
 from clustertool.model.planning.devices import kind_of
 from clustertool.model.planning.plan import Plan
+from clustertool.model.quantities import human_bytes
 
 Card = Mapping[str, Any]
 Report = Mapping[str, Any]  # the answer of node/devices/read.py for one node
@@ -171,7 +171,7 @@ def _processes(node: int, kind: str, cards: Sequence[Card]) -> List[Finding]:
         memory = sum(process.get("memory") or 0 for process in processes)
         alone = any(exclusive(card) for card in on[pid])
         text = f"{_ids(kind, [card['index'] for card in on[pid]])}: {describe(processes[0])}"
-        text += f" {size(memory)}" * bool(memory) + ", and only one may compute there" * alone
+        text += f" {human_bytes(memory)}" * bool(memory) + ", and only one may compute there" * alone
         found.append(Finding(node, "users", "error" if alone else "warn", text, _USER_FIX))
     return found
 
@@ -188,6 +188,6 @@ def _hidden(node: int, kind: str, cards: Sequence[Card]) -> List[Finding]:
     for card in cards:
         total, free = card.get("memory_total"), card.get("memory_free")
         if total and free is not None and free < total / 2 and not card.get("held") and not computing(card):
-            text = f"{_ids(kind, [card['index']])}: {size(free)} of {size(total)} free, and nobody computes there"
+            text = f"{_ids(kind, [card['index']])}: {human_bytes(free)} of {human_bytes(total)} free, and nobody computes there"
             found.append(Finding(node, "users", "warn", text, _HIDDEN_FIX))
     return found

@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from clustertool.model.checks.across_nodes import drift
-from clustertool.model.checks.condition import FEW_INODES, condition, phases, size
+from clustertool.model.checks.condition import FEW_INODES, condition, phases
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.facts import Facts
 from clustertool.model.finding import COLUMNS as COLUMNS  # the callers' name for all of it is here
 from clustertool.model.finding import Finding as Finding
 from clustertool.model.finding import Seen as Seen
 from clustertool.model.finding import cells as cells
+from clustertool.model.quantities import human_bytes
 
 _LITTLE = 256 << 20  # bytes free under which a node is warned of
 
@@ -94,10 +95,12 @@ def _node(cluster: Cluster, fact: Facts, need: int, ports: bool) -> List[Finding
 
 def disk(fact: Facts, need: int) -> Finding:
     node, free = fact.node, fact.disk_free
-    text = f"{size(free)} free"
+    text = f"{human_bytes(free)} free"
     if free < need or free < 1 << 20:
         fix = "make room, or choose another ROOT_DIR; inv clean --older-than 7d removes old jobs"
-        return Finding(node, "disk", "error", f"{text}, {size(max(need, 1 << 20))} needed below {fact.root}", fix)
+        return Finding(
+            node, "disk", "error", f"{text}, {human_bytes(max(need, 1 << 20))} needed below {fact.root}", fix
+        )
     if 0 <= fact.inodes < FEW_INODES:
         level = "warn" if fact.inodes else "error"
         return Finding(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Mapping, Tuple
 
 from clustertool.errors import ConfigError
-from clustertool.model.config.hosts import Host, read_hosts, valid_user, variables
+from clustertool.model.config.hosts import HIGHEST_PORT, Host, read_hosts, valid_user, variables
 from clustertool.model.finding import COLUMNS
 
 DEVICE_KINDS = ("auto", "cpu", "gpu", "xpu", "dcu", "npu")
@@ -83,7 +83,7 @@ def _number(low: int, high: int, what: str) -> Callable[[object], int]:
     return read
 
 
-_port = _number(1, 65535, "a port")
+_port = _number(1, HIGHEST_PORT, "a port")
 
 
 def _seconds(value: object) -> float:

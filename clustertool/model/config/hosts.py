@@ -16,6 +16,7 @@ _RANGE = re.compile(r"\[([0-9,\-]+)\]")
 _MOST = 100_000  # hosts of one entry
 _NO_HOST = re.compile(r"""['`"$\\;&<>|(){},\s\x00-\x1f\x7f]""")
 _NO_USER = re.compile(r"""['`";&<>|(){}\x00-\x1f\x7f]|\s-|\\$""")
+HIGHEST_PORT = 65535
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FIX = 'write "[user@]host[:port]", a range "node[1-40]", IPv6 "[fe80::1]:22", or a dict with at least "host"'
 _KEYS = {"host", "user", "port", "address", "devices", "nproc", "slots", "roles", "env", "root_dir"}
@@ -236,6 +237,12 @@ def is_address(text: str) -> bool:
     return True
 
 
+def is_port(value: object) -> bool:
+    """True for a number from 1 to 65535, or its text of at most five digits."""
+    is_number = not isinstance(value, bool) and re.fullmatch(r"[0-9]{1,5}", str(value))
+    return bool(is_number) and 0 < int(str(value)) <= HIGHEST_PORT
+
+
 def device_ids(value: object, what: str) -> Tuple[int, ...]:
     """Physical device ids from "0,1", 3 or [0, 1]. Raises ConfigError."""
     if isinstance(value, str):
@@ -257,10 +264,9 @@ def device_ids(value: object, what: str) -> Tuple[int, ...]:
 
 
 def _port(value: object, entry: object) -> int:
-    text = str(value)
-    if isinstance(value, bool) or not re.fullmatch(r"\d{1,5}", text) or not 0 < int(text) < 65536:
-        raise ConfigError(f"HOSTS has {entry!r}: {value!r} is no port", "a port is a number from 1 to 65535")
-    return int(text)
+    if not is_port(value):
+        raise ConfigError(f"HOSTS has {entry!r}: {value!r} is no port", f"a port is a number from 1 to {HIGHEST_PORT}")
+    return int(str(value))
 
 
 def _positive(value: object, what: str) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type
 
 from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.config.hosts import VARIABLE, device_ids
+from clustertool.model.config.hosts import HIGHEST_PORT, VARIABLE, device_ids
 from clustertool.model.paths import OURS, is_job_id
 from clustertool.model.roles import MODES
 
@@ -169,7 +169,7 @@ def read_job(cluster: Cluster, toml: Mapping[str, Any], options: Options) -> Job
         nproc=None if options.nproc_per_node in COUNTED else _count(options.nproc_per_node, "--nproc-per-node", _NPROC),
         nproc_of=options.nproc_per_node if options.nproc_per_node in COUNTED else "",
         nnodes=_count(options.nnodes, "--nnodes") or 0,
-        http_port=_count(options.http_port, "--http-port", "a port from 1 to 65535", 65535) or 0,
+        http_port=_count(options.http_port, "--http-port", f"a port from 1 to {HIGHEST_PORT}", HIGHEST_PORT) or 0,
         job_workspace=options.job_workspace,
         log_dir=options.log_dir,
     )

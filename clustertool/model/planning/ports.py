@@ -8,6 +8,7 @@ from typing import Dict, List, Mapping, Sequence, Set, Tuple
 
 from clustertool.errors import ClustertoolError, PreflightError, Several, raise_all
 from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.hosts import HIGHEST_PORT
 from clustertool.model.config.job import JobSpec
 from clustertool.model.facts import Facts
 from clustertool.model.planning.ranks import OPTIONS, Seat
@@ -65,7 +66,7 @@ def sample(cluster: Cluster, facts: Mapping[int, Facts], seed: str) -> Dict[int,
         wanted.append(desk.next(node) if cluster.start_port else desk.free(node))
         if cluster.pserver_port_given:
             wanted += desk.block(node, cluster.ports_num + cluster.ports_num_for_sparse)
-        fit = [port for port in dict.fromkeys(wanted) if port <= 65535 and port not in facts[node].busy]
+        fit = [port for port in dict.fromkeys(wanted) if port <= HIGHEST_PORT and port not in facts[node].busy]
         found[node] = fit or [desk.free(node)]
     return {node: tuple(ports) for node, ports in found.items()}
 
@@ -92,8 +93,8 @@ class _Desk:
         """A port that the user named. Not `alone`: it may be another process's too, on another address of the machine."""
         fact = self._facts[node]
         others = self.given(node).setdefault(port, set())
-        if port > 65535:
-            self._complain(node, port, "is above 65535", why)
+        if port > HIGHEST_PORT:
+            self._complain(node, port, f"is above {HIGHEST_PORT}", why)
         elif port in fact.busy:
             self._complain(node, port, f"is held by {fact.holder(port)}", why)
         elif fact.address in others or (alone and others):
@@ -117,7 +118,12 @@ class _Desk:
         """A port outside the kernel's own range. Where to begin depends on the job, so that two jobs rarely meet."""
         fact = self._facts[node]
         low, high = fact.ephemeral
-        spans = (range(_LOWEST, low), range(1024, low), range(high + 1, 65536), range(1024, 65536))
+        spans = (
+            range(_LOWEST, low),
+            range(1024, low),
+            range(high + 1, HIGHEST_PORT + 1),
+            range(1024, HIGHEST_PORT + 1),
+        )
         span = next(span for span in spans if len(span) >= 1000)
         given = self.given(node)
         reserved = range(self._cluster.pserver_port, self._cluster.pserver_port + 64)
@@ -143,13 +149,15 @@ class _Desk:
         fact, given = self._facts[node], self.given(node)
         start = wanted = self._block.get(fact.machine, self._cluster.pserver_port)
         if not self._cluster.pserver_port_given:
-            while start + width <= 65536 and any(p in fact.busy or p in given for p in range(start, start + width)):
+            while start + width <= HIGHEST_PORT + 1 and any(
+                p in fact.busy or p in given for p in range(start, start + width)
+            ):
                 start += width
             busy = [port for port in range(wanted, min(wanted + width, start)) if port in fact.busy]
             if busy:
                 self.moved.append((node, busy[0], start))
-        if start + width > 65536:
-            self._complain(node, start + width - 1, "is above 65535", "PADDLE_PORT")
+        if start + width > HIGHEST_PORT + 1:
+            self._complain(node, start + width - 1, f"is above {HIGHEST_PORT}", "PADDLE_PORT")
             return (start,)
         self._block[fact.machine] = start + width
         return tuple(self.exactly(node, port, "PADDLE_PORT") for port in range(start, start + width))

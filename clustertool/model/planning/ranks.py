@@ -9,7 +9,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from clustertool.errors import UsageError
 from clustertool.model import roles
-from clustertool.model.config.hosts import Host, is_address
+from clustertool.model.config.hosts import HIGHEST_PORT, Host, is_address, is_port
 from clustertool.model.config.job import JobSpec, Role
 from clustertool.model.facts import Facts
 
@@ -117,6 +117,8 @@ def _endpoint(text: str, role: str) -> Tuple[str, int]:
         return text, 0
     match = _ENDPOINT.fullmatch(text)
     port = match.group("port") if match else None
-    if not match or (port is not None and not 0 < int(port) < 65536):
-        raise UsageError(f"{text!r} is no endpoint of a {roles.word(role)}", "write ip:port, the port from 1 to 65535")
+    if not match or (port and not is_port(port)):
+        raise UsageError(
+            f"{text!r} is no endpoint of a {roles.word(role)}", f"write ip:port, the port from 1 to {HIGHEST_PORT}"
+        )
     return match.group("bracketed") or match.group("plain"), int(port or 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Mapping
 
+from clustertool.model.config.hosts import HIGHEST_PORT
 from clustertool.model.paths import is_job_id
 from clustertool.model.roles import ROLES
 from clustertool.model.wire.shape import (
@@ -265,7 +266,7 @@ _glance = fields(
         "jobs": rows(_shown_job, MOST_JOBS),
     }
 )
-_port = whole(0, 65535)
+_port = whole(0, HIGHEST_PORT)
 _ports = rows(_port, 1 << 17)
 _texts = rows(_word, 10_000)
 _whole = whole(-(1 << 63), (1 << 63) - 1)
