@@ -313,11 +313,11 @@ class Agent:
             self._sink(self.host.index, {"k": "closed", "why": error.what, "refused": True}, b"")
 
     def _bad(self, what: str) -> BadAnswer:
-        fix = "a program there changed a job's records, or the tool's files in ~/.cache/clustertool: look at them on that node"
+        fix = "a program there changed a job's records, or the tool's files in ~/.cache/clustertool: inspect them on that node"
         return BadAnswer(f"it sent something that is not valid: {what}", fix, self.host.name)
 
     def _lost(self, why: str) -> Unreachable:
-        return Unreachable(why, "look at the node; inv status tells what became of the job", self.host.name)
+        return Unreachable(why, "check the node; inv status shows the state of the job", self.host.name)
 
     def _died(self, error: ClustertoolError) -> None:
         with self._lock:

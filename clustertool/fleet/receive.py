@@ -143,7 +143,7 @@ class _Job:
         if relay.down != self._moved[1]:
             self._moved = time.monotonic(), relay.down
         if time.monotonic() - self._moved[0] > STALL:
-            fix = "look at the node and the network, then try again"
+            fix = "check the node and the network, then try again"
             raise DispatchError(f"nothing moved for {STALL} s", fix, self._link.node)
         if not self._link.alive:
             raise self._link.lost("the connection was lost while files were copied")
@@ -158,14 +158,14 @@ class _Job:
         if _MISSING in text:
             return DispatchError("rsync is missing there", "install the package rsync on that node", node)
         if _NO_DIRECTORY in text:
-            return NotFound("no such directory there", "look at the path and the job", node)
+            return NotFound("no such directory there", "check the path and the job", node)
         for sign, what, fix in _KNOWN:
             if sign in text:
                 line = next(line for line in text.splitlines() if sign in line)
                 return DispatchError(f"{what}: {line.strip()}", fix, node)
         if not self._link.alive:
             return self._link.lost(f"the connection was lost while files were copied: {last}")
-        return DispatchError(f"rsync failed (code {code}): {last}", "correct what it says and try again", node)
+        return DispatchError(f"rsync failed (code {code}): {last}", "correct this and try again", node)
 
 
 _KNOWN: tuple[tuple[str, str, str], ...] = (
@@ -178,7 +178,7 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     (
         "timeout in data send/receive",
         f"nothing moved for {STALL} s",
-        "look at the node and the network, then try again",
+        "check the node and the network, then try again",
     ),
     ("vanished", "files went away while they were copied", "try again when nothing changes them"),
 )

@@ -145,7 +145,7 @@ def _last_words(story: Story) -> Html:
     items = [
         tag("li", tag("b", _who(rank)), f" on {story.name(rank.node)}: ", tag("code", *rank.last)) for rank in trainers
     ]
-    return tag("div", tag("h3", "Last words"), tag("ul", *items)) if items else Html("")
+    return tag("div", tag("h3", "Last lines"), tag("ul", *items)) if items else Html("")
 
 
 def _stragglers(story: Story) -> Html:
@@ -282,7 +282,7 @@ def _progress(story: Story) -> Html:
     units = [rank.unit for rank in told]
     unit = max(units, key=units.count)
     lines = [Line(rank.progress, _named(story, rank), _kind(story, rank)) for rank in told if rank.unit == unit]
-    drawn = chart(f"{unit} of each rank, as its log tells", lines, story.length, partial(_amount, unit))
+    drawn = chart(f"{unit} of each rank, from its log", lines, story.length, partial(_amount, unit))
     return Html(drawn + _legend(story))
 
 
@@ -366,7 +366,7 @@ def _processes(story: Story) -> Html:
     columns = ("process", "node", "started", "ended", "end", "last output", "CPU", "memory", "progress", "devices")
     rows = [_process(story, rank) for rank in story.ranks]
     table = tag("table", tag("thead", tag("tr", *(tag("th", column) for column in columns))), tag("tbody", *rows))
-    title = "Who started when"
+    title = "Starts and ends"
     if len(rows) > _ROWS:
         return tag("section", tag("h2", title), tag("details", tag("summary", count(len(rows), "rank")), _wide(table)))
     return tag("section", tag("h2", title), _wide(table))
@@ -440,7 +440,7 @@ def _reading() -> Html:
         *RULES,
         "Times are seconds since the job began, by each node's own clock; bars have the colour of how they ended.",
         "CPU and memory are of a rank with all its descendants; pages that several of them share count in each.",
-        "What the job's SECRETS held is shown as *** where the machine that made this page knew them.",
+        "Values of the job's SECRETS are shown as *** where the machine that made this page knew them.",
     ]
     return tag(
         "section", tag("h2", "How to read this"), tag("ul", *(tag("li", text) for text in told)), class_="reading"

@@ -141,7 +141,7 @@ class Login:
             if "timeout" in str(error).lower():
                 raise Unreachable(
                     f"stopped answering during the login (within {self._to.connect_timeout:g} s)",
-                    "look at the machine; a slow one: CONNECT_TIMEOUT in conf.py",
+                    "check the machine; if it is slow, raise CONNECT_TIMEOUT in conf.py",
                     self._to.name,
                 ) from None
             raise

@@ -102,7 +102,7 @@ class Pipe:
             if left <= 0:
                 raise self.link.lost(f"no answer within {timeout:g} s")
             if len(got) > NOISE:
-                fix = "look at the start files of the account's shell on that node (.bashrc, .profile)"
+                fix = "check the start files of the account's shell on that node (.bashrc, .profile)"
                 raise PreflightError(f"the login prints without end (more than {NOISE >> 20} MiB)", fix, self.link.node)
             self.channel.settimeout(left)
             try:
@@ -112,8 +112,8 @@ class Pipe:
             if not more:
                 said = (got + self._stderr())[-500:].decode(errors="replace").strip()
                 raise PreflightError(
-                    f"the login shell did not start /bin/sh; it said: {said}",
-                    "look at the account's shell and its start files (.bashrc) on that node",
+                    f"the login shell did not start /bin/sh; its output: {said}",
+                    "check the account's shell and its start files (.bashrc) on that node",
                     self.link.node,
                 )
             got += more

@@ -168,15 +168,15 @@ class Link:
             said = (noise + b"".join(output.stderr))[-500:].decode(errors="replace").strip()
             raise PreflightError(
                 f"the login shell of {self.settings.user} did not start /bin/sh"
-                + (f"; it said: {said}" if said else ""),
-                "look at the account's shell and its start files (.bashrc) on that node",
+                + (f"; its output: {said}" if said else ""),
+                "check the account's shell and its start files (.bashrc) on that node",
                 self.node,
             )
         code = channel.exit_status if channel.exit_status >= 0 else 255
         return Completed(code, stdout, stderr, noise, output.dropped)
 
     def lost(self, why: str) -> Unreachable:
-        return Unreachable(why, "look at the node and the network, then try again", self.node)
+        return Unreachable(why, "check the node and the network, then try again", self.node)
 
 
 def run_user_command(link: Link, command: str, timeout: float = 0.0) -> Completed:
@@ -187,7 +187,7 @@ def run_user_command(link: Link, command: str, timeout: float = 0.0) -> Complete
     text = _USER_COMMAND % {"mark": mark, "command": shlex.quote(command)}
     done = link.feed(text.encode("utf-8", "surrogateescape"), mark.encode(), timeout or _NO_END)
     if done is None:
-        fix = "it may still run there: look with `inv exec`"
+        fix = "it may still run there: check with `inv exec`"
         raise TimedOut(f"the command did not end within {timeout:g} s", fix, link.node)
     return done
 

@@ -58,7 +58,7 @@ def _addresses(to: SshSettings) -> list[tuple[int, Any]]:
         found = socket.getaddrinfo(to.hostname, to.port, socket.AF_UNSPEC, socket.SOCK_STREAM)
     except socket.gaierror as error:
         if error.errno == socket.EAI_AGAIN:
-            fix = "look at the network, or use addresses in HOSTS"
+            fix = "check the network, or use addresses in HOSTS"
             raise Unreachable(f"no name server answers for {to.hostname!r}", fix, to.name) from None
         raise Unreachable(
             f"the name {to.hostname!r} is not known here",
@@ -77,7 +77,7 @@ def _in_words(to: SshSettings, error: OSError | None) -> Unreachable:
     if isinstance(error, ConnectionRefusedError):
         return Unreachable(f"{where} refuses connections", "start sshd there, or correct the port in HOSTS", to.name)
     if error and error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL):
-        fix = "look at the network (a VPN?), or name a gateway: GATEWAY in conf.py"
+        fix = "check the network (a VPN?), or configure a gateway: GATEWAY in conf.py"
         return Unreachable(f"there is no route to {where}", fix, to.name)
     reason = (error.strerror or str(error)) if error else "it has no address"
     return Unreachable(f"{where} cannot be reached: {reason}", "look at the network", to.name)

@@ -11,7 +11,7 @@ MOST_BYTES = 64 << 10
 _LEAST_SECONDS = 6.0
 _CHUNK = 1 << 14
 _SHOWN = 60  # characters of a line that does not end
-_FIX = "look at the start files of the account's shell on that node (.bashrc, .profile)"
+_FIX = "check the start files of the account's shell on that node (.bashrc, .profile)"
 _SLOW = "a slow node needs a larger CONNECT_TIMEOUT in conf.py"
 
 

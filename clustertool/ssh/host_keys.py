@@ -260,7 +260,7 @@ def _changed(to: SshSettings, kind: str, key: str, known: Iterable[Entry]) -> Au
     other = "" if entry.type == kind else f" (known is {entry.type}, shown was {kind})"
     return AuthError(
         f"its host key has changed: {fingerprint(key)} is not what {entry.where} says{other}",
-        f"if the machine was installed anew: ssh-keygen -R '{to.host_key_name}' -f {entry.path} (else: who answers there?)",
+        f"if the machine was installed anew: ssh-keygen -R '{to.host_key_name}' -f {entry.path} (else another machine answers)",
         to.name,
     )
 

@@ -130,7 +130,7 @@ def _settings(host: Host, cluster: Cluster, user: str, port: int, depth: int = 0
 def _chain(text: str, to: SshSettings, cluster: Cluster, depth: int) -> tuple[SshSettings, ...]:
     """ "a,user@b:2222" -> the jump hosts in order. A host that would be its own gateway is reached directly."""
     if depth > _HOPS_LIMIT:
-        raise ConfigError(f"the gateways of {to.name} lead in a circle", "look at ProxyJump in ~/.ssh/config", to.name)
+        raise ConfigError(f"the gateways of {to.name} lead in a circle", "check ProxyJump in ~/.ssh/config", to.name)
     hops: list[SshSettings] = []
     for word in text.split(","):
         jump = _hop(word.strip())

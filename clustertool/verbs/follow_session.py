@@ -155,7 +155,7 @@ class Follow:
             self._show(self.watch.rest())
         except ReaderGone:
             if self._stops:
-                self._call.terminal.note(f"nobody reads any more; the job goes on: inv attach --job {self._job}")
+                self._call.terminal.note(f"the output is closed; the job goes on: inv attach --job {self._job}")
             raise
         if self._over():
             self._done.set()
@@ -165,7 +165,7 @@ class Follow:
                 raise_all([self._refusal(node, why) for node, why in sorted(self.watch.refused.items())])
 
     def _refusal(self, node: int, why: str) -> BadAnswer:
-        fix = f"the job may still run: inv stop --job {self._job}; look at its records on that node"
+        fix = f"the job may still run: inv stop --job {self._job}; check its records on that node"
         return BadAnswer(why, fix, self.watch.name(node))
 
     def _follow(self, until: Callable[[JobStatus], bool]) -> None:

@@ -202,7 +202,7 @@ _FIXED = "a job keeps the nodes it has begun with"
 _TUNING = "tuning starts many jobs; use Paddle's own launcher for it"
 _ORDER = "ranks follow the order in which the nodes are named"
 _NODE_ZERO = "0 only: clusterrun is typed once and starts all nodes, in the order of --ips or HOSTS"
-_NO_RENDEZVOUS = "there is no rendezvous, every process is told its rank"
+_NO_RENDEZVOUS = "there is no rendezvous, every process gets its rank"
 _GREP = "`clustertool logs --grep RE` picks lines, also while the job runs"
 _AGAIN = "start all again this many times after a failure; default 0"
 
@@ -230,7 +230,7 @@ FLAGS = (
         "processes per node: a number, gpu, xpu, npu, cpu or auto; default: one per device, or one",
         "nproc-per-node",
     ),
-    Flag("--standalone", "T", "", "run on this machine alone, without ssh, whatever conf.py says", means=_alone),
+    Flag("--standalone", "T", "", "run on this machine alone, without ssh, with any conf.py", means=_alone),
     Flag(
         "--devices",
         "P",
@@ -346,7 +346,7 @@ FLAGS = (
     _unneeded("--use-env", "T", "", "LOCAL_RANK is in the environment, --local-rank is never passed"),
     _unneeded("--role", "T", "R", "the processes of a collective job are trainers"),
     _unneeded("--start-method", "T", "M", "processes are started as programs"),
-    _unneeded("--event-log-handler", "T", "NAME", "`clustertool status` tells what happened; there are no plugins"),
+    _unneeded("--event-log-handler", "T", "NAME", "`clustertool status` shows the events; there are no plugins"),
     _refused("--numa-binding", "T", "MODE", "bind in the script, or --no-python numactl ... python3 train.py"),
     _refused("--auto-parallel-config", "P", "FILE", _TUNING),
     _refused("--auto-tuner-json", "P", "FILE", _TUNING),

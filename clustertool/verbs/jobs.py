@@ -49,7 +49,7 @@ def doubt(fleet: Any, job: str, answers: Mapping[int, Mapping[str, Any]]) -> Non
     for node, answer in answers.items():
         if answer.get("unknown"):
             what = f"job {job}: unknown, still running? {answer['unknown']}"
-            fleet.failed[node] = PreflightError(what, "look at the node that is named there", fleet.name(node))
+            fleet.failed[node] = PreflightError(what, "check the node that is named there", fleet.name(node))
 
 
 def merged(answers: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -110,7 +110,7 @@ def require_known(job: Mapping[str, Any]) -> None:
     """Raise PreflightError for a job that cannot be followed, as the nodes do not know what became of it."""
     if job["state"] == "unknown":
         what = f"job {job['id']}: unknown, still running? {job['reason']}"
-        raise PreflightError(what, "look at the node that is named there")
+        raise PreflightError(what, "check the node that is named there")
 
 
 def pick(fleet: Any, prefix: str) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def _only_running(found: list[dict[str, Any]]) -> dict[str, Any]:
     unknown = [job for job in found if job["state"] == "unknown"]
     if unknown and not running:
         what = f"no job is known to run, and these may: {_names(unknown)}"
-        raise PreflightError(what, "inv jobs tells why that is not known; inv stop --job J tries to stop one")
+        raise PreflightError(what, "inv jobs shows why that is not known; inv stop --job J tries to stop one")
     if not running:
         raise NotFound("no job runs", "")
     return running[0]

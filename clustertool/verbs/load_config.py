@@ -198,7 +198,7 @@ def one_of(call: Call, *names: str) -> str:
     said = {name: value for name, value in values.items() if value}
     if len(set(said.values())) > 1:
         both = " and ".join(f"--{name} {value}" for name, value in said.items())
-        raise UsageError(f"{both} say different things", "they are two names of one option: give one")
+        raise UsageError(f"{both} have different values", "they are two names of one option: give one")
     return str(next(iter(said.values()), ""))
 
 

@@ -54,4 +54,4 @@ def _stop_jobs(call: Call, cluster: Any) -> None:
             if not left:
                 call.terminal.line(f"stopped job {job}")
         for node, error in fleet.failed.items():
-            call.terminal.warn(f"{fleet.name(node)} did not tell its jobs: {error.what}")
+            call.terminal.warn(f"{fleet.name(node)} did not list its jobs: {error.what}")

@@ -164,7 +164,7 @@ def _raw(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], node: i
         elif header.get("k") == "end":
             return
         elif header.get("refused"):
-            raise BadAnswer(str(header["why"]), "look at the job's records on that node", fleet.name(node))
+            raise BadAnswer(str(header["why"]), "check the job's records on that node", fleet.name(node))
         elif header.get("k") == "closed":
             _resume(fleet, node, {**request, "offsets": offsets})
 
@@ -207,7 +207,7 @@ def _there(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], nodes
         for item in watch.take(node, header, payload, time.monotonic()):
             if isinstance(item, LogLines):
                 printer.show(item.role, item.rank, watch.name(item.node), item.lines)
-    fix = "look at the job's records on that node"
+    fix = "check the job's records on that node"
     raise_all(
         [
             BadAnswer(watch.refused[node], fix, fleet.name(node)) if node in watch.refused else fleet.agents[node].dead

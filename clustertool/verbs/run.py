@@ -164,7 +164,7 @@ def _start(call: Call, order: Order, fleet: Fleet, made: Plan, releases: Mapping
         nonlocal releases, undone
         undone = None
         what = "a device" if only(error, DeviceHeld) else "a port"
-        call.terminal.note(f"{what} was taken by somebody else a moment ago: planning again")
+        call.terminal.note(f"{what} was taken by another job a moment ago: planning again")
         order.job_id = made.job_id
         later, facts = _plan_when_free(call, order, fleet, _look_again(order, fleet))
         if only(error, DeviceHeld):  # other devices may be other trainers, which read other shards

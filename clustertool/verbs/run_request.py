@@ -77,7 +77,7 @@ def read_order(call: Call, options: Options, find: Callable[[], Cluster]) -> Ord
 def read_options(call: Call) -> Options:
     given = call.given
     if given.workers and given.trainers and given.workers != given.trainers:
-        raise UsageError("--workers and --trainers say different things", "they are two names of one option: give one")
+        raise UsageError("--workers and --trainers have different values", "they are two names of one option: give one")
     return Options(
         mode=given.mode,
         script=given.script,

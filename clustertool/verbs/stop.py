@@ -187,7 +187,7 @@ def _tell(call: Call, answers: dict[str, dict[str, Any]], failed: Mapping[int, C
                 fix = f"{why.fix}; {fix}" if isinstance(why, ClustertoolError) and why.fix else fix
                 errors.append(Unreachable(f"job {job}: {text}", fix, name))
             elif text.startswith("unknown"):
-                errors.append(PreflightError(f"job {job}: {text}", "look at the node that is named there", name))
+                errors.append(PreflightError(f"job {job}: {text}", "check the node that is named there", name))
     told_of = {error.node for error in errors}
     errors += [error for error in failed.values() if error.node not in told_of]
     errors = [error for error in errors if isinstance(error, Survivors)] or errors

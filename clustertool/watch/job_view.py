@@ -223,7 +223,7 @@ class Watch:
             yield News(f"{who} was stopped by a signal (SIGSTOP)", "warn")
         elif kind == "elsewhere":
             who = f"{word(event['role'])} {event['rank']} on {self.name(node)}"
-            yield News(f"{who} listens on {event['listens']}, the others look for it on {event['endpoint']}", "warn")
+            yield News(f"{who} listens on {event['listens']}, the others expect it on {event['endpoint']}", "warn")
         elif kind == "lost":
             yield News(f"node {self.name(int(event['node']))} is lost: {event.get('why')}", "warn")
         elif kind == "supervisor-lost":

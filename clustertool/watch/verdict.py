@@ -102,9 +102,7 @@ def error_of(status: JobStatus) -> ClustertoolError | None:
     left = survivors(status)
     if left:
         what = "; ".join(f"{name}: {', '.join(found)}" for name, found in left.items())
-        return Survivors(
-            f"processes survived the stop: {what}", "look at them on the node; inv stop --force tries again"
-        )
+        return Survivors(f"processes survived the stop: {what}", "check them on the node; inv stop --force tries again")
     outcome = status.outcome
     if outcome is None:
         return NodeLost(
@@ -121,7 +119,7 @@ def error_of(status: JobStatus) -> ClustertoolError | None:
     if outcome.state == "timeout":
         error: ClustertoolError = TimedOut(what, fix)
     else:
-        error = NodeLost(what, fix or "look at that machine; the job has ended on the others")
+        error = NodeLost(what, fix or "check that machine; the job has ended on the others")
     ends = r";" if outcome.state == "timeout" else r"[:;(]"
     error.brief = re.split(ends, reasons[0] or outcome.reason, maxsplit=1)[0].strip()
     return error

@@ -51,7 +51,7 @@ def test_everything_that_is_wrong_is_named_with_the_fix_in_one_run(sick):
     done = sick.inv("check").ends(69)
     rows = {line.split()[0]: line for line in done.lines("node") if not line.startswith("node ")}
     wrong = {
-        PORT: "FAIL 7777 (START_PORT) is held by python3 (pid ",
+        PORT: "FAIL 7777 (START_PORT) is in use by python3 (pid ",
         CUT: "FAIL node2 -> node3: no route, node3 -> node2: no answer",
         NAME: f"warn node{NAME} is 127.0.1.1",
         DISK: "FAIL 0 MB free, 1 MB needed below",

@@ -141,9 +141,7 @@ def test_a_pserver_that_asks_for_its_name_is_told_of(site):
     )
     running = pair.start("run", "-w", "job", "--mode", "ps")
     address = pair.lab.address(1)
-    running.says(
-        f"warning: pserver 1 on node1 listens on 127.0.1.1 port 7164, the others look for it on {address}:7164$"
-    )
+    running.says(f"warning: pserver 1 on node1 listens on 127.0.1.1 port 7164, the others expect it on {address}:7164$")
     (process,) = [
         p for p in pair.inv("status", "--json").ends(0).json["processes"] if (p["role"], p["rank"]) == ("pserver", 1)
     ]

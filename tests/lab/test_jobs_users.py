@@ -122,7 +122,7 @@ def test_a_port_that_is_demanded_names_its_holder(people):
     running = run(people, "ann")
     met(running, "ann")
     done = run(people, "bob").wait().ends(69)
-    assert "port 7777 (PADDLE_PORT) is held by a process of user ann" in done.err
+    assert "port 7777 (PADDLE_PORT) is in use by a process of user ann" in done.err
     assert not of(people, "bob")
     people["ann"].inv("stop").ends(0)
 

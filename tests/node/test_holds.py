@@ -25,7 +25,7 @@ def as_nobody(work: Callable[[], None]) -> int:
             work()
             os._exit(0)
         except PortHeld as error:
-            os._exit(1 if error.what == "port 7 is held by a job of user root" else 2)
+            os._exit(1 if error.what == "port 7 is in use by a job of user root" else 2)
         finally:
             os._exit(3)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -307,7 +307,7 @@ def test_port_lost_after_the_plan(bench: Bench) -> None:
     job = bench.job(None, "echo trainer", pserver=p.PSERVER).place()
     port = next(process.ports[0] for process in job.plan.processes if process.role == "pserver")
     with socket.create_server(("127.0.0.1", port)):
-        with pytest.raises(PreflightError, match=rf"port {port} is held by .*\(pid {os.getpid()}, user"):
+        with pytest.raises(PreflightError, match=rf"port {port} is in use by .*\(pid {os.getpid()}, user"):
             job.start()
     assert not job.events(0, "started")
     job.gone()
@@ -320,7 +320,7 @@ def test_lead_port_lost(bench: Bench) -> None:
 
     job = bench.job(bench.nodes(2), p.PLAIN).place()
     with socket.create_server((job.plan.lead[0], job.plan.lead[1])):
-        with pytest.raises(PreflightError, match=f"port {job.plan.lead[1]} is held by"):
+        with pytest.raises(PreflightError, match=f"port {job.plan.lead[1]} is in use by"):
             job.start()
     assert [job.stop(node)["state"] for node in range(2)] in (["ended already", "clean"], ["clean", "clean"])
     for node in range(2):

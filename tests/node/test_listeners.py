@@ -190,7 +190,7 @@ def test_a_job_that_wants_a_port_of_a_check_is_told(bench: Bench) -> None:
     node = bench.nodes(1)[0]
     port = free_port()
     assert opened(node, 0, port) == [port]
-    with pytest.raises(PortHeld, match=r"held by job \(inv check\)") as told:
+    with pytest.raises(PortHeld, match=r"in use by job \(inv check\)") as told:
         claims.claim([port], "mine", str(node.root))
     assert "wait" in told.value.fix
     node.ask("mesh", step="close")

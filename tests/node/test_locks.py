@@ -49,7 +49,7 @@ def test_two_jobs_one_card(bench: Bench, driver: Driver) -> None:
     first = on(bench, node, "0,1").start().ready()
     assert held(node) == {0: first.id, 1: first.id}
     second = on(bench, node, "1,2")
-    with pytest.raises(DeviceHeld, match=rf"gpu 1 is held by job {first.id} of user \S+"):
+    with pytest.raises(DeviceHeld, match=rf"gpu 1 is in use by job {first.id} of user \S+"):
         second.start()
     assert held(node) == {0: first.id, 1: first.id}  # all of them or none
     third = on(bench, node, "2,3").start().ready()
@@ -139,7 +139,7 @@ def test_take_and_release(tmp: Path) -> None:
     with taken([0, 2], "a") as lock:
         assert {key: one["job"] for key, one in locks.held().items()} == {"xpu0": "a", "xpu2": "a"}
         assert Path(lock.path).stat().st_mode & 0o777 == 0o644
-        with pytest.raises(DeviceHeld, match="xpu 2 is held by job a of user"):
+        with pytest.raises(DeviceHeld, match="xpu 2 is in use by job a of user"):
             locks.take("xpu", [1, 2], "b")
         with taken([1], "b"):
             assert sorted(locks.held()) == ["xpu0", "xpu1", "xpu2"]
@@ -212,7 +212,7 @@ def test_another_users_lock_is_seen_and_respected(tmp: Path) -> None:
     try:
         assert os.read(ready[0], 1) == b"!"
         assert locks.held() == {"xpu5": {"job": "theirs", "user": "nobody"}}
-        with pytest.raises(DeviceHeld, match="xpu 5 is held by job theirs of user nobody"):
+        with pytest.raises(DeviceHeld, match="xpu 5 is in use by job theirs of user nobody"):
             locks.take("xpu", [5], "theirs")  # another user's job of the same name is another job
         with taken([4], "ours"):
             pass

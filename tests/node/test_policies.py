@@ -75,7 +75,7 @@ def test_two_starts_never_share_a_port(bench: Bench) -> None:
     nodes = bench.nodes(1, LEAD_PORT=20417)
     first, second = bench.job(nodes, p.PLAIN), bench.job(nodes, p.PLAIN)  # both planned while the port was free
     first.place()
-    with pytest.raises(PreflightError, match=f"port 20417 is held by job {first.plan.job_id}"):
+    with pytest.raises(PreflightError, match=f"port 20417 is in use by job {first.plan.job_id}"):
         second.place()
     assert not second.dir().exists()
     assert claims.claimed()[20417] == first.plan.job_id

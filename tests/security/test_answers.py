@@ -109,7 +109,7 @@ def test_a_wrong_shape_is_an_error_of_its_node_and_of_one_question(nodes: Nodes)
         assert says in error.what
         assert error.code == 69
         assert error.node == nodes.fleet.name(1)
-        assert "look at them on that node" in error.fix
+        assert "inspect them on that node" in error.fix
         assert honest
     nodes.play("jobs", reply(jobs=[SUMMARY]))
     assert nodes.ask("jobs") == (None, True)

@@ -33,7 +33,7 @@ RELAY = """
     [
         ({"s": "wrong", "i": 10**9}, "its relay sent what is not valid: there is no piece 1000000000"),
         ({"s": "lacks", "lacks": "f" * 1000, "have": "0"}, "its relay sent what is not valid: too many"),
-        ({"s": "nonsense"}, "it sent something that is not valid: s is no word of a relay"),
+        ({"s": "nonsense"}, "it sent something that is not valid: s is no message of a relay"),
     ],
     ids=["piece", "number", "kind"],
 )

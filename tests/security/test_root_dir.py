@@ -44,7 +44,7 @@ def test_a_parent_of_another_user(top: Path, missing: bool) -> None:
     root = top / "ann" / "ct"
     if not missing:
         root.mkdir()
-    assert told(root).startswith(f"{top}/ann belongs to user {OTHER}, who can replace what lies there; choose a folder")
+    assert told(root).startswith(f"{top}/ann belongs to user {OTHER}, who can replace its content; choose a folder")
 
 
 @root_only

@@ -164,7 +164,7 @@ def test_jobs_take_devices_without_the_lock_of_the_machine(tmp: Path, kind: str)
         assert f"{tmp}/clustertool-devices.lock (of user " in why
         assert ("has been locked for 0.2 s by process" in why and "of user nobody" in why) == (kind == "locked"), why
         first = locks.take("xpu", [0, 1], "a")
-        with pytest.raises(DeviceHeld, match="xpu 1 is held by job a of user root"):
+        with pytest.raises(DeviceHeld, match="xpu 1 is in use by job a of user root"):
             locks.take("xpu", [1, 2], "b")
         second = locks.take("xpu", [2], "b")
         assert {key: one["job"] for key, one in locks.held().items()} == {"xpu0": "a", "xpu1": "a", "xpu2": "b"}
@@ -228,7 +228,7 @@ def test_a_port_name_of_another_user_is_that_users() -> None:
     mine = reservations.Holds()
     with another_user(lambda: name(7, OTHER)):
         assert reservations.holder(7, reservations.held()[7]) == "a job of user nobody"
-        with pytest.raises(PortHeld, match="port 7 is held by a job of user nobody"):
+        with pytest.raises(PortHeld, match="port 7 is in use by a job of user nobody"):
             mine.take([7])
     mine.close()
     mine.take([7])
@@ -241,7 +241,7 @@ def test_a_name_that_another_user_has_taken_in_our_name_is_not_ours(kind: socket
     mine = reservations.Holds()
     with another_user(lambda: name(7, os.getuid(), kind)):
         assert reservations.holder(7, reservations.held()[7]) == f"a job of {who}"
-        with pytest.raises(PortHeld, match=f"port 7 is held by a job of {who}"):
+        with pytest.raises(PortHeld, match=f"port 7 is in use by a job of {who}"):
             mine.take([7])
     mine.close()
 

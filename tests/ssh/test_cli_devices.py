@@ -1,4 +1,4 @@
-"""Jobs and the cards they are given: --devices auto, what is held by whom, and --wait."""
+"""Jobs and the cards they are given: --devices auto, what is in use by whom, and --wait."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cards(site, job):
 def test_a_second_job_is_told_who_holds_its_card(one):
     job = detached(one, "--devices", "0,1")
     done = one.inv("run", "-w", "job", "--devices", "1,2").ends(69)
-    assert f"{one.name(0)}: gpu 1 is held by job {job} of user {USER}" in done.err and "--wait" in done.err
+    assert f"{one.name(0)}: gpu 1 is in use by job {job} of user {USER}" in done.err and "--wait" in done.err
     assert len(one.jobs(0)) == 1  # nothing was sent, nothing is left
     dry = one.inv("--dry", "run", "-w", "job", "--devices", "1,2").ends(69)
     assert f"job {job}" in dry.err
@@ -53,7 +53,7 @@ def test_wait(one):
     """It is told once, and goes on by itself."""
     job = detached(one, "--devices", "3")
     waiting = one.start("run", "-w", "job", "--devices", "3,4", "--wait")
-    waiting.says(f"waiting for devices: {one.name(0)}: gpu 3 is held by job {job} of user {USER}")
+    waiting.says(f"waiting for devices: {one.name(0)}: gpu 3 is in use by job {job} of user {USER}")
     one.inv("stop", "--job", job).ends(0)
     one.go()
     done = waiting.wait()
@@ -138,5 +138,5 @@ def test_check_tries_no_framework_where_a_job_computes(one):
     stand_in(one)
     job = detached(one, "--devices", "2")
     done = one.inv("check", "--framework", "torch").ends(0)
-    assert f"warn not tried: gpu 2 is held by job {job} of user {USER}" in done.out
+    assert f"warn not tried: gpu 2 is in use by job {job} of user {USER}" in done.out
     assert [path.name for path in one.jobs(0)] == [f"JOB{job}"]

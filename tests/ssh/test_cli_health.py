@@ -56,7 +56,7 @@ def test_a_job_on_cards_is_told_by_its_lock(three):
     job = detached(three, "--devices", "2,3", "--nproc-per-node", 1, "--only", three.name(0))
     found = three.inv("check", "--json").ends(0).json["nodes"][0]["findings"]
     assert found["users"]["level"] == "warn"
-    assert found["users"]["text"].endswith(f"gpu 2,3 is held by job {job} of user {USER}")
+    assert found["users"]["text"].endswith(f"gpu 2,3 is in use by job {job} of user {USER}")
 
 
 def test_exclusive_mode_is_a_warning_where_ranks_would_share(three):

@@ -88,7 +88,9 @@ def test_ports_that_conf_demands_are_looked_at() -> None:
     assert found({"PADDLE_PORT": 7164, "PADDLE_PORTS_NUM_FOR_SPARSE": 0}, **who)["ports"].level == "ok"
     finding = found({"PADDLE_PORT": 7164, "LEAD_PORT": 6160, "START_PORT": 6170}, **who)["ports"]
     assert finding.level == "error"
-    assert finding.text == "7165 (PADDLE_PORT) is held by nginx (pid 1); 6160 (LEAD_PORT) is held by another process"
+    assert (
+        finding.text == "7165 (PADDLE_PORT) is in use by nginx (pid 1); 6160 (LEAD_PORT) is in use by another process"
+    )
     assert found({"START_PORT": 6160}, **who)["ports"].level == "error"
 
 

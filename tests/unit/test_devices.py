@@ -319,8 +319,8 @@ def busy(cards: int = 4, count: int = 1, **options: Any) -> Plan:
 @pytest.mark.parametrize(
     "devices, told",
     [
-        ("1", "gpu 1 is held by job other of user bob"),
-        ("3,2,1", "gpu 1,2 is held by job other of user bob"),
+        ("1", "gpu 1 is in use by job other of user bob"),
+        ("3,2,1", "gpu 1,2 is in use by job other of user bob"),
     ],
 )
 def test_a_device_that_a_job_holds_is_refused(devices: str, told: str) -> None:
@@ -357,7 +357,7 @@ def test_auto_with_too_few() -> None:
     with pytest.raises(DeviceHeld) as caught:
         busy(4, devices="auto", nproc_per_node="2")
     assert caught.value.what == (
-        "1 of 2 devices are free: gpu 0 is held by python3 (pid 7, user eve); gpu 1,2 is held by job other of user bob"
+        "1 of 2 devices are free: gpu 0 is in use by python3 (pid 7, user eve); gpu 1,2 is in use by job other of user bob"
     )
     with pytest.raises(DeviceHeld, match="0 of 3 devices are free: gpu 0"):
         busy(3, devices="auto")

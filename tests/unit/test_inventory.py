@@ -138,7 +138,7 @@ ILL: list[tuple[dict[str, Any], str, str]] = [
     ({"problem": "GPU is lost"}, "error", "GPU is lost"),
     ({"problem": "health: Alarm"}, "error", "health: Alarm"),
     ({"problem": "health: Warning"}, "warn", "health: Warning"),
-    ({"compute_mode": "prohibited"}, "error", "compute mode prohibited: nobody may compute on it"),
+    ({"compute_mode": "prohibited"}, "error", "compute mode prohibited: no process can compute on it"),
     ({"repair": "failed"}, "error", "bad memory that it can't replace any more"),
     ({"repair": "pending"}, "warn", "bad memory in use until it is reset"),
     ({"ecc_uncorrected": 1}, "warn", "1 uncorrected ECC error"),
@@ -163,7 +163,7 @@ def test_cards_with_the_same_illness_are_told_together() -> None:
     found = look(report(8, {1: {"repair": "pending"}, 3: {"repair": "pending", "compute_mode": "prohibited"}}))
     assert wrong(found) == [
         (0, "health", "warn", "gpu 1,3: bad memory in use until it is reset"),
-        (0, "health", "error", "gpu 3: compute mode prohibited: nobody may compute on it"),
+        (0, "health", "error", "gpu 3: compute mode prohibited: no process can compute on it"),
     ]
 
 
@@ -218,7 +218,7 @@ def test_a_process_on_some_cards_is_told_once() -> None:
 def test_a_job_is_told_by_its_lock_and_its_processes_are_not() -> None:
     held = {"held": {"job": "J1", "user": "anna"}, "processes": [ANNA], "memory_free": GB}
     assert wrong(look(report(4, {0: held, 1: held}))) == [
-        (0, "users", "warn", "gpu 0,1 is held by job J1 of user anna")
+        (0, "users", "warn", "gpu 0,1 is in use by job J1 of user anna")
     ]
     for other in ({"user": "bob"}, {"job": "J2"}):
         found = look(report(1, {0: {**held, "processes": [{**ANNA, **other}]}}))
@@ -234,7 +234,7 @@ def test_who_computes_where_only_one_may_is_an_error() -> None:
 
 def test_memory_that_is_gone_without_a_user() -> None:
     found = look(report(2, {1: {"memory_free": 10 * GB}}))
-    assert wrong(found) == [(0, "users", "warn", "gpu 1: 10.0 GB of 80.0 GB free, and nobody computes there")]
+    assert wrong(found) == [(0, "users", "warn", "gpu 1: 10.0 GB of 80.0 GB free, without a visible process")]
 
 
 # -- which cards count

@@ -72,7 +72,7 @@ def test_what_is_to_be_seen() -> None:
         text.index("last words of 1")
         < text.index("Stragglers")
         < text.index("Timeline")
-        < text.index("Who started when")
+        < text.index("Starts and ends")
     )
 
 

@@ -90,7 +90,7 @@ def test_nothing_that_is_chosen_lies_in_the_room_of_an_endpoint_that_was_asked_f
 
 def test_a_busy_port_behind_an_endpoint_is_told_before_anything_starts() -> None:
     cluster = cluster_of(["10.0.0.1"])
-    with pytest.raises(PreflightError, match=r"port 7001 \(--servers\) is held by nginx"):
+    with pytest.raises(PreflightError, match=r"port 7001 \(--servers\) is in use by nginx"):
         plan_of(cluster, facts=busy(cluster, 7001), servers=("10.0.0.1:7000",))
 
 
@@ -112,14 +112,14 @@ def test_a_port_that_was_asked_for_and_is_busy_is_refused_with_its_holder(
     cluster = cluster_of(["10.0.0.1"], **keys)
     with pytest.raises(PreflightError) as caught:
         plan_of(cluster, facts=busy(cluster, port), **options)
-    assert caught.value.what == f"port {port} ({name}) is held by nginx (pid {port}, user www)"
+    assert caught.value.what == f"port {port} ({name}) is in use by nginx (pid {port}, user www)"
     assert (caught.value.node, caught.value.code) == ("10.0.0.1", 69)
     assert name in caught.value.fix
 
 
 def test_a_holder_that_nobody_knows_is_another_process() -> None:
     cluster = cluster_of(["10.0.0.1"], LEAD_PORT=6160)
-    with pytest.raises(PreflightError, match="held by another process"):
+    with pytest.raises(PreflightError, match="in use by another process"):
         plan_of(cluster, facts=facts_of(cluster, busy=frozenset([6160])))
 
 
@@ -186,7 +186,7 @@ def test_the_default_port_moves_to_the_next_free_block_with_a_warning() -> None:
     made = plan_of(cluster, facts=facts, mode="ps", server_num="2")
     assert ports_of(made, "pserver") == [(7164, 7165), (7166, 7167), (7168, 7169), (7170, 7171)]
     assert list(made.warnings) == [
-        "10.0.0.2: port 7164 (PADDLE_PORT) is held by nginx (pid 7164, user www), the pserver takes 7168"
+        "10.0.0.2: port 7164 (PADDLE_PORT) is in use by nginx (pid 7164, user www), the pserver takes 7168"
     ]
     assert (
         env_of(made, "trainer", 0)["PADDLE_PSERVERS_IP_PORT_LIST"]
@@ -211,7 +211,7 @@ def test_passing_over_ports_of_this_job_is_not_worth_a_warning() -> None:
 
 def test_the_same_port_in_conf_as_a_demand_does_not_move() -> None:
     cluster = cluster_of(["10.0.0.1"], PADDLE_PORT="7164")
-    with pytest.raises(PreflightError, match="7164 .* held by nginx"):
+    with pytest.raises(PreflightError, match="7164 .* in use by nginx"):
         plan_of(cluster, facts=busy(cluster, 7164), mode="ps")
     assert not plan_of(cluster, mode="ps").warnings
 

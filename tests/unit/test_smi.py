@@ -112,7 +112,7 @@ def test_a_tool_is_run(tool: Path) -> None:
 def test_a_tool_that_says_nothing_useful(tool: Path) -> None:
     tool.write_text("#!/bin/sh\necho dcmi module initialize failed. ret is -8005\nexit 1\n")
     assert (
-        vendor_tools.read("npu")["problem"] == "npu-smi told of no device: dcmi module initialize failed. ret is -8005"
+        vendor_tools.read("npu")["problem"] == "npu-smi reported no device: dcmi module initialize failed. ret is -8005"
     )
 
 

@@ -291,7 +291,7 @@ class Spread:
     def _wrong(self, at: int, node: _Node, piece: int) -> None:
         node.wrong += 1
         if node.wrong > _TRIES:
-            fix = "look at the node's memory and network"
+            fix = "check the node's memory and network"
             self._fail(at, DispatchError("pieces arrive damaged", fix, self._fleet.name(at)))
         elif node.lacks is not None:
             node.lacks.add(piece)
@@ -340,8 +340,8 @@ class Spread:
             silent = node.open and now - node.heard > _LOST
             stuck = node.sending and now - node.sending > _LOST
             if silent or stuck:
-                what = f"it takes no bytes for {_LOST:g} s" if stuck else f"not a word of it for {_LOST:g} s"
-                fix = "look at the node and the network, then run it again"
+                what = f"it takes no bytes for {_LOST:g} s" if stuck else f"no message from it for {_LOST:g} s"
+                fix = "check the node and the network, then run it again"
                 with self._changed:
                     self._fail(at, Unreachable(what, fix, self._fleet.name(at)))
                 agent = self._fleet.agents[at]

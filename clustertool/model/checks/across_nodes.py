@@ -71,7 +71,7 @@ def _name(fact: Facts, several: bool) -> Finding:
             fact.node, "host", "error", f"{fact.address} is its training address: itself, for every node", fix
         )
     if several and own and own.startswith(_LOOPBACK):
-        fix = f"in its /etc/hosts, write {fact.address} {name} instead: programs that ask for their own name tell others {own}"
+        fix = f"in its /etc/hosts, write {fact.address} {name} instead: programs that resolve their own name announce {own}"
         return Finding(fact.node, "host", "warn", f"{name} is {own}", fix)
     if several and fact.looked and not own:
         what = f"{name} is not known there" if own == "" else "its name server does not answer"

@@ -55,7 +55,7 @@ def _memory(fact: Facts) -> Finding:
 def _load(fact: Facts) -> Finding:
     if fact.cpus and fact.load > BUSY * fact.cpus:
         text = f"{fact.load:.0f} on {fact.cpus} cores"
-        return Finding(fact.node, "load", "warn", text, "somebody else computes there: one slow node slows all")
+        return Finding(fact.node, "load", "warn", text, "another program computes there: one slow node slows all")
     return Finding(fact.node, "load", "ok", "ok")
 
 
@@ -121,7 +121,7 @@ def _jobs(fact: Facts) -> Finding:
     text = ", ".join(f"{count} left of job {job}" for job, count in fact.leftovers)
     fix = "; ".join(f"inv stop --job {job}" for job, _ in fact.leftovers)
     return Finding(
-        fact.node, "jobs", "warn", text, f"{fix} (nobody looks after them, and they hold memory, cards and ports)"
+        fact.node, "jobs", "warn", text, f"{fix} (they have no supervisor, and they use memory, cards and ports)"
     )
 
 

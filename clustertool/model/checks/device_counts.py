@@ -18,12 +18,12 @@ from clustertool.model.quantities import human_bytes
 Card = Mapping[str, Any]
 Report = Mapping[str, Any]  # the answer of node/devices/read.py for one node
 CHECKS = ("devices", "driver", "health", "users")
-_COUNT_FIX = "dmesg and the maker's tool there tell why; where it shall be so, name devices in HOSTS"
+_COUNT_FIX = "dmesg and the vendor's tool there show the reason; if it is intended, set devices in HOSTS"
 _MODEL_FIX = "the slowest card sets the pace of all: leave the node out with --skip, or know it"
 _DRIVER_FIX = "install driver {} there: with different ones collectives may hang, or be slow"
 _SILENT_FIX = "run the maker's tool there (nvidia-smi); a new driver wants a reboot, a hanging one too"
 _USER_FIX = "wait for its end, or end it if it is yours; --devices auto takes cards that are free"
-_HIDDEN_FIX = "a process in a container that is not seen, or what a dead one left: look there, or reset the card"
+_HIDDEN_FIX = "an invisible process in a container, or memory of a dead one: search there, or reset the card"
 
 
 def to_ask(cluster: Cluster, facts: Mapping[int, Facts]) -> List[int]:
@@ -188,6 +188,6 @@ def _hidden(node: int, kind: str, cards: Sequence[Card]) -> List[Finding]:
     for card in cards:
         total, free = card.get("memory_total"), card.get("memory_free")
         if total and free is not None and free < total / 2 and not card.get("held") and not computing(card):
-            text = f"{_ids(kind, [card['index']])}: {human_bytes(free)} of {human_bytes(total)} free, and nobody computes there"
+            text = f"{_ids(kind, [card['index']])}: {human_bytes(free)} of {human_bytes(total)} free, without a visible process"
             found.append(Finding(node, "users", "warn", text, _HIDDEN_FIX))
     return found

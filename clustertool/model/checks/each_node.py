@@ -121,7 +121,7 @@ def _ports(cluster: Cluster, node: int, fact: Facts) -> Finding:
         wanted.append(("START_PORT", cluster.start_port))
     if cluster.lead_port and node == 0:
         wanted.append(("LEAD_PORT", cluster.lead_port))
-    taken = [f"{port} ({key}) is held by {fact.holder(port)}" for key, port in wanted if port in fact.busy]
+    taken = [f"{port} ({key}) is in use by {fact.holder(port)}" for key, port in wanted if port in fact.busy]
     if taken:
         return Finding(node, "ports", "error", "; ".join(taken), "end that program, or choose another port in conf.py")
     return Finding(node, "ports", "ok", "free")

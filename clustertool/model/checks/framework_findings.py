@@ -34,7 +34,7 @@ _FIXES = {
         "(firewall), and see that ENV names no other interface{more}"
     ),
 }
-_NCCL = "; NCCL_DEBUG=INFO in ENV tells more, NCCL_IB_DISABLE=1 tries it without InfiniBand, NCCL_P2P_DISABLE=1 by host memory"
+_NCCL = "; NCCL_DEBUG=INFO in ENV prints more, NCCL_IB_DISABLE=1 tries it without InfiniBand, NCCL_P2P_DISABLE=1 by host memory"
 Names = Callable[[Sequence[int]], str]
 
 

@@ -19,11 +19,11 @@ OK = "ok"
 _FIXES = {  # the first one that occurs in the result counts
     "no answer of the agent": "the node is overloaded, or something between them swallows data: try again",
     "refused": "a firewall rejects these ports between the nodes: open them",
-    "no route": "look at the routes of the node (ip route) and at PADDLE_NIC",
-    "another node answered": "two nodes have this address, or a router sends it elsewhere: give each an address of its own",
-    "no answer": "open these ports between the nodes (firewall, security group), and look at routes and PADDLE_NIC",
+    "no route": "check the routes of the node (ip route) and PADDLE_NIC",
+    "another node answered": "two nodes have this address, or a router redirects it: give each an address of its own",
+    "no answer": "open these ports between the nodes (firewall, security group), and check routes and PADDLE_NIC",
 }
-_NO_FIX = "look at the network between these nodes"
+_NO_FIX = "check the network between these nodes"
 Pair = Tuple[int, int]
 
 
@@ -200,9 +200,7 @@ def slow_links(speeds: Mapping[Pair, float], names: Callable[[Sequence[int]], st
         peers = sorted({a + b - node for a, b in mine})
         least = min(mine.values())
         text = f"{names([node])} and {names(peers)}: down to {rate(least)}, usual {rate(usual)}"
-        found.append(
-            Finding(node, "mesh", "warn", text, "look at its cable, port, duplex and MTU, and at who else sends")
-        )
+        found.append(Finding(node, "mesh", "warn", text, "check its cable, port, duplex and MTU, and other traffic"))
         slow = {pair: speed for pair, speed in slow.items() if node not in pair}
     return found
 

@@ -249,7 +249,7 @@ def _role(toml: Mapping[str, Any], name: str) -> Role:
     table = toml.get(name, {})
     command, per_node = table.get("command"), table.get("per_node")
     if command is not None and not _is_command(command):
-        raise DataError(f"job.toml: [{name}] command = {command!r}", 'a list of words: ["python3", "-u", "train.py"]')
+        raise DataError(f"job.toml: [{name}] command = {command!r}", 'a list of strings: ["python3", "-u", "train.py"]')
     if per_node is not None and (
         isinstance(per_node, bool) or not isinstance(per_node, int) or not 0 < per_node <= _MOST
     ):
@@ -343,7 +343,7 @@ def _said(role: Role, listed: str, endpoints: Sequence[str], counted: str, numbe
     each = Counter(re.sub(r":\d+$", "", word) for word in words)
     if words and count and count != len(words) and set(each.values()) != {count}:
         raise UsageError(
-            f"{listed} names {len(words)}, {counted} says {count}", f"leave {counted} out: the list says how many"
+            f"{listed} names {len(words)}, {counted} says {count}", f"leave {counted} out: the list has the number"
         )
     return replace(role, endpoints=words, per_node=count or role.per_node)
 

@@ -6,11 +6,11 @@ from typing import Any, List, Mapping, NamedTuple
 
 HOT = 90  # degrees, for a card that does not report its slowdown temperature
 _SLOWING = ("hardware slowdown", "hardware thermal", "software thermal", "power brake")  # a power cap is a card at work
-_AWAY = "reset the card or reboot the node, dmesg there tells why; until then leave it out: devices in HOSTS"
+_AWAY = "reset the card or reboot the node, dmesg there shows the reason; until then leave it out: devices in HOSTS"
 _MEMORY = "reset the card or reboot the node, which takes bad memory out of use; have it replaced if errors come again"
 _FAILED = "have the card replaced; until then leave it out: devices in HOSTS"
 _MODE = "as root there: nvidia-smi -c DEFAULT"
-_SLOW = "look at its cooling and its power supply: one slow card slows all"
+_SLOW = "check its cooling and its power supply: one slow card slows all"
 
 
 class Ill(NamedTuple):
@@ -28,7 +28,7 @@ def ills(card: Mapping[str, Any], shared: bool = False) -> List[Ill]:
         return [Ill("warn" if problem == "health: Warning" else "error", problem, _AWAY)]
     found = []
     if card.get("compute_mode") == "prohibited":
-        found.append(Ill("error", "compute mode prohibited: nobody may compute on it", _MODE))
+        found.append(Ill("error", "compute mode prohibited: no process can compute on it", _MODE))
     elif shared and exclusive(card):
         found.append(Ill("warn", f"{card['compute_mode']}, and several ranks would share it", _MODE))
     if card.get("repair") == "failed":

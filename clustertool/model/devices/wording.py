@@ -8,11 +8,11 @@ FIX = "wait for it with --wait, or take others with --devices (auto: those that 
 
 
 def told(kind: str, holders: Mapping[int, str]) -> str:
-    """`gpu 0,1 is held by job X of user anna; gpu 5 by ...`"""
+    """`gpu 0,1 is in use by job X of user anna; gpu 5 by ...`"""
     by_holder: Dict[str, List[int]] = {}
     for device, holder in sorted(holders.items()):
         by_holder.setdefault(holder, []).append(device)
-    return "; ".join(f"{kind} {','.join(map(str, ids))} is held by {holder}" for holder, ids in by_holder.items())
+    return "; ".join(f"{kind} {','.join(map(str, ids))} is in use by {holder}" for holder, ids in by_holder.items())
 
 
 def holder(job: str, user: str) -> str:

@@ -98,7 +98,7 @@ def require(cluster: Cluster, job: JobSpec, facts: Mapping[int, Facts], kinds: S
     if cluster.device_kind != "cpu" and cluster.use_gpu is not False:
         if job.auto_devices:
             bare = [host for host in cluster.hosts if facts[host.index].devices_seen and not facts[host.index].devices]
-            fix = "leave --devices auto out; --nproc-per-node says how many trainers run"
+            fix = "leave --devices auto out; --nproc-per-node sets the number of trainers"
             raise_all([PreflightError("the node has no devices", fix, host.name) for host in bare])
         looked = [_absent(host, job, facts[host.index], kinds[host.index]) for host in cluster.hosts]
         raise_all([error for error in looked if error])
@@ -119,7 +119,7 @@ def _absent(host: Host, job: JobSpec, facts: Facts, kind: str) -> Optional[Prefl
     if not have and facts.devices:
         fix = f"DEVICE_KIND is {kind}, the node has {facts.device_kind}: correct one of them"
     elif not have:
-        fix = "the node has no devices: leave it out; --nproc-per-node says how many trainers run"
+        fix = "the node has no devices: leave it out; --nproc-per-node sets the number of trainers"
     else:
         fix = f"the node has {facts.device_kind} {', '.join(map(str, have))}"
     return PreflightError(what, fix, host.name)

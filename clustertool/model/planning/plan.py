@@ -288,7 +288,7 @@ def _warnings(cluster: Cluster, table: Table, facts: Mapping[int, Facts]) -> Tup
     for node, busy, port in table.ports.moved:
         who = facts[node].holder(busy)
         found.append(
-            f"{cluster.hosts[node].name}: port {busy} (PADDLE_PORT) is held by {who}, the pserver takes {port}"
+            f"{cluster.hosts[node].name}: port {busy} (PADDLE_PORT) is in use by {who}, the pserver takes {port}"
         )
     for seat, kind in devices.missing(table.seats, table.job, table.kinds):
         stage = f"stage {seat.stage} of heter trainers wants {kind} (--heter-devices)"

@@ -96,7 +96,7 @@ class _Desk:
         if port > HIGHEST_PORT:
             self._complain(node, port, f"is above {HIGHEST_PORT}", why)
         elif port in fact.busy:
-            self._complain(node, port, f"is held by {fact.holder(port)}", why)
+            self._complain(node, port, f"is in use by {fact.holder(port)}", why)
         elif fact.address in others or (alone and others):
             self._complain(node, port, "is given to two processes of this job", why)
         others.add(fact.address)

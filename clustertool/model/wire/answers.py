@@ -371,7 +371,7 @@ _LOG_ROLES = (*ROLES, "file")
 def _relay(value: Mapping[str, Any], path: str) -> None:
     known = _RELAY.get(str(value.get("s")))
     if known is None:
-        raise Malformed("s", "is no word of a relay")
+        raise Malformed("s", "is no message of a relay")
     known(value, path)
 
 

@@ -45,7 +45,7 @@ def look(module: str, full: bool = True) -> Dict[str, Any]:
 def _hung_or(kind: str, module: str, full: bool) -> Dict[str, Any]:
     if kind != "gpu":
         return vendor_tools.read(kind)
-    late = {"problem": f"NVML does not answer for {_PATIENCE:g} s: a card hangs; look at dmesg for Xid"}
+    late = {"problem": f"NVML does not answer for {_PATIENCE:g} s: a card hangs; check dmesg for Xid"}
     if _hung:
         return late
     found: Dict[str, Any] = detect.within(_PATIENCE, lambda: nvml.read(module, full), late)
@@ -138,7 +138,7 @@ def _used_by(devices: List[Dict[str, Any]]) -> List[Tuple[int, str]]:
     for device in devices:
         why, there = broken(device), computing(device)
         if why:
-            used.append((int(device["index"]), f"nobody, it is broken: {why}"))
+            used.append((int(device["index"]), f"a fault: {why}"))
         elif there and not device["held"]:
             used.append((int(device["index"]), describe(there[0])))
     return used

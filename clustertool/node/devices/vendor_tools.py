@@ -224,7 +224,7 @@ def read(kind: str) -> Found:
         texts.append(text)
     found = parse("\n".join(texts))
     if not found["devices"]:
-        found["problem"] = f"{names[0]} told of no device: {' '.join(texts[0].split())[:200] or 'it printed nothing'}"
+        found["problem"] = f"{names[0]} reported no device: {' '.join(texts[0].split())[:200] or 'it printed nothing'}"
     return found
 
 

@@ -242,7 +242,7 @@ def _records(base: str, job: str) -> Iterator[Record]:
     except FileNotFoundError:
         return
     except OSError as error:  # a file server that is away: to say that there are no jobs would be wrong
-        fix = "look at ROOT_DIR on that node: jobs may run there"
+        fix = "check ROOT_DIR on that node: jobs may run there"
         raise PreflightError(f"the jobs below {base} cannot be read: {error.strerror}", fix) from None
     marked = {name[3:] for name in names if name.startswith("JOB" + job) and files.is_ours(os.path.join(base, name))}
     for name in filter(is_job_id, {*marked, *(name for name in ledger.jobs(base) if name.startswith(job))}):

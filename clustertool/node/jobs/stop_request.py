@@ -22,7 +22,7 @@ _WORKING = 10.0  # and to end processes that resist KILL, after the grace; or to
 _LEAVING = 3.0  # and to get the lead's last word when all is clean
 _SAME = 5.0  # and to hear of one stop in two ways
 _POLL = 0.02
-_FIX = "look at that node, and end there what lives; then remove its directory by hand, and run inv clean --job with its id"
+_FIX = "end its processes on that node by hand; then remove its directory, and run inv clean --job with its id"
 Answer = Dict[str, Any]
 _ALREADY: Answer = {"state": "ended already", "survivors": []}
 

@@ -78,7 +78,7 @@ def claim(ports: Sequence[int], job: str, base: str) -> None:
         others = _living({port: claim for port, claim in claims.items() if port not in ours})
         taken = [(port, others[str(port)][0]) for port in ports if str(port) in others]
         if taken:
-            held = "; ".join(f"port {port} is held by job {other}" for port, other in taken)
+            held = "; ".join(f"port {port} is in use by job {other}" for port, other in taken)
             fix = "wait for that check" if taken[0][1] == _CHECK else f"inv stop --job {taken[0][1]}"
             raise PortHeld(held, f"{fix}, or choose other ports")
         boot = processes.boot_id()

@@ -137,7 +137,9 @@ def require_free(ports: Sequence[int]) -> None:
                         f"port {port} cannot be used: {error.strerror}", "choose another port"
                     ) from None
                 holder = holders([port]).get(port, "another process")
-                raise PortHeld(f"port {port} is held by {holder}", "end that program, or choose another port") from None
+                raise PortHeld(
+                    f"port {port} is in use by {holder}", "end that program, or choose another port"
+                ) from None
 
 
 def ephemeral() -> "tuple[int, int]":

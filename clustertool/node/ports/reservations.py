@@ -46,7 +46,7 @@ class Holds:
                 real = owner(port, uid)
                 if real != os.getuid():
                     raise PortHeld(
-                        f"port {port} is held by {_job_of(real)}", "wait for its end, or choose another port"
+                        f"port {port} is in use by {_job_of(real)}", "wait for its end, or choose another port"
                     )
 
     def _take(self, port: int) -> None:

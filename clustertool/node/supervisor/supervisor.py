@@ -131,7 +131,7 @@ class Supervisor:
             self.keeper.start()
         except OSError as error:
             raise PreflightError(
-                f"no process can be started: {error.strerror}", "look at ulimit -u on the node"
+                f"no process can be started: {error.strerror}", "check ulimit -u on the node"
             ) from None
         if self.node == int(self.spec["lead"]["node"]):
             self._become_lead()

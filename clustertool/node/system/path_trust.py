@@ -83,5 +83,5 @@ def _folder(path: str, info: os.stat_result) -> Optional[Unsafe]:
 def _owner(path: str, info: os.stat_result) -> Optional[Unsafe]:
     if info.st_uid == os.getuid() or info.st_uid in users.roots():
         return None
-    what = f"{path} belongs to user {users.name_of(info.st_uid)}, who can replace what lies there"
+    what = f"{path} belongs to user {users.name_of(info.st_uid)}, who can replace its content"
     return Unsafe(what, "choose a folder that belongs to you or root, as all folders above it")
