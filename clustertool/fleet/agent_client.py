@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import queue
 import secrets
 import threading
@@ -52,7 +51,6 @@ class Agent:
         self.link = link
         self.host = host
         self.python = ""
-        self.held = False
         self._sink = sink
         self.hear: Callable[[int, Header], None] | None = None  # words of the node's relay, and that it has gone
         self._channel: Any = None
@@ -69,14 +67,11 @@ class Agent:
         self.dead: ClustertoolError | None = None
 
     @classmethod
-    def open(cls, link: Reach, host: Host, cluster: Cluster, sink: Sink | None = None, unless: str = "") -> Agent:
-        """Start the node side over `link`. Raises PreflightError (no python, too old) or Unreachable.
-
-        `unless`: a release. A node that has it starts nothing; its agent is `held`, closed, and good for nothing else.
-        """
+    def open(cls, link: Reach, host: Host, cluster: Cluster, sink: Sink | None = None) -> Agent:
+        """Start the node side over `link`. Raises PreflightError (no python, too old) or Unreachable."""
         agent = cls(link, host, sink)
         try:
-            agent._boot(cluster, unless)
+            agent._boot(cluster)
         except (OSError, EOFError) as error:
             why = agent._said(_LAST_WORDS) or str(error)
             agent.close()
@@ -86,15 +81,12 @@ class Agent:
         except ClustertoolError:
             agent.close()
             raise
-        if agent.held:
-            agent.close()
-            return agent
         threading.Thread(target=agent._read, name=f"agent {host.name}", daemon=True).start()
         return agent
 
     # -- start --
 
-    def _boot(self, cluster: Cluster, unless: str) -> None:
+    def _boot(self, cluster: Cluster) -> None:
         mark = secrets.token_hex(8)
         seconds = seconds_for(cluster.connect_timeout)
         self._channel = self.link.channel("exec /bin/sh", window=_WINDOW, timeout=seconds)
@@ -104,16 +96,9 @@ class Agent:
         greeting.skip_to(mark)
         root = self.host.root_dir or cluster.root_dir
         hello = json.dumps({"root_dir": root, "root_group": cluster.root_dir_group, "entry": self.host.entry}).encode()
-        asked = b"%s\n%s\n%s\n" % (cluster.python.encode(), os.fsencode(root), unless.encode())
         start = node_bundle.LOADER + node_bundle.digest().encode() + node_bundle.sized(hello)
-        self._channel.sendall(asked if unless else asked + start)
+        self._channel.sendall(cluster.python.encode() + b"\n" + start)
         word = self._word(cluster, greeting)
-        if unless and word == "held":
-            self.held = True
-            return
-        if unless and word == "go":
-            self._channel.sendall(start)
-            word = self._word(cluster, greeting)
         if word == "need":
             self._channel.sendall(node_bundle.packed())
             word = self._word(cluster, greeting)
@@ -344,19 +329,6 @@ class Agent:
             discard(self._channel)
 
 
-# Whether release $h is in ROOT_DIR $r: a file of ours (node/storage/release_store.py), where node/storage/files.py would
-# look for it. An empty or torn manifest does not end as manifest.END does: such a release is received again.
-# Only where no other user can write to a folder of ROOT_DIR, and none is a link: node/system/path_trust.py judges the others.
-_HELD = (
-    'case "$r" in "~") r="$HOME";; "~/"*) r="$HOME/${r#??}";; esac; '
-    'if [ -k "$r" ] && [ ! -O "$r" ]; then r="$r/$(id -u)"; fi; f="$r/.clustertool/releases/$h"; '
-    'if [ -f "$f" ] && [ -O "$f" ] && [ "$(tail -c 2 "$f" 2>/dev/null)" = "]" ] && [ "$(cd -P "$r" && pwd -P)" = "$r" ]; then '
-    'set -- /; while [ "$r" ]; do set -- "$@" "$r"; r="${r%/*}"; done; '
-    'if [ -z "$(find "$@" -prune \\( ! -user 0 ! -user "$(id -u)" -o -perm -2 ! -perm -1000 '
-    '-o -perm -20 ! -perm -1000 \\) 2>&1)" ]; then echo held; exit 0; fi; fi; echo go; '
-)
-
-
 def _number(header: Header) -> int:
     """The number of the request that a header answers, 0 if it is none."""
     number = header["re"]
@@ -366,9 +338,8 @@ def _number(header: Header) -> int:
 def _script(mark: str) -> bytes:
     """One compound command, so that sh has read all of it before it runs and leaves the rest of stdin alone."""
     return (
-        f"{{ printf '\\n%s\\n' {mark}; IFS= read -r p; IFS= read -r r; IFS= read -r h; "
+        f"{{ printf '\\n%s\\n' {mark}; IFS= read -r p; "
         'case "$p" in "~/"*) p="$HOME/${p#??}";; esac; '
-        f'if [ -n "$h" ]; then {_HELD} fi; '
         "command -v \"$p\" >/dev/null 2>&1 || { echo 'no python'; exit 0; }; "
         f"exec \"$p\" -ESs -c '{node_bundle.FIRST}' clustertool-agent; }}\n"
     ).encode()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -19,15 +18,13 @@ from clustertool.model.wire.frames import Header
 from clustertool.ssh.channel import Reach
 from clustertool.ssh.connection import Link
 from clustertool.ssh.greeting import seconds_for
-from clustertool.ssh.parallel import Gathered, Turns, Work, each
+from clustertool.ssh.parallel import Gathered, Work, each
 from clustertool.ssh.parallel import begin as begin_all
 from clustertool.ssh.prompter import Person, Prompter
 
 Check = Callable[[], None]
 
-_LOGINS = 8  # at a time, as long as somebody is being sent to; as many keep this machine busy where nodes are near
 _OVERDUE = 5.0  # seconds that the start of an agent may take beyond its deadline, before its connection is closed
-_LOGIN = 0.012  # seconds that one takes of it, about; where nodes are far away, one begins every so often
 
 
 class Fleet:
@@ -44,7 +41,6 @@ class Fleet:
         self.phases: dict[int, dict[str, float]] = {}  # seconds of connect, login, agent
         self._sink = sink
         self.opened = False
-        self.held: dict[int, Agent] = {}  # closed ones, of nodes that have the release which open() was asked about
         self._links: list[Reach] = []
         self._prompter = Prompter(person)
         self._work: Work[Host, Agent] | None = None  # of open()
@@ -58,46 +54,24 @@ class Fleet:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def open(
-        self,
-        unless: str = "",
-        opened: Callable[[int], None] | None = None,
-        ahead: float = 0.0,
-        lag: float | None = None,
-    ) -> Fleet:
+    def open(self, opened: Callable[[int], None] | None = None, lag: float | None = None) -> Fleet:
         """Connect to every host and start its agent, in parallel. What fails is in `failed`.
 
-        `lag`: seconds without a new node after which this returns, if some nodes are there. The others are `late`: rest()
-        waits for them.
-
-        `unless`: a release; nodes that have it are in `held` and get no agent. `opened` hears of each agent, in its thread.
-        `ahead`: seconds that the first host has for itself; among all it takes several times as long. It may be sent to
-        then, and the others come a few at a time: a thread that sends waits for its turn behind all that log in.
+        `opened` is called for each agent, in its thread. `lag`: seconds without a new node after which this returns, if some
+        nodes are there. The others are `late`: rest() waits for them.
         """
         gc.freeze()  # what was imported stays
-        gone = threading.Event()
-        turns = Turns(_LOGINS if ahead else len(self.cluster.hosts), _LOGIN)
 
         def connect(host: Host) -> Agent:
-            if host.index:
-                gone.wait(ahead)
-                return begin(host)
-            try:
-                return begin(host)
-            finally:
-                gone.set()
-
-        def begin(host: Host) -> Agent:
-            with turns.one():
-                link = self._reach(host)
+            link = self._reach(host)
             between = time.monotonic()
             self._starting[host.index] = between + seconds_for(self.cluster.connect_timeout) + _OVERDUE, link
             try:
-                agent = Agent.open(link, host, self.cluster, self._sink, unless)
+                agent = Agent.open(link, host, self.cluster, self._sink)
             finally:
                 del self._starting[host.index]
             self.phases[host.index] = {**getattr(link, "times", {}), "agent": time.monotonic() - between}
-            if opened and not agent.held:
+            if opened:
                 self.agents[host.index] = agent
                 opened(host.index)
             return agent
@@ -117,7 +91,7 @@ class Fleet:
         self._gather(None)
 
     def _gather(self, lag: float | None) -> None:
-        """Wait for nodes and sort them into `agents`, `held` and `failed`. Those that are late are in none of them."""
+        """Wait for nodes and sort them into `agents` and `failed`. Those that are late are in neither."""
         assert self._work is not None
         try:
             self._work.wait(None, self._look, lag)
@@ -127,15 +101,8 @@ class Fleet:
         finally:
             self._prompter.announce()
         late, gathered = set(self._work.pending()), self._work.gathered()
-        self.agents.update({node: agent for node, agent in gathered.ok.items() if not agent.held})
-        self.held.update({node: agent for node, agent in gathered.ok.items() if agent.held})
-        self.failed.update({node: error for node, error in gathered.failed.items() if node not in late})
-
-    def wake(self, most: int) -> None:
-        """Start agents on some of the nodes that have the release: they can help the others."""
-        some = {node: self.held[node] for node in sorted(self.held)[:most]}
-        gathered = each(some, lambda old: Agent.open(old.link, old.host, self.cluster, self._sink), check=self.check)
         self.agents.update(gathered.ok)
+        self.failed.update({node: error for node, error in gathered.failed.items() if node not in late})
 
     def serve(self) -> None:
         """Ask the questions (passwords) of threads that connect; only the thread that made this fleet may."""

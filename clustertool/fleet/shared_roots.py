@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from clustertool.fleet.fleet import Fleet
-from clustertool.model.facts import Facts, settled
+from clustertool.model.facts import Facts
 
 
 def confirm(fleet: Fleet, facts: Mapping[int, Facts]) -> dict[int, Facts]:
     """The facts with a root_id that is equal exactly where ROOT_DIR is the same. Writes nothing where all look different."""
-    facts = settled(facts)
     doubtful = candidates(facts)
     if not doubtful:
-        return facts
+        return dict(facts)
     token = secrets.token_hex(8)
     try:
         left = _all(fleet, doubtful, "leave", token)

@@ -21,7 +21,6 @@ class Facts:
     root: str = ""
     root_id: str = ""
     root_hint: str = ""
-    root_above: Tuple[Tuple[str, str], ...] = ()  # root_id and root_hint as they are reported while ROOT_DIR is missing
     home: str = ""
     user: str = ""
     python: str = ""
@@ -83,7 +82,7 @@ def read_facts(node: int, answer: Mapping[str, Any]) -> Facts:
     known["listeners"] = tuple((int(port), str(who)) for port, who in known.get("listeners", ()))
     known["held"] = tuple((int(device), str(job), str(user)) for device, job, user in known.get("held", ()))
     known["used"] = in_use(known)
-    for key in ("limits", "leftovers", "packages", "ills", "root_above"):
+    for key in ("limits", "leftovers", "packages", "ills"):
         known[key] = tuple(tuple(row) for row in known.get(key, ()))
     known["problems"] = tuple((str(a), str(b), str(c), str(d)) for a, b, c, d in known.get("problems", ()))
     return Facts(**known)
@@ -98,24 +97,6 @@ def with_devices(fact: Facts, answer: Mapping[str, Any]) -> Facts:
     """The same facts with the processes on its devices and their faults, from the node's answer about them."""
     sick = tuple((int(card["index"]), ill.text, ill.fix) for card in answer["devices"] for ill in ills(card))
     return replace(fact, used=in_use(answer), ills=sick)
-
-
-def settled(facts: Mapping[int, Facts]) -> Dict[int, Facts]:
-    """A node that was probed before its ROOT_DIR was created gets the ids that later probes report."""
-    ids = {above: fact.root_id for fact in facts.values() for above, _ in fact.root_above}
-    hints = {above: fact.root_hint for fact in facts.values() for _, above in fact.root_above}
-
-    def last(known: Mapping[str, str], name: str) -> str:
-        for _ in known:  # one level of directories after the other; hints may form a ring
-            if name not in known:
-                break
-            name = known[name]
-        return name
-
-    return {
-        node: replace(fact, root_id=last(ids, fact.root_id), root_hint=last(hints, fact.root_hint))
-        for node, fact in facts.items()
-    }
 
 
 def sharing(facts: Mapping[int, Facts]) -> FrozenSet[int]:

@@ -12,8 +12,7 @@ import resource
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -64,15 +63,15 @@ def begin(items: Mapping[int, T] | Sequence[T], do: Callable[[T], R], *, width: 
     pairs: list[tuple[int, T]] = list(items.items()) if isinstance(items, Mapping) else list(enumerate(items))
     work = Work(pairs, do)
     for _ in range(min(len(pairs), _width(width))):
-        _beside(work.loop)
+        in_background(work.loop)
     return work
 
 
 _idle: deque[queue.SimpleQueue[Callable[[], None]]] = deque()  # the inboxes of threads that wait for more
 
 
-def _beside(job: Callable[[], None]) -> None:
-    """In a thread that has nothing to do: one takes 0.3 ms to start, and a command asks 64 nodes five times."""
+def in_background(job: Callable[[], None]) -> None:
+    """Run the job in an idle thread, if there is one: a new one takes 0.3 ms, and a command asks 64 nodes five times."""
     try:
         _idle.pop().put(job)
     except IndexError:
@@ -85,25 +84,6 @@ def _worker(job: Callable[[], None]) -> None:
         job()
         _idle.append(inbox)
         job = inbox.get()
-
-
-class Turns:
-    """Limits the number of parallel items. If no place becomes free for a moment, the next one starts without a place."""
-
-    def __init__(self, most: int, moment: float) -> None:
-        self._moment = moment  # seconds
-        self._next = threading.Lock()
-        self._places = threading.Semaphore(most)
-
-    @contextmanager
-    def one(self) -> Iterator[None]:
-        with self._next:
-            place = self._places.acquire(timeout=self._moment)
-        try:
-            yield
-        finally:
-            if place:
-                self._places.release()
 
 
 @functools.lru_cache(maxsize=1)

@@ -17,25 +17,27 @@ from clustertool.verbs.verb import Call
 _FOUND = ("releases", "pieces", "bytes", "damaged", "lost")
 
 
-def verified(call: Call, fleet: Fleet, facts: Mapping[int, Facts], found: dict[str, Any]) -> dict[int, Facts]:
-    """The facts without the releases that are damaged; nodes that share a ROOT_DIR hash it once. With --dry nothing is removed.
+def verified(
+    call: Call, fleet: Fleet, facts: Mapping[int, Facts]
+) -> tuple[dict[int, Facts], dict[str, dict[str, Any]]]:
+    """The facts without the releases that are damaged, and what each node has found, by its name.
 
-    `found` gets what each of these nodes has answered, for the JSON answer. Raises what nodes raised, after the report.
+    With --dry nothing is removed. Nodes that share a ROOT_DIR hash it once. Raises what nodes raised, after the report.
     """
     first = owners(facts)
     gathered = fleet.ask({node: {"q": "verify", "remove": not call.given.dry} for node in first.values()})
     answers = {node: {key: answer[key] for key in _FOUND} for node, answer in sorted(gathered.ok.items())}
     for node, answer in answers.items():
-        found[fleet.name(node)] = answer
         call.terminal.line(
             f"{fleet.name(node)}: {_in_words(answer, call.given.dry)}", "red" if _is_damaged(answer) else ""
         )
     raise_all(list(gathered.failed.values()))
     lost = {node: set(answers[first[fact.root_id]]["lost"]) for node, fact in facts.items()}
-    return {
+    sound = {
         node: replace(fact, releases=tuple(name for name in fact.releases if name not in lost[node]))
         for node, fact in facts.items()
     }
+    return sound, {fleet.name(node): answer for node, answer in answers.items()}
 
 
 def _is_damaged(answer: Mapping[str, Any]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cases import IDENTITY, cluster_of, facts_of, hosts, job_of, plan_of
 
-from clustertool.model.facts import Facts, read_facts, settled, sharing
+from clustertool.model.facts import Facts, read_facts, sharing
 from clustertool.model.planning.plan import as_dict, given_facts, needs_probe, plan
 
 
@@ -99,21 +99,3 @@ def test_without_a_probe_one_address_is_one_machine() -> None:
     made = plan(cluster, job_of(cluster), given_facts(cluster), IDENTITY, ("train.py",))
     assert [process.endpoint for process in made.processes] == ["10.0.0.1:6170", "10.0.0.1:6171"]
     assert [node.job_dir for node in made.nodes] == [f"/jobs/node{node}/JOB{IDENTITY.job_id}" for node in (0, 1)]
-
-
-def test_one_that_was_looked_at_before_its_root_was_made() -> None:
-    """It has the ids of the home then; who came later tells what that has become."""
-    early = Facts(0, root_id="m/home/ct", root_hint="7/ct")
-    late = Facts(1, root_id="m/ct/.", root_hint="9/.", root_above=(("m/home/ct", "7/ct"), ("m/top/u/ct", "2/u/ct")))
-    other = Facts(2, root_id="n/home/ct", root_hint="8/ct", root_above=(("n/top/u/ct", "2/u/ct"),))
-    found = settled({0: early, 1: late, 2: other})
-    assert [(fact.root_id, fact.root_hint) for fact in found.values()] == [("m/ct/.", "9/.")] * 2 + [
-        ("n/home/ct", "8/ct")
-    ]
-    assert sharing(found) == {0, 1}
-
-
-def test_two_levels_were_made_one_after_the_other() -> None:
-    above = (), (("a", ""),), (("b", ""), ("a", ""))
-    facts = [Facts(node, root_id=name, root_above=above[node]) for node, name in enumerate("abc")]
-    assert {fact.root_id for fact in settled(dict(enumerate(facts))).values()} == {"c"}

@@ -1,8 +1,9 @@
-"""Who gets a piece from the laptop, and when: the real deciding and sending, with nodes that are told what to say."""
+"""The loop of a dispatch carries out what the scheduler decides; the nodes are played by the tests."""
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from clustertool.fleet.dispatch import deliver
-from clustertool.fleet.dispatch import spread as module
+from clustertool.errors import DispatchError, Unreachable
 from clustertool.fleet.dispatch.receivers import Receiver, Tally
 from clustertool.fleet.dispatch.shipment import Shipment
 from clustertool.fleet.dispatch.spread import Spread
@@ -21,18 +21,22 @@ from clustertool.model.dispatch import topology
 
 
 class Agent:
-    """A node: what it was sent, and a mouth."""
+    """A node: what it was sent, and its reports."""
 
     hear: Any = None
 
     def __init__(self) -> None:
         self.pieces: list[int] = []
-        self.heard: list[str] = []
+        self.messages: list[str] = []
+        self.broken = False
 
-    def tell_relay(self, header: dict[str, Any], *_: Any) -> None:
-        self.heard.append(header["k"])
+    def tell_relay(self, header: dict[str, Any], data: bytes, moved: Any, gently: Any) -> None:
+        if self.broken:
+            raise Unreachable("the connection broke", "", "node")
+        self.messages.append(header["k"])
         if header["k"] == "piece":
             self.pieces.append(header["i"])
+            moved(len(data))
 
     def nudge_relay(self) -> None:
         pass
@@ -44,12 +48,6 @@ class Fleet:
 
     def __init__(self) -> None:
         self.agents = {node: Agent() for node in range(3)}
-        self.held: dict[int, Agent] = {}
-
-    def open(self, unless: str, opened: Any, ahead: float) -> None:
-        """All nodes are there, one after the other."""
-        for node in self.agents:
-            opened(node)
 
     def name(self, at: int) -> str:
         return f"node{at}"
@@ -57,98 +55,115 @@ class Fleet:
     def ask(self, requests: dict[int, Any], **_: Any) -> Any:
         return SimpleNamespace(ok={}, failed={})
 
-    def say(self, at: int, said: str, **more: Any) -> None:
-        self.agents[at].hear(at, {"k": "relay", "s": said, **more})
+    def ask_one(self, node: int, request: dict[str, Any]) -> None:
+        self.reports(node, "ready", port=1, empty=True)
 
-    def gets(self, at: int, pieces: list[int], seconds: float = 2.0) -> bool:
+    def reports(self, at: int, kind: str, **more: Any) -> None:
+        self.agents[at].hear(at, {"k": "relay", "s": kind, **more})
+
+    def lacks(self, at: int, *pieces: int) -> None:
+        self.reports(at, "lacks", lacks=topology.bits(set(pieces), 2), have="1")
+
+    def done(self, at: int, came: list[int], peers: int = 0) -> None:
+        self.reports(at, "done", left=0, live=1, peers=peers, came=came)
+
+    def gets(self, at: int, pieces: list[int], seconds: float = 5.0) -> bool:
         end = time.monotonic() + seconds
         while self.agents[at].pieces != pieces and time.monotonic() < end:
             time.sleep(0.01)
         return self.agents[at].pieces == pieces
 
 
-FACTS: Any = SimpleNamespace(address="127.0.0.1")
+class Shown:
+    """The progress as it was reported."""
+
+    def __init__(self) -> None:
+        self.all_done: list[int] = []
+
+    def uplink(self, sent: int, total: int) -> None:
+        self.sent = sent, total
+
+    def node(self, node: int, got: int, total: int) -> None:
+        pass
+
+    def done(self, node: int) -> None:
+        self.all_done.append(node)
+
+
+FACTS: Any = dict.fromkeys(range(3), SimpleNamespace(address="127.0.0.1"))
+
+
+class Running:
+    """A dispatch of two pieces, the manifest and one file, to nodes 0 and 1, in a thread of its own."""
+
+    def __init__(self, job: Path) -> None:
+        self.fleet, self.tally, self.shown = Fleet(), Tally(), Shown()
+        self.error: BaseException | None = None
+        self.shipment = Shipment(read_workspace(job), {})
+        self.spread = Spread(self.fleet, self.shipment, self.tally, self.shown)  # type: ignore[arg-type]
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        try:
+            self.spread.run([Receiver(node, "release", None) for node in (0, 1)], [], FACTS)
+        except BaseException as error:  # noqa: BLE001 - a test expects it
+            self.error = error
+
+    def ends(self) -> None:
+        self.thread.join(10)
+        assert not self.thread.is_alive()
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A workspace of two pieces: the manifest and one file."""
+def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "job").mkdir()
     (tmp_path / "job/big").write_bytes(os.urandom(300_000))
-    return tmp_path / "job"
-
-
-@pytest.fixture
-def spread(job: Path) -> Iterator[Spread]:
-    made = Spread(Fleet(), Shipment(read_workspace(job), {}), Tally())  # type: ignore[arg-type]
+    made = Running(tmp_path / "job")
     assert len(made.shipment.pieces) == 2
-    made.start()
     yield made
-    made.end()
 
 
-@pytest.fixture
-def late(spread: Spread) -> Fleet:
-    """Node 0 has the release and has not said a word yet; node 1 is empty and has just got the manifest: it lacks piece 1."""
-    fleet: Any = spread._fleet
-    spread.add([Receiver(0, "release", None)], {0: FACTS}, helper=True)
-    spread.add([Receiver(1, "release", None)], {1: FACTS})
-    fleet.say(1, "ready", port=1, empty=True)
-    assert fleet.gets(1, [0])
-    fleet.say(1, "lacks", lacks=topology.bits({1}, 2), have=topology.bits({0}, 2))
-    return fleet  # type: ignore[no-any-return]
-
-
-def test_nothing_is_sent_that_a_helper_who_is_slow_to_speak_turns_out_to_hold(late):
-    assert not late.gets(1, [0, 1], seconds=0.4)
-    late.say(0, "ready", port=1, empty=False)
-    assert not late.gets(1, [0, 1], seconds=0.1)
-    late.say(0, "lacks", lacks=topology.bits(set(), 2), have=topology.bits({0, 1}, 2))
-    late.say(0, "done", left=0, live=0, peers=0, came=[])
-    assert not late.gets(1, [0, 1], seconds=module._SETTLE + 0.5)
-
-
-def test_a_helper_who_never_speaks_is_waited_for_only_a_moment(late):
-    assert late.gets(1, [0, 1], seconds=module._SETTLE + 2.0)
-
-
-def test_a_helper_who_fails_is_not_waited_for(late):
-    late.say(0, "gone", why="killed")
-    assert late.gets(1, [0, 1], seconds=module._SETTLE / 2)
-
-
-def test_pieces_go_gently_until_all_have_heard_of_one_another(spread):
-    """A word for one node would wait behind the pieces for another."""
-    fleet: Any = spread._fleet
-    spread.add([Receiver(node, "release", None) for node in (0, 1)], {0: FACTS, 1: FACTS})
-    spread.complete = True
-    fleet.say(0, "ready", port=1, empty=True)
+def test_each_piece_goes_to_one_node_and_both_end(running):
+    running.thread.start()
+    fleet = running.fleet
     assert fleet.gets(0, [0])
-    time.sleep(0.2)
-    assert spread.gentle and "sources" not in fleet.agents[0].heard
-    fleet.say(1, "ready", port=1, empty=True)
-    end = time.monotonic() + 2
-    while spread.gentle and time.monotonic() < end:
-        time.sleep(0.001)
-    assert not spread.gentle and all("sources" in fleet.agents[node].heard for node in (0, 1))
+    for node in (0, 1):
+        fleet.lacks(node, 1)
+    assert fleet.gets(1, [1]) or fleet.gets(0, [0, 1])
+    fleet.done(0, [0], peers=300_000)
+    fleet.done(1, [1], peers=len(running.shipment.packed))
+    running.ends()
+    sent = sum(len(agent.pieces) for agent in fleet.agents.values())
+    assert sent == 2 and running.tally.uplink == sum(piece.size for piece in running.shipment.pieces)
+    assert running.tally.between == 300_000 + len(running.shipment.packed)
+    assert running.shown.all_done == [0, 1] and running.shown.sent == (running.tally.uplink,) * 2
+    assert all("sources" in fleet.agents[node].messages for node in (0, 1)) and not running.tally.failed
 
 
-def test_all_nodes_join_what_the_first_one_began(job, monkeypatch):
-    monkeypatch.setattr(deliver, "_MUCH", 1)
-    fleet: Any = Fleet()
+def test_a_node_that_fails_fails_alone(running):
+    running.fleet.agents[0].broken = True
+    running.thread.start()
+    assert running.fleet.gets(1, [0])
+    running.fleet.done(1, [0])
+    running.ends()
+    assert running.error is None and list(running.tally.failed) == [0]
+    assert isinstance(running.tally.failed[0], DispatchError) and running.shown.all_done == [1]
 
-    def look(node: int) -> Any:
-        return SimpleNamespace(
-            root_id=f"root{node}",
-            root_hint=f"hint{node}",
-            root_above=(),
-            releases=(),
-            problems=(),
-            address="127.0.0.1",
-            disk_free=1 << 40,
-        )
 
-    done, begun = deliver.quickly(fleet, read_workspace(job), look)
-    assert begun and begun.nodes == (0, 1, 2) and not done.sent
-    begun.end()
+def test_what_is_not_valid_fails_its_node(running):
+    running.thread.start()
+    assert running.fleet.gets(0, [0])
+    running.fleet.reports(1, "wrong", i=2)
+    running.fleet.done(0, [0])
+    running.ends()
+    assert "there is no piece 2" in running.tally.failed[1].what
+
+
+def test_a_file_that_changes_ends_the_dispatch(running, tmp_path):
+    running.thread.start()
+    assert running.fleet.gets(0, [0])
+    (tmp_path / "job/big").write_bytes(os.urandom(300_000))
+    running.fleet.lacks(0, 1)
+    running.ends()
+    assert isinstance(running.error, DispatchError) and "changed while it was sent" in running.error.what

@@ -1,8 +1,8 @@
-"""Select which nodes receive a workspace, and count what they received."""
+"""Receivers are the nodes that get a workspace: one for all that share a ROOT_DIR, with what it takes of it."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from clustertool.model.facts import Facts
 
 
 class Progress(Protocol):
-    """What is told while a dispatch goes on, from one thread. Nodes are ids."""
+    """What is reported while a dispatch goes on, from one thread. Nodes are ids."""
 
     def uplink(self, sent: int, total: int) -> None: ...
 
@@ -23,7 +23,7 @@ class Progress(Protocol):
 
 @dataclass
 class Tally:
-    """Bytes that went over the uplink and between nodes; `served`: who got its pieces from the laptop, and why."""
+    """Bytes that went over the uplink and between nodes; `served`: nodes that got their pieces from the laptop, and why."""
 
     uplink: int = 0
     between: int = 0
@@ -40,19 +40,19 @@ class Receiver:
     groups: tuple[str, ...] | None
 
 
-def owners(facts: Mapping[int, Facts], begun: Container[int] = ()) -> dict[str, int]:
-    """root id -> the node that receives for all that share this ROOT_DIR: one that has begun, else the first."""
+def owners(facts: Mapping[int, Facts]) -> dict[str, int]:
+    """root id -> the node that receives for all that share this ROOT_DIR: the first."""
     first: dict[str, int] = {}
-    for node in sorted(facts, key=lambda node: (node not in begun, node)):
+    for node in sorted(facts):
         first.setdefault(facts[node].root_id, node)
     return first
 
 
 def receivers(
-    portions: Mapping[int, Portion], facts: Mapping[int, Facts], begun: Container[int] = ()
+    portions: Mapping[int, Portion], facts: Mapping[int, Facts]
 ) -> tuple[dict[int, Receiver], dict[str, str]]:
-    """Who receives what: {node: its receiver, maybe another node's}, and {path: group} of files that not all take."""
-    first = owners(facts, begun)
+    """{node: its receiver, maybe another node's}, and {path: group} of files that not all take."""
+    first = owners(facts)
     split = frozenset().union(*(portion.without for portion in portions.values()))
     releases = {portion.release: portion for portion in portions.values()}
     group = {

@@ -279,7 +279,6 @@ _probe = fields(
         ),
         **dict.fromkeys("rsync ping devices_seen rdma looked".split(), flag),
         **dict.fromkeys("disk_free cpus inodes shm mtu".split(), _whole),
-        "root_above": rows(row(_word, _word), 1000),
         "devices": rows(whole(), _MOST_CARDS),
         "held": rows(row(whole(), _word, _word), _MOST_CARDS),
         "used": _used,

@@ -9,7 +9,7 @@ import socket
 import struct
 import sys
 import time
-from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from clustertool.model import paths
 from clustertool.model.dispatch import manifest
@@ -22,7 +22,6 @@ from clustertool.node.system.work_counter import step
 
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 # File systems that other machines see too; there, a directory is known by server, export and inode.
-_ABOVE = 4  # levels of ROOT_DIR that may be missing when one node is probed, and exist for the next
 _NETWORK = "nfs nfs4 cifs smb3 lustre gpfs beegfs beegfs_nodev ceph glusterfs 9p afs".split()
 Problem = Tuple[str, str, str, str]  # column of the check, level, what, fix
 
@@ -59,7 +58,6 @@ def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
         "root": root,
         "root_id": _directory_id(existing, root, mounts),
         "root_hint": _hint(existing, root),
-        "root_above": [[_directory_id(one, root, mounts), _hint(one, root)] for one in _above(existing)],
         "home": os.path.expanduser("~"),
         "user": users.name_of(os.getuid()),
         "python": sys.version.split()[0],
@@ -156,15 +154,6 @@ def _directory_id(existing: str, root: str, mounts: Mapping[str, str]) -> str:
 def _hint(existing: str, root: str) -> str:
     """Different where the directories are; nothing is proven where it is the same."""
     return f"{os.stat(existing).st_ino}/{os.path.relpath(root, existing)}"
-
-
-def _above(existing: str) -> Iterator[str]:
-    """Where ROOT_DIR was still missing, an earlier probe knew it by one of these."""
-    for _ in range(_ABOVE):
-        if existing == "/":
-            return
-        existing = os.path.dirname(existing)
-        yield existing
 
 
 def _network_mounts() -> Dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clustertool.fleet.dispatch.pace import Pace
+from clustertool.model.dispatch.late_pieces import Pace
 
 SIZE = 1 << 20
 
@@ -47,6 +47,6 @@ def test_what_was_begun_before_does_not_count() -> None:
 
 def test_what_has_come_is_not_late_and_not_owed() -> None:
     pace = pace_with(*[SIZE] * 4)
-    assert pace.owed(0) == {0} and not pace.owed(1)
+    assert pace.on_the_way(0) == {0} and not pace.on_the_way(1)
     pace.came(0, 0)
-    assert not pace.late(10.0) and not pace.owed(0)
+    assert not pace.late(10.0) and not pace.on_the_way(0)

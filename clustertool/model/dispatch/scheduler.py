@@ -1,0 +1,492 @@
+"""The scheduler of a dispatch decides on the laptop which node is sent which piece next.
+
+decide(event, now) takes in what happened and returns what to do. It has no sockets, threads or clock: `now` is the time in
+seconds of any clock that only goes forward. The state is changed in place: it may have 100,000 pieces for each node.
+
+A sender that is free sends, in this order:
+
+    1. a piece that a node gets from the laptop only: it reaches no other node, or what another node got never came on
+    2. nothing, for at most _SETTLE, while a node that may have pieces has not reported which
+    3. a piece that no node has, to the node that was sent the fewest bytes; to a slow node only if no other node lacks it
+    4. a piece that a slow node should have by now, to one other node
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
+
+from clustertool.model.dispatch import topology
+from clustertool.model.dispatch.late_pieces import Pace
+
+SETTLE = 1.0  # seconds that the others have to report what they have, once one did
+_SENDERS = 3  # pieces on their way at a time, not counting those that a slow node keeps from moving:
+_MOST_SENDERS = 32
+_MEET = 3.0  # seconds after which the nodes that are ready get their sources without the others
+_SOURCES = 12  # sources that a node is given: the best, and some for when they fail
+_GRACE = 3.0  # seconds for the nodes to pass on a piece before it is sent once more
+_BEAT = 5.0
+_STALL = 4.0  # seconds without a byte taken, after which a piece is sent to another node as well
+_LOST = 20.0  # seconds without a message, or without a byte taken, after which a node is given up
+_REST = 10.0  # seconds in which a slow node gets nothing that others wait for
+_DAMAGED = 3  # times that a node may report a damaged piece
+_NOTHING = -1  # instead of a piece: a list of sources is on its way
+
+Address = Tuple[str, int]
+Sources = Tuple[Address, ...]
+
+
+# -- events -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NodeReady:
+    """Its relay listens. `empty`: it has no piece of any release."""
+
+    node: int
+    port: int
+    empty: bool
+
+
+@dataclass(frozen=True)
+class PiecesCompared:
+    """The node has the manifest, and so knows what it lacks and what it has."""
+
+    node: int
+    lacks: FrozenSet[int]
+    has: FrozenSet[int]
+
+
+@dataclass(frozen=True)
+class PiecesCame:
+    """Pieces that came from the laptop since the last report. `live`: sources that the node is connected to."""
+
+    node: int
+    pieces: Tuple[int, ...]
+    live: int
+
+
+@dataclass(frozen=True)
+class NodeIdle:
+    """Nothing new has come for a while. `failures`: why each source that failed did."""
+
+    node: int
+    lacks: FrozenSet[int]
+    live: int
+    failures: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PieceDamaged:
+    node: int
+    piece: int
+
+
+@dataclass(frozen=True)
+class NodeDone:
+    node: int
+
+
+@dataclass(frozen=True)
+class NodeFailed:
+    node: int
+
+
+@dataclass(frozen=True)
+class BytesTaken:
+    """The connection to the node has taken some bytes of a piece."""
+
+    node: int
+    size: int
+
+
+@dataclass(frozen=True)
+class SendEnded:
+    """What SendPiece or SendSources ordered has been sent, or has failed."""
+
+    node: int
+    good: bool
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed: expected several times a second."""
+
+
+Report = Union[NodeReady, PiecesCompared, PiecesCame, NodeIdle, PieceDamaged, NodeDone]
+Event = Union[Report, NodeFailed, BytesTaken, SendEnded, Tick]
+
+
+# -- actions ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SendPiece:
+    node: int
+    piece: int
+
+
+@dataclass(frozen=True)
+class SendSources:
+    """The node is to keep connections to `degree` of these, the best first."""
+
+    node: int
+    sources: Sources
+    degree: int
+
+
+@dataclass(frozen=True)
+class SendBeat:
+    node: int
+
+
+class Cause(enum.Enum):
+    DAMAGED = "damaged"  # pieces arrive damaged
+    STUCK = "stuck"  # it takes no bytes
+    SILENT = "silent"  # it sends no report
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """The node has failed; what is being sent to it is to be interrupted."""
+
+    node: int
+    cause: Cause
+    seconds: float = 0.0
+
+
+Action = Union[SendPiece, SendSources, SendBeat, GiveUp]
+
+
+# -- state ------------------------------------------------------------------------------------------------------------
+
+
+class Phase(enum.Enum):
+    STARTING = "starting"
+    READY = "ready"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass
+class Member:
+    """One node; a helper has the release and only serves. `lacks` None: not known yet. Times are those of decide()."""
+
+    node: int
+    address: str
+    helper: bool = False
+    alone: bool = False  # it reaches no other node: all it lacks comes from the laptop
+    last_report: float = 0.0
+    phase: Phase = Phase.STARTING
+    port: int = 0
+    empty: bool = False
+    lacks: Optional[Set[int]] = None
+    direct: Set[int] = field(default_factory=set)  # what it is to get from the laptop, whatever other nodes have
+    why_alone: str = ""
+    news: Optional[SendSources] = None  # to be sent once nothing else is on its way
+    sending: float = 0.0  # when bytes of `piece`, or of a list of sources, were taken last; 0: nothing is on its way
+    piece: int = _NOTHING
+    seeding: bool = False  # others wait for the piece, too
+    sent: int = 0  # bytes
+    slow: float = 0.0  # until then it gets nothing that others wait for
+    damaged: int = 0
+
+    @property
+    def failed(self) -> bool:
+        return self.phase is Phase.FAILED
+
+    @property
+    def open(self) -> bool:
+        """It is still to receive something."""
+        return self.phase in (Phase.STARTING, Phase.READY) and not self.helper
+
+    @property
+    def seeds(self) -> bool:
+        """What it is sent comes to the others."""
+        return self.open and not self.alone
+
+    @property
+    def free(self) -> bool:
+        return self.phase is Phase.READY and bool(self.lacks) and not self.sending
+
+    @property
+    def may_have_more(self) -> bool:
+        """It may have pieces, and has not reported which: a node with a release or a store, until it has the manifest."""
+        return not self.failed and (self.helper and self.lacks is None or self.lacks == {0} and not self.empty)
+
+    def reach(self, others: int, failures: Sequence[str], live: int) -> None:
+        """Decide whether it reaches any of the `others`, after each of its first sources failed."""
+        if not live and len(failures) >= min(topology.degree(others + 1), others):
+            if not self.alone:
+                self.why_alone = failures[0] if failures else "no other node is there"
+            self.alone = True
+
+
+class Scheduler:
+    """`sizes`: bytes of each piece; number 0 is the manifest. `report`: seconds between two reports of a node.
+
+    Without `relays` every node gets everything from the laptop.
+    """
+
+    def __init__(
+        self, members: Iterable[Member], sizes: Sequence[int], report: float, relays: bool, now: float
+    ) -> None:
+        self.members = {member.node: member for member in members}
+        for member in self.members.values():
+            member.last_report, member.alone = now, not relays
+        self._sizes = sizes
+        self._relays = relays
+        self._meet = (
+            now + _MEET
+        )  # when the nodes get sources although some are not ready; 0: all that are ready have theirs
+        self._settled = 0.0  # until when nodes that may have pieces are waited for
+        self._beat = 0.0
+        self._missing = set(
+            range(len(sizes))
+        )  # pieces that no node has which passes them on; the others, and since when:
+        self._seeded: Dict[int, float] = {}
+        self._confirmed: Set[int] = set()  # those of them that such a node has reported
+        self._pace = Pace(report)
+        self._late: Dict[int, int] = {}  # pieces that should have come -> the slow node
+        self._copied: Set[int] = set()  # late pieces that another node was sent as well
+        self._width = _SENDERS
+
+    def decide(self, event: Event, now: float) -> List[Action]:
+        """Take the event in, and return what to do now."""
+        actions = _TABLE[type(event)](self, event, now)
+        return [*actions, *self._introduce(now), *self._sends(now)]
+
+    @property
+    def over(self) -> bool:
+        return not any(member.open for member in self.members.values())
+
+    @property
+    def gentle(self) -> bool:
+        """Nodes are still to be sent their sources: a piece must not delay that."""
+        return bool(self._meet)
+
+    @property
+    def served(self) -> Mapping[int, str]:
+        """Nodes that got their pieces from the laptop, and why."""
+        return {node: member.why_alone for node, member in self.members.items() if member.why_alone}
+
+    def unsent(self) -> int:
+        """Bytes that the uplink has still to carry, as far as one can tell."""
+        first = sum(self._sizes[piece] for piece in self._missing) if self._relays else 0
+        return first + sum(self._sizes[piece] for one in self.members.values() if one.open for piece in one.direct)
+
+    # -- what happens: a handler for each event --
+
+    def _reported(self, event: Report, now: float) -> List[Action]:
+        member = self.members[event.node]
+        member.last_report = now
+        return [] if member.failed else _REPORTS[type(event)](self, member, event, now)
+
+    def _ready(self, member: Member, event: NodeReady, now: float) -> List[Action]:
+        member.phase, member.port, member.empty = Phase.READY, event.port, event.empty
+        member.lacks = {0} if member.lacks is None else member.lacks
+        member.direct = {0} if member.alone else set()
+        self._meet = self._meet or now
+        return []
+
+    def _compared(self, member: Member, event: PiecesCompared, now: float) -> List[Action]:
+        member.lacks = set(event.lacks)
+        self._settled = self._settled or now + SETTLE
+        if member.alone:
+            member.direct = set(event.lacks)
+        else:
+            for piece in event.has:
+                self._seed(piece, now)
+        return []
+
+    def _came(self, member: Member, event: PiecesCame, now: float) -> List[Action]:
+        for piece in event.pieces:
+            self._pace.came(member.node, piece)
+        if not member.alone:
+            self._confirmed.update(event.pieces)
+        elif event.live and self._relays:  # it was only slow to connect
+            member.alone, member.why_alone, member.direct = False, "", set()
+        return []
+
+    def _idle(self, member: Member, event: NodeIdle, now: float) -> List[Action]:
+        """It reaches no other node, or none that it reaches has what it lacks, or all wait for the uplink."""
+        if self._relays:
+            others = sum(one.phase in (Phase.READY, Phase.DONE) for one in self.members.values()) - 1
+            member.reach(others, event.failures, event.live)
+            missing = event.lacks - self._pace.on_the_way(member.node)
+            member.lacks = set(event.lacks)
+            member.direct = set(missing) if member.alone else self._lost(missing, now)
+        return []
+
+    def _lost(self, lacks: FrozenSet[int], now: float) -> Set[int]:
+        """Pieces that went to a node and never came on: they are sent once more, to one node at a time."""
+        found = {piece for piece in lacks if self._seeded.get(piece, now) < now - _GRACE}
+        self._seeded.update(dict.fromkeys(found, now))
+        return found
+
+    def _damaged(self, member: Member, event: PieceDamaged, now: float) -> List[Action]:
+        member.damaged += 1
+        if member.damaged > _DAMAGED:
+            return self._give_up(member, Cause.DAMAGED)
+        if member.lacks is not None:
+            member.lacks.add(event.piece)
+            member.direct.add(event.piece)
+        return []
+
+    def _done(self, member: Member, event: NodeDone, now: float) -> List[Action]:
+        member.phase, member.lacks = Phase.DONE, set()
+        return []
+
+    def _failed(self, event: NodeFailed, now: float) -> List[Action]:
+        self.members[event.node].phase = Phase.FAILED
+        return []
+
+    def _taken(self, event: BytesTaken, now: float) -> List[Action]:
+        self.members[event.node].sending = now
+        return []
+
+    def _ended(self, event: SendEnded, now: float) -> List[Action]:
+        member = self.members[event.node]
+        piece, member.piece, member.sending = member.piece, _NOTHING, 0.0
+        if piece != _NOTHING:
+            member.sent += self._sizes[piece]
+            member.direct.discard(piece)
+            if event.good and member.lacks is not None:
+                member.lacks.discard(piece)
+                if not member.alone:
+                    self._seed(piece, now)
+        return self._send_news(member, now)
+
+    def _seed(self, piece: int, now: float) -> None:
+        self._seeded.setdefault(piece, now)
+        self._missing.discard(piece)
+
+    def _tick(self, event: Tick, now: float) -> List[Action]:
+        self._judge(now)
+        actions: List[Action] = []
+        present = [member for member in self.members.values() if not member.failed]
+        if now - self._beat > _BEAT:
+            self._beat = now
+            actions += [SendBeat(member.node) for member in present if not member.sending]
+        for member in present:
+            if member.phase is Phase.DONE and not member.helper:
+                continue
+            if member.sending and now - member.sending > _LOST:
+                actions += self._give_up(member, Cause.STUCK)
+            elif member.open and now - member.last_report > _LOST:
+                actions += self._give_up(member, Cause.SILENT)
+        return actions
+
+    @staticmethod
+    def _give_up(member: Member, cause: Cause) -> List[Action]:
+        member.phase = Phase.FAILED
+        return [GiveUp(member.node, cause, _LOST)]
+
+    def _judge(self, now: float) -> None:
+        """Who is slow: others come first, and for each sender that is stuck with a slow node there is one more."""
+        late = {(node, piece) for node, piece in self._pace.late(now) if not self.members[node].failed}
+        for node, _ in late:
+            self.members[node].slow = now + _REST
+        stuck = sum(self.members[node].piece == piece for node, piece in late)
+        self._late = {piece: node for node, piece in late if self.members[node].seeds}
+        self._width = min(_SENDERS + stuck, _MOST_SENDERS)
+
+    # -- sources: each node gets the others' addresses --
+
+    def _introduce(self, now: float) -> List[Action]:
+        """Once all are ready, or _MEET has passed. Nodes that come later are announced by a new list."""
+        present = [member for member in self.members.values() if not member.failed]
+        met = self._meet and (now > self._meet or all(member.phase is not Phase.STARTING for member in present))
+        if not met:
+            return []
+        self._meet = 0.0
+        ready = [member for member in present if member.phase is not Phase.STARTING] if self._relays else []
+        places = [(member.address, member.port) for member in ready]
+        degree = topology.degree(len(ready))
+        actions: List[Action] = []
+        for position, member in enumerate(ready):
+            best = topology.sources(len(ready), position)[:_SOURCES]
+            member.news = SendSources(member.node, tuple(places[other] for other in best), degree)
+            actions += self._send_news(member, now)
+        return actions
+
+    @staticmethod
+    def _send_news(member: Member, now: float) -> List[Action]:
+        if member.news is None or member.sending or member.failed:
+            return []
+        news, member.news, member.sending = member.news, None, now
+        return [news]
+
+    # -- pieces: what each free sender sends --
+
+    def _sends(self, now: float) -> List[Action]:
+        actions: List[Action] = []
+        busy = sum(bool(member.sending) and member.piece != _NOTHING for member in self.members.values())
+        while busy < self._width:
+            send = self._next(now)
+            if send is None:
+                break
+            busy += 1
+            actions.append(send)
+        return actions
+
+    def _next(self, now: float) -> Optional[SendPiece]:
+        free = [member for member in self.members.values() if member.free]
+        free.sort(key=lambda member: (member.slow > now, member.sent, member.node))
+        for member in free:
+            if member.direct and member.lacks and not member.direct.isdisjoint(member.lacks):
+                return self._send(member, min(member.direct & member.lacks), now)
+        if now < self._settled and 0 in self._seeded and any(one.may_have_more for one in self.members.values()):
+            return None
+        seeding = [member for member in free if member.seeds]
+        moving = self._moving(now)
+        for member in seeding:
+            found = self._missing & (member.lacks or set())
+            piece = min(found - moving, default=_NOTHING)
+            if piece != _NOTHING and not (member.slow > now and self._wanted_by_a_quick_one(piece, now)):
+                return self._send(member, piece, now, seeding=True)
+        return self._copy([member for member in seeding if member.slow <= now], now)
+
+    def _moving(self, now: float) -> Set[int]:
+        """Pieces on their way to a node that passes them on, as long as it takes bytes."""
+        return {
+            member.piece
+            for member in self.members.values()
+            if member.sending and member.seeding and not member.failed and now - member.sending < _STALL
+        }
+
+    def _wanted_by_a_quick_one(self, piece: int, now: float) -> bool:
+        return any(
+            member.seeds and member.slow <= now and piece in (member.lacks or ()) for member in self.members.values()
+        )
+
+    def _copy(self, quick: Sequence[Member], now: float) -> Optional[SendPiece]:
+        for piece in sorted(self._late.keys() - self._copied - self._confirmed):
+            for member in quick:
+                if member.node != self._late[piece] and piece in (member.lacks or ()):
+                    self._copied.add(piece)
+                    return self._send(member, piece, now, seeding=True)
+        return None
+
+    def _send(self, member: Member, piece: int, now: float, seeding: bool = False) -> SendPiece:
+        member.sending, member.piece, member.seeding = now, piece, seeding
+        self._pace.begun(member.node, piece, self._sizes[piece], now)
+        return SendPiece(member.node, piece)
+
+
+_REPORTS: Dict[type, Callable[..., List[Action]]] = {
+    NodeReady: Scheduler._ready,
+    PiecesCompared: Scheduler._compared,
+    PiecesCame: Scheduler._came,
+    NodeIdle: Scheduler._idle,
+    PieceDamaged: Scheduler._damaged,
+    NodeDone: Scheduler._done,
+}
+_TABLE: Dict[type, Callable[..., List[Action]]] = {
+    **dict.fromkeys(_REPORTS, Scheduler._reported),
+    NodeFailed: Scheduler._failed,
+    BytesTaken: Scheduler._taken,
+    SendEnded: Scheduler._ended,
+    Tick: Scheduler._tick,
+}

@@ -1,0 +1,107 @@
+"""The inventory of a relay: the manifest of the release that comes, and which of its pieces are in the node's store."""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from typing import Dict, FrozenSet, List, Set
+
+from clustertool.model.dispatch import manifest, topology
+from clustertool.model.wire.frames import Header
+from clustertool.model.wire.payload import Memory, Sink
+from clustertool.node.dispatch.piece_saver import Saving
+from clustertool.node.storage.piece_writer import Part
+from clustertool.node.storage.release_store import Store
+
+
+class Inventory:
+    """`order`: release, manifest (its name), size (bytes of its text), groups (None: all), helper (it only serves).
+
+    Number 0 is the manifest, the others are its pieces in order. `arrived`: the numbers that are here, in the order they came.
+    """
+
+    def __init__(self, store: Store, order: Header) -> None:
+        self.saving = Saving(store)
+        self.arrived: List[int] = []
+        self.count = 1
+        self.packed = b""  # the manifest as it travels
+        self._store = store
+        self._order = order
+        self._text = b""
+        self._rows: List[manifest.Row] = []
+        self._pieces: List[manifest.Piece] = []
+        self._has: Set[int] = set()
+
+    @property
+    def has_bits(self) -> str:
+        return topology.bits(self._has, self.count)
+
+    def bits(self, numbers: Set[int]) -> str:
+        return topology.bits(numbers, self.count)
+
+    def bytes_of(self, numbers: Set[int]) -> int:
+        return sum(self._pieces[number - 1].size for number in numbers if number)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._has
+
+    def piece(self, number: int) -> manifest.Piece:
+        return self._pieces[number - 1]
+
+    def sink(self, number: int, size: int) -> Sink:
+        """Where a piece goes as it comes. What can't be the piece goes nowhere."""
+        if number == 0:
+            return Memory(size) if size <= manifest.zipped(int(self._order["size"])) else Sink(size)
+        piece = self.piece(number)
+        return Part(self._store.top, piece.name, size) if size == piece.size else Sink(size)
+
+    def keep(self, number: int, sink: Sink) -> bool:
+        """False for bytes that are not what the manifest names. Raises OSError. A manifest is to be taken: take()."""
+        if isinstance(sink, Memory):
+            self.packed = bytes(sink.data)
+            self._text = manifest.unzip(self.packed, int(self._order["size"]))
+            return manifest.name_of(self._text) == str(self._order["manifest"])
+        if not sink.keep():
+            return False
+        self._add(number)
+        self.saving.add([self.piece(number).name])
+        return True
+
+    def kept_manifest(self) -> bool:
+        """A helper reads its own. False where that has gone by now, or is another laptop's of the same release."""
+        with contextlib.suppress(OSError):
+            self._text = self._store.manifest(str(self._order["release"]))
+            self.packed = zlib.compress(self._text, 1)
+        return manifest.name_of(self._text) == str(self._order["manifest"])
+
+    def take(self) -> FrozenSet[int]:
+        """Give the pieces of the manifest their numbers; the numbers of those that are lacking."""
+        groups = self._order["groups"]
+        found = manifest.piece_rows(self._text) if groups is None else manifest.read_rows(self._text)
+        self._rows = manifest.take(found, groups)
+        self._pieces = manifest.pieces(found)
+        self.count = len(self._pieces) + 1
+        missing = set(self._store.missing(_sizes(self._pieces)))
+        wanted = {} if self._order.get("helper") else _sizes(manifest.pieces(self._rows))
+        self.saving.add(self._store.volatile(wanted.keys() - missing))
+        self._add(0)
+        lacking = set()
+        for number, piece in enumerate(self._pieces, 1):
+            if piece.name not in missing:
+                self._add(number)
+            elif piece.name in wanted:
+                lacking.add(number)
+        return frozenset(lacking)
+
+    def finish(self) -> None:
+        """All pieces are here: they are saved, which takes a moment (`saving`)."""
+        text = self._text if self._order["groups"] is None else manifest.text_of(self._rows)
+        self.saving.finish(str(self._order["release"]), text)
+
+    def _add(self, number: int) -> None:
+        self.arrived.append(number)
+        self._has.add(number)
+
+
+def _sizes(pieces: List[manifest.Piece]) -> Dict[str, int]:
+    return {piece.name: piece.size for piece in pieces}
