@@ -13,14 +13,15 @@ from importlib.resources import files
 
 from clustertool import __version__
 from clustertool.model.job.outcome import Key
+from clustertool.model.job.state_names import JobState, NodeState, RankState
 from clustertool.model.quantities import human_bytes, human_seconds
 from clustertool.model.roles import word
 from clustertool.show.markup import Html, tag
+from clustertool.show.outcome_view import ranges
 from clustertool.show.report_charts import Curve, Line, axis, chart
 from clustertool.show.table import count, fold
 from clustertool.watch.report_model import Node, Rank, Span, Story
 from clustertool.watch.straggler import RULES
-from clustertool.watch.verdict import ranges
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _ROWS = 60  # of the timeline; more are folded
@@ -30,7 +31,7 @@ _TOLD = 40  # sentences of what happened
 _QUIET = 5.0  # seconds without output that are reported
 _LISTED = 6  # stragglers listed at the top, and last lines
 _LEAST = 0.1  # least cores of a chart's scale: below that, clock ticks look like work
-_GOING = ("starting", "running")
+_GOING = (JobState.STARTING, JobState.RUNNING)
 _WORDS = {
     "succeeded": "Succeeded",
     "failed": "Failed",
@@ -160,7 +161,11 @@ def _stragglers(story: Story) -> Html:
             tag("b", _who(rank), class_="straggler"),
             f" on {story.name(rank.node)}: {rank.behind}",
             f", {_quiet(rank)}" if _quiet(rank) else None,
-            [tag("code", line, class_="last") for line in rank.last if not rank.how or rank.state != "failed"],
+            [
+                tag("code", line, class_="last")
+                for line in rank.last
+                if not rank.how or rank.state is not RankState.FAILED
+            ],
         )
         for rank in behind[:_LISTED]
     ]
@@ -238,7 +243,7 @@ def _track(story: Story, group: Sequence[Rank]) -> Html:
 
 def _span(story: Story, rank: Rank, span: Span) -> Html:
     last = span is rank.spans[-1]
-    told = rank.how if last and rank.how and span.state in ("failed", "stopped") else ""
+    told = rank.how if last and rank.how and span.state in (RankState.FAILED, RankState.STOPPED) else ""
     attempt = f", attempt {span.attempt}" if story.attempts > 1 else ""
     title = f"{_who(rank)}{attempt}: {span.state}, {_moment(span.start)} to {_moment(span.end)}"
     left, width = 100 * span.start / story.length, 100 * (span.end - span.start) / story.length
@@ -298,8 +303,8 @@ def _legend(story: Story) -> Html:
 
 
 def _nodes(story: Story) -> Html:
-    found = {rank.node for rank in story.ranks if rank.behind or rank.state == "failed"}
-    lost = {node.index for node in story.nodes if node.state in ("lost", "unknown")}
+    found = {rank.node for rank in story.ranks if rank.behind or rank.state is RankState.FAILED}
+    lost = {node.index for node in story.nodes if node.state in (NodeState.LOST, NodeState.UNKNOWN)}
     few = len(story.nodes) <= _NODES
     first = list(story.nodes) if few else [node for node in story.nodes if node.index in found | lost][:_NODES]
     open_ = {node.index for node in first}
@@ -377,7 +382,7 @@ def _wide(table: Html) -> Html:
 
 
 def _process(story: Story, rank: Rank) -> Html:
-    ended = bool(rank.how) or rank.state not in ("running", "frozen", "waiting")
+    ended = bool(rank.how) or not (rank.state.alive or rank.state is RankState.WAITING)
     progress = f"{rank.unit} {_amount(rank.unit, rank.progress[-1][1])}" if rank.progress else ""
     number = {"class_": "num"}
     return tag(
@@ -389,7 +394,7 @@ def _process(story: Story, rank: Rank) -> Html:
         tag(
             "td",
             tag("span", rank.state, class_=f"key {rank.state}"),
-            f" {rank.how}" if rank.state != "done" else None,
+            f" {rank.how}" if rank.state is not RankState.DONE else None,
             f" {_quiet(rank)}" if _quiet(rank) else None,
             f" behind: {rank.behind}" if rank.behind else None,
         ),
@@ -404,7 +409,11 @@ def _process(story: Story, rank: Rank) -> Html:
 
 def _quiet(rank: Rank) -> str:
     """For how long a rank had printed nothing, now or when it was stopped."""
-    if rank.output is None or rank.state not in ("running", "frozen", "stopped") or rank.end - rank.output < _QUIET:
+    if (
+        rank.output is None
+        or not (rank.state.alive or rank.state is RankState.STOPPED)
+        or rank.end - rank.output < _QUIET
+    ):
         return ""
     return f"no output for {human_seconds(rank.end - rank.output)}"
 

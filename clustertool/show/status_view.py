@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from clustertool.model.job.outcome import words
+from clustertool.model.job.rank_status import ProcessStatus
+from clustertool.model.job.state_names import StartReason
 from clustertool.model.quantities import human_bytes, human_seconds
 from clustertool.show.table import Cell, fold, table
 from clustertool.show.terminal import Terminal
@@ -19,6 +21,7 @@ _STYLES = {
     "waiting": "dim",
     "not started": "dim",
     "starting": "dim",
+    "queued": "dim",
     "unknown": "dim",
     "ended": "dim",
     "stopped": "yellow",
@@ -27,6 +30,10 @@ _STYLES = {
     "timeout": "yellow",
     "failed": "red",
     "lost": "red",
+}
+_STARTS = {
+    StartReason.PLACED: "the job is placed on its nodes, and no supervisor has started",
+    StartReason.JOINING: "the supervisors have started, and no rank has",
 }
 _LEVELS = {"bad": ("FAIL ", "red"), "warn": ("warn ", "yellow"), "ok": ("", ""), "skip": ("", "dim")}
 _PROCESSES = ("role", "rank", "node", "pid", "state", "since", "exit", "cpu", "memory", "step", "no output")
@@ -62,6 +69,23 @@ def status_tables(status: Mapping[str, Any], terminal: Terminal) -> None:
     if outcome:
         terminal.line()
         terminal.line(_outcome(outcome), _STYLES.get(str(outcome.get("state")), ""))
+
+
+def start_text(reason: StartReason) -> str:
+    """Why a job is starting."""
+    return _STARTS.get(reason, "")
+
+
+def rank_note(process: ProcessStatus) -> str:
+    """What else is to say of a rank's state."""
+    life = process.life
+    if process.note or process.code is not None:
+        return process.note
+    if life.guarded:
+        return "its supervisor was lost"
+    if life.listening:
+        return "listening"
+    return f"listens on {life.listens}, not on {process.endpoint}" if life.listens else ""
 
 
 def jobs_table(jobs: Iterable[Mapping[str, Any]], terminal: Terminal) -> None:

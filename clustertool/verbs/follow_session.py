@@ -12,12 +12,14 @@ from typing import Any
 
 from clustertool.errors import BadAnswer, ClustertoolError, NotFound, Survivors, raise_all
 from clustertool.fleet.fleet import Fleet
-from clustertool.model.job.events import LEAD, JobStatus
-from clustertool.model.job.outcome import Key
+from clustertool.model.job.outcome import LEAD, Key
+from clustertool.model.job.state import JobStatus
+from clustertool.model.job.state_names import NodeState, StopState
+from clustertool.model.job.stop_result import StopResult, last_result, read_result
 from clustertool.model.planning.requests import ENGINES
 from clustertool.model.wire.frames import Header
+from clustertool.show.outcome_view import show_results, stop_text
 from clustertool.show.prefix import RankLines
-from clustertool.show.table import gather
 from clustertool.show.terminal import ReaderGone
 from clustertool.verbs import signals
 from clustertool.verbs.verb import Call
@@ -197,7 +199,7 @@ class Follow:
         late = time.monotonic() - self._verdict_at > _LAST_WORDS
         for node in self.watch.nodes - self.watch.ended:
             known = self.watch.status.nodes.get(node)
-            if known is not None and known.state == "lost":
+            if known is not None and known.state is NodeState.LOST:
                 continue
             if node in self.watch.closed and late:
                 continue
@@ -208,7 +210,7 @@ class Follow:
         """What nodes wrote that were not there for the end is not lost, but has not been shown."""
         for node in sorted(self._away - self.watch.ended):
             known = self.watch.status.nodes.get(node)
-            if known is None or known.state != "lost":
+            if known is None or known.state is not NodeState.LOST:
                 shown = (
                     f"what was printed there last is not shown; inv logs --job {self._job} has it when the node answers"
                 )
@@ -254,7 +256,7 @@ class Follow:
                 break
             except ClustertoolError as error:
                 known = self.watch.status.nodes.get(node)
-                if self.watch.status.outcome is not None or (known is not None and known.state == "lost"):
+                if self.watch.status.outcome is not None or (known is not None and known.state is NodeState.LOST):
                     self.watch.closed[node] = error.what
                     break
                 continue
@@ -305,44 +307,16 @@ class Follow:
         if self._stopper is None:
             return
         self._stopper.join(5.0)
-        said = {self.fleet.name(node): self._became(node) for node in sorted(self.watch.nodes)}
-        tell(self._call, said)
-        left = [f"{name}: {text}" for name, text in said.items() if text.startswith("survivors")]
+        results = {self.fleet.name(node): self._result(node) for node in sorted(self.watch.nodes)}
+        show_results(results, self._call.terminal)
+        left = [f"{n}: {stop_text(one)}" for n, one in results.items() if one.state is StopState.SURVIVORS]
         if left:
             raise Survivors("; ".join(left), "inv stop --force tries again")
 
-    def _became(self, node: int) -> str:
+    def _result(self, node: int) -> StopResult:
         """What a node's own last word says, else its answer to the stop: the lead's word may have been faster, or the
         connection broken when we asked."""
         known = self.watch.status.nodes.get(node)
-        if known is not None and known.state == "ended":
-            return f"survivors: {', '.join(known.survivors)}" if known.survivors else "clean"
-        return told(self._stopped.get(node), self._job)
-
-
-def tell(call: Call, said: Mapping[str, str]) -> None:
-    """What became of each node, equal words under folded names."""
-    for names, text in gather(said):
-        call.terminal.note(f"{names}: {text}")
-
-
-def taken_back(answer: Header | ClustertoolError) -> str:
-    """A node's answer when a start is undone, in words."""
-    return f"did not answer: {answer.what}" if isinstance(answer, ClustertoolError) else "clean, nothing was started"
-
-
-def told(answer: Header | ClustertoolError | None, job: str) -> str:
-    """A node's answer to a stop, in words."""
-    if answer is None:
-        return "did not answer"
-    if isinstance(answer, ClustertoolError):
-        return f"did not answer: {answer.what}"
-    said = answer["jobs"].get(job)
-    if said is None:
-        return "clean (never started here)"
-    if said["survivors"]:
-        return "survivors: " + ", ".join(said["survivors"])
-    if said["state"] == "unknown":
-        return f"unknown, still running? {said.get('why', '')}"
-    waits = ", but its supervisor waits for another node" if said.get("waits") else ""
-    return f"{said['state']}{waits}"
+        if known is not None and known.state is NodeState.ENDED:
+            return last_result(tuple(known.survivors))
+        return read_result(self._stopped.get(node), self._job)

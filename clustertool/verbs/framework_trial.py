@@ -31,15 +31,15 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job import JobSpec, Options, read_job
 from clustertool.model.facts import Facts, Identity, read_facts
 from clustertool.model.finding import Finding
-from clustertool.model.job.events import LEAD
-from clustertool.model.job.outcome import words
+from clustertool.model.job.outcome import LEAD, words
+from clustertool.model.job.stop_result import read_result
 from clustertool.model.planning.plan import Plan
 from clustertool.model.planning.plan import plan as plan_job
 from clustertool.model.planning.requests import ENGINES
 from clustertool.model.wire.frames import Header
+from clustertool.show.outcome_view import stop_text
 from clustertool.show.table import count, fold
 from clustertool.verbs import preflight, signals
-from clustertool.verbs.follow_session import told
 from clustertool.verbs.link_check import mesh
 from clustertool.verbs.preflight import Looked, short
 from clustertool.verbs.run import only, start_again
@@ -265,9 +265,9 @@ def _end(call: Call, fleet: Fleet, job: str, seconds: float) -> None:
     cleaned = fleet.ask(clean, timeout=seconds, patient=True)
     answers: dict[int, Header | ClustertoolError] = {**stopped.ok, **stopped.failed}
     for node, answer in answers.items():
-        text = told(answer, job)
-        if text.startswith(("survivors", "did not answer", "unknown")):
-            call.terminal.warn(f"{fleet.name(node)}: {text}; inv stop --job {job} ends it")
+        result = read_result(answer, job)
+        if not result.over:
+            call.terminal.warn(f"{fleet.name(node)}: {stop_text(result)}; inv stop --job {job} ends it")
     for node, answer in cleaned.ok.items():
         for why, _ in answer["kept"].values():
             call.terminal.warn(f"{fleet.name(node)}: {why}")

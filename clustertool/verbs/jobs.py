@@ -9,13 +9,14 @@ from typing import Any
 
 from clustertool.errors import NotFound, PreflightError, UsageError, raise_all
 from clustertool.fleet.fleet import Fleet
-from clustertool.show.status_view import jobs_table
+from clustertool.model.job.node_status import read_part
+from clustertool.model.job.state import decide
+from clustertool.model.job.state_names import JobState
+from clustertool.show.status_view import jobs_table, start_text
 from clustertool.verbs import load_config, signals
 from clustertool.verbs.verb import Call, User
 
 _FIX = "inv jobs lists the jobs"
-OPEN = ("running", "unknown")  # states of a node's part that decide, whatever the other nodes recorded
-_GUESS = 4  # the weight of a part without a verdict
 
 
 def jobs(call: Call) -> None:
@@ -24,12 +25,22 @@ def jobs(call: Call) -> None:
     with fleet_of(cluster) as fleet:
         found = merged(fleet.ask_all({"q": "jobs", "job": call.given.job}))
         if call.json:
-            call.answer({"jobs": found, "unreachable": {fleet.name(node): e.what for node, e in fleet.failed.items()}})
+            away = {fleet.name(node): e.what for node, e in fleet.failed.items()}
+            call.answer({"jobs": [_as_json(job) for job in found], "unreachable": away})
         else:
             jobs_table([{**job, "nodes": job["total"], "exit": job["code"]} for job in found], call.terminal)
             for job in found:
-                if job["state"] == "unknown":
+                if job["state"] is JobState.UNKNOWN:
                     call.terminal.warn(f"job {job['id']}: unknown, still running? {job['reason']}")
+                elif job["state"] is JobState.STARTING:
+                    call.terminal.note(f"job {job['id']}: {start_text(job['part'].start)}")
+
+
+def _as_json(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The documented fields. The reason of a job that is starting is made here."""
+    part = job["part"]
+    found = {name: value for name, value in job.items() if name != "part"}
+    return {**found, "reason": part.reason or start_text(part.start)}
 
 
 @contextmanager
@@ -68,32 +79,21 @@ def listings(answers: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[int, Ma
 
 
 def _merge(job: str, parts: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """One entry of the parts of a job: a part that runs or is unknown decides, then a verdict, then a lost coordinator."""
-    # Of equal parts that of the lead's node counts, which is the first one. Another node can pretend to be that.
-    first = min(parts, key=lambda part: (_weight(part), int(part["node"] or 0), part["state"] == "succeeded"))
+    """One entry of the nodes' parts of a job. A node can pretend to be that of the lead."""
+    part = decide(read_part(part) for part in parts)
     return {
         "id": job,
-        "state": first["state"] if _weight(first) < _GUESS else "lost",
-        "code": first["code"],
-        "reason": first["reason"],
+        "state": part.state,
+        "code": part.code,
+        "reason": part.reason,
         "created": parts[0]["created"],
         "owner": parts[0]["owner"],
         "mode": parts[0]["mode"],
         "command": parts[0]["command"],
         "total": len(_nodes(parts)) or len(parts),
         "seen_on": sorted(int(part["node"] or 0) for part in parts),
+        "part": part,
     }
-
-
-def _weight(part: Mapping[str, Any]) -> int:
-    """The less, the more the part of one node decides about the whole job."""
-    if part["state"] in OPEN:
-        return OPEN.index(part["state"])
-    if part["code"] is None:
-        return _GUESS
-    return (
-        _GUESS - 1 if part["state"] == "lost" else _GUESS - 2
-    )  # a node that lost the coordinator records the job as lost
 
 
 def attach_to(fleet: Any, prefix: str) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def attach_to(fleet: Any, prefix: str) -> dict[str, Any]:
 
 def require_known(job: Mapping[str, Any]) -> None:
     """Raise PreflightError for a job that cannot be followed, as the nodes do not know what became of it."""
-    if job["state"] == "unknown":
+    if job["state"] is JobState.UNKNOWN:
         what = f"job {job['id']}: unknown, still running? {job['reason']}"
         raise PreflightError(what, "check the node that is named there")
 
@@ -174,10 +174,10 @@ def _picked(found: list[dict[str, Any]], prefix: str, running: bool) -> dict[str
 
 
 def _only_running(found: list[dict[str, Any]]) -> dict[str, Any]:
-    running = [job for job in found if job["state"] == "running"]
+    running = [job for job in found if job["part"].may_run and job["state"] is not JobState.UNKNOWN]
     if len(running) > 1:
         raise UsageError(f"several jobs run: {_names(running)}", "name one with --job, or end all with --all")
-    unknown = [job for job in found if job["state"] == "unknown"]
+    unknown = [job for job in found if job["state"] is JobState.UNKNOWN]
     if unknown and not running:
         what = f"no job is known to run, and these may: {_names(unknown)}"
         raise PreflightError(what, "inv jobs shows why that is not known; inv stop --job J tries to stop one")

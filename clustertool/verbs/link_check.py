@@ -13,6 +13,7 @@ from clustertool.model.checks import link_findings as plan
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.facts import Facts
 from clustertool.model.finding import Finding
+from clustertool.model.wire.link_answer import LinkAnswer
 from clustertool.show.table import fold
 from clustertool.verbs.preflight import short
 
@@ -53,7 +54,7 @@ def mesh(
     try:
         opened = _open(fleet, ports, addresses, token, failed)
         tries = _try(fleet, plan.targets(found, opened), addresses, token, failed)
-        good = {(one.source, one.target): one.port for one in tries if one.word == plan.OK}
+        good = {(one.source, one.target): one.port for one in tries if one.answer is LinkAnswer.OK}
         speeds, left = _send(fleet, found.pairs, good, addresses, token, failed) if bandwidth else ({}, 0)
     finally:
         for agent in fleet.agents.values():
@@ -156,7 +157,7 @@ def as_json(meshed: Meshed, cluster: Cluster) -> dict[str, Any]:
                 "to": names[one.target],
                 "port": one.port,
                 "answer": one.word,
-                "seconds": round(one.seconds, 6) if one.word == plan.OK else None,
+                "seconds": round(one.seconds, 6) if one.answer is LinkAnswer.OK else None,
                 "bytes_per_second": round(meshed.speeds.get((one.source, one.target), 0.0)) or None,
             }
             for one in sorted(meshed.tries, key=lambda one: (one.source, one.target, one.port))
@@ -167,7 +168,7 @@ def as_json(meshed: Meshed, cluster: Cluster) -> dict[str, Any]:
 def words(meshed: Meshed, cluster: Cluster) -> list[str]:
     """What is worth telling of links that work: how many, the slowest."""
     names = {host.index: host.name for host in cluster.hosts}
-    good = [one for one in meshed.tries if one.word == plan.OK]
+    good = [one for one in meshed.tries if one.answer is LinkAnswer.OK]
     lines = []
     if good:
         slow = max(good, key=lambda one: one.seconds)

@@ -7,8 +7,9 @@ from typing import Any
 from clustertool.errors import UsageError
 from clustertool.fleet.embedded.embedded_cluster import LocalCluster
 from clustertool.fleet.fleet import Fleet
+from clustertool.model.job.stop_result import read_result
+from clustertool.show.outcome_view import stop_text
 from clustertool.verbs import signals
-from clustertool.verbs.follow_session import told
 from clustertool.verbs.stop import stop_jobs, unfinished
 from clustertool.verbs.verb import Call
 
@@ -47,10 +48,10 @@ def _stop_jobs(call: Call, cluster: Any) -> None:
     with Fleet(cluster, signals.check).open() as fleet:
         known = fleet.ask_all({"q": "jobs"})
         for job, answers in stop_jobs(fleet, unfinished(known), cluster.grace, False, known).items():
-            left = {name: told(answer, job) for name, answer in answers.items()}
-            left = {name: text for name, text in left.items() if not text.startswith(("clean", "ended already"))}
-            for name, text in left.items():
-                call.terminal.warn(f"job {job}: {name}: {text}")
+            results = {name: read_result(answer, job) for name, answer in answers.items()}
+            left = {name: result for name, result in results.items() if not result.over}
+            for name, result in left.items():
+                call.terminal.warn(f"job {job}: {name}: {stop_text(result)}")
             if not left:
                 call.terminal.line(f"stopped job {job}")
         for node, error in fleet.failed.items():

@@ -10,6 +10,7 @@ from typing import Any
 from clustertool.errors import BadAnswer, ClustertoolError, NotFound, Unreachable, UsageError, raise_all
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.job.outcome import some
+from clustertool.model.job.state_names import RankState
 from clustertool.model.paths import JobPaths
 from clustertool.model.quantities import human_bytes, human_seconds
 from clustertool.model.roles import word
@@ -137,7 +138,7 @@ def _unreachable(fleet: Any, status: Any, node: int, keys: Sequence[tuple[str, i
     why: ClustertoolError = fleet.failed[node]
     host, known = fleet.cluster.hosts[node], []
     for process in (status.processes[key] for key in sorted(keys)):
-        about = [process.state] if process.state == "lost" else []
+        about = [process.state.value] if process.state is RankState.LOST else []
         about += [f"last step {process.step:.0f}"] if process.step is not None else []
         about += [f"last output {human_seconds(time.time() - process.output)} ago"] if process.output else []
         known.append(f"{word(process.role)} {process.rank}" + (f" ({', '.join(about)})" if about else ""))

@@ -11,8 +11,10 @@ from typing import Any
 
 from clustertool.errors import ClustertoolError, JobFailed, NodeLost
 from clustertool.fleet.fleet import Fleet
-from clustertool.model.job.events import ProcessStatus
+from clustertool.model.job.rank_status import ProcessStatus
+from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import JobPaths
+from clustertool.show.outcome_view import abort_line, brief, victims_line
 from clustertool.show.prefix import prefix
 from clustertool.verbs.follow_session import Follow
 from clustertool.verbs.verb import Call
@@ -33,17 +35,17 @@ def tell(call: Call, fleet: Fleet, follow: Follow, hide: Any) -> ClustertoolErro
     if outcome is None:
         return error
     printed = watch.printed(outcome)
-    if outcome.state == "failed":
-        call.terminal.note(verdict.abort_line(status, outcome))
+    if outcome.state is JobState.FAILED:
+        call.terminal.note(abort_line(status, outcome))
         if not printed:
             call.terminal.error(outcome.reason)
         for alike in verdict.errors(status, outcome)[:_ERRORS]:
             _show_last_lines(call, fleet, follow, hide, alike)
-    victims = verdict.victims_line(status, outcome)
+    victims = victims_line(status, outcome)
     if victims:
         call.terminal.note(victims)
     if isinstance(error, JobFailed) or (isinstance(error, NodeLost) and printed):
-        error.told, error.brief = True, verdict.brief(status, outcome)
+        error.told, error.brief = True, brief(status, outcome)
     return error
 
 

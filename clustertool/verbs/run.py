@@ -16,16 +16,19 @@ from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.identity import certificate
 from clustertool.model.config.job import read_job
 from clustertool.model.facts import Facts, read_facts, with_devices
+from clustertool.model.job.state_names import RankState
+from clustertool.model.job.stop_result import StopResult, read_result, read_undo
 from clustertool.model.planning.plan import Plan, as_dict, given_facts, needs_probe
 from clustertool.model.planning.requests import ENGINES
 from clustertool.model.roles import word
 from clustertool.show.errors import exit_json
+from clustertool.show.outcome_view import show_results
 from clustertool.show.plan_view import plan_tables
 from clustertool.show.prefix import RankLines
 from clustertool.show.table import count
 from clustertool.verbs import load_config, preflight, report_outcome, signals
 from clustertool.verbs.dispatch import needs, portions, send
-from clustertool.verbs.follow_session import Follow, Inbox, taken_back, tell, told
+from clustertool.verbs.follow_session import Follow, Inbox
 from clustertool.verbs.preflight import Looked
 from clustertool.verbs.run_request import (
     Order,
@@ -153,7 +156,7 @@ def _start(call: Call, order: Order, fleet: Fleet, made: Plan, releases: Mapping
     """What runs now: the plan, or a later one, where another job took one of its ports between our look and our claim."""
     counts = ", ".join(count(sum(p.role == role for p in made.processes), word(role)) for role in made.phases)
     call.terminal.note(f"job {made.job_id}: {made.mode}, {counts} on {count(len(made.nodes), 'node')}")
-    undone: dict[int, str] | None = None
+    undone: dict[int, StopResult] | None = None
 
     def start(made: Plan) -> None:
         nonlocal undone
@@ -175,7 +178,8 @@ def _start(call: Call, order: Order, fleet: Fleet, made: Plan, releases: Mapping
         return start_again(made, start, lambda error: may_go_again(call, order, error), plan_again)
     except ClustertoolError:
         if undone is not None:
-            tell(call, {fleet.name(node): undone.get(node, "did not answer") for node in range(len(made.nodes))})
+            results = {node: undone.get(node, read_result(None, "")) for node in range(len(made.nodes))}
+            show_results({fleet.name(node): result for node, result in results.items()}, call.terminal)
         raise
 
 
@@ -208,13 +212,15 @@ def _send_nvml(fleet: Fleet, made: Plan, facts: Mapping[int, Facts]) -> None:
         device_check.send_module(fleet, [node for node in nodes if node_bundle.nvml()[0] not in facts[node].modules])
 
 
-def _carry_out(order: Order, fleet: Fleet, made: Plan, releases: Mapping[int, str], undone: dict[int, str]) -> None:
+def _carry_out(
+    order: Order, fleet: Fleet, made: Plan, releases: Mapping[int, str], undone: dict[int, StopResult]
+) -> None:
     """`undone` gets, by node, what was taken back."""
 
     def note(phase: str, answers: Mapping[int, Any]) -> None:
         for node, answer in answers.items():
             if phase == "stop" or node not in undone or isinstance(answer, ClustertoolError):
-                undone[node] = told(answer, made.job_id) if phase == "stop" else taken_back(answer)
+                undone[node] = read_result(answer, made.job_id) if phase == "stop" else read_undo(answer)
 
     carry_out(ENGINES["ssh"]().start(made, releases, order.secrets), fleet, note)
 
@@ -271,7 +277,10 @@ def _detached(call: Call, follow: Any, made: Plan) -> bool:
     total = len(made.processes)
 
     def all_started(status: Any) -> bool:
-        return status.outcome is not None or sum(p.state != "waiting" for p in status.processes.values()) >= total
+        return (
+            status.outcome is not None
+            or sum(p.state is not RankState.WAITING for p in status.processes.values()) >= total
+        )
 
     follow.run(all_started)
     if follow.watch.status.outcome is not None or follow.stopping:

@@ -7,9 +7,11 @@ import time
 from collections import Counter
 from typing import Any
 
-from clustertool.model.job.events import JobStatus
+from clustertool.model.job.node_status import NodeStatus
 from clustertool.model.job.rank_places import unpack
-from clustertool.show.status_view import status_tables
+from clustertool.model.job.state import JobStatus
+from clustertool.model.job.state_names import JobState
+from clustertool.show.status_view import rank_note, start_text, status_tables
 from clustertool.verbs import load_config
 from clustertool.verbs.jobs import attach_to, doubt, fleet_of
 from clustertool.verbs.verb import Call, role_of
@@ -33,7 +35,7 @@ def status(call: Call) -> None:
             status_tables(found, call.terminal)
 
 
-def read(answers: dict[int, Any]) -> Any:
+def read(answers: dict[int, Any]) -> JobStatus:
     """All nodes' events -> JobStatus; the lead's node first, since its word names the others.
 
     A node is what it was asked as (its number in the job, after attach_to), whatever number its answer has.
@@ -42,24 +44,16 @@ def read(answers: dict[int, Any]) -> Any:
     for index, answer in sorted(answers.items()):
         for event in answer["events"]:
             found.apply(index, event)
-        node = found.nodes.get(index)
-        if node is not None:
-            node.heartbeat = answer["heartbeat"] if answer["supervised"] else None
-        if node is not None and answer.get("unknown"):
-            node.state, node.why = "unknown", str(answer["unknown"])
-            for known in found.processes.values():
-                if known.node == node.index and known.state in ("running", "frozen"):
-                    known.state = "unknown"
-        elif node is not None and not answer["supervised"] and node.state in ("running", "stopping"):
-            last = [float(event["t"]) - node.skew for event in answer["events"]]
-            since = max(last) if answer["heartbeat"] is None else time.time() - answer["heartbeat"]
-            found.lose(node.index, since, "its supervisor is gone")
+        node = found.nodes.setdefault(index, NodeStatus(index))
+        last = max((float(event["t"]) - node.skew for event in answer["events"]), default=0.0)
+        heartbeat = answer["heartbeat"]
+        moved = last if heartbeat is None else time.time() - heartbeat
+        found.probed(node, answer["supervised"], str(answer.get("unknown", "")), heartbeat, moved)
         for role, rank, epoch, step, output in answer["output"]:
             process = found.processes.get((str(role), int(rank)))
-            if node is not None and process is not None and process.node == node.index:
+            if process is not None and process.node == index:
                 process.epoch, process.step, process.output = epoch, step, float(output) - node.skew
     found.settle(answers)
-    found.silent = {node for node in found.nodes if node not in answers or answers[node].get("unknown")}
     return found
 
 
@@ -78,32 +72,31 @@ def _plan(answers: dict[int, Any]) -> dict[tuple[str, int], int] | None:
 def as_dict(answers: dict[int, Any]) -> dict[str, Any]:
     """The documented JSON of `inv status --json`."""
     found = read(answers)
-    waited = blocked(found) if found.outcome and found.outcome.state in ("lost", "timeout") else []
+    waited = blocked(found) if found.outcome and found.outcome.state in (JobState.LOST, JobState.TIMEOUT) else []
     usage: dict[tuple[int, int], Any] = {}
     for index, answer in answers.items():
         for pid, used in answer["usage"].items():
             usage[index, int(pid)] = used
-    state = (
-        "unknown" if not found.outcome and any(answer.get("unknown") for answer in answers.values()) else found.state
-    )
+    part = found.part
+    start = [start_text(part.start)] if part.state is JobState.STARTING else []
     processes = []
     for key in sorted(found.processes):
         process = found.processes[key]
-        used = usage.get((process.node, process.pid)) if process.state in ("running", "frozen") else None
+        used = usage.get((process.node, process.pid)) if process.state.alive else None
         age = max(time.time() - process.since, 0.1)
         extra = {"cpu": round(100 * used[0] / age, 1) if used else None, "memory": used[1] if used else None}
-        processes.append({**vars(process), **extra})
+        processes.append({**process.as_dict(), "note": rank_note(process), **extra})
     return {
         "job": found.job,
-        "state": state,
+        "state": part.state,
         "mode": found.mode,
         "owner": found.owner,
         "created": found.created,
         "command": found.command,
         "attempt": found.attempt,
         "processes": processes,
-        "nodes": [vars(found.nodes[node]) for node in sorted(found.nodes)],
-        "waits": waited or [wait.text for wait in waits(found, time.time())],
+        "nodes": [found.nodes[node].as_dict() for node in sorted(found.nodes)],
+        "waits": waited or [wait.text for wait in waits(found, time.time())] or start,
         "advice": advice(found) if waited else "",
         "outcome": found.outcome.as_dict() if found.outcome else None,
     }

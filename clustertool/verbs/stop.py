@@ -15,13 +15,15 @@ from clustertool.errors import (
     as_one,
     raise_all,
 )
+from clustertool.model.job.state_names import OUTCOMES, JobState, StopState
+from clustertool.model.job.stop_result import CLEAN, read_result
 from clustertool.model.planning.requests import ENGINES
 from clustertool.show.errors import exit_json
+from clustertool.show.outcome_view import stop_text
 from clustertool.show.table import fold, gather
 from clustertool.ssh.parallel import each
 from clustertool.verbs import load_config
-from clustertool.verbs.follow_session import told
-from clustertool.verbs.jobs import OPEN, choose, fleet_of, listings, merged, where
+from clustertool.verbs.jobs import choose, fleet_of, listings, merged, where
 from clustertool.verbs.verb import Call
 
 _LAG = 2.0  # seconds without a new node after which the nodes that are there are asked to stop
@@ -54,7 +56,7 @@ def stop(call: Call) -> None:
             return
         answers = stop_jobs(fleet, wanted, grace, call.given.force, known)
         for job, nodes in first.items():
-            answers[job].update({name: answer for name, answer in nodes.items() if told(answer, job) == "clean"})
+            answers[job].update({name: answer for name, answer in nodes.items() if read_result(answer, job) == CLEAN})
         _tell(call, answers, fleet.silent if call.given.job else fleet.failed)
 
 
@@ -69,7 +71,7 @@ def _at_once(call: Call, fleet: Any, grace: float) -> dict[str, dict[str, Any]]:
     known = fleet.ask_all({"q": "jobs", "job": call.given.job}, _LISTING)
     jobs = unfinished(known)
     if not call.given.all:  # as _wanted() chooses: the one that --job names, or the only one that may run
-        jobs = [job["id"] for job in merged(known) if call.given.job or job["state"] in OPEN]
+        jobs = [job["id"] for job in merged(known) if call.given.job or job["part"].may_run]
     if not call.given.all and jobs != [call.given.job]:
         hosts = fleet.cluster.hosts
         jobs = [
@@ -97,14 +99,14 @@ def _wanted(call: Call, fleet: Any, known: Mapping[int, Any]) -> list[str]:
         return unfinished(known)
     if call.given.job:
         return [choose(fleet, known, call.given.job)["id"]]
-    if not any(job["state"] in OPEN for job in merged(known)):
+    if not any(job["part"].may_run for job in merged(known)):
         return []
     return [choose(fleet, known, "", running=True)["id"]]
 
 
 def unfinished(known: Mapping[int, Any]) -> list[str]:
-    """Jobs that may have processes: the running ones, and those of which a node says lost or unknown."""
-    return [job["id"] for job in merged(known) if job["state"] in (*OPEN, "lost")]
+    """Jobs that may have processes: those that have not ended, and lost ones."""
+    return [job["id"] for job in merged(known) if job["state"] is JobState.LOST or job["state"] not in OUTCOMES]
 
 
 def stop_job(fleet: Any, job: str, grace: float, force: bool) -> dict[str, Any]:
@@ -173,20 +175,22 @@ def _tell(call: Call, answers: dict[str, dict[str, Any]], failed: Mapping[int, C
 
     `failed`: nodes that did not tell their jobs.
     """
-    table = {job: {name: told(answer, job) for name, answer in nodes.items()} for job, nodes in answers.items()}
+    results = {job: {name: read_result(one, job) for name, one in nodes.items()} for job, nodes in answers.items()}
+    table = {job: {name: stop_text(one) for name, one in nodes.items()} for job, nodes in results.items()}
     errors: list[Any] = []
     for job, nodes in table.items():
         for names, text in gather(nodes):
             call.terminal.line(f"job {job}: {names}: {text}")
         for name, text in nodes.items():
-            if text.startswith("survivors"):
+            state = results[job][name].state
+            if state is StopState.SURVIVORS:
                 errors.append(Survivors(f"job {job}: {text}", "inv stop --force tries again", name))
-            elif text.startswith("did not answer"):
+            elif state is StopState.NO_ANSWER:
                 why = answers[job][name]
                 fix = "its processes may still run there: stop again when the node is back"
                 fix = f"{why.fix}; {fix}" if isinstance(why, ClustertoolError) and why.fix else fix
                 errors.append(Unreachable(f"job {job}: {text}", fix, name))
-            elif text.startswith("unknown"):
+            elif state is StopState.UNKNOWN:
                 errors.append(PreflightError(f"job {job}: {text}", "check the node that is named there", name))
     told_of = {error.node for error in errors}
     errors += [error for error in failed.values() if error.node not in told_of]

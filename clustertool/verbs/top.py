@@ -19,10 +19,12 @@ from rich.live import Live
 from clustertool.errors import ClustertoolError, UsageError, raise_all
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.poll import Poll
+from clustertool.model.job.state_names import RankState
+from clustertool.model.job.stop_result import read_result
+from clustertool.show.outcome_view import stop_text
 from clustertool.show.table import gather
 from clustertool.show.top_view import Screen, View, choose, draw
 from clustertool.verbs import load_config, signals
-from clustertool.verbs.follow_session import told
 from clustertool.verbs.stop import stop_job
 from clustertool.verbs.verb import Call, User, whole
 from clustertool.watch.sanitize import mask
@@ -166,10 +168,10 @@ class Top:
             view.message = f"stop job {self._asking} on all nodes? y/n"
 
     def _open_log(self, rank: Any) -> None:
-        if rank.log and rank.state != "unknown":
+        if rank.log and rank.state is not RankState.UNKNOWN:
             self._view.log = rank
         else:
-            why = "it has not started" if rank.state == "waiting" else f"{rank.node} does not answer"
+            why = "it has not started" if rank.state is RankState.WAITING else f"{rank.node} does not answer"
             self._view.message = f"no log of {rank.name}: {why}"
 
     def _type(self, key: str) -> None:
@@ -192,7 +194,7 @@ class Top:
         """Beside the picture, which goes on; what became of it is told in the last line."""
         try:
             answers = stop_job(self._fleet, job, self._fleet.cluster.grace, False)
-            words = gather({name: told(answer, job) for name, answer in answers.items()})
+            words = gather({name: stop_text(read_result(answer, job)) for name, answer in answers.items()})
             self._view.message = f"job {job}: {'; '.join(f'{names}: {text}' for names, text in words)}"
         except ClustertoolError as error:
             self._view.message = f"job {job}: {error.what}"

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Union
 
-from clustertool.model.job.events import JobStatus
 from clustertool.model.job.outcome import Failure, Key, Outcome
+from clustertool.model.job.state import JobStatus
+from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import JobPaths
 from clustertool.model.roles import word
 from clustertool.watch.failures import Failures, News
@@ -49,7 +50,7 @@ class Watch:
     _open: int = 0  # bytes of lines that have no end yet
     _reminded: dict[str, int] = field(default_factory=dict)  # kind of wait -> reports so far
     _failures: Failures = field(default_factory=Failures)
-    _printed: set[str] = field(default_factory=set)  # warnings
+    _lost: set[int] = field(default_factory=set)  # nodes whose loss is in the news
 
     def __post_init__(self) -> None:
         self.status.silent = self.closed  # as it changes
@@ -74,7 +75,7 @@ class Watch:
                 return []
             self.events_at[node] = int(header["at"])
             found = [item for event in header["events"] for item in self._event(node, event, now)]
-            return self._note([*found, *self._failures.release(now)])
+            return [*found, *self._failures.release(now)]
         if kind == "end":
             self.ended.add(node)
             return self._flush(node)
@@ -90,7 +91,7 @@ class Watch:
 
     def idle(self, now: float) -> list[Item]:
         """Failures that have waited long enough, and progress bars that wait for their newline."""
-        found: list[Item] = self._note(self._failures.release(now))
+        found: list[Item] = [*self._failures.release(now)]
         for key, lines in self._all_lines():
             shown = lines.idle(now)
             if shown:
@@ -110,18 +111,13 @@ class Watch:
 
     def rest(self) -> list[Item]:
         """At the end: failures that still wait."""
-        return self._note(self._failures.release())
+        return [*self._failures.release()]
 
     def printed(self, outcome: Outcome) -> bool:
         """Whether the news have named the reason of this outcome already."""
-        if outcome.state == "failed":
+        if outcome.state is JobState.FAILED:
             return any(self._failures.printed(key) for key in outcome.culprits)
-        return outcome.reason in self._printed
-
-    def _note(self, items: Iterable[Item]) -> list[Item]:
-        found = list(items)
-        self._printed.update(item.text for item in found if isinstance(item, News) and item.level == "warn")
-        return found
+        return outcome.state is JobState.LOST and outcome.node in self._lost
 
     def blocked(self, seconds: float, now: float) -> None:
         """This process did not run for so long: no node was silent in that time."""
@@ -135,7 +131,11 @@ class Watch:
         """What is new in a piece: one that came over a connection we had given up may be here already."""
         key, attempt, log = (str(header["role"]), int(header["rank"])), int(header["attempt"]), str(header["log"])
         offsets, start = self.offsets.setdefault(node, {}), int(header["off"])
-        if key not in self.status.processes or not self.status.runs(node, key) or log != JobPaths.log(*key, attempt):
+        if (
+            key not in self.status.processes
+            or not self.status.runs(node, key, attempt)
+            or log != JobPaths.log(*key, attempt)
+        ):
             return self._refuse(node, f"it sent a log ({log[:80]}) of {word(key[0])} {key[1]}, which it does not run")
         known = offsets.get(log, start)
         payload = payload[max(0, known - start) :]
@@ -212,7 +212,7 @@ class Watch:
         """What else a follower must know; `before`: the phase before this event."""
         kind = event.get("e")
         if kind == "phase" and self.status.phase != before:
-            yield from self._phase(done=event.get("end") == "succeeded")
+            yield from self._phase(done=event.get("end") == JobState.SUCCEEDED)
         elif kind == "disk":
             became = "is full: what is printed now is lost" if event["full"] else "has room again"
             yield News(f"{self.name(node)}: the disk of {event['root']} {became}", "warn")
@@ -225,6 +225,7 @@ class Watch:
             who = f"{word(event['role'])} {event['rank']} on {self.name(node)}"
             yield News(f"{who} listens on {event['listens']}, the others expect it on {event['endpoint']}", "warn")
         elif kind == "lost":
+            self._lost.add(int(event["node"]))
             yield News(f"node {self.name(int(event['node']))} is lost: {event.get('why')}", "warn")
         elif kind == "supervisor-lost":
             yield News(f"{self.name(node)}: {event.get('why')}; its processes were ended", "warn")

@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clustertool.model.job.events import JobStatus, ProcessStatus
 from clustertool.model.job.outcome import Key, Outcome, words
+from clustertool.model.job.rank_status import ProcessStatus
+from clustertool.model.job.state import JobStatus
+from clustertool.model.job.state_names import JobState, NodeState, RankState
 from clustertool.model.job.usage import rates
 from clustertool.watch import verdict
 from clustertool.watch.excerpt import excerpt
@@ -34,7 +36,7 @@ class Span:
 
     start: float
     end: float
-    state: str
+    state: RankState
     attempt: int
 
 
@@ -45,7 +47,7 @@ class Rank:
     node: int
     spans: Sequence[Span]
     how: str  # a description of its end, "" while it runs
-    state: str
+    state: RankState
     log: str
     command: str
     devices: Sequence[int]
@@ -85,7 +87,7 @@ class Card:
 class Node:
     index: int
     name: str
-    state: str
+    state: NodeState
     why: str
     cores: int
     total: float
@@ -97,7 +99,7 @@ class Node:
 @dataclass(frozen=True)
 class Story:
     job: str
-    state: str
+    state: JobState
     mode: str
     owner: str
     created: float
@@ -127,24 +129,21 @@ def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] =
     def clean(text: str) -> str:
         return harmless(hide(text))
 
-    answers = {
-        index: {**answer, "events": [event for event in answer["events"] if status.knows(index, event)]}
-        for index, answer in answers.items()
-    }
     times = [float(event["t"]) for answer in answers.values() for event in answer["events"]]
     began = min(times, default=status.created)
-    over = status.outcome is not None or status.state == "lost"
+    over = status.outcome is not None or status.state is JobState.LOST
     last = max(times, default=began) if over else max(float(answer["now"]) for answer in answers.values())
     tails = {(str(role), int(rank)): str(text) for a in answers.values() for role, rank, text in a["tails"]}
     known = {(str(r["role"]), int(r["rank"])): r for answer in answers.values() for r in answer["ranks"]}
     plans = {(str(p["role"]), int(p["rank"])): p for a in answers.values() for p in a["plan"].get("processes", ())}
-    lives, ends = _lives(status, answers, began, last), _ends(answers)
+    lives = _lives(status, answers, began, last)
     ranks = [
         _rank(process, lives.get(key, ()), known.get(key, {}), plans.get(key, {}), began, tails.get(key, ""), clean)
         for key, process in sorted(status.processes.items(), key=lambda item: (item[0][0] != "trainer", item[0]))
     ]
-    ranks = [_printed(_used(rank, *ends.get(rank.key, (0.0, 0.0))), status, answers, began) for rank in ranks]
-    behind = stragglers([_pace(rank, known.get(rank.key, {})) for rank in ranks if rank.spans and rank.state != "lost"])
+    ranks = [_printed(_used(rank, status), status, answers, began) for rank in ranks]
+    there = [rank for rank in ranks if rank.spans and rank.state is not RankState.LOST]
+    behind = stragglers([_pace(rank, known.get(rank.key, {})) for rank in there])
     outcome = status.outcome
     guilty = verdict.culprit(status, outcome) if outcome else None
     return Story(
@@ -159,7 +158,7 @@ def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] =
         policy=next((a["plan"]["policy"] for a in answers.values() if a["plan"]), {}),
         outcome=outcome._replace(reason=clean(outcome.reason)) if outcome else None,
         culprit=(guilty.role, guilty.rank) if guilty else None,
-        victims=outcome.victims if outcome and outcome.state in ("failed", "lost") else (),
+        victims=outcome.victims if outcome and outcome.state in (JobState.FAILED, JobState.LOST) else (),
         told=_lines(tails.get((guilty.role, guilty.rank), ""), clean) if guilty else (),
         nodes=[_node(status, index, answers.get(index), began, clean) for index in sorted(status.nodes)],
         ranks=[replace(rank, behind=behind.get(rank.key, "")) for rank in ranks],
@@ -175,67 +174,42 @@ def _lines(text: str, clean: Hide) -> list[str]:
 # -- lives --
 
 
-class _Life:
-    """One rank's spans, from its events in their order."""
-
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
-        self.open: tuple[float, str, int] | None = None
-
-    def enter(self, t: float, state: str, attempt: int) -> None:
-        self.close(t)
-        self.open = (t, state, attempt)
-
-    def close(self, t: float, state: str = "") -> None:
-        """`state`: how it ended, if it did."""
-        if self.open is not None:
-            start, before, attempt = self.open
-            self.spans.append(Span(start, max(t, start), state or before, attempt))
-            self.open = None
-
-
 def _start(status: JobStatus, process: ProcessStatus, began: float) -> float:
     """When the job began, by the clock of the laptop as far as the clock of the process's node differs from it."""
     return began - status.nodes[process.node].skew
 
 
 def _lives(status: JobStatus, answers: Answers, began: float, last: float) -> dict[Key, list[Span]]:
+    """The spans of each rank of the nodes that answered, and of each lost one."""
     found: dict[Key, list[Span]] = {}
-    for answer in answers.values():
-        lives: dict[Key, _Life] = {}
-        for event in answer["events"]:
-            _live(lives, event, float(event["t"]) - began)
-        for key, life in lives.items():
-            process = status.processes[key]
-            if process.state == "lost":
-                life.close(process.since - _start(status, process, began), "lost")
-            life.close(last - began, "running" if answer["supervised"] else "lost")
-            found[key] = life.spans
+    for number in sorted(status.attempts):
+        for key, process in status.attempts[number].ranks.items():
+            if process.node in answers:
+                newest = status.processes.get(key) is process
+                found.setdefault(key, []).extend(_spans(status, process, answers, began, last if newest else None))
     for key, process in status.processes.items():
-        if process.state == "lost" and key not in found:  # from its last output to the moment when it was given up
+        if process.state is RankState.LOST and key not in found:  # from its last output until it was given up
             start = _start(status, process, began)
             end = max(process.since - start, 0.0)
             output = process.output - start if process.output else end
-            found[key] = [Span(min(max(output, 0.0), end), end, "lost", process.attempt)]
+            found[key] = [Span(min(max(output, 0.0), end), end, RankState.LOST, process.attempt)]
     return found
 
 
-def _live(lives: dict[Key, _Life], event: Event, t: float) -> None:
-    kind = event["e"]
-    if kind == "supervisor-lost":
-        for life in lives.values():
-            life.close(t, "stopped")
-    if kind not in ("started", "frozen", "thawed", "exited"):
-        return
-    life = lives.setdefault((str(event["role"]), int(event["rank"])), _Life())
-    attempt = int(event.get("attempt", life.open[2] if life.open else 0))
-    if kind == "exited":
-        if life.open is None:  # a command that could not start
-            life.enter(t, "running", attempt)
-        bad = event["code"] or event.get("signal")
-        life.close(t, "stopped" if event.get("stopped") else "failed" if bad else "done")
-    else:
-        life.enter(t, "frozen" if kind == "frozen" else "running", attempt)
+def _spans(status: JobStatus, process: ProcessStatus, answers: Answers, began: float, last: float | None) -> list[Span]:
+    """Of one attempt. `last`: the end of the report; None of an attempt after which the rank has started again."""
+    start = _start(status, process, began)
+    states = [(t - start, state) for t, state in process.life.states]
+    if states[-1][1].alive:
+        supervised = answers[process.node]["supervised"]
+        if process.state is RankState.LOST:
+            states.append((process.since - start, RankState.LOST))
+        elif last is not None:
+            states.append((last - began, RankState.RUNNING if supervised else RankState.LOST))
+    return [
+        Span(t, max(end, t), state if then.alive else then, process.attempt)
+        for (t, state), (end, then) in zip(states, states[1:])
+    ]
 
 
 # -- ranks and nodes --
@@ -287,8 +261,10 @@ def _grows(curve: Curve) -> bool:
     return all(a[1] <= b[1] for a, b in zip(curve, curve[1:]))
 
 
-def _used(rank: Rank, cpu: float, memory: float) -> Rank:
+def _used(rank: Rank, status: JobStatus) -> Rank:
     """The kernel's counters at its ends are exact, also for a rank that lived for less than one sample."""
+    lives = [attempt.ranks[rank.key].life for attempt in status.attempts.values() if rank.key in attempt.ranks]
+    cpu, memory = sum(life.cpu for life in lives), max((life.memory for life in lives), default=0.0)
     return replace(rank, cpu=max(rank.cpu, cpu), memory=max(rank.memory, memory))
 
 
@@ -297,20 +273,10 @@ def _printed(rank: Rank, status: JobStatus, answers: Answers, began: float) -> R
     process = status.processes[rank.key]
     output = process.output - _start(status, process, began) if process.output else None
     how = rank.how
-    if rank.state in ("lost", "unknown"):
+    if rank.state in (RankState.LOST, RankState.UNKNOWN):
         step = f"{process.step:,.0f}" if process.step is not None else "unknown"
         how = f"last step {step}, last output {'unknown' if output is None else f'+{output:.2f} s'}"
     return replace(rank, output=output, how=how, recorded=rank.node in answers)
-
-
-def _ends(answers: Answers) -> dict[Key, tuple[float, float]]:
-    """(CPU seconds of all attempts that ended, bytes at most)."""
-    found: dict[Key, tuple[float, float]] = {}
-    for event in (event for answer in answers.values() for event in answer["events"] if event["e"] == "exited"):
-        key = (str(event["role"]), int(event["rank"]))
-        cpu, memory = found.get(key, (0.0, 0.0))
-        found[key] = cpu + float(event.get("cpu", 0.0)), max(memory, float(event.get("memory", 0.0)))
-    return found
 
 
 def _pace(rank: Rank, known: Mapping[str, Any]) -> Pace:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from clustertool.model.job.rank_places import unpack
+from clustertool.model.job.state_names import RankState
 from clustertool.watch.rate import Rate
 
 _HISTORY = 60
@@ -44,7 +45,7 @@ class Rank:
     node: str
     role: str
     rank: int
-    state: str = ""
+    state: RankState = RankState.WAITING
     pid: int = 0
     log: str = ""
     cpu: float | None = None
@@ -178,7 +179,7 @@ class Picture:
         for rank in self.ranks.values():
             if rank.node in away and rank.job in jobs:
                 node, _ = jobs[rank.job].places.get((rank.role, rank.rank), (-1, ""))
-                ended = rank.state in ("done", "failed", "stopped")
+                ended = rank.state in (RankState.DONE, RankState.FAILED, RankState.STOPPED)
                 state = rank.state if ended else jobs[rank.job].state(node)
                 yield replace(rank, state=state, cpu=None, memory=None, speed=None, heartbeat=None, quiet=None)
         for job, about in jobs.items():
@@ -188,7 +189,7 @@ class Picture:
                 if name in away or name not in self.heard:
                     yield Rank(job, -1, name, role, number, about.state(node))
                 elif job in self._jobs[name]:
-                    yield Rank(job, -1, name, role, number, "waiting")
+                    yield Rank(job, -1, name, role, number)
 
     def _shared(self, away: Collection[str]) -> dict[str, _Job]:
         """What all nodes together know of the jobs that run. Where no node answers, of those that ran before."""
@@ -210,9 +211,9 @@ class _Job:
     places: dict[tuple[str, int], tuple[int, str]] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
 
-    def state(self, node: int) -> str:
+    def state(self, node: int) -> RankState:
         """Of the ranks of a node that does not answer."""
-        return "lost" if node in self.lost else "unknown"
+        return RankState.LOST if node in self.lost else RankState.UNKNOWN
 
 
 def _places(plan: Mapping[str, Any]) -> dict[tuple[str, int], tuple[int, str]]:
@@ -222,9 +223,10 @@ def _places(plan: Mapping[str, Any]) -> dict[tuple[str, int], tuple[int, str]]:
 
 def _haste(rank: Rank, counting: bool) -> tuple[int, float]:
     """How a rank is sorted by its progress. `counting`: it or another one of its kind prints steps."""
-    if rank.state in ("lost", "unknown", "frozen") or (rank.state == "running" and counting and not rank.speed):
+    runs = rank.state is RankState.RUNNING
+    if rank.state in (RankState.LOST, RankState.UNKNOWN, RankState.FROZEN) or (runs and counting and not rank.speed):
         return 0, 0.0
-    return (1, rank.speed) if rank.speed is not None else (2 if rank.state == "running" else 3, 0.0)
+    return (1, rank.speed) if rank.speed is not None else (2 if runs else 3, 0.0)
 
 
 def _fits(name: str, devices: Sequence[Device], text: str) -> bool:
@@ -242,10 +244,10 @@ def _take_rank(rank: Rank, told: Mapping[str, Any], job: Mapping[str, Any], t: f
     elif t > rank.seconds[1]:
         rank.cpu = max(0.0, 100 * (seconds - rank.seconds[0]) / (t - rank.seconds[1]))
     rank.seconds = (float(seconds or 0), t)
-    rank.state, rank.pid, rank.log = str(told["state"]), int(told["pid"] or 0), str(told["log"] or "")
+    rank.state, rank.pid, rank.log = RankState(told["state"]), int(told["pid"] or 0), str(told["log"] or "")
     rank.memory, rank.line, rank.heartbeat = told.get("memory"), str(told["line"]), job["heartbeat"]
     rank.rate.feed(rank.line, t)
-    rank.speed = rank.rate.now(t) if rank.state == "running" else None
+    rank.speed = rank.rate.now(t) if rank.state is RankState.RUNNING else None
     rank.quiet = told.get("quiet")
 
 

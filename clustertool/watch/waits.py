@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clustertool.model.job.events import LEAD, JobStatus, NodeStatus, ProcessStatus
-from clustertool.model.job.outcome import coordinator, some
+from clustertool.model.job.node_status import NodeStatus
+from clustertool.model.job.outcome import LEAD, coordinator, some
+from clustertool.model.job.rank_status import ProcessStatus
+from clustertool.model.job.state import JobStatus
+from clustertool.model.job.state_names import NodeState
 
 _LISTEN_AFTER = 10.0  # seconds without a listening port after which a pserver is reported
 
@@ -57,7 +60,7 @@ def advice(status: JobStatus) -> str:
 def coordinator_lost(status: JobStatus) -> str:
     """Why the coordinator's own supervisor ended, if its node has recorded that; else ""."""
     lead = status.nodes.get(LEAD)
-    return f"{_name(status, LEAD)}: {lead.why}" if lead is not None and lead.state == "lost" else ""
+    return f"{_name(status, LEAD)}: {lead.why}" if lead is not None and lead.state is NodeState.LOST else ""
 
 
 def _connections(status: JobStatus, now: float) -> list[Wait]:
@@ -93,7 +96,7 @@ def _age(now: float, since: float) -> float:
 def _pservers(status: JobStatus, now: float) -> list[Wait]:
     if status.phase != "pserver":
         return []
-    waiting = [p for p in status.of("pserver") if p.state in ("running", "frozen") and p.note != "listening"]
+    waiting = [p for p in status.of("pserver") if p.state.alive and not p.life.listening]
     late = [p for p in waiting if _age(now, p.since) >= _LISTEN_AFTER]
     if not late:
         return []

@@ -92,7 +92,9 @@ def test_while_it_ends_by_itself(bench: Bench) -> None:
 def test_placed_and_never_started(bench: Bench) -> None:
     job = bench.job(bench.nodes(2), "true").place()
     assert job.stop() == ALREADY
-    assert job.nodes[0].ask("jobs")["jobs"][0]["state"] == "lost"
+    listed = job.nodes[0].ask("jobs")["jobs"][0]
+    assert (listed["state"], listed["start"]) == ("starting", "placed")
+    assert [event["e"] for event in job.nodes[0].ask("status", job=job.id)["events"]] == ["job"]
     with pytest.raises(NotFound, match="never started"):
         job.follow()
     for node in range(2):

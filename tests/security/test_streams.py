@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clustertool.model.job.events import JobStatus
+from clustertool.model.job.state import JobStatus
 from clustertool.watch.job_view import LogLines, News, Watch
 from tests.cli import LoopSite
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clustertool.model.job.events import JobStatus, fold
+from clustertool.model.job.state import JobStatus, fold
 from clustertool.verbs import status as status_verb
 from clustertool.verbs.jobs import merged
 from clustertool.watch.job_view import Watch

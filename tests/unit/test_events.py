@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from clustertool.model.job.events import JobStatus, fold, read_events
+from clustertool.model.job.events import read_events
 from clustertool.model.job.outcome import Outcome, exit_code, read_outcome, words
+from clustertool.model.job.state import JobStatus, fold
+from clustertool.show.status_view import rank_note
 
 Event = dict[str, Any]
 
@@ -121,7 +123,7 @@ def test_a_process_through_its_life() -> None:
     for kind, state in (("listening", "running"), ("frozen", "frozen"), ("thawed", "running")):
         found.apply(0, said(kind, 4.0, role="pserver", rank=0))
         assert process.state == state
-    assert process.note == "listening"
+    assert rank_note(process) == "listening"
 
 
 def test_that_it_listens_does_not_make_a_process_younger() -> None:
@@ -168,7 +170,10 @@ def test_the_guard_speaks_for_a_dead_supervisor() -> None:
         said("supervisor-lost", why="the supervisor died"),
     )
     assert (found.nodes[0].state, found.nodes[0].why) == ("lost", "supervisor lost: the supervisor died")
-    assert [(p.state, p.note) for p in found.of("trainer")] == [("stopped", "its supervisor was lost"), ("done", "")]
+    assert [(p.state, rank_note(p)) for p in found.of("trainer")] == [
+        ("stopped", "its supervisor was lost"),
+        ("done", ""),
+    ]
 
 
 def test_a_job_whose_nodes_all_ended_without_a_word_is_lost() -> None:
@@ -382,6 +387,10 @@ def test_a_disk_is_full_until_it_has_room() -> None:
 def test_a_pserver_that_listens_elsewhere_and_then_where_it_should() -> None:
     server = {"role": "pserver", "rank": 0}
     events = [header(0, [("pserver", 0)]), started(0, role="pserver")]
-    events.append(said("elsewhere", **server, listens="127.0.1.1 port 80", endpoint="10.0.0.1:80"))
-    assert status_of(*events).processes["pserver", 0].note == "listens on 127.0.1.1 port 80, not on 10.0.0.1:80"
-    assert status_of(*events, said("listening", **server)).processes["pserver", 0].note == "listening"
+
+    def note(*more: Event) -> str:
+        return rank_note(status_of(*events, *more).processes["pserver", 0])
+
+    events.append(said("elsewhere", **server, listens="127.0.1.1 port 80", endpoint="a0:1"))
+    assert note() == "listens on 127.0.1.1 port 80, not on a0:1"
+    assert note(said("listening", **server)) == "listening"

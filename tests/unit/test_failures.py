@@ -10,6 +10,7 @@ import pytest
 
 from clustertool.errors import JobFailed, NodeLost
 from clustertool.model.job.outcome import read_outcome
+from clustertool.show import outcome_view
 from clustertool.show.errors import exit_json, show_error
 from clustertool.show.prefix import RankLines
 from clustertool.show.terminal import Terminal
@@ -201,7 +202,8 @@ def decided(state: str, culprits: list[int], reason: str) -> Event:
         "reason": reason,
         "culprits": [["trainer", rank] for rank in culprits],
         "victims": [],
-        "node": 0,
+        "node": culprits[0],
+        "brief": reason.partition(":")[0],
     }
 
 
@@ -221,7 +223,7 @@ def test_the_exit_line_names_the_failed_and_does_not_repeat_the_error(failures: 
     follower.end()
     status, outcome = follower.watch.status, follower.watch.status.outcome
     assert outcome is not None and follower.watch.printed(outcome)
-    assert verdict.brief(status, outcome) == brief
+    assert outcome_view.brief(status, outcome) == brief
     assert len(verdict.errors(status, outcome)) == len({event["code"] for event in failures})
 
 
@@ -231,7 +233,7 @@ def test_a_lost_node_is_printed_once() -> None:
     follower.take(0, decided("lost", [2], "node n2 is lost: no heartbeat for 10 s"))
     status, outcome = follower.watch.status, follower.watch.status.outcome
     assert outcome is not None and follower.watch.printed(outcome)
-    assert verdict.brief(status, outcome) == "node n2 is lost"
+    assert outcome_view.brief(status, outcome) == "node n2 is lost"
     assert not follower.watch.printed(read_outcome({**decided("lost", [2], "node n3 is lost: silent"), "node": 3}))
 
 
@@ -252,7 +254,7 @@ def test_what_was_printed_already_is_not_printed_with_the_exit() -> None:
 def test_victims_are_folded() -> None:
     follower = Follower()
     outcome = read_outcome({**decided("failed", [3], "why"), "victims": [["trainer", rank] for rank in (0, 1, 2, 5)]})
-    assert verdict.victims_line(follower.watch.status, outcome) == "stopped because of it (victims): trainer 0-2,5"
+    assert outcome_view.victims_line(follower.watch.status, outcome) == "stopped because of it (victims): trainer 0-2,5"
 
 
 def test_last_lines_that_are_on_the_screen_are_known() -> None:

@@ -13,7 +13,6 @@ from cases import IDENTITY, cluster_of, facts_of, hosts, job_of
 from clustertool.model.checks.link_findings import (
     FEW,
     MOST,
-    OK,
     PORTS,
     Try,
     judge,
@@ -134,7 +133,7 @@ def test_ports_of_a_plan_are_its_own() -> None:
 
 
 def tried(count: int, words: dict[tuple[int, int], str], port: int = 1) -> list[Try]:
-    return [Try(a, b, port, words.get((a, b), OK), 0.001) for a, b in itertools.permutations(range(count), 2)]
+    return [Try(a, b, port, words.get((a, b), "ok"), 0.001) for a, b in itertools.permutations(range(count), 2)]
 
 
 def told(tries: Sequence[Try], count: int) -> dict[int, tuple[str, str]]:

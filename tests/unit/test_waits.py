@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from test_events import SUPERVISOR, header, said, started
 
-from clustertool.model.job.events import JobStatus, fold
 from clustertool.model.job.outcome import some
+from clustertool.model.job.state import JobStatus, fold
 from clustertool.watch import verdict
 from clustertool.watch.job_view import News, Watch
 from clustertool.watch.waits import Wait, advice, blocked, due, waits

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Dict, List, Mapping, Sequence, Tuple
+from typing import Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Tuple
 
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.facts import Facts
 from clustertool.model.finding import Finding
 from clustertool.model.planning.plan import Plan
 from clustertool.model.planning.ports import sample
+from clustertool.model.wire.link_answer import LinkAnswer
 
 MOST = 64  # nodes that all try each other
 FEW = 8  # nodes that try all ports of each other; among more of them each pair tries one, and each port has many that try it
 PORTS = 4  # of one node
 SLOW = 0.5  # of the median bandwidth: a link below it is reported
-OK = "ok"
-_FIXES = {  # the first one that occurs in the result counts
-    "no answer of the agent": "the node is overloaded, or something between them swallows data: try again",
-    "refused": "a firewall rejects these ports between the nodes: open them",
-    "no route": "check the routes of the node (ip route) and PADDLE_NIC",
-    "another node answered": "two nodes have this address, or a router redirects it: give each an address of its own",
-    "no answer": "open these ports between the nodes (firewall, security group), and check routes and PADDLE_NIC",
+_FIXES = {  # the first one of the answers of both directions
+    LinkAnswer.NO_AGENT: "the node is overloaded, or something between them swallows data: try again",
+    LinkAnswer.REFUSED: "a firewall rejects these ports between the nodes: open them",
+    LinkAnswer.NO_ROUTE: "check the routes of the node (ip route) and PADDLE_NIC",
+    LinkAnswer.OTHER_NODE: "two nodes have this address, or a router redirects it: give each an address of its own",
+    LinkAnswer.NO_ANSWER: "open these ports between the nodes (firewall, security group), and check routes and PADDLE_NIC",
 }
 _NO_FIX = "check the network between these nodes"
 Pair = Tuple[int, int]
@@ -37,13 +37,27 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Try:
-    """One node's attempt to reach another one's port. `word`: ok, or why not; seconds there and back."""
+    """One node's attempt to reach another one's port. `word`: what came of it, see LinkAnswer; seconds there and back."""
 
     source: int
     target: int
     port: int
     word: str
     seconds: float = 0.0
+
+    @property
+    def answer(self) -> LinkAnswer:
+        return LinkAnswer.of(self.word)
+
+
+class Direction(NamedTuple):
+    """What came of all attempts from one node to another: in words, and which answers were not OK."""
+
+    text: str
+    bad: FrozenSet[LinkAnswer] = frozenset()
+
+
+_NOT_TRIED = Direction("not tried")
 
 
 def pattern(nodes: Sequence[int], most: int = MOST) -> Pattern:
@@ -128,15 +142,15 @@ def judge(tries: Sequence[Try], nodes: Sequence[int], names: Callable[[Sequence[
     The node with most broken pairs is reported with all of them, then the next one of the rest, so that without the nodes that
     have an error all others reach each other.
     """
-    words = _words(tries)
-    broken = {pair for pair, word in words.items() if word != OK}
+    directions = _directions(tries)
+    broken = {pair for pair, direction in directions.items() if direction.bad}
     left = {(min(pair), max(pair)) for pair in broken}
     found: List[Finding] = []
     while left:
         counted = {node: sum(node in pair for pair in left) for node in sorted({n for pair in left for n in pair})}
         worst = max(counted, key=lambda node: counted[node])  # of equal ones the first
         peers = sorted(a + b - worst for a, b in left if worst in (a, b))
-        found += _told(worst, peers, words, names)
+        found += _told(worst, peers, directions, names)
         left = {pair for pair in left if worst not in pair}
     for node in sorted(set(nodes) - {finding.node for finding in found}):
         if any(one.source == node for one in tries) and any(one.target == node for one in tries):
@@ -147,41 +161,41 @@ def judge(tries: Sequence[Try], nodes: Sequence[int], names: Callable[[Sequence[
     return found
 
 
-def _words(tries: Sequence[Try]) -> Dict[Pair, str]:
-    """(source, target) -> ok, or what is wrong and at which ports, where not at all of them."""
+def _directions(tries: Sequence[Try]) -> Dict[Pair, Direction]:
+    """(source, target) -> what is wrong, and at which ports, where not at all of them."""
     by_pair: Dict[Pair, List[Try]] = {}
     for one in tries:
         by_pair.setdefault((one.source, one.target), []).append(one)
-    return {pair: _word(found) for pair, found in by_pair.items()}
+    return {pair: _direction(found) for pair, found in by_pair.items()}
 
 
-def _word(tries: Sequence[Try]) -> str:
-    bad = [one for one in tries if one.word != OK]
+def _direction(tries: Sequence[Try]) -> Direction:
+    bad = [one for one in tries if one.answer is not LinkAnswer.OK]
     if not bad:
-        return OK
-    words = ", ".join(dict.fromkeys(_guess(one.word) for one in bad))
-    if len(bad) == len(tries):
-        return words
-    return f"{words} at port {', '.join(str(one.port) for one in bad)}"
+        return Direction(LinkAnswer.OK.value)
+    text = ", ".join(dict.fromkeys(_guess(one) for one in bad))
+    if len(bad) < len(tries):
+        text = f"{text} at port {', '.join(str(one.port) for one in bad)}"
+    return Direction(text, frozenset(one.answer for one in bad))
 
 
-def _guess(word: str) -> str:
-    return f"{word} (firewall?)" if word == "no answer" else word
+def _guess(one: Try) -> str:
+    return f"{one.word} (firewall?)" if one.answer is LinkAnswer.NO_ANSWER else one.word
 
 
 def _told(
-    node: int, peers: Sequence[int], words: Mapping[Pair, str], names: Callable[[Sequence[int]], str]
+    node: int, peers: Sequence[int], directions: Mapping[Pair, Direction], names: Callable[[Sequence[int]], str]
 ) -> List[Finding]:
     """Both directions of a node's broken pairs, equal ones together."""
-    alike: Dict[Tuple[str, str], List[int]] = {}
+    alike: Dict[Tuple[Direction, Direction], List[int]] = {}
     for peer in peers:
-        both = words.get((node, peer), "not tried"), words.get((peer, node), "not tried")
+        both = directions.get((node, peer), _NOT_TRIED), directions.get((peer, node), _NOT_TRIED)
         alike.setdefault(both, []).append(peer)
     found = []
     for (out, back), group in alike.items():
         here, there = names([node]), names(group)
-        text = f"{here} -> {there}: {out}, {there} -> {here}: {back}"
-        fix = next((fix for word, fix in _FIXES.items() if word in out + back), _NO_FIX)
+        text = f"{here} -> {there}: {out.text}, {there} -> {here}: {back.text}"
+        fix = next((fix for answer, fix in _FIXES.items() if answer in out.bad | back.bad), _NO_FIX)
         found.append(Finding(node, "mesh", "error", text, fix))
     return found
 

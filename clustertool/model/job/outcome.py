@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
+from clustertool.model.job.state_names import JobState
 from clustertool.model.roles import word
 
 Key = Tuple[str, int]
+LEAD = 0  # the node of the lead, see model/planning/requests.py
 
 SIGNALS = {
     1: "hang-up",
@@ -30,33 +32,42 @@ SIGNALS = {
 
 
 class Outcome(NamedTuple):
-    """How a job ended. state: succeeded, failed, lost, stopped, timeout. source: whose code it is, job or tool."""
+    """How a job ended. `state` is one of OUTCOMES. source: whose code it is, job or tool."""
 
-    state: str
+    state: JobState
     code: int
     source: str
     reason: str
     culprits: Tuple[Key, ...] = ()
     victims: Tuple[Key, ...] = ()
     node: int = -1
+    brief: str = ""  # the reason in few words, if it has such a form
 
-    def as_dict(self) -> Dict[str, Any]:
+    def as_record(self) -> Dict[str, Any]:
+        """The fields of an event."""
         return {
             **self._asdict(),
             "culprits": [list(k) for k in self.culprits],
             "victims": [list(k) for k in self.victims],
         }
 
+    def as_dict(self) -> Dict[str, Any]:
+        """The "outcome" of JSON answers."""
+        fields = self.as_record()
+        del fields["brief"]
+        return fields
+
 
 def read_outcome(values: Mapping[str, Any]) -> Outcome:
     return Outcome(
-        str(values["state"]),
+        JobState(values["state"]),
         int(values["code"]),
         str(values["source"]),
         str(values["reason"]),
         tuple((str(a), int(b)) for a, b in values.get("culprits", ())),
         tuple((str(a), int(b)) for a, b in values.get("victims", ())),
         int(values.get("node", -1)),
+        str(values.get("brief", "")),
     )
 
 

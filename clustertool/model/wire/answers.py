@@ -6,9 +6,10 @@ change the records and the tool's code on its node, so nothing here is taken on 
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Iterable, Mapping
 
 from clustertool.model.config.hosts import HIGHEST_PORT
+from clustertool.model.job.state_names import NODE_ANSWERS, OUTCOMES, JobState, RankState, StartReason
 from clustertool.model.paths import is_job_id
 from clustertool.model.roles import ROLES
 from clustertool.model.wire.shape import (
@@ -48,8 +49,14 @@ _LIMITS = {
 _LISTING = 32 << 20  # a probe that lists the files of --job-workspace
 _SHORT = 32 << 10  # bytes of the header of a piece of a log, which names a file
 
+
+def _one_of(names: Iterable[str]) -> Check:
+    known = sorted(names)
+    return matching(known.__contains__, f"one of {', '.join(known)}")
+
+
 job_id = matching(is_job_id, "a job id")
-_role = matching(ROLES.__contains__, f"one of {', '.join(ROLES)}")
+_role = _one_of(ROLES)
 _node, _rank, _pid = whole(0, MOST_NODES), whole(0, MOST_RANKS), whole(0, 1 << 31)
 _attempt = whole(0, 1_000_000)
 _time, _seconds, _bytes = number(0, _LATEST), number(-_LATEST, _LATEST), number(0, 1e18)
@@ -67,8 +74,8 @@ _reached = row(_role, _rank, maybe(_step), maybe(_step), _time)  # epoch, step, 
 _places = rows(row(_role, whole(), whole(), whole(), whole()), MOST_RANKS)
 _keys = rows(row(_role, _rank), MOST_RANKS)
 _outcome = fields(
-    {"state": _word, "code": _code, "source": _word, "reason": text()},
-    {"culprits": _keys, "victims": _keys, "node": whole(-1, MOST_NODES)},
+    {"state": _one_of(OUTCOMES), "code": _code, "source": _word, "reason": text()},
+    {"brief": text(), "culprits": _keys, "victims": _keys, "node": whole(-1, MOST_NODES)},
 )
 _EVENTS: Dict[str, Check] = {
     "job": fields(
@@ -147,7 +154,7 @@ _status = {
 _summary = fields(
     {
         "id": job_id,
-        "state": _word,
+        "state": _one_of(JobState),
         "node": maybe(_node),
         "owner": maybe(_word),
         "created": maybe(_time),
@@ -157,7 +164,7 @@ _summary = fields(
         "code": maybe(_code),
         "reason": maybe(text()),
     },
-    {"dir": text()},
+    {"dir": text(), "start": _one_of(StartReason), "final": flag},
 )
 _curve = rows(rows(maybe(number(-_LATEST, 1e18)), 8), 10_000)
 _machine_number = number(-1, 1e18)
@@ -235,7 +242,7 @@ _shown_job = fields(
         "heartbeat": maybe(_bytes),
         "ranks": rows(
             fields(
-                {**_process, "state": maybe(_word), "line": _word},
+                {**_process, "state": _one_of(RankState), "line": _word},
                 {
                     "pid": maybe(_pid),
                     "log": maybe(text()),
@@ -302,7 +309,7 @@ _probe = fields(
         "problems": rows(row(_word, _word, text(), text()), 10_000),
     },
 )
-_stopped = fields({"state": _word, "survivors": rows(_word, 100_000)}, {"waits": flag, "why": text()})
+_stopped = fields({"state": _one_of(NODE_ANSWERS), "survivors": rows(_word, 100_000)}, {"waits": flag, "why": text()})
 _ids = rows(job_id, MOST_JOBS)
 _ANSWERS: Dict[str, Check] = {
     "jobs": fields({"jobs": rows(_summary, MOST_JOBS)}),

@@ -12,7 +12,9 @@ from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
 
 from clustertool.model.job import progress as steps
 from clustertool.model.job import usage
-from clustertool.model.job.outcome import Key, exit_code
+from clustertool.model.job.outcome import Key
+from clustertool.model.job.rank_status import ProcessStatus
+from clustertool.model.job.state_names import RankState
 from clustertool.model.paths import OURS
 from clustertool.node.jobs.follow import last_lines
 from clustertool.node.jobs.records import Record
@@ -27,21 +29,18 @@ _SEARCHED = 400  # of one that did: a traceback is looked for in them
 _FAILED = 4  # so many of a node tell their story at length; where more failed, they failed alike
 _LONGEST = 2000  # characters of a command
 
-Event = Mapping[str, Any]
 
-
-def report(record: Record, events: Sequence[Event], points: int) -> Dict[str, Any]:
-    """`points`: how many values a curve may have."""
+def report(record: Record, found: Sequence[ProcessStatus], points: int) -> Dict[str, Any]:
+    """`found`: the ranks of this node. `points`: how many values a curve may have."""
     job = files.open_job_dir(record.paths.dir)
     try:
         lines = _lines(job)
-        lived = [event for event in events if event["e"] in ("started", "exited")]
-        attempts = {(str(event["role"]), int(event["rank"])): int(event.get("attempt", 0)) for event in lived}
+        attempts = {rank.key: rank.attempt for rank in found}
         return {
             "machine": _machine(lines, points),
             "cards": _cards(lines, points),
             "ranks": _ranks(record, job, lines, attempts, points),
-            "tails": _tails(record, job, events, attempts),
+            "tails": _tails(record, job, found),
             "plan": _plan(job),
         }
     finally:
@@ -128,20 +127,15 @@ def _log(job: int, name: str, sizes: Sequence[Tuple[float, int]]) -> Dict[str, A
         os.close(fd)
 
 
-def _tails(record: Record, job: int, events: Iterable[Event], attempts: Mapping[Key, int]) -> List[List[Any]]:
+def _tails(record: Record, job: int, ranks: Sequence[ProcessStatus]) -> List[List[Any]]:
     """[role, rank, text]: the first that failed at length, of all others their last words."""
-    failed: List[Key] = []
-    for event in events:
-        if event["e"] == "exited" and not event.get("stopped") and exit_code(event["code"], event.get("signal", 0)):
-            key = (str(event["role"]), int(event["rank"]))
-            if event.get("attempt", 0) == attempts[key] and len(failed) < _FAILED:
-                failed.append(key)
+    failed = sorted((rank for rank in ranks if rank.state is RankState.FAILED), key=lambda rank: rank.since)[:_FAILED]
     found: List[List[Any]] = []
-    for key, attempt in attempts.items():
+    for rank in ranks:
         with contextlib.suppress(OSError):
-            lines, limit = (_SEARCHED, 64 << 10) if key in failed else (_LAST_WORDS, 1 << 10)
-            text = last_lines(job, record.paths.log(*key, attempt), lines, limit)
-            found.append([*key, text.decode("utf-8", "backslashreplace")])
+            lines, limit = (_SEARCHED, 64 << 10) if rank in failed else (_LAST_WORDS, 1 << 10)
+            text = last_lines(job, record.paths.log(*rank.key, rank.attempt), lines, limit)
+            found.append([*rank.key, text.decode("utf-8", "backslashreplace")])
     return found
 
 

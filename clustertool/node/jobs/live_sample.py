@@ -12,6 +12,10 @@ import os
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
+from clustertool.model.job.node_status import NodeRecord
+from clustertool.model.job.rank_status import ProcessStatus
+from clustertool.model.job.state import JobStatus
+from clustertool.model.job.state_names import RankState
 from clustertool.node.devices import read
 from clustertool.node.jobs.records import Record, find
 from clustertool.node.storage import files
@@ -22,7 +26,6 @@ _AGAIN = 10.0  # seconds after which job directories are looked through all the 
 _FORGOTTEN = 600.0  # seconds without heartbeat
 _TAIL = 2048  # bytes in which it is looked for
 _PLAN = 10  # looks, of which one names the places of all ranks of a job
-_LIVING = ("running", "frozen")
 _DEVICE = (
     "index",
     "model",
@@ -104,23 +107,20 @@ class _Job:
         self._record = record
         self._at = 0
         self._rest = b""
-        self._ranks: Dict[Tuple[str, int], Dict[str, Any]] = {}
+        self._status = JobStatus()
         self._lines: Dict[str, Tuple[int, str]] = {}
-        self._over = False
-        self._boot, self._supervisor = "", processes.Process(0, 0)
-        self._lost: List[int] = []  # nodes that the lead gave up
         self._looks = -1
 
     def look(self) -> Optional[Dict[str, Any]]:
         """None once it has ended."""
-        if not self._over:
+        if self._own().ended is None:
             self._read_events()
-        if self._over:
+        if self._own().ended is not None:
             return None
         beat = None
         with contextlib.suppress(OSError):
             beat = round(max(0.0, time.time() - os.stat(self._record.paths.control).st_mtime), 1)
-        ranks = [self._rank(rank) for rank in self._ranks.values()]
+        ranks = [self._rank(rank) for rank in self._status.processes.values()]
         if (beat is None or beat > _FORGOTTEN) and not any("seconds" in rank for rank in ranks):
             return None  # placed and never started, or lost long ago
         self._looks += 1
@@ -131,7 +131,7 @@ class _Job:
             "node": self._record.node,
             "heartbeat": beat,
             "ranks": ranks,
-            "lost": self._lost,
+            "lost": [node.index for node in self._status.nodes.values() if node.lost is not None],
             "command": header.get("command"),
             **({"plan": plan} if self._looks % _PLAN == 0 else {}),
         }
@@ -148,54 +148,34 @@ class _Job:
                     self._take(json.loads(line))
 
     def _take(self, event: Dict[str, Any]) -> None:
-        kind = event["e"]
-        if kind == "started":
-            rank = {
-                "role": event["role"],
-                "rank": int(event["rank"]),
-                "pid": int(event["pid"]),
-                "log": str(event["log"]),
-            }
-            self._ranks[rank["role"], rank["rank"]] = {**rank, "start": int(event["start"]), "state": "running"}
-        elif kind in ("exited", "frozen", "thawed"):
-            key = str(event["role"]), int(event["rank"])
-            rank = self._ranks.setdefault(key, {"role": key[0], "rank": key[1]})
-            if kind == "exited":
-                good = not event["code"] and not event["signal"]
-                state = "done" if good else "stopped" if event["stopped"] else "failed"
-                rank.update(state=state, pid=0)
-            else:
-                rank["state"] = "frozen" if kind == "frozen" else "running"
-        elif kind == "supervisor":
-            self._boot, self._supervisor = str(event["boot"]), processes.Process(int(event["pid"]), int(event["start"]))
-        elif kind == "supervisor-lost":
-            for rank in self._ranks.values():
-                if rank["state"] in _LIVING:
-                    rank.update(state="stopped", pid=0)
-        elif kind == "lost":
-            self._lost.append(int(event["node"]))
-        elif kind == "absent":
-            self._lost += map(int, event["nodes"])
-        elif kind == "job":  # the directory may have been found before it was filled
+        if (
+            event["e"] == "job"
+        ):  # it names the ranks of all nodes; the directory may have been found before it was filled
             self._record.header = event
-        elif kind == "ended":
-            self._over = True
+        else:
+            self._status.apply(self._record.node, event)
 
-    def _rank(self, rank: Dict[str, Any]) -> Dict[str, Any]:
-        told = {key: rank.get(key) for key in ("role", "rank", "state", "pid", "log")}
-        found = processes.stat(rank["pid"]) if rank.get("pid") else None
-        if found is not None and found.start == rank["start"]:
-            told["seconds"], told["memory"] = found.ticks / _TICKS, found.rss * _PAGE
-        living = found is not None and "seconds" in told and found.state not in "ZX"
-        if rank["state"] in _LIVING and not living and not self._supervised():
-            told["state"] = "lost"  # its machine has crashed since
-        told["line"], written = self._last_line(str(rank["log"])) if rank.get("log") else ("", 0.0)
-        if written and told["state"] in (*_LIVING, "lost"):
-            told["quiet"] = round(max(0.0, time.time() - written), 1)
-        return told
+    def _rank(self, rank: ProcessStatus) -> Dict[str, Any]:
+        shown: Dict[str, Any] = {name: getattr(rank, name) for name in ("role", "rank", "state", "log")}
+        shown["pid"] = rank.pid if rank.state.alive else 0
+        found = processes.stat(rank.pid) if shown["pid"] else None
+        if found is not None and found.start == rank.life.start:
+            shown["seconds"], shown["memory"] = found.ticks / _TICKS, found.rss * _PAGE
+        living = found is not None and "seconds" in shown and found.state not in "ZX"
+        if rank.state.alive and not living and not self._supervised():
+            shown["state"] = RankState.LOST  # its machine has crashed since
+        shown["line"], written = self._last_line(rank.log) if rank.log else ("", 0.0)
+        if written and (shown["state"] is RankState.LOST or shown["state"].alive):
+            shown["quiet"] = round(max(0.0, time.time() - written), 1)
+        return shown
+
+    def _own(self) -> NodeRecord:
+        node = self._status.nodes.get(self._record.node)
+        return node.own if node is not None else NodeRecord()
 
     def _supervised(self) -> bool:
-        return self._boot == processes.boot_id() and processes.alive(self._supervisor)
+        supervisor = self._record.process("supervisor", self._own())
+        return supervisor is not None and processes.alive(supervisor)
 
     def _last_line(self, log: str) -> Tuple[str, float]:
         """And when the log was written last."""

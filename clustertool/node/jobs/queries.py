@@ -6,9 +6,12 @@ import contextlib
 import os
 import time
 import traceback
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from clustertool.errors import ClustertoolError, NotFound
+from clustertool.model.job.rank_status import ProcessStatus
+from clustertool.model.job.state import ranks_of
+from clustertool.model.job.state_names import JobState, StopState
 from clustertool.model.wire.frames import Header
 from clustertool.node.jobs import ledger
 from clustertool.node.jobs.clean import remove, unlink
@@ -58,7 +61,7 @@ class Jobs:
             try:
                 found[record.job] = stop(record, *arguments)
             except Exception as error:  # noqa: BLE001 - one job's records must not hide another's
-                found[record.job] = {"state": "unknown", "survivors": [], "why": _bug(error)}
+                found[record.job] = {"state": StopState.UNKNOWN, "survivors": [], "why": _bug(error)}
         return {"jobs": found}
 
     def attached(self, header: Header) -> Dict[str, Any]:
@@ -73,17 +76,16 @@ class Jobs:
             try:
                 found.append(record.summary())
             except Exception as error:  # noqa: BLE001 - one job's records must not hide another's
-                found.append({**record.about(), "state": "unknown", "code": None, "reason": _bug(error)})
+                found.append({**record.about(), "state": JobState.UNKNOWN, "code": None, "reason": _bug(error)})
         return {"jobs": found}
 
     def status(self, header: Header) -> Dict[str, Any]:
-        """All events of a job on this node, and CPU and memory of its processes."""
+        """All events of a job on this node, and CPU and memory of its processes. A job that was only placed has one event."""
         record = self.record(header)
-        events = record.events()
+        events = record.events() or [record.first_event()]
+        ranks = ranks_of(events)
+        started = [processes.Process(rank.pid, rank.life.start) for rank in ranks if rank.pid]
         supervisor = record.process("supervisor")
-        started = [
-            processes.Process(int(event["pid"]), int(event["start"])) for event in events if event["e"] == "started"
-        ]
         beat = None
         with contextlib.suppress(OSError):
             beat = max(0.0, round(time.time() - os.stat(record.paths.control).st_mtime, 1))
@@ -92,7 +94,7 @@ class Jobs:
             "dir": record.paths.dir,
             "heartbeat": beat,
             "events": events,
-            "output": _output(record, events),
+            "output": _output(record, ranks),
             "supervised": supervisor is not None and processes.alive(supervisor),
             "unknown": record.unknown(),
             "usage": {str(process.pid): _usage(process.pid) for process in started if processes.alive(process)},
@@ -102,7 +104,7 @@ class Jobs:
         """What status tells, and a summary of what the job used, did and said here."""
         status = self.status(header)
         record = self.record(header)
-        return {**status, "now": time.time(), **report(record, status["events"], int(header["points"]))}
+        return {**status, "now": time.time(), **report(record, ranks_of(status["events"]), int(header["points"]))}
 
     def tail(self, header: Header) -> Dict[str, Any]:
         """The last lines of one log, for a verdict."""
@@ -176,15 +178,15 @@ def _bug(error: Exception) -> str:
     return f"a bug of clustertool on this node, {os.path.basename(where.filename)}:{where.lineno}: {error!r}"
 
 
-def _output(record: Record, events: List[Dict[str, Any]]) -> List[List[Any]]:
+def _output(record: Record, ranks: Sequence[ProcessStatus]) -> List[List[Any]]:
     """[role, rank, epoch, step, time of the last output] of each rank that was started, of its last attempt."""
-    attempts = {(str(e["role"]), int(e["rank"])): int(e.get("attempt", 0)) for e in events if e["e"] == "started"}
     try:
         job = files.open_job_dir(record.paths.dir)
     except NotFound:  # a program has removed it
         return []
     try:
-        found = [(key, progress(job, record.paths.log(*key, attempt))) for key, attempt in attempts.items()]
+        logs = {rank.key: record.paths.log(*rank.key, rank.attempt) for rank in ranks if rank.pid}
+        found = [(key, progress(job, log)) for key, log in logs.items()]
     finally:
         os.close(job)
     return [[*key, now.epoch, now.step, now.output] for key, now in found if now is not None]

@@ -10,6 +10,8 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from clustertool.errors import PreflightError
 from clustertool.model.job import formats
+from clustertool.model.job.node_status import NodePart, NodeRecord, record_of
+from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import OURS, JobPaths, is_job_id
 from clustertool.node.jobs import ledger
 from clustertool.node.storage import files
@@ -61,11 +63,15 @@ class Record:
                 found = list(_parse(file.read()))
         return found if any(event["e"] == "job" for event in found) else [*self._restored(), *found]
 
+    def first_event(self) -> Dict[str, Any]:
+        return {"t": float(self.header.get("created", 0)), "e": "job", **self.header}
+
     def _restored(self) -> Iterator[Dict[str, Any]]:
         entry = self.entry
         if "supervisor" in entry:
-            t = float(self.header.get("created", 0))
-            yield {"t": t, "e": "job", **self.header}
+            first = {**self.first_event(), "restored": True}
+            t = first["t"]
+            yield first
             for kind in ledger.CARETAKERS:
                 process = ledger.process(entry, kind)
                 if process:
@@ -76,33 +82,26 @@ class Record:
             if isinstance(entry.get("ended"), dict):
                 yield {"t": t, "e": "ended", **entry["ended"]}
 
-    def last(self) -> Dict[str, Any]:
-        """The job's last word if it was said, else the newest whole event; from the file's tail."""
-        found: List[Dict[str, Any]] = []
+    def own(self) -> NodeRecord:
+        """What its events say of its supervisor and of its end."""
+        return record_of(self.events())
+
+    def last(self) -> NodeRecord:
+        """The same of the file's tail, which is cheap to read, if the job has ended; else of all events."""
         with contextlib.suppress(OSError):
             with open(files.open_file(self.paths.events), "rb") as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - _TAIL))
-                found = list(_parse(file.read()))
-        found = found or self.events()
-        ended = [event for event in found if event["e"] == "ended"]
-        return (ended or found or [{}])[-1]
+                found = record_of(_parse(file.read()))
+                if found.ended is not None:
+                    return found
+        return self.own()
 
-    def started(self) -> Tuple[str, str]:
-        """(boot, process space) of its newest supervisor; "" where no supervisor is recorded, or no space."""
-        found = [event for event in self.events() if event["e"] == "supervisor"]
-        return (str(found[-1].get("boot", "")), str(found[-1].get("space", ""))) if found else ("", "")
-
-    def process(self, kind: str) -> Optional[processes.Process]:
+    def process(self, kind: str, own: Optional[NodeRecord] = None) -> Optional[processes.Process]:
         """The newest supervisor, guard or gauge, alive or not; None where another boot recorded it."""
-        boot = space = ""
-        found = None
-        for event in self.events():
-            if event["e"] == "supervisor":
-                boot, space = str(event.get("boot", "")), str(event.get("space", ""))
-            if event["e"] == kind:
-                found = processes.Process(int(event["pid"]), int(event["start"]))
-        return found if found and _here(boot, space) else None
+        own = self.own() if own is None else own
+        found = own.caretakers.get(kind)
+        return processes.Process(*found) if found and _here(own.boot, own.space) else None
 
     def key(self) -> Optional[Key]:
         """What finds its processes; None where neither the ledger nor spec.json tells it."""
@@ -128,24 +127,12 @@ class Record:
         name = str(self.header.get("hostname") or "")
         if name in ("", os.uname().nodename):
             return ""
-        started = self.started()
-        return "" if started[0] and _here(*started) else name
+        own = self.own()
+        return "" if own.boot and _here(own.boot, own.space) else name
 
     def over(self) -> bool:
         """Whether its own records prove that nothing of it lives on the node that it was on."""
-        proven = lost = survivors = False
-        for event in self.events():
-            kind = event.get("e")
-            if kind in ("supervisor", "started"):
-                proven = lost = False
-            elif kind == "supervisor-lost":
-                lost = True
-            elif kind == "clean":  # between two attempts it is no end
-                survivors = bool(event.get("survivors"))
-                proven = lost and not survivors
-            elif kind == "ended":
-                proven = not survivors
-        return proven
+        return self.own().clean
 
     def unknown(self) -> str:
         """Why it is not known from here whether it runs; "" if it can be known."""
@@ -166,33 +153,30 @@ class Record:
 
     def _rebooted(self) -> bool:
         """Nothing lives of a job that was started before this machine was."""
-        started = self.started()
-        return bool(started[0]) and not _here(*started)
+        own = self.own()
+        return bool(own.boot) and not _here(own.boot, own.space)
 
     def summary(self) -> Dict[str, Any]:
         """For `inv jobs`: one line about this job as this node knows it."""
-        state, code, reason = self._state()
-        return {**self.about(), "state": state, "code": code, "reason": reason}
+        part = self._part()
+        return {**self.about(), **{name: getattr(part, name) for name in ("state", "code", "reason", "start", "final")}}
 
     def about(self) -> Dict[str, Any]:
         """The part of the summary that does not change."""
         keep = ("id", "node", "owner", "created", "mode", "command", "nodes")
         return {**{k: self.header.get(k) for k in keep}, "dir": self.paths.dir}
 
-    def _state(self) -> Tuple[str, Optional[int], str]:
+    def _part(self) -> NodePart:
         if self.trouble:
-            return "unknown", None, self.trouble.what
-        last = self.last()
-        if last.get("e") == "ended":
-            code = int(last["code"])
-            if abs(code) >= 1 << 31:
-                raise ValueError(f"exit code {code}")
-            return str(last["state"])[:100], code, str(last["reason"])[:_TAIL]
-        supervisor = self.process("supervisor")
-        if supervisor is not None and processes.alive(supervisor):
-            return "running", None, ""
-        why = self.unknown()
-        return "unknown" if why else "lost", None, why
+            return NodePart(self.node, JobState.UNKNOWN, reason=self.trouble.what)
+        own = self.last()
+        if own.ended is not None:
+            if abs(own.ended.code) >= 1 << 31:
+                raise ValueError(f"exit code {own.ended.code}")
+            return own.part(self.node, False)._replace(reason=own.ended.reason[:_TAIL])
+        supervisor = self.process("supervisor", own)
+        alive = supervisor is not None and processes.alive(supervisor)
+        return own.part(self.node, alive, "" if alive else self.unknown())
 
 
 def _here(boot: str, space: str) -> bool:

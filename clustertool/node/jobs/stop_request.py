@@ -10,6 +10,7 @@ import time
 from typing import Any, Dict, Mapping, Sequence
 
 from clustertool.errors import NotFound, PreflightError
+from clustertool.model.job.state_names import JobState, StopState
 from clustertool.node.jobs import descendants, records
 from clustertool.node.jobs.records import Record
 from clustertool.node.jobs.termination import Sweep
@@ -24,7 +25,7 @@ _SAME = 5.0  # and to hear of one stop in two ways
 _POLL = 0.02
 _FIX = "end its processes on that node by hand; then remove its directory, and run inv clean --job with its id"
 Answer = Dict[str, Any]
-_ALREADY: Answer = {"state": "ended already", "survivors": []}
+_ALREADY: Answer = {"state": StopState.ENDED_ALREADY, "survivors": []}
 
 
 def lives(record: Record) -> bool:
@@ -35,7 +36,7 @@ def lives(record: Record) -> bool:
     if record.elsewhere() or record.blank():  # it has ended there, or never started
         return False
     with _Left(record) as left:
-        ended = record.last().get("e") == "ended"  # supervisor and guard are about to leave then
+        ended = record.last().ended is not None  # supervisor and guard are about to leave then
         return (
             any(process not in left.caretakers for process in left.sweep.living())
             if ended
@@ -61,9 +62,9 @@ def stop(record: Record, by: str, code: int, grace: float, force: bool) -> Answe
         if not left.sweep.living():
             if record.unknown():
                 return _unknown(record)
-            return _clean(record) if _just_stopped(record, by) else _ALREADY
+            return _clean(record) if _just_stopped(record) else _ALREADY
         heard = _ask(record, by, code, grace) and left.supervisor is not None and _ends(record, left.supervisor, grace)
-        if not heard and _last_word(record) != "ended":  # by itself, while we looked
+        if not heard and record.own().step != "ended":  # by itself, while we looked
             return _take_over(left, by, grace)
         if _leave(left.caretakers, end):
             return _clean(record)
@@ -73,13 +74,14 @@ def stop(record: Record, by: str, code: int, grace: float, force: bool) -> Answe
 
 
 def _unknown(record: Record) -> Answer:
-    return {"state": "unknown", "survivors": [], "why": record.unknown()}
+    return {"state": StopState.UNKNOWN, "survivors": [], "why": record.unknown()}
 
 
-def _just_stopped(record: Record, by: str) -> bool:
+def _just_stopped(record: Record) -> bool:
     """Whether this very stop was here before us: it reached another node first, whose supervisor told the lead."""
-    last = record.last()
-    return last.get("e") == "ended" and last.get("reason") == by and time.time() - float(last["t"]) < _SAME
+    own = record.last()
+    stopped = own.ended is not None and own.ended.state is JobState.STOPPED
+    return stopped and time.time() - own.ended_at < _SAME
 
 
 class _Left:
@@ -93,8 +95,9 @@ class _Left:
         self.key = record.key()
         self.leads = self.key is not None and self.key.leads
         self.job = -1
-        self.supervisor = record.process("supervisor")
-        found = (self.supervisor, record.process("guard"), record.process("gauge"))
+        own = record.own()
+        self.supervisor = record.process("supervisor", own)
+        found = (self.supervisor, record.process("guard", own), record.process("gauge", own))
         self.caretakers = [process for process in found if process and processes.alive(process)]
 
     def __enter__(self) -> _Left:
@@ -112,7 +115,7 @@ class _Left:
 
 
 def _answer(survivors: Sequence[str]) -> Answer:
-    return {"state": "survivors" if survivors else "clean", "survivors": list(survivors)}
+    return {"state": StopState.SURVIVORS if survivors else StopState.CLEAN, "survivors": list(survivors)}
 
 
 def _ask(record: Record, by: str, code: int, grace: float) -> bool:
@@ -138,21 +141,13 @@ def _ends(record: Record, supervisor: Process, grace: float) -> bool:
     """The supervisor has heard us, and has ended everything in time."""
     start = time.monotonic()
     while processes.alive(supervisor) and not processes.stopped(supervisor):
-        word = _last_word(record)
+        word = record.own().step
         if word in ("clean", "ended"):
             return True
         if time.monotonic() - start > (grace + _WORKING if word == "stopping" else _HEARING):
             return False
         time.sleep(_POLL)
-    return _last_word(record) in ("clean", "ended")
-
-
-def _last_word(record: Record) -> str:
-    """What the supervisor said last about its processes: a restart starts some again."""
-    for event in reversed(record.events()):
-        if event["e"] in ("started", "stopping", "clean", "ended", "supervisor"):
-            return str(event["e"])
-    return ""
+    return record.own().step in ("clean", "ended")
 
 
 def _leave(caretakers: Sequence[Process], end: float) -> bool:
@@ -166,8 +161,7 @@ def _leave(caretakers: Sequence[Process], end: float) -> bool:
 
 def _clean(record: Record) -> Answer:
     """Nothing of the job lives, or what the supervisor named."""
-    words = [event["survivors"] for event in record.events() if event["e"] == "clean"]
-    return _answer(words[-1] if words else [])
+    return _answer(record.own().survivors)
 
 
 def _take_over(left: _Left, by: str, grace: float) -> Answer:
@@ -179,11 +173,11 @@ def _take_over(left: _Left, by: str, grace: float) -> Answer:
     for process in left.caretakers:
         processes.signal_one(process, signal.SIGKILL)
     survivors = left.sweep.end(grace)
-    if _last_word(left.record) != "ended":
+    if left.record.own().step != "ended":
         records.record_loss(left.job, f"{by} found it dead or deaf")
     if left.key is None:
         return {
-            "state": "unknown",
+            "state": StopState.UNKNOWN,
             "survivors": survivors,
             "why": "what is known of it was ended, but its records are damaged",
         }

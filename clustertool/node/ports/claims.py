@@ -178,7 +178,7 @@ def _over(job: str, base: str) -> bool:
     record = Record(base, job, {})
     if not os.path.isdir(record.paths.dir):
         return True
-    return record.last().get("e") == "ended" or _dead(record)
+    return record.last().ended is not None or _dead(record)
 
 
 def _dead(record: Record) -> bool:

@@ -17,6 +17,7 @@ from threading import Thread
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from clustertool.errors import PreflightError
+from clustertool.model.wire.link_answer import LinkAnswer
 from clustertool.node.ports import claims, listeners
 
 _STRANGER = 2.0  # seconds within which a token is due
@@ -27,7 +28,6 @@ _TIDY = 0.5
 _AGENT = 10.0  # seconds for an agent's answer on an open connection
 _CHUNK = 1 << 20
 _TOKEN = 32  # characters
-OK = "ok"
 _WHO, _BULK = b"w", b"b"  # the purpose of a connection: the node's name, or a bandwidth test
 _RTT = 68  # where struct tcp_info (linux/tcp.h) has tcpi_rtt, in microseconds
 Connection = Tuple[int, str, int]  # node, address, port
@@ -228,7 +228,7 @@ class _Tries:
             if self._looked >= tidy:
                 tidy = self._looked + _LOOK
                 for call in [call for call in self._open.values() if call.until < self._looked]:
-                    self._end(call, "no answer" if call.rtt < 0 else "no answer of the agent")
+                    self._end(call, LinkAnswer.NO_ANSWER if call.rtt < 0 else LinkAnswer.NO_AGENT)
         self._poll.close()
         return self._done
 
@@ -271,17 +271,17 @@ class _Tries:
         data = sock.recv(64)
         call.said += data
         if not data or len(call.said) > 8:
-            return "something else listens there"
+            return LinkAnswer.OTHER_PROGRAM
         if len(call.said) < 8:
             return ""
-        return OK if call.said == b"%08d" % call.node else "another node answered"
+        return LinkAnswer.OK if call.said == b"%08d" % call.node else LinkAnswer.OTHER_NODE
 
     def _end(self, call: _Call, word: str) -> None:
         if call.sock is not None:
             if self._open.pop(call.sock.fileno(), None):
                 self._poll.unregister(call.sock)
             call.sock.close()
-        self._done.append((call.node, call.port, word, call.rtt if word == OK else 0.0))
+        self._done.append((call.node, call.port, word, call.rtt if word is LinkAnswer.OK else 0.0))
 
 
 def _where(address: str, port: int) -> Tuple[int, Any]:
@@ -302,7 +302,7 @@ def _rtt(sock: socket.socket) -> float:
 
 def _why(code: int) -> str:
     if code == errno.ECONNREFUSED:
-        return "refused"
+        return LinkAnswer.REFUSED
     if code in (
         errno.EHOSTUNREACH,
         errno.ENETUNREACH,
@@ -310,9 +310,9 @@ def _why(code: int) -> str:
         errno.EACCES,
         errno.EPERM,
     ):  # the last three: rules here
-        return "no route"
+        return LinkAnswer.NO_ROUTE
     if code == errno.ETIMEDOUT:
-        return "no answer"
+        return LinkAnswer.NO_ANSWER
     return os.strerror(code)
 
 

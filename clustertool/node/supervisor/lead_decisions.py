@@ -26,6 +26,7 @@ from functools import cached_property
 from typing import Callable, Dict, FrozenSet, List, Optional, Tuple, Union
 
 from clustertool.model.job.outcome import Failure, Key, Outcome, alike, exit_code, failed, some
+from clustertool.model.job.state_names import JobState
 from clustertool.model.roles import word
 
 _NAMED = 3  # different errors in a reason
@@ -95,11 +96,12 @@ class Absent:
 
 @dataclass(frozen=True)
 class StopAsked:
-    """`kind` stopped (130 Ctrl+C, 143 SIGTERM, 0 inv stop) or timeout (124)."""
+    """`kind` STOPPED (130 Ctrl+C, 143 SIGTERM, 0 inv stop) or TIMEOUT (124). `brief`: `by` in few words, see Outcome."""
 
     by: str
     code: int
-    kind: str = "stopped"
+    kind: JobState = JobState.STOPPED
+    brief: str = ""
 
 
 Event = Union[Joined, Listening, Exited, Clean, Lost, Absent, StopAsked]
@@ -223,13 +225,13 @@ def _exited(state: State, event: Exited) -> Step:
     if state.trainers_ended == state.shape.trainers:
         if state.culprits:
             return _fail(state)
-        return _end(state, Outcome("succeeded", 0, "job", "all trainers are done"))
+        return _end(state, Outcome(JobState.SUCCEEDED, 0, "job", "all trainers are done"))
     return state, ()
 
 
 def _failures(state: State, event: Exited) -> Tuple[Exit, ...]:
     """Processes that failed by themselves while the job ends because of an earlier failure: they are culprits as well."""
-    if not state.restart and (state.ending is None or state.ending.state != "failed"):
+    if not state.restart and (state.ending is None or state.ending.state is not JobState.FAILED):
         return ()
     return tuple(sorted((exit for exit in event.exits if exit.failed), key=lambda exit: exit.key))
 
@@ -253,14 +255,14 @@ def _fail(state: State) -> Step:
 
 def stop(state: State) -> Stop:
     """The order of a job or an attempt that ends, with all failures that are known now."""
-    if state.ending is not None and state.ending.state != "failed":
+    if state.ending is not None and state.ending.state is not JobState.FAILED:
         return Stop(state.ending.reason)
     return Stop(f"restart after attempt {state.attempt}: {reason(state)}" if state.restart else reason(state))
 
 
 def may_fail(state: State) -> bool:
     """Whether the job ends because of a failure, and other processes of it may fail of the same cause."""
-    failing = state.restart or (state.ending is not None and state.ending.state == "failed")
+    failing = state.restart or (state.ending is not None and state.ending.state is JobState.FAILED)
     return state.phase == "ending" and failing and len(state.exits) < len(state.shape.place)
 
 
@@ -268,7 +270,7 @@ def _failed(state: State) -> Outcome:
     first = state.culprits[0]
     code = exit_code(first.code, first.signal) or 1
     keys = tuple(exit.key for exit in state.culprits)
-    return Outcome("failed", code, "job", reason(state), keys, node=state.shape.node_of(first.key))
+    return Outcome(JobState.FAILED, code, "job", reason(state), keys, node=state.shape.node_of(first.key))
 
 
 def reason(state: State) -> str:
@@ -298,7 +300,8 @@ def _lost(state: State, event: Lost) -> Step:
         return _over(state)
     name = state.shape.names[event.node]
     culprits = tuple(sorted(state.shape.on(event.node)))
-    outcome = Outcome("lost", 75, "tool", f"node {name} is lost: {event.why}", culprits, node=event.node)
+    brief = f"node {name} is lost"
+    outcome = Outcome(JobState.LOST, 75, "tool", f"{brief}: {event.why}", culprits, node=event.node, brief=brief)
     state, actions = _end(state, outcome)
     state, more = _over(state)
     return state, actions + more
@@ -314,8 +317,9 @@ def _absent(state: State, event: Absent) -> Step:
     names = some([state.shape.names[node] for node in event.nodes])
     what = "no other node could connect" if all_others else f"no connection from {names}"
     node = event.nodes[0] if len(event.nodes) == 1 and not all_others else -1
+    brief = f"{what} to {event.where}"
     state, actions = _end(
-        state, Outcome("lost", 75, "tool", f"{what} to {event.where} within {event.seconds:g} s", node=node)
+        state, Outcome(JobState.LOST, 75, "tool", f"{brief} within {event.seconds:g} s", node=node, brief=brief)
     )
     state, more = _over(state)
     return state, actions + more
@@ -336,7 +340,7 @@ def expected(state: State, where: str) -> str:
 def _stop_asked(state: State, event: StopAsked) -> Step:
     if state.ending:
         return state, (Stop(event.by),)
-    return _end(state, Outcome(event.kind, event.code, "tool", event.by))
+    return _end(state, Outcome(event.kind, event.code, "tool", event.by, brief=event.brief))
 
 
 def _over(state: State) -> Step:
@@ -346,7 +350,7 @@ def _over(state: State) -> Step:
     if state.restart and not state.survivors:
         return _advance(State(state.shape, attempt=state.attempt + 1, joined=state.joined))
     ending = state.ending
-    if ending is None or ending.state == "failed":
+    if ending is None or ending.state is JobState.FAILED:
         ending = _failed(state)  # others may have failed since
     outcome = ending._replace(victims=_victims(state, ending))
     return replace(state, phase="over", ending=outcome), (Finish(outcome),)
@@ -354,7 +358,7 @@ def _over(state: State) -> Step:
 
 def _victims(state: State, outcome: Outcome) -> Tuple[Key, ...]:
     """Processes that were stopped. A pserver's or heter trainer's stop after success is none."""
-    if outcome.state == "succeeded":
+    if outcome.state is JobState.SUCCEEDED:
         return ()
     guilty = set(outcome.culprits)
     ended: Dict[Key, Exit] = {exit.key: exit for exit in state.exits}

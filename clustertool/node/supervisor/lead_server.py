@@ -11,6 +11,7 @@ import time
 from typing import Any, Callable, Dict, FrozenSet, List, Optional, Set, Tuple
 
 from clustertool.model.job.outcome import Key, coordinator
+from clustertool.model.job.state_names import JobState
 from clustertool.model.wire.frames import Header
 from clustertool.node.supervisor import lead_decisions as l
 from clustertool.node.system.process_clock import OwnClock
@@ -290,7 +291,8 @@ class LeadServer:
             self._deadline = None
             missing = l.expected(self._state, self._where)
             waited = f"; it waited for {missing}" if missing else ""
-            self._decide(l.StopAsked(f"the job's time is over: --timeout {self._limit:g}{waited}", 124, "timeout"))
+            brief = f"the job's time is over: --timeout {self._limit:g}"
+            self._decide(l.StopAsked(f"{brief}{waited}", 124, JobState.TIMEOUT, brief))
         if self._lease and now - self._attached_at > self._lease:
             self._lease = 0.0
             self._decide(l.StopAsked(f"no laptop was attached for {now - self._attached_at:.0f} s (--lease)", 143))
@@ -361,9 +363,9 @@ class LeadServer:
             self._restart = None
             self._tell({"m": "stop", "why": action.why, "attempt": self._state.attempt})
         else:
-            self._record("verdict", **action.outcome.as_dict())
+            self._record("verdict", **action.outcome.as_record())
             self._finished_at = self._clock.now
-            self._tell({"m": "finish", "outcome": action.outcome.as_dict()})
+            self._tell({"m": "finish", "outcome": action.outcome.as_record()})
 
     def _tell(self, message: Header) -> None:
         for peer in self._peers.values():

@@ -17,6 +17,7 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 
 from clustertool.errors import PreflightError
 from clustertool.model.job.outcome import Key, Outcome, coordinator, read_outcome
+from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import OURS, JobPaths
 from clustertool.model.wire.frames import Header
 from clustertool.node.devices import locks
@@ -192,7 +193,7 @@ class Supervisor:
             return False
         if self.outcome is None and self.asked and self.lead is None and self._patience_is_over():
             # The user's stop was done here, and the lead is not there to say so: this node need not wait for it.
-            self.outcome = Outcome("stopped", self.asked[1], "tool", self.asked[0])
+            self.outcome = Outcome(JobState.STOPPED, self.asked[1], "tool", self.asked[0])
             return True
         return self.outcome is not None and (self.lead is None or self.lead.done)
 
@@ -237,7 +238,7 @@ class Supervisor:
     def leave(self) -> None:
         """The last word, and nothing of ours stays."""
         if self.outcome is not None:
-            self.record("ended", **self.outcome.as_dict())
+            self.record("ended", **self.outcome.as_record())
         if self.uplink is not None:
             self.uplink.leave(0.5)
         if self.lead is not None:
@@ -294,10 +295,12 @@ class Supervisor:
         assert uplink is not None
         if uplink.joined:
             timeout = self.spec["policy"]["loss_timeout"]
-            reason = f"node {lead} is lost: it leads the job, and {name} has not heard from it for {timeout:g} s"
+            brief = f"node {lead} is lost"
+            reason = f"{brief}: it leads the job, and {name} has not heard from it for {timeout:g} s"
         else:
-            reason = f"{name} cannot connect to {coordinator(lead, uplink.endpoint)}: {uplink.cause}"
-        self.outcome = Outcome("lost", 75, "tool", reason, node=int(self.spec["lead"]["node"]))
+            brief = f"{name} cannot connect to {coordinator(lead, uplink.endpoint)}"
+            reason = f"{brief}: {uplink.cause}"
+        self.outcome = Outcome(JobState.LOST, 75, "tool", reason, node=int(self.spec["lead"]["node"]), brief=brief)
         self.stop(reason, float(self.spec["policy"]["grace"]))
 
     def _ask_stop(self, by: str, code: int) -> None:

@@ -1,0 +1,161 @@
+"""A node's part of a job: the fold of the node's own events, and what it adds to the state of the job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+
+from clustertool.model.job.outcome import LEAD, Outcome, read_outcome
+from clustertool.model.job.state_names import OUTCOMES, JobState, NodeState, StartReason
+
+Event = Mapping[str, Any]
+CARETAKERS = ("supervisor", "guard", "gauge")
+_STEPS = frozenset({"supervisor", "started", "stopping", "clean", "ended"})
+
+
+class NodePart(NamedTuple):
+    """The state of one node's part of a job. `code` and `reason` are of its outcome; of UNKNOWN `reason` is the cause.
+
+    `final`: the lead has decided this outcome. Else a node has recorded it, which may have been cut off from the lead.
+    """
+
+    node: int
+    state: JobState
+    code: Optional[int] = None
+    reason: str = ""
+    start: StartReason = StartReason.NONE
+    final: bool = False
+
+    @property
+    def may_run(self) -> bool:
+        """Whether processes of the job may live there, as far as the node knows."""
+        return self.state in (JobState.RUNNING, JobState.UNKNOWN) or self.start is StartReason.JOINING
+
+    @property
+    def weight(self) -> Tuple[int, bool, bool, int]:
+        """The part of the least weight decides. Of equal ones the lead's node is the first, then one without success."""
+        order = {JobState.RUNNING: 0, JobState.UNKNOWN: 2}.get(self.state, 6)
+        if self.state is JobState.STARTING:
+            order = 1 if self.start is StartReason.JOINING else 7
+        elif self.code is not None and self.state in OUTCOMES:
+            order = 3 if self.final and self.node == LEAD else 5 if self.state is JobState.LOST else 4
+        return order, self.node != LEAD, self.state is JobState.SUCCEEDED, self.node
+
+
+def read_part(summary: Mapping[str, Any]) -> NodePart:
+    """The part of a node's answer to the question "jobs"."""
+    code, start = summary["code"], StartReason(summary.get("start", ""))
+    state, reason = JobState(summary["state"]), str(summary["reason"] or "")
+    node, final = int(summary["node"] or 0), bool(summary.get("final"))
+    return NodePart(node, state, None if code is None else int(code), reason, start, final)
+
+
+@dataclass
+class NodeRecord:
+    """The state of a node's supervisor and its outcome, from the node's own events; ranks are in JobStatus."""
+
+    known: bool = False  # it has a record of the job
+    caretakers: Dict[str, Tuple[int, int]] = field(default_factory=dict)  # kind -> (pid, start time) of the newest one
+    boot: str = ""  # of the newest supervisor
+    space: str = ""
+    damaged: bool = False  # an event is not valid
+    entered: bool = False  # a rank was started, or could not be; also if it is not known whether one was
+    step: str = ""  # the newest event about starting and stopping ranks
+    survivors: List[str] = field(default_factory=list)
+    supervisor_lost: bool = False
+    clean: bool = False  # nothing of the job lives on this node
+    verdict: Optional[Outcome] = None  # the lead's
+    ended: Optional[Outcome] = None
+    ended_at: float = 0.0  # by the clock of the node
+
+    def apply(self, event: Event) -> None:
+        self.known = True
+        kind = event.get("e")
+        if kind in CARETAKERS:
+            self.caretakers[str(kind)] = int(event["pid"]), int(event.get("start", 0))
+        if kind in _STEPS:
+            self.step = str(kind)
+        if kind in ("supervisor", "started"):
+            self.clean = self.supervisor_lost = False
+        if kind == "supervisor":
+            self.boot, self.space = str(event.get("boot", "")), str(event.get("space", ""))
+        elif kind == "job":
+            self.entered = bool(event.get("restored"))
+        elif kind in ("started", "exited"):
+            self.entered = True
+        elif kind == "supervisor-lost":
+            self.supervisor_lost = True
+        elif kind == "clean":  # between two attempts it is no end
+            self.survivors = [str(survivor) for survivor in event.get("survivors", ())]
+            self.clean = self.supervisor_lost and not self.survivors
+        elif kind == "verdict":
+            self.verdict = read_outcome(event)
+        elif kind == "ended":
+            self.clean = not self.survivors
+            self.ended, self.ended_at = read_outcome(event), float(event.get("t", 0))
+
+    def part(self, node: int, alive: bool, unknown: str = "") -> NodePart:
+        """`alive`: a supervisor is recorded and lives. `unknown`: why the state of its processes is not known."""
+        outcome = self.verdict or self.ended
+        if self.ended is None and self.damaged and not alive:
+            return NodePart(node, JobState.UNKNOWN, reason=unknown or "its records are damaged")
+        if outcome is not None:
+            return NodePart(node, outcome.state, outcome.code, outcome.reason, final=self.verdict is not None)
+        if alive:
+            return NodePart(node, JobState.RUNNING) if self.entered else _starting(node, StartReason.JOINING)
+        if unknown:
+            return NodePart(node, JobState.UNKNOWN, reason=unknown)
+        if not self.caretakers and not self.entered:
+            return _starting(node, StartReason.PLACED)
+        return NodePart(node, JobState.LOST)
+
+
+def _starting(node: int, start: StartReason) -> NodePart:
+    return NodePart(node, JobState.STARTING, start=start)
+
+
+def record_of(events: Iterable[Event]) -> NodeRecord:
+    """The fold of one node's events."""
+    found = NodeRecord()
+    for event in events:
+        try:
+            found.apply(event)
+        except (KeyError, TypeError, ValueError):  # a program of the job can damage its records
+            found.damaged = True
+    return found
+
+
+@dataclass
+class NodeStatus:
+    """The state of a node, from all records. `supervised` and `unknown` are its answer to a question, not of its events."""
+
+    index: int
+    name: str = ""
+    state: NodeState = NodeState.UNKNOWN
+    own: NodeRecord = field(default_factory=NodeRecord)
+    why: str = ""
+    heartbeat: Optional[float] = None  # seconds since its supervisor last moved, as the node itself sees it
+    lost: Optional[float] = None  # when it was given up
+    skew: float = 0.0  # seconds by which its clock was ahead of the laptop's when the job started
+    unconnected: Dict[str, Any] = field(default_factory=dict)  # the event, while it has no connection to the lead
+    supervised: Optional[bool] = None  # whether its supervisor lives; None if it was not asked
+    unknown: str = ""
+
+    @property
+    def supervisor(self) -> int:
+        return self.own.caretakers.get("supervisor", (0, 0))[0]
+
+    @property
+    def survivors(self) -> List[str]:
+        return self.own.survivors
+
+    def part(self) -> NodePart:
+        alive = self.supervised
+        if alive is None:  # it was not asked: the events of the lead and of its guard count
+            alive = self.state is not NodeState.LOST and bool(self.supervisor or self.own.entered)
+        return self.own.part(self.index, alive, self.unknown)
+
+    def as_dict(self) -> Dict[str, Any]:
+        """An entry of "nodes" of `inv status --json`."""
+        names = ("index", "name", "state", "supervisor", "survivors", "why", "heartbeat", "lost", "skew", "unconnected")
+        return {name: getattr(self, name) for name in names}

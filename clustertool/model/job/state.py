@@ -1,0 +1,371 @@
+"""The fold of a job's events. Only this module decides in which state a job, its nodes and its ranks are.
+
+    state of a job   what the records of its nodes show, the first line that is true
+    running          a supervisor lives, and ranks of that node have started
+    starting         a supervisor lives, and no rank has started: StartReason.JOINING
+    unknown          a node has records, and the state of its processes is not known
+    an outcome       a node has recorded how the job ended; "lost" counts less than the other outcomes
+    lost             a supervisor was started and is gone, without an outcome
+    starting         nodes have the job's directory, and no supervisor has started: StartReason.PLACED
+    queued           no node has a record of it
+
+Each node gives one NodePart, from its own records; decide() chooses the one that stands for the job. `inv jobs` has the
+summaries of the nodes and `inv status` their events, so both show the same. Ranks, their places and times belong to an
+attempt: a rank that starts again is another ProcessStatus, and `processes` has the newest one of each rank.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Container, Dict, Iterable, List, Mapping, Optional, Tuple
+
+from clustertool.model.job.node_status import Event, NodePart, NodeStatus
+from clustertool.model.job.outcome import LEAD, Key, Outcome, exit_code
+from clustertool.model.job.rank_places import MOST, unpack
+from clustertool.model.job.rank_status import Attempt, ProcessStatus
+from clustertool.model.job.state_names import JobState, NodeState, RankState
+
+_OF_THE_LEAD = frozenset({"phase", "lost", "absent", "restart", "verdict"})
+_OF_A_RANK = frozenset({"started", "listening", "elsewhere", "exited", "frozen", "thawed"})
+
+
+def decide(parts: Iterable[NodePart]) -> NodePart:
+    """The part that stands for the job; QUEUED if there is none."""
+    return min(parts, key=lambda part: part.weight, default=NodePart(LEAD, JobState.QUEUED))
+
+
+_Weighed = Tuple[Tuple[int, bool, int], Outcome]  # an outcome that nodes have recorded; the least weight counts
+
+
+@dataclass
+class JobStatus:
+    """What is known of a job. Only apply() adds events; order matters only within one node's events.
+
+    `plan`: the node of each rank in the first attempt, where that is known. Other ranks are then no ranks of the job.
+    """
+
+    job: str = ""
+    mode: str = ""
+    owner: str = ""
+    created: float = 0.0
+    command: str = ""
+    nodes: Dict[int, NodeStatus] = field(default_factory=dict)
+    processes: Dict[Key, ProcessStatus] = field(default_factory=dict)
+    attempts: Dict[int, Attempt] = field(default_factory=dict)
+    ended: float = 0.0  # when the last node recorded the outcome
+    plan: Optional[Mapping[Key, int]] = field(default=None, repr=False)
+    silent: Container[int] = ()  # nodes that do not answer
+    _led: int = 0  # the newest attempt that the lead has begun
+    _of_lead: Optional[_Weighed] = field(default=None, repr=False)  # the outcome that the lead's node has recorded
+    _of_others: Optional[_Weighed] = field(default=None, repr=False)
+
+    def apply(self, node: int, event: Event) -> None:
+        here = self.nodes.setdefault(node, NodeStatus(node))
+        if not self.knows(node, event):
+            return
+        here.own.apply(event)
+        handle = getattr(self, "_on_" + str(event.get("e", "")).replace("-", "_"), None)
+        if handle is not None:
+            handle(here, event)
+
+    def knows(self, node: int, event: Event) -> bool:
+        """False for an event that `node` cannot know: of a rank that it does not run, or of the lead on another node."""
+        kind = event.get("e")
+        if kind in _OF_THE_LEAD:
+            return node == LEAD
+        if kind not in _OF_A_RANK:
+            return True
+        return self.runs(node, (str(event["role"]), int(event["rank"])), event.get("attempt"))
+
+    def runs(self, node: int, key: Key, attempt: Optional[int] = None) -> bool:
+        """Whether a rank may be one of `node`, in an attempt or in the newest one."""
+        places = self._places(self.attempt if attempt is None else attempt)
+        if places is not None:
+            return places.get(key) == node
+        process = self.processes.get(key)
+        return process.node == node if process is not None else len(self.processes) < MOST
+
+    # -- answers
+
+    @property
+    def attempt(self) -> int:
+        """The number of the newest one."""
+        return max(self.attempts, default=0)
+
+    @property
+    def phase(self) -> str:
+        """Of the newest attempt that the lead has begun."""
+        led = self.attempts.get(self._led)
+        return led.phase if led is not None else ""
+
+    @property
+    def outcome(self) -> Optional[Outcome]:
+        """How the job ended. The records of the lead's node decide, those of other nodes where it has ended or does not answer.
+
+        As long as the lead's node runs, another node cannot end the job by what it sends.
+        """
+        lead = self.nodes.get(LEAD)
+        gone = LEAD in self.silent or (lead is not None and lead.state in (NodeState.ENDED, NodeState.LOST))
+        found = [one for one in (self._of_lead, self._of_others if gone else None) if one is not None]
+        return min(found, key=lambda one: one[0][0])[1] if found else None
+
+    @property
+    def part(self) -> NodePart:
+        """The part that stands for the job. A member of which nothing was read yet may run, but for a silent or lost one."""
+        found = decide(node.part() for node in self.nodes.values() if node.own.known)
+        unread = (
+            node.index not in self.silent and node.state is not NodeState.LOST
+            for node in self.nodes.values()
+            if not node.own.known
+        )
+        if found.state is JobState.LOST and found.code is None and any(unread):
+            return NodePart(found.node, JobState.RUNNING)
+        return found
+
+    @property
+    def state(self) -> JobState:
+        return self.part.state
+
+    def of(self, role: str) -> List[ProcessStatus]:
+        return sorted((p for p in self.processes.values() if p.role == role), key=lambda p: p.rank)
+
+    # -- what is known beyond the events
+
+    def probed(
+        self, here: NodeStatus, supervised: bool, unknown: str, heartbeat: Optional[float], moved: float
+    ) -> None:
+        """After the events of a node: whether its supervisor lives, why that is not known, and when it moved last."""
+        here.supervised, here.unknown = supervised, unknown
+        here.heartbeat = heartbeat if supervised else None
+        if unknown:
+            here.state, here.why = NodeState.UNKNOWN, unknown
+            for process in self._on(here.index):
+                if process.state.alive:
+                    process.state = RankState.UNKNOWN
+        elif not supervised and here.state in (NodeState.RUNNING, NodeState.STOPPING):
+            self.lose(here.index, moved, "its supervisor is gone")
+
+    def lose(self, node: int, since: float, why: str) -> None:
+        """A node is lost, and so are its ranks that did not end before."""
+        lost = self.nodes.setdefault(node, NodeStatus(node))
+        lost.why, lost.lost = why, since
+        if lost.state is NodeState.ENDED:
+            return
+        lost.state = NodeState.LOST
+        for process in self._on(node):
+            if process.state.alive or process.state in (RankState.WAITING, RankState.UNKNOWN):
+                process.state, process.since = RankState.LOST, since
+
+    def settle(self, answered: Iterable[int]) -> None:
+        """After the events of all nodes that answered: the ranks of the other nodes are lost, or nothing is known of them."""
+        there = set(answered)
+        silent = set(self.nodes) - there
+        self.silent = silent
+        outcome = self.outcome
+        lost = outcome.node if outcome and outcome.state is JobState.LOST else -1
+        if outcome and lost in silent and self.nodes[lost].state is not NodeState.LOST:
+            self.lose(lost, self.ended, outcome.reason)
+        for process in self.processes.values():
+            if process.state is RankState.WAITING and process.node in silent:
+                process.state = RankState.UNKNOWN
+            elif process.state is RankState.WAITING and outcome and self.nodes[process.node].state is NodeState.ENDED:
+                process.state = RankState.NOT_STARTED
+        self.silent = {node for node in self.nodes if node in silent or self.nodes[node].unknown}
+
+    # -- events of a node
+
+    def _on_job(self, here: NodeStatus, event: Event) -> None:
+        self.job, self.mode = str(event["id"]), str(event.get("mode", ""))
+        self.owner, self.created = str(event.get("owner", "")), float(event.get("created", 0))
+        self.command = str(event.get("command", ""))
+        here.skew = float(event.get("skew", 0))
+        for index, name in enumerate(event.get("nodes", ())):
+            self.nodes.setdefault(index, NodeStatus(index)).name = str(name)
+        self._place(event.get("places", ()), 0)
+        for p in event.get("processes", ()):
+            if not self.runs(here.index, (str(p["role"]), int(p["rank"])), 0):
+                continue
+            process = self._process(here, p)
+            process.local_rank, process.endpoint, process.log = int(p["local_rank"]), str(p["endpoint"]), str(p["log"])
+            if here.lost is not None and process.state is RankState.WAITING:
+                process.state, process.since = RankState.LOST, here.lost
+
+    def _on_supervisor(self, here: NodeStatus, event: Event) -> None:
+        if here.state is not NodeState.LOST:  # the lead's event may be read before this one
+            here.state = NodeState.RUNNING
+
+    def _on_disk(self, here: NodeStatus, event: Event) -> None:
+        here.why = f"the disk of {event['root']} is full" if event["full"] else ""
+
+    def _on_unconnected(self, here: NodeStatus, event: Event) -> None:
+        texts = {name: str(event[name]) for name in ("endpoint", "errno", "why")}
+        here.unconnected = {**texts, "since": float(event["since"]), "again": bool(event.get("again"))}
+
+    def _on_connected(self, here: NodeStatus, event: Event) -> None:
+        here.unconnected = {}
+
+    def _on_stopping(self, here: NodeStatus, event: Event) -> None:
+        if here.state is not NodeState.LOST:
+            here.state = NodeState.STOPPING
+
+    def _on_supervisor_lost(self, here: NodeStatus, event: Event) -> None:
+        here.state, here.why = NodeState.LOST, "supervisor lost: " + str(event.get("why", ""))
+        for process in self._on(here.index):
+            if process.state.alive or (process.state is RankState.LOST and process.pid):
+                self._enter(here, process, float(event.get("t", 0)), RankState.STOPPED)
+                process.life.guarded = True
+
+    def _on_ended(self, here: NodeStatus, event: Event) -> None:
+        here.state = NodeState.ENDED
+        self.ended = max(self.ended, float(event.get("t", 0)) - here.skew)
+        for process in self._on(here.index):
+            if process.state is RankState.LOST and not process.pid:
+                process.state, process.since = RankState.WAITING, 0.0  # it was never started
+        assert here.own.ended is not None
+        self._note_outcome(2 if here.own.ended.state is JobState.LOST else 1, here, here.own.ended)
+
+    # -- events of a rank
+
+    def _on_started(self, here: NodeStatus, event: Event) -> None:
+        process = self._begin(here, event)
+        process.pid, process.life.start = int(event["pid"]), int(event.get("start", 0))
+        process.log = str(event.get("log", process.log))
+        t = self._enter(here, process, float(event.get("t", 0)), RankState.RUNNING)
+        attempt = self.attempts[process.attempt]
+        attempt.began = min(attempt.began or t, t)
+
+    def _on_listening(self, here: NodeStatus, event: Event) -> None:
+        self._process(here, event).life.listening = True
+
+    def _on_elsewhere(self, here: NodeStatus, event: Event) -> None:
+        life = self._process(here, event).life
+        life.listening, life.listens = False, str(event["listens"])
+
+    def _on_frozen(self, here: NodeStatus, event: Event) -> None:
+        self._enter(here, self._process(here, event), float(event.get("t", 0)), RankState.FROZEN)
+
+    def _on_thawed(self, here: NodeStatus, event: Event) -> None:
+        self._enter(here, self._process(here, event), float(event.get("t", 0)), RankState.RUNNING)
+
+    def _on_exited(self, here: NodeStatus, event: Event) -> None:
+        process, t = self._process(here, event), float(event.get("t", 0))
+        if not process.life.states or int(event.get("attempt", process.attempt)) != process.attempt:
+            process = self._begin(here, event)  # a command that could not start
+            self._enter(here, process, t, RankState.RUNNING)
+        process.code, process.signal = int(event["code"]), int(event.get("signal", 0))
+        failed = RankState.FAILED if exit_code(process.code, process.signal) else RankState.DONE
+        t = self._enter(here, process, t, RankState.STOPPED if event.get("stopped") else failed)
+        process.error, process.note = int(event.get("error", 0)), str(event.get("note", ""))
+        process.life.cpu, process.life.memory = float(event.get("cpu", 0)), float(event.get("memory", 0))
+        attempt = self._attempt(process.attempt)
+        attempt.ended = max(attempt.ended, t)
+
+    # -- events of the lead
+
+    def _on_phase(self, here: NodeStatus, event: Event) -> None:
+        self._attempt(self._led).phase = str(event["name"])
+
+    def _on_restart(self, here: NodeStatus, event: Event) -> None:
+        """`places`, where the event has them: the ranks of this attempt and of those that follow, else they are the same."""
+        self._led = int(event["attempt"])
+        self._attempt(self._led)
+        if event.get("places"):
+            self._place(event["places"], self._led)
+
+    def _on_lost(self, here: NodeStatus, event: Event) -> None:
+        node = int(event["node"])
+        self.lose(node, float(event.get("t", 0)) - here.skew, str(event.get("why", "")))
+        for role, rank, epoch, step, output in event.get("ranks", ()):
+            process = self.processes.get((str(role), int(rank)))
+            if process is not None and process.node == node:
+                process.epoch, process.step, process.output = epoch, step, float(output) - here.skew
+
+    def _on_absent(self, here: NodeStatus, event: Event) -> None:
+        for index in event["nodes"]:
+            why = f"no connection to the coordinator within {float(event['seconds']):g} s"
+            self.lose(int(index), float(event.get("t", 0)) - here.skew, why)
+
+    def _on_verdict(self, here: NodeStatus, event: Event) -> None:
+        assert here.own.verdict is not None
+        self._note_outcome(0, here, here.own.verdict)
+
+    # -- helpers
+
+    def _on(self, node: int) -> List[ProcessStatus]:
+        return [process for process in self.processes.values() if process.node == node]
+
+    def _places(self, attempt: int) -> Optional[Mapping[Key, int]]:
+        known = [number for number in self.attempts if number <= attempt]
+        return self.attempts[max(known)].places if known else self.plan
+
+    def _attempt(self, number: int) -> Attempt:
+        if number not in self.attempts:
+            self.attempts[number] = Attempt(number, self._places(number))
+        return self.attempts[number]
+
+    def _place(self, rows: Any, number: int) -> None:
+        """Packed places of an attempt's ranks: see rank_places.py. Those of attempt 0 are not believed beyond the plan."""
+        found = {(role, rank): node for role, rank, node in unpack(rows, len(self.nodes))}
+        if number:
+            self._attempt(number).places = found
+            self.processes = {key: process for key, process in self.processes.items() if key in found}
+        for key, node in found.items():
+            if self.runs(node, key, number):
+                self.processes.setdefault(key, ProcessStatus(*key, node, attempt=number))
+
+    def _process(self, here: NodeStatus, event: Event) -> ProcessStatus:
+        key = (str(event["role"]), int(event["rank"]))
+        return self.processes.setdefault(key, ProcessStatus(*key, here.index))
+
+    def _begin(self, here: NodeStatus, event: Event) -> ProcessStatus:
+        """The rank in the attempt that it enters with this event."""
+        before = self._process(here, event)
+        number = int(event.get("attempt", before.attempt))
+        process = before
+        if before.life.states:
+            process = ProcessStatus(*before.key, here.index, before.local_rank, before.endpoint, before.log)
+            self.processes[before.key] = process
+        process.attempt, process.node = number, here.index
+        self._attempt(number).ranks[process.key] = process
+        return process
+
+    def _enter(self, here: NodeStatus, process: ProcessStatus, t: float, state: RankState) -> float:
+        """A rank is in a state since `t`, by the clock of its node. Returns that time by the laptop's clock."""
+        since = t - here.skew
+        process.life.states.append((since, state))
+        process.state, process.since = state, since
+        if here.lost is not None and state.alive:  # the lead's event may be read before this one
+            process.state, process.since = RankState.LOST, here.lost
+        return since
+
+    def _note_outcome(self, weight: int, here: NodeStatus, outcome: Outcome) -> None:
+        """The lead's verdict counts most, then how a node ended, least that a node gave the lead up.
+
+        Of equal weight, the lead's node is the first, then a node that knows of a failure, then the one of the least number.
+        """
+        found = (weight, outcome.state is JobState.SUCCEEDED, here.index), outcome
+        before = self._of_lead if here.index == LEAD else self._of_others
+        if before is None or found[0] <= before[0]:
+            if here.index == LEAD:
+                self._of_lead = found
+            else:
+                self._of_others = found
+
+
+def ranks_of(events: Iterable[Event]) -> List[ProcessStatus]:
+    """The ranks that have entered an attempt on the node of these events."""
+    found = JobStatus()
+    for event in events:
+        if event.get("e") in _OF_A_RANK:
+            with suppress(KeyError, TypeError, ValueError):  # a program of the job can damage its records
+                found.apply(LEAD, event)
+    return [process for process in found.processes.values() if process.life.states]
+
+
+def fold(events: Iterable[Tuple[int, Event]]) -> JobStatus:
+    """(node, event) pairs, in order per node -> status."""
+    status = JobStatus()
+    for node, event in events:
+        status.apply(node, event)
+    return status

@@ -1,0 +1,84 @@
+"""This module names the states of jobs, ranks, nodes and stops. JSON answers and records contain their values.
+
+Apart from state.py because supervisors need these names and nothing else of that file.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Name(str, Enum):
+    """A string of a fixed set. str() gives the value in every version of Python."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class JobState(Name):
+    """QUEUED: no node has a record of the job. STARTING: it is placed, and no rank has started. The last five: its outcome.
+
+    LOST also stands for a job without an outcome if no supervisor lives.
+    """
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    UNKNOWN = "unknown"
+    LOST = "lost"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    TIMEOUT = "timeout"
+
+
+OUTCOMES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.LOST, JobState.STOPPED, JobState.TIMEOUT})
+
+
+class StartReason(Name):
+    """Why a job is STARTING. PLACED: no supervisor has started. JOINING: supervisors run, and no rank has started."""
+
+    NONE = ""
+    PLACED = "placed"
+    JOINING = "joining"
+
+
+class RankState(Name):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FROZEN = "frozen"
+    DONE = "done"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    LOST = "lost"
+    UNKNOWN = "unknown"
+    NOT_STARTED = "not started"
+
+    @property
+    def alive(self) -> bool:
+        return self in (RankState.RUNNING, RankState.FROZEN)
+
+
+class NodeState(Name):
+    """What a node's part of a job does. LOST: the coordinator gave the node up, or its supervisor is gone."""
+
+    UNKNOWN = "unknown"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    ENDED = "ended"
+    LOST = "lost"
+
+
+class StopState(Name):
+    """What became of a job's processes on a node after a stop. A node itself answers with one of the first four."""
+
+    CLEAN = "clean"
+    SURVIVORS = "survivors"
+    ENDED_ALREADY = "ended already"
+    UNKNOWN = "unknown"
+    NO_ANSWER = "no answer"
+    NEVER_STARTED = "never started"
+    UNDONE = "undone"  # its placing was taken back
+
+
+NODE_ANSWERS = frozenset({StopState.CLEAN, StopState.SURVIVORS, StopState.ENDED_ALREADY, StopState.UNKNOWN})

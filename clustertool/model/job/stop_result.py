@@ -1,0 +1,51 @@
+"""The result of a stop on one node, as the laptop knows it: of the node's answer, or of its last event."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, NamedTuple, Optional, Tuple, Union
+
+from clustertool.errors import ClustertoolError
+from clustertool.model.job.state_names import StopState
+
+
+class StopResult(NamedTuple):
+    """`waits`: nothing lives but a supervisor that waits for another node. `why`: of UNKNOWN and NO_ANSWER."""
+
+    state: StopState
+    survivors: Tuple[str, ...] = ()
+    waits: bool = False
+    why: str = ""
+
+    @property
+    def over(self) -> bool:
+        """Whether it is sure that no process of the job lives on the node."""
+        return self.state not in (StopState.SURVIVORS, StopState.UNKNOWN, StopState.NO_ANSWER)
+
+
+CLEAN = StopResult(StopState.CLEAN)
+
+
+def read_result(answer: Union[Mapping[str, Any], ClustertoolError, None], job: str) -> StopResult:
+    """`answer`: to the request to stop, or the error in its place, or None."""
+    if answer is None:
+        return StopResult(StopState.NO_ANSWER)
+    if isinstance(answer, ClustertoolError):
+        return StopResult(StopState.NO_ANSWER, why=answer.what)
+    found = answer["jobs"].get(job)
+    if found is None:
+        return StopResult(StopState.NEVER_STARTED)
+    survivors = tuple(found["survivors"])
+    state = StopState.SURVIVORS if survivors else StopState(found["state"])
+    return StopResult(state, survivors, bool(found.get("waits")), str(found.get("why", "")))
+
+
+def read_undo(answer: Union[Mapping[str, Any], ClustertoolError]) -> StopResult:
+    """The result where the placing of a job is taken back."""
+    if isinstance(answer, ClustertoolError):
+        return StopResult(StopState.NO_ANSWER, why=answer.what)
+    return StopResult(StopState.UNDONE)
+
+
+def last_result(survivors: Optional[Tuple[str, ...]]) -> StopResult:
+    """Of a node that has recorded its end."""
+    return StopResult(StopState.SURVIVORS, survivors) if survivors else CLEAN

@@ -1,0 +1,21 @@
+"""The result of one connection between two nodes. A node sends the value; another text is the system's own error message."""
+
+from __future__ import annotations
+
+from clustertool.model.job.state_names import Name
+
+
+class LinkAnswer(Name):
+    OK = "ok"
+    NO_AGENT = "no answer of the agent"
+    REFUSED = "refused"
+    NO_ROUTE = "no route"
+    OTHER_NODE = "another node answered"
+    OTHER_PROGRAM = "something else listens there"
+    NO_ANSWER = "no answer"
+    OTHER = "other"
+
+    @classmethod
+    def of(cls, text: str) -> LinkAnswer:
+        """The answer of a text that a node sent."""
+        return next((answer for answer in cls if answer.value == text), cls.OTHER)
