@@ -127,28 +127,6 @@ def test_width_is_bounded_by_open_files() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
 
 
-def test_turns() -> None:
-    """So many at a time, until they take longer than a moment: then one more begins each moment."""
-    turns, lock, inside, most = parallel.Turns(3, 0.5), threading.Lock(), [0], [0]
-
-    def do(seconds: float) -> float:
-        with turns.one():
-            with lock:
-                inside[0] += 1
-                most[0] = max(most[0], inside[0])
-            time.sleep(seconds)
-            with lock:
-                inside[0] -= 1
-        return time.monotonic()
-
-    parallel.each([0.02] * 20, do).all()
-    assert most == [3]
-    turns, start = parallel.Turns(3, 0.05), time.monotonic()
-    begun = sorted(when - start - 0.8 for when in parallel.each([0.8] * 7, do).all().values())
-    assert begun[2] < 0.05 < begun[3] and 0.2 <= begun[6] < 0.6 and most == [7]
-    assert do(0.0) - start < 1.6, "places were given back"
-
-
 def test_a_hung_thread_does_not_keep_the_interpreter_alive_and_paramiko_is_not_imported() -> None:
     code = (
         "import sys, threading, clustertool.ssh.parallel as f\n"
