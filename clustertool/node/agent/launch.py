@@ -74,7 +74,6 @@ def _died(job: int) -> bytes:
 def _detach(spec: Dict[str, Any], job: int, ready: int, umask: int) -> None:
     """In the child, which becomes the supervisor: never returns. It may outlive the agent, or be its zombie for a while."""
     try:
-        os.setsid()
         _settle(job, ready)
         _supervise(Supervisor(spec, job, umask), ready)
     finally:
@@ -97,7 +96,4 @@ def _settle(job: int, ready: int) -> None:
     """No descriptor of the agent's stays open, or ssh would wait for us; stderr goes to a file of ours."""
     log = files.open_append(job, _ERRORS)
     null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
-    os.dup2(log, 2)
-    processes.keep_only(job, ready)
+    processes.detach(job, ready, stdio=(null, null, log))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import marshal
 import os
 import select
-import signal
 import sys
 from typing import Any, Dict, NoReturn, Optional
 
@@ -51,8 +50,7 @@ def start(spec: Dict[str, Any], job: int, umask: int, errors: str) -> Optional[i
     os.close(sent)
     if select.select([ours], [], [], _PATIENCE)[0] and os.read(ours, 1) == BEGAN:
         return ours
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    processes.reap(pid, 0.0)
     os.close(ours)
     return None
 
@@ -60,11 +58,8 @@ def start(spec: Dict[str, Any], job: int, umask: int, errors: str) -> Optional[i
 def _become(tool: str, sent: int, errors: str, job: int, ready: int) -> NoReturn:
     """In the child. XDG_RUNTIME_DIR is where the user's manager is reached; not every kind of session has it."""
     try:
-        os.setsid()
         null, log = os.open(os.devnull, os.O_WRONLY), files.open_append(job, errors)
-        for source, target in ((sent, 0), (null, 1), (log, 2)):
-            os.dup2(source, target)
-        processes.keep_only(job, ready)
+        processes.detach(job, ready, stdio=(sent, null, log))
         os.set_inheritable(job, True)
         os.set_inheritable(ready, True)
         environ = {"XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}", **os.environ}

@@ -124,12 +124,8 @@ def belongs(pid: int) -> Dict[str, str]:
 
 
 def _marks(pid: int) -> Dict[str, str]:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            items = [item.partition(b"=") for item in file.read().split(b"\0")]
-    except OSError:
-        return {}
-    return {_MARKS[name]: value.decode(errors="replace") for name, _, value in items if name in _MARKS}
+    variables = processes.environment(pid)
+    return {key: variables[name].decode(errors="replace") for name, key in _MARKS.items() if name in variables}
 
 
 def _used_by(devices: List[Dict[str, Any]]) -> List[Tuple[int, str]]:

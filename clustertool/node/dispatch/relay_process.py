@@ -44,7 +44,7 @@ class RelayProcess:
         if data:
             return [header for header, _ in self._decoder.feed(data)]
         self._socket.close()
-        os.waitpid(self._pid, 0)
+        processes.reap(self._pid, _END)
         return None
 
     def end(self) -> None:
@@ -56,9 +56,7 @@ def _live(control: socket.socket, order: Header, root: str) -> NoReturn:
     """In the child. No descriptor of the agent's stays open: it must see the agent go, and ssh must not wait for it."""
     try:
         null = os.open(os.devnull, os.O_RDWR)
-        for fd in (0, 1, 2):
-            os.dup2(null, fd)
-        processes.keep_only(control.fileno())
+        processes.detach(control.fileno(), stdio=(null, null, null))
         processes.set_name("ct-relay")
         control.setblocking(False)
         relay = Relay(control, order, root)

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 from clustertool.model.job.node_status import NodeRecord
 from clustertool.model.job.rank_status import ProcessStatus
@@ -19,7 +19,7 @@ from clustertool.model.job.state_names import RankState
 from clustertool.node.devices import read
 from clustertool.node.jobs.records import Record, find
 from clustertool.node.storage import files
-from clustertool.node.system import processes
+from clustertool.node.system import machine_load, processes
 
 _LINE = 160  # characters of a log's last line
 _AGAIN = 10.0  # seconds after which job directories are looked through all the same
@@ -63,11 +63,12 @@ class Glance:
         for device, whole in zip(shown, found["devices"]):
             device["users"] = sorted({process["user"] for process in whole["processes"] if process.get("user")})
         running = [one.look() for name, one in self._jobs.items() if name.startswith(job)]
+        total, available = machine_load.memory()
         return {
             "t": time.time(),
-            "cpu": _cpu(),
+            "cpu": machine_load.cpu_ticks(),
             "cpus": os.cpu_count() or 1,
-            "memory": _memory(),
+            "memory": (total - available, total),
             "kind": found["kind"],
             "devices": shown,
             "problem": found["problem"],
@@ -203,21 +204,3 @@ def _end(job_dir: str, log: str) -> str:
         text = file.read().decode("utf-8", "backslashreplace")
     lines = [line.strip() for line in text.replace("\r", "\n").split("\n")]
     return next((line for line in reversed(lines) if line), "")[:_LINE]
-
-
-def _cpu() -> List[int]:
-    """(busy, all) ticks of all cores since the node's start."""
-    with contextlib.suppress(OSError, ValueError):
-        with open("/proc/stat", encoding="utf-8") as file:
-            ticks = [int(word) for word in file.readline().split()[1:9]]
-        return [sum(ticks) - ticks[3] - ticks[4], sum(ticks)]
-    return [0, 0]
-
-
-def _memory() -> List[int]:
-    """(used, all) bytes."""
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        with open("/proc/meminfo", encoding="utf-8") as file:
-            found = {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in file)}
-        return [found["MemTotal"] - found["MemAvailable"], found["MemTotal"]]
-    return [0, 0]

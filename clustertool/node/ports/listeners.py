@@ -10,7 +10,7 @@ import struct
 from typing import Container, Dict, Iterator, List, NamedTuple, Sequence, Set
 
 from clustertool.errors import PortHeld, PreflightError
-from clustertool.node.system import users
+from clustertool.node.system import processes, users
 
 _DIAG = 4  # NETLINK_SOCK_DIAG
 _BY_FAMILY, _REQUEST_DUMP, _DONE, _FAILED = 20, 0x301, 3, 2
@@ -115,13 +115,8 @@ def of_process(pid: "int | str", among: Sequence[Listener]) -> List[Listener]:
 def _describe(pid: str, uid: int) -> str:
     with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
         name = file.read().strip()
-    job = ""
-    with contextlib.suppress(OSError):
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            for item in file.read().split(b"\0"):
-                if item.startswith(b"CLUSTERTOOL_JOB="):
-                    job = f" of job {item.partition(b'=')[2].decode(errors='replace')}"
-    return f"{name}{job} (pid {pid}, user {users.name_of(uid)})"
+    job = processes.environment(int(pid)).get(b"CLUSTERTOOL_JOB", b"").decode(errors="replace")
+    return f"{name}{f' of job {job}' * bool(job)} (pid {pid}, user {users.name_of(uid)})"
 
 
 def require_free(ports: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ from typing import Dict, List, Tuple
 from clustertool.node.jobs.records import Record
 from clustertool.node.system import processes
 
-_MARK, _OUTPUT = b"CLUSTERTOOL_MARK=", b"CLUSTERTOOL_OUTPUT="
+_MARK, _OUTPUT = b"CLUSTERTOOL_MARK", b"CLUSTERTOOL_OUTPUT"
 
 
 def leftovers(root: str) -> List[Tuple[str, int]]:
@@ -23,17 +23,11 @@ def leftovers(root: str) -> List[Tuple[str, int]]:
 
 def _place(pid: int) -> "Tuple[str, str] | None":
     """(base directory, job) of a job's living process, from its environment."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            items = file.read().split(b"\0")
-    except OSError:  # ended, or of another user
+    variables = processes.environment(pid)
+    if _MARK not in variables or _OUTPUT not in variables:
         return None
-    marks = [item[len(_MARK) :] for item in items if item.startswith(_MARK)]
-    outputs = [item[len(_OUTPUT) :] for item in items if item.startswith(_OUTPUT)]
-    if not marks or not outputs:
-        return None
-    job = os.fsdecode(marks[0].partition(b"/")[0])
-    base, found, _ = os.fsdecode(outputs[0]).rpartition(f"/JOB{job}")
+    job = os.fsdecode(variables[_MARK].partition(b"/")[0])
+    base, found, _ = os.fsdecode(variables[_OUTPUT]).rpartition(f"/JOB{job}")
     process = processes.identify(pid)
     return (base, job) if found and process and processes.alive(process) else None
 

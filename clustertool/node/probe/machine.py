@@ -7,7 +7,9 @@ import os
 import resource
 import socket
 from threading import Thread
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional
+
+from clustertool.node.system import machine_load
 
 _LIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "memlock": resource.RLIMIT_MEMLOCK}
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
@@ -17,7 +19,7 @@ def condition(existing: str, nic: str) -> Dict[str, Any]:
     """`existing`: the deepest directory of ROOT_DIR that is there. -> fields of plan.facts.Facts."""
     space = os.statvfs(existing)
     return {
-        "memory": _memory(),
+        "memory": machine_load.memory(),
         "load": os.getloadavg()[0],
         "disk_free": space.f_bavail * space.f_frsize,
         "inodes": space.f_favail if space.f_files else -1,  # btrfs and the like have no number of them
@@ -44,19 +46,6 @@ def own_name(name: str, hosts: str = "/etc/hosts") -> str:
                 if name in words[1:] and ":" not in words[0]:
                     return words[0]
     return ""
-
-
-def _memory() -> Tuple[int, int]:
-    """(all, available) bytes."""
-    found: Dict[str, int] = {}
-    with contextlib.suppress(OSError):
-        with open("/proc/meminfo", encoding="utf-8") as file:
-            for line in file:
-                key, _, rest = line.partition(":")
-                found[key] = int(rest.split()[0]) << 10
-                if key == "MemAvailable":
-                    break
-    return found.get("MemTotal", 0), found.get("MemAvailable", 0)
 
 
 def _shm() -> int:

@@ -13,12 +13,10 @@ import os
 import select
 import signal
 import socket
-import time
 from typing import Any, Callable, List, Optional, Sequence
 
 from clustertool.node.devices import detect, nvml, vendor_tools
 from clustertool.node.jobs.descendants import Family
-from clustertool.node.supervisor import child_signals
 from clustertool.node.supervisor.usage_recorder import EVERY, Card
 from clustertool.node.system import processes
 
@@ -76,9 +74,7 @@ class Gauge:
             os.kill(self.pid, signal.SIGKILL)
             for tool in tools:
                 processes.signal_one(tool, signal.SIGKILL)
-            end = time.monotonic() + _FAREWELL
-            while os.waitpid(self.pid, os.WNOHANG)[0] == 0 and time.monotonic() < end:
-                time.sleep(0.005)
+            processes.reap(self.pid, 0.0, _FAREWELL)
         self.pid = 0
 
     def _start(self) -> None:
@@ -98,12 +94,7 @@ class Gauge:
         """In the child: never returns. It keeps none of the supervisor's descriptors: locks and ports are held by them."""
         try:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
-            os.setsid()
-            signal.set_wakeup_fd(-1)
-            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                signal.signal(number, signal.SIG_DFL)
-            child_signals.unblock()
-            processes.keep_only(sock.fileno())
+            processes.detach(sock.fileno())
             os.environ["CLUSTERTOOL_MARK"] = self._mark  # for the tools that it runs: whoever sweeps finds them
             if os.getppid() == parent:
                 run(sock, self._kind, self._ids)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-import time
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from clustertool.node.jobs.descendants import Family
@@ -84,20 +83,12 @@ class Keeper:
             return
         with contextlib.suppress(BlockingIOError, ConnectionError):
             self.sock.send(guard.QUIT)
-        end = time.monotonic() + _FAREWELL
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(self.pid, os.WNOHANG)[0] == 0:
-                if time.monotonic() > end:
-                    os.kill(self.pid, signal.SIGKILL)
-                time.sleep(0.005)
+        processes.reap(self.pid, _FAREWELL)
 
     def _become_guard(self, theirs: socket.socket) -> None:
         """In the child: never returns."""
         try:
-            os.setsid()
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            processes.keep_only(theirs.fileno(), self._job, *self.inherited)
+            processes.detach(theirs.fileno(), self._job, *self.inherited)
             guard.run(theirs, self._family.head, self._spec, self._job)
         finally:
             processes.leave(0)

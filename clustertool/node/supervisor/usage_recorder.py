@@ -20,7 +20,7 @@ from clustertool.model.job.usage import Line
 from clustertool.model.paths import OURS, JobPaths
 from clustertool.node.jobs.rank_progress import progress
 from clustertool.node.storage import files
-from clustertool.node.system import processes
+from clustertool.node.system import machine_load, processes
 from clustertool.node.system.processes import Process, Stat
 
 EVERY = 2.0  # seconds between two lines
@@ -238,23 +238,13 @@ class Look:
 
 
 def _by_environment(pid: int) -> Optional[Key]:
-    with contextlib.suppress(OSError, KeyError, ValueError):
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            pairs = dict(pair.split(b"=", 1) for pair in file.read().split(b"\0") if b"=" in pair)
-        return pairs[b"CLUSTERTOOL_ROLE"].decode(), int(pairs[b"CLUSTERTOOL_RANK"])
+    variables = processes.environment(pid)
+    with contextlib.suppress(KeyError, ValueError):
+        return variables[b"CLUSTERTOOL_ROLE"].decode(), int(variables[b"CLUSTERTOOL_RANK"])
     return None
 
 
 def machine() -> List[float]:
     """[busy CPU seconds, cores, bytes used, bytes there are] of this machine; zeros for what it does not tell."""
-    busy, cores, used, total = 0.0, os.cpu_count() or 0, 0, 0
-    with contextlib.suppress(OSError, ValueError):
-        with open("/proc/stat", "rb") as file:
-            times = [int(word) for word in file.readline().split()[1:9]]  # what guests had is in user and nice already
-        busy = round((sum(times) - times[3] - times[4]) * _TICK, 2)  # neither idle nor waiting for a disk
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        with open("/proc/meminfo", "rb") as file:
-            sizes = {line.split(b":")[0]: int(line.split()[1]) << 10 for line in file.readlines(256)}
-        total = sizes[b"MemTotal"]
-        used = total - sizes[b"MemAvailable"]
-    return [busy, cores, used, total]
+    total, available = machine_load.memory()
+    return [round(machine_load.cpu_ticks()[0] * _TICK, 2), os.cpu_count() or 0, total - available, total]

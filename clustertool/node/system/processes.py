@@ -12,7 +12,7 @@ import resource
 import signal
 import sys
 import time
-from typing import Iterator, List, NamedTuple, NoReturn, Optional, Tuple
+from typing import Dict, Iterator, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -126,17 +126,21 @@ def descendants(pid: int) -> List[Process]:
     return found
 
 
+def environment(pid: int) -> Dict[bytes, bytes]:
+    """The variables with which a process was started; none of one that has ended or is another user's."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            pairs = [text.partition(b"=") for text in file.read().split(b"\0")]
+    except OSError:
+        return {}
+    return {name: value for name, _, value in reversed(pairs)}  # of a name twice the first counts, as for getenv()
+
+
 def marked(mark: str) -> List[Process]:
     """Processes of this user whose environment has the job's marker, with or without a living supervisor."""
-    wanted = b"CLUSTERTOOL_MARK=" + mark.encode()
     found = []
     for pid in pids():
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                environ = file.read()
-        except OSError:
-            continue
-        if wanted in environ.split(b"\0"):
+        if environment(pid).get(b"CLUSTERTOOL_MARK") == mark.encode():
             process = identify(pid)
             if process and alive(process):
                 found.append(process)
@@ -156,15 +160,17 @@ def used() -> float:
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
-def reap(child: int, patience: float) -> None:
-    """Wait for a child that was asked to end; one that does not within `patience` seconds is killed."""
-    end = time.monotonic() + patience
-    while os.waitpid(child, os.WNOHANG)[0] == 0:
-        if time.monotonic() > end:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return
-        time.sleep(0.005)
+def reap(child: int, patience: float, killed: float = 5.0) -> None:
+    """Wait for a child that was asked to end. After `patience` seconds it gets KILL, and `killed` seconds for that.
+
+    Then it is left as it is: a process that waits for a driver or a dead NFS server does not end.
+    """
+    asked = time.monotonic() + patience
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(child, os.WNOHANG)[0] == 0 and time.monotonic() < asked + killed:
+            if time.monotonic() > asked:
+                os.kill(child, signal.SIGKILL)
+            time.sleep(0.005)
 
 
 def describe(process: Process) -> str:
@@ -202,10 +208,21 @@ def set_name(name: str) -> None:
             file.write(name)
 
 
-def keep_only(*wanted: int) -> None:
-    """In a forked child: of its parent's descriptors these stay open, and the three of every process."""
+def detach(*descriptors: int, stdio: Sequence[int] = ()) -> None:
+    """Make a forked child independent of its parent: it gets a session of its own and the default action of each signal.
+
+    Of the parent's descriptors only `descriptors` stay open, and stdin, stdout and stderr, which become those of `stdio`.
+    """
+    with contextlib.suppress(PermissionError):  # it leads a session already
+        os.setsid()
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for target, source in enumerate(stdio):
+        os.dup2(source, target)
     for name in os.listdir("/proc/self/fd"):
-        if int(name) not in (0, 1, 2, *wanted):
+        if int(name) not in (0, 1, 2, *descriptors):
             with contextlib.suppress(OSError):
                 os.close(int(name))
 
