@@ -30,7 +30,7 @@ from clustertool.verbs.verb import Call, User
 
 
 def check(call: Call) -> None:
-    """Preflight: everything that would go wrong, on all nodes, at once."""
+    """Test all nodes and report every error that would break a job."""
     folder = Path(call.given.workspace) if call.given.workspace else None
     toml = load_config.workspace_toml(folder) if folder else {}
     cluster = load_config.cluster(call, start_local=True)

@@ -21,7 +21,7 @@ _CLEANED = "nothing to do, if they were removed on purpose"
 
 
 def fetch(call: Call) -> None:
-    """Bring a job's results back."""
+    """Copy a job's results to this machine."""
     given = call.given
     if given.path.startswith("/") or ".." in given.path.split("/"):
         raise UsageError(f"--path {given.path!r}", "a folder inside the job's directory, such as output or log")

@@ -10,7 +10,7 @@ from clustertool.verbs.verb import Call
 
 
 def gpus(call: Call) -> None:
-    """Show the devices of all nodes (GPU, DCU, XPU, NPU), what they do, and whose jobs and processes are on them."""
+    """Show the devices of all nodes (GPU, DCU, XPU, NPU), their load, and the jobs and processes on them."""
     cluster = load_config.cluster(call, start_local=False)
     with fleet_of(cluster) as fleet:
         gathered = devices_of(fleet)

@@ -29,7 +29,7 @@ def up(call: Call) -> None:
 
 
 def down(call: Call) -> None:
-    """End the embedded local cluster and what runs on it; its jobs' directories stay."""
+    """Stop the embedded local cluster and all its processes; its jobs' directories stay."""
     local = LocalCluster()
     cluster = local.cluster()
     if cluster is not None:

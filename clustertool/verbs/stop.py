@@ -33,7 +33,7 @@ _WIDTH = 1000  # requests at a time: nodes end several jobs at once
 
 
 def stop(call: Call) -> None:
-    """End a job on all nodes and prove it."""
+    """End a job on all nodes and verify that no process is left."""
     if call.given.all and call.given.job:
         raise UsageError("--all and --job together", "give one of them")
     cluster = load_config.cluster(call, start_local=False)

@@ -52,7 +52,7 @@ WORKSPACE = Opt("workspace", "the folder to send to every node", short="w")
 RUN = (
     WORKSPACE,
     Opt("job-dispatch-package", "the old name of --workspace"),
-    Opt("job-workspace", "a folder that lies on every node already: nothing is sent"),
+    Opt("job-workspace", "a folder that every node has already: nothing is sent"),
     Opt("script", 'what to run, for all roles: "train.py --lr 0.1"'),
     Opt("mode", "collective, ps or ps-heter"),
     Opt("nproc-per-node", "trainers per node"),
@@ -78,14 +78,14 @@ RUN = (
     Opt("only-where-read", "send each shard only to the node whose trainer reads it", False),
     Opt("rank", "show the log of this trainer (default 0; 3,4 for several)", short="r"),
     Opt("all-ranks", "show the logs of all processes", False),
-    Opt("detach", "leave once everything runs", False),
+    Opt("detach", "exit once all processes run", False),
     Opt("lease", "end the job when no laptop was attached for this many seconds"),
-    Opt("skip-bad", "go on without the nodes that fail the checks", False),
+    Opt("skip-bad", "continue without the nodes that fail the checks", False),
     Opt("timeout", "seconds after which the job is ended"),
     Opt("grace", "seconds between TERM and KILL"),
     Opt("on-failure", "abort or continue"),
     Opt("max-restarts", "start all again this many times after a failure"),
-    Opt("wait", "wait until devices that others hold are free", False),
+    Opt("wait", "wait until devices in use are free", False),
     Opt("dry", "print the plan and do nothing", False),
 )
 
@@ -99,15 +99,15 @@ VERBS = (
     Verb(
         "check",
         "clustertool.verbs.check:check",
-        "Preflight: everything that would go wrong, on all nodes, at once.",
+        "Test all nodes and report every error that would break a job.",
         (
             WORKSPACE,
-            Opt("bandwidth", "measure how much goes through each link", False),
+            Opt("bandwidth", "measure the bandwidth of each link", False),
             Opt(
                 "framework",
-                "torch or paddle: try it on all devices and between all nodes, in the job's own environment",
+                "torch or paddle: test it on all devices and between all nodes, in the job's own environment",
             ),
-            Opt("timeout", "with --framework: seconds without news after which it is taken for hanging (default 60)"),
+            Opt("timeout", "with --framework: seconds without progress after which it counts as blocked (default 60)"),
             NODES,
             JSON,
         ),
@@ -128,7 +128,7 @@ VERBS = (
     Verb(
         "stop",
         "clustertool.verbs.stop:stop",
-        "End a job on all nodes and prove it.",
+        "End a job on all nodes and verify that no process is left.",
         (
             JOB,
             Opt("all", "all running jobs of yours", False),
@@ -165,14 +165,14 @@ VERBS = (
             Opt("rank", "ranks within the role: 3 or 3,4 (default 0)", short="r"),
             ROLE,
             Opt("host", "only ranks on this host"),
-            Opt("follow", "go on as the log grows", False, short="f"),
+            Opt("follow", "continue as the log grows", False, short="f"),
             Opt("tail", "only the last N lines", short="n"),
             Opt("grep", "only lines that match this regular expression"),
             Opt("raw", "exactly one rank's bytes, no prefix", False),
             Opt("attempt", "the K-th restart's log"),
             Opt("all-ranks", "all ranks of all roles", False),
             Opt("files", "list all files in the job's log folder", False),
-            Opt("file", "print this one of them (with --host where several nodes have it)"),
+            Opt("file", "print this file (with --host if several nodes have it)"),
             PLACES,
             JSON,
         ),
@@ -193,13 +193,13 @@ VERBS = (
     Verb(
         "fetch",
         "clustertool.verbs.fetch:fetch",
-        "Bring a job's results back.",
+        "Copy a job's results to this machine.",
         (
             JOB,
             Opt("rank", "rank within the role whose node is read, or all (default 0)", "0", short="r"),
             ROLE,
-            Opt("path", "folder of the job to bring (default: its output)"),
-            Opt("to", "where to put it (default: ./JOB<id>)"),
+            Opt("path", "folder of the job to copy (default: its output)"),
+            Opt("to", "the folder to write (default: ./JOB<id>)"),
             PLACES,
             JSON,
         ),
@@ -218,7 +218,7 @@ VERBS = (
     Verb(
         "gpus",
         "clustertool.verbs.gpus:gpus",
-        "Show the devices of all nodes (GPU, DCU, XPU, NPU), what they do, and whose jobs and processes are on them.",
+        "Show the devices of all nodes (GPU, DCU, XPU, NPU), their load, and the jobs and processes on them.",
         (NODES, JSON),
     ),
     Verb(
@@ -238,9 +238,9 @@ VERBS = (
         "Cut a data file into shards of equally many lines.",
         (
             Opt("data", "the file to cut, line by line"),
-            Opt("shards", "into how many"),
+            Opt("shards", "the number of shards"),
             Opt("to", "the folder for them (default: where the file is)"),
-            Opt("shuffle", "bring the lines in random order first", False),
+            Opt("shuffle", "put the lines in random order first", False),
             Opt("seed", "the same number gives the same order (default: a new one, which is printed)"),
             Opt("force", "replace shards of this file that are there already", False),
             JSON,
@@ -285,7 +285,7 @@ CLUSTER_VERBS = (
     Verb(
         "down",
         "clustertool.verbs.local:down",
-        "End the embedded local cluster and what runs on it; its jobs' directories stay.",
+        "Stop the embedded local cluster and all its processes; its jobs' directories stay.",
         (JSON,),
     ),
 )
