@@ -361,6 +361,14 @@ def test_wrong_key(cluster_of: Any, tmp_path: Path) -> None:
     assert str(other) in caught.value.what and "ssh-copy-id" in caught.value.fix
 
 
+def test_a_server_that_stops_answering_during_the_login(cluster_of: Any) -> None:
+    """It is no server that refuses the key: it looks for the key in a program that does not end in time."""
+    slow = ["AuthorizedKeysCommand /bin/sleep 60", "AuthorizedKeysCommandUser root"]
+    cluster, _ = cluster_of(1, extra=[*slow, "AuthorizedKeysFile none"], CONNECT_TIMEOUT=2)
+    with pytest.raises(Unreachable, match="stopped answering during the login"):
+        Link.open(cluster.hosts[0], cluster)
+
+
 def test_key_file_that_is_not_there(cluster_of: Any) -> None:
     cluster, _ = cluster_of(1, IDENTITY_FILE="/no/such/key")
     with pytest.raises(AuthError, match="/no/such/key does not exist"):

@@ -62,6 +62,13 @@ def status_of(*events: Event, node: int = 0) -> JobStatus:
     return fold((node, event) for event in events)
 
 
+def values(status: Any) -> Any:
+    """All that a fold knows, as plain values."""
+    if hasattr(status, "__dict__") and not isinstance(status, str):
+        return {name: values(value) for name, value in vars(status).items()}
+    return {key: values(value) for key, value in status.items()} if isinstance(status, dict) else status
+
+
 def interleavings(one: Sequence[Event], two: Sequence[Event]) -> Iterator[list[tuple[int, Event]]]:
     """Every order of the events of two nodes that keeps each node's own."""
     if not one or not two:
@@ -241,7 +248,7 @@ def test_the_order_of_nodes_does_not_matter(state: str, one: list[Event], two: l
     first = fold([*((0, event) for event in one), *((1, event) for event in two)])
     assert first.state == state
     for history in interleavings(one, two):
-        assert fold(history) == first
+        assert values(fold(history)) == values(first)
 
 
 def test_a_node_that_the_lead_gave_up_is_lost_until_it_says_how_it_ended() -> None:

@@ -82,12 +82,12 @@ def test_all_is_well():
         ),
         (at(0, "start"), "python3: not done in 60 s", "--timeout"),
         (
-            at(0, "import", failed="ModuleNotFoundError: No module named 'torch'"),
+            at(0, "import", failed="ModuleNotFoundError: No module named 'torch'", missing="torch"),
             "no torch for the job's python3",
             "install torch",
         ),
         (
-            at(0, "import", failed="ModuleNotFoundError: No module named 'numpy'"),
+            at(0, "import", failed="ModuleNotFoundError: No module named 'numpy'", missing="numpy"),
             "import torch: ModuleNotFoundError: No module named 'numpy'",
             "python3 -c",
         ),

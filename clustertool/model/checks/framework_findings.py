@@ -17,7 +17,7 @@ SOON = 3.0  # seconds for the messages of the others after one has failed while 
 _PORTS = 2
 _MEET = STEPS.index("meet")
 _COLUMN = "framework"
-_TOLD = ("version", "what", "backend", "nic", "failed")
+_TOLD = ("version", "what", "backend", "nic", "failed", "missing")
 _CALLS = {
     "torch": {"meet": "init_process_group", "reduce": "all_reduce"},
     "paddle": {"meet": "init_parallel_env", "reduce": "all_reduce"},
@@ -50,6 +50,7 @@ class Rank:
     backend: str = ""
     nic: str = ""
     failed: str = ""
+    missing: str = ""  # the module whose absence was the failure
     ended: str = ""
     said: str = ""  # its last line that is not for us
 
@@ -178,7 +179,7 @@ def _trouble(name: str, one: Rank, facts: Mapping[int, Facts], seconds: float) -
     if one.at == "start":
         return f"python3: {words or _late(seconds)}", _fix("start" if words else "slow", name)
     if one.at == "import":
-        if words.startswith("ModuleNotFoundError") and words.endswith(f"'{name}'"):
+        if one.missing == name:
             return f"no {name} for the job's python3", _fix("missing", name)
         return f"import {name}: {words or _late(seconds)}", _fix("import" if words else "slow", name)
     if one.at == "device":

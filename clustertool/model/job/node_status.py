@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 from clustertool.model.job.outcome import LEAD, Outcome, read_outcome
@@ -50,23 +49,22 @@ def read_part(summary: Mapping[str, Any]) -> NodePart:
     return NodePart(node, state, None if code is None else int(code), reason, start, final)
 
 
-@dataclass
 class NodeRecord:
     """The state of a node's supervisor and its outcome, from the node's own events; ranks are in JobStatus."""
 
-    known: bool = False  # it has a record of the job
-    caretakers: Dict[str, Tuple[int, int]] = field(default_factory=dict)  # kind -> (pid, start time) of the newest one
-    boot: str = ""  # of the newest supervisor
-    space: str = ""
-    damaged: bool = False  # an event is not valid
-    entered: bool = False  # a rank was started, or could not be; also if it is not known whether one was
-    step: str = ""  # the newest event about starting and stopping ranks
-    survivors: List[str] = field(default_factory=list)
-    supervisor_lost: bool = False
-    clean: bool = False  # nothing of the job lives on this node
-    verdict: Optional[Outcome] = None  # the lead's
-    ended: Optional[Outcome] = None
-    ended_at: float = 0.0  # by the clock of the node
+    def __init__(self) -> None:
+        self.known = False  # it has a record of the job
+        self.caretakers: Dict[str, Tuple[int, int]] = {}  # kind -> (pid, start time) of the newest one
+        self.boot = self.space = ""  # of the newest supervisor
+        self.damaged = False  # an event is not valid
+        self.entered = False  # a rank was started, or could not be; also if it is not known whether one was
+        self.step = ""  # the newest event about starting and stopping ranks
+        self.survivors: List[str] = []
+        self.supervisor_lost = False
+        self.clean = False  # nothing of the job lives on this node
+        self.verdict: Optional[Outcome] = None  # the lead's
+        self.ended: Optional[Outcome] = None
+        self.ended_at = 0.0  # by the clock of the node
 
     def apply(self, event: Event) -> None:
         self.known = True
@@ -125,21 +123,21 @@ def record_of(events: Iterable[Event]) -> NodeRecord:
     return found
 
 
-@dataclass
 class NodeStatus:
     """The state of a node, from all records. `supervised` and `unknown` are its answer to a question, not of its events."""
 
-    index: int
-    name: str = ""
-    state: NodeState = NodeState.UNKNOWN
-    own: NodeRecord = field(default_factory=NodeRecord)
-    why: str = ""
-    heartbeat: Optional[float] = None  # seconds since its supervisor last moved, as the node itself sees it
-    lost: Optional[float] = None  # when it was given up
-    skew: float = 0.0  # seconds by which its clock was ahead of the laptop's when the job started
-    unconnected: Dict[str, Any] = field(default_factory=dict)  # the event, while it has no connection to the lead
-    supervised: Optional[bool] = None  # whether its supervisor lives; None if it was not asked
-    unknown: str = ""
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.name = ""
+        self.state = NodeState.UNKNOWN
+        self.own = NodeRecord()
+        self.why = ""
+        self.heartbeat: Optional[float] = None  # seconds since its supervisor last moved, as the node itself sees it
+        self.lost: Optional[float] = None  # when it was given up
+        self.skew = 0.0  # seconds by which its clock was ahead of the laptop's when the job started
+        self.unconnected: Dict[str, Any] = {}  # the event, while it has no connection to the lead
+        self.supervised: Optional[bool] = None  # whether its supervisor lives; None if it was not asked
+        self.unknown = ""
 
     @property
     def supervisor(self) -> int:

@@ -17,7 +17,6 @@ attempt: a rank that starts again is another ProcessStatus, and `processes` has 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Container, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from clustertool.model.job.node_status import Event, NodePart, NodeStatus
@@ -38,27 +37,24 @@ def decide(parts: Iterable[NodePart]) -> NodePart:
 _Weighed = Tuple[Tuple[int, bool, int], Outcome]  # an outcome that nodes have recorded; the least weight counts
 
 
-@dataclass
 class JobStatus:
     """What is known of a job. Only apply() adds events; order matters only within one node's events.
 
     `plan`: the node of each rank in the first attempt, where that is known. Other ranks are then no ranks of the job.
     """
 
-    job: str = ""
-    mode: str = ""
-    owner: str = ""
-    created: float = 0.0
-    command: str = ""
-    nodes: Dict[int, NodeStatus] = field(default_factory=dict)
-    processes: Dict[Key, ProcessStatus] = field(default_factory=dict)
-    attempts: Dict[int, Attempt] = field(default_factory=dict)
-    ended: float = 0.0  # when the last node recorded the outcome
-    plan: Optional[Mapping[Key, int]] = field(default=None, repr=False)
-    silent: Container[int] = ()  # nodes that do not answer
-    _led: int = 0  # the newest attempt that the lead has begun
-    _of_lead: Optional[_Weighed] = field(default=None, repr=False)  # the outcome that the lead's node has recorded
-    _of_others: Optional[_Weighed] = field(default=None, repr=False)
+    def __init__(self, plan: Optional[Mapping[Key, int]] = None) -> None:
+        self.job = self.mode = self.owner = self.command = ""
+        self.created = 0.0
+        self.nodes: Dict[int, NodeStatus] = {}
+        self.processes: Dict[Key, ProcessStatus] = {}
+        self.attempts: Dict[int, Attempt] = {}
+        self.ended = 0.0  # when the last node recorded the outcome
+        self.silent: Container[int] = ()  # nodes that do not answer
+        self.plan = plan
+        self._led = 0  # the newest attempt that the lead has begun
+        self._of_lead: Optional[_Weighed] = None  # the outcome that the lead's node has recorded
+        self._of_others: Optional[_Weighed] = None
 
     def apply(self, node: int, event: Event) -> None:
         here = self.nodes.setdefault(node, NodeStatus(node))
@@ -312,7 +308,7 @@ class JobStatus:
             self.processes = {key: process for key, process in self.processes.items() if key in found}
         for key, node in found.items():
             if self.runs(node, key, number):
-                self.processes.setdefault(key, ProcessStatus(*key, node, attempt=number))
+                self.processes.setdefault(key, ProcessStatus(*key, node, number))
 
     def _process(self, here: NodeStatus, event: Event) -> ProcessStatus:
         key = (str(event["role"]), int(event["rank"]))
@@ -324,7 +320,8 @@ class JobStatus:
         number = int(event.get("attempt", before.attempt))
         process = before
         if before.life.states:
-            process = ProcessStatus(*before.key, here.index, before.local_rank, before.endpoint, before.log)
+            process = ProcessStatus(*before.key, here.index)
+            process.local_rank, process.endpoint, process.log = before.local_rank, before.endpoint, before.log
             self.processes[before.key] = process
         process.attempt, process.node = number, here.index
         self._attempt(number).ranks[process.key] = process

@@ -104,7 +104,8 @@ def main() -> None:
         {"torch": try_torch, "paddle": try_paddle}[NAME]()
         tell("done")
     except BaseException as error:  # noqa: BLE001 - whatever a framework raises, SystemExit too, is the result of this test
-        tell("", failed=words(error))
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        tell("", failed=words(error), missing=missing or "")
     while True:
         time.sleep(60)
 

@@ -74,7 +74,7 @@ class Changing:
 
 
 if fault() == "absent":
-    raise ModuleNotFoundError("No module named 'torch'")
+    raise ModuleNotFoundError("No module named 'torch'", name="torch")
 if fault() == "slow":
     time.sleep(1000)
 if fault() == "crash":
