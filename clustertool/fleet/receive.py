@@ -28,6 +28,7 @@ from typing import IO
 
 from clustertool.errors import ClustertoolError, DispatchError, NotFound
 from clustertool.ssh.channel import BROKEN, BULK_WINDOW, Pipe, Reach
+from clustertool.ssh.dial import end_group, signal_group
 
 SLICE = 0.05  # seconds between two looks at `check` and the connection
 STALL = 60  # seconds without a byte after which rsync gives up
@@ -340,24 +341,11 @@ def _receive(bridge: socket.socket) -> tuple[list[bytes], list[int]]:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """No process of rsync's group lives after this. TERM first: rsync removes its half-written files."""
-    for number, patience in ((signal.SIGTERM, 1.0), (signal.SIGKILL, 5.0)):
-        if process.poll() is None:
-            _signal(process.pid, number)
-            try:
-                process.wait(patience)
-            except subprocess.TimeoutExpired:
-                continue
-    _signal(process.pid, signal.SIGKILL)  # the bridge, if rsync went without it
+    end_group(process, signal.SIGTERM, 1.0)
+    signal_group(process.pid, signal.SIGKILL)  # the bridge, if rsync went without it
     for stream in (process.stdout, process.stderr):
         if stream:
             stream.close()
-
-
-def _signal(group: int, number: int) -> None:
-    try:
-        os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):
-        return
 
 
 def _close(handle: int) -> None:

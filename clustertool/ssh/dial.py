@@ -5,6 +5,7 @@ A ProxyCommand runs in a session of its own, so that a terminal's Ctrl+C does no
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -92,7 +93,7 @@ class ProxySocket(socket.socket):
     def close(self) -> None:
         if self.fileno() >= 0:
             super().close()
-            _end(self.process)
+            end_group(self.process, signal.SIGHUP, 0.5)  # SIGHUP is what ssh sends to its ProxyCommand
 
     def complaint(self) -> str:
         """The stderr of the command, for an error message."""
@@ -100,14 +101,19 @@ class ProxySocket(socket.socket):
         return self.errors.read(4096).decode(errors="replace").strip()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    for number in (signal.SIGHUP, signal.SIGKILL):  # SIGHUP is what ssh sends to its ProxyCommand
-        try:
-            if process.poll() is None:
-                os.killpg(process.pid, number)
-            process.wait(0.5)
-        except (subprocess.TimeoutExpired, ProcessLookupError):
-            continue
+def end_group(process: subprocess.Popen[bytes], number: int, grace: float) -> None:
+    """Signal a child and its process group. KILL follows after `grace` seconds."""
+    for each, patience in ((number, grace), (signal.SIGKILL, 5.0)):
+        if process.poll() is None:
+            signal_group(process.pid, each)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(patience)
+
+
+def signal_group(group: int, number: int) -> None:
+    """Nothing is raised for a group that has ended."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
+        os.killpg(group, number)
 
 
 def proxy(to: SshSettings) -> ProxySocket:

@@ -18,7 +18,7 @@ import pytest
 from clustertool.errors import DeviceHeld, PortHeld, PreflightError
 from clustertool.node.devices import detect, locks
 from clustertool.node.ports import claims, reservations
-from clustertool.node.system import private_directory
+from clustertool.node.system import file_lock, private_directory
 from tests.lab.lab import FIRST_UID
 from tests.node.harness import until
 
@@ -196,7 +196,7 @@ def test_two_that_take_one_card_at_once_without_the_lock_never_both_get_it(tmp: 
 
 
 def test_a_lock_file_that_was_removed_before_it_was_locked(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flock = locks._flock
+    try_lock = file_lock.try_lock
     cleaned: list[str] = []
 
     def late(fd: int, how: int) -> bool:
@@ -204,9 +204,9 @@ def test_a_lock_file_that_was_removed_before_it_was_locked(tmp: Path, monkeypatc
         if how == fcntl.LOCK_EX and "clustertool-devices-" in path and not cleaned:
             cleaned.append(path)
             os.unlink(path)
-        return flock(fd, how)
+        return try_lock(fd, how)
 
-    monkeypatch.setattr(locks, "_flock", late)
+    monkeypatch.setattr(file_lock, "try_lock", late)
     lock = locks.take("xpu", [0], "a")
     assert cleaned and lock.path != cleaned[0] and list(locks.held()) == ["xpu0"]
     lock.release()

@@ -25,6 +25,7 @@ from clustertool.model.devices.wording import FIX, holder, told
 from clustertool.model.job import formats
 from clustertool.node.devices import detect
 from clustertool.node.system import users
+from clustertool.node.system.file_lock import lock_within, try_lock
 
 _TMP = "/tmp"
 _PREFIX = "clustertool-devices-"
@@ -123,7 +124,7 @@ def _enter(path: str, end: float) -> Tuple[int, str]:
             continue
         except OSError as error:
             return -1, f"{path} ({_maker(path)}) cannot be used: {error.strerror}"
-        if _flock(fd, fcntl.LOCK_EX) and os.fstat(fd).st_nlink:
+        if try_lock(fd, fcntl.LOCK_EX) and os.fstat(fd).st_nlink:
             return fd, ""
         holding = _holder(os.fstat(fd)) or holding
         os.close(fd)
@@ -164,14 +165,6 @@ def _shared(path: str) -> int:
     return fd
 
 
-def _flock(fd: int, how: int) -> bool:
-    try:
-        fcntl.flock(fd, how | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
 def _make(content: Mapping[str, Any]) -> Held:
     """A new file, readable for others only once it is locked and whole."""
     end = time.monotonic() + _PATIENCE
@@ -179,8 +172,7 @@ def _make(content: Mapping[str, Any]) -> Held:
         path = os.path.join(_TMP, f"{_PREFIX}{os.getuid()}-{os.urandom(8).hex()}")
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
-            while not _flock(fd, fcntl.LOCK_EX) and time.monotonic() < end:  # a reader has it for a moment
-                time.sleep(0.002)
+            lock_within(fd, fcntl.LOCK_EX, end - time.monotonic())  # a reader has it for a moment
             os.write(fd, json.dumps(content).encode())
             os.fchmod(fd, 0o644)
         except OSError as error:
@@ -205,7 +197,7 @@ def _locks(clean: bool = False) -> List[Lock]:
                 info = os.fstat(fd)
                 if not stat.S_ISREG(info.st_mode):
                     continue
-                if not _flock(fd, fcntl.LOCK_SH):
+                if not try_lock(fd, fcntl.LOCK_SH):
                     content = json.loads(os.read(fd, _MOST))
                     keys = [str(key) for key in content["keys"]]
                     found.append(Lock(str(content["job"]), users.name_of(info.st_uid), info.st_uid, keys))

@@ -19,11 +19,11 @@ from clustertool.errors import PortHeld, PreflightError
 from clustertool.model.job import formats
 from clustertool.node.jobs.records import Record
 from clustertool.node.system import private_directory, processes
+from clustertool.node.system.file_lock import lock_within
 
 _FILE = "ports.json"
 _CHECK = "(inv check)"  # the job's name for ports of a check; its base is the agent: pid and start time
 _PATIENCE = 10.0  # seconds for others that read or write the claims
-_TICK = 0.01
 _PLACED = 300.0  # seconds after which a laptop that placed a job and never started it counts as gone
 Claims = Dict[str, Tuple[str, str, str]]  # port -> (job, base directory of the job, boot id)
 
@@ -49,16 +49,9 @@ def _locked(path: str) -> Iterator[int]:
 
 def _flock(fd: int, kind: int, path: str) -> None:
     """Raises PreflightError where another process has the lock for too long."""
-    end = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            fcntl.flock(fd, kind | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > end:
-                what = f"{path} has been locked for {_PATIENCE:g} s by another process of yours"
-                raise PreflightError(what, f"end that process: fuser {path} shows it") from None
-        time.sleep(_TICK)
+    if not lock_within(fd, kind, _PATIENCE):
+        what = f"{path} has been locked for {_PATIENCE:g} s by another process of yours"
+        raise PreflightError(what, f"end that process: fuser {path} shows it")
 
 
 def touch() -> None:

@@ -52,7 +52,7 @@ def unsafe(path: str) -> Optional[Unsafe]:
             links += 1
             if links > _MOST_LINKS:
                 return Unsafe(f"{path} leads through too many links", "choose another folder")
-            found = _owner(below, info)
+            found = _folder(below, info)
             rest = len(todo)
             todo += target.split("/")[::-1]
             at = "/" if target.startswith("/") else at
@@ -63,25 +63,18 @@ def unsafe(path: str) -> Optional[Unsafe]:
 
 
 def _folder(path: str, info: os.stat_result) -> Optional[Unsafe]:
-    """A folder is safe if it belongs to root or this user, and is sticky or closed to writers."""
-    if not stat.S_ISDIR(info.st_mode):
+    """A folder is safe if it belongs to root or this user, and is sticky or closed to writers; a link by its owner."""
+    if not stat.S_ISDIR(info.st_mode) and not stat.S_ISLNK(info.st_mode):
         return Unsafe(f"{path} is no directory", "choose another folder")
-    wrong = _owner(path, info)
-    if wrong or info.st_mode & stat.S_ISVTX:
-        return wrong
-    if info.st_mode & stat.S_IWOTH:
+    writers = users.other_writers(path, info, sticky=True)
+    if writers == "owner":
+        what = f"{path} belongs to user {users.name_of(info.st_uid)}, who can replace its content"
+        return Unsafe(what, "choose a folder that belongs to you or root, as all folders above it")
+    if writers == "all":
         fix = f"chmod o-w {path}, or choose another folder"
         return Unsafe(f"all users may write to {path}, and so replace what lies there", fix)
-    if info.st_mode & stat.S_IWGRP and not _group_trusted and not users.only_private(path, info.st_gid):
+    if writers == "group" and not _group_trusted:
+        what = f"the group {users.group_name(info.st_gid)} may write to {path}, and so replace what lies there"
         fix = f'chmod g-w {path}, or, if you trust its members, ROOT_DIR_GROUP = "{_TRUSTED}" in conf.py'
-        return Unsafe(
-            f"the group {users.group_name(info.st_gid)} may write to {path}, and so replace what lies there", fix
-        )
+        return Unsafe(what, fix)
     return None
-
-
-def _owner(path: str, info: os.stat_result) -> Optional[Unsafe]:
-    if info.st_uid == os.getuid() or info.st_uid in users.roots():
-        return None
-    what = f"{path} belongs to user {users.name_of(info.st_uid)}, who can replace its content"
-    return Unsafe(what, "choose a folder that belongs to you or root, as all folders above it")

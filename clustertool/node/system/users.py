@@ -6,6 +6,7 @@ import contextlib
 import grp
 import os
 import pwd
+import stat
 from typing import Set, Union
 
 _roots: Set[int] = set()
@@ -47,6 +48,22 @@ def group_name(gid: int) -> str:
         return grp.getgrgid(gid).gr_name
     except KeyError:
         return str(gid)
+
+
+def other_writers(where: Union[str, int], info: os.stat_result, *, sticky: bool = False) -> str:
+    """Which users other than root and this one can change a file or folder: its "owner", "all", its "group", or "" for none.
+
+    The rule is that of OpenSSH for its own files. A group may write if it is the user's private group: it has the user's name
+    and no other member. where: the path or descriptor of `info`. sticky: accept a folder in which users can replace their own
+    files only, as in /tmp.
+    """
+    if info.st_uid != os.getuid() and info.st_uid not in roots():
+        return "owner"
+    if stat.S_ISLNK(info.st_mode) or (sticky and stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_ISVTX):
+        return ""  # a link's mode means nothing
+    if info.st_mode & stat.S_IWOTH:
+        return "all"
+    return "group" if info.st_mode & stat.S_IWGRP and not only_private(where, info.st_gid) else ""
 
 
 def only_private(where: Union[str, int], gid: int) -> bool:

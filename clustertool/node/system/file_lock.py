@@ -1,0 +1,27 @@
+"""Take the flock of an open file, with or without a time limit."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+
+_POLL = 0.01
+
+
+def try_lock(fd: int, how: int) -> bool:
+    """how: fcntl.LOCK_EX or LOCK_SH. False where another process has the lock, or the file system has none."""
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def lock_within(fd: int, how: int, seconds: float) -> bool:
+    """The same, with tries for `seconds`."""
+    end = time.monotonic() + seconds
+    while not try_lock(fd, how):
+        if time.monotonic() > end:
+            return False
+        time.sleep(_POLL)
+    return True
