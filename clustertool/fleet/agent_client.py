@@ -37,9 +37,9 @@ _PAUSE = 0.002
 _SAID = 64 << 10  # bytes of the channel's stderr that are read for an error message
 _LAST_WORDS = 0.5
 # Requests that take as long as what they handle is large. No other is extended: a hostile node could hold up a stop with it.
-_LONG = frozenset({"place", "unplace", "verify", "clean", "patch", "probe", "files", "report"})
+_LONG = frozenset({"place", "unplace", "verify", "clean", "patch", "build", "tree", "probe", "files", "report"})
 _ENDLESS = frozenset(
-    {"place", "verify"}
+    {"place", "verify", "build"}
 )  # of these: as long as there is progress. The others: so many times their limit
 _TIMES = 20
 

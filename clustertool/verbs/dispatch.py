@@ -97,6 +97,7 @@ def needs(
     workspace: Workspace, cluster: Cluster, facts: Mapping[int, Facts], spec: JobSpec | None, copies: int = 2
 ) -> dict[int, int]:
     """Bytes that each node needs: the release, and the copy of the job. Unknown while it hangs on a node without answer."""
+    copies += cluster.dispatch == "rsync"  # the staging folder
     if spec is None or not spec.only_where_read:
         return dict.fromkeys(facts, copies * workspace.size)
     if len(facts) < len(cluster.hosts):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from clustertool.errors import NotFound, UsageError, raise_all
-from clustertool.fleet.receive import pull
+from clustertool.fleet.transfer.receive import receive
 from clustertool.model.paths import folder_of
 from clustertool.model.quantities import human_bytes
 from clustertool.model.roles import word
@@ -70,16 +70,15 @@ def _pull(fleet: Any, answer: Any, node: int, path: str, to: Path) -> tuple[int,
     """(files, bytes). The job's own directory first, then the workspace that lay on the node already."""
     header: dict[str, Any] = next((event for event in answer["events"] if event["e"] == "job"), {})
     wanted = path or str(header.get("output", "output"))
-    link = fleet.agents[node].link
     first = posixpath.join(answer["dir"], wanted)
     second = posixpath.join(str(header.get("work_dir", answer["dir"])), wanted)
     sent = None
     try:
-        sent = pull(link, first, to, check=signals.check)
+        sent = receive(fleet, node, first, to, signals.check)
     except NotFound:
         if second == first:
             raise
     if second != first and (sent is None or not sent.files):
-        sent = pull(link, second, to, check=signals.check)
+        sent = receive(fleet, node, second, to, signals.check)
     assert sent is not None
     return sent.files, sent.bytes

@@ -14,7 +14,7 @@ from clustertool.fleet import this_machine
 from clustertool.fleet.dispatch.workspace import Workspace, accidents
 from clustertool.fleet.dispatch.workspace import read_workspace as read
 from clustertool.fleet.embedded.embedded_cluster import LocalCluster
-from clustertool.model.config.cluster import Cluster, read_cluster
+from clustertool.model.config.cluster import CARRIERS, Cluster, read_cluster
 from clustertool.model.config.hostfile import choose, pick, read_hostfile
 from clustertool.model.config.job import JobSpec, Options, read_job
 from clustertool.model.paths import OURS
@@ -88,8 +88,12 @@ def has_conf(call: Call) -> bool:
 
 
 def _chosen(call: Call, found: Cluster) -> Cluster:
-    """After --only and --skip. Raises ConfigError for an ssh configuration that must not be obeyed."""
+    """After --dispatch, --only and --skip. Raises ConfigError for an ssh configuration that must not be obeyed."""
     given = call.given
+    carrier = getattr(given, "dispatch", "")
+    if carrier not in ("", *CARRIERS):
+        raise UsageError(f"--dispatch {carrier!r}", f"one of {', '.join(CARRIERS)}")
+    found = replace(found, dispatch=carrier or found.dispatch)
     if found.ssh_config != "none" and not all(host.here for host in found.hosts):
         settings.check()
     if given.only or given.skip:

@@ -49,9 +49,13 @@ PLACES = (
 JOB = Opt("job", "the job: its id or a unique prefix (default: your newest)", short="j")
 ROLE = Opt("role", "pserver, trainer or heter", "trainer")
 WORKSPACE = Opt("workspace", "the folder to send to every node", short="w")
+CARRIER = Opt(
+    "dispatch", "what carries the workspace to the nodes: swarm or rsync (default: DISPATCH of conf.py, swarm)"
+)
 RUN = (
     WORKSPACE,
     Opt("job-dispatch-package", "the old name of --workspace"),
+    CARRIER,
     Opt("job-workspace", "a folder that every node has already: nothing is sent"),
     Opt("script", 'what to run, for all roles: "train.py --lr 0.1"'),
     Opt("mode", "collective, ps or ps-heter"),
@@ -119,6 +123,7 @@ VERBS = (
         (
             WORKSPACE,
             Opt("job-dispatch-package", "the old name of --workspace"),
+            CARRIER,
             Opt("verify", "hash again what the nodes have; remove and send again what is damaged", False),
             Opt("dry", "only print what would be sent", False),
             NODES,

@@ -40,7 +40,7 @@ def sick(site):
     lab.exec(DISK, ["sh", "-c", "cat /dev/zero > ~/clustertool/full 2>/dev/null"])
     assert lab.exec(MTU, ["ip", "link", "set", "eth0", "mtu", "1400"]).returncode == 0
     lab.kill_sshd(SSHD)
-    many.conf(PYTHON="~/python", START_PORT=7777, CHECKS_OFF=["load"])
+    many.conf(PYTHON="~/python", START_PORT=7777, CHECKS_OFF=["load"], DISPATCH="rsync")
     yield many
     for process in lab.processes(PORT):
         if "greedy" in process.argv:
@@ -54,7 +54,7 @@ def test_everything_that_is_wrong_is_named_with_the_fix_in_one_run(sick):
         PORT: "FAIL 7777 (START_PORT) is in use by python3 (pid ",
         CUT: "FAIL node2 -> node3: no route, node3 -> node2: no answer",
         NAME: f"warn node{NAME} is 127.0.1.1",
-        DISK: "FAIL 0 MB free, 1 MB needed below",
+        DISK: "FAIL 0 B free, 1.0 MB needed below",
         RSYNC: "FAIL no rsync",
         OLD: "FAIL ~/python is Python 3.6.9, too old",
         SSHD: "FAIL node9 port 22 refuses connections",

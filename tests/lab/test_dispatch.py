@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 from tests.cli import until
 
@@ -195,6 +196,44 @@ def test_ctrl_c_in_the_middle_and_once_more(site) -> None:
     assert not list(three.root(0).glob(".clustertool/releases/????????????????????????????????"))
     again = three.inv("dispatch", "-w", "job", "--json", timeout=120).ends(0).json
     assert again["bytes"] < 17 << 20
+
+
+def test_rsync_is_interrupted_and_goes_on(site) -> None:
+    """Nothing is left that runs; files that came are not sent again."""
+    three = site(3)
+    three.lab.shape("uplink", "40mbit")
+    big(three, 10)
+    (three.folder / "job/a").write_bytes(os.urandom(3 << 20))
+    running = three.start("dispatch", "-w", "job", "--dispatch", "rsync")
+    until(lambda: all(list(three.root(node).glob(".clustertool/staging/*/a")) for node in range(3)), 60)
+    running.signal(signal.SIGINT)
+    running.wait(30).ends(130)
+    quiet(three)
+    until(
+        lambda: not [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(three.folder).encode() in _read(path)]
+    )
+    again = three.inv("dispatch", "-w", "job", "--dispatch", "rsync", "--json", timeout=120).ends(0).json
+    assert again["bytes"] < 3 * 11 << 20 and len(again["sent"]) == 3
+    three.inv("run", "-w", "job").ends(0)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_a_node_that_is_cut_while_rsync_copies(site) -> None:
+    three = site(3)
+    three.lab.shape("uplink", "40mbit")
+    big(three, 10)
+    running = three.start("dispatch", "-w", "job", "--dispatch", "rsync")
+    until(lambda: list(three.root(1).glob(".clustertool/staging/*/*")), 60)
+    three.lab.cut(1)
+    done = running.wait(200).ends(74)
+    assert "error: node1" in done.err and "error: node0" not in done.err and "error: node2" not in done.err
+    assert whole(three, 0) >= 10 << 20 and whole(three, 2) >= 10 << 20
 
 
 def test_one_home_for_all(site) -> None:

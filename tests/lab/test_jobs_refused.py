@@ -33,7 +33,7 @@ RUN = ["run", "--workspace", HELLO]
 
 def test_programs_that_a_node_does_not_have(site):
     three = site(3, nodes={1: Node(hide=("rsync",)), 2: Node(hide=("python3",))})
-    three.conf(PYTHON="python3")
+    three.conf(PYTHON="python3", DISPATCH="rsync")
     told = ["node1: no rsync", "install the package rsync", "node2: there is no python3", "PYTHON"]
     done = refused(three, 69, *RUN, told=told)
     assert "node0" not in done.err.replace("conf.py", "")
@@ -41,6 +41,19 @@ def test_programs_that_a_node_does_not_have(site):
     check = three.inv("check").ends(69)
     assert "no rsync" in check.out
     assert "python3" in check.out
+
+
+def test_a_node_needs_rsync_only_where_it_was_asked_for(site):
+    pair = site(2, nodes={1: Node(hide=("rsync",))})
+    pair.workspace(train_py="import os\nopen(os.environ['CLUSTERTOOL_OUTPUT'] + '/it', 'w').write('is here')\n")
+    refused(pair, 69, "run", "-w", "job", "--dispatch", "rsync", told=["node1: no rsync", "install the package rsync"])
+    nothing(pair)
+    rows = {row["node"]: row["findings"] for row in pair.inv("check", "--json").ends(0).json["nodes"]}
+    assert [rows[name]["rsync"]["level"] for name in ("node0", "node1")] == ["ok", "ok"]
+    assert rows["node1"]["rsync"]["text"] == "no"
+    pair.inv("run", "-w", "job").ends(0)
+    pair.inv("fetch", "--rank", "all", "--to", "got").ends(0)
+    assert [(pair.folder / f"got/rank{rank}/it").read_text() for rank in (0, 1)] == ["is here"] * 2
 
 
 def test_a_python_that_is_too_old(site):
@@ -74,6 +87,7 @@ def test_hosts_that_cannot_be_reached_are_all_told_at_once(site):
 def test_nnodes_of_those_that_are_fit(site):
     """--skip-bad --nnodes N takes the first N that are fit; if there are fewer, nothing starts and all reasons are told."""
     four = site(4, nodes={1: Node(hide=("rsync",))})
+    four.conf(DISPATCH="rsync")
     four.workspace(train_py="import os\nprint('here', os.environ['WORLD_SIZE'])\n")
     done = four.inv("run", "-w", "job", "--skip-bad", "--nnodes", 2, "--all-ranks").ends(0)
     assert sorted(done.lines("[trainer")) == ["[trainer 0 node0] here 2", "[trainer 1 node2] here 2"]

@@ -37,7 +37,8 @@ def tree(top: Path, without: set[str]) -> dict[str, object]:
     return found
 
 
-def test_names_modes_links_and_empty_folders_arrive(three):
+@pytest.mark.parametrize("carrier", ["swarm", "rsync"])
+def test_names_modes_links_and_empty_folders_arrive(three, carrier):
     job = three.folder / "job"
     for name in ("-rf", "a b", "new\nline", os.fsdecode(b"\xff"), "$(touch x)", "dir/.hidden", "dir/empty file"):
         (job / name).parent.mkdir(exist_ok=True)
@@ -51,7 +52,7 @@ def test_names_modes_links_and_empty_folders_arrive(three):
     (job / "read only").chmod(0o555)
     (job / "link").symlink_to("-rf")
     (job / "nowhere").symlink_to("/does/not/exist")
-    three.inv("run", "-w", "job").ends(0)
+    three.inv("run", "-w", "job", "--dispatch", carrier).ends(0)
     ours = {"nodefile", "log", "output", ".clustertool"}
     for node in range(3):
         (placed,) = three.jobs(node)
@@ -145,6 +146,76 @@ def test_what_a_job_writes_stays_its_own(three):
         three.inv("run", "-w", "job").ends(0)
     three.workspace(train_py="import os; print('size', os.path.getsize('data'))")
     assert "size 1600000" in three.inv("run", "-w", "job").ends(0).out
+
+
+# -- dispatch by rsync -------------------------------------------------------------------------------------------------
+
+
+def test_rsync_brings_the_same_release(three):
+    """In a staging folder that is gone afterwards; what is there is not sent again, by whichever carrier."""
+    for number in range(20):
+        (three.folder / f"job/f{number}").write_bytes(os.urandom(20_000))
+    (three.folder / "job/big").write_bytes(os.urandom(3_000_000))
+    three.conf(DISPATCH="rsync")
+    first = three.inv("dispatch", "-w", "job", "--json").ends(0).json
+    assert len(first["sent"]) == 3 and 3 * 3_400_000 < first["bytes"] < 3 * 3_600_000 and first["between"] == 0
+    assert [list((store(three, node) / "staging").iterdir()) for node in range(3)] == [[], [], []]
+    swarm = three.inv("dispatch", "-w", "job", "--dispatch", "swarm", "--json").ends(0).json
+    assert (swarm["bytes"], len(swarm["had"]), swarm["release"]) == (0, 3, first["release"])
+    found = three.inv("dispatch", "-w", "job", "--verify", "--json").ends(0).json["verified"]
+    assert all((one["releases"], one["damaged"], one["lost"]) == (1, 0, []) for one in found.values())
+    (three.folder / "job/f3").write_text("changed")
+    three.inv("run", "-w", "job").ends(0)
+    assert all((three.jobs(node)[0] / "f3").read_text() == "changed" for node in range(3))
+
+
+def test_rsync_goes_on_with_what_was_interrupted(three):
+    """Files that lie in the staging folder already are not sent."""
+    big = three.folder / "job/big"
+    big.write_bytes(os.urandom(3_000_000))
+    release = three.inv("--dry", "dispatch", "-w", "job", "--json").ends(0).json["release"]
+    staged = store(three, 1) / "staging" / release
+    three.inv("check").ends(0)
+    staged.mkdir(parents=True)
+    for folder in (staged, staged.parent, staged.parent.parent):
+        folder.chmod(0o700)
+    shutil.copy2(big, staged / "big")
+    done = three.inv("dispatch", "-w", "job", "--dispatch", "rsync", "--json").ends(0).json
+    assert 6_000_000 < done["bytes"] < 6_200_000 and len(done["sent"]) == 3
+
+
+def test_rsync_that_brings_something_else_is_no_release(three):
+    """A file in the staging folder that looks like the one that is sent: its bytes are not those of the manifest."""
+    big = three.folder / "job/big"
+    big.write_bytes(os.urandom(300_000))
+    release = three.inv("--dry", "dispatch", "-w", "job", "--json").ends(0).json["release"]
+    staged = store(three, 1) / "staging" / release
+    staged.mkdir(parents=True)
+    shutil.copy2(big, staged / "big")
+    spoil(staged / "big")
+    shutil.copystat(big, staged / "big")
+    done = three.inv("dispatch", "-w", "job", "--dispatch", "rsync").ends(74)
+    assert f"{three.name(1)}: 'big' is not what it was when the dispatch began" in done.err
+    assert not list((store(three, 1) / "releases").glob("[0-9a-f]*")) and not staged.exists()
+    three.inv("dispatch", "-w", "job", "--dispatch", "rsync").ends(0)
+
+
+def test_shards_go_only_where_they_are_read_by_rsync_too(three):
+    for shard in range(3):
+        (three.folder / f"job/part-{shard}").write_bytes(os.urandom(400_000))
+    (three.folder / "job/job.toml").write_text('[shards]\nfiles = "part-*"\nonly_where_read = true\n')
+    done = three.inv("dispatch", "-w", "job", "--dispatch", "rsync", "--json").ends(0).json
+    assert len(set(done["releases"].values())) == 3 and 1_200_000 < done["bytes"] < 1_300_000
+    three.inv("run", "-w", "job", "--dispatch", "rsync").ends(0)
+    assert [sorted(path.name for path in three.jobs(node)[0].glob("part-*")) for node in range(3)] == [
+        [f"part-{shard}"] for shard in range(3)
+    ]
+
+
+def test_another_carrier_is_refused(three):
+    assert "one of swarm, rsync" in three.inv("dispatch", "-w", "job", "--dispatch", "scp").ends(64).err
+    three.conf(DISPATCH="scp")
+    assert "DISPATCH" in three.inv("dispatch", "-w", "job").ends(78).err
 
 
 # -- dispatch --verify -------------------------------------------------------------------------------------------------

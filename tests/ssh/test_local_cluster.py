@@ -241,13 +241,6 @@ def test_absurd_sizes_are_refused(local, nodes):
     assert not local.dir.exists()
 
 
-def test_a_missing_program_is_named_with_its_package(local, tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(PreflightError, match="rsync") as caught:
-        local.up()
-    assert "apt-get install" in caught.value.fix
-
-
 # As root, in a mount namespace of its own: a user who is not in the machine's passwd (that file is covered for a
 # moment), with what Python needs out of root's home, which is 0700, in a readable place.
 OTHER_USER = textwrap.dedent("""

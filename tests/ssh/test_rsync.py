@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import shutil
 import socket
@@ -17,9 +18,11 @@ from typing import Any
 
 import pytest
 
-from clustertool.errors import DispatchError, Interrupted, NotFound, Unreachable
-from clustertool.fleet import bridge, receive
-from clustertool.fleet.receive import Fetched, pull
+from clustertool.errors import BadAnswer, DispatchError, Interrupted, NotFound, Unreachable
+from clustertool.fleet.fleet import Fleet
+from clustertool.fleet.transfer import bridge, rsync_session
+from clustertool.fleet.transfer.receive import _Entry, receive
+from clustertool.fleet.transfer.rsync_session import Copied, pull
 from clustertool.ssh.connection import Link, open_all
 from clustertool.ssh.parallel import each
 from tests.ssh import sshd
@@ -201,7 +204,7 @@ def test_node_that_dies_in_the_middle(node: Any, tmp_path: Path) -> None:
 
 
 def test_node_that_freezes_in_the_middle(node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receive, "STALL", 2)
+    monkeypatch.setattr(rsync_session, "STALL", 2)
     link, server = node
     source = _huge(tmp_path)
     cut: list[float] = []
@@ -236,6 +239,85 @@ def test_rsync_is_missing_there(cluster_of: Any, source: Path, tmp_path: Path) -
     assert "rsync is missing there" in caught.value.what and caught.value.node == link.node
 
 
+def test_without_rsync_the_files_come_in_frames(
+    cluster_of: Any, source: Path, tmp_path: Path, rsync_hidden: None
+) -> None:
+    """The same files as with it, and none again that has not changed."""
+    (source / "escape").symlink_to("../../../../etc/passwd")
+    (source / "far").symlink_to("deep/../../x")
+    (source / "big").write_bytes(os.urandom(1_300_000))
+    os.mkfifo(source / "fifo")
+    target = tmp_path / "target"
+    with fleet_of(cluster_of) as fleet:
+        got = receive(fleet, 0, str(source), target, check=lambda: None)
+        (source / "fifo").unlink()
+        meant = _content(source)
+        for unsafe in (b"escape", b"dangling", b"far"):
+            del meant[unsafe]
+        assert _content(target) == meant and (target / "empty dir").is_dir()
+        assert os.access(target / "run.sh", os.X_OK) and not os.access(target / "secret", os.X_OK)
+        assert got.files == len(ODD) + 4 and got.bytes > 1_300_000
+        (source / "plain").write_bytes(b"1" * 100)
+        again = receive(fleet, 0, str(source), target, check=lambda: None)
+        assert (again.files, again.bytes) == (1, 100) and (target / "plain").read_bytes() == b"1" * 100
+        with pytest.raises(NotFound):
+            receive(fleet, 0, str(source / "nothing"), tmp_path / "there", check=lambda: None)
+        assert not (tmp_path / "there").exists()
+
+
+def test_frames_write_through_no_link(cluster_of: Any, source: Path, tmp_path: Path, rsync_hidden: None) -> None:
+    """A link here that has the name of a folder there."""
+    (tmp_path / "target").mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "target/deep").symlink_to("../outside")
+    with fleet_of(cluster_of) as fleet, pytest.raises(DispatchError, match="cannot be written"):
+        receive(fleet, 0, str(source), tmp_path / "target", check=lambda: None)
+    assert not list((tmp_path / "outside").iterdir())
+
+
+@pytest.mark.parametrize("path", ["../out", "/out", "a/../../out", "", "a//b", "a\0b"])
+def test_a_node_that_names_a_file_outside(path: str) -> None:
+    with pytest.raises(BadAnswer):
+        assert not _Entry(path, "file", False, 0, 0, "").parts
+
+
+@pytest.mark.parametrize(
+    ("path", "link", "inside"),
+    [
+        ("a", "b", True),
+        ("a", "/b", False),
+        ("a", "../b", False),
+        ("d/a", "../b", True),
+        ("d/a", "../../b", False),
+        ("d/e/a", "x/../../../b", False),
+        ("d/a", "./../b", True),
+    ],
+)
+def test_links_that_stay_inside(path: str, link: str, inside: bool) -> None:
+    assert _Entry(path, "link", False, 0, 0, link).stays_inside is inside
+
+
+@pytest.fixture
+def rsync_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PATH with all programs but rsync."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for folder in reversed(os.environ["PATH"].split(os.pathsep)):
+        for program in Path(folder).iterdir() if Path(folder).is_dir() else ():
+            (programs / program.name).unlink(missing_ok=True)
+            (programs / program.name).symlink_to(program)
+    (programs / "rsync").unlink(missing_ok=True)
+    monkeypatch.setenv("PATH", str(programs))
+
+
+@contextlib.contextmanager
+def fleet_of(cluster_of: Any) -> Iterator[Fleet]:
+    cluster, _ = cluster_of(1)
+    with Fleet(cluster) as fleet:
+        fleet.open()
+        yield fleet
+
+
 def test_full_disk(node: Any, tmp_path: Path) -> None:
     target, source = tmp_path / "target", tmp_path / "source"
     target.mkdir()
@@ -262,7 +344,7 @@ def test_16_nodes_at_once(cluster_of: Any, tmp_path: Path) -> None:
     cluster, _ = cluster_of(16)
     links = open_all(cluster.hosts, cluster).all()
 
-    def one(link: Link) -> Fetched:
+    def one(link: Link) -> Copied:
         return pull(link, str(source), tmp_path / f"node{link.host.index}")
 
     assert {got.files for got in each(links, one).all().values()} == {200}
@@ -297,7 +379,7 @@ def test_the_bridge_passes_pipes_words_and_code(tmp_path: Path) -> None:
         pass_fds=[theirs.fileno()],
     )
     theirs.close()
-    got, pipes = receive._receive(ours)
+    got, pipes = rsync_session._receive(ours)
     assert got == [os.fsencode(word) for word in words]
     assert child.stdin and child.stdout
     child.stdin.write(b"down")

@@ -39,7 +39,6 @@ def test_a_good_node_is_ok_in_every_column() -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str, str, str]] = [
-    ({"rsync": False}, "rsync", "error", "no rsync"),
     ({"disk_free": 0}, "disk", "error", "needed below /jobs"),
     ({"disk_free": 100 << 20}, "disk", "warn", "105 MB free"),
     ({"inodes": 9}, "disk", "warn", "9 inodes free"),
@@ -120,9 +119,15 @@ def test_checks_that_are_off_are_not_there() -> None:
     assert not {"clock", "disk", "ping"} & set(columns)
 
 
+@pytest.mark.parametrize(("carrier", "level", "text"), [("swarm", "ok", "no"), ("rsync", "error", "no rsync")])
+def test_a_node_needs_rsync_only_if_it_is_the_carrier(carrier: str, level: str, text: str) -> None:
+    finding = found({"DISPATCH": carrier}, rsync=False)["rsync"]
+    assert (finding.level, finding.text) == (level, text)
+
+
 def test_all_nodes_are_told_at_once_in_their_order() -> None:
     cluster = cluster_of(hosts(3))
-    facts: dict[int, Facts] = facts_of(cluster, **{**GOOD, "rsync": False})
+    facts: dict[int, Facts] = facts_of(cluster, **{**GOOD, "disk_free": 0})
     assert [finding.node for finding in errors(check(cluster, dict(reversed(facts.items())), seen({}, 3)))] == [0, 1, 2]
 
 

@@ -49,6 +49,7 @@ RIGHT: list[tuple[str, object, object]] = [
     ("START_PORT", "6170", 6170),
     ("LEAD_PORT", 6160, 6160),
     ("RELAY", "off", "off"),
+    ("DISPATCH", "rsync", "rsync"),
     ("LOSS_TIMEOUT", 3, 3.0),
     ("GRACE", "1.5", 1.5),
     ("CHECKS_OFF", ["ping"], ("ping",)),
@@ -93,6 +94,7 @@ WRONG: list[tuple[str, object, str]] = [
     *[("HOST_KEYS", value, "one of accept-new, strict, off") for value in ("yes", "", None, [])],
     *[("DEVICE_KIND", value, "one of auto, cpu, gpu, xpu, dcu, npu") for value in ("tpu", "GPU", 1)],
     *[("RELAY", value, "one of auto, off") for value in ("on", True)],
+    *[("DISPATCH", value, "one of swarm, rsync") for value in ("scp", "", None)],
 ]
 
 

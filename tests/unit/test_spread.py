@@ -48,6 +48,7 @@ class Fleet:
 
     def __init__(self) -> None:
         self.agents = {node: Agent() for node in range(3)}
+        self.ordered = {node: threading.Event() for node in range(3)}  # its relay was
 
     def name(self, at: int) -> str:
         return f"node{at}"
@@ -56,7 +57,7 @@ class Fleet:
         return SimpleNamespace(ok={}, failed={})
 
     def ask_one(self, node: int, request: dict[str, Any]) -> None:
-        self.reports(node, "ready", port=1, empty=True)
+        self.ordered[node].set()
 
     def reports(self, at: int, kind: str, **more: Any) -> None:
         self.agents[at].hear(at, {"k": "relay", "s": kind, **more})
@@ -109,6 +110,13 @@ class Running:
         except BaseException as error:  # noqa: BLE001 - a test expects it
             self.error = error
 
+    def start(self) -> None:
+        """Node 0 is ready first."""
+        self.thread.start()
+        for node in (0, 1):
+            assert self.fleet.ordered[node].wait(10)
+            self.fleet.reports(node, "ready", port=1, empty=True)
+
     def ends(self) -> None:
         self.thread.join(10)
         assert not self.thread.is_alive()
@@ -125,7 +133,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running
 
 
 def test_each_piece_goes_to_one_node_and_both_end(running):
-    running.thread.start()
+    running.start()
     fleet = running.fleet
     assert fleet.gets(0, [0])
     for node in (0, 1):
@@ -143,7 +151,7 @@ def test_each_piece_goes_to_one_node_and_both_end(running):
 
 def test_a_node_that_fails_fails_alone(running):
     running.fleet.agents[0].broken = True
-    running.thread.start()
+    running.start()
     assert running.fleet.gets(1, [0])
     running.fleet.done(1, [0])
     running.ends()
@@ -152,7 +160,7 @@ def test_a_node_that_fails_fails_alone(running):
 
 
 def test_what_is_not_valid_fails_its_node(running):
-    running.thread.start()
+    running.start()
     assert running.fleet.gets(0, [0])
     running.fleet.reports(1, "wrong", i=2)
     running.fleet.done(0, [0])
@@ -161,7 +169,7 @@ def test_what_is_not_valid_fails_its_node(running):
 
 
 def test_a_file_that_changes_ends_the_dispatch(running, tmp_path):
-    running.thread.start()
+    running.start()
     assert running.fleet.gets(0, [0])
     (tmp_path / "job/big").write_bytes(os.urandom(300_000))
     running.fleet.lacks(0, 1)

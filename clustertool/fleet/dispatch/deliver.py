@@ -1,6 +1,7 @@
 """Delivering brings a workspace to all nodes: each ends with the release, and the laptop sends each byte once.
 
 In this order: nothing to do, a patch (the release differs little from one that is there), pieces (fleet/dispatch/spread.py).
+Where rsync is to carry it, it brings the files instead (fleet/dispatch/rsync_carrier.py).
 Nodes that share a ROOT_DIR receive once.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 
 from clustertool.errors import ClustertoolError, DispatchError
 from clustertool.fleet.dispatch.receivers import Progress, Receiver, Tally, as_dispatch, receivers
+from clustertool.fleet.dispatch.rsync_carrier import RsyncCarrier
 from clustertool.fleet.dispatch.shipment import Shipment
 from clustertool.fleet.dispatch.spread import Spread
 from clustertool.fleet.dispatch.workspace import Workspace
@@ -57,7 +59,9 @@ def deliver(
     tally = Tally()
     for one in had:
         progress.done(one.node)
-    if lacking:
+    if lacking and fleet.cluster.dispatch == "rsync":
+        RsyncCarrier(fleet, workspace, group, tally, progress).carry(lacking)
+    elif lacking:
         common = set.intersection(*(set(facts[one.node].releases) for one in lacking))
         shipment = Shipment(workspace, group, common)
         patched = [] if group else _patch(fleet, shipment, lacking, facts, tally)

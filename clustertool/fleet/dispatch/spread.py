@@ -47,6 +47,7 @@ from clustertool.ssh.parallel import SLICE, in_background
 _REPORT = 0.25  # seconds between two reports of a node
 _MESSAGES = 64  # reports a second from all nodes together, at most
 _RAREST = 4.0  # seconds; far less than the silence after which a node is given up
+_ROUND = 1000  # events before Ctrl+C is checked: a hostile node may send without end
 _END = 5.0
 
 
@@ -91,11 +92,11 @@ class Spread:
         self._end()
 
     def _arrived(self) -> Iterator[tuple[int, Event | Header | ClustertoolError]]:
-        """What the threads have queued; waits for it at most SLICE seconds."""
+        """Some of what the threads have queued; waits for it at most SLICE seconds."""
         with contextlib.suppress(queue.Empty):
             yield self._queue.get(timeout=SLICE)
-            while not self._queue.empty():
-                yield self._queue.get()
+            for _ in range(_ROUND):
+                yield self._queue.get_nowait()
 
     def _start(self, part: Sequence[Receiver]) -> None:
         """Start the relays. The first that is ready is sent to while others still start."""

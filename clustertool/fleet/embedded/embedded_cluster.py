@@ -384,14 +384,12 @@ def _binds(address: str, port: int) -> bool:
 
 
 def _sshd() -> str:
-    """The path of sshd; it and rsync are what a node must have."""
+    """The path of sshd, which a node must have."""
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin", "/sbin"])
     sshd = shutil.which("sshd", path=path)
-    fix = "apt-get install {0} (or your system's package of that name); or name real machines in a conf.py"
+    fix = "apt-get install openssh-server (or your system's package of that name); or name real machines in a conf.py"
     if not sshd:
-        raise PreflightError("the embedded local cluster needs sshd, which is not here", fix.format("openssh-server"))
-    if not shutil.which("rsync"):
-        raise PreflightError("the embedded local cluster needs rsync, which is not here", fix.format("rsync"))
+        raise PreflightError("the embedded local cluster needs sshd, which is not here", fix)
     return str(Path(sshd).absolute())  # sshd wants to start itself again by an absolute path
 
 

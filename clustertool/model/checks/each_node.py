@@ -77,8 +77,10 @@ def _node(cluster: Cluster, fact: Facts, need: int, ports: bool) -> List[Finding
     found = [Finding(n, "python", "ok", fact.python)]
     if fact.rsync:
         found.append(Finding(n, "rsync", "ok", "yes"))
-    else:
+    elif cluster.dispatch == "rsync":
         found.append(Finding(n, "rsync", "error", "no rsync", "install the package rsync on the node"))
+    else:
+        found.append(Finding(n, "rsync", "ok", "no"))
     found.append(disk(fact, need))
     if ports:
         found.append(_ports(cluster, n, fact))

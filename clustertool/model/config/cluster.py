@@ -13,6 +13,7 @@ from clustertool.model.finding import COLUMNS
 
 DEVICE_KINDS = ("auto", "cpu", "gpu", "xpu", "dcu", "npu")
 HOST_KEY_POLICIES = ("accept-new", "strict", "off")
+CARRIERS = ("swarm", "rsync")
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Cluster:
     start_port: int = 0
     lead_port: int = 0
     relay: str = "auto"
+    dispatch: str = "swarm"  # what carries a workspace to the nodes: swarm or rsync
     loss_timeout: float = 10.0
     grace: float = 10.0
     checks_off: Tuple[str, ...] = ()
@@ -153,6 +155,7 @@ KEYS: Dict[str, Tuple[str, Callable[[object], Any]]] = {
     "START_PORT": ("start_port", _port),
     "LEAD_PORT": ("lead_port", _port),
     "RELAY": ("relay", _one_of("auto", "off")),
+    "DISPATCH": ("dispatch", _one_of(*CARRIERS)),
     "LOSS_TIMEOUT": ("loss_timeout", _seconds),
     "GRACE": ("grace", _seconds),
     "CHECKS_OFF": ("checks_off", _checks),

@@ -43,6 +43,7 @@ _LIMITS = {
     "status": 16 << 20,
     "report": 32 << 20,
     "files": 16 << 20,
+    "tree": 32 << 20,
     "glance": 4 << 20,
     "devices": 4 << 20,
 }
@@ -65,6 +66,7 @@ _word = text(4096)
 _size = whole()
 _release = matching(lambda name: len(name) == 32 and not name.strip("0123456789abcdef"), "a release")
 _names = rows(_word, MOST_NODES)
+_kind = matching(("file", "dir", "link").__contains__, "file, dir or link")
 
 # -- events, see model/job/events.py --
 
@@ -333,6 +335,11 @@ _ANSWERS: Dict[str, Check] = {
     ),
     "meet": fields({}, {"seen": rows(_node, MOST_NODES)}),
     "patch": fields({"have": flag}),
+    "stage": fields({"dir": text()}),
+    "tree": fields(
+        {"entries": rows(row(text(), _kind, flag, whole(-(1 << 62), 1 << 62), whole(), text()), _MOST_FILES)}
+    ),
+    "content": fields({"data": text(1 << 20), "last": flag}),
     "verify": fields(
         {"releases": _size, "pieces": _size, "bytes": _size, "damaged": _size, "lost": rows(_release, MOST_JOBS)}
     ),

@@ -190,6 +190,7 @@ _HANDLERS = {
     **{name: ("node_requests", name) for name in ("probe", "meet", "mesh")},
     **{name: ("device_requests", name) for name in ("devices", "module", "glance")},
     **{name: ("dispatch_requests", name) for name in ("patch", "verify", "relay", "unrelay")},
+    **{name: ("transfer_requests", name) for name in ("stage", "build", "tree", "content")},
     **{name: ("start_requests", name) for name in ("place", "unplace", "start")},
     "follow": ("job_requests", "follow"),
     **dict.fromkeys("stop attached jobs status report tail files clean".split(), ("job_requests", "query")),

@@ -131,7 +131,7 @@ class Store:
         names = _by_age(self.releases)
         with contextlib.suppress(OSError), _lock(self.releases, fcntl.LOCK_EX | fcntl.LOCK_NB) as locked:
             for name in names[:-keep]:
-                _remove(os.path.join(self.releases, name))
+                remove(os.path.join(self.releases, name))
             needed = self._needed(names[-keep:]) if len(names) > keep else None
             for path in self._unwanted(needed, 0.0 if locked else _STALE):
                 with contextlib.suppress(FileNotFoundError):
@@ -177,7 +177,8 @@ def _by_age(top: str) -> List[str]:
     return [name for age, name in sorted(found) if not name.endswith(".part") or time.time() - age > _STALE]
 
 
-def _remove(path: str) -> None:
+def remove(path: str) -> None:
+    """Remove a file or a folder; not one in which something is mounted."""
     if os.path.isdir(path) and not os.path.islink(path):
         if not mounts.below(path):
             shutil.rmtree(path, ignore_errors=True)
@@ -278,9 +279,7 @@ class _Unpack:
             step()
 
     def _path(self, path: str) -> str:
-        if path.startswith("/") or ".." in path.split("/"):
-            raise DispatchError(f"the manifest names {path!r}, which lies outside of the workspace")
-        return f"{self._target}/{path}"
+        return within(self._target, path)
 
     def _open_pack(self, name: str, size: int, group: str) -> None:
         self._pack = self._store.read(name) if name else b""
@@ -323,6 +322,13 @@ class _Unpack:
         finally:
             os.close(self._file)
             self._file = -1
+
+
+def within(folder: str, path: str) -> str:
+    """The path of a file that a manifest names. Raises DispatchError for one outside of `folder`."""
+    if path.startswith("/") or ".." in path.split("/"):
+        raise DispatchError(f"the manifest names {path!r}, which lies outside of the workspace")
+    return f"{folder}/{path}"
 
 
 def _share(piece: int, file: int, at: int) -> bool:

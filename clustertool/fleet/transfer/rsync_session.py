@@ -1,6 +1,6 @@
-"""Fetching by rsync over a channel of the open connection: one login, one host-key check, and every wait has an end.
+"""A session of rsync copies a folder over a channel of the open connection: one login, and every wait has an end.
 
-The local rsync gets bridge.py for its remote shell; what it wants to run there is run by us, in the directory that is
+The local rsync gets bridge.py for its remote shell. What it wants to run on the node is run by us, in the directory that is
 meant, so that no path of the user's is ever read by a shell or expanded by rsync (`-s`, target `.`). rsync has its own
 session, and its whole group is ended when the caller is interrupted or the connection is lost.
 """
@@ -19,9 +19,10 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -41,45 +42,85 @@ _NO_DIRECTORY = "clustertool: no such directory"
 Check = Callable[[], None]
 
 
+class RsyncMissing(DispatchError):
+    """There is no rsync, here or on the node."""
+
+
 @dataclass(frozen=True)
-class Fetched:
-    """What crossed the connection: bytes of rsync's stream, and the files whose content was in it."""
+class Copied:
+    """Bytes that came over the connection, and the files whose content went over it."""
 
     bytes: int
     files: int
 
 
-def pull(link: Reach, remote: str, target: Path, check: Check | None = None) -> Fetched:
+def pull(link: Reach, remote: str, target: Path, check: Check | None = None) -> Copied:
     """Copy a directory of the node into `target` here, which is made.
 
-    Links that lead out of the directory are left out. Raises NotFound, DispatchError, Unreachable.
+    Links that lead out of the directory are left out. Raises NotFound, RsyncMissing, DispatchError, Unreachable.
     """
     os.makedirs(target, exist_ok=True)
-    path = _quoted(remote)
-    script = b"[ -d %s ] || { echo '%s' >&2; exit 66; }\ncd -- %s || exit 73\n" % (path, _NO_DIRECTORY.encode(), path)
+    options = ["--recursive", "--links", "--safe-links", "--executability", "node:./", "./"]
     try:
-        return _Job(link, script, target).run(check)
+        return _Session(link, remote, options, target).run(check)
     except NotFound:
         with contextlib.suppress(OSError):  # not empty: it was there before
             os.rmdir(target)
         raise
 
 
-class _Job:
-    """One local rsync process, from its start to its end."""
+def push(
+    link: Reach,
+    source: Path,
+    names: Iterable[str],
+    remote: str,
+    moved: Callable[[int], None],
+    check: Check | None = None,
+) -> None:
+    """Copy files below `source` into a directory of the node, which is there. `moved` gets the bytes as they are sent.
 
-    def __init__(self, link: Reach, script: bytes, target: Path) -> None:
+    Only their content and times are copied. Raises NotFound, RsyncMissing, DispatchError, Unreachable.
+    """
+    options = ["--files-from=-", "--from0", "--no-implied-dirs", "--chmod=D0700,F0600", "--partial", "./", "node:./"]
+    with tempfile.TemporaryFile() as listed:
+        listed.write(b"".join(os.fsencode(name) + b"\0" for name in names))
+        listed.seek(0)
+        _Session(link, remote, options, source, listed, moved).run(check)
+
+
+class _Session:
+    """One local rsync process, from its start to its end. `folder`: where it runs; `stdin`: what it reads.
+
+    `moved`: it sends, and reports the bytes here; None: it receives.
+    """
+
+    def __init__(
+        self,
+        link: Reach,
+        remote: str,
+        options: Sequence[str],
+        folder: Path,
+        stdin: IO[bytes] | None = None,
+        moved: Callable[[int], None] | None = None,
+    ) -> None:
         self._link = link
-        self._script = script
-        self._target = target
-        self._said: dict[str, bytes] = {"out": b"", "err": b""}
+        self._script = b"[ -d %s ] || { echo '%s' >&2; exit 66; }\ncd -- %s || exit 73\n" % (
+            _quoted(remote),
+            _NO_DIRECTORY.encode(),
+            _quoted(remote),
+        )
+        self._options = options
+        self._folder = folder
+        self._stdin = stdin
+        self._moved = moved
+        self._output: dict[str, bytes] = {"out": b"", "err": b""}
         self._ended = 0.0
-        self._moved = time.monotonic(), 0  # when bytes came last, and how many there were
+        self._progress = time.monotonic(), 0  # when bytes crossed last, and how many had by then
 
-    def run(self, check: Check | None) -> Fetched:
+    def run(self, check: Check | None) -> Copied:
         """Copy, and look at everything that could end it early every SLICE seconds."""
         ours, theirs = socket.socketpair()
-        relay = _Relay(self._link, ours, self._script)
+        relay = _Relay(self._link, ours, self._script, self._moved)
         with ours, theirs:
             process = self._start(theirs)
             theirs.close()
@@ -96,29 +137,20 @@ class _Job:
                 relay.end()
         if code:
             raise self._failure(code, relay)
-        return Fetched(relay.down, _transferred(self._said["out"]))
+        return Copied(relay.down, _transferred(self._output["out"]))
 
     def _start(self, bridge: socket.socket) -> subprocess.Popen[bytes]:
         rsync = shutil.which("rsync")
         if not rsync:
-            raise DispatchError("rsync is missing on this machine", "install the package rsync here", self._link.node)
+            raise RsyncMissing("rsync is missing on this machine", "install the package rsync here", self._link.node)
         shell = " ".join(_rsh(word) for word in (sys.executable, "-SE", _BRIDGE, str(bridge.fileno())))
         environ = {key: value for key, value in os.environ.items() if not key.startswith("RSYNC_")}
         # -1: nanoseconds count too; else a file changed twice in a second would not be fetched again
-        words = [
-            "--recursive",
-            "--links",
-            "--safe-links",
-            "--times",
-            "--modify-window=-1",
-            "--executability",
-            "-s",
-            "--stats",
-        ]
+        words = ["--times", "--modify-window=-1", "-s", "--stats", f"--timeout={STALL}", "-e", shell]
         return subprocess.Popen(
-            [rsync, *words, f"--timeout={STALL}", "-e", shell, "node:./", "./"],
-            cwd=self._target,
-            stdin=subprocess.DEVNULL,
+            [rsync, *words, *self._options],
+            cwd=self._folder,
+            stdin=self._stdin or subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=[bridge.fileno()],
@@ -128,7 +160,7 @@ class _Job:
 
     def _look(self, process: subprocess.Popen[bytes], relay: _Relay) -> _Looks:
         assert process.stdout and process.stderr
-        return _Looks({"out": process.stdout, "err": process.stderr}, relay, self._said)
+        return _Looks({"out": process.stdout, "err": process.stderr}, relay, self._output)
 
     def _over(self, process: subprocess.Popen[bytes]) -> bool:
         """rsync has ended, but its bridge keeps its outputs open (a node that froze never tells it an exit code)."""
@@ -141,9 +173,10 @@ class _Job:
         """Its own --timeout guards only the side that sends: a receiver waits for a frozen node for ever."""
         if relay.failure:
             raise relay.failure
-        if relay.down != self._moved[1]:
-            self._moved = time.monotonic(), relay.down
-        if time.monotonic() - self._moved[0] > STALL:
+        moved = relay.down + (relay.up if self._moved else 0)  # as a receiver rsync sends signs of life up
+        if moved != self._progress[1]:
+            self._progress = time.monotonic(), moved
+        if time.monotonic() - self._progress[0] > STALL:
             fix = "check the node and the network, then try again"
             raise DispatchError(f"nothing moved for {STALL} s", fix, self._link.node)
         if not self._link.alive:
@@ -154,13 +187,13 @@ class _Job:
         node = self._link.node
         if relay.failure:
             return relay.failure
-        text = (self._said["err"] + relay.errors).decode(errors="replace")
+        text = (self._output["err"] + relay.errors).decode(errors="replace")
         last = "\n".join(text.strip().splitlines()[-5:]) or f"rsync ended with code {code}"
         if _MISSING in text:
-            return DispatchError("rsync is missing there", "install the package rsync on that node", node)
+            return RsyncMissing("rsync is missing there", "install the package rsync on that node", node)
         if _NO_DIRECTORY in text:
             return NotFound("no such directory there", "check the path and the job", node)
-        for sign, what, fix in _KNOWN:
+        for sign, what, fix in (*(_THERE if self._moved else _HERE), *_KNOWN):
             if sign in text:
                 line = next(line for line in text.splitlines() if sign in line)
                 return DispatchError(f"{what}: {line.strip()}", fix, node)
@@ -169,10 +202,19 @@ class _Job:
         return DispatchError(f"rsync failed (code {code}): {last}", "correct this and try again", node)
 
 
-_KNOWN: tuple[tuple[str, str, str], ...] = (
-    ("No space left on device", "the disk here is full", "free some space, or fetch to another disk: --to DIR"),
-    ("Disk quota exceeded", "the disk quota here is used up", "free some space, or fetch to another disk: --to DIR"),
+_TO_ANOTHER_DISK = "free some space, or fetch to another disk: --to DIR"
+_ROOM_THERE = "make room (inv clean --older-than 7d), or choose another ROOT_DIR"
+_HERE = (
+    ("No space left on device", "the disk here is full", _TO_ANOTHER_DISK),
+    ("Disk quota exceeded", "the disk quota here is used up", _TO_ANOTHER_DISK),
     ("Read-only file system", "the file system here cannot be written", "fetch to another place: --to DIR"),
+)
+_THERE = (
+    ("No space left on device", "the disk there is full", _ROOM_THERE),
+    ("Disk quota exceeded", "the disk quota there is used up", _ROOM_THERE),
+    ("Read-only file system", "the file system there cannot be written", "choose another ROOT_DIR"),
+)
+_KNOWN = (
     ("Permission denied", "a permission is missing", "correct the permissions, on the node or here"),
     ("unknown option", "the two rsyncs do not fit together", "install rsync 3.1 or newer on both sides"),
     ("unrecognized option", "the two rsyncs do not fit together", "install rsync 3.1 or newer on both sides"),
@@ -190,7 +232,7 @@ class _Looks:
 
     def __init__(self, streams: dict[str, IO[bytes]], relay: _Relay, said: dict[str, bytes]) -> None:
         self._relay = relay
-        self._said = said
+        self._output = said
         self._open = set(streams)
         self._selector = selectors.DefaultSelector()
         for name, stream in streams.items():
@@ -213,15 +255,16 @@ class _Looks:
             if not data:
                 self._selector.unregister(key.fileobj)
                 self._open.discard(key.data)
-            self._said[key.data] = (self._said[key.data] + data)[-_TAIL:]
+            self._output[key.data] = (self._output[key.data] + data)[-_TAIL:]
 
 
 class _Relay:
-    """Between the bridge's two pipes and a channel of the connection; it counts the bytes that come."""
+    """Between the bridge's two pipes and a channel of the connection; it counts the bytes that go up and come down."""
 
-    def __init__(self, link: Reach, bridge: socket.socket, script: bytes) -> None:
+    def __init__(self, link: Reach, bridge: socket.socket, script: bytes, moved: Callable[[int], None] | None) -> None:
         self.bridge = bridge
-        self.down = 0
+        self.up = self.down = 0
+        self._moved = moved
         self.errors = b""
         self.failure: ClustertoolError | None = None
         self._link = link
@@ -290,6 +333,9 @@ class _Relay:
                     sent = pipe.channel.send(data)
                     if not sent:
                         return
+                    self.up += sent
+                    if self._moved:
+                        self._moved(sent)
                     data = data[sent:]
             pipe.channel.shutdown_write()
         except BROKEN:  # the channel has closed; the other direction tells why
