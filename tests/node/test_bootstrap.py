@@ -19,10 +19,8 @@ from clustertool.fleet import node_bundle
 from tests.node.harness import Bench, Client, Node, old_pythons
 
 ARCHIVE = 10_000  # bytes; what a start sends without the archive is far less
-SHORT, FIRST = (
-    8,
-    50,
-)  # CPU time of a short command, and what the first use of a version adds: so many bare starts of Python
+SHORT = 12  # bare starts of Python whose CPU time a short command may take on a node
+FIRST = 50  # the same for what the first use of a version adds
 
 
 @pytest.fixture
