@@ -17,7 +17,7 @@ attempt: a rank that starts again is another ProcessStatus, and `processes` has 
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, Container, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Container, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from clustertool.model.job.node_status import Event, NodePart, NodeStatus
 from clustertool.model.job.outcome import LEAD, Key, Outcome, exit_code
@@ -61,9 +61,9 @@ class JobStatus:
         if not self.knows(node, event):
             return
         here.own.apply(event)
-        handle = getattr(self, "_on_" + str(event.get("e", "")).replace("-", "_"), None)
+        handle = _HANDLERS.get(str(event.get("e")))
         if handle is not None:
-            handle(here, event)
+            handle(self, here, event)
 
     def knows(self, node: int, event: Event) -> bool:
         """False for an event that `node` cannot know: of a rank that it does not run, or of the lead on another node."""
@@ -234,7 +234,7 @@ class JobStatus:
     def _on_listening(self, here: NodeStatus, event: Event) -> None:
         self._process(here, event).life.listening = True
 
-    def _on_elsewhere(self, here: NodeStatus, event: Event) -> None:
+    def _on_other_address(self, here: NodeStatus, event: Event) -> None:
         life = self._process(here, event).life
         life.listening, life.listens = False, str(event["listens"])
 
@@ -348,6 +348,29 @@ class JobStatus:
                 self._of_lead = found
             else:
                 self._of_others = found
+
+
+_HANDLERS: Dict[str, Callable[[JobStatus, NodeStatus, Event], None]] = {
+    "job": JobStatus._on_job,
+    "supervisor": JobStatus._on_supervisor,
+    "disk": JobStatus._on_disk,
+    "unconnected": JobStatus._on_unconnected,
+    "connected": JobStatus._on_connected,
+    "stopping": JobStatus._on_stopping,
+    "supervisor-lost": JobStatus._on_supervisor_lost,
+    "ended": JobStatus._on_ended,
+    "started": JobStatus._on_started,
+    "listening": JobStatus._on_listening,
+    "elsewhere": JobStatus._on_other_address,
+    "frozen": JobStatus._on_frozen,
+    "thawed": JobStatus._on_thawed,
+    "exited": JobStatus._on_exited,
+    "phase": JobStatus._on_phase,
+    "restart": JobStatus._on_restart,
+    "lost": JobStatus._on_lost,
+    "absent": JobStatus._on_absent,
+    "verdict": JobStatus._on_verdict,
+}
 
 
 def ranks_of(events: Iterable[Event]) -> List[ProcessStatus]:
