@@ -73,7 +73,6 @@ def _mesh(
 
 def _tell(call: Call, cluster: Cluster, looked: Looked, meshed: Meshed | None, more: Mapping[str, Any]) -> None:
     """The matrix, and an error if there is one in it."""
-
     rows = preflight.matrix(looked, cluster)
     bad = errors(looked.findings)
     if call.json:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from clustertool.errors import UsageError, as_one, raise_all
 from clustertool.fleet import shared_roots
 from clustertool.fleet.dispatch.deliver import Dispatched, deliver
+from clustertool.fleet.dispatch.receivers import owners
 from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.config.cluster import Cluster
@@ -25,12 +27,12 @@ from clustertool.show.progress_bars import DispatchProgress
 from clustertool.show.table import count
 from clustertool.verbs import load_config, preflight, signals
 from clustertool.verbs.verb import Call, User
-from clustertool.verbs.verification import verified
+
+_FOUND = ("releases", "pieces", "bytes", "damaged", "lost")  # of the answer to --verify
 
 
 def dispatch(call: Call) -> None:
     """Copy a workspace to every node, without starting anything."""
-
     folder = load_config.one_of(call, "workspace", "job-dispatch-package")
     if not folder:
         raise UsageError("dispatch needs a workspace", "inv dispatch --workspace ./job")
@@ -56,7 +58,6 @@ def dispatch(call: Call) -> None:
 
 def _show_plan(call: Call, workspace: Workspace, cluster: Cluster, scattered: bool) -> None:
     """--dry; with --verify the nodes hash what they have, and nothing is removed."""
-
     amount = f"{count(len(workspace.files), 'file')}, {human_bytes(workspace.size)}"
     shards = ", shards only to the nodes that read them" if scattered else f", as release {workspace.release}"
     call.terminal.line(f"would send {amount}{shards}")
@@ -72,7 +73,6 @@ def _examine(
     call: Call, fleet: Fleet, need: Callable[[Mapping[int, Facts]], Mapping[int, int]] | None = None
 ) -> dict[int, Facts]:
     """The facts of all nodes, after a preflight. `need`: bytes for each node. Raises the errors of all nodes."""
-
     looked = preflight.look(fleet.cluster, fleet, {})
     if need is not None:
         looked = preflight.room(looked, fleet.cluster, need(looked.facts))
@@ -84,7 +84,6 @@ def portions(
     workspace: Workspace, cluster: Cluster, facts: Mapping[int, Facts], spec: JobSpec | None
 ) -> Mapping[int, Portion]:
     """What each node gets. spec: the job, where it decides that; None: all nodes get all."""
-
     reads = None
     if spec is not None and spec.only_where_read:
         refuse_links(workspace.links, spec.shards)
@@ -114,7 +113,6 @@ def send(
     since: float | None = None,
 ) -> Dispatched:
     """The dispatch with its progress, whose seconds count from `since`. Raises nothing for single nodes."""
-
     shared = sharing(facts)
     if shared:
         call.terminal.note(f"{len(shared)} nodes share ROOT_DIR: each works in its own node<id>/, content is sent once")
@@ -158,3 +156,40 @@ class _ByName:
 
     def done(self, node: int) -> None:
         self._progress.done(self._fleet.name(node))
+
+
+def verified(
+    call: Call, fleet: Fleet, facts: Mapping[int, Facts]
+) -> tuple[dict[int, Facts], dict[str, dict[str, Any]]]:
+    """The facts without the releases that are damaged, and what each node has found, by its name.
+
+    With --dry nothing is removed. Nodes that share a ROOT_DIR hash it once. Raises what nodes raised, after the report.
+    """
+    first = owners(facts)
+    gathered = fleet.ask({node: {"q": "verify", "remove": not call.given.dry} for node in first.values()})
+    answers = {node: {key: answer[key] for key in _FOUND} for node, answer in sorted(gathered.ok.items())}
+    for node, answer in answers.items():
+        call.terminal.line(
+            f"{fleet.name(node)}: {_in_words(answer, call.given.dry)}", "red" if _is_damaged(answer) else ""
+        )
+    raise_all(list(gathered.failed.values()))
+    lost = {node: set(answers[first[fact.root_id]]["lost"]) for node, fact in facts.items()}
+    sound = {
+        node: replace(fact, releases=tuple(name for name in fact.releases if name not in lost[node]))
+        for node, fact in facts.items()
+    }
+    return sound, {fleet.name(node): answer for node, answer in answers.items()}
+
+
+def _is_damaged(answer: Mapping[str, Any]) -> bool:
+    return bool(answer["damaged"] or answer["lost"])
+
+
+def _in_words(answer: Mapping[str, Any], dry: bool) -> str:
+    all_ = (
+        f"{count(answer['releases'], 'release')} of {count(answer['pieces'], 'piece')}, {human_bytes(answer['bytes'])}"
+    )
+    if not _is_damaged(answer):
+        return f"{all_}: nothing is damaged"
+    bad = f"damaged are {count(answer['damaged'], 'piece')} and {count(len(answer['lost']), 'release')}"
+    return f"{all_}: {bad}{', which would be removed' if dry else '; removed'}"
