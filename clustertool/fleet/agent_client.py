@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from clustertool.errors import (
     REPORT,
@@ -25,23 +25,20 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.wire import answers
 from clustertool.model.wire.frames import Decoder, FrameError, Header, encode
+from clustertool.model.wire.messages import Answered, Request
 from clustertool.model.wire.shape import Malformed
+from clustertool.model.wire.stream_messages import ClosedFrame, RelayOrder, RelayReport, StreamFrame
 from clustertool.ssh.channel import Reach, discard
 from clustertool.ssh.greeting import Greeting, seconds_for
 
-Sink = Callable[[int, Header, bytes], None]
+Sink = Callable[[int, StreamFrame, bytes], None]
 _WINDOW = 8 << 20  # what may be on its way to us unread: bounds the laptop's memory
 _SLICE = 1 << 17
 _GENTLE = 1 << 16
 _PAUSE = 0.002
 _SAID = 64 << 10  # bytes of the channel's stderr that are read for an error message
 _LAST_WORDS = 0.5
-# Requests that take as long as what they handle is large. No other is extended: a hostile node could hold up a stop with it.
-_LONG = frozenset({"place", "unplace", "verify", "clean", "patch", "build", "tree", "probe", "files", "report"})
-_ENDLESS = frozenset(
-    {"place", "verify", "build"}
-)  # of these: as long as there is progress. The others: so many times their limit
-_TIMES = 20
+_TIMES = 20  # the timeout of a long request: as long as there is progress
 
 
 class Agent:
@@ -52,14 +49,12 @@ class Agent:
         self.host = host
         self.python = ""
         self._sink = sink
-        self.hear: Callable[[int, Header], None] | None = None  # words of the node's relay, and that it has gone
+        self.hear: Callable[[int, RelayReport], None] | None = None  # gets the reports of the node's relay
         self._channel: Any = None
         self._rest = b""  # bytes that came together with the last line of the start
         self._numbers = iter(range(1, 1 << 62))
         self._answers: dict[int, queue.SimpleQueue[Header | ClustertoolError]] = {}
-        self._asked: dict[
-            int, tuple[str, int]
-        ] = {}  # requests without an answer so far: name, most bytes of the answer
+        self._asked: dict[int, Request[Mapping[str, object]]] = {}  # without an answer so far
         self._decoder = Decoder(answers.STREAM, answers.PAYLOAD, check=self._fits)
         self._refused = False  # a frame of its stream was not valid: no more of them are taken
         self._lock = threading.Lock()
@@ -135,36 +130,37 @@ class Agent:
 
     # -- talk --
 
-    def ask(self, request: Mapping[str, Any], timeout: float | None = 60.0) -> Header:
+    def ask(self, request: Request[Answered], timeout: float | None = 60.0) -> Answered:
         """One request, one answer. Raises what the node raised, with the node's name, or Unreachable after `timeout` seconds.
 
-        For a request of _LONG these are seconds without progress.
+        For a long request these are seconds without progress.
         """
+        before = time.time()
         number = next(self._numbers)
         answer: queue.SimpleQueue[Header | ClustertoolError] = queue.SimpleQueue()
         with self._lock:
             if self.dead is not None:
                 raise self.dead
             self._answers[number] = answer
-            self._asked[number] = str(request["q"]), answers.limit(request)
-            self._decoder.max_header = max(most for _, most in [("", answers.STREAM), *self._asked.values()])
-        self.send({**request, "id": number, "now": time.time()})
+            self._asked[number] = request
+            self._decoder.max_header = max(answers.STREAM, *(asked.limit for asked in self._asked.values()))
+        self.send(request, number, before)
         end = None if timeout is None else time.monotonic() + timeout
-        last = math.inf if end is None or request["q"] in _ENDLESS else end + _TIMES * (timeout or 0)
+        last = math.inf if end is None or request.kind.endless else end + _TIMES * (timeout or 0)
         try:
             reply = answer.get(timeout=timeout)
             while isinstance(reply, dict) and "progress" in reply:
-                if timeout is not None and request["q"] in _LONG:
+                if timeout is not None and request.kind.long:
                     end = min(time.monotonic() + timeout, last)
                 reply = answer.get(timeout=None if end is None else max(0.0, end - time.monotonic()))
         except queue.Empty:
-            also = " and no progress" if request["q"] in _LONG else ""
-            what = f"no answer to {request['q']!r}{also} for {timeout:g} s"
+            also = " and no progress" if request.kind.long else ""
+            what = f"no answer to {request.kind.type!r}{also} for {timeout:g} s"
             raise Unreachable(what, "look at the node", self.host.name) from None
         finally:
             with self._lock:
                 self._answers.pop(number, None)
-        return self._judge(reply)
+        return cast(Answered, {**self._judge(reply), "asked": (before, time.time())})
 
     def _judge(self, reply: Header | ClustertoolError) -> Header:
         if isinstance(reply, ClustertoolError):
@@ -176,16 +172,17 @@ class Agent:
             raise InternalError(f"a bug of clustertool on the node: {error['what']}", REPORT, self.host.name)
         raise from_wire(error["kind"], error["what"], error["fix"], self.host.name)
 
-    def send(self, request: Mapping[str, Any]) -> None:
+    def send(self, request: Request[Answered], number: int | None = None, now: float = 0.0) -> None:
+        """Without a number: the answer is not wanted."""
         try:
             with self._send_lock:
-                self._channel.sendall(encode(dict(request)))
+                self._channel.sendall(encode(request.header(number, now)))
         except (OSError, EOFError):
             self._died(self._lost("the connection broke"))
 
     def tell_relay(
         self,
-        word: Header,
+        order: RelayOrder,
         payload: bytes = b"",
         moved: Callable[[int], None] | None = None,
         gently: Callable[[], bool] | None = None,
@@ -194,7 +191,7 @@ class Agent:
 
         As long as gently() holds, hardly more is sent than has arrived, so that others are not kept waiting behind it.
         """
-        data = memoryview(encode({"q": "relayed", **word}, payload))
+        data = memoryview(encode(dict(order), payload))
         try:
             with self._send_lock:
                 while data:  # in slices: paramiko copies what is left with each packet
@@ -215,7 +212,7 @@ class Agent:
         """A sign of life, unless something is being sent anyway."""
         if self._send_lock.acquire(blocking=False):
             try:
-                self._channel.sendall(encode({"q": "relayed", "k": "beat"}))
+                self._channel.sendall(encode({"type": "relay-beat"}))
             except (OSError, EOFError):  # the reader finds out
                 return
             finally:
@@ -244,9 +241,10 @@ class Agent:
             most = answers.frame_limit(header)
         else:
             with self._lock:
-                _, most = self._asked.get(_number(header), ("", 0))
+                asked = self._asked.get(_number(header))
+                most = asked.limit if asked else 0
         if size > most:
-            what = "an answer" if "re" in header else f"a frame of kind {str(header.get('k'))[:20]!r}"
+            what = "an answer" if "re" in header else f"a frame of type {str(header.get('type'))[:20]!r}"
             raise FrameError(f"{what} with a header of {size} bytes, more than {most}")
 
     def _take(self, header: Header, payload: bytes) -> None:
@@ -260,11 +258,10 @@ class Agent:
         except Malformed as error:
             self._refuse(header, self._bad(str(error)))
             return
-        if header["k"] == "relay":
-            if self.hear is not None:
-                self.hear(self.host.index, header)
+        if header["type"] in answers.RELAY:
+            self._report(cast(RelayReport, header))
         elif self._sink is not None:
-            self._sink(self.host.index, header, payload)
+            self._sink(self.host.index, cast(StreamFrame, header), payload)
 
     def _take_answer(self, number: int, header: Header) -> None:
         """An answer that is not valid is the error of its request alone. Raises FrameError for a second answer."""
@@ -275,27 +272,35 @@ class Agent:
                 waiting.put(header)
             return
         with self._lock:
-            question, _ = self._asked.pop(number, ("", 0))
+            asked = self._asked.pop(number, None)
             waiting = self._answers.pop(number, None)
-        if not question:
+        if asked is None:
             raise FrameError("two answers to one request")
         if waiting is None:  # the request has timed out
             return
         try:
-            answers.check_answer(question, header)
+            asked.kind.check_answer(header)
         except Malformed as error:
-            waiting.put(self._bad(f"to {question!r}: {error}"))
+            waiting.put(self._bad(f"to {asked.kind.type!r}: {error}"))
         else:
             waiting.put(header)
 
     def _refuse(self, header: Header, error: ClustertoolError) -> None:
         """A frame of its stream is not valid: the stream has ended. Requests are still answered, as stop needs them."""
         self._refused = True
-        if header.get("k") == "relay":
-            if self.hear is not None:
-                self.hear(self.host.index, {"s": "failed", "kind": "BadAnswer", "what": error.what, "fix": error.fix})
-        elif self._sink is not None:
-            self._sink(self.host.index, {"k": "closed", "why": error.what, "refused": True}, b"")
+        if str(header.get("type")).startswith("relay"):
+            self._report({"type": "relay-failed", "kind": "BadAnswer", "what": error.what, "fix": error.fix})
+        else:
+            self._close_stream(error.what, refused=True)
+
+    def _report(self, report: RelayReport) -> None:
+        if self.hear is not None:
+            self.hear(self.host.index, report)
+
+    def _close_stream(self, why: str, refused: bool) -> None:
+        if self._sink is not None:
+            closed: ClosedFrame = {"type": "closed", "why": why, "refused": refused}
+            self._sink(self.host.index, closed, b"")
 
     def _bad(self, what: str) -> BadAnswer:
         fix = "a program there changed a job's records, or the tool's files in ~/.cache/clustertool: inspect them on that node"
@@ -312,12 +317,8 @@ class Agent:
             waiting = list(self._answers.values())
         for answer in waiting:
             answer.put(error)
-        if self.hear is not None:
-            self.hear(self.host.index, {"s": "gone", "why": error.what})
-        if self._sink is not None:
-            self._sink(
-                self.host.index, {"k": "closed", "why": error.what, "refused": isinstance(error, BadAnswer)}, b""
-            )
+        self._report({"type": "relay-gone", "why": error.what})
+        self._close_stream(error.what, refused=isinstance(error, BadAnswer))
 
     def mute(self) -> None:
         """Whatever it still says, and that its connection ends, is told to nobody."""

@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from clustertool.fleet import node_bundle
 from clustertool.fleet.fleet import Fleet
-from clustertool.model.wire.frames import Header
+from clustertool.model.wire.agent_answers import Answer, DevicesAnswer
+from clustertool.model.wire.messages import DEVICES, NVML_MODULE, Request
 from clustertool.ssh.parallel import Gathered
 
 
-def devices_of(fleet: Fleet, nodes: Iterable[int] | None = None) -> Gathered[Header]:
+def devices_of(fleet: Fleet, nodes: Iterable[int] | None = None) -> Gathered[DevicesAnswer]:
     """The cards of every node, or of some, and what they do now."""
-    return ask(fleet, dict.fromkeys(fleet.agents if nodes is None else nodes, {"q": "devices"}))
-
-
-def ask(fleet: Fleet, requests: Mapping[int, Mapping[str, Any]], timeout: float = 60.0) -> Gathered[Header]:
-    """{node: request} whose answer may be that the NVML module is needed first."""
-    digest = node_bundle.nvml()[0]
-    wanted = {node: {**request, "nvml": digest} for node, request in requests.items()}
-    gathered = fleet.ask(wanted, timeout)
+    request = DEVICES({"nvml": node_bundle.nvml()[0]})
+    gathered = fleet.ask(dict.fromkeys(fleet.agents if nodes is None else nodes, request))
     needy = [node for node, answer in gathered.ok.items() if "need" in answer]
     if not needy:
         return gathered
-    sent = send_module(fleet, needy, timeout)
-    again = fleet.ask({node: wanted[node] for node in sent.ok}, timeout)
+    sent = fleet.ask(dict.fromkeys(needy, module_request()))
+    again = fleet.ask(dict.fromkeys(sent.ok, request))
     ok = {node: answer for node, answer in gathered.ok.items() if node not in needy}
     return Gathered({**ok, **again.ok}, {**gathered.failed, **sent.failed, **again.failed})
 
 
-def send_module(fleet: Fleet, nodes: Iterable[int], timeout: float = 60.0) -> Gathered[Header]:
+def module_request() -> Request[Answer]:
+    """The request that brings the NVML module to a node which needs it."""
     digest, data = node_bundle.nvml()
-    return fleet.ask(
-        dict.fromkeys(nodes, {"q": "module", "nvml": digest, "data": base64.b64encode(data).decode()}), timeout
-    )
+    return NVML_MODULE({"nvml": digest, "data": base64.b64encode(data).decode()})

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from clustertool.errors import ClustertoolError, Interrupted, Terminated
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.planning.requests import Steps
-from clustertool.model.wire.frames import Header
 
-Answers = Mapping[int, "Header | ClustertoolError"]
+Answers = Mapping[int, "Mapping[str, object] | ClustertoolError"]
 _PATIENCE = 25.0  # seconds for a node to take back what was begun: more than a stop without grace takes
 
 

@@ -7,14 +7,13 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from clustertool.errors import REPORT, ClustertoolError, InternalError, NotFound, Unreachable
 from clustertool.fleet.agent_client import Agent, Sink
 from clustertool.fleet.this_machine import HereLink
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
-from clustertool.model.wire.frames import Header
+from clustertool.model.wire.messages import Answered, Request
 from clustertool.ssh.channel import Reach
 from clustertool.ssh.connection import Link
 from clustertool.ssh.greeting import seconds_for
@@ -173,12 +172,9 @@ class Fleet:
         self.cluster = replace(self.cluster, hosts=tuple(kept))
 
     def ask(
-        self, requests: Mapping[int, Mapping[str, Any]], timeout: float | None = 60.0, *, patient: bool = False
-    ) -> Gathered[Header]:
-        """{node: request} to the agents that are there; nodes without one are not asked. patient: no Ctrl+C ends it.
-
-        `asked` in an answer: our clock before the request and after the answer.
-        """
+        self, requests: Mapping[int, Request[Answered]], timeout: float | None = 60.0, *, patient: bool = False
+    ) -> Gathered[Answered]:
+        """{node: request} to the agents that are there; nodes without one are not asked. patient: no Ctrl+C ends it."""
         wanted = {node: request for node, request in requests.items() if node in self.agents}
         check = None if patient else self.check
         nodes = {node: node for node in wanted}
@@ -186,21 +182,20 @@ class Fleet:
             nodes, lambda node: self.ask_one(node, wanted[node], timeout), width=max(1, len(wanted)), check=check
         )
 
-    def ask_one(self, node: int, request: Mapping[str, Any], timeout: float | None = 60.0) -> Header:
+    def ask_one(self, node: int, request: Request[Answered], timeout: float | None = 60.0) -> Answered:
         """The same of one node, in the caller's thread. Raises what the node raised, or Unreachable.
 
         What we did not foresee in its answer is InternalError, of this node: the others' answers stand.
         """
-        before = time.time()
         try:
-            return {**self.agents[node].ask(request, timeout), "asked": (before, time.time())}
+            return self.agents[node].ask(request, timeout)
         except ClustertoolError:
             raise
         except Exception as error:
             text = "".join(traceback.format_exception(error))
             raise InternalError(f"a bug of clustertool: {error!r}\n{text}", REPORT, self.name(node)) from error
 
-    def ask_all(self, request: Mapping[str, Any], timeout: float | None = 60.0) -> dict[int, Header]:
+    def ask_all(self, request: Request[Answered], timeout: float | None = 60.0) -> dict[int, Answered]:
         """What all nodes answer. A node that gives no answer, or an error, is in `failed` from then on and is not asked again.
 
         NotFound is an answer: that node has nothing of it.

@@ -5,16 +5,15 @@ A node that does not answer holds nobody up: it is asked anew over a new connect
 
 from __future__ import annotations
 
-import base64
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from clustertool.errors import ClustertoolError
 from clustertool.fleet import node_bundle
+from clustertool.fleet.device_check import module_request
 from clustertool.fleet.fleet import Fleet
-from clustertool.model.wire.frames import Header
+from clustertool.model.wire.agent_answers import GlanceAnswer, TailAnswer
+from clustertool.model.wire.messages import SAMPLE, Request
 
 _PATIENCE = 30.0  # seconds for one answer
 _RETRY = 3.0
@@ -23,14 +22,14 @@ _RETRY = 3.0
 class Poll:
     """take() gives what has come since the last take; `failed` says what is wrong with a node."""
 
-    def __init__(self, fleet: Fleet, request: Mapping[str, Any], interval: float) -> None:
+    def __init__(self, fleet: Fleet, job: str, interval: float) -> None:
         self._fleet = fleet
-        self._request = {**request, "nvml": node_bundle.nvml()[0]}
+        self._request = SAMPLE({"job": job, "nvml": node_bundle.nvml()[0]})
         self._interval = interval
         self._lock = threading.Lock()
-        self._new: dict[int, Header] = {}
-        self._aside: tuple[int, Mapping[str, Any]] | None = None
-        self._aside_answer: tuple[Mapping[str, Any], Header] | None = None
+        self._new: dict[int, GlanceAnswer] = {}
+        self._aside: tuple[int, Request[TailAnswer]] | None = None
+        self._aside_answer: tuple[Request[TailAnswer], TailAnswer] | None = None
         self._over = threading.Event()
         self.failed: dict[int, ClustertoolError] = dict(fleet.failed)
 
@@ -42,12 +41,12 @@ class Poll:
     def stop(self) -> None:
         self._over.set()
 
-    def take(self) -> dict[int, Header]:
+    def take(self) -> dict[int, GlanceAnswer]:
         with self._lock:
             new, self._new = self._new, {}
         return new
 
-    def aside(self, node: int, request: Mapping[str, Any]) -> Header | None:
+    def aside(self, node: int, request: Request[TailAnswer]) -> TailAnswer | None:
         """A second question to one node, with each turn: its last answer, None as long as there is none."""
         self._aside = (node, request)
         answer = self._aside_answer
@@ -75,8 +74,7 @@ class Poll:
         agent = self._fleet.agents[node]
         answer = agent.ask(self._request, _PATIENCE)
         if "need" in answer:
-            digest, data = node_bundle.nvml()
-            agent.ask({"q": "module", "nvml": digest, "data": base64.b64encode(data).decode()}, _PATIENCE)
+            agent.ask(module_request(), _PATIENCE)
             answer = agent.ask(self._request, _PATIENCE)
         with self._lock:
             self._new[node] = answer

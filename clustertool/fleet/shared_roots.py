@@ -8,6 +8,9 @@ from dataclasses import replace
 
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.facts import Facts
+from clustertool.model.wire.agent_answers import SeenAnswer
+from clustertool.model.wire.agent_requests import Step
+from clustertool.model.wire.messages import MEET
 
 
 def confirm(fleet: Fleet, facts: Mapping[int, Facts]) -> dict[int, Facts]:
@@ -23,7 +26,7 @@ def confirm(fleet: Fleet, facts: Mapping[int, Facts]) -> dict[int, Facts]:
         _all(fleet, doubtful, "forget", token)
     found = dict(facts)
     for node in doubtful:  # a node that could not leave its mark has a disk of its own, full or forbidden
-        same = seen.get(node, {}).get("seen", [node])
+        same = seen[node].get("seen", [node]) if node in seen else [node]
         found[node] = replace(facts[node], root_id=f"{token}/{min([node, *same])}")
     return found
 
@@ -37,6 +40,6 @@ def candidates(facts: Mapping[int, Facts]) -> set[int]:
     return {node for nodes in groups for node in nodes}
 
 
-def _all(fleet: Fleet, nodes: set[int], step: str, token: str) -> dict[int, dict[str, list[int]]]:
-    requests = {node: {"q": "meet", "step": step, "token": token, "node": node} for node in nodes}
+def _all(fleet: Fleet, nodes: set[int], step: Step, token: str) -> dict[int, SeenAnswer]:
+    requests = {node: MEET({"step": step, "token": token, "node": node}) for node in nodes}
     return fleet.ask(requests, patient=step == "forget").ok

@@ -1,6 +1,8 @@
-"""Write sizes and durations for people."""
+"""Write sizes and durations for people; the range of port numbers."""
 
 from __future__ import annotations
+
+HIGHEST_PORT = 65535
 
 
 def human_bytes(n: float) -> str:

@@ -6,6 +6,7 @@ import re
 
 from clustertool.errors import PreflightError, UsageError, raise_all
 from clustertool.model.quantities import human_bytes
+from clustertool.model.wire.messages import CLEAN
 from clustertool.show.table import count
 from clustertool.verbs import load_config
 from clustertool.verbs.jobs import fleet_of, pick
@@ -22,7 +23,7 @@ def clean(call: Call) -> None:
     cluster = load_config.cluster(call, start_local=False)
     with fleet_of(cluster) as fleet:
         job = pick(fleet, call.given.job)["id"] if call.given.job else ""
-        request = {"q": "clean", "job": job, "exact": bool(job), "older_than": age, "dry": call.given.dry}
+        request = CLEAN({"job": job, "exact": bool(job), "older_than": age, "dry": call.given.dry})
         answers = fleet.ask_all(request, timeout=600)
         removed = sorted({name for answer in answers.values() for name in answer["removed"]})
         running = sorted({name for answer in answers.values() for name in answer["running"]})

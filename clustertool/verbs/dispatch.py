@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from clustertool.errors import UsageError, as_one, raise_all
 from clustertool.fleet import shared_roots
@@ -22,6 +21,8 @@ from clustertool.model.facts import Facts, sharing
 from clustertool.model.planning.plan import given_facts, readers
 from clustertool.model.planning.shards import refuse_links
 from clustertool.model.quantities import human_bytes
+from clustertool.model.wire.agent_answers import VerifyAnswer
+from clustertool.model.wire.messages import VERIFY
 from clustertool.show.errors import exit_json
 from clustertool.show.progress_bars import DispatchProgress
 from clustertool.show.table import count
@@ -61,7 +62,7 @@ def _show_plan(call: Call, workspace: Workspace, cluster: Cluster, scattered: bo
     amount = f"{count(len(workspace.files), 'file')}, {human_bytes(workspace.size)}"
     shards = ", shards only to the nodes that read them" if scattered else f", as release {workspace.release}"
     call.terminal.line(f"would send {amount}{shards}")
-    answer: dict[str, Any] = {"release": workspace.release, "files": len(workspace.files), "bytes": workspace.size}
+    answer: dict[str, object] = {"release": workspace.release, "files": len(workspace.files), "bytes": workspace.size}
     if call.given.verify:
         with Fleet(cluster, signals.check, person=User()) as fleet:
             answer["verified"] = verified(call, fleet, _examine(call, fleet))[1]
@@ -126,7 +127,7 @@ def send(
     return done
 
 
-def _as_json(done: Dispatched, fleet: Fleet) -> dict[str, Any]:
+def _as_json(done: Dispatched, fleet: Fleet) -> dict[str, object]:
 
     return {
         "bytes": done.tally.uplink,
@@ -160,14 +161,14 @@ class _ByName:
 
 def verified(
     call: Call, fleet: Fleet, facts: Mapping[int, Facts]
-) -> tuple[dict[int, Facts], dict[str, dict[str, Any]]]:
+) -> tuple[dict[int, Facts], dict[str, Mapping[str, object]]]:
     """The facts without the releases that are damaged, and what each node has found, by its name.
 
     With --dry nothing is removed. Nodes that share a ROOT_DIR hash it once. Raises what nodes raised, after the report.
     """
     first = owners(facts)
-    gathered = fleet.ask({node: {"q": "verify", "remove": not call.given.dry} for node in first.values()})
-    answers = {node: {key: answer[key] for key in _FOUND} for node, answer in sorted(gathered.ok.items())}
+    gathered = fleet.ask({node: VERIFY({"remove": not call.given.dry}) for node in first.values()})
+    answers = dict(sorted(gathered.ok.items()))
     for node, answer in answers.items():
         call.terminal.line(
             f"{fleet.name(node)}: {_in_words(answer, call.given.dry)}", "red" if _is_damaged(answer) else ""
@@ -178,14 +179,17 @@ def verified(
         node: replace(fact, releases=tuple(name for name in fact.releases if name not in lost[node]))
         for node, fact in facts.items()
     }
-    return sound, {fleet.name(node): answer for node, answer in answers.items()}
+    return sound, {
+        fleet.name(node): {key: value for key, value in answer.items() if key in _FOUND}
+        for node, answer in answers.items()
+    }
 
 
-def _is_damaged(answer: Mapping[str, Any]) -> bool:
+def _is_damaged(answer: VerifyAnswer) -> bool:
     return bool(answer["damaged"] or answer["lost"])
 
 
-def _in_words(answer: Mapping[str, Any], dry: bool) -> str:
+def _in_words(answer: VerifyAnswer, dry: bool) -> str:
     all_ = (
         f"{count(answer['releases'], 'release')} of {count(answer['pieces'], 'piece')}, {human_bytes(answer['bytes'])}"
     )

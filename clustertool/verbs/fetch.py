@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import posixpath
 from pathlib import Path
-from typing import Any
 
 from clustertool.errors import NotFound, UsageError, raise_all
+from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.transfer.receive import receive
 from clustertool.model.paths import folder_of
 from clustertool.model.quantities import human_bytes
 from clustertool.model.roles import word
+from clustertool.model.wire.agent_answers import StatusAnswer
 from clustertool.show.table import count
 from clustertool.verbs import load_config, signals
 from clustertool.verbs.jobs import attach_to, fleet_of
-from clustertool.verbs.status import read
+from clustertool.verbs.status import ask_status, read
 from clustertool.verbs.verb import Call, role_of
 
 _CLEANED = "nothing to do, if they were removed on purpose"
@@ -31,7 +32,7 @@ def fetch(call: Call) -> None:
     cluster = load_config.cluster(call, start_local=False)
     with fleet_of(cluster, whole=given.rank == "all") as fleet:
         job = attach_to(fleet, given.job)["id"]
-        answers = fleet.ask_all({"q": "status", "job": job})
+        answers = ask_status(fleet, job)
         places = _places(fleet, job, answers, role, given.rank)
         to = Path(given.to or folder_of(job))
         folders = {rank: _folder(to, given.rank, role, rank) for rank in places}
@@ -49,7 +50,7 @@ def _folder(to: Path, asked: str, role: str, rank: int) -> Path:
     return to / f"{'rank' if role == 'trainer' else role}{rank}" if asked == "all" else to
 
 
-def _places(fleet: Any, job: str, answers: dict[int, Any], role: str, asked: str) -> dict[int, int]:
+def _places(fleet: Fleet, job: str, answers: dict[int, StatusAnswer], role: str, asked: str) -> dict[int, int]:
     """Rank within the role -> the node that ran it, of nodes that answered. Raises what kept a node from it, or NotFound."""
     planned = {process.rank: process.node for process in read(answers).of(role)}
     found = {rank: node for rank, node in planned.items() if node in answers and (asked == "all" or rank == int(asked))}
@@ -66,12 +67,12 @@ def _places(fleet: Any, job: str, answers: dict[int, Any], role: str, asked: str
     return found
 
 
-def _pull(fleet: Any, answer: Any, node: int, path: str, to: Path) -> tuple[int, int]:
+def _pull(fleet: Fleet, answer: StatusAnswer, node: int, path: str, to: Path) -> tuple[int, int]:
     """(files, bytes). The job's own directory first, then the workspace that lay on the node already."""
-    header: dict[str, Any] = next((event for event in answer["events"] if event["e"] == "job"), {})
-    wanted = path or str(header.get("output", "output"))
+    header = next((event for event in answer["events"] if event["type"] == "job"), None)
+    wanted = path or (header.get("output", "output") if header else "output")
     first = posixpath.join(answer["dir"], wanted)
-    second = posixpath.join(str(header.get("work_dir", answer["dir"])), wanted)
+    second = posixpath.join(header.get("work_dir", answer["dir"]) if header else answer["dir"], wanted)
     sent = None
     try:
         sent = receive(fleet, node, first, to, signals.check)

@@ -8,7 +8,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from clustertool.errors import BadAnswer, ClustertoolError, NotFound, Survivors, raise_all
 from clustertool.fleet.fleet import Fleet
@@ -16,8 +15,11 @@ from clustertool.model.job.outcome import LEAD, Key
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import NodeState, StopState
 from clustertool.model.job.stop_result import StopResult, last_result, read_result
-from clustertool.model.planning.requests import ENGINES
-from clustertool.model.wire.frames import Header
+from clustertool.model.planning import requests
+from clustertool.model.wire.agent_answers import StopAnswer
+from clustertool.model.wire.agent_requests import FollowRequest, FollowWanted, StopHow
+from clustertool.model.wire.messages import ATTACHED, FOLLOW
+from clustertool.model.wire.stream_messages import StreamFrame
 from clustertool.show.outcome_view import show_results, stop_text
 from clustertool.show.prefix import RankLines
 from clustertool.show.terminal import ReaderGone
@@ -25,7 +27,7 @@ from clustertool.verbs import signals
 from clustertool.verbs.verb import Call
 from clustertool.watch.job_view import Item, LogLines, Watch
 
-Frame = tuple[int, Header, bytes]
+Frame = tuple[int, StreamFrame, bytes]
 _QUEUE = 64  # frames of up to 256 KiB that wait for a slow terminal
 _RETRY = 1.0
 _BEAT = 1.0
@@ -44,7 +46,7 @@ class Inbox:
     def __init__(self) -> None:
         self._frames: queue.Queue[Frame] = queue.Queue(_QUEUE)
 
-    def put(self, node: int, header: Header, payload: bytes) -> None:
+    def put(self, node: int, header: StreamFrame, payload: bytes) -> None:
         self._frames.put((node, header, payload))
 
     def get(self, wait: float) -> Frame | None:
@@ -60,7 +62,7 @@ class Lanes:
         self._lanes: dict[int, queue.Queue[Frame]] = defaultdict(lambda: queue.Queue(8))
         self._lock = threading.Lock()
 
-    def put(self, node: int, header: Header, payload: bytes) -> None:
+    def put(self, node: int, header: StreamFrame, payload: bytes) -> None:
         self._lane(node).put((node, header, payload))
 
     def next(self, node: int) -> Frame:
@@ -100,9 +102,9 @@ class Follow:
         self._job = job
         self.lines = lines
         self.watch = Watch(frozenset(range(len(fleet.cluster.hosts))), JobStatus(plan=ranks))
-        self._request: dict[str, Any] = {}
+        self._request: FollowRequest = {"job": job}
         self._stopper: threading.Thread | None = None
-        self._stopped: dict[int, Header | ClustertoolError] = {}
+        self._stopped: dict[int, StopAnswer | ClustertoolError] = {}
         self._asked = 0
         self._looked_at = 0.0
         self._done = threading.Event()
@@ -118,13 +120,13 @@ class Follow:
         """The user asked for an end."""
         return self._stopper is not None
 
-    def start(self, request: Mapping[str, Any], grace: float = 0.0, *, new: bool = False) -> None:
+    def start(self, request: FollowWanted, grace: float = 0.0, *, new: bool = False) -> None:
         """Ask every node for events and the wanted logs. From here on an interrupt stops the job.
 
         new: the job has just been launched. Then everybody joins the lead, and this shall not get into the way: only the
         lead's node is asked at once, and the others a moment later; what they have to say meanwhile is on their disks.
         """
-        self._request = {"q": "follow", "job": self._job, **request}
+        self._request = {**request, "job": self._job}
         if self._stops:
             signals.count.job = self._job
             threading.Thread(target=self._listen, args=(grace,), daemon=True).start()
@@ -135,7 +137,7 @@ class Follow:
         self._ask(first)
 
     def _ask(self, nodes: Sequence[int]) -> None:
-        gathered = self.fleet.ask(dict.fromkeys(nodes, self._request), patient=self._stops)
+        gathered = self.fleet.ask(dict.fromkeys(nodes, FOLLOW(self._request)), patient=self._stops)
         self._missing(gathered.failed)
         self.watch.heard.update(dict.fromkeys(gathered.ok, time.monotonic()))
 
@@ -250,9 +252,9 @@ class Follow:
             try:
                 agent = self.fleet.reopen(node)
                 offsets, events_at = self.watch.offsets.get(node, {}), self.watch.events_at.get(node, 0)
-                agent.ask({**self._request, "offsets": offsets, "events_at": events_at})
+                agent.ask(FOLLOW({**self._request, "offsets": offsets, "events_at": events_at}))
             except BadAnswer as error:
-                self._inbox.put(node, {"k": "closed", "why": error.what, "refused": True}, b"")
+                self._inbox.put(node, {"type": "closed", "why": error.what, "refused": True}, b"")
                 break
             except ClustertoolError as error:
                 known = self.watch.status.nodes.get(node)
@@ -280,7 +282,7 @@ class Follow:
     def _be_there(self) -> None:
         """Tell the lead's node that a laptop is attached: --lease counts from the last time it heard so."""
         if LEAD in self.fleet.agents:
-            self.fleet.agents[LEAD].send({"q": "attached", "job": self._job})
+            self.fleet.agents[LEAD].send(ATTACHED({"job": self._job}))
 
     def _signals(self, grace: float) -> None:
         asked = signals.count.ints + signals.count.terms
@@ -289,16 +291,16 @@ class Follow:
         self._asked = asked
         force = asked > 1
         by, code = ("SIGTERM", 143) if signals.count.terms and not signals.count.ints else ("Ctrl+C", 130)
-        how = {"by": by, "code": code, "grace": grace, "force": force}
+        how: StopHow = {"by": by, "code": code, "grace": grace, "force": force}
         self._stopper = threading.Thread(target=self._stop, args=(how, grace), daemon=True)
         self._stopper.start()
         gently = f"stopping the job on all nodes (grace {grace:g} s; Ctrl+C again kills at once)"
         hint = "killing everything now" if force else gently
         self._call.terminal.note(f"{by}: {hint}")
 
-    def _stop(self, how: Mapping[str, Any], grace: float) -> None:
-        phase = ENGINES["ssh"]().stop(len(self.fleet.cluster.hosts), self._job, how)
-        gathered = self.fleet.ask(phase.requests, timeout=grace + 20, patient=True)
+    def _stop(self, how: StopHow, grace: float) -> None:
+        request = requests.stop(self._job, how)
+        gathered = self.fleet.ask(dict.fromkeys(self.fleet.agents, request), timeout=grace + 20, patient=True)
         self._stopped.update(gathered.ok)
         self._stopped.update(gathered.failed)
 

@@ -18,7 +18,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from clustertool.errors import UsageError
-from clustertool.model.config.hosts import HIGHEST_PORT, is_port
+from clustertool.model.config.hosts import is_port
+from clustertool.model.quantities import HIGHEST_PORT
 from clustertool.verbs.table import Opt
 
 LAUNCHERS = {

@@ -33,10 +33,13 @@ from clustertool.model.facts import Facts, Identity, read_facts
 from clustertool.model.finding import Finding
 from clustertool.model.job.outcome import LEAD, words
 from clustertool.model.job.stop_result import read_result
+from clustertool.model.planning import requests
 from clustertool.model.planning.plan import Plan
 from clustertool.model.planning.plan import plan as plan_job
-from clustertool.model.planning.requests import ENGINES
-from clustertool.model.wire.frames import Header
+from clustertool.model.wire.agent_answers import StopAnswer
+from clustertool.model.wire.agent_requests import StopHow
+from clustertool.model.wire.messages import ATTACHED, CLEAN, FOLLOW, LINK_CLOSE
+from clustertool.model.wire.stream_messages import StreamFrame
 from clustertool.show.outcome_view import stop_text
 from clustertool.show.table import count, fold
 from clustertool.verbs import preflight, signals
@@ -85,13 +88,13 @@ class Ear:
             self._ranks = {process.rank: plan.Rank(process.rank, process.node) for process in made.processes}
             self.watch.status.plan = {(process.role, process.rank): process.node for process in made.processes}
 
-    def put(self, node: int, header: Mapping[str, Any], payload: bytes) -> None:
+    def put(self, node: int, header: StreamFrame, payload: bytes) -> None:
         with self._changed:
             for item in self.watch.take(node, header, payload, time.monotonic()):
                 if isinstance(item, LogLines) and item.rank in self._ranks:
                     for line in item.lines:
                         self._becomes(plan.hear(self._ranks[item.rank], line, self.mark))
-            if header.get("k") in ("events", "closed"):
+            if header["type"] in ("events", "closed"):
                 for rank in list(self._ranks.values()):
                     if not rank.ended and (rank.node == node or self.watch.status.outcome):
                         self._becomes(replace(rank, ended=self._end_of(rank)))
@@ -205,14 +208,14 @@ def _try(
 ) -> tuple[Mapping[int, Facts], list[plan.Rank]]:
     """Start it, see how far it comes, and end it, whatever happens."""
     identity = _identity()
-    fleet.ask(dict.fromkeys(fleet.agents, {"q": "mesh", "step": "close"}))  # its ports may be wanted now
+    fleet.ask(dict.fromkeys(fleet.agents, LINK_CLOSE({})))  # its ports may be wanted now
     try:
         facts = shared_roots.confirm(fleet, facts)
         made = _start(cluster, fleet, facts, order, identity)
         ear.expect(made, order.mark)
         where = f"{count(len(made.processes), 'trainer')} on {count(len(made.nodes), 'node')}"
         call.terminal.note(f"{order.name}: {where} try it; {order.seconds:g} s without news end that (--timeout)")
-        fleet.ask(dict.fromkeys(fleet.agents, {"q": "follow", "job": made.job_id, "logs": "all", "tail": None})).all()
+        fleet.ask(dict.fromkeys(fleet.agents, FOLLOW({"job": made.job_id, "logs": "all"}))).all()
         return facts, _wait(call, fleet, made.job_id, order, ear)
     finally:
         _end(call, fleet, identity.job_id, _LEAVING if ear.watch.status.outcome else _ENDING)
@@ -230,7 +233,7 @@ def _start(cluster: Cluster, fleet: Fleet, facts: Mapping[int, Facts], order: Or
         return plan_job(cluster, spec, facts, identity, (), order.passed)
 
     def start(made: Plan) -> None:
-        carry_out(ENGINES["ssh"]().start(made, {}, {}), fleet, lambda phase, answers: None)
+        carry_out(requests.start(made, {}, {}), fleet, lambda phase, answers: None)
 
     def plan_again(error: ClustertoolError) -> Plan:
         answers = preflight.probe(cluster, fleet, {}).all()
@@ -246,7 +249,7 @@ def _wait(call: Call, fleet: Fleet, job: str, order: Order, ear: Ear) -> list[pl
         signals.check()
         if time.monotonic() > beat_at:
             beat_at = time.monotonic() + _BEAT
-            fleet.agents[LEAD].send({"q": "attached", "job": job})
+            fleet.agents[LEAD].send(ATTACHED({"job": job}))
         ranks, quiet = ear.look(0.1)
         if quiet >= plan.patience(ranks, order.seconds):
             return ranks
@@ -258,18 +261,17 @@ def _wait(call: Call, fleet: Fleet, job: str, order: Order, ear: Ear) -> list[pl
 
 def _end(call: Call, fleet: Fleet, job: str, seconds: float) -> None:
     """No process of it lives and no directory is left on any node; or it is told where."""
-    how = {"by": "inv check", "code": 143, "grace": 0.0, "force": True}
-    phase = ENGINES["ssh"]().stop(len(fleet.cluster.hosts), job, how)
-    stopped = fleet.ask(phase.requests, timeout=seconds, patient=True)
-    clean = dict.fromkeys(stopped.ok, {"q": "clean", "job": job, "exact": True})
+    how: StopHow = {"by": "inv check", "code": 143, "grace": 0.0, "force": True}
+    stopped = fleet.ask(dict.fromkeys(fleet.agents, requests.stop(job, how)), timeout=seconds, patient=True)
+    clean = dict.fromkeys(stopped.ok, CLEAN({"job": job, "exact": True}))
     cleaned = fleet.ask(clean, timeout=seconds, patient=True)
-    answers: dict[int, Header | ClustertoolError] = {**stopped.ok, **stopped.failed}
+    answers: dict[int, StopAnswer | ClustertoolError] = {**stopped.ok, **stopped.failed}
     for node, answer in answers.items():
         result = read_result(answer, job)
         if not result.over:
             call.terminal.warn(f"{fleet.name(node)}: {stop_text(result)}; inv stop --job {job} ends it")
-    for node, answer in cleaned.ok.items():
-        for why, _ in answer["kept"].values():
+    for node, done in cleaned.ok.items():
+        for why, _ in done["kept"].values():
             call.terminal.warn(f"{fleet.name(node)}: {why}")
     for node, error in cleaned.failed.items():
         call.terminal.warn(f"{fleet.name(node)}: {error.what}; inv clean --job {job} removes what is left")

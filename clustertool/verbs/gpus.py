@@ -17,7 +17,9 @@ def gpus(call: Call) -> None:
         nodes = {fleet.name(node): answer for node, answer in sorted(gathered.ok.items())}
         fleet.failed.update(gathered.failed)
         if call.json:
-            told = {name: {key: answer[key] for key in answer if key != "re"} for name, answer in nodes.items()}
+            told = {
+                name: {key: value for key, value in answer.items() if key != "re"} for name, answer in nodes.items()
+            }
             call.answer(
                 {"nodes": told, "unreachable": {fleet.name(node): e.what for node, e in sorted(fleet.failed.items())}}
             )

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TypedDict
 
 from clustertool.errors import NotFound, PreflightError, UsageError, raise_all
 from clustertool.fleet.fleet import Fleet
-from clustertool.model.job.node_status import read_part
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.hosts import Host
+from clustertool.model.job.node_status import NodePart, read_part
 from clustertool.model.job.state import decide
 from clustertool.model.job.state_names import JobState
+from clustertool.model.wire.agent_answers import JobsAnswer, JobSummary, StatusAnswer
+from clustertool.model.wire.messages import LIST_JOBS
 from clustertool.show.status_view import jobs_table, start_text
 from clustertool.verbs import load_config, signals
 from clustertool.verbs.verb import Call, User
@@ -19,11 +23,27 @@ from clustertool.verbs.verb import Call, User
 _FIX = "inv jobs lists the jobs"
 
 
+class ListedJob(TypedDict):
+    """One job as all nodes together know it. `total`: its nodes; `seen_on`: those that have a record."""
+
+    id: str
+    state: JobState
+    code: int | None
+    reason: str
+    created: float | None
+    owner: str | None
+    mode: str | None
+    command: str | None
+    total: int
+    seen_on: list[int]
+    part: NodePart
+
+
 def jobs(call: Call) -> None:
     """List the jobs on the cluster."""
     cluster = load_config.cluster(call, start_local=False)
     with fleet_of(cluster) as fleet:
-        found = merged(fleet.ask_all({"q": "jobs", "job": call.given.job}))
+        found = merged(ask_jobs(fleet, call.given.job))
         if call.json:
             away = {fleet.name(node): e.what for node, e in fleet.failed.items()}
             call.answer({"jobs": [_as_json(job) for job in found], "unreachable": away})
@@ -36,7 +56,7 @@ def jobs(call: Call) -> None:
                     call.terminal.note(f"job {job['id']}: {start_text(job['part'].start)}")
 
 
-def _as_json(job: Mapping[str, Any]) -> dict[str, Any]:
+def _as_json(job: ListedJob) -> dict[str, object]:
     """The documented fields. The reason of a job that is starting is made here."""
     part = job["part"]
     found = {name: value for name, value in job.items() if name != "part"}
@@ -44,7 +64,7 @@ def _as_json(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def fleet_of(cluster: Any, whole: bool = True, lag: float | None = None) -> Iterator[Any]:
+def fleet_of(cluster: Cluster, whole: bool = True, lag: float | None = None) -> Iterator[Fleet]:
     """An open fleet. When the verb has shown its answer, failures of nodes are raised: the exit code says that it is not whole.
 
     whole=False: only of nodes that logged in and did not answer, where the verb needs not all that are named in conf.py.
@@ -55,7 +75,7 @@ def fleet_of(cluster: Any, whole: bool = True, lag: float | None = None) -> Iter
         raise_all(list((fleet.failed if whole else fleet.silent).values()))
 
 
-def doubt(fleet: Any, job: str, answers: Mapping[int, Mapping[str, Any]]) -> None:
+def doubt(fleet: Fleet, job: str, answers: Mapping[int, StatusAnswer]) -> None:
     """A node that answered that it cannot know what became of a job has failed to answer, for the exit code."""
     for node, answer in answers.items():
         if answer.get("unknown"):
@@ -63,22 +83,27 @@ def doubt(fleet: Any, job: str, answers: Mapping[int, Mapping[str, Any]]) -> Non
             fleet.failed[node] = PreflightError(what, "check the node that is named there", fleet.name(node))
 
 
-def merged(answers: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def ask_jobs(fleet: Fleet, prefix: str, timeout: float | None = 60.0) -> dict[int, JobsAnswer]:
+    """What the nodes know of the jobs whose id begins so."""
+    return fleet.ask_all(LIST_JOBS({"job": prefix}), timeout)
+
+
+def merged(answers: Mapping[int, JobsAnswer]) -> list[ListedJob]:
     """All nodes' summaries -> one entry a job, newest first. The worst state is the job's, a verdict beats a guess."""
     found = [_merge(job, list(parts.values())) for job, parts in listings(answers).items()]
     return sorted(found, key=lambda job: (job["created"] or 0, job["id"]), reverse=True)
 
 
-def listings(answers: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[int, Mapping[str, Any]]]:
+def listings(answers: Mapping[int, JobsAnswer]) -> dict[str, dict[int, JobSummary]]:
     """All nodes' summaries -> {job: {agent: its summary}}. An agent lists a job once; what it adds is left out."""
-    found: dict[str, dict[int, Mapping[str, Any]]] = {}
+    found: dict[str, dict[int, JobSummary]] = {}
     for agent, answer in answers.items():
         for summary in answer["jobs"]:
             found.setdefault(str(summary["id"]), {}).setdefault(agent, summary)
     return found
 
 
-def _merge(job: str, parts: list[Mapping[str, Any]]) -> dict[str, Any]:
+def _merge(job: str, parts: list[JobSummary]) -> ListedJob:
     """One entry of the nodes' parts of a job. A node can pretend to be that of the lead."""
     part = decide(read_part(part) for part in parts)
     return {
@@ -96,9 +121,9 @@ def _merge(job: str, parts: list[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def attach_to(fleet: Any, prefix: str) -> dict[str, Any]:
+def attach_to(fleet: Fleet, prefix: str) -> ListedJob:
     """The job a verb is about, as pick() does, and the fleet becomes its nodes, numbered as the job numbers them."""
-    answers = fleet.ask_all({"q": "jobs", "job": prefix})
+    answers = ask_jobs(fleet, prefix)
     job = choose(fleet, answers, prefix)
     places, names = where(listings(answers)[job["id"]], answers, fleet.cluster.hosts)
     if names:
@@ -106,19 +131,19 @@ def attach_to(fleet: Any, prefix: str) -> dict[str, Any]:
     return job
 
 
-def require_known(job: Mapping[str, Any]) -> None:
+def require_known(job: ListedJob) -> None:
     """Raise PreflightError for a job that cannot be followed, as the nodes do not know what became of it."""
     if job["state"] is JobState.UNKNOWN:
         what = f"job {job['id']}: unknown, still running? {job['reason']}"
         raise PreflightError(what, "check the node that is named there")
 
 
-def pick(fleet: Any, prefix: str) -> dict[str, Any]:
+def pick(fleet: Fleet, prefix: str) -> ListedJob:
     """The job named by a unique prefix, or the newest. Raises NotFound, UsageError."""
-    return choose(fleet, fleet.ask_all({"q": "jobs", "job": prefix}), prefix)
+    return choose(fleet, ask_jobs(fleet, prefix), prefix)
 
 
-def choose(fleet: Any, answers: Mapping[int, Mapping[str, Any]], prefix: str, running: bool = False) -> dict[str, Any]:
+def choose(fleet: Fleet, answers: Mapping[int, JobsAnswer], prefix: str, running: bool = False) -> ListedJob:
     """The same, or the only running one, of answers that are there. Where nodes are missing, their failures are raised
     instead of NotFound."""
     try:
@@ -129,7 +154,7 @@ def choose(fleet: Any, answers: Mapping[int, Mapping[str, Any]], prefix: str, ru
 
 
 def where(
-    listed: Mapping[int, Mapping[str, Any]], answers: Mapping[int, Any], hosts: Sequence[Any]
+    listed: Mapping[int, JobSummary], answers: Mapping[int, JobsAnswer], hosts: Sequence[Host]
 ) -> tuple[dict[int, int], list[str]]:
     """{node as a job numbers it: agent that has its record}, and the names of all its nodes: a job may have had
     a part of HOSTS only, or other HOSTS.
@@ -150,13 +175,13 @@ def where(
     return places, names
 
 
-def _nodes(parts: Iterable[Mapping[str, Any]]) -> list[str]:
+def _nodes(parts: Iterable[JobSummary]) -> list[str]:
     """The names of a job's nodes, as most of the nodes that name them do."""
     votes = Counter(tuple(str(name) for name in part["nodes"]) for part in parts if part["nodes"])
     return list(votes.most_common(1)[0][0]) if votes else []
 
 
-def _picked(found: list[dict[str, Any]], prefix: str, running: bool) -> dict[str, Any]:
+def _picked(found: list[ListedJob], prefix: str, running: bool) -> ListedJob:
     exact = [job for job in found if job["id"] == prefix]
     if exact:
         return exact[0]
@@ -173,7 +198,7 @@ def _picked(found: list[dict[str, Any]], prefix: str, running: bool) -> dict[str
     return found[0]
 
 
-def _only_running(found: list[dict[str, Any]]) -> dict[str, Any]:
+def _only_running(found: list[ListedJob]) -> ListedJob:
     running = [job for job in found if job["part"].may_run and job["state"] is not JobState.UNKNOWN]
     if len(running) > 1:
         raise UsageError(f"several jobs run: {_names(running)}", "name one with --job, or end all with --all")
@@ -186,5 +211,5 @@ def _only_running(found: list[dict[str, Any]]) -> dict[str, Any]:
     return running[0]
 
 
-def _names(found: Iterable[Mapping[str, Any]]) -> str:
+def _names(found: Iterable[ListedJob]) -> str:
     return ", ".join(str(job["id"]) for job in found)

@@ -14,6 +14,7 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.facts import Facts
 from clustertool.model.finding import Finding
 from clustertool.model.wire.link_answer import LinkAnswer
+from clustertool.model.wire.messages import LINK_CLOSE, LINK_OPEN, LINK_SEND, LINK_TRY
 from clustertool.show.table import fold
 from clustertool.verbs.preflight import short
 
@@ -58,7 +59,7 @@ def mesh(
         speeds, left = _send(fleet, found.pairs, good, addresses, token, failed) if bandwidth else ({}, 0)
     finally:
         for agent in fleet.agents.values():
-            agent.send({"q": "mesh", "step": "close"})  # nobody need wait for that
+            agent.send(LINK_CLOSE({}))  # nobody need wait for that
     findings = plan.judge(tries, sorted(facts), folded) + plan.slow_links(speeds, folded)
     findings += [
         Finding(node, "mesh", "error", f"not tried: {short(error)}", error.fix) for node, error in failed.items()
@@ -75,14 +76,7 @@ def _open(
 ) -> dict[int, tuple[int, ...]]:
     """The ports that listen now. `failed` gets the nodes that did not answer."""
     asked = {
-        node: {
-            "q": "mesh",
-            "step": "open",
-            "node": node,
-            "address": addresses[node],
-            "ports": list(some),
-            "token": token,
-        }
+        node: LINK_OPEN({"node": node, "address": addresses[node], "ports": list(some), "token": token})
         for node, some in ports.items()
     }
     gathered = fleet.ask(asked, _PATIENCE)
@@ -97,14 +91,10 @@ def _try(
     token: str,
     failed: dict[int, ClustertoolError],
 ) -> list[plan.Try]:
-    asked: dict[int, dict[str, Any]] = {
-        node: {
-            "q": "mesh",
-            "step": "try",
-            "token": token,
-            "seconds": _TRY,
-            "targets": [(peer, addresses[peer], port) for peer, port in some],
-        }
+    asked = {
+        node: LINK_TRY(
+            {"token": token, "seconds": _TRY, "targets": [(peer, addresses[peer], port) for peer, port in some]}
+        )
         for node, some in targets.items()
         if some
     }
@@ -128,13 +118,7 @@ def _send(
     for now in rounds[:allowed]:
         for links in (now, [(b, a) for a, b in now]):
             asked = {
-                a: {
-                    "q": "mesh",
-                    "step": "send",
-                    "token": token,
-                    "seconds": _SEND,
-                    "target": (b, addresses[b], good[a, b]),
-                }
+                a: LINK_SEND({"token": token, "seconds": _SEND, "target": (b, addresses[b], good[a, b])})
                 for a, b in links
                 if (a, b) in good
             }

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from clustertool.errors import UsageError
 from clustertool.fleet.embedded.embedded_cluster import LocalCluster
 from clustertool.fleet.fleet import Fleet
+from clustertool.model.config.cluster import Cluster
 from clustertool.model.job.stop_result import read_result
 from clustertool.show.outcome_view import stop_text
 from clustertool.verbs import signals
+from clustertool.verbs.jobs import ask_jobs
 from clustertool.verbs.stop import stop_jobs, unfinished
 from clustertool.verbs.verb import Call
 
@@ -43,10 +43,10 @@ def down(call: Call) -> None:
         call.answer({"ended": ended})
 
 
-def _stop_jobs(call: Call, cluster: Any) -> None:
+def _stop_jobs(call: Call, cluster: Cluster) -> None:
     """Supervisors are detached from sshd and would outlive it. What may live on is named, and the servers end all the same."""
     with Fleet(cluster, signals.check).open() as fleet:
-        known = fleet.ask_all({"q": "jobs"})
+        known = ask_jobs(fleet, "")
         for job, answers in stop_jobs(fleet, unfinished(known), cluster.grace, False, known).items():
             results = {name: read_result(answer, job) for name, answer in answers.items()}
             left = {name: result for name, result in results.items() if not result.over}

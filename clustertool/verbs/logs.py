@@ -5,22 +5,25 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Literal
 
 from clustertool.errors import BadAnswer, ClustertoolError, NotFound, Unreachable, UsageError, raise_all
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.job.outcome import some
+from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import RankState
 from clustertool.model.paths import JobPaths
 from clustertool.model.quantities import human_bytes, human_seconds
 from clustertool.model.roles import word
+from clustertool.model.wire.agent_requests import FollowRequest
+from clustertool.model.wire.messages import FOLLOW, LIST_FILES
 from clustertool.show.prefix import RankLines, widest
 from clustertool.show.table import table
 from clustertool.verbs import load_config, signals
 from clustertool.verbs.follow_session import Follow, Inbox, Lanes
 from clustertool.verbs.jobs import attach_to, pick, require_known
 from clustertool.verbs.run_request import wanted
-from clustertool.verbs.status import read
+from clustertool.verbs.status import ask_status, read
 from clustertool.verbs.verb import Call, User, role_of, whole
 from clustertool.watch.job_view import LogLines, Watch
 from clustertool.watch.lines import Lines
@@ -28,6 +31,7 @@ from clustertool.watch.merge import in_order
 from clustertool.watch.sanitize import mask
 
 _PATIENCE = 30.0  # seconds to get back to a node
+Ranks = Literal["all"] | list[tuple[str, int]]
 
 
 def logs(call: Call) -> None:
@@ -38,19 +42,18 @@ def logs(call: Call) -> None:
     asked = _asked(call)
     cluster = load_config.cluster(call, start_local=False)
     several = not call.given.raw and not call.given.follow
-    inbox: Any = Lanes() if several else Inbox()
-    with Fleet(cluster, signals.check, inbox.put, User()) as fleet:
+    lanes, inbox = Lanes(), Inbox()
+    with Fleet(cluster, signals.check, lanes.put if several else inbox.put, User()) as fleet:
         fleet.open()
         found = attach_to(fleet, call.given.job)
         if call.given.follow:
             require_known(found)
         job = found["id"]
-        status = _status(fleet, job)
+        status = read(ask_status(fleet, job))
         places, missing = _places(call, fleet, status, asked)
-        request = {
-            "q": "follow",
+        request: FollowRequest = {
             "job": job,
-            "logs": [list(key) for key in places],
+            "logs": list(places),
             "follow": call.given.follow,
             "tail": whole(call.given.tail, "--tail"),
             "attempt": whole(call.given.attempt, "--attempt"),
@@ -64,12 +67,12 @@ def logs(call: Call) -> None:
             if call.given.follow:
                 _growing(call, fleet, inbox, request, printer)
             else:
-                _there(call, fleet, inbox, request, sorted(set(places.values())), printer)
+                _there(fleet, lanes, request, sorted(set(places.values())), printer)
         told = {error.node for error in missing}
         raise_all([*missing, *(error for error in fleet.silent.values() if error.node not in told)])
 
 
-def _asked(call: Call) -> Any:
+def _asked(call: Call) -> Ranks:
     given = call.given
     given.role = role_of(given.role)
     if given.grep:
@@ -90,12 +93,8 @@ def _asked(call: Call) -> Any:
     return keys
 
 
-def _status(fleet: Any, job: str) -> Any:
-    return read(fleet.ask_all({"q": "status", "job": job}))
-
-
 def _places(
-    call: Call, fleet: Any, status: Any, asked: Any
+    call: Call, fleet: Fleet, status: JobStatus, asked: Ranks
 ) -> tuple[dict[tuple[str, int], int], list[ClustertoolError]]:
     """(role, rank) -> the agent that has its log, and an error for each node that does not answer.
 
@@ -133,7 +132,7 @@ def _places(
     return found, missing
 
 
-def _unreachable(fleet: Any, status: Any, node: int, keys: Sequence[tuple[str, int]]) -> ClustertoolError:
+def _unreachable(fleet: Fleet, status: JobStatus, node: int, keys: Sequence[tuple[str, int]]) -> ClustertoolError:
     """Why the logs of the ranks of a node cannot be read now, where they are, and what is known of these ranks."""
     why: ClustertoolError = fleet.failed[node]
     host, known = fleet.cluster.hosts[node], []
@@ -149,33 +148,33 @@ def _unreachable(fleet: Any, status: Any, node: int, keys: Sequence[tuple[str, i
     return type(why)(what, f"when {host.name} answers again: {path} on {host.name}", host.name)
 
 
-def _raw(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], node: int) -> None:
+def _raw(call: Call, fleet: Fleet, inbox: Inbox, request: FollowRequest, node: int) -> None:
     """Bytes as they are, straight from the channel to stdout, whatever the amount. A broken connection is resumed."""
     offsets: dict[str, int] = {}
-    fleet.agents[node].ask(request)
+    fleet.agents[node].ask(FOLLOW(request))
     while True:
         frame = inbox.get(0.1)
         signals.check()
         if frame is None:
             continue
         _, header, payload = frame
-        if header.get("k") == "log":
+        if header["type"] == "log":
             call.terminal.raw(payload)
-            offsets[header["log"]] = int(header["off"]) + len(payload)
-        elif header.get("k") == "end":
+            offsets[header["log"]] = header["off"] + len(payload)
+        elif header["type"] == "end":
             return
-        elif header.get("refused"):
-            raise BadAnswer(str(header["why"]), "check the job's records on that node", fleet.name(node))
-        elif header.get("k") == "closed":
+        elif header["type"] == "closed":
+            if header.get("refused"):
+                raise BadAnswer(header["why"], "check the job's records on that node", fleet.name(node))
             _resume(fleet, node, {**request, "offsets": offsets})
 
 
-def _resume(fleet: Any, node: int, request: Mapping[str, Any]) -> None:
+def _resume(fleet: Fleet, node: int, request: FollowRequest) -> None:
     """Ask again over a new connection. Raises Unreachable after `_PATIENCE` seconds without one."""
     end = time.monotonic() + _PATIENCE
     while True:
         try:
-            fleet.reopen(node).ask(request)
+            fleet.reopen(node).ask(FOLLOW(request))
             return
         except Unreachable:
             if time.monotonic() > end:
@@ -186,7 +185,7 @@ def _resume(fleet: Any, node: int, request: Mapping[str, Any]) -> None:
             time.sleep(0.05)
 
 
-def _printer(call: Call, fleet: Any, places: Mapping[tuple[str, int], int], status: Any) -> Any:
+def _printer(call: Call, fleet: Fleet, places: Mapping[tuple[str, int], int], status: JobStatus) -> RankLines:
     """Readable lines with their prefix, secrets of this laptop masked, those that --grep does not match left out."""
     pattern = re.compile(call.given.grep)
 
@@ -200,25 +199,24 @@ def _printer(call: Call, fleet: Any, places: Mapping[tuple[str, int], int], stat
     return Matching(call.terminal, hide=mask(load_config.known_secrets(fleet.cluster).values()), width=width)
 
 
-def _there(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], nodes: Sequence[int], printer: Any) -> None:
+def _there(fleet: Fleet, lanes: Lanes, request: FollowRequest, nodes: Sequence[int], printer: RankLines) -> None:
     """What is there now, the lines of several ranks in the order of their time."""
     watch = Watch(frozenset(nodes))
-    asked = fleet.ask({node: {**request, "by_time": True} for node in nodes})
-    for node, header, payload in in_order(sorted(asked.ok), inbox.next):
+    asked = fleet.ask({node: FOLLOW({**request, "by_time": True}) for node in nodes})
+    for node, header, payload in in_order(sorted(asked.ok), lanes.next):
         for item in watch.take(node, header, payload, time.monotonic()):
             if isinstance(item, LogLines):
                 printer.show(item.role, item.rank, watch.name(item.node), item.lines)
-    fix = "check the job's records on that node"
-    raise_all(
-        [
-            BadAnswer(watch.refused[node], fix, fleet.name(node)) if node in watch.refused else fleet.agents[node].dead
-            for node in sorted(watch.closed)
-        ]
-        + list(asked.failed.values())
-    )
+    raise_all([_why_closed(fleet, watch, node) for node in sorted(watch.closed)] + list(asked.failed.values()))
 
 
-def _growing(call: Call, fleet: Any, inbox: Any, request: Mapping[str, Any], printer: Any) -> None:
+def _why_closed(fleet: Fleet, watch: Watch, node: int) -> ClustertoolError:
+    if node in watch.refused:
+        return BadAnswer(watch.refused[node], "look at the job's records on that node", fleet.name(node))
+    return fleet.agents[node].dead or Unreachable(watch.closed[node], node=fleet.name(node))
+
+
+def _growing(call: Call, fleet: Fleet, inbox: Inbox, request: FollowRequest, printer: RankLines) -> None:
     """The same while the job runs, to its end."""
     follow = Follow(call, fleet, inbox, request["job"], printer, stops=False)
     follow.start(request)
@@ -232,7 +230,7 @@ def _show_files(call: Call) -> None:
     with Fleet(cluster, signals.check, inbox.put, User()) as fleet:
         fleet.open()
         job = pick(fleet, call.given.job)["id"]
-        answers = fleet.ask_all({"q": "files", "job": job})
+        answers = fleet.ask_all(LIST_FILES({"job": job}))
         found = {fleet.name(node): (node, answer["files"]) for node, answer in sorted(answers.items())}
         if call.given.host:
             found = {name: value for name, value in found.items() if name == call.given.host}
@@ -254,7 +252,7 @@ def _list_files(call: Call, found: dict[str, tuple[int, dict[str, int]]]) -> Non
     table("", ("node", "file", "size"), rows, terminal=call.terminal)
 
 
-def _print_file(call: Call, fleet: Any, inbox: Any, job: str, found: dict[str, tuple[int, dict[str, int]]]) -> None:
+def _print_file(call: Call, fleet: Fleet, inbox: Inbox, job: str, found: dict[str, tuple[int, dict[str, int]]]) -> None:
     """One file of one node: its bytes with --raw, else its lines made harmless."""
     file = call.given.file
     having = [name for name, (_, files) in found.items() if file in files]
@@ -266,20 +264,23 @@ def _print_file(call: Call, fleet: Any, inbox: Any, job: str, found: dict[str, t
         raise UsageError(f"--file {file} is on {', '.join(having)}", "choose one with --host")
     node, lines = found[having[0]][0], Lines()
     tail = whole(call.given.tail, "--tail")
-    fleet.agents[node].ask({"q": "follow", "job": job, "file": file, "follow": call.given.follow, "tail": tail})
+    wanted_file: FollowRequest = {"job": job, "file": file, "follow": call.given.follow, "tail": tail}
+    fleet.agents[node].ask(FOLLOW(wanted_file))
     while True:
         signals.check()
         frame = inbox.get(0.1)
-        kind = frame[1].get("k") if frame else ""
-        if kind == "log" and call.given.raw:
-            call.terminal.raw(frame[2])
-        elif kind == "log":
-            for line in lines.feed(frame[2]):
+        if frame is None:
+            continue
+        _, header, payload = frame
+        if header["type"] == "log" and call.given.raw:
+            call.terminal.raw(payload)
+        elif header["type"] == "log":
+            for line in lines.feed(payload):
                 call.terminal.line(line)
-        elif kind == "closed" and frame:
+        elif header["type"] == "closed":
             fix = "inv logs --files lists what there is, when the node answers"
-            raise Unreachable(f"log/{file} has come only in part: {frame[1]['why']}", fix, fleet.name(node))
-        elif kind == "end":
+            raise Unreachable(f"log/{file} has come only in part: {header['why']}", fix, fleet.name(node))
+        elif header["type"] == "end":
             break
     for line in lines.end():
         call.terminal.line(line)

@@ -17,13 +17,15 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.facts import Facts, read_facts
 from clustertool.model.planning.plan import Plan
-from clustertool.model.wire.frames import Header
+from clustertool.model.wire.agent_answers import ProbeAnswer
+from clustertool.model.wire.agent_requests import JobEnvironment, ProbeRequest, ProbeWanted
+from clustertool.model.wire.messages import PROBE, Request
 from clustertool.show.table import fold
 from clustertool.ssh.parallel import Gathered
 from clustertool.ssh.settings import settings
 from clustertool.verbs.verb import Call
 
-Request = Mapping[str, Any] | Callable[[Host], Mapping[str, Any]]  # for all nodes, or of each
+Wanted = ProbeWanted | Callable[[Host], ProbeWanted]  # of all nodes, or of each
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,9 @@ class Looked:
 def look(
     cluster: Cluster,
     fleet: Fleet,
-    request: Request,
+    request: Wanted,
     ports: bool = True,
-    known: Mapping[int, Header] | None = None,
+    known: Mapping[int, ProbeAnswer] | None = None,
 ) -> Looked:
     """Open the fleet, if it is not, and probe each node as soon as it is there. Raises nothing for a single node.
 
@@ -77,7 +79,9 @@ def look(
     return Looked(facts, tuple(findings), failed)
 
 
-def _read(cluster: Cluster, answers: Mapping[int, Header], failed: dict[int, ClustertoolError]) -> dict[int, Facts]:
+def _read(
+    cluster: Cluster, answers: Mapping[int, ProbeAnswer], failed: dict[int, ClustertoolError]
+) -> dict[int, Facts]:
     """The facts of the nodes' answers. A node whose answer has not the form of one is added to `failed`."""
     facts = {}
     for node, answer in sorted(answers.items()):
@@ -94,9 +98,9 @@ def short(error: ClustertoolError) -> str:
     return error.short if isinstance(error, InternalError) else error.what
 
 
-def for_check(cluster: Cluster, host: Host, passed: Mapping[str, str]) -> dict[str, Any]:
+def for_check(cluster: Cluster, host: Host, passed: Mapping[str, str]) -> ProbeWanted:
     """What `check` asks a node besides: among it, how a rank's environment would be made, and what to look for there."""
-    job = {
+    job: JobEnvironment = {
         "prelude": cluster.prelude,
         "first_path": cluster.first_path,
         "ld_library_path": cluster.ld_library_path,
@@ -104,22 +108,21 @@ def for_check(cluster: Cluster, host: Host, passed: Mapping[str, str]) -> dict[s
         "env": {**dict(cluster.env), **dict(host.env), **passed},
         "packages": list(cluster.check_packages),
     }
-    return {"q": "probe", "long": True, "job": {} if "packages" in cluster.checks_off else job}
+    return {"long": True, "job": {} if "packages" in cluster.checks_off else job}
 
 
-def probe(cluster: Cluster, fleet: Fleet, request: Request) -> Gathered[Header]:
+def probe(cluster: Cluster, fleet: Fleet, request: Wanted) -> Gathered[ProbeAnswer]:
     """One round trip to every node. `request` is what the caller wants to know besides."""
     return fleet.ask({host.index: _question(cluster, host, request) for host in cluster.hosts})
 
 
-def probe_one(cluster: Cluster, fleet: Fleet, request: Request, node: int) -> Header:
+def probe_one(cluster: Cluster, fleet: Fleet, request: Wanted, node: int) -> ProbeAnswer:
     """The same of one node, in the caller's thread. Raises what the node raised, or Unreachable."""
     return fleet.ask_one(node, _question(cluster, cluster.hosts[node], request))
 
 
-def _question(cluster: Cluster, host: Host, request: Request) -> dict[str, Any]:
-    return {
-        "q": "probe",
+def _question(cluster: Cluster, host: Host, request: Wanted) -> Request[ProbeAnswer]:
+    fields: ProbeRequest = {
         "root_dir": host.root_dir or cluster.root_dir,
         "nic": cluster.nic,
         "address": host.address,
@@ -127,6 +130,7 @@ def _question(cluster: Cluster, host: Host, request: Request) -> dict[str, Any]:
         "ports": wanted_ports(cluster),
         **(request(host) if callable(request) else request),
     }
+    return PROBE(fields)
 
 
 def room(looked: Looked, cluster: Cluster, need: Mapping[int, int]) -> Looked:

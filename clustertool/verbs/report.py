@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from clustertool.errors import NotFound, UsageError, raise_all
+from clustertool.fleet.fleet import Fleet
 from clustertool.model.paths import folder_of
 from clustertool.model.quantities import human_bytes
+from clustertool.model.wire.agent_answers import ReportAnswer
+from clustertool.model.wire.messages import REPORT
 from clustertool.show.report_html import page
 from clustertool.verbs import load_config
-from clustertool.verbs.jobs import attach_to, doubt, fleet_of
+from clustertool.verbs.jobs import ListedJob, attach_to, doubt, fleet_of
 from clustertool.verbs.status import read
 from clustertool.verbs.verb import Call
 from clustertool.watch.report_model import tell
@@ -29,7 +32,7 @@ def report(call: Call) -> None:
     with fleet_of(cluster) as fleet:
         job = attach_to(fleet, call.given.job)
         points = max(_LEAST, min(_MOST, _POINTS // max(1, _processes(job))))
-        answers = fleet.ask_all({"q": "report", "job": job["id"], "points": points})
+        answers = fleet.ask_all(REPORT({"job": job["id"], "points": points}))
         doubt(fleet, job["id"], answers)
         if not any(answer["events"] for answer in answers.values()):
             raise_all(list(fleet.failed.values()))
@@ -48,7 +51,7 @@ def report(call: Call) -> None:
             call.terminal.line(f"job {story.job}: {story.state} -> {to} ({human_bytes(size)})")
 
 
-def _processes(job: Any) -> int:
+def _processes(job: ListedJob) -> int:
     """Before the nodes' records are read only their number is known: eight on each."""
     return 8 * int(job["total"])
 
@@ -78,7 +81,7 @@ def _write(path: Path, text: str) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror}", "choose another file with --to") from None
 
 
-def _silent(fleet: Any, answers: Any) -> list[str]:
+def _silent(fleet: Fleet, answers: Mapping[int, ReportAnswer]) -> list[str]:
     """Nodes whose own records are missing; what others say of them is in the page."""
     notes = []
     for host in fleet.cluster.hosts:
@@ -92,7 +95,7 @@ def _silent(fleet: Any, answers: Any) -> list[str]:
     return notes
 
 
-def _unmasked(call: Call, names: Any, known: Any) -> list[str]:
+def _unmasked(call: Call, names: Iterable[str], known: Container[str]) -> list[str]:
     """SECRETS whose values are unknown here may stand in the lines of a log."""
     missing = [name for name in names if name not in known]
     if not missing:

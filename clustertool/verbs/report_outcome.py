@@ -6,14 +6,14 @@ What was printed while the job ran is not printed again.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from clustertool.errors import ClustertoolError, JobFailed, NodeLost
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.job.rank_status import ProcessStatus
 from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import JobPaths
+from clustertool.model.wire.messages import TAIL
 from clustertool.show.outcome_view import abort_line, brief, victims_line
 from clustertool.show.prefix import prefix
 from clustertool.verbs.follow_session import Follow
@@ -27,7 +27,7 @@ _ERRORS = 3  # different errors whose last lines are shown
 _SEARCHED = 400  # lines from the end in which a traceback is looked for
 
 
-def tell(call: Call, fleet: Fleet, follow: Follow, hide: Any) -> ClustertoolError | None:
+def tell(call: Call, fleet: Fleet, follow: Follow, hide: Callable[[str], str]) -> ClustertoolError | None:
     """Show the verdict; the error of this job, None for success."""
     watch = follow.watch
     status, outcome = watch.status, watch.status.outcome
@@ -49,7 +49,9 @@ def tell(call: Call, fleet: Fleet, follow: Follow, hide: Any) -> ClustertoolErro
     return error
 
 
-def _show_last_lines(call: Call, fleet: Fleet, follow: Follow, hide: Any, alike: Sequence[ProcessStatus]) -> None:
+def _show_last_lines(
+    call: Call, fleet: Fleet, follow: Follow, hide: Callable[[str], str], alike: Sequence[ProcessStatus]
+) -> None:
     """Of the first of several processes with the same error, unless they are the last lines on the screen."""
     first, name = alike[0], follow.watch.name(alike[0].node)
     log = JobPaths.log(first.role, first.rank, first.attempt)
@@ -68,6 +70,6 @@ def _last_lines(fleet: Fleet, job: str, node: int, log: str) -> str:
     """Best effort: the verdict stands without them."""
     with contextlib.suppress(ClustertoolError):
         if node in fleet.agents:
-            answer = fleet.agents[node].ask({"q": "tail", "job": job, "log": log, "lines": _SEARCHED}, timeout=5.0)
+            answer = fleet.agents[node].ask(TAIL({"job": job, "log": log, "lines": _SEARCHED}), timeout=5.0)
             return str(answer["text"])
     return ""

@@ -6,21 +6,22 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from clustertool.errors import ClustertoolError, DeviceHeld, PortHeld, Several, raise_all
 from clustertool.fleet import device_check, node_bundle, shared_roots
 from clustertool.fleet.device_check import devices_of
-from clustertool.fleet.execute import carry_out
+from clustertool.fleet.execute import Answers, carry_out
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.identity import certificate
 from clustertool.model.config.job import read_job
 from clustertool.model.facts import Facts, read_facts, with_devices
+from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import RankState
 from clustertool.model.job.stop_result import StopResult, read_result, read_undo
+from clustertool.model.planning import requests
 from clustertool.model.planning.plan import Plan, as_dict, given_facts, needs_probe
-from clustertool.model.planning.requests import ENGINES
 from clustertool.model.roles import word
+from clustertool.model.wire.agent_requests import ProbeWanted
 from clustertool.show.errors import exit_json
 from clustertool.show.outcome_view import show_results
 from clustertool.show.plan_view import plan_tables
@@ -87,7 +88,7 @@ def _preflight(call: Call, order: Order, fleet: Fleet) -> Mapping[int, Facts]:
     """Facts of all nodes, or every node's errors. Completes the order when job.toml lies on the nodes."""
     options = order.options
     listing = not (options.command or options.script) or bool(options.shards)  # else only job.toml could need it
-    request = {"job_workspace": options.job_workspace, "listing": listing}
+    request: ProbeWanted = {"job_workspace": options.job_workspace, "listing": listing}
     looked = preflight.look(order.cluster, fleet, request, ports=False)
     looked = _room(order, looked)
     if call.given.skip_bad:
@@ -209,7 +210,8 @@ def _send_nvml(fleet: Fleet, made: Plan, facts: Mapping[int, Facts]) -> None:
     with_cards = {process.node for process in made.processes if process.devices}
     nodes = [node for node in with_cards if facts[node].devices and made.nodes[node].device_kind == "gpu"]
     if nodes:
-        device_check.send_module(fleet, [node for node in nodes if node_bundle.nvml()[0] not in facts[node].modules])
+        lacking = [node for node in nodes if node_bundle.nvml()[0] not in facts[node].modules]
+        fleet.ask(dict.fromkeys(lacking, device_check.module_request()))
 
 
 def _carry_out(
@@ -217,12 +219,12 @@ def _carry_out(
 ) -> None:
     """`undone` gets, by node, what was taken back."""
 
-    def note(phase: str, answers: Mapping[int, Any]) -> None:
+    def note(phase: str, answers: Answers) -> None:
         for node, answer in answers.items():
             if phase == "stop" or node not in undone or isinstance(answer, ClustertoolError):
                 undone[node] = read_result(answer, made.job_id) if phase == "stop" else read_undo(answer)
 
-    carry_out(ENGINES["ssh"]().start(made, releases, order.secrets), fleet, note)
+    carry_out(requests.start(made, releases, order.secrets), fleet, note)
 
 
 def may_go_again(call: Call, order: Order, error: ClustertoolError) -> bool:
@@ -255,7 +257,7 @@ def _in_use(order: Order, fleet: Fleet, facts: Mapping[int, Facts]) -> Mapping[i
     return {node: with_devices(fact, answers[node]) for node, fact in facts.items()}
 
 
-def _follow(call: Call, order: Order, fleet: Fleet, inbox: Any, made: Plan) -> None:
+def _follow(call: Call, order: Order, fleet: Fleet, inbox: Inbox, made: Plan) -> None:
     hide = mask(list(order.secrets.values()))
     ranks = {(process.role, process.rank): process.node for process in made.processes}
     follow = Follow(call, fleet, inbox, made.job_id, RankLines(call.terminal, hide=hide), ranks=ranks)
@@ -272,11 +274,11 @@ def _follow(call: Call, order: Order, fleet: Fleet, inbox: Any, made: Plan) -> N
     finish(call, error, follow)
 
 
-def _detached(call: Call, follow: Any, made: Plan) -> bool:
+def _detached(call: Call, follow: Follow, made: Plan) -> bool:
     """Wait until every process runs, and leave. False if the job has ended meanwhile, or shall end: then follow it."""
     total = len(made.processes)
 
-    def all_started(status: Any) -> bool:
+    def all_started(status: JobStatus) -> bool:
         return (
             status.outcome is not None
             or sum(p.state is not RankState.WAITING for p in status.processes.values()) >= total
@@ -292,7 +294,7 @@ def _detached(call: Call, follow: Any, made: Plan) -> bool:
     return True
 
 
-def finish(call: Call, error: ClustertoolError | None, follow: Any) -> None:
+def finish(call: Call, error: ClustertoolError | None, follow: Follow) -> None:
     """The JSON answer and the exit: raises the job's error, or says that all is well."""
     status = follow.watch.status
     if call.json:

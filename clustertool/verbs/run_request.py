@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from clustertool.errors import UsageError
 from clustertool.fleet.dispatch.workspace import Workspace
@@ -148,7 +148,7 @@ def new_identity(order: Order) -> Identity:
     return Identity(order.job_id or job_id(), time.time(), getpass.getuser(), token(), cert, key)
 
 
-def wanted(call: Call) -> Any:
+def wanted(call: Call) -> Literal["all"] | list[tuple[str, int]]:
     """Whose log is shown: all, or trainers by rank."""
     if call.given.all_ranks:
         return "all"
@@ -156,12 +156,13 @@ def wanted(call: Call) -> Any:
     ranks = [word for word in text.split(",") if word]
     if not ranks or not all(word.isdecimal() for word in ranks):
         raise UsageError(f"--rank {text!r}", "a rank, or several: --rank 3,4")
-    return [["trainer", int(word)] for word in ranks]
+    return [("trainer", int(word)) for word in ranks]
 
 
 def check_ranks(call: Call, made: Plan) -> None:
     """Raises UsageError for a --rank that the job does not have."""
     trainers = sum(process.role == "trainer" for process in made.processes)
-    for _, rank in () if call.given.all_ranks else wanted(call):
+    ranks = wanted(call)
+    for _, rank in () if ranks == "all" else ranks:
         if rank >= trainers:
             raise UsageError(f"--rank {rank}", f"the job has trainers 0 to {trainers - 1}")

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
+from clustertool.fleet.fleet import Fleet
 from clustertool.model.job.node_status import NodeStatus
 from clustertool.model.job.rank_places import unpack
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState
+from clustertool.model.wire.agent_answers import StatusAnswer
+from clustertool.model.wire.messages import STATUS
 from clustertool.show.status_view import rank_note, start_text, status_tables
 from clustertool.verbs import load_config
 from clustertool.verbs.jobs import attach_to, doubt, fleet_of
@@ -24,7 +28,7 @@ def status(call: Call) -> None:
     cluster = load_config.cluster(call, start_local=False)
     with fleet_of(cluster) as fleet:
         job = attach_to(fleet, call.given.job)["id"]
-        answers = fleet.ask_all({"q": "status", "job": job})
+        answers = ask_status(fleet, job)
         doubt(fleet, job, answers)
         found = as_dict(answers)
         if role:
@@ -35,7 +39,12 @@ def status(call: Call) -> None:
             status_tables(found, call.terminal)
 
 
-def read(answers: dict[int, Any]) -> JobStatus:
+def ask_status(fleet: Fleet, job: str) -> dict[int, StatusAnswer]:
+    """What the nodes know of one job."""
+    return fleet.ask_all(STATUS({"job": job}))
+
+
+def read(answers: Mapping[int, StatusAnswer]) -> JobStatus:
     """All nodes' events -> JobStatus; the lead's node first, since its word names the others.
 
     A node is what it was asked as (its number in the job, after attach_to), whatever number its answer has.
@@ -57,9 +66,11 @@ def read(answers: dict[int, Any]) -> JobStatus:
     return found
 
 
-def _plan(answers: dict[int, Any]) -> dict[tuple[str, int], int] | None:
+def _plan(answers: Mapping[int, StatusAnswer]) -> dict[tuple[str, int], int] | None:
     """The node of each rank, as most nodes have it: one node cannot add ranks. None if no node has it (older records)."""
-    headers = [event for _, answer in sorted(answers.items()) for event in answer["events"][:1] if event["e"] == "job"]
+    headers = [
+        event for _, answer in sorted(answers.items()) for event in answer["events"][:1] if event["type"] == "job"
+    ]
     votes = Counter(
         json.dumps([event["places"], len(event.get("nodes", ()))]) for event in headers if event.get("places")
     )
@@ -69,11 +80,11 @@ def _plan(answers: dict[int, Any]) -> dict[tuple[str, int], int] | None:
     return {(role, rank): node for role, rank, node in unpack(places, nodes)}
 
 
-def as_dict(answers: dict[int, Any]) -> dict[str, Any]:
+def as_dict(answers: Mapping[int, StatusAnswer]) -> dict[str, Any]:
     """The documented JSON of `inv status --json`."""
     found = read(answers)
     waited = blocked(found) if found.outcome and found.outcome.state in (JobState.LOST, JobState.TIMEOUT) else []
-    usage: dict[tuple[int, int], Any] = {}
+    usage: dict[tuple[int, int], tuple[float, int]] = {}
     for index, answer in answers.items():
         for pid, used in answer["usage"].items():
             usage[index, int(pid)] = used
@@ -82,9 +93,9 @@ def as_dict(answers: dict[int, Any]) -> dict[str, Any]:
     processes = []
     for key in sorted(found.processes):
         process = found.processes[key]
-        used = usage.get((process.node, process.pid)) if process.state.alive else None
+        mine = usage.get((process.node, process.pid)) if process.state.alive else None
         age = max(time.time() - process.since, 0.1)
-        extra = {"cpu": round(100 * used[0] / age, 1) if used else None, "memory": used[1] if used else None}
+        extra = {"cpu": round(100 * mine[0] / age, 1) if mine else None, "memory": mine[1] if mine else None}
         processes.append({**process.as_dict(), "note": rank_note(process), **extra})
     return {
         "job": found.job,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from clustertool.errors import (
     ClustertoolError,
@@ -15,21 +14,25 @@ from clustertool.errors import (
     as_one,
     raise_all,
 )
+from clustertool.fleet.fleet import Fleet
 from clustertool.model.job.state_names import OUTCOMES, JobState, StopState
 from clustertool.model.job.stop_result import CLEAN, read_result
-from clustertool.model.planning.requests import ENGINES
+from clustertool.model.planning import requests
+from clustertool.model.wire.agent_answers import JobsAnswer, StopAnswer
+from clustertool.model.wire.agent_requests import StopHow
 from clustertool.show.errors import exit_json
 from clustertool.show.outcome_view import stop_text
 from clustertool.show.table import fold, gather
 from clustertool.ssh.parallel import each
 from clustertool.verbs import load_config
-from clustertool.verbs.jobs import choose, fleet_of, listings, merged, where
+from clustertool.verbs.jobs import ask_jobs, choose, fleet_of, listings, merged, where
 from clustertool.verbs.verb import Call
 
 _LAG = 2.0  # seconds without a new node after which the nodes that are there are asked to stop
 _LISTING = 10.0  # seconds that a node has to list its jobs
 _SECONDS = 30.0  # that the stop of a job may take beyond the grace
 _WIDTH = 1000  # requests at a time: nodes end several jobs at once
+Stopped = StopAnswer | ClustertoolError  # what a node answers to a stop, or why there is no answer
 
 
 def stop(call: Call) -> None:
@@ -41,7 +44,7 @@ def stop(call: Call) -> None:
     with fleet_of(cluster, whole=not call.given.job, lag=_LAG) as fleet:
         first = _at_once(call, fleet, grace)
         fleet.rest()
-        known = fleet.ask_all({"q": "jobs", "job": call.given.job}, _LISTING)
+        known = ask_jobs(fleet, call.given.job, _LISTING)
         wanted = (
             list(first)
             if first and not call.given.all
@@ -60,7 +63,7 @@ def stop(call: Call) -> None:
         _tell(call, answers, fleet.silent if call.given.job else fleet.failed)
 
 
-def _at_once(call: Call, fleet: Any, grace: float) -> dict[str, dict[str, Any]]:
+def _at_once(call: Call, fleet: Fleet, grace: float) -> dict[str, dict[str, Stopped]]:
     """Stop on the nodes that are there while others still log in: {job: its nodes' answers}.
 
     {} where the others may decide which job is meant, for --dry, and if no node is late.
@@ -68,7 +71,7 @@ def _at_once(call: Call, fleet: Any, grace: float) -> dict[str, dict[str, Any]]:
     late = [fleet.name(node) for node in fleet.late]
     if not late or call.given.dry:
         return {}
-    known = fleet.ask_all({"q": "jobs", "job": call.given.job}, _LISTING)
+    known = ask_jobs(fleet, call.given.job, _LISTING)
     jobs = unfinished(known)
     if not call.given.all:  # as _wanted() chooses: the one that --job names, or the only one that may run
         jobs = [job["id"] for job in merged(known) if call.given.job or job["part"].may_run]
@@ -93,7 +96,7 @@ def _grace(call: Call, default: float) -> float:
     return grace
 
 
-def _wanted(call: Call, fleet: Any, known: Mapping[int, Any]) -> list[str]:
+def _wanted(call: Call, fleet: Fleet, known: Mapping[int, JobsAnswer]) -> list[str]:
     """`known`: the nodes' answers about their jobs."""
     if call.given.all:
         return unfinished(known)
@@ -104,19 +107,19 @@ def _wanted(call: Call, fleet: Any, known: Mapping[int, Any]) -> list[str]:
     return [choose(fleet, known, "", running=True)["id"]]
 
 
-def unfinished(known: Mapping[int, Any]) -> list[str]:
+def unfinished(known: Mapping[int, JobsAnswer]) -> list[str]:
     """Jobs that may have processes: those that have not ended, and lost ones."""
     return [job["id"] for job in merged(known) if job["state"] is JobState.LOST or job["state"] not in OUTCOMES]
 
 
-def stop_job(fleet: Any, job: str, grace: float, force: bool) -> dict[str, Any]:
+def stop_job(fleet: Fleet, job: str, grace: float, force: bool) -> dict[str, Stopped]:
     """Each of the job's nodes by name -> its answer, or why there is none."""
-    return stop_jobs(fleet, [job], grace, force, fleet.ask_all({"q": "jobs", "job": job}, _LISTING))[job]
+    return stop_jobs(fleet, [job], grace, force, ask_jobs(fleet, job, _LISTING))[job]
 
 
 def stop_jobs(
-    fleet: Any, jobs: Sequence[str], grace: float, force: bool, known: Mapping[int, Any]
-) -> dict[str, dict[str, Any]]:
+    fleet: Fleet, jobs: Sequence[str], grace: float, force: bool, known: Mapping[int, JobsAnswer]
+) -> dict[str, dict[str, Stopped]]:
     """Stop all jobs at once: {job: {name of each of its nodes: its answer, or why there is none}}.
 
     `known`: the nodes' answers about their jobs. A node that answered is asked to stop what it listed. One that could not list
@@ -139,29 +142,36 @@ def stop_jobs(
     return found
 
 
-def _send(fleet: Any, queue: Sequence[tuple[str, int]], grace: float, force: bool) -> dict[tuple[str, int], Any]:
+def _send(fleet: Fleet, queue: Sequence[tuple[str, int]], grace: float, force: bool) -> dict[tuple[str, int], Stopped]:
     """{(job, agent): its answer to the stop, or the error in its place}.
 
     A node that was silent before is sent the request, and nothing waits for its answer.
     """
-    how = {"by": "inv stop", "code": 143, "grace": grace, "force": force}
+    how: StopHow = {"by": "inv stop", "code": 143, "grace": grace, "force": force}
     seconds = grace + _SECONDS
     end = time.monotonic() + seconds
     silent = {agent for agent, error in fleet.failed.items() if isinstance(error, Unreachable)}
 
-    def one(item: tuple[str, int]) -> Any:
+    def one(item: tuple[str, int]) -> StopAnswer:
         job, agent = item
         left = 0.0 if agent in silent else round(max(0.0, end - time.monotonic()), 1)
         try:
-            return fleet.ask_one(agent, ENGINES["ssh"]().stop(1, job, how).requests[0], left)
+            return fleet.ask_one(agent, requests.stop(job, how), left)
         except Unreachable as error:
             raise (fleet.failed[agent] if agent in silent else error) from None
 
     gathered = each(queue, one, width=min(_WIDTH, len(queue)), timeout=seconds + 1, check=fleet.check)
-    return {queue[at]: answer for at, answer in {**gathered.failed, **gathered.ok}.items()}
+    found: dict[int, Stopped] = {**gathered.failed, **gathered.ok}
+    return {queue[at]: answer for at, answer in found.items()}
 
 
-def _answer(fleet: Any, known: Mapping[int, Any], gathered: Mapping[tuple[str, int], Any], job: str, agent: int) -> Any:
+def _answer(
+    fleet: Fleet,
+    known: Mapping[int, JobsAnswer],
+    gathered: Mapping[tuple[str, int], Stopped],
+    job: str,
+    agent: int,
+) -> Stopped:
     """What an agent answered about a job. One that did not list the job has nothing of it."""
     if (job, agent) in gathered:
         return gathered[job, agent]
@@ -170,14 +180,14 @@ def _answer(fleet: Any, known: Mapping[int, Any], gathered: Mapping[tuple[str, i
     return fleet.failed.get(agent, Unreachable("is no host of conf.py (any more)"))
 
 
-def _tell(call: Call, answers: dict[str, dict[str, Any]], failed: Mapping[int, ClustertoolError]) -> None:
+def _tell(call: Call, answers: Mapping[str, Mapping[str, Stopped]], failed: Mapping[int, ClustertoolError]) -> None:
     """Per node and job what became of it; 76 for survivors, 69 for nodes that did not answer or cannot know.
 
     `failed`: nodes that did not tell their jobs.
     """
     results = {job: {name: read_result(one, job) for name, one in nodes.items()} for job, nodes in answers.items()}
     table = {job: {name: stop_text(one) for name, one in nodes.items()} for job, nodes in results.items()}
-    errors: list[Any] = []
+    errors: list[ClustertoolError] = []
     for job, nodes in table.items():
         for names, text in gather(nodes):
             call.terminal.line(f"job {job}: {names}: {text}")

@@ -21,6 +21,7 @@ from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.poll import Poll
 from clustertool.model.job.state_names import RankState
 from clustertool.model.job.stop_result import read_result
+from clustertool.model.wire.messages import TAIL
 from clustertool.show.outcome_view import stop_text
 from clustertool.show.table import gather
 from clustertool.show.top_view import Screen, View, choose, draw
@@ -54,7 +55,7 @@ def top(call: Call) -> None:
     with Fleet(cluster, signals.check, person=User()).open() as fleet:
         if not fleet.agents:
             raise_all(list(fleet.failed.values()))
-        poll = Poll(fleet, {"q": "glance", "job": call.given.job}, interval)
+        poll = Poll(fleet, call.given.job, interval)
         poll.start()
         try:
             Top(call, fleet, poll, interval).run(looks)
@@ -75,7 +76,7 @@ def _interval(text: str) -> float:
 class Top:
     """One session: samples in, pages out, keys obeyed in between."""
 
-    def __init__(self, call: Call, fleet: Any, poll: Any, interval: float) -> None:
+    def __init__(self, call: Call, fleet: Fleet, poll: Poll, interval: float) -> None:
         self._call, self._fleet, self._poll, self._interval = call, fleet, poll, interval
         self._screen = Screen(call.terminal, mask(load_config.known_secrets(fleet.cluster).values()))
         self._picture, self._view = Picture(), View()
@@ -123,7 +124,7 @@ class Top:
     def _drawing(self, width: int, height: int, now: float) -> Any:
         log = self._view.log
         if log is not None:
-            answer = self._poll.aside(log.agent, {"q": "tail", "job": log.job, "log": log.log, "lines": 200})
+            answer = self._poll.aside(log.agent, TAIL({"job": log.job, "log": log.log, "lines": 200}))
             page = self._screen.log_page(self._view, str(answer["text"]) if answer else "...", width, height)
         else:
             page = self._screen.page(self._picture, self._view, width, height, self._failed(), now)

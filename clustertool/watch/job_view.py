@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Union
 
 from clustertool.model.job.outcome import Failure, Key, Outcome
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import JobPaths
 from clustertool.model.roles import word
+from clustertool.model.wire.event_types import Event, ExitedEvent
+from clustertool.model.wire.stream_messages import LogFrame, StreamFrame
 from clustertool.watch.failures import Failures, News
 from clustertool.watch.lines import Lines
 from clustertool.watch.waits import due, waits
@@ -63,26 +65,25 @@ class Watch:
         known = self.status.nodes.get(node)
         return known.name if known and known.name else f"node {node}"
 
-    def take(self, node: int, header: Mapping[str, Any], payload: bytes, now: float) -> list[Item]:
+    def take(self, node: int, header: StreamFrame, payload: bytes, now: float) -> list[Item]:
         self.heard[node] = now
-        kind = header.get("k")
         if node in self.refused:
             return []
-        if kind == "log":
+        if header["type"] == "log":
             return self._log(node, header, payload)
-        if kind == "events":
+        if header["type"] == "events":
             if int(header["at"]) <= self.events_at.get(node, -1):
                 return []
             self.events_at[node] = int(header["at"])
             found = [item for event in header["events"] for item in self._event(node, event, now)]
             return [*found, *self._failures.release(now)]
-        if kind == "end":
+        if header["type"] == "end":
             self.ended.add(node)
             return self._flush(node)
-        if kind == "closed" and header.get("refused"):
-            return self._refuse(node, str(header["why"]))
-        if kind == "closed" and node not in self.ended:
-            self.closed[node] = str(header["why"])
+        if header["type"] == "closed" and header.get("refused"):
+            return self._refuse(node, header["why"])
+        if header["type"] == "closed" and node not in self.ended:
+            self.closed[node] = header["why"]
         return []
 
     def _refuse(self, node: int, why: str) -> list[Item]:
@@ -127,7 +128,7 @@ class Watch:
     def reopened(self, node: int) -> None:
         self.closed.pop(node, None)
 
-    def _log(self, node: int, header: Mapping[str, Any], payload: bytes) -> list[Item]:
+    def _log(self, node: int, header: LogFrame, payload: bytes) -> list[Item]:
         """What is new in a piece: one that came over a connection we had given up may be here already."""
         key, attempt, log = (str(header["role"]), int(header["rank"])), int(header["attempt"]), str(header["log"])
         offsets, start = self.offsets.setdefault(node, {}), int(header["off"])
@@ -177,25 +178,24 @@ class Watch:
         process = self.status.processes.get(key)
         return process.node if process else -1
 
-    def _event(self, node: int, event: Mapping[str, Any], now: float) -> Iterable[Item]:
+    def _event(self, node: int, event: Event, now: float) -> Iterable[Item]:
         before, t = self.status.phase, float(event.get("t", 0))
         if not self.status.knows(node, event):
             return
         self.status.apply(node, event)
-        kind = event.get("e")
-        if kind == "exited" and not event.get("stopped") and (event["code"] or event.get("signal")):
+        if event["type"] == "exited" and not event.get("stopped") and (event["code"] or event.get("signal")):
             self._failures.fail(self._failure(node, event), t, now)
-        elif kind == "phase" and self.status.phase != before:
+        elif event["type"] == "phase" and self.status.phase != before:
             culprits = [(str(role), int(rank)) for role, rank in event.get("culprits", ())]
             self._failures.expect(
                 culprits, int(event.get("attempt", 0)), News(str(event.get("why", "")), "warn", t), now
             )
-        if kind == "restart":  # the next attempt has failures of its own
+        if event["type"] == "restart":  # the next attempt has failures of its own
             yield from self._failures.release()
         for news in self._news(node, event, before):
             yield from self._failures.follow(News(news.text, news.level, t))
 
-    def _failure(self, node: int, event: Mapping[str, Any]) -> Failure:
+    def _failure(self, node: int, event: ExitedEvent) -> Failure:
         return Failure(
             str(event["role"]),
             int(event["rank"]),
@@ -208,28 +208,27 @@ class Watch:
             bool(event.get("consequence")),
         )
 
-    def _news(self, node: int, event: Mapping[str, Any], before: str) -> Iterable[News]:
+    def _news(self, node: int, event: Event, before: str) -> Iterable[News]:
         """What else a follower must know; `before`: the phase before this event."""
-        kind = event.get("e")
-        if kind == "phase" and self.status.phase != before:
+        if event["type"] == "phase" and self.status.phase != before:
             yield from self._phase(done=event.get("end") == JobState.SUCCEEDED)
-        elif kind == "disk":
+        elif event["type"] == "disk":
             became = "is full: what is printed now is lost" if event["full"] else "has room again"
             yield News(f"{self.name(node)}: the disk of {event['root']} {became}", "warn")
-        elif kind == "restart":
+        elif event["type"] == "restart":
             yield News(f"attempt {event['attempt']} begins in {event['pause']:g} s", "warn")
-        elif kind == "frozen":
+        elif event["type"] == "frozen":
             who = f"{word(event['role'])} {event['rank']} on {self.name(node)}"
             yield News(f"{who} was stopped by a signal (SIGSTOP)", "warn")
-        elif kind == "elsewhere":
+        elif event["type"] == "elsewhere":
             who = f"{word(event['role'])} {event['rank']} on {self.name(node)}"
             yield News(f"{who} listens on {event['listens']}, the others expect it on {event['endpoint']}", "warn")
-        elif kind == "lost":
+        elif event["type"] == "lost":
             self._lost.add(int(event["node"]))
             yield News(f"node {self.name(int(event['node']))} is lost: {event.get('why')}", "warn")
-        elif kind == "supervisor-lost":
+        elif event["type"] == "supervisor-lost":
             yield News(f"{self.name(node)}: {event.get('why')}; its processes were ended", "warn")
-        elif kind == "clean" and event.get("survivors"):
+        elif event["type"] == "clean" and event.get("survivors"):
             yield News(f"{self.name(node)}: still alive: {', '.join(event['survivors'])}", "warn")
 
     def _phase(self, done: bool) -> Iterable[News]:

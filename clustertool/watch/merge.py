@@ -5,10 +5,11 @@ A node's pieces are in order already. Its last pieces, and its events, have no t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
-Frame = tuple[int, Mapping[str, Any], bytes]
+from clustertool.model.wire.stream_messages import StreamFrame
+
+Frame = tuple[int, StreamFrame, bytes]
 _LAST = ("end", "closed")
 
 
@@ -18,12 +19,12 @@ def in_order(nodes: Iterable[int], following: Callable[[int], Frame]) -> Iterato
     times = dict.fromkeys(heads, 0.0)
     while heads:
         for node, (_, header, _) in heads.items():
-            if header.get("k") == "log":
+            if header["type"] == "log":
                 times[node] = max(times[node], float(header.get("t", times[node])))
         first = min(heads, key=lambda node: (times[node], node))
         frame = heads[first]
         yield frame
-        if frame[1].get("k") in _LAST:
+        if frame[1]["type"] in _LAST:
             del heads[first]
         else:
             heads[first] = following(first)

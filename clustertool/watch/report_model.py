@@ -16,6 +16,8 @@ from clustertool.model.job.rank_status import ProcessStatus
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState, NodeState, RankState
 from clustertool.model.job.usage import rates
+from clustertool.model.wire.agent_answers import MachineCurve, RankCurve, RankPlan, ReportAnswer
+from clustertool.model.wire.stream_messages import EventsFrame
 from clustertool.watch import verdict
 from clustertool.watch.excerpt import excerpt
 from clustertool.watch.failures import News
@@ -23,8 +25,7 @@ from clustertool.watch.job_view import Watch
 from clustertool.watch.sanitize import harmless
 from clustertool.watch.straggler import Curve, Pace, stragglers
 
-Answers = Mapping[int, Mapping[str, Any]]
-Event = Mapping[str, Any]
+Answers = Mapping[int, ReportAnswer]
 Hide = Callable[[str], str]
 _TAIL = 20  # lines of a culprit
 _SKEW = 2.0  # seconds between two clocks that are reported
@@ -138,12 +139,12 @@ def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] =
     plans = {(str(p["role"]), int(p["rank"])): p for a in answers.values() for p in a["plan"].get("processes", ())}
     lives = _lives(status, answers, began, last)
     ranks = [
-        _rank(process, lives.get(key, ()), known.get(key, {}), plans.get(key, {}), began, tails.get(key, ""), clean)
+        _rank(process, lives.get(key, ()), known.get(key), plans.get(key), began, tails.get(key, ""), clean)
         for key, process in sorted(status.processes.items(), key=lambda item: (item[0][0] != "trainer", item[0]))
     ]
     ranks = [_printed(_used(rank, status), status, answers, began) for rank in ranks]
     there = [rank for rank in ranks if rank.spans and rank.state is not RankState.LOST]
-    behind = stragglers([_pace(rank, known.get(rank.key, {})) for rank in there])
+    behind = stragglers([_pace(rank, known.get(rank.key)) for rank in there])
     outcome = status.outcome
     guilty = verdict.culprit(status, outcome) if outcome else None
     return Story(
@@ -218,15 +219,15 @@ def _spans(status: JobStatus, process: ProcessStatus, answers: Answers, began: f
 def _rank(
     process: ProcessStatus,
     spans: Sequence[Span],
-    known: Mapping[str, Any],
-    plan: Mapping[str, Any],
+    known: RankCurve | None,
+    plan: RankPlan | None,
     began: float,
     tail: str,
     clean: Hide,
 ) -> Rank:
     """Seven inputs, each used once: they are what is known of a rank."""
-    rows = [(row[0] - began, *row[1:]) for row in known.get("rows", ())]
-    progress, unit = told([(t - began, epoch, step) for t, epoch, step in known.get("progress", ())])
+    rows = [(row[0] - began, *row[1:]) for row in known["rows"]] if known else []
+    progress, unit = told([(t - began, epoch, step) for t, epoch, step in known["progress"]] if known else [])
     return Rank(
         role=process.role,
         rank=process.rank,
@@ -235,8 +236,8 @@ def _rank(
         how="" if process.code is None else clean(words(process.code, process.signal, process.note)),
         state=process.state,
         log=process.log,
-        command=clean(str(plan.get("command", ""))),
-        devices=plan.get("devices", ()),
+        command=clean(plan["command"] if plan else ""),
+        devices=plan["devices"] if plan else (),
         cpu=rows[-1][1] if rows else 0.0,
         memory=max((row[2] for row in rows), default=0),
         cores=rates(rows),
@@ -279,18 +280,20 @@ def _printed(rank: Rank, status: JobStatus, answers: Answers, began: float) -> R
     return replace(rank, output=output, how=how, recorded=rank.node in answers)
 
 
-def _pace(rank: Rank, known: Mapping[str, Any]) -> Pace:
+def _pace(rank: Rank, known: RankCurve | None) -> Pace:
     """The last attempt of a rank."""
     attempt = rank.spans[-1].attempt
     start = min(span.start for span in rank.spans if span.attempt == attempt)
     cores = [value for t, value in rank.cores if t >= start]
     mean = sum(cores) / len(cores) if len(cores) > 1 else None
-    return Pace(rank.role, rank.rank, start, rank.end, rank.progress, rank.unit, mean, int(known.get("log_size", 0)))
+    return Pace(
+        rank.role, rank.rank, start, rank.end, rank.progress, rank.unit, mean, known["log_size"] if known else 0
+    )
 
 
-def _node(status: JobStatus, index: int, answer: Mapping[str, Any] | None, began: float, clean: Hide) -> Node:
+def _node(status: JobStatus, index: int, answer: ReportAnswer | None, began: float, clean: Hide) -> Node:
     known = status.nodes[index]
-    machine: Mapping[str, Any] = answer["machine"] if answer else {"cores": 0, "total": 0, "rows": ()}
+    machine: MachineCurve = answer["machine"] if answer else {"cores": 0, "total": 0, "rows": []}
     rows = [(row[0] - began, *row[1:]) for row in machine["rows"]]
     cores, total = max(machine["cores"], 1), max(machine["total"], 1)
     cards = [
@@ -335,6 +338,11 @@ def _news(answers: Answers) -> list[tuple[float, str]]:
         )  # a clock may be set back
         events += [(t, node, number) for number, t in enumerate(times)]
     for t, node, number in sorted(events):
-        header = {"k": "events", "node": node, "at": number, "events": [answers[node]["events"][number]]}
-        items += watch.take(node, header, b"", t)
+        frame: EventsFrame = {
+            "type": "events",
+            "node": node,
+            "at": number,
+            "events": [answers[node]["events"][number]],
+        }
+        items += watch.take(node, frame, b"", t)
     return [(item.t, item.text) for item in [*items, *watch.rest()] if isinstance(item, News)]

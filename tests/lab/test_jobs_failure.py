@@ -52,8 +52,8 @@ def test_a_rank_that_exits_7_on_the_last_node(site):
         for line in (four.jobs(node)[0] / ".clustertool/events.jsonl").read_text().splitlines()
     ]
     times = [json.loads(line) for line in events]
-    failed = next(event["t"] for event in times if event["e"] == "exited" and event["code"] == 7)
-    assert max(event["t"] for event in times if event["e"] == "exited") - failed < 3 + SLACK
+    failed = next(event["t"] for event in times if event["type"] == "exited" and event["code"] == 7)
+    assert max(event["t"] for event in times if event["type"] == "exited") - failed < 3 + SLACK
 
 
 def test_a_rank_that_is_killed(site):

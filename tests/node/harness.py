@@ -25,8 +25,10 @@ from clustertool.fleet.agent_client import Agent
 from clustertool.model.config.cluster import Cluster, read_cluster
 from clustertool.model.config.job import Options, read_job
 from clustertool.model.facts import Facts, Identity, read_facts
+from clustertool.model.planning import requests
 from clustertool.model.planning.plan import HIDDEN, Plan, plan
-from clustertool.model.planning.requests import SshEngine
+from clustertool.model.wire import record_lines
+from clustertool.model.wire.messages import REQUESTS, Request
 
 PATIENCE = 30.0  # seconds for something to come true: others load this machine
 Event = dict[str, Any]
@@ -209,7 +211,7 @@ class Stream:
     after_end: int = 0
 
     def take(self, header: Event, payload: bytes) -> None:
-        kind = header["k"]
+        kind = header["type"]
         self.after_end += self.ended is not None and kind in ("log", "events")
         if kind == "log":
             log = self.logs.setdefault(header["log"], bytearray())
@@ -230,6 +232,20 @@ class Stream:
         return {"offsets": {name: len(log) for name, log in self.logs.items()}, "events_at": self.events_at}
 
 
+def request(name: str, **fields: Any) -> Request[Any]:
+    """A request by its type, with the fields that a test needs."""
+    plain = {"nic": "", "address": "", "explicit_address": "", "ports": []} if name == "probe" else {"job": ""}
+    return Request(REQUESTS[name], {**plain, **fields})
+
+
+def is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 class Client:
     """One open agent of a node."""
 
@@ -243,7 +259,9 @@ class Client:
         self.stream.take(header, payload)
 
     def ask(self, name: str, timeout: float = PATIENCE, **fields: Any) -> Event:
-        return self.agent.ask({"q": name, **fields}, timeout)
+        answer = dict(self.agent.ask(request(name, **fields), timeout))
+        del answer["asked"]
+        return answer
 
     @property
     def pid(self) -> int:
@@ -286,6 +304,7 @@ class Node:
             "nic": self.cluster.nic,
             "address": self.host.address,
             "explicit_address": given,
+            "ports": [],
         }
         return self.ask("probe", **{**request, **fields})
 
@@ -298,9 +317,9 @@ class Job:
     ) -> None:
         self.nodes, self.plan, self.id, self.token = nodes, made, made.job_id, made.identity.token
         self.secrets, self.job_env = dict(secrets), dict(job_env)
-        place, launch = SshEngine().start(made, {}, secrets).phases
+        place, launch = requests.start(made, {}, secrets).phases
         self.place_requests: dict[int, dict[str, Any]] = {
-            node: dict(request) for node, request in place.requests.items()
+            node: dict(request.fields) for node, request in place.requests.items()
         }
         self.start_requests = launch.requests
         self.known: set[Process] = set()
@@ -310,8 +329,8 @@ class Job:
         return Path(self.plan.nodes[node].job_dir)
 
     def place(self) -> Job:
-        for node, request in self.place_requests.items():
-            self.nodes[node].client.agent.ask(request)
+        for node, fields in self.place_requests.items():
+            self.nodes[node].client.agent.ask(request("place", **fields))
         return self
 
     def start(self) -> Job:
@@ -338,23 +357,23 @@ class Job:
 
     def events(self, node: int = 0, kind: str = "") -> list[Event]:
         """Whole lines of the events file, all or of one kind. Notes every process named there."""
-        found = []
+        found: list[Event] = []
         for line in read(str(self.dir(node) / ".clustertool/events.jsonl")).split(b"\n")[:-1]:
-            try:
-                found.append(json.loads(line or b"{}"))
-            except ValueError:
-                assert self.torn, f"a torn line: {line!r}"
-        found = [event for event in found if event]
+            event = record_lines.read_event(line)
+            if event is not None:
+                found.append(dict(event))
+            else:
+                assert self.torn or not line or is_json(line), f"a torn line: {line!r}"
         for event in found:
-            if event["e"] in ("supervisor", "guard", "gauge", "started"):
+            if event["type"] in ("supervisor", "guard", "gauge", "started"):
                 self.known.add(Process(event["pid"], event["start"]))
-        return [event for event in found if kind in ("", event["e"])]
+        return [event for event in found if kind in ("", event["type"])]
 
     def until(self, kind: str, node: int = 0, count: int = 1) -> list[Event]:
         return list(
             until(
                 lambda: (lambda found: found if len(found) >= count else None)(self.events(node, kind)),
-                f"{count} {kind} on node {node}: {[e['e'] for e in self.events(node)]}",
+                f"{count} {kind} on node {node}: {[e['type'] for e in self.events(node)]}",
             )
         )
 

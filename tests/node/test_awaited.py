@@ -52,7 +52,7 @@ def server_job(bench: Bench, nodes: list[Node], port: int, at: str = "", then: s
 
 
 def steps(job: Job, node: int = 0) -> list[str]:
-    return [f"{e['e']} {e['role']}" for e in job.events(node) if e["e"] in ("started", "listening", "elsewhere")]
+    return [f"{e['type']} {e['role']}" for e in job.events(node) if e["type"] in ("started", "listening", "elsewhere")]
 
 
 def test_one_port_on_two_addresses(bench: Bench, port: int, tmp_path: Path) -> None:

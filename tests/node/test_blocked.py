@@ -82,7 +82,7 @@ def test_a_node_that_has_started_may_be_silent_for_longer_until_all_have(bench: 
     """Node 2 has joined and does not acknowledge its order to start; node 1 runs its rank."""
     job = bench.job(bench.nodes(3, LOSS_TIMEOUT=TIMEOUT), ENDS).place()
     identity = job.plan.identity
-    hello = json.dumps({"m": "join", "node": 2, "token": job.token, "a": 0}).encode()
+    hello = json.dumps({"type": "join", "node": 2, "token": job.token, "sender": ["boot", 7, 1]}).encode()
     for node in (0, 1):
         job.nodes[node].client.agent.ask(job.start_requests[node])
     with tls(job.plan.lead, (identity.certificate, identity.key), frame(hello)):

@@ -177,8 +177,8 @@ def test_two_versions(bench: Bench, fresh: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_traceback_shows_the_code(bench: Bench, fresh: Path) -> None:
     """By the names of real files."""
     client = node(bench, fresh).open()
-    where = rf"{kept(fresh)}/clustertool/node/agent/node_requests.py"
-    with pytest.raises(InternalError, match=rf'{where}", line \d+, in meet\n +return shared_root\.meet\('):
+    where = rf"{kept(fresh)}/clustertool/node/probe/shared_root.py"
+    with pytest.raises(InternalError, match=rf'{where}", line \d+, in meet\n +ours, name = '):
         client.ask("meet", step="leave")
 
 

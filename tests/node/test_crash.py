@@ -77,7 +77,7 @@ def test_how_a_job_ended_survives(disk: Disk, bench: Bench) -> None:
     job.gone()
     events = disk.crash() / "root" / job.dir().name / ".clustertool/events.jsonl"
     found = [json.loads(line) for line in events.read_text().splitlines()]
-    assert [event["e"] for event in found][-1] == "ended" and {event.get("code") for event in found} >= {3}
+    assert [event["type"] for event in found][-1] == "ended" and {event.get("code") for event in found} >= {3}
 
 
 # -- a disk that is slow, and one without locks --------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def test_a_slow_disk_delays_no_other_node(node: Callable[..., Node], bench: Benc
     two.send(0, *range(COUNT + 2))
     two.says(1, "done")
     while not two.words[0].empty():
-        assert two.words[0].get()["s"] != "done"
+        assert two.words[0].get()["type"] != "relay-done"
     two.says(0, "got")
     assert not Store(str(slow.root)).has(two.shipment.release)
     (tmp_path / "gate").touch()

@@ -38,7 +38,7 @@ def test_growing_log(bench: Bench) -> None:
     assert bytes(stream.logs[LOG]) == job.log()
     assert stream.events == job.events()
     kinds = ["job", "started", "exited", "ended"]
-    assert [event["e"] for event in stream.events if event["e"] in kinds] == kinds
+    assert [event["type"] for event in stream.events if event["type"] in kinds] == kinds
     assert stream.beats
 
 
@@ -113,7 +113,7 @@ class _Slow(Stream):
 
     def take(self, header: dict[str, Any], payload: bytes) -> None:
         super().take(header, payload)
-        if header["k"] == "log":
+        if header["type"] == "log":
             self._read.wait(30)
 
 
@@ -161,7 +161,7 @@ class _Anywhere(Stream):
     """Logs may begin in the middle."""
 
     def take(self, header: dict[str, Any], payload: bytes) -> None:
-        if header["k"] == "log":
+        if header["type"] == "log":
             self.logs.setdefault(header["log"], bytearray()).extend(payload)
         else:
             super().take(header, payload)
@@ -251,7 +251,7 @@ def test_supervisor_lost_while_followed(bench: Bench) -> None:
     until(lambda: stream.logs)
     kill(job.process("supervisor"))
     assert end(stream).ended["orphan"]  # type: ignore[index]
-    assert [event["e"] for event in stream.events][-2:] == ["supervisor-lost", "clean"]
+    assert [event["type"] for event in stream.events][-2:] == ["supervisor-lost", "clean"]
 
 
 def test_rank_replaces_its_log(bench: Bench) -> None:

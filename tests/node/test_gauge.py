@@ -51,7 +51,7 @@ def with_cards(job: Job, after: float = 0.0) -> list[Any]:
 
 def gauges(job: Job) -> list[Process]:
     """All that this job ever had; the harness counts them with whatever must not live on."""
-    return [Process(event["pid"], event["start"]) for event in job.events() if event["e"] == "gauge"]
+    return [Process(event["pid"], event["start"]) for event in job.events() if event["type"] == "gauge"]
 
 
 @pytest.mark.parametrize("python", sorted({pythons()[0], sys.executable}))
@@ -116,7 +116,7 @@ def test_it_does_not_outlive_a_supervisor_that_is_killed(bench: Bench, driver: D
     job = bench.run([node_with(bench, driver)], p.PLAIN, devices="0").ready()
     (gauge,) = until(lambda: gauges(job), "a gauge")
     driver.hangs()
-    supervisor = next(event for event in job.events() if event["e"] == "supervisor")
+    supervisor = next(event for event in job.events() if event["type"] == "supervisor")
     kill(Process(supervisor["pid"], supervisor["start"]))
     until(lambda: not alive(gauge), "the gauge is gone")
     job.gone()

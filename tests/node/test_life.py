@@ -20,7 +20,7 @@ from tests.node.harness import Bench, Job, alive, cpu, read, until
 def order(job: Job, *kinds: str) -> list[tuple[float, str, str, int]]:
     """(time, kind, role, rank) of all nodes' events of some kinds, by time."""
     events = [event for node in range(len(job.nodes)) for event in job.events(node)]
-    return sorted((e["t"], e["e"], e.get("role", ""), e.get("rank", -1)) for e in events if e["e"] in kinds)
+    return sorted((e["t"], e["type"], e.get("role", ""), e.get("rank", -1)) for e in events if e["type"] in kinds)
 
 
 def test_success(bench: Bench) -> None:

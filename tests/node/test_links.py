@@ -308,11 +308,11 @@ def _frame(text: bytes) -> bytes:
 
 
 def no_certificate(address: tuple[str, int]) -> socket.socket:
-    return _tls(address, None, _frame(b'{"m": "join", "node": 1}'))
+    return _tls(address, None, _frame(b'{"type": "join", "node": 1}'))
 
 
 def other_job(address: tuple[str, int]) -> socket.socket:
-    return _tls(address, identity.certificate(), _frame(b'{"m": "join", "node": 1}'))
+    return _tls(address, identity.certificate(), _frame(b'{"type": "join", "node": 1}'))
 
 
 STRANGERS = [silent, garbage, flood, reset, no_certificate, other_job]
@@ -350,7 +350,7 @@ def test_too_much_from_a_member(bench: Bench) -> None:
     pair = (job.plan.identity.certificate, job.plan.identity.key)
     visitors = [_tls(job.plan.lead, pair, struct.pack(">II", 1 << 30, 0) + bytes(1 << 20)) for _ in range(3)]
     visitors += [
-        _tls(job.plan.lead, pair, _frame(text)) for text in (b"[]", b"{", b'{"m": "join", "node": 1, "token": "x"}')
+        _tls(job.plan.lead, pair, _frame(text)) for text in (b"[]", b"{", b'{"type": "join", "node": 1, "token": "x"}')
     ]
     _untouched(job.ready(), visitors)
 

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from clustertool.model.job.state_names import JobState, RankState, StopState
-from clustertool.model.wire.answers import check_answer
-from clustertool.node.jobs.queries import Jobs
+from clustertool.model.wire.messages import REQUESTS
+from clustertool.node.jobs import queries
+from clustertool.node.system.node_context import NodeContext
 from clustertool.verbs import status
 from clustertool.verbs.jobs import merged
 from clustertool.watch.report_model import tell
@@ -27,7 +28,7 @@ OF_NOW = {"since", "lost"}  # of ranks and nodes that are lost: a copy has no fi
 
 
 @pytest.fixture
-def nodes(tmp_path: Path) -> list[Jobs]:
+def nodes(tmp_path: Path) -> list[NodeContext]:
     """The questions that the two nodes answer, now on this machine."""
     found = []
     for node in range(2):
@@ -37,16 +38,17 @@ def nodes(tmp_path: Path) -> list[Jobs]:
             path.chmod(0o700 if path.is_dir() else 0o600)
             if path.suffix in (".json", ".jsonl"):
                 path.write_text(path.read_text().replace('"recorded-host"', json.dumps(os.uname().nodename)))
-        found.append(Jobs(str(root), f"root@127.0.0.{node + 1}:28023"))
+        found.append(NodeContext(str(root), f"root@127.0.0.{node + 1}:28023"))
     return found
 
 
-def ask(nodes: list[Jobs], question: str, **fields: Any) -> dict[int, Any]:
+def ask(nodes: list[NodeContext], question: str, **fields: Any) -> dict[int, Any]:
     """The answers as they come over the wire."""
     answers = {}
     for index, node in enumerate(nodes):
-        answers[index] = json.loads(json.dumps(node.answer({"q": question, **fields})))
-        check_answer(question, answers[index])
+        handle = getattr(queries, REQUESTS[question].handler.partition(":")[2])
+        answers[index] = json.loads(json.dumps(handle(node, fields)))
+        REQUESTS[question].check_answer(answers[index])
     return answers
 
 
@@ -61,13 +63,13 @@ def expected(name: str) -> Any:
 
 
 @pytest.mark.parametrize("job", [*ENDED, "lost"])
-def test_status_is_what_it_was(nodes: list[Jobs], job: str) -> None:
+def test_status_is_what_it_was(nodes: list[NodeContext], job: str) -> None:
     volatile = OF_FILES | (OF_NOW if job == "lost" else set())
     found = json.loads(json.dumps(status.as_dict(ask(nodes, "status", job=job))))
     assert without(found, volatile) == without(expected(f"status-{job}"), volatile)
 
 
-def test_jobs_are_what_they_were_but_for_the_placed_one(nodes: list[Jobs]) -> None:
+def test_jobs_are_what_they_were_but_for_the_placed_one(nodes: list[NodeContext]) -> None:
     found = {job["id"]: job for job in merged(ask(nodes, "jobs", job=""))}
     before = {job["id"]: job for job in expected("jobs")["jobs"]}
     assert list(found) == list(before)
@@ -79,20 +81,20 @@ def test_jobs_are_what_they_were_but_for_the_placed_one(nodes: list[Jobs]) -> No
 
 
 @pytest.mark.parametrize("job", [*ENDED, "lost", "placed"])
-def test_jobs_and_status_show_the_same_state(nodes: list[Jobs], job: str) -> None:
+def test_jobs_and_status_show_the_same_state(nodes: list[NodeContext], job: str) -> None:
     (listed,) = merged(ask(nodes, "jobs", job=job, exact=True))
     shown = status.as_dict(ask(nodes, "status", job=job))
     assert shown["state"] is listed["state"]
     assert bool(shown["waits"]) == (job == "placed")
 
 
-def test_a_job_that_never_started_has_its_name_and_ranks(nodes: list[Jobs]) -> None:
+def test_a_job_that_never_started_has_its_name_and_ranks(nodes: list[NodeContext]) -> None:
     shown = status.as_dict(ask(nodes, "status", job="placed"))
     assert (shown["job"], shown["mode"], shown["command"]) == ("placed", "collective", "python3 -u train.py")
     assert [(p["rank"], p["node"], p["state"]) for p in shown["processes"]] == [(0, 0, "waiting"), (1, 1, "waiting")]
 
 
-def test_a_report_has_the_spans_of_all_attempts(nodes: list[Jobs]) -> None:
+def test_a_report_has_the_spans_of_all_attempts(nodes: list[NodeContext]) -> None:
     answers = ask(nodes, "report", job="restarted", points=40)
     story = tell(status.read(answers), answers, str)
     assert (story.state, story.attempts) == (JobState.SUCCEEDED, 2)
@@ -106,6 +108,6 @@ def test_a_report_has_the_spans_of_all_attempts(nodes: list[Jobs]) -> None:
 
 
 @pytest.mark.parametrize("job, state", [("failed", StopState.ENDED_ALREADY), ("lost", StopState.ENDED_ALREADY)])
-def test_a_stop_finds_nothing(nodes: list[Jobs], job: str, state: StopState) -> None:
+def test_a_stop_finds_nothing(nodes: list[NodeContext], job: str, state: StopState) -> None:
     answers = ask(nodes, "stop", job=job, exact=True, by="inv stop", code=143, grace=0.0, force=True)
     assert {answer["jobs"][job]["state"] for answer in answers.values()} == {state}

@@ -17,6 +17,7 @@ import pytest
 
 from clustertool.model.facts import read_facts
 from clustertool.model.wire import answers
+from clustertool.model.wire.messages import PROBE
 from clustertool.node.ports import claims
 from clustertool.node.probe import probe
 from tests.node.harness import Bench, until
@@ -138,7 +139,7 @@ def test_a_listing_of_job_workspace_is_cut_where_the_laptop_would_refuse_it(tmp_
     assert not whole
     assert len(json.dumps(found)) <= 3000
     assert probe._MOST_FILES < answers._MOST_FILES
-    assert answers.limit({"q": "probe", "job_workspace": "/x"}) > probe._MOST_BYTES + (4 << 20)
+    assert PROBE({"job_workspace": "/x"}).limit > probe._MOST_BYTES + (4 << 20)
 
 
 def test_reads_only(bench: Bench) -> None:

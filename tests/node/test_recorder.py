@@ -87,7 +87,7 @@ def test_one_answer_tells_all(bench: Bench) -> None:
     (job.dir() / "go").touch()
     job.ended()
     answer = job.nodes[0].ask("report", job=job.id, points=2)
-    assert [event["e"] for event in answer["events"]][-1] == "ended"
+    assert [event["type"] for event in answer["events"]][-1] == "ended"
     assert {len(rank["rows"]) for rank in answer["ranks"]} == {3}
     assert [text for role, rank, text in answer["tails"] if rank == 1] == ["ready\nlast words\n"]
     assert answer["plan"]["processes"][0]["command"].startswith("sh -c")

@@ -85,26 +85,31 @@ class Relays:
         for me, node in enumerate(self.nodes[:first]):
             if self.ports[me]:
                 some = [found[other] for other in topology.sources(len(found), me)]
-                node.client.agent.tell_relay({"k": "sources", "sources": some, "degree": topology.degree(len(found))})
+                node.client.agent.tell_relay(
+                    {"type": "relay-sources", "sources": some, "degree": topology.degree(len(found))}
+                )
         return self
 
     def send(self, i: int, *numbers: int, data: bytes = b"") -> None:
         for number in numbers:
-            self.nodes[i].client.agent.tell_relay({"k": "piece", "i": number}, data or self.shipment.piece(number))
+            self.nodes[i].client.agent.tell_relay(
+                {"type": "relay-piece", "piece": number}, data or self.shipment.piece(number)
+            )
 
     def says(self, i: int, what: str) -> dict[str, Any]:
         while True:
             word = self.words[i].get(timeout=60)
-            assert word["s"] == what or word["s"] not in ("failed", "gone"), word
-            if word["s"] == what:
+            type = word["type"]
+            assert type == f"relay-{what}" or type not in ("relay-failed", "relay-gone"), word
+            if type == f"relay-{what}":
                 return word
 
     def goes_on(self, i: int) -> None:
         """To its end, without ever standing still."""
         said = ""
-        while said != "done":
-            said = self.words[i].get(timeout=60)["s"]
-            assert said not in ("idle", "failed", "gone")
+        while said != "relay-done":
+            said = self.words[i].get(timeout=60)["type"]
+            assert said not in ("relay-idle", "relay-failed", "relay-gone")
 
     def pid(self, i: int) -> int:
         agent = self.nodes[i].client.pid
@@ -193,7 +198,7 @@ def test_a_good_source_is_kept_as_long_as_those_of_a_newer_list_do_not_answer(re
         silent = [sock.getsockname() for sock in (mute, dumb)]
         good = (two.nodes[0].host.address, two.ports[0])
         began = time.monotonic()
-        two.nodes[1].client.agent.tell_relay({"k": "sources", "sources": [*silent, good], "degree": 2})
+        two.nodes[1].client.agent.tell_relay({"type": "relay-sources", "sources": [*silent, good], "degree": 2})
         two.send(0, *range(1, COUNT + 2))
         two.says(1, "done")
         assert time.monotonic() - began < 2, "it stood still until it looked for more sources"
@@ -255,14 +260,14 @@ def test_pieces_that_somebody_took_away_come_from_another(relays: Any) -> None:
     three.send(2, 0)
     three.says(2, "done")
     assert three.whole(2) and three.pid(0)
-    assert not [word for word in three.words[0].queue if word["s"] in ("failed", "gone")]
+    assert not [word for word in three.words[0].queue if word["type"] in ("relay-failed", "relay-gone")]
 
 
 def test_a_relay_that_dies_is_told(relays: Any) -> None:
     one = relays(1).start()
     os.kill(one.pid(0), signal.SIGKILL)
     word = until(lambda: one.words[0].get(timeout=60))
-    assert word["s"] == "gone"
+    assert word["type"] == "relay-gone"
     assert one.nodes[0].ask("jobs") is not None, "the agent goes on"
 
 
@@ -332,15 +337,15 @@ class Liar:
                     self.asked += 1
                     time.sleep(0.2 * self._slow)
                     if self._half:
-                        self._send_half(peer, self._half, header["get"])
-                    peer.send({"piece": header["get"]}, b"lies" * 25_000)
+                        self._send_half(peer, self._half, header["piece"])
+                    peer.send({"type": "piece", "piece": header["piece"]}, b"lies" * 25_000)
                     for number in range(1, COUNT + 2) if self._true else ():
-                        peer.send({"piece": number}, self._true(number))
+                        peer.send({"type": "piece", "piece": number}, self._true(number))
                 if peer.secure and not secure:
-                    peer.send({"have": topology.bits(set(range(self._slow, COUNT + 2)), COUNT + 2), "of": COUNT + 2})
+                    peer.send({"type": "have", "have": topology.bits(set(range(self._slow, COUNT + 2)), COUNT + 2)})
 
     def _send_half(self, peer: tls_link.Wire, half: Path, number: int) -> None:
-        peer.send_file({"piece": number}, os.open(half, os.O_RDONLY), 2 * half.stat().st_size)
+        peer.send_file({"type": "piece", "piece": number}, os.open(half, os.O_RDONLY), 2 * half.stat().st_size)
         with contextlib.suppress(ConnectionError):
             while True:
                 peer.turn()  # until the file ends
@@ -417,7 +422,7 @@ def test_a_piece_of_another_size_is_not_kept(relays: Any, size: int) -> None:
     one.send(0, 0)
     one.says(0, "lacks")
     one.send(0, 3, data=(one.shipment.data[2] * 2)[:size])
-    assert one.says(0, "wrong")["i"] == 3
+    assert one.says(0, "wrong")["piece"] == 3
     assert not list(Path(Store(str(one.nodes[0].root)).top).iterdir())
 
 
@@ -426,7 +431,7 @@ def test_a_piece_of_the_laptop_that_came_wrong_is_told(relays: Any) -> None:
     one.send(0, 0)
     one.says(0, "lacks")
     one.send(0, 3, data=b"wrong")
-    assert one.says(0, "wrong")["i"] == 3
+    assert one.says(0, "wrong")["piece"] == 3
     one.send(0, *range(1, COUNT + 2))
     one.says(0, "done")
 
@@ -469,7 +474,7 @@ def knock(address: tuple[str, int], identity_: tuple[str, str] | None) -> bytes:
         socket.create_connection(address, 10) as plain,
         context.wrap_socket(plain) as sock,
     ):
-        sock.sendall(encode({"get": 1}))
+        sock.sendall(encode({"type": "get", "piece": 1}))
         return sock.recv(100)
     return b""
 
@@ -525,7 +530,7 @@ def test_a_full_disk_is_told_by_name(relays: Any, small_disk: Path) -> None:
     one.nodes[0].root.rmdir() if one.nodes[0].root.exists() else None
     one.nodes[0].root.symlink_to(small_disk)
     one.start().meet().send(0, *range(30))
-    word = until(lambda: (w := one.words[0].get(timeout=60))["s"] == "failed" and w)
+    word = until(lambda: (w := one.words[0].get(timeout=60))["type"] == "relay-failed" and w)
     assert "No space left on device" in word["what"] and "room" in word["fix"]
     assert not Store(str(one.nodes[0].root)).has(one.shipment.release)
 

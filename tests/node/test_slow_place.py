@@ -16,7 +16,7 @@ from clustertool.errors import ClustertoolError, DispatchError, Unreachable
 from clustertool.model.dispatch.manifest import text_of
 from clustertool.node.storage.release_store import Store
 from tests.lab.lab import compiler
-from tests.node.harness import Bench, Job, Node, until
+from tests.node.harness import Bench, Job, Node, request, until
 
 PATIENCE = 2.5  # seconds without progress; the agent reports it once a second
 FILES = 100
@@ -56,7 +56,7 @@ def test_a_slow_copy_takes_longer_than_the_patience(bench: Bench, slow: SlowNode
     node = slow(50)
     job = job_with_files(bench, node)
     before = time.monotonic()
-    node.client.agent.ask(job.place_requests[0], PATIENCE)
+    node.client.agent.ask(request("place", **job.place_requests[0]), PATIENCE)
     assert time.monotonic() - before > PATIENCE
     assert len(list(job.dir().glob("file*"))) == FILES
     job.start().ended()
@@ -67,7 +67,7 @@ def test_a_copy_that_is_stuck_is_an_error(bench: Bench, slow: SlowNode) -> None:
     node = slow(600_000)
     job = job_with_files(bench, node)
     with pytest.raises(Unreachable, match="no answer to 'place' and no progress for 2.5 s"):
-        node.client.agent.ask(job.place_requests[0], PATIENCE)
+        node.client.agent.ask(request("place", **job.place_requests[0]), PATIENCE)
     assert node.ask("jobs")["jobs"], "the agent answers"
     node.client.kill()
 
@@ -79,7 +79,7 @@ def test_a_slow_copy_that_is_not_wanted_any_more_is_ended_and_removed(bench: Ben
 
     def place() -> None:
         try:
-            node.client.agent.ask(job.place_requests[0], 30)
+            node.client.agent.ask(request("place", **job.place_requests[0]), 30)
         except ClustertoolError as error:
             errors.append(error)
 
@@ -87,7 +87,7 @@ def test_a_slow_copy_that_is_not_wanted_any_more_is_ended_and_removed(bench: Ben
     thread.start()
     until(lambda: list(job.dir().glob("file*")), "the copy has begun")
     before = time.monotonic()
-    node.client.agent.ask({"q": "unplace", "job_dir": str(job.dir()), "token": job.token}, PATIENCE)
+    node.client.agent.ask(request("unplace", job_dir=str(job.dir()), token=job.token), PATIENCE)
     assert time.monotonic() - before < PATIENCE
     thread.join(10)
     assert not job.dir().exists()
@@ -97,7 +97,7 @@ def test_a_slow_copy_that_is_not_wanted_any_more_is_ended_and_removed(bench: Ben
 def test_a_slow_copy_ends_with_the_laptop_that_asked_for_it(bench: Bench, slow: SlowNode) -> None:
     node = slow(100)
     job = job_with_files(bench, node)
-    node.client.agent.send({**job.place_requests[0], "now": time.time()})
+    node.client.agent.send(request("place", **job.place_requests[0]))
     until(lambda: list(job.dir().glob("file*")), "the copy has begun")
     before = time.monotonic()
     node.client.close()

@@ -64,7 +64,7 @@ def test_two_at_once(bench: Bench) -> None:
         thread.join(30)
     assert all(answer in (CLEAN, ALREADY) for answer in answers) and CLEAN in answers
     for node in range(2):
-        assert [event["e"] for event in job.events(node)].count("ended") == 1
+        assert [event["type"] for event in job.events(node)].count("ended") == 1
         assert not job.events(node, "supervisor-lost")
 
 
@@ -85,7 +85,7 @@ def test_while_it_ends_by_itself(bench: Bench) -> None:
         time.sleep(0.04 + delay)  # not a wait: the moments
         assert job.stop() in (CLEAN, ALREADY)
         job.gone()
-        assert job.events()[-1]["e"] == "ended"
+        assert job.events()[-1]["type"] == "ended"
         assert not job.events(0, "supervisor-lost")
 
 
@@ -94,7 +94,7 @@ def test_placed_and_never_started(bench: Bench) -> None:
     assert job.stop() == ALREADY
     listed = job.nodes[0].ask("jobs")["jobs"][0]
     assert (listed["state"], listed["start"]) == ("starting", "placed")
-    assert [event["e"] for event in job.nodes[0].ask("status", job=job.id)["events"]] == ["job"]
+    assert [event["type"] for event in job.nodes[0].ask("status", job=job.id)["events"]] == ["job"]
     with pytest.raises(NotFound, match="never started"):
         job.follow()
     for node in range(2):

@@ -13,8 +13,8 @@ import pytest
 from clustertool.errors import BadAnswer, ClustertoolError
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.wire import answers
 from clustertool.model.wire.frames import Decoder, FrameError, encode
+from clustertool.model.wire.messages import REQUESTS, Request
 from clustertool.model.wire.shape import Malformed
 from tests.security.hostile import honest_python, hostile_python
 from tests.ssh import sshd
@@ -22,7 +22,7 @@ from tests.ssh import sshd
 Frames = "queue.Queue[tuple[int, Mapping[str, Any], bytes]]"
 
 EVENT = {
-    "e": "started",
+    "type": "started",
     "t": 1.0,
     "role": "trainer",
     "rank": 0,
@@ -49,7 +49,7 @@ PLAYS = """
     def answer(request):
         with open(os.path.expanduser("~/script.json")) as file:
             script = json.load(file)
-        for header, payload in script.get(request["q"], [["", 0]]):
+        for header, payload in script.get(request["type"], [["", 0]]):
             text = header.replace("ID", str(request["id"])) or json.dumps(dict(re=request["id"], jobs=[]))
             write(frame(text.encode(), bytes(payload)))
 """
@@ -74,7 +74,7 @@ class Nodes:
 
     def ask(self, question: str) -> tuple[ClustertoolError | None, bool]:
         """(the hostile node's error, whether the honest node has answered)."""
-        gathered = self.fleet.ask(dict.fromkeys((0, 1), {"q": question, "job": ""}), timeout=20)
+        gathered = self.fleet.ask(dict.fromkeys((0, 1), Request(REQUESTS[question], {"job": ""})), timeout=20)
         return gathered.failed.get(1), 0 in gathered.ok
 
 
@@ -84,6 +84,10 @@ def nodes(cluster_of: Callable[..., tuple[Cluster, list[sshd.Sshd]]]) -> Iterato
     with made.fleet:
         assert not made.fleet.open().failed
         yield made
+
+
+def check_answer(question: str, answer: dict[str, Any]) -> None:
+    REQUESTS[question].check_answer(answer)
 
 
 def reply(**fields: Any) -> str:
@@ -126,7 +130,7 @@ def test_a_wrong_shape_is_an_error_of_its_node_and_of_one_question(nodes: Nodes)
         ("{]", "no JSON"),
         ("[]", "no object"),
         ("[" * 100_000, "no JSON"),
-        ('{"k": "log", "x": "' + "x" * 50_000 + '"}', "a frame of kind 'log' with a header of"),
+        ('{"type": "log", "x": "' + "x" * 50_000 + '"}', "a frame of type 'log' with a header of"),
     ],
     ids=["header", "payload", "unknown number", "text", "list", "no JSON", "no object", "deep", "stream"],
 )
@@ -137,7 +141,7 @@ def test_a_frame_that_exceeds_its_limit_ends_the_connection_to_its_node(nodes: N
     assert says in error.what
     assert honest
     assert isinstance(nodes.fleet.agents[1].dead, BadAnswer)
-    assert nodes.frames.get(timeout=20)[1] == {"k": "closed", "why": error.what, "refused": True}
+    assert nodes.frames.get(timeout=20)[1] == {"type": "closed", "why": error.what, "refused": True}
 
 
 def test_a_large_answer_is_taken_only_where_one_is_asked_for(nodes: Nodes) -> None:
@@ -159,12 +163,12 @@ def test_many_answers_to_one_request(nodes: Nodes) -> None:
 
 
 def test_a_stream_that_is_not_valid_ends_and_requests_are_still_answered(nodes: Nodes) -> None:
-    good = {"k": "events", "node": 0, "events": [EVENT], "at": 1}
-    for bad in ({**good, "events": [{**EVENT, "rank": -1}]}, {"k": "nonsense"}, {"k": "closed", "why": "a lie"}):
+    good = {"type": "events", "node": 0, "events": [EVENT], "at": 1}
+    for bad in ({**good, "events": [{**EVENT, "rank": -1}]}, {"type": "nonsense"}, {"type": "closed", "why": "a lie"}):
         nodes.play("jobs", good, bad, good, reply(jobs=[]))
         assert nodes.ask("jobs")[0] is None
         if not nodes.frames.empty():
-            assert nodes.frames.get()[1]["k"] == "events"
+            assert nodes.frames.get()[1]["type"] == "events"
             assert nodes.frames.get()[1]["refused"]
         assert nodes.frames.empty()  # nothing after what is not valid
 
@@ -176,7 +180,7 @@ def test_a_flood_takes_little_memory(nodes: Nodes) -> None:
     error, honest = nodes.ask("jobs")
     assert isinstance(error, BadAnswer)
     assert honest
-    nodes.play("beat", *[{"k": "events", "node": 0, "events": [{}] * 100_000, "at": 0}] * 20)
+    nodes.play("beat", *[{"type": "events", "node": 0, "events": [{}] * 100_000, "at": 0}] * 20)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 700_000
 
 
@@ -185,7 +189,7 @@ def test_a_flood_takes_little_memory(nodes: Nodes) -> None:
 
 def bad(question: str, answer: Mapping[str, Any]) -> str:
     with pytest.raises(Malformed) as caught:
-        answers.check_answer(question, answer)
+        check_answer(question, answer)
     return str(caught.value)
 
 
@@ -196,18 +200,21 @@ def bad(question: str, answer: Mapping[str, Any]) -> str:
         ({"events": [{**EVENT, "rank": "3"}]}, "events[0] (started).rank is '3'"),
         ({"events": [{**EVENT, "rank": True}]}, "events[0] (started).rank is True"),
         ({"events": [{**EVENT, "t": float("inf")}]}, "events[0].t is inf"),
-        ({"events": [{"e": "job", "t": 1, "id": "x/y"}]}, "events[0] (job).id is 'x/y', not a job id"),
+        ({"events": [{"type": "job", "t": 1, "id": "x/y"}]}, "events[0] (job).id is 'x/y', not a job id"),
         (
-            {"events": [{"e": "job", "t": 1, "id": "x", "processes": [{"role": "trainer"}]}]},
+            {"events": [{"type": "job", "t": 1, "id": "x", "processes": [{"role": "trainer"}]}]},
             "processes[0] has no 'rank'",
         ),
         (
-            {"events": [{"e": "ended", "t": 1, "state": "lost", "code": 10**30, "source": "", "reason": ""}]},
+            {"events": [{"type": "ended", "t": 1, "state": "lost", "code": 10**30, "source": "", "reason": ""}]},
             "code is 1000",
         ),
-        ({"events": [{"e": "lost", "t": 1, "node": 1, "ranks": [["trainer", 0, None, "x", 1]]}]}, "ranks[0][3] is 'x'"),
-        ({"events": [{"e": "clean", "t": 1, "survivors": [["x"]]}]}, "survivors[0] is a list, not a string"),
-        ({"events": [{"e": "new", "t": 1, "more": [[]] * 3000}]}, "events[0].more holds more than"),
+        (
+            {"events": [{"type": "lost", "t": 1, "node": 1, "ranks": [["trainer", 0, None, "x", 1]]}]},
+            "ranks[0][3] is 'x'",
+        ),
+        ({"events": [{"type": "clean", "t": 1, "survivors": [["x"]]}]}, "survivors[0] is a list, not a string"),
+        ({"events": [{"type": "new", "t": 1, "more": [[]] * 3000}]}, "events[0].more holds more than"),
         ({"usage": {"7": [1]}}, "usage['7'] is a list, not a list of 2"),
         ({"dir": 7}, "dir is 7, not a string"),
         ({"node": 10**9}, "node is 1000000000"),
@@ -216,7 +223,7 @@ def bad(question: str, answer: Mapping[str, Any]) -> str:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_status_that_is_not_valid(change: dict[str, Any], says: str) -> None:
-    answers.check_answer("status", STATUS)
+    check_answer("status", STATUS)
     assert says in bad("status", {**STATUS, **change})
 
 
@@ -234,7 +241,7 @@ def test_a_status_that_is_not_valid(change: dict[str, Any], says: str) -> None:
         ("devices", {"kind": "gpu"}),
         ("glance", {"jobs": []}),
         ("devices", {"need": 7}),
-        ("mesh", {"ports": [70_000]}),
+        ("link-open", {"ports": [70_000]}),
         ("meet", {"seen": [-1]}),
         ("probe", {"cpus": "many"}),
         ("probe", {"busy": [None]}),
@@ -247,8 +254,8 @@ def test_other_answers_that_are_not_valid(question: str, answer: dict[str, Any])
 
 def test_unknown_keys_pass_as_long_as_they_are_small() -> None:
     """Nodes with a newer version may say more."""
-    answers.check_answer("jobs", {"jobs": [{**SUMMARY, "new": {"a": [1, 2]}}], "more": "x"})
-    answers.check_answer("place", {"anything": 1})
+    check_answer("jobs", {"jobs": [{**SUMMARY, "new": {"a": [1, 2]}}], "more": "x"})
+    check_answer("place", {"anything": 1})
 
 
 def test_a_decoder_checks_each_header() -> None:
@@ -256,5 +263,5 @@ def test_a_decoder_checks_each_header() -> None:
         raise FrameError(f"{size} bytes")
 
     decoder = Decoder(check=check)
-    with pytest.raises(FrameError, match="13 bytes"):
-        list(decoder.feed(encode({"k": "value"}, bytes(100))))
+    with pytest.raises(FrameError, match="16 bytes"):
+        list(decoder.feed(encode({"type": "value"}, bytes(100))))

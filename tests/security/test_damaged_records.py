@@ -60,7 +60,7 @@ def test_stop_ends_a_job_whose_records_are_damaged(bench: Bench, damage: Any) ->
     damage(job)
     assert listed(job)["state"] == "running"
     status = job.nodes[0].open().ask("status", job=job.id)
-    assert status["supervised"] and [event["e"] for event in status["events"]][:2] == ["job", "supervisor"]
+    assert status["supervised"] and [event["type"] for event in status["events"]][:2] == ["job", "supervisor"]
     answer = clean(job)
     assert (answer["removed"], answer["running"], answer["kept"]) == ([], [job.id], {})
     assert job.stop(grace=0.2) == CLEAN

@@ -13,17 +13,17 @@ from tests.security.hostile import site_with_hostile
 # A relay that is ready, and then says what a test wants.
 RELAY = """
     def answer(request):
-        if request["q"] == "probe":
+        if request["type"] == "probe":
             reply(request, hostname="evil", address="127.0.0.3", root="/tmp/evil", root_id="evil", home="/tmp", user="x",
                   disk_free=1 << 40, cpus=1, time=time.time(), looked=False, netns=os.readlink("/proc/self/ns/net"),
                   boot_id=open("/proc/sys/kernel/random/boot_id").read().strip())
-        elif request["q"] == "patch":
+        elif request["type"] == "patch":
             reply(request, have=False)
-        elif request["q"] == "relay":
+        elif request["type"] == "relay":
             reply(request)
-            write(frame(dict(k="relay", s="ready", port=1, empty=True)))
-            write(frame(dict(k="relay", **WORD)))
-        elif request["q"] != "relayed":
+            write(frame(dict(type="relay-ready", port=1, empty=True)))
+            write(frame(WORD))
+        elif not request["type"].startswith("relay-"):
             reply(request)
 """
 
@@ -31,9 +31,9 @@ RELAY = """
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ({"s": "wrong", "i": 10**9}, "its relay sent what is not valid: there is no piece 1000000000"),
-        ({"s": "lacks", "lacks": "f" * 1000, "have": "0"}, "its relay sent what is not valid: too many"),
-        ({"s": "nonsense"}, "it sent something that is not valid: s is no message of a relay"),
+        ({"type": "relay-wrong", "piece": 10**9}, "its relay sent what is not valid: there is no piece 1000000000"),
+        ({"type": "relay-lacks", "lacks": "f" * 1000, "have": "0"}, "its relay sent what is not valid: too many"),
+        ({"type": "relay-nonsense"}, "it sent something that is not valid: a frame is of no known type"),
     ],
     ids=["piece", "number", "kind"],
 )

@@ -24,12 +24,12 @@ time.sleep(600)
 
 CLAIMS = """
     def answer(request):
-        if request["q"] == "jobs":
+        if request["type"] == "jobs":
             reply(request, jobs=[job(ID), job(ID, node=1 - NODE)])
-        elif request["q"] == "status":
+        elif request["type"] == "status":
             claimed = [dict(role="trainer", rank=rank, local_rank=rank, endpoint="", log="") for rank in range(100)]
-            first = [dict(e="odd", t=1.0, processes=5)] * FIRST
-            event = dict(e="job", t=1.0, id=ID, node=NODE, nodes=NODES, processes=claimed)
+            first = [dict(type="odd", t=1.0, processes=5)] * FIRST
+            event = dict(type="job", t=1.0, id=ID, node=NODE, nodes=NODES, processes=claimed)
             reply(request, node=NODE, dir=DIR, heartbeat=None, events=[*first, event], output=[], supervised=False, unknown="",
                   usage={})
         else:
@@ -37,9 +37,9 @@ CLAIMS = """
 """
 FLOOD = """
     def answer(request):
-        if request["q"] == "jobs":
+        if request["type"] == "jobs":
             reply(request, jobs=[job("flood%d" % n, created=4e9) for n in range(3000)])
-        elif request["q"] != "stop":
+        elif request["type"] != "stop":
             reply(request, jobs={})
 """
 

@@ -9,7 +9,7 @@ import pytest
 
 from clustertool.errors import Unreachable
 from clustertool.fleet import node_bundle
-from tests.node.harness import Bench
+from tests.node.harness import Bench, request
 from tests.security import hostile
 
 ANSWER = """
@@ -38,5 +38,5 @@ def test_progress_extends_no_question_that_a_stop_needs(bench: Bench, question: 
     node = bench.nodes(1, python=str(python))[0]
     before = time.monotonic()
     with pytest.raises(Unreachable, match=f"no answer to '{question}'.* for {limit} s"):
-        node.client.agent.ask({"q": question}, limit)
+        node.client.agent.ask(request(question), limit)
     assert time.monotonic() - before < most

@@ -36,10 +36,10 @@ BAD = [
 # `jobs` names an id that leads out of the folder, newer than all others; `status` names a directory of the node's own.
 HOSTILE = """
     def answer(request):
-        if request["q"] == "jobs":
+        if request["type"] == "jobs":
             reply(request, jobs=[job(ID, created=4e9)])
-        elif request["q"] in ("status", "report"):
-            event = dict(e="job", t=1.0, id=ID, node=NODE, nodes=NODES, processes=[
+        elif request["type"] in ("status", "report"):
+            event = dict(type="job", t=1.0, id=ID, node=NODE, nodes=NODES, processes=[
                 dict(role="trainer", rank=0, local_rank=0, endpoint="", log="log/workerlog.0")])
             reply(request, node=NODE, dir="/tmp", heartbeat=None, events=[event], supervised=False, usage={})
         else:

@@ -50,28 +50,35 @@ def lone(bench: Bench) -> Job:
     return job
 
 
+MEMBER, OTHER = ["boot", 7, 1], ["boot", 7, 2]  # incarnations: the same pid, taken again
+
+
+def joins(job: Job, sender: Any = MEMBER, **more: Any) -> dict[str, Any]:
+    return {"type": "join", "node": 1, "token": job.token, "attempt": 0, "sender": sender, **more}
+
+
 def exited(*exits: Any) -> dict[str, Any]:
-    return {"m": "exited", "exits": list(exits)}
+    return {"type": "exited", "exits": list(exits)}
 
 
 MALFORMED: dict[str, Any] = {
-    "no rank": {"m": "listening", "role": "pserver"},
-    "a rank that is a list": {"m": "listening", "role": "trainer", "rank": []},
-    "a process of another node": {"m": "listening", "role": "trainer", "rank": 0},
+    "no rank": {"type": "listening", "role": "pserver"},
+    "a rank that is a list": {"type": "listening", "role": "trainer", "rank": []},
+    "a process of another node": {"type": "listening", "role": "trainer", "rank": 0},
     "a process of no plan": exited(["trainer", 77, 0, 0, False, "", 0, False]),
-    "exits that are a number": {"m": "exited", "exits": 7},
+    "exits that are a number": {"type": "exited", "exits": 7},
     "an exit that is too short": exited(["trainer", 1, 0]),
     "an exit code that is a text": exited(["trainer", 1, "x", 0, False, "", 0, False]),
-    "an exit code without end": b'{"m": "exited", "n": 1, "exits": [["trainer", 1, Infinity, 0, false, "", 0, false]]}',
+    "an exit code without end": exited(["trainer", 1, float("inf"), 0, False, "", 0, False]),
     "a negative exit code": exited(["trainer", 1, -5, 0, False, "", 0, False]),
-    "survivors that are none": {"m": "clean", "survivors": None, "attempt": 0},
-    "an attempt that is none": {"m": "clean", "survivors": [], "attempt": "now"},
-    "a stop by no one": {"m": "stop"},
-    "an acknowledgement that is no number": {"m": "beat", "a": {}},
-    "progress of ranks that is a number": {"m": "beat", "ranks": 7},
-    "progress of a rank that is a list": {"m": "beat", "ranks": [["trainer", [], 1, 2, 3]]},
-    "a step that is a text": {"m": "beat", "ranks": [["trainer", 1, None, "x", 0]]},
-    "a number of its own that is none": b'{"m": "beat", "n": NaN}',
+    "survivors that are none": {"type": "clean", "survivors": None, "attempt": 0},
+    "an attempt that is none": {"type": "clean", "survivors": [], "attempt": "now"},
+    "a stop by no one": {"type": "stop"},
+    "an acknowledgement that is no number": {"type": "beat", "ack": {}},
+    "progress of ranks that is a number": {"type": "beat", "ranks": 7},
+    "progress of a rank that is a list": {"type": "beat", "ranks": [["trainer", [], 1, 2, 3]]},
+    "a step that is a text": {"type": "beat", "ranks": [["trainer", 1, None, "x", 0]]},
+    "a number of its own that is none": b'{"type": "beat", "sender": ["boot", 7, 1], "number": NaN}',
 }
 
 
@@ -79,9 +86,9 @@ MALFORMED: dict[str, Any] = {
 def test_a_malformed_message_ends_the_part_of_its_sender(bench: Bench, kind: str) -> None:
     job = lone(bench)
     with connected(job) as sock:
-        send(sock, {"m": "join", "node": 1, "token": job.token})
+        send(sock, joins(job))
         message = MALFORMED[kind]
-        send(sock, message if isinstance(message, bytes) else {"n": 1, **message})
+        send(sock, message if isinstance(message, bytes) else {"number": 1, "attempt": 0, "sender": MEMBER, **message})
         assert closed(sock)
     outcome = job.ended(0)
     name = job.nodes[1].host.name
@@ -92,11 +99,15 @@ def test_a_malformed_message_ends_the_part_of_its_sender(bench: Bench, kind: str
 
 
 GREETINGS: dict[str, Any] = {
-    "a node that is a list": {"m": "join", "node": [1]},
-    "a node that is an object": {"m": "join", "node": {}},
-    "the coordinator's own node": {"m": "join", "node": 0},
-    "a token that is not ASCII": {"m": "join", "node": 1, "token": "\udcffé"},
-    "a token that is a list": {"m": "join", "node": 1, "token": ["x"]},
+    "a node that is a list": {"type": "join", "node": [1]},
+    "a node that is an object": {"type": "join", "node": {}},
+    "the coordinator's own node": {"type": "join", "node": 0},
+    "a token that is not ASCII": {"type": "join", "node": 1, "token": "\udcffé"},
+    "a token that is a list": {"type": "join", "node": 1, "token": ["x"]},
+    "no incarnation": {"type": "join", "node": 1, "sender": None},
+    "an incarnation that is too short": {"type": "join", "node": 1, "sender": ["boot", 7]},
+    "an incarnation of texts": {"type": "join", "node": 1, "sender": ["boot", "7", "1"]},
+    "a guard without its supervisor": {"type": "join", "node": 1, "gone": "it died"},
     "no JSON": b"{",
     "nested lists": b"[" * 30_000 + b"]" * 30_000,
 }
@@ -107,9 +118,78 @@ def test_a_malformed_greeting_is_refused(bench: Bench) -> None:
     job = lone(bench)
     for greeting in GREETINGS.values():
         with connected(job) as sock:
-            send(sock, {"token": job.token, **greeting} if isinstance(greeting, dict) else greeting)
+            send(sock, {"token": job.token, "sender": MEMBER, **greeting} if isinstance(greeting, dict) else greeting)
             assert closed(sock), greeting
     assert alive(job.process("supervisor"))
     job.nodes[1].client.agent.ask(job.start_requests[1])
     assert [job.ended(node)["state"] for node in range(2)] == ["succeeded"] * 2
     assert not (job.dir(0) / ".clustertool/supervisor.err").read_text()
+
+
+FAILED = ["trainer", 1, 7, 0, False, "", 0, False]
+
+
+def answered(sock: ssl.SSLSocket, kind: str) -> dict[str, Any]:
+    """The next message of this type from the coordinator."""
+    sock.settimeout(10)
+    while True:
+        size, _ = struct.unpack(">II", take(sock, 8))
+        message = json.loads(take(sock, size))
+        if message["type"] == kind:
+            return dict(message)
+
+
+def take(sock: ssl.SSLSocket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        data += sock.recv(size - len(data)) or pytest.fail("the coordinator has closed the connection")
+    return data
+
+
+def test_another_process_cannot_join_as_a_node_that_has_joined(bench: Bench) -> None:
+    job = lone(bench)
+    with connected(job) as member:
+        send(member, joins(job))
+        coordinator = answered(member, "welcome")["sender"]
+        with connected(job) as other:
+            send(other, joins(job, OTHER))
+            assert closed(other)
+        assert answered(member, "start")["sender"] == coordinator
+        assert not job.events(0, "lost")
+        with connected(job) as again:  # the same process, after its connection broke
+            send(again, joins(job))
+            assert answered(again, "welcome")["attempt"] == 0
+            stop = {"type": "stop", "by": "ann", "code": 130, "number": 1, "attempt": 0, "sender": MEMBER}
+            send(again, stop)
+            answered(again, "stop")
+            send(again, {"type": "clean", "survivors": [], "number": 2, "attempt": 0, "sender": MEMBER})
+            assert answered(again, "finish")["outcome"]["code"] == 130
+
+
+def test_a_guard_reports_only_its_own_supervisor(bench: Bench) -> None:
+    job = lone(bench)
+    with connected(job) as member:
+        send(member, joins(job))
+        answered(member, "welcome")
+        with connected(job) as guard:
+            send(guard, joins(job, ["boot", 8, 3], gone="it died", of=OTHER))
+            assert closed(guard)
+        assert not job.events(0, "lost")
+        with connected(job) as guard:
+            send(guard, joins(job, ["boot", 8, 3], gone="it died", of=MEMBER))
+            assert job.ended(0)["reason"] == f"node {job.nodes[1].host.name} is lost: it died"
+
+
+@pytest.mark.parametrize("change", [{"sender": OTHER}, {"attempt": 1}], ids=["incarnation", "attempt"])
+def test_a_report_of_another_process_or_attempt_is_dropped(bench: Bench, change: dict[str, Any]) -> None:
+    """An exit that would end the job is followed by one that counts, with another code."""
+    job = lone(bench)
+    with connected(job) as member:
+        send(member, joins(job))
+        answered(member, "start")
+        good = {**exited(FAILED), "attempt": 0, "sender": MEMBER, "unknown": {"to": "this version"}}
+        send(member, {**good, "number": 1, "exits": [[*FAILED[:2], 9, *FAILED[3:]]], **change})
+        send(member, {**good, "number": 2})
+        answered(member, "stop")
+        send(member, {"type": "clean", "survivors": [], "number": 3, "attempt": 0, "sender": MEMBER})
+        assert answered(member, "finish")["outcome"]["code"] == 7

@@ -17,7 +17,12 @@ PLAN = {("trainer", 0): 0, ("trainer", 1): 1}
 
 
 def events(node: int, *events: dict[str, Any], at: int = 0) -> tuple[int, dict[str, Any], bytes, float]:
-    return node, {"k": "events", "node": node, "events": [{"t": 1.0, **event} for event in events], "at": at}, b"", 0.0
+    return (
+        node,
+        {"type": "events", "node": node, "events": [{"t": 1.0, **event} for event in events], "at": at},
+        b"",
+        0.0,
+    )
 
 
 def job(node: int, *ranks: int) -> dict[str, Any]:
@@ -25,13 +30,13 @@ def job(node: int, *ranks: int) -> dict[str, Any]:
         {"role": "trainer", "rank": rank, "local_rank": 0, "endpoint": "", "log": f"log/workerlog.{rank}"}
         for rank in ranks
     ]
-    return {"e": "job", "id": "j", "nodes": ["honest", "evil"], "node": node, "processes": processes}
+    return {"type": "job", "id": "j", "nodes": ["honest", "evil"], "node": node, "processes": processes}
 
 
 def log(node: int, rank: int, text: bytes, attempt: int = 0, off: int = 0, name: str = "") -> Any:
     folder = f"log/attempt{attempt}" if attempt else "log"
     header = {
-        "k": "log",
+        "type": "log",
         "node": node,
         "role": "trainer",
         "rank": rank,
@@ -52,8 +57,8 @@ def followed(*given: Any) -> Watch:
 @pytest.mark.parametrize("given", [(), (JobStatus(plan=PLAN),)], ids=["as nodes say", "as planned"])
 def test_a_node_speaks_of_its_own_ranks_only(given: tuple[Any, ...]) -> None:
     watch = followed(*given)
-    exited = {"e": "exited", "role": "trainer", "rank": 0, "code": 1}
-    assert watch.take(*events(1, exited, {**exited, "e": "frozen"}, at=2)) == []
+    exited = {"type": "exited", "role": "trainer", "rank": 0, "code": 1}
+    assert watch.take(*events(1, exited, {**exited, "type": "frozen"}, at=2)) == []
     assert watch.status.processes["trainer", 0].state == "waiting"
     watch.take(*events(1, job(1, 0, 1), at=3))
     assert watch.status.processes["trainer", 0].node == 0
@@ -69,7 +74,7 @@ def test_ranks_that_the_plan_does_not_have() -> None:
     watch = followed(JobStatus(plan=PLAN))
     watch.take(*events(1, job(1, *range(2, 1000)), at=2))
     watch.take(
-        *events(1, *({"e": "started", "role": "trainer", "rank": rank, "pid": 7} for rank in range(2, 1000)), at=3)
+        *events(1, *({"type": "started", "role": "trainer", "rank": rank, "pid": 7} for rank in range(2, 1000)), at=3)
     )
     assert sorted(watch.status.processes) == sorted(PLAN)
 
@@ -77,7 +82,7 @@ def test_ranks_that_the_plan_does_not_have() -> None:
 def test_the_number_of_ranks_is_bounded_without_a_plan() -> None:
     status = JobStatus()
     for rank in range(200_000):
-        status.apply(1, {"e": "started", "t": 1.0, "role": "trainer", "rank": rank, "pid": 7})
+        status.apply(1, {"type": "started", "t": 1.0, "role": "trainer", "rank": rank, "pid": 7})
     assert len(status.processes) == 100_000
 
 
@@ -125,7 +130,7 @@ def test_a_job_is_followed_to_its_end_although_a_program_wrote_into_its_events(s
         rank = os.environ["RANK"]
         if rank == "1":
             with open(".clustertool/events.jsonl", "a") as file:
-                file.write('{"e": "exited", "t": 1.0, "role": "trainer", "rank": -7, "code": "no"}\\n')
+                file.write('{"type": "exited", "t": 1.0, "role": "trainer", "rank": -7, "code": "no"}\\n')
         time.sleep(1)
         print("rank", rank, "is done", flush=True)
     """

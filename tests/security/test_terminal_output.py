@@ -137,7 +137,7 @@ def test_texts_of_a_hostile_node_in_every_verb(site: Callable[..., LoopSite]) ->
         f"""
         BAD = {ESCAPES + FORGED!r}
         def answer(request):
-            if request["q"] == "jobs":
+            if request["type"] == "jobs":
                 reply(request, jobs=[job("j", reason=BAD, command=BAD, owner=BAD, state="failed", code=1)])
             else:
                 reply(request, error=dict(kind="NotFound", what=BAD, fix=BAD))

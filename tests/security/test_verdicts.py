@@ -13,16 +13,16 @@ from clustertool.watch.job_view import Watch
 
 Event = dict[str, Any]
 HONEST: list[Event] = [
-    {"e": "job", "id": "j", "nodes": ["honest", "evil"], "places": [["trainer", 0, 0, 1, 2]]},
-    {"e": "supervisor", "pid": 7},
-    {"e": "started", "role": "trainer", "rank": 0, "pid": 8},
+    {"type": "job", "id": "j", "nodes": ["honest", "evil"], "places": [["trainer", 0, 0, 1, 2]]},
+    {"type": "supervisor", "pid": 7},
+    {"type": "started", "role": "trainer", "rank": 0, "pid": 8},
 ]
-LOST = {"e": "lost", "node": 0, "why": "a lie"}
-ABSENT = {"e": "absent", "nodes": [0], "endpoint": "", "seconds": 1.0}
+LOST = {"type": "lost", "node": 0, "why": "a lie"}
+ABSENT = {"type": "absent", "nodes": [0], "endpoint": "", "seconds": 1.0}
 
 
 def decided(kind: str, state: str = "succeeded", code: int = 0) -> Event:
-    return {"e": kind, "state": state, "code": code, "source": "job", "reason": "r"}
+    return {"type": kind, "state": state, "code": code, "source": "job", "reason": "r"}
 
 
 def at(events: list[Event]) -> list[Event]:
@@ -32,8 +32,8 @@ def at(events: list[Event]) -> list[Event]:
 LIES = [
     LOST,
     ABSENT,
-    {"e": "phase", "name": "ending"},
-    {"e": "restart", "attempt": 9, "pause": 0},
+    {"type": "phase", "name": "ending"},
+    {"type": "restart", "attempt": 9, "pause": 0},
     decided("verdict"),
     decided("ended"),
 ]
@@ -49,9 +49,9 @@ def test_a_job_goes_on_whatever_a_node_without_the_lead_reports(first: int) -> N
 
 def test_a_followed_job_goes_on() -> None:
     watch = Watch(frozenset({0, 1}), JobStatus(plan={("trainer", 0): 0, ("trainer", 1): 1}))
-    watch.take(0, {"k": "events", "events": at(HONEST), "at": 1}, b"", 0.0)
-    assert watch.take(1, {"k": "events", "events": at(LIES), "at": 1}, b"", 0.0) == []
-    watch.take(1, {"k": "end"}, b"", 0.0)
+    watch.take(0, {"type": "events", "events": at(HONEST), "at": 1}, b"", 0.0)
+    assert watch.take(1, {"type": "events", "events": at(LIES), "at": 1}, b"", 0.0) == []
+    watch.take(1, {"type": "end"}, b"", 0.0)
     assert watch.status.outcome is None
     assert watch.status.nodes[0].state == "running"
     assert not watch.over
@@ -81,9 +81,9 @@ def test_an_end_of_another_node_never_outranks_that_of_the_lead() -> None:
 def test_where_the_lead_is_gone_a_node_that_knows_of_a_failure_counts_more() -> None:
     watch = Watch(frozenset({0, 1, 2}))
     for node, state in ((1, "succeeded"), (2, "failed")):
-        watch.take(node, {"k": "events", "events": at([decided("ended", state)]), "at": 1}, b"", 0.0)
+        watch.take(node, {"type": "events", "events": at([decided("ended", state)]), "at": 1}, b"", 0.0)
     assert watch.status.outcome is None
-    watch.take(0, {"k": "closed", "why": "the connection broke"}, b"", 0.0)
+    watch.take(0, {"type": "closed", "why": "the connection broke"}, b"", 0.0)
     assert watch.status.outcome is not None
     assert watch.status.outcome.state == "failed"
 

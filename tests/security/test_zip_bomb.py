@@ -113,4 +113,4 @@ def test_a_zipped_manifest_fits_its_bound(level: int) -> None:
 def test_a_wrong_manifest_of_the_laptop_is_reported(relays: Relays) -> None:
     relays.start(0)
     relays.send(0, 0, data=BOMB)
-    assert relays.says(0, "wrong")["i"] == 0
+    assert relays.says(0, "wrong")["piece"] == 0

@@ -120,7 +120,7 @@ def starts(many: LoopSite, meter: Meter, workspace: str) -> Cost:
         agents = [
             process for node in range(many.count) for process in many.processes(node) if process.name == "ct-agent"
         ]
-        return not agents and all(jobs and re.search('"e": ?"started"', events(jobs.pop())) for jobs in new)
+        return not agents and all(jobs and re.search('"type": ?"started"', events(jobs.pop())) for jobs in new)
 
     cost = meter(lambda: many.inv("run", "-w", workspace, "--detach", timeout=300).ends(0), started)
     many.inv("stop", "--force", timeout=300).ends(0)

@@ -28,7 +28,7 @@ def events(node: int, nodes: int, each: int, length: float, crash: bool = True) 
     found: list[Event] = [
         {
             "t": BEGAN,
-            "e": "job",
+            "type": "job",
             "id": "20261121-000000-test",
             "node": node,
             "name": f"node{node}",
@@ -39,11 +39,11 @@ def events(node: int, nodes: int, each: int, length: float, crash: bool = True) 
             "command": "python3 train.py",
             "processes": processes,
         },
-        {"t": BEGAN + 0.1, "e": "supervisor", "pid": 100, "start": 1, "boot": "b"},
+        {"t": BEGAN + 0.1, "type": "supervisor", "pid": 100, "start": 1, "boot": "b"},
         *(
             {
                 "t": BEGAN + 0.2 + r / 1000,
-                "e": "started",
+                "type": "started",
                 "role": "trainer",
                 "rank": r,
                 "pid": 1000 + r,
@@ -61,7 +61,7 @@ def events(node: int, nodes: int, each: int, length: float, crash: bool = True) 
         found.append(
             {
                 "t": BEGAN + length + (not guilty) * 0.3,
-                "e": "exited",
+                "type": "exited",
                 "role": "trainer",
                 "rank": r,
                 "code": 7 if guilty else 0,
@@ -83,7 +83,7 @@ def events(node: int, nodes: int, each: int, length: float, crash: bool = True) 
         "victims": victims,
         "node": 0,
     }
-    return [*found, {"t": BEGAN + length + 0.5, "e": "ended", **outcome}]
+    return [*found, {"t": BEGAN + length + 0.5, "type": "ended", **outcome}]
 
 
 def answer(node: int, nodes: int, each: int, length: float, points: int = 80, crash: bool = True) -> dict[str, Any]:

@@ -8,11 +8,12 @@ from typing import Any
 from cases import IDENTITY, cluster_of, facts_of, hosts, of_role, plan_of
 
 from clustertool.model.planning.plan import Plan
-from clustertool.model.planning.requests import ENGINES, Engine, Phase
+from clustertool.model.planning.requests import Phase, start, stop
+from clustertool.model.wire.agent_requests import StopHow
+from clustertool.model.wire.messages import STOP
 
 SECRETS = {"API_KEY": "s3cr3t-value", "OTHER": "0th3r-value"}
 RELEASES = {0: "the-release", 1: "a-portion", 2: "the-release"}
-ENGINE: Engine = ENGINES["ssh"]()
 
 
 def planned(**options: Any) -> Plan:
@@ -22,30 +23,30 @@ def planned(**options: Any) -> Plan:
 
 
 def phases(made: Plan) -> dict[str, Phase]:
-    steps = ENGINE.start(made, RELEASES, SECRETS)
+    steps = start(made, RELEASES, SECRETS)
     return {phase.name: phase for phase in (*steps.phases, *steps.undo)}
 
 
 def specs(made: Plan) -> list[Any]:
     """As they arrive: through JSON."""
     requests = phases(made)["place"].requests
-    return [json.loads(json.dumps(requests[node]))["spec"] for node in sorted(requests)]
+    return [json.loads(json.dumps(requests[node].fields))["spec"] for node in sorted(requests)]
 
 
 def test_a_job_is_placed_everywhere_then_launched_and_taken_back_in_that_order() -> None:
-    steps = ENGINE.start(planned(), RELEASES, SECRETS)
+    steps = start(planned(), RELEASES, SECRETS)
     assert [phase.name for phase in steps.phases] == ["place", "launch"]
     assert [phase.name for phase in steps.undo] == ["unplace", "stop"]
     for phase in (*steps.phases, *steps.undo):
         assert sorted(phase.requests) == [0, 1, 2]
-        json.dumps({node: dict(request) for node, request in phase.requests.items()})
-    assert [request["q"] for request in steps.phases[1].requests.values()] == ["start"] * 3
-    assert {node: request["release"] for node, request in steps.phases[0].requests.items()} == RELEASES
-    assert {request["release"] for request in ENGINE.start(planned(), {}, SECRETS).phases[0].requests.values()} == {""}
+        json.dumps({node: request.header(1, 0.0) for node, request in phase.requests.items()})
+    assert [request.kind.type for request in steps.phases[1].requests.values()] == ["start"] * 3
+    assert {node: request.fields["release"] for node, request in steps.phases[0].requests.items()} == RELEASES
+    assert {request.fields["release"] for request in start(planned(), {}, SECRETS).phases[0].requests.values()} == {""}
 
 
 def test_a_failed_start_is_stopped_by_its_exact_id_and_without_mercy() -> None:
-    request = phases(planned())["stop"].requests[1]
+    request = phases(planned())["stop"].requests[1].fields
     assert (request["job"], request["exact"], request["force"], request["code"]) == (IDENTITY.job_id, True, True, 69)
 
 
@@ -76,10 +77,10 @@ def test_secrets_travel_in_the_launch_only() -> None:
     made = planned()
     found = phases(made)
     for name, phase in found.items():
-        text = json.dumps({node: dict(request) for node, request in phase.requests.items()})
+        text = json.dumps({node: request.header(1, 0.0) for node, request in phase.requests.items()})
         for value in (*SECRETS.values(), IDENTITY.certificate, IDENTITY.key):
             assert (value in text) == (name == "launch")
-    assert all(request["secrets"] == SECRETS for request in found["launch"].requests.values())
+    assert all(request.fields["secrets"] == SECRETS for request in found["launch"].requests.values())
 
 
 def test_a_secret_is_there_once_and_masked() -> None:
@@ -143,18 +144,7 @@ def test_the_header_is_enough_for_any_later_command() -> None:
         assert IDENTITY.token not in json.dumps(header)
 
 
-def test_stop_status_and_logs_go_to_every_node() -> None:
-    stop = ENGINE.stop(2, "", {"by": "ann", "code": 0, "grace": 1.0, "force": False})
-    assert stop.requests[1] == {
-        "q": "stop",
-        "job": "",
-        "exact": False,
-        "by": "ann",
-        "code": 0,
-        "grace": 1.0,
-        "force": False,
-    }
-    assert ENGINE.status(2, "J").requests == {node: {"q": "status", "job": "J"} for node in (0, 1)}
-    assert ENGINE.logs(1, "J", {"logs": "all", "tail": 3}).requests == {
-        0: {"q": "follow", "job": "J", "logs": "all", "tail": 3}
-    }
+def test_a_stop_names_its_job_exactly_or_all() -> None:
+    how: StopHow = {"by": "ann", "code": 0, "grace": 1.0, "force": False}
+    assert stop("", how) == STOP({"job": "", "exact": False, **how})
+    assert stop("J", how).header(7, 5.0) == {"type": "stop", "id": 7, "now": 5.0, "job": "J", "exact": True, **how}

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from clustertool.model.job.events import read_events
 from clustertool.model.job.outcome import Outcome, exit_code, read_outcome, words
 from clustertool.model.job.state import JobStatus, fold
 from clustertool.show.status_view import rank_note
@@ -23,7 +22,7 @@ def header(node: int, roles: Sequence[tuple[str, int]]) -> Event:
     ]
     return {
         "t": 1.0,
-        "e": "job",
+        "type": "job",
         "id": "J",
         "node": node,
         "name": f"n{node}",
@@ -37,7 +36,7 @@ def header(node: int, roles: Sequence[tuple[str, int]]) -> Event:
 
 
 def said(kind: str, t: float = 0.0, **fields: Any) -> Event:
-    return {"t": t, "e": kind, **fields}
+    return {"t": t, "type": kind, **fields}
 
 
 def started(rank: int, t: float = 2.0, attempt: int = 0, role: str = "trainer") -> Event:
@@ -347,13 +346,8 @@ def test_an_outcome_survives_json() -> None:
     assert read_outcome(json.loads(json.dumps(there.as_dict()))) == there
 
 
-def test_torn_and_strange_lines_are_skipped() -> None:
-    lines = [b'{"e": "job"}\n', b"\n", b"[1]\n", b"\xff\xfe\n", b'"x"\n', b'{"e": "phase"}', b'{"e": "cle']
-    assert [event["e"] for event in read_events(lines)] == ["job", "phase"]
-
-
 def test_events_of_a_later_version_are_no_trouble() -> None:
-    found = status_of(said("process"), said("process", role="x"), said("anything", node=3), {"e": 5}, {})
+    found = status_of(said("process"), said("process", role="x"), said("anything", node=3), {"type": 5}, {})
     assert found.state == "starting"
     assert not found.processes
 

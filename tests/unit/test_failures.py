@@ -26,7 +26,7 @@ def header(node: int, nodes: int = 4) -> Event:
     place = [{"role": "trainer", "rank": node, "local_rank": 0, "endpoint": "", "log": f"log/workerlog.{node}"}]
     return {
         "t": 1.0,
-        "e": "job",
+        "type": "job",
         "id": "J",
         "node": node,
         "nodes": [f"n{n}" for n in range(nodes)],
@@ -49,7 +49,7 @@ def failure(
 ) -> Event:
     return {
         "t": t,
-        "e": "exited",
+        "type": "exited",
         "role": "trainer",
         "rank": rank,
         "code": code,
@@ -64,7 +64,7 @@ def failure(
 
 def ending(*culprits: int, why: str = "trainer 0 on n0 ended with exit code 1") -> Event:
     named = {"why": why, "culprits": [["trainer", rank] for rank in culprits], "attempt": 0} if culprits else {}
-    return {"t": 5.1, "e": "phase", "name": "ending", "end": "failed", **named}
+    return {"t": 5.1, "type": "phase", "name": "ending", "end": "failed", **named}
 
 
 class Follower:
@@ -79,7 +79,7 @@ class Follower:
             self.take(node, header(node))
 
     def take(self, node: int, *events: Event) -> None:
-        frame = {"k": "events", "node": node, "at": next(self._at), "events": list(events)}
+        frame = {"type": "events", "node": node, "at": next(self._at), "events": list(events)}
         self._print(self.watch.take(node, frame, b"", self.now))
 
     def wait(self, seconds: float = 1.0) -> None:
@@ -166,7 +166,7 @@ def test_later_failures_with_the_same_error_are_counted() -> None:
 def test_failures_of_two_attempts_are_two_reports() -> None:
     follower = Follower()
     follower.take(1, failure(1))
-    follower.take(0, {"t": 6.0, "e": "restart", "attempt": 1, "pause": 1.0}, failure(0, attempt=1))
+    follower.take(0, {"t": 6.0, "type": "restart", "attempt": 1, "pause": 1.0}, failure(0, attempt=1))
     assert follower.end() == [
         "trainer 1 on n1 ended with exit code 1",
         "attempt 1 begins in 1 s",
@@ -185,7 +185,7 @@ def test_records_of_an_older_version_are_read() -> None:
     old = failure(2)
     del old["error"]
     follower.take(2, old)
-    follower.take(0, {"t": 5.1, "e": "phase", "name": "ending", "end": "failed"})
+    follower.take(0, {"t": 5.1, "type": "phase", "name": "ending", "end": "failed"})
     assert follower.end() == ["trainer 2 on n2 ended with exit code 1", ENDING]
 
 
@@ -195,7 +195,7 @@ def test_records_of_an_older_version_are_read() -> None:
 def decided(state: str, culprits: list[int], reason: str) -> Event:
     return {
         "t": 6.0,
-        "e": "verdict",
+        "type": "verdict",
         "state": state,
         "code": 1 if state == "failed" else 75,
         "source": "job",
@@ -229,7 +229,7 @@ def test_the_exit_line_names_the_failed_and_does_not_repeat_the_error(failures: 
 
 def test_a_lost_node_is_printed_once() -> None:
     follower = Follower()
-    follower.take(0, {"t": 5.0, "e": "lost", "node": 2, "why": "no heartbeat for 10 s"})
+    follower.take(0, {"t": 5.0, "type": "lost", "node": 2, "why": "no heartbeat for 10 s"})
     follower.take(0, decided("lost", [2], "node n2 is lost: no heartbeat for 10 s"))
     status, outcome = follower.watch.status, follower.watch.status.outcome
     assert outcome is not None and follower.watch.printed(outcome)

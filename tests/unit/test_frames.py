@@ -13,8 +13,8 @@ from clustertool.model.wire.payload import Memory
 
 FRAMES: list[tuple[Header, bytes]] = [
     ({}, b""),
-    ({"k": "beat", "t": 1.5}, b""),
-    ({"k": "log", "ö": "é😀\n", "n": [1, {"a": None}]}, b"\x00\xff\n\x00"),
+    ({"type": "beat", "t": 1.5}, b""),
+    ({"type": "log", "ö": "é😀\n", "n": [1, {"a": None}]}, b"\x00\xff\n\x00"),
     ({"x": "\udc80"}, b"p"),
 ]
 STREAM = b"".join(encode(*frame) for frame in FRAMES)
@@ -120,7 +120,7 @@ def test_a_reader_has_limits_of_its_own() -> None:
 
 
 def test_large_payloads_in_many_pieces_take_no_square_of_time() -> None:
-    frame = encode({"k": "log"}, b"x" * MAX_PAYLOAD)
+    frame = encode({"type": "log"}, b"x" * MAX_PAYLOAD)
     decoder = Decoder()
     found = [got for at in range(0, len(frame), 1 << 14) for got in decoder.feed(frame[at : at + (1 << 14)])]
     assert [len(payload) for _, payload in found] == [MAX_PAYLOAD]

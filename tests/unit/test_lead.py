@@ -50,8 +50,8 @@ def ended(
     return Exit(*key, code, signal, stopped, note, error, consequence)
 
 
-def exits(*those: Exit) -> Exited:
-    return Exited(those)
+def exits(*those: Exit, attempt: int = 0) -> Exited:
+    return Exited(those, attempt)
 
 
 def stopped(*keys: tuple[str, int]) -> Exited:
@@ -322,6 +322,8 @@ SERVED_AGAIN = with_policy(PS, max_restarts=1)
 BOTH = with_policy(COLLECTIVE, "continue", 1)
 FAILED = exits(ended(T2, 7))
 CLEAN_1 = (Clean(0, attempt=1), Clean(1, attempt=1))
+DONE_1 = (exits(ended(T0), ended(T1), attempt=1), exits(ended(T2), ended(T3), attempt=1))
+SERVED_1 = (Listening(P0, 1), Listening(P1, 1))
 
 POLICIES: list[tuple[str, Shape, tuple[Event, ...], str]] = [
     (
@@ -346,7 +348,7 @@ POLICIES: list[tuple[str, Shape, tuple[Event, ...], str]] = [
     (
         "a restart begins with the pserver and ends with heter trainers",
         with_policy(HETER, max_restarts=1),
-        (*PIPED, exits(ended(H1, 1)), stopped(P0, H0, T0), stopped(T1), *CLEAN, Listening(P0)),
+        (*PIPED, exits(ended(H1, 1)), stopped(P0, H0, T0), stopped(T1), *CLEAN, Listening(P0, 1)),
         "start pserver 0, start trainer 0, start heter 0, stop, start pserver 1, start trainer 1, start heter 1",
     ),
     (
@@ -360,26 +362,50 @@ POLICIES: list[tuple[str, Shape, tuple[Event, ...], str]] = [
     (
         "a restart begins with the pservers",
         SERVED_AGAIN,
-        (*SERVED, exits(ended(T1, 1)), stopped(P0, T0), stopped(P1), *CLEAN, Listening(P0)),
+        (*SERVED, exits(ended(T1, 1)), stopped(P0, T0), stopped(P1), *CLEAN, Listening(P0, 1)),
         "start pserver 0, start trainer 0, stop, start pserver 1",
     ),
     (
         "a restart that succeeds",
         AGAIN,
-        (*JOINED, FAILED, *CLEAN, *DONE, *CLEAN_1),
+        (*JOINED, FAILED, *CLEAN, *DONE_1, *CLEAN_1),
         "start trainer 0, stop, start trainer 1, stop, finish succeeded 0",
     ),
     (
         "restarts are counted",
         AGAIN,
-        (*JOINED, FAILED, *CLEAN, exits(ended(T0, 9)), *CLEAN_1),
+        (*JOINED, FAILED, *CLEAN, exits(ended(T0, 9), attempt=1), *CLEAN_1),
         "start trainer 0, stop, start trainer 1, stop, finish failed 9",
     ),
     (
         "what a node said of the last attempt does not count",
         AGAIN,
-        (*JOINED, FAILED, *CLEAN, exits(ended(T0, 9)), *CLEAN),
+        (*JOINED, FAILED, *CLEAN, exits(ended(T0, 9), attempt=1), *CLEAN),
         "start trainer 0, stop, start trainer 1, stop",
+    ),
+    (
+        "exits of the last attempt neither end nor fail this one",
+        AGAIN,
+        (*JOINED, FAILED, *CLEAN, exits(ended(T0, 9)), *DONE),
+        "start trainer 0, stop, start trainer 1",
+    ),
+    (
+        "a port of the last attempt starts no trainer of this one",
+        SERVED_AGAIN,
+        (*SERVED, exits(ended(T1, 1)), *CLEAN, Listening(P0), Listening(P1)),
+        "start pserver 0, start trainer 0, stop, start pserver 1",
+    ),
+    (
+        "the ports of this attempt start them",
+        SERVED_AGAIN,
+        (*SERVED, exits(ended(T1, 1)), *CLEAN, Listening(P0), *SERVED_1),
+        "start pserver 0, start trainer 0, stop, start pserver 1, start trainer 1",
+    ),
+    (
+        "reports of an attempt that has not begun do not count",
+        AGAIN,
+        (*JOINED, exits(ended(T0, 9), attempt=1), FAILED, *CLEAN_1, Clean(0)),
+        "start trainer 0, stop",
     ),
     (
         "no restart past a lost node",
@@ -421,7 +447,7 @@ POLICIES: list[tuple[str, Shape, tuple[Event, ...], str]] = [
     (
         "a failure during the end of an attempt is not the next one's",
         AGAIN,
-        (*JOINED, FAILED, exits(ended(T0, 1)), *CLEAN, *DONE, *CLEAN_1),
+        (*JOINED, FAILED, exits(ended(T0, 1)), *CLEAN, *DONE_1, *CLEAN_1),
         "start trainer 0, stop, start trainer 1, stop, finish succeeded 0",
     ),
 ]

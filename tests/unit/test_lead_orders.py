@@ -92,7 +92,7 @@ class World:
             yield self.obey(replace(node, told=node.told[1:]), *node.told[0])
         for key in sorted(node.silent):
             if not node.stopping:
-                yield self.but(replace(node.says(Listening(key)), silent=node.silent - {key}))
+                yield self.but(replace(node.says(Listening(key, node.attempt)), silent=node.silent - {key}))
         for batch in _batches(node.running):
             yield from self.exit(node, batch)
         if node.stopping and not node.running and not node.clean:
@@ -104,13 +104,13 @@ class World:
         """Processes of a node end together: when told, or well (trainers), or badly."""
         left = replace(node, running=node.running - batch, silent=node.silent - batch)
         if node.stopping:
-            yield self.but(left.says(_exited(batch, 143, stopped=True)))
+            yield self.but(left.says(_exited(node, batch, 143, stopped=True)))
             return
         if all(role == "trainer" for role, _ in batch):
             good = self.done | {(key, node.attempt) for key in batch}
-            yield replace(self, done=good).but(left.says(_exited(batch, 0)))
+            yield replace(self, done=good).but(left.says(_exited(node, batch, 0)))
         if "fail" in self.faults:
-            yield self.without("fail").but(left.says(_exited(batch, 7)))
+            yield self.without("fail").but(left.says(_exited(node, batch, 7)))
 
     def obey(self, node: Node, action: Action, attempt: int) -> World:
         if not isinstance(action, Finish):
@@ -222,8 +222,9 @@ def _batches(keys: frozenset[Key]) -> Iterator[frozenset[Key]]:
         yield keys
 
 
-def _exited(batch: frozenset[Key], code: int, stopped: bool = False) -> Exited:
-    return Exited(tuple(Exit(*key, code, stopped=stopped) for key in sorted(batch, reverse=True)))
+def _exited(node: Node, batch: frozenset[Key], code: int, stopped: bool = False) -> Exited:
+    exits = tuple(Exit(*key, code, stopped=stopped) for key in sorted(batch, reverse=True))
+    return Exited(exits, node.attempt)
 
 
 def world(

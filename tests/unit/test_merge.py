@@ -10,16 +10,16 @@ from clustertool.watch.merge import in_order
 
 
 def log(node: int, t: float | None, text: str = "") -> tuple[int, dict[str, Any], bytes]:
-    header: dict[str, Any] = {"k": "log"}
+    header: dict[str, Any] = {"type": "log"}
     if t is not None:
         header["t"] = t
     return node, header, text.encode()
 
 
 def run(lanes: dict[int, list[Any]]) -> list[Any]:
-    lanes = {node: [*frames, (node, {"k": "end"}, b"")] for node, frames in lanes.items()}
+    lanes = {node: [*frames, (node, {"type": "end"}, b"")] for node, frames in lanes.items()}
     readers = {node: iter(frames) for node, frames in lanes.items()}
-    return [frame for frame in in_order(lanes, lambda node: next(readers[node])) if frame[1]["k"] == "log"]
+    return [frame for frame in in_order(lanes, lambda node: next(readers[node])) if frame[1]["type"] == "log"]
 
 
 def test_every_interleaving_of_sorted_lanes_is_sorted() -> None:
@@ -40,7 +40,7 @@ def test_nothing_is_lost_and_a_nodes_own_order_stays() -> None:
 
 
 def test_a_heartbeat_has_a_time_and_it_is_no_logs() -> None:
-    lanes = {0: [(0, {"k": "beat", "t": 1e9}, b""), log(0, 1.0, "x")], 1: [log(1, 2.0, "y")]}
+    lanes = {0: [(0, {"type": "beat", "t": 1e9}, b""), log(0, 1.0, "x")], 1: [log(1, 2.0, "y")]}
     assert [payload for _, _, payload in run(lanes)] == [b"x", b"y"]
 
 

@@ -88,7 +88,7 @@ def test_nothing_of_a_program_becomes_markup() -> None:
         for process in answer["plan"]["processes"]:
             process["command"] = EVIL
         answer["plan"]["policy"] = {EVIL: EVIL}
-        answer["events"].append({"t": BEGAN, "e": "supervisor-lost", "why": EVIL, "node": node})
+        answer["events"].append({"t": BEGAN, "type": "supervisor-lost", "why": EVIL, "node": node})
     reader = made(given)
     names = {name for name, _ in reader.tags}
     assert names <= {*plain, "section", "ul", "li"}
@@ -126,7 +126,7 @@ def test_a_large_job_makes_no_large_page() -> None:
 
 def test_much_that_happened_is_cut() -> None:
     given = answers(1, 1, crash=False)
-    given[0]["events"] += [{"t": BEGAN + n, "e": "restart", "attempt": n, "pause": 1.0} for n in range(100)]
+    given[0]["events"] += [{"t": BEGAN + n, "type": "restart", "attempt": n, "pause": 1.0} for n in range(100)]
     text = made(given).text
     assert "attempt 39 begins" in text
     assert "attempt 40 begins" not in text
@@ -152,7 +152,7 @@ def test_a_lost_rank_whose_node_does_not_answer_is_on_the_page() -> None:
     del given[2]
     known = [["trainer", 10, None, 54.0, BEGAN + 30.0]]
     given[0]["events"].append(
-        {"e": "lost", "t": BEGAN + 40.0, "node": 2, "why": "no heartbeat for 10 s", "ranks": known}
+        {"type": "lost", "t": BEGAN + 40.0, "node": 2, "why": "no heartbeat for 10 s", "ranks": known}
     )
     text = Reader(page(story_of(given, places=[["trainer", 0, 0, 5, 3]]), BEGAN)).text
     assert "15 trainers" in text and "10 running, 5 lost of 15 ranks" in text

@@ -33,7 +33,7 @@ def test_round_trip(name: str) -> None:
 
 
 def test_a_job_of_1000_equal_nodes_is_one_row() -> None:
-    assert pack(SHAPES["equal nodes"]) == [["trainer", 0, 0, 8, 1000]]
+    assert pack(SHAPES["equal nodes"]) == [("trainer", 0, 0, 8, 1000)]
 
 
 @pytest.mark.parametrize(

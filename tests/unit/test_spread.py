@@ -33,9 +33,9 @@ class Agent:
     def tell_relay(self, header: dict[str, Any], data: bytes, moved: Any, gently: Any) -> None:
         if self.broken:
             raise Unreachable("the connection broke", "", "node")
-        self.messages.append(header["k"])
-        if header["k"] == "piece":
-            self.pieces.append(header["i"])
+        self.messages.append(header["type"])
+        if header["type"] == "relay-piece":
+            self.pieces.append(header["piece"])
             moved(len(data))
 
     def nudge_relay(self) -> None:
@@ -60,7 +60,7 @@ class Fleet:
         self.ordered[node].set()
 
     def reports(self, at: int, kind: str, **more: Any) -> None:
-        self.agents[at].hear(at, {"k": "relay", "s": kind, **more})
+        self.agents[at].hear(at, {"type": f"relay-{kind}", **more})
 
     def lacks(self, at: int, *pieces: int) -> None:
         self.reports(at, "lacks", lacks=topology.bits(set(pieces), 2), have="1")
@@ -146,7 +146,7 @@ def test_each_piece_goes_to_one_node_and_both_end(running):
     assert sent == 2 and running.tally.uplink == sum(piece.size for piece in running.shipment.pieces)
     assert running.tally.between == 300_000 + len(running.shipment.packed)
     assert running.shown.all_done == [0, 1] and running.shown.sent == (running.tally.uplink,) * 2
-    assert all("sources" in fleet.agents[node].messages for node in (0, 1)) and not running.tally.failed
+    assert all("relay-sources" in fleet.agents[node].messages for node in (0, 1)) and not running.tally.failed
 
 
 def test_a_node_that_fails_fails_alone(running):
@@ -162,7 +162,7 @@ def test_a_node_that_fails_fails_alone(running):
 def test_what_is_not_valid_fails_its_node(running):
     running.start()
     assert running.fleet.gets(0, [0])
-    running.fleet.reports(1, "wrong", i=2)
+    running.fleet.reports(1, "wrong", piece=2)
     running.fleet.done(0, [0])
     running.ends()
     assert "there is no piece 2" in running.tally.failed[1].what

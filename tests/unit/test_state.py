@@ -17,7 +17,7 @@ Event = dict[str, Any]
 
 
 def event(kind: str, t: float = 1.0, **fields: Any) -> Event:
-    return {"t": t, "e": kind, **fields}
+    return {"t": t, "type": kind, **fields}
 
 
 def job(node: int, nodes: int = 2) -> Event:

@@ -13,7 +13,7 @@ from tests.unit.reports import BEGAN, answers, story_of
 def lives(*events: dict[str, Any], supervised: bool = False, now: float = 100.0) -> list[Span]:
     """The spans of trainer 0 on a node of its own."""
     given = answers(1, 1, crash=False)
-    head = [event for event in given[0]["events"] if event["e"] in ("job", "supervisor")]
+    head = [event for event in given[0]["events"] if event["type"] in ("job", "supervisor")]
     given[0]["events"] = head + [
         {"role": "trainer", "rank": 0, "t": BEGAN + event.pop("at"), **event} for event in events
     ]
@@ -22,12 +22,12 @@ def lives(*events: dict[str, Any], supervised: bool = False, now: float = 100.0)
 
 
 def started(at: float, attempt: int = 0) -> dict[str, Any]:
-    return {"e": "started", "at": at, "pid": 9, "start": 1, "attempt": attempt, "log": "log/workerlog.0"}
+    return {"type": "started", "at": at, "pid": 9, "start": 1, "attempt": attempt, "log": "log/workerlog.0"}
 
 
 def exited(at: float, code: int = 0, attempt: int = 0, **given: Any) -> dict[str, Any]:
     return {
-        "e": "exited",
+        "type": "exited",
         "at": at,
         "code": code,
         "signal": 0,
@@ -45,7 +45,7 @@ def exited(at: float, code: int = 0, attempt: int = 0, **given: Any) -> dict[str
         (exited(9.0, 3), "failed"),
         (exited(9.0, signal=9), "failed"),
         (exited(9.0, signal=15, stopped=True), "stopped"),
-        ({"e": "supervisor-lost", "at": 9.0, "why": "killed"}, "stopped"),
+        ({"type": "supervisor-lost", "at": 9.0, "why": "killed"}, "stopped"),
     ],
 )
 def test_how_a_life_ends(end: dict[str, Any], state: str) -> None:
@@ -58,7 +58,7 @@ def test_restarts_are_lives_of_their_own() -> None:
 
 
 def test_frozen_and_thawed() -> None:
-    found = lives(started(1.0), {"e": "frozen", "at": 3.0}, {"e": "thawed", "at": 5.0}, exited(9.0))
+    found = lives(started(1.0), {"type": "frozen", "at": 3.0}, {"type": "thawed", "at": 5.0}, exited(9.0))
     assert found == [Span(1.0, 3.0, "running", 0), Span(3.0, 5.0, "frozen", 0), Span(5.0, 9.0, "done", 0)]
 
 
@@ -72,7 +72,7 @@ def test_while_it_runs_it_runs_until_now() -> None:
 
 def test_a_node_that_the_lead_gave_up() -> None:
     given = answers(2, 1, crash=False)
-    given[0]["events"].append({"e": "lost", "t": BEGAN + 40.0, "node": 1, "why": "no heartbeat"})
+    given[0]["events"].append({"type": "lost", "t": BEGAN + 40.0, "node": 1, "why": "no heartbeat"})
     given[1]["supervised"] = False
     spans = story_of(given).ranks[1].spans
     assert [(span.state, round(span.end)) for span in spans] == [("lost", 40)]
@@ -146,7 +146,7 @@ def test_a_lost_rank_whose_node_does_not_answer_is_shown_with_what_the_lead_knew
     given = answers(3, 1, crash=False)
     del given[2]
     known = [["trainer", 2, None, 54.0, BEGAN + 30.0]]
-    given[0]["events"].append({"e": "lost", "t": BEGAN + 40.0, "node": 2, "why": "no heartbeat", "ranks": known})
+    given[0]["events"].append({"type": "lost", "t": BEGAN + 40.0, "node": 2, "why": "no heartbeat", "ranks": known})
     story = story_of(given, places=[["trainer", 0, 0, 1, 3]])
     lost = story.ranks[2]
     assert (lost.state, lost.how, lost.output, lost.recorded) == (
@@ -183,9 +183,9 @@ def test_since_when_a_rank_has_printed_nothing() -> None:
 
 def test_what_happened_in_the_order_of_time() -> None:
     given = answers(2, 1, crash=False)
-    given[1]["events"].append({"t": BEGAN + 9.0, "e": "frozen", "role": "trainer", "rank": 1})
-    given[1]["events"].append({"t": BEGAN + 12.0, "e": "disk", "full": True, "root": "/home\x1b"})
-    given[0]["events"].append({"t": BEGAN + 10.0, "e": "restart", "attempt": 1, "pause": 2.0})
+    given[1]["events"].append({"t": BEGAN + 9.0, "type": "frozen", "role": "trainer", "rank": 1})
+    given[1]["events"].append({"t": BEGAN + 12.0, "type": "disk", "full": True, "root": "/home\x1b"})
+    given[0]["events"].append({"t": BEGAN + 10.0, "type": "restart", "attempt": 1, "pause": 2.0})
     assert story_of(given).news == [
         (9.0, "trainer 1 on node1 was stopped by a signal (SIGSTOP)"),
         (10.0, "attempt 1 begins in 2 s"),

@@ -13,7 +13,6 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from clustertool.errors import ClustertoolError, DispatchError
 from clustertool.fleet.dispatch.receivers import Progress, Receiver, Tally, as_dispatch, receivers
@@ -25,6 +24,9 @@ from clustertool.fleet.fleet import Fleet
 from clustertool.model.dispatch import manifest
 from clustertool.model.dispatch.portions import Portion
 from clustertool.model.facts import Facts
+from clustertool.model.wire.agent_answers import PatchAnswer
+from clustertool.model.wire.agent_requests import PatchSteps
+from clustertool.model.wire.messages import PATCH, Request
 
 _HELPERS = 3  # nodes that have the release and serve it to those that do not
 _PATCH = 24 << 10  # bytes up to which a change goes to every node straight away
@@ -93,19 +95,19 @@ def _patch(
 ) -> list[Receiver]:
     """Send the difference to nodes that have a release which differs little; those that made this release of it."""
     difference = functools.lru_cache(maxsize=None)(functools.partial(_difference, shipment))
-    requests: dict[int, Mapping[str, Any]] = {}
+    requests: dict[int, Request[PatchAnswer]] = {}
     for one in lacking:
         bases = (base for base in shipment.memory.manifests() if base in facts[one.node].releases)
         step = next(filter(None, map(difference, bases)), None)
         if step:
-            requests[one.node] = {**step, "release": one.release, "groups": None}
+            requests[one.node] = PATCH({**step, "release": one.release, "groups": None})
     gathered = fleet.ask(requests)
-    tally.uplink += sum(len(json.dumps(requests[node])) for node in gathered.ok)
+    tally.uplink += sum(len(json.dumps(requests[node].fields)) for node in gathered.ok)
     tally.failed.update({node: as_dispatch(error) for node, error in gathered.failed.items()})
     return [one for one in lacking if one.node in gathered.ok and gathered.ok[one.node]["have"]]
 
 
-def _difference(shipment: Shipment, base: str) -> Mapping[str, Any] | None:
+def _difference(shipment: Shipment, base: str) -> PatchSteps | None:
     """The request that makes this release of `base`, if it is small."""
     old = shipment.memory.manifest(base)
     if old is None:
@@ -116,4 +118,4 @@ def _difference(shipment: Shipment, base: str) -> Mapping[str, Any] | None:
     if sum(piece.size for piece in new) * 4 // 3 + len(json.dumps(steps)) > _PATCH:
         return None
     pieces = {piece.name: base64.b64encode(shipment.of(piece.name)).decode() for piece in new}
-    return {"q": "patch", "base": base, "steps": steps, "manifest": shipment.name, "pieces": pieces}
+    return {"base": base, "steps": steps, "manifest": shipment.name, "pieces": pieces}

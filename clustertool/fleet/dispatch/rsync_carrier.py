@@ -10,7 +10,6 @@ import base64
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from clustertool.errors import Interrupted, PreflightError
 from clustertool.fleet.dispatch.receivers import Progress, Receiver, Tally, as_dispatch
@@ -18,6 +17,8 @@ from clustertool.fleet.dispatch.shipment import Shipment
 from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.transfer.rsync_session import push
+from clustertool.model.wire.agent_answers import Answer
+from clustertool.model.wire.messages import BUILD, STAGE, Request
 from clustertool.ssh.parallel import each
 
 _WIDTH = 8  # nodes at a time: each has an rsync process on this machine
@@ -61,15 +62,22 @@ class RsyncCarrier:
         def moved(size: int) -> None:
             self._sent[node] += size
 
-        folder = self._fleet.ask_one(node, {"q": "stage", "release": receiver.release})["dir"]
+        folder = self._fleet.ask_one(node, STAGE({"release": receiver.release}))["dir"]
         push(link, self._workspace.top, names, folder, moved, self._require_wanted)
         self._fleet.ask_one(node, self._order(receiver), _PATIENCE)
         self._built.add(node)
 
-    def _order(self, receiver: Receiver) -> dict[str, Any]:
+    def _order(self, receiver: Receiver) -> Request[Answer]:
         packed = base64.b64encode(self._shipment.packed).decode()
-        about = {"manifest": self._shipment.name, "packed": packed, "size": len(self._shipment.text)}
-        return {"q": "build", "release": receiver.release, "groups": receiver.groups, **about}
+        return BUILD(
+            {
+                "release": receiver.release,
+                "groups": receiver.groups,
+                "manifest": self._shipment.name,
+                "packed": packed,
+                "size": len(self._shipment.text),
+            }
+        )
 
     def _files(self, groups: Sequence[str] | None) -> list[str]:
         """The paths that a receiver takes. Empty files are made without being sent."""

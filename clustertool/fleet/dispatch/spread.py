@@ -11,7 +11,6 @@ import functools
 import queue
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from clustertool.errors import ClustertoolError, DispatchError, InternalError, Unreachable, from_wire
 from clustertool.fleet.dispatch.receivers import Progress, Receiver, Tally, as_dispatch
@@ -41,7 +40,17 @@ from clustertool.model.dispatch.scheduler import (
     Tick,
 )
 from clustertool.model.facts import Facts
-from clustertool.model.wire.frames import Header
+from clustertool.model.wire.agent_answers import Answer
+from clustertool.model.wire.agent_requests import RelayRequest, RelaySecret
+from clustertool.model.wire.messages import END_RELAY, RELAY, Request
+from clustertool.model.wire.stream_messages import (
+    RelayFailed,
+    RelayGone,
+    RelayOrder,
+    RelayPiece,
+    RelayReport,
+    RelaySources,
+)
 from clustertool.ssh.parallel import SLICE, in_background
 
 _REPORT = 0.25  # seconds between two reports of a node
@@ -64,7 +73,7 @@ class Spread:
         self._relays = fleet.cluster.relay != "off" and len(fleet.cluster.hosts) > 1
         self._interval = min(max(_REPORT, len(fleet.cluster.hosts) / _MESSAGES), _RAREST)
         self._scheduler = Scheduler((), self._sizes, self._interval, self._relays, 0.0)
-        self._queue: queue.SimpleQueue[tuple[int, Event | Header | ClustertoolError]] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[int, Event | RelayReport | ClustertoolError]] = queue.SimpleQueue()
         self._broken: BaseException | None = None  # a file changed while it was sent, or a bug
 
     def run(self, receivers: Sequence[Receiver], helpers: Sequence[Receiver], facts: Mapping[int, Facts]) -> None:
@@ -91,7 +100,7 @@ class Spread:
         self._progress.uplink(self._tally.uplink, self._tally.uplink)
         self._end()
 
-    def _arrived(self) -> Iterator[tuple[int, Event | Header | ClustertoolError]]:
+    def _arrived(self) -> Iterator[tuple[int, Event | RelayReport | ClustertoolError]]:
         """Some of what the threads have queued; waits for it at most SLICE seconds."""
         with contextlib.suppress(queue.Empty):
             yield self._queue.get(timeout=SLICE)
@@ -100,20 +109,29 @@ class Spread:
 
     def _start(self, part: Sequence[Receiver]) -> None:
         """Start the relays. The first that is ready is sent to while others still start."""
-        order: dict[str, Any] = {"q": "relay", "manifest": self._shipment.name, "report": self._interval}
-        order.update(size=len(self._shipment.text), count=len(self._sizes))
+        secret: RelaySecret = {}
         if self._relays:
-            order["certificate"], order["key"] = certificate()
+            secret["certificate"], secret["key"] = certificate()
         for one in part:
             member = self._scheduler.members[one.node]
-            own = {"release": one.release, "groups": one.groups, "address": member.address, "helper": member.helper}
+            order: RelayRequest = {
+                "manifest": self._shipment.name,
+                "size": len(self._shipment.text),
+                "count": len(self._sizes),
+                "report": self._interval,
+                "release": one.release,
+                "groups": one.groups,
+                "address": member.address,
+                "helper": member.helper,
+                **secret,
+            }
             self._fleet.agents[one.node].hear = lambda node, message: self._queue.put((node, message))
-            self._in_background(functools.partial(self._order, one.node, {**order, **own}))
+            self._in_background(functools.partial(self._order, one.node, RELAY(order)))
 
     def _end(self) -> None:
         """No relay is left, and no port of one."""
         members = self._scheduler.members
-        self._fleet.ask({node: {"q": "unrelay"} for node, one in members.items() if not one.failed}, timeout=_END)
+        self._fleet.ask({node: END_RELAY({}) for node, one in members.items() if not one.failed}, timeout=_END)
         for node in members.keys() & self._fleet.agents.keys():
             self._fleet.agents[node].hear = None
         while not self._queue.empty():
@@ -123,7 +141,7 @@ class Spread:
 
     # -- in the loop --
 
-    def _take(self, node: int, what: Event | Header | ClustertoolError) -> None:
+    def _take(self, node: int, what: Event | RelayReport | ClustertoolError) -> None:
         if isinstance(what, ClustertoolError):
             self._fail(node, what)
         elif isinstance(what, dict):
@@ -142,11 +160,10 @@ class Spread:
     def _carry_out(self, action: Action) -> None:
         agent = self._fleet.agents[action.node]
         if isinstance(action, SendPiece):
-            self._in_background(
-                functools.partial(self._send, action.node, {"k": "piece", "i": action.piece}, action.piece)
-            )
+            piece: RelayPiece = {"type": "relay-piece", "piece": action.piece}
+            self._in_background(functools.partial(self._send, action.node, piece, action.piece))
         elif isinstance(action, SendSources):
-            sources = {"k": "sources", "sources": action.sources, "degree": action.degree}
+            sources: RelaySources = {"type": "relay-sources", "sources": action.sources, "degree": action.degree}
             self._in_background(functools.partial(self._send, action.node, sources))
         elif isinstance(action, SendBeat):
             agent.nudge_relay()
@@ -157,26 +174,27 @@ class Spread:
             if action.cause is not Cause.DAMAGED:
                 self._in_background(agent.link.close)  # a thread that still sends to it goes on
 
-    def _read(self, node: int, message: Header) -> None:
+    def _read(self, node: int, message: RelayReport) -> None:
         """A message of a node's relay. Raises ValueError for one that names pieces which are not there."""
-        count, kind = len(self._sizes), message["s"]
-        topology.require_below(count, (*message.get("came", ()), message.get("i", 0)))
-        if kind == "ready":
-            self._decide(NodeReady(node, int(message["port"]), bool(message["empty"])))
-        elif kind == "lacks":
+        count = len(self._sizes)
+        if message["type"] == "relay-ready":
+            self._decide(NodeReady(node, message["port"], message["empty"]))
+        elif message["type"] == "relay-lacks":
             self._decide(PiecesCompared(node, _numbers(message["lacks"], count), _numbers(message["have"], count)))
-        elif kind in ("got", "done"):
-            self._between[node] = int(message["peers"])
-            self._decide(PiecesCame(node, tuple(message["came"]), int(message["live"])))
-            if kind == "done":
+        elif message["type"] == "relay-got" or message["type"] == "relay-done":
+            topology.require_below(count, message["came"])
+            self._between[node] = message["peers"]
+            self._decide(PiecesCame(node, tuple(message["came"]), message["live"]))
+            if message["type"] == "relay-done":
                 self._decide(NodeDone(node))
-            self._show(node, int(message["left"]))
-        elif kind == "idle":
+            self._show(node, message["left"])
+        elif message["type"] == "relay-idle":
             lacks, failures = _numbers(message["lacks"], count), tuple(map(str, message["why"]))
             self._decide(NodeIdle(node, lacks, int(message["live"]), failures))
-        elif kind == "wrong":
-            self._decide(PieceDamaged(node, int(message["i"])))
-        elif kind in ("failed", "gone"):
+        elif message["type"] == "relay-wrong":
+            topology.require_below(count, [message["piece"]])
+            self._decide(PieceDamaged(node, message["piece"]))
+        elif message["type"] in ("relay-failed", "relay-gone"):
             self._fail(node, self._reason(node, message))
 
     def _show(self, node: int, left: int) -> None:
@@ -187,8 +205,8 @@ class Spread:
         elif not member.helper and not member.failed:
             self._progress.done(node)
 
-    def _reason(self, node: int, message: Header) -> ClustertoolError:
-        if message["s"] == "gone":
+    def _reason(self, node: int, message: RelayFailed | RelayGone) -> ClustertoolError:
+        if message["type"] == "relay-gone":
             return self._error(node, f"its relay has gone{': ' + message['why'] if message.get('why') else ''}")
         if message.get("kind") == "InternalError":
             return InternalError(message["what"], "", self._fleet.name(node))
@@ -217,13 +235,13 @@ class Spread:
 
         in_background(run)
 
-    def _order(self, node: int, request: Mapping[str, Any]) -> None:
+    def _order(self, node: int, request: Request[Answer]) -> None:
         try:
             self._fleet.ask_one(node, request)
         except ClustertoolError as error:
             self._queue.put((node, error))
 
-    def _send(self, node: int, message: Header, piece: int | None = None) -> None:
+    def _send(self, node: int, message: RelayOrder, piece: int | None = None) -> None:
         data = b"" if piece is None else self._shipment.read(piece)
 
         def moved(size: int) -> None:

@@ -14,11 +14,11 @@ import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from clustertool.errors import BadAnswer, DispatchError
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.transfer.rsync_session import Copied, RsyncMissing, pull
+from clustertool.model.wire.messages import LIST_FOLDER, READ_FILE
 from clustertool.ssh.parallel import each
 
 _WIDTH = 8  # files at a time: each costs a round trip, and one more for each 512 KiB
@@ -38,7 +38,7 @@ def receive_in_frames(fleet: Fleet, node: int, remote: str, target: Path, check:
     """The same without rsync. Files of the same size and time are not copied again."""
     with contextlib.suppress(OSError):  # made by rsync's attempt; it stays away if there is nothing to copy
         os.rmdir(target)
-    listed = [_Entry(*row) for row in fleet.ask_one(node, {"q": "tree", "dir": remote})["entries"]]
+    listed = [_Entry(*row) for row in fleet.ask_one(node, LIST_FOLDER({"dir": remote}))["entries"]]
     os.makedirs(target, exist_ok=True)
     copy = _Copy(fleet, node, remote, target)
     try:
@@ -137,9 +137,7 @@ class _Copy:
     def _content(self, path: str) -> Iterator[bytes]:
         at, last = 0, False
         while not last:
-            answer: dict[str, Any] = self._fleet.ask_one(
-                self._node, {"q": "content", "dir": self._remote, "path": path, "at": at}
-            )
+            answer = self._fleet.ask_one(self._node, READ_FILE({"dir": self._remote, "path": path, "at": at}))
             data = base64.b64decode(answer["data"])
             at, last = at + len(data), answer["last"] or not data
             yield data

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Mapping, Tuple
 
 from clustertool.errors import ConfigError
-from clustertool.model.config.hosts import HIGHEST_PORT, Host, read_hosts, valid_user, variables
+from clustertool.model.config.hosts import Host, read_hosts, valid_user, variables
 from clustertool.model.finding import COLUMNS
+from clustertool.model.quantities import HIGHEST_PORT
 
 DEVICE_KINDS = ("auto", "cpu", "gpu", "xpu", "dcu", "npu")
 HOST_KEY_POLICIES = ("accept-new", "strict", "off")

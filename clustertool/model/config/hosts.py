@@ -11,12 +11,12 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from clustertool.errors import ConfigError
 from clustertool.model import roles
+from clustertool.model.quantities import HIGHEST_PORT
 
 _RANGE = re.compile(r"\[([0-9,\-]+)\]")
 _MOST = 100_000  # hosts of one entry
 _NO_HOST = re.compile(r"""['`"$\\;&<>|(){},\s\x00-\x1f\x7f]""")
 _NO_USER = re.compile(r"""['`";&<>|(){}\x00-\x1f\x7f]|\s-|\\$""")
-HIGHEST_PORT = 65535
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FIX = 'write "[user@]host[:port]", a range "node[1-40]", IPv6 "[fe80::1]:22", or a dict with at least "host"'
 _KEYS = {"host", "user", "port", "address", "devices", "nproc", "slots", "roles", "env", "root_dir"}

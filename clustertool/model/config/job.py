@@ -11,8 +11,9 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type
 
 from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.config.hosts import HIGHEST_PORT, VARIABLE, device_ids
+from clustertool.model.config.hosts import VARIABLE, device_ids
 from clustertool.model.paths import OURS, is_job_id
+from clustertool.model.quantities import HIGHEST_PORT
 from clustertool.model.roles import MODES
 
 Command = Optional[Tuple[str, ...]]

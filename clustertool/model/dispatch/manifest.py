@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from typing import Any, Container, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Container, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 SMALL = 256 << 10
 TINY = 16 << 10
@@ -22,6 +22,7 @@ _LARGE = 64 << 20  # files above are cut into pieces of PIECE bytes, files below
 _FEW = 64  # packs of a few small files each that are kept before they are packed anew
 END = b"\n]\n"  # of the text of a manifest
 Row = List[Any]  # strings and whole numbers
+Step = Union[str, List[int]]  # of a delta: a line, or the first line and the number of lines of the old manifest
 
 
 class Entry(NamedTuple):
@@ -242,10 +243,10 @@ def pieces(found: Iterable[Row]) -> List[Piece]:
 # -- a manifest told by the one before ---------------------------------------------------------------------------------
 
 
-def delta(old: bytes, new: bytes) -> List[Any]:
+def delta(old: bytes, new: bytes) -> List[Step]:
     """What apply() needs to make `new` of `old`: [first line, lines] of the old text, or text of its own."""
     place = {line: number for number, line in enumerate(old.split(b"\n"))}
-    steps: List[Any] = []
+    steps: List[Step] = []
     for line in new.split(b"\n"):
         at = place.get(line)
         last = steps[-1] if steps else None
@@ -258,7 +259,7 @@ def delta(old: bytes, new: bytes) -> List[Any]:
     return steps
 
 
-def apply(old: bytes, steps: Sequence[Any]) -> bytes:
+def apply(old: bytes, steps: Sequence[Step]) -> bytes:
     """Raises ValueError or IndexError for steps that do not fit."""
     lines, made = old.split(b"\n"), []
     for step in steps:

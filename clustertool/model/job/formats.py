@@ -6,7 +6,7 @@ ROOT_DIR/.clustertool/jobs, in locks of devices. A record without a number is ol
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Mapping
 
 from clustertool.errors import PreflightError
 
@@ -14,7 +14,7 @@ FORMAT = 1
 KEY = "format"
 
 
-def require_known(record: Mapping[str, Any], path: str) -> None:
+def require_known(record: Mapping[str, object], path: str) -> None:
     """Raise PreflightError for a record of a format that this version does not know. `path` names its file."""
     number = record.get(KEY, FORMAT)
     if type(number) is not int or not 1 <= number <= FORMAT:

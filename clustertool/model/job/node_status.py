@@ -68,7 +68,7 @@ class NodeRecord:
 
     def apply(self, event: Event) -> None:
         self.known = True
-        kind = event.get("e")
+        kind = event.get("type")
         if kind in CARETAKERS:
             self.caretakers[str(kind)] = int(event["pid"]), int(event.get("start", 0))
         if kind in _STEPS:

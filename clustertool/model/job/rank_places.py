@@ -5,35 +5,36 @@ Pure. A packed row is [role, first rank, first node, ranks on each node, nodes]:
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Iterator, List, Sequence, Tuple
+from typing import Iterable, Iterator, List, Sequence, Tuple
 
 from clustertool.model.roles import ROLES
 
 MOST = 100_000  # ranks of a job
 Place = Tuple[str, int, int]  # role, rank, node
-_NONE: List[Any] = ["", 0, 0, 0, 0]
+Row = Tuple[str, int, int, int, int]  # a list in JSON
+_NONE: Row = ("", 0, 0, 0, 0)
 
 
-def pack(places: Iterable[Place]) -> List[List[Any]]:
+def pack(places: Iterable[Place]) -> List[Row]:
     """Rows for unpack()."""
-    runs: List[List[Any]] = []
+    runs: List[Row] = []
     for role, rank, node in sorted(places):
         last = runs[-1] if runs else _NONE
         if last[0] == role and last[2] == node and last[1] + last[3] == rank:
-            last[3] += 1
+            runs[-1] = (*last[:3], last[3] + 1, 1)
         else:
-            runs.append([role, rank, node, 1, 1])
-    rows: List[List[Any]] = []
+            runs.append((role, rank, node, 1, 1))
+    rows: List[Row] = []
     for role, rank, node, each, _ in runs:
         last = rows[-1] if rows else _NONE
         if last[0] == role and last[3] == each and last[2] + last[4] == node and last[1] + each * last[4] == rank:
-            last[4] += 1
+            rows[-1] = (*last[:4], last[4] + 1)
         else:
-            rows.append([role, rank, node, each, 1])
+            rows.append((role, rank, node, each, 1))
     return rows
 
 
-def unpack(rows: Sequence[Sequence[Any]], nodes: int) -> Iterator[Place]:
+def unpack(rows: Sequence[Row], nodes: int) -> Iterator[Place]:
     """(role, rank, node) of each rank. Rows come from a node: what no job of so many nodes can have is left out."""
     left = MOST
     for role, rank, node, each, count in rows:

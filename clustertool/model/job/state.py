@@ -61,13 +61,13 @@ class JobStatus:
         if not self.knows(node, event):
             return
         here.own.apply(event)
-        handle = _HANDLERS.get(str(event.get("e")))
+        handle = _HANDLERS.get(str(event.get("type")))
         if handle is not None:
             handle(self, here, event)
 
     def knows(self, node: int, event: Event) -> bool:
         """False for an event that `node` cannot know: of a rank that it does not run, or of the lead on another node."""
-        kind = event.get("e")
+        kind = event.get("type")
         if kind in _OF_THE_LEAD:
             return node == LEAD
         if kind not in _OF_A_RANK:
@@ -377,7 +377,7 @@ def ranks_of(events: Iterable[Event]) -> List[ProcessStatus]:
     """The ranks that have entered an attempt on the node of these events."""
     found = JobStatus()
     for event in events:
-        if event.get("e") in _OF_A_RANK:
+        if event.get("type") in _OF_A_RANK:
             with suppress(KeyError, TypeError, ValueError):  # a program of the job can damage its records
                 found.apply(LEAD, event)
     return [process for process in found.processes.values() if process.life.states]

@@ -14,9 +14,22 @@ CPU is a sum that grows, so that between any two lines that are kept the mean is
 from __future__ import annotations
 
 import json
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, Sequence, Tuple, TypedDict
 
-Line = Dict[str, Any]
+RankUsage = Tuple[str, int, int, float, int, int, int]
+CardUsage = Tuple[int, float, int, int]
+
+
+class _Cards(TypedDict, total=False):
+    d: List[CardUsage]
+
+
+class Line(_Cards):
+    t: float
+    n: Tuple[float, int, int, int]
+    r: List[RankUsage]
+
+
 Row = Tuple[float, ...]
 Fold = Callable[[Sequence[float]], float]
 FINE = 500  # lines that are closer than this part of their age are too many

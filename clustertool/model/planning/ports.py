@@ -8,10 +8,10 @@ from typing import Dict, List, Mapping, Sequence, Set, Tuple
 
 from clustertool.errors import ClustertoolError, PreflightError, Several, raise_all
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.config.hosts import HIGHEST_PORT
 from clustertool.model.config.job import JobSpec
 from clustertool.model.facts import Facts
 from clustertool.model.planning.ranks import OPTIONS, Seat
+from clustertool.model.quantities import HIGHEST_PORT
 
 _LOWEST = 10000
 

@@ -9,9 +9,10 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from clustertool.errors import UsageError
 from clustertool.model import roles
-from clustertool.model.config.hosts import HIGHEST_PORT, Host, is_address, is_port
+from clustertool.model.config.hosts import Host, is_address, is_port
 from clustertool.model.config.job import JobSpec, Role
 from clustertool.model.facts import Facts
+from clustertool.model.quantities import HIGHEST_PORT
 
 _ENDPOINT = re.compile(r"(?:\[(?P<bracketed>[^\]]+)\]|(?P<plain>[^:\[\]]+))(?::(?P<port>[0-9]{1,5}))?")
 OPTIONS = {"pserver": "--servers", "trainer": "--workers", "heter": "--heter-workers"}

@@ -1,27 +1,34 @@
-"""An engine turns a plan into requests for the nodes, in phases that are barriers.
+"""Turns a plan into the requests that start its job, in phases that are barriers, and into those that stop it.
 
-The ssh engine: an agent on every node places the job, then launches its supervisor. The first node leads.
+An agent on every node places the job, then launches its supervisor. The first node's supervisor is the coordinator.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, Mapping, Protocol, Tuple, Type
+from typing import TYPE_CHECKING, List, Mapping, Tuple
 
-from clustertool.model.job.formats import FORMAT, KEY
+from clustertool.model.job.formats import FORMAT
 from clustertool.model.job.rank_places import pack
 from clustertool.model.planning.environment import endpoint, mark
 from clustertool.model.planning.plan import HIDDEN, Node, Plan, Process
+from clustertool.model.wire.messages import LAUNCH, PLACE, STOP, UNPLACE, Request
 
-Spec = Dict[str, Any]
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import StopAnswer
+    from clustertool.model.wire.agent_requests import StopHow
+    from clustertool.model.wire.event_types import JobHeader, RankPlaces
+    from clustertool.model.wire.spec_types import Spec, SpecProcess
+
+_FAILED_START: StopHow = {"by": "the start failed", "code": 69, "grace": 1.0, "force": True}
 
 
 @dataclass(frozen=True)
 class Phase:
-    """`requests`: node id -> fields of one request. Every node has answered before the next phase begins."""
+    """`requests`: one for each node. Every node has answered before the next phase begins."""
 
     name: str
-    requests: Mapping[int, Mapping[str, Any]]
+    requests: Mapping[int, Request[Mapping[str, object]]]
 
 
 @dataclass(frozen=True)
@@ -32,71 +39,43 @@ class Steps:
     undo: Tuple[Phase, ...] = ()
 
 
-class Engine(Protocol):
-    """Turn a plan into steps. `releases`: node -> the name of the dispatched release, none if the node has the
-    workspace already."""
+def start(plan: Plan, releases: Mapping[int, str], secrets: Mapping[str, str]) -> Steps:
+    """`releases`: node -> name of the workspace there, none where it lies on the node already.
 
-    def start(self, plan: Plan, releases: Mapping[int, str], secrets: Mapping[str, str]) -> Steps: ...
-
-    def stop(self, nodes: int, job: str, how: Mapping[str, Any]) -> Phase: ...
-
-    def status(self, nodes: int, job: str) -> Phase: ...
-
-    def logs(self, nodes: int, job: str, wanted: Mapping[str, Any]) -> Phase: ...
-
-
-class SshEngine:
-    """Requests to agents, one per node. Specs are JSON; secrets travel only in the launch, never to a disk."""
-
-    def start(self, plan: Plan, releases: Mapping[int, str], secrets: Mapping[str, str]) -> Steps:
-        nodes = plan.nodes
-        trainers = [process for process in plan.processes if process.role == "trainer"]
-        endpoints = [process.endpoint for process in sorted(trainers, key=lambda process: process.rank)]
-        places = pack((process.role, process.rank, process.node) for process in plan.processes)
-        place = {
-            node.index: {
-                "q": "place",
-                "release": releases.get(node.index, ""),
-                "spec": spec(plan, node, endpoints, places),
-            }
-            for node in nodes
-        }
-        launch = {
-            node.index: {
-                "q": "start",
+    Specs are JSON and are kept on disks; secrets travel only in the launch.
+    """
+    trainers = [process for process in plan.processes if process.role == "trainer"]
+    endpoints = [process.endpoint for process in sorted(trainers, key=lambda process: process.rank)]
+    places = pack((process.role, process.rank, process.node) for process in plan.processes)
+    identity = plan.identity
+    place, launch, unplace = {}, {}, {}
+    for node in plan.nodes:
+        own = spec(plan, node, endpoints, places)
+        place[node.index] = PLACE({"release": releases.get(node.index, ""), "spec": own})
+        launch[node.index] = LAUNCH(
+            {
                 "job_dir": node.job_dir,
                 "secrets": dict(secrets),
-                "certificate": plan.identity.certificate,
-                "key": plan.identity.key,
+                "certificate": identity.certificate,
+                "key": identity.key,
             }
-            for node in nodes
-        }
-        unplace = {
-            node.index: {"q": "unplace", "job_dir": node.job_dir, "token": plan.identity.token} for node in nodes
-        }
-        stop = self.stop(len(nodes), plan.job_id, {"by": "the start failed", "code": 69, "grace": 1.0, "force": True})
-        return Steps((Phase("place", place), Phase("launch", launch)), (Phase("unplace", unplace), stop))
-
-    def stop(self, nodes: int, job: str, how: Mapping[str, Any]) -> Phase:
-        return _all("stop", nodes, {"job": job, "exact": bool(job), **how})
-
-    def status(self, nodes: int, job: str) -> Phase:
-        return _all("status", nodes, {"job": job})
-
-    def logs(self, nodes: int, job: str, wanted: Mapping[str, Any]) -> Phase:
-        return _all("follow", nodes, {"job": job, **wanted})
+        )
+        unplace[node.index] = UNPLACE({"job_dir": node.job_dir, "token": identity.token})
+    ended = dict.fromkeys(place, stop(plan.job_id, _FAILED_START))
+    return Steps((Phase("place", place), Phase("launch", launch)), (Phase("unplace", unplace), Phase("stop", ended)))
 
 
-def _all(name: str, nodes: int, fields: Mapping[str, Any]) -> Phase:
-    return Phase(name, {node: {"q": name, **fields} for node in range(nodes)})
+def stop(job: str, how: StopHow) -> Request[StopAnswer]:
+    """The request to end a job, "" for all."""
+    return STOP({"job": job, "exact": bool(job), **how})
 
 
-def spec(plan: Plan, node: Node, endpoints: list[str], places: list[list[Any]]) -> Spec:
+def spec(plan: Plan, node: Node, endpoints: list[str], places: List[RankPlaces]) -> Spec:
     """One node's part of the plan as its supervisor reads it (and its disk keeps it): SECRETS are masked."""
     common = _common(node.processes)
-    lead_node = plan.nodes[0]
+    lead_node, policy = plan.nodes[0], plan.policy
     made: Spec = {
-        KEY: FORMAT,
+        "format": FORMAT,
         "job": plan.job_id,
         "node": node.index,
         "name": node.name,
@@ -115,7 +94,14 @@ def spec(plan: Plan, node: Node, endpoints: list[str], places: list[list[Any]]) 
             "port": plan.lead[1],
             "endpoint": endpoint(*plan.lead),
         },
-        "policy": dict(vars(plan.policy)),
+        "policy": {
+            "timeout": policy.timeout,
+            "grace": policy.grace,
+            "on_failure": policy.on_failure,
+            "max_restarts": policy.max_restarts,
+            "lease": policy.lease,
+            "loss_timeout": policy.loss_timeout,
+        },
         "prelude": plan.prelude,
         "ld_library_path": plan.ld_library_path,
         "first_path": plan.first_path,
@@ -124,12 +110,12 @@ def spec(plan: Plan, node: Node, endpoints: list[str], places: list[list[Any]]) 
         "processes": [_process(process, common, plan.secrets) for process in node.processes],
         "extra_ports": [port for at, port in plan.extra_ports if at == node.index],
         "endpoints": endpoints,
-        "header": {**_header(plan, node), "places": places},
+        "header": _header(plan, node, places),
     }
     if node.index == lead_node.index:
         made["shape"] = {
             "names": [other.name for other in plan.nodes],
-            "place": [[process.role, process.rank, process.node] for process in plan.processes],
+            "place": [(process.role, process.rank, process.node) for process in plan.processes],
         }
     return made
 
@@ -144,7 +130,7 @@ def _common(processes: Tuple[Process, ...]) -> dict[str, str]:
     return dict(sorted(shared))
 
 
-def _process(process: Process, common: Mapping[str, str], secrets: Tuple[str, ...]) -> Spec:
+def _process(process: Process, common: Mapping[str, str], secrets: Tuple[str, ...]) -> SpecProcess:
     own = {name: HIDDEN if name in secrets else value for name, value in process.env if name not in common}
     return {
         "role": process.role,
@@ -161,11 +147,11 @@ def _process(process: Process, common: Mapping[str, str], secrets: Tuple[str, ..
     }
 
 
-def _header(plan: Plan, node: Node) -> Spec:
+def _header(plan: Plan, node: Node, places: List[RankPlaces]) -> JobHeader:
     """The first event of a node's events file: enough for any later command from any laptop."""
     trainer = next((process for process in plan.processes if process.role == "trainer"), None)
     return {
-        KEY: FORMAT,
+        "format": FORMAT,
         "id": plan.job_id,
         "node": node.index,
         "name": node.name,
@@ -182,7 +168,5 @@ def _header(plan: Plan, node: Node) -> Spec:
             {"role": p.role, "rank": p.rank, "local_rank": p.local_rank, "endpoint": p.endpoint, "log": p.log}
             for p in node.processes
         ],
+        "places": places,
     }
-
-
-ENGINES: Dict[str, Type[Engine]] = {"ssh": SshEngine}

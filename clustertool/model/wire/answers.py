@@ -1,16 +1,16 @@
-"""What a node may send, kind by kind: how large its header may be, and the shape of what it says.
+"""Checks of what a node sends: the fields of each answer, event and frame, and how large a frame's header may be.
 
-Everything that comes from a node passes check_answer() or check_frame() before other code uses it. A program of a job can
-change the records and the tool's code on its node, so nothing here is taken on trust. Raises shape.Malformed.
+Everything that comes from a node passes the check of its request (messages.py) or check_frame() before other code uses it. A
+program of a job can change the records and the tool's code on its node, so nothing here is trusted. Raises shape.Malformed.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Mapping
+from typing import Dict, Iterable, Mapping
 
-from clustertool.model.config.hosts import HIGHEST_PORT
 from clustertool.model.job.state_names import NODE_ANSWERS, OUTCOMES, JobState, RankState, StartReason
 from clustertool.model.paths import is_job_id
+from clustertool.model.quantities import HIGHEST_PORT
 from clustertool.model.roles import ROLES
 from clustertool.model.wire.shape import (
     Check,
@@ -37,17 +37,6 @@ _MOST_CARDS = 1024
 _LATEST = 1e11  # a time, in seconds
 STREAM = 2 << 20  # bytes of a header that answers nothing; one event may name all processes of a node
 PAYLOAD = 256 << 10  # bytes of a log in one frame
-_ANSWER = 1 << 20
-_LIMITS = {
-    "jobs": 16 << 20,
-    "status": 16 << 20,
-    "report": 32 << 20,
-    "files": 16 << 20,
-    "tree": 32 << 20,
-    "glance": 4 << 20,
-    "devices": 4 << 20,
-}
-_LISTING = 32 << 20  # a probe that lists the files of --job-workspace
 _SHORT = 32 << 10  # bytes of the header of a piece of a log, which names a file
 
 
@@ -68,7 +57,7 @@ _release = matching(lambda name: len(name) == 32 and not name.strip("0123456789a
 _names = rows(_word, MOST_NODES)
 _kind = matching(("file", "dir", "link").__contains__, "file, dir or link")
 
-# -- events, see model/job/events.py --
+# -- events, see event_types.py --
 
 _process = {"role": _role, "rank": _rank}
 _step = number(0, 1e18)
@@ -131,14 +120,13 @@ _EVENTS: Dict[str, Check] = {
     "verdict": _outcome,
     "ended": _outcome,
 }
-_any_event = fields({"e": _word, "t": _time})
+_any_event = fields({"type": _word, "t": _time})
 
 
-def _event(value: Any, path: str) -> None:
+def _event(value: object, path: str) -> None:
     _any_event(value, path)
-    known = _EVENTS.get(value["e"])
-    if known:
-        known(value, f"{path} ({value['e']})")
+    if isinstance(value, dict) and value["type"] in _EVENTS:
+        _EVENTS[value["type"]](value, f"{path} ({value['type']})")
 
 
 # -- answers --
@@ -313,81 +301,51 @@ _probe = fields(
 )
 _stopped = fields({"state": _one_of(NODE_ANSWERS), "survivors": rows(_word, 100_000)}, {"waits": flag, "why": text()})
 _ids = rows(job_id, MOST_JOBS)
-_ANSWERS: Dict[str, Check] = {
-    "jobs": fields({"jobs": rows(_summary, MOST_JOBS)}),
-    "status": fields(_status),
-    "report": fields(_report),
-    "tail": fields({"text": text(1 << 20)}),
-    "files": fields({"files": table(text(), whole(), _MOST_FILES)}),
-    "stop": fields({"jobs": table(job_id, _stopped, MOST_JOBS)}),
-    "clean": fields(
-        {"removed": _ids, "running": _ids, "freed": whole()},
-        {"kept": table(job_id, row(text(), text()), MOST_JOBS)},
-    ),
-    "probe": _probe,
-    "mesh": fields(
-        {},
-        {
-            "ports": _ports,
-            "tries": rows(row(_node, _port, _word, _bytes), MOST_RANKS),
-            "speed": _bytes,
-        },
-    ),
-    "meet": fields({}, {"seen": rows(_node, MOST_NODES)}),
-    "patch": fields({"have": flag}),
-    "stage": fields({"dir": text()}),
-    "tree": fields(
-        {"entries": rows(row(text(), _kind, flag, whole(-(1 << 62), 1 << 62), whole(), text()), _MOST_FILES)}
-    ),
-    "content": fields({"data": text(1 << 20), "last": flag}),
-    "verify": fields(
-        {"releases": _size, "pieces": _size, "bytes": _size, "damaged": _size, "lost": rows(_release, MOST_JOBS)}
-    ),
-}
-_MODULES = {"devices": _devices, "glance": _glance}  # these may answer that they need the NVML module
-_error = fields({"kind": text(100), "what": text(1 << 18), "fix": text()})
 
 
-def limit(request: Mapping[str, Any]) -> int:
-    """Bytes that the header of the answer to a request may have."""
-    return _LISTING if request.get("job_workspace") else _LIMITS.get(str(request["q"]), _ANSWER)
+def _or_need(check: Check) -> Check:
+    """Instead of the answer, a node may say that it needs the NVML module first."""
+    need = fields({"need": _word})
+
+    def either(value: object, path: str) -> None:
+        (need if isinstance(value, dict) and "need" in value else check)(value, path)
+
+    return either
 
 
-def check_answer(question: str, answer: Mapping[str, Any]) -> None:
-    """`answer`: to the request `question`, or an error in its place."""
-    if answer.get("error") is not None:
-        _error(answer["error"], "error")
-    elif question in _MODULES and "need" in answer:
-        _word(answer["need"], "need")
-    else:
-        known = _ANSWERS.get(question) or _MODULES.get(question)
-        if known:
-            known(answer, "")
+done = fields({})
+jobs = fields({"jobs": rows(_summary, MOST_JOBS)})
+status = fields(_status)
+report = fields(_report)
+tail = fields({"text": text(1 << 20)})
+files = fields({"files": table(text(), whole(), _MOST_FILES)})
+stopped = fields({"jobs": table(job_id, _stopped, MOST_JOBS)})
+cleaned = fields(
+    {"removed": _ids, "running": _ids, "freed": whole()},
+    {"kept": table(job_id, row(text(), text()), MOST_JOBS)},
+)
+probed = _probe
+opened = fields({"ports": _ports})
+tried = fields({"tries": rows(row(_node, _port, _word, _bytes), MOST_RANKS)})
+sent = fields({}, {"speed": _bytes})
+met = fields({}, {"seen": rows(_node, MOST_NODES)})
+patched = fields({"have": flag})
+staged = fields({"dir": text()})
+listed = fields({"entries": rows(row(text(), _kind, flag, whole(-(1 << 62), 1 << 62), whole(), text()), _MOST_FILES)})
+content = fields({"data": text(1 << 20), "last": flag})
+verified = fields(
+    {"releases": _size, "pieces": _size, "bytes": _size, "damaged": _size, "lost": rows(_release, MOST_JOBS)}
+)
+devices = _or_need(_devices)
+sample = _or_need(_glance)
+error = fields({"kind": text(100), "what": text(1 << 18), "fix": text()})
 
 
 # -- frames that answer nothing --
 
 _BITS = 1 << 20  # pieces of a workspace, four to a character
-_RELAY: Dict[str, Check] = {
-    "ready": fields({"port": _port, "empty": flag}),
-    "lacks": fields({"lacks": text(_BITS), "have": text(_BITS)}),
-    "got": fields({"left": whole(), "live": whole(), "peers": whole(), "came": rows(whole(), MOST_RANKS)}),
-    "idle": fields({"lacks": text(_BITS), "live": whole(), "why": rows(text(), MOST_NODES)}),
-    "done": fields({"left": whole(), "live": whole(), "peers": whole(), "came": rows(whole(), MOST_RANKS)}),
-    "wrong": fields({"i": whole()}),
-    "failed": fields({"what": text(1 << 18), "fix": text()}, {"kind": text(100)}),
-    "gone": fields({}, {"why": text()}),
-}
+_progress = fields({"left": whole(), "live": whole(), "peers": whole(), "came": rows(whole(), MOST_RANKS)})
 _LOG_ROLES = (*ROLES, "file")
-
-
-def _relay(value: Mapping[str, Any], path: str) -> None:
-    known = _RELAY.get(str(value.get("s")))
-    if known is None:
-        raise Malformed("s", "is no message of a relay")
-    known(value, path)
-
-
 _FRAMES: Dict[str, Check] = {
     "log": fields(
         {
@@ -402,19 +360,28 @@ _FRAMES: Dict[str, Check] = {
     "events": fields({"node": _node, "events": rows(_event, _MOST_EVENTS), "at": whole()}),
     "beat": fields({}, {"t": _seconds}),
     "end": fields({}, {"orphan": flag}),
-    "relay": _relay,
+    "relay-ready": fields({"port": _port, "empty": flag}),
+    "relay-lacks": fields({"lacks": text(_BITS), "have": text(_BITS)}),
+    "relay-got": _progress,
+    "relay-idle": fields({"lacks": text(_BITS), "live": whole(), "why": rows(text(), MOST_NODES)}),
+    "relay-done": _progress,
+    "relay-wrong": fields({"piece": whole()}),
+    "relay-failed": fields({"what": text(1 << 18), "fix": text()}, {"kind": text(100)}),
+    "relay-gone": fields({}, {"why": text()}),
 }
+RELAY = frozenset(type for type in _FRAMES if type.startswith("relay-"))  # reports of a relay
+_LARGE = (*RELAY, "events")
 
 
-def frame_limit(header: Mapping[str, Any]) -> int:
+def frame_limit(header: Mapping[str, object]) -> int:
     """Bytes that the header of a frame that answers no request may have."""
-    return STREAM if header.get("k") in ("events", "relay") else _SHORT
+    return STREAM if header.get("type") in _LARGE else _SHORT
 
 
-def check_frame(header: Mapping[str, Any]) -> None:
+def check_frame(header: Mapping[str, object]) -> None:
     """A frame that answers no request."""
-    kind = header.get("k")
+    kind = header.get("type")
     known = _FRAMES.get(kind) if isinstance(kind, str) else None
     if known is None:
-        raise Malformed("a frame", "is of no known kind")
+        raise Malformed("a frame", "is of no known type")
     known(header, "")

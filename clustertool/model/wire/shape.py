@@ -6,9 +6,9 @@ checks. Strings, lists and objects always have a limit, so that a value that pas
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterator, Mapping, Optional
+from typing import Callable, Iterator, Mapping, Optional
 
-Check = Callable[[Any, str], None]
+Check = Callable[[object, str], None]
 TEXT = 1 << 16  # characters of a string, unless a check says otherwise
 _SHOWN = 60
 _SMALL = 2000  # values inside a field that no check knows
@@ -29,7 +29,7 @@ def _wrong(path: str, value: object, wanted: str) -> Malformed:
 def text(most: int = TEXT) -> Check:
     """A string of at most `most` characters."""
 
-    def check(value: Any, path: str) -> None:
+    def check(value: object, path: str) -> None:
         if not isinstance(value, str):
             raise _wrong(path, value, "a string")
         if len(value) > most:
@@ -41,7 +41,7 @@ def text(most: int = TEXT) -> Check:
 def matching(true: Callable[[str], bool], wanted: str) -> Check:
     """A string for which `true` holds; `wanted` describes it."""
 
-    def check(value: Any, path: str) -> None:
+    def check(value: object, path: str) -> None:
         if not isinstance(value, str) or not true(value):
             raise _wrong(path, value, wanted)
 
@@ -51,7 +51,7 @@ def matching(true: Callable[[str], bool], wanted: str) -> Check:
 def whole(low: int = 0, high: int = (1 << 63) - 1) -> Check:
     """An integer from `low` to `high`."""
 
-    def check(value: Any, path: str) -> None:
+    def check(value: object, path: str) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise _wrong(path, value, f"an integer from {low} to {high}")
 
@@ -61,14 +61,14 @@ def whole(low: int = 0, high: int = (1 << 63) - 1) -> Check:
 def number(low: float = 0.0, high: float = 1e18) -> Check:
     """A number from `low` to `high`; NaN and infinity are none."""
 
-    def check(value: Any, path: str) -> None:
+    def check(value: object, path: str) -> None:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
             raise _wrong(path, value, f"a number from {low:g} to {high:g}")
 
     return check
 
 
-def flag(value: Any, path: str) -> None:
+def flag(value: object, path: str) -> None:
     """True or false."""
     if not isinstance(value, bool):
         raise _wrong(path, value, "true or false")
@@ -77,7 +77,7 @@ def flag(value: Any, path: str) -> None:
 def maybe(inner: Check) -> Check:
     """Null, or what `inner` accepts."""
 
-    def check(value: Any, path: str) -> None:
+    def check(value: object, path: str) -> None:
         if value is not None:
             inner(value, path)
 
@@ -87,7 +87,7 @@ def maybe(inner: Check) -> Check:
 def rows(inner: Check, most: int) -> Check:
     """A list of at most `most` values."""
 
-    def check(value: Any, path: str) -> None:
+    def check(value: object, path: str) -> None:
         if not isinstance(value, list):
             raise _wrong(path, value, "a list")
         if len(value) > most:
@@ -101,7 +101,7 @@ def rows(inner: Check, most: int) -> Check:
 def row(*inner: Check) -> Check:
     """A list of exactly these values."""
 
-    def check(value: Any, path: str) -> None:
+    def check(value: object, path: str) -> None:
         if not isinstance(value, list) or len(value) != len(inner):
             raise _wrong(path, value, f"a list of {len(inner)}")
         for at, (one, known) in enumerate(zip(value, inner)):
@@ -113,7 +113,7 @@ def row(*inner: Check) -> Check:
 def table(key: Check, inner: Check, most: int) -> Check:
     """An object with at most `most` keys, all of one kind."""
 
-    def check(value: Any, path: str) -> None:
+    def check(value: object, path: str) -> None:
         if not isinstance(value, dict):
             raise _wrong(path, value, "an object")
         if len(value) > most:
@@ -129,7 +129,7 @@ def fields(required: Mapping[str, Check], optional: Optional[Mapping[str, Check]
     """An object that has the `required` keys and may have the `optional` ones. Other keys hold few values."""
     known = {**(optional or {}), **required}
 
-    def check(value: Any, path: str) -> None:
+    def check(value: object, path: str) -> None:
         if not isinstance(value, dict):
             raise _wrong(path, value, "an object")
         for name in required:
@@ -142,7 +142,7 @@ def fields(required: Mapping[str, Check], optional: Optional[Mapping[str, Check]
     return check
 
 
-def little(value: Any, path: str) -> None:
+def little(value: object, path: str) -> None:
     """Anything, as long as it holds few values."""
     if isinstance(value, (list, dict)):
         for count, _ in enumerate(_inside(value)):
@@ -150,7 +150,7 @@ def little(value: Any, path: str) -> None:
                 raise Malformed(path[:_SHOWN], f"holds more than {_SMALL} values")
 
 
-def _inside(value: Any) -> Iterator[Any]:
+def _inside(value: object) -> Iterator[object]:
     """Everything in a value, however deep."""
     left = [value]
     while left:

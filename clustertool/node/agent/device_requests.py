@@ -1,30 +1,18 @@
-"""These requests are about the node's devices, and about what jobs use now."""
+"""Handler of the request that `inv top` sends once a second: the agent keeps what the last one has read."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict
+from typing import TYPE_CHECKING
 
-from clustertool.model.wire.frames import Header
-from clustertool.node.devices import nvml, read
 from clustertool.node.jobs.live_sample import Glance
 
 if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import GlanceAnswer
+    from clustertool.model.wire.agent_requests import GlanceRequest
     from clustertool.node.agent.loop import Agent
 
 
-def devices(agent: Agent, header: Header) -> Dict[str, Any]:
-    """The node's cards now, or {"need": digest}: the NVML module is sent to nodes that have a use for it."""
-    return read.look(str(header["nvml"]))
-
-
-def module(agent: Agent, header: Header) -> Dict[str, Any]:
-    """Keep the NVML module, which `devices` asked for: zlib in base64."""
-    nvml.keep(str(header["nvml"]), str(header["data"]))
-    return {}
-
-
-def glance(agent: Agent, header: Header) -> Dict[str, Any]:
-    """For `inv top`, once a second."""
+def glance(agent: Agent, request: GlanceRequest) -> GlanceAnswer:
     if agent.glance is None:
-        agent.glance = Glance(agent.root, agent.entry, str(header["nvml"]))
-    return agent.glance.look(str(header["job"]))
+        agent.glance = Glance(agent.root, agent.entry, request["nvml"])
+    return agent.glance.look(request["job"])

@@ -1,25 +1,21 @@
-"""These requests are about the jobs that are here: their records, their logs, their end."""
+"""Handler of the request to follow a job: the agent's loop sends what the follower reads."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict
+from typing import TYPE_CHECKING
 
-from clustertool.model.wire.frames import Header
 from clustertool.node.jobs.follow import Follower
-from clustertool.node.jobs.queries import Jobs
+from clustertool.node.jobs.queries import record_of
 
 if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import Answer
+    from clustertool.model.wire.agent_requests import FollowRequest
     from clustertool.node.agent.loop import Agent
 
 
-def follow(agent: Agent, header: Header) -> Dict[str, Any]:
-    record = Jobs(agent.root, agent.entry).record(header)
-    if header.get("follow", True):
+def follow(agent: Agent, request: FollowRequest) -> Answer:
+    record = record_of(agent, request["job"])
+    if request.get("follow", True):
         record.require_here()
-    agent.followers.append(Follower(record, header))
+    agent.followers.append(Follower(record, request))
     return {}
-
-
-def query(agent: Agent, header: Header) -> Dict[str, Any]:
-    """A question about jobs, or a request to end or to remove them."""
-    return Jobs(agent.root, agent.entry).answer(header)

@@ -5,27 +5,30 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Any, Dict
+from typing import TYPE_CHECKING, Dict
 
 from clustertool.errors import ClustertoolError, from_wire
 from clustertool.model.paths import OURS
-from clustertool.model.wire.frames import Header
 from clustertool.node.agent import systemd_scope
 from clustertool.node.devices import nvml
 from clustertool.node.storage import files
 from clustertool.node.supervisor.supervisor import Supervisor
 from clustertool.node.system import processes
 
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_requests import LaunchRequest
+    from clustertool.model.wire.spec_types import Spec
+
 _ERRORS = f"{OURS}/supervisor.err"
 _SKEW = 5.0  # seconds between our clock and the laptop's; less may be the way of its request to us, and is told as none
 
 
-def launch(header: Header, umask: int) -> Dict[str, Any]:
-    """header: job_dir, and what never lies on a disk: secrets, certificate, key. Raises what the supervisor raised."""
-    skew = time.time() - float(header["now"])
-    job = files.open_job_dir(str(header["job_dir"]))
-    spec = json.loads(files.read(job, f"{OURS}/spec.json"))
-    spec.update(secrets=header["secrets"], certificate=header["certificate"], key=header["key"])
+def launch(request: LaunchRequest, umask: int) -> None:
+    """request: job_dir, and what never lies on a disk: secrets, certificate, key. Raises what the supervisor raised."""
+    skew = time.time() - request["now"]
+    job = files.open_job_dir(request["job_dir"])
+    spec: Spec = json.loads(files.read(job, f"{OURS}/spec.json"))
+    spec["secrets"], spec["certificate"], spec["key"] = request["secrets"], request["certificate"], request["key"]
     spec["header"]["skew"] = round(skew, 1) if abs(skew) >= _SKEW else 0
     nvml.end()  # with --devices auto, this agent has read the cards
     try:
@@ -35,10 +38,9 @@ def launch(header: Header, umask: int) -> Dict[str, Any]:
         os.close(job)
     if word:
         raise from_wire(word["kind"], word["what"], word["fix"])
-    return {}
 
 
-def _begin(spec: Dict[str, Any], job: int, umask: int) -> int:
+def _begin(spec: Spec, job: int, umask: int) -> int:
     """Start the supervisor. Returns the descriptor from which its report is read."""
     report = systemd_scope.start(spec, job, umask, _ERRORS)
     if report is not None:
@@ -50,7 +52,7 @@ def _begin(spec: Dict[str, Any], job: int, umask: int) -> int:
     return ours
 
 
-def resume(spec: Dict[str, Any], job: int, ready: int, umask: int, environ: Dict[str, str]) -> None:
+def resume(spec: Spec, job: int, ready: int, umask: int, environ: Dict[str, str]) -> None:
     """The supervisor in a scope of its own, which is a new process of Python (node/agent/systemd_scope.py): never returns."""
     try:
         os.write(ready, systemd_scope.BEGAN)
@@ -71,7 +73,7 @@ def _died(job: int) -> bytes:
     return json.dumps({"kind": "InternalError", "what": what, "fix": ""}).encode()
 
 
-def _detach(spec: Dict[str, Any], job: int, ready: int, umask: int) -> None:
+def _detach(spec: Spec, job: int, ready: int, umask: int) -> None:
     """In the child, which becomes the supervisor: never returns. It may outlive the agent, or be its zombie for a while."""
     try:
         _settle(job, ready)

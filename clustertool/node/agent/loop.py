@@ -1,7 +1,7 @@
 """The agent answers one command of one laptop over one channel: frames in, frames out, and it is gone with the channel.
 
-Requests are {"q": name, "id": n, ...}; answers {"re": n, ...} or {"re": n, "error": {kind, what, fix}}. Slow requests
-run in threads, so that heartbeats and logs never wait for a disk.
+Requests and their answers: model/wire/messages. Slow requests run in threads, so that heartbeats and logs never wait for a
+disk.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import signal
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, cast
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, cast
 
 from clustertool.errors import ClustertoolError
 from clustertool.model.wire.frames import Decoder, Header, encode
+from clustertool.model.wire.messages import PLACE, REQUESTS, VERIFY, RequestKind
 from clustertool.node.storage import files
 from clustertool.node.system import path_trust, processes
+from clustertool.node.system.node_context import NodeContext
 from clustertool.node.system.work_counter import Work
 
 if TYPE_CHECKING:
@@ -31,16 +33,16 @@ if TYPE_CHECKING:
 _BEAT = 1.0
 _LARGEST = 64 << 20  # a manifest
 _POLL = 0.05
+_RELAY_ORDERS = ("relay-sources", "relay-piece", "relay-beat")
 _ROOM = 1 << 20  # bytes that may wait for the channel before logs pause
 
 
-class Agent:
+class Agent(NodeContext):
     """`hello` is the laptop's first message: root_dir, root_group (ROOT_DIR_GROUP), and entry (how conf.py names this node)."""
 
     def __init__(self, hello: Header, inlet: int, outlet: int) -> None:
-        self.root = files.resolve(str(hello["root_dir"]))
+        super().__init__(files.resolve(str(hello["root_dir"])), str(hello["entry"]))
         path_trust.set_group(str(hello["root_group"]))
-        self.entry = str(hello["entry"])
         self._in, self._out = inlet, outlet
         self._decoder = Decoder(max_payload=_LARGEST)
         self._waiting = bytearray()
@@ -48,7 +50,7 @@ class Agent:
         self._loop = threading.get_ident()
         self._wakeup = os.pipe()  # a thread wakes the loop up
         os.set_blocking(self._wakeup[1], False)
-        self._threads: List[Work] = []
+        self.threads: List[Work] = []
         self.followers: List[Follower] = []
         self.relay: Optional[RelayProcess] = None
         self.glance: Optional[Glance] = None
@@ -63,8 +65,8 @@ class Agent:
         os.set_blocking(self._out, False)
         while self._open:
             self._turn()
-        for work in self._threads:  # a stop that was asked for is finished, laptop or not
-            if work.header.get("q") in ("place", "verify"):  # their results are of no use without it
+        for work in self.threads:  # a stop that was asked for is finished, laptop or not
+            if work.kind in (PLACE, VERIFY):  # their results are of no use without it
                 work.abandon()
             work.join()
 
@@ -98,20 +100,20 @@ class Agent:
             self._dispatch(header, payload)
 
     def _dispatch(self, header: Header, payload: bytes) -> None:
-        name = str(header.get("q"))
-        if name == "relayed":
+        type, number = str(header["type"]), header.get("id")  # a request without a number wants no answer
+        if type in _RELAY_ORDERS:
             self._order_relay(header, payload)
-        elif name in _INLINE:
-            self._answer(header, name)
+            return
+        kind = REQUESTS[type]
+        if kind.inline:
+            self._answer(kind, header, number)
         else:
-            header["earlier"] = self._threads
-            earlier = [thread for thread in self._threads if thread.is_alive()]
-            self._threads = [*earlier, Work(header, lambda: self._answer(header, name))]
+            earlier = [thread for thread in self.threads if thread.is_alive()]
+            self.threads = [*earlier, Work(kind, number, lambda: self._answer(kind, header, number))]
 
-    def _answer(self, header: Header, name: str) -> None:
-        number = header.get("id")  # a request without one wants no answer
+    def _answer(self, kind: RequestKind[Any, Any], fields: Header, number: Optional[int]) -> None:
         try:
-            reply = {"re": number, **_handler(name)(self, header)}
+            reply = {"re": number, **_handler(kind)(self, fields)}
         except ClustertoolError as error:
             reply = {"re": number, "error": {"kind": type(error).__name__, "what": error.what, "fix": error.fix}}
         except Exception as error:  # noqa: BLE001 - the outermost boundary of the node side: the laptop is told of a bug
@@ -120,9 +122,9 @@ class Agent:
         if number is not None:
             self.send(reply)
 
-    def send(self, header: Header, payload: bytes = b"") -> None:
+    def send(self, header: Mapping[str, object], payload: bytes = b"") -> None:
         with self._lock:
-            self._waiting += encode(header, payload)
+            self._waiting += encode(dict(header), payload)
         if threading.get_ident() != self._loop:
             with contextlib.suppress(BlockingIOError):
                 os.write(self._wakeup[1], b"!")
@@ -135,12 +137,12 @@ class Agent:
             if self.placed:  # its claims hold as long as this is young
                 with contextlib.suppress(OSError):
                     os.utime(self.placed)
-            for work in self._threads:
-                if work.moved() and work.is_alive() and "id" in work.header:
-                    self.send({"re": work.header["id"], "progress": work.steps})
+            for work in self.threads:
+                if work.moved() and work.is_alive() and work.number is not None:
+                    self.send({"re": work.number, "progress": work.steps})
         if self.followers and now >= self._beat_at:
             self._beat_at = now + _BEAT
-            self.send({"k": "beat", "t": time.time()})
+            self.send({"type": "beat", "t": time.time()})
         busy = False
         for follower in list(self.followers):
             if len(self._waiting) > _ROOM:
@@ -180,29 +182,16 @@ class Agent:
             self.send(header)
         if messages is None:
             self.relay = None
-            self.send({"k": "relay", "s": "gone"})
+            self.send({"type": "relay-gone"})
 
 
-Handler = Callable[[Agent, Header], Dict[str, Any]]
-# The module of this folder, and its function, for each request. The module is imported with the first such request: one command
-# needs few of them, and to import all takes 35 ms of CPU time.
-_HANDLERS = {
-    **{name: ("node_requests", name) for name in ("probe", "meet", "mesh")},
-    **{name: ("device_requests", name) for name in ("devices", "module", "glance")},
-    **{name: ("dispatch_requests", name) for name in ("patch", "verify", "relay", "unrelay")},
-    **{name: ("transfer_requests", name) for name in ("stage", "build", "tree", "content")},
-    **{name: ("start_requests", name) for name in ("place", "unplace", "start")},
-    "follow": ("job_requests", "follow"),
-    **dict.fromkeys("stop attached jobs status report tail files clean".split(), ("job_requests", "query")),
-}
-# Handled in the loop: start and relay fork, which must not be done in a thread; follow changes the loop's own list.
-_INLINE = frozenset({"start", "relay", "unrelay", "follow"})
-
-
-def _handler(name: str) -> Handler:
-    """Raises KeyError for a request that is not known."""
-    module, function = _HANDLERS[name]
-    return cast(Handler, getattr(importlib.import_module(f"clustertool.node.agent.{module}"), function))
+def _handler(kind: RequestKind[Any, Any]) -> Callable[[Agent, Header], Dict[str, object]]:
+    """The function for a request. Its module is imported with the first such request: to import all takes 35 ms of CPU time."""
+    module, _, name = kind.handler.partition(":")
+    return cast(
+        "Callable[[Agent, Header], Dict[str, object]]",
+        getattr(importlib.import_module(f"clustertool.node.{module}"), name),
+    )
 
 
 def main(hello: bytes, end: Callable[[], None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import Any, Dict, Mapping, Sequence
+from typing import TYPE_CHECKING, Dict, Sequence
 
 from clustertool.errors import DispatchError, PreflightError
 from clustertool.model import paths
@@ -14,8 +14,11 @@ from clustertool.node.jobs.ledger import Ledger
 from clustertool.node.ports import claims
 from clustertool.node.storage import files, release_store
 
+if TYPE_CHECKING:
+    from clustertool.model.wire.spec_types import Spec, SpecProcess
 
-def place(spec: Dict[str, Any], release: str) -> Dict[str, Any]:
+
+def place(spec: Spec, release: str) -> None:
     """Make the job's directory with everything in it that the contract names. Undone when it fails."""
     root, base = str(spec["root"]), os.path.dirname(spec["job_dir"])
     files.make_root(root)
@@ -38,10 +41,9 @@ def place(spec: Dict[str, Any], release: str) -> Dict[str, Any]:
         raise PreflightError(what, "make room, or choose another ROOT_DIR") from None
     finally:
         os.close(job)
-    return {}
 
 
-def _take_back(spec: Mapping[str, Any]) -> None:
+def _take_back(spec: Spec) -> None:
     with contextlib.suppress(PreflightError):  # what made the placing fail is the news
         clean.remove(spec["job_dir"])
 
@@ -60,7 +62,7 @@ def belongs(job_dir: str, token: str) -> bool:
         os.close(job)
 
 
-def _write_files(spec: Dict[str, Any], job: int) -> None:
+def _write_files(spec: Spec, job: int) -> None:
     job_paths = paths.JobPaths(os.path.dirname(spec["job_dir"]), spec["job"])
     files.create(job, f"{paths.OURS}/spec.json", json.dumps(spec).encode())
     files.create(job, "nodefile", f"{spec['node']}\n".encode(), exclusive=False)
@@ -84,7 +86,7 @@ def _write_files(spec: Dict[str, Any], job: int) -> None:
             _link(os.path.join(spec["work_dir"], name), job_paths.of(name))
 
 
-def _show_logs(folder: str, logs: str, processes_: Sequence[Mapping[str, Any]]) -> None:
+def _show_logs(folder: str, logs: str, processes_: Sequence[SpecProcess]) -> None:
     """`folder` becomes a link to the logs, or holds links to them if it is a folder already."""
     if os.path.realpath(folder) == os.path.realpath(logs):
         return

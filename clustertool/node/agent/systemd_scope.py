@@ -10,11 +10,14 @@ import marshal
 import os
 import select
 import sys
-from typing import Any, Dict, NoReturn, Optional
+from typing import TYPE_CHECKING, Any, NoReturn, Optional, cast
 
 import clustertool
 from clustertool.node.storage import files
 from clustertool.node.system import logind, processes
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.spec_types import Spec
 
 BEGAN = b"!"  # the new Python's first byte: systemd-run has done its part
 _PATIENCE = 5.0  # seconds for it
@@ -29,7 +32,7 @@ launch.resume(*arguments)
 """
 
 
-def start(spec: Dict[str, Any], job: int, umask: int, errors: str) -> Optional[int]:
+def start(spec: Spec, job: int, umask: int, errors: str) -> Optional[int]:
     """Returns the descriptor from which the supervisor's report is read, after BEGAN. None: it is to be started as usual.
 
     `errors`: the file of the job where the stderr of systemd-run goes.
@@ -41,7 +44,7 @@ def start(spec: Dict[str, Any], job: int, umask: int, errors: str) -> Optional[i
     sent = os.memfd_create("clustertool")
     place = os.path.dirname(os.path.dirname(os.path.abspath(clustertool.__file__)))
     with open(sent, "wb", closefd=False) as file:
-        marshal.dump((place, (spec, job, theirs, umask, dict(os.environ))), file)
+        marshal.dump((place, (cast(Any, spec), job, theirs, umask, dict(os.environ))), file)
     os.lseek(sent, 0, os.SEEK_SET)
     pid = os.fork()
     if pid == 0:

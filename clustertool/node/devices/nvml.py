@@ -12,10 +12,15 @@ import importlib.util
 import os
 import sys
 import zlib
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from clustertool.errors import PreflightError
 from clustertool.node.devices import detect
+from clustertool.node.system.node_context import NodeContext
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import Answer
+    from clustertool.model.wire.agent_requests import ModuleRequest
 
 Card = Dict[str, Any]
 _THROTTLES = {
@@ -37,11 +42,11 @@ def _path(digest: str) -> str:
     return os.path.join(detect.place(), f"{detect.MODULE}{digest}", "pynvml.py")
 
 
-def keep(digest: str, packed: str) -> None:
-    """Store the module that the laptop sent: zlib in base64. Raises PreflightError if it does not match its digest."""
-    data = b""
+def receive_module(node: NodeContext, request: ModuleRequest) -> Answer:
+    """Keep the module that the laptop sent. Raises PreflightError where it is not what its digest says."""
+    digest, data = request["nvml"], b""
     with contextlib.suppress(zlib.error, ValueError):
-        data = zlib.decompress(base64.b64decode(packed))
+        data = zlib.decompress(base64.b64decode(request["data"]))
     if _digest(data) != digest:
         raise PreflightError("the NVML module arrived damaged", "run it again")
     path = _path(digest)
@@ -53,6 +58,7 @@ def keep(digest: str, packed: str) -> None:
         os.replace(part, path)
     except OSError:
         _kept[digest] = data
+    return {}
 
 
 def _digest(data: bytes) -> str:

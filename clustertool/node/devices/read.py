@@ -9,18 +9,28 @@ from __future__ import annotations
 import os
 import pwd
 import time
-from typing import Any, Dict, List, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Tuple, cast
 
 from clustertool.model.devices.faults import broken
 from clustertool.model.devices.wording import computing, describe
 from clustertool.node.devices import detect, locks, nvml, vendor_tools
 from clustertool.node.system import processes
+from clustertool.node.system.node_context import NodeContext
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import DevicesAnswer
+    from clustertool.model.wire.agent_requests import DevicesRequest
 
 _PATIENCE = 15.0  # seconds for NVML: without persistence mode a card wakes up first
 _SHARE = 0.01  # of a core, for repeated sampling
 _PARENTS = 20
 _MARKS = {b"CLUSTERTOOL_JOB": "job", b"CLUSTERTOOL_ROLE": "role", b"CLUSTERTOOL_RANK": "rank"}
 _hung: List[str] = []
+
+
+def answer(node: NodeContext, request: DevicesRequest) -> DevicesAnswer:
+    """Handles the request for the node's devices."""
+    return cast("DevicesAnswer", look(request["nvml"]))
 
 
 def look(module: str, full: bool = True) -> Dict[str, Any]:

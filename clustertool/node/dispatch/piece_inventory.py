@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from typing import Dict, FrozenSet, List, Set
+from typing import TYPE_CHECKING, Dict, FrozenSet, List, Set
 
 from clustertool.model.dispatch import manifest, topology
-from clustertool.model.wire.frames import Header
 from clustertool.model.wire.payload import Memory, Sink
 from clustertool.node.dispatch.piece_saver import Saving
 from clustertool.node.storage.piece_writer import Part
 from clustertool.node.storage.release_store import Store
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_requests import RelayRequest
 
 
 class Inventory:
@@ -20,7 +22,7 @@ class Inventory:
     Number 0 is the manifest, the others are its pieces in order. `arrived`: the numbers that are here, in the order they came.
     """
 
-    def __init__(self, store: Store, order: Header) -> None:
+    def __init__(self, store: Store, order: RelayRequest) -> None:
         self.saving = Saving(store)
         self.arrived: List[int] = []
         self.count = 1

@@ -16,7 +16,7 @@ import os
 import select
 import socket
 import time
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from clustertool.model.dispatch import fetch_scheduler as fetch
 from clustertool.model.dispatch import manifest, topology
@@ -26,6 +26,9 @@ from clustertool.node.dispatch.piece_inventory import Inventory
 from clustertool.node.dispatch.relay_link import LaptopLink, PeerLink
 from clustertool.node.storage.release_store import Store, no_room
 from clustertool.node.system.tls_link import Wire, context, listen
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_requests import RelayRequest
 
 _AHEAD = 256 << 10  # bytes that wait for a taker before the next piece is opened for it
 _MOST_OWED = 8  # pieces one taker may wait for
@@ -45,7 +48,7 @@ class Relay:
     With a relay between nodes also certificate, key and address; without, the laptop sends everything.
     """
 
-    def __init__(self, control: socket.socket, order: Header, root: str) -> None:
+    def __init__(self, control: socket.socket, order: RelayRequest, root: str) -> None:
         now = time.monotonic()
         self._order = order
         self._store = Store(root)
@@ -139,17 +142,15 @@ class Relay:
 
     def _obey(self, header: Header, payload: bytes) -> None:
         """A message of the laptop."""
-        kind = header["k"]
-        if kind == "sources":
+        kind = header["type"]
+        if kind == "relay-sources":
             addresses = tuple((str(address), int(port)) for address, port in header["sources"])
             self._decide(fetch.SourcesListed(addresses, int(header["degree"])))
-        elif kind == "piece":
-            number = int(header["i"])
+        elif kind == "relay-piece":
+            number = int(header["piece"])
             sink = self._sink(number, len(payload))
             sink.write(memoryview(payload))
             self._came(number, sink, None)
-        elif kind == "end":
-            self._ended = True
 
     # -- what the scheduler decides --
 
@@ -159,7 +160,7 @@ class Relay:
             if isinstance(action, fetch.Connect):
                 self._connect(action.address)
             elif link is not None and isinstance(action, fetch.RequestPiece):
-                link.wire.send({"get": action.piece})
+                link.wire.send({"type": "get", "piece": action.piece})
                 link.wire.flush()
             elif link is not None:
                 self._forget(link)
@@ -210,7 +211,7 @@ class Relay:
             return self._fail(error)
         self._decide(fetch.PieceCame(number, source, good))
         if not good and link is None:
-            self._laptop.report("wrong", i=number)
+            self._laptop.report("wrong", piece=number)
         elif good and number == 0:
             self._take_manifest()
         elif good:
@@ -292,13 +293,13 @@ class Relay:
         return link.coming[-1]
 
     def _answered(self, link: PeerLink, source: fetch.Address, header: Header) -> None:
-        if "piece" in header:
+        if header["type"] == "piece":
             if not link.coming:
                 raise FrameError("a piece without bytes, or after a wrong one")
             self._came(int(header["piece"]), link.coming.popleft(), link)
             return
         count = int(self._order["count"])
-        if "have" in header:
+        if header["type"] == "have":
             offered = frozenset(topology.numbers(str(header["have"]), count))
         else:
             offered = frozenset(int(number) for number in header["new"] if 0 <= int(number) < count)
@@ -307,16 +308,16 @@ class Relay:
     def _read_requests(self, link: PeerLink, headers: List[Header]) -> None:
         for header in headers:
             if len(link.owed) < _MOST_OWED:
-                link.owed.append(int(header["get"]))
+                link.owed.append(_wanted(header))
         while link.owed and link.wire.backlog < _AHEAD:
             number = link.owed.pop(0)
             if number not in self._inventory:
                 raise ConnectionError("it requests what is not here")
             if number == 0:
-                link.wire.send({"piece": number}, self._inventory.packed)
+                link.wire.send({"type": "piece", "piece": number}, self._inventory.packed)
             else:
                 piece = self._inventory.piece(number)
-                link.wire.send_file({"piece": number}, self._store.open(piece.name), piece.size)
+                link.wire.send_file({"type": "piece", "piece": number}, self._store.open(piece.name), piece.size)
             link.wire.flush()
 
     def _announce(self) -> None:
@@ -326,8 +327,15 @@ class Relay:
             if not link.taker or not link.wire.secure or not arrived or link.announced == len(arrived):
                 continue
             if link.announced is None:
-                link.wire.send({"have": self._inventory.has_bits, "of": self._inventory.count})
+                link.wire.send({"type": "have", "have": self._inventory.has_bits})
             else:
-                link.wire.send({"new": arrived[link.announced :]})
+                link.wire.send({"type": "new", "new": arrived[link.announced :]})
             link.announced = len(arrived)
             link.wire.flush()
+
+
+def _wanted(header: Header) -> int:
+    """The piece that another node requests. Raises ValueError, KeyError for a message that is no request."""
+    if header["type"] != "get":
+        raise ValueError(f"a message of type {str(header['type'])[:20]!r}")
+    return int(header["piece"])

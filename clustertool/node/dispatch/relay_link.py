@@ -48,7 +48,7 @@ class LaptopLink:
         return bool(self._out)
 
     def report(self, kind: str, **more: Any) -> None:
-        self._out += encode({"k": "relay", "s": kind, **more})
+        self._out += encode({"type": f"relay-{kind}", **more})
         self._flush()
 
     def turn(self, now: float) -> List[Frame]:

@@ -6,12 +6,15 @@ import contextlib
 import os
 import socket
 import traceback
-from typing import List, NoReturn, Optional
+from typing import TYPE_CHECKING, List, NoReturn, Optional
 
 from clustertool.errors import ClustertoolError
 from clustertool.model.wire.frames import Decoder, Header, encode
 from clustertool.node.dispatch.relay import Relay
 from clustertool.node.system import processes
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_requests import RelayRequest
 
 _END = 2.0  # seconds for a relay to end
 
@@ -19,7 +22,7 @@ _END = 2.0  # seconds for a relay to end
 class RelayProcess:
     """The agent's side: messages to and from the relay, which starts at once."""
 
-    def __init__(self, order: Header, root: str) -> None:
+    def __init__(self, order: RelayRequest, root: str) -> None:
         self._socket, theirs = socket.socketpair()
         self._decoder = Decoder()
         self._pid = os.fork()
@@ -52,7 +55,7 @@ class RelayProcess:
         processes.reap(self._pid, _END)
 
 
-def _live(control: socket.socket, order: Header, root: str) -> NoReturn:
+def _live(control: socket.socket, order: RelayRequest, root: str) -> NoReturn:
     """In the child. No descriptor of the agent's stays open: it must see the agent go, and ssh must not wait for it."""
     try:
         null = os.open(os.devnull, os.O_RDWR)
@@ -76,4 +79,4 @@ def _last_word(control: socket.socket, kind: str, what: str, fix: str) -> None:
     with contextlib.suppress(OSError):
         control.setblocking(True)
         control.settimeout(5.0)
-        control.sendall(encode({"k": "relay", "s": "failed", "kind": kind, "what": what, "fix": fix}))
+        control.sendall(encode({"type": "relay-failed", "kind": kind, "what": what, "fix": fix}))

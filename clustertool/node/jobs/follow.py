@@ -7,14 +7,19 @@ import itertools
 import json
 import os
 import time
-from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from clustertool.errors import NotFound
 from clustertool.model.paths import OURS
-from clustertool.model.wire.frames import Header
+from clustertool.model.wire import record_lines
 from clustertool.node.jobs.records import Record
 from clustertool.node.storage import files
 from clustertool.node.system import processes
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_requests import FollowRequest
+    from clustertool.model.wire.event_types import Event
+    from clustertool.model.wire.stream_messages import EndFrame, EventsFrame, LogFrame, StreamFrame
 
 PIECE = 256 << 10
 _CHECK_EVERY = 0.5
@@ -34,7 +39,7 @@ class Follower:
     in which it was written, each piece with its time `t`.
     """
 
-    def __init__(self, record: Record, request: Mapping[str, Any]) -> None:
+    def __init__(self, record: Record, request: FollowRequest) -> None:
         self._record = record
         self._job = files.open_job_dir(record.paths.dir)
         try:
@@ -50,7 +55,7 @@ class Follower:
         self._events_at = 0
         self._rest = b""
         self._logs: Dict[str, _Log] = {}
-        self._ordered: Optional[Iterator[Tuple[Header, bytes]]] = None
+        self._ordered: Optional[Iterator[Tuple[StreamFrame, bytes]]] = None
         self._by_time = bool(request.get("by_time"))
         self._over = self._gone = False
         self._check_at = 0.0
@@ -62,12 +67,11 @@ class Follower:
 
     def _skip(self, events_at: int) -> None:
         """The reader has had these events; we need them to know the logs."""
-        for line in os.pread(self._events, events_at, 0).split(b"\n"):
-            with contextlib.suppress(ValueError):
-                self._look(json.loads(line))
+        for event in _events(os.pread(self._events, events_at, 0).split(b"\n")):
+            self._look(event)
         self._events_at = events_at
 
-    def pieces(self) -> Iterator[Tuple[Header, bytes]]:
+    def pieces(self) -> Iterator[Tuple[StreamFrame, bytes]]:
         last = not self._follow or self._orphaned()  # asked before the last read: what was said before is in it
         yield from self._read_events()
         if self._by_time:
@@ -84,34 +88,30 @@ class Follower:
                 yield piece
         if over and idle:
             self.ended = True
-            yield {"k": "end", "orphan": not self._over}, b""
+            end: EndFrame = {"type": "end", "orphan": not self._over}
+            yield end, b""
 
-    def _read_events(self) -> Iterator[Tuple[Header, bytes]]:
+    def _read_events(self) -> Iterator[Tuple[StreamFrame, bytes]]:
         while True:
             data = os.pread(self._events, PIECE, self._events_at)
             if not data:
                 return
             self._events_at += len(data)
             *lines, self._rest = (self._rest + data).split(b"\n")
-            events = []
-            for line in lines:
-                with contextlib.suppress(ValueError):
-                    events.append(json.loads(line))
+            events = _events(lines)
             for event in events:
                 self._look(event)
-            yield (
-                {"k": "events", "node": self._record.node, "events": events, "at": self._events_at - len(self._rest)},
-                b"",
-            )
+            at = self._events_at - len(self._rest)
+            frame: EventsFrame = {"type": "events", "node": self._record.node, "events": events, "at": at}
+            yield frame, b""
 
-    def _look(self, event: Mapping[str, Any]) -> None:
-        kind = event.get("e")
-        if kind == "ended":
+    def _look(self, event: Event) -> None:
+        if event["type"] == "ended":
             self._over = True
-        if kind in ("started", "exited"):  # a command that could not start has a log too
+        if event["type"] in ("started", "exited"):  # a command that could not start has a log too
             key, attempt = (str(event["role"]), int(event["rank"])), int(event.get("attempt", 0))
             name = self._record.paths.log(*key, attempt)
-            wanted = self._wanted == "all" or list(key) in self._wanted
+            wanted = self._wanted == "all" or any(tuple(one) == key for one in self._wanted)
             if wanted and name not in self._logs and self._attempt in (None, attempt):
                 self._open(name, key, attempt)
 
@@ -132,11 +132,11 @@ class Follower:
             self.close()
             raise NotFound(f"there is no log/{name} here", "inv logs --files lists what there is")
 
-    def _read_log(self, log: _Log, most: int = PIECE) -> Iterator[Tuple[Header, bytes]]:
+    def _read_log(self, log: _Log, most: int = PIECE) -> Iterator[Tuple[LogFrame, bytes]]:
         data = os.pread(log.fd, min(PIECE, most), log.offset)
         if data:
-            header = {
-                "k": "log",
+            header: LogFrame = {
+                "type": "log",
                 "node": self._record.node,
                 "role": log.key[0],
                 "rank": log.key[1],
@@ -147,7 +147,7 @@ class Follower:
             log.offset += len(data)
             yield header, data
 
-    def _in_order(self) -> Iterator[Tuple[Header, bytes]]:
+    def _in_order(self) -> Iterator[Tuple[StreamFrame, bytes]]:
         """Logs as they grew, by the supervisor's record of (time, log, size); times are the laptop's that started the job."""
         skew = float(self._record.header.get("skew", 0))
         try:
@@ -175,6 +175,10 @@ class Follower:
     def close(self) -> None:
         for fd in [self._events, self._job, *(log.fd for log in self._logs.values())]:
             os.close(fd)
+
+
+def _events(lines: Sequence[bytes]) -> List[Event]:
+    return [event for event in map(record_lines.read_event, lines) if event is not None]
 
 
 def tail_offset(fd: int, lines: int) -> int:

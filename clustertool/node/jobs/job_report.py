@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, Iterable, List, Mapping, Sequence, Tuple
 
 from clustertool.model.job import progress as steps
 from clustertool.model.job import usage
@@ -21,6 +21,9 @@ from clustertool.node.jobs.records import Record
 from clustertool.node.storage import files
 from clustertool.node.system.work_counter import step
 
+if TYPE_CHECKING:
+    from clustertool.model.wire import agent_answers as a
+
 _PLACES = 60  # where a log is looked at for its progress
 _PIECE = 8192  # bytes at each of them
 _NEAR = 1.0  # seconds between two of them, under which the later one stands for both
@@ -30,7 +33,7 @@ _FAILED = 4  # so many of a node tell their story at length; where more failed, 
 _LONGEST = 2000  # characters of a command
 
 
-def report(record: Record, found: Sequence[ProcessStatus], points: int) -> Dict[str, Any]:
+def report(record: Record, found: Sequence[ProcessStatus], points: int) -> a.JobUsage:
     """`found`: the ranks of this node. `points`: how many values a curve may have."""
     job = files.open_job_dir(record.paths.dir)
     try:
@@ -54,7 +57,7 @@ def _lines(job: int) -> List[usage.Line]:
         return []
 
 
-def _machine(lines: Iterable[usage.Line], points: int) -> Dict[str, Any]:
+def _machine(lines: Iterable[usage.Line], points: int) -> a.MachineCurve:
     """rows: (time, busy CPU seconds, bytes used)."""
     rows: List[usage.Row] = []
     cores = total = 0
@@ -64,7 +67,7 @@ def _machine(lines: Iterable[usage.Line], points: int) -> Dict[str, Any]:
     return {"cores": cores, "total": total, "rows": usage.fewer(rows, points, usage.last, max)}
 
 
-def _cards(lines: Iterable[usage.Line], points: int) -> List[Dict[str, Any]]:
+def _cards(lines: Iterable[usage.Line], points: int) -> List[a.CardCurve]:
     """rows: (time, utilisation in percent, bytes used)."""
     rows: Dict[int, List[usage.Row]] = {}
     totals: Dict[int, int] = {}
@@ -80,7 +83,7 @@ def _cards(lines: Iterable[usage.Line], points: int) -> List[Dict[str, Any]]:
 
 def _ranks(
     record: Record, job: int, lines: Iterable[usage.Line], attempts: Mapping[Key, int], points: int
-) -> List[Dict[str, Any]]:
+) -> List[a.RankCurve]:
     """rows: (time, CPU seconds, bytes resident, processes); progress, of the last attempt: (time, epoch, step)."""
     rows: Dict[Key, List[usage.Row]] = {key: [] for key in attempts}
     sizes: Dict[Key, List[Tuple[float, int]]] = {key: [] for key in attempts}
@@ -102,7 +105,7 @@ def _ranks(
     ]
 
 
-def _log(job: int, name: str, sizes: Sequence[Tuple[float, int]]) -> Dict[str, Any]:
+def _log(job: int, name: str, sizes: Sequence[Tuple[float, int]]) -> a.LogCurve:
     """How far the program said to be, at the times when its log was so long."""
     try:
         fd = files.open_read(job, name)
@@ -127,25 +130,25 @@ def _log(job: int, name: str, sizes: Sequence[Tuple[float, int]]) -> Dict[str, A
         os.close(fd)
 
 
-def _tails(record: Record, job: int, ranks: Sequence[ProcessStatus]) -> List[List[Any]]:
+def _tails(record: Record, job: int, ranks: Sequence[ProcessStatus]) -> List[Tuple[str, int, str]]:
     """[role, rank, text]: the first that failed at length, of all others their last words."""
     failed = sorted((rank for rank in ranks if rank.state is RankState.FAILED), key=lambda rank: rank.since)[:_FAILED]
-    found: List[List[Any]] = []
+    found: List[Tuple[str, int, str]] = []
     for rank in ranks:
         with contextlib.suppress(OSError):
             lines, limit = (_SEARCHED, 64 << 10) if rank in failed else (_LAST_WORDS, 1 << 10)
             text = last_lines(job, record.paths.log(*rank.key, rank.attempt), lines, limit)
-            found.append([*rank.key, text.decode("utf-8", "backslashreplace")])
+            found.append((*rank.key, text.decode("utf-8", "backslashreplace")))
     return found
 
 
-def _plan(job: int) -> Dict[str, Any]:
+def _plan(job: int) -> a.JobPlan:
     """What the spec says of commands and rules, without environments."""
     try:
         spec = json.loads(files.read(job, f"{OURS}/spec.json"))
     except (OSError, ValueError):
         return {}
-    processes = [
+    processes: List[a.RankPlan] = [
         {
             "role": process["role"],
             "rank": process["rank"],

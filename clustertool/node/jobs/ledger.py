@@ -10,12 +10,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import Any, Dict, List, Mapping
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping
 
 from clustertool.model.job import formats
 from clustertool.model.paths import OURS, JobPaths
 from clustertool.node.storage import files
 from clustertool.node.system import processes
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.spec_types import Spec
 
 Entry = Dict[str, Any]
 CARETAKERS = ("supervisor", "guard", "gauge")
@@ -26,7 +29,7 @@ _END = ".json"
 class Ledger:
     """The entry of one job, for those that place and supervise it. `spec` is the node's part of the plan."""
 
-    def __init__(self, spec: Mapping[str, Any]) -> None:
+    def __init__(self, spec: Spec) -> None:
         self._paths = JobPaths(os.path.dirname(str(spec["job_dir"])), str(spec["job"]))
         self._entry: Entry = {
             formats.KEY: formats.FORMAT,

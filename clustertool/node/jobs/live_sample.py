@@ -7,19 +7,23 @@ what is new is read, and devices are asked for no more often than their driver m
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
-from typing import Any, Dict, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple, cast
 
 from clustertool.model.job.node_status import NodeRecord
 from clustertool.model.job.rank_status import ProcessStatus
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import RankState
+from clustertool.model.wire import record_lines
 from clustertool.node.devices import read
 from clustertool.node.jobs.records import Record, find
 from clustertool.node.storage import files
 from clustertool.node.system import machine_load, processes
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import Card, GlanceAnswer, JobSample, RankSample
+    from clustertool.model.wire.event_types import Event
 
 _LINE = 160  # characters of a log's last line
 _AGAIN = 10.0  # seconds after which job directories are looked through all the same
@@ -53,11 +57,11 @@ class Glance:
         self._again = 0.0
         self._jobs: Dict[str, _Job] = {}
 
-    def look(self, job: str) -> Dict[str, Any]:
+    def look(self, job: str) -> GlanceAnswer:
         """job: an id or the beginning of one; "" for all. {"need": ...} where the NVML module has to be sent first."""
         found = self._pulse.now()
         if "need" in found:
-            return found
+            return cast("GlanceAnswer", found)
         self._find()
         shown = [{key: device[key] for key in _DEVICE if key in device} for device in found["devices"]]
         for device, whole in zip(shown, found["devices"]):
@@ -70,7 +74,7 @@ class Glance:
             "cpus": os.cpu_count() or 1,
             "memory": (total - available, total),
             "kind": found["kind"],
-            "devices": shown,
+            "devices": cast("List[Card]", shown),
             "problem": found["problem"],
             "jobs": [one for one in running if one is not None],
         }
@@ -112,7 +116,7 @@ class _Job:
         self._lines: Dict[str, Tuple[int, str]] = {}
         self._looks = -1
 
-    def look(self) -> Optional[Dict[str, Any]]:
+    def look(self) -> Optional[JobSample]:
         """None once it has ended."""
         if self._own().ended is None:
             self._read_events()
@@ -126,16 +130,17 @@ class _Job:
             return None  # placed and never started, or lost long ago
         self._looks += 1
         header = self._record.header
-        plan = {"nodes": header.get("nodes", []), "places": header.get("places", [])}
-        return {
+        sample: JobSample = {
             "job": self._record.job,
             "node": self._record.node,
             "heartbeat": beat,
             "ranks": ranks,
             "lost": [node.index for node in self._status.nodes.values() if node.lost is not None],
             "command": header.get("command"),
-            **({"plan": plan} if self._looks % _PLAN == 0 else {}),
         }
+        if self._looks % _PLAN == 0:
+            sample["plan"] = {"nodes": header.get("nodes", []), "places": header.get("places", [])}
+        return sample
 
     def _read_events(self) -> None:
         with contextlib.suppress(OSError):
@@ -145,18 +150,18 @@ class _Job:
             self._at += len(new)
             *lines, self._rest = (self._rest + new).split(b"\n")
             for line in lines:
+                event = record_lines.read_event(line)
                 with contextlib.suppress(ValueError, KeyError, TypeError):
-                    self._take(json.loads(line))
+                    if event is not None:
+                        self._take(event)
 
-    def _take(self, event: Dict[str, Any]) -> None:
-        if (
-            event["e"] == "job"
-        ):  # it names the ranks of all nodes; the directory may have been found before it was filled
+    def _take(self, event: Event) -> None:
+        if event["type"] == "job":  # the directory may have been found before it was filled
             self._record.header = event
         else:
             self._status.apply(self._record.node, event)
 
-    def _rank(self, rank: ProcessStatus) -> Dict[str, Any]:
+    def _rank(self, rank: ProcessStatus) -> RankSample:
         shown: Dict[str, Any] = {name: getattr(rank, name) for name in ("role", "rank", "state", "log")}
         shown["pid"] = rank.pid if rank.state.alive else 0
         found = processes.stat(rank.pid) if shown["pid"] else None
@@ -168,7 +173,7 @@ class _Job:
         shown["line"], written = self._last_line(rank.log) if rank.log else ("", 0.0)
         if written and (shown["state"] is RankState.LOST or shown["state"].alive):
             shown["quiet"] = round(max(0.0, time.time() - written), 1)
-        return shown
+        return cast("RankSample", shown)
 
     def _own(self) -> NodeRecord:
         node = self._status.nodes.get(self._record.node)

@@ -6,16 +6,21 @@ import contextlib
 import json
 import os
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, cast
 
 from clustertool.errors import PreflightError
 from clustertool.model.job import formats
 from clustertool.model.job.node_status import NodePart, NodeRecord, record_of
 from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import OURS, JobPaths, is_job_id
+from clustertool.model.wire import record_lines
 from clustertool.node.jobs import ledger
 from clustertool.node.storage import files
 from clustertool.node.system import processes
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import JobSummary
+    from clustertool.model.wire.event_types import Event, JobHeader
 
 _TAIL = 4096
 _TEXTS = ("entry", "hostname", "name", "owner", "mode", "command")
@@ -33,7 +38,7 @@ class Key(NamedTuple):
 class Record:
     """One job on this node. `header` is its first event; `trouble` says why its records cannot be used, if they cannot."""
 
-    def __init__(self, base: str, job: str, header: Dict[str, Any], trouble: Optional[PreflightError] = None) -> None:
+    def __init__(self, base: str, job: str, header: JobHeader, trouble: Optional[PreflightError] = None) -> None:
         self.paths = JobPaths(base, job)
         self.job = job
         self.header = header
@@ -42,7 +47,7 @@ class Record:
 
     @property
     def node(self) -> int:
-        return int(self.header.get("node", 0))
+        return self.header.get("node", 0)
 
     @property
     def entry(self) -> ledger.Entry:
@@ -55,32 +60,31 @@ class Record:
                 self.trouble, self._entry = self.trouble or error, {}
         return self._entry
 
-    def events(self) -> List[Dict[str, Any]]:
+    def events(self) -> List[Event]:
         """All of them; where a program has emptied or removed the file, what the ledger has of them comes first."""
-        found: List[Dict[str, Any]] = []
+        found: List[Event] = []
         with contextlib.suppress(OSError):
             with open(files.open_file(self.paths.events), "rb") as file:
-                found = list(_parse(file.read()))
-        return found if any(event["e"] == "job" for event in found) else [*self._restored(), *found]
+                found = _parse(file.read())
+        return found if any(event["type"] == "job" for event in found) else [*self._restored(), *found]
 
-    def first_event(self) -> Dict[str, Any]:
-        return {"t": float(self.header.get("created", 0)), "e": "job", **self.header}
+    def first_event(self) -> Event:
+        return {**self.header, "t": self.header.get("created", 0.0), "type": "job"}
 
-    def _restored(self) -> Iterator[Dict[str, Any]]:
+    def _restored(self) -> Iterator[Event]:
         entry = self.entry
         if "supervisor" in entry:
-            first = {**self.first_event(), "restored": True}
-            t = first["t"]
-            yield first
+            t = self.header.get("created", 0.0)
+            yield {**self.header, "t": t, "type": "job", "restored": True}
             for kind in ledger.CARETAKERS:
                 process = ledger.process(entry, kind)
                 if process:
-                    more = (
-                        {"boot": entry.get("boot", ""), "space": entry.get("space", "")} if kind == "supervisor" else {}
-                    )
-                    yield {"t": t, "e": kind, "pid": process.pid, "start": process.start, **more}
+                    about = {"t": t, "type": kind, "pid": process.pid, "start": process.start}
+                    if kind == "supervisor":
+                        about.update(boot=entry.get("boot", ""), space=entry.get("space", ""))
+                    yield cast("Event", about)
             if isinstance(entry.get("ended"), dict):
-                yield {"t": t, "e": "ended", **entry["ended"]}
+                yield cast("Event", {**entry["ended"], "t": t, "type": "ended"})
 
     def own(self) -> NodeRecord:
         """What its events say of its supervisor and of its end."""
@@ -156,15 +160,31 @@ class Record:
         own = self.own()
         return bool(own.boot) and not _here(own.boot, own.space)
 
-    def summary(self) -> Dict[str, Any]:
+    def summary(self) -> JobSummary:
         """For `inv jobs`: one line about this job as this node knows it."""
-        part = self._part()
-        return {**self.about(), **{name: getattr(part, name) for name in ("state", "code", "reason", "start", "final")}}
+        return self._summary(self._part())
 
-    def about(self) -> Dict[str, Any]:
-        """The part of the summary that does not change."""
-        keep = ("id", "node", "owner", "created", "mode", "command", "nodes")
-        return {**{k: self.header.get(k) for k in keep}, "dir": self.paths.dir}
+    def unreadable(self, reason: str) -> JobSummary:
+        """The same of a job whose state cannot be read, and why."""
+        return self._summary(NodePart(self.node, JobState.UNKNOWN, reason=reason))
+
+    def _summary(self, part: NodePart) -> JobSummary:
+        header = self.header
+        return {
+            "id": self.job,
+            "node": self.node,
+            "owner": header.get("owner"),
+            "created": header.get("created"),
+            "mode": header.get("mode"),
+            "command": header.get("command"),
+            "nodes": header.get("nodes"),
+            "dir": self.paths.dir,
+            "state": part.state,
+            "code": part.code,
+            "reason": part.reason,
+            "start": part.start,
+            "final": part.final,
+        }
 
     def _part(self) -> NodePart:
         if self.trouble:
@@ -183,12 +203,9 @@ def _here(boot: str, space: str) -> bool:
     return boot == processes.boot_id() and space in ("", processes.space())
 
 
-def _parse(data: bytes) -> Iterator[Dict[str, Any]]:
-    for line in data.split(b"\n"):
-        with contextlib.suppress(ValueError, RecursionError):
-            event = json.loads(line)
-            if isinstance(event, dict) and "e" in event:
-                yield event
+def _parse(data: bytes) -> List[Event]:
+    events = (record_lines.read_event(line) for line in data.split(b"\n"))
+    return [event for event in events if event is not None]
 
 
 def find(root: str, entry: str, hostname: str, job: str = "") -> List[Record]:
@@ -263,15 +280,15 @@ def _record(base: str, name: str) -> Record:
     return Record(base, name, _checked(header, paths), trouble)
 
 
-def _first_event(paths: JobPaths) -> Dict[str, Any]:
+def _first_event(paths: JobPaths) -> Mapping[str, object]:
     with contextlib.suppress(OSError):
         with open(files.open_file(paths.events), "rb") as file:
             for event in _parse(file.readline()):
-                return event if event["e"] == "job" else {}
+                return cast("Mapping[str, object]", event) if event["type"] == "job" else {}
     return {}
 
 
-def _planned(paths: JobPaths) -> Dict[str, Any]:
+def _planned(paths: JobPaths) -> Mapping[str, object]:
     """What will be the first event."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         with open(files.open_file(paths.spec), "rb") as file:
@@ -283,12 +300,12 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and len(value) <= _TAIL
 
 
-def _checked(header: Dict[str, Any], paths: JobPaths) -> Dict[str, Any]:
+def _checked(found: Mapping[str, object], paths: JobPaths) -> JobHeader:
     """The same with its own name, and without what has not the type that it must have: the job's programs may have written it.
 
     A wrong value would make the node's whole answer invalid, and so hide its other jobs.
     """
-    header = {key: value for key, value in header.items() if key not in _TEXTS or _is_text(value)}
+    header = {key: value for key, value in found.items() if key not in _TEXTS or _is_text(value)}
     names = header.get("nodes")
     if not isinstance(names, list) or not all(_is_text(name) for name in names):
         header.pop("nodes", None)
@@ -299,21 +316,22 @@ def _checked(header: Dict[str, Any], paths: JobPaths) -> Dict[str, Any]:
             with contextlib.suppress(OSError):
                 made = os.lstat(path).st_mtime
     node = header.get("node")
-    return {**header, "id": paths.job, "created": made, "node": node if type(node) is int and 0 <= node < 1e5 else 0}
+    number = node if type(node) is int and 0 <= node < 1e5 else 0
+    return cast("JobHeader", {**header, "id": paths.job, "created": made, "node": number})
 
 
 def record_loss(job: int, why: str) -> None:
     """Does not wait for the disk: the processes of the dead supervisor are still to be ended."""
-    _append(job, {"t": round(time.time(), 3), "e": "supervisor-lost", "why": why}, durable=False)
+    _append(job, "supervisor-lost", {"why": why}, durable=False)
 
 
 def record_clean(job: int, survivors: List[str]) -> None:
     """The last word: it is on the disk when this returns."""
-    _append(job, {"t": round(time.time(), 3), "e": "clean", "survivors": survivors}, durable=True)
+    _append(job, "clean", {"survivors": survivors}, durable=True)
 
 
-def _append(job: int, event: Dict[str, Any], durable: bool) -> None:
+def _append(job: int, type: str, fields: Mapping[str, object], durable: bool) -> None:
     with contextlib.suppress(OSError):
         journal = files.Journal(files.open_append(job, f"{OURS}/events.jsonl"))
-        journal.write(event)
+        journal.write(record_lines.written_event(type, round(time.time(), 3), fields))
         journal.close(durable)

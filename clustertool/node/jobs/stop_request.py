@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import time
-from typing import Any, Dict, Mapping, Sequence
+from typing import TYPE_CHECKING, Mapping, Sequence
 
 from clustertool.errors import NotFound, PreflightError
 from clustertool.model.job.state_names import JobState, StopState
+from clustertool.model.wire import record_lines
 from clustertool.node.jobs import descendants, records
 from clustertool.node.jobs.records import Record
 from clustertool.node.jobs.termination import Sweep
@@ -18,14 +18,16 @@ from clustertool.node.storage import files
 from clustertool.node.system import processes
 from clustertool.node.system.processes import Process
 
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import JobStop
+
 _HEARING = 3.0  # seconds that a busy machine's supervisor may take to hear us
 _WORKING = 10.0  # and to end processes that resist KILL, after the grace; or to call a silent node lost
 _LEAVING = 3.0  # and to get the lead's last word when all is clean
 _SAME = 5.0  # and to hear of one stop in two ways
 _POLL = 0.02
 _FIX = "end its processes on that node by hand; then remove its directory, and run inv clean --job with its id"
-Answer = Dict[str, Any]
-_ALREADY: Answer = {"state": StopState.ENDED_ALREADY, "survivors": []}
+_ALREADY: JobStop = {"state": StopState.ENDED_ALREADY, "survivors": []}
 
 
 def lives(record: Record) -> bool:
@@ -44,7 +46,7 @@ def lives(record: Record) -> bool:
         )
 
 
-def stop(record: Record, by: str, code: int, grace: float, force: bool) -> Answer:
+def stop(record: Record, by: str, code: int, grace: float, force: bool) -> JobStop:
     """{"state": "clean" | "survivors" | "ended already" | "unknown", "survivors": [...]} for this node.
 
     With "waits": True nothing of it lives but a lead that has still to tell another node, as it does when that one is back;
@@ -73,7 +75,7 @@ def stop(record: Record, by: str, code: int, grace: float, force: bool) -> Answe
         return _take_over(left, by, 0.0)
 
 
-def _unknown(record: Record) -> Answer:
+def _unknown(record: Record) -> JobStop:
     return {"state": StopState.UNKNOWN, "survivors": [], "why": record.unknown()}
 
 
@@ -114,17 +116,17 @@ class _Left:
             os.close(self.job)
 
 
-def _answer(survivors: Sequence[str]) -> Answer:
+def _answer(survivors: Sequence[str]) -> JobStop:
     return {"state": StopState.SURVIVORS if survivors else StopState.CLEAN, "survivors": list(survivors)}
 
 
 def _ask(record: Record, by: str, code: int, grace: float) -> bool:
-    return whisper(record, {"m": "stop", "by": by, "code": code, "grace": grace, "force": grace == 0})
+    return send_to_supervisor(record, "stop", {"by": by, "code": code, "grace": grace, "force": grace == 0})
 
 
-def whisper(record: Record, word: Mapping[str, Any]) -> bool:
-    """A word to the supervisor, through its fifo. False when nobody reads it: it is gone, or does not move."""
-    line = json.dumps(word).encode() + b"\n"
+def send_to_supervisor(record: Record, type: str, fields: Mapping[str, object]) -> bool:
+    """A message through its fifo. False if no process reads it: the supervisor is gone, or does not run."""
+    line = record_lines.control_line(type, fields)
     try:
         fd = os.open(record.paths.control, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:
@@ -159,12 +161,12 @@ def _leave(caretakers: Sequence[Process], end: float) -> bool:
     return True
 
 
-def _clean(record: Record) -> Answer:
+def _clean(record: Record) -> JobStop:
     """Nothing of the job lives, or what the supervisor named."""
     return _answer(record.own().survivors)
 
 
-def _take_over(left: _Left, by: str, grace: float) -> Answer:
+def _take_over(left: _Left, by: str, grace: float) -> JobStop:
     """The supervisor is dead, frozen or deaf. It goes first, so that nothing is started again; the sweep has its children.
 
     The lead, if it is elsewhere, calls this node lost in its own time: what we could tell it with is on no disk.

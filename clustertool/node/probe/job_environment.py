@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import TYPE_CHECKING, Dict, List, Tuple
 
 from clustertool.node.supervisor import rank_process
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import ProbeAnswer, Problem
+    from clustertool.model.wire.agent_requests import JobEnvironment
+    from clustertool.model.wire.spec_types import ProcessCommand, RankSurroundings
 
 LIMIT = 15.0  # seconds: `conda activate` on a slow file system takes some
 _SAID = 300  # characters of its output when it fails
@@ -54,11 +59,17 @@ print(mark + "\n" + "\n".join(lines) + "\n" + mark)
 """
 
 
-def look(asked: Mapping[str, Any], limit: float = LIMIT) -> Tuple[Dict[str, Any], List[Tuple[str, str, str, str]]]:
+def look(asked: JobEnvironment, limit: float = LIMIT) -> Tuple[ProbeAnswer, List[Problem]]:
     """asked: prelude, first_path, ld_library_path, here, env, packages -> (fields of Facts, problems)."""
     mark = os.urandom(8).hex()
-    spec = {"common": {}, **{key: asked[key] for key in ("prelude", "first_path", "ld_library_path", "here")}}
-    process = {"argv": ["python3", "-c", _CODE, mark, *asked["packages"]], "env": asked["env"]}
+    spec: RankSurroundings = {
+        "common": {},
+        "prelude": asked["prelude"],
+        "first_path": asked["first_path"],
+        "ld_library_path": asked["ld_library_path"],
+        "here": asked["here"],
+    }
+    process: ProcessCommand = {"argv": ["python3", "-c", _CODE, mark, *asked["packages"]], "env": asked["env"]}
     code, out, err = _run(
         rank_process.command(spec, process), rank_process.environment(spec, process, 0, os.environ), limit
     )
@@ -67,7 +78,7 @@ def look(asked: Mapping[str, Any], limit: float = LIMIT) -> Tuple[Dict[str, Any]
         lines = rest.partition("\n" + mark)[0].split("\n")
         versions, (free, *proxies) = lines[: lines.index("")], lines[lines.index("") + 1 :]
         return {
-            "packages": [line.partition(" ")[::2] for line in versions],
+            "packages": [(name, version) for name, _, version in (line.partition(" ") for line in versions)],
             "job_proxies": proxies,
             "no_proxy": free,
         }, []
@@ -110,7 +121,7 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
             pipe.close()
 
 
-def _problem(code: int, said: str, prelude: bool, limit: float) -> Tuple[str, str, str, str]:
+def _problem(code: int, said: str, prelude: bool, limit: float) -> Problem:
     last = (said.strip().splitlines() or [""])[-1][-_SAID:]
     fix = "try the lines of PRELUDE there by hand" if prelude else "install python3, or set PATH in PRELUDE"
     name = "PRELUDE and python3" if prelude else "the job's python3"

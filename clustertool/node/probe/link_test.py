@@ -14,11 +14,16 @@ import socket
 import struct
 import time
 from threading import Thread
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from clustertool.errors import PreflightError
 from clustertool.model.wire.link_answer import LinkAnswer
 from clustertool.node.ports import claims, listeners
+from clustertool.node.system.node_context import NodeContext
+
+if TYPE_CHECKING:
+    from clustertool.model.wire import agent_answers as a
+    from clustertool.model.wire import agent_requests as r
 
 _STRANGER = 2.0  # seconds within which a token is due
 _MOST = 512  # connections of one listener at a time
@@ -33,37 +38,24 @@ _RTT = 68  # where struct tcp_info (linux/tcp.h) has tcpi_rtt, in microseconds
 Connection = Tuple[int, str, int]  # node, address, port
 
 
-def mesh(asked: Mapping[str, Any]) -> Dict[str, Any]:
-    """asked: step, and what it needs: open (node, address, ports, token), try, send, close."""
-    step = asked["step"]
-    if step == "open":
-        return _open(asked)
-    if step == "try":
-        return {"tries": _Tries(asked["targets"], str(asked["token"]), float(asked["seconds"])).run()}
-    if step == "send":
-        return _send(asked)
-    _close()
-    return {}
-
-
 # -- the listener
 
 
 _listening: List["_Listener"] = []  # of this agent: one, or none
 
 
-def _open(asked: Mapping[str, Any]) -> Dict[str, Any]:
+def open_ports(node: NodeContext, request: r.OpenRequest) -> a.OpenedAnswer:
     """The ports on which it listens now. A port that was taken meanwhile is left out: another check reports it."""
     _close()
-    address = str(asked["address"])
+    address = request["address"]
     bind = address if listeners.own_address(address) else ""
     found: Dict[int, socket.socket] = {}
-    for port in asked["ports"]:
+    for port in request["ports"]:
         with contextlib.suppress(OSError, PreflightError):
             claims.hold([port])
             found[port] = _socket(bind, port, ":" in address)
     if found:
-        _listening.append(_Listener(list(found.values()), str(asked["token"]).encode(), int(asked["node"])))
+        _listening.append(_Listener(list(found.values()), request["token"].encode(), request["node"]))
     return {"ports": sorted(found)}
 
 
@@ -78,6 +70,12 @@ def _socket(address: str, port: int, six: bool) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def close_ports(node: NodeContext, request: r.NoFields) -> a.Answer:
+    """End the listener, and give the ports back."""
+    _close()
+    return {}
 
 
 def _close() -> None:
@@ -284,6 +282,11 @@ class _Tries:
         self._done.append((call.node, call.port, word, call.rtt if word is LinkAnswer.OK else 0.0))
 
 
+def try_targets(node: NodeContext, request: r.TryRequest) -> a.TriesAnswer:
+    """Connect to each target."""
+    return {"tries": _Tries(request["targets"], request["token"], request["seconds"]).run()}
+
+
 def _where(address: str, port: int) -> Tuple[int, Any]:
     """(family, socket address). Raises OSError, UnicodeError for a name that is not known."""
     try:
@@ -319,14 +322,14 @@ def _why(code: int) -> str:
 # -- how much goes through
 
 
-def _send(asked: Mapping[str, Any]) -> Dict[str, Any]:
-    """Fill one link for some seconds. -> {"speed": bytes a second that arrived}; {} if it broke."""
-    node, address, port = asked["target"]
-    seconds = float(asked["seconds"])
+def fill_link(context: NodeContext, request: r.SendRequest) -> a.SpeedAnswer:
+    """Fill one link for some seconds. The answer has no speed if the link broke."""
+    node, address, port = request["target"]
+    seconds = request["seconds"]
     data = memoryview(bytes(_CHUNK))
     with contextlib.suppress(OSError, ValueError):
         with socket.create_connection((address, port), timeout=2 * seconds + _STRANGER) as sock:
-            sock.sendall(str(asked["token"]).encode() + _BULK)
+            sock.sendall(request["token"].encode() + _BULK)
             if sock.recv(8, socket.MSG_WAITALL) != b"%08d" % node:
                 return {}
             start = time.monotonic()

@@ -7,15 +7,18 @@ import os
 import resource
 import socket
 from threading import Thread
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, List, Optional
 
 from clustertool.node.system import machine_load
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import ProbeAnswer
 
 _LIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "memlock": resource.RLIMIT_MEMLOCK}
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 
-def condition(existing: str, nic: str) -> Dict[str, Any]:
+def condition(existing: str, nic: str) -> ProbeAnswer:
     """`existing`: the deepest directory of ROOT_DIR that is there. -> fields of plan.facts.Facts."""
     space = os.statvfs(existing)
     return {

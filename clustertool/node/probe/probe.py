@@ -9,7 +9,7 @@ import socket
 import struct
 import sys
 import time
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, List, Mapping, Sequence, Tuple
 
 from clustertool.model import paths
 from clustertool.model.dispatch import manifest
@@ -18,7 +18,12 @@ from clustertool.node.ports import claims, listeners, reservations
 from clustertool.node.probe import job_environment, leftovers, machine
 from clustertool.node.storage import files
 from clustertool.node.system import logind, path_trust, private_directory, processes, users
+from clustertool.node.system.node_context import NodeContext
 from clustertool.node.system.work_counter import step
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import ProbeAnswer
+    from clustertool.model.wire.agent_requests import JobEnvironment, ProbeRequest
 
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 # File systems that other machines see too; there, a directory is known by server, export and inode.
@@ -26,20 +31,17 @@ _NETWORK = "nfs nfs4 cifs smb3 lustre gpfs beegfs beegfs_nodev ceph glusterfs 9p
 Problem = Tuple[str, str, str, str]  # column of the check, level, what, fix
 
 
-def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
-    """request: root_dir, nic, address, host, job_workspace, patterns, release -> the fields of plan.facts.Facts.
-
-    `long`: also what takes longer than a command of every day may, with `job` for node.jobenv; only `inv check` asks for it.
-    """
+def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
+    """The fields of model.facts.Facts. `long` asks also for what takes longer, with `job` for job_environment."""
     began = time.monotonic()
     problems: List[Problem] = []
-    root = files.resolve(str(request["root_dir"]))
+    root = files.resolve(request["root_dir"])
     existing = _existing(root)
     _check_root(root, existing, problems)
     address, nic = _address(request, problems)
     low, high = listeners.ephemeral()
     busy, claimed, held = listeners.listening(), claims.claimed(), reservations.held()
-    asked = set(request.get("ports", ()))
+    asked = set(request["ports"])
     who = {port: reservations.holder(port, uids) for port, uids in held.items() if port in asked}
     who.update((port, f"job {job}") for port, job in claimed.items() if port in asked)
     if asked & busy:  # finding the process costs a walk over all processes
@@ -49,7 +51,7 @@ def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
         problems.append(("tmp", "warn" if os.access(private_directory.find(), os.W_OK) else "error", tmp, fix))
     kind, devices = detect.found()
     mounts = _network_mounts()
-    answer: Dict[str, Any] = {
+    answer: ProbeAnswer = {
         "hostname": socket.gethostname(),
         "address": address,
         "nic": nic,
@@ -68,22 +70,23 @@ def probe(request: Mapping[str, Any]) -> Dict[str, Any]:
         "devices_seen": True,
         "modules": detect.modules() if kind == "gpu" else [],
         "held": _held(kind, devices) if devices else [],
-        "ephemeral": [low, high],
+        "ephemeral": (low, high),
         "busy": sorted(busy | set(claimed) | set(held)),
         "listeners": sorted(who.items()),
         "problems": problems,
         "releases": _releases(root),
-        **machine.condition(existing, nic),
     }
+    answer.update(machine.condition(existing, nic))
     if request.get("job_workspace"):
-        answer.update(_workspace(str(request["job_workspace"]), bool(request.get("listing", True)), problems))
+        answer.update(_workspace(request["job_workspace"], request.get("listing", True), problems))
     if request.get("long"):
         answer.update(_long(root, request["job"], str(answer["own"]), problems))
-    return {**answer, "time": time.time(), "took": time.monotonic() - began}
+    answer["time"], answer["took"] = time.time(), time.monotonic() - began
+    return answer
 
 
-def _long(root: str, job: Mapping[str, Any], own: str, problems: List[Problem]) -> Dict[str, Any]:
-    told: Dict[str, Any] = {}
+def _long(root: str, job: JobEnvironment, own: str, problems: List[Problem]) -> ProbeAnswer:
+    told: ProbeAnswer = {}
     if job:
         told, wrong = job_environment.look(job)
         problems += wrong
@@ -172,14 +175,14 @@ def _network_mounts() -> Dict[str, str]:
 # -- address ------------------------------------------------------------------------------------------------------------
 
 
-def _address(request: Mapping[str, Any], problems: List[Problem]) -> Tuple[str, str]:
+def _address(request: ProbeRequest, problems: List[Problem]) -> Tuple[str, str]:
     """The training address and its interface: HOSTS' address, PADDLE_NIC's, the host itself, where ssh came in."""
-    nic, given = str(request.get("nic", "")), str(request.get("address", ""))
+    nic, given = request["nic"], request["address"]
     names = interfaces()
     if nic and nic not in names:
         fix = f"this node has {', '.join(sorted(names))}"
         problems.append(("nic", "error", f"there is no interface {nic} (PADDLE_NIC)", fix))
-    explicit = str(request.get("explicit_address", ""))
+    explicit = request["explicit_address"]
     if explicit:
         return explicit, nic or nic_of(explicit, names)
     if nic in names and names[nic]:
@@ -254,7 +257,7 @@ _MOST_BYTES = 24 << 20
 _ESCAPED = 12  # bytes of JSON that a character needs at most
 
 
-def _workspace(path: str, list_it: bool, problems: List[Problem]) -> Dict[str, Any]:
+def _workspace(path: str, list_it: bool, problems: List[Problem]) -> ProbeAnswer:
     """For --job-workspace: the folder's files (relative; if nothing but job.toml could need them, only then) and job.toml."""
     top = os.path.expanduser(path)
     if not os.path.isdir(top):

@@ -8,26 +8,35 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import Any, Dict
+from typing import TYPE_CHECKING
 
 from clustertool.model.paths import OURS
 from clustertool.node.storage import files
+from clustertool.node.system.node_context import NodeContext
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import SeenAnswer
+    from clustertool.model.wire.agent_requests import MeetRequest
 
 _PREFIX = "meet-"
 _OLD = 3600.0  # seconds after which the marks of a laptop that went away are rubbish
 
 
-def meet(root: str, step: str, token: str, node: int) -> Dict[str, Any]:
-    """step: create a mark, list all marks ({"seen": node ids}), remove them. Raises PreflightError, OSError."""
-    ours = os.path.join(root, OURS)
-    place = os.path.join(ours, _PREFIX + token)
-    if step == "leave":
-        files.make_root(root)
+def meet(node: NodeContext, request: MeetRequest) -> SeenAnswer:
+    """step: leave a mark, look at all marks ({"seen": node ids}), forget them. Raises PreflightError, OSError."""
+    ours, name = os.path.join(node.root, OURS), _PREFIX + request["token"]
+    place = os.path.join(ours, name)
+    if request["step"] == "leave":
+        files.make_root(node.root)
         _tidy(ours)
-        files.make_dir(ours, _PREFIX + token)
-        os.close(os.open(os.path.join(place, str(node)), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
+        files.make_dir(ours, name)
+        os.close(
+            os.open(
+                os.path.join(place, str(request["node"])), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600
+            )
+        )
         return {}
-    if step == "look":
+    if request["step"] == "look":
         return {"seen": sorted(int(name) for name in os.listdir(place) if name.isdigit())}
     _forget(place)
     return {}

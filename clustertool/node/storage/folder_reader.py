@@ -5,19 +5,25 @@ from __future__ import annotations
 import binascii
 import os
 import stat
-from typing import Any, Dict, List
+from typing import TYPE_CHECKING, List, Tuple
 
 from clustertool.errors import DispatchError, NotFound
+from clustertool.node.system.node_context import NodeContext
 from clustertool.node.system.work_counter import step
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import ContentAnswer, TreeAnswer
+    from clustertool.model.wire.agent_requests import ContentRequest, FolderRequest
 
 _CHUNK = 512 << 10
 
 
-def tree(folder: str) -> Dict[str, Any]:
+def tree(node: NodeContext, request: FolderRequest) -> TreeAnswer:
     """{entries: [path, kind, executable, mtime in ns, size, target of a link]}. Raises NotFound, DispatchError."""
+    folder = request["dir"]
     if not os.path.isdir(folder):
         raise NotFound("no such directory there", "look at the path and the job")
-    found: List[List[Any]] = []
+    found: List[Tuple[str, str, bool, int, int, str]] = []
     folders = [""]
     while folders:
         below = folders.pop()
@@ -28,22 +34,23 @@ def tree(folder: str) -> Dict[str, Any]:
                     path = below + entry.name
                     if stat.S_ISDIR(info.st_mode):
                         folders.append(path + "/")
-                        found.append([path, "dir", True, info.st_mtime_ns, 0, ""])
+                        found.append((path, "dir", True, info.st_mtime_ns, 0, ""))
                     elif stat.S_ISLNK(info.st_mode):
-                        found.append([path, "link", False, info.st_mtime_ns, 0, os.readlink(entry.path)])
+                        found.append((path, "link", False, info.st_mtime_ns, 0, os.readlink(entry.path)))
                     elif stat.S_ISREG(info.st_mode):
                         executable = bool(info.st_mode & stat.S_IXUSR)
-                        found.append([path, "file", executable, info.st_mtime_ns, info.st_size, ""])
+                        found.append((path, "file", executable, info.st_mtime_ns, info.st_size, ""))
                     step()
         except OSError as error:
             raise _unreadable(below or folder, error) from None
     return {"entries": found}
 
 
-def content(folder: str, path: str, at: int) -> Dict[str, Any]:
+def content(node: NodeContext, request: ContentRequest) -> ContentAnswer:
     """{data: some bytes of a file in base64, last: whether none follow}. Raises DispatchError."""
+    path, at = request["path"], request["at"]
     try:
-        fd = os.open(os.path.join(folder, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(os.path.join(request["dir"], path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb", buffering=0) as file:
             data = os.pread(fd, _CHUNK, at)
             last = at + len(data) >= os.fstat(file.fileno()).st_size

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import binascii
-from typing import Any, Dict
+from typing import TYPE_CHECKING
 
 from clustertool.errors import DispatchError
 from clustertool.model.dispatch import manifest
-from clustertool.model.wire.frames import Header
 from clustertool.node.storage.release_store import Store, no_room
+from clustertool.node.system.node_context import NodeContext
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import PatchAnswer
+    from clustertool.model.wire.agent_requests import PatchRequest
 
 
-def patch(root: str, request: Header) -> Dict[str, Any]:
-    """request: release, base, steps (manifest.apply), manifest (its name), groups, pieces {name: base64}.
+def patch(node: NodeContext, request: PatchRequest) -> PatchAnswer:
+    """Make a release of a base.
 
     Answers {"have": False} where the base is not what the laptop thinks it is; then the release comes the long way.
     """
-    store = Store(root)
+    store = Store(node.root)
     try:
-        text = manifest.apply(store.manifest(str(request["base"])), request["steps"])
+        text = manifest.apply(store.manifest(request["base"]), request["steps"])
     except (OSError, ValueError, UnicodeError):
         return {"have": False}
     if manifest.name_of(text) != request["manifest"]:
@@ -33,7 +37,7 @@ def patch(root: str, request: Header) -> Dict[str, Any]:
             if name in missing and not store.add(name, binascii.a2b_base64(request["pieces"][name])):
                 return {"have": False}
             store.sync(name)
-        store.complete(str(request["release"]), text if request["groups"] is None else manifest.text_of(rows))
+        store.complete(request["release"], text if request["groups"] is None else manifest.text_of(rows))
         store.prune()
     except OSError as error:
         what = f"the release cannot be written below {store.top}: {error.strerror}"

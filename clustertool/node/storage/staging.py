@@ -9,23 +9,28 @@ from __future__ import annotations
 import binascii
 import os
 import time
-from typing import Any, Dict, Iterable, Iterator, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Iterable, Iterator, Set, Tuple
 
 from clustertool.errors import DispatchError
 from clustertool.model.dispatch import manifest
 from clustertool.model.paths import OURS
-from clustertool.model.wire.frames import Header
 from clustertool.node.storage import files
 from clustertool.node.storage.release_store import Store, no_room, remove, within
+from clustertool.node.system.node_context import NodeContext
 from clustertool.node.system.work_counter import step
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import Answer, StagedAnswer
+    from clustertool.model.wire.agent_requests import BuildRequest, StageRequest
 
 _STALE = 24 * 3600.0  # seconds after which no dispatch goes on with the files
 
 
-def stage(root: str, release: str) -> Dict[str, Any]:
+def stage(node: NodeContext, request: StageRequest) -> StagedAnswer:
     """Make the folder that rsync is to fill: {dir: path}. Raises PreflightError where ROOT_DIR is not ours to use."""
-    files.make_root(root)
-    top = files.make_dir(root, OURS, "staging")
+    release = request["release"]
+    files.make_root(node.root)
+    top = files.make_dir(node.root, OURS, "staging")
     for name in os.listdir(top):
         path = os.path.join(top, name)
         if name != release and time.time() - os.lstat(path).st_mtime > _STALE:
@@ -35,14 +40,11 @@ def stage(root: str, release: str) -> Dict[str, Any]:
     return {"dir": folder}
 
 
-def build(root: str, request: Header) -> Dict[str, Any]:
-    """Hash the staged files into the store, and name the release. Raises DispatchError.
-
-    request: release, manifest (its name), packed (the manifest as it travels, in base64), size (of its text), groups.
-    """
-    store = Store(root)
-    folder = os.path.join(files.make_dir(root, OURS, "staging"), str(request["release"]))
-    text = manifest.unzip(binascii.a2b_base64(request["packed"]), int(request["size"]))
+def build(node: NodeContext, request: BuildRequest) -> Answer:
+    """Hash the staged files into the store, and name the release. Raises DispatchError."""
+    store = Store(node.root)
+    folder = os.path.join(files.make_dir(node.root, OURS, "staging"), request["release"])
+    text = manifest.unzip(binascii.a2b_base64(request["packed"]), request["size"])
     if manifest.name_of(text) != request["manifest"]:
         raise DispatchError("the list of files arrived damaged", "run it again")
     rows = manifest.take(manifest.read_rows(text), request["groups"])
@@ -59,7 +61,7 @@ def build(root: str, request: Header) -> Dict[str, Any]:
                     raise DispatchError(what, "run it again when nothing writes to the workspace")
                 store.sync(name)
                 step()
-            store.complete(str(request["release"]), text if request["groups"] is None else manifest.text_of(rows))
+            store.complete(request["release"], text if request["groups"] is None else manifest.text_of(rows))
         store.prune()
         remove(folder)
     except OSError as error:
@@ -68,7 +70,7 @@ def build(root: str, request: Header) -> Dict[str, Any]:
     return {}
 
 
-def _pieces(folder: str, rows: Iterable[Sequence[Any]], missing: Set[str]) -> Iterator[Tuple[str, str, bytes]]:
+def _pieces(folder: str, rows: Iterable[manifest.Row], missing: Set[str]) -> Iterator[Tuple[str, str, bytes]]:
     """(path of a file that is in it, name, bytes) of each piece that is missing, as the staged files have it."""
     large, at = "", 0
     first, pack, data = "", "", bytearray()

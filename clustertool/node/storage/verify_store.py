@@ -9,26 +9,31 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from typing import Any, Dict, Iterable, Iterator, List, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 from clustertool.model import paths
 from clustertool.model.dispatch import manifest
 from clustertool.model.dispatch.manifest import Entry
 from clustertool.node.storage.release_store import Store
+from clustertool.node.system.node_context import NodeContext
 from clustertool.node.system.work_counter import step
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import VerifyAnswer
+    from clustertool.model.wire.agent_requests import VerifyRequest
 
 _PART = 1 << 20
 
 
-def verify(root: str, remove: bool) -> Dict[str, Any]:
-    """{releases, pieces, bytes, damaged: how many pieces are, lost: names of releases that are damaged or lack a piece}.
+def verify(node: NodeContext, request: VerifyRequest) -> VerifyAnswer:
+    """Read all pieces and releases.
 
-    A piece that is damaged, and each release that needs it, is removed. remove=False only reports. Raises OSError and
+    A piece that is damaged, and each release that needs it, is removed. remove: False only reports. Raises OSError and
     PreflightError where the store cannot be read at all.
     """
-    found: Dict[str, Any] = {"releases": 0, "pieces": 0, "bytes": 0, "damaged": 0, "lost": []}
+    root, remove = node.root, request["remove"]
     if not os.path.isdir(paths.releases(root)):
-        return found
+        return {"releases": 0, "pieces": 0, "bytes": 0, "damaged": 0, "lost": []}
     store = Store(root)
     with store.used():
         good, wrong = _pieces(store)
@@ -39,9 +44,13 @@ def verify(root: str, remove: bool) -> Dict[str, Any]:
                 os.unlink(os.path.join(store.top, name))
         for release in lost if remove else ():
             store.forget(release)
-    found.update(releases=len(releases), pieces=len(good) + len(wrong), bytes=sum(good.values()))
-    found.update(damaged=len(wrong), lost=sorted(lost))
-    return found
+    return {
+        "releases": len(releases),
+        "pieces": len(good) + len(wrong),
+        "bytes": sum(good.values()),
+        "damaged": len(wrong),
+        "lost": sorted(lost),
+    }
 
 
 def _pieces(store: Store) -> Tuple[Dict[str, int], Set[str]]:
@@ -91,9 +100,11 @@ def _is_right(store: Store, release: str, good: Dict[str, int]) -> bool:
         return False
 
 
-def _entries(store: Store, rows: Iterable[Sequence[Any]]) -> Iterator[Entry]:
+def _entries(store: Store, rows: Iterable[manifest.Row]) -> Iterator[Entry]:
     """What the laptop had read of the workspace (fleet/dispatch/workspace.py)."""
-    pack, large, chunks = b"", None, []  # type: bytes, Any, List[str]
+    pack = b""
+    large: Optional[manifest.Row] = None
+    chunks: List[str] = []
     for kind, *row in [*rows, ["end"]]:
         if large and kind != "c":
             path, mode, _, size, _ = large

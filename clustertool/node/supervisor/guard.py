@@ -6,17 +6,22 @@ It tells the lead first, in the supervisor's place: the others need not wait for
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import signal
 import socket
-from typing import Any, Dict, List
+from typing import TYPE_CHECKING, List
 
+from clustertool.model.wire.lead_messages import Incarnation
 from clustertool.node.jobs import descendants, records
 from clustertool.node.jobs.termination import Sweep
 from clustertool.node.supervisor import lead_client
 from clustertool.node.system import processes
 from clustertool.node.system.process_clock import OwnClock
 from clustertool.node.system.processes import Process
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.spec_types import Spec
 
 BEAT = 0.5
 QUIT = b"Q"
@@ -25,12 +30,12 @@ _BUSY = 60.0  # the same for one that is ready to run and gets no processor
 _LAST_WORD = 0.5  # seconds that the lead may take to hear of a dead supervisor
 
 
-def patience(spec: Dict[str, Any]) -> float:
+def patience(spec: Spec) -> float:
     """Seconds of silence after which supervisor and guard call each other frozen, by the clock of the one that waits."""
     return max(2.0, float(spec["policy"]["loss_timeout"]))
 
 
-def run(sock: socket.socket, supervisor: Process, spec: Dict[str, Any], job: int) -> None:
+def run(sock: socket.socket, supervisor: Process, spec: Spec, job: int) -> None:
     """Loop until the supervisor says QUIT or is gone. `job` is the job directory's descriptor."""
     processes.set_name("ct-guard")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -66,18 +71,19 @@ def _receive(sock: socket.socket) -> bytes:
         return b""
 
 
-def _take_over(why: str, supervisor: Process, spec: Dict[str, Any], job: int) -> None:
+def _take_over(why: str, supervisor: Process, spec: Spec, job: int) -> None:
     """What a frozen or dying supervisor owns is found below it; what a dead one owned, in its book and by the marker."""
     records.record_loss(job, why)
-    _tell_lead(why, spec)
+    _tell_lead(why, supervisor, spec)
     below: List[Process] = processes.descendants(supervisor.pid) if processes.alive(supervisor) else []
     processes.signal_one(supervisor, signal.SIGKILL)
     left = Sweep([*descendants.recorded(job), *below], str(spec["mark"])).end(grace=0.0, force_for=10.0)
     records.record_clean(job, left)
 
 
-def _tell_lead(why: str, spec: Dict[str, Any]) -> None:
+def _tell_lead(why: str, supervisor: Process, spec: Spec) -> None:
     """Before anything is killed: whoever fails on other nodes for want of our ranks shall not be taken for the culprit."""
     if int(spec["node"]) != int(spec["lead"]["node"]):
         with contextlib.suppress(OSError, ValueError, MemoryError):
-            lead_client.say_gone(spec, why, _LAST_WORD)
+            boot, me = processes.boot_id(), processes.identify(os.getpid()) or Process(os.getpid(), 0)
+            lead_client.say_gone(spec, Incarnation(boot, *me), Incarnation(boot, *supervisor), why, _LAST_WORD)

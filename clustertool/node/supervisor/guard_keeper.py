@@ -6,12 +6,15 @@ import contextlib
 import os
 import signal
 import socket
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Optional, Tuple
 
 from clustertool.node.jobs.descendants import Family
 from clustertool.node.supervisor import guard
 from clustertool.node.system import processes
 from clustertool.node.system.process_clock import OwnClock
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.spec_types import Spec
 
 _PAUSE = 0.2  # between two guards: one that dies at once must not make us spin
 _FAREWELL = 2.0
@@ -20,7 +23,7 @@ _FAREWELL = 2.0
 class Keeper:
     """`pid` is the present guard's, 0 while there is none. start() once, turn() each loop, changed() on its SIGCHLD."""
 
-    def __init__(self, family: Family, spec: Dict[str, Any], job: int, record: Callable[..., None]) -> None:
+    def __init__(self, family: Family, spec: Spec, job: int, record: Callable[..., None]) -> None:
         self.pid = 0
         self.sock: Optional[socket.socket] = None
         self._family, self._spec, self._job, self._record = family, spec, job, record

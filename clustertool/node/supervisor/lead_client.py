@@ -6,11 +6,16 @@ import errno
 import os
 import socket
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple
 
 from clustertool.model.wire.frames import Header
+from clustertool.model.wire.lead_messages import Incarnation, read_incarnation
 from clustertool.node.system.process_clock import OwnClock
 from clustertool.node.system.tls_link import TIMED_OUT, Mailbox, Wire, beat, cause, context, join_patience
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.lead_messages import MemberMessage
+    from clustertool.model.wire.spec_types import Spec
 
 _RETRY = 0.05
 # Beats of silence after which the cable counts as broken: a new connection is through as soon as it is whole again, where
@@ -27,10 +32,19 @@ _MOST_RANKS = 256  # whose progress is reported: more do not fit a message
 class Uplink:
     """turn() each loop; post() what the lead must know; `lost` tells when there is nobody to tell.
 
-    `gone`: why the supervisor, in whose place a guard joins, is no more. `record` writes an event.
+    `me`: this process. `gone`: the supervisor in whose place a guard joins, and why it is no more. `record` writes an event.
     """
 
-    def __init__(self, spec: Dict[str, Any], gone: str = "", record: Optional[Callable[..., None]] = None) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        me: Incarnation,
+        gone: Optional[Tuple[Incarnation, str]] = None,
+        record: Optional[Callable[..., None]] = None,
+    ) -> None:
+        self._me = me
+        self._coordinator: Optional[Incarnation] = None  # the one that this process obeys
+        self.attempt = 0  # of the job, as this node knows it
         self._gone = gone
         self._record = record
         self._node = int(spec["node"])
@@ -75,8 +89,8 @@ class Uplink:
         """
         return self._clock.now - self._heard > (self._timeout if self._ordered else self._join_patience)
 
-    def post(self, message: Header) -> None:
-        numbered = self._mail.post(message)
+    def post(self, message: MemberMessage) -> None:
+        numbered = self._mail.post({**message, "sender": self._me})
         if self._wire is not None and self._wire.secure:
             self._wire.send(numbered)
 
@@ -111,19 +125,35 @@ class Uplink:
             self._give_up_at = now + self._beat * _SILENCE
         elif now > self._give_up():
             self._drop(now, _SILENT if self._up else _NO_ANSWER if self._wire.connected else TIMED_OUT)
-        new = [message for message in came if self._mail.take(message)]
-        if any(message.get("m") in _ORDERS for message in new):
+        try:
+            self._require_coordinator(came)
+            new = [message for message in came if self._mail.take(message)]
+        except ValueError as error:
+            self._drop(now, ("", str(error)))
+            return []
+        if any(message.get("type") in _ORDERS for message in new):
             self._ordered, self._beat_at = True, 0.0
             self._send_beat(now)  # the lead allows more time until it has this acknowledgement
         return new
 
+    def _require_coordinator(self, messages: Sequence[Header]) -> None:
+        """Raise ValueError for messages of another process than the first that answered as the coordinator."""
+        for message in messages:
+            sender = read_incarnation(message.get("sender"))
+            self._coordinator = self._coordinator or sender
+            if sender != self._coordinator:
+                raise ValueError("another process answers as the coordinator")
+
+    def _stamped(self, message: Header) -> Header:
+        return {**message, "ack": self._mail.got, "attempt": self.attempt, "sender": self._me}
+
     def _send_beat(self, now: float) -> None:
         if self._wire is not None and self._wire.secure and now >= self._beat_at:
-            self._wire.send({"m": "beat", "a": self._mail.got, **self._news()})
+            self._wire.send(self._stamped({"type": "beat", **self._news()}))
             self._wire.flush()
             self._beat_at = now + self._beat
 
-    def _news(self) -> Dict[str, Any]:
+    def _news(self) -> Header:
         """How far the ranks are, if that has changed. Ages, since the lead has another clock."""
         if self.progress is self._reported:
             return {}
@@ -136,7 +166,7 @@ class Uplink:
         """Say that we have the last word and go: the lead need not wait for us. `seconds` at most."""
         if self._wire is None or not self._wire.secure:
             return
-        self._wire.send({"m": "beat", "a": self._mail.got, "bye": True})
+        self._wire.send(self._stamped({"type": "beat", "bye": True}))
         end = time.monotonic() + seconds
         while self._wire is not None and self._wire.backlog and time.monotonic() < end:
             self.turn()
@@ -166,8 +196,8 @@ class Uplink:
     def _join(self) -> None:
         assert self._wire is not None
         self._reported = ()
-        gone = {"gone": self._gone} if self._gone else {}
-        self._wire.send({"m": "join", "node": self._node, "token": self._token, "a": self._mail.got, **gone})
+        gone = {"of": self._gone[0], "gone": self._gone[1]} if self._gone else {}
+        self._wire.send(self._stamped({"type": "join", "node": self._node, "token": self._token, **gone}))
         for message in self._mail.kept():
             self._wire.send(message)
 
@@ -198,9 +228,9 @@ class Uplink:
             self._record("unconnected", endpoint=self.endpoint, errno=name, why=words, since=since, again=self._joined)
 
 
-def say_gone(spec: Dict[str, Any], why: str, seconds: float) -> None:
-    """The word of a guard: its supervisor is gone. Over when the lead has heard it, or after `seconds`."""
-    link = Uplink(spec, gone=why)
+def say_gone(spec: Spec, me: Incarnation, supervisor: Incarnation, why: str, seconds: float) -> None:
+    """A guard reports that its supervisor is gone. Over when the coordinator has it, or after `seconds`."""
+    link = Uplink(spec, me, gone=(supervisor, why))
     end = time.monotonic() + seconds
     while not link.joined and time.monotonic() < end:
         link.turn()

@@ -63,6 +63,7 @@ class Joined:
 @dataclass(frozen=True)
 class Listening:
     key: Key
+    attempt: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Exited:
     """What one supervisor reaped in one go: simultaneous as far as anybody can know."""
 
     exits: Tuple[Exit, ...]
+    attempt: int = 0
 
 
 @dataclass(frozen=True)
@@ -183,8 +185,8 @@ Step = Tuple[State, Tuple[Action, ...]]
 
 
 def decide(state: State, event: Event) -> Step:
-    """The next state and what to do now."""
-    if state.phase == "over":
+    """The next state and what to do now. What a supervisor reports of the processes of another attempt is dropped."""
+    if state.phase == "over" or (isinstance(event, _OF_ONE_ATTEMPT) and event.attempt != state.attempt):
         return state, ()
     return _TABLE[type(event)](state, event)
 
@@ -289,8 +291,8 @@ def _end(state: State, outcome: Outcome) -> Step:
 
 
 def _clean(state: State, event: Clean) -> Step:
-    if state.phase != "ending" or event.attempt != state.attempt:
-        return state, ()  # an old word, or a supervisor that ended by itself: its link or its exits will say why
+    if state.phase != "ending":
+        return state, ()  # a supervisor that ended by itself: its connection or its exits will say why
     return _over(replace(state, gone=state.gone | {event.node}, survivors=state.survivors + event.survivors))
 
 
@@ -366,6 +368,7 @@ def _victims(state: State, outcome: Outcome) -> Tuple[Key, ...]:
     return tuple(sorted(victims))
 
 
+_OF_ONE_ATTEMPT = (Listening, Exited, Clean)
 _TABLE: Dict[type, Callable[..., Step]] = {
     Joined: _joined,
     Listening: _listening,

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import hmac
 import time
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, Optional, Set, Tuple, cast
 
 from clustertool.model.job.outcome import Key, coordinator
 from clustertool.model.job.state_names import JobState
 from clustertool.model.wire.frames import Header
+from clustertool.model.wire.lead_messages import Incarnation, read_incarnation
 from clustertool.node.supervisor import lead_decisions as l
 from clustertool.node.system.process_clock import OwnClock
 from clustertool.node.system.tls_link import Mailbox, Wire, beat, context, join_patience, listen
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.event_types import OutcomeFields, RankOutput
+    from clustertool.model.wire.lead_messages import ExitRow, MemberMessage, Order, StartOrder
+    from clustertool.model.wire.spec_types import Spec
 
 _STRANGERS = 64  # places beside two for each node
 _PATIENCE = 2.0  # for a stranger, and this much more for each node: many that join at once take turns
@@ -44,14 +50,18 @@ class _Peer:
         self.joined = False
         self.left = False
         self.first_order = 0  # the number of the first message that is an order, 0 before
-        self.ranks: List[List[Any]] = []  # how far its ranks were when it reported that
+        self.ranks: List[RankOutput] = []  # how far its ranks were when it reported that
+        self.sender: Optional[Incarnation] = None  # the supervisor that has joined
 
 
 class LeadServer:
-    """`deliver` hands a message to this node's own supervisor; `record` writes an event of the lead."""
+    """`deliver` hands an order to this node's own supervisor, `me`; `record` writes an event of the lead."""
 
-    def __init__(self, spec: Dict[str, Any], deliver: Callable[[Header], None], record: Callable[..., None]) -> None:
+    def __init__(
+        self, spec: Spec, me: Incarnation, deliver: Callable[[Order], None], record: Callable[..., None]
+    ) -> None:
         shape = spec["shape"]
+        self._me = me
         self._node = int(spec["node"])
         self._token = str(spec["token"])
         self._timeout = float(spec["policy"]["loss_timeout"])
@@ -83,7 +93,7 @@ class LeadServer:
         self._finished_at: Optional[float] = None
         self._lease = float(spec["policy"]["lease"])
         self._attached_at = now
-        self._restart: Optional[Tuple[float, Header]] = None  # when a new attempt begins, and with which word
+        self._restart: Optional[Tuple[float, StartOrder]] = None  # when a new attempt begins, and with which order
         self._all_started = False  # every node has acknowledged its first order
         self._stop_at: Optional[float] = None  # when the stop is sent that waits for further failures
 
@@ -123,15 +133,15 @@ class LeadServer:
         self._beat(now)
         self._watch(now)
 
-    def receive(self, node: int, message: Header) -> None:
+    def receive(self, node: int, message: MemberMessage) -> None:
         """A message of this node's own supervisor becomes an event."""
-        event = self._event(node, message)
+        event = self._event(node, dict(message))
         if event is not None:
             self._decide(event)
 
     def _event(self, node: int, message: Header) -> Optional[l.Event]:
         """What a supervisor reports. Raises one of _MALFORMED."""
-        if message.get("m") == "attached":
+        if message.get("type") == "attached":
             self._attached_at = time.monotonic()
         return _event(self._state.shape.on(node), node, message)
 
@@ -153,7 +163,7 @@ class LeadServer:
             self._strangers[Wire(sock, self._context, server=True, max_header=_MAX_HEADER)] = now + self._stranger
 
     def _meet(self, wire: Wire, now: float) -> None:
-        """A connection is a stranger until it has shown the job's certificate, its token and a node id."""
+        """A connection is a stranger until it has shown the job's certificate, its token, a node id and its incarnation."""
         try:
             came = wire.turn()
         except ConnectionError:
@@ -166,18 +176,25 @@ class LeadServer:
         node = hello["node"] if isinstance(hello.get("node"), int) else -1
         peer = self._peers.get(node)
         token = str(hello.get("token", "")).encode(errors="replace")
-        if hello.get("m") != "join" or peer is None or not hmac.compare_digest(token, self._token.encode()):
+        if hello.get("type") != "join" or peer is None or not hmac.compare_digest(token, self._token.encode()):
+            return self._dismiss(wire)
+        try:
+            sender = read_incarnation(hello.get("sender"))
+            member = read_incarnation(hello.get("of")) if hello.get("gone") else sender
+        except ValueError:
+            return self._dismiss(wire)
+        if peer.sender not in (None, member):
             return self._dismiss(wire)
         del self._strangers[wire]
         if peer.wire is not None:
             self._hear(node, peer, now)  # the last words of the old connection
         if peer.wire is not None:
             peer.wire.close()
-        peer.wire, peer.left = wire, False
+        peer.wire, peer.left, peer.sender = wire, False, sender
         self._heard(peer, now)
         if not self._take(node, peer, hello):
             return None
-        wire.send({"m": "welcome", "a": peer.mail.got})
+        wire.send(self._stamped({"type": "welcome", "ack": peer.mail.got}))
         for message in peer.mail.kept():
             wire.send(message)
         if not peer.joined:
@@ -191,8 +208,13 @@ class LeadServer:
         return None
 
     def _take(self, node: int, peer: _Peer, message: Header) -> bool:
-        """One message of a member. A malformed one ends this member's part, and nothing else: then False."""
+        """One message of a member. A malformed one ends this member's part, and nothing else: then False.
+
+        One of another process than the member is dropped.
+        """
         try:
+            if read_incarnation(message.get("sender")) != peer.sender:
+                return True
             if "ranks" in message:
                 peer.ranks = self._reached(node, message["ranks"])
             event = self._event(node, message) if peer.mail.take(message) else None
@@ -237,16 +259,16 @@ class LeadServer:
     def _heard(self, peer: _Peer, now: float) -> None:
         peer.heard, peer.blocked = now, self._clock.blocked
 
-    def _reached(self, node: int, ranks: List[Any]) -> List[List[Any]]:
+    def _reached(self, node: int, ranks: Any) -> List[RankOutput]:
         """[role, rank, epoch, step, time of the last output] of the ranks of a node: what is known of them if it is lost.
 
         Raises one of _MALFORMED.
         """
         own, now = self._state.shape.on(node), time.time()
-        found = []
+        found: List[RankOutput] = []
         for role, rank, epoch, step, age in ranks:
             if (role, rank) in own:
-                found.append([role, rank, _number(epoch), _number(step), round(now - (_number(age) or 0.0), 2)])
+                found.append((role, rank, _number(epoch), _number(step), round(now - (_number(age) or 0.0), 2)))
         return found
 
     def _beat(self, now: float) -> None:
@@ -255,7 +277,7 @@ class LeadServer:
         self._beat_at = now + beat(self._timeout)
         for peer in self._peers.values():
             if peer.wire is not None:
-                peer.wire.send({"m": "beat", "a": peer.mail.got})
+                peer.wire.send(self._stamped({"type": "beat", "ack": peer.mail.got}))
 
     def _watch(self, now: float) -> None:
         """Silence and time become events. Silence is measured by the own clock: time in which this process did not run is
@@ -353,27 +375,34 @@ class LeadServer:
     def _begin_again(self, action: l.Start) -> None:
         pause = min(2.0 ** (action.attempt - 1), _LONGEST_PAUSE)
         self._record("restart", attempt=action.attempt, pause=pause)
-        self._restart = (time.monotonic() + pause, {"m": "start", "role": action.role, "attempt": action.attempt})
+        self._restart = (time.monotonic() + pause, self._start(action))
+
+    def _start(self, action: l.Start) -> StartOrder:
+        return {"type": "start", "role": action.role, "attempt": action.attempt, "sender": self._me}
 
     def _act(self, action: l.Action) -> None:
         if isinstance(action, l.Start):
             if not action.again:
-                self._tell({"m": "start", "role": action.role, "attempt": action.attempt})
+                self._tell(self._start(action))
         elif isinstance(action, l.Stop):
             self._restart = None
-            self._tell({"m": "stop", "why": action.why, "attempt": self._state.attempt})
+            self._tell({"type": "stop", "why": action.why, "attempt": self._state.attempt, "sender": self._me})
         else:
             self._record("verdict", **action.outcome.as_record())
             self._finished_at = self._clock.now
-            self._tell({"m": "finish", "outcome": action.outcome.as_record()})
+            outcome = cast("OutcomeFields", action.outcome.as_record())
+            self._tell({"type": "finish", "outcome": outcome, "attempt": self._state.attempt, "sender": self._me})
 
-    def _tell(self, message: Header) -> None:
+    def _tell(self, order: Order) -> None:
         for peer in self._peers.values():
-            numbered = peer.mail.post(message)
-            peer.first_order = peer.first_order or int(numbered["n"])
+            numbered = peer.mail.post(dict(order))
+            peer.first_order = peer.first_order or int(numbered["number"])
             if peer.wire is not None:
                 peer.wire.send(numbered)
-        self._deliver(message)
+        self._deliver(order)
+
+    def _stamped(self, message: Header) -> Header:
+        return {**message, "attempt": self._state.attempt, "sender": self._me}
 
     def close(self) -> None:
         for wire in self._wires():
@@ -383,11 +412,11 @@ class LeadServer:
 
 def _event(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[l.Event]:
     """`ranks`: those of the node. Raises one of _MALFORMED."""
-    kind = message.get("m")
+    kind = message.get("type")
     if kind == "listening":
-        return l.Listening(_key(ranks, message["role"], message["rank"]))
+        return l.Listening(_key(ranks, message["role"], message["rank"]), int(message["attempt"]))
     if kind == "exited":
-        return l.Exited(tuple(_exit(ranks, item) for item in message["exits"]))
+        return l.Exited(tuple(_exit(ranks, item) for item in message["exits"]), int(message["attempt"]))
     if kind == "clean":
         return l.Clean(node, tuple(str(s) for s in message["survivors"]), int(message["attempt"]))
     if kind == "stop":
@@ -395,7 +424,7 @@ def _event(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[l.Even
     return None
 
 
-def _exit(ranks: FrozenSet[Key], item: Tuple[str, int, int, int, bool, str, int, bool]) -> l.Exit:
+def _exit(ranks: FrozenSet[Key], item: ExitRow) -> l.Exit:
     role, rank, code, number, stopped, note, error, consequence = item
     key = _key(ranks, role, rank)
     if not (0 <= int(code) <= 255 and 0 <= int(number) <= 127):

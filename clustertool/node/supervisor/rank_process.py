@@ -9,10 +9,13 @@ import re
 import resource
 import subprocess
 import zlib
-from typing import Any, Dict, Iterator, List, Mapping, Tuple, Union
+from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping, Tuple, Union
 
 from clustertool.node.storage import files
 from clustertool.node.supervisor import child_signals
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.spec_types import ProcessCommand, RankSurroundings, Spec
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it
 _LINE = 4096  # bytes in which the last line of a log is searched
@@ -43,7 +46,7 @@ def inherited(environ: Mapping[str, str]) -> Dict[str, str]:
 
 
 def environment(
-    spec: Mapping[str, Any], process: Mapping[str, Any], attempt: int, own: Mapping[str, str]
+    spec: RankSurroundings, process: ProcessCommand, attempt: int, own: Mapping[str, str]
 ) -> Dict[str, str]:
     """The node's base, the plan's variables, the secrets; conf.py's LD_LIBRARY_PATH in front of the node's own."""
     env = inherited(own) if spec["here"] else base_environment(own)
@@ -61,7 +64,7 @@ def environment(
     return env
 
 
-def command(spec: Mapping[str, Any], process: Mapping[str, Any]) -> List[str]:
+def command(spec: RankSurroundings, process: ProcessCommand) -> List[str]:
     argv = [str(word) for word in process["argv"]]
     if not spec["prelude"]:
         return argv
@@ -104,7 +107,7 @@ def _spawn(argv: List[str], env: Dict[str, str], log: int) -> int:
     return child.pid
 
 
-def _working_directory(spec: Mapping[str, Any], job: int) -> Union[int, str]:
+def _working_directory(spec: Spec, job: int) -> Union[int, str]:
     """The job's directory by its descriptor: another user who can replace a folder above it cannot choose what the rank runs.
 
     With --job-workspace it is another folder, by its path. Raises FileNotFoundError if the job's directory was removed.
@@ -117,7 +120,7 @@ def _working_directory(spec: Mapping[str, Any], job: int) -> Union[int, str]:
 
 
 def start(
-    spec: Mapping[str, Any], process: Mapping[str, Any], attempt: int, job: int, log: int, umask: int, file_limit: int
+    spec: Spec, process: ProcessCommand, attempt: int, job: int, log: int, umask: int, file_limit: int
 ) -> Tuple[int, str]:
     """Start a rank in a session of its own, writing straight into its log. Returns (pid, "") or (127 or 126, why).
 

@@ -7,19 +7,19 @@ silent for the loss timeout, or when it is asked to through its fifo. Every even
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import resource
 import select
 import signal
 import time
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple, cast
 
 from clustertool.errors import PreflightError
 from clustertool.model.job.outcome import Key, Outcome, coordinator, read_outcome
 from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import OURS, JobPaths
-from clustertool.model.wire.frames import Header
+from clustertool.model.wire import record_lines
+from clustertool.model.wire.lead_messages import Incarnation, is_outdated
 from clustertool.node.devices import locks
 from clustertool.node.jobs.descendants import Family
 from clustertool.node.jobs.ledger import Ledger
@@ -38,6 +38,9 @@ from clustertool.node.supervisor.shutdown import Ending
 from clustertool.node.supervisor.usage_recorder import Recorder, Running
 from clustertool.node.system import processes
 
+if TYPE_CHECKING:
+    from clustertool.model.wire.lead_messages import ExitRow, MemberMessage, Order
+    from clustertool.model.wire.spec_types import Spec, SpecProcess
 _FILES = 200  # descriptors for all but the nodes' connections: logs, strangers
 _TICK = 0.1
 _IDLE_TICK = 0.25  # before a rank was started, and between two attempts
@@ -51,13 +54,11 @@ _LAST_WORDS, _OF_PROCESS, _OF_RANK = 16 << 10, 512, 64
 
 _OF_SIGNALS = (128 + signal.SIGTERM, 128 + signal.SIGKILL)  # exit codes of a shell whose program was signalled
 
-_Exit = Tuple[str, int, int, int, bool, str, int, bool]  # role, rank, code, signal, stopped, note, error, consequence
-
 
 class Rank:
     """One process of ours, running or ended."""
 
-    def __init__(self, spec: Dict[str, Any]) -> None:
+    def __init__(self, spec: SpecProcess) -> None:
         self.spec = spec
         self.key: Key = (str(spec["role"]), int(spec["rank"]))
         self.pid = 0
@@ -71,7 +72,7 @@ class Rank:
 class Supervisor:
     """`spec` is one node's part of a plan as the engine wrote it; `job` the job directory's descriptor."""
 
-    def __init__(self, spec: Dict[str, Any], job: int, umask: int) -> None:
+    def __init__(self, spec: Spec, job: int, umask: int) -> None:
         self.spec = spec
         self.job = job
         self.paths = JobPaths(os.path.dirname(spec["job_dir"]), spec["job"])
@@ -108,7 +109,7 @@ class Supervisor:
         self.file_limit = 0  # the user's own, for the ranks, where we had to raise ours
         self.lead: Optional[LeadServer] = None
         self.uplink: Optional[Uplink] = None
-        self.inbox: List[Header] = []
+        self.inbox: List[Order] = []
 
     # -- life --
 
@@ -137,7 +138,7 @@ class Supervisor:
         if self.node == int(self.spec["lead"]["node"]):
             self._become_lead()
         else:
-            self.uplink = Uplink(self.spec, record=self.record)
+            self.uplink = Uplink(self.spec, self._incarnation(), record=self.record)
 
     def _lock_devices(self) -> None:
         """The cards of our ranks, for us and the guard: as long as one of the two lives, they are this job's."""
@@ -159,10 +160,13 @@ class Supervisor:
             raise PreflightError(what, "set ROOT_DIR to a folder on a file system with fifos (ext4, xfs)") from None
         self.control = os.open(f"{OURS}/control", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.job)
 
+    def _incarnation(self) -> Incarnation:
+        return Incarnation(processes.boot_id(), *self.me)
+
     def _become_lead(self) -> None:
         self._allow_files(_FILES + 2 * len(self.spec["shape"]["names"]))
         try:
-            self.lead = LeadServer(self.spec, self.inbox.append, self.record)
+            self.lead = LeadServer(self.spec, self._incarnation(), self.inbox.append, self.record)
         except OSError as error:
             port = self.spec["lead"]["port"]
             raise PreflightError(
@@ -258,12 +262,12 @@ class Supervisor:
         self.journal.close(durable=True)
 
     def record(self, kind: str, **fields: Any) -> None:
-        self.journal.write({"t": round(time.time(), 3), "e": kind, **fields})
+        self.journal.write(record_lines.written_event(kind, round(time.time(), 3), fields))
         self.ledger.note(kind, fields)
 
     # -- words from and to the lead --
 
-    def _tell(self, message: Header) -> None:
+    def _tell(self, message: MemberMessage) -> None:
         if self.lead is not None:
             self.lead.receive(self.node, message)
         elif self.uplink is not None:
@@ -273,20 +277,21 @@ class Supervisor:
         if self.lead is not None:
             self.lead.turn(ready)
         elif self.uplink is not None:
-            self.inbox += self.uplink.turn()
+            self.inbox += cast("List[Order]", self.uplink.turn())
             if self.uplink.lost and self.outcome is None:
                 self._lost_lead()
         while self.inbox:
             self._obey(self.inbox.pop(0))
 
-    def _obey(self, message: Header) -> None:
-        kind = message.get("m")
-        if kind == "start":
-            self._start(str(message["role"]), int(message["attempt"]))
-        elif kind == "stop":
-            self._enter(int(message["attempt"]))  # a stop between two attempts ends the one that never began
-            self.stop(str(message["why"]), float(self.spec["policy"]["grace"]))
-        elif kind == "finish":
+    def _obey(self, message: Order) -> None:
+        if is_outdated(message, self.attempt):
+            return
+        if message["type"] == "start":
+            self._start(message["role"], message["attempt"])
+        elif message["type"] == "stop":
+            self._enter(message["attempt"])  # a stop between two attempts ends the one that never began
+            self.stop(message["why"], float(self.spec["policy"]["grace"]))
+        elif message["type"] == "finish":
             self.outcome = read_outcome(message["outcome"])
             self.stop(self.outcome.reason, float(self.spec["policy"]["grace"]))
 
@@ -305,7 +310,7 @@ class Supervisor:
 
     def _ask_stop(self, by: str, code: int) -> None:
         """Stop here at once, and let the lead stop the others: a stop that reaches one node reaches all."""
-        self._tell({"m": "stop", "by": by, "code": code})
+        self._tell({"type": "stop", "by": by, "code": code, "attempt": self.attempt})
         self.stop(by, float(self.spec["policy"]["grace"]))
 
     # -- ranks --
@@ -313,6 +318,8 @@ class Supervisor:
     def _enter(self, attempt: int) -> None:
         if attempt != self.attempt:
             self.attempt, self.ending = attempt, None
+            if self.uplink is not None:
+                self.uplink.attempt = attempt
 
     def _start(self, role: str, attempt: int) -> None:
         self._enter(attempt)
@@ -323,9 +330,9 @@ class Supervisor:
             if rank.key[0] == role:
                 exits += self._start_rank(rank)
         if exits:
-            self._tell({"m": "exited", "exits": exits})
+            self._tell({"type": "exited", "exits": exits, "attempt": self.attempt})
 
-    def _start_rank(self, rank: Rank) -> List[_Exit]:
+    def _start_rank(self, rank: Rank) -> List[ExitRow]:
         role, number = rank.key
         pid, why = self._open_log(rank)
         if not why:
@@ -348,7 +355,7 @@ class Supervisor:
         if role == "pserver" and rank.spec["ready"]:
             self.awaited.add(rank.key, rank.spec, pid)
         elif role == "pserver":  # [pserver] ready = "started": the trainers need not wait for it
-            self._tell({"m": "listening", "role": role, "rank": number})
+            self._tell({"type": "listening", "role": role, "rank": number, "attempt": self.attempt})
         return []
 
     def _open_log(self, rank: Rank) -> Tuple[int, str]:
@@ -381,9 +388,9 @@ class Supervisor:
             elif pid in self.by_pid:
                 exits += self._changed(self.by_pid[pid], pid, status, used)
         if exits:
-            self._tell({"m": "exited", "exits": exits})
+            self._tell({"type": "exited", "exits": exits, "attempt": self.attempt})
 
-    def _changed(self, rank: Rank, pid: int, status: int, used: resource.struct_rusage) -> List[_Exit]:
+    def _changed(self, rank: Rank, pid: int, status: int, used: resource.struct_rusage) -> List[ExitRow]:
         role, number = rank.key
         if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
             self.record("frozen" if os.WIFSTOPPED(status) else "thawed", role=role, rank=number)
@@ -423,7 +430,7 @@ class Supervisor:
         heard, strays = self.awaited.look()
         for role, rank in heard:
             self.record("listening", role=role, rank=rank)
-            self._tell({"m": "listening", "role": role, "rank": rank})
+            self._tell({"type": "listening", "role": role, "rank": rank, "attempt": self.attempt})
         for (role, rank), listens, endpoint in strays:
             self.record("elsewhere", role=role, rank=rank, listens=listens, endpoint=endpoint)
 
@@ -486,21 +493,21 @@ class Supervisor:
         survivors = self.ending.turn(unreaped=bool(self.by_pid))
         if survivors is not None:
             self.record("clean", survivors=survivors)
-            self._tell({"m": "clean", "survivors": survivors[:50], "attempt": self.attempt})
+            self._tell({"type": "clean", "survivors": survivors[:50], "attempt": self.attempt})
 
     def _read_control(self) -> None:
-        """Agents' words, a JSON object a line: {"m": "stop", "by", "code", "grace", "force"} or {"m": "attached"}."""
+        """Messages of agents, a JSON object a line: see record_lines.control_line."""
         with contextlib.suppress(BlockingIOError):
             self.control_rest += os.read(self.control, 65536)
         *lines, self.control_rest = self.control_rest.split(b"\n")
         for line in lines:
             with contextlib.suppress(ValueError, KeyError, TypeError):
-                command = json.loads(line)
-                if command["m"] == "attached":
-                    self._tell({"m": "attached"})
-                elif command["m"] == "stop":
+                command = record_lines.read_control(line)
+                if command["type"] == "attached":
+                    self._tell({"type": "attached", "attempt": self.attempt})
+                elif command["type"] == "stop":
                     self.asked, self.asked_at = (str(command["by"]), int(command["code"])), time.monotonic()
-                    self._tell({"m": "stop", "by": self.asked[0], "code": self.asked[1]})
+                    self._tell({"type": "stop", "by": self.asked[0], "code": self.asked[1], "attempt": self.attempt})
                     self.stop(str(command["by"]), 0.0 if command["force"] else float(command["grace"]))
 
 

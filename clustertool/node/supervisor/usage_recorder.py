@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 from clustertool.model.job import log_growth, usage
 from clustertool.model.job.outcome import Key
-from clustertool.model.job.usage import Line
+from clustertool.model.job.usage import Line, RankUsage
 from clustertool.model.paths import OURS, JobPaths
 from clustertool.node.jobs.rank_progress import progress
 from clustertool.node.storage import files
@@ -131,7 +131,7 @@ class Recorder:
         with contextlib.suppress(OSError, ValueError):
             cards = self._cards()
             if cards:
-                line["d"] = [list(card) for card in cards]
+                line["d"] = list(cards)
         self._usage.write(t, line)
         self._pause = max(EVERY, _SHARE * (time.thread_time() - began))
         self._busy = False
@@ -201,7 +201,7 @@ class Look:
         rows = [self._row(rank, owned.get((rank.role, rank.rank), ())) for rank in ranks]
         return {"t": round(t, 2), "n": machine(), "r": rows}
 
-    def _row(self, rank: Running, stats: Sequence[Stat]) -> List[object]:
+    def _row(self, rank: Running, stats: Sequence[Stat]) -> RankUsage:
         """A process's time goes to its parent when it is waited for, so the sum over the living grows, but for orphans."""
         key = (rank.role, rank.rank)
         ticks = sum(stat.ticks + stat.waited for stat in stats)
@@ -210,7 +210,7 @@ class Look:
         self._used[key] = rank.pid, ticks, seconds
         living = [stat for stat in stats if stat.state not in "ZX"]
         memory = sum(stat.rss for stat in living) * _PAGE
-        return [rank.role, rank.rank, rank.attempt, round(seconds, 2), memory, len(living), max(rank.log_size, 0)]
+        return rank.role, rank.rank, rank.attempt, round(seconds, 2), memory, len(living), max(rank.log_size, 0)
 
     def _owned(self, stats: Dict[int, Stat], ranks: Dict[int, Key]) -> Dict[Key, List[Stat]]:
         """Members by rank. Who was a rank's once stays so when its parent dies and it becomes the supervisor's child."""
@@ -244,7 +244,7 @@ def _by_environment(pid: int) -> Optional[Key]:
     return None
 
 
-def machine() -> List[float]:
-    """[busy CPU seconds, cores, bytes used, bytes there are] of this machine; zeros for what it does not tell."""
+def machine() -> Tuple[float, int, int, int]:
+    """(busy CPU seconds, cores, bytes used, bytes there are) of this machine; zeros for what it does not tell."""
     total, available = machine_load.memory()
-    return [round(machine_load.cpu_ticks()[0] * _TICK, 2), os.cpu_count() or 0, total - available, total]
+    return round(machine_load.cpu_ticks()[0] * _TICK, 2), os.cpu_count() or 0, total - available, total

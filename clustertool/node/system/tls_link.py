@@ -291,7 +291,7 @@ class Mailbox:
 
     def post(self, message: Header) -> Header:
         """The message with its number, kept for a resend."""
-        numbered = {**message, "n": self._next}
+        numbered = {**message, "number": self._next}
         self._kept.append((self._next, numbered))
         self._next += 1
         return numbered
@@ -305,10 +305,10 @@ class Mailbox:
 
     def take(self, header: Header) -> bool:
         """Note acknowledgement and number of a message that came; False if it is an old one or only a beat."""
-        acknowledged = int(header.get("a", 0))
+        acknowledged = int(header.get("ack", 0))
         while self._kept and self._kept[0][0] <= acknowledged:
             self._kept.popleft()
-        number = int(header.get("n", 0))
+        number = int(header.get("number", 0))
         if number <= self.got:
             return False
         self.got = number

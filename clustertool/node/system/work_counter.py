@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Optional
 
 from clustertool.errors import DispatchError
+from clustertool.model.wire.messages import RequestKind
 
 
 class Work(threading.Thread):
-    """A thread that handles one request, started at once. `header` is the request; its steps are counted by step()."""
+    """A thread that handles one request, started at once. `number`: None if no answer is wanted. step() counts its steps."""
 
-    def __init__(self, header: Dict[str, Any], handle: Callable[[], None]) -> None:
+    def __init__(self, kind: RequestKind[Any, Any], number: Optional[int], handle: Callable[[], None]) -> None:
         super().__init__(target=handle, daemon=True)
-        self.header = header
+        self.kind = kind
+        self.number = number
         self.steps = self.reported = 0
         self.unwanted = False
         self.start()

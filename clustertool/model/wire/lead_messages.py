@@ -1,0 +1,151 @@
+"""Messages between the supervisors of a job and its coordinator, and the rules by which one counts.
+
+Every message has `type`, `attempt` (of the job, from 0) and `sender`, the incarnation of the process that sent it. `number` and
+`ack` belong to the mailbox (node/system/tls_link): a message with a number is sent again after a break, until it is
+acknowledged. Unknown fields are ignored.
+
+- The first join of a node fixes the node's incarnation for the job. A connection that joins as the same node with another
+  incarnation is closed. A guard may join to report that its supervisor is `gone`: `of` is the supervisor's incarnation.
+- The coordinator drops a message from another incarnation than the joined one, and a message about processes (listening,
+  exited, clean) of another attempt than the present one. The other types are about the job and count in any attempt.
+- A supervisor obeys one coordinator, the incarnation that answers first. It closes a connection on which another one answers.
+- A supervisor never goes back: it drops `start` and `stop` of an attempt below its own. `finish` counts in any attempt.
+"""
+
+from __future__ import annotations
+
+from typing import List, Literal, Mapping, NamedTuple, Optional, Tuple, TypedDict, Union
+
+from clustertool.model.wire.event_types import OutcomeFields
+
+_OF_ONE_ATTEMPT = ("start", "stop")
+
+
+class Incarnation(NamedTuple):
+    """One process during one boot of one machine: no other process has the same three values."""
+
+    boot: str
+    pid: int
+    start: int  # clock ticks since the boot
+
+
+ExitRow = Tuple[str, int, int, int, bool, str, int, bool]  # role, rank, code, signal, stopped, note, error, consequence
+Reached = Tuple[
+    str, int, Optional[float], Optional[float], float
+]  # role, rank, epoch, step, seconds since the last output
+
+
+class Envelope(TypedDict, total=False):
+    """`attempt` and `sender` are always there; the mailbox adds the others."""
+
+    attempt: int
+    sender: Incarnation
+    number: int
+    ack: int
+
+
+# -- to the coordinator
+
+
+class _Gone(TypedDict, total=False):
+    gone: str
+    of: Incarnation
+
+
+class JoinMessage(Envelope, _Gone):
+    type: Literal["join"]
+    node: int
+    token: str
+
+
+class _News(TypedDict, total=False):
+    ranks: List[Reached]
+    bye: bool
+
+
+class BeatMessage(Envelope, _News):
+    """From both sides. `ranks`: how far they are, if that has changed; `bye`: the supervisor has the outcome and leaves."""
+
+    type: Literal["beat"]
+
+
+class ListeningMessage(Envelope):
+    type: Literal["listening"]
+    role: str
+    rank: int
+
+
+class ExitedMessage(Envelope):
+    """What one supervisor reaped in one go."""
+
+    type: Literal["exited"]
+    exits: List[ExitRow]
+
+
+class CleanMessage(Envelope):
+    type: Literal["clean"]
+    survivors: List[str]
+
+
+class StopMessage(Envelope):
+    """The job is to end with exit code `code`; `by`: at whose request, in words."""
+
+    type: Literal["stop"]
+    by: str
+    code: int
+
+
+class AttachedMessage(Envelope):
+    """A laptop follows the job."""
+
+    type: Literal["attached"]
+
+
+MemberMessage = Union[
+    JoinMessage, BeatMessage, ListeningMessage, ExitedMessage, CleanMessage, StopMessage, AttachedMessage
+]
+
+# -- from the coordinator
+
+
+class WelcomeMessage(Envelope):
+    """The connection is accepted."""
+
+    type: Literal["welcome"]
+
+
+class StartOrder(Envelope):
+    type: Literal["start"]
+    role: str
+
+
+class StopOrder(Envelope):
+    type: Literal["stop"]
+    why: str
+
+
+class FinishOrder(Envelope):
+    """The job is over on all nodes."""
+
+    type: Literal["finish"]
+    outcome: OutcomeFields
+
+
+Order = Union[StartOrder, StopOrder, FinishOrder]
+
+
+def read_incarnation(value: object) -> Incarnation:
+    """The value of `sender` or `of`. Raises ValueError."""
+    if isinstance(value, (list, tuple)) and len(value) == 3:
+        boot, pid, start = value
+        if isinstance(boot, str) and type(pid) is int and type(start) is int:
+            return Incarnation(boot, pid, start)
+    raise ValueError("a sender that is no incarnation")
+
+
+def is_outdated(order: Mapping[str, object], attempt: int) -> bool:
+    """Whether an order belongs to an attempt before `attempt`, the supervisor's own. Raises ValueError."""
+    of = order.get("attempt")
+    if type(of) is not int:
+        raise ValueError("an attempt that is no number")
+    return order.get("type") in _OF_ONE_ATTEMPT and of < attempt

@@ -1,0 +1,98 @@
+"""Types of a spec: one node's part of a job's plan, as its supervisor reads it and as spec.json keeps it.
+
+A tuple here is a list in JSON. `format`: model/job/formats. Modules import these types for type checking only.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Tuple, TypedDict
+
+from clustertool.model.wire.event_types import JobHeader
+
+
+class ProcessCommand(TypedDict):
+    argv: List[str]
+    env: Dict[str, str]
+
+
+class SpecProcess(ProcessCommand):
+    """A process of this node. `ports`: the endpoint's first. `ready`: ports of which one must be open; [] if none."""
+
+    role: str
+    rank: int
+    local_rank: int
+    log: str
+    endpoint: str
+    ports: List[int]
+    ready: List[int]
+    devices: List[int]
+    shards: List[str]
+
+
+class SpecCoordinator(TypedDict):
+    node: int
+    name: str
+    host: str
+    port: int
+    endpoint: str
+
+
+class SpecPolicy(TypedDict):
+    """model.config.job.Policy: seconds; 0: no limit."""
+
+    timeout: float
+    grace: float
+    on_failure: str
+    max_restarts: int
+    lease: float
+    loss_timeout: float
+
+
+class SpecShape(TypedDict):
+    """All nodes' names, and (role, rank, node) of all processes; only the coordinator's node has it."""
+
+    names: List[str]
+    place: List[Tuple[str, int, int]]
+
+
+class _Secrets(TypedDict, total=False):
+    secrets: Dict[str, str]
+
+
+class RankSurroundings(_Secrets):
+    """What the environment of each rank of a node is made of."""
+
+    prelude: str
+    first_path: str
+    ld_library_path: str
+    here: bool
+    common: Dict[str, str]
+
+
+class _LaunchFields(TypedDict, total=False):
+    """Secrets, certificate and key are added in memory when the job starts; they are never on a disk."""
+
+    certificate: str
+    key: str
+    shape: SpecShape
+
+
+class Spec(RankSurroundings, _LaunchFields):
+    format: int
+    job: str
+    node: int
+    name: str
+    root: str
+    job_dir: str
+    work_dir: str
+    output: str
+    log_dir: str
+    mark: str
+    token: str
+    lead: SpecCoordinator
+    policy: SpecPolicy
+    device_kind: str
+    processes: List[SpecProcess]
+    extra_ports: List[int]
+    endpoints: List[str]
+    header: JobHeader
