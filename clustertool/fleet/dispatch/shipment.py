@@ -19,11 +19,11 @@ _Part = tuple[str, int, int]  # path, offset, size
 class Shipment:
     """`group`: files that not every node takes -> a name for those that take them. Raises DispatchError: a file changed.
 
-    `held`: releases that all receivers have. If the last one sent is among them its packs are used again, also those that
-    hold files which are no more: they cannot be read here, and need not be.
+    `common`: releases that all receivers have. If the last one sent is among them its packs are used again, also those that
+    contain files which are no more: they cannot be read here, and need not be.
     """
 
-    def __init__(self, workspace: Workspace, group: Mapping[str, str], held: Container[str] = ()) -> None:
+    def __init__(self, workspace: Workspace, group: Mapping[str, str], common: Container[str] = ()) -> None:
         self._top = os.fsencode(workspace.top)
         self._workspace = workspace
         self._parts: dict[str, list[_Part]] = {}
@@ -33,7 +33,7 @@ class Shipment:
         alone = {entry.path for entry in files} - {entry.path for entry in small}
         chunks = {path: workspace.chunks[path] for path in alone}
         last, known = self.memory.packs()
-        packed = manifest.pack(small, group, known if last in held else [])
+        packed = manifest.pack(small, group, known if last in common else [])
         packs = self._named(packed, {entry.content: entry for entry in small})
         self._place(chunks)
         self.rows = list(manifest.rows(workspace.entries, workspace.times, chunks, group, packs))
@@ -82,7 +82,7 @@ class Shipment:
         return made
 
     def _small(self, entry: Entry) -> bytes:
-        """What a file held when it was looked at. Its digest may be kept from earlier, and its bytes are read only here."""
+        """What a file contained when it was read. Its digest may be kept from earlier, and its bytes are read only here."""
         data = self._bytes((entry.path, 0, entry.size))
         if entry.path not in self._workspace.read and manifest.name_of(data) != entry.content:
             raise self._changed([(entry.path, 0, entry.size)])

@@ -13,9 +13,11 @@ import sys
 
 if __name__ == "__main__":
     tool = _socket.socket(fileno=int(sys.argv[1]))
-    words = b"\0".join(os.fsencode(word) for word in sys.argv[3:])  # argv[2] is the host, which the tool knows
+    command = b"\0".join(
+        os.fsencode(argument) for argument in sys.argv[3:]
+    )  # argv[2] is the host, which the tool knows
     pipes = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack("ii", 0, 1))]
-    tool.sendmsg([struct.pack(">I", len(words)) + words], pipes)
+    tool.sendmsg([struct.pack(">I", len(command)) + command], pipes)
     os.close(0)
     os.close(1)
     code = tool.recv(1)

@@ -118,14 +118,14 @@ class _Session:
         self._progress = time.monotonic(), 0  # when bytes crossed last, and how many had by then
 
     def run(self, check: Check | None) -> Copied:
-        """Copy, and look at everything that could end it early every SLICE seconds."""
+        """Copy, and check every SLICE seconds what could end it early."""
         ours, theirs = socket.socketpair()
         relay = _Relay(self._link, ours, self._script, self._moved)
         with ours, theirs:
             process = self._start(theirs)
             theirs.close()
             try:
-                for _ in self._look(process, relay):
+                for _ in self._rounds(process, relay):
                     if check:
                         check()
                     self._alive(relay)
@@ -143,12 +143,12 @@ class _Session:
         rsync = shutil.which("rsync")
         if not rsync:
             raise RsyncMissing("rsync is missing on this machine", "install the package rsync here", self._link.node)
-        shell = " ".join(_rsh(word) for word in (sys.executable, "-SE", _BRIDGE, str(bridge.fileno())))
+        shell = " ".join(_rsh(argument) for argument in (sys.executable, "-SE", _BRIDGE, str(bridge.fileno())))
         environ = {key: value for key, value in os.environ.items() if not key.startswith("RSYNC_")}
         # -1: nanoseconds count too; else a file changed twice in a second would not be fetched again
-        words = ["--times", "--modify-window=-1", "-s", "--stats", f"--timeout={STALL}", "-e", shell]
+        common = ["--times", "--modify-window=-1", "-s", "--stats", f"--timeout={STALL}", "-e", shell]
         return subprocess.Popen(
-            [rsync, *words, *self._options],
+            [rsync, *common, *self._options],
             cwd=self._folder,
             stdin=self._stdin or subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -158,9 +158,9 @@ class _Session:
             env={**environ, "LC_ALL": "C"},
         )
 
-    def _look(self, process: subprocess.Popen[bytes], relay: _Relay) -> _Looks:
+    def _rounds(self, process: subprocess.Popen[bytes], relay: _Relay) -> _Rounds:
         assert process.stdout and process.stderr
-        return _Looks({"out": process.stdout, "err": process.stderr}, relay, self._output)
+        return _Rounds({"out": process.stdout, "err": process.stderr}, relay, self._output)
 
     def _over(self, process: subprocess.Popen[bytes]) -> bool:
         """rsync has ended, but its bridge keeps its outputs open (a node that froze never tells it an exit code)."""
@@ -227,19 +227,19 @@ _KNOWN = (
 )
 
 
-class _Looks:
+class _Rounds:
     """Iterates until rsync has closed its outputs (it has ended then); a round is an event or SLICE seconds."""
 
-    def __init__(self, streams: dict[str, IO[bytes]], relay: _Relay, said: dict[str, bytes]) -> None:
+    def __init__(self, streams: dict[str, IO[bytes]], relay: _Relay, output: dict[str, bytes]) -> None:
         self._relay = relay
-        self._output = said
+        self._output = output
         self._open = set(streams)
         self._selector = selectors.DefaultSelector()
         for name, stream in streams.items():
             self._selector.register(stream, selectors.EVENT_READ, name)
         self._selector.register(relay.bridge, selectors.EVENT_READ, "bridge")
 
-    def __iter__(self) -> _Looks:
+    def __iter__(self) -> _Rounds:
         return self
 
     def __next__(self) -> None:
@@ -274,10 +274,10 @@ class _Relay:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """The bridge has written: take its pipes and its command, and go on beside the caller."""
-        words, pipes = _receive(self.bridge)
+        """The bridge has written: take its pipes and its command, and go on in threads."""
+        command, pipes = _receive(self.bridge)
         if len(pipes) == 2:
-            self._beside(self._run, words, pipes[0], pipes[1])
+            self._in_thread(self._run, command, pipes[0], pipes[1])
         else:
             self.failure = DispatchError("rsync's bridge gave up", "try again", self._link.node)
 
@@ -289,26 +289,26 @@ class _Relay:
         for thread in self._threads:
             thread.join(1.0)
 
-    def _beside(self, do: Callable[..., None], *values: object) -> None:
+    def _in_thread(self, do: Callable[..., None], *values: object) -> None:
         thread = threading.Thread(target=do, args=values, daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def _run(self, words: list[bytes], source: int, target: int) -> None:
+    def _run(self, arguments: list[bytes], source: int, target: int) -> None:
         """The remote side: start it, feed it, and pass on what it answers and how it ended."""
         command = (
             b"LC_ALL=C; export LC_ALL\ncommand -v rsync >/dev/null 2>&1 || { echo '%s' >&2; exit 127; }\n%sexec %s\n"
             % (
                 _MISSING.encode(),
                 self._script,
-                b" ".join(_quoted(word) for word in words),
+                b" ".join(_quoted(argument) for argument in arguments),
             )
         )
         try:
             pipe = self._pipe = self._link.pipe(command, window=BULK_WINDOW, timeout=_START)
             if self._ended:
                 pipe.close()
-            self._beside(self._upward, pipe, source)
+            self._in_thread(self._upward, pipe, source)
             source = -1
             self._downward(pipe, target)
             code = pipe.code(5.0)
@@ -399,16 +399,16 @@ def _close(handle: int) -> None:
         os.close(handle)
 
 
-def _rsh(word: str) -> str:
-    """A word of rsync's -e, which knows quotes and nothing else: a doubled quote stands for itself."""
-    return '"' + word.replace('"', '""') + '"'
+def _rsh(argument: str) -> str:
+    """An argument of rsync's -e, which knows quotes and nothing else: a doubled quote stands for itself."""
+    return '"' + argument.replace('"', '""') + '"'
 
 
-def _quoted(word: str | bytes) -> bytes:
-    """A word for the node's sh, byte for byte."""
-    return os.fsencode(shlex.quote(os.fsdecode(word)))
+def _quoted(argument: str | bytes) -> bytes:
+    """An argument for the node's sh, byte for byte."""
+    return os.fsencode(shlex.quote(os.fsdecode(argument)))
 
 
-def _transferred(said: bytes) -> int:
-    match = re.search(rb"Number of (?:regular )?files transferred: ([\d,.]+)", said)
+def _transferred(output: bytes) -> int:
+    match = re.search(rb"Number of (?:regular )?files transferred: ([\d,.]+)", output)
     return int(re.sub(rb"\D", b"", match[1])) if match else 0

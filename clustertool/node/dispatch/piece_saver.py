@@ -23,7 +23,7 @@ class Saving:
         self.error: Optional[OSError] = None
         self.begun = self.over = False  # begun: finish() was called
         self._store = store
-        self._words: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._thread: Optional[Thread] = None
 
     def add(self, names: Iterable[str]) -> None:
@@ -46,11 +46,11 @@ class Saving:
         except RuntimeError:
             self._do(work)
         else:
-            self._words.put(work)
+            self._queue.put(work)
 
     def _work(self) -> None:
         while not self.over:
-            self._do(self._words.get())
+            self._do(self._queue.get())
 
     def _do(self, work: Callable[[], None]) -> None:
         try:

@@ -68,14 +68,14 @@ def _live(control: socket.socket, order: RelayRequest, root: str) -> NoReturn:
         finally:
             relay.close()
     except ClustertoolError as error:
-        _last_word(control, type(error).__name__, error.what, error.fix)
+        _report_failure(control, type(error).__name__, error.what, error.fix)
     except Exception:  # noqa: BLE001 - the outermost boundary of this process: what we did not foresee is told as a bug
-        _last_word(control, "InternalError", traceback.format_exc(limit=-4), "")
+        _report_failure(control, "InternalError", traceback.format_exc(limit=-4), "")
     finally:
         processes.leave(0)
 
 
-def _last_word(control: socket.socket, kind: str, what: str, fix: str) -> None:
+def _report_failure(control: socket.socket, kind: str, what: str, fix: str) -> None:
     with contextlib.suppress(OSError):
         control.setblocking(True)
         control.settimeout(5.0)
