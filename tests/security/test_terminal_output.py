@@ -6,11 +6,14 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from clustertool.errors import BadAnswer, NodeLost
 from clustertool.model.job.outcome import Outcome
+from clustertool.model.wire import answers
+from clustertool.model.wire.shape import Malformed
 from clustertool.show.errors import show_error
 from clustertool.show.terminal import Terminal
 from clustertool.show.top_view import Screen, View
@@ -76,8 +79,16 @@ def test_an_outcome_in_json_is_exact(capsys: pytest.CaptureFixture[str]) -> None
     assert json.loads(out.getvalue())["reason"] == FORGED + ESCAPES
 
 
-def _sample(text: str) -> dict[str, object]:
-    rank = {"role": "trainer", "rank": 0, "state": text, "pid": 1, "log": text, "line": text}
+def test_a_state_is_one_of_a_fixed_set() -> None:
+    sample = _sample("x")
+    answers.sample(sample, "")
+    sample["jobs"][0]["ranks"][0]["state"] = FORGED
+    with pytest.raises(Malformed, match="state"):
+        answers.sample(sample, "")
+
+
+def _sample(text: str) -> dict[str, Any]:
+    rank = {"role": "trainer", "rank": 0, "state": "running", "pid": 1, "log": text, "line": text}
     card = {
         "index": 0,
         "model": text,
