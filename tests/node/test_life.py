@@ -150,7 +150,7 @@ ZOMBIE = """
 import os, sys, time
 from clustertool.node.storage import files
 from clustertool.node.system import processes
-from clustertool.node.supervisor.shutdown import Ending
+from clustertool.node.supervisor.shutdown import Shutdown
 from clustertool.node.jobs.descendants import Family
 
 files.make_root(sys.argv[1])
@@ -159,7 +159,7 @@ ended = os.posix_spawn("/bin/sh", ["sh", "-c", "exit 3"], {})
 running = os.posix_spawn("/bin/sleep", ["sleep", "1000"], {})
 while processes.stat(ended).state != "Z":
     time.sleep(0.01)
-signalled = Ending(Family(job, processes.identify(os.getpid())), "no such mark", 10.0).signalled
+signalled = Shutdown(Family(job, processes.identify(os.getpid())), "no such mark", 10.0).signalled
 print(running in signalled, ended in signalled)
 """
 

@@ -13,7 +13,7 @@ import pytest
 
 from clustertool.node.jobs import descendants
 from clustertool.node.storage import files
-from clustertool.node.supervisor.shutdown import Ending
+from clustertool.node.supervisor.shutdown import Shutdown
 from clustertool.node.system import processes
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, alive, look, state, until
@@ -115,7 +115,7 @@ def test_the_last_word_waits_for_exit_codes() -> None:
     process = processes.identify(killed.pid)
     assert process is not None
     family: Any = SimpleNamespace(living=lambda: [process] if alive(process) else [])
-    ending = Ending(family, "no such mark", grace=0.0)
+    ending = Shutdown(family, "no such mark", grace=0.0)
     until(lambda: not ending.turn(unreaped=True) and not alive(process))
     assert ending.turn(unreaped=True) is None and not ending.over
     killed.wait()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clustertool.model.job.outcome import Outcome
-from clustertool.node.supervisor.lead_decisions import (
+from clustertool.node.supervisor.coordinator.lead_decisions import (
     Absent,
     Clean,
     Event,

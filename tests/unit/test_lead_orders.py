@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from clustertool.model.job.outcome import Key, Outcome
-from clustertool.node.supervisor.lead_decisions import (
+from clustertool.node.supervisor.coordinator.lead_decisions import (
     Action,
     Clean,
     Event,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, List
 from clustertool.model.wire.lead_messages import Incarnation
 from clustertool.node.jobs import descendants, records
 from clustertool.node.jobs.termination import Sweep
-from clustertool.node.supervisor import lead_client
+from clustertool.node.supervisor.coordinator import lead_client
 from clustertool.node.system import processes
 from clustertool.node.system.process_clock import OwnClock
 from clustertool.node.system.processes import Process

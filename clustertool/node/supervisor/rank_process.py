@@ -12,7 +12,7 @@ import zlib
 from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping, Tuple, Union
 
 from clustertool.node.storage import files
-from clustertool.node.supervisor import child_signals
+from clustertool.node.system import child_signals
 
 if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import ProcessCommand, RankSurroundings, Spec

@@ -1,10 +1,10 @@
-"""An ending is TERM now, KILL after the grace, again and again until none lives; what cannot be killed is named."""
+"""A shutdown sends TERM now and KILL after the grace until no process lives. It names what cannot be killed."""
 
 from __future__ import annotations
 
 import signal
 import time
-from typing import List, Optional
+from typing import Collection, List, Optional
 
 from clustertool.node.jobs.descendants import Family
 from clustertool.node.jobs.termination import terminate
@@ -13,13 +13,16 @@ from clustertool.node.system.processes import Process
 
 _HOPELESS = 8.0  # seconds of KILL after which a survivor is reported
 _ROUNDS = 20  # of KILL in one turn, against a program that forks as fast as it is killed
+_OF_SIGNALS = (128 + signal.SIGTERM, 128 + signal.SIGKILL)  # exit codes of a shell whose program was signalled
 
 
-class Ending:
-    """turn() each loop until it returns the survivors; `over` from then on."""
+class Shutdown:
+    """Call turn() each loop until it returns the survivors; `over` is true from then on. `ranks`: the pids of running ranks."""
 
-    def __init__(self, family: Family, mark: str, grace: float) -> None:
+    def __init__(self, family: Family, mark: str, grace: float, ranks: Collection[int] = ()) -> None:
         self.over_at = 0.0
+        # Ranks that end by SIGTERM itself, and not with an exit code.
+        self._end_by_signal = {pid for pid in ranks if processes.dies_of(pid, signal.SIGTERM)}
         self._family = family
         self._mark = mark
         self._kill_at = time.monotonic() + grace
@@ -27,10 +30,17 @@ class Ending:
         living = family.living()
         self.signalled = {process.pid for process in living}
         terminate(living)
+        self._ended_before = set(ranks) - self.signalled
 
     @property
     def over(self) -> bool:
         return self.over_at > 0
+
+    def stopped(self, pid: int, code: int, killed: int) -> bool:
+        """Whether a rank that has exited now was stopped, and did not end by itself. `killed`: its signal, or 0."""
+        if pid in self._ended_before:
+            return False
+        return killed > 0 or pid not in self._end_by_signal or code in _OF_SIGNALS
 
     def hurry(self, grace: float) -> None:
         """A second stop can only be faster than the first."""

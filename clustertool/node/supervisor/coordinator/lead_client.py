@@ -1,4 +1,4 @@
-"""The uplink joins a supervisor to the lead: it connects, joins, beats, and connects again until the loss timeout."""
+"""The uplink connects a supervisor to the lead, sends heartbeats, and connects again until the loss timeout."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import errno
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Tuple
 
 from clustertool.model.wire.frames import Header
 from clustertool.model.wire.lead_messages import Incarnation, read_incarnation
+from clustertool.node.supervisor.coordinator.connection_report import Cause, ConnectionReport
+from clustertool.node.supervisor.usage_recorder import Reached
 from clustertool.node.system.process_clock import OwnClock
 from clustertool.node.system.tls_link import TIMED_OUT, Mailbox, Wire, beat, cause, context, join_patience
 
@@ -22,17 +24,54 @@ _RETRY = 0.05
 # the old one would wait for its next retransmission.
 _SILENCE = 3
 _MAX_HEADER = 4 << 20
-_REPORT_AFTER = 3.0  # seconds without a connection
 _NO_ANSWER = ("", "the port is open, but the coordinator does not answer")
 _SILENT = ("", "no message from it any more")  # on a connection that was established
 _ORDERS = ("start", "stop", "finish")
 _MOST_RANKS = 256  # whose progress is reported: more do not fit a message
 
 
-class Uplink:
-    """turn() each loop; post() what the lead must know; `lost` tells when there is nobody to tell.
+class ProgressReport:
+    """The progress of this node's ranks, for heartbeats. It is sent if it has changed, and on each new connection."""
 
-    `me`: this process. `gone`: the supervisor in whose place a guard joins, and why it is no more. `record` writes an event.
+    def __init__(self) -> None:
+        self.newest: Sequence[Reached] = ()
+        self._sent: Sequence[Reached] = self.newest
+
+    def reconnected(self) -> None:
+        self._sent = ()
+
+    def fields(self) -> Header:
+        """The fields of the next heartbeat. Ages, since the lead has another clock."""
+        if self.newest is self._sent:
+            return {}
+        self._sent, now = self.newest, time.time()
+        return {
+            "ranks": [[*reached[:4], round(max(0.0, now - reached[4]), 1)] for reached in self.newest[:_MOST_RANKS]]
+        }
+
+
+class LeadTimeouts:
+    """How long the lead may be silent: for the loss timeout, or until its first order for the time that all nodes need to join.
+
+    Only seconds in which this process ran are counted.
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        self.loss = float(spec["policy"]["loss_timeout"])
+        self.join = join_patience(self.loss, len(spec["header"]["nodes"]))
+        if spec["policy"]["timeout"]:  # the lead waits no longer
+            self.join = min(self.join, float(spec["policy"]["timeout"]) + self.loss)
+        self.ordered = False  # the lead has given an order: all nodes have joined, or the job ends
+        self.received_at = 0.0
+
+    def expired(self, now: float) -> bool:
+        return now - self.received_at > (self.loss if self.ordered else self.join)
+
+
+class Uplink:
+    """Call turn() each loop and post() for each message; `lost` is true if the lead is silent for too long.
+
+    `me`: this process. `gone`: the supervisor in whose place a guard joins, and why it has died. `record` writes an event.
     """
 
     def __init__(
@@ -45,33 +84,20 @@ class Uplink:
         self._me = me
         self._coordinator: Optional[Incarnation] = None  # the one that this process obeys
         self.attempt = 0  # of the job, as this node knows it
-        self._gone = gone
-        self._record = record
-        self._node = int(spec["node"])
-        self._token = str(spec["token"])
+        self._hello: Header = {"type": "join", "node": int(spec["node"]), "token": str(spec["token"])}
+        if gone:
+            self._hello.update(of=gone[0], gone=gone[1])
         self._lead = (str(spec["lead"]["host"]), int(spec["lead"]["port"]))
-        self.endpoint = str(spec["lead"]["endpoint"])
-        self._timeout = float(spec["policy"]["loss_timeout"])
-        self._beat = beat(self._timeout)
+        self._timeouts = LeadTimeouts(spec)
         self._context = context(spec["certificate"], spec["key"], server=False)
         self._mail = Mailbox()
         self._wire: Optional[Wire] = None
-        self._join_patience = join_patience(self._timeout, len(spec["header"]["nodes"]))
-        if spec["policy"]["timeout"]:  # the lead waits no longer
-            self._join_patience = min(self._join_patience, float(spec["policy"]["timeout"]) + self._timeout)
+        self._report = ConnectionReport(str(spec["lead"]["endpoint"]), record)
         self._clock = OwnClock()
         self._retry_at = 0.0
         self._beat_at = 0.0
-        self._heard = 0.0
         self._give_up_at = self._handshake_until = 0.0
-        self._joined = False
-        self._up = False  # the lead answers on this connection
-        self._down = (0.0, time.time())  # since when it does not, by our clock and by that of the machine
-        self._cause: Optional[Tuple[str, str]] = None  # why the last connection failed
-        self._recorded: Optional[Tuple[str, str]] = None
-        self._ordered = False  # the lead has given an order: all nodes have joined, or the job ends
-        self.progress: Sequence[Tuple[Any, ...]] = ()  # see Recorder
-        self._reported: Sequence[Tuple[Any, ...]] = self.progress
+        self.progress = ProgressReport()
 
     @property
     def wire(self) -> Optional[Wire]:
@@ -79,15 +105,16 @@ class Uplink:
 
     @property
     def joined(self) -> bool:
-        return self._joined
+        return self._report.joined
+
+    @property
+    def endpoint(self) -> str:
+        return self._report.endpoint
 
     @property
     def lost(self) -> bool:
-        """No message from the lead for the loss timeout, or, before its first order, for the time to join.
-
-        Only seconds in which this process ran are counted, and turn() reads first what has arrived.
-        """
-        return self._clock.now - self._heard > (self._timeout if self._ordered else self._join_patience)
+        """Whether the lead was silent for too long. turn() reads first what has arrived."""
+        return self._timeouts.expired(self._clock.now)
 
     def post(self, message: MemberMessage) -> None:
         numbered = self._mail.post({**message, "sender": self._me})
@@ -96,14 +123,14 @@ class Uplink:
 
     @property
     def cause(self) -> str:
-        """Why there is no connection, in words."""
-        errno_name, words = self._why()
-        return f"{words} ({errno_name})" if errno_name else words
+        """Why there is no connection, as text."""
+        errno_name, text = self._why()
+        return f"{text} ({errno_name})" if errno_name else text
 
     def turn(self) -> List[Header]:
         """The lead's new messages."""
         new = self._turn(self._clock.turn())
-        self._report()
+        self._report.turn(self._clock.now, self._why())
         return new
 
     def _turn(self, now: float) -> List[Header]:
@@ -121,10 +148,11 @@ class Uplink:
             self._drop(now, cause(error))
             return []
         if came:
-            self._heard, self._joined, self._up = now, True, True
-            self._give_up_at = now + self._beat * _SILENCE
+            self._report.established()
+            self._timeouts.received_at = now
+            self._give_up_at = now + beat(self._timeouts.loss) * _SILENCE
         elif now > self._give_up():
-            self._drop(now, _SILENT if self._up else _NO_ANSWER if self._wire.connected else TIMED_OUT)
+            self._drop(now, _SILENT if self._report.up else _NO_ANSWER if self._wire.connected else TIMED_OUT)
         try:
             self._require_coordinator(came)
             new = [message for message in came if self._mail.take(message)]
@@ -132,7 +160,7 @@ class Uplink:
             self._drop(now, ("", str(error)))
             return []
         if any(message.get("type") in _ORDERS for message in new):
-            self._ordered, self._beat_at = True, 0.0
+            self._timeouts.ordered, self._beat_at = True, 0.0
             self._send_beat(now)  # the lead allows more time until it has this acknowledgement
         return new
 
@@ -149,21 +177,12 @@ class Uplink:
 
     def _send_beat(self, now: float) -> None:
         if self._wire is not None and self._wire.secure and now >= self._beat_at:
-            self._wire.send(self._stamped({"type": "beat", **self._news()}))
+            self._wire.send(self._stamped({"type": "beat", **self.progress.fields()}))
             self._wire.flush()
-            self._beat_at = now + self._beat
-
-    def _news(self) -> Header:
-        """How far the ranks are, if that has changed. Ages, since the lead has another clock."""
-        if self.progress is self._reported:
-            return {}
-        self._reported, now = self.progress, time.time()
-        return {
-            "ranks": [[*reached[:4], round(max(0.0, now - reached[4]), 1)] for reached in self.progress[:_MOST_RANKS]]
-        }
+            self._beat_at = now + beat(self._timeouts.loss)
 
     def leave(self, seconds: float) -> None:
-        """Say that we have the last word and go: the lead need not wait for us. `seconds` at most."""
+        """Report that all messages have arrived here, so that the lead does not wait for this node. `seconds` at most."""
         if self._wire is None or not self._wire.secure:
             return
         self._wire.send(self._stamped({"type": "beat", "bye": True}))
@@ -175,12 +194,12 @@ class Uplink:
 
     def _give_up(self) -> float:
         """When this connection counts as broken. A lead to which many connect at once answers late: a new try is no help."""
-        waiting = self._wire is not None and self._wire.connected and not (self._up or self._ordered)
+        waiting = self._wire is not None and self._wire.connected and not (self._report.up or self._timeouts.ordered)
         return self._handshake_until if waiting else self._give_up_at
 
     def _connect(self, now: float) -> None:
-        self._retry_at, self._give_up_at = now + _RETRY, now + max(1.0, self._timeout / 2)
-        self._handshake_until = now + self._join_patience / 2
+        self._retry_at, self._give_up_at = now + _RETRY, now + max(1.0, self._timeouts.loss / 2)
+        self._handshake_until = now + self._timeouts.join / 2
         family = socket.AF_INET6 if ":" in self._lead[0] else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
@@ -189,47 +208,32 @@ class Uplink:
                 raise OSError(failed, os.strerror(failed))
         except OSError as error:  # also for a name that is not known
             sock.close()
-            self._cause = cause(error)
+            self._report.failed(cause(error))
             return
         self._wire = Wire(sock, self._context, server=False, max_header=_MAX_HEADER)
 
     def _join(self) -> None:
         assert self._wire is not None
-        self._reported = ()
-        gone = {"of": self._gone[0], "gone": self._gone[1]} if self._gone else {}
-        self._wire.send(self._stamped({"type": "join", "node": self._node, "token": self._token, **gone}))
+        self.progress.reconnected()
+        self._wire.send(self._stamped(self._hello))
         for message in self._mail.kept():
             self._wire.send(message)
 
-    def _drop(self, now: float, why: Tuple[str, str]) -> None:
+    def _drop(self, now: float, why: Cause) -> None:
         if self._wire is not None:
             self._wire.close()
-        if self._up:
-            self._down = (now, time.time())
-        self._wire, self._up, self._cause = None, False, why
+        self._wire = None
+        self._report.broken(now, why)
         self._retry_at = now + _RETRY
 
-    def _why(self) -> Tuple[str, str]:
+    def _why(self) -> Cause:
         """Why there is no connection, also before the first attempt has failed."""
         pending = self._wire is None or not self._wire.connected
-        return self._cause or (TIMED_OUT if pending else _NO_ANSWER)
-
-    def _report(self) -> None:
-        """Record that there has been no connection for a while, each new cause, and that there is one again."""
-        if self._record is None:
-            return
-        if self._up:
-            if self._recorded:
-                self._record("connected")
-            self._recorded = None
-        elif self._clock.now - self._down[0] >= _REPORT_AFTER and self._why() != self._recorded:
-            name, words = self._recorded = self._why()
-            since = round(self._down[1], 3)
-            self._record("unconnected", endpoint=self.endpoint, errno=name, why=words, since=since, again=self._joined)
+        return self._report.cause or (TIMED_OUT if pending else _NO_ANSWER)
 
 
 def say_gone(spec: Spec, me: Incarnation, supervisor: Incarnation, why: str, seconds: float) -> None:
-    """A guard reports that its supervisor is gone. Over when the coordinator has it, or after `seconds`."""
+    """Report for a guard that its supervisor has died. Return when the lead has answered, or after `seconds`."""
     link = Uplink(spec, me, gone=(supervisor, why))
     end = time.monotonic() + seconds
     while not link.joined and time.monotonic() < end:

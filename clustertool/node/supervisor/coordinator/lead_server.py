@@ -1,0 +1,342 @@
+"""The lead's server turns messages, silence and time into events for decide(), and its actions into messages."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Set, Tuple, cast
+
+from clustertool.model.job.outcome import Key, coordinator
+from clustertool.model.job.state_names import JobState
+from clustertool.model.wire.frames import Header
+from clustertool.model.wire.lead_messages import Incarnation, read_incarnation
+from clustertool.node.supervisor.coordinator import lead_decisions as l
+from clustertool.node.supervisor.coordinator.lead_listener import LeadListener
+from clustertool.node.supervisor.coordinator.lead_members import LeadMember, LeadMembers
+from clustertool.node.system.process_clock import OwnClock
+from clustertool.node.system.tls_link import Wire
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.event_types import OutcomeFields, RankOutput
+    from clustertool.model.wire.lead_messages import ExitRow, MemberMessage, Order, StartOrder
+    from clustertool.model.wire.spec_types import Spec, SpecPolicy
+
+_LONGEST_PAUSE = 30.0  # seconds before a new attempt: 1, 2, 4, ... up to this
+_MALFORMED = (KeyError, TypeError, ValueError, OverflowError)
+_LONGEST_REASON = 200
+# Seconds between the first failure and the stop. The ranks of a job fail of the same error (a module that is missing, a wrong
+# setting) a few 10 ms apart; a rank that is stopped in this time would count as a victim of an error that it has itself.
+_HOLD = 0.5
+_LARGE = 1e18  # steps and seconds
+
+
+class TimeLimits:
+    """The limits of a job's time: --timeout, and --lease, which is the time without an attached laptop. 0 seconds: no limit."""
+
+    def __init__(self, policy: SpecPolicy) -> None:
+        now = time.monotonic()
+        self._timeout = float(policy["timeout"])
+        self._deadline = now + self._timeout if self._timeout else None
+        self._lease = float(policy["lease"])
+        self._attached_at = now
+
+    def attached(self) -> None:
+        self._attached_at = time.monotonic()
+
+    def reached(self, now: float, state: l.State, where: str) -> Iterator[l.StopAsked]:
+        """Yield an event for each limit that is reached now, once. `where`: the lead's address, for the reason."""
+        if self._deadline is not None and now > self._deadline:
+            self._deadline = None
+            missing = l.expected(state, where)
+            waited = f"; it waited for {missing}" if missing else ""
+            brief = f"the job's time is over: --timeout {self._timeout:g}"
+            yield l.StopAsked(f"{brief}{waited}", 124, JobState.TIMEOUT, brief)
+        if self._lease and now - self._attached_at > self._lease:
+            self._lease = 0.0
+            yield l.StopAsked(f"no laptop was attached for {now - self._attached_at:.0f} s (--lease)", 143)
+
+
+class LeadServer:
+    """`deliver` hands an order to this node's own supervisor, `me`; `record` writes an event of the lead."""
+
+    def __init__(
+        self, spec: Spec, me: Incarnation, deliver: Callable[[Order], None], record: Callable[..., None]
+    ) -> None:
+        """Raises OSError if the port cannot be used."""
+        shape, policy = spec["shape"], spec["policy"]
+        self._me = me
+        self._node = int(spec["node"])
+        self._token = str(spec["token"])
+        self._timeout = float(policy["loss_timeout"])
+        self._deliver = deliver
+        self._record = record
+        self._state = l.State(
+            l.Shape(
+                frozenset(range(len(shape["names"]))),
+                tuple(shape["names"]),
+                tuple(((str(role), int(rank)), int(node)) for role, rank, node in shape["place"]),
+                policy["on_failure"],
+                int(policy["max_restarts"]),
+            )
+        )
+        self._endpoint = str(spec["lead"]["endpoint"])
+        self._where = coordinator(str(spec["lead"]["name"]), self._endpoint)
+        self._clock = OwnClock()
+        others = [node for node in range(len(shape["names"])) if node != self._node]
+        self._members = LeadMembers(others, self._timeout, self._clock)
+        self._listener = LeadListener(spec, len(others))
+        self._limits = TimeLimits(policy)
+        self._finished_at: Optional[float] = None
+        self._restart: Optional[Tuple[float, StartOrder]] = None  # when a new attempt begins, and with which order
+        self._stop_at: Optional[float] = None  # when the stop is sent that waits for further failures
+
+    # -- for the supervisor's loop --
+
+    def readers(self) -> List[Any]:
+        return [*self._listener.readers(), *self._members.wires()]
+
+    def writers(self) -> List[Any]:
+        return [*self._listener.writers(), *(wire for wire in self._members.wires() if wire.wants_write)]
+
+    @property
+    def done(self) -> bool:
+        """The verdict has reached every node that is not lost, or by now they know that they are."""
+        if self._finished_at is None:
+            return False
+        return not self._members.unacknowledged(self._state.lost) or self._clock.now - self._finished_at > self._timeout
+
+    def turn(self, ready: Set[int]) -> None:
+        """`ready`: descriptors that can be read or written. After this process was blocked it is old, and all are read."""
+        now = self._clock.turn()
+        all_ready = self._clock.napped
+        for wire, messages in self._listener.turn(now, None if all_ready else ready):
+            self._admit(wire, messages)
+        for node, member in self._members.nodes.items():
+            if member.wire is not None and (all_ready or member.wire.fileno() in ready):
+                self._read(node, member)
+        self._members.beat(self._stamped({"type": "beat"}))
+        self._watch_silence(now)
+        self._watch_time(time.monotonic())
+
+    def receive(self, message: MemberMessage) -> None:
+        """A message of this node's own supervisor becomes an event."""
+        event = self._event(self._node, dict(message))
+        if event is not None:
+            self._decide(event)
+
+    def _event(self, node: int, message: Header) -> Optional[l.Event]:
+        """What a supervisor reports. Raises one of _MALFORMED."""
+        if message.get("type") == "attached":
+            self._limits.attached()
+        return _event(self._state.shape.on(node), node, message)
+
+    # -- members --
+
+    def _admit(self, wire: Wire, messages: List[Header]) -> None:
+        """A new connection belongs to a member if its first message has the job's token, a node id and its incarnation."""
+        hello = messages[0]
+        node = hello["node"] if isinstance(hello.get("node"), int) else -1
+        member = self._members.nodes.get(node)
+        token = str(hello.get("token", "")).encode(errors="replace")
+        if hello.get("type") != "join" or member is None or not hmac.compare_digest(token, self._token.encode()):
+            return wire.close()
+        try:
+            sender = read_incarnation(hello.get("sender"))
+            supervisor = read_incarnation(hello.get("of")) if hello.get("gone") else sender
+        except ValueError:
+            return wire.close()
+        if member.sender not in (None, supervisor):
+            return wire.close()
+        self._read(node, member)  # what the old connection still has
+        self._members.connect(member, wire, sender)
+        if not self._take(node, member, hello):
+            return None
+        wire.send(self._stamped({"type": "welcome", "ack": member.mail.got}))
+        for message in member.mail.kept():
+            wire.send(message)
+        if not member.joined:
+            member.joined = True
+            self._decide(l.Joined(node))
+        if hello.get("gone"):
+            return self._gone(node, str(hello["gone"])[:_LONGEST_REASON])
+        for message in messages[1:]:
+            if not self._take(node, member, message):
+                break
+        return None
+
+    def _read(self, node: int, member: LeadMember) -> None:
+        for message in self._members.read(member):
+            member.left = member.left or bool(message.get("bye"))
+            if not self._take(node, member, message):
+                return
+
+    def _take(self, node: int, member: LeadMember, message: Header) -> bool:
+        """One message of a member. A malformed one ends this member's part, and nothing else: then False.
+
+        One of another process than the member is dropped.
+        """
+        try:
+            if read_incarnation(message.get("sender")) != member.sender:
+                return True
+            if "ranks" in message:
+                member.ranks = self._reached(node, message["ranks"])
+            event = self._event(node, message) if member.mail.take(message) else None
+        except _MALFORMED as error:
+            member.disconnect()
+            self._gone(node, f"it sent a message that cannot be read ({error!r:.100})")
+            return False
+        if event is not None:
+            self._decide(event)
+        return True
+
+    def _gone(self, node: int, why: str) -> None:
+        """A guard reports that its supervisor is dead, and that it ends the node's processes now."""
+        self._members.nodes[node].left = True
+        if node not in self._state.gone:
+            self._record("lost", node=node, why=why, ranks=self._members.nodes[node].ranks)
+            self._decide(l.Lost(node, why))
+
+    def _reached(self, node: int, ranks: Any) -> List[RankOutput]:
+        """[role, rank, epoch, step, time of the last output] of the ranks of a node: what is known of them if it is lost.
+
+        Raises one of _MALFORMED.
+        """
+        own, now = self._state.shape.on(node), time.time()
+        found: List[RankOutput] = []
+        for role, rank, epoch, step, age in ranks:
+            if (role, rank) in own:
+                found.append((role, rank, _number(epoch), _number(step), round(now - (_number(age) or 0.0), 2)))
+        return found
+
+    def _watch_silence(self, now: float) -> None:
+        """Silence becomes an event. It is measured by the own clock: time in which this process did not run is not counted,
+        and what arrived then was read before. A node whose lease ended meanwhile gives up the lead by itself.
+        """
+        silent = self._members.silent(self._state.gone, self._state.phase == "ending")
+        for node, member, limit, blocked in silent:
+            if member.joined:
+                what = f"no heartbeat for {limit:g} s"
+                what += f" (and {blocked:.0f} s in which the coordinator itself did not run)" if blocked >= 1 else ""
+                self._record("lost", node=node, why=what, ranks=member.ranks)
+                self._decide(l.Lost(node, what))
+        absent = [node for node, member, _, _ in silent if not member.joined]
+        if absent:
+            self._record("absent", nodes=absent, endpoint=self._endpoint, seconds=round(now))
+            self._decide(l.Absent(tuple(absent), self._where, round(now)))
+
+    def _watch_time(self, now: float) -> None:
+        """What happens at a time: by the clock of the machine."""
+        for event in self._limits.reached(now, self._state, self._where):
+            self._decide(event)
+        if self._stop_at is not None and now >= self._stop_at:
+            self._release()
+        if self._restart is not None and now >= self._restart[0]:
+            _, message = self._restart
+            self._restart = None
+            self._tell(message)
+
+    # -- decisions --
+
+    def join_self(self) -> None:
+        self._decide(l.Joined(self._node))
+
+    def _decide(self, event: l.Event) -> None:
+        before = self._state.phase
+        self._state, actions = l.decide(self._state, event)
+        if self._state.phase != before and l.may_fail(self._state):
+            self._stop_at = time.monotonic() + _HOLD
+            return
+        if self._stop_at is not None and (actions or not l.may_fail(self._state)):
+            self._release()
+        for action in actions:
+            if (
+                isinstance(action, l.Start) and action.again
+            ):  # the phase that is recorded next belongs to the new attempt
+                self._begin_again(action)
+        if self._state.phase != before:
+            self._record_phase()
+        for action in actions:
+            self._act(action)
+
+    def _release(self) -> None:
+        """Send the stop of a failure: no more failures are waited for."""
+        self._stop_at = None
+        self._record_phase()
+        self._act(l.stop(self._state))
+
+    def _record_phase(self) -> None:
+        end = self._state.ending
+        self._record("phase", name=self._state.phase, **self._cause(), **({"end": end.state} if end else {}))
+
+    def _cause(self) -> Dict[str, Any]:
+        """Of an ending: the failures that are known now, the first one first. The followers print them before anything else."""
+        if self._state.phase != "ending" or not self._state.culprits:
+            return {}
+        culprits = [list(exit.key) for exit in self._state.culprits]
+        return {"why": l.reason(self._state), "culprits": culprits, "attempt": self._state.attempt}
+
+    def _begin_again(self, action: l.Start) -> None:
+        pause = min(2.0 ** (action.attempt - 1), _LONGEST_PAUSE)
+        self._record("restart", attempt=action.attempt, pause=pause)
+        self._restart = (time.monotonic() + pause, self._start(action))
+
+    def _start(self, action: l.Start) -> StartOrder:
+        return {"type": "start", "role": action.role, "attempt": action.attempt, "sender": self._me}
+
+    def _act(self, action: l.Action) -> None:
+        if isinstance(action, l.Start):
+            if not action.again:
+                self._tell(self._start(action))
+        elif isinstance(action, l.Stop):
+            self._restart = None
+            self._tell({"type": "stop", "why": action.why, "attempt": self._state.attempt, "sender": self._me})
+        else:
+            self._record("verdict", **action.outcome.as_record())
+            self._finished_at = self._clock.now
+            outcome = cast("OutcomeFields", action.outcome.as_record())
+            self._tell({"type": "finish", "outcome": outcome, "attempt": self._state.attempt, "sender": self._me})
+
+    def _tell(self, order: Order) -> None:
+        self._members.post(dict(order))
+        self._deliver(order)
+
+    def _stamped(self, message: Header) -> Header:
+        return {**message, "attempt": self._state.attempt, "sender": self._me}
+
+    def close(self) -> None:
+        self._members.close()
+        self._listener.close()
+
+
+def _event(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[l.Event]:
+    """`ranks`: those of the node. Raises one of _MALFORMED."""
+    kind = message.get("type")
+    if kind == "listening":
+        return l.Listening(_key(ranks, message["role"], message["rank"]), int(message["attempt"]))
+    if kind == "exited":
+        return l.Exited(tuple(_exit(ranks, item) for item in message["exits"]), int(message["attempt"]))
+    if kind == "clean":
+        return l.Clean(node, tuple(str(s) for s in message["survivors"]), int(message["attempt"]))
+    if kind == "stop":
+        return l.StopAsked(str(message["by"]), int(message["code"]))
+    return None
+
+
+def _exit(ranks: FrozenSet[Key], item: ExitRow) -> l.Exit:
+    role, rank, code, number, stopped, note, error, consequence = item
+    key = _key(ranks, role, rank)
+    if not (0 <= int(code) <= 255 and 0 <= int(number) <= 127):
+        raise ValueError("an exit code or a signal that does not exist")
+    return l.Exit(*key, int(code), int(number), bool(stopped), str(note), int(error), bool(consequence))
+
+
+def _number(value: Any) -> Optional[float]:
+    """A step or an epoch; None for what cannot be one, since programs print anything."""
+    return float(value) if value is not None and -_LARGE < value < _LARGE else None
+
+
+def _key(ranks: FrozenSet[Key], role: object, rank: Any) -> Key:
+    key = (str(role), int(rank))
+    if key not in ranks:
+        raise ValueError("a process of another node, or of none")
+    return key

@@ -1,0 +1,67 @@
+"""The node monitor samples what the job does on this node twice a second: descendants, disk, memory, devices, usage, logs."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Callable, Sequence
+
+from clustertool.node.jobs.descendants import Family
+from clustertool.node.supervisor.card_monitor import Gauge
+from clustertool.node.supervisor.rank_table import RankTable
+from clustertool.node.supervisor.usage_recorder import Reached, Recorder
+from clustertool.node.system.pressure import Disk
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.spec_types import Spec
+
+_SAMPLE_EVERY = 0.5
+
+
+class NodeMonitor:
+    """Call turn() each loop and close() once. `job`: the descriptor of the job's directory; `record` writes an event."""
+
+    def __init__(self, spec: Spec, job: int, family: Family, ranks: RankTable, record: Callable[..., None]) -> None:
+        self._root = str(spec["root"])
+        self._family = family
+        self._ranks = ranks
+        self._record = record
+        self._disk = Disk(job)
+        self.devices = Gauge(family, spec, record)
+        self._recorder = Recorder(job, self.devices)
+        self._sampled_at = 0.0
+
+    @property
+    def progress(self) -> Sequence[Reached]:
+        """The progress of the running ranks at the newest sample; another object after each change."""
+        return self._recorder.progress
+
+    def turn(self) -> bool:
+        """Return whether it has taken a sample now."""
+        self.record_growth()
+        now = time.monotonic()
+        if now < self._sampled_at + _SAMPLE_EVERY:
+            return False
+        self._sampled_at = now
+        self._family.look()
+        self.disk_is_full()
+        for rank in self._ranks.running.values():
+            if rank.oom is not None:
+                rank.oom.look(rank.pid)
+        if self._ranks.running:
+            self.devices.turn()
+        self._recorder.turn(self._family.members, self._ranks.snapshot())
+        return True
+
+    def record_growth(self, at_once: bool = False) -> None:
+        """Record how the logs grew; `at_once`: also of a log whose growth was recorded a moment ago."""
+        self._recorder.grown(self._ranks.growth(at_once))
+
+    def disk_is_full(self) -> bool:
+        """Sample the disk now, and record a change."""
+        if self._disk.look():
+            self._record("disk", full=self._disk.full, root=self._root)
+        return self._disk.full
+
+    def close(self) -> None:
+        self.record_growth(at_once=True)
+        self._recorder.close()

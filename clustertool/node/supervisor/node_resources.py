@@ -1,0 +1,64 @@
+"""Node resources are the ports and the devices that one job reserves on this node, until it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING, Optional, Tuple
+
+from clustertool.errors import PreflightError
+from clustertool.node.devices import locks
+from clustertool.node.ports import claims, listeners
+from clustertool.node.ports.reservations import Holds
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.spec_types import Spec
+
+_TOUCH_EVERY = 3600.0  # seconds; many machines remove files in /tmp after days
+
+
+class NodeResources:
+    """Call reserve() before a rank starts, refresh() twice a second and release() at the end."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        self._ports = Holds()
+        self._devices: Optional[locks.Held] = None
+        self._touched_at = time.monotonic()  # the file of the claims
+
+    def reserve(self) -> None:
+        """Raises PreflightError if a port or a device is in use."""
+        processes = self._spec["processes"]
+        each = [process["ports"] for process in processes]
+        others = [port for its in each for port in its[1:]]
+        wanted = [*(its[0] for its in each), *self._spec["extra_ports"], *others]
+        self._ports.take(wanted)
+        listeners.require_free(wanted)
+        kind, ids = str(self._spec["device_kind"]), {card for process in processes for card in process["devices"]}
+        if ids and kind != "cpu":
+            self._devices = locks.take(kind, sorted(ids), self._spec["job"])
+
+    @property
+    def inherited(self) -> Tuple[int, ...]:
+        """The descriptors that the guard keeps open, too: as long as it or the supervisor lives, the devices are reserved."""
+        return () if self._devices is None else (self._devices.fd,)
+
+    def refresh(self) -> None:
+        self._ports.turn()
+        if self._devices is not None:
+            self._devices.touch()
+        now = time.monotonic()
+        if now >= self._touched_at + _TOUCH_EVERY:
+            self._touched_at = now
+            claims.touch()
+
+    def release(self) -> None:
+        self._ports.close()
+        if self._devices is not None:
+            self._devices.release()
+
+    def withdraw_claims(self) -> None:
+        """Remove the claims that were made when the job was placed. The event `ended` makes them void, too."""
+        with contextlib.suppress(PreflightError):
+            claims.take_back(str(self._spec["job"]), os.path.dirname(self._spec["job_dir"]))
