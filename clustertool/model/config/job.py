@@ -67,6 +67,7 @@ class Role:
     per_node: Optional[int] = None
     endpoints: Tuple[str, ...] = ()
     device: str = ""  # of a stage of heter trainers: cpu, gpu or xpu
+    ready: str = "listen"  # of pservers, one of READY: what each must do before trainers start
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,6 @@ class JobSpec:
     shards: Tuple[str, ...] = ()
     only_where_read: bool = False  # each shard is sent only to the node whose trainer reads it
     output: str = "output"
-    ready: str = "listen"  # one of READY: what a pserver must do before trainers start
     policy: Policy = Policy()
     devices: Optional[Tuple[int, ...]] = None
     auto_devices: bool = False  # those that are free when the job starts
@@ -163,7 +163,6 @@ def read_job(cluster: Cluster, toml: Mapping[str, Any], options: Options) -> Job
         shards=shards,
         only_where_read=_only_where_read(shards, file, options),
         output=file["output"],
-        ready=file["ready"],
         policy=_policy(cluster, file["policy"], options),
         devices=_devices(devices) if devices not in ("", AUTO) else None,
         auto_devices=devices == AUTO,
@@ -241,7 +240,6 @@ def _read_toml(toml: Mapping[str, Any]) -> Dict[str, Any]:
         "shards": _patterns(toml.get("shards", {}).get("files", []), "job.toml: [shards] files =", DataError),
         "only_where_read": _true(toml, "shards", "only_where_read"),
         "output": posixpath.normpath(output),
-        "ready": _ready(toml),
         "policy": toml.get("policy", {}),
     }
 
@@ -255,15 +253,10 @@ def _role(toml: Mapping[str, Any], name: str) -> Role:
         isinstance(per_node, bool) or not isinstance(per_node, int) or not 0 < per_node <= _MOST
     ):
         raise DataError(f"job.toml: [{name}] per_node = {per_node!r}", f"a whole number from 1 to {_MOST}")
-    return Role(None if command is None else tuple(command), per_node)
-
-
-def _ready(toml: Mapping[str, Any]) -> str:
-    """[pserver] ready. Raises DataError."""
-    value = toml.get("pserver", {}).get("ready", READY[0])
-    if not isinstance(value, str) or value not in READY:
-        raise DataError(f"job.toml: [pserver] ready = {value!r}", '"listen" (the default) or "started"')
-    return value
+    ready = table.get("ready", READY[0])  # only pservers have it
+    if not isinstance(ready, str) or ready not in READY:
+        raise DataError(f"job.toml: [{name}] ready = {ready!r}", '"listen" (the default) or "started"')
+    return Role(None if command is None else tuple(command), per_node, ready=ready)
 
 
 def _is_command(value: Any) -> bool:

@@ -239,7 +239,7 @@ def _node(
 
 def _ready(table: Table, seat: Seat) -> Tuple[int, ...]:
     """A pserver listens on its own port. Paddle's first one opens gloo's before, and there waits for all trainers."""
-    if seat.role != "pserver" or table.job.ready == "started":
+    if seat.role != "pserver" or table.job.pserver.ready == "started":
         return ()
     first = table.ports.of[seat.role, seat.rank][:1]
     return (*first, table.ports.gloo) if seat.rank == 0 else first
