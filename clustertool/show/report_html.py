@@ -20,7 +20,7 @@ from clustertool.show.markup import Html, tag
 from clustertool.show.outcome_view import ranges
 from clustertool.show.report_charts import Curve, Line, axis, chart
 from clustertool.show.table import count, fold
-from clustertool.watch.report_model import Node, Rank, Span, Story
+from clustertool.watch.report_model import Node, RankReport, Span, Story
 from clustertool.watch.straggler import RULES
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -209,39 +209,39 @@ def _timeline(story: Story) -> Html:
     )
 
 
-def folded(ranks: Sequence[Rank], length: float, most: int) -> list[list[Rank]]:
+def folded(ranks: Sequence[RankReport], length: float, most: int) -> list[list[RankReport]]:
     """If there are more than `most` ranks, those with equal lives share a row: first those that differ by less than a pixel."""
     groups = [[rank] for rank in ranks]
     for parts in (400, 100, 20, 0):
         if len(groups) <= most:
             break
-        alike: dict[object, list[Rank]] = {}
+        alike: dict[object, list[RankReport]] = {}
         for rank in ranks:
             alike.setdefault(_look(rank, length, parts), []).append(rank)
         groups = list(alike.values())
     return groups
 
 
-def _look(rank: Rank, length: float, parts: int) -> object:
+def _look(rank: RankReport, length: float, parts: int) -> object:
     spans = [(span.state, round(span.start * parts / length), round(span.end * parts / length)) for span in rank.spans]
     return rank.role, rank.state, bool(rank.behind), tuple(spans)
 
 
-def _label(story: Story, group: Sequence[Rank]) -> list[Html]:
+def _label(story: Story, group: Sequence[RankReport]) -> list[Html]:
     nodes = [story.name(node) for node in dict.fromkeys(rank.node for rank in group)]
     role = word(group[0].role)
     who = f"{role} {group[0].rank}" if len(group) == 1 else f"{role}s {ranges(rank.rank for rank in group)}"
     return [tag("b", who, title=who), tag("span", fold(nodes), title=fold(nodes))]
 
 
-def _track(story: Story, group: Sequence[Rank]) -> Html:
+def _track(story: Story, group: Sequence[RankReport]) -> Html:
     """One rank's life, and of several alike the first one's."""
     first = group[0]
     spans = [_span(story, first, span) for span in first.spans]
     return tag("div", *spans, class_="track")
 
 
-def _span(story: Story, rank: Rank, span: Span) -> Html:
+def _span(story: Story, rank: RankReport, span: Span) -> Html:
     last = span is rank.spans[-1]
     told = rank.how if last and rank.how and span.state in (RankState.FAILED, RankState.STOPPED) else ""
     attempt = f", attempt {span.attempt}" if story.attempts > 1 else ""
@@ -257,7 +257,7 @@ def _span(story: Story, rank: Rank, span: Span) -> Html:
     )
 
 
-def _mark(story: Story, group: Sequence[Rank], name: str) -> str:
+def _mark(story: Story, group: Sequence[RankReport], name: str) -> str:
     """The mark of a row: culprits (no victims), and stragglers."""
     guilty = story.outcome.culprits if story.outcome else ()
     kind = "failed" if any(rank.key in guilty for rank in group) else "behind" if group[0].behind else ""
@@ -274,7 +274,7 @@ def _news(story: Story) -> Html:
 # -- curves --
 
 
-def _kind(story: Story, rank: Rank) -> str:
+def _kind(story: Story, rank: RankReport) -> str:
     """The mark of its line."""
     return "culprit" if rank.key == story.culprit else "straggler" if rank.behind else ""
 
@@ -309,8 +309,8 @@ def _nodes(story: Story) -> Html:
     first = list(story.nodes) if few else [node for node in story.nodes if node.index in found | lost][:_NODES]
     open_ = {node.index for node in first}
     rest = [node for node in story.nodes if node.index not in open_]
-    scale = max(_highest(rank.cores for rank in story.ranks), _LEAST)
-    memory = _highest(rank.resident for rank in story.ranks)
+    scale = max(_highest(rank.usage.cores for rank in story.ranks), _LEAST)
+    memory = _highest(rank.usage.resident for rank in story.ranks)
     shown = [_node(story, node, scale, memory) for node in first]
     more = (
         tag(
@@ -329,14 +329,14 @@ def _highest(curves: Iterable[Curve]) -> float:
 
 
 def _everybody(story: Story, scale: float) -> Html:
-    lines = [Line(rank.cores, _named(story, rank), _kind(story, rank)) for rank in story.ranks]
+    lines = [Line(rank.usage.cores, _named(story, rank), _kind(story, rank)) for rank in story.ranks]
     return tag("div", chart("CPU of all ranks, cores", lines, story.length, _cores, scale), class_="charts")
 
 
 def _node(story: Story, node: Node, scale: float, memory: float) -> Html:
     ranks = [rank for rank in story.ranks if rank.node == node.index]
-    cores = [Line(rank.cores, _named(story, rank), _kind(story, rank)) for rank in ranks]
-    resident = [Line(rank.resident, _named(story, rank), _kind(story, rank)) for rank in ranks]
+    cores = [Line(rank.usage.cores, _named(story, rank), _kind(story, rank)) for rank in ranks]
+    resident = [Line(rank.usage.resident, _named(story, rank), _kind(story, rank)) for rank in ranks]
     machine = [Line(node.busy, "CPU", "cpu"), Line(node.used, "memory", "used")]
     charts = [
         chart("CPU of each rank, cores", cores, story.length, _cores, scale),
@@ -381,7 +381,7 @@ def _wide(table: Html) -> Html:
     return tag("div", table, class_="wide")
 
 
-def _process(story: Story, rank: Rank) -> Html:
+def _process(story: Story, rank: RankReport) -> Html:
     ended = bool(rank.how) or not (rank.state.alive or rank.state is RankState.WAITING)
     progress = f"{rank.unit} {_amount(rank.unit, rank.progress[-1][1])}" if rank.progress else ""
     number = {"class_": "num"}
@@ -399,15 +399,15 @@ def _process(story: Story, rank: Rank) -> Html:
             f" behind: {rank.behind}" if rank.behind else None,
         ),
         tag("td", "" if rank.output is None else _moment(rank.output), **number),
-        tag("td", human_seconds(rank.cpu) if rank.recorded else "", **number),
-        tag("td", human_bytes(rank.memory) if rank.recorded else "", **number),
+        tag("td", human_seconds(rank.usage.cpu) if rank.recorded else "", **number),
+        tag("td", human_bytes(rank.usage.memory) if rank.recorded else "", **number),
         tag("td", progress, **number),
         tag("td", ",".join(map(str, rank.devices))),
         class_=_mark(story, [rank], "") or None,
     )
 
 
-def _quiet(rank: Rank) -> str:
+def _quiet(rank: RankReport) -> str:
     """For how long a rank had printed nothing, now or when it was stopped."""
     if (
         rank.output is None
@@ -459,11 +459,11 @@ def _reading() -> Html:
 # -- words --
 
 
-def _who(rank: Rank) -> str:
+def _who(rank: RankReport) -> str:
     return f"{word(rank.role)} {rank.rank}"
 
 
-def _named(story: Story, rank: Rank) -> str:
+def _named(story: Story, rank: RankReport) -> str:
     return f"{_who(rank)} on {story.name(rank.node)}"
 
 

@@ -77,6 +77,84 @@ class Lanes:
             return self._lanes[node]
 
 
+class JobStopper:
+    """The signals of the user while a job is followed: the first one stops the job on all nodes, the next one kills it."""
+
+    def __init__(self, call: Call, fleet: Fleet, job: str) -> None:
+        self._call = call
+        self._fleet = fleet
+        self._job = job
+        self._thread: threading.Thread | None = None
+        self._answers: dict[int, StopAnswer | ClustertoolError] = {}
+        self._requests = 0  # signals until now
+        self._done = threading.Event()
+
+    @property
+    def stopping(self) -> bool:
+        return self._thread is not None
+
+    def start(self, grace: float) -> None:
+        signals.count.job = self._job
+        threading.Thread(target=self._listen, args=(grace,), daemon=True).start()
+
+    def _listen(self, grace: float) -> None:
+        """In a thread, because the loop may be blocked: no program reads our stdout, or a node does not answer."""
+        beat_at = 0.0
+        while not self._done.wait(0.05):
+            self._signals(grace)
+            if time.monotonic() >= beat_at:
+                beat_at = time.monotonic() + _BEAT
+                self._attached()
+
+    def _attached(self) -> None:
+        """Report to the lead's node that a laptop is attached: --lease counts from the last such report."""
+        if LEAD in self._fleet.agents:
+            self._fleet.agents[LEAD].send(ATTACHED({"job": self._job}))
+
+    def _signals(self, grace: float) -> None:
+        asked = signals.count.ints + signals.count.terms
+        if asked <= self._requests:
+            return
+        self._requests = asked
+        force = asked > 1
+        by, code = ("SIGTERM", 143) if signals.count.terms and not signals.count.ints else ("Ctrl+C", 130)
+        how: StopHow = {"by": by, "code": code, "grace": grace, "force": force}
+        self._thread = threading.Thread(target=self._stop, args=(how, grace), daemon=True)
+        self._thread.start()
+        gently = f"stopping the job on all nodes (grace {grace:g} s; Ctrl+C again kills at once)"
+        hint = "killing everything now" if force else gently
+        self._call.terminal.note(f"{by}: {hint}")
+
+    def _stop(self, how: StopHow, grace: float) -> None:
+        request = requests.stop(self._job, how)
+        gathered = self._fleet.ask(dict.fromkeys(self._fleet.agents, request), timeout=grace + 20, patient=True)
+        self._answers.update(gathered.ok)
+        self._answers.update(gathered.failed)
+
+    def close(self) -> None:
+        """The job is over: read no more signals."""
+        self._done.set()
+
+    def show_results(self, watch: Watch) -> None:
+        """Show the result of a stop on each node. Raises Survivors."""
+        if self._thread is None:
+            return
+        self._thread.join(5.0)
+        results = {self._fleet.name(node): self._result(watch, node) for node in sorted(watch.nodes)}
+        show_results(results, self._call.terminal)
+        left = [f"{n}: {stop_text(one)}" for n, one in results.items() if one.state is StopState.SURVIVORS]
+        if left:
+            raise Survivors("; ".join(left), "inv stop --force tries again")
+
+    def _result(self, watch: Watch, node: int) -> StopResult:
+        """From the node's last event, else from its answer to the stop: the lead's stop may have been faster, or the
+        connection broken at our request."""
+        known = watch.status.nodes.get(node)
+        if known is not None and known.state is NodeState.ENDED:
+            return last_result(tuple(known.survivors))
+        return read_result(self._answers.get(node), self._job)
+
+
 class Follow:
     """One attached session of a job. run() returns when the job is over or the user has left it.
 
@@ -103,11 +181,8 @@ class Follow:
         self.lines = lines
         self.watch = Watch(frozenset(range(len(fleet.cluster.hosts))), JobStatus(plan=ranks))
         self._request: FollowRequest = {"job": job}
-        self._stopper: threading.Thread | None = None
-        self._stopped: dict[int, StopAnswer | ClustertoolError] = {}
-        self._asked = 0
+        self._stopper = JobStopper(call, fleet, job)
         self._looked_at = 0.0
-        self._done = threading.Event()
         self._others: list[int] = []  # nodes that are followed a moment later
         self._others_at = 0.0
         self._reopening: set[int] = set()
@@ -118,7 +193,7 @@ class Follow:
     @property
     def stopping(self) -> bool:
         """The user asked for an end."""
-        return self._stopper is not None
+        return self._stopper.stopping
 
     def start(self, request: FollowWanted, grace: float = 0.0, *, new: bool = False) -> None:
         """Ask every node for events and the wanted logs. From here on an interrupt stops the job.
@@ -128,8 +203,7 @@ class Follow:
         """
         self._request = {**request, "job": self._job}
         if self._stops:
-            signals.count.job = self._job
-            threading.Thread(target=self._listen, args=(grace,), daemon=True).start()
+            self._stopper.start(grace)
         first = [node for node in self.fleet.agents if not new or node == LEAD]
         self._others = [node for node in self.fleet.agents if node not in first]
         self._others_at = time.monotonic() + min(_BEHIND[0] * len(self._others), _BEHIND[1])
@@ -162,9 +236,9 @@ class Follow:
                 self._call.terminal.note(f"the output is closed; the job goes on: inv attach --job {self._job}")
             raise
         if self._over():
-            self._done.set()
+            self._stopper.close()
             self._tell_away()
-            self._finish_stop()
+            self._stopper.show_results(self.watch)
             if self.watch.status.outcome is None:
                 raise_all([self._refusal(node, why) for node, why in sorted(self.watch.refused.items())])
 
@@ -267,58 +341,3 @@ class Follow:
             self._away.discard(node)
             break
         self._reopening.discard(node)
-
-    # -- stopping --
-
-    def _listen(self, grace: float) -> None:
-        """Signals are obeyed beside the loop, which may be stuck: nobody reads our stdout, a node does not answer."""
-        beat_at = 0.0
-        while not self._done.wait(0.05):
-            self._signals(grace)
-            if time.monotonic() >= beat_at:
-                beat_at = time.monotonic() + _BEAT
-                self._be_there()
-
-    def _be_there(self) -> None:
-        """Tell the lead's node that a laptop is attached: --lease counts from the last time it heard so."""
-        if LEAD in self.fleet.agents:
-            self.fleet.agents[LEAD].send(ATTACHED({"job": self._job}))
-
-    def _signals(self, grace: float) -> None:
-        asked = signals.count.ints + signals.count.terms
-        if asked <= self._asked:
-            return
-        self._asked = asked
-        force = asked > 1
-        by, code = ("SIGTERM", 143) if signals.count.terms and not signals.count.ints else ("Ctrl+C", 130)
-        how: StopHow = {"by": by, "code": code, "grace": grace, "force": force}
-        self._stopper = threading.Thread(target=self._stop, args=(how, grace), daemon=True)
-        self._stopper.start()
-        gently = f"stopping the job on all nodes (grace {grace:g} s; Ctrl+C again kills at once)"
-        hint = "killing everything now" if force else gently
-        self._call.terminal.note(f"{by}: {hint}")
-
-    def _stop(self, how: StopHow, grace: float) -> None:
-        request = requests.stop(self._job, how)
-        gathered = self.fleet.ask(dict.fromkeys(self.fleet.agents, request), timeout=grace + 20, patient=True)
-        self._stopped.update(gathered.ok)
-        self._stopped.update(gathered.failed)
-
-    def _finish_stop(self) -> None:
-        """After the last word: what each node said of the stop. Raises Survivors."""
-        if self._stopper is None:
-            return
-        self._stopper.join(5.0)
-        results = {self.fleet.name(node): self._result(node) for node in sorted(self.watch.nodes)}
-        show_results(results, self._call.terminal)
-        left = [f"{n}: {stop_text(one)}" for n, one in results.items() if one.state is StopState.SURVIVORS]
-        if left:
-            raise Survivors("; ".join(left), "inv stop --force tries again")
-
-    def _result(self, node: int) -> StopResult:
-        """What a node's own last word says, else its answer to the stop: the lead's word may have been faster, or the
-        connection broken when we asked."""
-        known = self.watch.status.nodes.get(node)
-        if known is not None and known.state is NodeState.ENDED:
-            return last_result(tuple(known.survivors))
-        return read_result(self._stopped.get(node), self._job)

@@ -42,7 +42,15 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Rank:
+class UsageCurves:
+    cpu: float  # seconds
+    memory: float  # bytes at most
+    cores: Curve
+    resident: Curve
+
+
+@dataclass(frozen=True)
+class RankReport:
     role: str
     rank: int
     node: int
@@ -52,10 +60,7 @@ class Rank:
     log: str
     command: str
     devices: Sequence[int]
-    cpu: float  # seconds
-    memory: float  # bytes at most
-    cores: Curve
-    resident: Curve
+    usage: UsageCurves
     progress: Curve
     unit: str
     behind: str = ""  # why it is a straggler
@@ -113,11 +118,11 @@ class Story:
     victims: Sequence[Key]
     told: Sequence[str]  # the culprit's last lines
     nodes: Sequence[Node]
-    ranks: Sequence[Rank]
+    ranks: Sequence[RankReport]
     news: Sequence[tuple[float, str]]
     notes: Sequence[str] = ()
 
-    def rank(self, key: Key) -> Rank | None:
+    def rank(self, key: Key) -> RankReport | None:
         return next((rank for rank in self.ranks if rank.key == key), None)
 
     def name(self, node: int) -> str:
@@ -224,11 +229,11 @@ def _rank(
     began: float,
     tail: str,
     clean: Hide,
-) -> Rank:
+) -> RankReport:
     """Seven inputs, each used once: they are what is known of a rank."""
     rows = [(row[0] - began, *row[1:]) for row in known["rows"]] if known else []
     progress, unit = told([(t - began, epoch, step) for t, epoch, step in known["progress"]] if known else [])
-    return Rank(
+    return RankReport(
         role=process.role,
         rank=process.rank,
         node=process.node,
@@ -238,10 +243,12 @@ def _rank(
         log=process.log,
         command=clean(plan["command"] if plan else ""),
         devices=plan["devices"] if plan else (),
-        cpu=rows[-1][1] if rows else 0.0,
-        memory=max((row[2] for row in rows), default=0),
-        cores=rates(rows),
-        resident=[(row[0], row[2]) for row in rows],
+        usage=UsageCurves(
+            cpu=rows[-1][1] if rows else 0.0,
+            memory=max((row[2] for row in rows), default=0),
+            cores=rates(rows),
+            resident=[(row[0], row[2]) for row in rows],
+        ),
         progress=progress,
         unit=unit,
         last=[clean(line) for line in tail.removesuffix("\n").split("\n")[-1:]] if tail else (),
@@ -262,14 +269,15 @@ def _grows(curve: Curve) -> bool:
     return all(a[1] <= b[1] for a, b in zip(curve, curve[1:]))
 
 
-def _used(rank: Rank, status: JobStatus) -> Rank:
+def _used(rank: RankReport, status: JobStatus) -> RankReport:
     """The kernel's counters at its ends are exact, also for a rank that lived for less than one sample."""
     lives = [attempt.ranks[rank.key].life for attempt in status.attempts.values() if rank.key in attempt.ranks]
     cpu, memory = sum(life.cpu for life in lives), max((life.memory for life in lives), default=0.0)
-    return replace(rank, cpu=max(rank.cpu, cpu), memory=max(rank.memory, memory))
+    usage = replace(rank.usage, cpu=max(rank.usage.cpu, cpu), memory=max(rank.usage.memory, memory))
+    return replace(rank, usage=usage)
 
 
-def _printed(rank: Rank, status: JobStatus, answers: Answers, began: float) -> Rank:
+def _printed(rank: RankReport, status: JobStatus, answers: Answers, began: float) -> RankReport:
     """With its last output, and of a lost rank what else is known of it."""
     process = status.processes[rank.key]
     output = process.output - _start(status, process, began) if process.output else None
@@ -280,11 +288,11 @@ def _printed(rank: Rank, status: JobStatus, answers: Answers, began: float) -> R
     return replace(rank, output=output, how=how, recorded=rank.node in answers)
 
 
-def _pace(rank: Rank, known: RankCurve | None) -> Pace:
+def _pace(rank: RankReport, known: RankCurve | None) -> Pace:
     """The last attempt of a rank."""
     attempt = rank.spans[-1].attempt
     start = min(span.start for span in rank.spans if span.attempt == attempt)
-    cores = [value for t, value in rank.cores if t >= start]
+    cores = [value for t, value in rank.usage.cores if t >= start]
     mean = sum(cores) / len(cores) if len(cores) > 1 else None
     return Pace(
         rank.role, rank.rank, start, rank.end, rank.progress, rank.unit, mean, known["log_size"] if known else 0

@@ -104,7 +104,7 @@ def test_a_report_has_the_spans_of_all_attempts(nodes: list[NodeContext]) -> Non
         1: [(0, RankState.FAILED), (1, RankState.DONE)],
     }
     assert all(a.end <= b.start for rank in story.ranks for a, b in zip(rank.spans, rank.spans[1:]))
-    assert all(0 < rank.cpu < 10 and rank.memory > 1e6 for rank in story.ranks)
+    assert all(0 < rank.usage.cpu < 10 and rank.usage.memory > 1e6 for rank in story.ranks)
 
 
 @pytest.mark.parametrize("job, state", [("failed", StopState.ENDED_ALREADY), ("lost", StopState.ENDED_ALREADY)])
