@@ -54,7 +54,7 @@ class Bomber:
             while True:
                 select.select([peer], [peer] if peer.wants_write else [], [], 0.05)
                 for _ in peer.turn():
-                    peer.send({"piece": 0}, BOMB)
+                    peer.send({"type": "piece", "piece": 0}, BOMB)
                     self.sent += 1
                 if peer.secure and not offered:
                     offered = True
@@ -68,9 +68,9 @@ class Bomber:
 @pytest.mark.parametrize(
     "offer",
     [
-        {"have": topology.bits({0}, COUNT + 2), "of": COUNT + 2},
-        {"new": [0, *range(1 << 16)]},
-        {"have": "f" * (1 << 18), "of": 1 << 40},
+        {"type": "have", "have": topology.bits({0}, COUNT + 2)},
+        {"type": "new", "new": [0, *range(1 << 16)]},
+        {"type": "have", "have": "f" * (1 << 18)},
     ],
     ids=["the manifest", "numbers of no piece", "more pieces than there are"],
 )
@@ -82,7 +82,7 @@ def test_a_bomb_is_not_unpacked(relays: Relays, offer: dict[str, Any]) -> None:
     start = time.monotonic()
     word = relays.says(0, "idle")
     assert word["why"] and all(why.startswith("127.0.0.1: ") for why in word["why"])
-    assert bomber.sent == (offer.get("of", 0) < 1 << 40)
+    assert bomber.sent == (len(offer.get("have", "")) < 1 << 18)
     relays.send(0, *range(COUNT + 2))
     relays.says(0, "done")
     assert time.monotonic() - start < 20
