@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from clustertool.show.table import Cell, count, gather, table
 from clustertool.show.terminal import Terminal
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import Card, CardProcess, DevicesAnswer
 
 _COLUMNS = ("node", "id", "device", "temp", "util", "power", "memory", "state", "processes")
 _HOT = 90  # degrees
@@ -14,7 +17,7 @@ _HARMLESS = ("power cap",)  # a card at work is limited by its power
 _GIB = 1 << 30
 
 
-def devices_tables(nodes: Mapping[str, Mapping[str, Any]], terminal: Terminal) -> None:
+def devices_tables(nodes: Mapping[str, DevicesAnswer], terminal: Terminal) -> None:
     """Nodes' answers by name, each as node/devices/read.py makes it."""
     rows = [_row(name, answer["kind"], device) for name, answer in nodes.items() for device in answer["devices"]]
     for folded, line in gather({name: _about(answer) for name, answer in nodes.items() if answer["devices"]}):
@@ -33,7 +36,7 @@ def devices_tables(nodes: Mapping[str, Mapping[str, Any]], terminal: Terminal) -
         terminal.warn(f"{folded}: {problem}")
 
 
-def _about(answer: Mapping[str, Any]) -> str:
+def _about(answer: DevicesAnswer) -> str:
     """`8 x NVIDIA H100, driver 550.54, CUDA 12.4`"""
     models = [str(device.get("model") or answer["kind"]) for device in answer["devices"]]
     parts = [f"{models.count(model)} x {model}" for model in dict.fromkeys(models)]
@@ -42,7 +45,7 @@ def _about(answer: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _row(name: str, kind: str, device: Mapping[str, Any]) -> Sequence[object]:
+def _row(name: str, kind: str, device: Card) -> Sequence[object]:
     temperature = device.get("temperature")
     hot = temperature is not None and temperature >= _HOT
     return (
@@ -69,18 +72,19 @@ def memory(used: int | None, total: int | None) -> str:
     return f"{(used or 0) / _GIB:.1f}/{total / _GIB:.0f} GiB"
 
 
-def _power(device: Mapping[str, Any]) -> str:
+def _power(device: Card) -> str:
     power, limit = device.get("power"), device.get("power_limit")
     if power is None:
         return ""
     return f"{power:.0f} W" if limit is None else f"{power:.0f}/{limit:.0f} W"
 
 
-def wrong(device: Mapping[str, Any]) -> list[str]:
+def wrong(device: Card) -> list[str]:
     """What is sick about a device."""
     found = [str(device["problem"])] if device.get("problem") else []
-    if device.get("ecc_uncorrected"):
-        found.append(count(int(device["ecc_uncorrected"]), "ECC error"))
+    errors = device.get("ecc_uncorrected")
+    if errors:
+        found.append(count(errors, "ECC error"))
     if device.get("repair"):
         found.append(f"memory repair {device['repair']}")
     found += [str(word) for word in device.get("throttle", ()) if word not in _HARMLESS]
@@ -89,7 +93,7 @@ def wrong(device: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _state(device: Mapping[str, Any]) -> Cell:
+def _state(device: Card) -> Cell:
     """Its faults, then the job or user that uses it; `free` if no process computes on it."""
     sick, held = wrong(device), device.get("held")
     words = list(sick)
@@ -102,13 +106,14 @@ def _state(device: Mapping[str, Any]) -> Cell:
     return Cell(", ".join(words), "red" if sick else "" if held or device.get("processes") else "green")
 
 
-def process(one: Mapping[str, Any]) -> str:
+def process(one: CardProcess) -> str:
     """`anna python3 (pid 12) 3.1 GiB`, with its rank if it belongs to a job of this tool."""
     rank = f"{one['role']} {one['rank']}" if one.get("rank") and one.get("role") else ""
-    size = "" if one.get("memory") is None else f"{one['memory'] / _GIB:.1f} GiB"
+    memory = one.get("memory")
+    size = "" if memory is None else f"{memory / _GIB:.1f} GiB"
     job = f"job {one['job']}" if one.get("job") else ""
     return " ".join(filter(None, [one.get("user", ""), one.get("name", ""), f"(pid {one['pid']})", job, rank, size]))
 
 
-def users(processes: Iterable[Mapping[str, Any]]) -> str:
+def users(processes: Iterable[CardProcess]) -> str:
     return ",".join(dict.fromkeys(str(one["user"]) for one in processes if one.get("user")))

@@ -9,10 +9,12 @@ from typing import Any
 from clustertool.show.table import fold, table
 from clustertool.show.terminal import Terminal
 
+Shown = Mapping[str, Any]  # an object of a plan's --json
+
 _COLUMNS = ("role", "rank", "local", "endpoint", "devices", "shards", "log", "command")
 
 
-def plan_tables(plan: Mapping[str, Any], terminal: Terminal) -> None:
+def plan_tables(plan: Shown, terminal: Terminal) -> None:
     """`plan` is the plan as plain values: job, mode, phases, nodes with their processes."""
     phases = " -> ".join(map(str, plan.get("phases", ())))
     terminal.line(f"job {plan['job']}, mode {plan['mode']}, phases: {phases}", "bold")
@@ -30,13 +32,13 @@ def plan_tables(plan: Mapping[str, Any], terminal: Terminal) -> None:
         terminal.warn(str(warning))
 
 
-def _title(node: Mapping[str, Any]) -> str:
+def _title(node: Shown) -> str:
     title = f"node {node['node']}: {node['name']} ({node['address']}), {node['dir']}"
     work_dir = node.get("work_dir") or node["dir"]
     return title if work_dir == node["dir"] else f"{title}, works in {work_dir}"
 
 
-def _row(process: Mapping[str, Any]) -> Sequence[object]:
+def _row(process: Shown) -> Sequence[object]:
     return (
         process["role"],
         process["rank"],
@@ -49,7 +51,7 @@ def _row(process: Mapping[str, Any]) -> Sequence[object]:
     )
 
 
-def _environment(processes: Sequence[Mapping[str, Any]], terminal: Terminal) -> None:
+def _environment(processes: Sequence[Shown], terminal: Terminal) -> None:
     """What all processes have in common once, then what is each one's own."""
     common = set(processes[0].get("env", {}).items()).intersection(*(p.get("env", {}).items() for p in processes[1:]))
     if common:
@@ -60,7 +62,7 @@ def _environment(processes: Sequence[Mapping[str, Any]], terminal: Terminal) -> 
         table("environment of each", ("process", "name", "value"), rows, terminal=_after_blank(terminal))
 
 
-def _all(processes: Sequence[Mapping[str, Any]]) -> str:
+def _all(processes: Sequence[Shown]) -> str:
     return f"all {len(processes)} processes" if len(processes) > 1 else "the process"
 
 

@@ -13,6 +13,8 @@ from clustertool.model.quantities import human_bytes, human_seconds
 from clustertool.show.table import Cell, fold, table
 from clustertool.show.terminal import Terminal
 
+Shown = Mapping[str, Any]  # an object of a verb's --json
+
 _STYLES = {
     "running": "green",
     "done": "green",
@@ -41,7 +43,7 @@ _NODES = ("node", "state", "supervisor", "heartbeat", "note")
 _JOBS = ("id", "state", "created", "nodes", "exit", "command")
 
 
-def status_tables(status: Mapping[str, Any], terminal: Terminal) -> None:
+def status_tables(status: Shown, terminal: Terminal) -> None:
     """One job: {"job", "state", "mode", "command", "now", "processes": [...], "nodes": [...], "waits", "outcome": {...}}.
 
     waits: sentences about what the job waits for, or waited for. advice: the fix for that.
@@ -88,12 +90,12 @@ def rank_note(process: ProcessStatus) -> str:
     return f"listens on {life.listens}, not on {process.endpoint}" if life.listens else ""
 
 
-def jobs_table(jobs: Iterable[Mapping[str, Any]], terminal: Terminal) -> None:
+def jobs_table(jobs: Iterable[Shown], terminal: Terminal) -> None:
     """Jobs: id, state, created (seconds since the epoch), nodes (their number or names), exit, command."""
     table("", _JOBS, [_job(job) for job in jobs], terminal=terminal)
 
 
-def check_matrix(rows: Sequence[Mapping[str, Any]], terminal: Terminal) -> None:
+def check_matrix(rows: Sequence[Shown], terminal: Terminal) -> None:
     """Nodes as rows, findings as columns, fixes below.
 
     A row: {"node": name, "findings": {column: {"level": "ok" | "warn" | "bad" | "skip", "text", "fix"}}}. Equal rows
@@ -123,7 +125,7 @@ def check_matrix(rows: Sequence[Mapping[str, Any]], terminal: Terminal) -> None:
             terminal.line(f"fix {column} on {fold(nodes)}: {fix}")
 
 
-def _quiet(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
+def _quiet(column: str, rows: Sequence[Shown]) -> bool:
     """Whether a check has the same result on every node that answered, and no result that needs an action."""
     found = [row["findings"].get(column) for row in rows]
     said = {finding.get("text") for finding in found if finding}
@@ -131,12 +133,12 @@ def _quiet(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
     return good and len(said) == 1
 
 
-def _told(column: str, finding: Mapping[str, Any]) -> str:
+def _told(column: str, finding: Shown) -> str:
     text = str(finding.get("text") or "")
     return column if text in ("", "ok") else f"{column} ({text})"
 
 
-def _process(process: Mapping[str, Any], names: Mapping[Any, str], now: float) -> Sequence[object]:
+def _process(process: Shown, names: Mapping[Any, str], now: float) -> Sequence[object]:
     state = str(process.get("state", "unknown"))
     if process.get("attempt"):
         state += f" (attempt {process['attempt']})"
@@ -155,7 +157,7 @@ def _process(process: Mapping[str, Any], names: Mapping[Any, str], now: float) -
     )
 
 
-def _progress(process: Mapping[str, Any], now: float) -> tuple[str, str]:
+def _progress(process: Shown, now: float) -> tuple[str, str]:
     """The last step that a process printed, and for how long it has printed nothing: the latter as long as it has not ended."""
     state, epoch, step, output = (process.get(name) for name in ("state", "epoch", "step", "output"))
     reached = f"{step:.0f}" if step is not None else f"epoch {epoch:g}" if epoch is not None else ""
@@ -165,7 +167,7 @@ def _progress(process: Mapping[str, Any], now: float) -> tuple[str, str]:
     return reached or unknown, human_seconds(max(0.0, now - float(output))) if output else unknown
 
 
-def _node(node: Mapping[str, Any], names: Mapping[Any, str]) -> Sequence[object]:
+def _node(node: Shown, names: Mapping[Any, str]) -> Sequence[object]:
     beat, survivors = node.get("heartbeat"), node.get("survivors") or ()
     skew = float(node.get("skew") or 0)
     away = "no connection to the coordinator" if node.get("unconnected") else ""
@@ -181,7 +183,7 @@ def _node(node: Mapping[str, Any], names: Mapping[Any, str]) -> Sequence[object]
     )
 
 
-def _job(job: Mapping[str, Any]) -> Sequence[object]:
+def _job(job: Shown) -> Sequence[object]:
     nodes = job.get("nodes", "")
     created = job.get("created")
     return (
@@ -198,7 +200,7 @@ def _state(state: str) -> Cell:
     return Cell(state, _STYLES.get(state.partition(" ")[0], ""))
 
 
-def _end(process: Mapping[str, Any]) -> Cell:
+def _end(process: Shown) -> Cell:
     """Describe how a process ended; empty while it runs."""
     code, signal, note = process.get("code"), int(process.get("signal") or 0), str(process.get("note") or "")
     if code is None:
@@ -211,12 +213,12 @@ def _size(memory: object) -> str:
     return human_bytes(float(memory)) if isinstance(memory, (int, float)) else ""
 
 
-def _outcome(outcome: Mapping[str, Any]) -> str:
+def _outcome(outcome: Shown) -> str:
     reason = f": {outcome['reason']}" if outcome.get("reason") else ""
     return f"{outcome.get('state', 'ended')} (exit {outcome.get('code', '?')}, {outcome.get('source', 'tool')}){reason}"
 
 
-def _finding(finding: Mapping[str, Any] | None) -> Cell:
+def _finding(finding: Shown | None) -> Cell:
     if finding is None:
         return Cell("")
     mark, style = _LEVELS.get(str(finding.get("level", "ok")), ("", ""))

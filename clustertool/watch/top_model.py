@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from clustertool.model.job.rank_places import unpack
 from clustertool.model.job.state_names import RankState
 from clustertool.watch.rate import Rate
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import Card, GlanceAnswer, JobSample, RankSample, SamplePlan
 
 _HISTORY = 60
 SORTS = ("rank", "cpu", "memory", "rate")
@@ -93,7 +96,7 @@ class Picture:
         self._place: dict[str, int] = {}  # a node's number in conf.py
         self._cpu: dict[str, tuple[int, int]] = {}
 
-    def feed(self, agent: int, name: str, sample: Mapping[str, Any], now: float) -> None:
+    def feed(self, agent: int, name: str, sample: GlanceAnswer, now: float) -> None:
         self.heard[name], self._place[name] = now, agent
         self.problems[name] = str(sample["problem"])
         self._take_devices(name, sample)
@@ -111,11 +114,11 @@ class Picture:
         for key in [key for key, rank in self.ranks.items() if rank.agent == agent and key not in seen]:
             del self.ranks[key]
 
-    def _take_devices(self, name: str, sample: Mapping[str, Any]) -> None:
+    def _take_devices(self, name: str, sample: GlanceAnswer) -> None:
         old = {device.label: device for device in self.devices.get(name, ())}
         self.devices[name] = []
         for told in sample["devices"] or [self._processors(name, sample)]:
-            label = str(told["index"])
+            label = str(told.get("index", ""))
             device = old.get(label) or Device(name, label, "")
             device.model, device.load = str(told.get("model") or sample["kind"]), told.get("utilisation")
             device.used, device.total = int(told.get("memory_used") or 0), int(told.get("memory_total") or 0)
@@ -123,7 +126,7 @@ class Picture:
             device.history.append(float(device.load or 0))
             self.devices[name].append(device)
 
-    def _processors(self, name: str, sample: Mapping[str, Any]) -> dict[str, Any]:
+    def _processors(self, name: str, sample: GlanceAnswer) -> Card:
         """What a node without devices shows in their place."""
         busy, every = sample["cpu"]
         before = self._cpu.get(name, (busy, every))
@@ -131,7 +134,6 @@ class Picture:
         load = round(100 * (busy - before[0]) / (every - before[1])) if every > before[1] else None
         used, total = sample["memory"]
         return {
-            "index": "",
             "model": f"{sample['cpus']} cpus",
             "utilisation": load,
             "memory_used": used,
@@ -216,7 +218,7 @@ class _Job:
         return RankState.LOST if node in self.lost else RankState.UNKNOWN
 
 
-def _places(plan: Mapping[str, Any]) -> dict[tuple[str, int], tuple[int, str]]:
+def _places(plan: SamplePlan) -> dict[tuple[str, int], tuple[int, str]]:
     names = [str(name) for name in plan["nodes"]]
     return {(role, rank): (node, names[node]) for role, rank, node in unpack(plan["places"], len(names))}
 
@@ -237,9 +239,9 @@ def _words(rank: Rank) -> tuple[str, ...]:
     return rank.node, rank.name, rank.job, rank.state, rank.line
 
 
-def _take_rank(rank: Rank, told: Mapping[str, Any], job: Mapping[str, Any], t: float) -> None:
+def _take_rank(rank: Rank, told: RankSample, job: JobSample, t: float) -> None:
     seconds = told.get("seconds")
-    if seconds is None or int(told["pid"]) != rank.pid:
+    if seconds is None or (told["pid"] or 0) != rank.pid:
         rank.cpu = None
     elif t > rank.seconds[1]:
         rank.cpu = max(0.0, 100 * (seconds - rank.seconds[0]) / (t - rank.seconds[1]))
@@ -251,12 +253,12 @@ def _take_rank(rank: Rank, told: Mapping[str, Any], job: Mapping[str, Any], t: f
     rank.quiet = told.get("quiet")
 
 
-def _who(told: Mapping[str, Any]) -> str:
+def _who(told: Card) -> str:
     held = told.get("held")
     return f"{held['user']} {held['job']}" if held else ",".join(told.get("users", ()))
 
 
-def _wrong(told: Mapping[str, Any]) -> tuple[str, ...]:
+def _wrong(told: Card) -> tuple[str, ...]:
     found = [str(told["problem"])] if told.get("problem") else []
     if told.get("ecc_uncorrected"):
         found.append("ECC")

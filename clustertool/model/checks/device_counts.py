@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from clustertool.model.checks.across_nodes import most_common
 from clustertool.model.config.cluster import Cluster
@@ -15,8 +15,9 @@ from clustertool.model.planning.devices import kind_of
 from clustertool.model.planning.plan import Plan
 from clustertool.model.quantities import human_bytes
 
-Card = Mapping[str, Any]
-Report = Mapping[str, Any]  # the answer of node/devices/read.py for one node
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import Card, CardProcess, DevicesAnswer
+
 CHECKS = ("devices", "driver", "health", "users")
 _COUNT_FIX = "dmesg and the vendor's tool there show the reason; if it is intended, set devices in HOSTS"
 _MODEL_FIX = "the slowest card sets the pace of all: leave the node out with --skip, or know it"
@@ -43,7 +44,10 @@ def shared(made: Optional[Plan]) -> Dict[int, FrozenSet[int]]:
 
 
 def inventory(
-    cluster: Cluster, facts: Mapping[int, Facts], reports: Mapping[int, Report], twice: Mapping[int, FrozenSet[int]]
+    cluster: Cluster,
+    facts: Mapping[int, Facts],
+    reports: Mapping[int, DevicesAnswer],
+    twice: Mapping[int, FrozenSet[int]],
 ) -> Tuple[Finding, ...]:
     """Findings of the nodes that were asked, and of those that have no card where others have some."""
     hosts = {host.index: host for host in cluster.hosts}
@@ -55,7 +59,7 @@ def inventory(
     return tuple(finding for finding in found if finding.column not in cluster.checks_off)
 
 
-def _usable(host: Host, report: Report) -> List[Card]:
+def _usable(host: Host, report: DevicesAnswer) -> List[Card]:
     ids = host.devices if host.devices is not None else host.on_slots(tuple(report["ids"]))
     return [card for card in report["devices"] if card["index"] in ids]
 
@@ -63,7 +67,9 @@ def _usable(host: Host, report: Report) -> List[Card]:
 # -- what they are
 
 
-def _counts(hosts: Mapping[int, Host], facts: Mapping[int, Facts], reports: Mapping[int, Report]) -> List[Finding]:
+def _counts(
+    hosts: Mapping[int, Host], facts: Mapping[int, Facts], reports: Mapping[int, DevicesAnswer]
+) -> List[Finding]:
     """Hosts may have any number if conf.py or a hostfile defines it, or if they train nothing."""
     numbers = {node: len(reports[node]["devices"]) if node in reports else 0 for node in sorted(facts)}
     free = {node: number for node, number in numbers.items() if _any_number(hosts[node])}
@@ -79,7 +85,7 @@ def _any_number(host: Host) -> bool:
     return host.devices is None and host.slots is None and (host.plays("trainer") or host.plays("heter"))
 
 
-def _drift(cards: Mapping[int, Sequence[Card]], reports: Mapping[int, Report]) -> List[Finding]:
+def _drift(cards: Mapping[int, Sequence[Card]], reports: Mapping[int, DevicesAnswer]) -> List[Finding]:
     models = {
         node: ", ".join(dict.fromkeys(str(c["model"]) for c in own if c.get("model"))) for node, own in cards.items()
     }
@@ -90,7 +96,7 @@ def _drift(cards: Mapping[int, Sequence[Card]], reports: Mapping[int, Report]) -
     return found + [Finding(node, "driver", "ok", driver) for node, driver in drivers.items() if driver]
 
 
-def _driver(report: Report) -> str:
+def _driver(report: DevicesAnswer) -> str:
     """`550.54.15 (CUDA 12.4)`: the newest CUDA that programs may want of it."""
     cuda = f" (CUDA {report['cuda']})" if report.get("cuda") else ""
     return f"{report['driver']}{cuda}" if report.get("driver") else ""
@@ -110,7 +116,7 @@ def _odd(column: str, values: Mapping[int, str], fix: str) -> List[Finding]:
 # -- how they are
 
 
-def _health(node: int, report: Report, cards: Sequence[Card], twice: FrozenSet[int]) -> List[Finding]:
+def _health(node: int, report: DevicesAnswer, cards: Sequence[Card], twice: FrozenSet[int]) -> List[Finding]:
     """Without NVML there is no NCCL either, so a missing answer is an error. Tools of other vendors are only informative."""
     kind = str(report["kind"])
     found = []
@@ -149,9 +155,10 @@ def _ids(kind: str, ids: Iterable[int]) -> str:
 # -- who is on them
 
 
-def _users(node: int, report: Report, cards: Sequence[Card]) -> List[Finding]:
+def _users(node: int, report: DevicesAnswer, cards: Sequence[Card]) -> List[Finding]:
     kind = str(report["kind"])
-    held = {card["index"]: holder(card["held"]["job"], card["held"]["user"]) for card in cards if card.get("held")}
+    locks = {card["index"]: card.get("held") for card in cards}
+    held = {index: holder(lock["job"], lock["user"]) for index, lock in locks.items() if lock}
     found = [Finding(node, "users", "warn", told(kind, held), FIX)] if held else []
     found += _processes(node, kind, cards) + _hidden(node, kind, cards)
     return found or [Finding(node, "users", "ok", "none")]
@@ -160,7 +167,7 @@ def _users(node: int, report: Report, cards: Sequence[Card]) -> List[Finding]:
 def _processes(node: int, kind: str, cards: Sequence[Card]) -> List[Finding]:
     """Each process once, with all its cards. No second process can start on a card in exclusive mode."""
     on: Dict[int, List[Card]] = {}
-    seen: Dict[int, List[Mapping[str, Any]]] = {}
+    seen: Dict[int, List[CardProcess]] = {}
     for card in cards:
         for process in computing(card):
             if not _of_holder(card, process):
@@ -176,10 +183,12 @@ def _processes(node: int, kind: str, cards: Sequence[Card]) -> List[Finding]:
     return found
 
 
-def _of_holder(card: Card, process: Mapping[str, Any]) -> bool:
+def _of_holder(card: Card, process: CardProcess) -> bool:
     """Whether a process is one of the job that has locked its card; the job of another user's process is not seen."""
-    held = card.get("held") or {}
-    return bool(held) and (process.get("job") or held["job"]) == held["job"] and process.get("user") == held["user"]
+    held = card.get("held")
+    if not held:
+        return False
+    return (process.get("job") or held["job"]) == held["job"] and process.get("user") == held["user"]
 
 
 def _hidden(node: int, kind: str, cards: Sequence[Card]) -> List[Finding]:

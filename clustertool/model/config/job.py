@@ -58,6 +58,8 @@ PLACED = frozenset(
 AUTO = "auto"  # --devices auto
 READY = ("listen", "started")  # [pserver] ready
 
+Toml = Mapping[str, Any]  # the values of a file that the user wrote
+
 
 @dataclass(frozen=True)
 class Role:
@@ -143,7 +145,7 @@ class Options:
     job_workspace: str = ""
 
 
-def read_job(cluster: Cluster, toml: Mapping[str, Any], options: Options) -> JobSpec:
+def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
     """Raises DataError for errors in job.toml, UsageError for the command line, both with the fix."""
     file = _read_toml(toml)
     mode = _mode(options, file)
@@ -185,7 +187,7 @@ def valid_job_id(text: str) -> str:
     return text
 
 
-def _mode(options: Options, file: Mapping[str, Any]) -> str:
+def _mode(options: Options, file: Toml) -> str:
     """The mode that is asked for, else the one that the options imply. Raises UsageError where both contradict."""
     heter = _given(options, "heter_workers", "heter_worker_num", "heter_devices")
     servers = _given(options, "servers", "server_num")
@@ -217,7 +219,7 @@ _TABLES: Dict[str, Tuple[str, ...]] = {
 }
 
 
-def _read_toml(toml: Mapping[str, Any]) -> Dict[str, Any]:
+def _read_toml(toml: Toml) -> Dict[str, Any]:
     for key, value in toml.items():
         if key not in ("mode", "env", *_TABLES):
             raise DataError(f"job.toml: unknown key {key!r}", f"known: mode, env, {', '.join(_TABLES)}")
@@ -244,7 +246,7 @@ def _read_toml(toml: Mapping[str, Any]) -> Dict[str, Any]:
     }
 
 
-def _role(toml: Mapping[str, Any], name: str) -> Role:
+def _role(toml: Toml, name: str) -> Role:
     table = toml.get(name, {})
     command, per_node = table.get("command"), table.get("per_node")
     if command is not None and not _is_command(command):
@@ -259,25 +261,25 @@ def _role(toml: Mapping[str, Any], name: str) -> Role:
     return Role(None if command is None else tuple(command), per_node, ready=ready)
 
 
-def _is_command(value: Any) -> bool:
+def _is_command(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(word, str) and "\0" not in word for word in value)
 
 
-def _toml_env(table: Mapping[str, Any]) -> Pairs:
+def _toml_env(table: Toml) -> Pairs:
     for name, value in table.items():
         if not VARIABLE.fullmatch(name) or isinstance(value, (dict, list)) or "\0" in str(value):
             raise DataError(f"job.toml: [env] {name} = {value!r}", 'NAME = "value"')
     return tuple((name, str(value)) for name, value in table.items())
 
 
-def _patterns(value: Any, where: str, error: Type[ClustertoolError]) -> Tuple[str, ...]:
+def _patterns(value: object, where: str, error: Type[ClustertoolError]) -> Tuple[str, ...]:
     patterns = [value] if isinstance(value, str) else value
     if not isinstance(patterns, list) or not all(isinstance(pattern, str) and _inside(pattern) for pattern in patterns):
         raise error(f"{where} {value!r}", 'a pattern of files inside the workspace: "data/*-[0-9]*"')
     return tuple(dict.fromkeys(posixpath.normpath(pattern) for pattern in patterns))
 
 
-def _true(toml: Mapping[str, Any], table: str, name: str) -> bool:
+def _true(toml: Toml, table: str, name: str) -> bool:
     value = toml.get(table, {}).get(name, False)
     if not isinstance(value, bool):
         raise DataError(f"job.toml: [{table}] {name} = {value!r}", "true or false")
@@ -289,7 +291,7 @@ def _inside(pattern: str) -> bool:
     return bool(pattern) and pattern[0] != "/" and pattern[-1] != "/" and not {"..", "**"} & set(pattern.split("/"))
 
 
-def _only_where_read(shards: Sequence[str], file: Mapping[str, Any], options: Options) -> bool:
+def _only_where_read(shards: Sequence[str], file: Toml, options: Options) -> bool:
     asked = options.only_where_read
     if asked and options.job_workspace:
         raise UsageError("--only-where-read with --job-workspace, which sends nothing", "leave one of them out")
@@ -428,7 +430,7 @@ def _pairs(values: Sequence[str]) -> Pairs:
     return tuple(pairs)
 
 
-def _policy(cluster: Cluster, file: Mapping[str, Any], options: Options) -> Policy:
+def _policy(cluster: Cluster, file: Toml, options: Options) -> Policy:
     def said(name: str, typed: str, default: object, pattern: str, right: str) -> str:
         value = str(typed or file.get(name, default))
         if not re.fullmatch(pattern, value):

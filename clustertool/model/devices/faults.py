@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping, NamedTuple
+from typing import TYPE_CHECKING, List, NamedTuple
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import Card
 
 HOT = 90  # degrees, for a card that does not report its slowdown temperature
 _SLOWING = ("hardware slowdown", "hardware thermal", "software thermal", "power brake")  # a power cap is a card at work
@@ -21,7 +24,7 @@ class Ill(NamedTuple):
     fix: str
 
 
-def ills(card: Mapping[str, Any], shared: bool = False) -> List[Ill]:
+def ills(card: Card, shared: bool = False) -> List[Ill]:
     """`card` as node/devices/read.py reports it; shared: several ranks of the job would have it."""
     problem = str(card.get("problem") or "")
     if problem:
@@ -41,7 +44,7 @@ def ills(card: Mapping[str, Any], shared: bool = False) -> List[Ill]:
     return found + _heat(card)
 
 
-def _heat(card: Mapping[str, Any]) -> List[Ill]:
+def _heat(card: Card) -> List[Ill]:
     found = []
     degrees, limit = card.get("temperature"), card.get("slowdown") or HOT
     if degrees is not None and degrees >= limit:
@@ -53,11 +56,11 @@ def _heat(card: Mapping[str, Any]) -> List[Ill]:
     return found
 
 
-def exclusive(card: Mapping[str, Any]) -> bool:
+def exclusive(card: Card) -> bool:
     """Only one process at a time may compute on it."""
     return str(card.get("compute_mode") or "").startswith("e")
 
 
-def broken(card: Mapping[str, Any]) -> str:
+def broken(card: Card) -> str:
     """Why no job should get this card; "" if nothing is so wrong with it."""
     return next((ill.text for ill in ills(card) if ill.level == "error"), "")

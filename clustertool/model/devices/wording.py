@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping
+from typing import TYPE_CHECKING, Dict, List, Mapping
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import Card, CardProcess
 
 FIX = "wait for it with --wait, or take others with --devices (auto: those that are free)"
 
@@ -19,12 +22,12 @@ def holder(job: str, user: str) -> str:
     return f"job {job} of user {user}"
 
 
-def computing(card: Mapping[str, Any]) -> List[Mapping[str, Any]]:
+def computing(card: Card) -> List[CardProcess]:
     """Processes that compute on a card, without those that only draw, from the answer of node/devices/read.py."""
     return [process for process in card.get("processes") or () if not process.get("graphics")]
 
 
-def describe(process: Mapping[str, Any]) -> str:
+def describe(process: CardProcess) -> str:
     """`python3 (pid 12, user anna)`, or with its job."""
     who = f"pid {process['pid']}" + (f", user {process['user']}" if process.get("user") else "")
     return f"{process.get('name') or 'a process'}{' of job ' + process['job'] if process.get('job') else ''} ({who})"

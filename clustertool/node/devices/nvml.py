@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import Answer
     from clustertool.model.wire.agent_requests import ModuleRequest
 
+Library = Any  # the module pynvml, which has no types
+Handle = Any  # a pointer of the library
 Card = Dict[str, Any]
 _THROTTLES = {
     0x04: "power cap",
@@ -83,7 +85,7 @@ def end() -> None:
     while _modules:
         _, module = _modules.popitem()
 
-        def shut(module: Any = module) -> None:
+        def shut(module: Library = module) -> None:
             with contextlib.suppress(module.NVMLError):
                 module.nvmlShutdown()
 
@@ -102,7 +104,7 @@ def _source(digest: str) -> bytes:
     return _kept.get(digest, b"")
 
 
-def _load(digest: str) -> Any:
+def _load(digest: str) -> Library:
     """The module; from its file, so that Python keeps it compiled."""
     if digest in _kept:
         module = type(sys)("pynvml")
@@ -117,7 +119,7 @@ def _load(digest: str) -> Any:
     return module
 
 
-def _begun(digest: str) -> Any:
+def _begun(digest: str) -> Library:
     """The module with NVML begun, once for the agent's life: beginning takes NVML up to seconds. Raises its NVMLError."""
     if digest not in _modules:
         module = _load(digest)
@@ -162,7 +164,7 @@ def load(digest: str, ids: Sequence[int]) -> List[Tuple[int, float, int, int]]:
 class _Asker:
     """Calls of one card: what is not there is None, and the first real error is kept."""
 
-    def __init__(self, nvml: Any) -> None:
+    def __init__(self, nvml: Library) -> None:
         self._nvml = nvml
         self.error = ""
 
@@ -187,7 +189,7 @@ class _Asker:
         return value.decode(errors="replace") if isinstance(value, bytes) else str(value or "")
 
 
-def _card(nvml: Any, index: int, full: bool) -> Card:
+def _card(nvml: Library, index: int, full: bool) -> Card:
     ask = _Asker(nvml)
     handle = ask(nvml.nvmlDeviceGetHandleByIndex, index)
     card: Card = {"index": index}
@@ -199,7 +201,7 @@ def _card(nvml: Any, index: int, full: bool) -> Card:
     return card
 
 
-def _now(nvml: Any, ask: _Asker, handle: Any) -> Card:
+def _now(nvml: Library, ask: _Asker, handle: Handle) -> Card:
     """What changes from second to second."""
     memory = _memory(nvml, ask, handle)
     rates = ask(nvml.nvmlDeviceGetUtilizationRates, handle)
@@ -215,7 +217,7 @@ def _now(nvml: Any, ask: _Asker, handle: Any) -> Card:
     }
 
 
-def _memory(nvml: Any, ask: _Asker, handle: Any) -> Any:
+def _memory(nvml: Library, ask: _Asker, handle: Handle) -> Any:
     """As nvidia-smi counts it: what the driver keeps for itself is not "used"."""
     return ask(nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2) or ask(nvml.nvmlDeviceGetMemoryInfo, handle)
 
@@ -224,7 +226,7 @@ def _watts(milliwatts: Optional[int]) -> Optional[float]:
     return None if milliwatts is None else round(milliwatts / 1000, 1)
 
 
-def _processes(nvml: Any, ask: _Asker, handle: Any) -> List[Dict[str, Any]]:
+def _processes(nvml: Library, ask: _Asker, handle: Handle) -> List[Dict[str, Any]]:
     """Programs that compute, and those that only draw; a program that does both counts as computing."""
     found: Dict[int, Dict[str, Any]] = {}
     for kind in ("Compute", "Graphics"):
@@ -237,7 +239,7 @@ def _processes(nvml: Any, ask: _Asker, handle: Any) -> List[Dict[str, Any]]:
     return list(found.values())
 
 
-def _state(nvml: Any, ask: _Asker, handle: Any) -> Card:
+def _state(nvml: Library, ask: _Asker, handle: Handle) -> Card:
     reasons = ask(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     if reasons is None:  # drivers before 535
         reasons = ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
@@ -260,7 +262,7 @@ def _state(nvml: Any, ask: _Asker, handle: Any) -> Card:
     }
 
 
-def _repair(nvml: Any, ask: _Asker, handle: Any) -> Optional[str]:
+def _repair(nvml: Library, ask: _Asker, handle: Handle) -> Optional[str]:
     """What became of bad memory: "failed", "pending" until the card is reset, "" for none. Pages, from Ampere on rows."""
     rows = ask(nvml.nvmlDeviceGetRemappedRows, handle)
     pages = None if rows else ask(nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)

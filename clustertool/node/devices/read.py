@@ -18,7 +18,7 @@ from clustertool.node.system import processes
 from clustertool.node.system.node_context import NodeContext
 
 if TYPE_CHECKING:
-    from clustertool.model.wire.agent_answers import DevicesAnswer
+    from clustertool.model.wire.agent_answers import Card, DevicesAnswer
     from clustertool.model.wire.agent_requests import DevicesRequest
 
 _PATIENCE = 15.0  # seconds for NVML: without persistence mode a card wakes up first
@@ -138,13 +138,13 @@ def _marks(pid: int) -> Dict[str, str]:
     return {key: variables[name].decode(errors="replace") for name, key in _MARKS.items() if name in variables}
 
 
-def _used_by(devices: List[Dict[str, Any]]) -> List[Tuple[int, str]]:
+def _used_by(devices: List[Card]) -> List[Tuple[int, str]]:
     """(device, process) of devices without a lock that a process computes on, and of faulty ones."""
     used = []
     for device in devices:
         why, there = broken(device), computing(device)
         if why:
             used.append((int(device["index"]), f"a fault: {why}"))
-        elif there and not device["held"]:
+        elif there and not device.get("held"):
             used.append((int(device["index"]), describe(there[0])))
     return used
