@@ -27,6 +27,8 @@ from clustertool.ssh.prompter import Prompter, shown
 from clustertool.ssh.settings import SshSettings
 from clustertool.watch.sanitize import harmless
 
+Untyped = Any  # an object of paramiko, which has no types
+
 TRIES = 3  # of a passphrase or a password
 _AGENT_TIMEOUT = 60.0  # an agent may ask its user to confirm
 _TYPING_TIMEOUT = 120.0  # sshd's LoginGraceTime
@@ -52,7 +54,7 @@ class _Agent(AgentSSH):  # type: ignore[misc]
         except (OSError, SSHException, struct.error):  # no agent there: no keys
             connection.close()
 
-    def _send_message(self, message: Any) -> Any:
+    def _send_message(self, message: Untyped) -> Untyped:
         with self._one:
             return super()._send_message(message)
 
@@ -65,7 +67,7 @@ class _Keyring:
         self._agents: dict[str, _Agent] = {}
         self._files: dict[tuple[str, int, str], PKey | None] = {}
 
-    def agent_keys(self, path: str) -> Sequence[Any]:
+    def agent_keys(self, path: str) -> Sequence[Untyped]:
         if not path:
             return ()
         with self._lock:
@@ -104,7 +106,7 @@ class Login:
         self._bad: list[str] = []
         self.began = 0.0
 
-    def authenticate(self, transport: Any) -> None:
+    def authenticate(self, transport: Untyped) -> None:
         """Returns when logged in. Raises AuthError or Unreachable."""
         self.began = time.monotonic()
         allowed = self._with_keys(transport)
@@ -118,7 +120,7 @@ class Login:
             self._bad.append("it takes a password, and there is no terminal to ask for one")
         raise self._refused(transport)
 
-    def _with_keys(self, transport: Any) -> set[str] | None:
+    def _with_keys(self, transport: Untyped) -> set[str] | None:
         """None: logged in. Else the methods that the server accepts next, if it reports them."""
         for name, key in self._keys():
             self._tried.append(name)
@@ -133,7 +135,7 @@ class Login:
             return set(rest) or None
         return set()
 
-    def _attempt(self, transport: Any, method: Callable[..., Any], *values: Any) -> Any:
+    def _attempt(self, transport: Untyped, method: Callable[..., Untyped], *values: Untyped) -> Untyped:
         """One try, bounded in time. A server that hangs is no server that refuses."""
         began, seconds = time.monotonic(), max(1.0, self._deadline - time.monotonic())
         transport.auth_timeout = seconds
@@ -148,7 +150,7 @@ class Login:
                 ) from None
             raise
 
-    def _keys(self) -> Iterator[tuple[str, Any]]:
+    def _keys(self) -> Iterator[tuple[str, Untyped]]:
         """The keys to try, the likeliest first; locked files last, since their passphrase must be asked for."""
         in_agent = {key.asbytes(): key for key in _keyring.agent_keys(self._to.agent)}
         waiting: list[str] = []
@@ -197,7 +199,7 @@ class Login:
             self._locked.append(path)
         return key
 
-    def _methods(self, transport: Any) -> set[str]:
+    def _methods(self, transport: Untyped) -> set[str]:
         try:
             self._attempt(transport, transport.auth_none)
         except BadAuthenticationType as error:
@@ -206,7 +208,7 @@ class Login:
             return set()
         return set()
 
-    def _with_words(self, transport: Any, allowed: set[str]) -> bool:
+    def _with_words(self, transport: Untyped, allowed: set[str]) -> bool:
         """Passwords and the server's own questions, if a user is present."""
         if not self._prompter.present:
             return False
@@ -223,7 +225,7 @@ class Login:
             typed.ends(transport.is_authenticated())
         return False
 
-    def _with_word(self, transport: Any, allowed: set[str], typed: _Typed) -> set[str] | None:
+    def _with_word(self, transport: Untyped, allowed: set[str], typed: _Typed) -> set[str] | None:
         """One attempt. None: logged in; else the methods to go on with, none if another attempt is of no use."""
         method = next((name for name in ("keyboard-interactive", "password") if name in allowed), "")
         if not method:
@@ -249,7 +251,7 @@ class Login:
             typed.ends(True)
         return set(rest) or None
 
-    def _refused(self, transport: Any) -> AuthError:
+    def _refused(self, transport: Untyped) -> AuthError:
         to = self._to
         tried = ", ".join(_counted(self._tried)) or "no key"
         notes = "".join(f"; {note}" for note in self._bad)

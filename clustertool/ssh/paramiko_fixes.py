@@ -23,6 +23,8 @@ from paramiko.packet import Packetizer
 
 from clustertool.errors import ConfigError
 
+Untyped = Any  # an object of paramiko, which has no types
+
 SUPPORTED = "paramiko>=3.5,<6"  # as in setup.cfg; `make test-versions` tests both ends
 # What this package overrides or calls, and paramiko does not promise to keep.
 _PRIVATE: dict[type, tuple[str, ...]] = {
@@ -75,7 +77,7 @@ class _Packetizer(Packetizer):  # type: ignore[misc]
         self._until = None
 
 
-def _request(channel: Any, message: Any) -> None:
+def _request(channel: Untyped, message: Untyped) -> None:
     """paramiko knows exit-status only; a command that a signal killed gets 128 + N, as in a shell."""
     kind = message.get_text()
     message.get_boolean()
@@ -92,7 +94,7 @@ def _request(channel: Any, message: Any) -> None:
 class _Login(AuthHandler):  # type: ignore[misc]
     """paramiko makes room for as many questions of a server as it claims to have, up to 2**32."""
 
-    def _parse_userauth_info_request(self, message: Any) -> None:
+    def _parse_userauth_info_request(self, message: Untyped) -> None:
         for _ in range(3):  # name, instructions, language
             message.get_binary()
         count = message.get_int()
@@ -112,9 +114,9 @@ class Channel(paramiko.Channel):  # type: ignore[misc]
     """
 
     _sending = 0  # threads, under the channel's lock
-    _goodbye: tuple[Any, ...] = ()
+    _goodbye: tuple[Untyped, ...] = ()
 
-    def _send(self, data: bytes, message: Any) -> int:
+    def _send(self, data: bytes, message: Untyped) -> int:
         with self._before_goodbye():
             return int(super()._send(data, message))
 
@@ -129,7 +131,7 @@ class Channel(paramiko.Channel):  # type: ignore[misc]
         try:
             yield
         finally:
-            goodbye: tuple[Any, ...] = ()
+            goodbye: tuple[Untyped, ...] = ()
             with self.lock:
                 self._sending -= 1
                 if not self._sending:
@@ -137,9 +139,9 @@ class Channel(paramiko.Channel):  # type: ignore[misc]
             for message in filter(None, goodbye):
                 self.transport._send_user_message(message)
 
-    def _close_internal(self) -> tuple[Any, ...]:
+    def _close_internal(self) -> tuple[Untyped, ...]:
         """Called under the channel's lock; the caller determines the result."""
-        messages: tuple[Any, ...] = super()._close_internal()
+        messages: tuple[Untyped, ...] = super()._close_internal()
         if not self._sending:
             return messages
         self._goodbye += messages
@@ -168,20 +170,20 @@ class Transport(paramiko.Transport):  # type: ignore[misc]
     )
     _channel_handler_table = {**paramiko.Transport._channel_handler_table, MSG_CHANNEL_REQUEST: _request}
 
-    def __init__(self, sock: Any, **options: Any) -> None:
+    def __init__(self, sock: Untyped, **options: Untyped) -> None:
         super().__init__(sock, packetizer_class=_Packetizer, **options)
 
     @property
-    def auth_handler(self) -> Any:
+    def auth_handler(self) -> Untyped:
         return self._login
 
     @auth_handler.setter
-    def auth_handler(self, handler: Any) -> None:
+    def auth_handler(self, handler: Untyped) -> None:
         if handler is not None:
             handler.__class__ = _Login  # paramiko makes its own for each attempt
         self._login = handler
 
-    def open_channel(self, *args: Any, **options: Any) -> Channel:
+    def open_channel(self, *args: Untyped, **options: Untyped) -> Channel:
         channel = super().open_channel(*args, **options)
         channel.__class__ = Channel  # paramiko creates its own, which no thread uses yet
         assert isinstance(channel, Channel)
