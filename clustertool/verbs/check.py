@@ -16,7 +16,7 @@ from clustertool.fleet.identity import job_id
 from clustertool.model.checks.each_node import errors
 from clustertool.model.checks.link_findings import ports_to_try
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.config.job import Options, read_job
+from clustertool.model.config.job import Options, Toml, read_job
 from clustertool.model.facts import Identity
 from clustertool.model.planning.plan import Plan, plan
 from clustertool.show.status_view import check_matrix
@@ -51,7 +51,7 @@ def check(call: Call) -> None:
     _tell(call, cluster, looked, meshed, more)
 
 
-def _plan(cluster: Cluster, looked: Looked, toml: Mapping[str, Any], workspace: Workspace | None) -> Plan | None:
+def _plan(cluster: Cluster, looked: Looked, toml: Toml, workspace: Workspace | None) -> Plan | None:
     """The job's plan, for its ports. None where options of `run` are needed to make one, or a node is missing."""
     if workspace is None or len(looked.facts) < len(cluster.hosts):
         return None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from clustertool.errors import ClustertoolError, UsageError, raise_all
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.hosts import Host
 from clustertool.show.table import fold, gather
 from clustertool.ssh.connection import Link, run_user_command
 from clustertool.ssh.parallel import each
@@ -21,7 +23,7 @@ def exec_(call: Call) -> None:
     cluster = load_config.cluster(call, start_local=True)
     prompter, command = Prompter(User()), call.given.command
 
-    def one(host: Any) -> Any:
+    def one(host: Host) -> Any:
         link = Link.open(host, cluster, prompt=prompter)
         try:
             return run_user_command(link, command, timeout)
@@ -46,7 +48,7 @@ def _seconds(text: str) -> float:
         raise UsageError(f"--timeout {text!r}", "a number of seconds") from None
 
 
-def _tell(call: Call, cluster: Any, gathered: Any) -> None:
+def _tell(call: Call, cluster: Cluster, gathered: Any) -> None:
     """Output by node, then the highest code; 69 if a node did not answer."""
     names = {host.index: host.name for host in cluster.hosts}
     if call.json:

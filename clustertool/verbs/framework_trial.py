@@ -28,7 +28,7 @@ from clustertool.fleet.node_bundle import program
 from clustertool.model.checks import framework_findings as plan
 from clustertool.model.checks.each_node import errors
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.config.job import JobSpec, Options, read_job
+from clustertool.model.config.job import JobSpec, Options, Toml, read_job
 from clustertool.model.facts import Facts, Identity, read_facts
 from clustertool.model.finding import Finding
 from clustertool.model.job.outcome import LEAD, words
@@ -123,9 +123,7 @@ class Ear:
             return list(self._ranks.values()), quiet
 
 
-def read_order(
-    call: Call, cluster: Cluster, toml: Mapping[str, Any], passed: tuple[tuple[str, str], ...]
-) -> Order | None:
+def read_order(call: Call, cluster: Cluster, toml: Toml, passed: tuple[tuple[str, str], ...]) -> Order | None:
     """None without --framework. Raises UsageError, before any connection."""
     name, text = call.given.framework, call.given.timeout
     if text and not name:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from clustertool.fleet.dispatch.workspace import read_workspace as read
 from clustertool.fleet.embedded.embedded_cluster import LocalCluster
 from clustertool.model.config.cluster import CARRIERS, Cluster, read_cluster
 from clustertool.model.config.hostfile import choose, pick, read_hostfile
-from clustertool.model.config.job import JobSpec, Options, read_job
+from clustertool.model.config.job import JobSpec, Options, Toml, read_job
 from clustertool.model.paths import OURS
 from clustertool.model.quantities import human_bytes
 from clustertool.ssh import settings
@@ -142,7 +142,7 @@ def _hostfile(path: str) -> list[dict[str, Any]]:
     return read_hostfile(text, path)
 
 
-def job_toml(text: str) -> Mapping[str, Any]:
+def job_toml(text: str) -> Toml:
     """job.toml's text -> its tables. Raises DataError with the line."""
     try:
         return dict(tomllib.loads(text))
@@ -150,7 +150,7 @@ def job_toml(text: str) -> Mapping[str, Any]:
         raise DataError(f"job.toml: {error}", "correct it; docs/reference.md has an example") from None
 
 
-def workspace_toml(folder: Path) -> Mapping[str, Any]:
+def workspace_toml(folder: Path) -> Toml:
     if not folder.is_dir():
         raise DataError(f"there is no workspace {str(folder)!r}", "give a folder: --workspace ./job")
     path = folder / "job.toml"
@@ -174,7 +174,7 @@ def workspace(call: Call, folder: Path) -> Workspace:
     return found
 
 
-def scattered(cluster: Cluster, toml: Mapping[str, Any]) -> JobSpec | None:
+def scattered(cluster: Cluster, toml: Toml) -> JobSpec | None:
     """The job of a job.toml whose shards go only to the nodes that read them; None where all nodes get all."""
     shards = toml.get("shards")
     if not isinstance(shards, dict) or not shards.get("only_where_read"):

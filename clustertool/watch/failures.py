@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from clustertool.model.job.outcome import Failure, Key, alike, failed, same_error
 from clustertool.model.roles import word
@@ -37,7 +36,7 @@ class Failures:
     )  # in the order in which the lead knew them, with the attempt
     _why: News | None = None
     _told: set[tuple[Key, int]] = field(default_factory=set)
-    _leaders: dict[tuple[Any, ...], Failure] = field(
+    _leaders: dict[tuple[object, ...], Failure] = field(
         default_factory=dict
     )  # error -> the first failure that was printed
     _due: float | None = None

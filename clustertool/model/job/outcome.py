@@ -114,7 +114,7 @@ class Failure(NamedTuple):
     consequence: bool = False
 
 
-def same_error(failure: Failure) -> Tuple[Any, ...]:
+def same_error(failure: Failure) -> Tuple[object, ...]:
     """What two failures with the same error have in common. After a signal the last line of the log is no error message."""
     error = 0 if failure.signal else failure.error
     return failure.role, failure.code, failure.signal, failure.note, error, failure.attempt
@@ -122,7 +122,7 @@ def same_error(failure: Failure) -> Tuple[Any, ...]:
 
 def alike(failures: Iterable[Failure]) -> List[List[Failure]]:
     """Failures in groups of the same error. The order is that of the first failure of each group."""
-    groups: Dict[Tuple[Any, ...], List[Failure]] = {}
+    groups: Dict[Tuple[object, ...], List[Failure]] = {}
     for failure in failures:
         groups.setdefault(same_error(failure), []).append(failure)
     return list(groups.values())

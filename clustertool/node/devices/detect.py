@@ -11,7 +11,9 @@ import contextlib
 import ctypes
 import os
 from threading import Thread
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Callable, Dict, List, Sequence, Tuple, TypeVar
+
+T = TypeVar("T")
 
 LIBRARY = "libnvidia-ml.so.1"
 MODULE = "nvml-"
@@ -113,9 +115,9 @@ def _properties(path: str) -> Dict[str, int]:
     return {}
 
 
-def within(seconds: float, do: Callable[[], Any], late: Any) -> Any:
+def within(seconds: float, do: Callable[[], T], late: T) -> T:
     """What `do` returns, or `late`. A driver that hangs cannot be interrupted: its thread is left, and ends with the agent."""
-    answer: List[Any] = []
+    answer: List[T] = []
     errors: List[Exception] = []
 
     def run() -> None:

@@ -92,7 +92,7 @@ class Recorder:
             self._words.put(None)
             self._thread.join(_FAREWELL)
 
-    def _put(self, *work: Any) -> bool:
+    def _put(self, *work: object) -> bool:
         """False where no thread can start: the user may have no process to spare, and a later turn tries again."""
         try:
             if self._thread is None:
@@ -164,7 +164,7 @@ class Book:
         self._journal = files.Journal(files.open_append(job, name))
         self._fresh = self._stayed = 0
 
-    def write(self, now: float, *lines: Any) -> None:
+    def write(self, now: float, *lines: object) -> None:
         self._journal.write(*lines)
         self._fresh += len(lines)
         if self._fresh >= max(_MORE, self._stayed):
