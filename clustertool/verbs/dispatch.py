@@ -74,7 +74,7 @@ def _examine(
     call: Call, fleet: Fleet, need: Callable[[Mapping[int, Facts]], Mapping[int, int]] | None = None
 ) -> dict[int, Facts]:
     """The facts of all nodes, after a preflight. `need`: bytes for each node. Raises the errors of all nodes."""
-    looked = preflight.look(fleet.cluster, fleet, {})
+    looked = preflight.look(fleet.cluster, fleet, {}, ping=False)
     if need is not None:
         looked = preflight.room(looked, fleet.cluster, need(looked.facts))
     preflight.require(looked, fleet.cluster)

@@ -42,17 +42,17 @@ def look(
     fleet: Fleet,
     request: Wanted,
     ports: bool = True,
-    known: Mapping[int, ProbeAnswer] | None = None,
+    ping: bool = True,
 ) -> Looked:
     """Open the fleet, if it is not, and probe each node as soon as it is there. Raises nothing for a single node.
 
-    `known`: answers that came already.
+    `ping`: also run the command ping for each node, whose result only a table shows.
     """
     pings: dict[int, bool | None] = {}
     pinger = threading.Thread(target=_ping, args=(cluster, pings), daemon=True)
-    if "ping" not in cluster.checks_off:
+    if ping and "ping" not in cluster.checks_off:
         pinger.start()
-    answers = dict(known or {})
+    answers: dict[int, ProbeAnswer] = {}
     refused: dict[int, ClustertoolError] = {}
 
     def ask(node: int) -> None:
