@@ -1,4 +1,4 @@
-"""Every error says what happened, on which node, and the fix; its class alone decides the exit code.
+"""Errors state what happened, on which node, and the fix. The class of an error gives the exit code.
 
     ClustertoolError                 70
      +-- UsageError                  64   wrong options
@@ -6,22 +6,22 @@
      +-- NotFound                    66   no such job, rank or file
      +-- PreflightError              69   a check failed
      |    +-- Unreachable            69   a node did not answer
-     |    +-- BadAnswer              69   a node answered something that is not valid
+     |    +-- BadAnswer              69   the answer of a node is not valid
      |    +-- PortHeld               69   another job took a port after this one was planned
-     |    +-- DeviceHeld             69   a device that the job wants is somebody else's
+     |    +-- DeviceHeld             69   another job or process uses a device that the job needs
      +-- InternalError               70   a bug of the tool
      +-- DispatchError               74   the workspace could not be copied
-     +-- NodeLost                    75   a node went away while its job ran
-     +-- Survivors                   76   processes outlived a stop
+     +-- NodeLost                    75   a node was lost while its job ran
+     +-- Survivors                   76   processes survived a stop
      +-- AuthError                   77   authentication or host key refused
      +-- ConfigError                 78   bad conf.py
-     +-- TimedOut                   124   the job's time is over
+     +-- TimedOut                   124   the job reached its time limit
      +-- Interrupted                130   Ctrl+C
      +-- Terminated                 143   SIGTERM
      +-- JobFailed                        the culprit's own code
      +-- Several                          the failures of several nodes, gathered
 
-Codes come from sysexits.h where it has one; the whole list is in docs/reference.md.
+Codes come from sysexits.h where it has one. docs/reference.md has the whole list.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ClustertoolError(Exception):
 
     code = 70
     source = "tool"
-    told = False  # its words were shown already, where they belong: only its fix and the exit are left to say
+    told = False  # the message was printed before: only the fix and the exit code remain
     brief = ""  # for the exit line: the failure without what was printed already
 
     def __init__(self, what: str, fix: str = "", node: str = "") -> None:

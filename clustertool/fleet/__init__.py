@@ -1,1 +1,1 @@
-"""EDGE. The only importers of fabric and subprocess: connections, dispatch, carrying out steps, the local cluster."""
+"""This package talks to all nodes of one command: connections, dispatch, execution of a plan, the embedded cluster."""

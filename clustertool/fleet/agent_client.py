@@ -1,4 +1,4 @@
-"""An agent is one python process at the end of one channel; requests go down, answers and streams come up."""
+"""An agent is a Python process on a node at the end of one channel. Requests go down; responses and streams come up."""
 
 from __future__ import annotations
 
@@ -187,9 +187,9 @@ class Agent:
         moved: Callable[[int], None] | None = None,
         gently: Callable[[], bool] | None = None,
     ) -> None:
-        """A word for the node's relay; `moved` hears of the bytes that are on their way. Raises Unreachable.
+        """Send a message to the node's relay; `moved` is called with the bytes that are sent. Raises Unreachable.
 
-        As long as gently() holds, hardly more is sent than has arrived, so that others are not kept waiting behind it.
+        While gently() is true, little more is sent than has arrived, so that others do not wait behind it.
         """
         data = memoryview(encode(dict(order), payload))
         try:
@@ -321,7 +321,7 @@ class Agent:
         self._close_stream(error.what, refused=isinstance(error, BadAnswer))
 
     def mute(self) -> None:
-        """Whatever it still says, and that its connection ends, is told to nobody."""
+        """Stop reading: later frames, and the end of the connection, are not reported."""
         self._sink = None
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Asking nodes for their devices; a node that needs the NVML module says so, gets it, and is asked once more."""
+"""This module reads the devices of nodes. A node that needs the NVML module reports this, receives it, and is asked again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps are carried out phase by phase; a phase is a barrier, and when one fails the ones before it are taken back."""
+"""Steps are executed phase by phase. A phase is a barrier; if one fails, the phases before it are undone."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _PATIENCE = 25.0  # seconds for a node to take back what was begun: more than a 
 
 
 def carry_out(steps: Steps, fleet: Fleet, undone: Callable[[str, Answers], None]) -> None:
-    """Raises all nodes' failures at once, or the interrupt, after everything that was begun is taken back.
+    """Raises all nodes' failures at once, or the interrupt, after everything that was started is undone.
 
-    `undone` hears of each phase that is taken back: its name, and what every node answered.
+    `undone` is called for each phase that is undone: its name, and the answer of every node.
     """
     for number, phase in enumerate(steps.phases):
         try:

@@ -1,4 +1,4 @@
-"""A fleet is the open agents of one command, one per node; it asks all of them at once and gathers all answers."""
+"""A fleet is the open agents of one command, one per node. It sends a request to all of them and gathers the responses."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _OVERDUE = 5.0  # seconds that the start of an agent may take beyond its deadlin
 
 
 class Fleet:
-    """`failed` holds the nodes without an answer, with why: those that could not be reached, and those that logged in and did
-    not answer what all were asked. Use as a context manager: it closes everything."""
+    """`failed` has the nodes without an answer, with the reason: those that could not be reached, and those that logged in and
+    did not answer a request. Use as a context manager: it closes everything."""
 
     def __init__(
         self, cluster: Cluster, check: Check | None = None, sink: Sink | None = None, person: Person | None = None
@@ -43,9 +43,7 @@ class Fleet:
         self._links: list[Reach] = []
         self._prompter = Prompter(person)
         self._work: Work[Host, Agent] | None = None  # of open()
-        self._starting: dict[
-            int, tuple[float, Reach]
-        ] = {}  # nodes whose agents start: until when, over which connection
+        self._starting: dict[int, tuple[float, Reach]] = {}  # nodes whose agents start: deadline and connection
 
     def __enter__(self) -> Fleet:
         return self
@@ -114,13 +112,13 @@ class Fleet:
     def _look(self) -> None:
         self.serve()
         for end, link in list(self._starting.values()):
-            if time.monotonic() > end:  # the node takes our bytes too slowly: a send has no deadline as a whole
+            if time.monotonic() > end:  # the node reads too slowly: a send has no deadline as a whole
                 link.close()
         if self.check:
             self.check()
 
     def reopen(self, node: int) -> Agent:
-        """One node again, after its connection broke; the old one says nothing any more, should it wake up."""
+        """Open one node again after its connection was lost. The old agent reports nothing more."""
         host = self.cluster.hosts[node]
         if node in self.agents:
             self.agents[node].close()
@@ -147,7 +145,7 @@ class Fleet:
             self.agents[host.index].host = host
 
     def take(self, places: Mapping[int, int], names: Sequence[str]) -> None:
-        """Number the nodes as a job did: `places` are {its node: ours}, `names` its nodes in order. Others are let go.
+        """Number the nodes as a job did: `places` are {its node: node here}, `names` its nodes in order. Others are closed.
 
         A node that is not in conf.py any more is in `failed`.
         """
@@ -183,9 +181,9 @@ class Fleet:
         )
 
     def ask_one(self, node: int, request: Request[Answered], timeout: float | None = 60.0) -> Answered:
-        """The same of one node, in the caller's thread. Raises what the node raised, or Unreachable.
+        """The same for one node, in the caller's thread. Raises the node's error, or Unreachable.
 
-        What we did not foresee in its answer is InternalError, of this node: the others' answers stand.
+        An unexpected error in its answer is InternalError, of this node: the others' answers are used.
         """
         try:
             return self.agents[node].ask(request, timeout)

@@ -1,4 +1,4 @@
-"""What is made once for a job at the edge: its id, its token, and a certificate that is thrown away with it."""
+"""The identity of a job is created once on the laptop: its id, its token, and a temporary certificate."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def token() -> str:
 def certificate() -> tuple[str, str]:
     """(certificate, key) in PEM: self-signed P-256, the only authority of its job's links.
 
-    Valid for ever on purpose: a node whose clock is wrong must still be able to join, and the key dies with the job.
+    It never expires: a node whose clock is wrong must still be able to join, and the key is deleted with the job.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "clustertool job")])

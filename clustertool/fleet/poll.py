@@ -1,6 +1,6 @@
-"""A poll asks every node the same small question again and again, each node at its own pace; what came last is kept.
+"""A poll sends every node the same small request repeatedly, each node at its own rate, and keeps the last response.
 
-A node that does not answer holds nobody up: it is asked anew over a new connection until it does.
+A node that does not answer delays no other one. It is asked over a new connection until it answers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RETRY = 3.0
 
 
 class Poll:
-    """take() gives what has come since the last take; `failed` says what is wrong with a node."""
+    """take() returns the samples since the last take; `failed` has the error of a node."""
 
     def __init__(self, fleet: Fleet, job: str, interval: float) -> None:
         self._fleet = fleet

@@ -1,4 +1,4 @@
-"""Which nodes share a ROOT_DIR: those whose probes look alike leave marks there and tell whose they see."""
+"""This module detects nodes that share a ROOT_DIR: nodes with equal probes create marks there and report the marks they see."""
 
 from __future__ import annotations
 

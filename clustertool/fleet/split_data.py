@@ -1,7 +1,7 @@
-"""A file of lines is cut into shards: streamed, so that any size will do, byte by byte as it was, all shards or none.
+"""This module cuts a file of lines into shards. It streams, keeps every byte, and creates all shards or none.
 
-A line ends with a newline; a carriage return before it belongs to the line, and what follows the last newline is a line too.
-Shards are filled in a folder of our own and renamed when all are whole, the first one last: an incomplete set has a hole.
+A line ends with a newline; a carriage return before it belongs to the line, and the rest after the last newline is a line too.
+Shards are written in a separate folder and renamed when all are complete, the first one last: an incomplete set has a gap.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from clustertool.errors import DataError, UsageError
 from clustertool.model.planning.shards import shard_name, shares
 
 BLOCK = 1 << 20
-MEMORY = 64 << 20  # what a shuffle holds at once; more goes through buckets on the disk
-_PER_LINE = 90  # bytes that a line in memory takes beside its own
+MEMORY = 64 << 20  # bytes in memory of a shuffle; larger files use buckets on the disk
+_PER_LINE = 90  # additional bytes of a line in memory
 _BUCKETS = 128  # open files at a time
 _BUFFER = 1 << 16
 _STEP = 1 << 15
@@ -55,7 +55,7 @@ class Shard:
 @dataclass(frozen=True)
 class Result:
     shards: tuple[Shard, ...]
-    replaced: int  # shards of an older set that are gone
+    replaced: int  # shards of an older set that were removed
 
 
 def cut(order: Order, progress: Progress, check: Check) -> Result:
@@ -169,7 +169,7 @@ def _unchanged(file: BinaryIO, data: _Data, order: Order) -> None:
 
 @contextlib.contextmanager
 def _stage(folder: Path, name: str) -> Iterator[Path]:
-    """A folder of our own beside the shards to be, gone afterwards. What a killed split left there goes too."""
+    """A separate folder next to the shards, removed afterwards, with the rest of a killed split."""
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(f".{glob.escape(name)}-????????.split"):
         with contextlib.suppress(OSError), _locked(left):
@@ -184,7 +184,7 @@ def _stage(folder: Path, name: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Held as long as its split lives. Raises BlockingIOError while another one's is."""
+    """A lock for the time of a split. Raises BlockingIOError while another split has it."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -255,7 +255,7 @@ def _after(block: bytes, at: int, count: int) -> tuple[int, int]:
 
 
 def _publish(stage: Path, order: Order, counts: Sequence[int], old: Sequence[str]) -> tuple[Shard, ...]:
-    """By one rename each. Older shards go before, and the first shard comes last: at no moment do two sets look like one."""
+    """By one rename each. Older shards are removed before, and the first shard comes last: two sets never look like one."""
     for name in old:
         (order.folder / name).unlink()
     shards = []
@@ -272,8 +272,8 @@ def _publish(stage: Path, order: Order, counts: Sequence[int], old: Sequence[str
 class _Shuffle:
     """Lines in random order: each goes into a bucket at random, then each bucket's into memory.
 
-    Which order depends on the seed and the file alone: only Random.random() is used, which is the same in every Python.
-    A bucket that is too big for the memory goes into buckets itself; a line that is too big by itself is copied as it is.
+    The order depends only on the seed and the file: only Random.random() is used, which is the same in every Python.
+    A bucket that is too big for the memory is split again; a line that is too big by itself is copied unchanged.
     """
 
     def __init__(self, folder: Path, random: Random, progress: Progress, check: Check) -> None:
@@ -307,7 +307,7 @@ class _Shuffle:
             yield b"\n".join(lines[start : start + 1000]) + b"\n"
 
     def _scatter(self, file: BinaryIO, size: int, count: int, told: bool) -> Iterator[tuple[Path, int, int]]:
-        """(path, bytes, lines) of the buckets that hold something, all of them written when the first one comes."""
+        """(path, bytes, lines) of the buckets that are not empty, all of them written before the first one is returned."""
         paths = [self._folder / f"bucket{next(self._names)}" for _ in range(count)]
         sizes, lines = [0] * count, [0] * count
         with contextlib.ExitStack() as stack:
@@ -331,7 +331,7 @@ class _Shuffle:
             reader.seek(0)
             while done < size:
                 piece = reader.readline(min(BLOCK, size - done))
-                if not piece:  # the file has shrunk, which is told when lines are missing
+                if not piece:  # the file has shrunk, which is reported when lines are missing
                     return
                 done += len(piece)
                 if done - looked >= BLOCK:

@@ -1,10 +1,10 @@
-"""This machine as a node: a child /bin/sh instead of an ssh channel; everything behind it is the same.
+"""This machine is a node with a child /bin/sh in place of an ssh channel. All other code is the same.
 
     link = HereLink(node(folder))
     agent = Agent.open(link, link.host, cluster)
 
-The node's ROOT_DIR is `.clustertool` in the folder where the job was started: whoever looks from there finds the job, and
-its records go away with the folder.
+The node's ROOT_DIR is `.clustertool` in the folder where the job was started, so verbs in this folder find the job, and
+its records are removed with the folder.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def alone(folder: Path, known: Cluster | None = None) -> Cluster:
         raise PreflightError("jobs on this machine alone need Linux", "name Linux nodes with --ips or in conf.py")
     host = node(folder)
     base = known or Cluster((host,), where="this machine")
-    off = (*base.checks_off, "ping", "rsync")  # nothing is sent, and to nobody
+    off = (*base.checks_off, "ping", "rsync")  # nothing is sent
     return replace(
         base, hosts=(host,), root_dir=host.root_dir, python=sys.executable, checks_off=off, first_path=_first_path()
     )
@@ -93,7 +93,7 @@ def visible(environ: Mapping[str, str]) -> tuple[str, tuple[int, ...] | None]:
 
 
 def _first_path() -> str:
-    """Our own interpreter runs the job, unless the user has activated an environment, which is on PATH already."""
+    """The tool's own interpreter runs the job, unless the user has activated an environment, which is on PATH already."""
     activated = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
     return "" if activated else str(Path(sys.executable).parent)
 
@@ -113,7 +113,7 @@ class HereLink:
 
     @property
     def waiting(self) -> int:
-        """Bytes on their way: nobody waits for the memory of this machine."""
+        """Bytes in flight: 0, since no network is involved."""
         return 0
 
     def channel(self, command: bytes | str = SHELL, *, window: int = 0, timeout: float = 10.0) -> HereChannel:
@@ -132,7 +132,8 @@ class HereLink:
 
 
 class HereChannel:
-    """A shell in a session of its own (a terminal's Ctrl+C is ours, not its), with what we use of paramiko's channel."""
+    """A shell in a session of its own (a terminal's Ctrl+C does not reach it), with the used functions of paramiko's
+    channel."""
 
     out_max_packet_size = _PACKET
 
@@ -140,7 +141,7 @@ class HereChannel:
         ours, theirs = socket.socketpair()
         reading, errors = os.pipe()
         os.set_blocking(reading, False)
-        self._errors = open(reading, "rb", buffering=0)  # noqa: SIM115 - read to the end by whoever comes last
+        self._errors = open(reading, "rb", buffering=0)  # noqa: SIM115 - read to the end by the last user
         self._said = b""
         try:
             self._process = subprocess.Popen(
@@ -181,13 +182,13 @@ class HereChannel:
         return data
 
     def close(self) -> None:
-        """Our end is closed: the shell reads its end of input, its outputs fail, and whoever waits here wakes up."""
+        """Close this side: the shell gets EOF, its outputs fail, and waiting threads wake up."""
         if self.closed:
             return
         self.closed = True
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:  # it has gone already
+        except OSError:  # it has ended already
             pass
         self._socket.close()
 

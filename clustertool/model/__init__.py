@@ -1,1 +1,1 @@
-"""Pure: no I/O, no clock, no environ. Everything that can be decided before a job starts is decided here."""
+"""This package is pure: no I/O, no clock, no environ. It makes all decisions that are possible before a job starts."""

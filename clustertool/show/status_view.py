@@ -79,7 +79,7 @@ def start_text(reason: StartReason) -> str:
 
 
 def rank_note(process: ProcessStatus) -> str:
-    """What else is to say of a rank's state."""
+    """Further information about a rank's state."""
     life = process.life
     if process.note or process.code is not None:
         return process.note

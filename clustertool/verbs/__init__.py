@@ -1,4 +1,4 @@
-"""The verbs a person types, as one Invoke collection: `from clustertool.verbs import ns` in a tasks.py is all it takes."""
+"""This package has the verbs as one Invoke collection. A tasks.py needs only `from clustertool.verbs import ns`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from clustertool.verbs import signals
 
 signals.install()
 
-import importlib  # noqa: E402 - the SIGINT handler stands before anything slow is imported
+import importlib  # noqa: E402 - the SIGINT handler is installed before slow imports
 import inspect  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -16,7 +16,7 @@ from clustertool.verbs.table import CLUSTER_VERBS, VERBS, Opt, Verb  # noqa: E40
 
 
 class VerbTask(Task):  # type: ignore[type-arg]
-    """An Invoke task whose short flags are fixed by hand."""
+    """An Invoke task with fixed short flags."""
 
     shorts: dict[str, str]
 

@@ -1,4 +1,4 @@
-"""inv attach: follow a running job as run does, Ctrl+C included."""
+"""inv attach follows a running job as run does, Ctrl+C included."""
 
 from __future__ import annotations
 

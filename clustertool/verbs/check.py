@@ -1,4 +1,4 @@
-"""inv check: the preflight alone, as one matrix of nodes and findings."""
+"""inv check does the preflight only, and prints one matrix of nodes and findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""inv clean: remove the directories of finished jobs; a running job is never touched."""
+"""inv clean removes the directories of finished jobs, and never those of a running job."""
 
 from __future__ import annotations
 

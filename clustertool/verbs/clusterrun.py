@@ -1,6 +1,6 @@
-"""clusterrun: `run` with the command lines of fleetrun, torchrun and the old paddle.py, typed once for all nodes.
+"""clusterrun is `run` with the command lines of fleetrun, torchrun and the old paddle.py, typed once for all nodes.
 
-The nodes are those of --ips, else of conf.py; with neither, the job runs on this machine alone, in the folder itself.
+The nodes are those of --ips, else of conf.py; without both, the job runs on this machine alone, in the folder itself.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _folder(call: Call, launch: Launch) -> Path:
 
 
 def _cluster(call: Call, launch: Launch, folder: Path) -> Cluster:
-    """The nodes, after --nnodes, --start_port and what else the launchers say about them."""
+    """The nodes, after --nnodes, --start_port and other launcher options about them."""
     given = call.given
     cluster = load_config.launched(call, launch.ips, foreign_options.named_nodes(launch), launch.alone, folder)
     if launch.start_port:
@@ -97,7 +97,7 @@ def _cluster(call: Call, launch: Launch, folder: Path) -> Cluster:
 
 
 def _options(call: Call, launch: Launch, folder: Path, cluster: Cluster) -> Options:
-    """The options of this run; call.given says from now on where the workspace lies."""
+    """The options of this run; call.given has the place of the workspace from now on."""
     given, here = call.given, cluster.hosts[0].here
     if here:
         _in_place(call, folder)
@@ -136,7 +136,7 @@ def _in_place(call: Call, folder: Path) -> None:
 
 
 def _words(launch: Launch, folder: Path, here: bool, local: bool) -> tuple[str, ...]:
-    """The script as its node will find it. `local`: the workspace lies on this machine, so that one can look."""
+    """The script's path on its node. `local`: the workspace is on this machine, so that it can be tested."""
     if launch.old or not local:
         return launch.words
     if not launch.words:
@@ -187,7 +187,7 @@ def _log_dir(call: Call, launch: Launch, here: bool) -> str:
 
 
 class _Teller:
-    """What fleetrun's users look for, on stderr: stdout is the job's."""
+    """The configuration that fleetrun prints, on stderr: stdout belongs to the job."""
 
     def __init__(self, call: Call, launch: Launch, folder: Path, order: Order) -> None:
         self._call, self._launch, self._folder, self._order = call, launch, folder, order

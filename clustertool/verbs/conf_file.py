@@ -1,6 +1,6 @@
 """conf.py is a program: it is run only if the user named it, or if it was found where only root and the user can write.
 
-It is looked for in the current folder, then upwards, as far as the home folder or the top of a mounted file system.
+It is searched in the current folder, then upwards, as far as the home folder or the top of a mounted file system.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _execute(path: Path, text: bytes) -> dict[str, object]:
     """Run conf.py once; its names in capitals are the keys. Raises ConfigError for what it raises, with the line."""
     module = ModuleType("conf")
     module.__file__ = str(path)
-    before, sys.modules["conf"] = sys.modules.get("conf"), module  # as an import does: dataclasses look their module up
+    before, sys.modules["conf"] = sys.modules.get("conf"), module  # as an import does: dataclasses read it
     writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         exec(compile(text, str(path), "exec", dont_inherit=True), module.__dict__)

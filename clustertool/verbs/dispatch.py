@@ -1,4 +1,4 @@
-"""inv dispatch: only the copying; prints bytes, seconds and nodes."""
+"""inv dispatch copies a workspace to the nodes, and prints bytes, seconds and nodes."""
 
 from __future__ import annotations
 

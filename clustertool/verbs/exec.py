@@ -1,4 +1,4 @@
-"""inv exec: one command on all nodes, equal output gathered under folded names."""
+"""inv exec runs one command on all nodes, and prints equal output once under folded names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""inv fetch: bring what a job wrote back to this machine, never outside the folder it is told to fill."""
+"""inv fetch copies a job's output to this machine, never outside the requested folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Following a job: frames of all nodes in, lines and news out, until its last word; signals on the way mean what they mean."""
+"""A session follows a job until its verdict: it reads frames of all nodes, prints lines and news, and handles signals."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ Frame = tuple[int, StreamFrame, bytes]
 _QUEUE = 64  # frames of up to 256 KiB that wait for a slow terminal
 _RETRY = 1.0
 _BEAT = 1.0
-_LOOK = 0.2  # seconds between two looks at the nodes while frames come without end
-_NAP = 1.0  # seconds between two such looks after which this process was blocked: Ctrl+Z, a terminal that does not read
+_LOOK = 0.2  # seconds between two checks of the nodes while frames arrive continuously
+_NAP = 1.0  # seconds between two checks after which this process was blocked: Ctrl+Z, a terminal that does not read
 _BEHIND = (
     0.005,
     0.5,
@@ -56,7 +56,7 @@ class Inbox:
 
 
 class Lanes:
-    """Frames of each node by themselves, each lane bounded: who reads them in order of time waits for the right one."""
+    """Frames of each node in a queue of its own, each one bounded: a reader in order of time waits for the right one."""
 
     def __init__(self) -> None:
         self._lanes: dict[int, queue.Queue[Frame]] = defaultdict(lambda: queue.Queue(8))
@@ -186,7 +186,7 @@ class Follow:
         self._others: list[int] = []  # nodes that are followed a moment later
         self._others_at = 0.0
         self._reopening: set[int] = set()
-        self._away: set[int] = set()  # nodes whose connection was told to be lost
+        self._away: set[int] = set()  # nodes whose lost connection was reported
         self._verdict_at = 0.0
         self.detached = False
 
@@ -196,10 +196,10 @@ class Follow:
         return self._stopper.stopping
 
     def start(self, request: FollowWanted, grace: float = 0.0, *, new: bool = False) -> None:
-        """Ask every node for events and the wanted logs. From here on an interrupt stops the job.
+        """Request events and logs from every node. From here on an interrupt stops the job.
 
-        new: the job has just been launched. Then everybody joins the lead, and this shall not get into the way: only the
-        lead's node is asked at once, and the others a moment later; what they have to say meanwhile is on their disks.
+        new: the job has just been launched. Then all nodes join the lead, and this must not delay them: only the
+        lead's node is asked at once, and the others a moment later; until then their events are on their disks.
         """
         self._request = {**request, "job": self._job}
         if self._stops:
@@ -227,7 +227,7 @@ class Follow:
             self._ask(others)
 
     def run(self, until: Callable[[JobStatus], bool] = lambda _: False) -> None:
-        """Until the job is over, `until` is true, or the user's terminal has gone (`detached`)."""
+        """Until the job is over, `until` is true, or the user's terminal is closed (`detached`)."""
         try:
             self._follow(until)
             self._show(self.watch.rest())
@@ -304,7 +304,7 @@ class Follow:
     # -- broken connections --
 
     def _look_after(self, now: float) -> None:
-        """A node that is silent or gone is asked again, beside the loop, until it answers or the job is over."""
+        """A node that is silent or lost is asked again, in a thread, until it answers or the job is over."""
         self.fleet.serve()
         timeout = self.fleet.cluster.loss_timeout
         for node in self.watch.nodes - self.watch.ended - self._reopening - set(self.watch.refused):

@@ -1,11 +1,11 @@
-"""The options of the launchers people come from: one table says what each becomes here, or why nobody needs it here. Pure.
+"""This module reads the options of other launchers: one table maps each to an option here, or to why it is not needed. Pure.
 
     fleetrun --ips=a,b --gpus=0,1 train.py --batch_size 64      paddle.distributed.launch, new and legacy
     torchrun --nnodes=2 --nproc-per-node=gpu train.py --lr 0.1
     python paddle.py --job_dispatch_package=./job --config=./conf.py --use_gpu=0
 
-Dashes and underscores are the same in a name; `--opt=value` and `--opt value` are the same; the last one wins, as in the
-launchers. The first word that is no option is the script, and what follows it is the script's, untouched.
+Dashes and underscores are equal in a name; `--opt=value` and `--opt value` are equal; the last one counts, as in the
+launchers. The first argument that is not an option is the script, and the following ones are passed to it unchanged.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Launch:
     """A command line as it was understood."""
 
     options: dict[str, Any] = field(default_factory=dict)  # what `run` is asked for, by its options' names
-    words: tuple[str, ...] = ()  # the script and its arguments; of paddle.py what goes to the trainer
+    words: tuple[str, ...] = ()  # the script and its arguments; for paddle.py the arguments of the trainer
     old: bool = False  # paddle.py's command line
     how: str = ""  # module, no-python, run-path
-    implied: str = ""  # the mode, where nobody says
+    implied: str = ""  # the default mode
     ips: tuple[str, ...] = ()
     alone: bool = False  # this machine and no other
     nodes: tuple[int, int] | None = None  # at least and at most so many
@@ -54,9 +54,9 @@ class Launch:
 
 @dataclass(frozen=True)
 class Flag:
-    """One option. `here` is told to people: in the help, in the documents, and on stderr if the option changes nothing.
+    """One option. `here` is shown to users: in the help, in the documents, and on stderr if the option changes nothing.
 
-    `to`: the option of `run` that it is. `means`: whatever else it does. Neither: a note, or with `refused` an error.
+    `to`: the option of `run` that it maps to. `means`: any other effect. Neither: a note, or with `refused` an error.
     """
 
     names: str
@@ -399,7 +399,7 @@ def named_nodes(launch: Launch) -> tuple[str, ...]:
 
 
 def command(launch: Launch, words: tuple[str, ...]) -> tuple[str, ...]:
-    """The words to start, for all roles; `words` are the script and its arguments."""
+    """The command to start, for all roles; the arguments are the script and its own arguments."""
     if not words or launch.how == "no-python":
         return words
     if launch.how == "module":
@@ -409,7 +409,7 @@ def command(launch: Launch, words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _known(flags: Sequence[Flag], own: Sequence[Opt]) -> Mapping[str, Flag | Opt]:
-    """Every spelling with dashes -> what it is. A launcher's name goes before one of ours."""
+    """Every spelling with dashes -> its option. A launcher's name has priority over one of `run`."""
     found: dict[str, Flag | Opt] = {f"--{option.name}": option for option in own}
     found.update((f"-{option.short}", option) for option in own if option.short)
     found.update((name, flag) for flag in flags for name in flag.names.split())
@@ -417,9 +417,9 @@ def _known(flags: Sequence[Flag], own: Sequence[Opt]) -> Mapping[str, Flag | Opt
 
 
 class _Words:
-    """The command line, taken apart: options with their values, then the script and what is its own.
+    """The parsed command line: options with their values, then the script and its arguments.
 
-    `rest`: from the first unknown option on, what nobody here understands; of paddle.py, what is the trainer's.
+    `rest`: from the first unknown option on; for paddle.py, the trainer's arguments.
     """
 
     def __init__(self, argv: Sequence[str], known: Mapping[str, Flag | Opt], old: bool = False) -> None:
@@ -453,7 +453,7 @@ class _Words:
 
 
 def _split(word: str) -> tuple[str, str, str]:
-    """--a_b=c -> --a-b, =, c; -r3 -> -r, =, 3; any other word stays whole."""
+    """--a_b=c -> --a-b, =, c; -r3 -> -r, =, 3; any other argument stays whole."""
     if word.startswith("--"):
         name, equals, value = word.partition("=")
         return name.replace("_", "-"), equals, value
@@ -491,7 +491,7 @@ def _take(launch: Launch, flag: Flag | Opt, value: str) -> None:
 
 
 def _finish(launch: Launch) -> None:
-    """What one option says only together with others."""
+    """Options that have a meaning only together with others."""
     for name in ("servers", "workers", "trainers", "heter-workers"):
         if isinstance(launch.options.get(name), str):
             launch.options[name] = (launch.options[name],) if launch.options[name] else ()

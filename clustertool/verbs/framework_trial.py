@@ -1,4 +1,4 @@
-"""check --framework: a small job of the tool's own on all nodes, planned and started as any other; nothing of it stays."""
+"""check --framework runs a small job on all nodes, planned and started like any other, and removes it."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ from clustertool.verbs.run import only, start_again
 from clustertool.verbs.verb import Call
 from clustertool.watch.job_view import LogLines, Watch
 
-_SECONDS = 60.0  # without news of any rank, unless --timeout says otherwise
+_SECONDS = 60.0  # without news of any rank, unless --timeout has another value
 _STEPS = 10  # times as long a trial lives, and a framework waits for others: to be late is not to be broken
 _LEASE = "15"  # seconds for which it lives without us
 _BEAT = 1.0
 _ENDING = 20.0  # seconds for a node to end it
 _LEAVING = 5.0  # where it has ended by itself: a node was lost
-_TELL = 2.0  # seconds that something is waited for before that is told
+_TELL = 2.0  # seconds of waiting after which it is reported
 _COLUMN = "framework"
 _CODE = "CLUSTERTOOL_CHECK"  # the program travels in this variable: ps and inv jobs show a line that can be read
 _COMMAND = ("python3", "-u", "-c", f"import os; exec(os.environ.pop({_CODE!r}))")
@@ -63,7 +63,7 @@ _COMMAND = ("python3", "-u", "-c", f"import os; exec(os.environ.pop({_CODE!r}))"
 
 @dataclass(frozen=True)
 class Order:
-    """What to try: the framework, the seconds of patience, the job whose environment counts."""
+    """The test: the framework, the timeout in seconds, the job whose environment is used."""
 
     name: str
     seconds: float
@@ -73,7 +73,7 @@ class Order:
 
 
 class Ear:
-    """Frames of all nodes become how far each rank is. The agents' reader threads talk, the verb looks."""
+    """Computes the progress of each rank from frames of all nodes. The agents' reader threads feed it, the verb reads it."""
 
     def __init__(self, nodes: int) -> None:
         self.watch = Watch(frozenset(range(nodes)))
@@ -186,7 +186,7 @@ def framework(
 
 
 def _refused(error: ClustertoolError, names: Mapping[int, str]) -> list[Finding]:
-    """It could not be started: what each node said. Devices that are at work are no fault."""
+    """The trial could not be started: the error of each node. Devices in use are not a fault."""
     numbers = {name: node for node, name in names.items()}
     found = []
     for one in _each(error):
@@ -258,7 +258,7 @@ def _wait(call: Call, fleet: Fleet, job: str, order: Order, ear: Ear) -> list[pl
 
 
 def _end(call: Call, fleet: Fleet, job: str, seconds: float) -> None:
-    """No process of it lives and no directory is left on any node; or it is told where."""
+    """End it: no process and no directory remains on any node, or the remaining ones are reported."""
     how: StopHow = {"by": "inv check", "code": 143, "grace": 0.0, "force": True}
     stopped = fleet.ask(dict.fromkeys(fleet.agents, requests.stop(job, how)), timeout=seconds, patient=True)
     clean = dict.fromkeys(stopped.ok, CLEAN({"job": job, "exact": True}))

@@ -1,4 +1,4 @@
-"""inv gpus: the devices of the cluster now, by node, with who uses them."""
+"""inv gpus prints the devices of the cluster, by node, with their users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""inv jobs: the jobs that the nodes know, newest first; and how every other verb picks the job it is about."""
+"""inv jobs lists the jobs of the nodes, newest first. The other verbs select their job with this module."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def _as_json(job: ListedJob) -> dict[str, object]:
 
 @contextmanager
 def fleet_of(cluster: Cluster, whole: bool = True, lag: float | None = None) -> Iterator[Fleet]:
-    """An open fleet. When the verb has shown its answer, failures of nodes are raised: the exit code says that it is not whole.
+    """An open fleet. After the verb has printed its answer, failures of nodes are raised, since the answer is not complete.
 
-    whole=False: only of nodes that logged in and did not answer, where the verb needs not all that are named in conf.py.
+    whole=False: only failures of nodes that logged in and did not answer, if the verb does not need all nodes of conf.py.
     lag: see Fleet.open.
     """
     with Fleet(cluster, signals.check, person=User()).open(lag=lag) as fleet:

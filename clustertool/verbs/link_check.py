@@ -1,4 +1,4 @@
-"""Mesh: every node tries to reach every other one, at ports such as a job's; the laptop only says when."""
+"""A link check lets every node connect to every other one, at ports such as a job's. The laptop only coordinates it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Meshed:
     findings: tuple[Finding, ...]
     tries: tuple[plan.Try, ...]
     speeds: Mapping[plan.Pair, float]
-    told: str  # which pairs were tried, in words
-    left: int  # pairs for whose bandwidth there was no time
+    told: str  # a description of the pairs that were tested
+    left: int  # pairs whose bandwidth was not measured for lack of time
 
 
 def mesh(
@@ -59,7 +59,7 @@ def mesh(
         speeds, left = _send(fleet, found.pairs, good, addresses, token, failed) if bandwidth else ({}, 0)
     finally:
         for agent in fleet.agents.values():
-            agent.send(LINK_CLOSE({}))  # nobody need wait for that
+            agent.send(LINK_CLOSE({}))  # no caller waits for that
     findings = plan.judge(tries, sorted(facts), folded) + plan.slow_links(speeds, folded)
     findings += [
         Finding(node, "mesh", "error", f"not tried: {short(error)}", error.fix) for node, error in failed.items()

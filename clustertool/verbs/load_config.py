@@ -1,4 +1,4 @@
-"""Loading is where files are read: conf.py, hostfile, job.toml and the environment's passed names become plan values."""
+"""This module reads files: conf.py, hostfile, job.toml and passed variables of the environment become configuration values."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def cluster(call: Call, start_local: bool) -> Cluster:
-    """The cluster this call is about, after --only and --skip; tells where it came from.
+    """The cluster of this call, after --only and --skip; prints its source.
 
-    start_local: without a conf.py, start the embedded cluster if need be; else use it only if it runs.
+    start_local: without a conf.py, start the embedded cluster if necessary; else use it only if it runs.
     """
     values, where, told = _named(call) if not getattr(call.given, "here", False) else ({}, "", "")
     if values:
@@ -73,7 +73,7 @@ def _itself(ips: Sequence[str], known: Cluster | None) -> bool:
 
 
 def _named(call: Call) -> tuple[dict[str, object], str, str]:
-    """The keys of conf.py and of the hostfile, the file they come from, and that in words; {} if there is neither."""
+    """The keys of conf.py and of the hostfile, their file, and its description; {} if there is neither."""
     given = call.given
     path, values = conf_file.read(given.conf)
     if given.hostfile:
@@ -163,7 +163,7 @@ def workspace_toml(folder: Path) -> Toml:
 
 
 def workspace(call: Call, folder: Path) -> Workspace:
-    """Walk it, and tell once what is left out."""
+    """Walk it, and print once what is excluded."""
     found = read(folder)
     if found.left_out:
         told = ", ".join(f"{left.path} ({left.why}, {human_bytes(left.size)})" for left in found.left_out[:8])
@@ -175,7 +175,7 @@ def workspace(call: Call, folder: Path) -> Workspace:
 
 
 def scattered(cluster: Cluster, toml: Toml) -> JobSpec | None:
-    """The job of a job.toml whose shards go only to the nodes that read them; None where all nodes get all."""
+    """The job of a job.toml whose shards are sent only to the nodes that read them; None where all nodes get all."""
     shards = toml.get("shards")
     if not isinstance(shards, dict) or not shards.get("only_where_read"):
         return None

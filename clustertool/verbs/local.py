@@ -1,4 +1,4 @@
-"""inv cluster.up and cluster.down: the embedded local cluster, a few ssh nodes on this machine."""
+"""inv cluster.up and cluster.down start and stop the embedded local cluster, a few ssh nodes on this machine."""
 
 from __future__ import annotations
 

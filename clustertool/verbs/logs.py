@@ -1,4 +1,4 @@
-"""inv logs: the log of any rank, during the job and after it, exactly or as readable lines."""
+"""inv logs prints the log of any rank, during the job and after it, exactly or as readable lines."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def _there(fleet: Fleet, lanes: Lanes, request: FollowRequest, nodes: Sequence[i
 
 def _why_closed(fleet: Fleet, watch: Watch, node: int) -> ClustertoolError:
     if node in watch.refused:
-        return BadAnswer(watch.refused[node], "look at the job's records on that node", fleet.name(node))
+        return BadAnswer(watch.refused[node], "check the job's records on that node", fleet.name(node))
     return fleet.agents[node].dead or Unreachable(watch.closed[node], node=fleet.name(node))
 
 

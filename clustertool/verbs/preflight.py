@@ -1,4 +1,4 @@
-"""Preflight: connect to all, probe all, ping all beside it, judge all at once; one error means that nothing starts."""
+"""The preflight connects to, probes and pings all nodes, and checks the results. With one error nothing starts."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def look(
 def _read(
     cluster: Cluster, answers: Mapping[int, ProbeAnswer], failed: dict[int, ClustertoolError]
 ) -> dict[int, Facts]:
-    """The facts of the nodes' answers. A node whose answer has not the form of one is added to `failed`."""
+    """The facts of the nodes' answers. A node with an invalid answer is added to `failed`."""
     facts = {}
     for node, answer in sorted(answers.items()):
         try:
@@ -94,12 +94,12 @@ def _read(
 
 
 def short(error: ClustertoolError) -> str:
-    """What happened, for a cell of a table: of a bug of ours without the traceback."""
+    """The error for a cell of a table; without the traceback of a bug."""
     return error.short if isinstance(error, InternalError) else error.what
 
 
 def for_check(cluster: Cluster, host: Host, passed: Mapping[str, str]) -> ProbeWanted:
-    """What `check` asks a node besides: among it, how a rank's environment would be made, and what to look for there."""
+    """Additional requests of `check` to a node: the environment of a rank, and what to search for in it."""
     job: JobEnvironment = {
         "prelude": cluster.prelude,
         "first_path": cluster.first_path,
@@ -134,7 +134,7 @@ def _question(cluster: Cluster, host: Host, request: Wanted) -> Request[ProbeAns
 
 
 def room(looked: Looked, cluster: Cluster, need: Mapping[int, int]) -> Looked:
-    """The same with a look at the disk for what each node will get, which is known only when all have answered."""
+    """The same with a check of the disk for the data of each node, which is known only when all have answered."""
     if "disk" in cluster.checks_off:
         return looked
     kept = tuple(finding for finding in looked.findings if finding.column != "disk" or finding.node not in need)
@@ -142,7 +142,7 @@ def room(looked: Looked, cluster: Cluster, need: Mapping[int, int]) -> Looked:
 
 
 def with_devices(looked: Looked, cluster: Cluster, fleet: Fleet, made: Plan | None) -> Looked:
-    """The same with a look at the cards of the nodes that have some; nobody else is asked, nor gets NVML's module."""
+    """The same with a check of the cards of the nodes that have some; other nodes are not asked and get no NVML module."""
     nodes = to_ask(cluster, looked.facts)
     if not nodes:
         return looked
@@ -153,7 +153,7 @@ def with_devices(looked: Looked, cluster: Cluster, fleet: Fleet, made: Plan | No
 
 
 def wanted_ports(cluster: Cluster) -> list[int]:
-    """Ports that conf.py names: only their holders are looked up."""
+    """Ports of conf.py: only their users are searched."""
     width = cluster.ports_num + cluster.ports_num_for_sparse
     named = [cluster.start_port + i for i in range(64)] if cluster.start_port else []
     return [*range(cluster.pserver_port, cluster.pserver_port + 8 * width), *named, cluster.lead_port]
@@ -168,7 +168,7 @@ def _ping(cluster: Cluster, into: dict[int, bool | None]) -> None:
             resolved = settings(host, cluster)
         except ClustertoolError:  # the login reports it
             continue
-        if not resolved.gateways and not resolved.proxy_command:  # behind a gateway a ping from here says nothing
+        if not resolved.gateways and not resolved.proxy_command:  # behind a gateway a ping from here has no meaning
             targets[host.index] = resolved.hostname
     into.update(ping_all(targets, cluster.connect_timeout))
 
@@ -235,7 +235,7 @@ def matrix(looked: Looked, cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def worst(failures: Sequence[ClustertoolError]) -> int:
-    """70 when a node has met a bug of ours, 77 when all that failed were refused, else 69."""
+    """70 for a bug on a node, 77 when all that failed were refused, else 69."""
     if any(isinstance(error, InternalError) for error in failures):
         return 70
     return 77 if failures and all(isinstance(error, AuthError) for error in failures) else 69

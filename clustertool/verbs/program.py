@@ -1,6 +1,6 @@
-"""The `clustertool` command: the same verbs without a tasks.py; what the parser refuses ends with 64.
+"""The `clustertool` command has the same verbs without a tasks.py. What the parser refuses ends with 64.
 
-It loads no file of Invoke's: no tasks.py, which is searched upwards, and no configuration file, which can be a program.
+It loads no file of Invoke: no tasks.py, which is searched upwards, and no configuration file, which can be a program.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""inv report: one self-contained HTML page about a job, from the nodes' own records, during the job and after it."""
+"""inv report writes one self-contained HTML page about a job, from the nodes' own records, during the job and after it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _processes(job: ListedJob) -> int:
 
 
 def _target(name: str) -> Path:
-    """Told before any connection. Raises UsageError."""
+    """Checked before any connection. Raises UsageError."""
     path = Path(name)
     if path.is_dir():
         raise UsageError(f"--to {name} is a folder", "name a file, such as report.html")
@@ -82,7 +82,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _silent(fleet: Fleet, answers: Mapping[int, ReportAnswer]) -> list[str]:
-    """Nodes whose own records are missing; what others say of them is in the page."""
+    """Nodes whose own records are missing; records of others about them are on the page."""
     notes = []
     for host in fleet.cluster.hosts:
         error = fleet.failed.get(host.index)
@@ -96,7 +96,7 @@ def _silent(fleet: Fleet, answers: Mapping[int, ReportAnswer]) -> list[str]:
 
 
 def _unmasked(call: Call, names: Iterable[str], known: Container[str]) -> list[str]:
-    """SECRETS whose values are unknown here may stand in the lines of a log."""
+    """SECRETS whose values are unknown here may be in the lines of a log."""
     missing = [name for name in names if name not in known]
     if not missing:
         return []

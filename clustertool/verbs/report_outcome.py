@@ -1,4 +1,4 @@
-"""How a job ended: the ranks that failed, the last lines of each different error, the ranks that were stopped; the exit code.
+"""This module prints how a job ended: failed ranks, the last lines of each different error, stopped ranks, the exit code.
 
 What was printed while the job ran is not printed again.
 """
@@ -23,8 +23,8 @@ from clustertool.watch.excerpt import excerpt
 from clustertool.watch.sanitize import harmless
 
 _TAIL = 20
-_ERRORS = 3  # different errors whose last lines are shown
-_SEARCHED = 400  # lines from the end in which a traceback is looked for
+_ERRORS = 3  # different errors with their last lines
+_SEARCHED = 400  # lines from the end that are searched for a traceback
 
 
 def tell(call: Call, fleet: Fleet, follow: Follow, hide: Callable[[str], str]) -> ClustertoolError | None:
@@ -67,7 +67,7 @@ def _show_last_lines(
 
 
 def _last_lines(fleet: Fleet, job: str, node: int, log: str) -> str:
-    """Best effort: the verdict stands without them."""
+    """Best effort: the verdict is valid without them."""
     with contextlib.suppress(ClustertoolError):
         if node in fleet.agents:
             answer = fleet.agents[node].ask(TAIL({"job": job, "log": log, "lines": _SEARCHED}), timeout=5.0)

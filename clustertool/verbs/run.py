@@ -1,4 +1,4 @@
-"""inv run: load, check, plan, dispatch, start, follow to the end."""
+"""inv run loads, checks, plans, dispatches, starts and follows a job to its end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from clustertool.verbs.run_request import (
 from clustertool.verbs.verb import Call, User
 from clustertool.watch.sanitize import mask
 
-_PAUSE = (1.0, 2.0)  # seconds between two looks at devices that others hold
+_PAUSE = (1.0, 2.0)  # seconds between two checks of devices that others use
 _AGAIN = 5  # times that a plan is made again when a port was taken meanwhile
 _APART = (
     0.2  # seconds between two of these plans, more each time and random: two jobs that collided would collide again
@@ -85,7 +85,7 @@ def _with_nodes(call: Call, order: Order) -> None:
 
 
 def _preflight(call: Call, order: Order, fleet: Fleet) -> Mapping[int, Facts]:
-    """Facts of all nodes, or every node's errors. Completes the order when job.toml lies on the nodes."""
+    """Facts of all nodes, or every node's errors. Completes the request when job.toml is on the nodes."""
     options = order.options
     listing = not (options.command or options.script) or bool(options.shards)  # else only job.toml could need it
     request: ProbeWanted = {"job_workspace": options.job_workspace, "listing": listing}
@@ -130,7 +130,7 @@ def _plan(call: Call, order: Order, facts: Mapping[int, Facts]) -> Plan:
 def _plan_when_free(
     call: Call, order: Order, fleet: Fleet, facts: Mapping[int, Facts]
 ) -> tuple[Plan, Mapping[int, Facts]]:
-    """The plan, and what it was made of; with --wait once nobody holds its devices, which is told once. Raises Interrupted."""
+    """The plan and its facts; with --wait once its devices are free (one message). Raises Interrupted."""
     waiting = False
     while True:
         try:
@@ -141,7 +141,7 @@ def _plan_when_free(
             if not waiting:
                 waiting = True
                 call.terminal.note(f"waiting for devices: {in_words(error)}; Ctrl+C ends the waiting")
-        _pause(random.uniform(*_PAUSE))  # so that two who wait for each other's devices don't go on doing so
+        _pause(random.uniform(*_PAUSE))  # so that two jobs that wait for each other's devices do not continue to do so
         facts = _look_again(order, fleet)
 
 
@@ -154,7 +154,7 @@ def _pause(seconds: float) -> None:
 
 
 def _start(call: Call, order: Order, fleet: Fleet, made: Plan, releases: Mapping[int, str]) -> Plan:
-    """What runs now: the plan, or a later one, where another job took one of its ports between our look and our claim."""
+    """The plan that is started: this one, or a later one if another job took one of its ports between probe and claim."""
     counts = ", ".join(count(sum(p.role == role for p in made.processes), word(role)) for role in made.phases)
     call.terminal.note(f"job {made.job_id}: {made.mode}, {counts} on {count(len(made.nodes), 'node')}")
     undone: dict[int, StopResult] | None = None
@@ -275,7 +275,7 @@ def _follow(call: Call, order: Order, fleet: Fleet, inbox: Inbox, made: Plan) ->
 
 
 def _detached(call: Call, follow: Follow, made: Plan) -> bool:
-    """Wait until every process runs, and leave. False if the job has ended meanwhile, or shall end: then follow it."""
+    """Wait until every process runs, then return. False if the job has ended, or is ending: then follow it."""
     total = len(made.processes)
 
     def all_started(status: JobStatus) -> bool:
@@ -295,7 +295,7 @@ def _detached(call: Call, follow: Follow, made: Plan) -> bool:
 
 
 def finish(call: Call, error: ClustertoolError | None, follow: Follow) -> None:
-    """The JSON answer and the exit: raises the job's error, or says that all is well."""
+    """The JSON answer and the exit: raises the job's error, or reports success."""
     status = follow.watch.status
     if call.json:
         call.answer(

@@ -1,4 +1,4 @@
-"""An order is what the user asked `run` for, read and checked before any connection; with facts it becomes a plan."""
+"""A run request is what the user asked `run` for, read and checked before any connection. With facts it becomes a plan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from clustertool.verbs.verb import Call
 
 
 def _quiet(made: Plan) -> None:
-    """Nothing more is said."""
+    """No further message is printed."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Order:
     secrets: Mapping[str, str]
     passed: tuple[tuple[str, str], ...]
     dry: bool
-    certificate: Future[tuple[str, str]] | None = None  # it is made while nodes are looked at
+    certificate: Future[tuple[str, str]] | None = None  # it is made while nodes are probed
     planned: Callable[[Plan], None] = _quiet  # called when the plan is made, and when the job is over or left alone
     ended: Callable[[Plan], None] = _quiet
 
@@ -64,7 +64,7 @@ def read_order(call: Call, options: Options, find: Callable[[], Cluster]) -> Ord
         spec = read_job(cluster, toml, options)
         workspace = load_config.workspace(call, Path(folder))
     else:
-        read_job(cluster, {}, options)  # job.toml lies on the nodes: the options alone, for now
+        read_job(cluster, {}, options)  # job.toml is on the nodes: only the options, for now
     secrets = {} if given.dry else load_config.secrets(cluster)
     order = Order(cluster, options, spec, workspace, given.job_id, secrets, load_config.passed(cluster), given.dry)
     if spec is not None:
@@ -116,7 +116,7 @@ def limited(cluster: Cluster, options: Options) -> Cluster:
 
 
 def check_alone(order: Order) -> None:
-    """Plan with what conf.py alone says: bad options and bad data are told before any connection."""
+    """Plan with conf.py alone: bad options and bad data are reported before any connection."""
     facts = given_facts(order.cluster)
     facts = {
         node: replace(fact, address=fact.address or f"node{node}", boot_id=f"node{node}")
@@ -149,7 +149,7 @@ def new_identity(order: Order) -> Identity:
 
 
 def wanted(call: Call) -> Literal["all"] | list[tuple[str, int]]:
-    """Whose log is shown: all, or trainers by rank."""
+    """Logs to show: all, or trainers by rank."""
     if call.given.all_ranks:
         return "all"
     text = call.given.rank or "0"

@@ -1,6 +1,6 @@
-"""Signals are counted here and nowhere else: the first Ctrl+C ends in order, the second at once, the third leaves.
+"""This module counts signals: the first Ctrl+C stops with grace, the second at once, the third exits.
 
-The handler only counts; whoever waits calls check() in between. Installed by the first import of the verbs, so that a
+The handler only counts; waiting code calls check() regularly. It is installed by the first import of the verbs, so that a
 Ctrl+C while the tool still loads ends it with 130 and without a traceback.
 """
 
@@ -29,7 +29,7 @@ class _Count:
         self.working = False  # a verb is running and calls check()
         self.asking = False  # it waits for a password and cannot call check()
         self.job = ""  # the running job, for the last message
-        self.note: Callable[[str], None] = lambda text: print(text, file=sys.stderr)  # a line for the person
+        self.note: Callable[[str], None] = lambda text: print(text, file=sys.stderr)  # a line for the user
 
 
 count = _Count()
@@ -48,7 +48,7 @@ def install() -> None:
 
 
 def _deaf() -> None:
-    """All is said. While the interpreter ends it takes our handlers away, and a late Ctrl+C would change the exit code."""
+    """Everything is printed. The interpreter removes handlers while it ends, and a late Ctrl+C would change the exit code."""
     for number, handler in ((signal.SIGINT, _on_int), (signal.SIGTERM, _on_term), (signal.SIGHUP, _on_hup)):
         if signal.getsignal(number) is handler:
             signal.signal(number, signal.SIG_IGN)

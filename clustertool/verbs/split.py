@@ -1,4 +1,4 @@
-"""inv split: cut a file of lines into shards, FILE-00000 and so on, as [shards] and the trainers expect them."""
+"""inv split cuts a file of lines into shards, FILE-00000 and so on, as [shards] and the trainers expect them."""
 
 from __future__ import annotations
 

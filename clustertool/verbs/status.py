@@ -1,4 +1,4 @@
-"""inv status: what the nodes' own records say of a job, process by process, with its verdict."""
+"""inv status prints the state of a job from the nodes' own records, process by process, with its verdict."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def ask_status(fleet: Fleet, job: str) -> dict[int, StatusAnswer]:
 
 
 def read(answers: Mapping[int, StatusAnswer]) -> JobStatus:
-    """All nodes' events -> JobStatus; the lead's node first, since its word names the others.
+    """All nodes' events -> JobStatus; the lead's node first, since its events name the others.
 
-    A node is what it was asked as (its number in the job, after attach_to), whatever number its answer has.
+    A node has the number with which it was asked (its number in the job, after attach_to), whatever number its answer has.
     """
     found = JobStatus(plan=_plan(answers))
     for index, answer in sorted(answers.items()):

@@ -1,4 +1,4 @@
-"""inv stop: end a job on every node, from any laptop, and prove that nothing of it lives."""
+"""inv stop ends a job on every node, from any laptop, and proves that none of its processes is alive."""
 
 from __future__ import annotations
 
@@ -181,9 +181,9 @@ def _answer(
 
 
 def _tell(call: Call, answers: Mapping[str, Mapping[str, Stopped]], failed: Mapping[int, ClustertoolError]) -> None:
-    """Per node and job what became of it; 76 for survivors, 69 for nodes that did not answer or cannot know.
+    """The result per node and job; 76 for survivors, 69 for nodes that did not answer or cannot know.
 
-    `failed`: nodes that did not tell their jobs.
+    `failed`: nodes that did not list their jobs.
     """
     results = {job: {name: read_result(one, job) for name, one in nodes.items()} for job, nodes in answers.items()}
     table = {job: {name: stop_text(one) for name, one in nodes.items()} for job, nodes in results.items()}

@@ -1,4 +1,4 @@
-"""inv top: a live view of nodes, devices and ranks; Ctrl+C and q only leave."""
+"""inv top shows a live view of nodes, devices and ranks. Ctrl+C and q only end the view."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ class Top:
             threading.Thread(target=self._stop, args=(job,), daemon=True).start()
 
     def _stop(self, job: str) -> None:
-        """Beside the picture, which goes on; what became of it is told in the last line."""
+        """Runs in the background of the view; its result is in the last line."""
         try:
             answers = stop_job(self._fleet, job, self._fleet.cluster.grace, False)
             words = gather({name: stop_text(read_result(answer, job)) for name, answer in answers.items()})

@@ -44,14 +44,14 @@ class Call:
 
     @property
     def terminal(self) -> Terminal:
-        """stdout for people; stderr when stdout belongs to a JSON answer."""
+        """stdout for users; stderr when stdout belongs to a JSON answer."""
         if self._terminal is None:
             self._terminal = Terminal(out=sys.stderr) if self.json else Terminal()
         return self._terminal
 
     @property
     def answered(self) -> bool:
-        """One call has one JSON answer: an error that follows it says no more on stdout."""
+        """One call has one JSON answer: a later error prints nothing more on stdout."""
         return self._answered
 
     def answer(self, value: object) -> None:
@@ -61,7 +61,7 @@ class Call:
 
 
 class User:
-    """The person at the terminal, as ssh/prompter.py asks and informs one; the texts may be those of servers."""
+    """The user at the terminal, for questions and notes of ssh/prompter.py; the texts may come from servers."""
 
     @property
     def present(self) -> bool:
@@ -127,8 +127,10 @@ def run(verb: Verb, context: Context, values: dict[str, Any]) -> int:
 
 
 def outermost(body: Body, call: Call) -> int:
-    """The outermost boundary: every error becomes words on stderr and an exit code here."""
-    gc.set_threshold(_GARBAGE, 50, 50)  # most of what a command makes stays to its end: to look at it often is in vain
+    """The outermost boundary: every error becomes a message on stderr and an exit code here."""
+    gc.set_threshold(
+        _GARBAGE, 50, 50
+    )  # most objects of a command live until its end, so frequent collections find nothing
     try:
         signals.count.working = True
         signals.count.note = lambda text: call.terminal.note(text)

@@ -52,7 +52,7 @@ class Watch:
     _open: int = 0  # bytes of lines that have no end yet
     _reminded: dict[str, int] = field(default_factory=dict)  # kind of wait -> reports so far
     _failures: Failures = field(default_factory=Failures)
-    _lost: set[int] = field(default_factory=set)  # nodes whose loss is in the news
+    _lost: set[int] = field(default_factory=set)  # nodes whose loss was reported
 
     def __post_init__(self) -> None:
         self.status.silent = self.closed  # as it changes

@@ -1,6 +1,6 @@
-"""What this laptop remembers of a workspace between two dispatches: digests, packs, manifests. To lose it costs only time.
+"""The cache keeps what two dispatches of a workspace share: digests, packs, manifests. Losing it costs only time.
 
-Below the user's cache directory, a folder for each workspace's path. A damaged or missing file is as good as none.
+It is below the user's cache directory, with a folder for each workspace's path. A damaged file counts as missing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Memory:
     # -- digests of files --
 
     def digests(self) -> dict[str, tuple[Key, list[str]]]:
-        """path -> (what the file looked like, its pieces)."""
+        """path -> (size and times of the file, its pieces)."""
         found = self._load("digests")
         try:
             return {

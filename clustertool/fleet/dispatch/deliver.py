@@ -29,7 +29,7 @@ from clustertool.model.wire.agent_requests import PatchSteps
 from clustertool.model.wire.messages import PATCH, Request
 
 _HELPERS = 3  # nodes that have the release and serve it to those that do not
-_PATCH = 24 << 10  # bytes up to which a change goes to every node straight away
+_PATCH = 24 << 10  # bytes up to which a change is sent to every node at once
 
 
 @dataclass(frozen=True)

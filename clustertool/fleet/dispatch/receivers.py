@@ -12,7 +12,7 @@ from clustertool.model.facts import Facts
 
 
 class Progress(Protocol):
-    """What is reported while a dispatch goes on, from one thread. Nodes are ids."""
+    """Reports of a dispatch while it runs, from one thread. Nodes are ids."""
 
     def uplink(self, sent: int, total: int) -> None: ...
 

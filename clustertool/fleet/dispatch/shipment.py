@@ -70,7 +70,7 @@ class Shipment:
     # -- where the bytes are --
 
     def _named(self, packs: Mapping[str, list[Pack]], by_content: Mapping[str, Entry]) -> dict[str, list[Pack]]:
-        """Packs with their names, and where their files are. A known pack may hold files that are no more: it is not read."""
+        """Packs with their names, and the places of their files. A known pack may contain removed files: it is not read."""
         made: dict[str, list[Pack]] = {}
         for group, some in packs.items():
             made[group] = []

@@ -172,7 +172,7 @@ class Spread:
             error = DispatchError if action.cause is Cause.DAMAGED else Unreachable
             self._fail(action.node, error(what.format(action.seconds), fix, self._fleet.name(action.node)))
             if action.cause is not Cause.DAMAGED:
-                self._in_background(agent.link.close)  # a thread that still sends to it goes on
+                self._in_background(agent.link.close)  # a thread that still sends to it continues
 
     def _read(self, node: int, message: RelayReport) -> None:
         """A message of a node's relay. Raises ValueError for one that names pieces which are not there."""

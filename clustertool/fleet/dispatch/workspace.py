@@ -1,4 +1,4 @@
-"""A workspace is a folder walked once: what is sent, what is left out and why, and the digest that names it."""
+"""A workspace is a folder that was walked once: the files to send, the excluded files with reasons, and its digest."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _OFTEN_FORGOTTEN = {
 }
 _STATES = {".pt", ".pth", ".ckpt", ".safetensors", ".pdparams", ".pdopt", ".h5", ".onnx"}
 _DOZENS = 100  # small files that one thread reads in one go
-_WAIT = 0.002  # seconds that nobody calls waiting
+_WAIT = 0.002  # seconds of reading after which progress is shown
 _READ = 64 << 20  # bytes of small files that are kept for the packs
 _WIDTH = 4  # threads that walk and read
 _SIZE_LIMIT = 200_000  # files that are counted in a folder that is left out
@@ -60,7 +60,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Workspace:
-    """`times`: mtimes in ns. `chunks`: the pieces of every file, by name. `read`: what small files held, as far as they fit."""
+    """`times`: mtimes in ns. `chunks`: the pieces of every file, by name. `read`: content of small files, as far as it fits."""
 
     top: Path
     entries: tuple[Entry, ...]
@@ -103,7 +103,7 @@ def accidents(workspace: Workspace) -> list[tuple[str, int]]:
 
 
 def read_workspace(top: Path) -> Workspace:
-    """Raises DataError for a folder that is not there, or that holds what cannot be copied."""
+    """Raises DataError for a missing folder, or one with files that cannot be copied."""
     if not top.is_dir():
         raise DataError(f"there is no workspace {str(top)!r}", "give a folder: --workspace ./job")
     with _no_collector(), ThreadPoolExecutor(_WIDTH) as pool:
@@ -122,7 +122,7 @@ def read_workspace(top: Path) -> Workspace:
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Of a hundred thousand tuples that all live on, a tenth of the time goes into looking for garbage among them."""
+    """Of a hundred thousand tuples that all stay alive, garbage collection takes a tenth of the time."""
     wanted = gc.isenabled()
     gc.disable()
     try:
@@ -152,7 +152,7 @@ Found = tuple[str, os.stat_result]
 
 
 def _digests(top: Path, found: Sequence[Found], crew: _Crew, read: dict[str, bytes]) -> dict[str, list[str]]:
-    """The pieces of all files; only those are read that look different from the last time."""
+    """The pieces of all files. Only files that have changed since the last time are read."""
     memory = Memory(top)
     known, new = memory.digests(), {}
     todo = []
@@ -194,7 +194,7 @@ def _dozens(items: Sequence[Found]) -> Iterator[Sequence[Found]]:
 
 
 def _names(top: bytes, path: str, info: os.stat_result) -> tuple[list[str], bytes]:
-    """The names of a file's pieces, and its bytes if it is small. Raises DataError: unreadable, or somebody writes it."""
+    """The names of a file's pieces, and its bytes if it is small. Raises DataError: unreadable, or being written."""
     try:
         fd = os.open(top + b"/" + os.fsencode(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:

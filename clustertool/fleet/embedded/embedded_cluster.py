@@ -47,7 +47,7 @@ from clustertool.node.system import path_trust
 
 NODES = 3
 MAX_NODES = 250  # 127.0.0.1 to 127.0.0.250
-WAIT = 10.0  # seconds for a server to listen, and for killed processes to be gone
+WAIT = 10.0  # seconds for a server to listen, and for killed processes to end
 LOCK_WAIT = 60.0
 PORTS = range(20000, 30000)  # below every system's ephemeral range, so no client socket takes one
 
@@ -81,7 +81,7 @@ Subsystem sftp internal-sftp
 
 @dataclass(frozen=True)
 class Server:
-    """One sshd. Pid, start time and boot id together are its identity; a pid alone may be anybody's tomorrow."""
+    """One sshd. Pid, start time and boot id together are its identity; a pid alone may be reused."""
 
     node: int
     address: str
@@ -177,7 +177,7 @@ class LocalCluster:
     # -- files
 
     def _make_dir(self) -> None:
-        """Our directory, of this user alone: what lies here decides who may log in."""
+        """The cluster's directory, of this user alone: its files decide which keys may log in."""
         if re.search(r'["\\%\n]', str(self.dir)):
             raise PreflightError(f"sshd cannot read the path {str(self.dir)!r}", "set XDG_STATE_HOME to a plain path")
         self.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -190,7 +190,7 @@ class LocalCluster:
         self.run.mkdir(mode=0o700, exist_ok=True)
 
     def _check_dir(self) -> None:
-        """Raise PreflightError if another user can have written what lies there, as far as it exists.
+        """Raise PreflightError if another user can have written the directory, as far as it exists.
 
         It names processes to end and servers to log in to.
         """
@@ -223,7 +223,7 @@ class LocalCluster:
         _write(self.run / "authorized_keys", user[1] + "\n")
 
     def _record(self, servers: Iterable[Server]) -> None:
-        """The servers and their host key, as later commands will look for them."""
+        """The servers and their host key, as later commands find them."""
         known = sorted(servers, key=lambda server: server.node)
         key = (self.run / "host_key.pub").read_text()
         _write(self.run / "known_hosts", "".join(f"[{server.address}]:{server.port} {key}" for server in known))
@@ -258,7 +258,7 @@ class LocalCluster:
     # -- servers
 
     def _start(self, sshd: str, nodes: Iterable[int], running: Iterable[Server]) -> list[Server]:
-        """All at once. A port lost between our look and sshd's bind costs another round, nothing more."""
+        """All at once. A port that is lost between the probe and sshd's bind costs another round."""
         started: list[Server] = []
         taken = {(server.address, server.port) for server in running}
         waiting = list(nodes)
@@ -362,7 +362,7 @@ def _address(node: int) -> str:
 
 
 def _free_port(address: str, prefer: int, taken: set[int]) -> int:
-    """The same port on every address if we can: the nodes then look like those of a real cluster."""
+    """The same port on every address if possible: the nodes are then like those of a real cluster."""
     for port in [prefer, *random.sample(PORTS, 200)]:
         if port not in taken and _binds(address, port):
             return port
@@ -394,7 +394,7 @@ def _sshd() -> str:
 
 
 def _check_user() -> None:
-    """A user who can log in; sshd would only say that a login failed."""
+    """A user who can log in; sshd would only report that a login failed."""
     try:
         shell = pwd.getpwuid(os.geteuid()).pw_shell
     except KeyError:
@@ -409,11 +409,13 @@ def _check_user() -> None:
 
 @functools.lru_cache(maxsize=1)
 def _newer(sshd: str) -> str:
-    """Configuration that only newer servers know: from 9.8 on they would lock out our one address after some failures."""
+    """Configuration that only newer servers know: from 9.8 on they would lock out the one address after some failures."""
     said = subprocess.run(
         [sshd, "-V"], stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace"
     )
-    version = re.search(r"OpenSSH_(\d+)\.(\d+)", said.stderr + said.stdout)  # one too old for -V says it in its usage
+    version = re.search(
+        r"OpenSSH_(\d+)\.(\d+)", said.stderr + said.stdout
+    )  # one that is too old for -V prints it in its usage
     return "PerSourcePenalties no\n" if version and tuple(map(int, version.groups())) >= (9, 8) else ""
 
 

@@ -28,7 +28,7 @@ def freeze(pid: int, start: str) -> dict[int, str]:
 def send_signal(pid: int, start: str, number: signal.Signals) -> None:
     """Signal that process and no other one that has got its pid."""
     if lives(pid, start):
-        # Gone meanwhile, or not ours (a sudo in a session): the wait that follows tells them apart.
+        # Ended meanwhile, or not of this user (a sudo in a session): the wait that follows distinguishes them.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
@@ -47,7 +47,7 @@ def find(pid: int) -> tuple[int, str] | None:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = text.rpartition(")")[2].split()  # the name before it may hold anything
+    fields = text.rpartition(")")[2].split()  # the name before it may contain any character
     return None if fields[0] in "ZX" else (int(fields[1]), fields[19])
 
 

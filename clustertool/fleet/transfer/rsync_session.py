@@ -31,10 +31,10 @@ from clustertool.errors import ClustertoolError, DispatchError, NotFound
 from clustertool.ssh.channel import BROKEN, BULK_WINDOW, Pipe, Reach
 from clustertool.ssh.dial import end_group, signal_group
 
-SLICE = 0.05  # seconds between two looks at `check` and the connection
+SLICE = 0.05  # seconds between two calls of `check` and tests of the connection
 STALL = 60  # seconds without a byte after which rsync gives up
 _START = 20.0  # seconds for the node's shell to start
-_TAIL = 8192  # bytes kept of what rsync says
+_TAIL = 8192  # bytes kept of rsync's output
 _BRIDGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bridge.py")
 _MISSING = "clustertool: rsync is missing"
 _NO_DIRECTORY = "clustertool: no such directory"
@@ -163,7 +163,7 @@ class _Session:
         return _Rounds({"out": process.stdout, "err": process.stderr}, relay, self._output)
 
     def _over(self, process: subprocess.Popen[bytes]) -> bool:
-        """rsync has ended, but its bridge keeps its outputs open (a node that froze never tells it an exit code)."""
+        """rsync has ended, but its bridge keeps its outputs open (a node that froze never reports an exit code)."""
         if process.poll() is None:
             return False
         self._ended = self._ended or time.monotonic()
@@ -183,7 +183,7 @@ class _Session:
             raise self._link.lost("the connection was lost while files were copied")
 
     def _failure(self, code: int, relay: _Relay) -> ClustertoolError:
-        """Why rsync failed, by what both sides said."""
+        """Why rsync failed, from the output of both sides."""
         node = self._link.node
         if relay.failure:
             return relay.failure
@@ -282,7 +282,7 @@ class _Relay:
             self.failure = DispatchError("rsync's bridge gave up", "try again", self._link.node)
 
     def end(self) -> None:
-        """Nothing goes on after this, at the latest a moment later."""
+        """End all threads of the transfer, at the latest a moment later."""
         self._ended = True
         if self._pipe:
             self._pipe.close()
@@ -338,7 +338,7 @@ class _Relay:
                         self._moved(sent)
                     data = data[sent:]
             pipe.channel.shutdown_write()
-        except BROKEN:  # the channel has closed; the other direction tells why
+        except BROKEN:  # the channel has closed; the other direction has the reason
             return
         finally:
             _close(source)
@@ -353,18 +353,18 @@ class _Relay:
                 view = memoryview(data)
                 while view:
                     view = view[os.write(target, view) :]
-        except BROKEN:  # rsync or the connection has gone: both are looked at elsewhere
+        except BROKEN:  # rsync or the connection has ended: the main loop detects both
             return
 
     def _tell(self, code: int) -> None:
         try:
             self.bridge.send(bytes([code if 0 <= code < 256 else 255]))
-        except OSError:  # the bridge has gone with its rsync
+        except OSError:  # the bridge has ended with its rsync
             return
 
 
 def _receive(bridge: socket.socket) -> tuple[list[bytes], list[int]]:
-    """The bridge's message: the words of the remote command, and its stdin and stdout."""
+    """The bridge's message: the arguments of the remote command, and its stdin and stdout."""
     bridge.settimeout(5.0)
     number = array.array("i")
     try:

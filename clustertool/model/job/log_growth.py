@@ -1,7 +1,7 @@
-"""Growth is when the logs of a job grew: a line [time, log, size] each, by which `inv logs` merges ranks. Pure.
+"""Growth records when the logs of a job grew: one line [time, log, size] each, which `inv logs` uses to merge ranks. Pure.
 
-Of a log that grows all the time there are two lines a second. Old ones are thinned as those of usage.jsonl are: so a job of
-weeks has some thousand lines for each log, and what is old is merged coarsely.
+A log that grows all the time has two lines a second. Old lines are thinned as those of usage.jsonl are: a job of
+weeks has some thousand lines for each log, and old output is merged less exactly.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""An outcome is how a job ended and whose fault it was; with the words for exit codes and signals.
+"""An outcome is how a job ended and which processes caused it, with descriptions of exit codes and signals.
 
-Apart from events.py because supervisors need it and nothing else of that file: a node starts hundreds of them.
+It is separate from events.py because supervisors need only this: a node starts hundreds of them.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def exit_code(code: int, signal: int) -> int:
 
 
 def words(code: int, signal: int, note: str = "") -> str:
-    """An end in words: exit code 7; signal 9 (killed)."""
+    """Describe an exit: `exit code 7`; `signal 9 (killed)`."""
     if signal:
         text = f"signal {signal} ({SIGNALS.get(signal, 'unknown')})"
     else:
@@ -86,7 +86,7 @@ def words(code: int, signal: int, note: str = "") -> str:
 
 
 def coordinator(name: str, endpoint: str) -> str:
-    """The coordinator of a job, in words: its node and its endpoint, or the endpoint alone if this is the node's name."""
+    """Describe the coordinator of a job: its node and its endpoint, or the endpoint alone if this is the node's name."""
     alike = endpoint.rpartition(":")[0].strip("[]") == name
     return f"the coordinator at {endpoint}" if alike else f"the coordinator on {name} ({endpoint})"
 

@@ -1,6 +1,6 @@
-"""How far a training program is, read from what it prints: the last step (iteration, batch) and epoch in a piece of its log.
+"""This module reads the progress of a program from its log: the last step (iteration, batch) and epoch in a part of it.
 
-Pure. Understood are `step=12`, `global step 12`, `Iter: [12/100]`, `batch 12`, `epoch=3`, `'epoch': 0.25`, and tqdm's bars.
+Pure. It understands `step=12`, `global step 12`, `Iter: [12/100]`, `batch 12`, `epoch=3`, `'epoch': 0.25`, and tqdm's bars.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ _EPOCH = re.compile(rf"(?i)\bepoch{_NUMBER}(\d{{1,9}}(?:\.\d{{1,9}})?)")
 
 
 class Progress(NamedTuple):
-    """What is not told is None."""
+    """A value that is not printed is None."""
 
     epoch: Optional[float]
     step: Optional[float]
 
 
 def find(text: str) -> Optional[Progress]:
-    """Of the last whole line that tells a step, or at least an epoch. A line ends with a newline or, as bars do, a return."""
+    """From the last whole line with a step, or at least an epoch. A line ends with a newline or, for bars, a carriage
+    return."""
     whole = text[: max(text.rfind("\n"), text.rfind("\r")) + 1]
     fallback = None
     for line in reversed(whole.replace("\r", "\n").split("\n")):

@@ -1,6 +1,6 @@
-"""The places of all ranks of a job, packed, so that the records of every node can name the ranks of all nodes.
+"""This module packs the places of all ranks of a job, so that the records of every node can name the ranks of all nodes.
 
-Pure. A packed row is [role, first rank, first node, ranks on each node, nodes]: a job of 1000 equal nodes is one row.
+It is pure. A packed row is [role, first rank, first node, ranks on each node, nodes]: a job of 1000 equal nodes is one row.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A usage line is one look at what a job uses on its node; which lines are kept, and how many become few, is decided here.
+"""A usage line is one sample of what a job uses on its node. This module decides which lines are kept, and thins them.
 
-Pure. One JSON object a line in usage.jsonl, written every few seconds while ranks run:
+It is pure. usage.jsonl has one JSON object per line, written every few seconds while ranks run:
 
     t   the node's clock, seconds
     n   [busy, cores, used, total]: the machine: CPU seconds since its boot, its cores, bytes of memory
@@ -8,7 +8,7 @@ Pure. One JSON object a line in usage.jsonl, written every few seconds while ran
         the job began, resident bytes (shared pages count in each process), living processes, bytes in its log
     d   [[index, utilisation, used, total], ...]: a card: percent, bytes; only where cards can be read
 
-CPU is a sum that grows, so that between any two lines that are kept the mean is exact.
+CPU is a sum that grows, so the mean between any two lines that are kept is exact.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ FINE = 500  # lines that are closer than this part of their age are too many
 
 
 def kept(times: Sequence[float], now: float) -> List[int]:
-    """Which lines stay: those that came at least 1/500 of their age after the one before; and the first.
+    """Lines that are kept: the first, and those that follow the previous one by at least 1/500 of their age.
 
-    So what is new is told exactly and what is old coarsely. A month is some 4,500 lines, not a million.
+    So new samples are exact and old ones coarse. A month is some 4,500 lines, not a million.
     """
     found: List[int] = []
     for index, t in enumerate(times):

@@ -1,8 +1,8 @@
-"""A frame is a small JSON header and raw bytes; the same codec serves laptop, node and lead, sans I/O.
+"""A frame is a small JSON header and raw bytes. Laptop, node and lead use the same codec, which does no I/O.
 
-Wire: 4 bytes header length, 4 bytes payload length (big endian), header (UTF-8 JSON object), payload. Both lengths are
-bounded by the reader, so a stranger's garbage ends in FrameError and never in memory. A reader may change `max_header` as long
-as it waits for a large answer.
+Wire: 4 bytes header length, 4 bytes payload length (big endian), header (UTF-8 JSON object), payload. The reader limits
+both lengths, so invalid input ends in FrameError and does not fill memory. A reader may change `max_header` while it waits
+for a large answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_PAYLOAD = 4 << 20
 
 
 class FrameError(ValueError):
-    """The bytes are not frames of ours."""
+    """The bytes are not valid frames."""
 
 
 def encode(header: Header, payload: bytes = b"") -> bytes:
@@ -35,10 +35,10 @@ def head(header: Header, size: int) -> bytes:
 
 
 class Decoder:
-    """feed() bytes as they come, get whole frames. With `sink` a payload never is in memory as a whole.
+    """feed() bytes as they arrive, get whole frames. With `sink` a payload is never in memory as a whole.
 
-    `sink` makes of header and size where a payload goes; its frame comes without it, when all of it is there. Who reads can
-    spare a copy: as long as there is a room(), it is filled with what comes next, and taken() says how much that was.
+    `sink` returns the destination of a payload for its header and size; the frame comes without it, when all of it has arrived.
+    A reader can avoid a copy: while there is a room(), it fills it with the next bytes, and taken() reports their number.
     `check` gets each header and its size, and may raise FrameError.
     """
 

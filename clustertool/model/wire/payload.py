@@ -1,4 +1,4 @@
-"""A sink takes a payload as it comes, 64 KiB at a time: what passes through never is in memory as a whole."""
+"""A sink takes a payload in parts of 64 KiB as it arrives, so no payload is in memory as a whole."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Sink:
             data = data[size:]
 
     def put(self, data: memoryview) -> None:
-        """The next bytes, up to 64 KiB; who wants them later copies them."""
+        """The next bytes, up to 64 KiB. A receiver that needs them later copies them."""
 
     def keep(self) -> bool:
-        """Once all of it has come. False: it is not what it should be, or nobody wanted it."""
+        """Called when all of it has arrived. Returns False if it is wrong or was not expected."""
         return False
 
     def drop(self) -> None:

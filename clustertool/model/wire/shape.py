@@ -1,4 +1,4 @@
-"""Checks of values that another machine sent: their types, sizes and ranges.
+"""This module checks values that another machine sent: their types, sizes and ranges.
 
 A check is a function (value, path). It raises Malformed, which names the path, and returns nothing. The functions below make
 checks. Strings, lists and objects always have a limit, so that a value that passes has a bounded size.
@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Callable, Iterator, Mapping, Optional
 
 Check = Callable[[object, str], None]
-TEXT = 1 << 16  # characters of a string, unless a check says otherwise
+TEXT = 1 << 16  # characters of a string, if a check has no other limit
 _SHOWN = 60
 _SMALL = 2000  # values inside a field that no check knows
 
 
 class Malformed(ValueError):
-    """A value is not what it must be: `path` says which, `why` in words."""
+    """A value is invalid: `path` is its place, `why` the reason."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"{path} {why}" if path else why)
@@ -39,7 +39,7 @@ def text(most: int = TEXT) -> Check:
 
 
 def matching(true: Callable[[str], bool], wanted: str) -> Check:
-    """A string for which `true` holds; `wanted` describes it."""
+    """A string for which `true` returns True; `wanted` describes it."""
 
     def check(value: object, path: str) -> None:
         if not isinstance(value, str) or not true(value):
@@ -126,7 +126,7 @@ def table(key: Check, inner: Check, most: int) -> Check:
 
 
 def fields(required: Mapping[str, Check], optional: Optional[Mapping[str, Check]] = None) -> Check:
-    """An object that has the `required` keys and may have the `optional` ones. Other keys hold few values."""
+    """An object with the `required` keys, and possibly the `optional` ones. Other keys may have few values."""
     known = {**(optional or {}), **required}
 
     def check(value: object, path: str) -> None:
@@ -143,7 +143,7 @@ def fields(required: Mapping[str, Check], optional: Optional[Mapping[str, Check]
 
 
 def little(value: object, path: str) -> None:
-    """Anything, as long as it holds few values."""
+    """Any value with few elements."""
     if isinstance(value, (list, dict)):
         for count, _ in enumerate(_inside(value)):
             if count > _SMALL:

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import Spec
 
 _ERRORS = f"{OURS}/supervisor.err"
-_SKEW = 5.0  # seconds between our clock and the laptop's; less may be the way of its request to us, and is told as none
+_SKEW = (
+    5.0  # seconds of difference to the laptop's clock; less may be the delay of its request, and is reported as none
+)
 
 
 def launch(request: LaunchRequest, umask: int) -> None:
@@ -67,7 +69,7 @@ def resume(spec: Spec, job: int, ready: int, umask: int, environ: Dict[str, str]
 
 
 def _died(job: int) -> bytes:
-    """The word of a supervisor that had none."""
+    """The error of a supervisor that ended without a report."""
     said = files.read(job, _ERRORS).decode(errors="replace").strip().splitlines()
     what = ": ".join(["the supervisor died at birth", *said[-1:]])
     return json.dumps({"kind": "InternalError", "what": what, "fix": ""}).encode()
@@ -95,7 +97,7 @@ def _supervise(supervisor: Supervisor, ready: int) -> None:
 
 
 def _settle(job: int, ready: int) -> None:
-    """No descriptor of the agent's stays open, or ssh would wait for us; stderr goes to a file of ours."""
+    """No descriptor of the agent stays open, or ssh would wait for it; stderr goes to a file of the job."""
     log = files.open_append(job, _ERRORS)
     null = os.open(os.devnull, os.O_RDWR)
     processes.detach(job, ready, stdio=(null, null, log))

@@ -116,7 +116,7 @@ class Agent(NodeContext):
             reply = {"re": number, **_handler(kind)(self, fields)}
         except ClustertoolError as error:
             reply = {"re": number, "error": {"kind": type(error).__name__, "what": error.what, "fix": error.fix}}
-        except Exception as error:  # noqa: BLE001 - the outermost boundary of the node side: the laptop is told of a bug
+        except Exception as error:  # noqa: BLE001 - the outermost boundary of the node side: a bug is reported to the laptop
             text = traceback.format_exc(limit=-4)
             reply = {"re": number, "error": {"kind": "InternalError", "what": f"{error!r}\n{text}", "fix": ""}}
         if number is not None:
@@ -134,7 +134,7 @@ class Agent(NodeContext):
         now = time.monotonic()
         if now >= self._report_at:
             self._report_at = now + _BEAT
-            if self.placed:  # its claims hold as long as this is young
+            if self.placed:  # its claims are valid while this is recent
                 with contextlib.suppress(OSError):
                     os.utime(self.placed)
             for work in self.threads:

@@ -1,4 +1,4 @@
-"""Placing a job: its directory, its copy of the workspace, its files. All of it can fail, and nothing runs yet."""
+"""Placing a job creates its directory, its copy of the workspace and its files. It may fail; nothing runs yet."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _write_files(spec: Spec, job: int) -> None:
 
 
 def _show_logs(folder: str, logs: str, processes_: Sequence[SpecProcess]) -> None:
-    """`folder` becomes a link to the logs, or holds links to them if it is a folder already."""
+    """`folder` becomes a link to the logs, or gets links to them if it is a folder already."""
     if os.path.realpath(folder) == os.path.realpath(logs):
         return
     with contextlib.suppress(OSError):

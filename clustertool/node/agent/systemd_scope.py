@@ -33,9 +33,9 @@ launch.resume(*arguments)
 
 
 def start(spec: Spec, job: int, umask: int, errors: str) -> Optional[int]:
-    """Returns the descriptor from which the supervisor's report is read, after BEGAN. None: it is to be started as usual.
+    """Returns the descriptor from which the supervisor's report is read, after BEGAN. None: it is started as usual.
 
-    `errors`: the file of the job where the stderr of systemd-run goes.
+    `errors`: the file of the job for the stderr of systemd-run.
     """
     state, tool = logind.look(), logind.program("systemd-run")
     if not (state.kills and state.lingers and tool and sys.executable and hasattr(os, "memfd_create")):

@@ -51,7 +51,7 @@ class Inventory:
         return self._pieces[number - 1]
 
     def sink(self, number: int, size: int) -> Sink:
-        """Where a piece goes as it comes. What can't be the piece goes nowhere."""
+        """The destination of a piece as it arrives. Data that cannot be the piece is dropped."""
         if number == 0:
             return Memory(size) if size <= manifest.zipped(int(self._order["size"])) else Sink(size)
         piece = self.piece(number)
@@ -70,7 +70,7 @@ class Inventory:
         return True
 
     def kept_manifest(self) -> bool:
-        """A helper reads its own. False where that has gone by now, or is another laptop's of the same release."""
+        """A helper reads its own copy. False if that was removed meanwhile, or is another laptop's of the same release."""
         with contextlib.suppress(OSError):
             self._text = self._store.manifest(str(self._order["release"]))
             self.packed = zlib.compress(self._text, 1)

@@ -1,6 +1,6 @@
-"""Saving writes the pieces of a dispatch to the disk beside the relay's loop: each one as it comes, then the manifest.
+"""The saver writes the pieces of a dispatch to the disk in a thread: each one as it arrives, then the manifest.
 
-So little is left to write when the last piece is there, and a slow disk does not delay what the relay sends to others.
+So little is left to write after the last piece, and a slow disk does not delay what the relay sends to others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from clustertool.node.storage.release_store import Store
 
 
 class Saving:
-    """add() names of pieces in the store, then finish() once. `over`: all is on the disk, or `error` says why not.
+    """add() names of pieces in the store, then finish() once. `over`: all is on the disk, or `error` is the reason why not.
 
     After an error nothing more is written: a release is named only if each of its pieces is on the disk.
     """

@@ -23,7 +23,7 @@ class PeerLink:
         self.since = now
         self.coming: Deque[Sink] = deque()  # where pieces go that a source sends
         self.owed: List[int] = []  # pieces that a taker has requested
-        self.announced: Optional[int] = None  # how many of our own pieces a taker knows of
+        self.announced: Optional[int] = None  # number of this node's pieces that a taker knows of
 
     @property
     def taker(self) -> bool:
@@ -31,7 +31,7 @@ class PeerLink:
 
 
 class LaptopLink:
-    """The agent's end of a socket pair. `closed`: it has gone, and the relay ends."""
+    """The agent's end of a socket pair. `closed`: the agent has ended, and the relay ends."""
 
     def __init__(self, sock: socket.socket, now: float) -> None:
         self.active_at = now  # when something came last

@@ -69,7 +69,7 @@ def _live(control: socket.socket, order: RelayRequest, root: str) -> NoReturn:
             relay.close()
     except ClustertoolError as error:
         _report_failure(control, type(error).__name__, error.what, error.fix)
-    except Exception:  # noqa: BLE001 - the outermost boundary of this process: what we did not foresee is told as a bug
+    except Exception:  # noqa: BLE001 - the outermost boundary of this process: an unexpected error is reported as a bug
         _report_failure(control, "InternalError", traceback.format_exc(limit=-4), "")
     finally:
         processes.leave(0)

@@ -1,4 +1,4 @@
-"""Remove what a job left in the file system of its node: its directory, its entry in the ledger, the links to it."""
+"""This module removes a job's files on its node: its directory, its entry in the ledger, the links to it."""
 
 from __future__ import annotations
 

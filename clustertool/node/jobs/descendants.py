@@ -1,4 +1,4 @@
-"""The family is every living descendant of the supervisor; whoever was seen in it once is on disk, for a stop without it."""
+"""This module tracks every living descendant of the supervisor and records each one on disk, for a stop without supervisor."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class Family:
 
     @property
     def members(self) -> List[Process]:
-        """Who lived at the last look."""
+        """Members that lived at the last sample."""
         return list(self._members.values())
 
     def living(self) -> List[Process]:
-        """Exactly who lives now, by the kernel's lists of children, one for each thread."""
+        """The members that live now, by the kernel's lists of children, one for each thread."""
         found = [process for process in processes.descendants(self.head.pid) if process.pid not in self.spare]
         self.write_down(found)
         self._members = {process.pid: process for process in found}
         return [process for process in found if processes.alive(process)]
 
     def look(self) -> None:
-        """Write down who has come since the last look; cheap, for twice a second."""
+        """Record members that are new since the last sample; cheap enough for twice a second."""
         found = (processes.stat(pid) for pid in self._members)
         if sum(member.threads for member in found if member) > _FEW:
             self._look_at_newcomers()
@@ -51,9 +51,9 @@ class Family:
             self.living()
 
     def _look_at_newcomers(self) -> None:
-        """Where threads are many: by the pids that are new on this machine.
+        """With many threads: by the pids that are new on this machine.
 
-        A newcomer is looked at twice, since its parent may die during the first look.
+        A new process is read twice, since its parent may end during the first time.
         """
         now = set(processes.pids())
         new = {pid: found for pid, found in ((pid, processes.stat(pid)) for pid in now - self._settled) if found}
@@ -68,11 +68,11 @@ class Family:
             parents = {process.pid for process in born}
 
     def _lives(self, pid: int) -> bool:
-        """A member, and not somebody else who has got its number."""
+        """A member, and not another process with the same pid."""
         return pid in self._members and processes.identify(pid) == self._members[pid]
 
     def beside(self, process: Process) -> None:
-        """A child that is no family, but must not stay when we are gone."""
+        """A child that is not a member, but must end with the supervisor."""
         self.spare.add(process.pid)
         self._book.lines([b"%d %d" % process])
 

@@ -1,4 +1,4 @@
-"""A follower reads one job's events and the wanted logs as they grow, and hands them on in bounded pieces."""
+"""A follower reads one job's events and requested logs as they grow, and returns them in pieces of limited size."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Follower:
         self._events_at = events_at
 
     def pieces(self) -> Iterator[Tuple[StreamFrame, bytes]]:
-        last = not self._follow or self._orphaned()  # asked before the last read: what was said before is in it
+        last = not self._follow or self._orphaned()  # tested before the last read, which contains everything before
         yield from self._read_events()
         if self._by_time:
             self._ordered = self._ordered or self._in_order()
@@ -164,7 +164,7 @@ class Follower:
                             yield {**header, "t": t - skew}, data
 
     def _orphaned(self) -> bool:
-        """Supervisor and guard are gone without a last word: nothing more will come."""
+        """Supervisor and guard have ended without a last event: nothing more will come."""
         now = time.monotonic()
         if not self._gone and now >= self._check_at:
             self._check_at = now + _CHECK_EVERY

@@ -1,6 +1,6 @@
-"""A node's part of a report about a job: what its disk knows, made small here, so that one answer of bounded size tells all.
+"""This module builds a node's part of the report about a job, as one answer of limited size.
 
-Reads usage.jsonl, spec.json (secrets are masked in it) and, of logs however long, some pieces.
+It reads usage.jsonl, spec.json (secrets are masked in it) and some parts of the logs.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from clustertool.node.system.work_counter import step
 if TYPE_CHECKING:
     from clustertool.model.wire import agent_answers as a
 
-_PLACES = 60  # where a log is looked at for its progress
+_PLACES = 60  # places of a log where its progress is read
 _PIECE = 8192  # bytes at each of them
-_NEAR = 1.0  # seconds between two of them, under which the later one stands for both
+_NEAR = 1.0  # seconds between two of them; a shorter distance is merged into the later one
 _LAST_WORDS = 3  # lines of a rank that did not fail
-_SEARCHED = 400  # of one that did: a traceback is looked for in them
-_FAILED = 4  # so many of a node tell their story at length; where more failed, they failed alike
+_SEARCHED = 400  # lines of a failed rank, which are searched for a traceback
+_FAILED = 4  # failed ranks of a node with long excerpts; more of them usually failed alike
 _LONGEST = 2000  # characters of a command
 
 
@@ -106,7 +106,7 @@ def _ranks(
 
 
 def _log(job: int, name: str, sizes: Sequence[Tuple[float, int]]) -> a.LogCurve:
-    """How far the program said to be, at the times when its log was so long."""
+    """The progress that the program reported, at the times when its log had that size."""
     try:
         fd = files.open_read(job, name)
     except OSError:
@@ -115,7 +115,7 @@ def _log(job: int, name: str, sizes: Sequence[Tuple[float, int]]) -> a.LogCurve:
         about = os.fstat(fd)
         grown = [pair for pair, before in zip(sizes, [(0.0, 0), *sizes]) if pair[1] > before[1]]
         places = [(t, int(size)) for t, size in usage.fewer(grown, _PLACES, usage.last)]
-        if places and about.st_mtime - places[-1][0] < _NEAR:  # what the last look saw may be as old as that
+        if places and about.st_mtime - places[-1][0] < _NEAR:  # age of the last sample at most
             places.pop()
         places.append((about.st_mtime, about.st_size))
         step()
@@ -131,7 +131,7 @@ def _log(job: int, name: str, sizes: Sequence[Tuple[float, int]]) -> a.LogCurve:
 
 
 def _tails(record: Record, job: int, ranks: Sequence[ProcessStatus]) -> List[Tuple[str, int, str]]:
-    """[role, rank, text]: the first that failed at length, of all others their last words."""
+    """[role, rank, text]: long excerpts of the first failed ranks, the last lines of all others."""
     failed = sorted((rank for rank in ranks if rank.state is RankState.FAILED), key=lambda rank: rank.since)[:_FAILED]
     found: List[Tuple[str, int, str]] = []
     for rank in ranks:
@@ -143,7 +143,7 @@ def _tails(record: Record, job: int, ranks: Sequence[ProcessStatus]) -> List[Tup
 
 
 def _plan(job: int) -> a.JobPlan:
-    """What the spec says of commands and rules, without environments."""
+    """Commands and policy of the spec, without environments."""
     try:
         spec = json.loads(files.read(job, f"{OURS}/spec.json"))
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
-"""A second copy of what a stop needs of a job, where no rank works: its marker, its supervisor and guard, its first event.
+"""The ledger is a second copy of what a stop needs of a job: its marker, its supervisor and guard, its first event.
 
-Programs of a job work in its directory and can damage what is there. One file a job, 0600, below ROOT_DIR (JobPaths.ledger):
-{"format", "token", "mark", "leads", "header", "boot", "space", "supervisor": [pid, start], "guard", "gauge", "ended"}. It is
-written when the job is placed and when it starts, and goes with the job's directory.
+Programs of a job work in its directory and can damage the records there. The ledger has one file per job, 0600, below ROOT_DIR
+(JobPaths.ledger): {"format", "token", "mark", "leads", "header", "boot", "space", "supervisor": [pid, start], "guard", "gauge",
+"ended"}. It is written when the job is placed and when it starts, and removed with the job's directory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Ledger:
         self._write(sync=True)
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Keep what an event says of a caretaker or of the end. A disk that takes nothing loses it: the event is there, too."""
+        """Store an event of a supervisor, a guard or the end. If the disk is full it is lost: events.jsonl has it too."""
         if kind in CARETAKERS:
             self._entry[kind] = [fields["pid"], fields["start"]]
         elif kind == "ended":

@@ -1,7 +1,7 @@
-"""A glance is what `inv top` asks for once a second: the devices, the node's load, and the ranks of the jobs that run here.
+"""A live sample is the answer for `inv top`, once a second: devices, the node's load, and the ranks of running jobs.
 
-It must cost the node next to nothing: job directories are looked through when one has come or gone, of events and logs only
-what is new is read, and devices are asked for no more often than their driver makes cheap.
+It must cost the node little: job directories are listed only after one was added or removed, events and logs are read from the
+last position, and devices are read as often as the cost of their driver allows.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from clustertool.model.wire.event_types import Event
 
 _LINE = 160  # characters of a log's last line
-_AGAIN = 10.0  # seconds after which job directories are looked through all the same
+_AGAIN = 10.0  # seconds after which job directories are listed in any case
 _FORGOTTEN = 600.0  # seconds without heartbeat
-_TAIL = 2048  # bytes in which it is looked for
-_PLAN = 10  # looks, of which one names the places of all ranks of a job
+_TAIL = 2048  # bytes that are searched for it
+_PLAN = 10  # samples, one of which names the places of all ranks of a job
 _DEVICE = (
     "index",
     "model",
@@ -80,7 +80,7 @@ class Glance:
         }
 
     def _find(self) -> None:
-        """The running jobs, looked for anew where a job directory has come or gone."""
+        """The running jobs, listed again after a job directory was added or removed."""
         places, now = _places(self._root), time.monotonic()
         if places == self._places and now < self._again:
             return
@@ -198,7 +198,7 @@ class _Job:
 
 
 def _end(job_dir: str, log: str) -> str:
-    """A log's last line that says something; a progress bar's is what it drew last."""
+    """A log's last line that is not empty; of a progress bar its last state."""
     job = files.open_job_dir(job_dir)
     try:
         fd = files.open_read(job, log)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from clustertool.model.wire.event_types import RankOutput
 
 _REPORT = "report it with the line above"
-_RUNS = -1  # stands for the bytes of a job that is not removed because it runs
+_RUNS = -1  # the size of a job that is not removed because it runs
 
 
 def records(node: NodeContext, request: r.JobRequest) -> List[Record]:
@@ -52,7 +52,7 @@ def record_of(node: NodeContext, job: str) -> Record:
 
 
 def stop_jobs(node: NodeContext, request: r.StopRequest) -> a.StopAnswer:
-    """Each job's answer. One whose records cannot be used does not keep the others running."""
+    """Each job's answer. A job with unusable records does not keep the others running."""
     found: Dict[str, a.JobStop] = {}
     for record in records(node, request):
         try:
@@ -178,7 +178,7 @@ def _clean_one(record: Record, request: r.CleanRequest) -> Optional[int]:
 
 
 def _bug(error: Exception) -> str:
-    """What went wrong, in one line that says where."""
+    """The error and its place, in one line."""
     where = traceback.extract_tb(error.__traceback__)[-1]
     return f"a bug of clustertool on this node, {os.path.basename(where.filename)}:{where.lineno}: {error!r}"
 

@@ -1,4 +1,4 @@
-"""How far a rank is, by the end of its log: the last epoch and step that it printed, and when it printed last."""
+"""This module reads a rank's progress from the end of its log: the last epoch and step, and the time of the last output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node's disk says of its jobs: the events files are the truth, and reading many of them is cheap."""
+"""This module reads the records of a node's jobs from disk. The events files decide. Reading many records is fast."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Key(NamedTuple):
 
 
 class Record:
-    """One job on this node. `header` is its first event; `trouble` says why its records cannot be used, if they cannot."""
+    """One job on this node. `header` is its first event; `trouble` is why its records cannot be used, or ""."""
 
     def __init__(self, base: str, job: str, header: JobHeader, trouble: Optional[PreflightError] = None) -> None:
         self.paths = JobPaths(base, job)
@@ -108,7 +108,7 @@ class Record:
         return processes.Process(*found) if found and _here(own.boot, own.space) else None
 
     def key(self) -> Optional[Key]:
-        """What finds its processes; None where neither the ledger nor spec.json tells it."""
+        """The mark of its processes; None if neither the ledger nor spec.json has it."""
         with contextlib.suppress(KeyError):
             return Key(str(self.entry["mark"]), bool(self.entry["leads"]))
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -124,9 +124,9 @@ class Record:
         return False
 
     def elsewhere(self) -> str:
-        """The name of the other machine that it runs or ran on; "" if that was this one, or nothing says which.
+        """The name of the other machine that it runs or ran on; "" if that was this one, or is unknown.
 
-        A machine that was started anew since then has its old name, or the same boot and process space.
+        A machine that was rebooted since then has its old name, or the same boot and process space.
         """
         name = str(self.header.get("hostname") or "")
         if name in ("", os.uname().nodename):
@@ -150,7 +150,7 @@ class Record:
         return _DAMAGED if self.key() is None and not self.blank() and not self._rebooted() else ""
 
     def require_here(self) -> None:
-        """Raise PreflightError for a job whose records grow on another machine, if they do."""
+        """Raise PreflightError for a job whose records grow on another machine."""
         why = self.unknown()
         if why:
             raise PreflightError(f"job {self.job}: {why}", "name that machine in HOSTS")
@@ -242,7 +242,7 @@ def _records(base: str, job: str) -> Iterator[Record]:
         names = os.listdir(base)
     except FileNotFoundError:
         return
-    except OSError as error:  # a file server that is away: to say that there are no jobs would be wrong
+    except OSError as error:  # the file server does not answer: an empty list of jobs would be wrong
         fix = "check ROOT_DIR on that node: jobs may run there"
         raise PreflightError(f"the jobs below {base} cannot be read: {error.strerror}", fix) from None
     marked = {name[3:] for name in names if name.startswith("JOB" + job) and files.is_ours(os.path.join(base, name))}
@@ -251,12 +251,13 @@ def _records(base: str, job: str) -> Iterator[Record]:
         if name in marked:
             yield record
         elif not _stale(record):
-            files.mark_again(record.paths.dir)  # a program of the job has removed our folder
+            files.mark_again(record.paths.dir)  # a program of the job has removed the tool's folder
             yield record
 
 
 def _stale(record: Record) -> bool:
-    """An entry of the ledger whose job directory was removed by hand, and of which no caretaker lives. It is struck off."""
+    """An entry of the ledger whose job directory was removed by hand, and without a living supervisor or guard. It is
+    removed."""
     if os.path.lexists(record.paths.dir) or record.trouble or record.elsewhere():
         return False
     known = [record.process(kind) for kind in ("supervisor", "guard")]
@@ -269,7 +270,7 @@ def _stale(record: Record) -> bool:
 
 
 def _record(base: str, name: str) -> Record:
-    """Its header is the first event, or what spec.json, the ledger, or else the directory itself tells."""
+    """Its header is the first event, or the content of spec.json, the ledger, or else the directory itself."""
     paths = JobPaths(base, name)
     trouble = None
     header = _first_event(paths) or _planned(paths) or dict(ledger.read(paths).get("header", {}))
@@ -326,7 +327,7 @@ def record_loss(job: int, why: str) -> None:
 
 
 def record_clean(job: int, survivors: List[str]) -> None:
-    """The last word: it is on the disk when this returns."""
+    """The last event: it is on the disk when this returns."""
     _append(job, "clean", {"survivors": survivors}, durable=True)
 
 

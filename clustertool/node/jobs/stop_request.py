@@ -1,4 +1,4 @@
-"""Stop proves itself: ask the supervisor, and whatever it does, end this job's processes here until none lives."""
+"""A stop asks the supervisor, and then ends this job's processes on the node until none is alive."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from clustertool.node.system.processes import Process
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import JobStop
 
-_HEARING = 3.0  # seconds that a busy machine's supervisor may take to hear us
+_HEARING = 3.0  # seconds that a supervisor on a busy machine may take to react
 _WORKING = 10.0  # and to end processes that resist KILL, after the grace; or to call a silent node lost
-_LEAVING = 3.0  # and to get the lead's last word when all is clean
-_SAME = 5.0  # and to hear of one stop in two ways
+_LEAVING = 3.0  # and to get the lead's verdict when all is clean
+_SAME = 5.0  # and to learn of one stop in two ways
 _POLL = 0.02
 _FIX = "end its processes on that node by hand; then remove its directory, and run inv clean --job with its id"
 _ALREADY: JobStop = {"state": StopState.ENDED_ALREADY, "survivors": []}
@@ -49,8 +49,8 @@ def lives(record: Record) -> bool:
 def stop(record: Record, by: str, code: int, grace: float, force: bool) -> JobStop:
     """{"state": "clean" | "survivors" | "ended already" | "unknown", "survivors": [...]} for this node.
 
-    With "waits": True nothing of it lives but a lead that has still to tell another node, as it does when that one is back;
-    `force` ends that too. "unknown" comes with `why`: something may live that could not be looked for.
+    With "waits": True only a lead is alive that still has to inform another node, as it does when that one is back;
+    `force` ends that too. "unknown" comes with `why`: processes may be alive that could not be searched.
     """
     grace = 0.0 if force else grace
     end = time.monotonic() + _HEARING + grace + _WORKING + _LEAVING
@@ -66,7 +66,7 @@ def stop(record: Record, by: str, code: int, grace: float, force: bool) -> JobSt
                 return _unknown(record)
             return _clean(record) if _just_stopped(record) else _ALREADY
         heard = _ask(record, by, code, grace) and left.supervisor is not None and _ends(record, left.supervisor, grace)
-        if not heard and record.own().step != "ended":  # by itself, while we looked
+        if not heard and record.own().step != "ended":  # by itself, meanwhile
             return _take_over(left, by, grace)
         if _leave(left.caretakers, end):
             return _clean(record)
@@ -80,7 +80,7 @@ def _unknown(record: Record) -> JobStop:
 
 
 def _just_stopped(record: Record) -> bool:
-    """Whether this very stop was here before us: it reached another node first, whose supervisor told the lead."""
+    """Whether this stop has arrived before: it reached another node first, whose supervisor informed the lead."""
     own = record.last()
     stopped = own.ended is not None and own.ended.state is JobState.STOPPED
     return stopped and time.time() - own.ended_at < _SAME
@@ -140,7 +140,7 @@ def send_to_supervisor(record: Record, type: str, fields: Mapping[str, object]) 
 
 
 def _ends(record: Record, supervisor: Process, grace: float) -> bool:
-    """The supervisor has heard us, and has ended everything in time."""
+    """The supervisor has read the request and has ended everything in time."""
     start = time.monotonic()
     while processes.alive(supervisor) and not processes.stopped(supervisor):
         word = record.own().step
@@ -167,9 +167,9 @@ def _clean(record: Record) -> JobStop:
 
 
 def _take_over(left: _Left, by: str, grace: float) -> JobStop:
-    """The supervisor is dead, frozen or deaf. It goes first, so that nothing is started again; the sweep has its children.
+    """The supervisor is dead or frozen. It is ended first, so that nothing is started again; its children follow.
 
-    The lead, if it is elsewhere, calls this node lost in its own time: what we could tell it with is on no disk.
+    A lead on another node records this node as lost after its timeout: the key to inform it is on no disk.
     """
     left.sweep.living()
     for process in left.caretakers:

@@ -1,4 +1,4 @@
-"""A sweep ends what a job left on this node when its supervisor cannot: all that is recorded or marked, and its children."""
+"""This module ends the processes of a job whose supervisor cannot: all that are recorded or marked, and their children."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Sweep:
         self._spare: Set[int] = {os.getpid(), *spare}
 
     def living(self) -> List[Process]:
-        """Whoever is found once stays known: its parent may be dead at the next look."""
+        """A process that was found once stays known: its parent may be dead at the next search."""
         seeds = [process for process in {*self._known, *processes.marked(self._mark)} if processes.alive(process)]
         found: Dict[int, Process] = {process.pid: process for process in seeds}
         for process in seeds:
@@ -33,7 +33,8 @@ class Sweep:
         return living
 
     def end(self, grace: float, force_for: float = 5.0) -> List[str]:
-        """TERM, `grace` seconds, then KILL until none lives or `force_for` seconds are over. The survivors in words."""
+        """TERM, `grace` seconds, then KILL until none lives or `force_for` seconds are over. Returns descriptions of
+        the survivors."""
         if grace > 0:
             terminate(self.living())
             self._wait(grace)
@@ -53,7 +54,7 @@ class Sweep:
 
 
 def terminate(found: Iterable[Process]) -> None:
-    """TERM, and CONT after it: a stopped process hears TERM only when it goes on."""
+    """TERM, and CONT after it: a stopped process handles TERM only when it continues."""
     for process in found:
         processes.signal_one(process, signal.SIGTERM)
         processes.signal_one(process, signal.SIGCONT)

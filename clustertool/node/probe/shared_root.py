@@ -23,7 +23,7 @@ _OLD = 3600.0  # seconds after which the marks of a laptop that went away are ru
 
 
 def meet(node: NodeContext, request: MeetRequest) -> SeenAnswer:
-    """step: leave a mark, look at all marks ({"seen": node ids}), forget them. Raises PreflightError, OSError."""
+    """step: create a mark, list all marks ({"seen": node ids}), remove them. Raises PreflightError, OSError."""
     ours, name = os.path.join(node.root, OURS), _PREFIX + request["token"]
     place = os.path.join(ours, name)
     if request["step"] == "leave":

@@ -22,7 +22,7 @@ def tree(node: NodeContext, request: FolderRequest) -> TreeAnswer:
     """{entries: [path, kind, executable, mtime in ns, size, target of a link]}. Raises NotFound, DispatchError."""
     folder = request["dir"]
     if not os.path.isdir(folder):
-        raise NotFound("no such directory there", "look at the path and the job")
+        raise NotFound("no such directory there", "check the path and the job")
     found: List[Tuple[str, str, bool, int, int, str]] = []
     folders = [""]
     while folders:

@@ -1,7 +1,7 @@
-"""The gauge stands beside the supervisor and reads the job's cards for its record: a driver's library may hang or crash.
+"""The card monitor is a process next to the supervisor that samples the job's cards: a driver's library may hang or crash.
 
-It sends what it sees and is never waited for. It goes when the supervisor ends it, when that one is gone (the kernel sees to
-it), or when nobody listens; one that died is started again, a few times. Nothing it does or suffers makes a job fail.
+It sends its samples, and no process waits for it. It ends when the supervisor ends it, when the supervisor is gone (by the
+kernel), or when its socket is closed. If it dies, it is started again, a few times. None of its errors makes a job fail.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from clustertool.node.system import processes
 
 _SHARE = 200  # it and the tools that it runs may take one part of so many of a core
 _TRIES = 3  # gauges that there will be, each after the death of the one before
-_FAREWELL = 1.0  # seconds for a killed one to be gone; one whose driver holds it goes when that lets it
+_FAREWELL = 1.0  # seconds for a killed process to end; one that is blocked in a driver ends when the driver returns
 _PR_SET_PDEATHSIG = 1
 _MESSAGE = 1 << 16
 
 
 class Gauge:
-    """turn() as often as the family is looked at, changed() on its SIGCHLD, end() once; call it for what came last."""
+    """turn() with each sample of the descendants, changed() on its SIGCHLD, end() once; call it for the last sample."""
 
     def __init__(self, family: Family, spec: Any, record: Callable[..., None]) -> None:
         self.pid = 0
@@ -69,7 +69,7 @@ class Gauge:
         if not self.pid:
             return
         with contextlib.suppress(ChildProcessError):
-            os.kill(self.pid, signal.SIGSTOP)  # so that no tool is started while we look for them
+            os.kill(self.pid, signal.SIGSTOP)  # so that no tool is started during the search
             tools = processes.descendants(self.pid)
             os.kill(self.pid, signal.SIGKILL)
             for tool in tools:
@@ -91,11 +91,11 @@ class Gauge:
             self._record("gauge", pid=pid, start=process.start)
 
     def _become(self, sock: socket.socket, parent: int) -> None:
-        """In the child: never returns. It keeps none of the supervisor's descriptors: locks and ports are held by them."""
+        """In the child: never returns. It closes the supervisor's descriptors: they keep locks and ports."""
         try:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
             processes.detach(sock.fileno())
-            os.environ["CLUSTERTOOL_MARK"] = self._mark  # for the tools that it runs: whoever sweeps finds them
+            os.environ["CLUSTERTOOL_MARK"] = self._mark  # for the tools that it runs: a search by mark finds them
             if os.getppid() == parent:
                 run(sock, self._kind, self._ids)
         finally:
@@ -103,21 +103,21 @@ class Gauge:
 
 
 def readable(kind: str) -> bool:
-    """Whether there is something to ask on this node; what it will say is another matter."""
+    """Whether this node has something to sample; the result is another matter."""
     if kind == "gpu":
         return bool(nvml.newest()) and (bool(detect.library()) or os.path.exists("/dev/nvidiactl"))
     return bool(vendor_tools.program(kind))
 
 
 def run(sock: socket.socket, kind: str, ids: Sequence[int]) -> None:
-    """The gauge's life: look, tell, sleep. What it takes to begin is not counted."""
+    """The loop of the card monitor: sample, send, sleep. Its start is not counted."""
     processes.set_name("ct-gauge")
     read, used = reader(kind, ids), None
     while True:
         before = processes.used()
         try:
             sock.send(json.dumps(read()).encode(), socket.MSG_DONTWAIT)
-        except BlockingIOError:  # nobody takes it at the moment
+        except BlockingIOError:  # the reader does not take it at the moment
             pass
         except ConnectionError:
             return
@@ -127,7 +127,7 @@ def run(sock: socket.socket, kind: str, ids: Sequence[int]) -> None:
 
 
 def reader(kind: str, ids: Sequence[int]) -> Callable[[], List[Card]]:
-    """What looks at these cards; it may hang."""
+    """The function that samples these cards; it may hang."""
     if kind == "gpu":
         digest = nvml.newest()
         return lambda: nvml.load(digest, ids)

@@ -1,6 +1,6 @@
-"""The guard stands beside the supervisor in its own session: when that one dies or stops beating, it ends the job here.
+"""The guard runs in its own session. If the supervisor dies or stops its heartbeat, the guard ends the job on this node.
 
-It tells the lead first, in the supervisor's place: the others need not wait for the loss timeout.
+It reports to the lead first, in the supervisor's place, so that the others need not wait for the loss timeout.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BEAT = 0.5
 QUIT = b"Q"
 _START = 30.0  # seconds that a supervisor may take to its first beat: a loaded machine starts many at once
 _BUSY = 60.0  # the same for one that is ready to run and gets no processor
-_LAST_WORD = 0.5  # seconds that the lead may take to hear of a dead supervisor
+_LAST_WORD = 0.5  # seconds that the lead may take to receive the end of a supervisor
 
 
 def patience(spec: Spec) -> float:
@@ -36,7 +36,7 @@ def patience(spec: Spec) -> float:
 
 
 def run(sock: socket.socket, supervisor: Process, spec: Spec, job: int) -> None:
-    """Loop until the supervisor says QUIT or is gone. `job` is the job directory's descriptor."""
+    """Loop until the supervisor sends QUIT or ends. `job` is the job directory's descriptor."""
     processes.set_name("ct-guard")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -82,7 +82,7 @@ def _take_over(why: str, supervisor: Process, spec: Spec, job: int) -> None:
 
 
 def _tell_lead(why: str, supervisor: Process, spec: Spec) -> None:
-    """Before anything is killed: whoever fails on other nodes for want of our ranks shall not be taken for the culprit."""
+    """Before anything is killed: ranks of other nodes that fail because these ranks are missing must not count as culprits."""
     if int(spec["node"]) != int(spec["lead"]["node"]):
         with contextlib.suppress(OSError, ValueError, MemoryError):
             boot, me = processes.boot_id(), processes.identify(os.getpid()) or Process(os.getpid(), 0)

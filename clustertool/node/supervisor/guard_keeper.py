@@ -1,4 +1,4 @@
-"""The keeper is the supervisor's care for its guard: it beats, and a guard that dies, stops or falls silent is replaced."""
+"""The keeper sends heartbeats to the guard, and replaces a guard that dies, is stopped or sends nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Keeper:
         self.sock: Optional[socket.socket] = None
         self._family, self._spec, self._job, self._record = family, spec, job, record
         self._patience = guard.patience(spec)
-        self.inherited: Tuple[int, ...] = ()  # descriptors that the guard holds open too
+        self.inherited: Tuple[int, ...] = ()  # descriptors that the guard keeps open too
         self._clock = OwnClock()
         self._beat_at = self._heard = self._start_at = 0.0
 
@@ -81,7 +81,7 @@ class Keeper:
                 self.sock = None
 
     def end(self) -> None:
-        """All is done here: the guard may go, and goes."""
+        """All is done here: end the guard."""
         if self.sock is None:
             return
         with contextlib.suppress(BlockingIOError, ConnectionError):

@@ -1,7 +1,7 @@
-"""Trainers wait until every pserver listens where they are told to find it; one that listens elsewhere is told of.
+"""Trainers wait until every pserver listens at its endpoint. A pserver that listens on another address is reported.
 
-A port alone says little: on one machine several addresses may have a listener each at the same port. An endpoint that is no
-address of this machine (a name, or one that a router translates) is all that others know, so there any listener counts.
+A port alone is not sufficient: on one machine several addresses may have a listener each at the same port. If an endpoint is
+not an address of this machine (a name, or one that a router translates), any listener at the port counts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from clustertool.node.ports import listeners as ports
 from clustertool.node.ports.listeners import Listener
 from clustertool.node.system import processes
 
-_LOOK_EVERY = 3.0  # seconds between two looks for pservers that listen elsewhere; they may yet open the right port
+_LOOK_EVERY = (
+    3.0  # seconds between two searches for pservers that listen on another address; they may yet open the right port
+)
 
 
 class _Server:
@@ -31,7 +33,7 @@ class _Server:
         return any(not self.address or ports.serves(listener, self.address) for listener in at)
 
     def elsewhere(self, listeners: Sequence[Listener]) -> str:
-        """Where it listens at its own port, if that is nowhere where it is looked for; "" if it does not listen yet."""
+        """The address at which it listens on its own port, if not where it is expected; "" if it does not listen yet."""
         at = [listener for listener in listeners if listener.port in self.ports]
         own: List[Listener] = []
         for pid in [self.pid, *(process.pid for process in processes.descendants(self.pid))] if at else ():
@@ -66,7 +68,7 @@ class Awaited:
         self._servers.clear()
 
     def look(self) -> Tuple[List[Key], List[Elsewhere]]:
-        """Who listens now, and is awaited no longer; and who listens where nobody looks, each place told once."""
+        """The pservers that listen now and are no longer pending; and those on another address, each place reported once."""
         if not self._servers:
             return [], []
         listeners = ports.listeners()

@@ -1,4 +1,4 @@
-"""Starting one rank: its environment, its log, its command; nothing of ours reaches it but what the contract names."""
+"""This module starts one rank: its environment, its log, its command. A rank gets only what the contract names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clustertool.node.system import child_signals
 if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import ProcessCommand, RankSurroundings, Spec
 
-NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # with the code of a shell
 _LINE = 4096  # bytes in which the last line of a log is searched
 _DIFFERENT = rb"0x[0-9a-fA-F]+|[0-9]+"  # in the same error of several ranks: rank, port, pid, time, address
 _OF_OTHERS = (  # what a rank prints after another one has failed
@@ -41,7 +41,7 @@ def base_environment(environ: Mapping[str, str]) -> Dict[str, str]:
 
 
 def inherited(environ: Mapping[str, str]) -> Dict[str, str]:
-    """Of a job on the machine of its user: all that the user's shell has, but what launchers say to processes."""
+    """For a job on the machine of its user: the variables of the user's shell, without those that launchers set."""
     return {name: value for name, value in environ.items() if not re.match(_LAUNCHER, name)}
 
 

@@ -13,7 +13,7 @@ from clustertool.node.system.processes import Process
 
 _HOPELESS = 8.0  # seconds of KILL after which a survivor is reported
 _ROUNDS = 20  # of KILL in one turn, against a program that forks as fast as it is killed
-_OF_SIGNALS = (128 + signal.SIGTERM, 128 + signal.SIGKILL)  # exit codes of a shell whose program was signalled
+_OF_SIGNALS = (128 + signal.SIGTERM, 128 + signal.SIGKILL)  # exit codes of a shell whose program got a signal
 
 
 class Shutdown:
@@ -47,7 +47,7 @@ class Shutdown:
         self._kill_at = min(self._kill_at, time.monotonic() + grace)
 
     def turn(self, unreaped: bool) -> Optional[List[str]]:
-        """`unreaped`: ranks are dead whose exit codes the next turn will have; the last word waits for them."""
+        """`unreaped`: dead ranks whose exit codes come with the next turn; the last event waits for them."""
         now = time.monotonic()
         left = self._family.living()
         if left and now < self._kill_at:
@@ -77,7 +77,7 @@ class Shutdown:
         return left
 
     def _strays(self, left: List[Process]) -> List[Process]:
-        """Marked processes that are no descendants of ours: looked for when no descendant lives."""
+        """Marked processes that are not descendants: searched when no descendant lives."""
         if left:
             return []
         strays = processes.marked(self._mark)

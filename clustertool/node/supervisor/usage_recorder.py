@@ -1,8 +1,8 @@
-"""The recorder writes down what ranks use and when their logs grew, beside the supervisor's loop.
+"""The recorder is a thread of the supervisor that records what ranks use and when their logs grew.
 
-A slow disk or driver costs lines, never a heartbeat. The loop only says who lives and what grew. A thread of its own looks into
-/proc and at the cards, and writes; while it is busy with that, the loop's word about who lives is dropped. The forms of the
-lines and what becomes of old ones are in model/job/usage.py and model/job/log_growth.py.
+A slow disk or driver costs lines, never a heartbeat. The loop only passes the list of living processes and grown logs. The
+thread samples /proc and the cards, and writes; while it is busy, further lists are dropped. model/job/usage.py and
+model/job/log_growth.py define the lines and their thinning.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from clustertool.node.system import machine_load, processes
 from clustertool.node.system.processes import Process, Stat
 
 EVERY = 2.0  # seconds between two lines
-_SHARE = 500  # a look at thousands of processes is rarer: it may take one part of so many of a core
+_SHARE = 500  # a sample of thousands of processes is less frequent: it may take this part of a core
 _USAGE, _GROWTH = f"{OURS}/usage.jsonl", f"{OURS}/growth.jsonl"
 _MORE = 1000  # new lines, after which the old ones are thinned out, or as many as had stayed
-_WAITING = 1000  # words for a thread that waits for its disk
+_WAITING = 1000  # calls for a thread that waits for its disk
 _PIECE = 2048  # bytes of a log in which a step is searched
 _FAREWELL = 0.5  # seconds the last lines get
 _TICK = 1.0 / os.sysconf("SC_CLK_TCK")
@@ -56,7 +56,7 @@ def no_cards() -> Sequence[Card]:
 
 
 class Recorder:
-    """turn() as often as the family is looked at; close() at the end. `cards` is called in the thread and may be slow."""
+    """turn() with each sample of the descendants; close() at the end. `cards` is called in the thread and may be slow."""
 
     def __init__(self, job: int, cards: Cards = no_cards) -> None:
         self._job = job
@@ -68,7 +68,7 @@ class Recorder:
         )  # for the thread: functions of it with their arguments; None ends it
         self.progress: Tuple[
             Reached, ...
-        ] = ()  # of the running ranks, at the newest look; another object after each change
+        ] = ()  # of the running ranks, at the newest sample; a new object after each change
         self._thread: Optional[Thread] = None
         self._busy = False
 
@@ -113,7 +113,7 @@ class Recorder:
             return
         self._usage, self._growth = books
         self._look = Look()
-        self._seen: Sequence[Running] = ()  # at the look before
+        self._seen: Sequence[Running] = ()  # at the previous sample
         for work, *arguments in iter(self._words.get, None):
             work(*arguments)
         for book in books:
@@ -137,8 +137,9 @@ class Recorder:
         self._busy = False
 
     def _read_logs(self, ranks: Sequence[Running]) -> None:
-        """How far the ranks are, for the lead: it is all that is known of them if this node is lost. A log that has not grown
-        since the last look is not read again."""
+        """The progress of the ranks, for the lead: it is all that is known of them if this node is lost. A log that has not
+        grown since the last sample is not read again.
+        """
         before, seen = {reached[:2]: reached for reached in self.progress}, frozenset(self._seen)
         found = []
         for rank in ranks:
@@ -185,7 +186,7 @@ class Book:
 
 
 class Look:
-    """One look at all members: whose they are, and what each rank has used so far. Keeps what is gone from being forgotten."""
+    """One sample of all members: their ranks, and what each rank has used so far. Keeps the usage of ended processes."""
 
     def __init__(self) -> None:
         self._owners: Dict[Process, Optional[Key]] = {}
@@ -202,7 +203,8 @@ class Look:
         return {"t": round(t, 2), "n": machine(), "r": rows}
 
     def _row(self, rank: Running, stats: Sequence[Stat]) -> RankUsage:
-        """A process's time goes to its parent when it is waited for, so the sum over the living grows, but for orphans."""
+        """A process's time is added to its parent when it is waited for, so the sum over the living grows, except for
+        orphans."""
         key = (rank.role, rank.rank)
         ticks = sum(stat.ticks + stat.waited for stat in stats)
         pid, before, seconds = self._used.get(key, (rank.pid, 0, 0.0))
@@ -213,7 +215,7 @@ class Look:
         return rank.role, rank.rank, rank.attempt, round(seconds, 2), memory, len(living), max(rank.log_size, 0)
 
     def _owned(self, stats: Dict[int, Stat], ranks: Dict[int, Key]) -> Dict[Key, List[Stat]]:
-        """Members by rank. Who was a rank's once stays so when its parent dies and it becomes the supervisor's child."""
+        """Members by rank. A member of a rank stays one when its parent dies and it becomes the supervisor's child."""
         self._owners = {process: key for process, key in self._owners.items() if process.pid in stats}
         self._owners.update((Process(pid, stats[pid].start), key) for pid, key in ranks.items() if pid in stats)
         found: Dict[Key, List[Stat]] = {}
@@ -224,7 +226,8 @@ class Look:
         return found
 
     def _owner(self, process: Process, stats: Dict[int, Stat]) -> Optional[Key]:
-        """Upwards to somebody whose rank is known; an orphan that was never seen with its parent tells by its environment."""
+        """Go up to a process whose rank is known; an orphan that was never seen with its parent is identified by its
+        environment."""
         way = []
         while process not in self._owners:
             way.append(process)

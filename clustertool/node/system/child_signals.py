@@ -63,7 +63,7 @@ def unblock() -> None:
 
 
 def _sender(code: int, pid: int, uid: int) -> str:
-    """Who sent a signal, as the kernel reports it. A sender of another pid namespace has pid 0."""
+    """The sender of a signal, as the kernel reports it. A sender of another pid namespace has pid 0."""
     if code >= _SI_KERNEL:
         return "the kernel"
     if pid == 0:

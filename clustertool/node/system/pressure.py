@@ -38,7 +38,7 @@ def _cgroup_files(pid: int) -> List[str]:
 
 
 def verdict(before: Dict[str, int]) -> str:
-    """In words, if a counter has grown since `before`; the nearest one speaks."""
+    """A description, if a counter has grown since `before`; the nearest one counts."""
     after = read(before)
     for path, kills in before.items():
         if after.get(path, 0) > kills:
@@ -64,7 +64,7 @@ _ROOM = 256 << 10  # full until there is as much again
 
 
 class Disk:
-    """The file system of a directory, by its descriptor. look() now and then; `full` is what the last look saw."""
+    """The file system of a directory, by its descriptor. `full` is the result of the last check."""
 
     def __init__(self, directory: int) -> None:
         self._directory = directory
@@ -75,7 +75,7 @@ class Disk:
         was = self.full
         with contextlib.suppress(OSError):
             space = os.fstatvfs(self._directory)
-            root = os.geteuid() == 0  # who may use what is reserved for him
+            root = os.geteuid() == 0  # user that may use the reserved blocks
             free = (space.f_bfree if root else space.f_bavail) * space.f_frsize
             no_files = space.f_files > 0 and not (space.f_ffree if root else space.f_favail)
             self.full = no_files or free < (_ROOM if was else _LITTLE)

@@ -27,7 +27,7 @@ _MAX_HEADER = 4 << 20
 _NO_ANSWER = ("", "the port is open, but the coordinator does not answer")
 _SILENT = ("", "no message from it any more")  # on a connection that was established
 _ORDERS = ("start", "stop", "finish")
-_MOST_RANKS = 256  # whose progress is reported: more do not fit a message
+_MOST_RANKS = 256  # ranks with reported progress: more do not fit into a message
 
 
 class ProgressReport:

@@ -68,7 +68,7 @@ class Listening:
 
 @dataclass(frozen=True)
 class Exited:
-    """What one supervisor reaped in one go: simultaneous as far as anybody can know."""
+    """Exits that one supervisor reaped in one pass: simultaneous as far as it can be known."""
 
     exits: Tuple[Exit, ...]
     attempt: int = 0
@@ -89,7 +89,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Absent:
-    """These nodes never joined. `where`: the coordinator in words; `seconds`: for how long they were expected."""
+    """These nodes never joined. `where`: a description of the coordinator; `seconds`: for how long they were expected."""
 
     nodes: Tuple[int, ...]
     where: str
@@ -328,7 +328,7 @@ def _absent(state: State, event: Absent) -> Step:
 
 
 def expected(state: State, where: str) -> str:
-    """What the job waits for before its trainers start; "" if they have started. `where`: the coordinator in words."""
+    """What the job waits for before its trainers start; "" if they have started. `where`: a description of the coordinator."""
     if state.phase == "joining":
         missing = [state.shape.names[node] for node in sorted(state.shape.nodes - state.joined)]
         return f"a connection from {some(missing)} to {where}"
@@ -346,7 +346,7 @@ def _stop_asked(state: State, event: StopAsked) -> Step:
 
 
 def _over(state: State) -> Step:
-    """When the last node is clean or lost: the verdict, or the next attempt, never beside survivors of the last."""
+    """When the last node is clean or lost: the verdict, or the next attempt, never together with survivors of the last one."""
     if not state.gone >= state.shape.nodes:
         return state, ()
     if state.restart and not state.survivors:
