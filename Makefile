@@ -1,4 +1,4 @@
-# What a developer types. The virtual environment is made on first use, and again when setup.cfg has changed.
+# Commands for developers. The virtual environment is created on first use, and again when setup.cfg has changed.
 
 BIN := .venv/bin
 READY := .venv/.ready
@@ -16,10 +16,10 @@ help:
 	@echo "make test-versions   tests of the laptop's side with each Python here, the oldest and the newest libraries; ARGS='tests/unit'"
 	@echo "make test-chaos   a hundred random faults, half an hour"
 	@echo "make test-frameworks   real PyTorch and Paddle, three minutes; the first time it downloads 600 MB"
-	@echo "make bench   dispatch beside rsync and clush on a shaped cluster; ARGS='--only cold-16'"
+	@echo "make bench   dispatch compared with rsync and clush on a shaped cluster; ARGS='--only cold-16'"
 	@echo "make test-browser   the report's page in Chromium (package chromium)"
-	@echo "make check   style, types, the arrows between the layers"
-	@echo "make clean   remove everything that make has made"
+	@echo "make check   format, mistakes, types, imports, names"
+	@echo "make clean   remove everything that make has created"
 
 demo: $(READY) $(DATA)
 	@scripts/demo.sh
@@ -67,6 +67,7 @@ check: $(READY)
 	$(BIN)/ruff format --quiet --diff || code=1; \
 	$(BIN)/mypy --no-error-summary || code=1; \
 	PYTHONPATH=. $(BIN)/lint-imports --no-logo || code=1; \
+	$(BIN)/python scripts/check-words.py || code=1; \
 	exit $$code
 
 bench: $(READY)

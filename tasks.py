@@ -1,4 +1,4 @@
-"""The verbs a person types as `inv VERB`; those of this project's developers are under `dev.`."""
+"""This file has the verbs of `inv VERB`, and the tasks of developers under `dev.`."""
 
 from invoke import Collection, Context, task
 
@@ -7,13 +7,13 @@ from clustertool.verbs import ns
 
 @task
 def test(c: Context) -> None:
-    """All tests that run in minutes."""
+    """Run all tests that take minutes."""
     c.run("make test")
 
 
 @task
 def check(c: Context) -> None:
-    """Style, types, and the arrows between the layers."""
+    """Format, mistakes, types, imports and names."""
     c.run("make check")
 
 

@@ -34,7 +34,7 @@ class ClustertoolError(Exception):
 
     code = 70
     source = "tool"
-    told = False  # the message was printed before: only the fix and the exit code remain
+    printed = False  # the message was printed before: only the fix and the exit code remain
     brief = ""  # for the exit line: the failure without what was printed already
 
     def __init__(self, what: str, fix: str = "", node: str = "") -> None:
@@ -73,11 +73,11 @@ class BadAnswer(PreflightError):
     pass
 
 
-class PortHeld(PreflightError):
+class PortInUse(PreflightError):
     """Where the port was not asked for by name, planning once more finds another."""
 
 
-class DeviceHeld(PreflightError):
+class DeviceInUse(PreflightError):
     """It may become free: --wait waits for that."""
 
 
@@ -166,8 +166,8 @@ _BY_NAME = {
         NotFound,
         PreflightError,
         Unreachable,
-        PortHeld,
-        DeviceHeld,
+        PortInUse,
+        DeviceInUse,
         InternalError,
         DispatchError,
         NodeLost,

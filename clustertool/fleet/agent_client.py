@@ -28,7 +28,7 @@ from clustertool.model.wire.frames import Decoder, FrameError, Header, encode
 from clustertool.model.wire.messages import Answered, Request
 from clustertool.model.wire.shape import Malformed
 from clustertool.model.wire.stream_messages import ClosedFrame, RelayOrder, RelayReport, StreamFrame
-from clustertool.ssh.channel import Reach, discard
+from clustertool.ssh.channel import Reachable, discard
 from clustertool.ssh.greeting import Greeting, seconds_for
 
 Sink = Callable[[int, StreamFrame, bytes], None]
@@ -36,20 +36,20 @@ _WINDOW = 8 << 20  # what may be on its way to us unread: bounds the laptop's me
 _SLICE = 1 << 17
 _GENTLE = 1 << 16
 _PAUSE = 0.002
-_SAID = 64 << 10  # bytes of the channel's stderr that are read for an error message
-_LAST_WORDS = 0.5
+_ERROR_BYTES = 64 << 10  # bytes of the channel's stderr that are read for an error message
+_ERROR_WAIT = 0.5
 _TIMES = 20  # the timeout of a long request: as long as there is progress
 
 
-class Agent:
+class AgentClient:
     """Open with Agent.open(); ask() for one answer; frames that answer nothing (events, logs, beats) go to `sink`."""
 
-    def __init__(self, link: Reach, host: Host, sink: Sink | None) -> None:
+    def __init__(self, link: Reachable, host: Host, sink: Sink | None) -> None:
         self.link = link
         self.host = host
         self.python = ""
         self._sink = sink
-        self.hear: Callable[[int, RelayReport], None] | None = None  # gets the reports of the node's relay
+        self.on_relay: Callable[[int, RelayReport], None] | None = None  # gets the reports of the node's relay
         self._channel: Any = None
         self._rest = b""  # bytes that came together with the last line of the start
         self._numbers = iter(range(1, 1 << 62))
@@ -62,13 +62,13 @@ class Agent:
         self.dead: ClustertoolError | None = None
 
     @classmethod
-    def open(cls, link: Reach, host: Host, cluster: Cluster, sink: Sink | None = None) -> Agent:
+    def open(cls, link: Reachable, host: Host, cluster: Cluster, sink: Sink | None = None) -> AgentClient:
         """Start the node side over `link`. Raises PreflightError (no python, too old) or Unreachable."""
         agent = cls(link, host, sink)
         try:
             agent._boot(cluster)
         except (OSError, EOFError) as error:
-            why = agent._said(_LAST_WORDS) or str(error)
+            why = agent._stderr_line(_ERROR_WAIT) or str(error)
             agent.close()
             raise Unreachable(
                 f"the session ended at once{': ' + why if why else ''}", "try ssh by hand", host.name
@@ -93,22 +93,22 @@ class Agent:
         hello = json.dumps({"root_dir": root, "root_group": cluster.root_dir_group, "entry": self.host.entry}).encode()
         start = node_bundle.LOADER + node_bundle.digest().encode() + node_bundle.sized(hello)
         self._channel.sendall(cluster.python.encode() + b"\n" + start)
-        word = self._word(cluster, greeting)
-        if word == "need":
+        line = self._answer(cluster, greeting)
+        if line == "need":
             self._channel.sendall(node_bundle.packed())
-            word = self._word(cluster, greeting)
-        if word != "ready":
-            raise PreflightError(f"the node side did not start: {word}", "run inv check", self.host.name)
+            line = self._answer(cluster, greeting)
+        if line != "ready":
+            raise PreflightError(f"the node side did not start: {line}", "run inv check", self.host.name)
         self._channel.settimeout(None)
         self._rest = greeting.rest
 
-    def _word(self, cluster: Cluster, greeting: Greeting) -> str:
+    def _answer(self, cluster: Cluster, greeting: Greeting) -> str:
         fix = "install Python 3.8 or newer on the node, or set PYTHON in conf.py"
         try:
             line = greeting.line()
         except EOFError:
-            said = self._said(_LAST_WORDS)
-            what = f"{cluster.python} did not run{': ' + said if said else ''}"
+            output = self._stderr_line(_ERROR_WAIT)
+            what = f"{cluster.python} did not run{': ' + output if output else ''}"
             raise PreflightError(what, fix, self.host.name) from None
         if line.startswith("old "):
             raise PreflightError(f"{cluster.python} is Python {line[4:]}, too old", fix, self.host.name)
@@ -116,14 +116,14 @@ class Agent:
             raise PreflightError(f"there is no {cluster.python}", fix, self.host.name)
         return line
 
-    def _said(self, wait: float = 0.0) -> str:
+    def _stderr_line(self, wait: float = 0.0) -> str:
         """The last line of the channel's stderr; it may come a moment after the end of stdout."""
         text, end = b"", time.monotonic() + wait
         if self._channel is None:
             return ""
         while not self._channel.recv_stderr_ready() and time.monotonic() < end:
             time.sleep(0.01)
-        while self._channel.recv_stderr_ready() and len(text) < _SAID:
+        while self._channel.recv_stderr_ready() and len(text) < _ERROR_BYTES:
             text += self._channel.recv_stderr(4096)
         lines = text.decode(errors="backslashreplace").strip().splitlines()
         return lines[-1] if lines else ""
@@ -232,8 +232,8 @@ class Agent:
             return
         except (OSError, EOFError) as error:
             why = f"the connection broke: {error}"
-        said = self._said()
-        self._died(self._lost(why + (f" ({said})" if said else "")))
+        output = self._stderr_line()
+        self._died(self._lost(why + (f" ({output})" if output else "")))
 
     def _fits(self, header: Header, size: int) -> None:
         """The decoder's check of each header. Raises FrameError for one that is too large or answers no request."""
@@ -294,8 +294,8 @@ class Agent:
             self._close_stream(error.what, refused=True)
 
     def _report(self, report: RelayReport) -> None:
-        if self.hear is not None:
-            self.hear(self.host.index, report)
+        if self.on_relay is not None:
+            self.on_relay(self.host.index, report)
 
     def _close_stream(self, why: str, refused: bool) -> None:
         if self._sink is not None:

@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from clustertool.errors import REPORT, ClustertoolError, InternalError, NotFound, Unreachable
-from clustertool.fleet.agent_client import Agent, Sink
+from clustertool.fleet.agent_client import AgentClient, Sink
 from clustertool.fleet.this_machine import HereLink
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.wire.messages import Answered, Request
-from clustertool.ssh.channel import Reach
+from clustertool.ssh.channel import Reachable
 from clustertool.ssh.connection import Link
 from clustertool.ssh.greeting import seconds_for
-from clustertool.ssh.parallel import Gathered, Work, each
+from clustertool.ssh.parallel import Gathered, ParallelWork, each
 from clustertool.ssh.parallel import begin as begin_all
 from clustertool.ssh.prompter import Person, Prompter
 
@@ -35,15 +35,15 @@ class Fleet:
     ) -> None:
         self.cluster = cluster
         self.check = check
-        self.agents: dict[int, Agent] = {}
+        self.agents: dict[int, AgentClient] = {}
         self.failed: dict[int, ClustertoolError] = {}
         self.phases: dict[int, dict[str, float]] = {}  # seconds of connect, login, agent
         self._sink = sink
         self.opened = False
-        self._links: list[Reach] = []
+        self._links: list[Reachable] = []
         self._prompter = Prompter(person)
-        self._work: Work[Host, Agent] | None = None  # of open()
-        self._starting: dict[int, tuple[float, Reach]] = {}  # nodes whose agents start: deadline and connection
+        self._work: ParallelWork[Host, AgentClient] | None = None  # of open()
+        self._starting: dict[int, tuple[float, Reachable]] = {}  # nodes whose agents start: deadline and connection
 
     def __enter__(self) -> Fleet:
         return self
@@ -59,12 +59,12 @@ class Fleet:
         """
         gc.freeze()  # what was imported stays
 
-        def connect(host: Host) -> Agent:
+        def connect(host: Host) -> AgentClient:
             link = self._reach(host)
             between = time.monotonic()
             self._starting[host.index] = between + seconds_for(self.cluster.connect_timeout) + _OVERDUE, link
             try:
-                agent = Agent.open(link, host, self.cluster, self._sink)
+                agent = AgentClient.open(link, host, self.cluster, self._sink)
             finally:
                 del self._starting[host.index]
             self.phases[host.index] = {**getattr(link, "times", {}), "agent": time.monotonic() - between}
@@ -91,7 +91,7 @@ class Fleet:
         """Wait for nodes and sort them into `agents` and `failed`. Those that are late are in neither."""
         assert self._work is not None
         try:
-            self._work.wait(None, self._look, lag)
+            self._work.wait(None, self._check, lag)
         except BaseException:
             self._work.abandon()
             raise
@@ -109,7 +109,7 @@ class Fleet:
         """Put no more questions: a login that needs one fails from now on."""
         self._prompter.silence()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self.serve()
         for end, link in list(self._starting.values()):
             if time.monotonic() > end:  # the node reads too slowly: a send has no deadline as a whole
@@ -117,18 +117,18 @@ class Fleet:
         if self.check:
             self.check()
 
-    def reopen(self, node: int) -> Agent:
+    def reopen(self, node: int) -> AgentClient:
         """Open one node again after its connection was lost. The old agent reports nothing more."""
         host = self.cluster.hosts[node]
         if node in self.agents:
             self.agents[node].close()
             self.agents[node].link.close()
-        self.agents[node] = Agent.open(self._reach(host), host, self.cluster, self._sink)
+        self.agents[node] = AgentClient.open(self._reach(host), host, self.cluster, self._sink)
         self.failed.pop(node, None)
         return self.agents[node]
 
-    def _reach(self, host: Host) -> Reach:
-        link: Reach = HereLink(host) if host.here else Link.open(host, self.cluster, prompt=self._prompter)
+    def _reach(self, host: Host) -> Reachable:
+        link: Reachable = HereLink(host) if host.here else Link.open(host, self.cluster, prompt=self._prompter)
         self._links.append(link)
         return link
 

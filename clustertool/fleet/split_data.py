@@ -35,7 +35,7 @@ Check = Callable[[], None]
 
 
 @dataclass(frozen=True)
-class Order:
+class LineOrder:
     """What to cut. seed None: in the order of the file; `replace`: shards that are there already may go."""
 
     data: Path
@@ -58,7 +58,7 @@ class Result:
     replaced: int  # shards of an older set that were removed
 
 
-def cut(order: Order, progress: Progress, check: Check) -> Result:
+def cut(order: LineOrder, progress: Progress, check: Check) -> Result:
     """Raises DataError for data that cannot be cut so, UsageError for shards that are there, and what `check` raises."""
     try:
         with _opened(order.data) as file:
@@ -87,7 +87,7 @@ def existing(folder: Path, name: str) -> list[str]:
     return sorted(entry for entry, digits in found.items() if len(digits) in widths)
 
 
-def _refuse_existing(order: Order) -> list[str]:
+def _refuse_existing(order: LineOrder) -> list[str]:
     old = existing(order.folder, order.data.name)
     if old and not order.replace:
         fix = "add --force to replace them, or give another folder with --to"
@@ -140,7 +140,7 @@ def _blocks(file: BinaryIO, start: int, end: int, check: Check) -> Iterator[byte
         yield block
 
 
-def _measure(file: BinaryIO, order: Order, progress: Progress, check: Check) -> _Data:
+def _measure(file: BinaryIO, order: LineOrder, progress: Progress, check: Check) -> _Data:
     info = os.fstat(file.fileno())
     at = body = lines = 0
     for block in _blocks(file, 0, info.st_size, check):
@@ -158,7 +158,7 @@ def _measure(file: BinaryIO, order: Order, progress: Progress, check: Check) -> 
     return data
 
 
-def _unchanged(file: BinaryIO, data: _Data, order: Order) -> None:
+def _unchanged(file: BinaryIO, data: _Data, order: LineOrder) -> None:
     now = os.fstat(file.fileno())
     if (now.st_size, now.st_mtime_ns) != (data.info.st_size, data.info.st_mtime_ns):
         raise DataError(f"{order.data} changed while it was cut", "wait until it is complete, then split it again")
@@ -193,7 +193,7 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _fill(stage: Path, data: _Data, order: Order, progress: Progress, check: Check) -> Sequence[int]:
+def _fill(stage: Path, data: _Data, order: LineOrder, progress: Progress, check: Check) -> Sequence[int]:
     """Write all shards into the stage; the number of lines in each. The tail, which no newline ends, ends a shard."""
     counts = shares(data.lines + bool(data.tail), order.shards)
     last = order.shards - 1
@@ -219,7 +219,7 @@ def _fill(stage: Path, data: _Data, order: Order, progress: Progress, check: Che
 class _Lines:
     """Takes lines by number off a stream of blocks that know nothing of lines."""
 
-    def __init__(self, blocks: Iterator[bytes], order: Order) -> None:
+    def __init__(self, blocks: Iterator[bytes], order: LineOrder) -> None:
         self._blocks = blocks
         self._order = order
         self._block = b""
@@ -254,7 +254,7 @@ def _after(block: bytes, at: int, count: int) -> tuple[int, int]:
     return at, found
 
 
-def _publish(stage: Path, order: Order, counts: Sequence[int], old: Sequence[str]) -> tuple[Shard, ...]:
+def _publish(stage: Path, order: LineOrder, counts: Sequence[int], old: Sequence[str]) -> tuple[Shard, ...]:
     """By one rename each. Older shards are removed before, and the first shard comes last: two sets never look like one."""
     for name in old:
         (order.folder / name).unlink()
@@ -283,7 +283,7 @@ class _Shuffle:
         self._check = check
         self._names = iter(range(1 << 62))
 
-    def blocks(self, file: BinaryIO, size: int, lines: int, told: bool = True) -> Iterator[bytes]:
+    def blocks(self, file: BinaryIO, size: int, lines: int, reported: bool = True) -> Iterator[bytes]:
         """The first `size` bytes of a file, which are `lines` lines, in random order."""
         taken = size + lines * _PER_LINE
         if lines == 1 and size > BLOCK:
@@ -292,11 +292,11 @@ class _Shuffle:
             yield from self._in_memory(file, size)
         else:
             for path, its_size, its_lines in self._scatter(
-                file, size, min(_BUCKETS, 2 + taken * 5 // (4 * MEMORY)), told
+                file, size, min(_BUCKETS, 2 + taken * 5 // (4 * MEMORY)), reported
             ):
                 with open(path, "rb", buffering=0) as bucket:
                     path.unlink()
-                    yield from self.blocks(bucket, its_size, its_lines, told=False)
+                    yield from self.blocks(bucket, its_size, its_lines, reported=False)
 
     def _in_memory(self, file: BinaryIO, size: int) -> Iterator[bytes]:
         self._check()
@@ -306,14 +306,14 @@ class _Shuffle:
         for start in range(0, len(lines), 1000):
             yield b"\n".join(lines[start : start + 1000]) + b"\n"
 
-    def _scatter(self, file: BinaryIO, size: int, count: int, told: bool) -> Iterator[tuple[Path, int, int]]:
+    def _scatter(self, file: BinaryIO, size: int, count: int, reported: bool) -> Iterator[tuple[Path, int, int]]:
         """(path, bytes, lines) of the buckets that are not empty, all of them written before the first one is returned."""
         paths = [self._folder / f"bucket{next(self._names)}" for _ in range(count)]
         sizes, lines = [0] * count, [0] * count
         with contextlib.ExitStack() as stack:
             writers = [stack.enter_context(open(path, "wb", buffering=_BUFFER)) for path in paths]
             chosen, inside = 0, False
-            for piece in self._pieces(file, size, told):
+            for piece in self._pieces(file, size, reported):
                 if not inside:
                     chosen = int(self._random() * count)
                     lines[chosen] += 1
@@ -324,9 +324,9 @@ class _Shuffle:
             if its_lines:
                 yield path, its_size, its_lines
 
-    def _pieces(self, file: BinaryIO, size: int, told: bool) -> Iterator[bytes]:
+    def _pieces(self, file: BinaryIO, size: int, reported: bool) -> Iterator[bytes]:
         """Lines; one that is longer than a block comes in several pieces."""
-        done = looked = 0
+        done = checked = 0
         with open(os.dup(file.fileno()), "rb", buffering=BLOCK) as reader:
             reader.seek(0)
             while done < size:
@@ -334,9 +334,9 @@ class _Shuffle:
                 if not piece:  # the file has shrunk, which is reported when lines are missing
                     return
                 done += len(piece)
-                if done - looked >= BLOCK:
-                    looked = done
+                if done - checked >= BLOCK:
+                    checked = done
                     self._check()
-                    if told:
+                    if reported:
                         self._progress("shuffling", done, size)
                 yield piece

@@ -77,19 +77,17 @@ def visible(environ: Mapping[str, str]) -> tuple[str, tuple[int, ...] | None]:
 
     Raises UsageError for ids that are no numbers.
     """
-    said = {kind: environ[name] for kind, (name, _) in VARIABLES.items() if environ.get(name, "all").strip() != "all"}
-    for kind, text in said.items():
-        words = [word.strip() for word in text.split(",") if word.strip()]
-        words = list(
-            itertools.takewhile(lambda word: not word.startswith("-"), words)
-        )  # -1 hides itself and what follows
-        odd = next((word for word in words if not word.isdecimal()), "")
+    limits = {kind: environ[name] for kind, (name, _) in VARIABLES.items() if environ.get(name, "all").strip() != "all"}
+    for kind, text in limits.items():
+        ids = [one.strip() for one in text.split(",") if one.strip()]
+        ids = list(itertools.takewhile(lambda one: not one.startswith("-"), ids))  # -1 hides itself and what follows
+        odd = next((one for one in ids if not one.isdecimal()), "")
         if odd:
             what = f"{VARIABLES[kind][0]}={text}: {odd!r} is no number"
             raise UsageError(what, "write the devices' numbers, as nvidia-smi -L has them")
-        if words:
-            return kind, tuple(map(int, words))
-    return ("cpu" if said else ""), None
+        if ids:
+            return kind, tuple(map(int, ids))
+    return ("cpu" if limits else ""), None
 
 
 def _first_path() -> str:
@@ -142,7 +140,7 @@ class HereChannel:
         reading, errors = os.pipe()
         os.set_blocking(reading, False)
         self._errors = open(reading, "rb", buffering=0)  # noqa: SIM115 - read to the end by the last user
-        self._said = b""
+        self._error_output = b""
         try:
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", command],
@@ -174,11 +172,11 @@ class HereChannel:
 
     def recv_stderr_ready(self) -> bool:
         """Bytes are there; at the end of the stream none are, as with paramiko."""
-        self._said = self._said or self._errors.read(1 << 16) or b""
-        return bool(self._said)
+        self._error_output = self._error_output or self._errors.read(1 << 16) or b""
+        return bool(self._error_output)
 
     def recv_stderr(self, size: int) -> bytes:
-        data, self._said = self._said[:size], self._said[size:]
+        data, self._error_output = self._error_output[:size], self._error_output[size:]
         return data
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ class Facts:
     devices: Tuple[int, ...] = ()
     device_kind: str = "cpu"
     devices_seen: bool = False  # the probe has read the devices: an id that is not in `devices` does not exist
-    held: Tuple[Tuple[int, str, str], ...] = ()  # (device, job, user): locked by a job
+    locked: Tuple[Tuple[int, str, str], ...] = ()  # (device, job, user): locked by a job
     used: Tuple[Tuple[int, str], ...] = ()  # (device, process): in use without a lock; known for --devices auto
     ills: Tuple[Tuple[int, str, str], ...] = ()  # (device, what is wrong with it, the fix); known for --devices auto
     modules: Tuple[str, ...] = ()  # digests of the NVML modules that are kept there
@@ -52,7 +52,7 @@ class Facts:
     mtu: int = 0  # of the interface; 0: unknown
     rdma: bool = False
     own: "str | None" = ""  # address of the node's own host name; None: no name server answers
-    looked: bool = False  # what only `inv check` asks was asked: all that follows
+    examined: bool = False  # what only `inv check` asks was asked: all that follows
     leftovers: Tuple[Tuple[str, int], ...] = ()  # job, processes
     packages: Tuple[Tuple[str, str], ...] = ()  # name, version ("": not there), of the job's python
     job_proxies: Tuple[str, ...] = ()  # names, in a rank's environment
@@ -79,8 +79,8 @@ def read_facts(node: int, answer: Mapping[str, Any]) -> Facts:
         if key in known:
             known[key] = tuple(known[key])
     known["busy"] = frozenset(known.get("busy", ()))
-    known["listeners"] = tuple((int(port), str(who)) for port, who in known.get("listeners", ()))
-    known["held"] = tuple((int(device), str(job), str(user)) for device, job, user in known.get("held", ()))
+    known["listeners"] = tuple((int(port), str(name)) for port, name in known.get("listeners", ()))
+    known["locked"] = tuple((int(device), str(job), str(user)) for device, job, user in known.get("locked", ()))
     known["used"] = in_use(known)
     for key in ("limits", "leftovers", "packages", "ills"):
         known[key] = tuple(tuple(row) for row in known.get(key, ()))
@@ -90,7 +90,7 @@ def read_facts(node: int, answer: Mapping[str, Any]) -> Facts:
 
 def in_use(answer: Mapping[str, Any]) -> Tuple[Tuple[int, str], ...]:
     """From a node's answer about its devices: (device, process that computes on it) where no job has locked it."""
-    return tuple((int(device), str(who)) for device, who in answer.get("used", ()))
+    return tuple((int(device), str(name)) for device, name in answer.get("used", ()))
 
 
 def with_devices(fact: Facts, answer: Mapping[str, Any]) -> Facts:

@@ -72,7 +72,7 @@ def cells(findings: Sequence[Finding], node: int) -> Dict[str, Finding]:
         worst = max(by_column[column], key=lambda one: _LEVELS.index(one.level)).level
         alike = [one for one in by_column[column] if one.level == worst]
         texts, fixes = (
-            list(dict.fromkeys(words)) for words in ([a.text for a in alike], [a.fix for a in alike if a.fix])
+            list(dict.fromkeys(lines)) for lines in ([a.text for a in alike], [a.fix for a in alike if a.fix])
         )
         found[column] = Finding(node, column, worst, "; ".join(texts), "; ".join(fixes))
     return found

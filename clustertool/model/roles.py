@@ -12,13 +12,13 @@ MODES: Dict[str, Tuple[str, ...]] = {
 }
 ROLES = MODES["ps-heter"]
 PADDLE = {"pserver": "PSERVER", "trainer": "TRAINER", "heter": "HETER_TRAINER"}
-_WORDS = {"heter": "heter trainer"}
+_NAMES = {"heter": "heter trainer"}
 _ALIASES = {"heter_trainer": "heter", "heter-trainer": "heter"}
 
 
-def word(role: str) -> str:
+def role_name(role: str) -> str:
     """The role for users: `heter trainer`."""
-    return _WORDS.get(role, role)
+    return _NAMES.get(role, role)
 
 
 def known(name: str) -> str:

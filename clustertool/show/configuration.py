@@ -53,5 +53,5 @@ def environment(title: str, env: Mapping[str, str], terminal: Terminal) -> None:
 
 
 def _short(value: str) -> str:
-    words = value.split(",")
-    return value if len(words) <= _ENDPOINTS else f"{','.join(words[:_ENDPOINTS])},... ({len(words)} in all)"
+    parts = value.split(",")
+    return value if len(parts) <= _ENDPOINTS else f"{','.join(parts[:_ENDPOINTS])},... ({len(parts)} in all)"

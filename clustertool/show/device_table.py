@@ -87,7 +87,7 @@ def wrong(device: Card) -> list[str]:
         found.append(count(errors, "ECC error"))
     if device.get("repair"):
         found.append(f"memory repair {device['repair']}")
-    found += [str(word) for word in device.get("throttle", ()) if word not in _HARMLESS]
+    found += [str(reason) for reason in device.get("throttle", ()) if reason not in _HARMLESS]
     if device.get("compute_mode") not in (None, "", "default"):
         found.append(str(device["compute_mode"]))
     return found
@@ -95,15 +95,15 @@ def wrong(device: Card) -> list[str]:
 
 def _state(device: Card) -> Cell:
     """Its faults, then the job or user that uses it; `free` if no process computes on it."""
-    sick, held = wrong(device), device.get("held")
-    words = list(sick)
-    if held:
-        words.append(f"job {held['job']} ({held['user']})")
+    sick, locked = wrong(device), device.get("held")
+    faults = list(sick)
+    if locked:
+        faults.append(f"job {locked['job']} ({locked['user']})")
     elif device.get("processes"):
-        words.append("used")
+        faults.append("used")
     elif not sick:
-        words.append("free")
-    return Cell(", ".join(words), "red" if sick else "" if held or device.get("processes") else "green")
+        faults.append("free")
+    return Cell(", ".join(faults), "red" if sick else "" if locked or device.get("processes") else "green")
 
 
 def process(one: CardProcess) -> str:

@@ -13,7 +13,7 @@ from clustertool.show.table import fold
 from clustertool.show.terminal import Terminal
 
 
-class Exit(TypedDict):
+class ExitCode(TypedDict):
     """The `exit` of every JSON answer."""
 
     code: int
@@ -24,14 +24,14 @@ class Exit(TypedDict):
 def show_error(error: ClustertoolError, terminal: Terminal) -> None:
     """Print an error on stderr; of one that was printed in detail already, the fix and the last line."""
     for fix, messages in _by_fix(_each(error)).items():
-        for what, nodes in () if error.told else messages.items():
+        for what, nodes in () if error.printed else messages.items():
             terminal.error(_indented(f"{_where(nodes)}{what}"))
         if fix:
             terminal.note(_indented(f"  fix: {fix}"))
     terminal.note(f"clustertool: exit {error.code} ({error.source}): {error.brief or reason(error)}")
 
 
-def exit_json(error: ClustertoolError | None, source: str = "job") -> Exit:
+def exit_json(error: ClustertoolError | None, source: str = "job") -> ExitCode:
     """How a verb ended, for scripts; without an error `source` is the origin of the success."""
     if error is None:
         return {"code": 0, "source": source, "reason": ""}

@@ -8,7 +8,7 @@ from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState, StopState
 from clustertool.model.job.stop_result import StopResult
-from clustertool.model.roles import ROLES, word
+from clustertool.model.roles import ROLES, role_name
 from clustertool.show.table import gather
 from clustertool.show.terminal import Terminal
 from clustertool.watch.verdict import culprit, errors
@@ -45,7 +45,7 @@ def abort_line(status: JobStatus, outcome: Outcome) -> str:
         return ""
     role = outcome.culprits[0][0]
     ranks = sorted(rank for name, rank in outcome.culprits if name == role)
-    total, name = len(status.of(role)), word(role)
+    total, name = len(status.of(role)), role_name(role)
     return (
         f"ABORT!!! Out of all {total} {name}s, the {name} process with rank=[{','.join(map(str, ranks))}] was aborted. "
         "Please check its log."
@@ -60,7 +60,7 @@ def victims_line(status: JobStatus, outcome: Outcome) -> str:
     for role in ROLES:
         ranks = sorted(rank for name, rank in outcome.victims if name == role)
         if ranks:
-            parts.append(f"{word(role)} {ranges(ranks)}")
+            parts.append(f"{role_name(role)} {ranges(ranks)}")
     return "stopped because of it (victims): " + "; ".join(parts)
 
 
@@ -82,12 +82,12 @@ def brief(status: JobStatus, outcome: Outcome) -> str:
     guilty = culprit(status, outcome)
     if guilty is None:
         return ""
-    first = f"{word(guilty.role)} {guilty.rank} on {status.nodes[guilty.node].name or f'node {guilty.node}'}"
+    first = f"{role_name(guilty.role)} {guilty.rank} on {status.nodes[guilty.node].name or f'node {guilty.node}'}"
     if len(outcome.culprits) == 1:
         return f"{first} failed"
     roles = [role for role, _ in outcome.culprits]
     counts = ", ".join(
-        f"{roles.count(role)} {word(role)}{'s' * (roles.count(role) > 1)}" for role in dict.fromkeys(roles)
+        f"{roles.count(role)} {role_name(role)}{'s' * (roles.count(role) > 1)}" for role in dict.fromkeys(roles)
     )
     same = " with the same error" if len(errors(status, outcome)) == 1 else ""
     return f"{counts} failed{same}, first {first}"

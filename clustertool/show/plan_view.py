@@ -57,7 +57,7 @@ def _environment(processes: Sequence[Shown], terminal: Terminal) -> None:
     if common:
         table(f"environment of {_all(processes)}", ("name", "value"), sorted(common), terminal=_after_blank(terminal))
     own = [(f"{p['role']} {p['rank']}", sorted(set(p.get("env", {}).items()) - common)) for p in processes]
-    rows = [(who, name, value) for who, pairs in own for name, value in pairs]
+    rows = [(owner, name, value) for owner, pairs in own for name, value in pairs]
     if rows:
         table("environment of each", ("process", "name", "value"), rows, terminal=_after_blank(terminal))
 

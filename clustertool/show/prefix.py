@@ -62,4 +62,4 @@ class RankLines:
 
 def widest(ranks: Sequence[tuple[str, int, str]]) -> int:
     """The width that lines up the prefixes of these (role, rank, node)."""
-    return max((len(prefix(*who)) for who in ranks), default=0)
+    return max((len(prefix(*key)) for key in ranks), default=0)

@@ -106,13 +106,13 @@ class DispatchProgress:
         self._sending = Sending(names)
         self._samples: deque[tuple[float, float]] = deque()
         self._since = since
-        self._start = self._told = 0.0
+        self._start = self._printed_at = 0.0
         self._live: Live | None = None
         self.between = 0  # bytes from node to node, known at the end
 
     def __enter__(self) -> DispatchProgress:
-        self._told = self._clock()
-        self._start = self._told if self._since is None else self._since
+        self._printed_at = self._clock()
+        self._start = self._printed_at if self._since is None else self._since
         self._samples.append((self._start, 0.0))
         if self._terminal.is_terminal:
             self._open()
@@ -158,9 +158,9 @@ class DispatchProgress:
             return
         with self._lock:
             now = self._clock()
-            if now - self._told < _PERIOD:
+            if now - self._printed_at < _PERIOD:
                 return
-            self._told = now
+            self._printed_at = now
             sent, total = self._sending.sent, self._sending.planned
             pace = self._pace(now, sent, total)
             nodes = f"{len(self._sending.named('done'))} of {_nodes(len(self._sending.state))}"
@@ -251,10 +251,10 @@ class Bar:
         self._progress: Progress | None = None
         self._task: Any = None
         self._phase = ""
-        self._begun = self._told = 0.0
+        self._begun = self._printed_at = 0.0
 
     def __enter__(self) -> Bar:
-        self._told = self._clock()
+        self._printed_at = self._clock()
         if self._terminal.is_terminal:
             self._progress = _progress(self._terminal)
             self._task = self._progress.add_task(self._label, total=None, note="")
@@ -274,8 +274,8 @@ class Bar:
             self._progress.update(
                 self._task, description=f"{self._label}: {phase}", completed=done, total=total, note=note
             )
-        elif now - self._told >= _PERIOD:
-            self._told = now
+        elif now - self._printed_at >= _PERIOD:
+            self._printed_at = now
             self._terminal.line(f"{self._label}: {phase}, {_of(done, total)}{self._left(now, done, total)}")
 
     def _left(self, now: float, done: int, total: int) -> str:

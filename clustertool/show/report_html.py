@@ -15,24 +15,24 @@ from clustertool import __version__
 from clustertool.model.job.outcome import Key
 from clustertool.model.job.state_names import JobState, NodeState, RankState
 from clustertool.model.quantities import human_bytes, human_seconds
-from clustertool.model.roles import word
+from clustertool.model.roles import role_name
 from clustertool.show.markup import Html, tag
 from clustertool.show.outcome_view import ranges
 from clustertool.show.report_charts import Curve, Line, axis, chart
 from clustertool.show.table import count, fold
-from clustertool.watch.report_model import Node, RankReport, Span, Story
+from clustertool.watch.report_model import RankReport, ReportModel, ReportNode, Span
 from clustertool.watch.straggler import RULES
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _ROWS = 60  # of the timeline; more are folded
 _NODES = 12  # with open curves; more are folded, except those with a finding
 _WORDY = 12  # percent of the timeline that a bar needs for a label
-_TOLD = 40  # sentences of what happened
+_MOST_NEWS = 40  # sentences of what happened
 _QUIET = 5.0  # seconds without output that are reported
 _LISTED = 6  # stragglers listed at the top, and last lines
 _LEAST = 0.1  # least cores of a chart's scale: below that, clock ticks look like work
 _GOING = (JobState.STARTING, JobState.RUNNING)
-_WORDS = {
+_TITLES = {
     "succeeded": "Succeeded",
     "failed": "Failed",
     "lost": "Lost",
@@ -43,7 +43,7 @@ _WORDS = {
 }
 
 
-def page(story: Story, made: float) -> str:
+def page(story: ReportModel, made: float) -> str:
     """The whole file. `made`: the moment it is made, seconds since the epoch."""
     head = tag(
         "head",
@@ -75,7 +75,7 @@ def _style() -> str:
 # -- the top --
 
 
-def _header(story: Story) -> Html:
+def _header(story: ReportModel) -> Html:
     facts = [
         story.mode,
         count(len(story.nodes), "node"),
@@ -89,33 +89,33 @@ def _header(story: Story) -> Html:
     return tag("header", tag("h1", "job ", tag("code", story.job)), tag("p", " · ".join(filter(None, facts))))
 
 
-def _roles(story: Story) -> str:
+def _roles(story: ReportModel) -> str:
     roles = [rank.role for rank in story.ranks]
-    return ", ".join(count(roles.count(role), word(role)) for role in dict.fromkeys(roles))
+    return ", ".join(count(roles.count(role), role_name(role)) for role in dict.fromkeys(roles))
 
 
-def _verdict(story: Story) -> Html:
+def _verdict(story: ReportModel) -> Html:
     outcome, state = story.outcome, story.state
-    parts: list[Html] = [tag("h2", tag("span", _WORDS.get(state, state), class_=f"badge {state}"), _headline(story))]
+    parts: list[Html] = [tag("h2", tag("span", _TITLES.get(state, state), class_=f"badge {state}"), _headline(story))]
     if outcome is None:
-        return tag("section", *parts, tag("p", _now(story)), _last_words(story), class_=f"verdict {state}")
+        return tag("section", *parts, tag("p", _now(story)), _last_lines(story), class_=f"verdict {state}")
     culprit = story.rank(story.culprit) if story.culprit else None
-    told = culprit is not None and len(outcome.culprits) == 1 and culprit.how in outcome.reason
+    named = culprit is not None and len(outcome.culprits) == 1 and culprit.how in outcome.reason
     code = f"Exit code {outcome.code} ({'the job’s own' if outcome.source == 'job' else 'given by the tool'})"
-    parts.append(tag("p", None if told else f"{outcome.reason}. ", f"{code} after {human_seconds(story.length)}."))
+    parts.append(tag("p", None if named else f"{outcome.reason}. ", f"{code} after {human_seconds(story.length)}."))
     if culprit is not None:
         parts.append(
-            tag("h3", f"Last lines of {_who(culprit)} ", tag("small", f"{story.name(culprit.node)}, {culprit.log}"))
+            tag("h3", f"Last lines of {_name(culprit)} ", tag("small", f"{story.name(culprit.node)}, {culprit.log}"))
         )
-        parts.append(_log(story.told))
+        parts.append(_log(story.last_lines))
     else:
-        parts.append(_last_words(story))
+        parts.append(_last_lines(story))
     if story.victims:
         parts.append(tag("p", "Stopped because of it (victims): ", _ranks(story.victims), class_="victims"))
     return tag("section", *parts, class_=f"verdict {state}")
 
 
-def _headline(story: Story) -> Html:
+def _headline(story: ReportModel) -> Html:
     """The culprit by name."""
     outcome = story.outcome
     guilty = [rank for rank in map(story.rank, outcome.culprits if outcome else ()) if rank]
@@ -123,11 +123,11 @@ def _headline(story: Story) -> Html:
         return Html("")
     names = fold(story.name(node) for node in dict.fromkeys(rank.node for rank in guilty))
     first = guilty[0]
-    who = _who(first) if len(guilty) == 1 else _ranks(rank.key for rank in guilty)
-    return tag("span", f"{who} on {names}", tag("small", f" {first.how}"), class_="culprit")
+    name = _name(first) if len(guilty) == 1 else _ranks(rank.key for rank in guilty)
+    return tag("span", f"{name} on {names}", tag("small", f" {first.how}"), class_="culprit")
 
 
-def _now(story: Story) -> str:
+def _now(story: ReportModel) -> str:
     states = [rank.state for rank in story.ranks]
     return (
         ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
@@ -140,16 +140,16 @@ def _log(lines: Sequence[str]) -> Html:
     return tag("div", tag("pre", "\n".join(lines) if lines else "(it printed nothing)"), class_="log", tabindex=0)
 
 
-def _last_words(story: Story) -> Html:
+def _last_lines(story: ReportModel) -> Html:
     """Without a culprit: the last lines of the first trainers."""
     trainers = [rank for rank in story.ranks if rank.role == "trainer" and rank.last][:_LISTED]
     items = [
-        tag("li", tag("b", _who(rank)), f" on {story.name(rank.node)}: ", tag("code", *rank.last)) for rank in trainers
+        tag("li", tag("b", _name(rank)), f" on {story.name(rank.node)}: ", tag("code", *rank.last)) for rank in trainers
     ]
     return tag("div", tag("h3", "Last lines"), tag("ul", *items)) if items else Html("")
 
 
-def _stragglers(story: Story) -> Html:
+def _stragglers(story: ReportModel) -> Html:
     """Ranks that are behind, and the progress of all: diverging lines show a slow rank."""
     behind = [rank for rank in story.ranks if rank.behind]
     if not behind:
@@ -158,7 +158,7 @@ def _stragglers(story: Story) -> Html:
     items = [
         tag(
             "li",
-            tag("b", _who(rank), class_="straggler"),
+            tag("b", _name(rank), class_="straggler"),
             f" on {story.name(rank.node)}: {rank.behind}",
             f", {_quiet(rank)}" if _quiet(rank) else None,
             [
@@ -178,16 +178,16 @@ def _stragglers(story: Story) -> Html:
     return tag("section", tag("h2", "Stragglers"), tag("ul", *items), rest, _progress(story), class_="behind")
 
 
-def _notes(story: Story) -> Html:
+def _notes(story: ReportModel) -> Html:
     lost = [f"{node.name}: {node.why}" for node in story.nodes if node.why]
-    told = [*lost, *story.notes]
-    return tag("section", tag("ul", *(tag("li", note) for note in told)), class_="notes") if told else Html("")
+    notes = [*lost, *story.notes]
+    return tag("section", tag("ul", *(tag("li", note) for note in notes)), class_="notes") if notes else Html("")
 
 
 # -- the timeline --
 
 
-def _timeline(story: Story) -> Html:
+def _timeline(story: ReportModel) -> Html:
     rows = [
         tag(
             "div",
@@ -217,56 +217,56 @@ def folded(ranks: Sequence[RankReport], length: float, most: int) -> list[list[R
             break
         alike: dict[object, list[RankReport]] = {}
         for rank in ranks:
-            alike.setdefault(_look(rank, length, parts), []).append(rank)
+            alike.setdefault(_appearance(rank, length, parts), []).append(rank)
         groups = list(alike.values())
     return groups
 
 
-def _look(rank: RankReport, length: float, parts: int) -> object:
+def _appearance(rank: RankReport, length: float, parts: int) -> object:
     spans = [(span.state, round(span.start * parts / length), round(span.end * parts / length)) for span in rank.spans]
     return rank.role, rank.state, bool(rank.behind), tuple(spans)
 
 
-def _label(story: Story, group: Sequence[RankReport]) -> list[Html]:
+def _label(story: ReportModel, group: Sequence[RankReport]) -> list[Html]:
     nodes = [story.name(node) for node in dict.fromkeys(rank.node for rank in group)]
-    role = word(group[0].role)
-    who = f"{role} {group[0].rank}" if len(group) == 1 else f"{role}s {ranges(rank.rank for rank in group)}"
-    return [tag("b", who, title=who), tag("span", fold(nodes), title=fold(nodes))]
+    role = role_name(group[0].role)
+    name = f"{role} {group[0].rank}" if len(group) == 1 else f"{role}s {ranges(rank.rank for rank in group)}"
+    return [tag("b", name, title=name), tag("span", fold(nodes), title=fold(nodes))]
 
 
-def _track(story: Story, group: Sequence[RankReport]) -> Html:
+def _track(story: ReportModel, group: Sequence[RankReport]) -> Html:
     """One rank's life, and of several alike the first one's."""
     first = group[0]
     spans = [_span(story, first, span) for span in first.spans]
     return tag("div", *spans, class_="track")
 
 
-def _span(story: Story, rank: RankReport, span: Span) -> Html:
+def _span(story: ReportModel, rank: RankReport, span: Span) -> Html:
     last = span is rank.spans[-1]
-    told = rank.how if last and rank.how and span.state in (RankState.FAILED, RankState.STOPPED) else ""
+    note = rank.how if last and rank.how and span.state in (RankState.FAILED, RankState.STOPPED) else ""
     attempt = f", attempt {span.attempt}" if story.attempts > 1 else ""
-    title = f"{_who(rank)}{attempt}: {span.state}, {_moment(span.start)} to {_moment(span.end)}"
+    title = f"{_name(rank)}{attempt}: {span.state}, {_moment(span.start)} to {_moment(span.end)}"
     left, width = 100 * span.start / story.length, 100 * (span.end - span.start) / story.length
-    beside = "" if width > _WORDY else "after" if left + width < 100 - _WORDY else "before"
+    side = "" if width > _WORDY else "after" if left + width < 100 - _WORDY else "before"
     return tag(
         "i",
-        tag("em", told, class_=beside or None) if told else None,
+        tag("em", note, class_=side or None) if note else None,
         class_=f"span {span.state}",
-        title=f"{title} {told}".strip(),
+        title=f"{title} {note}".strip(),
         style=f"left:{left:.2f}%;width:{width:.2f}%",
     )
 
 
-def _mark(story: Story, group: Sequence[RankReport], name: str) -> str:
+def _mark(story: ReportModel, group: Sequence[RankReport], name: str) -> str:
     """The mark of a row: culprits (no victims), and stragglers."""
     guilty = story.outcome.culprits if story.outcome else ()
     kind = "failed" if any(rank.key in guilty for rank in group) else "behind" if group[0].behind else ""
     return f"{name} {kind}".strip()
 
 
-def _news(story: Story) -> Html:
-    items = [tag("li", tag("span", _moment(t), class_="when"), " ", text) for t, text in story.news[:_TOLD]]
-    more = len(story.news) - _TOLD
+def _news(story: ReportModel) -> Html:
+    items = [tag("li", tag("span", _moment(t), class_="when"), " ", text) for t, text in story.news[:_MOST_NEWS]]
+    more = len(story.news) - _MOST_NEWS
     rest = tag("p", f"and {more} more", class_="none") if more > 0 else None
     return tag("section", tag("h2", "What happened"), tag("ul", *items, class_="news"), rest) if items else Html("")
 
@@ -274,27 +274,29 @@ def _news(story: Story) -> Html:
 # -- curves --
 
 
-def _kind(story: Story, rank: RankReport) -> str:
+def _kind(story: ReportModel, rank: RankReport) -> str:
     """The mark of its line."""
     return "culprit" if rank.key == story.culprit else "straggler" if rank.behind else ""
 
 
-def _progress(story: Story) -> Html:
+def _progress(story: ReportModel) -> Html:
     """Steps over time."""
-    told = [rank for rank in story.ranks if rank.progress]
-    if not told:
+    printing = [rank for rank in story.ranks if rank.progress]
+    if not printing:
         return Html("")
-    units = [rank.unit for rank in told]
+    units = [rank.unit for rank in printing]
     unit = max(units, key=units.count)
-    lines = [Line(rank.progress, _named(story, rank), _kind(story, rank)) for rank in told if rank.unit == unit]
+    lines = [Line(rank.progress, _named(story, rank), _kind(story, rank)) for rank in printing if rank.unit == unit]
     drawn = chart(f"{unit} of each rank, from its log", lines, story.length, partial(_amount, unit))
     return Html(drawn + _legend(story))
 
 
-def _legend(story: Story) -> Html:
+def _legend(story: ReportModel) -> Html:
     names: list[Html] = []
     if story.culprit:
-        names.append(tag("span", f"culprit: {word(story.culprit[0])} {story.culprit[1]}", class_="key line-culprit"))
+        names.append(
+            tag("span", f"culprit: {role_name(story.culprit[0])} {story.culprit[1]}", class_="key line-culprit")
+        )
     behind = [rank for rank in story.ranks if rank.behind]
     if behind:
         names.append(tag("span", "straggler: ", _ranks(rank.key for rank in behind), class_="key line-straggler"))
@@ -302,7 +304,7 @@ def _legend(story: Story) -> Html:
     return tag("p", *names, class_="keys") if len(names) > 1 else Html("")
 
 
-def _nodes(story: Story) -> Html:
+def _nodes(story: ReportModel) -> Html:
     found = {rank.node for rank in story.ranks if rank.behind or rank.state is RankState.FAILED}
     lost = {node.index for node in story.nodes if node.state in (NodeState.LOST, NodeState.UNKNOWN)}
     few = len(story.nodes) <= _NODES
@@ -328,12 +330,12 @@ def _highest(curves: Iterable[Curve]) -> float:
     return max((value for curve in curves for _, value in curve), default=0.0)
 
 
-def _everybody(story: Story, scale: float) -> Html:
+def _everybody(story: ReportModel, scale: float) -> Html:
     lines = [Line(rank.usage.cores, _named(story, rank), _kind(story, rank)) for rank in story.ranks]
     return tag("div", chart("CPU of all ranks, cores", lines, story.length, _cores, scale), class_="charts")
 
 
-def _node(story: Story, node: Node, scale: float, memory: float) -> Html:
+def _node(story: ReportModel, node: ReportNode, scale: float, memory: float) -> Html:
     ranks = [rank for rank in story.ranks if rank.node == node.index]
     cores = [Line(rank.usage.cores, _named(story, rank), _kind(story, rank)) for rank in ranks]
     resident = [Line(rank.usage.resident, _named(story, rank), _kind(story, rank)) for rank in ranks]
@@ -351,7 +353,7 @@ def _node(story: Story, node: Node, scale: float, memory: float) -> Html:
     return tag("article", tag("h3", node.name, " ", tag("small", about)), tag("div", *charts, class_="charts"))
 
 
-def _cards(story: Story, node: Node) -> list[Html]:
+def _cards(story: ReportModel, node: ReportNode) -> list[Html]:
     if not node.cards:
         return []
     busy = [Line(card.busy, f"device {card.index}") for card in node.cards]
@@ -366,7 +368,7 @@ def _cards(story: Story, node: Node) -> list[Html]:
 # -- tables --
 
 
-def _processes(story: Story) -> Html:
+def _processes(story: ReportModel) -> Html:
     """Start times of processes, and how each of them ended."""
     columns = ("process", "node", "started", "ended", "end", "last output", "CPU", "memory", "progress", "devices")
     rows = [_process(story, rank) for rank in story.ranks]
@@ -381,13 +383,13 @@ def _wide(table: Html) -> Html:
     return tag("div", table, class_="wide")
 
 
-def _process(story: Story, rank: RankReport) -> Html:
+def _process(story: ReportModel, rank: RankReport) -> Html:
     ended = bool(rank.how) or not (rank.state.alive or rank.state is RankState.WAITING)
     progress = f"{rank.unit} {_amount(rank.unit, rank.progress[-1][1])}" if rank.progress else ""
     number = {"class_": "num"}
     return tag(
         "tr",
-        tag("td", tag("b", _who(rank)), class_="name"),
+        tag("td", tag("b", _name(rank)), class_="name"),
         tag("td", story.name(rank.node), class_="name"),
         tag("td", "unknown" if not rank.recorded else _moment(rank.start) if rank.spans else "never", **number),
         tag("td", _moment(rank.end) if rank.spans and ended else "", **number),
@@ -418,7 +420,7 @@ def _quiet(rank: RankReport) -> str:
     return f"no output for {human_seconds(rank.end - rank.output)}"
 
 
-def _plan(story: Story) -> Html:
+def _plan(story: ReportModel) -> Html:
     commands: dict[str, list[Key]] = {}
     for rank in story.ranks:
         if rank.command:
@@ -437,7 +439,7 @@ def _plan(story: Story) -> Html:
     return tag("section", tag("h2", "Plan"), tag("dl", *items))
 
 
-def _policy(story: Story) -> str:
+def _policy(story: ReportModel) -> str:
     """Numbers without a zero fraction."""
     return ", ".join(
         f"{name} {f'{value:g}' if isinstance(value, float) else value}" for name, value in story.policy.items()
@@ -445,26 +447,29 @@ def _policy(story: Story) -> str:
 
 
 def _reading() -> Html:
-    told = [
+    explanations = [
         *RULES,
         "Times are seconds since the job began, by each node's own clock; bars have the colour of how they ended.",
         "CPU and memory are of a rank with all its descendants; pages that several of them share count in each.",
         "Values of the job's SECRETS are shown as *** where the machine that made this page knew them.",
     ]
     return tag(
-        "section", tag("h2", "How to read this"), tag("ul", *(tag("li", text) for text in told)), class_="reading"
+        "section",
+        tag("h2", "How to read this"),
+        tag("ul", *(tag("li", text) for text in explanations)),
+        class_="reading",
     )
 
 
 # -- words --
 
 
-def _who(rank: RankReport) -> str:
-    return f"{word(rank.role)} {rank.rank}"
+def _name(rank: RankReport) -> str:
+    return f"{role_name(rank.role)} {rank.rank}"
 
 
-def _named(story: Story, rank: RankReport) -> str:
-    return f"{_who(rank)} on {story.name(rank.node)}"
+def _named(story: ReportModel, rank: RankReport) -> str:
+    return f"{_name(rank)} on {story.name(rank.node)}"
 
 
 def _ranks(keys: Iterable[Key]) -> str:
@@ -472,7 +477,7 @@ def _ranks(keys: Iterable[Key]) -> str:
     roles: dict[str, list[int]] = {}
     for role, rank in keys:
         roles.setdefault(role, []).append(rank)
-    return ", ".join(f"{word(role)} {ranges(numbers)}" for role, numbers in roles.items())
+    return ", ".join(f"{role_name(role)} {ranges(numbers)}" for role, numbers in roles.items())
 
 
 def _moment(t: float) -> str:

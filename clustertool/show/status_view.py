@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from clustertool.model.job.outcome import words
+from clustertool.model.job.outcome import describe_exit
 from clustertool.model.job.rank_status import ProcessStatus
 from clustertool.model.job.state_names import StartReason
 from clustertool.model.quantities import human_bytes, human_seconds
@@ -116,9 +116,9 @@ def check_matrix(rows: Sequence[Shown], terminal: Terminal) -> None:
     if columns or not quiet:
         table("", ("node", *columns), [(fold(nodes), *cells) for cells, nodes in alike.items()], terminal=terminal)
     if quiet:
-        said = {column: finding for row in reversed(rows) for column, finding in row["findings"].items()}
-        told = ", ".join(_told(column, said[column]) for column in quiet)
-        terminal.line(f"{'ok' if columns else fold(str(row['node']) for row in rows) + ': ok'}: {told}", "dim")
+        found = {column: finding for row in reversed(rows) for column, finding in row["findings"].items()}
+        good = ", ".join(_good(column, found[column]) for column in quiet)
+        terminal.line(f"{'ok' if columns else fold(str(row['node']) for row in rows) + ': ok'}: {good}", "dim")
     if fixes:
         terminal.line()
         for (column, fix), nodes in fixes.items():
@@ -128,12 +128,12 @@ def check_matrix(rows: Sequence[Shown], terminal: Terminal) -> None:
 def _quiet(column: str, rows: Sequence[Shown]) -> bool:
     """Whether a check has the same result on every node that answered, and no result that needs an action."""
     found = [row["findings"].get(column) for row in rows]
-    said = {finding.get("text") for finding in found if finding}
+    texts = {finding.get("text") for finding in found if finding}
     good = all(finding is None or finding.get("level") in ("ok", "skip") for finding in found)
-    return good and len(said) == 1
+    return good and len(texts) == 1
 
 
-def _told(column: str, finding: Shown) -> str:
+def _good(column: str, finding: Shown) -> str:
     text = str(finding.get("text") or "")
     return column if text in ("", "ok") else f"{column} ({text})"
 
@@ -205,7 +205,7 @@ def _end(process: Shown) -> Cell:
     code, signal, note = process.get("code"), int(process.get("signal") or 0), str(process.get("note") or "")
     if code is None:
         return Cell(note)
-    text = words(int(code), signal, note) if code or signal or note else "0"
+    text = describe_exit(int(code), signal, note) if code or signal or note else "0"
     return Cell(text, "red" if process.get("state") == "failed" else "")
 
 

@@ -131,7 +131,7 @@ def fold(names: Iterable[str]) -> str:
         # A name with brackets or commas could be mistaken for a folded one, so it is not folded.
         parts = [name] if re.search(r"[\[\],]", name) else _NUMBER.split(name)
         groups.setdefault(tuple(parts[::2]), []).append(tuple(frozenset({number}) for number in parts[1::2]))
-    return ",".join(_written(words, item) for words, items in groups.items() for item in _merge(items))
+    return ",".join(_written(texts, item) for texts, items in groups.items() for item in _merge(items))
 
 
 def _merge(items: list[tuple[Numbers, ...]]) -> list[tuple[Numbers, ...]]:
@@ -145,10 +145,10 @@ def _merge(items: list[tuple[Numbers, ...]]) -> list[tuple[Numbers, ...]]:
     return items
 
 
-def _written(words: Sequence[str], numbers: Sequence[Numbers]) -> str:
-    text = words[0]
-    for values, word in zip(numbers, words[1:]):
-        text += (next(iter(values)) if len(values) == 1 else f"[{','.join(_ranges(values))}]") + word
+def _written(texts: Sequence[str], numbers: Sequence[Numbers]) -> str:
+    text = texts[0]
+    for values, part in zip(numbers, texts[1:]):
+        text += (next(iter(values)) if len(values) == 1 else f"[{','.join(_ranges(values))}]") + part
     return text
 
 

@@ -58,7 +58,7 @@ class Terminal:
         self._err_is_terminal = capable and self._err.is_tty()
         self._err_colour = _colour(self._environ, self._err_is_terminal)
         self._lock = threading.RLock()
-        self._told = False
+        self._reported = False
         self._above: Callable[[str], None] | None = None
 
     @property
@@ -151,8 +151,8 @@ class Terminal:
             return
         if not isinstance(failure, OSError) or failure.errno in _QUIET:
             raise ReaderGone(_READER_GONE)
-        if not self._told:
-            self._told = True
+        if not self._reported:
+            self._reported = True
             self._err.send(f"clustertool: cannot write to stdout: {failure}\n")
         raise ReaderGone(_NOT_WRITTEN)
 

@@ -12,7 +12,7 @@ from clustertool.model.quantities import human_bytes, human_seconds
 from clustertool.show.device_table import memory
 from clustertool.show.table import count, fold, table
 from clustertool.show.terminal import Terminal
-from clustertool.watch.top_model import Picture, Rank, Row
+from clustertool.watch.top_model import Row, TopModel, TopRank
 
 Part = tuple[str, str]  # text, style
 Line = list[Part]
@@ -48,7 +48,7 @@ class View:
     chosen: tuple[str, str, int] | None = (
         None  # the chosen rank: job, role, rank; it stays chosen in whatever row it is
     )
-    log: Rank | None = None
+    log: TopRank | None = None
     message: str = ""
 
 
@@ -57,10 +57,10 @@ class Page:
     """What is drawn: the lines, and the ranks that can be chosen."""
 
     lines: list[Line]
-    ranks: list[Rank]
+    ranks: list[TopRank]
 
 
-def choose(view: View, ranks: Sequence[Rank], rows: int = 0) -> None:
+def choose(view: View, ranks: Sequence[TopRank], rows: int = 0) -> None:
     """Keep the selected rank, in its present row, and move by `rows`. If it is gone, the rank in its row is selected."""
     keys = [(rank.job, rank.role, rank.rank) for rank in ranks]
     at = keys.index(view.chosen) if view.chosen in keys else view.at
@@ -77,12 +77,12 @@ class Screen:
         self._blocks = _BLOCKS if fine else _PLAIN_BLOCKS
 
     def page(
-        self, picture: Picture, view: View, width: int, height: int, failed: Mapping[str, str], now: float
+        self, picture: TopModel, view: View, width: int, height: int, failed: Mapping[str, str], now: float
     ) -> Page:
         """All of it, at most `height` lines."""
         ranks = picture.processes(view.sort, view.text, self._away(picture, failed, now))
-        told = [*self._failures(failed), *self._problems(picture)]
-        head = [self._title(picture, view, failed, now), *told[: max(0, height - 6)]]
+        messages = [*self._failures(failed), *self._problems(picture)]
+        head = [self._title(picture, view, failed, now), *messages[: max(0, height - 6)]]
         room = max(2, height - len(head) - 5)
         most = max(room - len(ranks), room // 2, 1)
         rows = picture.rows(most, view.sort, view.text)
@@ -104,12 +104,12 @@ class Screen:
         lines = lines[-room:]
         return Page([[(self._safe(about), "bold")], *lines, *([[]] * (room - len(lines))), [("q back", "dim")]], [])
 
-    def _title(self, picture: Picture, view: View, failed: Mapping[str, str], now: float) -> Line:
+    def _title(self, picture: TopModel, view: View, failed: Mapping[str, str], now: float) -> Line:
         silent = [name for name in self._away(picture, {}, now) if name not in failed]
         jobs = len({rank.job for rank in picture.ranks.values()})
         cards = [device for found in picture.devices.values() for device in found if device.label]
         loads = [device.load for device in cards if device.load is not None]
-        parts = [count(len(picture.heard), "node")]
+        parts = [count(len(picture.sampled), "node")]
         if cards:
             busy = f" {sum(loads) / len(loads):.0f} % busy" if loads else ""
             parts.append(count(len(cards), "device") + busy)
@@ -119,9 +119,9 @@ class Screen:
             title.append((f"  /{view.text}{'_' if view.typing else ''}", "cyan"))
         return title + ([(f"  silent: {fold(silent)}", "yellow")] if silent else [])
 
-    def _away(self, picture: Picture, failed: Mapping[str, str], now: float) -> list[str]:
+    def _away(self, picture: TopModel, failed: Mapping[str, str], now: float) -> list[str]:
         """The nodes that do not answer: their last sample is no longer valid."""
-        return [*failed, *(name for name, heard in picture.heard.items() if now - heard > _SILENT)]
+        return [*failed, *(name for name, sampled in picture.sampled.items() if now - sampled > _SILENT)]
 
     def _failures(self, failed: Mapping[str, str]) -> list[Line]:
         by_reason: dict[str, list[str]] = {}
@@ -129,7 +129,7 @@ class Screen:
             by_reason.setdefault(why, []).append(name)
         return [[(f"{fold(names)}: {self._safe(why)}", "red")] for why, names in by_reason.items()]
 
-    def _problems(self, picture: Picture) -> list[Line]:
+    def _problems(self, picture: TopModel) -> list[Line]:
         """What keeps nodes from telling of their devices."""
         by_problem: dict[str, list[str]] = {}
         for name, what in picture.problems.items():
@@ -163,7 +163,7 @@ class Screen:
             (f" {memory(row.used, row.total or None)}".ljust(15), ""),
             (hot.ljust(6), "red" if row.wrong else ""),
             (self._safe(", ".join(row.wrong)) + "  " * bool(row.wrong), "red"),
-            (self._safe(row.who), ""),
+            (self._safe(row.user), ""),
         ]
 
     def _bar(self, part: float) -> str:
@@ -179,7 +179,7 @@ class Screen:
         top = len(self._blocks) - 1
         return "".join(self._blocks[max(0, min(top, round(value / 100 * top)))] for value in values)
 
-    def _rank_lines(self, ranks: Sequence[Rank], at: int, room: int, width: int) -> Iterator[Line]:
+    def _rank_lines(self, ranks: Sequence[TopRank], at: int, room: int, width: int) -> Iterator[Line]:
         if not ranks or room < 2:
             return
         several = len({rank.job for rank in ranks}) > 1
@@ -214,7 +214,7 @@ class Screen:
     def _safe(self, text: str) -> str:
         return self._terminal.printable(self._hide(text))
 
-    def plain(self, picture: Picture, view: View, failed: Mapping[str, str], now: float) -> None:
+    def plain(self, picture: TopModel, view: View, failed: Mapping[str, str], now: float) -> None:
         """The same without a terminal: two tables and an empty line."""
         self._terminal.line("".join(text for text, _ in self._title(picture, view, failed, now)))
         for line in [*self._failures(failed), *self._problems(picture)]:
@@ -226,7 +226,7 @@ class Screen:
                 "" if row.load is None else f"{row.load:.0f} %",
                 memory(row.used, row.total or None),
                 "" if row.temperature is None else f"{row.temperature} C",
-                row.who,
+                row.user,
                 ", ".join(row.wrong),
             )
             for row in picture.rows(1 << 30, view.sort, view.text)
@@ -255,8 +255,8 @@ def speed(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 
-def _width(words: Iterable[str], least: int) -> int:
-    return max([least, *(len(word) for word in words)]) + 1
+def _width(texts: Iterable[str], least: int) -> int:
+    return max([least, *(len(text) for text in texts)]) + 1
 
 
 def _fit(text: str, width: int) -> str:

@@ -33,7 +33,7 @@ TRIES = 3  # of a passphrase or a password
 _AGENT_TIMEOUT = 60.0  # an agent may ask its user to confirm
 _TYPING_TIMEOUT = 120.0  # sshd's LoginGraceTime
 _MARGIN = 0.1  # seconds: paramiko measures a timeout by another clock
-_WORDS = {"keyboard-interactive", "password"}
+_TYPED = {"keyboard-interactive", "password"}
 _MOST_SHOWN = 300  # characters of each text of a server
 # A server's question for the account's password, by itself: "Password:", "(ann@node1) Password:", "ann@node1's password:".
 _PASSWORD = re.compile(r"\s*(\(\S+\)\s*)?(\S+'s\s+)?password(\s+for\s+\S+)?\s*:?\s*", re.IGNORECASE)
@@ -114,9 +114,9 @@ class Login:
             return
         if not allowed and transport.is_active() and (self._prompter.present or not self._tried):
             allowed = self._methods(transport)
-        if transport.is_authenticated() or self._with_words(transport, allowed):
+        if transport.is_authenticated() or self._with_typed(transport, allowed):
             return
-        if allowed & _WORDS and not self._prompter.present:
+        if allowed & _TYPED and not self._prompter.present:
             self._bad.append("it takes a password, and there is no terminal to ask for one")
         raise self._refused(transport)
 
@@ -208,7 +208,7 @@ class Login:
             return set()
         return set()
 
-    def _with_words(self, transport: Untyped, allowed: set[str]) -> bool:
+    def _with_typed(self, transport: Untyped, allowed: set[str]) -> bool:
         """Passwords and the server's own questions, if a user is present."""
         if not self._prompter.present:
             return False
@@ -218,14 +218,14 @@ class Login:
             for _ in range(TRIES):
                 if not rest or not transport.is_active():
                     return False
-                rest = self._with_word(transport, rest, typed)
+                rest = self._with_one_typed(transport, rest, typed)
                 if rest is None:
                     return True
         finally:
             typed.ends(transport.is_authenticated())
         return False
 
-    def _with_word(self, transport: Untyped, allowed: set[str], typed: _Typed) -> set[str] | None:
+    def _with_one_typed(self, transport: Untyped, allowed: set[str], typed: _Typed) -> set[str] | None:
         """One attempt. None: logged in; else the methods to go on with, none if another attempt is of no use."""
         method = next((name for name in ("keyboard-interactive", "password") if name in allowed), "")
         if not method:
@@ -339,9 +339,9 @@ def _public(path: str) -> bytes:
 
 
 def _from_pub(text: bytes) -> bytes:
-    words = text.split()
+    fields = text.split()
     try:
-        return base64.b64decode(words[1]) if len(words) > 1 else b""
+        return base64.b64decode(fields[1]) if len(fields) > 1 else b""
     except binascii.Error:
         return b""
 

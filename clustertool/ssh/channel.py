@@ -34,7 +34,7 @@ _CHUNK = 1 << 18
 _INLINE = 1 << 15  # a text this short always fits into the window of a new channel
 
 
-class Reach(Protocol):
+class Reachable(Protocol):
     """A way to a node: what agents and rsync need of a Link, and what this machine's own (fleet/this_machine.py) has too."""
 
     @property
@@ -69,7 +69,7 @@ def request(channel: paramiko.Channel, command: bytes | str) -> paramiko.Message
     return message
 
 
-def open_pipe(link: Reach, script: bytes, *, window: int, timeout: float) -> Pipe:
+def open_pipe(link: Reachable, script: bytes, *, window: int, timeout: float) -> Pipe:
     """Run a script whose stdin is what is sent through the pipe. Returns when the script is about to start."""
     mark = secrets.token_hex(16).encode()
     loader = _LOAD % {b"mark": mark}
@@ -86,7 +86,7 @@ def open_pipe(link: Reach, script: bytes, *, window: int, timeout: float) -> Pip
 class Pipe:
     """A script on a node, its stdin and stdout; bytes before its start are dropped, its stderr is kept in `errors`."""
 
-    def __init__(self, link: Reach, channel: Any, mark: bytes) -> None:
+    def __init__(self, link: Reachable, channel: Any, mark: bytes) -> None:
         self.link = link
         self.channel = channel
         self.noise = b""
@@ -110,9 +110,9 @@ class Pipe:
             except TimeoutError:
                 raise self.link.lost(f"no answer within {timeout:g} s") from None
             if not more:
-                said = (got + self._stderr())[-500:].decode(errors="replace").strip()
+                output = (got + self._stderr())[-500:].decode(errors="replace").strip()
                 raise PreflightError(
-                    f"the login shell did not start /bin/sh; its output: {said}",
+                    f"the login shell did not start /bin/sh; its output: {output}",
                     "check the account's shell and its start files (.bashrc) on that node",
                     self.link.node,
                 )
@@ -186,7 +186,7 @@ def briefly(do: Callable[[], None], limit: float = 1.0) -> None:
 # ---- reading both streams of a channel without threads
 
 
-class _Bell:
+class _DataEvent:
     """paramiko sets this event when bytes arrive. Only the waiting thread may clear it: it reads two streams."""
 
     def __init__(self) -> None:
@@ -213,7 +213,7 @@ class Output:
 
     def collect(self, end: float) -> bool:
         """Read to the end of both streams; False if the time is over first."""
-        channel, bell = self.channel, _Bell()
+        channel, bell = self.channel, _DataEvent()
         channel.in_buffer.set_event(bell)
         channel.in_stderr_buffer.set_event(bell)
         while True:

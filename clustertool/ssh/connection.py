@@ -165,10 +165,10 @@ class Link:
         if channel.exit_status < 0 and not self.alive:
             raise self.lost("the connection was lost")
         if not found:
-            said = (noise + b"".join(output.stderr))[-500:].decode(errors="replace").strip()
+            tail = (noise + b"".join(output.stderr))[-500:].decode(errors="replace").strip()
             raise PreflightError(
                 f"the login shell of {self.settings.user} did not start /bin/sh"
-                + (f"; its output: {said}" if said else ""),
+                + (f"; its output: {tail}" if tail else ""),
                 "check the account's shell and its start files (.bashrc) on that node",
                 self.node,
             )
@@ -211,13 +211,13 @@ def open_all(
             link.close()
         return link
 
-    def look() -> None:
+    def check_all() -> None:
         asks.serve()
         if check:
             check()
 
     try:
-        return each({host.index: host for host in hosts}, connect, check=look)
+        return each({host.index: host for host in hosts}, connect, check=check_all)
     except BaseException:
         given_up.set()
         for link in list(links):

@@ -43,7 +43,7 @@ def tcp(to: SshSettings, deadline: float) -> socket.socket:
         except OSError as error:
             sock.close()
             problem = error
-    raise _in_words(to, problem)
+    raise _described(to, problem)
 
 
 def _keep_alive(sock: socket.socket) -> None:
@@ -71,7 +71,7 @@ def _addresses(to: SshSettings) -> list[tuple[int, Any]]:
     return [(family, address) for family, _, _, _, address in found]
 
 
-def _in_words(to: SshSettings, error: OSError | None) -> Unreachable:
+def _described(to: SshSettings, error: OSError | None) -> Unreachable:
     where = f"{to.hostname} port {to.port}"
     if isinstance(error, socket.timeout) or (error and error.errno == errno.ETIMEDOUT):
         return Unreachable(f"{where} did not answer within {to.connect_timeout:g} s", _FIX_SLOW, to.name)
@@ -164,10 +164,10 @@ def tunnel(gateway: Any, via: SshSettings, to: SshSettings, deadline: float) -> 
 
 def failed_handshake(to: SshSettings, sock: Any, error: BaseException, late: bool) -> ClustertoolError:
     """Why there is a connection but no SSH session on it."""
-    said = sock.complaint() if isinstance(sock, ProxySocket) else ""
+    complaint = sock.complaint() if isinstance(sock, ProxySocket) else ""
     where = f"{to.hostname} port {to.port}"
-    if said:
-        return Unreachable(f"the ProxyCommand to {to.hostname} failed: {said}", f"try: ssh {to.name}", to.name)
+    if complaint:
+        return Unreachable(f"the ProxyCommand to {to.hostname} failed: {complaint}", f"try: ssh {to.name}", to.name)
     if late:
         what = f"{where} accepts connections, but no SSH server answered within {to.connect_timeout:g} s"
         return Unreachable(what, _FIX_SLOW, to.name)

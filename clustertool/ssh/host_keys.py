@@ -37,7 +37,7 @@ _PATTERN = re.compile(r"[*?!#]")  # what has a meaning in a line of known_hosts,
 
 
 @dataclass(frozen=True)
-class Entry:
+class HostKeyEntry:
     """One line of a known_hosts file: its content and its place."""
 
     names: str
@@ -63,16 +63,16 @@ class Entry:
 
 
 @dataclass
-class _File:
+class _KnownHostsFile:
     """A parsed file, by the ways to find a host in it, and how much of it has been read."""
 
     path: str
-    plain: dict[str, list[Entry]] = field(default_factory=dict)
-    hashed: list[tuple[bytes, bytes, Entry]] = field(default_factory=list)
-    patterns: list[Entry] = field(default_factory=list)
+    plain: dict[str, list[HostKeyEntry]] = field(default_factory=dict)
+    hashed: list[tuple[bytes, bytes, HostKeyEntry]] = field(default_factory=list)
+    patterns: list[HostKeyEntry] = field(default_factory=list)
     stamp: tuple[int, int, int] = (0, 0, 0)
 
-    def about(self, name: str) -> list[Entry]:
+    def about(self, name: str) -> list[HostKeyEntry]:
         """Every line that fits `name`, which is in small letters."""
         raw = name.encode("utf-8", "surrogateescape")
         return [
@@ -94,7 +94,7 @@ class _File:
         except OSError:
             return
 
-    def add(self, entry: Entry | None) -> None:
+    def add(self, entry: HostKeyEntry | None) -> None:
         if entry is None:
             return
         if entry.names.startswith("|1|"):
@@ -114,10 +114,10 @@ class KnownHosts:
     """The known_hosts files of one set of paths. Safe to use from several threads."""
 
     def __init__(self, files: Sequence[str], system: Sequence[str]) -> None:
-        self._files = [_File(path) for path in (*files, *system)]
+        self._files = [_KnownHostsFile(path) for path in (*files, *system)]
         self._lock = threading.Lock()
-        self._accepted: dict[str, Entry] = {}  # this process's own, in case the file cannot be written
-        self._found: dict[str, list[Entry]] = {}
+        self._accepted: dict[str, HostKeyEntry] = {}  # this process's own, in case the file cannot be written
+        self._found: dict[str, list[HostKeyEntry]] = {}
 
     def algorithms(self, name: str) -> tuple[str, ...]:
         """What to ask for: the types that are known for this host go first, so that a known key is recognised."""
@@ -139,12 +139,12 @@ class KnownHosts:
                 raise _unknown(to, kind, key)
             return self._accept(to, kind, key)
 
-    def _about(self, name: str) -> list[Entry]:
+    def _about(self, name: str) -> list[HostKeyEntry]:
         with self._lock:
             self._refresh()
             return list(self._lookup(name))
 
-    def _lookup(self, name: str) -> list[Entry]:
+    def _lookup(self, name: str) -> list[HostKeyEntry]:
         """Every line about a host with a supported key type. Cached: hashed names cost a digest for every line."""
         name = name.lower()
         if name not in self._found:
@@ -186,7 +186,7 @@ class KnownHosts:
                 if self._judge(to, kind, key):
                     return None
                 written = self._append(handle, to.host_key_name, f"{kind} {key}")
-            self._accepted[to.host_key_name.lower()] = Entry(to.host_key_name, kind, key, path or "this run", 0)
+            self._accepted[to.host_key_name.lower()] = HostKeyEntry(to.host_key_name, kind, key, path or "this run", 0)
         finally:
             if handle >= 0:
                 os.close(handle)
@@ -230,7 +230,7 @@ def known_hosts(to: SshSettings) -> KnownHosts:
         return _known[which]
 
 
-class Policy:
+class HostKeyPolicy:
     """What paramiko asks about every key: its own store stays empty, so that one place decides. `learned` gets new keys."""
 
     def __init__(self, to: SshSettings, learned: Callable[[NewKey], None]) -> None:
@@ -255,7 +255,7 @@ def hashed_name(name: str) -> str:
     return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
 
 
-def _changed(to: SshSettings, kind: str, key: str, known: Iterable[Entry]) -> AuthError:
+def _changed(to: SshSettings, kind: str, key: str, known: Iterable[HostKeyEntry]) -> AuthError:
     entry = next((entry for entry in known if entry.type == kind), None) or next(iter(known))
     other = "" if entry.type == kind else f" (known is {entry.type}, shown was {kind})"
     return AuthError(
@@ -275,13 +275,13 @@ def _unknown(to: SshSettings, kind: str, key: str) -> AuthError:
     )
 
 
-def _parse(line: str, path: str, number: int) -> Entry | None:
+def _parse(line: str, path: str, number: int) -> HostKeyEntry | None:
     """[marker] names type key [comment]; None for comments and for what is no such line."""
-    words = line.split()
-    marker = words.pop(0) if words and words[0].startswith("@") else ""
-    if len(words) < 3 or words[0].startswith("#"):
+    fields = line.split()
+    marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
+    if len(fields) < 3 or fields[0].startswith("#"):
         return None
-    return Entry(words[0], words[1], words[2], path, number, marker)
+    return HostKeyEntry(fields[0], fields[1], fields[2], path, number, marker)
 
 
 def _stamp(path: str) -> tuple[int, int, int]:

@@ -91,7 +91,7 @@ def _connect(to: SshSettings, sock: Any, prompter: Prompter, deadline: float) ->
             "transport_factory": transport,
         },
     )
-    connection.client.set_missing_host_key_policy(host_keys.Policy(to, prompter.learned))
+    connection.client.set_missing_host_key_policy(host_keys.HostKeyPolicy(to, prompter.learned))
     try:
         connection.open()
     except ClustertoolError:

@@ -58,10 +58,12 @@ def each(
     return work.gathered(timeout)
 
 
-def begin(items: Mapping[int, T] | Sequence[T], do: Callable[[T], R], *, width: int | None = None) -> Work[T, R]:
+def begin(
+    items: Mapping[int, T] | Sequence[T], do: Callable[[T], R], *, width: int | None = None
+) -> ParallelWork[T, R]:
     """The same without waiting for the results."""
     pairs: list[tuple[int, T]] = list(items.items()) if isinstance(items, Mapping) else list(enumerate(items))
-    work = Work(pairs, do)
+    work = ParallelWork(pairs, do)
     for _ in range(min(len(pairs), _width(width))):
         in_background(work.loop)
     return work
@@ -102,7 +104,7 @@ def _width(wanted: int | None) -> int:
     return max(1, min(wanted or WIDTH, (files - _FILES_OURS) // _FILES_PER_ITEM))
 
 
-class Work(Generic[T, R]):
+class ParallelWork(Generic[T, R]):
     """The queue, the results and the one condition that all threads share. Made by begin()."""
 
     def __init__(self, pairs: list[tuple[int, T]], do: Callable[[T], R]) -> None:
@@ -131,17 +133,17 @@ class Work(Generic[T, R]):
         except ClustertoolError as error:
             with self._changed:
                 self._failed[key] = error
-                self._told()
+                self._ended()
         except BaseException as error:  # noqa: BLE001 - a bug: it belongs to the caller, with its traceback
             with self._changed:
                 self._bug = self._bug or error
-                self._told()
+                self._ended()
         else:
             with self._changed:
                 self._ok[key] = result
-                self._told()
+                self._ended()
 
-    def _told(self) -> None:
+    def _ended(self) -> None:
         self._left -= 1
         self._last_at = time.monotonic()
         if not self._left or self._bug:

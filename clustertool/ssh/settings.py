@@ -132,8 +132,8 @@ def _chain(text: str, to: SshSettings, cluster: Cluster, depth: int) -> tuple[Ss
     if depth > _HOPS_LIMIT:
         raise ConfigError(f"the gateways of {to.name} lead in a circle", "check ProxyJump in ~/.ssh/config", to.name)
     hops: list[SshSettings] = []
-    for word in text.split(","):
-        jump = _hop(word.strip())
+    for item in text.split(","):
+        jump = _hop(item.strip())
         if jump.host in (to.name, to.hostname) and jump.port in (0, to.port):
             return ()
         hop = _gateway(jump, cluster, depth + 1)
@@ -156,15 +156,15 @@ def _gateway(hop: Host, cluster: Cluster, depth: int) -> SshSettings:
     return replace(found, gateway=True)
 
 
-def _hop(word: str) -> Host:
+def _hop(item: str) -> Host:
     """ "[user@]host[:port]" or ssh's URI of it -> a Host that is no node."""
-    match = _HOP.fullmatch(word)
+    match = _HOP.fullmatch(item)
     bad_port = match and match[4] and not is_port(match[4])
     host = (match[2] or match[3]) if match else ""
     if not match or bad_port or not valid_host(host) or (match[1] and not valid_user(match[1])):
-        raise ConfigError(f"the gateway {word!r} is not right", _FIX_HOP)
+        raise ConfigError(f"the gateway {item!r} is not right", _FIX_HOP)
     if match[3] and ":" in host and not is_address(host):
-        raise ConfigError(f"the gateway {word!r} is not right", _FIX_HOP)
+        raise ConfigError(f"the gateway {item!r} is not right", _FIX_HOP)
     return Host(index=-1, host=host, user=match[1] or "", port=int(match[4] or 0))
 
 
@@ -177,7 +177,7 @@ def _one(answers: _Answers, key: str) -> str:
 
 
 def _list(answers: _Answers, key: str) -> list[str]:
-    return [_expand_home(word) for value in answers.get(key, ()) for word in value.split() if word.lower() != "none"]
+    return [_expand_home(item) for value in answers.get(key, ()) for item in value.split() if item.lower() != "none"]
 
 
 def _identities(cluster: Cluster, answers: _Answers, tokens: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:

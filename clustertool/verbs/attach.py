@@ -5,7 +5,7 @@ from __future__ import annotations
 from clustertool.fleet.fleet import Fleet
 from clustertool.show.prefix import RankLines
 from clustertool.verbs import load_config, report_outcome, signals
-from clustertool.verbs.follow_session import Follow, Inbox
+from clustertool.verbs.follow_session import FollowSession, Inbox
 from clustertool.verbs.jobs import attach_to, require_known
 from clustertool.verbs.run import finish
 from clustertool.verbs.run_request import wanted
@@ -23,7 +23,7 @@ def attach(call: Call) -> None:
         job = attach_to(fleet, call.given.job)
         require_known(job)
         hide = mask(list(load_config.known_secrets(cluster).values()))
-        follow = Follow(call, fleet, inbox, job["id"], RankLines(call.terminal, hide=hide))
+        follow = FollowSession(call, fleet, inbox, job["id"], RankLines(call.terminal, hide=hide))
         call.terminal.note(f"job {job['id']}: {job['state']}")
         follow.start({"logs": logs, "tail": tail}, cluster.grace)
         follow.run()

@@ -20,13 +20,13 @@ from clustertool.model.config.job import Options
 from clustertool.model.paths import OURS
 from clustertool.model.planning.environment import literal
 from clustertool.model.planning.plan import Plan
-from clustertool.model.roles import word
+from clustertool.model.roles import role_name
 from clustertool.show.configuration import configuration, environment
 from clustertool.show.table import fold, table
 from clustertool.show.terminal import Terminal
 from clustertool.verbs import foreign_options, load_config, run
 from clustertool.verbs.foreign_options import LAUNCHERS, Launch
-from clustertool.verbs.run_request import Order, read_options, read_order
+from clustertool.verbs.run_request import RunRequest, read_options, read_order
 from clustertool.verbs.table import JSON, NODES, RUN, Opt
 from clustertool.verbs.verb import Call, outermost
 from clustertool.watch.sanitize import mask
@@ -103,19 +103,19 @@ def _options(call: Call, launch: Launch, folder: Path, cluster: Cluster) -> Opti
         _in_place(call, folder)
     elif not (given.workspace or given.job_dispatch_package or given.job_workspace):
         given.workspace = str(folder)
-    words = _words(launch, folder, here, local=here or not given.job_workspace)
+    typed = _typed(launch, folder, here, local=here or not given.job_workspace)
     options = read_options(call)
     if here:
         _check_devices(options.devices, cluster)
         options = replace(options, servers=_numeric(options.servers), workers=_numeric(options.workers))
     return replace(
         options,
-        command=() if launch.old else tuple(map(literal, foreign_options.command(launch, words))),
+        command=() if launch.old else tuple(map(literal, foreign_options.command(launch, typed))),
         v2=launch.old,
-        v2_args=tuple(map(literal, launch.words)) if launch.old else (),
+        v2_args=tuple(map(literal, launch.arguments)) if launch.old else (),
         env=(*(_V2_ENV if launch.old else ()), *options.env),
         log_dir=_log_dir(call, launch, here),
-        script="" if launch.words else options.script,
+        script="" if launch.arguments else options.script,
         implied=launch.implied,
     )
 
@@ -135,17 +135,17 @@ def _in_place(call: Call, folder: Path) -> None:
     call.given.job_workspace = str(folder)
 
 
-def _words(launch: Launch, folder: Path, here: bool, local: bool) -> tuple[str, ...]:
+def _typed(launch: Launch, folder: Path, here: bool, local: bool) -> tuple[str, ...]:
     """The script's path on its node. `local`: the workspace is on this machine, so that it can be tested."""
     if launch.old or not local:
-        return launch.words
-    if not launch.words:
+        return launch.arguments
+    if not launch.arguments:
         if not (launch.options.get("script") or load_config.workspace_toml(folder).get("trainer", {}).get("command")):
             raise UsageError("what is to be run?", f"{_USAGE}, or [trainer] command in job.toml")
         return ()
-    script, *rest = launch.words
+    script, *rest = launch.arguments
     if launch.how in ("module", "no-python") or (launch.how != "run-path" and not script.endswith(".py")):
-        return launch.words
+        return launch.arguments
     path = folder / script
     if not here and os.path.isabs(script) and path.is_relative_to(folder):
         script = str(path.relative_to(folder))
@@ -189,7 +189,7 @@ def _log_dir(call: Call, launch: Launch, here: bool) -> str:
 class _Teller:
     """The configuration that fleetrun prints, on stderr: stdout belongs to the job."""
 
-    def __init__(self, call: Call, launch: Launch, folder: Path, order: Order) -> None:
+    def __init__(self, call: Call, launch: Launch, folder: Path, order: RunRequest) -> None:
         self._call, self._launch, self._folder, self._order = call, launch, folder, order
         self._aside = Terminal(out=sys.stderr)
         self._hide = mask(list(order.secrets.values()))
@@ -204,9 +204,9 @@ class _Teller:
             **launch.typed,
         }
         if launch.old:
-            values["trainer_args"] = " ".join(launch.words)
-        elif launch.words:
-            values.update(training_script=launch.words[0], training_script_args=str(list(launch.words[1:])))
+            values["trainer_args"] = " ".join(launch.arguments)
+        elif launch.arguments:
+            values.update(training_script=launch.arguments[0], training_script_args=str(list(launch.arguments[1:])))
         if order.options.mode:
             values["run_mode"] = order.options.mode
         if order.options.env:
@@ -218,7 +218,7 @@ class _Teller:
         for role in made.phases:
             mine = [process for process in made.processes if process.role == role]
             first = min(mine, key=lambda process: process.rank)
-            environment(f"{word(role)} 0 of {len(mine)}:", dict(first.env), self._aside)
+            environment(f"{role_name(role)} 0 of {len(mine)}:", dict(first.env), self._aside)
 
     def ended(self, made: Plan) -> None:
         """Where the logs are, in one line."""

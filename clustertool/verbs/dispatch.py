@@ -74,11 +74,11 @@ def _examine(
     call: Call, fleet: Fleet, need: Callable[[Mapping[int, Facts]], Mapping[int, int]] | None = None
 ) -> dict[int, Facts]:
     """The facts of all nodes, after a preflight. `need`: bytes for each node. Raises the errors of all nodes."""
-    looked = preflight.look(fleet.cluster, fleet, {}, ping=False)
+    examined = preflight.examine(fleet.cluster, fleet, {}, ping=False)
     if need is not None:
-        looked = preflight.room(looked, fleet.cluster, need(looked.facts))
-    preflight.require(looked, fleet.cluster)
-    return shared_roots.confirm(fleet, looked.facts)
+        examined = preflight.room(examined, fleet.cluster, need(examined.facts))
+    preflight.require(examined, fleet.cluster)
+    return shared_roots.confirm(fleet, examined.facts)
 
 
 def portions(
@@ -171,7 +171,7 @@ def verified(
     answers = dict(sorted(gathered.ok.items()))
     for node, answer in answers.items():
         call.terminal.line(
-            f"{fleet.name(node)}: {_in_words(answer, call.given.dry)}", "red" if _is_damaged(answer) else ""
+            f"{fleet.name(node)}: {_described(answer, call.given.dry)}", "red" if _is_damaged(answer) else ""
         )
     raise_all(list(gathered.failed.values()))
     lost = {node: set(answers[first[fact.root_id]]["lost"]) for node, fact in facts.items()}
@@ -189,7 +189,7 @@ def _is_damaged(answer: VerifyAnswer) -> bool:
     return bool(answer["damaged"] or answer["lost"])
 
 
-def _in_words(answer: VerifyAnswer, dry: bool) -> str:
+def _described(answer: VerifyAnswer, dry: bool) -> str:
     all_ = (
         f"{count(answer['releases'], 'release')} of {count(answer['pieces'], 'piece')}, {human_bytes(answer['bytes'])}"
     )

@@ -30,12 +30,12 @@ def exec_(call: Call) -> None:
         finally:
             link.close()
 
-    def look() -> None:
+    def poll() -> None:
         prompter.serve()
         signals.check()
 
     try:
-        gathered = each({host.index: host for host in cluster.hosts}, one, check=look)
+        gathered = each({host.index: host for host in cluster.hosts}, one, check=poll)
     finally:
         prompter.announce()
     _tell(call, cluster, gathered)

@@ -10,7 +10,7 @@ from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.transfer.receive import receive
 from clustertool.model.paths import folder_of
 from clustertool.model.quantities import human_bytes
-from clustertool.model.roles import word
+from clustertool.model.roles import role_name
 from clustertool.model.wire.agent_answers import StatusAnswer
 from clustertool.show.table import count
 from clustertool.verbs import load_config, signals
@@ -38,8 +38,8 @@ def fetch(call: Call) -> None:
         folders = {rank: _folder(to, given.rank, role, rank) for rank in places}
         fetched = {rank: _pull(fleet, answers[node], node, given.path, folders[rank]) for rank, node in places.items()}
         for rank, (files, size) in fetched.items():
-            who = f"rank {rank}" if role == "trainer" else f"{role} {rank}"
-            call.terminal.line(f"{who}: {count(files, 'file')}, {human_bytes(size)} -> {folders[rank]}")
+            process = f"rank {rank}" if role == "trainer" else f"{role} {rank}"
+            call.terminal.line(f"{process}: {count(files, 'file')}, {human_bytes(size)} -> {folders[rank]}")
         if call.json:
             ranks = {str(rank): {"files": files, "bytes": size} for rank, (files, size) in fetched.items()}
             call.answer({"job": job, "to": str(to), "ranks": ranks})
@@ -57,7 +57,7 @@ def _places(fleet: Fleet, job: str, answers: dict[int, StatusAnswer], role: str,
     if not found:
         wanted = planned.get(int(asked)) if asked != "all" else None
         raise_all([error for node, error in fleet.failed.items() if wanted in (None, node)])
-        name = word(role)
+        name = role_name(role)
         have = f"it has {name}s {min(planned)} to {max(planned)}" if planned else f"it has no {name}s"
         raise NotFound(
             f"job {job} has no {name} {asked}" + " on a node that has its records" * (wanted is not None), have

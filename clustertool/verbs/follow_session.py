@@ -25,19 +25,19 @@ from clustertool.show.prefix import RankLines
 from clustertool.show.terminal import ReaderGone
 from clustertool.verbs import signals
 from clustertool.verbs.verb import Call
-from clustertool.watch.job_view import Item, LogLines, Watch
+from clustertool.watch.job_view import Item, JobView, LogLines
 
 Frame = tuple[int, StreamFrame, bytes]
 _QUEUE = 64  # frames of up to 256 KiB that wait for a slow terminal
 _RETRY = 1.0
 _BEAT = 1.0
-_LOOK = 0.2  # seconds between two checks of the nodes while frames arrive continuously
+_CHECK = 0.2  # seconds between two checks of the nodes while frames arrive continuously
 _NAP = 1.0  # seconds between two checks after which this process was blocked: Ctrl+Z, a terminal that does not read
 _BEHIND = (
     0.005,
     0.5,
 )  # seconds for each node, and at most, after which those of a new job are followed that do not lead it
-_LAST_WORDS = 3.0  # seconds that a node which broke off may take to come back once the verdict is known
+_RETURN = 3.0  # seconds that a node which broke off may take to come back once the verdict is known
 
 
 class Inbox:
@@ -55,7 +55,7 @@ class Inbox:
         return None
 
 
-class Lanes:
+class NodeQueues:
     """Frames of each node in a queue of its own, each one bounded: a reader in order of time waits for the right one."""
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class JobStopper:
         """The job is over: read no more signals."""
         self._done.set()
 
-    def show_results(self, watch: Watch) -> None:
+    def show_results(self, watch: JobView) -> None:
         """Show the result of a stop on each node. Raises Survivors."""
         if self._thread is None:
             return
@@ -146,7 +146,7 @@ class JobStopper:
         if left:
             raise Survivors("; ".join(left), "inv stop --force tries again")
 
-    def _result(self, watch: Watch, node: int) -> StopResult:
+    def _result(self, watch: JobView, node: int) -> StopResult:
         """From the node's last event, else from its answer to the stop: the lead's stop may have been faster, or the
         connection broken at our request."""
         known = watch.status.nodes.get(node)
@@ -155,7 +155,7 @@ class JobStopper:
         return read_result(self._answers.get(node), self._job)
 
 
-class Follow:
+class FollowSession:
     """One attached session of a job. run() returns when the job is over or the user has left it.
 
     stops: an interrupt stops the job (run, attach); else it only leaves (logs -f: raises Interrupted), and news of the
@@ -179,10 +179,10 @@ class Follow:
         self._inbox = inbox
         self._job = job
         self.lines = lines
-        self.watch = Watch(frozenset(range(len(fleet.cluster.hosts))), JobStatus(plan=ranks))
+        self.watch = JobView(frozenset(range(len(fleet.cluster.hosts))), JobStatus(plan=ranks))
         self._request: FollowRequest = {"job": job}
         self._stopper = JobStopper(call, fleet, job)
-        self._looked_at = 0.0
+        self._checked_at = 0.0
         self._others: list[int] = []  # nodes that are followed a moment later
         self._others_at = 0.0
         self._reopening: set[int] = set()
@@ -213,7 +213,7 @@ class Follow:
     def _ask(self, nodes: Sequence[int]) -> None:
         gathered = self.fleet.ask(dict.fromkeys(nodes, FOLLOW(self._request)), patient=self._stops)
         self._missing(gathered.failed)
-        self.watch.heard.update(dict.fromkeys(gathered.ok, time.monotonic()))
+        self.watch.received.update(dict.fromkeys(gathered.ok, time.monotonic()))
 
     def _missing(self, failed: Mapping[int, ClustertoolError]) -> None:
         for node, error in failed.items():
@@ -255,13 +255,13 @@ class Follow:
                 signals.check()
             if frame is not None:
                 self._show(self.watch.take(frame[0], frame[1], frame[2], now))
-            if frame is None or now - self._looked_at > _LOOK:
-                if now - (self._looked_at or now) > _NAP:
-                    self.watch.blocked(now - self._looked_at, now)
-                self._looked_at = now
+            if frame is None or now - self._checked_at > _CHECK:
+                if now - (self._checked_at or now) > _NAP:
+                    self.watch.blocked(now - self._checked_at, now)
+                self._checked_at = now
                 self._show(self.watch.idle(now))
                 self._show(self.watch.remind(time.time()))
-                self._look_after(now)
+                self._check_nodes(now)
             if signals.count.hups:
                 self.detached = True
                 return
@@ -272,7 +272,7 @@ class Follow:
         if outcome is None:
             return self.watch.over and not self._reopening
         self._verdict_at = self._verdict_at or time.monotonic()
-        late = time.monotonic() - self._verdict_at > _LAST_WORDS
+        late = time.monotonic() - self._verdict_at > _RETURN
         for node in self.watch.nodes - self.watch.ended:
             known = self.watch.status.nodes.get(node)
             if known is not None and known.state is NodeState.LOST:
@@ -303,12 +303,12 @@ class Follow:
 
     # -- broken connections --
 
-    def _look_after(self, now: float) -> None:
+    def _check_nodes(self, now: float) -> None:
         """A node that is silent or lost is asked again, in a thread, until it answers or the job is over."""
         self.fleet.serve()
         timeout = self.fleet.cluster.loss_timeout
         for node in self.watch.nodes - self.watch.ended - self._reopening - set(self.watch.refused):
-            silent = now - self.watch.heard.get(node, now) > timeout
+            silent = now - self.watch.received.get(node, now) > timeout
             if node in self.watch.closed or silent:
                 if silent and node not in self.watch.closed:
                     self.watch.closed[node] = f"silent for {timeout:g} s"
@@ -336,7 +336,7 @@ class Follow:
                     self.watch.closed[node] = error.what
                     break
                 continue
-            self.watch.heard[node] = time.monotonic()
+            self.watch.received[node] = time.monotonic()
             self.watch.reopened(node)
             self._away.discard(node)
             break

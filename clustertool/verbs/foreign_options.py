@@ -37,7 +37,7 @@ class Launch:
     """A command line as it was understood."""
 
     options: dict[str, Any] = field(default_factory=dict)  # what `run` is asked for, by its options' names
-    words: tuple[str, ...] = ()  # the script and its arguments; for paddle.py the arguments of the trainer
+    arguments: tuple[str, ...] = ()  # the script and its arguments; for paddle.py the arguments of the trainer
     old: bool = False  # paddle.py's command line
     how: str = ""  # module, no-python, run-path
     implied: str = ""  # the default mode
@@ -91,7 +91,7 @@ def _node_rank(launch: Launch, value: str) -> None:
 
 
 def _ips(launch: Launch, value: str) -> None:
-    launch.ips = tuple(word.strip() for word in re.split(r",(?![^\[]*\])", value) if word.strip())
+    launch.ips = tuple(argument.strip() for argument in re.split(r",(?![^\[]*\])", value) if argument.strip())
 
 
 def _alone(launch: Launch, value: str) -> None:
@@ -369,13 +369,13 @@ _PS = ("workers", "trainers", "worker-num", "trainer-num", "http-port")
 def read(argv: Sequence[str], own: Sequence[Opt]) -> Launch:
     """A command line -> Launch. `own`: the options of `run`, which are understood too. Raises UsageError."""
     known = _known(FLAGS, own)
-    found = _Words(argv, known)
+    found = _Arguments(argv, known)
     packaged = [flag for flag, _ in found.given if isinstance(flag, Flag) and flag.of == "O"]
     if packaged and found.script is None:
-        found = _Words(argv, _known([flag for flag in FLAGS if flag.of == "O"], own), old=True)
+        found = _Arguments(argv, _known([flag for flag in FLAGS if flag.of == "O"], own), old=True)
     elif found.rest:
         raise _unknown(found.rest[0], known)
-    launch = Launch(words=tuple(found.rest or found.script or ()), old=bool(packaged and found.script is None))
+    launch = Launch(arguments=tuple(found.rest or found.script or ()), old=bool(packaged and found.script is None))
     for flag, value in found.given:
         _take(launch, flag, value)
     _finish(launch)
@@ -393,19 +393,19 @@ def named_nodes(launch: Launch) -> tuple[str, ...]:
     texts = [
         text for name in ("servers", "workers", "trainers", "heter-workers") for text in launch.options.get(name, ())
     ]
-    words = [word.strip() for text in texts for word in re.split("[,;]", text) if word.strip()]
-    hosts = (re.sub(r":\d+$", "", word) if word.count(":") == 1 or "]" in word else word for word in words)
+    items = [item.strip() for text in texts for item in re.split("[,;]", text) if item.strip()]
+    hosts = (re.sub(r":\d+$", "", item) if item.count(":") == 1 or "]" in item else item for item in items)
     return tuple(dict.fromkeys("127.0.0.1" if host == "localhost" else host for host in hosts))
 
 
-def command(launch: Launch, words: tuple[str, ...]) -> tuple[str, ...]:
+def command(launch: Launch, arguments: tuple[str, ...]) -> tuple[str, ...]:
     """The command to start, for all roles; the arguments are the script and its own arguments."""
-    if not words or launch.how == "no-python":
-        return words
+    if not arguments or launch.how == "no-python":
+        return arguments
     if launch.how == "module":
-        return ("python3", "-u", "-m", *words)
-    python = launch.how == "run-path" or words[0].endswith(".py")
-    return ("python3", "-u", *words) if python else words
+        return ("python3", "-u", "-m", *arguments)
+    python = launch.how == "run-path" or arguments[0].endswith(".py")
+    return ("python3", "-u", *arguments) if python else arguments
 
 
 def _known(flags: Sequence[Flag], own: Sequence[Opt]) -> Mapping[str, Flag | Opt]:
@@ -416,7 +416,7 @@ def _known(flags: Sequence[Flag], own: Sequence[Opt]) -> Mapping[str, Flag | Opt
     return found
 
 
-class _Words:
+class _Arguments:
     """The parsed command line: options with their values, then the script and its arguments.
 
     `rest`: from the first unknown option on; for paddle.py, the trainer's arguments.
@@ -426,44 +426,44 @@ class _Words:
         self.given: list[tuple[Flag | Opt, str]] = []
         self.script: list[str] | None = None
         self.rest: list[str] = []
-        words = list(argv)
-        while words:
-            word = words.pop(0)
-            name, equals, value = _split(word)
+        arguments = list(argv)
+        while arguments:
+            argument = arguments.pop(0)
+            name, equals, value = _split(argument)
             flag = known.get(name)
             if flag is not None:
-                self.given.append((flag, self._value(flag, word, value if equals else None, words)))
-            elif self.rest or word.startswith("-") and word not in ("-", "--") or old:
-                self.rest.append(word)
+                self.given.append((flag, self._value(flag, argument, value if equals else None, arguments)))
+            elif self.rest or argument.startswith("-") and argument not in ("-", "--") or old:
+                self.rest.append(argument)
             else:
-                self.script = words if word == "--" else [word, *words]
+                self.script = arguments if argument == "--" else [argument, *arguments]
                 return
 
     @staticmethod
-    def _value(flag: Flag | Opt, word: str, value: str | None, words: list[str]) -> str:
+    def _value(flag: Flag | Opt, argument: str, value: str | None, arguments: list[str]) -> str:
         if not (flag.value if isinstance(flag, Flag) else flag.default is not False):
             if value is not None:
-                raise UsageError(f"{word}: {word.split('=')[0]} takes no value", "leave the value out")
+                raise UsageError(f"{argument}: {argument.split('=')[0]} takes no value", "leave the value out")
             return ""
         if value is not None:
             return value
-        if not words or words[0].startswith("--"):
-            raise UsageError(f"{word} needs a value", f"write {word}=...")
-        return words.pop(0)
+        if not arguments or arguments[0].startswith("--"):
+            raise UsageError(f"{argument} needs a value", f"write {argument}=...")
+        return arguments.pop(0)
 
 
-def _split(word: str) -> tuple[str, str, str]:
+def _split(argument: str) -> tuple[str, str, str]:
     """--a_b=c -> --a-b, =, c; -r3 -> -r, =, 3; any other argument stays whole."""
-    if word.startswith("--"):
-        name, equals, value = word.partition("=")
+    if argument.startswith("--"):
+        name, equals, value = argument.partition("=")
         return name.replace("_", "-"), equals, value
-    if re.match(r"-[a-z].", word):
-        return word[:2], "=", word[2:].removeprefix("=")
-    return word, "", ""
+    if re.match(r"-[a-z].", argument):
+        return argument[:2], "=", argument[2:].removeprefix("=")
+    return argument, "", ""
 
 
-def _unknown(word: str, known: Mapping[str, Flag | Opt]) -> UsageError:
-    name = _split(word)[0]
+def _unknown(argument: str, known: Mapping[str, Flag | Opt]) -> UsageError:
+    name = _split(argument)[0]
     near = difflib.get_close_matches(name, known, 1)
     fix = f"did you mean {near[0]}? " if near else ""
     fix += "(options of your script go after it; clusterrun --help lists ours)"

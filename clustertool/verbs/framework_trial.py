@@ -12,10 +12,10 @@ from typing import Any
 
 from clustertool.errors import (
     ClustertoolError,
-    DeviceHeld,
+    DeviceInUse,
     InternalError,
     Interrupted,
-    PortHeld,
+    PortInUse,
     Several,
     Terminated,
     UsageError,
@@ -31,7 +31,7 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job import JobSpec, Options, Toml, read_job
 from clustertool.model.facts import Facts, Identity, read_facts
 from clustertool.model.finding import Finding
-from clustertool.model.job.outcome import LEAD, words
+from clustertool.model.job.outcome import LEAD, describe_exit
 from clustertool.model.job.stop_result import read_result
 from clustertool.model.planning import requests
 from clustertool.model.planning.plan import Plan
@@ -44,10 +44,10 @@ from clustertool.show.outcome_view import stop_text
 from clustertool.show.table import count, fold
 from clustertool.verbs import preflight, signals
 from clustertool.verbs.link_check import mesh
-from clustertool.verbs.preflight import Looked, short
+from clustertool.verbs.preflight import Examined, short
 from clustertool.verbs.run import only, start_again
 from clustertool.verbs.verb import Call
-from clustertool.watch.job_view import LogLines, Watch
+from clustertool.watch.job_view import JobView, LogLines
 
 _SECONDS = 60.0  # without news of any rank, unless --timeout has another value
 _STEPS = 10  # times as long a trial lives, and a framework waits for others: to be late is not to be broken
@@ -62,7 +62,7 @@ _COMMAND = ("python3", "-u", "-c", f"import os; exec(os.environ.pop({_CODE!r}))"
 
 
 @dataclass(frozen=True)
-class Order:
+class TrialRequest:
     """The test: the framework, the timeout in seconds, the job whose environment is used."""
 
     name: str
@@ -72,20 +72,20 @@ class Order:
     mark: str
 
 
-class Ear:
+class TrialFollower:
     """Computes the progress of each rank from frames of all nodes. The agents' reader threads feed it, the verb reads it."""
 
     def __init__(self, nodes: int) -> None:
-        self.watch = Watch(frozenset(range(nodes)))
+        self.watch = JobView(frozenset(range(nodes)))
         self.mark = ""
-        self._ranks: dict[int, plan.Rank] = {}
+        self._ranks: dict[int, plan.TrialRank] = {}
         self._changed = threading.Condition()
-        self._heard_at = 0.0
+        self._news_at = 0.0
 
     def expect(self, made: Plan, mark: str) -> None:
         with self._changed:
-            self.mark, self._heard_at = mark, time.monotonic()
-            self._ranks = {process.rank: plan.Rank(process.rank, process.node) for process in made.processes}
+            self.mark, self._news_at = mark, time.monotonic()
+            self._ranks = {process.rank: plan.TrialRank(process.rank, process.node) for process in made.processes}
             self.watch.status.plan = {(process.role, process.rank): process.node for process in made.processes}
 
     def put(self, node: int, header: StreamFrame, payload: bytes) -> None:
@@ -93,37 +93,37 @@ class Ear:
             for item in self.watch.take(node, header, payload, time.monotonic()):
                 if isinstance(item, LogLines) and item.rank in self._ranks:
                     for line in item.lines:
-                        self._becomes(plan.hear(self._ranks[item.rank], line, self.mark))
+                        self._becomes(plan.advance(self._ranks[item.rank], line, self.mark))
             if header["type"] in ("events", "closed"):
                 for rank in list(self._ranks.values()):
                     if not rank.ended and (rank.node == node or self.watch.status.outcome):
                         self._becomes(replace(rank, ended=self._end_of(rank)))
             self._changed.notify_all()
 
-    def _becomes(self, rank: plan.Rank) -> None:
+    def _becomes(self, rank: plan.TrialRank) -> None:
         """Whatever else it prints is no news: it may print for ever."""
-        if replace(rank, said="") != replace(self._ranks[rank.rank], said=""):
-            self._heard_at = time.monotonic()
+        if replace(rank, last_line="") != replace(self._ranks[rank.rank], last_line=""):
+            self._news_at = time.monotonic()
         self._ranks[rank.rank] = rank
 
-    def _end_of(self, rank: plan.Rank) -> str:
+    def _end_of(self, rank: plan.TrialRank) -> str:
         status = self.watch.status
         process, outcome = status.processes.get(("trainer", rank.rank)), status.outcome
         if rank.node in self.watch.closed:
             return f"the connection was lost ({self.watch.closed[rank.node]})"
         if process is not None and process.code is not None and not process.stopped:
-            return f"ended with {words(process.code, process.signal, process.note)}"
+            return f"ended with {describe_exit(process.code, process.signal, process.note)}"
         return outcome.reason if outcome is not None and outcome.node in (-1, rank.node) else ""
 
-    def look(self, wait: float) -> tuple[list[plan.Rank], float]:
+    def state(self, wait: float) -> tuple[list[plan.TrialRank], float]:
         """All ranks, and for how many seconds there has been no news; inf: the job is over."""
         with self._changed:
             self._changed.wait(wait)
-            quiet = float("inf") if self.watch.status.outcome else time.monotonic() - self._heard_at
+            quiet = float("inf") if self.watch.status.outcome else time.monotonic() - self._news_at
             return list(self._ranks.values()), quiet
 
 
-def read_order(call: Call, cluster: Cluster, toml: Toml, passed: tuple[tuple[str, str], ...]) -> Order | None:
+def read_order(call: Call, cluster: Cluster, toml: Toml, passed: tuple[tuple[str, str], ...]) -> TrialRequest | None:
     """None without --framework. Raises UsageError, before any connection."""
     name, text = call.given.framework, call.given.timeout
     if text and not name:
@@ -150,25 +150,25 @@ def read_order(call: Call, cluster: Cluster, toml: Toml, passed: tuple[tuple[str
     spec = read_job(
         replace(cluster, secrets=()), {key: toml[key] for key in ("env", "trainer") if key in toml}, options
     )
-    return Order(name, seconds, spec, passed, mark)
+    return TrialRequest(name, seconds, spec, passed, mark)
 
 
 def framework(
-    call: Call, cluster: Cluster, fleet: Fleet, looked: Looked, order: Order, ear: Ear
-) -> tuple[Looked, list[Any]]:
+    call: Call, cluster: Cluster, fleet: Fleet, examined: Examined, order: TrialRequest, ear: TrialFollower
+) -> tuple[Examined, list[Any]]:
     """What was seen, with findings of the framework; and its ranks, for JSON. Raises Interrupted, with all ended."""
     names = {host.index: host.name for host in cluster.hosts}
 
     def folded(nodes: Sequence[int]) -> str:
         return fold(names[node] for node in nodes)
 
-    bad = sorted({finding.node for finding in errors(looked.findings)})
+    bad = sorted({finding.node for finding in errors(examined.findings)})
     if bad:
-        found = [Finding(node, _COLUMN, "skip", "not tried") for node in sorted(looked.facts)]
+        found = [Finding(node, _COLUMN, "skip", "not tried") for node in sorted(examined.facts)]
         call.terminal.note(f"{order.name} is not tried: {folded(bad)} must be well first, or be left out with --skip")
-        return replace(looked, findings=(*looked.findings, *found)), []
+        return replace(examined, findings=(*examined.findings, *found)), []
     try:
-        facts, ranks = _try(call, replace(cluster, secrets=()), fleet, looked.facts, order, ear)
+        facts, ranks = _try(call, replace(cluster, secrets=()), fleet, examined.facts, order, ear)
     except (Interrupted, Terminated):
         raise
     except ClustertoolError as error:
@@ -177,12 +177,12 @@ def framework(
             numbers[one.node]: one for one in _each(error) if isinstance(one, InternalError) and one.node in numbers
         }
         found = _refused(error, names)
-        return replace(looked, findings=(*looked.findings, *found), failed={**looked.failed, **bugs}), []
+        return replace(examined, findings=(*examined.findings, *found), failed={**examined.failed, **bugs}), []
     found = plan.judge(order.name, ranks, facts, order.seconds, folded)
     if plan.meeting_broke(ranks) and len(facts) > 1 and "mesh" not in cluster.checks_off:
         found += _between(cluster, fleet, facts)
     rows = [{**vars(rank), "node": names[rank.node]} for rank in ranks]
-    return replace(looked, findings=(*looked.findings, *found)), rows
+    return replace(examined, findings=(*examined.findings, *found)), rows
 
 
 def _refused(error: ClustertoolError, names: Mapping[int, str]) -> list[Finding]:
@@ -190,11 +190,11 @@ def _refused(error: ClustertoolError, names: Mapping[int, str]) -> list[Finding]
     numbers = {name: node for node, name in names.items()}
     found = []
     for one in _each(error):
-        level = "warn" if isinstance(one, DeviceHeld) else "error"
+        level = "warn" if isinstance(one, DeviceInUse) else "error"
         nodes = [numbers[one.node]] if one.node in numbers else list(numbers.values())
         found += [Finding(node, _COLUMN, level, f"not tried: {short(one)}", one.fix) for node in nodes]
-    told = {finding.node for finding in found}
-    return found + [Finding(node, _COLUMN, "skip", "not tried") for node in numbers.values() if node not in told]
+    named = {finding.node for finding in found}
+    return found + [Finding(node, _COLUMN, "skip", "not tried") for node in numbers.values() if node not in named]
 
 
 def _each(error: ClustertoolError) -> Sequence[ClustertoolError]:
@@ -202,8 +202,8 @@ def _each(error: ClustertoolError) -> Sequence[ClustertoolError]:
 
 
 def _try(
-    call: Call, cluster: Cluster, fleet: Fleet, facts: Mapping[int, Facts], order: Order, ear: Ear
-) -> tuple[Mapping[int, Facts], list[plan.Rank]]:
+    call: Call, cluster: Cluster, fleet: Fleet, facts: Mapping[int, Facts], order: TrialRequest, ear: TrialFollower
+) -> tuple[Mapping[int, Facts], list[plan.TrialRank]]:
     """Start it, see how far it comes, and end it, whatever happens."""
     identity = _identity()
     fleet.ask(dict.fromkeys(fleet.agents, LINK_CLOSE({})))  # its ports may be wanted now
@@ -223,7 +223,7 @@ def _identity() -> Identity:
     return Identity(f"check-{job_id()}", time.time(), getpass.getuser(), token(), *certificate())
 
 
-def _start(cluster: Cluster, fleet: Fleet, facts: Mapping[int, Facts], order: Order, identity: Identity) -> Plan:
+def _start(cluster: Cluster, fleet: Fleet, facts: Mapping[int, Facts], order: TrialRequest, identity: Identity) -> Plan:
     """The plan, once all its trainers may start."""
     spec = replace(order.spec, env=(*order.spec.env, (_CODE, program("node/probe/framework_probe.py"))))
 
@@ -237,23 +237,23 @@ def _start(cluster: Cluster, fleet: Fleet, facts: Mapping[int, Facts], order: Or
         answers = preflight.probe(cluster, fleet, {}).all()
         return make({node: replace(read_facts(node, a), root_id=facts[node].root_id) for node, a in answers.items()})
 
-    return start_again(make(facts), start, lambda error: only(error, PortHeld), plan_again)
+    return start_again(make(facts), start, lambda error: only(error, PortInUse), plan_again)
 
 
-def _wait(call: Call, fleet: Fleet, job: str, order: Order, ear: Ear) -> list[plan.Rank]:
+def _wait(call: Call, fleet: Fleet, job: str, order: TrialRequest, ear: TrialFollower) -> list[plan.TrialRank]:
     """All ranks, once nothing more is to be expected of them. Raises Interrupted."""
-    said, since, beat_at = "", time.monotonic(), 0.0
+    reported, since, beat_at = "", time.monotonic(), 0.0
     while True:
         signals.check()
         if time.monotonic() > beat_at:
             beat_at = time.monotonic() + _BEAT
             fleet.agents[LEAD].send(ATTACHED({"job": job}))
-        ranks, quiet = ear.look(0.1)
+        ranks, quiet = ear.state(0.1)
         if quiet >= plan.patience(ranks, order.seconds):
             return ranks
         what = plan.waiting(order.name, ranks, lambda nodes: fold(fleet.name(node) for node in nodes))
-        if what != said and time.monotonic() - since > _TELL:
-            said, since = what, time.monotonic()
+        if what != reported and time.monotonic() - since > _TELL:
+            reported, since = what, time.monotonic()
             call.terminal.note(f"{order.name}: waiting for {what}, up to {max(0.0, order.seconds - quiet):.0f} s more")
 
 

@@ -17,11 +17,14 @@ def gpus(call: Call) -> None:
         nodes = {fleet.name(node): answer for node, answer in sorted(gathered.ok.items())}
         fleet.failed.update(gathered.failed)
         if call.json:
-            told = {
+            answers = {
                 name: {key: value for key, value in answer.items() if key != "re"} for name, answer in nodes.items()
             }
             call.answer(
-                {"nodes": told, "unreachable": {fleet.name(node): e.what for node, e in sorted(fleet.failed.items())}}
+                {
+                    "nodes": answers,
+                    "unreachable": {fleet.name(node): e.what for node, e in sorted(fleet.failed.items())},
+                }
             )
         else:
             devices_tables(nodes, call.terminal)

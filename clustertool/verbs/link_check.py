@@ -31,7 +31,7 @@ class Meshed:
     findings: tuple[Finding, ...]
     tries: tuple[plan.Try, ...]
     speeds: Mapping[plan.Pair, float]
-    told: str  # a description of the pairs that were tested
+    coverage: str  # a description of the pairs that were tested
     left: int  # pairs whose bandwidth was not measured for lack of time
 
 
@@ -64,7 +64,7 @@ def mesh(
     findings += [
         Finding(node, "mesh", "error", f"not tried: {short(error)}", error.fix) for node, error in failed.items()
     ]
-    return Meshed(tuple(findings), tuple(tries), speeds, found.told, left)
+    return Meshed(tuple(findings), tuple(tries), speeds, found.coverage, left)
 
 
 def _open(
@@ -134,13 +134,13 @@ def _send(
 def as_json(meshed: Meshed, cluster: Cluster) -> dict[str, Any]:
     names = {host.index: host.name for host in cluster.hosts}
     return {
-        "told": meshed.told,
+        "told": meshed.coverage,
         "links": [
             {
                 "from": names[one.source],
                 "to": names[one.target],
                 "port": one.port,
-                "answer": one.word,
+                "answer": one.result,
                 "seconds": round(one.seconds, 6) if one.answer is LinkAnswer.OK else None,
                 "bytes_per_second": round(meshed.speeds.get((one.source, one.target), 0.0)) or None,
             }
@@ -149,7 +149,7 @@ def as_json(meshed: Meshed, cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def words(meshed: Meshed, cluster: Cluster) -> list[str]:
+def describe(meshed: Meshed, cluster: Cluster) -> list[str]:
     """What is worth telling of links that work: how many, the slowest."""
     names = {host.index: host.name for host in cluster.hosts}
     good = [one for one in meshed.tries if one.answer is LinkAnswer.OK]
@@ -162,8 +162,8 @@ def words(meshed: Meshed, cluster: Cluster) -> list[str]:
             f"links: {answered} of {tried} answer, {_ms(middle)} there and back, "
             f"at most {_ms(slow.seconds)} ({names[slow.source]} -> {names[slow.target]})"
         )
-    if meshed.told:
-        lines.append(f"links tried: {meshed.told}")
+    if meshed.coverage:
+        lines.append(f"links tried: {meshed.coverage}")
     if meshed.speeds:
         pair, least = min(meshed.speeds.items(), key=lambda item: item[1])
         usual = sorted(meshed.speeds.values())[len(meshed.speeds) // 2]

@@ -36,10 +36,10 @@ def cluster(call: Call, start_local: bool) -> Cluster:
 
     start_local: without a conf.py, start the embedded cluster if necessary; else use it only if it runs.
     """
-    values, where, told = _named(call) if not getattr(call.given, "here", False) else ({}, "", "")
+    values, where, source = _named(call) if not getattr(call.given, "here", False) else ({}, "", "")
     if values:
         found = read_cluster(values, where)
-        _tell(call, told, found)
+        _tell(call, source, found)
     else:
         found = _local(call, start_local)
     return _chosen(call, found)
@@ -48,21 +48,21 @@ def cluster(call: Call, start_local: bool) -> Cluster:
 def launched(call: Call, ips: Sequence[str], mentioned: Sequence[str], alone: bool, folder: Path) -> Cluster:
     """Where clusterrun runs: the nodes of --ips, or of conf.py or a hostfile, or those that are mentioned, or else this
     machine alone, in `folder`."""
-    values, where, told = _named(call)
+    values, where, source = _named(call)
     ips = ips or (() if values else mentioned)
-    nobody = {"HOSTS": ["localhost"]} if ips or alone else {}  # then conf.py need not name any
-    known = read_cluster({**nobody, **values}, where) if values else None
+    no_hosts = {"HOSTS": ["localhost"]} if ips or alone else {}  # then conf.py need not name any
+    known = read_cluster({**no_hosts, **values}, where) if values else None
     if alone or not (ips or known) or _itself(ips, known if "HOSTS" in values else None):
         found = this_machine.as_shown(this_machine.alone(folder, known), os.environ)
-        told = f"{told}, this machine alone" if told else "none found, this machine alone"
+        source = f"{source}, this machine alone" if source else "none found, this machine alone"
     elif ips:
         base = known or read_cluster({"HOSTS": list(ips)}, "--ips")
         found = replace(base, hosts=pick(base.hosts, ips))
-        told = ", ".join(filter(None, (told, "nodes of --ips")))
+        source = ", ".join(filter(None, (source, "nodes of --ips")))
     else:
         assert known is not None
         found = known
-    _tell(call, told, found)
+    _tell(call, source, found)
     return _chosen(call, found)
 
 
@@ -101,9 +101,9 @@ def _chosen(call: Call, found: Cluster) -> Cluster:
     return found
 
 
-def _tell(call: Call, told: str, found: Cluster) -> None:
+def _tell(call: Call, source: str, found: Cluster) -> None:
     nodes = len(found.hosts)
-    call.terminal.note(f"conf: {told} ({nodes} node{'s' * (nodes != 1)})")
+    call.terminal.note(f"conf: {source} ({nodes} node{'s' * (nodes != 1)})")
 
 
 def _local(call: Call, start: bool) -> Cluster:
@@ -166,9 +166,9 @@ def workspace(call: Call, folder: Path) -> Workspace:
     """Walk it, and print once what is excluded."""
     found = read(folder)
     if found.left_out:
-        told = ", ".join(f"{left.path} ({left.why}, {human_bytes(left.size)})" for left in found.left_out[:8])
+        listed = ", ".join(f"{left.path} ({left.why}, {human_bytes(left.size)})" for left in found.left_out[:8])
         more = f" and {len(found.left_out) - 8} more" if len(found.left_out) > 8 else ""
-        call.terminal.note(f"left out: {told}{more}")
+        call.terminal.note(f"left out: {listed}{more}")
     for path, size in accidents(found)[:4]:
         call.terminal.warn(f"{path} ({human_bytes(size)}) is sent too; if that is not meant, name it in .clusterignore")
     return found
@@ -199,11 +199,11 @@ def secrets(found: Cluster) -> dict[str, str]:
 def one_of(call: Call, *names: str) -> str:
     """The value of an option and its aliases. Raises UsageError when two differ."""
     values = {name: getattr(call.given, name.replace("-", "_")) for name in names}
-    said = {name: value for name, value in values.items() if value}
-    if len(set(said.values())) > 1:
-        both = " and ".join(f"--{name} {value}" for name, value in said.items())
+    given = {name: value for name, value in values.items() if value}
+    if len(set(given.values())) > 1:
+        both = " and ".join(f"--{name} {value}" for name, value in given.items())
         raise UsageError(f"{both} have different values", "they are two names of one option: give one")
-    return str(next(iter(said.values()), ""))
+    return str(next(iter(given.values()), ""))
 
 
 def known_secrets(found: Cluster) -> dict[str, str]:

@@ -14,18 +14,18 @@ from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import RankState
 from clustertool.model.paths import JobPaths
 from clustertool.model.quantities import human_bytes, human_seconds
-from clustertool.model.roles import word
+from clustertool.model.roles import role_name
 from clustertool.model.wire.agent_requests import FollowRequest
 from clustertool.model.wire.messages import FOLLOW, LIST_FILES
 from clustertool.show.prefix import RankLines, widest
 from clustertool.show.table import table
 from clustertool.verbs import load_config, signals
-from clustertool.verbs.follow_session import Follow, Inbox, Lanes
+from clustertool.verbs.follow_session import FollowSession, Inbox, NodeQueues
 from clustertool.verbs.jobs import attach_to, pick, require_known
 from clustertool.verbs.run_request import wanted
 from clustertool.verbs.status import ask_status, read
 from clustertool.verbs.verb import Call, User, role_of, whole
-from clustertool.watch.job_view import LogLines, Watch
+from clustertool.watch.job_view import JobView, LogLines
 from clustertool.watch.lines import Lines
 from clustertool.watch.merge import in_order
 from clustertool.watch.sanitize import mask
@@ -42,7 +42,7 @@ def logs(call: Call) -> None:
     asked = _asked(call)
     cluster = load_config.cluster(call, start_local=False)
     several = not call.given.raw and not call.given.follow
-    lanes, inbox = Lanes(), Inbox()
+    lanes, inbox = NodeQueues(), Inbox()
     with Fleet(cluster, signals.check, lanes.put if several else inbox.put, User()) as fleet:
         fleet.open()
         found = attach_to(fleet, call.given.job)
@@ -68,8 +68,8 @@ def logs(call: Call) -> None:
                 _growing(call, fleet, inbox, request, printer)
             else:
                 _there(fleet, lanes, request, sorted(set(places.values())), printer)
-        told = {error.node for error in missing}
-        raise_all([*missing, *(error for error in fleet.silent.values() if error.node not in told)])
+        named = {error.node for error in missing}
+        raise_all([*missing, *(error for error in fleet.silent.values() if error.node not in named)])
 
 
 def _asked(call: Call) -> Ranks:
@@ -112,7 +112,7 @@ def _places(
         strange = [key for key in asked if key not in known]
         if strange:
             role, rank = strange[0]
-            ranks, name = sorted(other for name, other in known if name == role), word(role)
+            ranks, name = sorted(other for name, other in known if name == role), role_name(role)
             have = f"it has {name}s {ranks[0]} to {ranks[-1]}" if ranks else f"it has no {name}s"
             raise NotFound(f"job {status.job} has no {name} {rank}", have)
     if call.given.host:
@@ -140,7 +140,7 @@ def _unreachable(fleet: Fleet, status: JobStatus, node: int, keys: Sequence[tupl
         about = [process.state.value] if process.state is RankState.LOST else []
         about += [f"last step {process.step:.0f}"] if process.step is not None else []
         about += [f"last output {human_seconds(time.time() - process.output)} ago"] if process.output else []
-        known.append(f"{word(process.role)} {process.rank}" + (f" ({', '.join(about)})" if about else ""))
+        known.append(f"{role_name(process.role)} {process.rank}" + (f" ({', '.join(about)})" if about else ""))
     first = status.processes[min(keys)]
     log = first.log or JobPaths.log(first.role, first.rank, first.attempt)
     path = JobPaths(host.root_dir or fleet.cluster.root_dir, status.job).of(log)
@@ -199,9 +199,9 @@ def _printer(call: Call, fleet: Fleet, places: Mapping[tuple[str, int], int], st
     return Matching(call.terminal, hide=mask(load_config.known_secrets(fleet.cluster).values()), width=width)
 
 
-def _there(fleet: Fleet, lanes: Lanes, request: FollowRequest, nodes: Sequence[int], printer: RankLines) -> None:
+def _there(fleet: Fleet, lanes: NodeQueues, request: FollowRequest, nodes: Sequence[int], printer: RankLines) -> None:
     """What is there now, the lines of several ranks in the order of their time."""
-    watch = Watch(frozenset(nodes))
+    watch = JobView(frozenset(nodes))
     asked = fleet.ask({node: FOLLOW({**request, "by_time": True}) for node in nodes})
     for node, header, payload in in_order(sorted(asked.ok), lanes.next):
         for item in watch.take(node, header, payload, time.monotonic()):
@@ -210,7 +210,7 @@ def _there(fleet: Fleet, lanes: Lanes, request: FollowRequest, nodes: Sequence[i
     raise_all([_why_closed(fleet, watch, node) for node in sorted(watch.closed)] + list(asked.failed.values()))
 
 
-def _why_closed(fleet: Fleet, watch: Watch, node: int) -> ClustertoolError:
+def _why_closed(fleet: Fleet, watch: JobView, node: int) -> ClustertoolError:
     if node in watch.refused:
         return BadAnswer(watch.refused[node], "check the job's records on that node", fleet.name(node))
     return fleet.agents[node].dead or Unreachable(watch.closed[node], node=fleet.name(node))
@@ -218,7 +218,7 @@ def _why_closed(fleet: Fleet, watch: Watch, node: int) -> ClustertoolError:
 
 def _growing(call: Call, fleet: Fleet, inbox: Inbox, request: FollowRequest, printer: RankLines) -> None:
     """The same while the job runs, to its end."""
-    follow = Follow(call, fleet, inbox, request["job"], printer, stops=False)
+    follow = FollowSession(call, fleet, inbox, request["job"], printer, stops=False)
     follow.start(request)
     follow.run()
 

@@ -29,7 +29,7 @@ Wanted = ProbeWanted | Callable[[Host], ProbeWanted]  # of all nodes, or of each
 
 
 @dataclass(frozen=True)
-class Looked:
+class Examined:
     """What a preflight saw: facts of the nodes that answered, findings of all."""
 
     facts: Mapping[int, Facts]
@@ -37,13 +37,13 @@ class Looked:
     failed: Mapping[int, ClustertoolError]
 
 
-def look(
+def examine(
     cluster: Cluster,
     fleet: Fleet,
     request: Wanted,
     ports: bool = True,
     ping: bool = True,
-) -> Looked:
+) -> Examined:
     """Open the fleet, if it is not, and probe each node as soon as it is there. Raises nothing for a single node.
 
     `ping`: also run the command ping for each node, whose result only a table shows.
@@ -76,7 +76,7 @@ def look(
     findings = list(check(cluster, facts, Seen(dict(pings), when, fleet.phases), ports=ports))
     for node, error in failed.items():
         findings += unreachable(node, dict(pings), short(error), error.fix)
-    return Looked(facts, tuple(findings), failed)
+    return Examined(facts, tuple(findings), failed)
 
 
 def _read(
@@ -133,23 +133,23 @@ def _question(cluster: Cluster, host: Host, request: Wanted) -> Request[ProbeAns
     return PROBE(fields)
 
 
-def room(looked: Looked, cluster: Cluster, need: Mapping[int, int]) -> Looked:
+def room(examined: Examined, cluster: Cluster, need: Mapping[int, int]) -> Examined:
     """The same with a check of the disk for the data of each node, which is known only when all have answered."""
     if "disk" in cluster.checks_off:
-        return looked
-    kept = tuple(finding for finding in looked.findings if finding.column != "disk" or finding.node not in need)
-    return replace(looked, findings=kept + tuple(disk(looked.facts[node], size) for node, size in need.items()))
+        return examined
+    kept = tuple(finding for finding in examined.findings if finding.column != "disk" or finding.node not in need)
+    return replace(examined, findings=kept + tuple(disk(examined.facts[node], size) for node, size in need.items()))
 
 
-def with_devices(looked: Looked, cluster: Cluster, fleet: Fleet, made: Plan | None) -> Looked:
+def with_devices(examined: Examined, cluster: Cluster, fleet: Fleet, made: Plan | None) -> Examined:
     """The same with a check of the cards of the nodes that have some; other nodes are not asked and get no NVML module."""
-    nodes = to_ask(cluster, looked.facts)
+    nodes = to_ask(cluster, examined.facts)
     if not nodes:
-        return looked
+        return examined
     gathered = devices_of(fleet, nodes)
-    found = inventory(cluster, looked.facts, gathered.ok, shared(made))
+    found = inventory(cluster, examined.facts, gathered.ok, shared(made))
     silent = tuple(Finding(node, "health", "error", short(error), error.fix) for node, error in gathered.failed.items())
-    return replace(looked, findings=looked.findings + found + silent, failed={**looked.failed, **gathered.failed})
+    return replace(examined, findings=examined.findings + found + silent, failed={**examined.failed, **gathered.failed})
 
 
 def wanted_ports(cluster: Cluster) -> list[int]:
@@ -173,61 +173,61 @@ def _ping(cluster: Cluster, into: dict[int, bool | None]) -> None:
     into.update(ping_all(targets, cluster.connect_timeout))
 
 
-def require(looked: Looked, cluster: Cluster) -> None:
+def require(examined: Examined, cluster: Cluster) -> None:
     """Raise all errors of all nodes at once, or nothing."""
     names = {host.index: host.name for host in cluster.hosts}
-    found: list[ClustertoolError] = list(looked.failed.values())
-    for finding in errors(looked.findings):
-        if finding.node not in looked.failed:
+    found: list[ClustertoolError] = list(examined.failed.values())
+    for finding in errors(examined.findings):
+        if finding.node not in examined.failed:
             found.append(PreflightError(finding.text, finding.fix, names[finding.node]))
     raise_all(found)
 
 
-def warn(looked: Looked, cluster: Cluster, call: Call) -> None:
+def warn(examined: Examined, cluster: Cluster, call: Call) -> None:
     """Each warning once, with all nodes that it is about."""
     names = {host.index: host.name for host in cluster.hosts}
     about: dict[tuple[str, str, str], list[str]] = {}
-    for finding in looked.findings:
+    for finding in examined.findings:
         if finding.level == "warn":
             about.setdefault((finding.column, finding.text, finding.fix), []).append(names[finding.node])
     for (column, text, fix), nodes in about.items():
         call.terminal.warn(f"{fold(nodes)}: {column}: {text} ({fix})")
 
 
-def good_only(looked: Looked, cluster: Cluster, call: Call, most: int = 0) -> tuple[Cluster, Looked]:
+def good_only(examined: Examined, cluster: Cluster, call: Call, most: int = 0) -> tuple[Cluster, Examined]:
     """--skip-bad: cluster and facts without the nodes that failed, numbered anew; with --nnodes the first `most` of them.
 
     Raises what is wrong if none is left, or fewer than `most`.
     """
-    wrong = errors(looked.findings)
-    bad = set(looked.failed) | {finding.node for finding in wrong}
+    wrong = errors(examined.findings)
+    bad = set(examined.failed) | {finding.node for finding in wrong}
     good = [host for host in cluster.hosts if host.index not in bad]
     if len(good) < max(1, most):
         if most:
             fit = f"{len(good)} of {len(cluster.hosts)} nodes are fit"
             call.terminal.warn(f"{fit}, --nnodes wants {most}")
-        require(looked, cluster)
+        require(examined, cluster)
     good = good[:most] if most else good
     for host in cluster.hosts:
         if host.index in bad:
             why = next((f for f in wrong if f.node == host.index), None)
-            told = f"{why.column}: {why.text} ({why.fix})" if why else short(looked.failed[host.index])
-            call.terminal.warn(f"{host.name} is left out: {told}")
+            text = f"{why.column}: {why.text} ({why.fix})" if why else short(examined.failed[host.index])
+            call.terminal.warn(f"{host.name} is left out: {text}")
     number = {host.index: new for new, host in enumerate(good)}
-    facts = {number[node]: replace(fact, node=number[node]) for node, fact in looked.facts.items() if node in number}
-    findings = tuple(replace(f, node=number[f.node]) for f in looked.findings if f.node in number)
+    facts = {number[node]: replace(fact, node=number[node]) for node, fact in examined.facts.items() if node in number}
+    findings = tuple(replace(f, node=number[f.node]) for f in examined.findings if f.node in number)
     hosts = tuple(replace(host, index=number[host.index]) for host in good)
-    return replace(cluster, hosts=hosts), Looked(facts, findings, {})
+    return replace(cluster, hosts=hosts), Examined(facts, findings, {})
 
 
-def matrix(looked: Looked, cluster: Cluster) -> list[dict[str, Any]]:
+def matrix(examined: Examined, cluster: Cluster) -> list[dict[str, Any]]:
     """Rows of the check matrix, for show and for JSON."""
     return [
         {
             "node": host.name,
             "findings": {
                 column: {"level": {"error": "bad"}.get(f.level, f.level), "text": f.text, "fix": f.fix}
-                for column, f in cells(looked.findings, host.index).items()
+                for column, f in cells(examined.findings, host.index).items()
             },
         }
         for host in cluster.hosts

@@ -16,7 +16,7 @@ from clustertool.model.paths import JobPaths
 from clustertool.model.wire.messages import TAIL
 from clustertool.show.outcome_view import abort_line, brief, victims_line
 from clustertool.show.prefix import prefix
-from clustertool.verbs.follow_session import Follow
+from clustertool.verbs.follow_session import FollowSession
 from clustertool.verbs.verb import Call
 from clustertool.watch import verdict
 from clustertool.watch.excerpt import excerpt
@@ -27,7 +27,7 @@ _ERRORS = 3  # different errors with their last lines
 _SEARCHED = 400  # lines from the end that are searched for a traceback
 
 
-def tell(call: Call, fleet: Fleet, follow: Follow, hide: Callable[[str], str]) -> ClustertoolError | None:
+def tell(call: Call, fleet: Fleet, follow: FollowSession, hide: Callable[[str], str]) -> ClustertoolError | None:
     """Show the verdict; the error of this job, None for success."""
     watch = follow.watch
     status, outcome = watch.status, watch.status.outcome
@@ -45,12 +45,12 @@ def tell(call: Call, fleet: Fleet, follow: Follow, hide: Callable[[str], str]) -
     if victims:
         call.terminal.note(victims)
     if isinstance(error, JobFailed) or (isinstance(error, NodeLost) and printed):
-        error.told, error.brief = True, brief(status, outcome)
+        error.printed, error.brief = True, brief(status, outcome)
     return error
 
 
 def _show_last_lines(
-    call: Call, fleet: Fleet, follow: Follow, hide: Callable[[str], str], alike: Sequence[ProcessStatus]
+    call: Call, fleet: Fleet, follow: FollowSession, hide: Callable[[str], str], alike: Sequence[ProcessStatus]
 ) -> None:
     """Of the first of several processes with the same error, unless they are the last lines on the screen."""
     first, name = alike[0], follow.watch.name(alike[0].node)

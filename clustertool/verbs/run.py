@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from clustertool.errors import ClustertoolError, DeviceHeld, PortHeld, Several, raise_all
+from clustertool.errors import ClustertoolError, DeviceInUse, PortInUse, Several, raise_all
 from clustertool.fleet import device_check, node_bundle, shared_roots
 from clustertool.fleet.device_check import devices_of
 from clustertool.fleet.execute import Answers, carry_out
@@ -20,7 +20,7 @@ from clustertool.model.job.state_names import RankState
 from clustertool.model.job.stop_result import StopResult, read_result, read_undo
 from clustertool.model.planning import requests
 from clustertool.model.planning.plan import Plan, as_dict, given_facts, needs_probe
-from clustertool.model.roles import word
+from clustertool.model.roles import role_name
 from clustertool.model.wire.agent_requests import ProbeWanted
 from clustertool.show.errors import exit_json
 from clustertool.show.outcome_view import show_results
@@ -29,10 +29,10 @@ from clustertool.show.prefix import RankLines
 from clustertool.show.table import count
 from clustertool.verbs import load_config, preflight, report_outcome, signals
 from clustertool.verbs.dispatch import needs, portions, send
-from clustertool.verbs.follow_session import Follow, Inbox
-from clustertool.verbs.preflight import Looked
+from clustertool.verbs.follow_session import FollowSession, Inbox
+from clustertool.verbs.preflight import Examined
 from clustertool.verbs.run_request import (
-    Order,
+    RunRequest,
     check_ranks,
     dry_identity,
     make_plan,
@@ -56,7 +56,7 @@ def run(call: Call) -> None:
     perform(call, read_order(call, read_options(call), lambda: load_config.cluster(call, start_local=True)))
 
 
-def perform(call: Call, order: Order) -> None:
+def perform(call: Call, order: RunRequest) -> None:
     """Carry an order out, or show its plan."""
     if order.dry and order.spec is not None and not call.given.skip_bad and not needs_probe(order.cluster, order.spec):
         show_plan(call, make_plan(order, given_facts(order.cluster), dry_identity(order)))
@@ -64,7 +64,7 @@ def perform(call: Call, order: Order) -> None:
     _with_nodes(call, order)
 
 
-def _with_nodes(call: Call, order: Order) -> None:
+def _with_nodes(call: Call, order: RunRequest) -> None:
     inbox = Inbox()
     fleet = Fleet(order.cluster, signals.check, inbox.put, User())
     try:
@@ -84,32 +84,32 @@ def _with_nodes(call: Call, order: Order) -> None:
         fleet.close()
 
 
-def _preflight(call: Call, order: Order, fleet: Fleet) -> Mapping[int, Facts]:
+def _preflight(call: Call, order: RunRequest, fleet: Fleet) -> Mapping[int, Facts]:
     """Facts of all nodes, or every node's errors. Completes the request when job.toml is on the nodes."""
     options = order.options
     listing = not (options.command or options.script) or bool(options.shards)  # else only job.toml could need it
     request: ProbeWanted = {"job_workspace": options.job_workspace, "listing": listing}
-    looked = preflight.look(order.cluster, fleet, request, ports=False)
-    looked = _room(order, looked)
+    examined = preflight.examine(order.cluster, fleet, request, ports=False)
+    examined = _room(order, examined)
     if call.given.skip_bad:
-        order.cluster, looked = preflight.good_only(looked, order.cluster, call, int(options.nnodes or 0))
+        order.cluster, examined = preflight.good_only(examined, order.cluster, call, int(options.nnodes or 0))
         fleet.keep(order.cluster)
-        looked = _room(order, looked)  # fewer trainers read more shards each
-    facts = looked.facts
-    preflight.require(looked, order.cluster)
-    preflight.warn(looked, order.cluster, call)
+        examined = _room(order, examined)  # fewer trainers read more shards each
+    facts = examined.facts
+    preflight.require(examined, order.cluster)
+    preflight.warn(examined, order.cluster, call)
     if order.spec is None:
         order.spec = read_job(order.cluster, load_config.job_toml(facts[0].job_toml), order.options)
     return _in_use(order, fleet, facts)
 
 
-def _room(order: Order, looked: Looked) -> Looked:
+def _room(order: RunRequest, examined: Examined) -> Examined:
     if order.workspace is None:
-        return looked
-    return preflight.room(looked, order.cluster, needs(order.workspace, order.cluster, looked.facts, order.spec))
+        return examined
+    return preflight.room(examined, order.cluster, needs(order.workspace, order.cluster, examined.facts, order.spec))
 
 
-def _dispatch(call: Call, order: Order, fleet: Fleet, facts: Mapping[int, Facts]) -> Mapping[int, str]:
+def _dispatch(call: Call, order: RunRequest, fleet: Fleet, facts: Mapping[int, Facts]) -> Mapping[int, str]:
     """Send the workspace; node -> the release it has now."""
     if order.workspace is None:
         return {}
@@ -118,7 +118,7 @@ def _dispatch(call: Call, order: Order, fleet: Fleet, facts: Mapping[int, Facts]
     return {node: portion.release for node, portion in shares.items()}
 
 
-def _plan(call: Call, order: Order, facts: Mapping[int, Facts]) -> Plan:
+def _plan(call: Call, order: RunRequest, facts: Mapping[int, Facts]) -> Plan:
     made = make_plan(order, facts, new_identity(order))
     check_ranks(call, made)
     for warning in made.warnings:
@@ -128,7 +128,7 @@ def _plan(call: Call, order: Order, facts: Mapping[int, Facts]) -> Plan:
 
 
 def _plan_when_free(
-    call: Call, order: Order, fleet: Fleet, facts: Mapping[int, Facts]
+    call: Call, order: RunRequest, fleet: Fleet, facts: Mapping[int, Facts]
 ) -> tuple[Plan, Mapping[int, Facts]]:
     """The plan and its facts; with --wait once its devices are free (one message). Raises Interrupted."""
     waiting = False
@@ -136,13 +136,13 @@ def _plan_when_free(
         try:
             return _plan(call, order, facts), facts
         except ClustertoolError as error:
-            if not call.given.wait or not only(error, DeviceHeld):
+            if not call.given.wait or not only(error, DeviceInUse):
                 raise
             if not waiting:
                 waiting = True
-                call.terminal.note(f"waiting for devices: {in_words(error)}; Ctrl+C ends the waiting")
+                call.terminal.note(f"waiting for devices: {described(error)}; Ctrl+C ends the waiting")
         _pause(random.uniform(*_PAUSE))  # so that two jobs that wait for each other's devices do not continue to do so
-        facts = _look_again(order, fleet)
+        facts = _examine_again(order, fleet)
 
 
 def _pause(seconds: float) -> None:
@@ -153,9 +153,9 @@ def _pause(seconds: float) -> None:
         time.sleep(0.02)
 
 
-def _start(call: Call, order: Order, fleet: Fleet, made: Plan, releases: Mapping[int, str]) -> Plan:
+def _start(call: Call, order: RunRequest, fleet: Fleet, made: Plan, releases: Mapping[int, str]) -> Plan:
     """The plan that is started: this one, or a later one if another job took one of its ports between probe and claim."""
-    counts = ", ".join(count(sum(p.role == role for p in made.processes), word(role)) for role in made.phases)
+    counts = ", ".join(count(sum(p.role == role for p in made.processes), role_name(role)) for role in made.phases)
     call.terminal.note(f"job {made.job_id}: {made.mode}, {counts} on {count(len(made.nodes), 'node')}")
     undone: dict[int, StopResult] | None = None
 
@@ -167,11 +167,11 @@ def _start(call: Call, order: Order, fleet: Fleet, made: Plan, releases: Mapping
     def plan_again(error: ClustertoolError) -> Plan:
         nonlocal releases, undone
         undone = None
-        what = "a device" if only(error, DeviceHeld) else "a port"
+        what = "a device" if only(error, DeviceInUse) else "a port"
         call.terminal.note(f"{what} was taken by another job a moment ago: planning again")
         order.job_id = made.job_id
-        later, facts = _plan_when_free(call, order, fleet, _look_again(order, fleet))
-        if only(error, DeviceHeld):  # other devices may be other trainers, which read other shards
+        later, facts = _plan_when_free(call, order, fleet, _examine_again(order, fleet))
+        if only(error, DeviceInUse):  # other devices may be other trainers, which read other shards
             releases = _dispatch(call, order, fleet, facts)
         return later
 
@@ -215,7 +215,7 @@ def _send_nvml(fleet: Fleet, made: Plan, facts: Mapping[int, Facts]) -> None:
 
 
 def _carry_out(
-    order: Order, fleet: Fleet, made: Plan, releases: Mapping[int, str], undone: dict[int, StopResult]
+    order: RunRequest, fleet: Fleet, made: Plan, releases: Mapping[int, str], undone: dict[int, StopResult]
 ) -> None:
     """`undone` gets, by node, what was taken back."""
 
@@ -227,13 +227,13 @@ def _carry_out(
     carry_out(requests.start(made, releases, order.secrets), fleet, note)
 
 
-def may_go_again(call: Call, order: Order, error: ClustertoolError) -> bool:
+def may_go_again(call: Call, order: RunRequest, error: ClustertoolError) -> bool:
     """Other ports can always be taken, other devices with --devices auto, and the same ones later with --wait."""
-    held = (PortHeld, DeviceHeld) if call.given.wait or order.options.devices.strip() == "auto" else (PortHeld,)
-    return only(error, *held)
+    kinds = (PortInUse, DeviceInUse) if call.given.wait or order.options.devices.strip() == "auto" else (PortInUse,)
+    return only(error, *kinds)
 
 
-def in_words(error: ClustertoolError) -> str:
+def described(error: ClustertoolError) -> str:
     """What happened, node by node, on one line."""
     each = error.errors if isinstance(error, Several) else (error,)
     return "; ".join(f"{one.node}: {one.what}" if one.node else one.what for one in each)
@@ -243,13 +243,13 @@ def only(error: ClustertoolError, *kinds: type[ClustertoolError]) -> bool:
     return all(isinstance(one, kinds) for one in (error.errors if isinstance(error, Several) else (error,)))
 
 
-def _look_again(order: Order, fleet: Fleet) -> Mapping[int, Facts]:
+def _examine_again(order: RunRequest, fleet: Fleet) -> Mapping[int, Facts]:
     gathered = preflight.probe(order.cluster, fleet, {"job_workspace": order.options.job_workspace})
     facts = shared_roots.confirm(fleet, {node: read_facts(node, answer) for node, answer in gathered.all().items()})
     return _in_use(order, fleet, facts)
 
 
-def _in_use(order: Order, fleet: Fleet, facts: Mapping[int, Facts]) -> Mapping[int, Facts]:
+def _in_use(order: RunRequest, fleet: Fleet, facts: Mapping[int, Facts]) -> Mapping[int, Facts]:
     """Facts with what computes on the devices and how they are, which only --devices auto needs to know."""
     if order.spec is None or not order.spec.auto_devices:
         return facts
@@ -257,10 +257,10 @@ def _in_use(order: Order, fleet: Fleet, facts: Mapping[int, Facts]) -> Mapping[i
     return {node: with_devices(fact, answers[node]) for node, fact in facts.items()}
 
 
-def _follow(call: Call, order: Order, fleet: Fleet, inbox: Inbox, made: Plan) -> None:
+def _follow(call: Call, order: RunRequest, fleet: Fleet, inbox: Inbox, made: Plan) -> None:
     hide = mask(list(order.secrets.values()))
     ranks = {(process.role, process.rank): process.node for process in made.processes}
-    follow = Follow(call, fleet, inbox, made.job_id, RankLines(call.terminal, hide=hide), ranks=ranks)
+    follow = FollowSession(call, fleet, inbox, made.job_id, RankLines(call.terminal, hide=hide), ranks=ranks)
     follow.start({"logs": wanted(call), "tail": None}, made.policy.grace, new=True)
     if call.given.detach and _detached(call, follow, made):
         order.ended(made)
@@ -274,7 +274,7 @@ def _follow(call: Call, order: Order, fleet: Fleet, inbox: Inbox, made: Plan) ->
     finish(call, error, follow)
 
 
-def _detached(call: Call, follow: Follow, made: Plan) -> bool:
+def _detached(call: Call, follow: FollowSession, made: Plan) -> bool:
     """Wait until every process runs, then return. False if the job has ended, or is ending: then follow it."""
     total = len(made.processes)
 
@@ -294,7 +294,7 @@ def _detached(call: Call, follow: Follow, made: Plan) -> bool:
     return True
 
 
-def finish(call: Call, error: ClustertoolError | None, follow: Follow) -> None:
+def finish(call: Call, error: ClustertoolError | None, follow: FollowSession) -> None:
     """The JSON answer and the exit: raises the job's error, or reports success."""
     status = follow.watch.status
     if call.json:

@@ -27,7 +27,7 @@ def _quiet(made: Plan) -> None:
 
 
 @dataclass
-class Order:
+class RunRequest:
     """`spec` is None until job.toml is known."""
 
     cluster: Cluster
@@ -43,7 +43,7 @@ class Order:
     ended: Callable[[Plan], None] = _quiet
 
 
-def read_order(call: Call, options: Options, find: Callable[[], Cluster]) -> Order:
+def read_order(call: Call, options: Options, find: Callable[[], Cluster]) -> RunRequest:
     """What call.given asks for, on the cluster that `find` finds. Raises UsageError, DataError, ConfigError; no connection
     is open yet."""
     given = call.given
@@ -66,7 +66,7 @@ def read_order(call: Call, options: Options, find: Callable[[], Cluster]) -> Ord
     else:
         read_job(cluster, {}, options)  # job.toml is on the nodes: only the options, for now
     secrets = {} if given.dry else load_config.secrets(cluster)
-    order = Order(cluster, options, spec, workspace, given.job_id, secrets, load_config.passed(cluster), given.dry)
+    order = RunRequest(cluster, options, spec, workspace, given.job_id, secrets, load_config.passed(cluster), given.dry)
     if spec is not None:
         check_alone(order)
     if given.skip_bad:
@@ -115,7 +115,7 @@ def limited(cluster: Cluster, options: Options) -> Cluster:
     return replace(cluster, hosts=cluster.hosts[: int(options.nnodes)])
 
 
-def check_alone(order: Order) -> None:
+def check_alone(order: RunRequest) -> None:
     """Plan with conf.py alone: bad options and bad data are reported before any connection."""
     facts = given_facts(order.cluster)
     facts = {
@@ -127,7 +127,7 @@ def check_alone(order: Order) -> None:
     make_plan(replace(order, spec=counted), facts, dry_identity(order))
 
 
-def make_plan(order: Order, facts: Mapping[int, Facts], identity: Identity) -> Plan:
+def make_plan(order: RunRequest, facts: Mapping[int, Facts], identity: Identity) -> Plan:
     assert order.spec is not None
     if order.workspace:
         refuse_links(order.workspace.links, order.spec.shards)
@@ -138,11 +138,11 @@ def make_plan(order: Order, facts: Mapping[int, Facts], identity: Identity) -> P
     return plan(order.cluster, order.spec, facts, identity, listing, order.passed + hidden)
 
 
-def dry_identity(order: Order) -> Identity:
+def dry_identity(order: RunRequest) -> Identity:
     return Identity(order.job_id or "DRY")
 
 
-def new_identity(order: Order) -> Identity:
+def new_identity(order: RunRequest) -> Identity:
     """The job's id, its token and its throw-away certificate."""
     cert, key = order.certificate.result() if order.certificate else certificate()
     return Identity(order.job_id or job_id(), time.time(), getpass.getuser(), token(), cert, key)
@@ -153,10 +153,10 @@ def wanted(call: Call) -> Literal["all"] | list[tuple[str, int]]:
     if call.given.all_ranks:
         return "all"
     text = call.given.rank or "0"
-    ranks = [word for word in text.split(",") if word]
-    if not ranks or not all(word.isdecimal() for word in ranks):
+    ranks = [item for item in text.split(",") if item]
+    if not ranks or not all(item.isdecimal() for item in ranks):
         raise UsageError(f"--rank {text!r}", "a rank, or several: --rank 3,4")
-    return [("trainer", int(word)) for word in ranks]
+    return [("trainer", int(item)) for item in ranks]
 
 
 def check_ranks(call: Call, made: Plan) -> None:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from clustertool.errors import UsageError
-from clustertool.fleet.split_data import Order, Result, cut
+from clustertool.fleet.split_data import LineOrder, Result, cut
 from clustertool.model.quantities import human_bytes, human_seconds
 from clustertool.show.progress_bars import Bar
 from clustertool.verbs import signals
@@ -24,7 +24,7 @@ def split(call: Call) -> None:
     _tell(call, order, done, time.monotonic() - start)
 
 
-def _order(call: Call) -> Order:
+def _order(call: Call) -> LineOrder:
     given = call.given
     if not given.data:
         raise UsageError("split needs a file", "inv split --data train.txt --shards 8")
@@ -38,10 +38,10 @@ def _order(call: Call) -> Order:
     if data.is_dir():
         raise UsageError(f"--data {given.data!r} is a folder", "give one file; several files are shards already")
     seed = int(given.seed or secrets.randbelow(1 << 32)) if given.shuffle else None
-    return Order(data, Path(given.to) if given.to else data.parent, int(given.shards), seed, given.force)
+    return LineOrder(data, Path(given.to) if given.to else data.parent, int(given.shards), seed, given.force)
 
 
-def _tell(call: Call, order: Order, done: Result, seconds: float) -> None:
+def _tell(call: Call, order: LineOrder, done: Result, seconds: float) -> None:
     if call.json:
         call.answer(
             {

@@ -202,8 +202,8 @@ def _tell(call: Call, answers: Mapping[str, Mapping[str, Stopped]], failed: Mapp
                 errors.append(Unreachable(f"job {job}: {text}", fix, name))
             elif state is StopState.UNKNOWN:
                 errors.append(PreflightError(f"job {job}: {text}", "check the node that is named there", name))
-    told_of = {error.node for error in errors}
-    errors += [error for error in failed.values() if error.node not in told_of]
+    named = {error.node for error in errors}
+    errors += [error for error in failed.values() if error.node not in named]
     errors = [error for error in errors if isinstance(error, Survivors)] or errors
     if call.json:
         call.answer({"jobs": table, "exit": exit_json(as_one(errors), "tool")})

@@ -29,7 +29,7 @@ from clustertool.verbs import load_config, signals
 from clustertool.verbs.stop import stop_job
 from clustertool.verbs.verb import Call, User, whole
 from clustertool.watch.sanitize import mask
-from clustertool.watch.top_model import SORTS, Picture
+from clustertool.watch.top_model import SORTS, TopModel
 
 _TURN = 0.1  # seconds: how soon a key is obeyed
 _NAMES = {
@@ -50,7 +50,7 @@ _MOVES = {"up": -1, "k": -1, "page up": -10, "down": 1, "j": 1, "page down": 10}
 
 def top(call: Call) -> None:
     """Watch nodes, devices and ranks live."""
-    interval, looks = _interval(call.given.interval), whole(call.given.count, "--count")
+    interval, samples = _interval(call.given.interval), whole(call.given.count, "--count")
     cluster = load_config.cluster(call, start_local=False)
     with Fleet(cluster, signals.check, person=User()).open() as fleet:
         if not fleet.agents:
@@ -58,7 +58,7 @@ def top(call: Call) -> None:
         poll = Poll(fleet, call.given.job, interval)
         poll.start()
         try:
-            Top(call, fleet, poll, interval).run(looks)
+            Top(call, fleet, poll, interval).run(samples)
         finally:
             poll.stop()
 
@@ -79,34 +79,34 @@ class Top:
     def __init__(self, call: Call, fleet: Fleet, poll: Poll, interval: float) -> None:
         self._call, self._fleet, self._poll, self._interval = call, fleet, poll, interval
         self._screen = Screen(call.terminal, mask(load_config.known_secrets(fleet.cluster).values()))
-        self._picture, self._view = Picture(), View()
+        self._picture, self._view = TopModel(), View()
         self._ranks: list[Any] = []
         self._asking = ""  # a job whose stop waits for a y
         self._quit = False
 
-    def run(self, looks: int | None) -> None:
+    def run(self, samples: int | None) -> None:
         if self._call.terminal.is_terminal and sys.stdin is not None and sys.stdin.isatty():
-            self._live(looks)
+            self._live(samples)
         else:
-            self._plain(looks)
+            self._plain(samples)
         raise_all(list(self._poll.failed.values()))
 
-    def _plain(self, looks: int | None) -> None:
+    def _plain(self, samples: int | None) -> None:
         done = 0
-        while looks is None or done < looks:
+        while samples is None or done < samples:
             end = time.monotonic() + self._interval
-            while time.monotonic() < end or not (self._picture.heard or self._poll.failed):
+            while time.monotonic() < end or not (self._picture.sampled or self._poll.failed):
                 signals.check()
                 self._take()
                 time.sleep(0.05)
             self._screen.plain(self._picture, self._view, self._failed(), time.monotonic())
             done += 1
 
-    def _live(self, looks: int | None) -> None:
+    def _live(self, samples: int | None) -> None:
         console = self._call.terminal.console()
         drawn, shown, at = 0, (0, 0), 0.0
         with keyboard() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
-            while not self._quit and (looks is None or drawn < looks):
+            while not self._quit and (samples is None or drawn < samples):
                 signals.check()
                 self._take()
                 pressed = list(keys.pressed(_TURN))
@@ -195,8 +195,8 @@ class Top:
         """Runs in the background of the view; its result is in the last line."""
         try:
             answers = stop_job(self._fleet, job, self._fleet.cluster.grace, False)
-            words = gather({name: stop_text(read_result(answer, job)) for name, answer in answers.items()})
-            self._view.message = f"job {job}: {'; '.join(f'{names}: {text}' for names, text in words)}"
+            texts = gather({name: stop_text(read_result(answer, job)) for name, answer in answers.items()})
+            self._view.message = f"job {job}: {'; '.join(f'{names}: {text}' for names, text in texts)}"
         except ClustertoolError as error:
             self._view.message = f"job {job}: {error.what}"
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from clustertool.model.job.outcome import Failure, Key, alike, failed, same_error
-from clustertool.model.roles import word
+from clustertool.model.roles import role_name
 
 HOLD = 1.0  # seconds: the lead names the failures after half a second
 
@@ -35,7 +35,7 @@ class Failures:
         default_factory=list
     )  # in the order in which the lead knew them, with the attempt
     _why: News | None = None
-    _told: set[tuple[Key, int]] = field(default_factory=set)
+    _reported: set[tuple[Key, int]] = field(default_factory=set)
     _leaders: dict[tuple[object, ...], Failure] = field(
         default_factory=dict
     )  # error -> the first failure that was printed
@@ -43,7 +43,7 @@ class Failures:
 
     def fail(self, failure: Failure, t: float, now: float) -> None:
         """A process has failed by itself at `t`."""
-        if ((failure.role, failure.rank), failure.attempt) not in self._told:
+        if ((failure.role, failure.rank), failure.attempt) not in self._reported:
             self._waiting.append((t, failure))
             self._hold(now)
 
@@ -51,7 +51,7 @@ class Failures:
         """The lead has named the first failures, with `why` as its message, in case that their own events never come."""
         named = [(key, attempt) for key in culprits]
         self._first += named
-        if named and not self._told.intersection(named):
+        if named and not self._reported.intersection(named):
             self._why = why
             self._hold(now)
 
@@ -71,18 +71,18 @@ class Failures:
             self._waiting, key=lambda item: (places.get(_key(item[1]), len(places)), item[1].consequence, *item)
         )
         times = {_key(failure): t for t, failure in waiting}
-        self._told.update(times)
+        self._reported.update(times)
         found = [self._report(group, times[_key(group[0])]) for group in alike(failure for _, failure in waiting)]
-        if self._why is not None and not self._told.intersection(self._first):
+        if self._why is not None and not self._reported.intersection(self._first):
             found.insert(0, self._why)
-            self._told.update(self._first)
+            self._reported.update(self._first)
         found += self._behind
         self._waiting, self._behind, self._why, self._due = [], [], None, None
         return found
 
     def printed(self, key: Key) -> bool:
         """Whether a failure of this process has been reported."""
-        return any(told == key for told, _ in self._told)
+        return any(reported == key for reported, _ in self._reported)
 
     def _hold(self, now: float) -> None:
         if self._due is None:
@@ -92,8 +92,8 @@ class Failures:
         before = self._leaders.setdefault(same_error(group[0]), group[0])
         if before is group[0]:
             return News(failed(group), "warn", t)
-        names = f"{len(group)} more {word(before.role)}{'s' * (len(group) > 1)}"
-        return News(f"{names} failed with the same error as {word(before.role)} {before.rank}", "warn", t)
+        names = f"{len(group)} more {role_name(before.role)}{'s' * (len(group) > 1)}"
+        return News(f"{names} failed with the same error as {role_name(before.role)} {before.rank}", "warn", t)
 
 
 def _key(failure: Failure) -> tuple[Key, int]:

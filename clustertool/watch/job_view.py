@@ -10,7 +10,7 @@ from clustertool.model.job.outcome import Failure, Key, Outcome
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import JobPaths
-from clustertool.model.roles import word
+from clustertool.model.roles import role_name
 from clustertool.model.wire.event_types import Event, ExitedEvent
 from clustertool.model.wire.stream_messages import LogFrame, StreamFrame
 from clustertool.watch.failures import Failures, News
@@ -37,12 +37,12 @@ Item = Union[LogLines, News]
 
 
 @dataclass
-class Watch:
+class JobView:
     """take() frames as they arrive, idle() regularly; `over` when every node has sent its last event or is lost."""
 
     nodes: frozenset[int]
     status: JobStatus = field(default_factory=JobStatus)
-    heard: dict[int, float] = field(default_factory=dict)
+    received: dict[int, float] = field(default_factory=dict)
     offsets: dict[int, dict[str, int]] = field(default_factory=dict)
     events_at: dict[int, int] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
@@ -66,7 +66,7 @@ class Watch:
         return known.name if known and known.name else f"node {node}"
 
     def take(self, node: int, header: StreamFrame, payload: bytes, now: float) -> list[Item]:
-        self.heard[node] = now
+        self.received[node] = now
         if node in self.refused:
             return []
         if header["type"] == "log":
@@ -122,8 +122,8 @@ class Watch:
 
     def blocked(self, seconds: float, now: float) -> None:
         """This process did not run for so long: no node was silent in that time."""
-        for node, at in list(self.heard.items()):
-            self.heard[node] = min(now, at + seconds)
+        for node, at in list(self.received.items()):
+            self.received[node] = min(now, at + seconds)
 
     def reopened(self, node: int) -> None:
         self.closed.pop(node, None)
@@ -137,7 +137,9 @@ class Watch:
             or not self.status.runs(node, key, attempt)
             or log != JobPaths.log(*key, attempt)
         ):
-            return self._refuse(node, f"it sent a log ({log[:80]}) of {word(key[0])} {key[1]}, which it does not run")
+            return self._refuse(
+                node, f"it sent a log ({log[:80]}) of {role_name(key[0])} {key[1]}, which it does not run"
+            )
         known = offsets.get(log, start)
         payload = payload[max(0, known - start) :]
         offsets[log] = max(known, start) + len(payload)
@@ -149,15 +151,15 @@ class Watch:
         found = self._lines.setdefault(key, {})
         lines = found.setdefault(attempt, Lines())
         while len(found) > _ATTEMPTS:
-            self._open -= found.pop(min(found)).held
+            self._open -= found.pop(min(found)).buffered
         return lines
 
     def _feed(self, lines: Lines, data: bytes) -> list[str]:
         """The lines that are complete. The beginnings of all other lines take bounded memory together: longer ones are cut."""
-        self._open -= lines.held
+        self._open -= lines.buffered
         lines.limit = max(_LEAST, min(_LONGEST, _OPEN - self._open))
         found = lines.feed(data)
-        self._open += lines.held
+        self._open += lines.buffered
         return found
 
     def _all_lines(self) -> list[tuple[Key, Lines]]:
@@ -168,7 +170,7 @@ class Watch:
         found: list[Item] = []
         for key, lines in self._all_lines():
             if self._node_of(key) == node:
-                self._open -= lines.held
+                self._open -= lines.buffered
                 rest = lines.end()
                 if rest:
                     found.append(LogLines(*key, node, rest))
@@ -218,11 +220,11 @@ class Watch:
         elif event["type"] == "restart":
             yield News(f"attempt {event['attempt']} begins in {event['pause']:g} s", "warn")
         elif event["type"] == "frozen":
-            who = f"{word(event['role'])} {event['rank']} on {self.name(node)}"
-            yield News(f"{who} was stopped by a signal (SIGSTOP)", "warn")
+            process = f"{role_name(event['role'])} {event['rank']} on {self.name(node)}"
+            yield News(f"{process} was stopped by a signal (SIGSTOP)", "warn")
         elif event["type"] == "elsewhere":
-            who = f"{word(event['role'])} {event['rank']} on {self.name(node)}"
-            yield News(f"{who} listens on {event['listens']}, the others expect it on {event['endpoint']}", "warn")
+            process = f"{role_name(event['role'])} {event['rank']} on {self.name(node)}"
+            yield News(f"{process} listens on {event['listens']}, the others expect it on {event['endpoint']}", "warn")
         elif event["type"] == "lost":
             self._lost.add(int(event["node"]))
             yield News(f"node {self.name(int(event['node']))} is lost: {event.get('why')}", "warn")

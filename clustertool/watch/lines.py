@@ -32,7 +32,7 @@ class Lines:
         self._changed_at = 0.0
 
     @property
-    def held(self) -> int:
+    def buffered(self) -> int:
         """Bytes in memory, about."""
         return len(self._open) + len(self._bar)
 

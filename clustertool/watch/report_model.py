@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clustertool.model.job.outcome import Key, Outcome, words
+from clustertool.model.job.outcome import Key, Outcome, describe_exit
 from clustertool.model.job.rank_status import ProcessStatus
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState, NodeState, RankState
@@ -21,9 +21,9 @@ from clustertool.model.wire.stream_messages import EventsFrame
 from clustertool.watch import verdict
 from clustertool.watch.excerpt import excerpt
 from clustertool.watch.failures import News
-from clustertool.watch.job_view import Watch
+from clustertool.watch.job_view import JobView
 from clustertool.watch.sanitize import harmless
-from clustertool.watch.straggler import Curve, Pace, stragglers
+from clustertool.watch.straggler import Curve, RankPace, stragglers
 
 Answers = Mapping[int, ReportAnswer]
 Hide = Callable[[str], str]
@@ -82,7 +82,7 @@ class RankReport:
 
 
 @dataclass(frozen=True)
-class Card:
+class ReportCard:
     index: int
     busy: Curve  # part of 1
     used: Curve  # bytes
@@ -90,7 +90,7 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Node:
+class ReportNode:
     index: int
     name: str
     state: NodeState
@@ -99,11 +99,11 @@ class Node:
     total: float
     busy: Curve  # parts of 1
     used: Curve
-    cards: Sequence[Card]
+    cards: Sequence[ReportCard]
 
 
 @dataclass(frozen=True)
-class Story:
+class ReportModel:
     job: str
     state: JobState
     mode: str
@@ -116,8 +116,8 @@ class Story:
     outcome: Outcome | None
     culprit: Key | None
     victims: Sequence[Key]
-    told: Sequence[str]  # the culprit's last lines
-    nodes: Sequence[Node]
+    last_lines: Sequence[str]  # the culprit's last lines
+    nodes: Sequence[ReportNode]
     ranks: Sequence[RankReport]
     news: Sequence[tuple[float, str]]
     notes: Sequence[str] = ()
@@ -129,7 +129,7 @@ class Story:
         return next((one.name for one in self.nodes if one.index == node), f"node {node}")
 
 
-def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] = ()) -> Story:
+def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] = ()) -> ReportModel:
     """`status` is the fold of the answers' events; `notes` is what else a reader must know (nodes that did not answer)."""
 
     def clean(text: str) -> str:
@@ -152,7 +152,7 @@ def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] =
     behind = stragglers([_pace(rank, known.get(rank.key)) for rank in there])
     outcome = status.outcome
     guilty = verdict.culprit(status, outcome) if outcome else None
-    return Story(
+    return ReportModel(
         job=status.job,
         state=status.state,
         mode=status.mode,
@@ -165,7 +165,7 @@ def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] =
         outcome=outcome._replace(reason=clean(outcome.reason)) if outcome else None,
         culprit=(guilty.role, guilty.rank) if guilty else None,
         victims=outcome.victims if outcome and outcome.state in (JobState.FAILED, JobState.LOST) else (),
-        told=_lines(tails.get((guilty.role, guilty.rank), ""), clean) if guilty else (),
+        last_lines=_lines(tails.get((guilty.role, guilty.rank), ""), clean) if guilty else (),
         nodes=[_node(status, index, answers.get(index), began, clean) for index in sorted(status.nodes)],
         ranks=[replace(rank, behind=behind.get(rank.key, "")) for rank in ranks],
         news=[(t - began, clean(text)) for t, text in _news(answers)],
@@ -232,13 +232,13 @@ def _rank(
 ) -> RankReport:
     """Seven inputs, each used once: they are what is known of a rank."""
     rows = [(row[0] - began, *row[1:]) for row in known["rows"]] if known else []
-    progress, unit = told([(t - began, epoch, step) for t, epoch, step in known["progress"]] if known else [])
+    progress, unit = curve([(t - began, epoch, step) for t, epoch, step in known["progress"]] if known else [])
     return RankReport(
         role=process.role,
         rank=process.rank,
         node=process.node,
         spans=spans,
-        how="" if process.code is None else clean(words(process.code, process.signal, process.note)),
+        how="" if process.code is None else clean(describe_exit(process.code, process.signal, process.note)),
         state=process.state,
         log=process.log,
         command=clean(plan["command"] if plan else ""),
@@ -255,7 +255,7 @@ def _rank(
     )
 
 
-def told(rows: Sequence[tuple[float, float | None, float | None]]) -> tuple[Curve, str]:
+def curve(rows: Sequence[tuple[float, float | None, float | None]]) -> tuple[Curve, str]:
     """(time, epoch, step) -> progress that only grows, and its unit: steps, or, where steps begin anew, epochs and parts."""
     steps = [(t, step) for t, _, step in rows if step is not None]
     if steps and _grows(steps):
@@ -288,24 +288,24 @@ def _printed(rank: RankReport, status: JobStatus, answers: Answers, began: float
     return replace(rank, output=output, how=how, recorded=rank.node in answers)
 
 
-def _pace(rank: RankReport, known: RankCurve | None) -> Pace:
+def _pace(rank: RankReport, known: RankCurve | None) -> RankPace:
     """The last attempt of a rank."""
     attempt = rank.spans[-1].attempt
     start = min(span.start for span in rank.spans if span.attempt == attempt)
     cores = [value for t, value in rank.usage.cores if t >= start]
     mean = sum(cores) / len(cores) if len(cores) > 1 else None
-    return Pace(
+    return RankPace(
         rank.role, rank.rank, start, rank.end, rank.progress, rank.unit, mean, known["log_size"] if known else 0
     )
 
 
-def _node(status: JobStatus, index: int, answer: ReportAnswer | None, began: float, clean: Hide) -> Node:
+def _node(status: JobStatus, index: int, answer: ReportAnswer | None, began: float, clean: Hide) -> ReportNode:
     known = status.nodes[index]
     machine: MachineCurve = answer["machine"] if answer else {"cores": 0, "total": 0, "rows": []}
     rows = [(row[0] - began, *row[1:]) for row in machine["rows"]]
     cores, total = max(machine["cores"], 1), max(machine["total"], 1)
     cards = [
-        Card(
+        ReportCard(
             int(card["index"]),
             [(t - began, busy / 100) for t, busy, _ in card["rows"]],
             [(t - began, used) for t, _, used in card["rows"]],
@@ -313,7 +313,7 @@ def _node(status: JobStatus, index: int, answer: ReportAnswer | None, began: flo
         )
         for card in (answer["cards"] if answer else ())
     ]
-    return Node(
+    return ReportNode(
         index,
         clean(known.name or f"node {index}"),
         known.state,
@@ -339,7 +339,7 @@ def _clocks(status: JobStatus, answers: Answers) -> list[str]:
 
 def _news(answers: Answers) -> list[tuple[float, str]]:
     """The news that a follower of the job has got, and when they happened."""
-    watch, events, items = Watch(frozenset(answers)), [], []
+    watch, events, items = JobView(frozenset(answers)), [], []
     for node in sorted(answers):
         times = itertools.accumulate(
             (float(event["t"]) for event in answers[node]["events"]), max

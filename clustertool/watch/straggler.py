@@ -31,7 +31,7 @@ Curve = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
-class Pace:
+class RankPace:
     """One process's last attempt: `progress` is (time, step), `unit` what it counts, `cores` the mean of CPU used."""
 
     role: str
@@ -44,7 +44,7 @@ class Pace:
     log_size: int = 0
 
 
-def stragglers(paces: Sequence[Pace]) -> dict[Key, str]:
+def stragglers(paces: Sequence[RankPace]) -> dict[Key, str]:
     """(role, rank) -> the reason. pservers only serve, so none of them is a straggler."""
     found: dict[Key, str] = {}
     for role in dict.fromkeys(pace.role for pace in paces if pace.role != "pserver"):
@@ -54,16 +54,16 @@ def stragglers(paces: Sequence[Pace]) -> dict[Key, str]:
     return found
 
 
-def _among(peers: Sequence[Pace]) -> dict[Key, str]:
+def _among(peers: Sequence[RankPace]) -> dict[Key, str]:
     steps = _steps(peers)
-    told: dict[Key, list[str]] = {}
-    for words in (_behind(peers, steps), _quiet(peers) if len(steps) < 2 else {}, _cpu(peers, steps)):
-        for key, why in words.items():
-            told.setdefault(key, []).append(why)
-    return {key: "; ".join(why) for key, why in told.items()}
+    found: dict[Key, list[str]] = {}
+    for reasons in (_behind(peers, steps), _quiet(peers) if len(steps) < 2 else {}, _cpu(peers, steps)):
+        for key, why in reasons.items():
+            found.setdefault(key, []).append(why)
+    return {key: "; ".join(why) for key, why in found.items()}
 
 
-def _steps(peers: Sequence[Pace]) -> dict[Key, float]:
+def _steps(peers: Sequence[RankPace]) -> dict[Key, float]:
     """Where each one was at the moment that counts; those that count something else than most are left out."""
     units = [pace.unit for pace in peers if pace.progress]
     unit = max(units, key=units.count) if units else ""
@@ -102,15 +102,15 @@ def _gap(progress: Curve) -> float:
     return median(b[0] - a[0] for a, b in zip(progress, progress[1:])) if len(progress) > 1 else 0.0
 
 
-def _behind(peers: Sequence[Pace], steps: Mapping[Key, float]) -> dict[Key, str]:
+def _behind(peers: Sequence[RankPace], steps: Mapping[Key, float]) -> dict[Key, str]:
     if len(steps) < 2:
         return {}
     middle, found = median(steps.values()), {}
-    told = [pace for pace in peers if (pace.role, pace.rank) in steps]
-    speed = median(pace_of(pace.progress) for pace in told)
+    counted = [pace for pace in peers if (pace.role, pace.rank) in steps]
+    speed = median(pace_of(pace.progress) for pace in counted)
     moment = min(pace.end for pace in peers)
-    shown = median(printed(pace.progress, moment) for pace in told)
-    for pace in told:
+    shown = median(printed(pace.progress, moment) for pace in counted)
+    for pace in counted:
         step, last = steps[pace.role, pace.rank], printed(pace.progress, moment)
         if step < _BEHIND * middle and middle - step > _LATE * speed and last < shown:
             digits = 0 if shown >= 10 else 2
@@ -118,7 +118,7 @@ def _behind(peers: Sequence[Pace], steps: Mapping[Key, float]) -> dict[Key, str]
     return found
 
 
-def _quiet(peers: Sequence[Pace]) -> dict[Key, str]:
+def _quiet(peers: Sequence[RankPace]) -> dict[Key, str]:
     middle = median(pace.log_size for pace in peers)
     if middle < _LOG:
         return {}
@@ -126,7 +126,7 @@ def _quiet(peers: Sequence[Pace]) -> dict[Key, str]:
     return {(pace.role, pace.rank): f"wrote {pace.log_size} bytes where the median is {middle:.0f}" for pace in quiet}
 
 
-def _cpu(peers: Sequence[Pace], steps: Mapping[Key, float]) -> dict[Key, str]:
+def _cpu(peers: Sequence[RankPace], steps: Mapping[Key, float]) -> dict[Key, str]:
     known = {
         (pace.role, pace.rank): pace.cores
         for pace in peers

@@ -30,7 +30,7 @@ class Device:
     used: int = 0
     total: int = 0
     temperature: int | None = None
-    who: str = ""
+    user: str = ""
     wrong: tuple[str, ...] = ()
     history: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
 
@@ -40,7 +40,7 @@ class Device:
 
 
 @dataclass
-class Rank:
+class TopRank:
     """One process of a job."""
 
     job: str
@@ -75,7 +75,7 @@ class Row:
     used: int
     total: int
     temperature: int | None
-    who: str
+    user: str
     wrong: tuple[str, ...]
     history: tuple[float, ...]
 
@@ -84,45 +84,47 @@ class Row:
         return sum(self.loads) / len(self.loads) if self.loads else None
 
 
-class Picture:
+class TopModel:
     """feed() every sample, then ask for rows."""
 
     def __init__(self) -> None:
         self.devices: dict[str, list[Device]] = {}
-        self.ranks: dict[tuple[str, str, int], Rank] = {}
-        self.heard: dict[str, float] = {}
+        self.ranks: dict[tuple[str, str, int], TopRank] = {}
+        self.sampled: dict[str, float] = {}
         self.problems: dict[str, str] = {}
-        self._jobs: dict[str, dict[str, _Job]] = {}  # by node, what it knew of its running jobs at its newest sample
+        self._jobs: dict[
+            str, dict[str, _KnownJob]
+        ] = {}  # by node, what it knew of its running jobs at its newest sample
         self._place: dict[str, int] = {}  # a node's number in conf.py
         self._cpu: dict[str, tuple[int, int]] = {}
 
     def feed(self, agent: int, name: str, sample: GlanceAnswer, now: float) -> None:
-        self.heard[name], self._place[name] = now, agent
+        self.sampled[name], self._place[name] = now, agent
         self.problems[name] = str(sample["problem"])
         self._take_devices(name, sample)
         seen = set()
         before, self._jobs[name] = self._jobs.get(name, {}), {}
         for job in sample["jobs"]:
             plan, lost = job.get("plan"), {int(node) for node in job.get("lost", ())}
-            places = _places(plan) if plan else before.get(str(job["job"]), _Job()).places
-            self._jobs[name][str(job["job"])] = _Job(places, lost)
-            for told in job["ranks"]:
-                key = (str(job["job"]), str(told["role"]), int(told["rank"]))
+            places = _places(plan) if plan else before.get(str(job["job"]), _KnownJob()).places
+            self._jobs[name][str(job["job"])] = _KnownJob(places, lost)
+            for values in job["ranks"]:
+                key = (str(job["job"]), str(values["role"]), int(values["rank"]))
                 seen.add(key)
-                rank = self.ranks.setdefault(key, Rank(key[0], agent, name, key[1], key[2]))
-                _take_rank(rank, told, job, float(sample["t"]))
+                rank = self.ranks.setdefault(key, TopRank(key[0], agent, name, key[1], key[2]))
+                _take_rank(rank, values, job, float(sample["t"]))
         for key in [key for key, rank in self.ranks.items() if rank.agent == agent and key not in seen]:
             del self.ranks[key]
 
     def _take_devices(self, name: str, sample: GlanceAnswer) -> None:
         old = {device.label: device for device in self.devices.get(name, ())}
         self.devices[name] = []
-        for told in sample["devices"] or [self._processors(name, sample)]:
-            label = str(told.get("index", ""))
+        for values in sample["devices"] or [self._processors(name, sample)]:
+            label = str(values.get("index", ""))
             device = old.get(label) or Device(name, label, "")
-            device.model, device.load = str(told.get("model") or sample["kind"]), told.get("utilisation")
-            device.used, device.total = int(told.get("memory_used") or 0), int(told.get("memory_total") or 0)
-            device.temperature, device.who, device.wrong = told.get("temperature"), _who(told), _wrong(told)
+            device.model, device.load = str(values.get("model") or sample["kind"]), values.get("utilisation")
+            device.used, device.total = int(values.get("memory_used") or 0), int(values.get("memory_total") or 0)
+            device.temperature, device.user, device.wrong = values.get("temperature"), _user(values), _wrong(values)
             device.history.append(float(device.load or 0))
             self.devices[name].append(device)
 
@@ -161,10 +163,10 @@ class Picture:
             rows.sort(key=lambda row: -(row.used / row.total if row.total else 0))
         return rows
 
-    def processes(self, sort: str, text: str, away: Collection[str] = ()) -> list[Rank]:
+    def processes(self, sort: str, text: str, away: Collection[str] = ()) -> list[TopRank]:
         """All ranks of the jobs that run. `away`: the nodes that do not answer."""
         every = [rank for rank in self.ranks.values() if rank.node not in away] + list(self._others(away))
-        found = [rank for rank in every if any(text in word for word in _words(rank))]
+        found = [rank for rank in every if any(text in item for item in _texts(rank))]
         found.sort(key=lambda rank: (rank.job, rank.role, rank.rank))  # stable: equals stay in this order
         if sort == "cpu":
             found.sort(key=lambda rank: -(rank.cpu or 0))
@@ -175,7 +177,7 @@ class Picture:
             found.sort(key=lambda rank: _haste(rank, (rank.job, rank.role) in counting))
         return found
 
-    def _others(self, away: Collection[str]) -> Iterator[Rank]:
+    def _others(self, away: Collection[str]) -> Iterator[TopRank]:
         """The ranks that no node reports now: those of nodes that do not answer, and those that have not started."""
         jobs = self._shared(away)
         for rank in self.ranks.values():
@@ -188,26 +190,26 @@ class Picture:
             for (role, number), (node, name) in about.places.items():
                 if (job, role, number) in self.ranks:
                     continue
-                if name in away or name not in self.heard:
-                    yield Rank(job, -1, name, role, number, about.state(node))
+                if name in away or name not in self.sampled:
+                    yield TopRank(job, -1, name, role, number, about.state(node))
                 elif job in self._jobs[name]:
-                    yield Rank(job, -1, name, role, number)
+                    yield TopRank(job, -1, name, role, number)
 
-    def _shared(self, away: Collection[str]) -> dict[str, _Job]:
+    def _shared(self, away: Collection[str]) -> dict[str, _KnownJob]:
         """What all nodes together know of the jobs that run. Where no node answers, of those that ran before."""
         names = [name for name in self._jobs if name not in away]
         there = {job for name in names or self._jobs for job in self._jobs[name]}
-        found: dict[str, _Job] = {}
+        found: dict[str, _KnownJob] = {}
         for name, jobs in self._jobs.items():
             for job in there & set(jobs):
-                one = found.setdefault(job, _Job())
+                one = found.setdefault(job, _KnownJob())
                 one.places.update(jobs[job].places)
                 one.lost |= jobs[job].lost if name not in away else set()
         return found
 
 
 @dataclass
-class _Job:
+class _KnownJob:
     """What nodes know of a job: (role, rank) -> its node's number and name, and the numbers of nodes that were given up."""
 
     places: dict[tuple[str, int], tuple[int, str]] = field(default_factory=dict)
@@ -223,7 +225,7 @@ def _places(plan: SamplePlan) -> dict[tuple[str, int], tuple[int, str]]:
     return {(role, rank): (node, names[node]) for role, rank, node in unpack(plan["places"], len(names))}
 
 
-def _haste(rank: Rank, counting: bool) -> tuple[int, float]:
+def _haste(rank: TopRank, counting: bool) -> tuple[int, float]:
     """How a rank is sorted by its progress. `counting`: it or another one of its kind prints steps."""
     runs = rank.state is RankState.RUNNING
     if rank.state in (RankState.LOST, RankState.UNKNOWN, RankState.FROZEN) or (runs and counting and not rank.speed):
@@ -232,37 +234,37 @@ def _haste(rank: Rank, counting: bool) -> tuple[int, float]:
 
 
 def _fits(name: str, devices: Sequence[Device], text: str) -> bool:
-    return text in name or any(text in device.who for device in devices)
+    return text in name or any(text in device.user for device in devices)
 
 
-def _words(rank: Rank) -> tuple[str, ...]:
+def _texts(rank: TopRank) -> tuple[str, ...]:
     return rank.node, rank.name, rank.job, rank.state, rank.line
 
 
-def _take_rank(rank: Rank, told: RankSample, job: JobSample, t: float) -> None:
-    seconds = told.get("seconds")
-    if seconds is None or (told["pid"] or 0) != rank.pid:
+def _take_rank(rank: TopRank, values: RankSample, job: JobSample, t: float) -> None:
+    seconds = values.get("seconds")
+    if seconds is None or (values["pid"] or 0) != rank.pid:
         rank.cpu = None
     elif t > rank.seconds[1]:
         rank.cpu = max(0.0, 100 * (seconds - rank.seconds[0]) / (t - rank.seconds[1]))
     rank.seconds = (float(seconds or 0), t)
-    rank.state, rank.pid, rank.log = RankState(told["state"]), int(told["pid"] or 0), str(told["log"] or "")
-    rank.memory, rank.line, rank.heartbeat = told.get("memory"), str(told["line"]), job["heartbeat"]
+    rank.state, rank.pid, rank.log = RankState(values["state"]), int(values["pid"] or 0), str(values["log"] or "")
+    rank.memory, rank.line, rank.heartbeat = values.get("memory"), str(values["line"]), job["heartbeat"]
     rank.rate.feed(rank.line, t)
     rank.speed = rank.rate.now(t) if rank.state is RankState.RUNNING else None
-    rank.quiet = told.get("quiet")
+    rank.quiet = values.get("quiet")
 
 
-def _who(told: Card) -> str:
-    held = told.get("held")
-    return f"{held['user']} {held['job']}" if held else ",".join(told.get("users", ()))
+def _user(values: Card) -> str:
+    lock = values.get("held")
+    return f"{lock['user']} {lock['job']}" if lock else ",".join(values.get("users", ()))
 
 
-def _wrong(told: Card) -> tuple[str, ...]:
-    found = [str(told["problem"])] if told.get("problem") else []
-    if told.get("ecc_uncorrected"):
+def _wrong(values: Card) -> tuple[str, ...]:
+    found = [str(values["problem"])] if values.get("problem") else []
+    if values.get("ecc_uncorrected"):
         found.append("ECC")
-    return (*found, *(str(word) for word in told.get("throttle", ()) if word != "power cap"))
+    return (*found, *(str(reason) for reason in values.get("throttle", ()) if reason != "power cap"))
 
 
 def _row(devices: Sequence[Device], what: str) -> Row:
@@ -278,14 +280,14 @@ def _row(devices: Sequence[Device], what: str) -> Row:
         sum(device.used for device in devices),
         sum(device.total for device in devices),
         max(hot, default=None),
-        _few(device.who for device in devices),
-        tuple(dict.fromkeys(word for device in devices for word in device.wrong)),
+        _few(device.user for device in devices),
+        tuple(dict.fromkeys(fault for device in devices for fault in device.wrong)),
         history,
     )
 
 
-def _few(words: Iterable[str]) -> str:
-    different = [word for word in dict.fromkeys(words) if word]
+def _few(texts: Iterable[str]) -> str:
+    different = [text for text in dict.fromkeys(texts) if text]
     return ", ".join(different[:2]) + (f" and {len(different) - 2} more" if len(different) > 2 else "")
 
 

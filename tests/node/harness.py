@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clustertool.errors import ClustertoolError, PortHeld, raise_all
+from clustertool.errors import ClustertoolError, PortInUse, raise_all
 from clustertool.fleet import identity
-from clustertool.fleet.agent_client import Agent
+from clustertool.fleet.agent_client import AgentClient
 from clustertool.model.config.cluster import Cluster, read_cluster
 from clustertool.model.config.job import Options, read_job
 from clustertool.model.facts import Facts, Identity, read_facts
@@ -253,7 +253,7 @@ class Client:
         self.node = node
         self.stream = Stream()
         self.link = Link(node.env, node.shell)
-        self.agent = Agent.open(self.link, node.cluster.hosts[node.index], node.cluster, self._sink)  # type: ignore[arg-type]
+        self.agent = AgentClient.open(self.link, node.cluster.hosts[node.index], node.cluster, self._sink)  # type: ignore[arg-type]
 
     def _sink(self, _: int, header: Event, payload: bytes) -> None:
         self.stream.take(header, payload)
@@ -518,7 +518,7 @@ class Bench:
             job = self.job(*args, **given)
             try:
                 return job.place().start()
-            except PortHeld as error:
+            except PortInUse as error:
                 if "in use by job test_" not in error.what or f"in use by job {self.tmp.name[:30]}" in error.what:
                     raise
                 for node, request in job.place_requests.items():

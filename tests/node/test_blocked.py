@@ -9,7 +9,7 @@ import time
 import pytest
 
 from clustertool.node.system import process_clock
-from clustertool.node.system.process_clock import OwnClock
+from clustertool.node.system.process_clock import ProcessClock
 from tests.node.harness import Bench, Job, kill, until
 from tests.node.test_links import _frame as frame
 from tests.node.test_links import _tls as tls
@@ -110,7 +110,7 @@ def test_the_loss_timeout_counts_from_the_start_on(bench: Bench) -> None:
 
 
 def test_the_clock_leaves_out_what_its_process_did_not_see() -> None:
-    clock = OwnClock()
+    clock = ProcessClock()
     clock.turn()
     assert clock.blocked == 0.0 and not clock.napped
     time.sleep(process_clock.NAP + 0.5)

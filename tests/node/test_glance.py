@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clustertool.node.jobs.live_sample import Glance
+from clustertool.node.jobs.live_sample import LiveSampler
 from tests.node.harness import Bench, Node, cpu, kill, until
 from tests.node.test_nvml import look
 from tests.nvml import Driver, copy
@@ -152,7 +152,7 @@ def test_job_directories_are_looked_through_only_when_one_comes_or_goes(
 
     calls = []
     monkeypatch.setattr(module, "find", lambda *_: calls.append(1) or [])
-    one = Glance(str(tmp_path), "entry", "none")
+    one = LiveSampler(str(tmp_path), "entry", "none")
     for _ in range(5):
         one._find()
     assert len(calls) == 1
@@ -172,7 +172,7 @@ def test_a_tool_that_costs_much_is_run_seldom(tmp_path: Path, monkeypatch: pytes
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(detect, "found", lambda: ("npu", [0, 1]))
-    pulse = read.Pulse("none")
+    pulse = read.PacedReader("none")
     for _ in range(3):
         assert [device["model"] for device in pulse.now()["devices"]] == ["910B2", "910B2"]
     assert (tmp_path / "runs").read_text().count("run") == 1

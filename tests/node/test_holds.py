@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from clustertool.errors import PortHeld
+from clustertool.errors import PortInUse
 from clustertool.node.ports import reservations
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, kill, until
@@ -24,7 +24,7 @@ def as_nobody(work: Callable[[], None]) -> int:
             os.setresuid(NOBODY, NOBODY, NOBODY)
             work()
             os._exit(0)
-        except PortHeld as error:
+        except PortInUse as error:
             os._exit(1 if error.what == "port 7 is in use by a job of user root" else 2)
         finally:
             os._exit(3)
@@ -33,21 +33,21 @@ def as_nobody(work: Callable[[], None]) -> int:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs two users")
 def test_another_user_cannot_have_it_until_it_is_given_back() -> None:
-    mine, theirs = reservations.Holds(), reservations.Holds()
+    mine, theirs = reservations.Reservations(), reservations.Reservations()
     mine.take([7, 8])
-    assert {port: reservations.held()[port] for port in (7, 8)} == {7: [0], 8: [0]}
+    assert {port: reservations.reserved()[port] for port in (7, 8)} == {7: [0], 8: [0]}
     assert reservations.holder(7, [0]) == "a job of user root"
     assert as_nobody(lambda: theirs.take([7])) == 1
     assert as_nobody(lambda: theirs.take([9])) == 0
-    reservations.Holds().take([7])  # another node of my job on this machine
+    reservations.Reservations().take([7])  # another node of my job on this machine
     mine.close()
-    assert not {7, 8, 9} & set(reservations.held())
+    assert not {7, 8, 9} & set(reservations.reserved())
     assert as_nobody(lambda: theirs.take([7])) == 0
 
 
 def held_by(job: Job) -> set[int]:
     wanted = {port for process in job.plan.processes for port in process.ports}
-    return wanted & set(reservations.held())
+    return wanted & set(reservations.reserved())
 
 
 def test_a_job_holds_its_ports_as_long_as_it_lives(bench: Bench) -> None:

@@ -151,7 +151,7 @@ import os, sys, time
 from clustertool.node.storage import files
 from clustertool.node.system import processes
 from clustertool.node.supervisor.shutdown import Shutdown
-from clustertool.node.jobs.descendants import Family
+from clustertool.node.jobs.descendants import Descendants
 
 files.make_root(sys.argv[1])
 job = files.make_job_dir(sys.argv[1] + "/JOBx")
@@ -159,7 +159,7 @@ ended = os.posix_spawn("/bin/sh", ["sh", "-c", "exit 3"], {})
 running = os.posix_spawn("/bin/sleep", ["sleep", "1000"], {})
 while processes.stat(ended).state != "Z":
     time.sleep(0.01)
-signalled = Shutdown(Family(job, processes.identify(os.getpid())), "no such mark", 10.0).signalled
+signalled = Shutdown(Descendants(job, processes.identify(os.getpid())), "no such mark", 10.0).signalled
 print(running in signalled, ended in signalled)
 """
 

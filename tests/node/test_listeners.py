@@ -185,12 +185,12 @@ def test_it_is_gone_with_the_agent(bench: Bench, how: str) -> None:
 
 
 def test_a_job_that_wants_a_port_of_a_check_is_told(bench: Bench) -> None:
-    from clustertool.errors import PortHeld
+    from clustertool.errors import PortInUse
 
     node = bench.nodes(1)[0]
     port = free_port()
     assert opened(node, 0, port) == [port]
-    with pytest.raises(PortHeld, match=r"in use by job \(inv check\)") as told:
+    with pytest.raises(PortInUse, match=r"in use by job \(inv check\)") as told:
         claims.claim([port], "mine", str(node.root))
     assert "wait" in told.value.fix
     node.ask("mesh", step="close")

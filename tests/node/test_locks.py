@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from clustertool.errors import DeviceHeld
+from clustertool.errors import DeviceInUse
 from clustertool.model.facts import Facts, read_facts
 from clustertool.node.devices import detect, locks
 from tests.node.harness import Bench, Job, Node, kill, until
@@ -32,29 +32,29 @@ def node_with(bench: Bench, driver: Driver, **given: Any) -> Node:
 
 def blind(node: Node) -> dict[int, Facts]:
     """What was true before anybody held anything: plans made of it meet the lock on the node."""
-    return {0: replace(read_facts(0, node.probe()), held=())}
+    return {0: replace(read_facts(0, node.probe()), locked=())}
 
 
 def on(bench: Bench, node: Node, devices: str, **given: Any) -> Job:
     return bench.job([node], "echo ready; exec sleep 1000", devices=devices, facts=blind(node), **given)
 
 
-def held(node: Node) -> dict[int, str]:
-    return {device: job for device, job, _ in node.probe()["held"]}
+def locked(node: Node) -> dict[int, str]:
+    return {device: job for device, job, _ in node.probe()["locked"]}
 
 
 def test_two_jobs_one_card(bench: Bench, driver: Driver) -> None:
     """The second is told who holds it, starts nothing, and may start once the first has ended."""
     node = node_with(bench, driver)
     first = on(bench, node, "0,1").start().ready()
-    assert held(node) == {0: first.id, 1: first.id}
+    assert locked(node) == {0: first.id, 1: first.id}
     second = on(bench, node, "1,2")
-    with pytest.raises(DeviceHeld, match=rf"gpu 1 is in use by job {first.id} of user \S+"):
+    with pytest.raises(DeviceInUse, match=rf"gpu 1 is in use by job {first.id} of user \S+"):
         second.start()
-    assert held(node) == {0: first.id, 1: first.id}  # all of them or none
+    assert locked(node) == {0: first.id, 1: first.id}  # all of them or none
     third = on(bench, node, "2,3").start().ready()
     first.stop()
-    until(lambda: set(held(node)) == {2, 3}, "the cards of the first job are free")
+    until(lambda: set(locked(node)) == {2, 3}, "the cards of the first job are free")
     fourth = on(bench, node, "0,1").start().ready()
     third.stop()
     fourth.stop()
@@ -63,14 +63,14 @@ def test_two_jobs_one_card(bench: Bench, driver: Driver) -> None:
 def test_ranks_of_one_job_share_a_card(bench: Bench, driver: Driver) -> None:
     node = node_with(bench, driver)
     job = on(bench, node, "0", nproc_per_node="2").start().ready()
-    assert held(node) == {0: job.id}
+    assert locked(node) == {0: job.id}
     job.stop()
 
 
 def test_two_nodes_of_a_job_that_are_one_machine(bench: Bench, driver: Driver) -> None:
     nodes = bench.nodes(2, env={"LD_LIBRARY_PATH": str(driver.folder)}, DEVICE_KIND="auto")
     job = bench.run(nodes, "echo ready; exec sleep 1000", devices="3").ready()
-    assert held(nodes[0]) == held(nodes[1]) == {3: job.id}
+    assert locked(nodes[0]) == locked(nodes[1]) == {3: job.id}
     job.stop()
 
 
@@ -83,9 +83,9 @@ def test_the_lock_outlives_the_supervisor_and_ends_with_the_job(bench: Bench, dr
     os.kill(supervisor.pid, signal.SIGSTOP)  # else it would replace a guard that stands still
     os.kill(guard.pid, signal.SIGSTOP)
     kill(supervisor)
-    assert held(node) == {4: job.id}
+    assert locked(node) == {4: job.id}
     os.kill(guard.pid, signal.SIGCONT)
-    until(lambda: held(node) == {}, "the lock is gone with the guard")
+    until(lambda: locked(node) == {}, "the lock is gone with the guard")
     job.gone()
 
 
@@ -99,7 +99,7 @@ def test_all_of_the_job_killed_at_once(bench: Bench, driver: Driver) -> None:
     kill(guard)
     kill(supervisor)
     kill(rank)
-    until(lambda: held(node) == {})
+    until(lambda: locked(node) == {})
     again = on(bench, node, "4").start().ready()
     again.stop()
 
@@ -127,7 +127,7 @@ def tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextlib.contextmanager
-def taken(ids: list[int], job: str) -> Iterator[locks.Held]:
+def taken(ids: list[int], job: str) -> Iterator[locks.DeviceLock]:
     lock = locks.take("xpu", ids, job)
     try:
         yield lock
@@ -137,19 +137,19 @@ def taken(ids: list[int], job: str) -> Iterator[locks.Held]:
 
 def test_take_and_release(tmp: Path) -> None:
     with taken([0, 2], "a") as lock:
-        assert {key: one["job"] for key, one in locks.held().items()} == {"xpu0": "a", "xpu2": "a"}
+        assert {key: one["job"] for key, one in locks.locked().items()} == {"xpu0": "a", "xpu2": "a"}
         assert Path(lock.path).stat().st_mode & 0o777 == 0o644
-        with pytest.raises(DeviceHeld, match="xpu 2 is in use by job a of user"):
+        with pytest.raises(DeviceInUse, match="xpu 2 is in use by job a of user"):
             locks.take("xpu", [1, 2], "b")
         with taken([1], "b"):
-            assert sorted(locks.held()) == ["xpu0", "xpu1", "xpu2"]
-    assert locks.held() == {} and [path.name for path in tmp.iterdir()] == ["clustertool-devices.lock"]
+            assert sorted(locks.locked()) == ["xpu0", "xpu1", "xpu2"]
+    assert locks.locked() == {} and [path.name for path in tmp.iterdir()] == ["clustertool-devices.lock"]
 
 
 def test_left_files_hold_nothing_and_are_removed(tmp: Path) -> None:
     left = tmp / f"clustertool-devices-{os.getuid()}-1234"
     left.write_text(json.dumps({"job": "dead", "keys": ["xpu0"]}))
-    assert locks.held() == {}
+    assert locks.locked() == {}
     with taken([0], "a"):
         assert not left.exists()
 
@@ -162,7 +162,7 @@ def test_nonsense_that_is_locked_is_no_lock(tmp: Path, content: bytes) -> None:
     path.write_bytes(content)
     with open(path) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert locks.held() == {}
+        assert locks.locked() == {}
         with taken([0], "a"):
             pass
 
@@ -176,7 +176,7 @@ def test_links_and_pipes_are_not_followed(tmp: Path, tmp_path: Path) -> None:
     with open(target) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with taken([0], "a"):
-            assert {one["job"] for one in locks.held().values()} == {"a"}
+            assert {one["job"] for one in locks.locked().values()} == {"a"}
 
 
 def test_a_machines_file_that_was_removed_meanwhile_is_made_anew(tmp: Path) -> None:
@@ -211,12 +211,12 @@ def test_another_users_lock_is_seen_and_respected(tmp: Path) -> None:
             os._exit(code)
     try:
         assert os.read(ready[0], 1) == b"!"
-        assert locks.held() == {"xpu5": {"job": "theirs", "user": "nobody"}}
-        with pytest.raises(DeviceHeld, match="xpu 5 is in use by job theirs of user nobody"):
+        assert locks.locked() == {"xpu5": {"job": "theirs", "user": "nobody"}}
+        with pytest.raises(DeviceInUse, match="xpu 5 is in use by job theirs of user nobody"):
             locks.take("xpu", [5], "theirs")  # another user's job of the same name is another job
         with taken([4], "ours"):
             pass
     finally:
         os.write(done[1], b"!")
         assert os.waitpid(child, 0)[1] == 0
-    assert locks.held() == {}
+    assert locks.locked() == {}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clustertool.errors import PortHeld
+from clustertool.errors import PortInUse
 from clustertool.node.ports import reservations
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, Node, read
@@ -145,7 +145,7 @@ def test_an_error_of_the_supervisor_in_a_scope_is_its_own(bench: Bench, node: Ma
     made = node()
     job = bench.job([made], p.PLAIN).place()
     port = job.plan.lead[1]
-    with socket.create_server(("127.0.0.1", port)), pytest.raises(PortHeld, match=f"port {port} is in use by"):
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(PortInUse, match=f"port {port} is in use by"):
         job.start()
     assert asked(tmp_path, "systemd-run") == ["--user --scope"]
-    assert port not in reservations.held()
+    assert port not in reservations.reserved()

@@ -169,4 +169,4 @@ def test_the_job_of_a_process(bench: Bench, driver: Driver) -> None:
 def test_the_probe_counts_what_the_library_shows(bench: Bench, driver: Driver) -> None:
     answer = node_with(bench, driver).probe()
     assert (answer["device_kind"], answer["devices"], answer["devices_seen"]) == ("gpu", list(range(8)), True)
-    assert json.dumps(answer["held"]) == "[]"
+    assert json.dumps(answer["locked"]) == "[]"

@@ -34,7 +34,7 @@ def test_condition(bench: Bench) -> None:
     assert facts.cpus == len(os.sched_getaffinity(0))
     assert ("memlock", *resource.getrlimit(resource.RLIMIT_MEMLOCK)) in facts.limits
     assert (facts.nic, facts.mtu) == ("lo", int(Path("/sys/class/net/lo/mtu").read_text()))
-    assert not facts.looked and not facts.packages and not facts.leftovers
+    assert not facts.examined and not facts.packages and not facts.leftovers
     assert 0 < facts.took < 30
 
 
@@ -85,7 +85,7 @@ def test_versions_of_the_jobs_own_python(bench: Bench, tmp_path: Path) -> None:
     assert told.pop("python") == ".".join(map(str, sys.version_info[:3]))
     assert told.pop("numpy") == metadata.version("numpy")
     assert told == {"paddle": "2.6.2.post1", "my-thing": "0.3+cu118", "othername": "7", "no-such": ""}
-    assert facts.looked and facts.problems == ()
+    assert facts.examined and facts.problems == ()
 
 
 def test_prelude_is_applied_and_may_be_noisy(bench: Bench, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_no_python3_in_the_jobs_environment(bench: Bench, tmp_path: Path) -> Non
 def test_a_prelude_that_never_ends_is_ended_with_all_it_started(tmp_path: Path) -> None:
     mark = f"MARK_{os.getpid()}_{time.monotonic_ns()}"
     start = time.monotonic()
-    told, ((column, level, what, _),) = job_environment.look(
+    told, ((column, level, what, _),) = job_environment.read_versions(
         {**JOB, "prelude": f"export {mark}=1; sleep 600 & sleep 600"}, limit=0.5
     )
     assert (told, column, level, what) == ({}, "packages", "error", "PRELUDE and python3 did not end within 0.5 s")

@@ -12,7 +12,7 @@ import pytest
 
 from clustertool.model.job.usage import thinned
 from clustertool.node.storage import files
-from clustertool.node.supervisor.usage_recorder import Book, Look, Recorder, Running
+from clustertool.node.supervisor.usage_recorder import Book, Running, Sampler, UsageRecorder
 from clustertool.node.system import processes
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, read, until
@@ -134,7 +134,7 @@ def test_a_slow_card_delays_nobody(tmp_path: Path, job_dir: int) -> None:
         return [(0, 50.0, 1, 2)]
 
     process, rank = me()
-    recorder = Recorder(job_dir, cards)
+    recorder = UsageRecorder(job_dir, cards)
     began = time.monotonic()
     for _ in range(1000):
         recorder.turn([process], [rank])
@@ -147,7 +147,7 @@ def test_a_slow_card_delays_nobody(tmp_path: Path, job_dir: int) -> None:
 
 
 def test_nothing_runs_nothing_is_written(tmp_path: Path, job_dir: int) -> None:
-    recorder = Recorder(job_dir)
+    recorder = UsageRecorder(job_dir)
     recorder.turn([], [])
     recorder.close()
     assert not (tmp_path / "job/.clustertool").exists()
@@ -169,7 +169,7 @@ def test_the_file_is_thinned_out_whole(tmp_path: Path, job_dir: int, monkeypatch
 
 def test_restarts_add_up(job_dir: int) -> None:
     """CPU counts on over attempts, whose processes are others."""
-    look = Look()
+    look = Sampler()
     process, rank = me()
     first = look(1.0, [process], [rank])["r"][0][3]
     assert first > 0
@@ -185,7 +185,7 @@ def test_look_costs_little() -> None:
     found = [processes.identify(pid) for pid in processes.pids()]
     members = [process for process in found if process][:80]
     ranks = [Running("trainer", n, 0, process.pid, 0) for n, process in enumerate(members[:8])]
-    look = Look()
+    look = Sampler()
     look(0.0, members, ranks)
     began = time.thread_time()
     for n in range(50):
@@ -202,7 +202,7 @@ def test_files_of_hostile_neighbours(tmp_path: Path, job_dir: int) -> None:
     with pytest.raises(OSError):
         files.open_append(job_dir, ".clustertool/usage.jsonl")
     process, rank = me()
-    recorder = Recorder(job_dir)
+    recorder = UsageRecorder(job_dir)
     recorder.turn([process], [rank])
     recorder.close()
     assert not target.exists()

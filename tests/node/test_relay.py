@@ -65,7 +65,7 @@ class Relays:
 
     def start(self, *which: int, **more: Any) -> Relays:
         for i in which or range(len(self.nodes)):
-            self.nodes[i].client.agent.hear = lambda _, word, i=i: self.words[i].put(word)  # type: ignore[misc]
+            self.nodes[i].client.agent.on_relay = lambda _, word, i=i: self.words[i].put(word)  # type: ignore[misc]
             size, count = len(self.shipment.text), len(self.shipment.names) + 1
             order = {"release": self.shipment.release, "manifest": self.shipment.name, "groups": None, "helper": False}
             order.update(size=size, count=count)
@@ -329,7 +329,7 @@ class Liar:
 
     def _serve(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(OSError):
-            peer = tls_link.Wire(sock, self._context, True, 1 << 20)
+            peer = tls_link.TlsLink(sock, self._context, True, 1 << 20)
             while True:
                 select.select([peer], [peer] if peer.wants_write else [], [], 0.05)
                 secure = peer.secure
@@ -344,7 +344,7 @@ class Liar:
                 if peer.secure and not secure:
                     peer.send({"type": "have", "have": topology.bits(set(range(self._slow, COUNT + 2)), COUNT + 2)})
 
-    def _send_half(self, peer: tls_link.Wire, half: Path, number: int) -> None:
+    def _send_half(self, peer: tls_link.TlsLink, half: Path, number: int) -> None:
         peer.send_file({"type": "piece", "piece": number}, os.open(half, os.O_RDONLY), 2 * half.stat().st_size)
         with contextlib.suppress(ConnectionError):
             while True:

@@ -159,9 +159,9 @@ def test_the_book_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     job = files.make_job_dir(str(tmp_path / "root/JOBx"))
     head = processes.identify(os.getpid())
     assert head is not None
-    book = descendants.Family(job, head)
+    book = descendants.Descendants(job, head)
     with subprocess.Popen(["sleep", "1000"]) as stays:
-        book.look()
+        book.update()
         for _ in range(120):
             with subprocess.Popen(["true"]) as brief:
                 found = processes.identify(brief.pid)

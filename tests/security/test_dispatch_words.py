@@ -15,7 +15,7 @@ RELAY = """
     def answer(request):
         if request["type"] == "probe":
             reply(request, hostname="evil", address="127.0.0.3", root="/tmp/evil", root_id="evil", home="/tmp", user="x",
-                  disk_free=1 << 40, cpus=1, time=time.time(), looked=False, netns=os.readlink("/proc/self/ns/net"),
+                  disk_free=1 << 40, cpus=1, time=time.time(), examined=False, netns=os.readlink("/proc/self/ns/net"),
                   boot_id=open("/proc/sys/kernel/random/boot_id").read().strip())
         elif request["type"] == "patch":
             reply(request, have=False)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from clustertool.errors import DeviceHeld, PortHeld, PreflightError
+from clustertool.errors import DeviceInUse, PortInUse, PreflightError
 from clustertool.node.devices import detect, locks
 from clustertool.node.ports import claims, reservations
 from clustertool.node.system import file_lock, private_directory
@@ -164,10 +164,10 @@ def test_jobs_take_devices_without_the_lock_of_the_machine(tmp: Path, kind: str)
         assert f"{tmp}/clustertool-devices.lock (of user " in why
         assert ("has been locked for 0.2 s by process" in why and "of user nobody" in why) == (kind == "locked"), why
         first = locks.take("xpu", [0, 1], "a")
-        with pytest.raises(DeviceHeld, match="xpu 1 is in use by job a of user root"):
+        with pytest.raises(DeviceInUse, match="xpu 1 is in use by job a of user root"):
             locks.take("xpu", [1, 2], "b")
         second = locks.take("xpu", [2], "b")
-        assert {key: one["job"] for key, one in locks.held().items()} == {"xpu0": "a", "xpu1": "a", "xpu2": "b"}
+        assert {key: one["job"] for key, one in locks.locked().items()} == {"xpu0": "a", "xpu1": "a", "xpu2": "b"}
         first.release()
         second.release()
     assert not (tmp / "no").exists()
@@ -176,12 +176,12 @@ def test_jobs_take_devices_without_the_lock_of_the_machine(tmp: Path, kind: str)
 @root_only
 def test_two_that_take_one_card_at_once_without_the_lock_never_both_get_it(tmp: Path) -> None:
     (tmp / "clustertool-devices.lock").mkdir()
-    got: list[locks.Held] = []
+    got: list[locks.DeviceLock] = []
     start = threading.Barrier(4)
 
     def take(job: str) -> None:
         start.wait()
-        with contextlib.suppress(DeviceHeld):
+        with contextlib.suppress(DeviceInUse):
             got.append(locks.take("xpu", [0], job))
 
     for _ in range(5):
@@ -208,7 +208,7 @@ def test_a_lock_file_that_was_removed_before_it_was_locked(tmp: Path, monkeypatc
 
     monkeypatch.setattr(file_lock, "try_lock", late)
     lock = locks.take("xpu", [0], "a")
-    assert cleaned and lock.path != cleaned[0] and list(locks.held()) == ["xpu0"]
+    assert cleaned and lock.path != cleaned[0] and list(locks.locked()) == ["xpu0"]
     lock.release()
 
 
@@ -225,10 +225,10 @@ def name(port: int, uid: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> s
 
 @root_only
 def test_a_port_name_of_another_user_is_that_users() -> None:
-    mine = reservations.Holds()
+    mine = reservations.Reservations()
     with another_user(lambda: name(7, OTHER)):
-        assert reservations.holder(7, reservations.held()[7]) == "a job of user nobody"
-        with pytest.raises(PortHeld, match="port 7 is in use by a job of user nobody"):
+        assert reservations.holder(7, reservations.reserved()[7]) == "a job of user nobody"
+        with pytest.raises(PortInUse, match="port 7 is in use by a job of user nobody"):
             mine.take([7])
     mine.close()
     mine.take([7])
@@ -238,16 +238,16 @@ def test_a_port_name_of_another_user_is_that_users() -> None:
 @root_only
 @pytest.mark.parametrize("kind, who", [(socket.SOCK_STREAM, "user nobody"), (socket.SOCK_DGRAM, "another user")])
 def test_a_name_that_another_user_has_taken_in_our_name_is_not_ours(kind: socket.SocketKind, who: str) -> None:
-    mine = reservations.Holds()
+    mine = reservations.Reservations()
     with another_user(lambda: name(7, os.getuid(), kind)):
-        assert reservations.holder(7, reservations.held()[7]) == f"a job of {who}"
-        with pytest.raises(PortHeld, match=f"port 7 is in use by a job of {who}"):
+        assert reservations.holder(7, reservations.reserved()[7]) == f"a job of {who}"
+        with pytest.raises(PortInUse, match=f"port 7 is in use by a job of {who}"):
             mine.take([7])
     mine.close()
 
 
 def test_a_name_does_not_block_where_many_ask_whose_it_is() -> None:
-    mine = reservations.Holds()
+    mine = reservations.Reservations()
     mine.take([7])
     asked = 0
     while reservations.owner(7, os.getuid()) == os.getuid():
@@ -255,7 +255,7 @@ def test_a_name_does_not_block_where_many_ask_whose_it_is() -> None:
         assert asked < 10_000
     mine.turn()
     assert reservations.owner(7, os.getuid()) == os.getuid()
-    reservations.Holds().take([7])
+    reservations.Reservations().take([7])
     mine.close()
 
 

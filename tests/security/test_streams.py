@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clustertool.model.job.state import JobStatus
-from clustertool.watch.job_view import LogLines, News, Watch
+from clustertool.watch.job_view import JobView, LogLines, News
 from tests.cli import LoopSite
 
 PLAN = {("trainer", 0): 0, ("trainer", 1): 1}
@@ -47,8 +47,8 @@ def log(node: int, rank: int, text: bytes, attempt: int = 0, off: int = 0, name:
     return node, header, text, 0.0
 
 
-def followed(*given: Any) -> Watch:
-    watch = Watch(frozenset({0, 1}), *given)
+def followed(*given: Any) -> JobView:
+    watch = JobView(frozenset({0, 1}), *given)
     watch.take(*events(0, job(0, 0), at=1))
     watch.take(*events(1, job(1, 1), at=1))
     return watch
@@ -94,7 +94,7 @@ def test_a_log_has_the_name_that_its_rank_gives_it(name: str) -> None:
 
 def test_lines_without_an_end_have_one_bound_together() -> None:
     """40 ranks of 16 MiB each took 650 MB."""
-    watch = Watch(frozenset({0}))
+    watch = JobView(frozenset({0}))
     watch.take(*events(0, job(0, *range(200)), at=1))
     tracemalloc.start()
     chunk = b"x" * (1 << 18)
@@ -113,7 +113,7 @@ def test_lines_without_an_end_have_one_bound_together() -> None:
 
 
 def test_old_attempts_take_no_memory() -> None:
-    watch = Watch(frozenset({0}))
+    watch = JobView(frozenset({0}))
     watch.take(*events(0, job(0, 0), at=1))
     for attempt in range(100):
         assert watch.take(*log(0, 0, b"no newline", attempt=attempt)) == []

@@ -18,7 +18,7 @@ from clustertool.show.errors import show_error
 from clustertool.show.terminal import Terminal
 from clustertool.show.top_view import Screen, View
 from clustertool.watch.sanitize import harmless_lines
-from clustertool.watch.top_model import Picture
+from clustertool.watch.top_model import TopModel
 from tests.cli import LoopSite
 from tests.security.hostile import site_with_hostile
 
@@ -114,7 +114,7 @@ def _sample(text: str) -> dict[str, Any]:
 @pytest.mark.parametrize("text", [ESCAPES, FORGED], ids=["escapes", "forged"])
 def test_top_shows_control_characters_and_does_not_obey_them(text: str) -> None:
     terminal, out, _ = _terminal()
-    screen, picture, view = Screen(terminal, lambda line: line), Picture(), View()
+    screen, picture, view = Screen(terminal, lambda line: line), TopModel(), View()
     picture.feed(0, "node1", _sample(text), 1.0)
     page = screen.page(picture, view, 200, 40, {"node2": text}, 2.0)
     view.message, view.log = text, page.ranks[0]

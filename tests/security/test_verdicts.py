@@ -9,7 +9,7 @@ import pytest
 from clustertool.model.job.state import JobStatus, fold
 from clustertool.verbs import status as status_verb
 from clustertool.verbs.jobs import merged
-from clustertool.watch.job_view import Watch
+from clustertool.watch.job_view import JobView
 
 Event = dict[str, Any]
 HONEST: list[Event] = [
@@ -48,7 +48,7 @@ def test_a_job_goes_on_whatever_a_node_without_the_lead_reports(first: int) -> N
 
 
 def test_a_followed_job_goes_on() -> None:
-    watch = Watch(frozenset({0, 1}), JobStatus(plan={("trainer", 0): 0, ("trainer", 1): 1}))
+    watch = JobView(frozenset({0, 1}), JobStatus(plan={("trainer", 0): 0, ("trainer", 1): 1}))
     watch.take(0, {"type": "events", "events": at(HONEST), "at": 1}, b"", 0.0)
     assert watch.take(1, {"type": "events", "events": at(LIES), "at": 1}, b"", 0.0) == []
     watch.take(1, {"type": "end"}, b"", 0.0)
@@ -79,7 +79,7 @@ def test_an_end_of_another_node_never_outranks_that_of_the_lead() -> None:
 
 
 def test_where_the_lead_is_gone_a_node_that_knows_of_a_failure_counts_more() -> None:
-    watch = Watch(frozenset({0, 1, 2}))
+    watch = JobView(frozenset({0, 1, 2}))
     for node, state in ((1, "succeeded"), (2, "failed")):
         watch.take(node, {"type": "events", "events": at([decided("ended", state)]), "at": 1}, b"", 0.0)
     assert watch.status.outcome is None

@@ -49,7 +49,7 @@ class Bomber:
 
     def _serve(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(OSError):
-            peer = tls_link.Wire(sock, self._context, True, 1 << 20)
+            peer = tls_link.TlsLink(sock, self._context, True, 1 << 20)
             offered = False
             while True:
                 select.select([peer], [peer] if peer.wants_write else [], [], 0.05)

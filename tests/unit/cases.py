@@ -9,7 +9,7 @@ from typing import Any
 from clustertool.model.config.cluster import Cluster, read_cluster
 from clustertool.model.config.job import JobSpec, Options, read_job
 from clustertool.model.facts import Facts, Identity
-from clustertool.model.planning.plan import Plan, Process, plan
+from clustertool.model.planning.plan import Plan, PlannedProcess, plan
 
 IDENTITY = Identity("20260102-030405-abcd", 1700000000.0, "ann", "the-token", "the-certificate", "the-key")
 FILES = ("train.py",)
@@ -60,12 +60,12 @@ def plan_of(
     return plan(cluster, job_of(cluster, toml, **options), facts or facts_of(cluster), IDENTITY, files, tuple(passed))
 
 
-def of_role(made: Plan, role: str) -> list[Process]:
+def of_role(made: Plan, role: str) -> list[PlannedProcess]:
     """The processes of a role in rank order."""
     return sorted((process for process in made.processes if process.role == role), key=lambda process: process.rank)
 
 
-def one(made: Plan, role: str, rank: int) -> Process:
+def one(made: Plan, role: str, rank: int) -> PlannedProcess:
     return of_role(made, role)[rank]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clustertool.watch.report_model import Story, tell
+from clustertool.watch.report_model import ReportModel, tell
 
 BEGAN = 1_795_000_000.0
 CULPRIT, SLOW = 1, 2
@@ -128,7 +128,7 @@ def answers(
     return {node: answer(node, nodes, each, length, points, crash) for node in range(nodes)}
 
 
-def story_of(given: dict[int, dict[str, Any]], secrets: tuple[str, ...] = (), places: Any = ()) -> Story:
+def story_of(given: dict[int, dict[str, Any]], secrets: tuple[str, ...] = (), places: Any = ()) -> ReportModel:
     """places: those that the header of each node names."""
     from clustertool.verbs.status import read
     from clustertool.watch.sanitize import mask

@@ -147,10 +147,10 @@ def test_what_is_fine_is_told_so() -> None:
 
 
 def test_what_is_left_of_jobs() -> None:
-    left = found(looked=True, own="10.0.0.1", leftovers=(("old", 3), ("older", 1)))["jobs"]
+    left = found(examined=True, own="10.0.0.1", leftovers=(("old", 3), ("older", 1)))["jobs"]
     assert (left.level, left.text) == ("warn", "3 left of job old, 1 left of job older")
     assert "inv stop --job old; inv stop --job older" in left.fix
-    assert found(looked=True)["jobs"].level == "ok"
+    assert found(examined=True)["jobs"].level == "ok"
     assert "jobs" not in found()  # nobody asked
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from clustertool.errors import DataError, Interrupted, UsageError
 from clustertool.fleet import split_data as module
-from clustertool.fleet.split_data import Order, Result, cut
+from clustertool.fleet.split_data import LineOrder, Result, cut
 from clustertool.model.planning.shards import assign_shards, shard_name, shares
 
 
@@ -26,7 +26,7 @@ def quiet(*_: object) -> None:
 
 
 def split(data: Path, shards: int, seed: int | None = None, **given: Any) -> Result:
-    return cut(Order(data, given.pop("folder", data.parent), shards, seed, **given), quiet, quiet)
+    return cut(LineOrder(data, given.pop("folder", data.parent), shards, seed, **given), quiet, quiet)
 
 
 def contents(result: Result) -> list[bytes]:
@@ -191,7 +191,7 @@ def test_a_file_that_changes_meanwhile(tmp_path: Path, small: None, seed: int | 
             data.write_bytes({"grow": TEXTS["plain"] * 2, "shrink": b"a\n", "rewrite": TEXTS["plain"]}[change])
 
     with pytest.raises(DataError, match="changed while it was cut"):
-        cut(Order(data, tmp_path, 3, seed), meddle, quiet)
+        cut(LineOrder(data, tmp_path, 3, seed), meddle, quiet)
     assert names(tmp_path) == ["d"]
 
 
@@ -242,7 +242,7 @@ def test_an_interrupt_leaves_what_was_there(tmp_path: Path, small: None, seed: i
                 raise Interrupted("Ctrl+C")
 
         try:
-            cut(Order(data, tmp_path, 3, seed, replace=True), quiet, check)
+            cut(LineOrder(data, tmp_path, 3, seed, replace=True), quiet, check)
         except Interrupted:
             assert [(tmp_path / f"d-0000{n}").read_bytes() for n in range(4)] == old
             assert len(names(tmp_path)) == 5
@@ -284,7 +284,7 @@ def progress(phase, done, total):
     if phase == "writing":
         print("writing", flush=True)
         sys.stdin.read()
-cut.cut(cut.Order(Path("d"), Path("."), 2), progress, lambda: None)
+cut.cut(cut.LineOrder(Path("d"), Path("."), 2), progress, lambda: None)
 """
 
 
@@ -312,7 +312,7 @@ import re, sys
 from pathlib import Path
 from clustertool.fleet import split_data as cut
 seed = int(sys.argv[1]) if sys.argv[1] else None
-cut.cut(cut.Order(Path("d"), Path("."), 3, seed, True), lambda *_: None, lambda: None)
+cut.cut(cut.LineOrder(Path("d"), Path("."), 3, seed, True), lambda *_: None, lambda: None)
 status = Path("/proc/self/status").read_text()  # ru_maxrss counts the parent's, too
 print(int(re.search(r"VmHWM:\\s+([0-9]+) kB", status)[1]) // 1024)
 """

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from cases import IDENTITY, cluster_of, env_of, facts_of, hosts, job_of, of_role, one, plan_of
 
-from clustertool.errors import DeviceHeld, PreflightError, Several
+from clustertool.errors import DeviceInUse, PreflightError, Several
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.planning.devices import VARIABLES
 from clustertool.model.planning.plan import Plan, needs_probe
@@ -310,7 +310,7 @@ def busy(cards: int = 4, count: int = 1, **options: Any) -> Plan:
         devices=tuple(range(cards)),
         device_kind="gpu" if cards else "cpu",
         devices_seen=True,
-        held=HELD,
+        locked=HELD,
         used=used,
     )
     return plan_of(cluster, facts=facts, **options)
@@ -324,7 +324,7 @@ def busy(cards: int = 4, count: int = 1, **options: Any) -> Plan:
     ],
 )
 def test_a_device_that_a_job_holds_is_refused(devices: str, told: str) -> None:
-    with pytest.raises(DeviceHeld) as caught:
+    with pytest.raises(DeviceInUse) as caught:
         busy(devices=devices)
     assert caught.value.what == told and caught.value.node == "10.0.0.1" and "--wait" in caught.value.fix
     with pytest.raises(Several, match="(?s)10.0.0.1: gpu 1.*10.0.0.2: gpu 1"):
@@ -354,19 +354,19 @@ def test_auto_takes_what_is_free(options: dict[str, Any], expected: list[tuple[i
 
 
 def test_auto_with_too_few() -> None:
-    with pytest.raises(DeviceHeld) as caught:
+    with pytest.raises(DeviceInUse) as caught:
         busy(4, devices="auto", nproc_per_node="2")
     assert caught.value.what == (
         "1 of 2 devices are free: gpu 0 is in use by python3 (pid 7, user eve); gpu 1,2 is in use by job other of user bob"
     )
-    with pytest.raises(DeviceHeld, match="0 of 3 devices are free: gpu 0"):
+    with pytest.raises(DeviceInUse, match="0 of 3 devices are free: gpu 0"):
         busy(3, devices="auto")
 
 
 def test_auto_on_a_node_without_devices() -> None:
     with pytest.raises(PreflightError, match="the node has no devices") as caught:
         busy(0, devices="auto")
-    assert not isinstance(caught.value, DeviceHeld)  # waiting would not help
+    assert not isinstance(caught.value, DeviceInUse)  # waiting would not help
 
 
 def test_auto_needs_a_look_at_the_nodes() -> None:

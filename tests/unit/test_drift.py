@@ -31,7 +31,7 @@ def told(findings: list[Finding]) -> list[tuple[int, str, str, str]]:
 
 
 def test_nodes_that_are_alike() -> None:
-    assert not odd({}, mtu=1500, packages=(("torch", "2.1"),), own="10.0.0.1", looked=True)
+    assert not odd({}, mtu=1500, packages=(("torch", "2.1"),), own="10.0.0.1", examined=True)
 
 
 # -- clocks
@@ -76,7 +76,7 @@ def test_a_slow_answer_is_no_wrong_clock() -> None:
 
 
 def test_a_machine_that_takes_its_name_for_itself_alone() -> None:
-    (found,) = odd({1: {"own": "127.0.1.1"}}, own="10.0.0.9", looked=True)
+    (found,) = odd({1: {"own": "127.0.1.1"}}, own="10.0.0.9", examined=True)
     assert told([found]) == [(1, "host", "warn", "box1 is 127.0.1.1")]
     assert "write 10.0.0.2 box1" in found.fix
 
@@ -90,8 +90,10 @@ def test_a_training_address_that_means_every_node() -> None:
 
 
 def test_a_name_that_nobody_knows() -> None:
-    assert told(odd({3: {"own": ""}}, own="10.0.0.9", looked=True)) == [(3, "host", "warn", "box3 is not known there")]
-    assert told(odd({3: {"own": None}}, own="10.0.0.9", looked=True))[0][3] == "its name server does not answer"
+    assert told(odd({3: {"own": ""}}, own="10.0.0.9", examined=True)) == [
+        (3, "host", "warn", "box3 is not known there")
+    ]
+    assert told(odd({3: {"own": None}}, own="10.0.0.9", examined=True))[0][3] == "its name server does not answer"
     assert not odd({}, own="")  # only /etc/hosts was read
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clustertool.model.job.outcome import Outcome, exit_code, read_outcome, words
+from clustertool.model.job.outcome import Outcome, describe_exit, exit_code, read_outcome
 from clustertool.model.job.state import JobStatus, fold
 from clustertool.show.status_view import rank_note
 
@@ -364,7 +364,7 @@ def test_events_of_a_later_version_are_no_trouble() -> None:
     ],
 )
 def test_an_end_in_words_and_as_a_shell_counts_it(code: int, signal: int, note: str, text: str, shell: int) -> None:
-    assert words(code, signal, note) == text
+    assert describe_exit(code, signal, note) == text
     assert exit_code(code, signal) == shell
 
 

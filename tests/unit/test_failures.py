@@ -16,7 +16,7 @@ from clustertool.show.prefix import RankLines
 from clustertool.show.terminal import Terminal
 from clustertool.watch import verdict
 from clustertool.watch.failures import News
-from clustertool.watch.job_view import Watch
+from clustertool.watch.job_view import JobView
 
 Event = dict[str, Any]
 ENDING = "ending the job on all nodes"
@@ -71,7 +71,7 @@ class Follower:
     """What a follower prints. Its clock moves by hand."""
 
     def __init__(self) -> None:
-        self.watch = Watch(frozenset(range(4)))
+        self.watch = JobView(frozenset(range(4)))
         self.now = 0.0
         self.printed: list[str] = []
         self._at = itertools.count()
@@ -240,7 +240,7 @@ def test_a_lost_node_is_printed_once() -> None:
 def test_what_was_printed_already_is_not_printed_with_the_exit() -> None:
     err = io.TextIOWrapper(io.BytesIO(), "utf-8")
     error = NodeLost("node n2 is lost: no heartbeat for 10 s", "look at it")
-    error.told, error.brief = True, "node n2 is lost"
+    error.printed, error.brief = True, "node n2 is lost"
     show_error(error, Terminal(out=io.TextIOWrapper(io.BytesIO(), "utf-8"), err=err, environ={}))
     err.flush()
     assert err.buffer.getvalue().decode().splitlines() == [

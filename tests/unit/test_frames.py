@@ -9,7 +9,7 @@ import struct
 import pytest
 
 from clustertool.model.wire.frames import MAX_HEADER, MAX_PAYLOAD, Decoder, FrameError, Header, encode
-from clustertool.model.wire.payload import Memory
+from clustertool.model.wire.payload import MemorySink
 
 FRAMES: list[tuple[Header, bytes]] = [
     ({}, b""),
@@ -60,8 +60,8 @@ def test_a_payload_goes_through_its_sink_as_it_comes(step: int, in_place: bool) 
     """In whichever portions, read in place or not: its frame follows, without it, and so do the frames behind."""
     stream, at, found, made = b"".join(encode(*frame) for frame in SENT), 0, [], []
 
-    def sink(header: Header, size: int) -> Memory:
-        made.append((header, size, Memory(size)))
+    def sink(header: Header, size: int) -> MemorySink:
+        made.append((header, size, MemorySink(size)))
         return made[-1][2]
 
     decoder = Decoder(sink=sink)

@@ -11,11 +11,11 @@ import pytest
 from cases import cluster_of, facts_of, hosts
 
 from clustertool.model.checks.framework_findings import (
-    LAST_WORDS,
+    LAST_LINE_WAIT,
     SOON,
     STEPS,
-    Rank,
-    hear,
+    TrialRank,
+    advance,
     judge,
     meeting_broke,
     own_ports,
@@ -34,20 +34,20 @@ def names(nodes: Sequence[int]) -> str:
     return fold(f"n{node}" for node in nodes)
 
 
-def at(node: int, step: str, **more: str) -> Rank:
-    return Rank(node, node, step, **{"version": "2.13", "backend": "gloo", "nic": "eth0", **more})
+def at(node: int, step: str, **more: str) -> TrialRank:
+    return TrialRank(node, node, step, **{"version": "2.13", "backend": "gloo", "nic": "eth0", **more})
 
 
-def found(*ranks: Rank, name: str = "torch") -> dict[int, Finding]:
+def found(*ranks: TrialRank, name: str = "torch") -> dict[int, Finding]:
     return {finding.node: finding for finding in judge(name, ranks, FACTS, 60.0, names)}
 
 
-def levels(*ranks: Rank) -> list[str]:
+def levels(*ranks: TrialRank) -> list[str]:
     return [finding.level for _, finding in sorted(found(*ranks).items())]
 
 
 def test_a_rank_is_where_its_last_line_says():
-    rank = Rank(0, 0)
+    rank = TrialRank(0, 0)
     lines = [
         MARK + json.dumps({"at": "import"}),
         "some warning",
@@ -57,15 +57,15 @@ def test_a_rank_is_where_its_last_line_says():
         MARK + json.dumps({"at": "", "failed": "RuntimeError: no"}),
     ]
     for line in lines:
-        rank = hear(rank, line, MARK)
-    assert rank == Rank(0, 0, "device", "2.13", "cuda:1", failed="RuntimeError: no", said="some warning")
+        rank = advance(rank, line, MARK)
+    assert rank == TrialRank(0, 0, "device", "2.13", "cuda:1", failed="RuntimeError: no", last_line="some warning")
 
 
 @pytest.mark.parametrize(
     "line", [MARK, MARK + "{", MARK + "7", MARK + '{"at": "nowhere", "rank": 7}', MARK + '{"at": ["x"]}']
 )
 def test_what_the_environment_prints_with_our_mark_changes_nothing(line):
-    assert hear(at(0, "import"), line, MARK) == at(0, "import")
+    assert advance(at(0, "import"), line, MARK) == at(0, "import")
 
 
 def test_all_is_well():
@@ -76,7 +76,7 @@ def test_all_is_well():
     ("rank", "text", "fix"),
     [
         (
-            at(0, "start", ended="ended with exit code 126", said="conda?"),
+            at(0, "start", ended="ended with exit code 126", last_line="conda?"),
             "python3: ended with exit code 126: conda?",
             "PRELUDE",
         ),
@@ -102,11 +102,11 @@ def test_all_is_well():
     ],
 )
 def test_what_one_lacks_alone_is_its_own_and_the_others_waited(rank, text, fix):
-    said = found(rank, at(1, "meet"), at(2, "meet"))
-    assert (said[0].level, said[0].text) == ("error", text)
-    assert fix in said[0].fix
+    last_line = found(rank, at(1, "meet"), at(2, "meet"))
+    assert (last_line[0].level, last_line[0].text) == ("error", text)
+    assert fix in last_line[0].fix
     for node in (1, 2):
-        assert said[node] == Finding(node, "framework", "skip", "torch 2.13 waited for n0")
+        assert last_line[node] == Finding(node, "framework", "skip", "torch 2.13 waited for n0")
 
 
 @pytest.mark.parametrize(
@@ -166,14 +166,14 @@ def test_whatever_happens_somebody_is_to_blame_unless_all_are_done():
         ranks = [replace(rank, rank=node, node=node) for node, rank in enumerate(some)]
         well = all(rank.at == "done" for rank in ranks)
         assert ("error" in levels(*ranks)) == (not well), ranks
-        assert (patience(ranks, 60.0) <= LAST_WORDS) or any(rank.waits for rank in ranks)
+        assert (patience(ranks, 60.0) <= LAST_LINE_WAIT) or any(rank.waits for rank in ranks)
 
 
 def test_devices_of_a_node_that_fail_alike_are_told_at_once():
-    ranks = [Rank(rank, 0, "device", "2.13", f"device {rank}", **SICK) for rank in range(3)]
+    ranks = [TrialRank(rank, 0, "device", "2.13", f"device {rank}", **SICK) for rank in range(3)]
     odd = replace(ranks[1], failed="RuntimeError: other")
-    said = judge("torch", [ranks[0], odd, ranks[2]], FACTS, 60.0, names)
-    texts = [finding.text for finding in said if finding.level == "error"]
+    last_line = judge("torch", [ranks[0], odd, ranks[2]], FACTS, 60.0, names)
+    texts = [finding.text for finding in last_line if finding.level == "error"]
     assert texts == ["device 0, device 2: RuntimeError: no", "device 1: RuntimeError: other"]
 
 
@@ -185,9 +185,9 @@ def test_a_node_without_a_trainer_is_not_tried():
     ("ranks", "seconds"),
     [
         ((at(0, "done"), at(1, "done")), 0.0),
-        ((at(0, "done"), at(1, "import", **SICK)), LAST_WORDS),
-        ((at(0, "meet"), at(1, "import", **SICK)), LAST_WORDS),
-        ((at(0, "done"), at(1, "reduce", **SICK)), LAST_WORDS),
+        ((at(0, "done"), at(1, "import", **SICK)), LAST_LINE_WAIT),
+        ((at(0, "meet"), at(1, "import", **SICK)), LAST_LINE_WAIT),
+        ((at(0, "done"), at(1, "reduce", **SICK)), LAST_LINE_WAIT),
         ((at(0, "meet"), at(1, "meet", **SICK)), SOON),
         ((at(0, "device"), at(1, "import", **SICK)), 60.0),
         ((at(0, "meet"), at(1, "meet")), 60.0),
@@ -199,12 +199,12 @@ def test_nobody_is_waited_for_who_has_nothing_more_to_say(ranks, seconds):
 
 
 def test_what_is_waited_for_is_the_last_of_all():
-    def said(*ranks: Rank) -> str:
+    def last_line(*ranks: TrialRank) -> str:
         return waiting("torch", ranks, names)
 
-    assert said(at(0, "meet"), at(1, "import"), at(2, "import")) == "import torch on n[1-2]"
-    assert said(at(0, "meet"), at(1, "import", **SICK), at(2, "reduce")) == "init_process_group on n0"
-    assert said(at(0, "done")) == ""
+    assert last_line(at(0, "meet"), at(1, "import"), at(2, "import")) == "import torch on n[1-2]"
+    assert last_line(at(0, "meet"), at(1, "import", **SICK), at(2, "reduce")) == "init_process_group on n0"
+    assert last_line(at(0, "done")) == ""
 
 
 def test_only_what_all_do_together_is_about_the_network():

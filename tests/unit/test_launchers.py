@@ -93,9 +93,9 @@ def test_every_option_is_meant_mapped_or_answered(flag: Flag) -> None:
                     read(line, OWN)
                 continue
             found = read(line, OWN)
-            assert found.words == ("train.py", *given)
+            assert found.arguments == ("train.py", *given)
             assert found.typed == {flag.name[2:].replace("-", "_"): value if flag.value else "True"}
-            found.typed, found.words = {}, nothing.words
+            found.typed, found.arguments = {}, nothing.arguments
             seen.add(repr(found))
             assert bool(found.notes) == (flag.here.startswith("not needed") or flag.name in ("--rank", "--node-rank"))
             does_nothing = flag.name in ("--scale", "--auto-cluster-config", "--enable-auto-mapping", "--log-level")
@@ -111,7 +111,7 @@ def test_what_cannot_be_honoured_is_refused(name: str, value: str) -> None:
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.value and flag.of != "O"], ids=lambda flag: flag.name)
 def test_an_empty_value_says_nothing(flag: Flag) -> None:
     found = launch(f"{flag.name}= train.py")
-    assert (found.words, found.ips, found.nodes, found.notes) == (("train.py",), (), None, [])
+    assert (found.arguments, found.ips, found.nodes, found.notes) == (("train.py",), (), None, [])
     assert not any(found.options.values())
 
 
@@ -223,7 +223,7 @@ STARTED = [
 @pytest.mark.parametrize(("line", "argv"), STARTED)
 def test_what_is_started(line: str, argv: tuple[str, ...]) -> None:
     found = launch(line)
-    assert command(found, found.words) == argv
+    assert command(found, found.arguments) == argv
 
 
 # -- the old paddle.py -----------------------------------------------------------------------------------------------------
@@ -234,15 +234,15 @@ def test_what_the_old_tool_did_not_know_goes_to_the_trainer() -> None:
         found = launch(f"--dot_period=10 {package} --conf C --log_dir=x --config ./c.py --role=a --use_gpu=0 x.py")
         assert found.old
         assert (found.options["workspace"], found.options["conf"]) == ("W", "C")
-        assert found.words == tuple("--dot_period=10 --log_dir=x --config ./c.py --role=a --use_gpu=0 x.py".split())
+        assert found.arguments == tuple("--dot_period=10 --log_dir=x --config ./c.py --role=a --use_gpu=0 x.py".split())
         assert not found.log_dir
     found = launch("-j /there --local=0")
-    assert (found.old, found.options["job-workspace"], found.words) == (True, "/there", ("--local=0",))
+    assert (found.old, found.options["job-workspace"], found.arguments) == (True, "/there", ("--local=0",))
 
 
 def test_a_script_makes_it_fleetruns_again() -> None:
     found = launch("--job_dispatch_package=W --gpus 0 train.py --job_workspace=x")
-    assert (found.old, found.options["workspace"], found.words) == (False, "W", ("train.py", "--job_workspace=x"))
+    assert (found.old, found.options["workspace"], found.arguments) == (False, "W", ("train.py", "--job_workspace=x"))
 
 
 # -- the document -----------------------------------------------------------------------------------------------------------

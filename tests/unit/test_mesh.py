@@ -55,7 +55,7 @@ def reached(pairs: Sequence[tuple[int, int]], start: int, without: int = -1) -> 
 def test_few_nodes_all_try_each_other(count: int) -> None:
     nodes = [3 * node for node in range(count)]  # some did not answer
     assert set(pattern(nodes).pairs) == set(itertools.combinations(nodes, 2))
-    assert pattern(nodes).told == ""
+    assert pattern(nodes).coverage == ""
 
 
 @pytest.mark.parametrize("count", MANY)
@@ -71,7 +71,7 @@ def test_many_nodes_try_a_sample_that_hangs_together(count: int) -> None:
     for gone in (-1, nodes[0], nodes[count // 2]):  # whichever node is bad
         start = nodes[1]
         assert reached(found.pairs, start, gone) == set(nodes) - {gone}
-    assert f"each of {count} nodes with those 1, 2, 4, 8" in found.told
+    assert f"each of {count} nodes with those 1, 2, 4, 8" in found.coverage
 
 
 @pytest.mark.parametrize("count", [*SIZES, *MANY])

@@ -12,7 +12,7 @@ import pytest
 from cases import IDENTITY, cluster_of, env_of, facts_of, hosts, job_of, of_role, one, plan_of
 
 from clustertool.model.planning.environment import Table
-from clustertool.model.planning.plan import Plan, Process
+from clustertool.model.planning.plan import Plan, PlannedProcess
 from clustertool.model.planning.ports import choose
 from clustertool.model.planning.ranks import assign
 
@@ -92,7 +92,7 @@ def check_endpoints(made: Plan) -> None:
         assert f"{env['POD_IP']}:{env['PADDLE_PORT']}" in env["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")
 
 
-def expected_env(made: Plan, process: Process, sizes: Mapping[str, Sequence[int]]) -> dict[str, str]:
+def expected_env(made: Plan, process: PlannedProcess, sizes: Mapping[str, Sequence[int]]) -> dict[str, str]:
     """Section 5 of the contract, written out once more."""
     addresses = [node.address for node in made.nodes]
     trainers = [p.endpoint for p in of_role(made, "trainer")]
@@ -187,7 +187,7 @@ def expected_env(made: Plan, process: Process, sizes: Mapping[str, Sequence[int]
     return env
 
 
-def expected_stages(made: Plan, process: Process, stages: Sequence[int]) -> dict[str, str]:
+def expected_stages(made: Plan, process: PlannedProcess, stages: Sequence[int]) -> dict[str, str]:
     """What a ps-heter job has beside it; `stages`: how many heter trainers are in each."""
     heter = [p.endpoint for p in of_role(made, "heter")]
     env = {"PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": ",".join(heter)}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from clustertool.errors import DispatchError, Unreachable
-from clustertool.fleet.dispatch.receivers import Receiver, Tally
+from clustertool.fleet.dispatch.receivers import DispatchCounts, Receiver
 from clustertool.fleet.dispatch.shipment import Shipment
 from clustertool.fleet.dispatch.spread import Spread
 from clustertool.fleet.dispatch.workspace import read_workspace
@@ -60,7 +60,7 @@ class Fleet:
         self.ordered[node].set()
 
     def reports(self, at: int, kind: str, **more: Any) -> None:
-        self.agents[at].hear(at, {"type": f"relay-{kind}", **more})
+        self.agents[at].on_relay(at, {"type": f"relay-{kind}", **more})
 
     def lacks(self, at: int, *pieces: int) -> None:
         self.reports(at, "lacks", lacks=topology.bits(set(pieces), 2), have="1")
@@ -98,7 +98,7 @@ class Running:
     """A dispatch of two pieces, the manifest and one file, to nodes 0 and 1, in a thread of its own."""
 
     def __init__(self, job: Path) -> None:
-        self.fleet, self.tally, self.shown = Fleet(), Tally(), Shown()
+        self.fleet, self.tally, self.shown = Fleet(), DispatchCounts(), Shown()
         self.error: BaseException | None = None
         self.shipment = Shipment(read_workspace(job), {})
         self.spread = Spread(self.fleet, self.shipment, self.tally, self.shown)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clustertool.watch.report_model import Span, told
+from clustertool.watch.report_model import Span, curve
 from tests.unit.reports import BEGAN, answers, story_of
 
 
@@ -82,7 +82,7 @@ def test_blame() -> None:
     story = story_of(answers(2, 2))
     assert story.state == "failed"
     assert story.culprit == ("trainer", 1)
-    assert story.told == ["step=1", "last words of 1"]
+    assert story.last_lines == ["step=1", "last words of 1"]
     assert set(story.victims) == {("trainer", 0), ("trainer", 2), ("trainer", 3)}
     assert {rank.rank: rank.behind for rank in story.ranks if rank.behind} == {
         2: "at step 900 where the median is 1,800"
@@ -119,8 +119,8 @@ def test_what_programs_print_is_masked_and_harmless() -> None:
     given[0]["events"][-1]["reason"] = "hunter2 is wrong"
     story = story_of(given, ("hunter2",))
     assert "hunter2" not in repr(story)
-    assert "\x1b" not in repr([story.told, story.ranks]).replace("\\x1b", "")
-    assert story.told == ["key=***", "\\x1b[31mred\\u202e"]
+    assert "\x1b" not in repr([story.last_lines, story.ranks]).replace("\\x1b", "")
+    assert story.last_lines == ["key=***", "\\x1b[31mred\\u202e"]
     assert story.ranks[0].command == "train --key ***"
     assert story.outcome and story.outcome.reason == "*** is wrong"
 
@@ -201,11 +201,11 @@ def test_a_clock_that_is_off_is_told() -> None:
 
 
 def test_progress_in_steps_or_epochs() -> None:
-    assert told([(1.0, 0.0, 5.0), (2.0, 1.0, 9.0)]) == ([(1.0, 5.0), (2.0, 9.0)], "step")
-    assert told([(1.0, 0.0, 5.0), (2.0, 1.0, 0.0)]) == ([(1.0, 0 + 5 / 6), (2.0, 1.0)], "epoch")
-    assert told([(1.0, 0.5, None)]) == ([(1.0, 0.5)], "epoch")
-    assert told([(1.0, None, 5.0), (2.0, None, 1.0)]) == ((), "")
-    assert told([]) == ((), "")
+    assert curve([(1.0, 0.0, 5.0), (2.0, 1.0, 9.0)]) == ([(1.0, 5.0), (2.0, 9.0)], "step")
+    assert curve([(1.0, 0.0, 5.0), (2.0, 1.0, 0.0)]) == ([(1.0, 0 + 5 / 6), (2.0, 1.0)], "epoch")
+    assert curve([(1.0, 0.5, None)]) == ([(1.0, 0.5)], "epoch")
+    assert curve([(1.0, None, 5.0), (2.0, None, 1.0)]) == ((), "")
+    assert curve([]) == ((), "")
 
 
 def test_records_of_before_there_was_usage() -> None:

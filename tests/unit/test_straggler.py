@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from clustertool.watch.straggler import Pace, reached, stragglers
+from clustertool.watch.straggler import RankPace, reached, stragglers
 
 
-def pace(rank: int, speed: float = 2.0, length: float = 100.0, every: float = 2.0, **given: object) -> Pace:
+def pace(rank: int, speed: float = 2.0, length: float = 100.0, every: float = 2.0, **given: object) -> RankPace:
     """Steps are printed every so often from the start to the end."""
     progress = tuple((t * every, t * every * speed) for t in range(1, int(length / every) + 1))
     values = {
@@ -17,10 +17,10 @@ def pace(rank: int, speed: float = 2.0, length: float = 100.0, every: float = 2.
         "cores": 1.0,
         **given,
     }
-    return Pace(rank=rank, **values)  # type: ignore[arg-type]
+    return RankPace(rank=rank, **values)  # type: ignore[arg-type]
 
 
-def names(*paces: Pace) -> list[int]:
+def names(*paces: RankPace) -> list[int]:
     return sorted(rank for _, rank in stragglers(paces))
 
 
@@ -43,14 +43,16 @@ def test_it_is_compared_when_the_first_one_ended() -> None:
 
 def test_who_hangs_is_behind_though_it_was_fast() -> None:
     stuck = pace(1, length=30.0)
-    hanging = Pace("trainer", 1, 0.0, 100.0, stuck.progress, "step", 1.0)
+    hanging = RankPace("trainer", 1, 0.0, 100.0, stuck.progress, "step", 1.0)
     assert names(pace(0), hanging, pace(2)) == [1]
 
 
 def test_lines_far_apart_are_not_behind() -> None:
     """Each prints a step every 20 seconds, at other moments: what the last line says is up to 20 s old."""
     early = pace(0, length=100.0, every=20.0)
-    late = Pace("trainer", 1, 0.0, 100.0, tuple((t - 15.0, 2.0 * (t - 15.0)) for t, _ in early.progress), "step", 1.0)
+    late = RankPace(
+        "trainer", 1, 0.0, 100.0, tuple((t - 15.0, 2.0 * (t - 15.0)) for t, _ in early.progress), "step", 1.0
+    )
     assert names(early, late, pace(2)) == []
 
 
@@ -91,7 +93,7 @@ def test_roles_and_units_are_not_mixed() -> None:
 
 def test_only_printed_steps_are_shown() -> None:
     """A rank printed step 8 and hung. At its pace it would be at step 14 by now; nothing of that is shown."""
-    hung = Pace("trainer", 11, 0.0, 60.0, tuple((2.0 * t, float(t)) for t in range(1, 9)), "step", 1.0)
+    hung = RankPace("trainer", 11, 0.0, 60.0, tuple((2.0 * t, float(t)) for t in range(1, 9)), "step", 1.0)
     others = [pace(rank, speed=1.0, length=60.0, every=7.0) for rank in range(3)]
     assert stragglers([*others, hung]) == {("trainer", 11): "at step 8 where the median is 56"}
 

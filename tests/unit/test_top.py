@@ -10,7 +10,7 @@ import pytest
 from clustertool.show.terminal import Terminal
 from clustertool.show.top_view import Page, Screen, View, choose, draw
 from clustertool.watch.sanitize import mask
-from clustertool.watch.top_model import Picture, Rank, Row
+from clustertool.watch.top_model import Row, TopModel, TopRank
 
 GIB = 1 << 30
 
@@ -64,8 +64,8 @@ def sample(t: float, devices: list[dict[str, Any]], *ranks: dict[str, Any], **mo
     }
 
 
-def cluster(nodes: int, cards: int = 8, loads: tuple[int, ...] = (50,), t: float = 1.0) -> Picture:
-    picture = Picture()
+def cluster(nodes: int, cards: int = 8, loads: tuple[int, ...] = (50,), t: float = 1.0) -> TopModel:
+    picture = TopModel()
     for node in range(nodes):
         load = loads[node % len(loads)]
         devices = [card(index, load, used=load // 2) for index in range(cards)]
@@ -81,7 +81,7 @@ def screen(secrets: tuple[str, ...] = ()) -> Screen:
     return Screen(Terminal(out=io.TextIOWrapper(io.BytesIO(), "utf-8"), environ={}), mask(secrets))
 
 
-def page_of(picture: Picture, width: int = 120, height: int = 30, now: float = 1.0, **view: Any) -> Page:
+def page_of(picture: TopModel, width: int = 120, height: int = 30, now: float = 1.0, **view: Any) -> Page:
     return screen().page(picture, View(**view), width, height, {}, now)
 
 
@@ -89,7 +89,7 @@ def page_of(picture: Picture, width: int = 120, height: int = 30, now: float = 1
 
 
 def test_cpu_and_rate_come_from_two_samples() -> None:
-    picture = Picture()
+    picture = TopModel()
     picture.feed(0, "a", sample(10.0, [], rank(0, 5.0, "step 10")), 0.0)
     assert [(one.cpu, one.speed) for one in picture.processes("rank", "")] == [(None, None)]
     picture.feed(0, "a", sample(12.0, [], rank(0, 6.0, "step 30")), 2.0)
@@ -98,14 +98,14 @@ def test_cpu_and_rate_come_from_two_samples() -> None:
 
 
 def test_a_restarted_rank_is_another_process() -> None:
-    picture = Picture()
+    picture = TopModel()
     picture.feed(0, "a", sample(10.0, [], rank(0, 500.0)), 0.0)
     picture.feed(0, "a", sample(11.0, [], rank(0, 1.0, pid=7)), 1.0)
     assert picture.processes("rank", "")[0].cpu is None
 
 
 def test_ranks_that_are_gone_are_gone() -> None:
-    picture = Picture()
+    picture = TopModel()
     picture.feed(0, "a", sample(1.0, [], rank(0)), 0.0)
     picture.feed(1, "b", sample(1.0, [], rank(1)), 0.0)
     picture.feed(0, "a", sample(2.0, []), 1.0)
@@ -113,7 +113,7 @@ def test_ranks_that_are_gone_are_gone() -> None:
 
 
 def test_a_node_without_devices_shows_its_processors() -> None:
-    picture = Picture()
+    picture = TopModel()
     picture.feed(0, "a", sample(1.0, []), 0.0)
     picture.feed(0, "a", sample(2.0, []), 1.0)
     [row] = picture.rows(10, "rank", "")
@@ -121,7 +121,7 @@ def test_a_node_without_devices_shows_its_processors() -> None:
 
 
 def test_history() -> None:
-    picture = Picture()
+    picture = TopModel()
     for t in range(100):
         picture.feed(0, "a", sample(float(t), [card(0, t)]), float(t))
     history = picture.rows(10, "rank", "")[0].history
@@ -159,7 +159,7 @@ def test_what_is_sick_is_never_folded_into_what_is_well() -> None:
 
 
 def test_nodes_stand_in_the_order_of_conf_py() -> None:
-    picture = Picture()
+    picture = TopModel()
     for node in (2, 0, 1):
         picture.feed(node, f"n{node}", sample(1.0, [card(0)]), 1.0)
     assert [row.nodes for row in picture.rows(9, "rank", "")] == [("n0",), ("n1",), ("n2",)]
@@ -169,7 +169,7 @@ def test_nodes_stand_in_the_order_of_conf_py() -> None:
 
 
 def test_sorts() -> None:
-    picture = Picture()
+    picture = TopModel()
     for t in (1.0, 2.0):
         ranks = [
             rank(n, t * cpu, f"step {int(t * step)}", memory=memory)
@@ -187,7 +187,7 @@ def test_sorts() -> None:
 
 def test_sorted_by_speed_the_ranks_that_make_no_progress_are_first() -> None:
     """Trainer 11 hangs at step 8 since before the first look, trainer 2 has printed no step at all, and node c was cut."""
-    picture = Picture()
+    picture = TopModel()
     for t in (1.0, 2.0, 3.0):
         lines = {0: f"step {10 + 5 * int(t)}", 1: f"step {int(t)}", 2: "loading", 11: "step 8"}
         ranks = [rank(number, line=line) for number, line in lines.items()]
@@ -211,12 +211,12 @@ def with_plan(given: dict[str, Any], lost: tuple[int, ...] = ()) -> dict[str, An
     return given
 
 
-def states(picture: Picture, *away: str) -> dict[int, str]:
+def states(picture: TopModel, *away: str) -> dict[int, str]:
     return {one.rank: one.state for one in picture.processes("rank", "trainer", away)}
 
 
 def test_every_rank_of_the_plan_is_listed_and_none_of_a_silent_node_as_running() -> None:
-    picture = Picture()
+    picture = TopModel()
     picture.feed(0, "a", with_plan(sample(1.0, [], rank(0))), 1.0)
     picture.feed(2, "c", with_plan(sample(1.0, [], rank(14, line="step 5"))), 1.0)
     assert states(picture) == {0: "running", **dict.fromkeys(range(1, 14), "waiting"), 14: "running"}
@@ -228,7 +228,7 @@ def test_every_rank_of_the_plan_is_listed_and_none_of_a_silent_node_as_running()
 
 
 def test_a_rank_of_a_node_that_never_answered_is_listed() -> None:
-    picture = Picture()
+    picture = TopModel()
     picture.feed(0, "a", with_plan(sample(1.0, [], rank(0))), 1.0)
     [one] = [one for one in picture.processes("rank", "", ["c"]) if one.rank == 14]
     assert (one.state, one.node, one.log) == ("unknown", "c", "")
@@ -238,7 +238,7 @@ def test_a_rank_of_a_node_that_never_answered_is_listed() -> None:
 
 def test_the_cursor_stays_on_its_rank() -> None:
     """Sorted by CPU, ranks change their rows all the time."""
-    picture, view, on = Picture(), View(sort="cpu"), screen()
+    picture, view, on = TopModel(), View(sort="cpu"), screen()
 
     def look(t: float, *seconds: float) -> list[str]:
         picture.feed(0, "a", sample(t, [], *(rank(number, each) for number, each in enumerate(seconds))), t)
@@ -246,7 +246,7 @@ def test_the_cursor_stays_on_its_rank() -> None:
         ranks[:] = page.ranks
         return [line.split()[2] for line in texts(page) if line.startswith("> ")]
 
-    ranks: list[Rank] = []
+    ranks: list[TopRank] = []
     look(1.0, 0.0, 0.0, 0.0)
     assert look(2.0, 0.9, 0.5, 0.1) == ["0"]
     choose(view, ranks, 1)
@@ -263,7 +263,7 @@ def test_the_cursor_stays_on_its_rank() -> None:
 
 
 def test_a_rank_without_output_shows_since_when() -> None:
-    picture = Picture()
+    picture = TopModel()
     picture.feed(0, "a", sample(1.0, [], rank(0, line="step 8", quiet=24.0), rank(1, quiet=0.4)), 1.0)
     rows = [line.split("  ") for line in texts(page_of(picture)) if "trainer" in line]
     assert ["24 s" in row or " 24 s" in row for row in rows] == [True, False]
@@ -339,12 +339,12 @@ def test_nodes_that_do_not_answer_are_told_folded() -> None:
 
 
 def test_what_a_program_prints_is_masked_and_steers_nothing() -> None:
-    picture = Picture()
+    picture = TopModel()
     picture.feed(0, "a", sample(1.0, [], rank(0, line="key s3cr3t \x1b[2J\x07 end")), 1.0)
     shown = "\n".join(texts(screen(("s3cr3t",)).page(picture, View(), 200, 24, {}, 1.0)))
     assert "s3cr3t" not in shown and "key ***" in shown and "\x1b" not in shown and "\\x1b[2J" in shown
     log = screen(("s3cr3t",)).log_page(
-        View(log=Rank("j", 0, "a", "trainer", 0)), "one s3cr3t\n\x1b]0;x\x07two\n", 80, 10
+        View(log=TopRank("j", 0, "a", "trainer", 0)), "one s3cr3t\n\x1b]0;x\x07two\n", 80, 10
     )
     assert texts(log)[1:3] == ["one ***", "\\x1b]0;x\\x07two"] and len(log.lines) == 10
 

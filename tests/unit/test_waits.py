@@ -10,7 +10,7 @@ from test_events import SUPERVISOR, header, said, started
 from clustertool.model.job.outcome import some
 from clustertool.model.job.state import JobStatus, fold
 from clustertool.watch import verdict
-from clustertool.watch.job_view import News, Watch
+from clustertool.watch.job_view import JobView, News
 from clustertool.watch.waits import Wait, advice, blocked, due, waits
 
 T = 1000.0
@@ -92,7 +92,7 @@ def test_when_a_report_is_due(kind: str, counts: dict[int, int]) -> None:
 
 
 def test_each_report_comes_once_and_again_for_the_next_wait() -> None:
-    watch = Watch(frozenset({0, 1}), cluster(2, *PSERVERS))
+    watch = JobView(frozenset({0, 1}), cluster(2, *PSERVERS))
     times = [seconds for seconds in range(200) if watch.remind(T + seconds)]
     assert times == [10, 30, 60, 120, 180]
     item = watch.remind(T + 500)[0]

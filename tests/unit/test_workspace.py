@@ -13,7 +13,7 @@ import pytest
 
 from clustertool.errors import DataError, DispatchError
 from clustertool.fleet.dispatch import workspace as w
-from clustertool.fleet.dispatch.cache import Memory
+from clustertool.fleet.dispatch.cache import WorkspaceCache
 from clustertool.fleet.dispatch.shipment import Shipment
 from clustertool.model.dispatch import manifest
 
@@ -108,7 +108,7 @@ def _saved(job: Path, count: int) -> None:
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join(10)
-    assert len(Memory(job).digests()) == count
+    assert len(WorkspaceCache(job).digests()) == count
 
 
 def test_a_file_that_was_just_written_is_never_taken_from_memory(job: Path) -> None:
@@ -122,7 +122,7 @@ def test_damaged_memory_is_no_memory(job: Path) -> None:
     (job / "a").write_text("1")
     first = w.read_workspace(job)
     Shipment(first, {})
-    for path in Memory(job)._dir.iterdir():
+    for path in WorkspaceCache(job)._dir.iterdir():
         path.write_bytes(b"[[[")
     assert w.read_workspace(job).release == first.release
     assert restore(Shipment(w.read_workspace(job), {}, (first.release,))) == {"a": b"1"}
@@ -201,7 +201,7 @@ def test_what_comes_from_memory_is_read_in_one_thread_and_what_is_waited_for_sid
     here = threading.get_ident()
     with ThreadPoolExecutor(4) as pool:
         for _ in range(20):  # on a busy machine it may look as if one was waited for
-            crew = w._Crew(pool)
+            crew = w._Readers(pool)
             if set(crew.each(lambda _: threading.get_ident(), range(1000))) == {here}:
                 break
         else:

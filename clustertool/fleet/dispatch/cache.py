@@ -25,7 +25,7 @@ _FRESH = 2.0  # seconds; a file that changed this recently may change again with
 Key = tuple[int, int, int, int]  # size, mtime and ctime in ns, inode
 
 
-class Memory:
+class WorkspaceCache:
     def __init__(self, top: Path) -> None:
         name = hashlib.sha256(os.fsencode(top.resolve())).hexdigest()[:32]
         self._dir = user_cache_path("clustertool") / "workspaces" / name

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clustertool.errors import ClustertoolError, DispatchError
-from clustertool.fleet.dispatch.receivers import Progress, Receiver, Tally, as_dispatch, receivers
+from clustertool.fleet.dispatch.receivers import DispatchCounts, ProgressReceiver, Receiver, as_dispatch, receivers
 from clustertool.fleet.dispatch.rsync_carrier import RsyncCarrier
 from clustertool.fleet.dispatch.shipment import Shipment
 from clustertool.fleet.dispatch.spread import Spread
@@ -37,7 +37,7 @@ class Dispatched:
     """`sent`, `had` and `shared` are node ids (shared: another node's copy is theirs too). `releases`: what each node has."""
 
     releases: Mapping[int, str]
-    tally: Tally
+    tally: DispatchCounts
     seconds: float
     sent: tuple[int, ...]
     had: tuple[int, ...]
@@ -49,7 +49,11 @@ class Dispatched:
 
 
 def deliver(
-    fleet: Fleet, workspace: Workspace, portions: Mapping[int, Portion], facts: Mapping[int, Facts], progress: Progress
+    fleet: Fleet,
+    workspace: Workspace,
+    portions: Mapping[int, Portion],
+    facts: Mapping[int, Facts],
+    progress: ProgressReceiver,
 ) -> Dispatched:
     """Raises DispatchError when a file changes; nodes that fail are in the tally."""
     start = time.monotonic()
@@ -58,7 +62,7 @@ def deliver(
     had = [one for one in wanted if one.release in facts[one.node].releases]
     lacking = [one for one in wanted if one not in had]
     shared = tuple(node for node in facts if by_node[node].node != node)
-    tally = Tally()
+    tally = DispatchCounts()
     for one in had:
         progress.done(one.node)
     if lacking and fleet.cluster.dispatch == "rsync":
@@ -91,7 +95,7 @@ def deliver(
 
 
 def _patch(
-    fleet: Fleet, shipment: Shipment, lacking: list[Receiver], facts: Mapping[int, Facts], tally: Tally
+    fleet: Fleet, shipment: Shipment, lacking: list[Receiver], facts: Mapping[int, Facts], tally: DispatchCounts
 ) -> list[Receiver]:
     """Send the difference to nodes that have a release which differs little; those that made this release of it."""
     difference = functools.lru_cache(maxsize=None)(functools.partial(_difference, shipment))

@@ -11,7 +11,7 @@ from clustertool.model.dispatch.portions import Portion
 from clustertool.model.facts import Facts
 
 
-class Progress(Protocol):
+class ProgressReceiver(Protocol):
     """Reports of a dispatch while it runs, from one thread. Nodes are ids."""
 
     def uplink(self, sent: int, total: int) -> None: ...
@@ -22,7 +22,7 @@ class Progress(Protocol):
 
 
 @dataclass
-class Tally:
+class DispatchCounts:
     """Bytes that went over the uplink and between nodes; `served`: nodes that got their pieces from the laptop, and why."""
 
     uplink: int = 0

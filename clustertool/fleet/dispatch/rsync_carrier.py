@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from clustertool.errors import Interrupted, PreflightError
-from clustertool.fleet.dispatch.receivers import Progress, Receiver, Tally, as_dispatch
+from clustertool.fleet.dispatch.receivers import DispatchCounts, ProgressReceiver, Receiver, as_dispatch
 from clustertool.fleet.dispatch.shipment import Shipment
 from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.fleet.fleet import Fleet
@@ -29,7 +29,12 @@ class RsyncCarrier:
     """carry() once. `group`: files that not every node takes -> a name for those that take them."""
 
     def __init__(
-        self, fleet: Fleet, workspace: Workspace, group: Mapping[str, str], tally: Tally, progress: Progress
+        self,
+        fleet: Fleet,
+        workspace: Workspace,
+        group: Mapping[str, str],
+        tally: DispatchCounts,
+        progress: ProgressReceiver,
     ) -> None:
         self._fleet = fleet
         self._workspace = workspace

@@ -8,7 +8,7 @@ from collections.abc import Container, Mapping, Sequence
 from functools import cached_property
 
 from clustertool.errors import DataError, DispatchError
-from clustertool.fleet.dispatch.cache import Memory
+from clustertool.fleet.dispatch.cache import WorkspaceCache
 from clustertool.fleet.dispatch.workspace import Workspace, exactly
 from clustertool.model.dispatch import manifest
 from clustertool.model.dispatch.manifest import Entry, Pack, Piece
@@ -27,7 +27,7 @@ class Shipment:
         self._top = os.fsencode(workspace.top)
         self._workspace = workspace
         self._parts: dict[str, list[_Part]] = {}
-        self.memory = Memory(workspace.top)
+        self.memory = WorkspaceCache(workspace.top)
         files = [entry for entry in workspace.entries if entry.kind == "file"]
         small = [entry for entry in files if entry.size <= (manifest.TINY if entry.path in group else manifest.SMALL)]
         alone = {entry.path for entry in files} - {entry.path for entry in small}

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from clustertool.errors import ClustertoolError, DispatchError, InternalError, Unreachable, from_wire
-from clustertool.fleet.dispatch.receivers import Progress, Receiver, Tally, as_dispatch
+from clustertool.fleet.dispatch.receivers import DispatchCounts, ProgressReceiver, Receiver, as_dispatch
 from clustertool.fleet.dispatch.shipment import Shipment
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.identity import certificate
@@ -22,13 +22,13 @@ from clustertool.model.dispatch.scheduler import (
     Action,
     BytesTaken,
     Cause,
+    DispatchPhase,
     Event,
     Member,
     NodeDone,
     NodeFailed,
     NodeIdle,
     NodeReady,
-    Phase,
     PieceDamaged,
     PiecesCame,
     PiecesCompared,
@@ -63,7 +63,7 @@ _END = 5.0
 class Spread:
     """run() once. `tally` gets the bytes, the failures, and the nodes that only the laptop could serve."""
 
-    def __init__(self, fleet: Fleet, shipment: Shipment, tally: Tally, progress: Progress) -> None:
+    def __init__(self, fleet: Fleet, shipment: Shipment, tally: DispatchCounts, progress: ProgressReceiver) -> None:
         self._fleet = fleet
         self._shipment = shipment
         self._tally = tally
@@ -125,7 +125,7 @@ class Spread:
                 "helper": member.helper,
                 **secret,
             }
-            self._fleet.agents[one.node].hear = lambda node, message: self._queue.put((node, message))
+            self._fleet.agents[one.node].on_relay = lambda node, message: self._queue.put((node, message))
             self._in_background(functools.partial(self._order, one.node, RELAY(order)))
 
     def _end(self) -> None:
@@ -133,7 +133,7 @@ class Spread:
         members = self._scheduler.members
         self._fleet.ask({node: END_RELAY({}) for node, one in members.items() if not one.failed}, timeout=_END)
         for node in members.keys() & self._fleet.agents.keys():
-            self._fleet.agents[node].hear = None
+            self._fleet.agents[node].on_relay = None
         while not self._queue.empty():
             self._take(*self._queue.get())
         self._tally.between += sum(self._between.values())
@@ -219,7 +219,7 @@ class Spread:
     def _fail(self, node: int, error: ClustertoolError) -> None:
         """A node that has received everything has not failed."""
         member = self._scheduler.members[node]
-        if node not in self._tally.failed and (member.helper or member.phase is not Phase.DONE):
+        if node not in self._tally.failed and (member.helper or member.phase is not DispatchPhase.DONE):
             if not member.helper:
                 self._tally.failed[node] = as_dispatch(error)
             self._decide(NodeFailed(node))

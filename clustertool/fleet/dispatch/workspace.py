@@ -18,7 +18,7 @@ from typing import TypeVar
 import pathspec
 
 from clustertool.errors import DataError
-from clustertool.fleet.dispatch.cache import Memory
+from clustertool.fleet.dispatch.cache import WorkspaceCache
 from clustertool.model.dispatch.manifest import SMALL, TINY, Entry, content_of, cut, digest, name_of
 from clustertool.model.paths import OURS
 
@@ -107,7 +107,7 @@ def read_workspace(top: Path) -> Workspace:
     if not top.is_dir():
         raise DataError(f"there is no workspace {str(top)!r}", "give a folder: --workspace ./job")
     with _no_collector(), ThreadPoolExecutor(_WIDTH) as pool:
-        crew, walk = _Crew(pool), _Walk(top)
+        crew, walk = _Readers(pool), _Walk(top)
         found = sorted(walk.tree(crew))
         odd = [path for path, info in found if not _plain(info)]
         if odd:
@@ -151,9 +151,9 @@ def _entry(top: Path, path: str, info: os.stat_result, chunks: Mapping[str, Sequ
 Found = tuple[str, os.stat_result]
 
 
-def _digests(top: Path, found: Sequence[Found], crew: _Crew, read: dict[str, bytes]) -> dict[str, list[str]]:
+def _digests(top: Path, found: Sequence[Found], crew: _Readers, read: dict[str, bytes]) -> dict[str, list[str]]:
     """The pieces of all files. Only files that have changed since the last time are read."""
-    memory = Memory(top)
+    memory = WorkspaceCache(top)
     known, new = memory.digests(), {}
     todo = []
     for path, info in found:
@@ -178,7 +178,9 @@ def _key(info: os.stat_result) -> tuple[int, int, int, int]:
     return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino
 
 
-def _read(top: bytes, todo: Sequence[Found], crew: _Crew) -> Iterator[Sequence[tuple[Found, tuple[list[str], bytes]]]]:
+def _read(
+    top: bytes, todo: Sequence[Found], crew: _Readers
+) -> Iterator[Sequence[tuple[Found, tuple[list[str], bytes]]]]:
     """Names, and bytes. Large files alone, small ones by the dozen: to hand one to a thread costs as much as to read it."""
 
     def names(some: Sequence[Found]) -> Sequence[tuple[Found, tuple[list[str], bytes]]]:
@@ -224,7 +226,7 @@ def exactly(fd: int, size: int, at: int) -> bytes:
     return data
 
 
-class _Crew:
+class _Readers:
     """Threads, for what waits for a disk or is hashed. Where small files come from memory they would only fight over Python."""
 
     def __init__(self, pool: Executor) -> None:
@@ -257,7 +259,7 @@ class _Walk:
         self.left_out: list[LeftOut] = []
         self._ignored = _matcher(top)
 
-    def tree(self, crew: _Crew) -> Iterator[tuple[str, os.stat_result]]:
+    def tree(self, crew: _Readers) -> Iterator[tuple[str, os.stat_result]]:
         """All folders of one depth side by side: on a network disk each costs a round trip."""
         folders = [""]
         while folders:

@@ -311,11 +311,11 @@ class LocalCluster:
             server = self._listening(node)
             if server:
                 return server
-            said = log.read_text(errors="replace").strip() if log.exists() else ""
-            if "Cannot bind" in said:
+            output = log.read_text(errors="replace").strip() if log.exists() else ""
+            if "Cannot bind" in output:
                 return None
-            if said or time.monotonic() > deadline:
-                what = f"sshd of node {node} did not start: {said or 'it says nothing'}"
+            if output or time.monotonic() > deadline:
+                what = f"sshd of node {node} did not start: {output or 'it says nothing'}"
                 raise PreflightError(what, f"see {log.with_suffix('.conf')}")
             time.sleep(0.002)
 
@@ -410,11 +410,11 @@ def _check_user() -> None:
 @functools.lru_cache(maxsize=1)
 def _newer(sshd: str) -> str:
     """Configuration that only newer servers know: from 9.8 on they would lock out the one address after some failures."""
-    said = subprocess.run(
+    output = subprocess.run(
         [sshd, "-V"], stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace"
     )
     version = re.search(
-        r"OpenSSH_(\d+)\.(\d+)", said.stderr + said.stdout
+        r"OpenSSH_(\d+)\.(\d+)", output.stderr + output.stdout
     )  # one that is too old for -V prints it in its usage
     return "PerSourcePenalties no\n" if version and tuple(map(int, version.groups())) >= (9, 8) else ""
 

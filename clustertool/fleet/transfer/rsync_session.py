@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO
 
 from clustertool.errors import ClustertoolError, DispatchError, NotFound
-from clustertool.ssh.channel import BROKEN, BULK_WINDOW, Pipe, Reach
+from clustertool.ssh.channel import BROKEN, BULK_WINDOW, Pipe, Reachable
 from clustertool.ssh.dial import end_group, signal_group
 
 SLICE = 0.05  # seconds between two calls of `check` and tests of the connection
@@ -54,7 +54,7 @@ class Copied:
     files: int
 
 
-def pull(link: Reach, remote: str, target: Path, check: Check | None = None) -> Copied:
+def pull(link: Reachable, remote: str, target: Path, check: Check | None = None) -> Copied:
     """Copy a directory of the node into `target` here, which is made.
 
     Links that lead out of the directory are left out. Raises NotFound, RsyncMissing, DispatchError, Unreachable.
@@ -70,7 +70,7 @@ def pull(link: Reach, remote: str, target: Path, check: Check | None = None) -> 
 
 
 def push(
-    link: Reach,
+    link: Reachable,
     source: Path,
     names: Iterable[str],
     remote: str,
@@ -96,7 +96,7 @@ class _Session:
 
     def __init__(
         self,
-        link: Reach,
+        link: Reachable,
         remote: str,
         options: Sequence[str],
         folder: Path,
@@ -261,7 +261,9 @@ class _Rounds:
 class _Relay:
     """Between the bridge's two pipes and a channel of the connection; it counts the bytes that go up and come down."""
 
-    def __init__(self, link: Reach, bridge: socket.socket, script: bytes, moved: Callable[[int], None] | None) -> None:
+    def __init__(
+        self, link: Reachable, bridge: socket.socket, script: bytes, moved: Callable[[int], None] | None
+    ) -> None:
         self.bridge = bridge
         self.up = self.down = 0
         self._moved = moved

@@ -73,7 +73,7 @@ def _name(fact: Facts, several: bool) -> Finding:
     if several and own and own.startswith(_LOOPBACK):
         fix = f"in its /etc/hosts, write {fact.address} {name} instead: programs that resolve their own name announce {own}"
         return Finding(fact.node, "host", "warn", f"{name} is {own}", fix)
-    if several and fact.looked and not own:
+    if several and fact.examined and not own:
         what = f"{name} is not known there" if own == "" else "its name server does not answer"
         return Finding(fact.node, "host", "warn", what, f"add {fact.address} {name} to its /etc/hosts")
     return Finding(fact.node, "host", "ok", "ok")
@@ -97,13 +97,13 @@ def _mtus(facts: Mapping[int, Facts]) -> List[Finding]:
 
 def _packages(facts: Mapping[int, Facts]) -> List[Finding]:
     """Nodes without a package that others have, and nodes with another version than most."""
-    told: Dict[int, Dict[str, str]] = {node: dict(fact.packages) for node, fact in facts.items() if fact.packages}
+    known: Dict[int, Dict[str, str]] = {node: dict(fact.packages) for node, fact in facts.items() if fact.packages}
     found: List[Finding] = []
-    for name in dict.fromkeys(name for versions in told.values() for name in versions):
-        usual = _usual({node: versions[name] for node, versions in told.items() if versions.get(name)})
+    for name in dict.fromkeys(name for versions in known.values() for name in versions):
+        usual = _usual({node: versions[name] for node, versions in known.items() if versions.get(name)})
         if usual is None:
             continue  # no node has it
-        for node, versions in told.items():
+        for node, versions in known.items():
             version = versions.get(name, "")
             if version == usual:
                 continue

@@ -28,7 +28,7 @@ _PROXY_FIX = "take it out of ENV or PRELUDE, or name the training addresses in n
 def condition(cluster: Cluster, fact: Facts) -> List[Finding]:
     """Findings about one machine alone."""
     found = [_memory(fact), _load(fact), _limits(fact), _shm(fact), _proxy(cluster, fact)]
-    if fact.looked:
+    if fact.examined:
         found += [_jobs(fact), _own_packages(fact)]
     return found
 
@@ -97,13 +97,13 @@ def _proxy(cluster: Cluster, fact: Facts) -> Finding:
 
 def covers(no_proxy: str, address: str) -> bool:
     """Whether an entry of no_proxy matches an address: itself, a prefix such as 10. or 10.0.0.0/8, a domain, or *."""
-    for word in (word.strip() for word in no_proxy.split(",")):
-        if word == "*" or word == address:
+    for entry in (entry.strip() for entry in no_proxy.split(",")):
+        if entry == "*" or entry == address:
             return True
-        plain = word.lstrip("*")
+        plain = entry.lstrip("*")
         if plain.startswith(".") and address.endswith(plain) or plain.endswith(".") and address.startswith(plain):
             return True
-        if "/" in word and _in_network(address, word):
+        if "/" in entry and _in_network(address, entry):
             return True
     return False
 

@@ -8,7 +8,7 @@ from clustertool.model.checks.across_nodes import most_common
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.devices.faults import Ill, exclusive, ills
-from clustertool.model.devices.wording import FIX, computing, describe, holder, told
+from clustertool.model.devices.wording import FIX, computing, describe, holder, in_use
 from clustertool.model.facts import Facts
 from clustertool.model.finding import Finding
 from clustertool.model.planning.devices import kind_of
@@ -141,11 +141,11 @@ def _health(node: int, report: DevicesAnswer, cards: Sequence[Card], twice: Froz
 
 def _by_level(found: Sequence[Ill]) -> List[Tuple[str, str, str]]:
     """(level, all that is wrong with a card, what to do)."""
-    told = []
+    levels = []
     for level in dict.fromkeys(ill.level for ill in found):
         alike = [ill for ill in found if ill.level == level]
-        told.append((level, ", ".join(ill.text for ill in alike), "; ".join(dict.fromkeys(ill.fix for ill in alike))))
-    return told
+        levels.append((level, ", ".join(ill.text for ill in alike), "; ".join(dict.fromkeys(ill.fix for ill in alike))))
+    return levels
 
 
 def _ids(kind: str, ids: Iterable[int]) -> str:
@@ -158,8 +158,8 @@ def _ids(kind: str, ids: Iterable[int]) -> str:
 def _users(node: int, report: DevicesAnswer, cards: Sequence[Card]) -> List[Finding]:
     kind = str(report["kind"])
     locks = {card["index"]: card.get("held") for card in cards}
-    held = {index: holder(lock["job"], lock["user"]) for index, lock in locks.items() if lock}
-    found = [Finding(node, "users", "warn", told(kind, held), FIX)] if held else []
+    locked = {index: holder(lock["job"], lock["user"]) for index, lock in locks.items() if lock}
+    found = [Finding(node, "users", "warn", in_use(kind, locked), FIX)] if locked else []
     found += _processes(node, kind, cards) + _hidden(node, kind, cards)
     return found or [Finding(node, "users", "ok", "none")]
 
@@ -185,10 +185,10 @@ def _processes(node: int, kind: str, cards: Sequence[Card]) -> List[Finding]:
 
 def _of_holder(card: Card, process: CardProcess) -> bool:
     """Whether a process is one of the job that has locked its card; the job of another user's process is not seen."""
-    held = card.get("held")
-    if not held:
+    locked = card.get("held")
+    if not locked:
         return False
-    return (process.get("job") or held["job"]) == held["job"] and process.get("user") == held["user"]
+    return (process.get("job") or locked["job"]) == locked["job"] and process.get("user") == locked["user"]
 
 
 def _hidden(node: int, kind: str, cards: Sequence[Card]) -> List[Finding]:

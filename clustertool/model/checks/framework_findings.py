@@ -12,12 +12,12 @@ from clustertool.model.finding import Finding
 
 FRAMEWORKS = ("torch", "paddle")
 STEPS = ("start", "import", "device", "meet", "reduce", "done")  # what a rank is at; from `meet` on it needs the others
-LAST_WORDS = 0.5  # seconds for the last line of a log, which may come after its process's end
+LAST_LINE_WAIT = 0.5  # seconds for the last line of a log, which may come after its process's end
 SOON = 3.0  # seconds for the messages of the others after one has failed while all wait for each other
 _PORTS = 2
 _MEET = STEPS.index("meet")
 _COLUMN = "framework"
-_TOLD = ("version", "what", "backend", "nic", "failed", "missing")
+_REPORTED = ("version", "what", "backend", "nic", "failed", "missing")
 _CALLS = {
     "torch": {"meet": "init_process_group", "reduce": "all_reduce"},
     "paddle": {"meet": "init_parallel_env", "reduce": "all_reduce"},
@@ -39,7 +39,7 @@ Names = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True)
-class Rank:
+class TrialRank:
     """How far one rank came. `failed`: what the framework raised; `ended`: how its process did."""
 
     rank: int
@@ -52,34 +52,34 @@ class Rank:
     failed: str = ""
     missing: str = ""  # the module whose absence was the failure
     ended: str = ""
-    said: str = ""  # its last line that is not for us
+    last_line: str = ""  # its last line that is not for us
 
     @property
     def step(self) -> int:
         return STEPS.index(self.at)
 
     @property
-    def words(self) -> str:
+    def failure(self) -> str:
         """What went wrong with it, "" as long as nothing did."""
         if self.failed or not self.ended or self.at == "done":
             return self.failed
-        return f"{self.ended}: {self.said}" if self.said else self.ended
+        return f"{self.ended}: {self.last_line}" if self.last_line else self.ended
 
     @property
     def waits(self) -> bool:
-        return self.at != "done" and not self.words
+        return self.at != "done" and not self.failure
 
 
-def hear(rank: Rank, line: str, mark: str) -> Rank:
+def advance(rank: TrialRank, line: str, mark: str) -> TrialRank:
     """The same after one line of its log."""
-    told = _told(line, mark)
-    if told is None:
-        return replace(rank, said=line.strip()) if line.strip() else rank
-    known: Dict[str, Any] = {key: value for key, value in told.items() if key in _TOLD}
-    return replace(rank, **known, at=told["at"] if told.get("at") in STEPS else rank.at)
+    report = _report(line, mark)
+    if report is None:
+        return replace(rank, last_line=line.strip()) if line.strip() else rank
+    known: Dict[str, Any] = {key: value for key, value in report.items() if key in _REPORTED}
+    return replace(rank, **known, at=report["at"] if report.get("at") in STEPS else rank.at)
 
 
-def _told(line: str, mark: str) -> Optional[Dict[str, str]]:
+def _report(line: str, mark: str) -> Optional[Dict[str, str]]:
     if not line.startswith(mark):
         return None
     try:
@@ -88,17 +88,17 @@ def _told(line: str, mark: str) -> Optional[Dict[str, str]]:
         return {}
 
 
-def patience(ranks: Sequence[Rank], seconds: float) -> float:
+def patience(ranks: Sequence[TrialRank], seconds: float) -> float:
     """Seconds without news after which nothing is to be expected any more."""
-    waiting, broken = [one for one in ranks if one.waits], [one for one in ranks if one.words]
+    waiting, broken = [one for one in ranks if one.waits], [one for one in ranks if one.failure]
     if not broken:
         return seconds if waiting else 0.0
     if any(one.step < _MEET for one in waiting):
         return seconds
-    return min(SOON, seconds) if waiting and all(one.step >= _MEET for one in broken) else LAST_WORDS
+    return min(SOON, seconds) if waiting and all(one.step >= _MEET for one in broken) else LAST_LINE_WAIT
 
 
-def waiting(name: str, ranks: Sequence[Rank], names: Names) -> str:
+def waiting(name: str, ranks: Sequence[TrialRank], names: Names) -> str:
     """What keeps the others, "" if nothing does."""
     late = [one for one in ranks if one.waits]
     if not late:
@@ -126,7 +126,9 @@ def own_ports(facts: Mapping[int, Facts], seed: str) -> Dict[int, Tuple[int, ...
 # -- what it means
 
 
-def judge(name: str, ranks: Sequence[Rank], facts: Mapping[int, Facts], seconds: float, names: Names) -> List[Finding]:
+def judge(
+    name: str, ranks: Sequence[TrialRank], facts: Mapping[int, Facts], seconds: float, names: Names
+) -> List[Finding]:
     """Findings for the column framework: ranks that failed, with their messages; ranks that hang; ranks that only wait
     for those."""
     guilty = _guilty(ranks)
@@ -147,48 +149,48 @@ def judge(name: str, ranks: Sequence[Rank], facts: Mapping[int, Facts], seconds:
     return found + [Finding(node, _COLUMN, "skip", "no trainer there") for node in idle]
 
 
-def _guilty(ranks: Sequence[Rank]) -> List[Rank]:
+def _guilty(ranks: Sequence[TrialRank]) -> List[TrialRank]:
     """Ranks that failed or hang, without those that wait for ranks that have failed or are behind them."""
-    broken = min((one.step for one in ranks if one.words), default=len(STEPS))
+    broken = min((one.step for one in ranks if one.failure), default=len(STEPS))
     behind = min((one.step for one in ranks if one.waits), default=len(STEPS))
     return [
-        one for one in ranks if one.words or (one.waits and (one.step < _MEET or one.step <= min(behind, broken - 1)))
+        one for one in ranks if one.failure or (one.waits and (one.step < _MEET or one.step <= min(behind, broken - 1)))
     ]
 
 
-def _by_trouble(ranks: Sequence[Rank]) -> List[Rank]:
+def _by_trouble(ranks: Sequence[TrialRank]) -> List[TrialRank]:
     """One for all that a node's devices have in common, with all of their names."""
-    alike: Dict[Tuple[int, str, str], List[Rank]] = {}
+    alike: Dict[Tuple[int, str, str], List[TrialRank]] = {}
     for one in ranks:
-        alike.setdefault((one.node, one.at, one.words), []).append(one)
+        alike.setdefault((one.node, one.at, one.failure), []).append(one)
     return [replace(some[0], what=", ".join(dict.fromkeys(one.what for one in some))) for some in alike.values()]
 
 
-def meeting_broke(ranks: Sequence[Rank]) -> bool:
+def meeting_broke(ranks: Sequence[TrialRank]) -> bool:
     """All came as far as they come alone, and then not to the end: it is about what is between them."""
-    return all(one.step >= _MEET for one in ranks) and any(one.words or one.waits for one in ranks)
+    return all(one.step >= _MEET for one in ranks) and any(one.failure or one.waits for one in ranks)
 
 
-def _version(name: str, one: Rank) -> str:
+def _version(name: str, one: TrialRank) -> str:
     return f"{name} {one.version}"
 
 
-def _trouble(name: str, one: Rank, facts: Mapping[int, Facts], seconds: float) -> Tuple[str, str]:
+def _trouble(name: str, one: TrialRank, facts: Mapping[int, Facts], seconds: float) -> Tuple[str, str]:
     """(what is wrong, the fix)"""
-    words = one.words
+    failure = one.failure
     if one.at == "start":
-        return f"python3: {words or _late(seconds)}", _fix("start" if words else "slow", name)
+        return f"python3: {failure or _late(seconds)}", _fix("start" if failure else "slow", name)
     if one.at == "import":
         if one.missing == name:
             return f"no {name} for the job's python3", _fix("missing", name)
-        return f"import {name}: {words or _late(seconds)}", _fix("import" if words else "slow", name)
+        return f"import {name}: {failure or _late(seconds)}", _fix("import" if failure else "slow", name)
     if one.at == "device":
-        return f"{one.what}: {words or _late(seconds)}", _fix("device", name)
+        return f"{one.what}: {failure or _late(seconds)}", _fix("device", name)
     call = _CALLS[name][one.at]
-    return f"{call}: {words}" if words else f"{call} hangs, {_late(seconds)}", _net(one, facts[one.node])
+    return f"{call}: {failure}" if failure else f"{call} hangs, {_late(seconds)}", _net(one, facts[one.node])
 
 
-def _elsewhere(chosen: str, right: str) -> bool:
+def _other_interface(chosen: str, right: str) -> bool:
     """Whether a rank is set to another interface than its address has. NCCL takes prefixes, and ^ for none of them."""
     names = chosen.lstrip("^=").split(",")
     found = any(right.startswith(name) for name in names)
@@ -203,8 +205,8 @@ def _fix(kind: str, name: str) -> str:
     return _FIXES[kind].format(name=name)
 
 
-def _net(one: Rank, fact: Facts) -> str:
-    if _elsewhere(one.nic, fact.nic):
+def _net(one: TrialRank, fact: Facts) -> str:
+    if _other_interface(one.nic, fact.nic):
         name = f"{'NCCL' if one.backend == 'nccl' else 'GLOO'}_SOCKET_IFNAME"
         return _FIXES["nic"].format(name=name, nic=one.nic, address=fact.address, right=fact.nic)
     low, high = fact.ephemeral

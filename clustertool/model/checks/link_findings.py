@@ -29,25 +29,25 @@ Pair = Tuple[int, int]
 
 @dataclass(frozen=True)
 class Pattern:
-    """`pairs`: each stands for both directions. `told`: which they are, for people, where they are not all."""
+    """`pairs`: each one means both directions. `coverage`: a description of the pairs if they are not all."""
 
     pairs: Tuple[Pair, ...]
-    told: str = ""
+    coverage: str = ""
 
 
 @dataclass(frozen=True)
 class Try:
-    """One node's attempt to reach another one's port. `word`: what came of it, see LinkAnswer; seconds there and back."""
+    """One node's attempt to reach another one's port. `result`: see LinkAnswer; seconds of the round trip."""
 
     source: int
     target: int
     port: int
-    word: str
+    result: str
     seconds: float = 0.0
 
     @property
     def answer(self) -> LinkAnswer:
-        return LinkAnswer.of(self.word)
+        return LinkAnswer.of(self.result)
 
 
 class Direction(NamedTuple):
@@ -71,8 +71,10 @@ def pattern(nodes: Sequence[int], most: int = MOST) -> Pattern:
         return Pattern(tuple((a, b) for place, a in enumerate(ring) for b in ring[place + 1 :]))
     steps = [1 << power for power in range(count.bit_length()) if 1 << power <= count // 2]
     pairs = {tuple(sorted((ring[place], ring[(place + step) % count]))) for place in range(count) for step in steps}
-    told = f"each of {count} nodes with those {', '.join(map(str, steps))} places before and after it, not every pair"
-    return Pattern(tuple(sorted((a, b) for a, b in pairs)), told)
+    coverage = (
+        f"each of {count} nodes with those {', '.join(map(str, steps))} places before and after it, not every pair"
+    )
+    return Pattern(tuple(sorted((a, b) for a, b in pairs)), coverage)
 
 
 def rounds(pairs: Sequence[Pair]) -> Tuple[Tuple[Pair, ...], ...]:
@@ -150,7 +152,7 @@ def judge(tries: Sequence[Try], nodes: Sequence[int], names: Callable[[Sequence[
         counted = {node: sum(node in pair for pair in left) for node in sorted({n for pair in left for n in pair})}
         worst = max(counted, key=lambda node: counted[node])  # of equal ones the first
         peers = sorted(a + b - worst for a, b in left if worst in (a, b))
-        found += _told(worst, peers, directions, names)
+        found += _broken(worst, peers, directions, names)
         left = {pair for pair in left if worst not in pair}
     for node in sorted(set(nodes) - {finding.node for finding in found}):
         if any(one.source == node for one in tries) and any(one.target == node for one in tries):
@@ -180,10 +182,10 @@ def _direction(tries: Sequence[Try]) -> Direction:
 
 
 def _guess(one: Try) -> str:
-    return f"{one.word} (firewall?)" if one.answer is LinkAnswer.NO_ANSWER else one.word
+    return f"{one.result} (firewall?)" if one.answer is LinkAnswer.NO_ANSWER else one.result
 
 
-def _told(
+def _broken(
     node: int, peers: Sequence[int], directions: Mapping[Pair, Direction], names: Callable[[Sequence[int]], str]
 ) -> List[Finding]:
     """Both directions of a node's broken pairs, equal ones together."""

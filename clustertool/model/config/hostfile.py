@@ -34,8 +34,8 @@ def read_hostfile(text: str, where: str) -> List[Dict[str, Any]]:
 
 
 def _read_line(line: str, where: str) -> Tuple[str, Optional[int]]:
-    word, *rest = re.sub(r"\s*=\s*", "=", line).split()
-    host, slots = _read_word(word)
+    first, *rest = re.sub(r"\s*=\s*", "=", line).split()
+    host, slots = _read_name(first)
     for option in rest:
         key, equals, value = option.partition("=")
         if not equals:
@@ -50,13 +50,13 @@ def _read_line(line: str, where: str) -> Tuple[str, Optional[int]]:
     return host, int(slots)
 
 
-def _read_word(word: str) -> Tuple[str, str]:
+def _read_name(name: str) -> Tuple[str, str]:
     """host:slots, [IPv6]:slots, or a host alone -> host and slots, "" if it has none."""
-    end = max(word.rfind("]"), word.rfind("@")) + 1
-    if word.count(":", end) > 1:
-        return word, ""
-    host, colon, slots = word[end:].partition(":")
-    return word[:end] + host, slots or colon
+    end = max(name.rfind("]"), name.rfind("@")) + 1
+    if name.count(":", end) > 1:
+        return name, ""
+    host, colon, slots = name[end:].partition(":")
+    return name[:end] + host, slots or colon
 
 
 def _entry(host: str, slots: List[Optional[int]]) -> Dict[str, Any]:
@@ -81,10 +81,10 @@ def choose(hosts: Sequence[Host], only: Sequence[str], skip: Sequence[str]) -> T
     return named(tuple(replace(host, index=index) for index, host in enumerate(kept)))
 
 
-def pick(hosts: Sequence[Host], words: Sequence[str]) -> Tuple[Host, ...]:
+def pick(hosts: Sequence[Host], names: Sequence[str]) -> Tuple[Host, ...]:
     """--ips: each name is an entry of HOSTS with this host or address, or else a new host. In this order."""
     try:
-        asked = read_hosts(list(words))
+        asked = read_hosts(list(names))
     except ConfigError as error:
         raise UsageError(error.what.replace("HOSTS", "--ips", 1), error.fix) from None
     free, found = list(hosts), []
@@ -96,20 +96,20 @@ def pick(hosts: Sequence[Host], words: Sequence[str]) -> Tuple[Host, ...]:
     return named(tuple(replace(host, index=index) for index, host in enumerate(found)))
 
 
-def _means(word: Host, entry: Host) -> bool:
+def _means(name: Host, entry: Host) -> bool:
     """Whether a name of --ips means this entry of HOSTS. The entry may have a user and a port that the name does not have."""
-    same = word.host in (entry.host, entry.address, entry.name)
-    return same and word.user in ("", entry.user) and word.port in (0, entry.port)
+    same = name.host in (entry.host, entry.address, entry.name)
+    return same and name.user in ("", entry.user) and name.port in (0, entry.port)
 
 
-def _wanted(hosts: Sequence[Host], words: Sequence[str]) -> Dict[str, Optional[Tuple[int, ...]]]:
+def _wanted(hosts: Sequence[Host], names: Sequence[str]) -> Dict[str, Optional[Tuple[int, ...]]]:
     """Name -> slots, None for all of them. Slots of a host that is named again are added."""
     found: Dict[str, Optional[Tuple[int, ...]]] = {}
-    for word in _split(words):
-        chosen, slots = _named_by(word, hosts)
+    for name in _split(names):
+        chosen, slots = _named_by(name, hosts)
         if not chosen:
             raise UsageError(
-                f"--only/--skip {word!r} names no host", f"hosts: {', '.join(host.name for host in hosts)}"
+                f"--only/--skip {name!r} names no host", f"hosts: {', '.join(host.name for host in hosts)}"
             )
         for host in chosen:
             before = found.get(host.name, ())
@@ -117,10 +117,10 @@ def _wanted(hosts: Sequence[Host], words: Sequence[str]) -> Dict[str, Optional[T
     return found
 
 
-def _named_by(word: str, hosts: Sequence[Host]) -> Tuple[List[Host], Optional[Tuple[int, ...]]]:
+def _named_by(name: str, hosts: Sequence[Host]) -> Tuple[List[Host], Optional[Tuple[int, ...]]]:
     """The hosts that a name means, as a whole or by slots. A host as HOSTS writes it (host:port, IPv6) is one."""
-    chosen = [host for one in _expanded(word) for host in hosts if one in _names(host)]
-    sliced = re.fullmatch(r"(\[[^\]]*:[^\]]*\]|[^:]+):([0-9]{1,5}(?:,[0-9]{1,5})*)", word)
+    chosen = [host for one in _expanded(name) for host in hosts if one in _names(host)]
+    sliced = re.fullmatch(r"(\[[^\]]*:[^\]]*\]|[^:]+):([0-9]{1,5}(?:,[0-9]{1,5})*)", name)
     if chosen or not sliced:
         return chosen, None
     slots = tuple(int(slot) for slot in sliced.group(2).split(","))
@@ -143,11 +143,11 @@ def _expanded(name: str) -> List[str]:
         raise UsageError(f"--only/--skip {error.what}", "write node[1-40]") from None
 
 
-def _split(words: Sequence[str]) -> List[str]:
+def _split(names: Sequence[str]) -> List[str]:
     """Commas separate hosts, but not inside brackets and not between slot numbers."""
     parts: List[str] = []
-    for word in words:
-        for item in word.replace("@", "\n").splitlines():
+    for name in names:
+        for item in name.replace("@", "\n").splitlines():
             for piece in re.split(r",(?![^\[]*\])", item):
                 if parts and re.fullmatch("[0-9]+", piece) and re.search(r":[0-9,]+$", parts[-1]):
                     parts[-1] += "," + piece

@@ -154,11 +154,11 @@ def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
     trainer, pserver, heter = (replace(file[name], command=script or file[name].command) for name in _COMMANDS)
     if options.v2:
         trainer, pserver = _v2(trainer, options.v2_args), replace(pserver, command=pserver.command or _V2_PSERVER)
-    shards = _patterns(list(_words(options.shards)), "--shards", UsageError) or file["shards"]
+    shards = _patterns(list(_parts(options.shards)), "--shards", UsageError) or file["shards"]
     return JobSpec(
         mode=mode,
-        trainer=_said(trainer, "--workers", options.workers, "--worker-num", options.worker_num),
-        pserver=_said(pserver, "--servers", options.servers, "--server-num", options.server_num),
+        trainer=_with_counts(trainer, "--workers", options.workers, "--worker-num", options.worker_num),
+        pserver=_with_counts(pserver, "--servers", options.servers, "--server-num", options.server_num),
         heter=_stages(heter, options) if mode == "ps-heter" else (),
         env=_environment(cluster, file["env"], options),
         force_env=options.force_env,
@@ -262,7 +262,7 @@ def _role(toml: Toml, name: str) -> Role:
 
 
 def _is_command(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(word, str) and "\0" not in word for word in value)
+    return isinstance(value, list) and bool(value) and all(isinstance(part, str) and "\0" not in part for part in value)
 
 
 def _toml_env(table: Toml) -> Pairs:
@@ -309,12 +309,12 @@ _NPROC = f"a whole number from 1 to {_MOST}, or one of {', '.join(COUNTED)}"
 def _script(text: str) -> Command:
     """ "train.py --lr 0.1" -> python3 -u train.py --lr 0.1, split as a shell would."""
     try:
-        words = shlex.split(text)
+        parts = shlex.split(text)
     except ValueError as error:
         raise UsageError(f"--script {text!r}: {error}", "close the quote") from None
-    if not words:
+    if not parts:
         return None
-    return tuple(["python3", "-u", *words] if words[0].endswith(".py") else words)
+    return tuple(["python3", "-u", *parts] if parts[0].endswith(".py") else parts)
 
 
 def _v2(trainer: Role, args: Tuple[str, ...]) -> Role:
@@ -333,37 +333,37 @@ def _count(
     return int(text)
 
 
-def _said(role: Role, listed: str, endpoints: Sequence[str], counted: str, number: str) -> Role:
+def _with_counts(role: Role, listed: str, endpoints: Sequence[str], counted: str, number: str) -> Role:
     """A role as job.toml has it, with the list of endpoints and the number per node of the command line (option and value)."""
-    words, count = _endpoints(endpoints, listed), _count(number, counted)
-    each = Counter(re.sub(r":\d+$", "", word) for word in words)
-    if words and count and count != len(words) and set(each.values()) != {count}:
+    parts, count = _endpoints(endpoints, listed), _count(number, counted)
+    each = Counter(re.sub(r":\d+$", "", part) for part in parts)
+    if parts and count and count != len(parts) and set(each.values()) != {count}:
         raise UsageError(
-            f"{listed} names {len(words)}, {counted} says {count}", f"leave {counted} out: the list has the number"
+            f"{listed} names {len(parts)}, {counted} says {count}", f"leave {counted} out: the list has the number"
         )
-    return replace(role, endpoints=words, per_node=count or role.per_node)
+    return replace(role, endpoints=parts, per_node=count or role.per_node)
 
 
 def _stages(role: Role, options: Options) -> Tuple[Role, ...]:
     """Heter trainers by stage: three options with `;` between the stages. One number or device is that of all stages."""
-    said = {
+    by_option = {
         "--heter-workers": _by_stage("--heter-workers", ",".join(options.heter_workers)),
         "--heter-worker-num": _by_stage("--heter-worker-num", options.heter_worker_num),
         "--heter-devices": _by_stage("--heter-devices", options.heter_devices),
     }
-    number = max(map(len, said.values()))
-    for option, parts in said.items():
+    number = max(map(len, by_option.values()))
+    for option, parts in by_option.items():
         if len(parts) == 1 and not (option == "--heter-workers" and parts[0]):
-            said[option] = parts = parts * number
+            by_option[option] = parts = parts * number
         if len(parts) != number:
             raise UsageError(f"{option} names {len(parts)} of {number} stages", "name all of them, with ; between")
     stages = []
-    for endpoints, count, device in zip(*said.values()):
+    for endpoints, count, device in zip(*by_option.values()):
         if device not in ("", "cpu", "gpu", "xpu"):
             raise UsageError(f"--heter-devices {device!r}", 'cpu, gpu or xpu for each stage: "gpu;cpu"')
-        stage = _said(role, "--heter-workers", [endpoints], "--heter-worker-num", count)
+        stage = _with_counts(role, "--heter-workers", [endpoints], "--heter-worker-num", count)
         stages.append(replace(stage, device=device))
-    _endpoints([word for stage in stages for word in stage.endpoints], "--heter-workers")  # nor twice in two stages
+    _endpoints([part for stage in stages for part in stage.endpoints], "--heter-workers")  # nor twice in two stages
     return tuple(stages)
 
 
@@ -377,18 +377,18 @@ def _by_stage(option: str, text: str) -> List[str]:
     return parts
 
 
-def _words(values: Sequence[str]) -> Tuple[str, ...]:
+def _parts(values: Sequence[str]) -> Tuple[str, ...]:
     """Parts between commas. A comma in brackets, as in a pattern, does not separate."""
-    words = (word.strip() for value in values for word in re.split(r",(?![^\[\]]*\])", value))
-    return tuple(word for word in words if word)
+    parts = (part.strip() for value in values for part in re.split(r",(?![^\[\]]*\])", value))
+    return tuple(part for part in parts if part)
 
 
 def _endpoints(values: Sequence[str], option: str) -> Tuple[str, ...]:
-    words = _words(values)
-    for word in words:
-        if words.count(word) > 1 and re.search(r"(^[^:]+|\]):\d+$", word):
-            raise UsageError(f"{option} names the endpoint {word} twice", "every process needs its own")
-    return words
+    parts = _parts(values)
+    for part in parts:
+        if parts.count(part) > 1 and re.search(r"(^[^:]+|\]):\d+$", part):
+            raise UsageError(f"{option} names the endpoint {part} twice", "every process needs its own")
+    return parts
 
 
 def _devices(text: str) -> Tuple[int, ...]:
@@ -431,7 +431,7 @@ def _pairs(values: Sequence[str]) -> Pairs:
 
 
 def _policy(cluster: Cluster, file: Toml, options: Options) -> Policy:
-    def said(name: str, typed: str, default: object, pattern: str, right: str) -> str:
+    def checked(name: str, typed: str, default: object, pattern: str, right: str) -> str:
         value = str(typed or file.get(name, default))
         if not re.fullmatch(pattern, value):
             where, error = (
@@ -441,13 +441,13 @@ def _policy(cluster: Cluster, file: Toml, options: Options) -> Policy:
         return value
 
     def seconds(name: str, typed: str, default: float) -> float:
-        return float(said(name, typed, default, r"\d+(\.\d*)?", "a number of seconds"))
+        return float(checked(name, typed, default, r"\d+(\.\d*)?", "a number of seconds"))
 
     return Policy(
         timeout=seconds("timeout", options.timeout, 0.0),
         grace=seconds("grace", options.grace, cluster.grace),
-        on_failure=said("on_failure", options.on_failure, "abort", "abort|continue", "abort or continue"),
-        max_restarts=int(said("max_restarts", options.max_restarts, 0, r"\d{1,5}", "a whole number up to 99999")),
+        on_failure=checked("on_failure", options.on_failure, "abort", "abort|continue", "abort or continue"),
+        max_restarts=int(checked("max_restarts", options.max_restarts, 0, r"\d{1,5}", "a whole number up to 99999")),
         lease=seconds("lease", options.lease, 0.0),
         loss_timeout=cluster.loss_timeout,
     )

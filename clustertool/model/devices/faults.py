@@ -50,7 +50,7 @@ def _heat(card: Card) -> List[Ill]:
     if degrees is not None and degrees >= limit:
         known = f", it slows down at {limit} C" if card.get("slowdown") else ""
         found.append(Ill("warn", f"{degrees} C{known}", _SLOW))
-    slowing = [word for word in card.get("throttle") or () if word in _SLOWING]
+    slowing = [reason for reason in card.get("throttle") or () if reason in _SLOWING]
     if slowing:
         found.append(Ill("warn", f"slowed down now: {', '.join(slowing)}", _SLOW))
     return found

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 FIX = "wait for it with --wait, or take others with --devices (auto: those that are free)"
 
 
-def told(kind: str, holders: Mapping[int, str]) -> str:
+def in_use(kind: str, holders: Mapping[int, str]) -> str:
     """`gpu 0,1 is in use by job X of user anna; gpu 5 by ...`"""
     by_holder: Dict[str, List[int]] = {}
     for device, holder in sorted(holders.items()):
@@ -29,5 +29,5 @@ def computing(card: Card) -> List[CardProcess]:
 
 def describe(process: CardProcess) -> str:
     """`python3 (pid 12, user anna)`, or with its job."""
-    who = f"pid {process['pid']}" + (f", user {process['user']}" if process.get("user") else "")
-    return f"{process.get('name') or 'a process'}{' of job ' + process['job'] if process.get('job') else ''} ({who})"
+    owner = f"pid {process['pid']}" + (f", user {process['user']}" if process.get("user") else "")
+    return f"{process.get('name') or 'a process'}{' of job ' + process['job'] if process.get('job') else ''} ({owner})"

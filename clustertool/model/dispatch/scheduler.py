@@ -162,7 +162,7 @@ Action = Union[SendPiece, SendSources, SendBeat, GiveUp]
 # -- state ------------------------------------------------------------------------------------------------------------
 
 
-class Phase(enum.Enum):
+class DispatchPhase(enum.Enum):
     STARTING = "starting"
     READY = "ready"
     DONE = "done"
@@ -178,7 +178,7 @@ class Member:
     helper: bool = False
     alone: bool = False  # it reaches no other node: all it lacks comes from the laptop
     last_report: float = 0.0
-    phase: Phase = Phase.STARTING
+    phase: DispatchPhase = DispatchPhase.STARTING
     port: int = 0
     empty: bool = False
     lacks: Optional[Set[int]] = None
@@ -194,12 +194,12 @@ class Member:
 
     @property
     def failed(self) -> bool:
-        return self.phase is Phase.FAILED
+        return self.phase is DispatchPhase.FAILED
 
     @property
     def open(self) -> bool:
         """It is still to receive something."""
-        return self.phase in (Phase.STARTING, Phase.READY) and not self.helper
+        return self.phase in (DispatchPhase.STARTING, DispatchPhase.READY) and not self.helper
 
     @property
     def seeds(self) -> bool:
@@ -208,7 +208,7 @@ class Member:
 
     @property
     def free(self) -> bool:
-        return self.phase is Phase.READY and bool(self.lacks) and not self.sending
+        return self.phase is DispatchPhase.READY and bool(self.lacks) and not self.sending
 
     @property
     def may_have_more(self) -> bool:
@@ -284,7 +284,7 @@ class Scheduler:
         return [] if member.failed else _REPORTS[type(event)](self, member, event, now)
 
     def _ready(self, member: Member, event: NodeReady, now: float) -> List[Action]:
-        member.phase, member.port, member.empty = Phase.READY, event.port, event.empty
+        member.phase, member.port, member.empty = DispatchPhase.READY, event.port, event.empty
         member.lacks = {0} if member.lacks is None else member.lacks
         member.direct = {0} if member.alone else set()
         self._meet = self._meet or now
@@ -312,7 +312,7 @@ class Scheduler:
     def _idle(self, member: Member, event: NodeIdle, now: float) -> List[Action]:
         """It reaches no other node, or none that it reaches has what it lacks, or all wait for the uplink."""
         if self._relays:
-            others = sum(one.phase in (Phase.READY, Phase.DONE) for one in self.members.values()) - 1
+            others = sum(one.phase in (DispatchPhase.READY, DispatchPhase.DONE) for one in self.members.values()) - 1
             member.reach(others, event.failures, event.live)
             missing = event.lacks - self._pace.on_the_way(member.node)
             member.lacks = set(event.lacks)
@@ -335,11 +335,11 @@ class Scheduler:
         return []
 
     def _done(self, member: Member, event: NodeDone, now: float) -> List[Action]:
-        member.phase, member.lacks = Phase.DONE, set()
+        member.phase, member.lacks = DispatchPhase.DONE, set()
         return []
 
     def _failed(self, event: NodeFailed, now: float) -> List[Action]:
-        self.members[event.node].phase = Phase.FAILED
+        self.members[event.node].phase = DispatchPhase.FAILED
         return []
 
     def _taken(self, event: BytesTaken, now: float) -> List[Action]:
@@ -370,7 +370,7 @@ class Scheduler:
             self._beat = now
             actions += [SendBeat(member.node) for member in present if not member.sending]
         for member in present:
-            if member.phase is Phase.DONE and not member.helper:
+            if member.phase is DispatchPhase.DONE and not member.helper:
                 continue
             if member.sending and now - member.sending > _LOST:
                 actions += self._give_up(member, Cause.STUCK)
@@ -380,7 +380,7 @@ class Scheduler:
 
     @staticmethod
     def _give_up(member: Member, cause: Cause) -> List[Action]:
-        member.phase = Phase.FAILED
+        member.phase = DispatchPhase.FAILED
         return [GiveUp(member.node, cause, _LOST)]
 
     def _judge(self, now: float) -> None:
@@ -397,11 +397,11 @@ class Scheduler:
     def _introduce(self, now: float) -> List[Action]:
         """Once all are ready, or _MEET has passed. Nodes that come later are announced by a new list."""
         present = [member for member in self.members.values() if not member.failed]
-        met = self._meet and (now > self._meet or all(member.phase is not Phase.STARTING for member in present))
+        met = self._meet and (now > self._meet or all(member.phase is not DispatchPhase.STARTING for member in present))
         if not met:
             return []
         self._meet = 0.0
-        ready = [member for member in present if member.phase is not Phase.STARTING] if self._relays else []
+        ready = [member for member in present if member.phase is not DispatchPhase.STARTING] if self._relays else []
         places = [(member.address, member.port) for member in ready]
         degree = topology.degree(len(ready))
         actions: List[Action] = []

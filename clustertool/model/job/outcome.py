@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
 from clustertool.model.job.state_names import JobState
-from clustertool.model.roles import word
+from clustertool.model.roles import role_name
 
 Key = Tuple[str, int]
 LEAD = 0  # the node of the lead, see model/planning/requests.py
@@ -76,7 +76,7 @@ def exit_code(code: int, signal: int) -> int:
     return 128 + signal if signal else code
 
 
-def words(code: int, signal: int, note: str = "") -> str:
+def describe_exit(code: int, signal: int, note: str = "") -> str:
     """Describe an exit: `exit code 7`; `signal 9 (killed)`."""
     if signal:
         text = f"signal {signal} ({SIGNALS.get(signal, 'unknown')})"
@@ -130,11 +130,11 @@ def alike(failures: Iterable[Failure]) -> List[List[Failure]]:
 
 def failed(group: Sequence[Failure]) -> str:
     """One sentence about failures with the same error."""
-    first, name = group[0], word(group[0].role)
-    how = words(first.code, first.signal, first.note)
+    first, name = group[0], role_name(group[0].role)
+    how = describe_exit(first.code, first.signal, first.note)
     if exit_code(first.code, first.signal) == 0:
         how = "exit code 0 before it listened on its port"
-    who = f"{name} {first.rank} on {first.node}"
+    process = f"{name} {first.rank} on {first.node}"
     if len(group) == 1:
-        return f"{who} ended with {how}"
-    return f"{len(group)} {name}s failed with the same error, first {who}: {how}"
+        return f"{process} ended with {how}"
+    return f"{len(group)} {name}s failed with the same error, first {process}: {how}"

@@ -14,14 +14,14 @@ _BAR = re.compile(r"\|\s*(\d{1,15})/\d+ \[")
 _EPOCH = re.compile(rf"(?i)\bepoch{_NUMBER}(\d{{1,9}}(?:\.\d{{1,9}})?)")
 
 
-class Progress(NamedTuple):
+class StepProgress(NamedTuple):
     """A value that is not printed is None."""
 
     epoch: Optional[float]
     step: Optional[float]
 
 
-def find(text: str) -> Optional[Progress]:
+def find(text: str) -> Optional[StepProgress]:
     """From the last whole line with a step, or at least an epoch. A line ends with a newline or, for bars, a carriage
     return."""
     whole = text[: max(text.rfind("\n"), text.rfind("\r")) + 1]
@@ -31,7 +31,7 @@ def find(text: str) -> Optional[Progress]:
         epochs = _EPOCH.findall(line)
         epoch = float(epochs[-1]) if epochs else None
         if steps:
-            return Progress(epoch, float(steps[-1]))
+            return StepProgress(epoch, float(steps[-1]))
         if epochs and fallback is None:
-            fallback = Progress(epoch, None)
+            fallback = StepProgress(epoch, None)
     return fallback

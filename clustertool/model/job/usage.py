@@ -24,7 +24,7 @@ class _Cards(TypedDict, total=False):
     d: List[CardUsage]
 
 
-class Line(_Cards):
+class UsageLine(_Cards):
     t: float
     n: Tuple[float, int, int, int]
     r: List[RankUsage]
@@ -54,7 +54,7 @@ def thinned(data: bytes, now: float) -> bytes:
     return b"".join(json.dumps(lines[index], separators=(",", ":")).encode() + b"\n" for index in stay)
 
 
-def read_lines(data: bytes) -> Iterator[Line]:
+def read_lines(data: bytes) -> Iterator[UsageLine]:
     """Whole lines; what a crash or a full disk has torn is skipped."""
     for line in data.split(b"\n"):
         try:

@@ -6,11 +6,11 @@ from collections import Counter
 from dataclasses import replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from clustertool.errors import ClustertoolError, DeviceHeld, PreflightError, raise_all
+from clustertool.errors import ClustertoolError, DeviceInUse, PreflightError, raise_all
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.config.job import JobSpec
-from clustertool.model.devices.wording import FIX, holder, told
+from clustertool.model.devices.wording import FIX, holder, in_use
 from clustertool.model.facts import Facts
 from clustertool.model.planning.ranks import Seat
 from clustertool.model.planning.shards import split
@@ -42,7 +42,7 @@ def kind_of(cluster: Cluster, facts: Facts) -> str:
 
 def busy(facts: Facts, job_id: str) -> Dict[int, str]:
     """Device -> its user: other jobs by their locks, other processes if the devices were read."""
-    return {**dict(facts.used), **{device: holder(job, user) for device, job, user in facts.held if job != job_id}}
+    return {**dict(facts.used), **{device: holder(job, user) for device, job, user in facts.locked if job != job_id}}
 
 
 def usable(host: Host, job: JobSpec, facts: Facts, kind: str, job_id: str) -> Tuple[int, ...]:
@@ -72,7 +72,7 @@ def _asked(host: Host, job: JobSpec) -> Optional[int]:
 def require_free(
     cluster: Cluster, job: JobSpec, facts: Mapping[int, Facts], kinds: Sequence[str], seats: Sequence[Seat], job_id: str
 ) -> None:
-    """No process gets a device that a job holds, and --devices auto found enough. Raises all nodes' DeviceHeld at once."""
+    """No process gets a device that a job has locked, and --devices auto found enough. Raises the DeviceInUse of all nodes."""
     errors: List[ClustertoolError] = []
     for host in cluster.hosts:
         fact, kind = facts[host.index], kinds[host.index]
@@ -82,11 +82,11 @@ def require_free(
         if kind == "cpu" or not taken or not takers:
             continue
         if job.auto_devices and len(own) < (_asked(host, job) or 1):
-            what = f"{len(own)} of {_asked(host, job) or len(fact.devices)} devices are free: {told(kind, taken)}"
-            errors.append(DeviceHeld(what, AUTO_FIX, host.name))
+            what = f"{len(own)} of {_asked(host, job) or len(fact.devices)} devices are free: {in_use(kind, taken)}"
+            errors.append(DeviceInUse(what, AUTO_FIX, host.name))
         elif own & set(taken):
-            held = {device: who for device, who in taken.items() if device in own}
-            errors.append(DeviceHeld(told(kind, held), FIX, host.name))
+            locked = {device: user for device, user in taken.items() if device in own}
+            errors.append(DeviceInUse(in_use(kind, locked), FIX, host.name))
     raise_all(errors)
 
 
@@ -100,8 +100,8 @@ def require(cluster: Cluster, job: JobSpec, facts: Mapping[int, Facts], kinds: S
             bare = [host for host in cluster.hosts if facts[host.index].devices_seen and not facts[host.index].devices]
             fix = "leave --devices auto out; --nproc-per-node sets the number of trainers"
             raise_all([PreflightError("the node has no devices", fix, host.name) for host in bare])
-        looked = [_absent(host, job, facts[host.index], kinds[host.index]) for host in cluster.hosts]
-        raise_all([error for error in looked if error])
+        checked = [_absent(host, job, facts[host.index], kinds[host.index]) for host in cluster.hosts]
+        raise_all([error for error in checked if error])
 
 
 def _absent(host: Host, job: JobSpec, facts: Facts, kind: str) -> Optional[PreflightError]:

@@ -241,12 +241,12 @@ def _devices(table: Table, seat: Seat) -> Env:
     return env
 
 
-def literal(word: str) -> str:
+def literal(argument: str) -> str:
     """Escape an argument so that fill() returns it unchanged."""
-    return word.replace("{", "{{")
+    return argument.replace("{", "{{")
 
 
 def fill(argv: Sequence[str], values: Mapping[str, str]) -> Tuple[str, ...]:
     """Fill {port}, {rank} ... in a command; {{ is a brace; every other text stays as it is, JSON too."""
     pattern = re.compile(r"\{\{|\{(" + "|".join(values) + r")\}")
-    return tuple(pattern.sub(lambda m: values[m.group(1)] if m.group(1) else "{", word) for word in argv)
+    return tuple(pattern.sub(lambda m: values[m.group(1)] if m.group(1) else "{", argument) for argument in argv)

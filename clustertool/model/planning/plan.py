@@ -23,7 +23,7 @@ HIDDEN = "***"
 
 
 @dataclass(frozen=True)
-class Process:
+class PlannedProcess:
     """One process to start. `shards` and `log` are relative to the working and the job's directory.
 
     `ready`: a pserver's ports; once one of them listens, it is no longer what trainers wait for. If it is empty, trainers do
@@ -45,7 +45,7 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Node:
+class PlannedNode:
     """One node's part of the plan."""
 
     index: int
@@ -59,7 +59,7 @@ class Node:
     hostname: str
     here: bool
     device_kind: str
-    processes: Tuple[Process, ...]
+    processes: Tuple[PlannedProcess, ...]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Plan:
     job_id: str
     mode: str
     phases: Tuple[str, ...]
-    nodes: Tuple[Node, ...]
+    nodes: Tuple[PlannedNode, ...]
     lead: Tuple[str, int]
     policy: Policy
     extra_ports: Tuple[Tuple[int, int], ...]  # (node, port) of the master, gloo and the lead
@@ -83,7 +83,7 @@ class Plan:
     warnings: Tuple[str, ...] = ()
 
     @property
-    def processes(self) -> Tuple[Process, ...]:
+    def processes(self) -> Tuple[PlannedProcess, ...]:
         return tuple(process for node in self.nodes for process in node.processes)
 
 
@@ -196,7 +196,7 @@ def _node(
     commands: Mapping[str, Tuple[str, ...]],
     shards: Sequence[Tuple[str, ...]],
     passed: Pairs,
-) -> Node:
+) -> PlannedNode:
     """One node's processes. Eight inputs, each used once: they are what a node's part is made of."""
     processes = []
     users: Dict[str, str] = {**dict(table.cluster.env), **dict(host.env), **dict(passed), **dict(job.env)}
@@ -205,7 +205,7 @@ def _node(
             continue
         env = {**environment(table, seat, paths, facts.nic), **users}
         processes.append(
-            Process(
+            PlannedProcess(
                 role=seat.role,
                 rank=seat.rank,
                 local_rank=seat.local_rank,
@@ -221,7 +221,7 @@ def _node(
             )
         )
     work_dir = _below_home(job.job_workspace, facts.home) if job.job_workspace else paths.dir
-    return Node(
+    return PlannedNode(
         host.index,
         host.name,
         facts.address,
@@ -245,7 +245,7 @@ def _ready(table: Table, seat: Seat) -> Tuple[int, ...]:
     return (*first, table.ports.gloo) if seat.rank == 0 else first
 
 
-def _require_shards(nodes: Sequence[Node], facts: Mapping[int, Facts], folder: str) -> None:
+def _require_shards(nodes: Sequence[PlannedNode], facts: Mapping[int, Facts], folder: str) -> None:
     """With --job-workspace no shards are sent: each node must have those of its own trainers; missing ones are reported."""
     errors = []
     for node in nodes:
@@ -286,9 +286,9 @@ def _warnings(cluster: Cluster, table: Table, facts: Mapping[int, Facts]) -> Tup
     if any(":" in address for address in table.addresses):
         found.append('a training address is IPv6; Paddle splits endpoints on ":" and cannot use it')
     for node, busy, port in table.ports.moved:
-        who = facts[node].holder(busy)
+        user = facts[node].holder(busy)
         found.append(
-            f"{cluster.hosts[node].name}: port {busy} (PADDLE_PORT) is in use by {who}, the pserver takes {port}"
+            f"{cluster.hosts[node].name}: port {busy} (PADDLE_PORT) is in use by {user}, the pserver takes {port}"
         )
     for seat, kind in devices.missing(table.seats, table.job, table.kinds):
         stage = f"stage {seat.stage} of heter trainers wants {kind} (--heter-devices)"
@@ -321,7 +321,7 @@ def as_dict(plan: Plan) -> Dict[str, Any]:
     }
 
 
-def _process(process: Process, secrets: Sequence[str]) -> Dict[str, Any]:
+def _process(process: PlannedProcess, secrets: Sequence[str]) -> Dict[str, Any]:
     return {
         "role": process.role,
         "rank": process.rank,

@@ -29,7 +29,7 @@ class Ports:
 
 def choose(seats: Sequence[Seat], cluster: Cluster, job: JobSpec, facts: Mapping[int, Facts], job_id: str) -> Ports:
     """Raises PreflightError (all of them at once) naming the holder of a port that was asked for and is taken."""
-    desk = _Desk(cluster, facts, job_id)
+    desk = _PortChooser(cluster, facts, job_id)
     of: Dict[Tuple[str, int], Tuple[int, ...]] = {}
     trainers = [seat for seat in seats if seat.role == "trainer"]
     servers = [seat for seat in seats if seat.role == "pserver"]
@@ -59,7 +59,7 @@ def choose(seats: Sequence[Seat], cluster: Cluster, job: JobSpec, facts: Mapping
 
 def sample(cluster: Cluster, facts: Mapping[int, Facts], seed: str) -> Dict[int, Tuple[int, ...]]:
     """Free ports as a job would get them on each node: conf.py's, else any. Ports in use are left out."""
-    desk = _Desk(cluster, facts, seed)
+    desk = _PortChooser(cluster, facts, seed)
     found: Dict[int, List[int]] = {}
     for node in facts:
         wanted = [desk.exactly(node, cluster.lead_port, "LEAD_PORT")] if cluster.lead_port and node == 0 else []
@@ -71,7 +71,7 @@ def sample(cluster: Cluster, facts: Mapping[int, Facts], seed: str) -> Dict[int,
     return {node: tuple(ports) for node, ports in found.items()}
 
 
-class _Desk:
+class _PortChooser:
     """Hands out ports of each machine once. What was asked for and is busy is remembered in `taken`, not raised."""
 
     def __init__(self, cluster: Cluster, facts: Mapping[int, Facts], job_id: str) -> None:

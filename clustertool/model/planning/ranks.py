@@ -50,7 +50,7 @@ def assign(
             places = _counted([_count(name, role, host, job, devices[host.index], facts) for host in hosts])
         if not places:
             fix = f"give some host the role {name} in HOSTS"
-            raise UsageError(f"no host is left to run a {roles.word(name)}", fix)
+            raise UsageError(f"no host is left to run a {roles.role_name(name)}", fix)
         for node, port in places:
             seats.append(Seat(name, ranks[name], locals_[name, node], node, port, stage=stage))
             ranks[name] += 1
@@ -120,6 +120,6 @@ def _endpoint(text: str, role: str) -> Tuple[str, int]:
     port = match.group("port") if match else None
     if not match or (port and not is_port(port)):
         raise UsageError(
-            f"{text!r} is no endpoint of a {roles.word(role)}", f"write ip:port, the port from 1 to {HIGHEST_PORT}"
+            f"{text!r} is no endpoint of a {roles.role_name(role)}", f"write ip:port, the port from 1 to {HIGHEST_PORT}"
         )
     return match.group("bracketed") or match.group("plain"), int(port or 0)

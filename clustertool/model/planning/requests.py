@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, List, Mapping, Tuple
 from clustertool.model.job.formats import FORMAT
 from clustertool.model.job.rank_places import pack
 from clustertool.model.planning.environment import endpoint, mark
-from clustertool.model.planning.plan import HIDDEN, Node, Plan, Process
+from clustertool.model.planning.plan import HIDDEN, Plan, PlannedNode, PlannedProcess
 from clustertool.model.wire.messages import LAUNCH, PLACE, STOP, UNPLACE, Request
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def stop(job: str, how: StopHow) -> Request[StopAnswer]:
     return STOP({"job": job, "exact": bool(job), **how})
 
 
-def spec(plan: Plan, node: Node, endpoints: list[str], places: List[RankPlaces]) -> Spec:
+def spec(plan: Plan, node: PlannedNode, endpoints: list[str], places: List[RankPlaces]) -> Spec:
     """One node's part of the plan as its supervisor reads it (and its disk keeps it): SECRETS are masked."""
     common = _common(node.processes)
     lead_node, policy = plan.nodes[0], plan.policy
@@ -120,7 +120,7 @@ def spec(plan: Plan, node: Node, endpoints: list[str], places: List[RankPlaces])
     return made
 
 
-def _common(processes: Tuple[Process, ...]) -> dict[str, str]:
+def _common(processes: Tuple[PlannedProcess, ...]) -> dict[str, str]:
     """Variables that are the same in all processes of a node: long endpoint lists travel once."""
     if not processes:
         return {}
@@ -130,7 +130,7 @@ def _common(processes: Tuple[Process, ...]) -> dict[str, str]:
     return dict(sorted(shared))
 
 
-def _process(process: Process, common: Mapping[str, str], secrets: Tuple[str, ...]) -> SpecProcess:
+def _process(process: PlannedProcess, common: Mapping[str, str], secrets: Tuple[str, ...]) -> SpecProcess:
     own = {name: HIDDEN if name in secrets else value for name, value in process.env if name not in common}
     return {
         "role": process.role,
@@ -147,7 +147,7 @@ def _process(process: Process, common: Mapping[str, str], secrets: Tuple[str, ..
     }
 
 
-def _header(plan: Plan, node: Node, places: List[RankPlaces]) -> JobHeader:
+def _header(plan: Plan, node: PlannedNode, places: List[RankPlaces]) -> JobHeader:
     """The first event of a node's events file: enough for any later command from any laptop."""
     trainer = next((process for process in plan.processes if process.role == "trainer"), None)
     return {

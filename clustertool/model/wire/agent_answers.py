@@ -287,7 +287,7 @@ class ProbeAnswer(Answer, total=False):
     device_kind: str
     devices_seen: bool
     modules: List[str]
-    held: List[Tuple[int, str, str]]
+    locked: List[Tuple[int, str, str]]
     used: List[Tuple[int, str]]
     ephemeral: Tuple[int, int]
     busy: List[int]
@@ -310,7 +310,7 @@ class ProbeAnswer(Answer, total=False):
     job_proxies: List[str]
     no_proxy: str
     leftovers: List[Tuple[str, int]]
-    looked: bool
+    examined: bool
     time: float
     took: float
 

@@ -51,10 +51,10 @@ _node, _rank, _pid = whole(0, MOST_NODES), whole(0, MOST_RANKS), whole(0, 1 << 3
 _attempt = whole(0, 1_000_000)
 _time, _seconds, _bytes = number(0, _LATEST), number(-_LATEST, _LATEST), number(0, 1e18)
 _code = whole(-(1 << 31), 1 << 31)
-_word = text(4096)
+_label = text(4096)
 _size = whole()
 _release = matching(lambda name: len(name) == 32 and not name.strip("0123456789abcdef"), "a release")
-_names = rows(_word, MOST_NODES)
+_names = rows(_label, MOST_NODES)
 _kind = matching(("file", "dir", "link").__contains__, "file, dir or link")
 
 # -- events, see event_types.py --
@@ -65,7 +65,7 @@ _reached = row(_role, _rank, maybe(_step), maybe(_step), _time)  # epoch, step, 
 _places = rows(row(_role, whole(), whole(), whole(), whole()), MOST_RANKS)
 _keys = rows(row(_role, _rank), MOST_RANKS)
 _outcome = fields(
-    {"state": _one_of(OUTCOMES), "code": _code, "source": _word, "reason": text()},
+    {"state": _one_of(OUTCOMES), "code": _code, "source": _label, "reason": text()},
     {"brief": text(), "culprits": _keys, "victims": _keys, "node": whole(-1, MOST_NODES)},
 )
 _EVENTS: Dict[str, Check] = {
@@ -73,25 +73,25 @@ _EVENTS: Dict[str, Check] = {
         {"id": job_id},
         {
             "node": _node,
-            "name": _word,
+            "name": _label,
             "nodes": _names,
             "created": _time,
-            "owner": _word,
-            "mode": _word,
+            "owner": _label,
+            "mode": _label,
             "command": text(),
             "skew": _seconds,
             "output": text(),
             "work_dir": text(),
             "places": _places,
-            "processes": rows(fields({**_process, "local_rank": _rank, "endpoint": _word, "log": text()}), MOST_RANKS),
+            "processes": rows(fields({**_process, "local_rank": _rank, "endpoint": _label, "log": text()}), MOST_RANKS),
         },
     ),
-    "supervisor": fields({"pid": _pid}, {"start": whole(), "boot": _word}),
+    "supervisor": fields({"pid": _pid}, {"start": whole(), "boot": _label}),
     "guard": fields({"pid": _pid}, {"start": whole()}),
     "gauge": fields({"pid": _pid}, {"start": whole()}),
     "started": fields({**_process, "pid": _pid}, {"start": whole(), "attempt": _attempt, "log": text()}),
     "listening": fields(_process),
-    "elsewhere": fields({**_process, "listens": _word, "endpoint": _word}),
+    "elsewhere": fields({**_process, "listens": _label, "endpoint": _label}),
     "exited": fields(
         {**_process, "code": _code},
         {
@@ -108,19 +108,19 @@ _EVENTS: Dict[str, Check] = {
     "frozen": fields(_process),
     "thawed": fields(_process),
     "disk": fields({"full": flag, "root": text()}),
-    "phase": fields({"name": _word}, {"end": maybe(_word), "why": text(), "culprits": _keys, "attempt": _attempt}),
-    "absent": fields({"nodes": rows(_node, MOST_NODES), "endpoint": _word, "seconds": _bytes}),
-    "unconnected": fields({"endpoint": _word, "errno": little, "why": text(), "since": _time}, {"again": flag}),
+    "phase": fields({"name": _label}, {"end": maybe(_label), "why": text(), "culprits": _keys, "attempt": _attempt}),
+    "absent": fields({"nodes": rows(_node, MOST_NODES), "endpoint": _label, "seconds": _bytes}),
+    "unconnected": fields({"endpoint": _label, "errno": little, "why": text(), "since": _time}, {"again": flag}),
     "connected": fields({}),
     "lost": fields({"node": _node}, {"why": text(), "ranks": rows(_reached, MOST_RANKS)}),
     "restart": fields({"attempt": _attempt, "pause": number(0, 1e6)}),
     "stopping": fields({}, {"why": text(), "by": text()}),
-    "clean": fields({"survivors": rows(_word, 100_000)}),
+    "clean": fields({"survivors": rows(_label, 100_000)}),
     "supervisor-lost": fields({}, {"why": text()}),
     "verdict": _outcome,
     "ended": _outcome,
 }
-_any_event = fields({"type": _word, "t": _time})
+_any_event = fields({"type": _label, "t": _time})
 
 
 def _event(value: object, path: str) -> None:
@@ -137,7 +137,7 @@ _status = {
     "heartbeat": maybe(_bytes),
     "events": rows(_event, _MOST_EVENTS),
     "supervised": flag,
-    "usage": table(_word, row(_bytes, _bytes), MOST_RANKS),
+    "usage": table(_label, row(_bytes, _bytes), MOST_RANKS),
     "unknown": text(),
     "output": rows(_reached, MOST_RANKS),
 }
@@ -146,9 +146,9 @@ _summary = fields(
         "id": job_id,
         "state": _one_of(JobState),
         "node": maybe(_node),
-        "owner": maybe(_word),
+        "owner": maybe(_label),
         "created": maybe(_time),
-        "mode": maybe(_word),
+        "mode": maybe(_label),
         "command": maybe(text()),
         "nodes": maybe(_names),
         "code": maybe(_code),
@@ -173,7 +173,7 @@ _report = {
     "plan": fields(
         {},
         {
-            "policy": table(_word, little, 100),
+            "policy": table(_label, little, 100),
             "work_dir": text(),
             "processes": rows(
                 fields(
@@ -189,24 +189,24 @@ _report = {
         },
     ),
 }
-_user_of = fields({"job": _word, "user": _word})
+_user_of = fields({"job": _label, "user": _label})
 _card = fields(
     {"index": whole(0, 1 << 16)},
     {
-        **dict.fromkeys(("model", "uuid", "repair", "problem", "compute_mode"), maybe(_word)),
+        **dict.fromkeys(("model", "uuid", "repair", "problem", "compute_mode"), maybe(_label)),
         **dict.fromkeys(
             "utilisation memory_used memory_total memory_free temperature power power_limit ecc_corrected ecc_uncorrected"
             " slowdown".split(),
             maybe(number(-1e6, 1e18)),
         ),
         "held": maybe(_user_of),
-        "throttle": rows(_word, 100),
-        "users": rows(_word, 10_000),
+        "throttle": rows(_label, 100),
+        "users": rows(_label, 10_000),
         "processes": rows(
             fields(
                 {"pid": _pid},
                 {
-                    **dict.fromkeys(("user", "name", "job", "role", "rank"), _word),
+                    **dict.fromkeys(("user", "name", "job", "role", "rank"), _label),
                     "memory": maybe(_bytes),
                 },
             ),
@@ -214,14 +214,14 @@ _card = fields(
         ),
     },
 )
-_used = rows(row(whole(), _word), _MOST_CARDS)
+_used = rows(row(whole(), _label), _MOST_CARDS)
 _devices = fields(
     {
-        "kind": _word,
+        "kind": _label,
         "ids": rows(whole(), _MOST_CARDS),
         "devices": rows(_card, _MOST_CARDS),
-        "driver": _word,
-        "cuda": _word,
+        "driver": _label,
+        "cuda": _label,
         "problem": text(),
     },
     {"used": _used},
@@ -232,7 +232,7 @@ _shown_job = fields(
         "heartbeat": maybe(_bytes),
         "ranks": rows(
             fields(
-                {**_process, "state": _one_of(RankState), "line": _word},
+                {**_process, "state": _one_of(RankState), "line": _label},
                 {
                     "pid": maybe(_pid),
                     "log": maybe(text()),
@@ -257,7 +257,7 @@ _glance = fields(
         "cpu": row(whole(), whole()),
         "cpus": whole(),
         "memory": row(whole(), whole()),
-        "kind": _word,
+        "kind": _label,
         "devices": rows(_card, _MOST_CARDS),
         "problem": text(),
         "jobs": rows(_shown_job, MOST_JOBS),
@@ -265,47 +265,47 @@ _glance = fields(
 )
 _port = whole(0, HIGHEST_PORT)
 _ports = rows(_port, 1 << 17)
-_texts = rows(_word, 10_000)
+_texts = rows(_label, 10_000)
 _whole = whole(-(1 << 63), (1 << 63) - 1)
 _probe = fields(
     {},
     {
         **dict.fromkeys(
             "hostname address nic boot_id netns root root_id root_hint home user python device_kind no_proxy".split(),
-            _word,
+            _label,
         ),
-        **dict.fromkeys("rsync ping devices_seen rdma looked".split(), flag),
+        **dict.fromkeys("rsync ping devices_seen rdma examined".split(), flag),
         **dict.fromkeys("disk_free cpus inodes shm mtu".split(), _whole),
         "devices": rows(whole(), _MOST_CARDS),
-        "held": rows(row(whole(), _word, _word), _MOST_CARDS),
+        "locked": rows(row(whole(), _label, _label), _MOST_CARDS),
         "used": _used,
         "modules": _texts,
         "ephemeral": row(_port, _port),
         "busy": _ports,
-        "listeners": rows(row(_port, _word), 1 << 17),
+        "listeners": rows(row(_port, _label), 1 << 17),
         "time": _time,
-        "listing": rows(_word, _MOST_FILES),
+        "listing": rows(_label, _MOST_FILES),
         "job_toml": text(1 << 21),
         "releases": _texts,
         "took": _bytes,
         "memory": row(whole(), whole()),
         "load": _bytes,
-        "limits": rows(row(_word, _whole, _whole), 100),
+        "limits": rows(row(_label, _whole, _whole), 100),
         "proxies": _texts,
-        "own": maybe(_word),
-        "leftovers": rows(row(_word, whole()), MOST_JOBS),
-        "packages": rows(row(_word, _word), 10_000),
+        "own": maybe(_label),
+        "leftovers": rows(row(_label, whole()), MOST_JOBS),
+        "packages": rows(row(_label, _label), 10_000),
         "job_proxies": _texts,
-        "problems": rows(row(_word, _word, text(), text()), 10_000),
+        "problems": rows(row(_label, _label, text(), text()), 10_000),
     },
 )
-_stopped = fields({"state": _one_of(NODE_ANSWERS), "survivors": rows(_word, 100_000)}, {"waits": flag, "why": text()})
+_stopped = fields({"state": _one_of(NODE_ANSWERS), "survivors": rows(_label, 100_000)}, {"waits": flag, "why": text()})
 _ids = rows(job_id, MOST_JOBS)
 
 
 def _or_need(check: Check) -> Check:
     """Instead of the answer, a node may say that it needs the NVML module first."""
-    need = fields({"need": _word})
+    need = fields({"need": _label})
 
     def either(value: object, path: str) -> None:
         (need if isinstance(value, dict) and "need" in value else check)(value, path)
@@ -326,7 +326,7 @@ cleaned = fields(
 )
 probed = _probe
 opened = fields({"ports": _ports})
-tried = fields({"tries": rows(row(_node, _port, _word, _bytes), MOST_RANKS)})
+tried = fields({"tries": rows(row(_node, _port, _label, _bytes), MOST_RANKS)})
 sent = fields({}, {"speed": _bytes})
 met = fields({}, {"seen": rows(_node, MOST_NODES)})
 patched = fields({"have": flag})

@@ -114,7 +114,7 @@ class RankEvent(EventBase):
     rank: int
 
 
-class ElsewhereEvent(EventBase):
+class OtherAddressEvent(EventBase):
     type: Literal["elsewhere"]
     role: str
     rank: int
@@ -241,7 +241,7 @@ Event = Union[
     CaretakerEvent,
     StartedEvent,
     RankEvent,
-    ElsewhereEvent,
+    OtherAddressEvent,
     ExitedEvent,
     DiskEvent,
     PhaseEvent,

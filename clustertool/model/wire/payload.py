@@ -44,7 +44,7 @@ class Sink:
         """It is not wanted any more."""
 
 
-class Memory(Sink):
+class MemorySink(Sink):
     """Keeps it as it is, in `data`."""
 
     def __init__(self, size: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clustertool.node.jobs.live_sample import Glance
+from clustertool.node.jobs.live_sample import LiveSampler
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import GlanceAnswer
@@ -14,5 +14,5 @@ if TYPE_CHECKING:
 
 def glance(agent: Agent, request: GlanceRequest) -> GlanceAnswer:
     if agent.glance is None:
-        agent.glance = Glance(agent.root, agent.entry, request["nvml"])
-    return agent.glance.look(request["job"])
+        agent.glance = LiveSampler(agent.root, agent.entry, request["nvml"])
+    return agent.glance.sample(request["job"])

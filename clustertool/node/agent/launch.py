@@ -35,11 +35,11 @@ def launch(request: LaunchRequest, umask: int) -> None:
     nvml.end()  # with --devices auto, this agent has read the cards
     try:
         with open(_begin(spec, job, umask), "rb") as file:
-            word = json.loads(file.read() or _died(job))
+            reply = json.loads(file.read() or _died(job))
     finally:
         os.close(job)
-    if word:
-        raise from_wire(word["kind"], word["what"], word["fix"])
+    if reply:
+        raise from_wire(reply["kind"], reply["what"], reply["fix"])
 
 
 def _begin(spec: Spec, job: int, umask: int) -> int:
@@ -70,8 +70,8 @@ def resume(spec: Spec, job: int, ready: int, umask: int, environ: Dict[str, str]
 
 def _died(job: int) -> bytes:
     """The error of a supervisor that ended without a report."""
-    said = files.read(job, _ERRORS).decode(errors="replace").strip().splitlines()
-    what = ": ".join(["the supervisor died at birth", *said[-1:]])
+    output = files.read(job, _ERRORS).decode(errors="replace").strip().splitlines()
+    what = ": ".join(["the supervisor died at birth", *output[-1:]])
     return json.dumps({"kind": "InternalError", "what": what, "fix": ""}).encode()
 
 

@@ -23,12 +23,12 @@ from clustertool.model.wire.messages import PLACE, REQUESTS, VERIFY, RequestKind
 from clustertool.node.storage import files
 from clustertool.node.system import path_trust, processes
 from clustertool.node.system.node_context import NodeContext
-from clustertool.node.system.work_counter import Work
+from clustertool.node.system.work_counter import WorkCounter
 
 if TYPE_CHECKING:
     from clustertool.node.dispatch.relay_process import RelayProcess
     from clustertool.node.jobs.follow import Follower
-    from clustertool.node.jobs.live_sample import Glance
+    from clustertool.node.jobs.live_sample import LiveSampler
 
 _BEAT = 1.0
 _LARGEST = 64 << 20  # a manifest
@@ -50,10 +50,10 @@ class Agent(NodeContext):
         self._loop = threading.get_ident()
         self._wakeup = os.pipe()  # a thread wakes the loop up
         os.set_blocking(self._wakeup[1], False)
-        self.threads: List[Work] = []
+        self.threads: List[WorkCounter] = []
         self.followers: List[Follower] = []
         self.relay: Optional[RelayProcess] = None
-        self.glance: Optional[Glance] = None
+        self.glance: Optional[LiveSampler] = None
         self._beat_at = self._report_at = 0.0
         self.placed = ""  # the records of a job that waits here until it is placed on all nodes
         self.umask = os.umask(0o077)
@@ -109,7 +109,7 @@ class Agent(NodeContext):
             self._answer(kind, header, number)
         else:
             earlier = [thread for thread in self.threads if thread.is_alive()]
-            self.threads = [*earlier, Work(kind, number, lambda: self._answer(kind, header, number))]
+            self.threads = [*earlier, WorkCounter(kind, number, lambda: self._answer(kind, header, number))]
 
     def _answer(self, kind: RequestKind[Any, Any], fields: Header, number: Optional[int]) -> None:
         try:

@@ -37,7 +37,7 @@ def start(spec: Spec, job: int, umask: int, errors: str) -> Optional[int]:
 
     `errors`: the file of the job for the stderr of systemd-run.
     """
-    state, tool = logind.look(), logind.program("systemd-run")
+    state, tool = logind.logout(), logind.program("systemd-run")
     if not (state.kills and state.lingers and tool and sys.executable and hasattr(os, "memfd_create")):
         return None
     ours, theirs = os.pipe()

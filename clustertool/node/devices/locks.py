@@ -20,8 +20,8 @@ import stat
 import time
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
-from clustertool.errors import DeviceHeld, PreflightError
-from clustertool.model.devices.wording import FIX, holder, told
+from clustertool.errors import DeviceInUse, PreflightError
+from clustertool.model.devices.wording import FIX, holder, in_use
 from clustertool.model.job import formats
 from clustertool.node.devices import detect
 from clustertool.node.system import users
@@ -46,7 +46,7 @@ class Lock(NamedTuple):
     keys: Sequence[str]
 
 
-class Held(NamedTuple):
+class DeviceLock(NamedTuple):
     """A lock of this process: it lasts as long as `fd` is open in any process."""
 
     fd: int
@@ -63,7 +63,7 @@ class Held(NamedTuple):
         os.close(self.fd)
 
 
-def take(kind: str, ids: Sequence[int], job: str) -> Held:
+def take(kind: str, ids: Sequence[int], job: str) -> DeviceLock:
     """Lock all of them or none. Raises DeviceHeld, PreflightError.
 
     The same job may have a card on two of its nodes that are one machine.
@@ -81,10 +81,10 @@ def take(kind: str, ids: Sequence[int], job: str) -> Held:
         if alone or not again:
             break
         time.sleep(_APART * os.urandom(1)[0] / 255)  # by chance, or they would meet again
-    raise DeviceHeld(told(kind, {index: holder(lock.job, lock.user) for index, lock in taken.items()}), FIX)
+    raise DeviceInUse(in_use(kind, {index: holder(lock.job, lock.user) for index, lock in taken.items()}), FIX)
 
 
-def held() -> Dict[str, Dict[str, str]]:
+def locked() -> Dict[str, Dict[str, str]]:
     """Card's key -> {job, user} of its lock; reads only."""
     return {key: {"job": lock.job, "user": lock.user} for lock in _locks() for key in lock.keys}
 
@@ -144,9 +144,9 @@ def _holder(file: os.stat_result) -> str:
     wanted = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
     with contextlib.suppress(OSError, ValueError):
         with open("/proc/locks") as locks:
-            for words in map(str.split, locks):
-                if words[1:2] == ["FLOCK"] and words[5] == wanted:
-                    return f" by process {words[4]} of user {users.name_of(os.stat(f'/proc/{words[4]}').st_uid)}"
+            for fields in map(str.split, locks):
+                if fields[1:2] == ["FLOCK"] and fields[5] == wanted:
+                    return f" by process {fields[4]} of user {users.name_of(os.stat(f'/proc/{fields[4]}').st_uid)}"
     return ""
 
 
@@ -165,7 +165,7 @@ def _shared(path: str) -> int:
     return fd
 
 
-def _make(content: Mapping[str, Any]) -> Held:
+def _make(content: Mapping[str, Any]) -> DeviceLock:
     """A new file, readable for others only once it is locked and whole."""
     end = time.monotonic() + _PATIENCE
     while True:
@@ -178,7 +178,7 @@ def _make(content: Mapping[str, Any]) -> Held:
         except OSError as error:
             raise PreflightError(f"{path} cannot be written: {error.strerror}", "make room in /tmp") from None
         if os.fstat(fd).st_nlink or time.monotonic() > end:
-            return Held(fd, path)
+            return DeviceLock(fd, path)
         os.close(fd)  # another process of this user removed it, as not locked, before it was locked
 
 

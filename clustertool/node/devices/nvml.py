@@ -234,8 +234,8 @@ def _processes(nvml: Library, ask: _Asker, handle: Handle) -> List[Dict[str, Any
         if listed is None:
             listed = ask(getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses_v2"), handle)
         for process in listed or ():
-            told = {"pid": int(process.pid), "memory": process.usedGpuMemory, "graphics": kind == "Graphics"}
-            found.setdefault(int(process.pid), told)
+            described = {"pid": int(process.pid), "memory": process.usedGpuMemory, "graphics": kind == "Graphics"}
+            found.setdefault(int(process.pid), described)
     return list(found.values())
 
 
@@ -252,7 +252,7 @@ def _state(nvml: Library, ask: _Asker, handle: Handle) -> Card:
         "model": ask.text(nvml.nvmlDeviceGetName, handle),
         "uuid": ask.text(nvml.nvmlDeviceGetUUID, handle),
         "power_limit": _watts(ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
-        "throttle": [word for bit, word in _THROTTLES.items() if (reasons or 0) & bit],
+        "throttle": [reason for bit, reason in _THROTTLES.items() if (reasons or 0) & bit],
         "ecc_corrected": corrected,
         "ecc_uncorrected": uncorrected,
         "repair": _repair(nvml, ask, handle),

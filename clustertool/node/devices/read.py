@@ -30,10 +30,10 @@ _hung: List[str] = []
 
 def answer(node: NodeContext, request: DevicesRequest) -> DevicesAnswer:
     """Handles the request for the node's devices."""
-    return cast("DevicesAnswer", look(request["nvml"]))
+    return cast("DevicesAnswer", read_devices(request["nvml"]))
 
 
-def look(module: str, full: bool = True) -> Dict[str, Any]:
+def read_devices(module: str, full: bool = True) -> Dict[str, Any]:
     """{kind, ids, devices, driver, cuda, problem}, or {"need": module} where the NVML module has to be sent first.
 
     `module` is the digest of the laptop's NVML module; full: also what does not change from one second to the next.
@@ -64,7 +64,7 @@ def _hung_or(kind: str, module: str, full: bool) -> Dict[str, Any]:
     return found
 
 
-class Pulse:
+class PacedReader:
     """Samples repeatedly for at most one percent of a core: expensive samples are less frequent."""
 
     def __init__(self, module: str) -> None:
@@ -76,7 +76,7 @@ class Pulse:
         """The whole answer the first time, later what changes; as old as it has to be."""
         if time.monotonic() >= self._next:
             before = processes.used()
-            fresh = look(self._module, full=not self._found)
+            fresh = read_devices(self._module, full=not self._found)
             if "need" in fresh:
                 return fresh
             old = {device["index"]: device for device in self._found.get("devices", ())}
@@ -91,11 +91,11 @@ class Pulse:
 
 def _own(devices: List[Dict[str, Any]], kind: str) -> None:
     """Each process' user, name and job; each device's lock."""
-    held = locks.held()
+    locked = locks.locked()
     keys = detect.keys(kind, [device["index"] for device in devices])
     seen: Dict[int, Dict[str, Any]] = {}
     for device in devices:
-        device["held"] = held.get(keys[device["index"]])
+        device["held"] = locked.get(keys[device["index"]])
         for process in device.setdefault("processes", []):
             pid = process["pid"]
             if pid not in seen:

@@ -7,8 +7,8 @@ import zlib
 from typing import TYPE_CHECKING, Dict, FrozenSet, List, Set
 
 from clustertool.model.dispatch import manifest, topology
-from clustertool.model.wire.payload import Memory, Sink
-from clustertool.node.dispatch.piece_saver import Saving
+from clustertool.model.wire.payload import MemorySink, Sink
+from clustertool.node.dispatch.piece_saver import PieceSaver
 from clustertool.node.storage.piece_writer import Part
 from clustertool.node.storage.release_store import Store
 
@@ -23,7 +23,7 @@ class Inventory:
     """
 
     def __init__(self, store: Store, order: RelayRequest) -> None:
-        self.saving = Saving(store)
+        self.saving = PieceSaver(store)
         self.arrived: List[int] = []
         self.count = 1
         self.packed = b""  # the manifest as it travels
@@ -53,13 +53,13 @@ class Inventory:
     def sink(self, number: int, size: int) -> Sink:
         """The destination of a piece as it arrives. Data that cannot be the piece is dropped."""
         if number == 0:
-            return Memory(size) if size <= manifest.zipped(int(self._order["size"])) else Sink(size)
+            return MemorySink(size) if size <= manifest.zipped(int(self._order["size"])) else Sink(size)
         piece = self.piece(number)
         return Part(self._store.top, piece.name, size) if size == piece.size else Sink(size)
 
     def keep(self, number: int, sink: Sink) -> bool:
         """False for bytes that are not what the manifest names. Raises OSError. A manifest is to be taken: take()."""
-        if isinstance(sink, Memory):
+        if isinstance(sink, MemorySink):
             self.packed = bytes(sink.data)
             self._text = manifest.unzip(self.packed, int(self._order["size"]))
             return manifest.name_of(self._text) == str(self._order["manifest"])

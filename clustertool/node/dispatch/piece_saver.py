@@ -13,7 +13,7 @@ from typing import Callable, Iterable, Optional
 from clustertool.node.storage.release_store import Store
 
 
-class Saving:
+class PieceSaver:
     """add() names of pieces in the store, then finish() once. `over`: all is on the disk, or `error` is the reason why not.
 
     After an error nothing more is written: a release is named only if each of its pieces is on the disk.

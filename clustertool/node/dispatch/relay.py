@@ -25,7 +25,7 @@ from clustertool.model.wire.payload import Sink
 from clustertool.node.dispatch.piece_inventory import Inventory
 from clustertool.node.dispatch.relay_link import LaptopLink, PeerLink
 from clustertool.node.storage.release_store import Store, no_room
-from clustertool.node.system.tls_link import Wire, context, listen
+from clustertool.node.system.tls_link import TlsLink, context, listen
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_requests import RelayRequest
@@ -173,7 +173,9 @@ class Relay:
         sock.setblocking(False)
         code = sock.connect_ex(address)
         link = PeerLink(address, time.monotonic())
-        link.wire = Wire(sock, self._client, False, _MAX_HEADER, manifest.MOST, functools.partial(self._begins, link))
+        link.wire = TlsLink(
+            sock, self._client, False, _MAX_HEADER, manifest.MOST, functools.partial(self._begins, link)
+        )
         self._links.append(link)
         if code not in (0, errno.EINPROGRESS):
             self._lose(link, os.strerror(code))
@@ -266,7 +268,7 @@ class Relay:
             if len(strangers) >= _STRANGERS:
                 self._forget(strangers[0])
             link = PeerLink(None, time.monotonic())
-            link.wire = Wire(sock, self._server, True, _MAX_HEADER)
+            link.wire = TlsLink(sock, self._server, True, _MAX_HEADER)
             self._links.append(link)
         return None
 

@@ -10,13 +10,13 @@ from clustertool.model.dispatch import manifest
 from clustertool.model.dispatch.fetch_scheduler import Address
 from clustertool.model.wire.frames import Decoder, Frame, encode
 from clustertool.model.wire.payload import Sink
-from clustertool.node.system.tls_link import Wire
+from clustertool.node.system.tls_link import TlsLink
 
 
 class PeerLink:
     """A connection to another node: a source, which sends pieces to us, or a taker, which is sent some."""
 
-    wire: Wire
+    wire: TlsLink
 
     def __init__(self, source: Optional[Address], now: float) -> None:
         self.source = source  # its address; None: a taker

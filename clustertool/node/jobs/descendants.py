@@ -16,7 +16,7 @@ _MOST = 20_000  # lines, after which the dead are struck off
 _FEW = 100  # threads of all members together
 
 
-class Family:
+class Descendants:
     """`spare`: the pids of children that are no family: the guard and the gauge."""
 
     def __init__(self, job: int, head: Process) -> None:
@@ -41,16 +41,16 @@ class Family:
         self._members = {process.pid: process for process in found}
         return [process for process in found if processes.alive(process)]
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Record members that are new since the last sample; cheap enough for twice a second."""
         found = (processes.stat(pid) for pid in self._members)
         if sum(member.threads for member in found if member) > _FEW:
-            self._look_at_newcomers()
+            self._add_newcomers()
         else:
             self._last, self._settled = set(), set()
             self.living()
 
-    def _look_at_newcomers(self) -> None:
+    def _add_newcomers(self) -> None:
         """With many threads: by the pids that are new on this machine.
 
         A new process is read twice, since its parent may end during the first time.
@@ -59,10 +59,12 @@ class Family:
         new = {pid: found for pid, found in ((pid, processes.stat(pid)) for pid in now - self._settled) if found}
         self._last, self._settled = now, now & self._last
         self._members = {pid: member for pid, member in self._members.items() if pid in now}
-        parents = {self.head.pid, *(who.parent for who in new.values() if self._lives(who.parent))}
+        parents = {self.head.pid, *(stat.parent for stat in new.values() if self._lives(stat.parent))}
         while parents:
             born = [
-                Process(pid, who.start) for pid, who in new.items() if who.parent in parents and pid not in self.spare
+                Process(pid, stat.start)
+                for pid, stat in new.items()
+                if stat.parent in parents and pid not in self.spare
             ]
             self.write_down(born)
             parents = {process.pid for process in born}
@@ -71,7 +73,7 @@ class Family:
         """A member, and not another process with the same pid."""
         return pid in self._members and processes.identify(pid) == self._members[pid]
 
-    def beside(self, process: Process) -> None:
+    def add(self, process: Process) -> None:
         """A child that is not a member, but must end with the supervisor."""
         self.spare.add(process.pid)
         self._book.lines([b"%d %d" % process])
@@ -103,7 +105,7 @@ def recorded(job: int) -> List[Process]:
     found = []
     with contextlib.suppress(OSError):
         for line in files.read(job, _SEEN).splitlines():
-            words = line.split()
-            if len(words) == 2 and all(word.isdigit() for word in words):
-                found.append(Process(int(words[0]), int(words[1])))
+            fields = line.split()
+            if len(fields) == 2 and all(field.isdigit() for field in fields):
+                found.append(Process(int(fields[0]), int(fields[1])))
     return found

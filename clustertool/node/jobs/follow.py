@@ -68,7 +68,7 @@ class Follower:
     def _skip(self, events_at: int) -> None:
         """The reader has had these events; we need them to know the logs."""
         for event in _events(os.pread(self._events, events_at, 0).split(b"\n")):
-            self._look(event)
+            self._open_logs(event)
         self._events_at = events_at
 
     def pieces(self) -> Iterator[Tuple[StreamFrame, bytes]]:
@@ -100,12 +100,12 @@ class Follower:
             *lines, self._rest = (self._rest + data).split(b"\n")
             events = _events(lines)
             for event in events:
-                self._look(event)
+                self._open_logs(event)
             at = self._events_at - len(self._rest)
             frame: EventsFrame = {"type": "events", "node": self._record.node, "events": events, "at": at}
             yield frame, b""
 
-    def _look(self, event: Event) -> None:
+    def _open_logs(self, event: Event) -> None:
         if event["type"] == "ended":
             self._over = True
         if event["type"] in ("started", "exited"):  # a command that could not start has a log too

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _PLACES = 60  # places of a log where its progress is read
 _PIECE = 8192  # bytes at each of them
 _NEAR = 1.0  # seconds between two of them; a shorter distance is merged into the later one
-_LAST_WORDS = 3  # lines of a rank that did not fail
+_LAST_LINES = 3  # lines of a rank that did not fail
 _SEARCHED = 400  # lines of a failed rank, which are searched for a traceback
 _FAILED = 4  # failed ranks of a node with long excerpts; more of them usually failed alike
 _LONGEST = 2000  # characters of a command
@@ -50,14 +50,14 @@ def report(record: Record, found: Sequence[ProcessStatus], points: int) -> a.Job
         os.close(job)
 
 
-def _lines(job: int) -> List[usage.Line]:
+def _lines(job: int) -> List[usage.UsageLine]:
     try:
         return list(usage.read_lines(files.read(job, f"{OURS}/usage.jsonl")))
     except OSError:
         return []
 
 
-def _machine(lines: Iterable[usage.Line], points: int) -> a.MachineCurve:
+def _machine(lines: Iterable[usage.UsageLine], points: int) -> a.MachineCurve:
     """rows: (time, busy CPU seconds, bytes used)."""
     rows: List[usage.Row] = []
     cores = total = 0
@@ -67,7 +67,7 @@ def _machine(lines: Iterable[usage.Line], points: int) -> a.MachineCurve:
     return {"cores": cores, "total": total, "rows": usage.fewer(rows, points, usage.last, max)}
 
 
-def _cards(lines: Iterable[usage.Line], points: int) -> List[a.CardCurve]:
+def _cards(lines: Iterable[usage.UsageLine], points: int) -> List[a.CardCurve]:
     """rows: (time, utilisation in percent, bytes used)."""
     rows: Dict[int, List[usage.Row]] = {}
     totals: Dict[int, int] = {}
@@ -82,7 +82,7 @@ def _cards(lines: Iterable[usage.Line], points: int) -> List[a.CardCurve]:
 
 
 def _ranks(
-    record: Record, job: int, lines: Iterable[usage.Line], attempts: Mapping[Key, int], points: int
+    record: Record, job: int, lines: Iterable[usage.UsageLine], attempts: Mapping[Key, int], points: int
 ) -> List[a.RankCurve]:
     """rows: (time, CPU seconds, bytes resident, processes); progress, of the last attempt: (time, epoch, step)."""
     rows: Dict[Key, List[usage.Row]] = {key: [] for key in attempts}
@@ -136,7 +136,7 @@ def _tails(record: Record, job: int, ranks: Sequence[ProcessStatus]) -> List[Tup
     found: List[Tuple[str, int, str]] = []
     for rank in ranks:
         with contextlib.suppress(OSError):
-            lines, limit = (_SEARCHED, 64 << 10) if rank in failed else (_LAST_WORDS, 1 << 10)
+            lines, limit = (_SEARCHED, 64 << 10) if rank in failed else (_LAST_LINES, 1 << 10)
             text = last_lines(job, record.paths.log(*rank.key, rank.attempt), lines, limit)
             found.append((*rank.key, text.decode("utf-8", "backslashreplace")))
     return found

@@ -47,17 +47,17 @@ _DEVICE = (
 _TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 
 
-class Glance:
+class LiveSampler:
     """One agent's memory between two glances. `module`: the digest of the laptop's NVML module."""
 
     def __init__(self, root: str, entry: str, module: str) -> None:
         self._root, self._entry = root, entry
-        self._pulse = read.Pulse(module)
+        self._pulse = read.PacedReader(module)
         self._places: Tuple[Tuple[str, int], ...] = ()
         self._again = 0.0
-        self._jobs: Dict[str, _Job] = {}
+        self._jobs: Dict[str, _SampledJob] = {}
 
-    def look(self, job: str) -> GlanceAnswer:
+    def sample(self, job: str) -> GlanceAnswer:
         """job: an id or the beginning of one; "" for all. {"need": ...} where the NVML module has to be sent first."""
         found = self._pulse.now()
         if "need" in found:
@@ -66,7 +66,7 @@ class Glance:
         shown = [{key: device[key] for key in _DEVICE if key in device} for device in found["devices"]]
         for device, whole in zip(shown, found["devices"]):
             device["users"] = sorted({process["user"] for process in whole["processes"] if process.get("user")})
-        running = [one.look() for name, one in self._jobs.items() if name.startswith(job)]
+        running = [one.sample() for name, one in self._jobs.items() if name.startswith(job)]
         total, available = machine_load.memory()
         return {
             "t": time.time(),
@@ -86,13 +86,13 @@ class Glance:
             return
         self._places, self._again = places, now + _AGAIN
         found = find(self._root, self._entry, os.uname().nodename)
-        records = [record for record in found if not (record.trouble or record.elsewhere())]
+        records = [record for record in found if not (record.trouble or record.other_machine())]
         gone = set(self._jobs) - {record.job for record in records}
         for name in gone:
             del self._jobs[name]
         for record in records:
             if record.job not in self._jobs:
-                self._jobs[record.job] = _Job(record)
+                self._jobs[record.job] = _SampledJob(record)
 
 
 def _places(root: str) -> Tuple[Tuple[str, int], ...]:
@@ -105,7 +105,7 @@ def _places(root: str) -> Tuple[Tuple[str, int], ...]:
     return tuple(found)
 
 
-class _Job:
+class _SampledJob:
     """What is known of a job's part here; of one that has ended nothing is read any more."""
 
     def __init__(self, record: Record) -> None:
@@ -114,9 +114,9 @@ class _Job:
         self._rest = b""
         self._status = JobStatus()
         self._lines: Dict[str, Tuple[int, str]] = {}
-        self._looks = -1
+        self._samples = -1
 
-    def look(self) -> Optional[JobSample]:
+    def sample(self) -> Optional[JobSample]:
         """None once it has ended."""
         if self._own().ended is None:
             self._read_events()
@@ -128,7 +128,7 @@ class _Job:
         ranks = [self._rank(rank) for rank in self._status.processes.values()]
         if (beat is None or beat > _FORGOTTEN) and not any("seconds" in rank for rank in ranks):
             return None  # placed and never started, or lost long ago
-        self._looks += 1
+        self._samples += 1
         header = self._record.header
         sample: JobSample = {
             "job": self._record.job,
@@ -138,7 +138,7 @@ class _Job:
             "lost": [node.index for node in self._status.nodes.values() if node.lost is not None],
             "command": header.get("command"),
         }
-        if self._looks % _PLAN == 0:
+        if self._samples % _PLAN == 0:
             sample["plan"] = {"nodes": header.get("nodes", []), "places": header.get("places", [])}
         return sample
 

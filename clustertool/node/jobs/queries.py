@@ -162,7 +162,7 @@ def clean(node: NodeContext, request: r.CleanRequest) -> a.CleanAnswer:
 
 def _clean_one(record: Record, request: r.CleanRequest) -> Optional[int]:
     """The bytes freed; None for a job that is too young, _RUNS for one that lives. Raises ClustertoolError."""
-    if request.get("exact") and record.elsewhere() and not os.path.lexists(record.paths.dir):
+    if request.get("exact") and record.other_machine() and not os.path.lexists(record.paths.dir):
         if not request.get("dry"):  # the user has removed its directory and names it: only the ledger's copy is left
             ledger.remove(record.paths)
         return 0

@@ -12,7 +12,7 @@ from clustertool.node.storage import files
 _PIECE = 8192
 
 
-class Progress(NamedTuple):
+class RankProgress(NamedTuple):
     """`output`: when the log was written last (or made, if it is empty), by this node's clock. `size`: its bytes."""
 
     epoch: Optional[float]
@@ -21,7 +21,7 @@ class Progress(NamedTuple):
     size: int
 
 
-def progress(job: int, log: str, piece: int = _PIECE) -> Optional[Progress]:
+def progress(job: int, log: str, piece: int = _PIECE) -> Optional[RankProgress]:
     """None where there is no such log. `job`: the descriptor of its directory; `piece`: bytes in which a step is searched."""
     with contextlib.suppress(OSError):
         fd = files.open_read(job, log)
@@ -32,5 +32,5 @@ def progress(job: int, log: str, piece: int = _PIECE) -> Optional[Progress]:
         finally:
             os.close(fd)
         epoch, step = found or (None, None)
-        return Progress(epoch, step, round(about.st_mtime, 2), about.st_size)
+        return RankProgress(epoch, step, round(about.st_mtime, 2), about.st_size)
     return None

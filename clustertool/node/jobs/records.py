@@ -123,7 +123,7 @@ class Record:
             return not self.entry and os.listdir(self.paths.ours) == [files.MARKER]
         return False
 
-    def elsewhere(self) -> str:
+    def other_machine(self) -> str:
         """The name of the other machine that it runs or ran on; "" if that was this one, or is unknown.
 
         A machine that was rebooted since then has its old name, or the same boot and process space.
@@ -142,7 +142,7 @@ class Record:
         """Why it is not known from here whether it runs; "" if it can be known."""
         if not self.trouble and self.over():
             return ""
-        name = self.elsewhere()
+        name = self.other_machine()
         if self.trouble:
             return self.trouble.what
         if name:
@@ -258,7 +258,7 @@ def _records(base: str, job: str) -> Iterator[Record]:
 def _stale(record: Record) -> bool:
     """An entry of the ledger whose job directory was removed by hand, and without a living supervisor or guard. It is
     removed."""
-    if os.path.lexists(record.paths.dir) or record.trouble or record.elsewhere():
+    if os.path.lexists(record.paths.dir) or record.trouble or record.other_machine():
         return False
     known = [record.process(kind) for kind in ("supervisor", "guard")]
     key = record.key()

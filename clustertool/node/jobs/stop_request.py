@@ -21,7 +21,7 @@ from clustertool.node.system.processes import Process
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import JobStop
 
-_HEARING = 3.0  # seconds that a supervisor on a busy machine may take to react
+_REACTION = 3.0  # seconds that a supervisor on a busy machine may take to react
 _WORKING = 10.0  # and to end processes that resist KILL, after the grace; or to call a silent node lost
 _LEAVING = 3.0  # and to get the lead's verdict when all is clean
 _SAME = 5.0  # and to learn of one stop in two ways
@@ -35,7 +35,7 @@ def lives(record: Record) -> bool:
     why = record.unknown()
     if why:
         raise PreflightError(f"job {record.job} is not removed: {why}", _FIX)
-    if record.elsewhere() or record.blank():  # it has ended there, or never started
+    if record.other_machine() or record.blank():  # it has ended there, or never started
         return False
     with _Left(record) as left:
         ended = record.last().ended is not None  # supervisor and guard are about to leave then
@@ -53,10 +53,10 @@ def stop(record: Record, by: str, code: int, grace: float, force: bool) -> JobSt
     `force` ends that too. "unknown" comes with `why`: processes may be alive that could not be searched.
     """
     grace = 0.0 if force else grace
-    end = time.monotonic() + _HEARING + grace + _WORKING + _LEAVING
-    if record.trouble or (record.elsewhere() and not record.over()):
+    end = time.monotonic() + _REACTION + grace + _WORKING + _LEAVING
+    if record.trouble or (record.other_machine() and not record.over()):
         return _unknown(record)
-    if record.elsewhere():
+    if record.other_machine():
         return _ALREADY
     if record.blank():
         return _answer([])
@@ -65,8 +65,8 @@ def stop(record: Record, by: str, code: int, grace: float, force: bool) -> JobSt
             if record.unknown():
                 return _unknown(record)
             return _clean(record) if _just_stopped(record) else _ALREADY
-        heard = _ask(record, by, code, grace) and left.supervisor is not None and _ends(record, left.supervisor, grace)
-        if not heard and record.own().step != "ended":  # by itself, meanwhile
+        done = _ask(record, by, code, grace) and left.supervisor is not None and _ends(record, left.supervisor, grace)
+        if not done and record.own().step != "ended":  # by itself, meanwhile
             return _take_over(left, by, grace)
         if _leave(left.caretakers, end):
             return _clean(record)
@@ -143,10 +143,10 @@ def _ends(record: Record, supervisor: Process, grace: float) -> bool:
     """The supervisor has read the request and has ended everything in time."""
     start = time.monotonic()
     while processes.alive(supervisor) and not processes.stopped(supervisor):
-        word = record.own().step
-        if word in ("clean", "ended"):
+        verdict = record.own().step
+        if verdict in ("clean", "ended"):
             return True
-        if time.monotonic() - start > (grace + _WORKING if word == "stopping" else _HEARING):
+        if time.monotonic() - start > (grace + _WORKING if verdict == "stopping" else _REACTION):
             return False
         time.sleep(_POLL)
     return record.own().step in ("clean", "ended")

@@ -15,7 +15,7 @@ import os
 import time
 from typing import Dict, Iterator, List, Sequence, Tuple
 
-from clustertool.errors import PortHeld, PreflightError
+from clustertool.errors import PortInUse, PreflightError
 from clustertool.model.job import formats
 from clustertool.node.jobs.records import Record
 from clustertool.node.system import private_directory, processes
@@ -63,7 +63,7 @@ def touch() -> None:
 
 
 def claim(ports: Sequence[int], job: str, base: str) -> None:
-    """All of them or none. Raises PortHeld naming the job that holds one."""
+    """All of them or none. Raises PortInUse with the other job."""
     with _locked(directory()) as fd:
         claims = _read(fd)
         # Other nodes on this machine may have placed the same job a moment ago.
@@ -71,9 +71,9 @@ def claim(ports: Sequence[int], job: str, base: str) -> None:
         others = _living({port: claim for port, claim in claims.items() if port not in ours})
         taken = [(port, others[str(port)][0]) for port in ports if str(port) in others]
         if taken:
-            held = "; ".join(f"port {port} is in use by job {other}" for port, other in taken)
+            message = "; ".join(f"port {port} is in use by job {other}" for port, other in taken)
             fix = "wait for that check" if taken[0][1] == _CHECK else f"inv stop --job {taken[0][1]}"
-            raise PortHeld(held, f"{fix}, or choose other ports")
+            raise PortInUse(message, f"{fix}, or choose other ports")
         boot = processes.boot_id()
         _write(fd, {**others, **ours, **dict.fromkeys(map(str, ports), (job, base, boot))})
 
@@ -134,7 +134,7 @@ def _parse(data: bytes, path: str) -> Claims:
         return {}
     formats.require_known(found, path)
     rows = {port: row for port, row in found.items() if port.isdecimal() and isinstance(row, list) and len(row) == 3}
-    return {port: (row[0], row[1], row[2]) for port, row in rows.items() if all(isinstance(word, str) for word in row)}
+    return {port: (row[0], row[1], row[2]) for port, row in rows.items() if all(isinstance(item, str) for item in row)}
 
 
 def _write(fd: int, claims: Claims) -> None:
@@ -166,8 +166,8 @@ def _living(claims: Claims) -> Claims:
 
 def _over(job: str, base: str) -> bool:
     if job == _CHECK:
-        words = [int(word) for word in base.split() if word.isdecimal()]
-        return len(words) != 2 or not processes.alive(processes.Process(*words))
+        numbers = [int(item) for item in base.split() if item.isdecimal()]
+        return len(numbers) != 2 or not processes.alive(processes.Process(*numbers))
     record = Record(base, job, {})
     if not os.path.isdir(record.paths.dir):
         return True

@@ -9,7 +9,7 @@ import socket
 import struct
 from typing import Container, Dict, Iterator, List, NamedTuple, Sequence, Set
 
-from clustertool.errors import PortHeld, PreflightError
+from clustertool.errors import PortInUse, PreflightError
 from clustertool.node.system import processes, users
 
 _DIAG = 4  # NETLINK_SOCK_DIAG
@@ -59,8 +59,8 @@ def _table(path: str) -> Iterator[Listener]:
             for row in (line.split() for line in file):
                 if int(row[3], 16) == _LISTEN:
                     address, _, port = row[1].rpartition(":")
-                    words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
-                    packed = struct.pack(f"={len(words)}I", *words)
+                    groups = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
+                    packed = struct.pack(f"={len(groups)}I", *groups)
                     yield Listener(_text(packed), int(port, 16), int(row[7]), int(row[9]))
 
 
@@ -95,12 +95,12 @@ def listening() -> Set[int]:
 
 def holders(asked: Container[int]) -> Dict[int, str]:
     """Ports with a listener -> its process, as far as this user may see: `nginx (pid 812, user www)`."""
-    held = [listener for listener in listeners() if listener.port in asked]
-    found = {listener.port: f"a process of user {users.name_of(listener.uid)}" for listener in held}
-    for pid in os.listdir("/proc") if held else ():
+    matching = [listener for listener in listeners() if listener.port in asked]
+    found = {listener.port: f"a process of user {users.name_of(listener.uid)}" for listener in matching}
+    for pid in os.listdir("/proc") if matching else ():
         if pid.isdigit():
             with contextlib.suppress(OSError):
-                for listener in of_process(pid, held):
+                for listener in of_process(pid, matching):
                     found[listener.port] = _describe(pid, listener.uid)
     return found
 
@@ -120,7 +120,7 @@ def _describe(pid: str, uid: int) -> str:
 
 
 def require_free(ports: Sequence[int]) -> None:
-    """The last look before anything starts. Raises PortHeld naming the holder."""
+    """The last check before anything starts. Raises PortInUse with the process."""
     for port in ports:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -132,7 +132,7 @@ def require_free(ports: Sequence[int]) -> None:
                         f"port {port} cannot be used: {error.strerror}", "choose another port"
                     ) from None
                 holder = holders([port]).get(port, "another process")
-                raise PortHeld(
+                raise PortInUse(
                     f"port {port} is in use by {holder}", "end that program, or choose another port"
                 ) from None
 

@@ -14,7 +14,7 @@ import struct
 import time
 from typing import Collection, Dict, List, Optional, Sequence
 
-from clustertool.errors import PortHeld
+from clustertool.errors import PortInUse
 from clustertool.node.system import users
 
 _PREFIX = "clustertool/port/"
@@ -24,28 +24,28 @@ _BETWEEN = 1.0  # seconds that a process may take between its bind and its liste
 _PEER = struct.Struct("3i")  # pid, uid, gid
 
 
-class Holds:
+class Reservations:
     """The ports that one supervisor reserves, until it ends or until close()."""
 
     def __init__(self) -> None:
         self._sockets: Dict[int, socket.socket] = {}  # by port
 
     def take(self, ports: Sequence[int]) -> None:
-        """Raises PortHeld naming the user. One's own jobs have claims: what another node of this job holds here is no bar.
+        """Raises PortInUse with the user. Jobs of one user have claims: a reservation of another node of this job is fine.
 
-        It takes its names before it looks for others: of two users that do so at once, at least one sees the other.
+        It takes its names before it searches for others: of two users that do so at once, at least one sees the other.
         """
         ports = ports[:_MOST]
         for port in ports:
             self._take(port)
-        names = held()
+        names = reserved()
         for port in ports:
             for uid in names.get(port, ()):
                 if uid == os.getuid() and port in self._sockets:
                     continue
                 real = owner(port, uid)
                 if real != os.getuid():
-                    raise PortHeld(
+                    raise PortInUse(
                         f"port {port} is in use by {_job_of(real)}", "wait for its end, or choose another port"
                     )
 
@@ -78,7 +78,7 @@ def _name(port: int, uid: int) -> bytes:
     return f"\0{_PREFIX}{port}/{uid}".encode()
 
 
-def held() -> Dict[int, List[int]]:
+def reserved() -> Dict[int, List[int]]:
     """Port -> uids in the names that reserve it. A name proves nothing: owner() finds its owner."""
     found: Dict[int, List[int]] = {}
     with contextlib.suppress(OSError):

@@ -24,7 +24,7 @@ def tell(at: str, **more: str) -> None:
     os.write(1, ("\n" + MARK + json.dumps(dict(more, at=at)) + "\n").encode())
 
 
-def words(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     text = re.sub(r"\[[^][]*\.(cc|cpp|h):\d+\] ?", "", str(error))  # where in its sources
     lines = [line.strip(" -") for line in text.partition(RULE)[2 if RULE in text else 0].splitlines()]
     first = next((line for line in lines if line), "")
@@ -105,7 +105,7 @@ def main() -> None:
         tell("done")
     except BaseException as error:  # noqa: BLE001 - whatever a framework raises, SystemExit too, is the result of this test
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        tell("", failed=words(error), missing=missing or "")
+        tell("", failed=describe(error), missing=missing or "")
     while True:
         time.sleep(60)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import ProcessCommand, RankSurroundings
 
 LIMIT = 15.0  # seconds: `conda activate` on a slow file system takes some
-_SAID = 300  # characters of its output when it fails
+_SHOWN = 300  # characters of its output when it fails
 # Runs under whatever python the job has, so it is old-fashioned, and imports next to nothing. A version is in the name of the
 # package's .dist-info, as importlib.metadata finds it; that is asked (and paid for) only where a package has another name.
 _CODE = r"""
@@ -59,7 +59,7 @@ print(mark + "\n" + "\n".join(lines) + "\n" + mark)
 """
 
 
-def look(asked: JobEnvironment, limit: float = LIMIT) -> Tuple[ProbeAnswer, List[Problem]]:
+def read_versions(asked: JobEnvironment, limit: float = LIMIT) -> Tuple[ProbeAnswer, List[Problem]]:
     """asked: prelude, first_path, ld_library_path, here, env, packages -> (fields of Facts, problems)."""
     mark = os.urandom(8).hex()
     spec: RankSurroundings = {
@@ -121,8 +121,8 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
             pipe.close()
 
 
-def _problem(code: int, said: str, prelude: bool, limit: float) -> Problem:
-    last = (said.strip().splitlines() or [""])[-1][-_SAID:]
+def _problem(code: int, output: str, prelude: bool, limit: float) -> Problem:
+    last = (output.strip().splitlines() or [""])[-1][-_SHOWN:]
     fix = "try the lines of PRELUDE there by hand" if prelude else "install python3, or set PATH in PRELUDE"
     name = "PRELUDE and python3" if prelude else "the job's python3"
     if code == -1:

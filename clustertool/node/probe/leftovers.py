@@ -18,7 +18,7 @@ def leftovers(root: str) -> List[Tuple[str, int]]:
         place = _place(pid)
         if place and (place[0] == root or os.path.dirname(place[0]) == root):
             found[place] = found.get(place, 0) + 1
-    return sorted((job, count) for (base, job), count in found.items() if not _looked_after(Record(base, job, {})))
+    return sorted((job, count) for (base, job), count in found.items() if not _is_supervised(Record(base, job, {})))
 
 
 def _place(pid: int) -> "Tuple[str, str] | None":
@@ -32,6 +32,6 @@ def _place(pid: int) -> "Tuple[str, str] | None":
     return (base, job) if found and process and processes.alive(process) else None
 
 
-def _looked_after(record: Record) -> bool:
+def _is_supervised(record: Record) -> bool:
     known = [record.process(kind) for kind in ("supervisor", "guard")]
     return any(process and processes.alive(process) for process in known)

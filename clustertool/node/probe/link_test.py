@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 _STRANGER = 2.0  # seconds within which a token is due
 _MOST = 512  # connections of one listener at a time
 _AT_ONCE = 256  # tries at a time
-_LOOK = 0.05
+_POLL = 0.05
 _TIDY = 0.5
 _AGENT = 10.0  # seconds for an agent's answer on an open connection
 _CHUNK = 1 << 20
 _TOKEN = 32  # characters
-_WHO, _BULK = b"w", b"b"  # the purpose of a connection: the node's name, or a bandwidth test
+_NAME, _BULK = b"w", b"b"  # the purpose of a connection: the node's name, or a bandwidth test
 _RTT = 68  # where struct tcp_info (linux/tcp.h) has tcpi_rtt, in microseconds
 Connection = Tuple[int, str, int]  # node, address, port
 
@@ -84,13 +84,13 @@ def _close() -> None:
     claims.let_go()
 
 
-class _Peer:
+class _TestPeer:
     """A connection that came in."""
 
     def __init__(self, sock: socket.socket, now: float) -> None:
         self.sock = sock
         self.until = now + _STRANGER
-        self.said = b""
+        self.received = b""
         self.kind = b""
         self.bytes = 0
 
@@ -99,7 +99,7 @@ class _Listener:
     def __init__(self, sockets: Sequence[socket.socket], token: bytes, node: int) -> None:
         self._token, self._answer = token, f"{node:08d}".encode()
         self._poll = select.epoll()
-        self._peers: Dict[int, _Peer] = {}
+        self._peers: Dict[int, _TestPeer] = {}
         self._doors = {sock.fileno(): sock for sock in sockets}
         self._bell, self._ring = os.pipe()
         for fd in (self._bell, *self._doors):
@@ -144,15 +144,15 @@ class _Listener:
                 sock.close()
                 continue
             sock.setblocking(False)
-            self._peers[sock.fileno()] = _Peer(sock, time.monotonic())
+            self._peers[sock.fileno()] = _TestPeer(sock, time.monotonic())
             self._poll.register(sock, select.EPOLLIN)
 
-    def _drop(self, peer: _Peer) -> None:
+    def _drop(self, peer: _TestPeer) -> None:
         del self._peers[peer.sock.fileno()]
         self._poll.unregister(peer.sock)
         peer.sock.close()
 
-    def _read(self, peer: _Peer) -> None:
+    def _read(self, peer: _TestPeer) -> None:
         try:
             data = peer.sock.recv(_CHUNK if peer.kind == _BULK else 64)
             if not self._take(peer, data):
@@ -162,7 +162,7 @@ class _Listener:
         except OSError:
             self._drop(peer)
 
-    def _take(self, peer: _Peer, data: bytes) -> bool:
+    def _take(self, peer: _TestPeer, data: bytes) -> bool:
         """False: the connection is done. A client that only asks for the name closes first, and so gets the TIME_WAIT."""
         if peer.kind == _BULK:
             peer.bytes += len(data)
@@ -172,13 +172,13 @@ class _Listener:
             return bool(data)
         if not data or peer.kind:
             return False
-        peer.said += data
-        if len(peer.said) < _TOKEN + 1:
+        peer.received += data
+        if len(peer.received) < _TOKEN + 1:
             return True  # an answer now, or an end, would show how much of it is right
-        wrong = sum(a ^ b for a, b in zip(peer.said, self._token))  # in the same time whatever is wrong
-        if wrong or peer.said[_TOKEN:] not in (_WHO, _BULK):
+        wrong = sum(a ^ b for a, b in zip(peer.received, self._token))  # in the same time whatever is wrong
+        if wrong or peer.received[_TOKEN:] not in (_NAME, _BULK):
             return False
-        peer.kind = peer.said[_TOKEN:]
+        peer.kind = peer.received[_TOKEN:]
         peer.sock.sendall(self._answer)
         return True
 
@@ -193,7 +193,7 @@ class _Call:
         self.node, self.address, self.port = int(target[0]), str(target[1]), int(target[2])
         self.until = until  # by the clock of _Tries
         self.sock: Optional[socket.socket] = None
-        self.said = b""
+        self.received = b""
         self.began = time.monotonic()
         self.rtt = -1.0  # seconds, once it is connected
 
@@ -210,22 +210,22 @@ class _Tries:
         self._token, self._seconds = token.encode(), seconds
         self._poll = select.epoll()
         self._open: Dict[int, _Call] = {}
-        self._looked = 0.0  # seconds of polling: the clock of these tries
+        self._polled = 0.0  # seconds of polling: the clock of these tries
         self._done: List[Tuple[int, int, str, float]] = []
 
     def run(self) -> List[Tuple[int, int, str, float]]:
         """(node, port, result, seconds of the round trip) of each."""
-        tidy = _LOOK
+        tidy = _POLL
         while self._waiting or self._open:
             while self._waiting and len(self._open) < _AT_ONCE:
-                self._start(_Call(self._waiting.pop(), self._looked + self._seconds))
+                self._start(_Call(self._waiting.pop(), self._polled + self._seconds))
             began = time.monotonic()
-            for fd, _ in self._poll.poll(_LOOK):
+            for fd, _ in self._poll.poll(_POLL):
                 self._step(self._open[fd])
-            self._looked += min(_LOOK, time.monotonic() - began)
-            if self._looked >= tidy:
-                tidy = self._looked + _LOOK
-                for call in [call for call in self._open.values() if call.until < self._looked]:
+            self._polled += min(_POLL, time.monotonic() - began)
+            if self._polled >= tidy:
+                tidy = self._polled + _POLL
+                for call in [call for call in self._open.values() if call.until < self._polled]:
                     self._end(call, LinkAnswer.NO_ANSWER if call.rtt < 0 else LinkAnswer.NO_AGENT)
         self._poll.close()
         return self._done
@@ -247,39 +247,39 @@ class _Tries:
     def _step(self, call: _Call) -> None:
         assert call.sock is not None
         try:
-            word = self._connected(call, call.sock) if call.rtt < 0 else self._heard(call, call.sock)
+            result = self._connected(call, call.sock) if call.rtt < 0 else self._answered(call, call.sock)
         except BlockingIOError:
             return
         except OSError as error:
-            word = _why(error.errno or 0)
-        if word:
-            self._end(call, word)
+            result = _why(error.errno or 0)
+        if result:
+            self._end(call, result)
 
     def _connected(self, call: _Call, sock: socket.socket) -> str:
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if not code:
             call.rtt = _rtt(sock) or time.monotonic() - call.began
-            call.until = max(call.until, self._looked + _AGENT)
+            call.until = max(call.until, self._polled + _AGENT)
             self._poll.modify(sock, select.EPOLLIN)
-            sock.sendall(self._token + _WHO)
+            sock.sendall(self._token + _NAME)
         return _why(code) if code else ""
 
-    def _heard(self, call: _Call, sock: socket.socket) -> str:
+    def _answered(self, call: _Call, sock: socket.socket) -> str:
         """The result with which it ends, "" while it continues."""
         data = sock.recv(64)
-        call.said += data
-        if not data or len(call.said) > 8:
+        call.received += data
+        if not data or len(call.received) > 8:
             return LinkAnswer.OTHER_PROGRAM
-        if len(call.said) < 8:
+        if len(call.received) < 8:
             return ""
-        return LinkAnswer.OK if call.said == b"%08d" % call.node else LinkAnswer.OTHER_NODE
+        return LinkAnswer.OK if call.received == b"%08d" % call.node else LinkAnswer.OTHER_NODE
 
-    def _end(self, call: _Call, word: str) -> None:
+    def _end(self, call: _Call, result: str) -> None:
         if call.sock is not None:
             if self._open.pop(call.sock.fileno(), None):
                 self._poll.unregister(call.sock)
             call.sock.close()
-        self._done.append((call.node, call.port, word, call.rtt if word is LinkAnswer.OK else 0.0))
+        self._done.append((call.node, call.port, result, call.rtt if result is LinkAnswer.OK else 0.0))
 
 
 def try_targets(node: NodeContext, request: r.TryRequest) -> a.TriesAnswer:

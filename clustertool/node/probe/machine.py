@@ -45,9 +45,9 @@ def own_name(name: str, hosts: str = "/etc/hosts") -> str:
     with contextlib.suppress(OSError):
         with open(hosts, encoding="utf-8", errors="replace") as file:
             for line in file:
-                words = line.partition("#")[0].split()
-                if name in words[1:] and ":" not in words[0]:
-                    return words[0]
+                fields = line.partition("#")[0].split()
+                if name in fields[1:] and ":" not in fields[0]:
+                    return fields[0]
     return ""
 
 

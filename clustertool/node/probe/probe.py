@@ -40,12 +40,12 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
     _check_root(root, existing, problems)
     address, nic = _address(request, problems)
     low, high = listeners.ephemeral()
-    busy, claimed, held = listeners.listening(), claims.claimed(), reservations.held()
+    busy, claimed, reserved = listeners.listening(), claims.claimed(), reservations.reserved()
     asked = set(request["ports"])
-    who = {port: reservations.holder(port, uids) for port, uids in held.items() if port in asked}
-    who.update((port, f"job {job}") for port, job in claimed.items() if port in asked)
+    users_of = {port: reservations.holder(port, uids) for port, uids in reserved.items() if port in asked}
+    users_of.update((port, f"job {job}") for port, job in claimed.items() if port in asked)
     if asked & busy:  # finding the process costs a walk over all processes
-        who.update(listeners.holders(asked & busy))
+        users_of.update(listeners.holders(asked & busy))
     tmp, fix = private_directory.trouble()
     if tmp:  # claims that have a file can still be written where /tmp is full
         problems.append(("tmp", "warn" if os.access(private_directory.find(), os.W_OK) else "error", tmp, fix))
@@ -69,10 +69,10 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
         "device_kind": kind,
         "devices_seen": True,
         "modules": detect.modules() if kind == "gpu" else [],
-        "held": _held(kind, devices) if devices else [],
+        "locked": _locked(kind, devices) if devices else [],
         "ephemeral": (low, high),
-        "busy": sorted(busy | set(claimed) | set(held)),
-        "listeners": sorted(who.items()),
+        "busy": sorted(busy | set(claimed) | set(reserved)),
+        "listeners": sorted(users_of.items()),
         "problems": problems,
         "releases": _releases(root),
     }
@@ -86,9 +86,9 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
 
 
 def _long(root: str, job: JobEnvironment, own: str, problems: List[Problem]) -> ProbeAnswer:
-    told: ProbeAnswer = {}
+    versions: ProbeAnswer = {}
     if job:
-        told, wrong = job_environment.look(job)
+        versions, wrong = job_environment.read_versions(job)
         problems += wrong
     ends, fix = logind.warning()
     if ends:
@@ -98,10 +98,10 @@ def _long(root: str, job: JobEnvironment, own: str, problems: List[Problem]) -> 
         fix = "jobs go on without it, by their own lock files; ask that user, or root, to end it or remove the file"
         problems.append(("devices", "warn", f"the lock for taking devices: {wrong_lock}", fix))
     return {
-        **told,
+        **versions,
         "leftovers": leftovers.leftovers(root),
         "own": own or machine.resolved(socket.gethostname()),
-        "looked": True,
+        "examined": True,
     }
 
 
@@ -211,9 +211,9 @@ def interfaces() -> Dict[str, List[Tuple[str, str]]]:
     with contextlib.suppress(OSError):
         with open("/proc/net/if_inet6", encoding="utf-8") as file:
             for line in file:
-                words = line.split()
-                address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(words[0]))
-                found.setdefault(words[5], []).append((address, str(int(words[2], 16))))
+                fields = line.split()
+                address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(fields[0]))
+                found.setdefault(fields[5], []).append((address, str(int(fields[2], 16))))
     return found
 
 
@@ -246,10 +246,10 @@ def _number(text: str) -> Tuple[int, int]:
 # -- devices and a workspace that is here already ---------------------------------------------------------------------
 
 
-def _held(kind: str, ids: Sequence[int]) -> List[Tuple[int, str, str]]:
+def _locked(kind: str, ids: Sequence[int]) -> List[Tuple[int, str, str]]:
     """(id, job, user) of the cards that jobs have locked."""
-    held, keys = locks.held(), detect.keys(kind, ids)
-    return [(index, held[key]["job"], held[key]["user"]) for index, key in keys.items() if key in held]
+    locked, keys = locks.locked(), detect.keys(kind, ids)
+    return [(index, locked[key]["job"], locked[key]["user"]) for index, key in keys.items() if key in locked]
 
 
 _MOST_FILES = 200_000  # model/wire/answers.py refuses 250,000 and 32 MiB

@@ -16,7 +16,7 @@ import socket
 from typing import Any, Callable, List, Optional, Sequence
 
 from clustertool.node.devices import detect, nvml, vendor_tools
-from clustertool.node.jobs.descendants import Family
+from clustertool.node.jobs.descendants import Descendants
 from clustertool.node.supervisor.usage_recorder import EVERY, Card
 from clustertool.node.system import processes
 
@@ -27,10 +27,10 @@ _PR_SET_PDEATHSIG = 1
 _MESSAGE = 1 << 16
 
 
-class Gauge:
+class CardMonitor:
     """turn() with each sample of the descendants, changed() on its SIGCHLD, end() once; call it for the last sample."""
 
-    def __init__(self, family: Family, spec: Any, record: Callable[..., None]) -> None:
+    def __init__(self, family: Descendants, spec: Any, record: Callable[..., None]) -> None:
         self.pid = 0
         self._family, self._record = family, record
         self._mark, self._kind = str(spec["mark"]), str(spec["device_kind"])
@@ -87,7 +87,7 @@ class Gauge:
         self.pid, self._sock = pid, ours
         process = processes.identify(pid)
         if process:
-            self._family.beside(process)
+            self._family.add(process)
             self._record("gauge", pid=pid, start=process.start)
 
     def _become(self, sock: socket.socket, parent: int) -> None:

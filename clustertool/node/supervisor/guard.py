@@ -17,7 +17,7 @@ from clustertool.node.jobs import descendants, records
 from clustertool.node.jobs.termination import Sweep
 from clustertool.node.supervisor.coordinator import lead_client
 from clustertool.node.system import processes
-from clustertool.node.system.process_clock import OwnClock
+from clustertool.node.system.process_clock import ProcessClock
 from clustertool.node.system.processes import Process
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ BEAT = 0.5
 QUIT = b"Q"
 _START = 30.0  # seconds that a supervisor may take to its first beat: a loaded machine starts many at once
 _BUSY = 60.0  # the same for one that is ready to run and gets no processor
-_LAST_WORD = 0.5  # seconds that the lead may take to receive the end of a supervisor
+_REPORT_TIME = 0.5  # seconds that the lead may take to receive the end of a supervisor
 
 
 def patience(spec: Spec) -> float:
@@ -40,7 +40,7 @@ def run(sock: socket.socket, supervisor: Process, spec: Spec, job: int) -> None:
     processes.set_name("ct-guard")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    clock, heard, limit = OwnClock(), 0.0, max(_START, patience(spec))
+    clock, received, limit = ProcessClock(), 0.0, max(_START, patience(spec))
     why = ""
     while not why:
         ready, _, _ = select.select([sock], [], [], BEAT)
@@ -49,9 +49,9 @@ def run(sock: socket.socket, supervisor: Process, spec: Spec, job: int) -> None:
             data = _receive(sock)
             if QUIT in data:
                 return
-            heard, limit = now, patience(spec)
+            received, limit = now, patience(spec)
             why = "" if data else "died"
-        elif now - heard > limit and not (now - heard < _BUSY and _wants_to_run(supervisor)):
+        elif now - received > limit and not (now - received < _BUSY and _wants_to_run(supervisor)):
             why = f"did not move for {patience(spec):g} s"
         with contextlib.suppress(OSError):
             sock.send(b"g", socket.MSG_DONTWAIT)
@@ -86,4 +86,4 @@ def _tell_lead(why: str, supervisor: Process, spec: Spec) -> None:
     if int(spec["node"]) != int(spec["lead"]["node"]):
         with contextlib.suppress(OSError, ValueError, MemoryError):
             boot, me = processes.boot_id(), processes.identify(os.getpid()) or Process(os.getpid(), 0)
-            lead_client.say_gone(spec, Incarnation(boot, *me), Incarnation(boot, *supervisor), why, _LAST_WORD)
+            lead_client.say_gone(spec, Incarnation(boot, *me), Incarnation(boot, *supervisor), why, _REPORT_TIME)

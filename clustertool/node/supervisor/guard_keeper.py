@@ -8,10 +8,10 @@ import signal
 import socket
 from typing import TYPE_CHECKING, Callable, Optional, Tuple
 
-from clustertool.node.jobs.descendants import Family
+from clustertool.node.jobs.descendants import Descendants
 from clustertool.node.supervisor import guard
 from clustertool.node.system import processes
-from clustertool.node.system.process_clock import OwnClock
+from clustertool.node.system.process_clock import ProcessClock
 
 if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import Spec
@@ -20,17 +20,17 @@ _PAUSE = 0.2  # between two guards: one that dies at once must not make us spin
 _FAREWELL = 2.0
 
 
-class Keeper:
+class GuardKeeper:
     """`pid` is the present guard's, 0 while there is none. start() once, turn() each loop, changed() on its SIGCHLD."""
 
-    def __init__(self, family: Family, spec: Spec, job: int, record: Callable[..., None]) -> None:
+    def __init__(self, family: Descendants, spec: Spec, job: int, record: Callable[..., None]) -> None:
         self.pid = 0
         self.sock: Optional[socket.socket] = None
         self._family, self._spec, self._job, self._record = family, spec, job, record
         self._patience = guard.patience(spec)
         self.inherited: Tuple[int, ...] = ()  # descriptors that the guard keeps open too
-        self._clock = OwnClock()
-        self._beat_at = self._heard = self._start_at = 0.0
+        self._clock = ProcessClock()
+        self._beat_at = self._received = self._start_at = 0.0
 
     def start(self) -> None:
         """Raises OSError where the machine has no process to spare."""
@@ -46,7 +46,7 @@ class Keeper:
                 self._become_guard(theirs)
         self.sock = ours
         self._family.spare.add(self.pid)
-        self._heard = self._clock.turn()
+        self._received = self._clock.turn()
         process = processes.identify(self.pid)
         self._record("guard", pid=self.pid, start=process.start if process else 0)
 
@@ -60,10 +60,10 @@ class Keeper:
             return
         with contextlib.suppress(BlockingIOError, ConnectionError):
             if self.sock.recv(4096):
-                self._heard = now
-        if now - self._heard > self._patience:
+                self._received = now
+        if now - self._received > self._patience:
             os.kill(self.pid, signal.SIGKILL)
-            self._heard = now
+            self._received = now
         if now >= self._beat_at:
             self._beat_at = now + guard.BEAT
             with contextlib.suppress(BlockingIOError, ConnectionError):

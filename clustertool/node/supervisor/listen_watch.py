@@ -15,7 +15,7 @@ from clustertool.node.ports import listeners as ports
 from clustertool.node.ports.listeners import Listener
 from clustertool.node.system import processes
 
-_LOOK_EVERY = (
+_CHECK_EVERY = (
     3.0  # seconds between two searches for pservers that listen on another address; they may yet open the right port
 )
 
@@ -26,13 +26,13 @@ class _Server:
         self.endpoint = str(spec["endpoint"])
         self.ports = frozenset(int(port) for port in spec["ready"])
         self.address = ports.own_address(self.endpoint.rpartition(":")[0].strip("[]"))
-        self.look_at = time.monotonic() + _LOOK_EVERY
+        self.check_at = time.monotonic() + _CHECK_EVERY
 
-    def heard(self, listeners: Sequence[Listener]) -> bool:
+    def listens_at(self, listeners: Sequence[Listener]) -> bool:
         at = [listener for listener in listeners if listener.port in self.ports]
         return any(not self.address or ports.serves(listener, self.address) for listener in at)
 
-    def elsewhere(self, listeners: Sequence[Listener]) -> str:
+    def other_address(self, listeners: Sequence[Listener]) -> str:
         """The address at which it listens on its own port, if not where it is expected; "" if it does not listen yet."""
         at = [listener for listener in listeners if listener.port in self.ports]
         own: List[Listener] = []
@@ -42,18 +42,18 @@ class _Server:
         return ", ".join(sorted({f"{listener.address} port {listener.port}" for listener in own}))
 
 
-class Elsewhere(NamedTuple):
+class OtherAddress(NamedTuple):
     key: Key
     listens: str
     endpoint: str
 
 
-class Awaited:
+class ListenWatch:
     """The pservers that were started and do not listen yet."""
 
     def __init__(self) -> None:
         self._servers: Dict[Key, _Server] = {}
-        self._told: Dict[Key, str] = {}
+        self._reported: Dict[Key, str] = {}
 
     def __bool__(self) -> bool:
         return bool(self._servers)
@@ -67,23 +67,23 @@ class Awaited:
     def clear(self) -> None:
         self._servers.clear()
 
-    def look(self) -> Tuple[List[Key], List[Elsewhere]]:
+    def check(self) -> Tuple[List[Key], List[OtherAddress]]:
         """The pservers that listen now and are no longer pending; and those on another address, each place reported once."""
         if not self._servers:
             return [], []
         listeners = ports.listeners()
-        heard = sorted(key for key, server in self._servers.items() if server.heard(listeners))
-        for key in heard:
+        ready = sorted(key for key, server in self._servers.items() if server.listens_at(listeners))
+        for key in ready:
             del self._servers[key]
-        return heard, self._strays(listeners)
+        return ready, self._strays(listeners)
 
-    def _strays(self, listeners: Sequence[Listener]) -> List[Elsewhere]:
+    def _strays(self, listeners: Sequence[Listener]) -> List[OtherAddress]:
         found, now = [], time.monotonic()
         for key, server in sorted(self._servers.items()):
-            if now >= server.look_at:
-                server.look_at = now + _LOOK_EVERY
-                listens = server.elsewhere(listeners)
-                if listens and self._told.get(key) != listens:
-                    self._told[key] = listens
-                    found.append(Elsewhere(key, listens, server.endpoint))
+            if now >= server.check_at:
+                server.check_at = now + _CHECK_EVERY
+                listens = server.other_address(listeners)
+                if listens and self._reported.get(key) != listens:
+                    self._reported[key] = listens
+                    found.append(OtherAddress(key, listens, server.endpoint))
         return found

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Callable, Sequence
 
-from clustertool.node.jobs.descendants import Family
-from clustertool.node.supervisor.card_monitor import Gauge
+from clustertool.node.jobs.descendants import Descendants
+from clustertool.node.supervisor.card_monitor import CardMonitor
 from clustertool.node.supervisor.rank_table import RankTable
-from clustertool.node.supervisor.usage_recorder import Reached, Recorder
+from clustertool.node.supervisor.usage_recorder import Reached, UsageRecorder
 from clustertool.node.system.pressure import Disk
 
 if TYPE_CHECKING:
@@ -20,14 +20,16 @@ _SAMPLE_EVERY = 0.5
 class NodeMonitor:
     """Call turn() each loop and close() once. `job`: the descriptor of the job's directory; `record` writes an event."""
 
-    def __init__(self, spec: Spec, job: int, family: Family, ranks: RankTable, record: Callable[..., None]) -> None:
+    def __init__(
+        self, spec: Spec, job: int, family: Descendants, ranks: RankTable, record: Callable[..., None]
+    ) -> None:
         self._root = str(spec["root"])
         self._family = family
         self._ranks = ranks
         self._record = record
         self._disk = Disk(job)
-        self.devices = Gauge(family, spec, record)
-        self._recorder = Recorder(job, self.devices)
+        self.devices = CardMonitor(family, spec, record)
+        self._recorder = UsageRecorder(job, self.devices)
         self._sampled_at = 0.0
 
     @property
@@ -42,11 +44,11 @@ class NodeMonitor:
         if now < self._sampled_at + _SAMPLE_EVERY:
             return False
         self._sampled_at = now
-        self._family.look()
+        self._family.update()
         self.disk_is_full()
         for rank in self._ranks.running.values():
             if rank.oom is not None:
-                rank.oom.look(rank.pid)
+                rank.oom.update(rank.pid)
         if self._ranks.running:
             self.devices.turn()
         self._recorder.turn(self._family.members, self._ranks.snapshot())
@@ -58,7 +60,7 @@ class NodeMonitor:
 
     def disk_is_full(self) -> bool:
         """Sample the disk now, and record a change."""
-        if self._disk.look():
+        if self._disk.is_newly_full():
             self._record("disk", full=self._disk.full, root=self._root)
         return self._disk.full
 

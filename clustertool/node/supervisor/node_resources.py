@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Optional, Tuple
 from clustertool.errors import PreflightError
 from clustertool.node.devices import locks
 from clustertool.node.ports import claims, listeners
-from clustertool.node.ports.reservations import Holds
+from clustertool.node.ports.reservations import Reservations
 
 if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import Spec
@@ -23,8 +23,8 @@ class NodeResources:
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
-        self._ports = Holds()
-        self._devices: Optional[locks.Held] = None
+        self._ports = Reservations()
+        self._devices: Optional[locks.DeviceLock] = None
         self._touched_at = time.monotonic()  # the file of the claims
 
     def reserve(self) -> None:

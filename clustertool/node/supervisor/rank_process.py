@@ -65,7 +65,7 @@ def environment(
 
 
 def command(spec: RankSurroundings, process: ProcessCommand) -> List[str]:
-    argv = [str(word) for word in process["argv"]]
+    argv = [str(argument) for argument in process["argv"]]
     if not spec["prelude"]:
         return argv
     shell = next(shell for shell in _SHELLS if os.path.exists(shell))

@@ -33,7 +33,7 @@ class LocalRank:
         self.log_name = str(spec["log"])
         self.log_size = -1
         self.recorded_size, self.recorded_at = 0, 0.0  # the size that was recorded as growth, and when
-        self.oom: Optional[pressure.Watch] = None
+        self.oom: Optional[pressure.OomWatch] = None
 
 
 class RankTable:
@@ -70,7 +70,7 @@ class RankTable:
             )
         if not why:
             rank.pid = pid
-            rank.oom = pressure.Watch(pid)
+            rank.oom = pressure.OomWatch(pid)
             self.running[pid] = rank
         return pid, why
 

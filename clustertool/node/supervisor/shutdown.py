@@ -6,7 +6,7 @@ import signal
 import time
 from typing import Collection, List, Optional
 
-from clustertool.node.jobs.descendants import Family
+from clustertool.node.jobs.descendants import Descendants
 from clustertool.node.jobs.termination import terminate
 from clustertool.node.system import processes
 from clustertool.node.system.processes import Process
@@ -19,7 +19,7 @@ _OF_SIGNALS = (128 + signal.SIGTERM, 128 + signal.SIGKILL)  # exit codes of a sh
 class Shutdown:
     """Call turn() each loop until it returns the survivors; `over` is true from then on. `ranks`: the pids of running ranks."""
 
-    def __init__(self, family: Family, mark: str, grace: float, ranks: Collection[int] = ()) -> None:
+    def __init__(self, family: Descendants, mark: str, grace: float, ranks: Collection[int] = ()) -> None:
         self.over_at = 0.0
         # Ranks that end by SIGTERM itself, and not with an exit code.
         self._end_by_signal = {pid for pid in ranks if processes.dies_of(pid, signal.SIGTERM)}

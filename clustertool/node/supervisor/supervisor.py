@@ -18,13 +18,13 @@ from clustertool.errors import PreflightError
 from clustertool.model.job.outcome import Outcome, read_outcome
 from clustertool.model.job.state_names import JobState
 from clustertool.model.wire.lead_messages import Incarnation, is_outdated
-from clustertool.node.jobs.descendants import Family
+from clustertool.node.jobs.descendants import Descendants
 from clustertool.node.supervisor import rank_process
 from clustertool.node.supervisor.control_fifo import ControlFifo
 from clustertool.node.supervisor.coordinator.coordinator_link import CoordinatorLink
 from clustertool.node.supervisor.event_log import EventLog
-from clustertool.node.supervisor.guard_keeper import Keeper
-from clustertool.node.supervisor.listen_watch import Awaited
+from clustertool.node.supervisor.guard_keeper import GuardKeeper
+from clustertool.node.supervisor.listen_watch import ListenWatch
 from clustertool.node.supervisor.node_monitor import NodeMonitor
 from clustertool.node.supervisor.node_resources import NodeResources
 from clustertool.node.supervisor.rank_table import LocalRank, RankTable
@@ -60,15 +60,15 @@ class Supervisor:
         self.attempt = 0
         self.events = EventLog(spec, job)
         me = os.getpid()
-        self.family = Family(job, processes.Process(me, getattr(processes.stat(me), "start", 0)))
+        self.family = Descendants(job, processes.Process(me, getattr(processes.stat(me), "start", 0)))
         self.ranks = RankTable(spec, job, umask)
         self.monitor = NodeMonitor(spec, job, self.family, self.ranks, self.record)
         self.resources = NodeResources(spec)
-        self.guard = Keeper(self.family, spec, job, self.record)
+        self.guard = GuardKeeper(self.family, spec, job, self.record)
         self.control = ControlFifo(job)
         self.link = CoordinatorLink()
         self.shutdown: Optional[Shutdown] = None  # of this attempt
-        self.servers = Awaited()
+        self.servers = ListenWatch()
         self.outcome: Optional[Outcome] = None
         self.user_stop: Optional[_UserStop] = None
 
@@ -278,7 +278,7 @@ class Supervisor:
         return [(role, number, code, killed, stopped, note, error, consequence)]
 
     def _report_listeners(self) -> None:
-        listening, strays = self.servers.look()
+        listening, strays = self.servers.check()
         for role, rank in listening:
             self.record("listening", role=role, rank=rank)
             self._tell({"type": "listening", "role": role, "rank": rank, "attempt": self.attempt})

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 from clustertool.model.job import log_growth, usage
 from clustertool.model.job.outcome import Key
-from clustertool.model.job.usage import Line, RankUsage
+from clustertool.model.job.usage import RankUsage, UsageLine
 from clustertool.model.paths import OURS, JobPaths
 from clustertool.node.jobs.rank_progress import progress
 from clustertool.node.storage import files
@@ -55,7 +55,7 @@ def no_cards() -> Sequence[Card]:
     return ()
 
 
-class Recorder:
+class UsageRecorder:
     """turn() with each sample of the descendants; close() at the end. `cards` is called in the thread and may be slow."""
 
     def __init__(self, job: int, cards: Cards = no_cards) -> None:
@@ -63,7 +63,7 @@ class Recorder:
         self._cards = cards
         self._at = 0.0
         self._pause = EVERY
-        self._words: SimpleQueue[Any] = (
+        self._calls: SimpleQueue[Any] = (
             SimpleQueue()
         )  # for the thread: functions of it with their arguments; None ends it
         self.progress: Tuple[
@@ -84,12 +84,12 @@ class Recorder:
 
     def grown(self, lines: Sequence[Growth]) -> None:
         """Logs have grown. Costs the caller nothing."""
-        if lines and self._words.qsize() < _WAITING:
+        if lines and self._calls.qsize() < _WAITING:
             self._put(self._grow, lines)
 
     def close(self) -> None:
         if self._thread is not None:
-            self._words.put(None)
+            self._calls.put(None)
             self._thread.join(_FAREWELL)
 
     def _put(self, *work: object) -> bool:
@@ -101,7 +101,7 @@ class Recorder:
                 self._thread = thread
         except RuntimeError:
             return False
-        self._words.put(work)
+        self._calls.put(work)
         return True
 
     # -- in the thread --
@@ -112,9 +112,9 @@ class Recorder:
         except OSError:  # no room for the files: nothing is read any more
             return
         self._usage, self._growth = books
-        self._look = Look()
+        self._sampler = Sampler()
         self._seen: Sequence[Running] = ()  # at the previous sample
-        for work, *arguments in iter(self._words.get, None):
+        for work, *arguments in iter(self._calls.get, None):
             work(*arguments)
         for book in books:
             book.close()
@@ -124,7 +124,7 @@ class Recorder:
 
     def _use(self, t: float, members: Sequence[Process], ranks: Sequence[Running]) -> None:
         began = time.thread_time()
-        line = self._look(t, members, ranks)
+        line = self._sampler(t, members, ranks)
         if self._seen:
             self._read_logs(ranks)
         self._seen = ranks
@@ -185,14 +185,14 @@ class Book:
         self._journal.close()
 
 
-class Look:
+class Sampler:
     """One sample of all members: their ranks, and what each rank has used so far. Keeps the usage of ended processes."""
 
     def __init__(self) -> None:
         self._owners: Dict[Process, Optional[Key]] = {}
         self._used: Dict[Key, Tuple[int, int, float]] = {}  # (pid, ticks of the living then, seconds so far)
 
-    def __call__(self, t: float, members: Sequence[Process], ranks: Sequence[Running]) -> Line:
+    def __call__(self, t: float, members: Sequence[Process], ranks: Sequence[Running]) -> UsageLine:
         stats = {}
         for member in members:
             found = processes.stat(member.pid)

@@ -23,7 +23,7 @@ class Logout(NamedTuple):
     lingers: bool
 
 
-def look() -> Logout:
+def logout() -> Logout:
     """The state for this process. If no logind answers, or this is no session of it, nothing is ended."""
     if not _in_session():
         return Logout(False, False)
@@ -37,7 +37,7 @@ def look() -> Logout:
 
 def warning() -> Tuple[str, str]:
     """What `check` warns of, and the fix; empty texts for nothing."""
-    state = look()
+    state = logout()
     if state.kills and not state.lingers:
         return "logind ends detached jobs at logout (KillUserProcesses=yes, and this user does not linger)", _FIX
     if state.kills and not program("systemd-run"):
@@ -78,7 +78,7 @@ def _show(what: str, *names: str, about: str = "") -> Dict[str, str]:
     tool = program("loginctl")
     if not tool:
         return {}
-    wanted = [word for name in names for word in ("-p", name)]
+    wanted = [part for name in names for part in ("-p", name)]
     text = _output([tool, "--no-pager", what, *wanted, *([about] if about else [])])
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 

@@ -46,13 +46,13 @@ def verdict(before: Dict[str, int]) -> str:
     return ""
 
 
-class Watch:
+class OomWatch:
     """One rank's counters as they were half a second ago and more: the kernel counts a kill before the victim is reaped."""
 
     def __init__(self, pid: int) -> None:
         self._before = self._now = counters(pid)
 
-    def look(self, pid: int) -> None:
+    def update(self, pid: int) -> None:
         self._before, self._now = self._now, counters(pid)
 
     def verdict(self) -> str:
@@ -70,7 +70,7 @@ class Disk:
         self._directory = directory
         self.full = False
 
-    def look(self) -> bool:
+    def is_newly_full(self) -> bool:
         """Whether `full` has changed."""
         was = self.full
         with contextlib.suppress(OSError):

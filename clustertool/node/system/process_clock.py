@@ -11,7 +11,7 @@ import time
 NAP = 1.0  # seconds between two turns after which this process counts as blocked for the rest of them
 
 
-class OwnClock:
+class ProcessClock:
     """turn() each loop. A pause between two turns counts as NAP seconds at most, however long it was."""
 
     def __init__(self) -> None:

@@ -104,7 +104,7 @@ def children(pid: int) -> List[int]:
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{task}/children", encoding="utf-8") as file:
-                found += [int(word) for word in file.read().split()]
+                found += [int(field) for field in file.read().split()]
     except FileNotFoundError:
         if os.path.exists(f"/proc/{pid}/task") and not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
             return [other for other in pids() if getattr(stat(other), "parent", 0) == pid]
@@ -182,11 +182,11 @@ def named(pid: int) -> Tuple[str, str]:
     """The name of a process, and its command line or else its name; "" for both if it has ended. Both are one line."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read(200).decode(errors="replace")
+            line = file.read(200).decode(errors="replace")
     except OSError:
-        words = ""
+        line = ""
     found = stat(pid)
-    name, command = (_one_line(text) for text in (found.name if found else "", words))
+    name, command = (_one_line(text) for text in (found.name if found else "", line))
     return name, command or name
 
 

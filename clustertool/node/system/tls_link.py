@@ -1,4 +1,4 @@
-"""`Wire` is one TCP connection with mutual TLS between supervisor and lead; it carries small JSON messages and never blocks.
+"""A `TlsLink` is one TCP connection with mutual TLS. It carries small JSON messages and never blocks.
 
 `Mailbox` outlives a connection: messages are numbered, acknowledged and sent again, so that a broken connection loses and
 doubles no message.
@@ -84,8 +84,8 @@ def cause(error: BaseException) -> Tuple[str, str]:
         return "", f"TLS failed: {inner}"
     if not isinstance(inner, OSError) or inner.errno is None:
         return "", str(inner)
-    words = TIMED_OUT[1] if inner.errno == errno.ETIMEDOUT else (inner.strerror or "").lower()
-    return errno.errorcode.get(inner.errno, ""), words
+    description = TIMED_OUT[1] if inner.errno == errno.ETIMEDOUT else (inner.strerror or "").lower()
+    return errno.errorcode.get(inner.errno, ""), description
 
 
 class _Bytes:
@@ -106,7 +106,7 @@ class _Bytes:
         self._data.release()
 
 
-class _File:
+class _PemFile:
     """The same, of an open file: it is read as it is sent."""
 
     def __init__(self, fd: int, size: int) -> None:
@@ -128,7 +128,7 @@ class _File:
         os.close(self._fd)
 
 
-class Wire:
+class TlsLink:
     """One connection, open or opening. turn() moves what can be moved; ConnectionError ends it.
 
     `sink`: the destination of a payload as it arrives (frames.Decoder); without it, a payload is refused.
@@ -150,7 +150,7 @@ class Wire:
         self._server = server
         self._decoder = Decoder(max_header, max_payload, sink)
         self._limit = _TURN if max_payload else 0
-        self._out: Deque[Union[_Bytes, _File]] = deque()
+        self._out: Deque[Union[_Bytes, _PemFile]] = deque()
         self._wants_write = not server  # a client's connect() shows itself by becoming writable
         self.secure = False
         self.got = 0  # bytes
@@ -171,7 +171,7 @@ class Wire:
     def send_file(self, header: Header, fd: int, size: int) -> None:
         """An open file as payload. It is closed when it is sent, or the wire is closed."""
         self._out.append(_Bytes(head(header, size)))
-        self._out.append(_File(fd, size))
+        self._out.append(_PemFile(fd, size))
 
     def flush(self) -> None:
         """Send now what the kernel accepts. A closed connection is reported at the next turn."""

@@ -9,7 +9,7 @@ from clustertool.errors import DispatchError
 from clustertool.model.wire.messages import RequestKind
 
 
-class Work(threading.Thread):
+class WorkCounter(threading.Thread):
     """A thread that handles one request, started at once. `number`: None if no answer is wanted. step() counts its steps."""
 
     def __init__(self, kind: RequestKind[Any, Any], number: Optional[int], handle: Callable[[], None]) -> None:
@@ -33,7 +33,7 @@ class Work(threading.Thread):
 def step() -> None:
     """A file, a folder or a part of a file is done. Raises DispatchError, once, where the result is not wanted any more."""
     work = threading.current_thread()
-    if isinstance(work, Work):
+    if isinstance(work, WorkCounter):
         work.steps += 1
         if work.unwanted:
             work.unwanted = False  # what it has done is taken back, which takes steps too

@@ -8,7 +8,7 @@ from clustertool.errors import PreflightError
 from clustertool.model.job.outcome import Outcome, coordinator
 from clustertool.model.job.state_names import JobState
 from clustertool.model.wire.lead_messages import Incarnation
-from clustertool.node.supervisor.coordinator.lead_client import Uplink
+from clustertool.node.supervisor.coordinator.lead_client import LeadClient
 from clustertool.node.supervisor.coordinator.lead_server import LeadServer
 from clustertool.node.supervisor.usage_recorder import Reached
 
@@ -22,7 +22,7 @@ class CoordinatorLink:
 
     def __init__(self) -> None:
         self._server: Optional[LeadServer] = None
-        self._client: Optional[Uplink] = None
+        self._client: Optional[LeadClient] = None
         self._inbox: List[Order] = []
 
     def open(self, spec: Spec, me: Incarnation, record: Callable[..., None]) -> None:
@@ -31,7 +31,7 @@ class CoordinatorLink:
         Raises PreflightError if the lead's port is in use.
         """
         if int(spec["node"]) != int(spec["lead"]["node"]):
-            self._client = Uplink(spec, me, record=record)
+            self._client = LeadClient(spec, me, record=record)
             return
         try:
             self._server = LeadServer(spec, me, self._inbox.append, record)

@@ -12,8 +12,8 @@ from clustertool.model.wire.frames import Header
 from clustertool.model.wire.lead_messages import Incarnation, read_incarnation
 from clustertool.node.supervisor.coordinator.connection_report import Cause, ConnectionReport
 from clustertool.node.supervisor.usage_recorder import Reached
-from clustertool.node.system.process_clock import OwnClock
-from clustertool.node.system.tls_link import TIMED_OUT, Mailbox, Wire, beat, cause, context, join_patience
+from clustertool.node.system.process_clock import ProcessClock
+from clustertool.node.system.tls_link import TIMED_OUT, Mailbox, TlsLink, beat, cause, context, join_patience
 
 if TYPE_CHECKING:
     from clustertool.model.wire.lead_messages import MemberMessage
@@ -68,7 +68,7 @@ class LeadTimeouts:
         return now - self.received_at > (self.loss if self.ordered else self.join)
 
 
-class Uplink:
+class LeadClient:
     """Call turn() each loop and post() for each message; `lost` is true if the lead is silent for too long.
 
     `me`: this process. `gone`: the supervisor in whose place a guard joins, and why it has died. `record` writes an event.
@@ -91,16 +91,16 @@ class Uplink:
         self._timeouts = LeadTimeouts(spec)
         self._context = context(spec["certificate"], spec["key"], server=False)
         self._mail = Mailbox()
-        self._wire: Optional[Wire] = None
+        self._wire: Optional[TlsLink] = None
         self._report = ConnectionReport(str(spec["lead"]["endpoint"]), record)
-        self._clock = OwnClock()
+        self._clock = ProcessClock()
         self._retry_at = 0.0
         self._beat_at = 0.0
         self._give_up_at = self._handshake_until = 0.0
         self.progress = ProgressReport()
 
     @property
-    def wire(self) -> Optional[Wire]:
+    def wire(self) -> Optional[TlsLink]:
         return self._wire
 
     @property
@@ -210,7 +210,7 @@ class Uplink:
             sock.close()
             self._report.failed(cause(error))
             return
-        self._wire = Wire(sock, self._context, server=False, max_header=_MAX_HEADER)
+        self._wire = TlsLink(sock, self._context, server=False, max_header=_MAX_HEADER)
 
     def _join(self) -> None:
         assert self._wire is not None
@@ -234,7 +234,7 @@ class Uplink:
 
 def say_gone(spec: Spec, me: Incarnation, supervisor: Incarnation, why: str, seconds: float) -> None:
     """Report for a guard that its supervisor has died. Return when the lead has answered, or after `seconds`."""
-    link = Uplink(spec, me, gone=(supervisor, why))
+    link = LeadClient(spec, me, gone=(supervisor, why))
     end = time.monotonic() + seconds
     while not link.joined and time.monotonic() < end:
         link.turn()

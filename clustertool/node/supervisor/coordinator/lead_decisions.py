@@ -27,7 +27,7 @@ from typing import Callable, Dict, FrozenSet, List, Optional, Tuple, Union
 
 from clustertool.model.job.outcome import Failure, Key, Outcome, alike, exit_code, failed, some
 from clustertool.model.job.state_names import JobState
-from clustertool.model.roles import word
+from clustertool.model.roles import role_name
 
 _NAMED = 3  # different errors in a reason
 
@@ -335,7 +335,9 @@ def expected(state: State, where: str) -> str:
     if state.phase == "pserver":
         closed = sorted(state.shape.pservers - state.listening)
         names = state.shape.names
-        return some([f"an open port of {word(key[0])} {key[1]} on {names[state.shape.node_of(key)]}" for key in closed])
+        return some(
+            [f"an open port of {role_name(key[0])} {key[1]} on {names[state.shape.node_of(key)]}" for key in closed]
+        )
     return ""
 
 

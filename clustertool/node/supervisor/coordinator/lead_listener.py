@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Set, Tuple
 
 from clustertool.model.wire.frames import Header
-from clustertool.node.system.tls_link import Wire, context, listen
+from clustertool.node.system.tls_link import TlsLink, context, listen
 
 if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import Spec
@@ -29,17 +29,17 @@ class LeadListener:
         """Raises OSError if the port cannot be used."""
         self._limit = _MOST + 2 * nodes
         self._timeout = _TIMEOUT + _TIMEOUT_EACH * nodes
-        self._pending: Dict[Wire, float] = {}  # and when each one times out
+        self._pending: Dict[TlsLink, float] = {}  # and when each one times out
         self._context = context(spec["certificate"], spec["key"], server=True)
         self._socket = listen(str(spec["lead"]["host"]), int(spec["lead"]["port"]), 1024)
 
     def readers(self) -> List[Any]:
         return [*([] if self._full() else [self._socket]), *self._pending]
 
-    def writers(self) -> List[Wire]:
+    def writers(self) -> List[TlsLink]:
         return [wire for wire in self._pending if wire.wants_write]
 
-    def turn(self, now: float, ready: Optional[Set[int]]) -> Iterator[Tuple[Wire, List[Header]]]:
+    def turn(self, now: float, ready: Optional[Set[int]]) -> Iterator[Tuple[TlsLink, List[Header]]]:
         """Yield each connection whose first messages have arrived, with them; from then on it belongs to the caller.
 
         `ready`: the descriptors that can be read or written, None if that is not known.
@@ -73,9 +73,9 @@ class LeadListener:
                 sock, _ = self._socket.accept()
             except (BlockingIOError, ConnectionError, OSError):
                 return
-            self._pending[Wire(sock, self._context, server=True, max_header=_MAX_HEADER)] = now + self._timeout
+            self._pending[TlsLink(sock, self._context, server=True, max_header=_MAX_HEADER)] = now + self._timeout
 
-    def _drop(self, wire: Wire) -> None:
+    def _drop(self, wire: TlsLink) -> None:
         del self._pending[wire]
         wire.close()
 

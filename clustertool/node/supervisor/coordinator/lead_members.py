@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Collection, Iterable, List, NamedTuple, Optional
 
 from clustertool.model.wire.frames import Header
-from clustertool.node.system.process_clock import OwnClock
-from clustertool.node.system.tls_link import Mailbox, Wire, beat, join_patience
+from clustertool.node.system.process_clock import ProcessClock
+from clustertool.node.system.tls_link import Mailbox, TlsLink, beat, join_patience
 
 if TYPE_CHECKING:
     from clustertool.model.wire.event_types import RankOutput
@@ -21,7 +21,7 @@ class LeadMember:
 
     def __init__(self) -> None:
         self.mail = Mailbox()
-        self.wire: Optional[Wire] = None
+        self.wire: Optional[TlsLink] = None
         self.received_at = 0.0  # by the lead's own clock
         self.blocked = 0.0  # seconds that this clock had left out by then
         self.joined = False
@@ -48,7 +48,7 @@ class Silence(NamedTuple):
 class LeadMembers:
     """`clock`: the lead's own clock, which its loop turns."""
 
-    def __init__(self, nodes: Iterable[int], loss_timeout: float, clock: OwnClock) -> None:
+    def __init__(self, nodes: Iterable[int], loss_timeout: float, clock: ProcessClock) -> None:
         self.nodes = {node: LeadMember() for node in nodes}
         self._timeout = loss_timeout
         self._join_timeout = join_patience(loss_timeout, len(self.nodes))
@@ -56,10 +56,10 @@ class LeadMembers:
         self._beat_at = 0.0
         self._all_started = False  # every node has acknowledged its first order
 
-    def wires(self) -> List[Wire]:
+    def wires(self) -> List[TlsLink]:
         return [member.wire for member in self.nodes.values() if member.wire is not None]
 
-    def connect(self, member: LeadMember, wire: Wire, sender: Incarnation) -> None:
+    def connect(self, member: LeadMember, wire: TlsLink, sender: Incarnation) -> None:
         """Use a new connection of a node, instead of its old one."""
         member.disconnect()
         member.wire, member.left, member.sender = wire, False, sender

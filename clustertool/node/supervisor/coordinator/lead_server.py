@@ -13,8 +13,8 @@ from clustertool.model.wire.lead_messages import Incarnation, read_incarnation
 from clustertool.node.supervisor.coordinator import lead_decisions as l
 from clustertool.node.supervisor.coordinator.lead_listener import LeadListener
 from clustertool.node.supervisor.coordinator.lead_members import LeadMember, LeadMembers
-from clustertool.node.system.process_clock import OwnClock
-from clustertool.node.system.tls_link import Wire
+from clustertool.node.system.process_clock import ProcessClock
+from clustertool.node.system.tls_link import TlsLink
 
 if TYPE_CHECKING:
     from clustertool.model.wire.event_types import OutcomeFields, RankOutput
@@ -81,7 +81,7 @@ class LeadServer:
         )
         self._endpoint = str(spec["lead"]["endpoint"])
         self._where = coordinator(str(spec["lead"]["name"]), self._endpoint)
-        self._clock = OwnClock()
+        self._clock = ProcessClock()
         others = [node for node in range(len(shape["names"])) if node != self._node]
         self._members = LeadMembers(others, self._timeout, self._clock)
         self._listener = LeadListener(spec, len(others))
@@ -132,7 +132,7 @@ class LeadServer:
 
     # -- members --
 
-    def _admit(self, wire: Wire, messages: List[Header]) -> None:
+    def _admit(self, wire: TlsLink, messages: List[Header]) -> None:
         """A new connection belongs to a member if its first message has the job's token, a node id and its incarnation."""
         hello = messages[0]
         node = hello["node"] if isinstance(hello.get("node"), int) else -1
