@@ -67,6 +67,7 @@ check: $(READY)
 	$(BIN)/ruff format --quiet --diff || code=1; \
 	$(BIN)/mypy --no-error-summary || code=1; \
 	PYTHONPATH=. $(BIN)/lint-imports --no-logo || code=1; \
+	$(BIN)/python scripts/check-structure.py || code=1; \
 	$(BIN)/python scripts/check-words.py || code=1; \
 	exit $$code
 

@@ -15,7 +15,7 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.wire.messages import Answered, Request
 from clustertool.ssh.channel import Reachable
-from clustertool.ssh.connection import Link
+from clustertool.ssh.connection import SshLink
 from clustertool.ssh.greeting import seconds_for
 from clustertool.ssh.parallel import Gathered, ParallelWork, each
 from clustertool.ssh.parallel import begin as begin_all
@@ -128,7 +128,7 @@ class Fleet:
         return self.agents[node]
 
     def _reach(self, host: Host) -> Reachable:
-        link: Reachable = HereLink(host) if host.here else Link.open(host, self.cluster, prompt=self._prompter)
+        link: Reachable = HereLink(host) if host.here else SshLink.open(host, self.cluster, prompt=self._prompter)
         self._links.append(link)
         return link
 

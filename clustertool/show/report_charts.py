@@ -19,7 +19,7 @@ _STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600
 
 
 @dataclass(frozen=True)
-class Line:
+class Plot:
     """`kind` is a CSS class: "" is one of many, others are highlighted."""
 
     curve: Curve
@@ -27,7 +27,7 @@ class Line:
     kind: str = ""
 
 
-def chart(title: str, lines: Sequence[Line], end: float, unit: Callable[[float], str], top: float = 0.0) -> Html:
+def chart(title: str, lines: Sequence[Plot], end: float, unit: Callable[[float], str], top: float = 0.0) -> Html:
     """Curves over [0, end] seconds and [0, top or their highest]. More than a few become a band: lowest, median, highest."""
     drawn = [line for line in lines if line.curve]
     if not drawn:
@@ -75,13 +75,13 @@ def human_time(t: float) -> str:
     return human_seconds(t) if t else "0"
 
 
-def _line(line: Line, end: float, top: float) -> Html:
+def _line(line: Plot, end: float, top: float) -> Html:
     points = [_point(t, value, end, top) for t, value in line.curve]
     path = f"M{points[0]}h1" if len(points) == 1 else f"M{points[0]}L{' '.join(points[1:])}"
     return tag("path", tag("title", line.name), d=path, class_=f"line {line.kind}".rstrip())
 
 
-def _band(lines: Sequence[Line], end: float, top: float) -> list[Html]:
+def _band(lines: Sequence[Plot], end: float, top: float) -> list[Html]:
     lowest, middle, highest = band([line.curve for line in lines], end)
     if not middle:
         return []
@@ -90,7 +90,7 @@ def _band(lines: Sequence[Line], end: float, top: float) -> list[Html]:
     name = f"{len(lines)} lines: lowest to highest, and the median"
     return [
         tag("path", tag("title", name), d=outline, class_="band"),
-        _line(Line(middle, "median", "middle"), end, top),
+        _line(Plot(middle, "median", "middle"), end, top),
     ]
 
 

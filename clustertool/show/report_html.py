@@ -1,7 +1,6 @@
 """The report page is one HTML file about one job that needs no other file, network, script or font.
 
-The most important parts come first: the culprits, and the ranks that are behind. The policy in its head forbids the browser
-to fetch or run anything, whatever the content is.
+The culprits and the slow ranks come first. The policy in its head forbids the browser to fetch or run anything.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from clustertool.model.quantities import human_bytes, human_seconds
 from clustertool.model.roles import role_name
 from clustertool.show.markup import Html, tag
 from clustertool.show.outcome_view import ranges
-from clustertool.show.report_charts import Curve, Line, axis, chart
+from clustertool.show.report_charts import Curve, Plot, axis, chart
 from clustertool.show.table import count, fold
 from clustertool.watch.report_model import RankReport, ReportModel, ReportNode, Span
 from clustertool.watch.straggler import RULES
@@ -286,7 +285,7 @@ def _progress(story: ReportModel) -> Html:
         return Html("")
     units = [rank.unit for rank in printing]
     unit = max(units, key=units.count)
-    lines = [Line(rank.progress, _named(story, rank), _kind(story, rank)) for rank in printing if rank.unit == unit]
+    lines = [Plot(rank.progress, _named(story, rank), _kind(story, rank)) for rank in printing if rank.unit == unit]
     drawn = chart(f"{unit} of each rank, from its log", lines, story.length, partial(_amount, unit))
     return Html(drawn + _legend(story))
 
@@ -331,15 +330,15 @@ def _highest(curves: Iterable[Curve]) -> float:
 
 
 def _everybody(story: ReportModel, scale: float) -> Html:
-    lines = [Line(rank.usage.cores, _named(story, rank), _kind(story, rank)) for rank in story.ranks]
+    lines = [Plot(rank.usage.cores, _named(story, rank), _kind(story, rank)) for rank in story.ranks]
     return tag("div", chart("CPU of all ranks, cores", lines, story.length, _cores, scale), class_="charts")
 
 
 def _node(story: ReportModel, node: ReportNode, scale: float, memory: float) -> Html:
     ranks = [rank for rank in story.ranks if rank.node == node.index]
-    cores = [Line(rank.usage.cores, _named(story, rank), _kind(story, rank)) for rank in ranks]
-    resident = [Line(rank.usage.resident, _named(story, rank), _kind(story, rank)) for rank in ranks]
-    machine = [Line(node.busy, "CPU", "cpu"), Line(node.used, "memory", "used")]
+    cores = [Plot(rank.usage.cores, _named(story, rank), _kind(story, rank)) for rank in ranks]
+    resident = [Plot(rank.usage.resident, _named(story, rank), _kind(story, rank)) for rank in ranks]
+    machine = [Plot(node.busy, "CPU", "cpu"), Plot(node.used, "memory", "used")]
     charts = [
         chart("CPU of each rank, cores", cores, story.length, _cores, scale),
         chart("Memory of each rank", resident, story.length, human_bytes, memory),
@@ -356,8 +355,8 @@ def _node(story: ReportModel, node: ReportNode, scale: float, memory: float) -> 
 def _cards(story: ReportModel, node: ReportNode) -> list[Html]:
     if not node.cards:
         return []
-    busy = [Line(card.busy, f"device {card.index}") for card in node.cards]
-    used = [Line(card.used, f"device {card.index}") for card in node.cards]
+    busy = [Plot(card.busy, f"device {card.index}") for card in node.cards]
+    used = [Plot(card.used, f"device {card.index}") for card in node.cards]
     total = max(card.total for card in node.cards)
     return [
         chart("Devices: busy", busy, story.length, _percent, 1.0),

@@ -49,7 +49,7 @@ class Completed:
     dropped: int = 0
 
 
-class Link:
+class SshLink:
     """One node, connected.
 
     with Link.open(host, cluster) as link:
@@ -64,7 +64,7 @@ class Link:
         self._closing = threading.Lock()
 
     @classmethod
-    def open(cls, host: Host, cluster: Cluster, *, prompt: Prompter | None = None) -> Link:
+    def open(cls, host: Host, cluster: Cluster, *, prompt: Prompter | None = None) -> SshLink:
         """Connect and log in. Raises Unreachable, AuthError or ConfigError.
 
         Called by a thread that does not own `prompt`, that prompter's owner must call its serve() while we wait.
@@ -99,7 +99,7 @@ class Link:
         """False once the connection is known to be lost. A frozen node seems alive: only a timeout detects it."""
         return bool(self.connection.is_connected)
 
-    def __enter__(self) -> Link:
+    def __enter__(self) -> SshLink:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -179,7 +179,7 @@ class Link:
         return Unreachable(why, "check the node and the network, then try again", self.node)
 
 
-def run_user_command(link: Link, command: str, timeout: float = 0.0) -> Completed:
+def run_user_command(link: SshLink, command: str, timeout: float = 0.0) -> Completed:
     """Run what a user typed by that user's login shell on the node. `timeout` 0: as long as it takes."""
     if "\0" in command:
         raise UsageError("a command cannot contain a zero byte")
@@ -198,14 +198,14 @@ def open_all(
     *,
     prompter: Prompter | None = None,
     check: Callable[[], None] | None = None,
-) -> Gathered[Link]:
+) -> Gathered[SshLink]:
     """Connect to all hosts side by side; keys of the result are node ids. Questions are asked by this thread."""
     asks = prompter or Prompter()
-    links: list[Link] = []
+    links: list[SshLink] = []
     given_up = threading.Event()
 
-    def connect(host: Host) -> Link:
-        link = Link(host, *login(host, cluster, asks))
+    def connect(host: Host) -> SshLink:
+        link = SshLink(host, *login(host, cluster, asks))
         links.append(link)
         if given_up.is_set():  # the caller has left: no one else will close it
             link.close()

@@ -8,7 +8,7 @@ from clustertool.errors import ClustertoolError, UsageError, raise_all
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.show.table import fold, gather
-from clustertool.ssh.connection import Link, run_user_command
+from clustertool.ssh.connection import SshLink, run_user_command
 from clustertool.ssh.parallel import each
 from clustertool.ssh.prompter import Prompter
 from clustertool.verbs import load_config, signals
@@ -24,7 +24,7 @@ def exec_(call: Call) -> None:
     prompter, command = Prompter(User()), call.given.command
 
     def one(host: Host) -> Any:
-        link = Link.open(host, cluster, prompt=prompter)
+        link = SshLink.open(host, cluster, prompt=prompter)
         try:
             return run_user_command(link, command, timeout)
         finally:

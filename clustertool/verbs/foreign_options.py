@@ -359,7 +359,6 @@ FLAGS = (
     Flag("-j --job-workspace", "O", "DIR", "a workspace that lies on every node already", "job-workspace"),
 )
 
-# By these, too, fleetrun knows a job with parameter servers. (Those for servers and heter trainers are run's own signs.)
 _PS = ("workers", "trainers", "worker-num", "trainer-num", "http-port")
 
 

@@ -28,7 +28,7 @@ def free_port(address: str = "127.0.0.1") -> int:
 
 def opened(node: Node, index: int, *ports: int, token: str = TOKEN) -> list[int]:
     where = {"address": address_of(node), "ports": list(ports)}
-    return list(node.ask("mesh", step="open", node=index, token=token, **where)["ports"])
+    return list(node.ask("link-open", node=index, token=token, **where)["ports"])
 
 
 def address_of(node: Node) -> str:
@@ -36,7 +36,7 @@ def address_of(node: Node) -> str:
 
 
 def tried(node: Node, *targets: tuple[int, str, int], token: str = TOKEN, seconds: float = 5.0) -> dict[int, str]:
-    answer = node.ask("mesh", step="try", token=token, seconds=seconds, targets=[list(target) for target in targets])
+    answer = node.ask("link-try", token=token, seconds=seconds, targets=[list(target) for target in targets])
     return {port: word for _, port, word, _ in answer["tries"]}
 
 
@@ -52,7 +52,7 @@ def listening(bench: Bench) -> tuple[list[Node], str, int]:
 
 def test_a_node_reaches_another(listening: tuple[list[Node], str, int]) -> None:
     nodes, address, port = listening
-    answer = nodes[0].ask("mesh", step="try", token=TOKEN, seconds=5.0, targets=[[1, address, port]] * 300)
+    answer = nodes[0].ask("link-try", token=TOKEN, seconds=5.0, targets=[[1, address, port]] * 300)
     assert {(node, at, word) for node, at, word, _ in answer["tries"]} == {(1, port, "ok")}
     assert len(answer["tries"]) == 300
     assert all(0 < seconds < 5 for *_, seconds in answer["tries"])
@@ -65,9 +65,7 @@ def test_the_time_is_that_of_the_network(listening: tuple[list[Node], str, int])
     os.kill(agent, signal.SIGSTOP)
     threading.Timer(0.5, os.kill, (agent, signal.SIGCONT)).start()
     start = time.monotonic()
-    ((_, _, word, seconds),) = nodes[0].ask("mesh", step="try", token=TOKEN, seconds=0.2, targets=[[1, address, port]])[
-        "tries"
-    ]
+    ((_, _, word, seconds),) = nodes[0].ask("link-try", token=TOKEN, seconds=0.2, targets=[[1, address, port]])["tries"]
     assert time.monotonic() - start > 0.4
     assert word == "ok" and 0 < seconds < 0.2
 
@@ -144,11 +142,11 @@ def test_another_checks_token_is_a_strangers(listening: tuple[list[Node], str, i
 
 def test_how_much_goes_through(listening: tuple[list[Node], str, int]) -> None:
     nodes, address, port = listening
-    ask: dict[str, Any] = {"step": "send", "token": TOKEN, "seconds": 0.2, "target": [1, address, port]}
-    speed = nodes[0].ask("mesh", **ask)["speed"]
+    ask: dict[str, Any] = {"token": TOKEN, "seconds": 0.2, "target": [1, address, port]}
+    speed = nodes[0].ask("link-send", **ask)["speed"]
     assert 1e6 < speed < 1e12
-    assert "speed" not in nodes[0].ask("mesh", **{**ask, "token": secrets.token_hex(16)})
-    assert "speed" not in nodes[0].ask("mesh", **{**ask, "target": [7, address, port]})
+    assert "speed" not in nodes[0].ask("link-send", **{**ask, "token": secrets.token_hex(16)})
+    assert "speed" not in nodes[0].ask("link-send", **{**ask, "target": [7, address, port]})
 
 
 def test_ports_are_claimed_and_given_back(bench: Bench) -> None:
@@ -157,7 +155,7 @@ def test_ports_are_claimed_and_given_back(bench: Bench) -> None:
     assert opened(node, 0, port) == [port]
     assert claims.claimed()[port] == "(inv check)"
     assert port in node.probe()["busy"]
-    node.ask("mesh", step="close")
+    node.ask("link-close")
     assert port not in claims.claimed()
     with socket.create_server((address_of(node), port)):
         assert opened(node, 0, port, free := free_port()) == [free]  # what is taken is left out
@@ -193,7 +191,7 @@ def test_a_job_that_wants_a_port_of_a_check_is_told(bench: Bench) -> None:
     with pytest.raises(PortInUse, match=r"in use by job \(inv check\)") as told:
         claims.claim([port], "mine", str(node.root))
     assert "wait" in told.value.fix
-    node.ask("mesh", step="close")
+    node.ask("link-close")
     Path(node.root, "JOBmine").mkdir(parents=True)
     claims.claim([port], "mine", str(node.root))
     assert claims.claimed()[port] == "mine"

@@ -15,7 +15,7 @@ import pytest
 from clustertool.errors import ClustertoolError, PreflightError, Unreachable
 from clustertool.model.config.cluster import Cluster
 from clustertool.ssh.channel import NOISE
-from clustertool.ssh.connection import Link
+from clustertool.ssh.connection import SshLink
 from clustertool.ssh.greeting import MOST_BYTES, Greeting
 from tests.cli import LoopSite, until
 from tests.node.harness import Channel
@@ -75,7 +75,7 @@ def test_a_script_starts_in_time_or_fails(
     if not sshd.READS_BASHRC:
         pytest.skip("the login shell here does not read .bashrc")
     cluster, servers = cluster_of(1)
-    with Link.open(cluster.hosts[0], cluster) as link:
+    with SshLink.open(cluster.hosts[0], cluster) as link:
         (servers[0].home / ".bashrc").write_text(noise + "\n")
         start = time.monotonic()
         with pytest.raises(PreflightError, match=r"no answer within 1 s|prints without end"):
@@ -107,7 +107,7 @@ def test_a_server_that_dribbles_before_the_key_exchange(laptop: object, greeting
     cluster = read_cluster({"HOSTS": [f"127.0.0.1:{server.getsockname()[1]}"], "CONNECT_TIMEOUT": 1})
     start = time.monotonic()
     with pytest.raises(ClustertoolError):
-        Link.open(cluster.hosts[0], cluster)
+        SshLink.open(cluster.hosts[0], cluster)
     assert time.monotonic() - start < 5
     over.set()
     thread.join(5)

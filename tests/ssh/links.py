@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 import paramiko
 from paramiko.common import cMSG_CHANNEL_CLOSE
 
-from clustertool.ssh.connection import Link
+from clustertool.ssh.connection import SshLink
 from clustertool.ssh.parallel import each
 
 
-def close_all(links: Sequence[Link]) -> None:
+def close_all(links: Sequence[SshLink]) -> None:
     """Side by side: each dead peer costs a moment."""
-    each(list(links), Link.close)
+    each(list(links), SshLink.close)
 
 
 class Held:

@@ -23,7 +23,7 @@ from paramiko.common import cMSG_CHANNEL_DATA, cMSG_CHANNEL_EOF
 from clustertool.errors import AuthError, Interrupted, PreflightError, TimedOut, Unreachable, UsageError
 from clustertool.model.config.cluster import Cluster, read_cluster
 from clustertool.ssh.channel import KEEP
-from clustertool.ssh.connection import Link, open_all, run_user_command
+from clustertool.ssh.connection import SshLink, open_all, run_user_command
 from clustertool.ssh.parallel import each
 from clustertool.ssh.prompter import Prompter
 from tests.ssh import sshd
@@ -35,16 +35,16 @@ needs_bash = pytest.mark.skipif(not sshd.READS_BASHRC, reason="needs an account 
 
 
 @pytest.fixture
-def link(cluster_of: Any) -> Iterator[Link]:
+def link(cluster_of: Any) -> Iterator[SshLink]:
     cluster, _ = cluster_of(1)
-    with Link.open(cluster.hosts[0], cluster) as link:
+    with SshLink.open(cluster.hosts[0], cluster) as link:
         yield link
 
 
 # ---- scripts
 
 
-def test_script_gives_both_streams_and_the_code(link: Link) -> None:
+def test_script_gives_both_streams_and_the_code(link: SshLink) -> None:
     done = link.script(b"echo out; echo err >&2; printf '\\000\\377'; exit 3\n", 10)
     assert (done.code, done.stdout, done.stderr, done.noise) == (3, b"out\n\0\xff", b"err\n", b"")
 
@@ -53,21 +53,21 @@ def test_script_gives_both_streams_and_the_code(link: Link) -> None:
 def test_what_start_files_print_is_noise(cluster_of: Any) -> None:
     cluster, (server,) = cluster_of(1)
     (server.home / ".bashrc").write_text("echo welcome; echo beware >&2\n")
-    with Link.open(cluster.hosts[0], cluster) as link:
+    with SshLink.open(cluster.hosts[0], cluster) as link:
         done = link.script(b"echo $0; exit 4\n", 10)
         assert (done.code, done.stdout, done.stderr, done.noise) == (4, b"/bin/sh\n", b"", b"welcome\n")
         done = run_user_command(link, "echo mine", 10)
         assert (done.stdout, done.stderr) == (b"mine\n", b"")
 
 
-def test_a_long_script_whose_output_comes_before_it_is_read(link: Link) -> None:
+def test_a_long_script_whose_output_comes_before_it_is_read(link: SshLink) -> None:
     text = b"".join(b"echo %d %s\n" % (i, b"x" * 300) for i in range(20000))
     done = link.script(text, 60)
     assert len(text) > 6e6 and done.code == 0
     assert done.stdout.count(b"\n") == 20000 and done.stdout.endswith(b"19999 " + b"x" * 300 + b"\n")
 
 
-def test_output_is_bounded_and_costs_no_more_than_its_bytes(link: Link) -> None:
+def test_output_is_bounded_and_costs_no_more_than_its_bytes(link: SshLink) -> None:
     start = time.monotonic()
     done = link.script(b"head -c 50000000 /dev/zero; head -c 1000 /dev/zero >&2\n", 60)
     assert (done.code, len(done.stderr)) == (0, 1000)
@@ -75,12 +75,12 @@ def test_output_is_bounded_and_costs_no_more_than_its_bytes(link: Link) -> None:
     assert time.monotonic() - start < 10
 
 
-def test_much_on_stderr_alone_does_not_block(link: Link) -> None:
+def test_much_on_stderr_alone_does_not_block(link: SshLink) -> None:
     done = link.script(b"head -c 9000000 /dev/zero >&2; echo done\n", 30)
     assert done.stdout == b"done\n" and len(done.stderr) == 9000000
 
 
-def test_script_that_does_not_end_in_time(link: Link) -> None:
+def test_script_that_does_not_end_in_time(link: SshLink) -> None:
     start = time.monotonic()
     with pytest.raises(Unreachable, match="0.5 s"):
         link.script(b"sleep 100 </dev/null\n", 0.5)
@@ -88,7 +88,7 @@ def test_script_that_does_not_end_in_time(link: Link) -> None:
     assert link.script(b"echo still\n", 10).stdout == b"still\n"
 
 
-def test_shell_killed_by_a_signal(link: Link) -> None:
+def test_shell_killed_by_a_signal(link: SshLink) -> None:
     assert link.script(b"kill -9 $$\n", 10).code == 128 + signal.SIGKILL
 
 
@@ -98,7 +98,7 @@ def test_pipe_gives_the_script_exactly_our_bytes(cluster_of: Any, size: int) -> 
     cluster, (server,) = cluster_of(1)
     (server.home / ".bashrc").write_text("echo noise; seq 1000\n")
     data = os.urandom(size)
-    with Link.open(cluster.hosts[0], cluster) as link:
+    with SshLink.open(cluster.hosts[0], cluster) as link:
         pipe = link.pipe(b"x='a  \\b\n$HOME'\nprintf '%s' \"$x\" >&2; echo\tgo\ncat\nexit 5")
         pipe.send_all(data, 10)
         pipe.channel.shutdown_write()
@@ -130,19 +130,19 @@ def test_pipe_gives_the_script_exactly_our_bytes(cluster_of: Any, size: int) -> 
 )
 def test_user_command(cluster_of: Any, command: str, stdout: bytes, code: int) -> None:
     cluster, _ = cluster_of(1)
-    with Link.open(cluster.hosts[0], cluster) as link:
+    with SshLink.open(cluster.hosts[0], cluster) as link:
         done = run_user_command(link, command, 20)
         assert (done.stdout, done.code) == (stdout, code)
 
 
 def test_user_command_is_run_by_the_login_shell(cluster_of: Any) -> None:
     cluster, _ = cluster_of(1)
-    with Link.open(cluster.hosts[0], cluster) as link:
+    with SshLink.open(cluster.hosts[0], cluster) as link:
         done = run_user_command(link, "echo $0", 10)
         assert done.stdout.decode().strip() == pwd.getpwuid(os.getuid()).pw_shell
 
 
-def test_user_command_limits(link: Link) -> None:
+def test_user_command_limits(link: SshLink) -> None:
     with pytest.raises(TimedOut):
         run_user_command(link, "sleep 100", 0.3)
     with pytest.raises(UsageError):
@@ -157,7 +157,7 @@ def test_any_login_shell(cluster_of: Any, shell: str) -> None:
         pytest.skip(f"needs {shell}")
     cluster, (server,) = cluster_of(1, extra=[f'ForceCommand exec {path} -c "$SSH_ORIGINAL_COMMAND"'])
     (server.home / ".bashrc").write_text(f"export SHELL={path}; echo noise\n")
-    with Link.open(cluster.hosts[0], cluster) as link:
+    with SshLink.open(cluster.hosts[0], cluster) as link:
         assert link.script(b'echo "$((2 * 3))"\n', 10).stdout == b"6\n"
         done = run_user_command(link, "echo 'a  b'\necho $0 | tr a-z A-Z\nexit 3\n", 10)
         if shell == "fish":  # has no $0
@@ -171,7 +171,7 @@ def test_any_login_shell(cluster_of: Any, shell: str) -> None:
 
 def test_login_shell_that_starts_nothing(cluster_of: Any) -> None:
     cluster, _ = cluster_of(1, extra=["ForceCommand echo This account is not available; exit 1"])
-    with Link.open(cluster.hosts[0], cluster) as link:
+    with SshLink.open(cluster.hosts[0], cluster) as link:
         with pytest.raises(PreflightError, match="This account is not available"):
             link.script(b"echo\n", 10)
         with pytest.raises(PreflightError, match="This account is not available"):
@@ -193,7 +193,7 @@ def test_close_is_quick_and_twice_is_fine_and_leaves_no_thread(cluster_of: Any) 
 
 def test_frozen_node(cluster_of: Any) -> None:
     cluster, (server,) = cluster_of(1)
-    link = Link.open(cluster.hosts[0], cluster)
+    link = SshLink.open(cluster.hosts[0], cluster)
     server.cut()
     start = time.monotonic()
     with pytest.raises(Unreachable):
@@ -204,7 +204,7 @@ def test_frozen_node(cluster_of: Any) -> None:
 
 def test_node_that_dies_while_a_command_runs(cluster_of: Any) -> None:
     cluster, (server,) = cluster_of(1)
-    link = Link.open(cluster.hosts[0], cluster)
+    link = SshLink.open(cluster.hosts[0], cluster)
     timer = threading.Timer(0.3, server.stop)
     timer.start()
     with pytest.raises(Unreachable, match="lost"):
@@ -218,7 +218,7 @@ def test_node_that_dies_while_a_command_runs(cluster_of: Any) -> None:
 
 def test_too_many_sessions_on_one_connection(cluster_of: Any) -> None:
     cluster, _ = cluster_of(1, extra=["MaxSessions 2"])
-    with Link.open(cluster.hosts[0], cluster) as link:
+    with SshLink.open(cluster.hosts[0], cluster) as link:
         channels = [link.channel(), link.channel()]
         with pytest.raises(PreflightError, match="MaxSessions|session"):
             link.channel()
@@ -259,7 +259,7 @@ def silent() -> Iterator[tuple[str, int]]:
 def _fails(cluster: Cluster) -> Unreachable:
     start = time.monotonic()
     with pytest.raises(Unreachable) as caught:
-        Link.open(cluster.hosts[0], cluster)
+        SshLink.open(cluster.hosts[0], cluster)
     assert time.monotonic() - start < 4
     assert caught.value.node == cluster.hosts[0].name and caught.value.fix
     return caught.value
@@ -357,7 +357,7 @@ def test_wrong_key(cluster_of: Any, tmp_path: Path) -> None:
     other = sshd.write_key(tmp_path / "other", ed25519.Ed25519PrivateKey.generate())
     cluster, _ = cluster_of(1, IDENTITY_FILE=str(other))
     with pytest.raises(AuthError) as caught:
-        Link.open(cluster.hosts[0], cluster)
+        SshLink.open(cluster.hosts[0], cluster)
     assert str(other) in caught.value.what and "ssh-copy-id" in caught.value.fix
 
 
@@ -366,21 +366,21 @@ def test_a_server_that_stops_answering_during_the_login(cluster_of: Any) -> None
     slow = ["AuthorizedKeysCommand /bin/sleep 60", "AuthorizedKeysCommandUser root"]
     cluster, _ = cluster_of(1, extra=[*slow, "AuthorizedKeysFile none"], CONNECT_TIMEOUT=2)
     with pytest.raises(Unreachable, match="stopped answering during the login"):
-        Link.open(cluster.hosts[0], cluster)
+        SshLink.open(cluster.hosts[0], cluster)
 
 
 def test_key_file_that_is_not_there(cluster_of: Any) -> None:
     cluster, _ = cluster_of(1, IDENTITY_FILE="/no/such/key")
     with pytest.raises(AuthError, match="/no/such/key does not exist"):
-        Link.open(cluster.hosts[0], cluster)
+        SshLink.open(cluster.hosts[0], cluster)
 
 
 def test_default_key_in_the_home(cluster_of: Any, laptop: Path, ssh_keys: sshd.Keys) -> None:
     cluster, _ = cluster_of(1, IDENTITY_FILE="")
     with pytest.raises(AuthError, match="no key"):
-        Link.open(cluster.hosts[0], cluster)
+        SshLink.open(cluster.hosts[0], cluster)
     shutil.copy(ssh_keys.user, laptop / ".ssh" / "id_ed25519")
-    Link.open(cluster.hosts[0], cluster).close()
+    SshLink.open(cluster.hosts[0], cluster).close()
 
 
 @pytest.fixture
@@ -410,7 +410,7 @@ def test_passphrase_is_asked_once_for_all_nodes(cluster_of: Any, start: Any, loc
 def test_passphrase_without_a_terminal(cluster_of: Any, start: Any, locked: Path) -> None:
     cluster = _with_locked(cluster_of, start, locked, 1)
     with pytest.raises(AuthError) as caught:
-        Link.open(cluster.hosts[0], cluster)
+        SshLink.open(cluster.hosts[0], cluster)
     assert f"ssh-add {locked}" in caught.value.fix and "no terminal" in caught.value.fix
 
 
@@ -454,7 +454,7 @@ def test_the_named_key_goes_before_the_agents_many(
     close_all(list(open_all(cluster.hosts, cluster).all().values()))
     lost, _ = cluster_of(1, extra=["MaxAuthTries 2"], IDENTITY_FILE="")
     with pytest.raises(AuthError) as caught:
-        Link.open(lost.hosts[0], lost)
+        SshLink.open(lost.hosts[0], lost)
     assert "too many keys" in caught.value.fix
 
 
@@ -505,18 +505,18 @@ def test_password_is_asked_once_for_one_host_and_again_if_wrong(hosts: Any, meth
 # ---- a channel's last word
 
 
-def _close(link: Link, channel: paramiko.Channel, pid: bytes) -> None:
+def _close(link: SshLink, channel: paramiko.Channel, pid: bytes) -> None:
     channel.close()
 
 
-def _kill(link: Link, channel: paramiko.Channel, pid: bytes) -> None:
+def _kill(link: SshLink, channel: paramiko.Channel, pid: bytes) -> None:
     assert link.script(b"kill %s\n" % pid, 10).code == 0
     until(lambda: channel.closed)
 
 
 @pytest.mark.parametrize("end", [_close, _kill])
 @pytest.mark.parametrize("kind", [cMSG_CHANNEL_DATA, cMSG_CHANNEL_EOF], ids=["data", "eof"])
-def test_what_would_pass_a_close_does_not_end_the_connection(link: Link, end: Any, kind: bytes) -> None:
+def test_what_would_pass_a_close_does_not_end_the_connection(link: SshLink, end: Any, kind: bytes) -> None:
     channel = link.channel("exec /bin/sh -c 'echo $$; exec cat'")
     channel.settimeout(10)
     pid = channel.recv(20).strip()

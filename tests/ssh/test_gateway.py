@@ -16,7 +16,7 @@ from paramiko.common import cMSG_CHANNEL_DATA
 from clustertool.errors import AuthError, Unreachable
 from clustertool.model.config.cluster import Cluster, read_cluster
 from clustertool.ssh import login
-from clustertool.ssh.connection import Link, open_all, run_user_command
+from clustertool.ssh.connection import SshLink, open_all, run_user_command
 from clustertool.ssh.parallel import each
 from tests.ssh import sshd
 from tests.ssh.conftest import cluster_for
@@ -76,7 +76,7 @@ def test_a_link_that_closes_while_it_sends_leaves_the_bastion_to_the_others(
 
 def test_much_data_through_a_gateway(start: Start, ssh_keys: sshd.Keys, laptop: Path) -> None:
     cluster, _, _ = _behind(start, ssh_keys, 1)
-    with Link.open(cluster.hosts[0], cluster) as link:
+    with SshLink.open(cluster.hosts[0], cluster) as link:
         assert len(link.script(b"head -c 8000000 /dev/urandom\n", 30).stdout) == 8000000
 
 
@@ -88,7 +88,7 @@ def test_proxy_jump_of_the_ssh_configuration_in_a_chain(start: Start, ssh_keys: 
         f"Host second\n  HostName {second.address}\n  Port {second.port}\n"
     )
     cluster = read_cluster({"HOSTS": ["target"], "IDENTITY_FILE": str(ssh_keys.user), "CONNECT_TIMEOUT": 20})
-    with Link.open(cluster.hosts[0], cluster) as link:
+    with SshLink.open(cluster.hosts[0], cluster) as link:
         assert link.script(b"echo $HOME\n", 10).stdout.decode().strip() == str(node.home)
         assert (_logins(first), _logins(second), _logins(node)) == (1, 1, 1)
 
@@ -127,7 +127,7 @@ def test_changed_key_of_the_bastion(start: Start, ssh_keys: sshd.Keys, laptop: P
         f"[{bastion.address}]:{bastion.port} {sshd.public(ssh_keys.ed25519[0])}\n"
     )
     with pytest.raises(AuthError, match="the gateway.*host key has changed"):
-        Link.open(cluster.hosts[0], cluster)
+        SshLink.open(cluster.hosts[0], cluster)
     login.Bastion._all.clear()
 
 
@@ -135,7 +135,7 @@ def test_node_that_the_bastion_cannot_reach(start: Start, ssh_keys: sshd.Keys, l
     cluster, bastion, (node,) = _behind(start, ssh_keys, 1)
     node.stop()
     with pytest.raises(Unreachable, match="cannot reach 127.0.0.2"):
-        Link.open(cluster.hosts[0], cluster)
+        SshLink.open(cluster.hosts[0], cluster)
     assert not login.Bastion._all
 
 
@@ -143,7 +143,7 @@ def test_bastion_that_forbids_forwarding(start: Start, ssh_keys: sshd.Keys, lapt
     bastion, node = start(100, extra=["AllowTcpForwarding no"]), start(2)
     cluster = cluster_for([node], {"IDENTITY_FILE": str(ssh_keys.user), "GATEWAY": f"{bastion.address}:{bastion.port}"})
     with pytest.raises(Unreachable) as caught:
-        Link.open(cluster.hosts[0], cluster)
+        SshLink.open(cluster.hosts[0], cluster)
     assert "AllowTcpForwarding" in caught.value.fix
 
 
@@ -187,7 +187,7 @@ def test_proxy_command_has_its_own_session_and_ends_with_the_link(
     cluster = read_cluster(
         {"HOSTS": [f"{sshd.USER}@target"], "IDENTITY_FILE": str(ssh_keys.user), "CONNECT_TIMEOUT": 20}
     )
-    with Link.open(cluster.hosts[0], cluster) as link:
+    with SshLink.open(cluster.hosts[0], cluster) as link:
         pid, session = (int(word) for word in told.read_text().split())
         assert session == pid != os.getsid(0)
         assert len(link.script(b"head -c 3000000 /dev/zero\n", 20).stdout) == 3000000
@@ -199,7 +199,7 @@ def test_proxy_command_that_fails_is_quoted(start: Start, ssh_keys: sshd.Keys, l
     _proxy(laptop, node, "sh -c 'echo no such tunnel >&2; exit 1'")
     cluster = read_cluster({"HOSTS": [f"{sshd.USER}@target"], "IDENTITY_FILE": str(ssh_keys.user)})
     with pytest.raises(Unreachable, match="no such tunnel"):
-        Link.open(cluster.hosts[0], cluster)
+        SshLink.open(cluster.hosts[0], cluster)
 
 
 def test_proxy_command_that_ignores_its_end_is_killed(start: Start, ssh_keys: sshd.Keys, laptop: Path) -> None:
@@ -211,7 +211,7 @@ def test_proxy_command_that_ignores_its_end_is_killed(start: Start, ssh_keys: ss
     )
     begin = time.monotonic()
     with pytest.raises(Unreachable):
-        Link.open(cluster.hosts[0], cluster)
+        SshLink.open(cluster.hosts[0], cluster)
     assert time.monotonic() - begin < 5
     pid = int(told.read_text())
     until(lambda: not sshd.living(pid))

@@ -15,7 +15,7 @@ import pytest
 from clustertool.errors import AuthError
 from clustertool.model.config.cluster import Cluster
 from clustertool.ssh import host_keys
-from clustertool.ssh.connection import Link, open_all
+from clustertool.ssh.connection import SshLink, open_all
 from clustertool.ssh.settings import SshSettings
 from tests.ssh import sshd
 from tests.ssh.conftest import cluster_for
@@ -82,27 +82,27 @@ def test_changed_key_is_refused_and_told(cluster_of: Any, laptop: Path, ssh_keys
     for policy in ("accept-new", "strict"):
         _fresh()
         with pytest.raises(AuthError) as caught:
-            Link.open(cluster.hosts[0], Cluster(**{**vars(cluster), "host_keys": policy}))
+            SshLink.open(cluster.hosts[0], Cluster(**{**vars(cluster), "host_keys": policy}))
         assert "has changed" in caught.value.what and f"{known} line 3" in caught.value.what
         assert f"ssh-keygen -R '[{server.address}]:{server.port}' -f {known}" in caught.value.fix
         assert caught.value.node == cluster.hosts[0].name and caught.value.code == 77
-    Link.open(cluster.hosts[0], Cluster(**{**vars(cluster), "host_keys": "off"})).close()
+    SshLink.open(cluster.hosts[0], Cluster(**{**vars(cluster), "host_keys": "off"})).close()
     command = caught.value.fix[caught.value.fix.index("ssh-keygen") :].split(" (")[0]
     subprocess.run(command, shell=True, check=True, capture_output=True)
-    Link.open(cluster.hosts[0], cluster).close()  # the fix helps, in the same process too
+    SshLink.open(cluster.hosts[0], cluster).close()  # the fix helps, in the same process too
     assert server.host_key.split()[1] in known.read_text()
 
 
 def test_strict_refuses_what_it_does_not_know(cluster_of: Any, laptop: Path) -> None:
     cluster, (server,) = cluster_of(1, HOST_KEYS="strict")
     with pytest.raises(AuthError, match="not known.*SHA256:") as caught:
-        Link.open(cluster.hosts[0], cluster)
+        SshLink.open(cluster.hosts[0], cluster)
     assert f"ssh-keyscan -p {server.port} {server.address}" in caught.value.fix
     assert not (laptop / ".ssh" / "known_hosts").exists()
     subprocess.run(
         f"ssh-keyscan -p {server.port} {server.address} >> {laptop}/.ssh/known_hosts", shell=True, check=True
     )
-    Link.open(cluster.hosts[0], cluster).close()
+    SshLink.open(cluster.hosts[0], cluster).close()
 
 
 def test_hashed_names_are_understood_and_made(cluster_of: Any, laptop: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_known_key_of_another_type_is_asked_for(
     cluster = cluster_for([server], {"IDENTITY_FILE": str(ssh_keys.user), "HOST_KEYS": "strict"})
     known = laptop / ".ssh" / "known_hosts"
     known.write_text(f"[{server.address}]:{server.port} {sshd.public(ssh_keys.rsa)}\n")
-    with Link.open(cluster.hosts[0], cluster) as link:
+    with SshLink.open(cluster.hosts[0], cluster) as link:
         assert link.transport.host_key_type.startswith("rsa-sha2")
 
 
@@ -135,7 +135,7 @@ def test_only_another_type_is_known_and_no_longer_there(cluster_of: Any, laptop:
     cluster, (server,) = cluster_of(1)
     (laptop / ".ssh" / "known_hosts").write_text(f"[{server.address}]:{server.port} {sshd.public(ssh_keys.rsa)}\n")
     with pytest.raises(AuthError, match="known is ssh-rsa, shown was ssh-ed25519"):
-        Link.open(cluster.hosts[0], cluster)
+        SshLink.open(cluster.hosts[0], cluster)
 
 
 def test_odd_lines(cluster_of: Any, laptop: Path) -> None:
@@ -156,7 +156,7 @@ def test_revoked_key(cluster_of: Any, laptop: Path) -> None:
     cluster, (server,) = cluster_of(1)
     (laptop / ".ssh" / "known_hosts").write_text(f"{server.known_hosts}@revoked * {server.host_key}\n")
     with pytest.raises(AuthError, match="revoked"):
-        Link.open(cluster.hosts[0], cluster)
+        SshLink.open(cluster.hosts[0], cluster)
 
 
 def test_patterns_and_the_bare_name(cluster_of: Any, laptop: Path) -> None:

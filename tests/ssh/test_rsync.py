@@ -23,7 +23,7 @@ from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.transfer import bridge, rsync_session
 from clustertool.fleet.transfer.receive import _Entry, receive
 from clustertool.fleet.transfer.rsync_session import Copied, pull
-from clustertool.ssh.connection import Link, open_all
+from clustertool.ssh.connection import SshLink, open_all
 from clustertool.ssh.parallel import each
 from tests.ssh import sshd
 from tests.ssh.links import close_all
@@ -59,9 +59,9 @@ ODD = [
 
 
 @pytest.fixture
-def node(cluster_of: Any) -> Iterator[tuple[Link, sshd.Sshd]]:
+def node(cluster_of: Any) -> Iterator[tuple[SshLink, sshd.Sshd]]:
     cluster, (server,) = cluster_of(1)
-    with Link.open(cluster.hosts[0], cluster) as link:
+    with SshLink.open(cluster.hosts[0], cluster) as link:
         yield link, server
     until(lambda: not _rsyncs())
 
@@ -149,7 +149,7 @@ def test_login_shells(cluster_of: Any, source: Path, tmp_path: Path, shell: str)
     if not path:
         pytest.skip(f"needs {shell}")
     cluster, _ = cluster_of(1, extra=[f'ForceCommand exec {path} -c "$SSH_ORIGINAL_COMMAND"'])
-    with Link.open(cluster.hosts[0], cluster) as link:
+    with SshLink.open(cluster.hosts[0], cluster) as link:
         (source / "dangling").unlink()
         pull(link, str(source), tmp_path / "it's a target")
     assert _content(tmp_path / "it's a target") == _content(source)
@@ -234,7 +234,7 @@ def test_rsync_is_missing_here(node: Any, source: Path, tmp_path: Path, monkeypa
 def test_rsync_is_missing_there(cluster_of: Any, source: Path, tmp_path: Path) -> None:
     cluster, (server,) = cluster_of(1)
     (server.home / ".bashrc").write_text("PATH=/nonexistent\n")
-    with Link.open(cluster.hosts[0], cluster) as link, pytest.raises(DispatchError) as caught:
+    with SshLink.open(cluster.hosts[0], cluster) as link, pytest.raises(DispatchError) as caught:
         pull(link, str(source), tmp_path / "target")
     assert "rsync is missing there" in caught.value.what and caught.value.node == link.node
 
@@ -344,7 +344,7 @@ def test_16_nodes_at_once(cluster_of: Any, tmp_path: Path) -> None:
     cluster, _ = cluster_of(16)
     links = open_all(cluster.hosts, cluster).all()
 
-    def one(link: Link) -> Copied:
+    def one(link: SshLink) -> Copied:
         return pull(link, str(source), tmp_path / f"node{link.host.index}")
 
     assert {got.files for got in each(links, one).all().values()} == {200}

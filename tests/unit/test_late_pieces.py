@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from clustertool.model.dispatch.late_pieces import Pace
+from clustertool.model.dispatch.late_pieces import LatePieces
 
 SIZE = 1 << 20
 
 
-def pace_with(*others: int, size: int = SIZE) -> Pace:
+def pace_with(*others: int, size: int = SIZE) -> LatePieces:
     """Node 0 has been sent piece 0; then others were sent pieces of these sizes, and tell that they have come."""
-    pace = Pace(0.25)
+    pace = LatePieces(0.25)
     pace.begun(0, 0, size, 0.0)
     for number, other in enumerate(others, 1):
         pace.begun(1, number, other, number / 100)
@@ -36,7 +36,7 @@ def test_small_pieces_pass_a_large_one_in_numbers() -> None:
 
 
 def test_what_was_begun_before_does_not_count() -> None:
-    pace = Pace(0.25)
+    pace = LatePieces(0.25)
     for number in range(1, 9):
         pace.begun(1, number, SIZE, 0.0)
     pace.begun(0, 0, SIZE, 1.0)

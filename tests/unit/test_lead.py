@@ -9,12 +9,12 @@ from clustertool.node.supervisor.coordinator.lead_decisions import (
     Absent,
     Clean,
     Event,
-    Exit,
     Exited,
     Finish,
     Joined,
     Listening,
     Lost,
+    RankExit,
     Shape,
     Start,
     State,
@@ -46,11 +46,11 @@ def ended(
     note: str = "",
     error: int = 0,
     consequence: bool = False,
-) -> Exit:
-    return Exit(*key, code, signal, stopped, note, error, consequence)
+) -> RankExit:
+    return RankExit(*key, code, signal, stopped, note, error, consequence)
 
 
-def exits(*those: Exit, attempt: int = 0) -> Exited:
+def exits(*those: RankExit, attempt: int = 0) -> Exited:
     return Exited(those, attempt)
 
 

@@ -18,12 +18,12 @@ from clustertool.node.supervisor.coordinator.lead_decisions import (
     Action,
     Clean,
     Event,
-    Exit,
     Exited,
     Finish,
     Joined,
     Listening,
     Lost,
+    RankExit,
     Shape,
     Start,
     State,
@@ -223,7 +223,7 @@ def _batches(keys: frozenset[Key]) -> Iterator[frozenset[Key]]:
 
 
 def _exited(node: Node, batch: frozenset[Key], code: int, stopped: bool = False) -> Exited:
-    exits = tuple(Exit(*key, code, stopped=stopped) for key in sorted(batch, reverse=True))
+    exits = tuple(RankExit(*key, code, stopped=stopped) for key in sorted(batch, reverse=True))
     return Exited(exits, node.attempt)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clustertool.show.markup import Html, tag
-from clustertool.show.report_charts import Line, band, chart, human_time, ticks
+from clustertool.show.report_charts import Plot, band, chart, human_time, ticks
 from clustertool.show.report_html import folded, page
 from tests.unit.reports import BEGAN, answers, story_of
 
@@ -191,7 +191,7 @@ def test_devices_have_curves() -> None:
 
 
 def test_curves_stay_in_their_frame() -> None:
-    svg = chart("c", [Line([(-5.0, 1.0), (50.0, 9.0), (999.0, -3.0)], "x")], 100.0, str)
+    svg = chart("c", [Plot([(-5.0, 1.0), (50.0, 9.0), (999.0, -3.0)], "x")], 100.0, str)
     points = re.search(r'd="M([^"]+)"', svg)
     assert points
     numbers = [
@@ -202,8 +202,8 @@ def test_curves_stay_in_their_frame() -> None:
 
 
 def test_many_lines_become_a_band() -> None:
-    many = [Line([(float(t), float(n)) for t in range(100)], f"rank {n}") for n in range(30)]
-    svg = chart("c", [*many, Line([(0.0, 1.0), (99.0, 1.0)], "bad", "culprit")], 100.0, str)
+    many = [Plot([(float(t), float(n)) for t in range(100)], f"rank {n}") for n in range(30)]
+    svg = chart("c", [*many, Plot([(0.0, 1.0), (99.0, 1.0)], "bad", "culprit")], 100.0, str)
     assert svg.count("<path") == 3
     assert 'class="line culprit"' in svg
     lowest, middle, highest = band([line.curve for line in many], 100.0)

@@ -22,7 +22,7 @@ class _Transit:
     passed: int = 0
 
 
-class Pace:
+class LatePieces:
     """`report`: seconds between two reports of a node, which may report a piece so long after it came."""
 
     def __init__(self, report: float) -> None:

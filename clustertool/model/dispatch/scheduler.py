@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from clustertool.model.dispatch import topology
-from clustertool.model.dispatch.late_pieces import Pace
+from clustertool.model.dispatch.late_pieces import LatePieces
 
 SETTLE = 1.0  # seconds that the others have to report what they have, once one did
 _SENDERS = 3  # pieces on their way at a time, not counting those that a slow node keeps from moving:
@@ -247,7 +247,7 @@ class Scheduler:
         )  # pieces that no node has which passes them on; the others, and since when:
         self._seeded: Dict[int, float] = {}
         self._confirmed: Set[int] = set()  # those of them that such a node has reported
-        self._pace = Pace(report)
+        self._pace = LatePieces(report)
         self._late: Dict[int, int] = {}  # pieces that should have come -> the slow node
         self._copied: Set[int] = set()  # late pieces that another node was sent as well
         self._width = _SENDERS

@@ -9,7 +9,7 @@ from clustertool.node.jobs.descendants import Descendants
 from clustertool.node.supervisor.card_monitor import CardMonitor
 from clustertool.node.supervisor.rank_table import RankTable
 from clustertool.node.supervisor.usage_recorder import Reached, UsageRecorder
-from clustertool.node.system.pressure import Disk
+from clustertool.node.system.pressure import DiskWatch
 
 if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import Spec
@@ -27,7 +27,7 @@ class NodeMonitor:
         self._family = family
         self._ranks = ranks
         self._record = record
-        self._disk = Disk(job)
+        self._disk = DiskWatch(job)
         self.devices = CardMonitor(family, spec, record)
         self._recorder = UsageRecorder(job, self.devices)
         self._sampled_at = 0.0

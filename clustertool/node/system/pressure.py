@@ -63,7 +63,7 @@ _LITTLE = 64 << 10  # bytes; less is full
 _ROOM = 256 << 10  # full until there is as much again
 
 
-class Disk:
+class DiskWatch:
     """The file system of a directory, by its descriptor. `full` is the result of the last check."""
 
     def __init__(self, directory: int) -> None:

@@ -33,7 +33,7 @@ _NAMED = 3  # different errors in a reason
 
 
 @dataclass(frozen=True)
-class Exit:
+class RankExit:
     role: str
     rank: int
     code: int
@@ -70,7 +70,7 @@ class Listening:
 class Exited:
     """Exits that one supervisor reaped in one pass: simultaneous as far as it can be known."""
 
-    exits: Tuple[Exit, ...]
+    exits: Tuple[RankExit, ...]
     attempt: int = 0
 
 
@@ -171,9 +171,9 @@ class State:
     attempt: int = 0
     joined: FrozenSet[int] = frozenset()
     listening: FrozenSet[Key] = frozenset()
-    exits: Tuple[Exit, ...] = ()
+    exits: Tuple[RankExit, ...] = ()
     trainers_ended: int = 0
-    culprits: Tuple[Exit, ...] = ()
+    culprits: Tuple[RankExit, ...] = ()
     gone: FrozenSet[int] = frozenset()
     lost: FrozenSet[int] = frozenset()
     survivors: Tuple[str, ...] = ()
@@ -231,19 +231,19 @@ def _exited(state: State, event: Exited) -> Step:
     return state, ()
 
 
-def _failures(state: State, event: Exited) -> Tuple[Exit, ...]:
+def _failures(state: State, event: Exited) -> Tuple[RankExit, ...]:
     """Processes that failed by themselves while the job ends because of an earlier failure: they are culprits as well."""
     if not state.restart and (state.ending is None or state.ending.state is not JobState.FAILED):
         return ()
     return tuple(sorted((exit for exit in event.exits if exit.failed), key=lambda exit: exit.key))
 
 
-def _ordered(culprits: Tuple[Exit, ...]) -> Tuple[Exit, ...]:
+def _ordered(culprits: Tuple[RankExit, ...]) -> Tuple[RankExit, ...]:
     """Causes before consequences; else in the order in which the lead learned of them."""
     return tuple(sorted(culprits, key=lambda exit: exit.consequence))
 
 
-def _left_early(state: State, exit: Exit) -> bool:
+def _left_early(state: State, exit: RankExit) -> bool:
     """A pserver that ends before it ever listened would keep everybody waiting."""
     return exit.role == "pserver" and not exit.stopped and exit.key not in state.listening
 
@@ -365,7 +365,7 @@ def _victims(state: State, outcome: Outcome) -> Tuple[Key, ...]:
     if outcome.state is JobState.SUCCEEDED:
         return ()
     guilty = set(outcome.culprits)
-    ended: Dict[Key, Exit] = {exit.key: exit for exit in state.exits}
+    ended: Dict[Key, RankExit] = {exit.key: exit for exit in state.exits}
     victims: List[Key] = [key for key, exit in ended.items() if key not in guilty and exit.stopped]
     return tuple(sorted(victims))
 

@@ -322,12 +322,12 @@ def _event(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[l.Even
     return None
 
 
-def _exit(ranks: FrozenSet[Key], item: ExitRow) -> l.Exit:
+def _exit(ranks: FrozenSet[Key], item: ExitRow) -> l.RankExit:
     role, rank, code, number, stopped, note, error, consequence = item
     key = _key(ranks, role, rank)
     if not (0 <= int(code) <= 255 and 0 <= int(number) <= 127):
         raise ValueError("an exit code or a signal that does not exist")
-    return l.Exit(*key, int(code), int(number), bool(stopped), str(note), int(error), bool(consequence))
+    return l.RankExit(*key, int(code), int(number), bool(stopped), str(note), int(error), bool(consequence))
 
 
 def _number(value: Any) -> Optional[float]:
