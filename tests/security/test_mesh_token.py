@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from clustertool.node.probe.link_test import _TOKEN, _WHO, _Listener
+from clustertool.node.probe.link_test import _TOKEN, _NAME, _Listener
 
 TOKEN = b"0123456789abcdef" * 2
 PATIENCE = 0.3  # seconds without an answer and without an end
@@ -40,12 +40,12 @@ def test_a_part_of_the_token_gets_no_answer(address: tuple[str, int]) -> None:
 
 
 def test_only_the_whole_token_is_answered(address: tuple[str, int]) -> None:
-    assert _says(address, TOKEN + _WHO) == b"00000007"
+    assert _says(address, TOKEN + _NAME) == b"00000007"
     for wrong in (
-        b"x" + TOKEN[1:] + _WHO,
-        TOKEN[:-1] + b"x" + _WHO,
-        bytes(_TOKEN) + _WHO,
+        b"x" + TOKEN[1:] + _NAME,
+        TOKEN[:-1] + b"x" + _NAME,
+        bytes(_TOKEN) + _NAME,
         TOKEN + b"?",
-        TOKEN + _WHO + b"x",
+        TOKEN + _NAME + b"x",
     ):
         assert _says(address, wrong) in (b"", None)
