@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from clustertool.node.probe.link_test import _TOKEN, _NAME, _Listener
+from clustertool.node.probe.link_test import _NAME, _TOKEN, _Listener
 
 TOKEN = b"0123456789abcdef" * 2
 PATIENCE = 0.3  # seconds without an answer and without an end
