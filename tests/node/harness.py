@@ -519,7 +519,7 @@ class Bench:
             try:
                 return job.place().start()
             except PortInUse as error:
-                if "in use by job test_" not in error.what or f"in use by job {self.tmp.name[:30]}" in error.what:
+                if "in use by job" not in error.what or f"in use by job {self.tmp.name[:30]}" in error.what:
                     raise
                 for node, request in job.place_requests.items():
                     job.nodes[node].client.ask("unplace", job_dir=request["spec"]["job_dir"], token=job.token)
