@@ -123,7 +123,7 @@ def check_alone(order: RunRequest) -> None:
         for node, fact in facts.items()
     }
     assert order.spec is not None
-    counted = replace(order.spec, nproc_of="")  # --nproc-per-node gpu: nobody has looked yet
+    counted = replace(order.spec, nproc_of="")  # --nproc-per-node gpu: the devices are not known yet
     make_plan(replace(order, spec=counted), facts, dry_identity(order))
 
 

@@ -277,7 +277,6 @@ class ProbeAnswer(Answer, total=False):
     root: str
     root_id: str
     root_hint: str
-    root_above: List[Tuple[str, str]]
     home: str
     user: str
     python: str

@@ -7,7 +7,7 @@ Every event has `t`, the time in seconds by the node's clock, and `type` (in rec
                  places: of the ranks of all nodes, see model/job/rank_places.py; records of older versions have none
     supervisor   pid, start, boot                  guard / gauge   pid, start
     started      role, rank, pid, start, attempt   listening  role, rank
-    elsewhere    role, rank, listens, endpoint     a pserver listens where nobody looks for it
+    elsewhere    role, rank, listens, endpoint     a pserver listens at another address than planned
     exited       role, rank, code, signal, stopped, note, attempt   `stopped`: after the supervisor had signalled it;
                  error, consequence        of a failure: a number made of the last line of its log without its digits, and
                                            whether the line is about a lost connection

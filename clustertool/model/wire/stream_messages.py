@@ -176,6 +176,3 @@ class PeerHave(TypedDict):
 class PeerNew(TypedDict):
     type: Literal["new"]
     new: List[int]
-
-
-PeerMessage = Union[PeerGet, PeerPiece, PeerHave, PeerNew]
