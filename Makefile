@@ -8,57 +8,76 @@ DATA := workspaces/word2vec/train_data_dir/word_dict.txt
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { echo "$$p"; break; }; done)
 
-.PHONY: help demo test test-versions test-others test-labs test-chaos bench test-frameworks test-browser check clean packages
+.PHONY: help demo test test-versions test-engines test-chaos bench test-frameworks test-gpu test-browser test-notebook check docs clean packages
 
 help:
 	@echo "make demo    train word2vec on three embedded nodes (installs what is missing)"
 	@echo "make test    all tests; ARGS='-k name' selects"
 	@echo "make test-versions   tests of the laptop's side with each Python here, the oldest and the newest libraries; ARGS='tests/unit'"
 	@echo "make test-chaos   a hundred random faults, half an hour"
+	@echo "make test-engines   jobs in a real queue of Slurm, and each way in which they fail"
 	@echo "make test-frameworks   real PyTorch and Paddle, three minutes; the first time it downloads 600 MB"
+	@echo "make test-gpu   jobs on a real NVIDIA GPU; TORCH_PYTHON=/path/to/python3 has a PyTorch that sees it"
 	@echo "make bench   dispatch compared with rsync and clush on a shaped cluster; ARGS='--only cold-16'"
-	@echo "make test-browser   the report's page in Chromium (package chromium)"
+	@echo "make test-browser   the report's page and the documentation site in Chromium (package chromium)"
+	@echo "make docs    the documentation site, in build/docs/site"
+	@echo "make test-notebook   the Python API in a real notebook kernel (installs nbclient and ipykernel)"
 	@echo "make check   format, mistakes, types, imports, names"
 	@echo "make clean   remove everything that make has created"
 
 demo: $(READY) $(DATA)
 	@scripts/demo.sh
 
-# Most of a test is waiting. Labs share nothing, so two of them run beside the others, which take turns on loopback. Then come, two at a
-# time, those that can do with a loopback of their own, where the kernel gives us one. One framework runs among the others; the virtual
-# environments that tests give to jobs are kept in .frameworks.
-ALONE := $(if $(shell unshare --net true 2>/dev/null && echo yes),tests/node tests/unit)
+# Half of a test is waiting, so four at a time keep two processors busy: make test WORKERS=8. Each worker has a loopback of its own; where the
+# kernel gives us none, the tests take turns. One framework runs among the others; the virtual environments that tests give to jobs are kept in
+# .frameworks.
+WORKERS ?= 4
+PARALLEL := $(if $(shell unshare --net true 2>/dev/null && echo yes),-n $(WORKERS) --dist worksteal)
 
 test: $(READY)
 	@PYTHON="$(PYTHON)" scripts/frameworks.sh digits-data digits-torch
-	@$(MAKE) --no-print-directory --keep-going --jobs=2 test-others test-labs
-
-# Pytest's 5: ARGS selected nothing in this half.
-test-others: $(READY)
-	@$(BIN)/python -m pytest -q --ignore tests/lab $(addprefix --ignore ,$(ALONE)) $(ARGS) || [ $$? = 5 ]
-
-# Shown as one piece, after the end.
-test-labs: $(READY)
-	@code=0; { \
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal tests/lab $(ARGS) || [ $$? = 5 ] || code=1; \
-	[ -z "$(ALONE)" ] || OWN_LOOPBACK=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal $(ALONE) $(ARGS) || [ $$? = 5 ] || code=1; \
-	} > .test-labs.log 2>&1; cat .test-labs.log; rm -f .test-labs.log; exit $$code
+	@scripts/engine-packages.sh
+	@OWN_LOOPBACK=1 $(BIN)/python -m pytest -q $(PARALLEL) $(ARGS)
 
 test-versions: | packages
 	@scripts/test-versions.sh $(ARGS)
 
-# The stories first, two at a time since they mostly wait; then what is measured, with nothing beside it.
+# The stories first, two at a time since they mostly wait; then what is measured, with nothing else at that time.
+STORIES := tests/lab/test_chaos.py tests/lab/test_join_chaos.py
+
 test-chaos: $(READY)
-	@code=0; $(BIN)/python -m pytest -q -n 2 tests/lab/test_chaos.py -m "chaos or not chaos" $(ARGS) || code=$$?; \
-	$(BIN)/python -m pytest -q -m chaos --ignore tests/lab/test_chaos.py $(ARGS) || code=$$?; exit $$code
+	@code=0; $(BIN)/python -m pytest -q -n 2 $(STORIES) -m "chaos or not chaos" $(ARGS) || code=$$?; \
+	$(BIN)/python -m pytest -q -m chaos $(addprefix --ignore ,$(STORIES)) $(ARGS) || code=$$?; exit $$code
+
+test-engines: export DEMAND_ENGINES := 1
+test-engines: $(READY)
+	@PYTHON="$(PYTHON)" scripts/frameworks.sh digits-data digits-torch
+	@scripts/engine-packages.sh
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal tests/slurm -m "engines or not engines" $(ARGS)
 
 test-frameworks: export DEMAND_FRAMEWORKS := 1
 test-frameworks: $(READY)
 	@PYTHON="$(PYTHON)" scripts/frameworks.sh digits-data digits-torch digits-paddle paddle-ps
 	@$(BIN)/python -m pytest -q tests/frameworks -m "frameworks or not frameworks" $(ARGS)
 
-test-browser: $(READY)
+# TORCH_PYTHON: a Python whose PyTorch sees the GPU, by default python3.
+test-gpu: export DEMAND_GPU := 1
+test-gpu: $(READY)
+	@$(BIN)/python -m pytest -q tests/gpu -m gpu $(ARGS)
+
+test-notebook: $(READY)
+	@$(BIN)/python -c 'import ipykernel, nbclient' 2>/dev/null || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[notebook]'
+	@$(BIN)/python -m pytest -q -ra tests/notebook $(ARGS)
+
+test-browser: docs
 	@$(BIN)/python -m pytest -q -ra tests/browser $(ARGS)
+
+# Only the site needs its generator.
+docs: $(READY)
+	@$(BIN)/python -c 'import zensical' 2>/dev/null || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@$(BIN)/python scripts/make-docs.py build/docs
 
 # All of them, so that one run shows all findings.
 check: $(READY)
@@ -88,7 +107,7 @@ $(READY): setup.cfg pyproject.toml | packages
 	@echo "making .venv with $(PYTHON)" >&2
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	@$(BIN)/python -m compileall -q clustertool  # Invoke lets nobody do so later, and each start would compile what it imports
+	@$(BIN)/python -m compileall -q clustertool  # Invoke prevents that Python does so later, and each start would compile what it imports
 	@touch $@
 
 $(DATA): workspaces/word2vec/prepare.py | $(READY)

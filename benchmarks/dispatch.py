@@ -1,4 +1,4 @@
-"""How long a workspace takes to all nodes: ours beside a parallel rsync loop and `clush --copy`, on a shaped cluster.
+"""How long a workspace takes to all nodes: ours, a parallel rsync loop and `clush --copy`, on a shaped cluster.
 
     make bench                                     # every case of CASES
     make bench ARGS="--only cold-16 --rounds 3 --json bench.json"
@@ -79,9 +79,8 @@ class Bench:
         self.aside = 0
         self.work = folder / "work"
         self.work.mkdir()
-        conf = self.lab.conf(
-            PYTHON=None
-        )  # as on machines that nobody has set up: a virtual environment takes longer to start
+        # As on machines where nothing was set up: a virtual environment takes longer to start.
+        conf = self.lab.conf(PYTHON=None)
         (self.work / "conf.py").write_text(conf)
         (self.work / "tasks.py").write_text("from clustertool.verbs import ns\n")
         self.job = self.work / "job"
@@ -220,12 +219,12 @@ def table(case: Case, found: Runs, limits: dict[str, float]) -> list[dict[str, o
         alone, laptop, nodes, sent = (_median(runs, key) for key in ("alone", "laptop", "nodes", "bytes"))
         ratio = statistics.median(one["alone"] / first for one, first in zip(runs, base))
         limit = limits.get(tool)
-        told = f"at most {limit:g}: {_word(ratio <= limit)}" if limit else ""
+        judged = f"at most {limit:g}: {_met(ratio <= limit)}" if limit else ""
         if limit and case is not WARM:
-            told += f", at most {most / 1e6:.1f} MB: {_word(sent <= most)}"
+            judged += f", at most {most / 1e6:.1f} MB: {_met(sent <= most)}"
         cpu = f"CPU: laptop {laptop:.2f} s, each node {nodes / case.nodes * 1000:.0f} ms"
         print(f"{name:16} {tool:20} {seconds:8.2f} s, without the nodes' CPU {alone:8.2f} s {ratio:7.2f} x", end=" ")
-        print(f"{sent / 1e6:10.2f} MB  {cpu}  {told}", flush=True)
+        print(f"{sent / 1e6:10.2f} MB  {cpu}  {judged}", flush=True)
         row = {
             "case": name,
             "tool": tool,
@@ -246,7 +245,7 @@ def _median(runs: list[dict[str, float]], key: str) -> float:
     return statistics.median(one[key] for one in runs)
 
 
-def _word(met: bool) -> str:
+def _met(met: bool) -> str:
     return "yes" if met else "NO"
 
 

@@ -1,41 +1,24 @@
 """Errors state what happened, on which node, and the fix. The class of an error gives the exit code.
 
-    ClustertoolError                 70
-     +-- UsageError                  64   wrong options
-     +-- DataError                   65   bad workspace or data
-     +-- NotFound                    66   no such job, rank or file
-     +-- PreflightError              69   a check failed
-     |    +-- Unreachable            69   a node did not answer
-     |    +-- BadAnswer              69   the answer of a node is not valid
-     |    +-- PortHeld               69   another job took a port after this one was planned
-     |    +-- DeviceHeld             69   another job or process uses a device that the job needs
-     +-- InternalError               70   a bug of the tool
-     +-- DispatchError               74   the workspace could not be copied
-     +-- NodeLost                    75   a node was lost while its job ran
-     +-- Survivors                   76   processes survived a stop
-     +-- AuthError                   77   authentication or host key refused
-     +-- ConfigError                 78   bad conf.py
-     +-- TimedOut                   124   the job reached its time limit
-     +-- Interrupted                130   Ctrl+C
-     +-- Terminated                 143   SIGTERM
-     +-- JobFailed                        the culprit's own code
-     +-- Several                          the failures of several nodes, gathered
-
 Codes come from sysexits.h where it has one. docs/reference.md has the whole list.
 """
 
 from __future__ import annotations
 
-from typing import Optional, Sequence, Tuple
+import copyreg
+from typing import Dict, Iterator, Optional, Sequence, Tuple, Type
 
 
 class ClustertoolError(Exception):
     """What happened (`what`), what to do (`fix`), where (`node`, its display name or "")."""
 
-    code = 70
+    code = 70  # for a class without a code of its own: that of its base
     source = "tool"
     printed = False  # the message was printed before: only the fix and the exit code remain
     brief = ""  # for the exit line: the failure without what was printed already
+
+    def __init_subclass__(cls, code: int = 0) -> None:
+        cls.code = code or cls.code
 
     def __init__(self, what: str, fix: str = "", node: str = "") -> None:
         super().__init__(what)
@@ -43,90 +26,90 @@ class ClustertoolError(Exception):
         self.fix = fix
         self.node = node
 
+    def __reduce__(self) -> Tuple[object, ...]:
+        """For pickle, without another call of __init__: the error of a job may come from another process of a pipeline."""
+        return copyreg.__newobj__, (type(self), self.what), vars(self)  # type: ignore[attr-defined]
+
     def __str__(self) -> str:
         where = f"{self.node}: " if self.node else ""
         fix = f"\n  fix: {self.fix}" if self.fix else ""
         return f"{where}{self.what}{fix}"
 
 
-class UsageError(ClustertoolError):
-    code = 64
+class UsageError(ClustertoolError, code=64):  # wrong options
+    brief = "wrong usage"  # its message is one line, and stands right above the exit line
 
 
-class DataError(ClustertoolError):
-    code = 65
+class DataError(ClustertoolError, code=65): ...  # bad workspace or data
 
 
-class NotFound(ClustertoolError):
-    code = 66
+class NotFound(ClustertoolError, code=66): ...  # no such job, rank or file
 
 
-class PreflightError(ClustertoolError):
-    code = 69
+class PreflightError(ClustertoolError, code=69): ...  # a check failed
 
 
-class Unreachable(PreflightError):
-    pass
+class Unreachable(PreflightError): ...  # a node did not answer
 
 
-class BadAnswer(PreflightError):
-    pass
+class NoPython(PreflightError): ...  # a node has no Python that can run the tool's part
+
+
+class BadAnswer(PreflightError): ...  # the answer of a node is not valid
 
 
 class PortInUse(PreflightError):
-    """Where the port was not asked for by name, planning once more finds another."""
+    """Another job took a port after this one was planned.
+
+    Where the port was not asked for by name, planning once more finds another.
+    """
 
 
 class DeviceInUse(PreflightError):
-    """It may become free: --wait waits for that."""
+    """Another job or process uses a device that the job needs. It may become free: --wait waits for that."""
 
 
 REPORT = "report it with the text above"
 
 
 class InternalError(ClustertoolError):
+    """A bug of the tool."""
+
     @property
     def short(self) -> str:
         """Its first line, without the traceback."""
         return self.what.partition("\n")[0]
 
 
-class DispatchError(ClustertoolError):
-    code = 74
+class DispatchError(ClustertoolError, code=74): ...  # the workspace could not be copied
 
 
-class NodeLost(ClustertoolError):
-    code = 75
+class NodeLost(ClustertoolError, code=75): ...  # a node was lost while its job ran
 
 
-class Survivors(ClustertoolError):
-    code = 76
+class Survivors(ClustertoolError, code=76): ...  # processes survived a stop
 
 
-class AuthError(ClustertoolError):
-    code = 77
+class AuthError(ClustertoolError, code=77): ...  # authentication or host key refused
 
 
-class ConfigError(ClustertoolError):
-    code = 78
+class ConfigError(ClustertoolError, code=78): ...  # bad conf.py
 
 
-class TimedOut(ClustertoolError):
-    code = 124
+class TimedOut(ClustertoolError, code=124): ...  # the job reached its time limit
 
 
-class Interrupted(ClustertoolError):
-    code = 130
+class Interrupted(ClustertoolError, code=130): ...  # Ctrl+C
 
 
-class Terminated(ClustertoolError):
-    code = 143
+class Terminated(ClustertoolError, code=143): ...  # SIGTERM
 
 
 class JobFailed(ClustertoolError):
-    """The job's own failure: `code` is the culprit's exit code, or 128+N for signal N."""
+    """The job's own failure: `code` is the culprit's exit code, or 128+N for signal N. `lines`: the last ones of its log."""
 
     source = "job"
+    lines: Tuple[str, ...] = ()
 
     def __init__(self, what: str, code: int, fix: str = "", node: str = "") -> None:
         super().__init__(what, fix, node)
@@ -157,28 +140,30 @@ def raise_all(errors: Sequence[ClustertoolError]) -> None:
         raise error
 
 
-# Sent over the wire by a node as its class name; unknown names become PreflightError.
-_BY_NAME = {
-    cls.__name__: cls
-    for cls in (
-        UsageError,
-        DataError,
-        NotFound,
-        PreflightError,
-        Unreachable,
-        PortInUse,
-        DeviceInUse,
-        InternalError,
-        DispatchError,
-        NodeLost,
-        Survivors,
-        AuthError,
-        ConfigError,
-        TimedOut,
-    )
-}
+def singles(error: ClustertoolError) -> Iterator[ClustertoolError]:
+    """The single errors inside, in order."""
+    if isinstance(error, Several):
+        for one in error.errors:
+            yield from singles(one)
+    else:
+        yield error
+
+
+def only(error: ClustertoolError, *kinds: Type[ClustertoolError]) -> bool:
+    """Whether all single errors are of these kinds."""
+    return all(isinstance(one, kinds) for one in singles(error))
+
+
+# What nodes raise. It is sent as the name of its class; unknown names become PreflightError.
+_OF_NODES = (UsageError, NotFound, PreflightError, PortInUse, DeviceInUse, InternalError, DispatchError)
+_BY_NAME = {cls.__name__: cls for cls in _OF_NODES}
 
 
 def from_wire(kind: str, what: str, fix: str = "", node: Optional[str] = None) -> ClustertoolError:
     """The error a node reported: `kind` is a class name of the tree above."""
     return _BY_NAME.get(kind, PreflightError)(what, fix, node or "")
+
+
+def as_wire(error: ClustertoolError) -> Dict[str, str]:
+    """The same as a node sends it."""
+    return {"kind": type(error).__name__, "what": error.what, "fix": error.fix}

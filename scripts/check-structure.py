@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""This script checks the size and the names of the modules and classes of the package.
+"""This script checks the size and the names of the modules and classes of the package, and that imports stand at the top.
 
 It reads the limits and the exceptions of scripts/structure.toml. It prints one line for each finding, and exits with 1 if there
 is one. `--figures` prints the lines, the files of each folder, the imports and the uses of Any instead.
@@ -38,6 +38,13 @@ def attributes(tree: ast.ClassDef) -> Set[str]:
     return found
 
 
+def all_attributes(name: str, declared: Mapping[str, ast.ClassDef]) -> Set[str]:
+    """Return the attributes of a class, also those of its bases in the package. declared: the classes of the package."""
+    tree = declared[name]
+    bases = {ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in tree.bases} & set(declared) - {name}
+    return attributes(tree).union(*(all_attributes(base, declared) for base in bases))
+
+
 def classes(trees: Mapping[str, ast.Module]) -> Iterator[Tuple[str, ast.ClassDef]]:
     """Yield (file, class) for each class at the top of a module."""
     for file, tree in trees.items():
@@ -49,6 +56,25 @@ def classes(trees: Mapping[str, ast.Module]) -> Iterator[Tuple[str, ast.ClassDef
 def uses_of_any(trees: Mapping[str, ast.Module]) -> int:
     """Return how often `Any` stands in a type."""
     return sum(isinstance(node, ast.Name) and node.id == "Any" for tree in trees.values() for node in ast.walk(tree))
+
+
+def is_verb(file: str, tree: ast.Module) -> bool:
+    """Return whether a file of verbs/ is that of a verb: it has a function of its name. Its name may occur once more."""
+    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    return Path(file).parent.name == "verbs" and Path(file).stem in functions
+
+
+def nested_imports(tree: ast.Module) -> List[ast.AST]:
+    """Return the import statements inside functions and classes."""
+    scopes = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    inside = {id(node): node for scope in ast.walk(tree) if isinstance(scope, scopes) for node in ast.walk(scope)}
+    return [node for node in inside.values() if isinstance(node, (ast.Import, ast.ImportFrom))]
+
+
+def calls(tree: ast.Module, name: str) -> bool:
+    """Return whether a module calls a function or a method of this name."""
+    called = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return any(getattr(function, "attr", getattr(function, "id", "")) == name for function in called)
 
 
 def folders(trees: Mapping[str, ast.Module]) -> Dict[str, int]:
@@ -71,11 +97,16 @@ def findings(package: Path, limits: Mapping[str, int], exceptions: Mapping[str, 
     stems: Dict[str, List[str]] = defaultdict(list)
     names: Dict[str, List[str]] = defaultdict(list)
     for file in trees:
-        if not file.endswith("__init__.py") and not file.startswith("verbs/"):  # the file of a verb has the verb's name
+        if not file.endswith("__init__.py") and not is_verb(file, trees[file]):
             stems[Path(file).stem].append(file)
+        if count := len(nested_imports(trees[file])):
+            found["imports", file] = f"{file} has {count} imports inside functions: put them at the top"
+        if calls(trees[file], "import_module"):
+            found["lazy", file] = f"{file} calls import_module: import at the top"
+    declared = {tree.name: tree for _, tree in classes(trees)}
     for file, tree in classes(trees):
         names[tree.name].append(file)
-        count = len(attributes(tree))
+        count = len(all_attributes(tree.name, declared))
         if count > limits["attributes"]:
             found["attributes", tree.name] = (
                 f"{file}: class {tree.name} has {count} attributes: at most {limits['attributes']}"
@@ -99,15 +130,7 @@ def figures(package: Path) -> Iterator[str]:
     yield f"{sum((package / file).read_text('utf-8').count(chr(10)) for file in trees)} lines in {len(trees)} files"
     yield from (f"{count:3} modules in {folder}" for folder, count in sorted(folders(trees).items()))
     yield f"{uses_of_any(trees)} uses of Any"
-    nested = [
-        node
-        for tree in trees.values()
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef)
-        for node in ast.walk(function)
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-    ]
-    yield f"{len(nested)} imports inside functions"
+    yield f"{sum(len(nested_imports(tree)) for tree in trees.values())} imports inside functions"
 
 
 def main(arguments: List[str]) -> int:

@@ -17,7 +17,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = ["clustertool", "tasks.py", "conf.py.example"]
+PRODUCT = ["clustertool", "scripts", "benchmarks", "tasks.py", "conf.py.example"]
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 

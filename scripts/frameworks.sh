@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes .frameworks/NAME for each NAME given: a virtual environment with what workspaces/NAME/requirements.txt asks for.
 # What is there already is kept until that file changes. PyTorch is the CPU's build, which PyPI lacks for Linux: where it
-# can't be had, or nothing can be had at all, that is told and the tests skip, unless DEMAND_FRAMEWORKS=1. Then any build
+# can't be had, or nothing can be had at all, that is reported and the tests skip, unless DEMAND_FRAMEWORKS=1. Then any build
 # will do, and to have none is an error.
 set -u
 cd "$(dirname "$0")/.."

@@ -2,6 +2,7 @@
 # Installs what pip cannot: the OpenSSH server and client, rsync, ip and ping, and Python's venv where it is a package of
 # its own. Says and does nothing where all of it is there. Needs root or a sudo that asks no password; without, it says
 # what to install. The embedded local cluster only uses the sshd program: a service that comes with it is switched off.
+# Arguments are further programs: slurmctld, slurmd, sbatch, munged.
 set -eu
 cd "$(dirname "$0")/.."
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
@@ -13,6 +14,9 @@ for program in sshd ssh rsync ip ping; do
     case $(uname -s):$program in
         Linux:* | *:sshd | *:ssh | *:rsync) has $program || missing="$missing $program" ;;
     esac
+done
+for program; do
+    has "$program" || missing="$missing $program"
 done
 python=${PYTHON:-python3}
 if [ ! -x .venv/bin/python ]; then
@@ -36,6 +40,11 @@ package() { # program -> its package, in the words of apt-get, dnf or apk
         apt-get:venv) echo "$(basename "$python")-venv" ;;
         dnf:venv) echo python3-pip ;;
         apk:venv) echo py3-pip ;;
+        apt-get:slurm*) echo "$2" ;;
+        dnf:slurm*) echo "slurm-$2" ;;
+        apt-get:sbatch) echo slurm-client ;;
+        dnf:sbatch) echo slurm ;;
+        *:munged) echo munge ;;
     esac
 }
 
@@ -75,10 +84,14 @@ if ! install >"$log" 2>&1; then
     echo "these packages could not be installed:$packages" >&2
     exit 1
 fi
-case $missing in
-    *sshd*)
-        if [ -d /run/systemd/system ]; then # nobody asked for an open port 22
-            $root systemctl disable --now ssh.service ssh.socket sshd.service sshd.socket >/dev/null 2>&1 || true
-        fi
-        ;;
-esac
+services= # which start with a package that is here for its programs
+for program in $missing; do
+    case $program in
+        sshd) services="$services ssh.service ssh.socket sshd.service sshd.socket" ;;
+        slurmctld | slurmd) services="$services $program.service" ;;
+        munged) services="$services munge.service" ;;
+    esac
+done
+if [ -n "$services" ] && [ -d /run/systemd/system ]; then
+    $root systemctl disable --now $services >/dev/null 2>&1 || true
+fi

@@ -37,6 +37,9 @@ CLUSTERTOOL = [str(Path(sys.executable).parent / "clustertool")]
 CLUSTERRUN = [str(Path(sys.executable).parent / "clusterrun")]
 TIMEOUT = 120.0
 PATIENCE = 30.0  # seconds for something to come true; far more than it needs, others load the machine
+SOON = (
+    5.0  # seconds for processes that were ended to be gone: a loaded machine needs some; what was not ended never goes
+)
 
 
 class Done(NamedTuple):
@@ -62,6 +65,17 @@ class Done(NamedTuple):
         found = re.search(r"^job (\S+):", self.err, re.M)
         assert found, self.err
         return found.group(1)
+
+    @property
+    def interrupted_before_our_code(self) -> bool:
+        """SIGINT ended it before our package was imported: in the shells, in Python's own start or in Invoke.
+
+        Python's start then ends with code 1 and a traceback without a file of ours, Invoke with code 1 and no message.
+        """
+        starting = ("Traceback", "Fatal Python error: init_", "Could not import runpy module")
+        python = self.err.startswith(starting) and self.err.rstrip().endswith("KeyboardInterrupt")
+        silent_or_python = not self.err or (python and f"{REPO / 'clustertool'}/" not in self.err)
+        return self.code in (1, -signal.SIGINT) and silent_or_python
 
     def ends(self, code: int) -> Done:
         assert self.code == code, f"exit code {self.code}, not {code}\n--- stdout\n{self.out}\n--- stderr\n{self.err}"
@@ -218,6 +232,10 @@ class Site:
         """What lives on a node, but for sshd."""
         raise NotImplementedError
 
+    def all_processes(self) -> list[Process]:
+        """The same of all nodes."""
+        return [process for node in range(self.count) for process in self.processes(node)]
+
     # -- files
 
     def conf(self, **keys: object) -> Site:
@@ -325,7 +343,7 @@ class Site:
 
     def living(self) -> list[Process]:
         """All processes on all nodes that belong to jobs: supervisors, guards, ranks, whatever they started."""
-        return [process for node in range(self.count) for process in self.processes(node) if not _agent(process)]
+        return [process for process in self.all_processes() if not _agent(process)]
 
     def gone(self, seconds: float = PATIENCE) -> None:
         """Nothing of any job lives on any node, at the latest in `seconds`."""
@@ -336,7 +354,7 @@ class Site:
         for running in self.running:
             running.close()
         with contextlib.suppress(AssertionError):
-            self.gone(5.0)
+            self.gone(SOON)
         left = self.living()
         for process in left:
             with contextlib.suppress(ProcessLookupError):
@@ -379,8 +397,14 @@ class LoopSite(Site):
         return self.servers[node].address
 
     def processes(self, node: int) -> list[Process]:
+        return _carrying({node: self._signs(node)})
+
+    def all_processes(self) -> list[Process]:
+        return _carrying({node: self._signs(node) for node in range(self.count)})
+
+    def _signs(self, node: int) -> list[bytes]:
         server = self.servers[node]
-        return _carrying(node, [f"HOME={server.home}\0".encode(), server.mark.encode()])
+        return [f"HOME={server.home}\0".encode(), server.mark.encode()]
 
 
 class EmbeddedSite(Site):
@@ -402,7 +426,13 @@ class EmbeddedSite(Site):
         return f"127.0.0.{node + 1}"
 
     def processes(self, node: int) -> list[Process]:
-        return _carrying(node, [f"HOME={self.home(node)}\0".encode()])
+        return _carrying({node: self._signs(node)})
+
+    def all_processes(self) -> list[Process]:
+        return _carrying({node: self._signs(node) for node in range(self.count)})
+
+    def _signs(self, node: int) -> list[bytes]:
+        return [f"HOME={self.home(node)}\0".encode()]
 
     def close(self) -> None:
         try:
@@ -443,7 +473,7 @@ class HereSite(Site):
 
     def processes(self, node: int) -> list[Process]:
         ours = {running.process.pid for running in self.running}
-        return [process for process in _carrying(node, [self._mark.encode() + b"\0"]) if process.pid not in ours]
+        return [process for process in _carrying({node: [self._mark.encode() + b"\0"]}) if process.pid not in ours]
 
 
 class LabSite(Site):
@@ -472,15 +502,17 @@ class LabSite(Site):
         return [process for seen in self.lab.processes(node) for process in _look(node, seen.pid)]
 
 
-def _carrying(node: int, signs: Sequence[bytes]) -> list[Process]:
-    """Processes of this machine with one of `signs` in their environment."""
+def _carrying(signs: Mapping[int, Sequence[bytes]]) -> list[Process]:
+    """Processes of this machine with one of the `signs` of a node in their environment, by node."""
     found: list[Process] = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError):
-                if any(sign in Path(f"/proc/{name}/environ").read_bytes() + b"\0" for sign in signs):
-                    found += _look(node, int(name))
-    return found
+                environ = Path(f"/proc/{name}/environ").read_bytes() + b"\0"
+                for node in signs:
+                    if any(sign in environ for sign in signs[node]):
+                        found += _look(node, int(name))
+    return sorted(found, key=lambda process: process.node)
 
 
 def _look(node: int, pid: int) -> Iterator[Process]:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.node_code import NodeCode
+
 # A shell starts what it runs in the background deaf to SIGINT, and all its children are: no test's Ctrl+C would be heard.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -18,6 +20,12 @@ def pytest_configure() -> None:
     """OWN_LOOPBACK=1: 127.0.0.1 is another one for this process, so that it can run beside others."""
     if os.environ.get("OWN_LOOPBACK") and not ctypes.CDLL(None).unshare(0x40000000):  # CLONE_NEWNET
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+
+
+@pytest.fixture(scope="session")
+def node_code(tmp_path_factory: pytest.TempPathFactory) -> NodeCode:
+    """The node's code, installed once."""
+    return NodeCode(tmp_path_factory.mktemp("code"))
 
 
 @pytest.fixture(scope="session")

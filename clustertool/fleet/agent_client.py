@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import queue
-import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from clustertool.errors import (
@@ -16,20 +16,22 @@ from clustertool.errors import (
     BadAnswer,
     ClustertoolError,
     InternalError,
+    NoPython,
     PreflightError,
     Unreachable,
     from_wire,
 )
 from clustertool.fleet import node_bundle
+from clustertool.fleet.this_machine import Link
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
+from clustertool.model.hints import PROGRAM
 from clustertool.model.wire import answers
 from clustertool.model.wire.frames import Decoder, FrameError, Header, encode
 from clustertool.model.wire.messages import Answered, Request
 from clustertool.model.wire.shape import Malformed
 from clustertool.model.wire.stream_messages import ClosedFrame, RelayOrder, RelayReport, StreamFrame
-from clustertool.ssh.channel import Reachable, discard
-from clustertool.ssh.greeting import Greeting, seconds_for
+from clustertool.ssh.channel import Greeting, discard, seconds_for
 
 Sink = Callable[[int, StreamFrame, bytes], None]
 _WINDOW = 8 << 20  # what may be on its way to us unread: bounds the laptop's memory
@@ -39,15 +41,19 @@ _PAUSE = 0.002
 _ERROR_BYTES = 64 << 10  # bytes of the channel's stderr that are read for an error message
 _ERROR_WAIT = 0.5
 _TIMES = 20  # the timeout of a long request: as long as there is progress
+# Reads the name of the interpreter from stdin.
+_START = f"""\
+IFS= read -r p; case "$p" in "~/"*) p="$HOME/${{p#??}}";; esac
+command -v "$p" >/dev/null 2>&1 || {{ echo 'no python'; exit 0; }}
+exec "$p" -ESs -c '{node_bundle.FIRST}' clustertool-agent""".encode()
 
 
 class AgentClient:
-    """Open with Agent.open(); ask() for one answer; frames that answer nothing (events, logs, beats) go to `sink`."""
+    """Open with AgentClient.open(); ask() for one answer; frames that answer nothing (events, logs, beats) go to `sink`."""
 
-    def __init__(self, link: Reachable, host: Host, sink: Sink | None) -> None:
+    def __init__(self, link: Link, host: Host, sink: Sink | None) -> None:
         self.link = link
         self.host = host
-        self.python = ""
         self._sink = sink
         self.on_relay: Callable[[int, RelayReport], None] | None = None  # gets the reports of the node's relay
         self._channel: Any = None
@@ -56,23 +62,22 @@ class AgentClient:
         self._answers: dict[int, queue.SimpleQueue[Header | ClustertoolError]] = {}
         self._asked: dict[int, Request[Mapping[str, object]]] = {}  # without an answer so far
         self._decoder = Decoder(answers.STREAM, answers.PAYLOAD, check=self._fits)
-        self._refused = False  # a frame of its stream was not valid: no more of them are taken
+        self._refused: set[str | None] = set()  # bases with a frame that was not valid: no more of theirs are taken
         self._lock = threading.Lock()
         self._send_lock = threading.Lock()
         self.dead: ClustertoolError | None = None
 
     @classmethod
-    def open(cls, link: Reachable, host: Host, cluster: Cluster, sink: Sink | None = None) -> AgentClient:
-        """Start the node side over `link`. Raises PreflightError (no python, too old) or Unreachable."""
+    def open(cls, link: Link, host: Host, cluster: Cluster, sink: Sink | None = None) -> AgentClient:
+        """Start the node side over `link`. Raises NoPython, PreflightError or Unreachable."""
         agent = cls(link, host, sink)
         try:
             agent._boot(cluster)
         except (OSError, EOFError) as error:
             why = agent._stderr_line(_ERROR_WAIT) or str(error)
             agent.close()
-            raise Unreachable(
-                f"the session ended at once{': ' + why if why else ''}", "try ssh by hand", host.name
-            ) from None
+            what = f"the session ended at once{': ' + why if why else ''}"
+            raise Unreachable(what, "try ssh by hand", host.name) from None
         except ClustertoolError:
             agent.close()
             raise
@@ -82,13 +87,10 @@ class AgentClient:
     # -- start --
 
     def _boot(self, cluster: Cluster) -> None:
-        mark = secrets.token_hex(8)
         seconds = seconds_for(cluster.connect_timeout)
-        self._channel = self.link.channel("exec /bin/sh", window=_WINDOW, timeout=seconds)
-        self._channel.settimeout(seconds)
+        self._channel = self.link.channel(window=_WINDOW, timeout=seconds)
         greeting = Greeting(self._channel, self.host.name, seconds)
-        self._channel.sendall(_script(mark))
-        greeting.skip_to(mark)
+        greeting.start(_START)
         root = self.host.root_dir or cluster.root_dir
         hello = json.dumps({"root_dir": root, "root_group": cluster.root_dir_group, "entry": self.host.entry}).encode()
         start = node_bundle.LOADER + node_bundle.digest().encode() + node_bundle.sized(hello)
@@ -98,7 +100,7 @@ class AgentClient:
             self._channel.sendall(node_bundle.packed())
             line = self._answer(cluster, greeting)
         if line != "ready":
-            raise PreflightError(f"the node side did not start: {line}", "run inv check", self.host.name)
+            raise PreflightError(f"the node side did not start: {line}", f"run {PROGRAM} check", self.host.name)
         self._channel.settimeout(None)
         self._rest = greeting.rest
 
@@ -109,11 +111,11 @@ class AgentClient:
         except EOFError:
             output = self._stderr_line(_ERROR_WAIT)
             what = f"{cluster.python} did not run{': ' + output if output else ''}"
-            raise PreflightError(what, fix, self.host.name) from None
+            raise NoPython(what, fix, self.host.name) from None
         if line.startswith("old "):
-            raise PreflightError(f"{cluster.python} is Python {line[4:]}, too old", fix, self.host.name)
+            raise NoPython(f"{cluster.python} is Python {line[4:]}, too old", fix, self.host.name)
         if line == "no python":
-            raise PreflightError(f"there is no {cluster.python}", fix, self.host.name)
+            raise NoPython(f"there is no {cluster.python}", fix, self.host.name)
         return line
 
     def _stderr_line(self, wait: float = 0.0) -> str:
@@ -130,7 +132,7 @@ class AgentClient:
 
     # -- talk --
 
-    def ask(self, request: Request[Answered], timeout: float | None = 60.0) -> Answered:
+    def ask(self, request: Request[Answered], timeout: float = 60.0) -> Answered:
         """One request, one answer. Raises what the node raised, with the node's name, or Unreachable after `timeout` seconds.
 
         For a long request these are seconds without progress.
@@ -145,18 +147,18 @@ class AgentClient:
             self._asked[number] = request
             self._decoder.max_header = max(answers.STREAM, *(asked.limit for asked in self._asked.values()))
         self.send(request, number, before)
-        end = None if timeout is None else time.monotonic() + timeout
-        last = math.inf if end is None or request.kind.endless else end + _TIMES * (timeout or 0)
+        end = time.monotonic() + timeout
+        last = math.inf if request.kind.endless else end + _TIMES * timeout
         try:
             reply = answer.get(timeout=timeout)
             while isinstance(reply, dict) and "progress" in reply:
-                if timeout is not None and request.kind.long:
+                if request.kind.long:
                     end = min(time.monotonic() + timeout, last)
-                reply = answer.get(timeout=None if end is None else max(0.0, end - time.monotonic()))
+                reply = answer.get(timeout=max(0.0, end - time.monotonic()))
         except queue.Empty:
             also = " and no progress" if request.kind.long else ""
             what = f"no answer to {request.kind.type!r}{also} for {timeout:g} s"
-            raise Unreachable(what, "look at the node", self.host.name) from None
+            raise Unreachable(what, "check the node", self.host.name) from None
         finally:
             with self._lock:
                 self._answers.pop(number, None)
@@ -174,9 +176,15 @@ class AgentClient:
 
     def send(self, request: Request[Answered], number: int | None = None, now: float = 0.0) -> None:
         """Without a number: the answer is not wanted."""
+        with self._sending():
+            self._channel.sendall(encode(request.header(number, now)))
+
+    @contextlib.contextmanager
+    def _sending(self) -> Iterator[None]:
+        """For the time of one message. An error ends the connection."""
         try:
             with self._send_lock:
-                self._channel.sendall(encode(request.header(number, now)))
+                yield
         except (OSError, EOFError):
             self._died(self._lost("the connection broke"))
 
@@ -192,19 +200,16 @@ class AgentClient:
         While gently() is true, little more is sent than has arrived, so that others do not wait behind it.
         """
         data = memoryview(encode(dict(order), payload))
-        try:
-            with self._send_lock:
-                while data:  # in slices: paramiko copies what is left with each packet
-                    careful = gently is not None and gently()
-                    while careful and gently and gently() and self.link.waiting > _GENTLE:
-                        time.sleep(_PAUSE)
-                    size = min(len(data), _GENTLE if careful else _SLICE)
-                    self._channel.sendall(data[:size])
-                    if moved:
-                        moved(size)
-                    data = data[size:]
-        except (OSError, EOFError):
-            self._died(self._lost("the connection broke"))
+        with self._sending():
+            while data:  # in slices: paramiko copies what is left with each packet
+                careful = gently is not None and gently()
+                while careful and gently and gently() and self.link.waiting > _GENTLE:
+                    time.sleep(_PAUSE)
+                size = min(len(data), _GENTLE if careful else _SLICE)
+                self._channel.sendall(data[:size])
+                if moved:
+                    moved(size)
+                data = data[size:]
         if self.dead is not None:
             raise self.dead
 
@@ -212,9 +217,8 @@ class AgentClient:
         """A sign of life, unless something is being sent anyway."""
         if self._send_lock.acquire(blocking=False):
             try:
-                self._channel.sendall(encode({"type": "relay-beat"}))
-            except (OSError, EOFError):  # the reader finds out
-                return
+                with contextlib.suppress(OSError, EOFError):  # the reader finds out
+                    self._channel.sendall(encode({"type": "relay-beat"}))
             finally:
                 self._send_lock.release()
 
@@ -251,14 +255,15 @@ class AgentClient:
         if "re" in header:
             self._take_answer(_number(header), header)
             return
-        if self._refused:
+        base = _base(header)
+        if base in self._refused:
             return
         try:
             answers.check_frame(header)
         except Malformed as error:
-            self._refuse(header, self._bad(str(error)))
+            self._refuse(header, base, self._bad(str(error)))
             return
-        if header["type"] in answers.RELAY:
+        if answers.is_relay_report(header):
             self._report(cast(RelayReport, header))
         elif self._sink is not None:
             self._sink(self.host.index, cast(StreamFrame, header), payload)
@@ -279,27 +284,29 @@ class AgentClient:
         if waiting is None:  # the request has timed out
             return
         try:
-            asked.kind.check_answer(header)
+            answers.check_answer(asked.kind, header)
         except Malformed as error:
             waiting.put(self._bad(f"to {asked.kind.type!r}: {error}"))
         else:
             waiting.put(header)
 
-    def _refuse(self, header: Header, error: ClustertoolError) -> None:
-        """A frame of its stream is not valid: the stream has ended. Requests are still answered, as stop needs them."""
-        self._refused = True
-        if str(header.get("type")).startswith("relay"):
+    def _refuse(self, header: Header, base: str | None, error: ClustertoolError) -> None:
+        """A frame of a stream is not valid: the stream has ended. Requests are still answered, as stop needs them."""
+        self._refused.add(base)
+        if answers.is_relay_report(header):
             self._report({"type": "relay-failed", "kind": "BadAnswer", "what": error.what, "fix": error.fix})
         else:
-            self._close_stream(error.what, refused=True)
+            self._close_stream(error.what, True, base)
 
     def _report(self, report: RelayReport) -> None:
         if self.on_relay is not None:
             self.on_relay(self.host.index, report)
 
-    def _close_stream(self, why: str, refused: bool) -> None:
+    def _close_stream(self, why: str, refused: bool, base: str | None = None) -> None:
         if self._sink is not None:
             closed: ClosedFrame = {"type": "closed", "why": why, "refused": refused}
+            if base is not None:
+                closed["base"] = base
             self._sink(self.host.index, closed, b"")
 
     def _bad(self, what: str) -> BadAnswer:
@@ -307,7 +314,7 @@ class AgentClient:
         return BadAnswer(f"it sent something that is not valid: {what}", fix, self.host.name)
 
     def _lost(self, why: str) -> Unreachable:
-        return Unreachable(why, "check the node; inv status shows the state of the job", self.host.name)
+        return Unreachable(why, f"check the node; {PROGRAM} status shows the state of the job", self.host.name)
 
     def _died(self, error: ClustertoolError) -> None:
         with self._lock:
@@ -318,7 +325,7 @@ class AgentClient:
         for answer in waiting:
             answer.put(error)
         self._report({"type": "relay-gone", "why": error.what})
-        self._close_stream(error.what, refused=isinstance(error, BadAnswer))
+        self._close_stream(error.what, isinstance(error, BadAnswer))
 
     def mute(self) -> None:
         """Stop reading: later frames, and the end of the connection, are not reported."""
@@ -330,17 +337,13 @@ class AgentClient:
             discard(self._channel)
 
 
+def _base(header: Header) -> str | None:
+    """The base of the node whose stream a frame belongs to; None: it is that of this agent's own node, or of all."""
+    base = header.get("base")
+    return base if isinstance(base, str) else None
+
+
 def _number(header: Header) -> int:
     """The number of the request that a header answers, 0 if it is none."""
     number = header["re"]
     return number if isinstance(number, int) and not isinstance(number, bool) else 0
-
-
-def _script(mark: str) -> bytes:
-    """One compound command, so that sh has read all of it before it runs and leaves the rest of stdin alone."""
-    return (
-        f"{{ printf '\\n%s\\n' {mark}; IFS= read -r p; "
-        'case "$p" in "~/"*) p="$HOME/${p#??}";; esac; '
-        "command -v \"$p\" >/dev/null 2>&1 || { echo 'no python'; exit 0; }; "
-        f"exec \"$p\" -ESs -c '{node_bundle.FIRST}' clustertool-agent; }}\n"
-    ).encode()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import datetime
+import getpass
 import secrets
 import time
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
+
+from clustertool.model.facts import Identity
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
 
@@ -18,6 +22,11 @@ def job_id(now: float | None = None) -> str:
     """YYYYMMDD-HHMMSS-xxxx in UTC; sorts by time."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
     return stamp + "-" + "".join(secrets.choice(_LETTERS) for _ in range(4))
+
+
+def identity(job: str, asked: str = "", name: str = "", workspace: str = "") -> Identity:
+    """The identity of a new job with this id: its owner, its token and its certificate."""
+    return Identity(job, time.time(), getpass.getuser(), token(), *certificate(), asked, name, workspace)
 
 
 def token() -> str:
@@ -29,20 +38,27 @@ def certificate() -> tuple[str, str]:
 
     It never expires: a node whose clock is wrong must still be able to join, and the key is deleted with the job.
     """
-    key = ec.generate_private_key(ec.SECP256R1())
+    return self_signed(ec.generate_private_key(ec.SECP256R1()), x509.random_serial_number(), hashes.SHA256())
+
+
+def self_signed(
+    key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey, serial: int, digest: hashes.SHA256 | None
+) -> tuple[str, str]:
+    """(certificate, key) in PEM. Name and dates are always the same. digest: what is signed; None for Ed25519."""
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "clustertool job")])
     made = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
         .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
+        .serial_number(serial)
         .not_valid_before(datetime.datetime(1980, 1, 1))
         .not_valid_after(datetime.datetime(2100, 1, 1))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
+        .sign(key, digest)
     )
-    pem = key.private_bytes(  # PKCS 8 would name no kind of key, and OpenSSL 3 tries all it knows: 1.3 ms to load, not 0.9
-        serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
-    )
+    # PKCS 8 would name no kind of key, and OpenSSL 3 tries all it knows: 1.3 ms to load, not 0.9. Ed25519 has no other form.
+    elliptic = isinstance(key, ec.EllipticCurvePrivateKey)
+    form = serialization.PrivateFormat.TraditionalOpenSSL if elliptic else serialization.PrivateFormat.PKCS8
+    pem = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
     return made.public_bytes(serialization.Encoding.PEM).decode(), pem.decode()

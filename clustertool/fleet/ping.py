@@ -31,13 +31,9 @@ def _answers(name: str) -> bool:
     try:
         family, _, _, _, address = socket.getaddrinfo(name, None, type=socket.SOCK_DGRAM)[0]
         argv = _argv(str(address[0]), family == socket.AF_INET6)
+        # A session of its own: Ctrl+C in the terminal is for the tool alone.
         done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=_SECONDS + 1,
-            start_new_session=True,  # Ctrl+C in the terminal is for the tool alone
+            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS + 1, start_new_session=True
         )
     except (OSError, UnicodeError, subprocess.TimeoutExpired):
         return False

@@ -10,8 +10,7 @@ import time
 
 from clustertool.errors import ClustertoolError
 from clustertool.fleet import node_bundle
-from clustertool.fleet.device_check import module_request
-from clustertool.fleet.fleet import Fleet
+from clustertool.fleet.fleet import Fleet, module_request
 from clustertool.model.wire.agent_answers import GlanceAnswer, TailAnswer
 from clustertool.model.wire.messages import SAMPLE, Request
 
@@ -34,7 +33,8 @@ class Poll:
         self.failed: dict[int, ClustertoolError] = dict(fleet.failed)
 
     def start(self) -> None:
-        self._fleet.silence()  # the threads below log in again where a connection broke, and no thread serves questions
+        # The threads below log in again where a connection broke, and no thread serves questions.
+        self._fleet.prompter.silence()
         for host in self._fleet.cluster.hosts:
             threading.Thread(target=self._run, args=(host.index,), name=f"poll {host.name}", daemon=True).start()
 

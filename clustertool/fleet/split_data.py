@@ -28,7 +28,6 @@ MEMORY = 64 << 20  # bytes in memory of a shuffle; larger files use buckets on t
 _PER_LINE = 90  # additional bytes of a line in memory
 _BUCKETS = 128  # open files at a time
 _BUFFER = 1 << 16
-_STEP = 1 << 15
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\3\4": "zip"}
 Progress = Callable[[str, int, int], None]  # what is done, bytes done, bytes in all
 Check = Callable[[], None]
@@ -71,9 +70,8 @@ def cut(order: LineOrder, progress: Progress, check: Check) -> Result:
                 return Result(_publish(stage, order, counts, old), len(old))
     except OSError as error:
         where = error.filename or order.folder
-        raise DataError(
-            f"{where}: {error.strerror}", "make room or rights there, or give another folder with --to"
-        ) from None
+        fix = "make room or rights there, or give another folder with --to"
+        raise DataError(f"{where}: {error.strerror}", fix) from None
 
 
 def existing(folder: Path, name: str) -> list[str]:
@@ -203,59 +201,36 @@ def _fill(stage: Path, data: _Data, order: LineOrder, progress: Progress, check:
         random = Random(order.seed)
         last = int(random.random() * order.shards)
         blocks = _Shuffle(stage, random, progress, check).blocks(data.file, data.body, data.lines)
-    lines, done = _Lines(blocks, order), 0
+    block, at, done = b"", 0, 0
     for index, count in enumerate(counts):
         ended = bool(data.tail) and index == last
+        left = count - ended
         with open(stage / str(index), "wb") as file:
-            for piece in lines.take(count - ended):
-                file.write(piece)
-                done += len(piece)
+            while left:
+                if at == len(block):
+                    block, at = next(blocks, b""), 0
+                if not block:
+                    raise DataError(f"{order.data} changed while it was cut", "split it again")
+                end, found = _after(block, at, left)
+                file.write(memoryview(block)[at:end])
+                done += end - at
+                at, left = end, left - found
                 progress("writing", done, data.info.st_size)
-            for block in _blocks(data.file, data.body, data.info.st_size, check) if ended else ():
-                file.write(block)
+            for tail in _blocks(data.file, data.body, data.info.st_size, check) if ended else ():
+                file.write(tail)
     return counts
-
-
-class _Lines:
-    """Takes lines by number off a stream of blocks that know nothing of lines."""
-
-    def __init__(self, blocks: Iterator[bytes], order: LineOrder) -> None:
-        self._blocks = blocks
-        self._order = order
-        self._block = b""
-        self._at = 0
-
-    def take(self, count: int) -> Iterator[memoryview]:
-        while count:
-            if self._at == len(self._block):
-                self._block, self._at = next(self._blocks, b""), 0
-                if not self._block:
-                    raise DataError(f"{self._order.data} changed while it was cut", "split it again")
-            end, found = _after(self._block, self._at, count)
-            yield memoryview(self._block)[self._at : end]
-            self._at = end
-            count -= found
 
 
 def _after(block: bytes, at: int, count: int) -> tuple[int, int]:
     """Where the `count`-th line from `at` on ends, and `count`; or the block's end, and how many end before it."""
-    found = 0
-    while at < len(block):
-        here = block.count(b"\n", at, at + _STEP)
-        if found + here >= count:
-            break
-        found += here
-        at += _STEP
-    else:
+    found = block.count(b"\n", at)
+    if found < count:
         return len(block), found
-    while found < count:
-        at = block.index(b"\n", at) + 1
-        found += 1
-    return at, found
+    return len(block) - len(block[at:].split(b"\n", count)[-1]), count
 
 
 def _publish(stage: Path, order: LineOrder, counts: Sequence[int], old: Sequence[str]) -> tuple[Shard, ...]:
-    """By one rename each. Older shards are removed before, and the first shard comes last: two sets never look like one."""
+    """By one rename each. Older shards are removed before, and the first shard comes last: two sets are never taken for one."""
     for name in old:
         (order.folder / name).unlink()
     shards = []
@@ -291,9 +266,8 @@ class _Shuffle:
         elif taken <= MEMORY:
             yield from self._in_memory(file, size)
         else:
-            for path, its_size, its_lines in self._scatter(
-                file, size, min(_BUCKETS, 2 + taken * 5 // (4 * MEMORY)), reported
-            ):
+            count = min(_BUCKETS, 2 + taken * 5 // (4 * MEMORY))
+            for path, its_size, its_lines in self._scatter(file, size, count, reported):
                 with open(path, "rb", buffering=0) as bucket:
                     path.unlink()
                     yield from self.blocks(bucket, its_size, its_lines, reported=False)

@@ -1,7 +1,7 @@
 """This machine is a node with a child /bin/sh in place of an ssh channel. All other code is the same.
 
     link = HereLink(node(folder))
-    agent = Agent.open(link, link.host, cluster)
+    agent = AgentClient.open(link, link.host, cluster)
 
 The node's ROOT_DIR is `.clustertool` in the folder where the job was started, so verbs in this folder find the job, and
 its records are removed with the folder.
@@ -9,26 +9,32 @@ its records are removed with the folder.
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import os
+import select
 import socket
 import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
-from clustertool.errors import PreflightError, Unreachable, UsageError
+from clustertool.errors import PreflightError, Unreachable
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.paths import OURS
-from clustertool.model.planning.devices import VARIABLES
-from clustertool.ssh.channel import SHELL, Pipe, open_pipe
+from clustertool.model.planning.environment import DEFAULTS
+from clustertool.node.system import processes, users
+from clustertool.ssh.shells import Shells
 
 _ADDRESS = "127.0.0.1"  # as the launchers of one machine have it
 _PACKET = 1 << 17
+_TURN = 0.02  # seconds between two tests of the streams of a child
+SHELL = ("/bin/sh",)
 
 
 def alone(folder: Path, known: Cluster | None = None) -> Cluster:
@@ -38,24 +44,28 @@ def alone(folder: Path, known: Cluster | None = None) -> Cluster:
     host = node(folder)
     base = known or Cluster((host,), where="this machine")
     off = (*base.checks_off, "ping", "rsync")  # nothing is sent
-    return replace(
-        base, hosts=(host,), root_dir=host.root_dir, python=sys.executable, checks_off=off, first_path=_first_path()
-    )
+    # The tool's own interpreter runs the job, unless the user has activated an environment, which is on PATH already.
+    activated = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
+    path = "" if activated else str(Path(sys.executable).parent)
+    env = (*shell_defaults(), *base.env)
+    own = replace(base, hosts=(host,), root_dir=host.root_dir, checks_off=off, env=env)
+    return replace(own, python=sys.executable, first_path=path)
 
 
-def as_shown(cluster: Cluster, environ: Mapping[str, str]) -> Cluster:
-    """With the devices that the shell lets one see and no others."""
-    kind, ids = visible(environ)
-    hosts = tuple(replace(host, devices=ids) for host in cluster.hosts)
-    return replace(
-        cluster, hosts=hosts, device_kind=kind if kind and cluster.device_kind == "auto" else cluster.device_kind
-    )
+def shell_defaults() -> tuple[tuple[str, str], ...]:
+    """Variables of the shell that the job's defaults would replace."""
+    return tuple((name, os.environ[name]) for name in DEFAULTS if name in os.environ)
 
 
 def node(folder: Path) -> Host:
     """This machine, as later commands from the same folder know it."""
+    return host(str(folder / OURS))
+
+
+def host(root_dir: str = "") -> Host:
+    """This machine as an entry of HOSTS."""
     name = socket.gethostname()
-    return Host(0, name, address=_ADDRESS, root_dir=str(folder / OURS), name=name, here=True)
+    return Host(0, name, address=_ADDRESS, root_dir=root_dir, name=name, here=True)
 
 
 def found(folder: Path) -> Path | None:
@@ -72,54 +82,36 @@ def _ours(records: Path) -> bool:
         return False
 
 
-def visible(environ: Mapping[str, str]) -> tuple[str, tuple[int, ...] | None]:
-    """Kind and ids of the devices that this shell may use, ("", None) if it says nothing. No id at all is kind cpu.
-
-    Raises UsageError for ids that are no numbers.
-    """
-    limits = {kind: environ[name] for kind, (name, _) in VARIABLES.items() if environ.get(name, "all").strip() != "all"}
-    for kind, text in limits.items():
-        ids = [one.strip() for one in text.split(",") if one.strip()]
-        ids = list(itertools.takewhile(lambda one: not one.startswith("-"), ids))  # -1 hides itself and what follows
-        odd = next((one for one in ids if not one.isdecimal()), "")
-        if odd:
-            what = f"{VARIABLES[kind][0]}={text}: {odd!r} is no number"
-            raise UsageError(what, "write the devices' numbers, as nvidia-smi -L has them")
-        if ids:
-            return kind, tuple(map(int, ids))
-    return ("cpu" if limits else ""), None
+def user() -> str:
+    """This user as Facts.user has it."""
+    return users.name_of(os.getuid())
 
 
-def _first_path() -> str:
-    """The tool's own interpreter runs the job, unless the user has activated an environment, which is on PATH already."""
-    activated = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
-    return "" if activated else str(Path(sys.executable).parent)
+def machine() -> str:
+    """This machine as Facts.machine has it; "" where it is not known, as on another system than Linux."""
+    try:
+        return f"{processes.boot_id()}/{os.readlink('/proc/self/ns/net')}"
+    except OSError:
+        return ""
 
 
 class HereLink:
-    """What a Link is to a node behind ssh."""
+    """What an SshLink is to a node behind ssh. argv: a program of this machine whose stdin and stdout are those of a shell."""
 
-    def __init__(self, host: Host) -> None:
+    noise = b""
+
+    def __init__(self, host: Host, argv: Sequence[str] = SHELL) -> None:
         self.host = host
+        self._argv = argv
+        self.node = host.name
         self.alive = True
-        self.quick = True
+        self.waiting = 0  # bytes in flight: no network is involved
+        self.times: Mapping[str, float] = {}
         self._channels: list[HereChannel] = []
 
-    @property
-    def node(self) -> str:
-        return self.host.name
-
-    @property
-    def waiting(self) -> int:
-        """Bytes in flight: 0, since no network is involved."""
-        return 0
-
-    def channel(self, command: bytes | str = SHELL, *, window: int = 0, timeout: float = 10.0) -> HereChannel:
-        self._channels.append(HereChannel(os.fsdecode(command)))
+    def channel(self, *, window: int = 0, timeout: float = 10.0) -> HereChannel:
+        self._channels.append(HereChannel(self._argv))
         return self._channels[-1]
-
-    def pipe(self, script: bytes, *, window: int = 0, timeout: float = 10.0) -> Pipe:
-        return open_pipe(self, script, window=window, timeout=timeout)
 
     def lost(self, why: str) -> Unreachable:
         return Unreachable(why, "is this machine overloaded?", self.node)
@@ -135,29 +127,18 @@ class HereChannel:
 
     out_max_packet_size = _PACKET
 
-    def __init__(self, command: str) -> None:
+    def __init__(self, argv: Sequence[str] = SHELL) -> None:
         ours, theirs = socket.socketpair()
-        reading, errors = os.pipe()
-        os.set_blocking(reading, False)
-        self._errors = open(reading, "rb", buffering=0)  # noqa: SIM115 - read to the end by the last user
-        self._error_output = b""
-        try:
-            self._process = subprocess.Popen(
-                ["/bin/sh", "-c", command],
-                cwd="/",
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
-                stderr=errors,
-                start_new_session=True,
-            )
-        finally:
-            theirs.close()
-            os.close(errors)
+        self._errors, their_errors = socket.socketpair()
+        with theirs, their_errors:
+            fd, errors = theirs.fileno(), their_errors.fileno()
+            self._process = subprocess.Popen(argv, cwd="/", stdin=fd, stdout=fd, stderr=errors, start_new_session=True)
         self._socket = ours
         self.settimeout: Callable[[float | None], None] = ours.settimeout
         self.sendall: Callable[[bytes], None] = ours.sendall
         self.send: Callable[[bytes], int] = ours.send
         self.recv: Callable[[int], bytes] = ours.recv
+        self.recv_stderr: Callable[[int], bytes] = self._errors.recv
         self.closed = False
         self.exit_status = -1
         self.status_event = threading.Event()
@@ -170,27 +151,54 @@ class HereChannel:
     def shutdown_write(self) -> None:
         self._socket.shutdown(socket.SHUT_WR)
 
-    def recv_stderr_ready(self) -> bool:
+    def recv_ready(self) -> bool:
         """Bytes are there; at the end of the stream none are, as with paramiko."""
-        self._error_output = self._error_output or self._errors.read(1 << 16) or b""
-        return bool(self._error_output)
+        return _has_bytes(self._socket)
 
-    def recv_stderr(self, size: int) -> bytes:
-        data, self._error_output = self._error_output[:size], self._error_output[size:]
-        return data
+    def recv_stderr_ready(self) -> bool:
+        return _has_bytes(self._errors)
+
+    def wait(self, seconds: float) -> None:
+        """Until bytes are there, or the shell has ended; at most so long."""
+        end = time.monotonic() + seconds
+        while not (self.recv_ready() or self.recv_stderr_ready() or self.status_event.wait(_TURN)):
+            if time.monotonic() > end:
+                return
 
     def close(self) -> None:
         """Close this side: the shell gets EOF, its outputs fail, and waiting threads wake up."""
         if self.closed:
             return
         self.closed = True
-        try:
+        with contextlib.suppress(OSError):  # it has ended already
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:  # it has ended already
-            pass
         self._socket.close()
 
     def _reap(self) -> None:
         code = self._process.wait()
         self.exit_status = code if code >= 0 else 128 - code
         self.status_event.set()
+
+
+def _has_bytes(stream: socket.socket) -> bool:
+    """Does not wait, also where the socket has a timeout: recv() would."""
+    waiting = select.poll()
+    with contextlib.suppress(OSError, ValueError):  # it is closed
+        waiting.register(stream, select.POLLIN)
+        return bool(waiting.poll(0)) and bool(stream.recv(1, socket.MSG_PEEK))
+    return False
+
+
+class Link(Shells, Protocol):
+    """A way to a node: ssh, a child process, or what an engine has. A channel has the functions of HereChannel.
+
+    times: seconds of the phases of its start. waiting: bytes that are on their way, 0 if not known.
+    """
+
+    @property
+    def times(self) -> Mapping[str, float]: ...
+
+    @property
+    def waiting(self) -> int: ...
+
+    def close(self) -> None: ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Dict, FrozenSet, Mapping, Tuple
+from typing import Any, Dict, FrozenSet, Mapping, Optional, Tuple
 
 from clustertool.model.devices.faults import ills
 
@@ -31,6 +31,8 @@ class Facts:
     devices: Tuple[int, ...] = ()
     device_kind: str = "cpu"
     devices_seen: bool = False  # the probe has read the devices: an id that is not in `devices` does not exist
+    # By an engine: names, of which `devices` are the positions. None: no engine.
+    allocated: Optional[Tuple[str, ...]] = None
     locked: Tuple[Tuple[int, str, str], ...] = ()  # (device, job, user): locked by a job
     used: Tuple[Tuple[int, str], ...] = ()  # (device, process): in use without a lock; known for --devices auto
     ills: Tuple[Tuple[int, str, str], ...] = ()  # (device, what is wrong with it, the fix); known for --devices auto
@@ -48,16 +50,16 @@ class Facts:
     inodes: int = -1  # -1: the file system has no number of them
     shm: int = -1  # free in /dev/shm; -1: there is none
     limits: Tuple[Tuple[str, int, int], ...] = ()  # name, soft, hard; -1: none
-    proxies: Tuple[str, ...] = ()  # names, of the login
     mtu: int = 0  # of the interface; 0: unknown
     rdma: bool = False
-    own: "str | None" = ""  # address of the node's own host name; None: no name server answers
+    own: Optional[str] = ""  # address of the node's own host name; None: no name server answers
     examined: bool = False  # what only `inv check` asks was asked: all that follows
     leftovers: Tuple[Tuple[str, int], ...] = ()  # job, processes
     packages: Tuple[Tuple[str, str], ...] = ()  # name, version ("": not there), of the job's python
     job_proxies: Tuple[str, ...] = ()  # names, in a rank's environment
     no_proxy: str = ""
     problems: Tuple[Tuple[str, str, str, str], ...] = ()
+    earlier: Tuple[Mapping[str, Any], ...] = ()  # jobs that a new one may continue: model/job/earlier_jobs
 
     @property
     def machine(self) -> str:
@@ -70,36 +72,32 @@ class Facts:
 
 
 def read_facts(node: int, answer: Mapping[str, Any]) -> Facts:
-    """The probe's JSON answer -> Facts; unknown keys are ignored, so that nodes may know more than we do."""
-    known: Dict[str, Any] = {"node": node}
-    for key in Facts.__dataclass_fields__:
-        if key in answer and key != "node":
-            known[key] = answer[key]
-    for key in ("devices", "ephemeral", "listing", "releases", "memory", "proxies", "job_proxies", "modules"):
-        if key in known:
-            known[key] = tuple(known[key])
-    known["busy"] = frozenset(known.get("busy", ()))
-    known["listeners"] = tuple((int(port), str(name)) for port, name in known.get("listeners", ()))
-    known["locked"] = tuple((int(device), str(job), str(user)) for device, job, user in known.get("locked", ()))
-    known["used"] = in_use(known)
-    for key in ("limits", "leftovers", "packages", "ills"):
-        known[key] = tuple(tuple(row) for row in known.get(key, ()))
-    known["problems"] = tuple((str(a), str(b), str(c), str(d)) for a, b, c, d in known.get("problems", ()))
-    return Facts(**known)
+    """The probe's answer -> Facts. Unknown keys are ignored, so that nodes may know more than we do."""
+    known = {key: _frozen(answer[key]) for key in Facts.__dataclass_fields__ if key in answer}
+    return Facts(**{**known, "node": node, "busy": frozenset(known.get("busy", ()))})
 
 
-def in_use(answer: Mapping[str, Any]) -> Tuple[Tuple[int, str], ...]:
-    """From a node's answer about its devices: (device, process that computes on it) where no job has locked it."""
-    return tuple((int(device), str(name)) for device, name in answer.get("used", ()))
+def _frozen(value: Any) -> Any:
+    """Lists of JSON as tuples."""
+    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
 
 
 def with_devices(fact: Facts, answer: Mapping[str, Any]) -> Facts:
     """The same facts with the processes on its devices and their faults, from the node's answer about them."""
     sick = tuple((int(card["index"]), ill.text, ill.fix) for card in answer["devices"] for ill in ills(card))
-    return replace(fact, used=in_use(answer), ills=sick)
+    return replace(fact, used=_frozen(answer.get("used", ())), ills=sick)
 
 
-def sharing(facts: Mapping[int, Facts]) -> FrozenSet[int]:
+def may_share(facts: ByNode) -> FrozenSet[int]:
+    """Nodes that may see another one's ROOT_DIR. Two of one machine are known to, or not to, by their root_id."""
+    by_hint: Dict[str, list[int]] = {}
+    for node, fact in facts.items():
+        by_hint.setdefault(fact.root_hint or f"node{node}", []).append(node)
+    groups = (nodes for nodes in by_hint.values() if len({facts[node].boot_id for node in nodes}) > 1)
+    return frozenset(node for nodes in groups for node in nodes)
+
+
+def sharing(facts: ByNode) -> FrozenSet[int]:
     """Nodes whose ROOT_DIR is shared with another node (a home on NFS, or two entries for one machine)."""
     by_root: Dict[str, list[int]] = {}
     for node, fact in facts.items():
@@ -107,9 +105,16 @@ def sharing(facts: Mapping[int, Facts]) -> FrozenSet[int]:
     return frozenset(node for nodes in by_root.values() if len(nodes) > 1 for node in nodes)
 
 
+ByNode = Mapping[int, Facts]
+
+
 @dataclass(frozen=True)
 class Identity:
-    """Created on the laptop once per job: its id, time, owner, and the temporary secrets of its nodes."""
+    """Created on the laptop once per job: its id, time, owner, and the temporary secrets of its nodes.
+
+    asked: the id of --job-id; job_id has a number after it where a job with this id had ended. name: of --name, else `asked`.
+    workspace: where the job's files come from, so that later jobs of it are known.
+    """
 
     job_id: str
     created: float = 0.0
@@ -117,3 +122,11 @@ class Identity:
     token: str = field(default="", repr=False)
     certificate: str = field(default="", repr=False)
     key: str = field(default="", repr=False)
+    asked: str = ""
+    name: str = ""
+    workspace: str = ""
+
+    @property
+    def run_id(self) -> str:
+        """The id that frameworks get: the same each time that --job-id asks for it."""
+        return self.asked or self.job_id

@@ -6,34 +6,12 @@ from dataclasses import dataclass, field
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 # All checks, in the order in which they are shown; each can be named in CHECKS_OFF.
-COLUMNS = (
-    "ping",
-    "ssh",
-    "clock",
-    "python",
-    "rsync",
-    "root",
-    "disk",
-    "memory",
-    "load",
-    "host",
-    "nic",
-    "mtu",
-    "ports",
-    "limits",
-    "shm",
-    "tmp",
-    "proxy",
-    "devices",
-    "driver",
-    "health",
-    "users",
-    "jobs",
-    "packages",
-    "workspace",
-    "mesh",
-    "framework",
+COLUMNS = tuple(
+    """ping ssh queue clock python rsync root disk memory load host nic mtu ports limits shm tmp proxy
+    devices driver health users jobs packages workspace mesh framework""".split()
 )
+# What pip calls a module of another name. The `paddle` of PyPI is another project.
+_PIP_NAMES = {"paddle": "paddlepaddle (with GPUs paddlepaddle-gpu)"}
 _LEVELS = ("skip", "ok", "warn", "error")  # from best to worst
 
 
@@ -61,6 +39,11 @@ class Seen:
     phases: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
 
+def pip_name(module: str) -> str:
+    """What to install for a module, in a sentence."""
+    return _PIP_NAMES.get(module, module)
+
+
 def cells(findings: Sequence[Finding], node: int) -> Dict[str, Finding]:
     """Column -> its cell for a node: the worst of its findings, and all of the same level, in the order of COLUMNS."""
     by_column: Dict[str, List[Finding]] = {}
@@ -71,8 +54,6 @@ def cells(findings: Sequence[Finding], node: int) -> Dict[str, Finding]:
     for column in sorted(by_column, key=COLUMNS.index):
         worst = max(by_column[column], key=lambda one: _LEVELS.index(one.level)).level
         alike = [one for one in by_column[column] if one.level == worst]
-        texts, fixes = (
-            list(dict.fromkeys(lines)) for lines in ([a.text for a in alike], [a.fix for a in alike if a.fix])
-        )
+        texts, fixes = dict.fromkeys(one.text for one in alike), dict.fromkeys(one.fix for one in alike if one.fix)
         found[column] = Finding(node, column, worst, "; ".join(texts), "; ".join(fixes))
     return found

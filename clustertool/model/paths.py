@@ -3,66 +3,41 @@
 from __future__ import annotations
 
 import posixpath
-from typing import NamedTuple
+from typing import Optional
 
 _LOG = {"trainer": "workerlog", "pserver": "serverlog", "heter": "heterlog"}
 _FIRST = {"trainer": "train.log", "pserver": "server.log", "heter": "heter.log"}
+MANIFEST_END = b"\n]\n"  # of the text of a manifest
 OURS = ".clustertool"  # the tool's own folder inside a job directory, and inside ROOT_DIR
+STEP_OUTPUT = "slurm.out"  # in the same folder: the output of srun and its tasks
+BUNDLE = "bundle.pyz"  # in the folder of a submitted job: what its nodes start
+LOGS_MARK = ".clustertool-logs"  # an empty file in a folder of the laptop that has logs or results of jobs
 
 
-class JobPaths(NamedTuple):
+class JobPaths:
     """Paths of job `job` below `base`, which is ROOT_DIR, or ROOT_DIR/node<id> where nodes share ROOT_DIR."""
 
-    base: str
-    job: str
+    def __init__(self, base: str, job: str) -> None:
+        self.base, self.job = base, job
+        self.dir = posixpath.join(base, "JOB" + job)
+        self.ours = self.of(OURS)
+        self.events = self.of(OURS, "events.jsonl")
+        self.spec = self.of(OURS, "spec.json")
+        self.ledger = posixpath.join(base, OURS, "jobs", job + ".json")  # node/jobs/ledger.py
+        self.queue = posixpath.join(queue(base), job)  # node/storage/submissions.py
+        self.seen = self.of(OURS, "seen")  # every descendant ever seen: one `pid start` a line
+        self.growth = self.of(OURS, "growth.jsonl")  # (time, log, size) of growing logs, one JSON list a line
+        self.usage = self.of(OURS, "usage.jsonl")  # samples of what ranks use, every few seconds: model/job/usage.py
+        self.control = self.of(OURS, "control")  # the supervisor's socket; a fifo in jobs of the previous version
 
-    @property
-    def dir(self) -> str:
-        return posixpath.join(self.base, "JOB" + self.job)
+    @classmethod
+    def at(cls, job_dir: str) -> JobPaths:
+        """Those of the job in this directory."""
+        base, name = posixpath.split(job_dir)
+        return cls(base, name[len("JOB") :])
 
     def of(self, *parts: str) -> str:
         return posixpath.join(self.dir, *parts)
-
-    @property
-    def ours(self) -> str:
-        return self.of(OURS)
-
-    @property
-    def events(self) -> str:
-        return self.of(OURS, "events.jsonl")
-
-    @property
-    def spec(self) -> str:
-        return self.of(OURS, "spec.json")
-
-    @property
-    def ledger(self) -> str:
-        """Next to the job directories: node/jobs/ledger.py."""
-        return posixpath.join(self.base, OURS, "jobs", self.job + ".json")
-
-    @property
-    def seen(self) -> str:
-        """Every descendant ever seen: one `pid start` a line."""
-        return self.of(OURS, "seen")
-
-    @property
-    def growth(self) -> str:
-        """(time, log, size) of growing logs, one JSON list a line."""
-        return self.of(OURS, "growth.jsonl")
-
-    @property
-    def usage(self) -> str:
-        """Samples of what ranks use, every few seconds: model/job/usage.py."""
-        return self.of(OURS, "usage.jsonl")
-
-    @property
-    def control(self) -> str:
-        """The fifo through which commands reach the supervisor."""
-        return self.of(OURS, "control")
-
-    @property
-    def output(self) -> str:
-        return self.of("output")
 
     def shards(self, role: str, rank: int) -> str:
         return self.of(OURS, f"shards-{role}-{rank}")
@@ -72,6 +47,11 @@ class JobPaths(NamedTuple):
         """Relative to the job's directory: log/workerlog.3, log/attempt1/serverlog.0."""
         folder = f"log/attempt{attempt}" if attempt else "log"
         return f"{folder}/{_LOG[role]}.{rank}"
+
+    @staticmethod
+    def error_file(role: str, rank: int) -> str:
+        """Relative to the job's directory: where the rank's program may record the exception that ends it."""
+        return f"{OURS}/error-{role}-{rank}.json"
 
     @staticmethod
     def first_log(role: str) -> str:
@@ -98,6 +78,22 @@ def folder_of(job: str) -> str:
 def base(root: str, node: int, shared: bool) -> str:
     """Where a node's job directories lie below its ROOT_DIR."""
     return posixpath.join(root, f"node{node}") if shared else root
+
+
+def is_base(name: str) -> bool:
+    """Whether it is the name of such a folder: node<id>, as base() makes it, or "" for ROOT_DIR itself."""
+    number = name[len("node") :]
+    return name == "" or (number.isascii() and number.isdigit() and len(number) < 6 and name == f"node{int(number)}")
+
+
+def node_of(base: str) -> Optional[int]:
+    """The node whose jobs lie in the folder of this name. None for ROOT_DIR itself, which has those of any node."""
+    return int(base[len("node") :]) if base else None
+
+
+def queue(root: str) -> str:
+    """The folders of submitted jobs."""
+    return posixpath.join(root, OURS, "queue")
 
 
 def releases(root: str) -> str:

@@ -1,8 +1,31 @@
-"""Write sizes and durations for people; the range of port numbers."""
+"""Read whole numbers and durations; write sizes and durations for people."""
 
 from __future__ import annotations
 
+import re
+from typing import Optional
+
 HIGHEST_PORT = 65535
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_WITH_UNIT = r"([0-9]{1,12}(?:\.[0-9]{0,12})?)(ms|[smhdw])"
+DURATIONS = "seconds, or a number with a unit: 30s, 5m, 1h30m"  # what seconds_of() reads
+
+
+def whole(value: object, low: int, high: int) -> Optional[int]:
+    """A number that is an int, or its text of at most five digits. None for everything else, and out of the range."""
+    text = str(value)
+    known = type(value) in (int, str) and text.isascii() and text.isdecimal() and len(text) <= 5
+    return int(text) if known and low <= int(text) <= high else None
+
+
+def seconds_of(value: object) -> Optional[float]:
+    """A duration in seconds: a number, or text such as 90, 1.5, 30s, 5m, 1h30m, 7d, 500ms. None for everything else."""
+    text = "" if isinstance(value, bool) else str(value)
+    if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{0,12})?", text):
+        return float(text)
+    if not re.fullmatch(f"({_WITH_UNIT})+", text):
+        return None
+    return sum(float(number) * _UNITS[unit] for number, unit in re.findall(_WITH_UNIT, text))
 
 
 def human_bytes(n: float) -> str:
@@ -34,3 +57,8 @@ def human_seconds(s: float) -> str:
         return f"{minutes // 60} h {minutes % 60:02} min"
     hours = round(s / 3600)
     return f"{hours // 24} d {hours % 24:02} h"
+
+
+def count(number: int, what: str) -> str:
+    """1 node, 2 nodes."""
+    return f"{number} {what}{'s' * (number != 1)}"

@@ -9,6 +9,7 @@ MODES: Dict[str, Tuple[str, ...]] = {
     "collective": ("trainer",),
     "ps": ("pserver", "trainer"),
     "ps-heter": ("pserver", "trainer", "heter"),
+    "rpc": ("trainer",),
 }
 ROLES = MODES["ps-heter"]
 PADDLE = {"pserver": "PSERVER", "trainer": "TRAINER", "heter": "HETER_TRAINER"}

@@ -1,17 +1,23 @@
-"""This module prints devices: one line for equal nodes, one row for every device, with its faults in red."""
+"""This module prints devices: one line for equal nodes, one row for every device, with its faults in red.
+
+Where an engine chooses the nodes of jobs, it prints what the engine knows of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from clustertool.show.table import Cell, count, gather, table
+from clustertool.model.quantities import count, human_bytes
+from clustertool.show.table import Cell, fold, gather, grouped, table
 from clustertool.show.terminal import Terminal
 
 if TYPE_CHECKING:
+    from clustertool.model.engine_node import EngineNode
     from clustertool.model.wire.agent_answers import Card, CardProcess, DevicesAnswer
 
 _COLUMNS = ("node", "id", "device", "temp", "util", "power", "memory", "state", "processes")
+_NODE_COLUMNS = ("node", "state", "partition", "CPUs in use", "memory", "GPUs in use", "note")
 _HOT = 90  # degrees
 _HARMLESS = ("power cap",)  # a card at work is limited by its power
 _GIB = 1 << 30
@@ -30,9 +36,8 @@ def devices_tables(nodes: Mapping[str, DevicesAnswer], terminal: Terminal) -> No
         if rows:
             terminal.line()
         terminal.line(f"no devices: {gather(dict.fromkeys(without, ''))[0][0]}")
-    for folded, problem in gather(
-        {name: str(answer["problem"]) for name, answer in nodes.items() if answer["problem"]}
-    ):
+    problems = {name: str(answer["problem"]) for name, answer in nodes.items() if answer["problem"]}
+    for folded, problem in gather(problems):
         terminal.warn(f"{folded}: {problem}")
 
 
@@ -46,14 +51,14 @@ def _about(answer: DevicesAnswer) -> str:
 
 
 def _row(name: str, kind: str, device: Card) -> Sequence[object]:
-    temperature = device.get("temperature")
+    load, temperature = device.get("utilisation"), device.get("temperature")
     hot = temperature is not None and temperature >= _HOT
     return (
         name,
         device["index"],
         device.get("model") or kind,
         Cell("" if temperature is None else f"{temperature} C", "red" if hot else ""),
-        percent(device.get("utilisation")),
+        "" if load is None else f"{load} %",
         _power(device),
         memory(device.get("memory_used"), device.get("memory_total")),
         _state(device),
@@ -61,12 +66,8 @@ def _row(name: str, kind: str, device: Card) -> Sequence[object]:
     )
 
 
-def percent(value: object) -> str:
-    return "" if value is None else f"{value} %"
-
-
 def memory(used: int | None, total: int | None) -> str:
-    """In GiB, as cards are sold."""
+    """`3.1/80 GiB`, or `3.1 GiB` where the total is not known. The memory of cards is sold in GiB."""
     if total is None:
         return "" if used is None else f"{used / _GIB:.1f} GiB"
     return f"{(used or 0) / _GIB:.1f}/{total / _GIB:.0f} GiB"
@@ -109,11 +110,29 @@ def _state(device: Card) -> Cell:
 def process(one: CardProcess) -> str:
     """`anna python3 (pid 12) 3.1 GiB`, with its rank if it belongs to a job of this tool."""
     rank = f"{one['role']} {one['rank']}" if one.get("rank") and one.get("role") else ""
-    memory = one.get("memory")
-    size = "" if memory is None else f"{memory / _GIB:.1f} GiB"
     job = f"job {one['job']}" if one.get("job") else ""
-    return " ".join(filter(None, [one.get("user", ""), one.get("name", ""), f"(pid {one['pid']})", job, rank, size]))
+    return " ".join(
+        filter(
+            None,
+            [
+                one.get("user", ""),
+                one.get("name", ""),
+                f"(pid {one['pid']})",
+                job,
+                rank,
+                memory(one.get("memory"), None),
+            ],
+        )
+    )
 
 
-def users(processes: Iterable[CardProcess]) -> str:
-    return ",".join(dict.fromkeys(str(one["user"]) for one in processes if one.get("user")))
+def engine_nodes_table(nodes: Iterable[EngineNode], terminal: Terminal) -> None:
+    """Equal nodes are one row."""
+    alike = grouped((_cells(node), node.name) for node in nodes)
+    table("", _NODE_COLUMNS, [(fold(names), *cells) for cells, names in alike.items()], terminal=terminal)
+
+
+def _cells(node: EngineNode) -> tuple[str, ...]:
+    gpus = ", ".join(f"{used} of {total} {kind}".rstrip() for kind, total, used in node.gpus)
+    cpus, memory = f"{node.used_cpus} of {node.cpus}", human_bytes(node.memory << 20)
+    return node.state, ",".join(node.partitions), cpus, memory, gpus or "none", node.reason

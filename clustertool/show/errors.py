@@ -5,11 +5,12 @@ Equal failures of many nodes are one message under their folded names. A fix tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Mapping
 from typing import TypedDict
 
-from clustertool.errors import ClustertoolError, Several
-from clustertool.show.table import fold
+from clustertool.errors import ClustertoolError, singles
+from clustertool.show.table import fold, grouped
 from clustertool.show.terminal import Terminal
 
 
@@ -23,47 +24,41 @@ class ExitCode(TypedDict):
 
 def show_error(error: ClustertoolError, terminal: Terminal) -> None:
     """Print an error on stderr; of one that was printed in detail already, the fix and the last line."""
-    for fix, messages in _by_fix(_each(error)).items():
+    for alike in grouped((for_node(one.fix, one.node), one) for one in singles(error)).values():
+        messages = grouped((one.what, one.node) for one in alike)
         for what, nodes in () if error.printed else messages.items():
             terminal.error(_indented(f"{_where(nodes)}{what}"))
+        fix = joined_fix({one.node: one.fix for one in alike})
         if fix:
             terminal.note(_indented(f"  fix: {fix}"))
     terminal.note(f"clustertool: exit {error.code} ({error.source}): {error.brief or reason(error)}")
 
 
-def exit_json(error: ClustertoolError | None, source: str = "job") -> ExitCode:
-    """How a verb ended, for scripts; without an error `source` is the origin of the success."""
+def exit_json(error: ClustertoolError | None, source: str = "job", done: str = "") -> ExitCode:
+    """How a verb ended, for scripts; without an error `source` is the origin of the success, and `done` its reason."""
     if error is None:
-        return {"code": 0, "source": source, "reason": ""}
+        return {"code": 0, "source": source, "reason": done}
     return {"code": error.code, "source": error.source, "reason": reason(error)}
 
 
 def reason(error: ClustertoolError) -> str:
     """The failure in one line."""
-    errors = list(_each(error))
-    groups: dict[str, list[str]] = {}
-    for one in errors:
-        groups.setdefault(one.what, []).append(one.node)
+    groups = grouped((one.what, one.node) for one in singles(error))
     what, nodes = next(iter(groups.items()), ("", []))
     first = f"{_where(nodes)}{what.strip().splitlines()[0] if what.strip() else 'no reason given'}"
     return first if len(groups) < 2 else f"{len(groups)} different failures, first {first}"
 
 
-def _each(error: ClustertoolError) -> Iterator[ClustertoolError]:
-    """The single errors inside, in order."""
-    if isinstance(error, Several):
-        for one in error.errors:
-            yield from _each(one)
-    else:
-        yield error
+def for_node(fix: str, node: str) -> str:
+    """A fix with NODE in place of the node's name, so that the fixes of several nodes can be compared."""
+    return re.sub(rf"(?<![\w.-]){re.escape(node)}(?![\w-])", "NODE", fix) if node else fix
 
 
-def _by_fix(errors: Iterable[ClustertoolError]) -> dict[str, dict[str, list[str]]]:
-    """fix -> what -> nodes, each in the order of its first error."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for error in errors:
-        found.setdefault(error.fix, {}).setdefault(error.what, []).append(error.node)
-    return found
+def joined_fix(fixes: Mapping[str, str]) -> str:
+    """One text for the fixes of several nodes (by their names) that for_node() makes equal."""
+    node, fix = next(iter(fixes.items()))
+    same = len(set(fixes.values())) == 1
+    return fix if same else f"{for_node(fix, node)} (NODE: each of {fold(fixes)})"
 
 
 def _where(nodes: Iterable[str]) -> str:

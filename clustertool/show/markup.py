@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from html import escape
 
+from clustertool.model.hints import filled
+from clustertool.show.program_name import commanded
+
 Child = object  # Html, text, a number, None, or a list of these
 
 
@@ -15,11 +18,8 @@ class Html(str):
 
 def tag(name: str, *children: Child, **attributes: object) -> Html:
     """tag("td", 3, class_="num") is <td class="num">3</td>. Attributes that are None are left out, `_` reads `-`."""
-    inside = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
-        for key, value in attributes.items()
-        if value is not None
-    )
+    given = ((key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items() if value is not None)
+    inside = "".join(f' {key}="{escape(str(value))}"' for key, value in given)
     return Html(f"<{name}{inside}>{join(children)}</{name}>")
 
 
@@ -30,4 +30,4 @@ def join(children: Child) -> Html:
         return Html("")
     if isinstance(children, (list, tuple)):
         return Html("".join(map(join, children)))
-    return Html(escape(str(children)))
+    return Html(escape(filled(str(children), commanded())))

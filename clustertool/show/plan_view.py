@@ -1,4 +1,7 @@
-"""This module prints a plan as tables, one per node. `--dry` prints what `run` executes, with the environment."""
+"""This module prints a plan as tables, one per node, and for users of fleetrun its configuration and a process's environment.
+
+`--dry` prints what `run` executes, with the environment.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,17 @@ from clustertool.show.terminal import Terminal
 Shown = Mapping[str, Any]  # an object of a plan's --json
 
 _COLUMNS = ("role", "rank", "local", "endpoint", "devices", "shards", "log", "command")
+_RULE = "-----------  Configuration Arguments  -----------"
+# The variables that place a process, in the order in which fleetrun has them.
+_NAMES = """
+    TRAINING_ROLE PADDLE_TRAINER_ID PADDLE_CURRENT_ENDPOINT PADDLE_TRAINERS_NUM PADDLE_TRAINER_ENDPOINTS
+    PADDLE_PSERVERS_IP_PORT_LIST PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST POD_IP PADDLE_PORT PADDLE_MASTER
+    PADDLE_MASTER_ENDPOINT PADDLE_WORKER_ENDPOINT
+    PADDLE_GLOO_HTTP_ENDPOINT PADDLE_DISTRI_BACKEND PADDLE_RANK_IN_NODE FLAGS_selected_gpus FLAGS_selected_xpus
+    FLAGS_selected_npus CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES XPU_VISIBLE_DEVICES ASCEND_RT_VISIBLE_DEVICES
+    RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT OMP_NUM_THREADS
+""".split()
+_ENDPOINTS = 3  # of a longer list the first ones and their number are enough: log/endpoints.log has all
 
 
 def plan_tables(plan: Shown, terminal: Terminal) -> None:
@@ -55,17 +69,30 @@ def _environment(processes: Sequence[Shown], terminal: Terminal) -> None:
     """What all processes have in common once, then what is each one's own."""
     common = set(processes[0].get("env", {}).items()).intersection(*(p.get("env", {}).items() for p in processes[1:]))
     if common:
-        table(f"environment of {_all(processes)}", ("name", "value"), sorted(common), terminal=_after_blank(terminal))
+        owners = f"all {len(processes)} processes" if len(processes) > 1 else "the process"
+        terminal.line()
+        table(f"environment of {owners}", ("name", "value"), sorted(common), terminal=terminal)
     own = [(f"{p['role']} {p['rank']}", sorted(set(p.get("env", {}).items()) - common)) for p in processes]
     rows = [(owner, name, value) for owner, pairs in own for name, value in pairs]
     if rows:
-        table("environment of each", ("process", "name", "value"), rows, terminal=_after_blank(terminal))
+        terminal.line()
+        table("environment of each", ("process", "name", "value"), rows, terminal=terminal)
 
 
-def _all(processes: Sequence[Shown]) -> str:
-    return f"all {len(processes)} processes" if len(processes) > 1 else "the process"
+def configuration(values: Mapping[str, str], terminal: Terminal) -> None:
+    """`name: value` lines by name, between two rules, as users of fleetrun expect them at a start."""
+    terminal.line(_RULE, "bold")
+    for name in sorted(values):
+        terminal.line(f"{name}: {values[name]}")
+    terminal.line("-" * len(_RULE), "bold")
 
 
-def _after_blank(terminal: Terminal) -> Terminal:
-    terminal.line()
-    return terminal
+def environment(title: str, env: Mapping[str, str], terminal: Terminal) -> None:
+    """The first process of a role, as users of fleetrun expect it at a start: the variables that place it."""
+    rows = [(name, _short(env[name])) for name in _NAMES if name in env]
+    table(title, ("Distributed Envs", "Value"), rows, terminal=terminal)
+
+
+def _short(value: str) -> str:
+    parts = value.split(",")
+    return value if len(parts) <= _ENDPOINTS else f"{','.join(parts[:_ENDPOINTS])},... ({len(parts)} in all)"

@@ -1,13 +1,16 @@
 """Every line of a rank gets a prefix: `[trainer 3 node2] text`, with the same colour for a rank in every run.
 
-This is the hot path of `run` and `logs`: a prefix is rendered once per rank, and a batch of lines is one write.
+This is the hot path of `run` and `logs`: a batch of lines is one write.
 """
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from datetime import datetime
 
+from clustertool.model.masking import Hide
 from clustertool.show.terminal import Terminal, colour_of
 from clustertool.watch.sanitize import harmless
 
@@ -22,26 +25,32 @@ def prefix(role: str, rank: int, node: str, width: int = 0) -> str:
 
 
 class RankLines:
-    """Writes lines of ranks. `hide` masks secrets; `width` is what the longest prefix needs (see `widest`)."""
+    """Writes the lines of ranks that match `grep`. `hide` masks secrets; `width`: of the longest prefix (see `widest`).
 
-    def __init__(self, terminal: Terminal, *, hide: Callable[[str], str] | None = None, width: int = 0) -> None:
-        self._terminal = terminal
-        self._hide = hide
-        self._width = width
-        self._prefixes: dict[tuple[str, int, str], str] = {}
+    times: each line has the time when it was written, in the time zone of the laptop, to the second.
+    """
+
+    def __init__(
+        self, terminal: Terminal, *, hide: Hide | None = None, width: int = 0, grep: str = "", times: bool = False
+    ) -> None:
+        self._terminal, self._hide, self._width, self._times = terminal, hide, width, times
+        self._pattern = re.compile(grep)
         self._recent: deque[tuple[str, int, list[str]]] = deque(maxlen=_SCREEN)
 
-    def show(self, role: str, rank: int, node: str, lines: Sequence[str]) -> None:
+    def show(self, role: str, rank: int, node: str, lines: Sequence[str], t: float | None = None) -> None:
         """Write the lines of one rank in one piece, so that no other thread's line comes between or into them."""
+        if self._pattern.pattern:
+            lines = [line for line in lines if self._pattern.search(line)]
         if lines:
-            self._terminal.write(self.text(role, rank, node, lines))
+            self._terminal.write(self.text(role, rank, node, lines, t))
 
-    def text(self, role: str, rank: int, node: str, lines: Sequence[str]) -> str:
-        """What show() writes."""
-        key = (role, rank, node)
-        mark = self._prefixes.get(key)
-        if mark is None:
-            mark = self._prefixes[key] = self._render(role, rank, node)
+    def text(self, role: str, rank: int, node: str, lines: Sequence[str], t: float | None = None) -> str:
+        """What show() writes. `t`: seconds since the epoch."""
+        plain = prefix(role, rank, node, self._width)
+        text = plain.rstrip()
+        mark = self._terminal.paint(text, colour_of(rank + _OFFSETS.get(role, 0))) + plain[len(text) :]
+        if self._times and t is not None:
+            mark += datetime.fromtimestamp(max(t, 0.0)).astimezone().isoformat(timespec="seconds") + " "
         if self._hide is not None:
             lines = [self._hide(line) for line in lines]
         clean = [line if line.isprintable() else harmless(line) for line in lines]
@@ -53,11 +62,6 @@ class RankLines:
         recent = [(name, number, line) for name, number, found in self._recent for line in found][-_SCREEN:]
         own = [line for name, number, line in recent if (name, number) == (role, rank)]
         return 0 < len(lines) <= len(own) and own[-len(lines) :] == list(lines)
-
-    def _render(self, role: str, rank: int, node: str) -> str:
-        plain = prefix(role, rank, node, self._width)
-        text = plain.rstrip()
-        return self._terminal.paint(text, colour_of(rank + _OFFSETS.get(role, 0))) + plain[len(text) :]
 
 
 def widest(ranks: Sequence[tuple[str, int, str]]) -> int:

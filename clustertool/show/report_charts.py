@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from statistics import median
 
 from clustertool.model.quantities import human_seconds
@@ -36,21 +37,10 @@ def chart(title: str, lines: Sequence[Plot], end: float, unit: Callable[[float],
     plain, special = [line for line in drawn if not line.kind], [line for line in drawn if line.kind]
     shapes = _band(plain, end, top) if len(plain) > _CROWD else [_line(line, end, top) for line in plain]
     shapes += [_line(line, end, top) for line in special]
-    svg = tag(
-        "svg",
-        *shapes,
-        viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
-        preserveAspectRatio="none",
-        role="img",
-        aria_label=title,
-    )
-    return tag(
-        "figure",
-        tag("figcaption", title, tag("b", unit(top))),
-        tag("div", svg, class_="plot"),
-        axis(end),
-        class_="chart",
-    )
+    box = f"0 0 {_WIDTH} {_HEIGHT}"
+    svg = tag("svg", *shapes, viewBox=box, preserveAspectRatio="none", role="img", aria_label=title)
+    caption = tag("figcaption", title, tag("b", unit(top)))
+    return tag("figure", caption, tag("div", svg, class_="plot"), axis(end), class_="chart")
 
 
 def axis(end: float) -> Html:
@@ -88,23 +78,17 @@ def _band(lines: Sequence[Plot], end: float, top: float) -> list[Html]:
     around = [*highest, *reversed(lowest)]
     outline = "M" + "L".join(_point(t, value, end, top) for t, value in around) + "Z"
     name = f"{len(lines)} lines: lowest to highest, and the median"
-    return [
-        tag("path", tag("title", name), d=outline, class_="band"),
-        _line(Plot(middle, "median", "middle"), end, top),
-    ]
+    around_all = tag("path", tag("title", name), d=outline, class_="band")
+    return [around_all, _line(Plot(middle, "median", "middle"), end, top)]
 
 
 def band(curves: Sequence[Curve], end: float, places: int = _PLACES) -> tuple[Curve, Curve, Curve]:
     """Lowest, median and highest value at evenly spaced times; a curve counts only while it lasts."""
     found: list[list[tuple[float, float]]] = [[], [], []]
-    times = [[t for t, _ in curve] for curve in curves]
     for place in range(places + 1):
         t = end * place / places
-        values = [
-            curve[bisect_right(its, t) - 1][1]
-            for curve, its in zip(curves, times)
-            if its[0] <= t <= its[-1] + end / places
-        ]
+        lasting = [curve for curve in curves if curve[0][0] <= t <= curve[-1][0] + end / places]
+        values = [curve[bisect_right(curve, t, key=itemgetter(0)) - 1][1] for curve in lasting]
         if values:
             for part, value in zip(found, (min(values), median(values), max(values))):
                 part.append((t, value))

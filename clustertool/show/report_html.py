@@ -6,19 +6,18 @@ The culprits and the slow ranks come first. The policy in its head forbids the b
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib.resources import files
 
 from clustertool import __version__
-from clustertool.model.job.outcome import Key
 from clustertool.model.job.state_names import JobState, NodeState, RankState
-from clustertool.model.quantities import human_bytes, human_seconds
+from clustertool.model.quantities import count, human_bytes, human_seconds
 from clustertool.model.roles import role_name
-from clustertool.show.markup import Html, tag
-from clustertool.show.outcome_view import ranges
+from clustertool.show.job_text import news_text, ranks_text, role_counts, trouble_text
+from clustertool.show.markup import Child, Html, tag
 from clustertool.show.report_charts import Curve, Plot, axis, chart
-from clustertool.show.table import count, fold
+from clustertool.show.table import fold, grouped, ranges
 from clustertool.watch.report_model import RankReport, ReportModel, ReportNode, Span
 from clustertool.watch.straggler import RULES
 
@@ -31,86 +30,65 @@ _QUIET = 5.0  # seconds without output that are reported
 _LISTED = 6  # stragglers listed at the top, and last lines
 _LEAST = 0.1  # least cores of a chart's scale: below that, clock ticks look like work
 _GOING = (JobState.STARTING, JobState.RUNNING)
-_TITLES = {
-    "succeeded": "Succeeded",
-    "failed": "Failed",
-    "lost": "Lost",
-    "stopped": "Stopped",
-    "timeout": "Timed out",
-    "running": "Running",
-    "starting": "Starting",
-}
 
 
 def page(story: ReportModel, made: float) -> str:
     """The whole file. `made`: the moment it is made, seconds since the epoch."""
+    style = files("clustertool.show").joinpath("report.css").read_text(encoding="utf-8")
     head = tag(
         "head",
         Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
         Html(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><link rel="icon" href="data:,">'),
         Html('<meta name="color-scheme" content="light dark">'),
         tag("title", f"job {story.job}: {story.state}"),
-        Html(f"<style>{_style()}</style>"),
+        Html(f"<style>{style}</style>"),
     )
-    main = tag(
-        "main",
-        tag("div", _verdict(story), _stragglers(story), class_="top"),
-        _notes(story),
-        _timeline(story),
-        _news(story),
-        _nodes(story),
-        _processes(story),
-        _plan(story),
-        _reading(),
-    )
+    top = tag("div", _verdict(story), _stragglers(story), class_="top")
+    parts = [part(story) for part in (_notes, _timeline, _news, _nodes, _processes, _plan)]
+    main = tag("main", top, *parts, _reading())
     footer = tag("footer", f"clustertool {__version__}, {_date(made)}")
     return f"<!doctype html>\n{tag('html', head, tag('body', _header(story), main, footer), lang='en')}\n"
-
-
-def _style() -> str:
-    return files("clustertool.show").joinpath("report.css").read_text(encoding="utf-8")
 
 
 # -- the top --
 
 
 def _header(story: ReportModel) -> Html:
-    facts = [
-        story.mode,
-        count(len(story.nodes), "node"),
-        _roles(story),
-        f"owner {story.owner}",
-        f"began {_date(story.began)}",
-        f"{'runs for' if story.state in _GOING else 'took'} {human_seconds(story.length)}",
-    ]
-    if story.attempts > 1:
-        facts.append(count(story.attempts, "attempt"))
+    length = f"{'runs for' if story.state in _GOING else 'took'} {human_seconds(story.length)}"
+    attempts = count(story.attempts, "attempt") if story.attempts > 1 else ""
+    place = [story.mode, count(len(story.nodes), "node"), _roles(story), f"owner {story.owner}"]
+    facts = [*place, f"began {_date(story.began)}", length, attempts]
     return tag("header", tag("h1", "job ", tag("code", story.job)), tag("p", " · ".join(filter(None, facts))))
 
 
 def _roles(story: ReportModel) -> str:
-    roles = [rank.role for rank in story.ranks]
-    return ", ".join(count(roles.count(role), role_name(role)) for role in dict.fromkeys(roles))
+    return role_counts([rank.role for rank in story.ranks])
 
 
 def _verdict(story: ReportModel) -> Html:
     outcome, state = story.outcome, story.state
-    parts: list[Html] = [tag("h2", tag("span", _TITLES.get(state, state), class_=f"badge {state}"), _headline(story))]
+    title = "Timed out" if state is JobState.TIMEOUT else state.capitalize()
+    parts: list[Html] = [tag("h2", tag("span", title, class_=f"badge {state}"), _headline(story))]
     if outcome is None:
         return tag("section", *parts, tag("p", _now(story)), _last_lines(story), class_=f"verdict {state}")
     culprit = story.rank(story.culprit) if story.culprit else None
-    named = culprit is not None and len(outcome.culprits) == 1 and culprit.how in outcome.reason
+    # The headline has all of the reason then.
+    alone = len(outcome.culprits) == 1 and state is JobState.FAILED
+    named = alone and culprit is not None and culprit.state is RankState.FAILED
     code = f"Exit code {outcome.code} ({'the job’s own' if outcome.source == 'job' else 'given by the tool'})"
     parts.append(tag("p", None if named else f"{outcome.reason}. ", f"{code} after {human_seconds(story.length)}."))
     if culprit is not None:
-        parts.append(
-            tag("h3", f"Last lines of {_name(culprit)} ", tag("small", f"{story.name(culprit.node)}, {culprit.log}"))
-        )
-        parts.append(_log(story.last_lines))
+        where = tag("small", f"{story.name(culprit.node)}, {culprit.log}")
+        # The end is what is seen first: the box scrolls from its bottom, by its style alone.
+        printed = tag("pre", "\n".join(story.last_lines) if story.last_lines else "(it printed nothing)")
+        parts.append(tag("h3", f"Last lines of {_name(culprit)} ", where))
+        parts.append(tag("div", printed, class_="log", tabindex=0))
     else:
         parts.append(_last_lines(story))
     if story.victims:
-        parts.append(tag("p", "Stopped because of it (victims): ", _ranks(story.victims), class_="victims"))
+        parts.append(
+            tag("p", "Stopped by clustertool because of it (victims): ", ranks_text(story.victims), class_="victims")
+        )
     return tag("section", *parts, class_=f"verdict {state}")
 
 
@@ -122,29 +100,25 @@ def _headline(story: ReportModel) -> Html:
         return Html("")
     names = fold(story.name(node) for node in dict.fromkeys(rank.node for rank in guilty))
     first = guilty[0]
-    name = _name(first) if len(guilty) == 1 else _ranks(rank.key for rank in guilty)
+    name = _name(first) if len(guilty) == 1 else ranks_text(rank.key for rank in guilty)
     return tag("span", f"{name} on {names}", tag("small", f" {first.how}"), class_="culprit")
 
 
 def _now(story: ReportModel) -> str:
     states = [rank.state for rank in story.ranks]
-    return (
-        ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-        + f" of {count(len(states), 'rank')}"
-    )
-
-
-def _log(lines: Sequence[str]) -> Html:
-    """The end is what is seen first: the box scrolls from its bottom, by its style alone."""
-    return tag("div", tag("pre", "\n".join(lines) if lines else "(it printed nothing)"), class_="log", tabindex=0)
+    found = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    return f"{found} of {count(len(states), 'rank')}"
 
 
 def _last_lines(story: ReportModel) -> Html:
     """Without a culprit: the last lines of the first trainers."""
-    trainers = [rank for rank in story.ranks if rank.role == "trainer" and rank.last][:_LISTED]
+    trainers = [rank for rank in story.ranks if rank.role == "trainer" and rank.last]
     items = [
-        tag("li", tag("b", _name(rank)), f" on {story.name(rank.node)}: ", tag("code", *rank.last)) for rank in trainers
+        tag("li", tag("b", _name(rank)), f" on {story.name(rank.node)}: ", tag("code", *rank.last))
+        for rank in trainers[:_LISTED]
     ]
+    if len(trainers) > _LISTED:
+        items.append(tag("li", f"and {len(trainers) - _LISTED} more"))
     return tag("div", tag("h3", "Last lines"), tag("ul", *items)) if items else Html("")
 
 
@@ -152,34 +126,23 @@ def _stragglers(story: ReportModel) -> Html:
     """Ranks that are behind, and the progress of all: diverging lines show a slow rank."""
     behind = [rank for rank in story.ranks if rank.behind]
     if not behind:
-        none = tag("p", "No trainer is behind the others.", class_="none")
-        return tag("section", tag("h2", "Stragglers"), none, _progress(story), class_="behind empty")
-    items = [
-        tag(
-            "li",
-            tag("b", _name(rank), class_="straggler"),
-            f" on {story.name(rank.node)}: {rank.behind}",
-            f", {_quiet(rank)}" if _quiet(rank) else None,
-            [
-                tag("code", line, class_="last")
-                for line in rank.last
-                if not rank.how or rank.state is not RankState.FAILED
-            ],
-        )
-        for rank in behind[:_LISTED]
-    ]
-    more = len(behind) - _LISTED
-    rest = (
-        tag("p", f"and {more} more, marked below: ", _ranks(rank.key for rank in behind[_LISTED:]))
-        if more > 0
-        else None
-    )
-    return tag("section", tag("h2", "Stragglers"), tag("ul", *items), rest, _progress(story), class_="behind")
+        none = _none("No trainer is behind the others.")
+        return _section("Stragglers", none, _progress(story), kind="behind empty")
+    items, rest = [], None
+    for rank in behind[:_LISTED]:
+        about = f" on {story.name(rank.node)}: {rank.behind}", f", {_quiet(rank)}" if _quiet(rank) else None
+        last = [] if rank.how and rank.state is RankState.FAILED else rank.last
+        lines = [tag("code", line, class_="last") for line in last]
+        items.append(tag("li", tag("b", _name(rank), class_="straggler"), *about, lines))
+    if len(behind) > _LISTED:
+        more = ranks_text(rank.key for rank in behind[_LISTED:])
+        rest = tag("p", f"and {len(behind) - _LISTED} more, marked below: ", more)
+    return _section("Stragglers", tag("ul", *items), rest, _progress(story), kind="behind")
 
 
 def _notes(story: ReportModel) -> Html:
-    lost = [f"{node.name}: {node.why}" for node in story.nodes if node.why]
-    notes = [*lost, *story.notes]
+    troubles = ((node.name, story.clean(trouble_text(node.trouble))) for node in story.nodes)
+    notes = [*(f"{name}: {text}" for name, text in troubles if text), *story.notes]
     return tag("section", tag("ul", *(tag("li", note) for note in notes)), class_="notes") if notes else Html("")
 
 
@@ -187,25 +150,17 @@ def _notes(story: ReportModel) -> Html:
 
 
 def _timeline(story: ReportModel) -> Html:
-    rows = [
-        tag(
-            "div",
-            tag("div", *_label(story, group), class_="who"),
-            _track(story, group),
-            class_=_mark(story, group, "row"),
-        )
-        for group in folded(story.ranks, story.length, _ROWS)
-    ]
+    rows = []
+    for group in folded(story.ranks, story.length, _ROWS):
+        first = group[0]  # of several that are alike, its life is drawn
+        track = tag("div", *(_span(story, first, span) for span in first.spans), class_="track")
+        rows.append(tag("div", _label(story, group), track, class_=_mark(story, group, "row")))
     states = dict.fromkeys(span.state for rank in story.ranks for span in rank.spans)
     keys = [tag("span", name, class_=f"key {name}") for name in states]
     if any(rank.behind for rank in story.ranks):
         keys.append(tag("span", "straggler", class_="key line-straggler"))
-    return tag(
-        "section",
-        tag("h2", "Timeline"),
-        tag("p", *keys, class_="keys"),
-        tag("div", *rows, tag("div", tag("div", class_="who"), axis(story.length), class_="row"), class_="timeline"),
-    )
+    rows.append(tag("div", tag("div", class_="label"), axis(story.length), class_="row"))
+    return _section("Timeline", tag("p", *keys, class_="keys"), tag("div", *rows, class_="timeline"))
 
 
 def folded(ranks: Sequence[RankReport], length: float, most: int) -> list[list[RankReport]]:
@@ -214,30 +169,20 @@ def folded(ranks: Sequence[RankReport], length: float, most: int) -> list[list[R
     for parts in (400, 100, 20, 0):
         if len(groups) <= most:
             break
-        alike: dict[object, list[RankReport]] = {}
-        for rank in ranks:
-            alike.setdefault(_appearance(rank, length, parts), []).append(rank)
-        groups = list(alike.values())
+        groups = list(grouped((_appearance(rank, length, parts), rank) for rank in ranks).values())
     return groups
 
 
-def _appearance(rank: RankReport, length: float, parts: int) -> object:
+def _appearance(rank: RankReport, length: float, parts: int) -> tuple[object, ...]:
     spans = [(span.state, round(span.start * parts / length), round(span.end * parts / length)) for span in rank.spans]
     return rank.role, rank.state, bool(rank.behind), tuple(spans)
 
 
-def _label(story: ReportModel, group: Sequence[RankReport]) -> list[Html]:
-    nodes = [story.name(node) for node in dict.fromkeys(rank.node for rank in group)]
+def _label(story: ReportModel, group: Sequence[RankReport]) -> Html:
+    nodes = fold(story.name(rank.node) for rank in group)
     role = role_name(group[0].role)
     name = f"{role} {group[0].rank}" if len(group) == 1 else f"{role}s {ranges(rank.rank for rank in group)}"
-    return [tag("b", name, title=name), tag("span", fold(nodes), title=fold(nodes))]
-
-
-def _track(story: ReportModel, group: Sequence[RankReport]) -> Html:
-    """One rank's life, and of several alike the first one's."""
-    first = group[0]
-    spans = [_span(story, first, span) for span in first.spans]
-    return tag("div", *spans, class_="track")
+    return tag("div", tag("b", name, title=name), tag("span", nodes, title=nodes), class_="label")
 
 
 def _span(story: ReportModel, rank: RankReport, span: Span) -> Html:
@@ -247,13 +192,9 @@ def _span(story: ReportModel, rank: RankReport, span: Span) -> Html:
     title = f"{_name(rank)}{attempt}: {span.state}, {_moment(span.start)} to {_moment(span.end)}"
     left, width = 100 * span.start / story.length, 100 * (span.end - span.start) / story.length
     side = "" if width > _WORDY else "after" if left + width < 100 - _WORDY else "before"
-    return tag(
-        "i",
-        tag("em", note, class_=side or None) if note else None,
-        class_=f"span {span.state}",
-        title=f"{title} {note}".strip(),
-        style=f"left:{left:.2f}%;width:{width:.2f}%",
-    )
+    label = tag("em", note, class_=side or None) if note else None
+    place = f"left:{left:.2f}%;width:{width:.2f}%"
+    return tag("i", label, class_=f"span {span.state}", title=f"{title} {note}".strip(), style=place)
 
 
 def _mark(story: ReportModel, group: Sequence[RankReport], name: str) -> str:
@@ -264,18 +205,26 @@ def _mark(story: ReportModel, group: Sequence[RankReport], name: str) -> str:
 
 
 def _news(story: ReportModel) -> Html:
-    items = [tag("li", tag("span", _moment(t), class_="when"), " ", text) for t, text in story.news[:_MOST_NEWS]]
+    shown = [(_moment(t), story.clean(news_text(news))) for t, news in story.news[:_MOST_NEWS]]
+    items = [tag("li", tag("span", moment, class_="when"), " ", text) for moment, text in shown]
     more = len(story.news) - _MOST_NEWS
-    rest = tag("p", f"and {more} more", class_="none") if more > 0 else None
-    return tag("section", tag("h2", "What happened"), tag("ul", *items, class_="news"), rest) if items else Html("")
+    rest = _none(f"and {more} more") if more > 0 else None
+    if story.outcome is not None:
+        end = f" the job has ended: {story.outcome.state}, exit code {story.outcome.code}"
+        items.append(tag("li", tag("span", _moment(story.length), class_="when"), end))
+    return _section("Events", tag("ul", *items, class_="news"), rest) if items else Html("")
 
 
 # -- curves --
 
 
-def _kind(story: ReportModel, rank: RankReport) -> str:
-    """The mark of its line."""
-    return "culprit" if rank.key == story.culprit else "straggler" if rank.behind else ""
+def _plots(story: ReportModel, ranks: Iterable[RankReport], curve: Callable[[RankReport], Curve]) -> list[Plot]:
+    """A curve of each rank; those of the culprit and of stragglers are marked."""
+    found = []
+    for rank in ranks:
+        kind = "culprit" if rank.key == story.culprit else "straggler" if rank.behind else ""
+        found.append(Plot(curve(rank), f"{_name(rank)} on {story.name(rank.node)}", kind))
+    return found
 
 
 def _progress(story: ReportModel) -> Html:
@@ -285,7 +234,7 @@ def _progress(story: ReportModel) -> Html:
         return Html("")
     units = [rank.unit for rank in printing]
     unit = max(units, key=units.count)
-    lines = [Plot(rank.progress, _named(story, rank), _kind(story, rank)) for rank in printing if rank.unit == unit]
+    lines = _plots(story, (rank for rank in printing if rank.unit == unit), lambda rank: rank.progress)
     drawn = chart(f"{unit} of each rank, from its log", lines, story.length, partial(_amount, unit))
     return Html(drawn + _legend(story))
 
@@ -293,51 +242,40 @@ def _progress(story: ReportModel) -> Html:
 def _legend(story: ReportModel) -> Html:
     names: list[Html] = []
     if story.culprit:
-        names.append(
-            tag("span", f"culprit: {role_name(story.culprit[0])} {story.culprit[1]}", class_="key line-culprit")
-        )
+        names.append(tag("span", f"first failure: {ranks_text([story.culprit])}", class_="key line-culprit"))
     behind = [rank for rank in story.ranks if rank.behind]
     if behind:
-        names.append(tag("span", "straggler: ", _ranks(rank.key for rank in behind), class_="key line-straggler"))
+        names.append(tag("span", "straggler: ", ranks_text(rank.key for rank in behind), class_="key line-straggler"))
     names.append(tag("span", "others", class_="key line-others"))
     return tag("p", *names, class_="keys") if len(names) > 1 else Html("")
 
 
 def _nodes(story: ReportModel) -> Html:
     found = {rank.node for rank in story.ranks if rank.behind or rank.state is RankState.FAILED}
-    lost = {node.index for node in story.nodes if node.state in (NodeState.LOST, NodeState.UNKNOWN)}
+    found |= {node.index for node in story.nodes if node.state in (NodeState.LOST, NodeState.UNKNOWN)}
     few = len(story.nodes) <= _NODES
-    first = list(story.nodes) if few else [node for node in story.nodes if node.index in found | lost][:_NODES]
-    open_ = {node.index for node in first}
-    rest = [node for node in story.nodes if node.index not in open_]
+    first = [node for node in story.nodes if few or node.index in found][:_NODES]
+    rest = [node for node in story.nodes if node not in first]
     scale = max(_highest(rank.usage.cores for rank in story.ranks), _LEAST)
     memory = _highest(rank.usage.resident for rank in story.ranks)
-    shown = [_node(story, node, scale, memory) for node in first]
-    more = (
-        tag(
-            "details",
-            tag("summary", f"{count(len(rest), 'node')} more: {fold(node.name for node in rest)}"),
-            *(_node(story, node, scale, memory) for node in rest),
-        )
-        if rest
-        else None
-    )
-    return tag("section", tag("h2", "Nodes"), _legend(story), _everybody(story, scale) if rest else None, *shown, more)
+    parts = [_legend(story), *(_node(story, node, scale, memory) for node in first)]
+    if rest:
+        cores = _plots(story, story.ranks, lambda rank: rank.usage.cores)
+        every = chart("CPU of all ranks, cores", cores, story.length, _cores, scale)
+        parts.insert(1, tag("div", every, class_="charts"))
+        summary = tag("summary", f"{count(len(rest), 'node')} more: {fold(node.name for node in rest)}")
+        parts.append(tag("details", summary, *(_node(story, node, scale, memory) for node in rest)))
+    return _section("Nodes", *parts)
 
 
 def _highest(curves: Iterable[Curve]) -> float:
     return max((value for curve in curves for _, value in curve), default=0.0)
 
 
-def _everybody(story: ReportModel, scale: float) -> Html:
-    lines = [Plot(rank.usage.cores, _named(story, rank), _kind(story, rank)) for rank in story.ranks]
-    return tag("div", chart("CPU of all ranks, cores", lines, story.length, _cores, scale), class_="charts")
-
-
 def _node(story: ReportModel, node: ReportNode, scale: float, memory: float) -> Html:
     ranks = [rank for rank in story.ranks if rank.node == node.index]
-    cores = [Plot(rank.usage.cores, _named(story, rank), _kind(story, rank)) for rank in ranks]
-    resident = [Plot(rank.usage.resident, _named(story, rank), _kind(story, rank)) for rank in ranks]
+    cores = _plots(story, ranks, lambda rank: rank.usage.cores)
+    resident = _plots(story, ranks, lambda rank: rank.usage.resident)
     machine = [Plot(node.busy, "CPU", "cpu"), Plot(node.used, "memory", "used")]
     charts = [
         chart("CPU of each rank, cores", cores, story.length, _cores, scale),
@@ -346,9 +284,9 @@ def _node(story: ReportModel, node: ReportNode, scale: float, memory: float) -> 
         *_cards(story, node),
     ]
     if not any(line.curve for line in (*resident, *machine)):
-        charts = [tag("p", "Nothing recorded here.", class_="none")]
+        charts = [_none("Nothing recorded here.")]
     size = f"{count(node.cores, 'core')}, {human_bytes(node.total)}" if node.cores else ""
-    about = " · ".join(filter(None, [size, node.state, _ranks(rank.key for rank in ranks) or "no ranks"]))
+    about = " · ".join(filter(None, [size, node.state, ranks_text(rank.key for rank in ranks) or "no ranks"]))
     return tag("article", tag("h3", node.name, " ", tag("small", about)), tag("div", *charts, class_="charts"))
 
 
@@ -372,14 +310,10 @@ def _processes(story: ReportModel) -> Html:
     columns = ("process", "node", "started", "ended", "end", "last output", "CPU", "memory", "progress", "devices")
     rows = [_process(story, rank) for rank in story.ranks]
     table = tag("table", tag("thead", tag("tr", *(tag("th", column) for column in columns))), tag("tbody", *rows))
-    title = "Starts and ends"
+    wide = tag("div", table, class_="wide")
     if len(rows) > _ROWS:
-        return tag("section", tag("h2", title), tag("details", tag("summary", count(len(rows), "rank")), _wide(table)))
-    return tag("section", tag("h2", title), _wide(table))
-
-
-def _wide(table: Html) -> Html:
-    return tag("div", table, class_="wide")
+        wide = tag("details", tag("summary", count(len(rows), "rank")), wide)
+    return _section("Starts and ends", wide)
 
 
 def _process(story: ReportModel, rank: RankReport) -> Html:
@@ -410,20 +344,14 @@ def _process(story: ReportModel, rank: RankReport) -> Html:
 
 def _quiet(rank: RankReport) -> str:
     """For how long a rank had printed nothing, now or when it was stopped."""
-    if (
-        rank.output is None
-        or not (rank.state.alive or rank.state is RankState.STOPPED)
-        or rank.end - rank.output < _QUIET
-    ):
-        return ""
-    return f"no output for {human_seconds(rank.end - rank.output)}"
+    quiet = 0.0 if rank.output is None else rank.end - rank.output
+    shown = quiet >= _QUIET and (rank.state.alive or rank.state is RankState.STOPPED)
+    return f"no output for {human_seconds(quiet)}" if shown else ""
 
 
 def _plan(story: ReportModel) -> Html:
-    commands: dict[str, list[Key]] = {}
-    for rank in story.ranks:
-        if rank.command:
-            commands.setdefault(rank.command, []).append(rank.key)
+    commands = grouped((rank.command, rank.key) for rank in story.ranks if rank.command)
+    policy = ((name, f"{value:g}" if isinstance(value, float) else value) for name, value in story.policy.items())
     facts = [
         ("job", story.job),
         ("mode", story.mode),
@@ -431,52 +359,38 @@ def _plan(story: ReportModel) -> Html:
         ("created", _date(story.created)),
         ("nodes", fold(node.name for node in story.nodes)),
         ("processes", _roles(story)),
-        ("policy", _policy(story)),
+        ("policy", ", ".join(f"{name} {value}" for name, value in policy)),
     ]
-    rows = [*facts, *((f"command of {_ranks(keys)}", tag("code", command)) for command, keys in commands.items())]
+    rows = [*facts, *((f"command of {ranks_text(keys)}", tag("code", command)) for command, keys in commands.items())]
     items = [tag("div", tag("dt", name), tag("dd", value)) for name, value in rows]
-    return tag("section", tag("h2", "Plan"), tag("dl", *items))
-
-
-def _policy(story: ReportModel) -> str:
-    """Numbers without a zero fraction."""
-    return ", ".join(
-        f"{name} {f'{value:g}' if isinstance(value, float) else value}" for name, value in story.policy.items()
-    )
+    return _section("Plan", tag("dl", *items))
 
 
 def _reading() -> Html:
     explanations = [
         *RULES,
         "Times are seconds since the job began, by each node's own clock; bars have the colour of how they ended.",
-        "CPU and memory are of a rank with all its descendants; pages that several of them share count in each.",
+        "CPU and memory are of a rank with all its descendants; pages that several of them share count in each. The memory in "
+        "the table is the peak as the kernel counted it, which is more than the samples of the curves where it was short.",
         "Values of the job's SECRETS are shown as *** where the machine that made this page knew them.",
     ]
-    return tag(
-        "section",
-        tag("h2", "How to read this"),
-        tag("ul", *(tag("li", text) for text in explanations)),
-        class_="reading",
-    )
+    return _section("Notes", tag("ul", *(tag("li", text) for text in explanations)), kind="reading")
 
 
-# -- words --
+# -- parts and texts --
+
+
+def _section(title: str, *children: Child, kind: str | None = None) -> Html:
+    return tag("section", tag("h2", title), *children, class_=kind)
+
+
+def _none(text: str) -> Html:
+    """A text in the place of what is missing."""
+    return tag("p", text, class_="none")
 
 
 def _name(rank: RankReport) -> str:
     return f"{role_name(rank.role)} {rank.rank}"
-
-
-def _named(story: ReportModel, rank: RankReport) -> str:
-    return f"{_name(rank)} on {story.name(rank.node)}"
-
-
-def _ranks(keys: Iterable[Key]) -> str:
-    """trainer 0-3, pserver 1."""
-    roles: dict[str, list[int]] = {}
-    for role, rank in keys:
-        roles.setdefault(role, []).append(rank)
-    return ", ".join(f"{role_name(role)} {ranges(numbers)}" for role, numbers in roles.items())
 
 
 def _moment(t: float) -> str:

@@ -1,38 +1,31 @@
-"""This module prints the state of jobs and nodes as tables. A missing value is an empty cell: nodes may have any version."""
+"""This module prints the state of jobs and nodes as tables."""
 
 from __future__ import annotations
 
+import textwrap
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from clustertool.model.job.outcome import describe_exit
-from clustertool.model.job.rank_status import ProcessStatus
-from clustertool.model.job.state_names import StartReason
+from clustertool.model.job.state import ProcessStatus
+from clustertool.model.job.state_names import JobState, StartReason
 from clustertool.model.quantities import human_bytes, human_seconds
-from clustertool.show.table import Cell, fold, table
+from clustertool.show.errors import for_node, joined_fix
+from clustertool.show.table import Cell, Narrow, fold, grouped, table
 from clustertool.show.terminal import Terminal
 
 Shown = Mapping[str, Any]  # an object of a verb's --json
 
-_STYLES = {
-    "running": "green",
-    "done": "green",
-    "succeeded": "green",
-    "clean": "green",
-    "waiting": "dim",
-    "not started": "dim",
-    "starting": "dim",
-    "queued": "dim",
-    "unknown": "dim",
-    "ended": "dim",
-    "stopped": "yellow",
-    "stopping": "yellow",
-    "frozen": "yellow",
-    "timeout": "yellow",
-    "failed": "red",
-    "lost": "red",
+_NAMES = {
+    "green": ("running", "done", "succeeded", "clean"),
+    "dim": ("waiting", "starting", "queued", "unknown", "ended"),
+    "yellow": ("stopped", "stopping", "frozen", "timeout"),
+    "red": ("failed", "lost"),
 }
+STYLES = {name: style for style, names in _NAMES.items() for name in names}  # of the states of jobs, nodes and ranks
+_MAY_RUN = (JobState.STARTING, JobState.RUNNING)
 _STARTS = {
     StartReason.PLACED: "the job is placed on its nodes, and no supervisor has started",
     StartReason.JOINING: "the supervisors have started, and no rank has",
@@ -40,42 +33,82 @@ _STARTS = {
 _LEVELS = {"bad": ("FAIL ", "red"), "warn": ("warn ", "yellow"), "ok": ("", ""), "skip": ("", "dim")}
 _PROCESSES = ("role", "rank", "node", "pid", "state", "since", "exit", "cpu", "memory", "step", "no output")
 _NODES = ("node", "state", "supervisor", "heartbeat", "note")
-_JOBS = ("id", "state", "created", "nodes", "exit", "command")
+_JOBS = ("state", "user", "started", "duration", "nodes", "exit", "command")
+_FEW_OF_JOBS = Narrow(cut="command", out=("command", "nodes", "started"))
+_FEW_OF_PROCESSES = Narrow(out=("pid", "memory", "cpu"))
 
 
-def status_tables(status: Shown, terminal: Terminal) -> None:
-    """One job: {"job", "state", "mode", "command", "now", "processes": [...], "nodes": [...], "waits", "outcome": {...}}.
-
-    waits: sentences about what the job waits for, or waited for. advice: the fix for that.
-    A process: role, rank, node (number or name), pid, state, since, code, signal, note, cpu (percent), memory (bytes), epoch
-    and step (the last ones that it printed), output (when it printed last).
-    A node: index, name, state, supervisor (pid), heartbeat (its age in seconds), survivors, why. Times are seconds
-    since the epoch; `now` is the current time on the same clock, so that the caller can correct for the nodes' clocks.
-    """
-    now = float(status.get("now") or time.time())
-    nodes = status.get("nodes", ())
-    names = {node.get("index"): str(node.get("name") or f"node {node.get('index')}") for node in nodes}
-    state = str(status.get("state", "unknown"))
-    about = [f"job {status.get('job', '')}", str(status.get("mode") or ""), state, str(status.get("command") or "")]
-    terminal.line(", ".join(filter(None, about)), "bold")
-    terminal.line()
-    table("", _PROCESSES, [_process(process, names, now) for process in status.get("processes", ())], terminal=terminal)
-    terminal.line()
-    table("", _NODES, [_node(node, names) for node in nodes], terminal=terminal)
-    for wait in status.get("waits", ()):
-        terminal.line()
-        terminal.line(str(wait), "yellow")
-    if status.get("advice"):
+def status_tables(status: Shown, terminal: Terminal, now: float) -> None:
+    """One job as `inv status --json` has it, the verdict first. Times are seconds since the epoch, and so is `now`."""
+    names = {node["index"]: node["name"] or f"node {node['index']}" for node in status["nodes"]}
+    state = (status["outcome"] or status)["state"]
+    terminal.line(f"job {status['job']}: {_verdict(status)}", STYLES.get(state, "") or "bold")
+    for wait in status["waits"]:
+        terminal.line(f"  {wait}", "yellow")
+    if status["advice"]:
         terminal.line(f"  fix: {status['advice']}")
-    outcome = status.get("outcome")
-    if outcome:
-        terminal.line()
-        terminal.line(_outcome(outcome), _STYLES.get(str(outcome.get("state")), ""))
+    for name, text in _summary(status, now).items():
+        if text:
+            terminal.line(f"{name + ':':9} {text}")
+    terminal.line()
+    processes = [_process(process, names, now) for process in status["processes"]]
+    table("", _PROCESSES, processes, terminal=terminal, narrow=_FEW_OF_PROCESSES)
+    terminal.line()
+    table("", _NODES, [_node(node, names) for node in status["nodes"]], terminal=terminal)
+
+
+def _verdict(status: Shown) -> str:
+    """How the job ended, or its state; of a job that has an outcome and still has processes, both."""
+    outcome, state = status["outcome"], str(status["state"])
+    if not outcome and status["reason"]:
+        return f"{state}: {status['reason']}"
+    if not outcome:
+        return state
+    reason = f": {outcome['reason']}" if outcome["reason"] else ""
+    still = "" if state == outcome["state"] else f"{state}, its outcome: "
+    return f"{still}{outcome['state']} (exit {outcome['code']}, {outcome['source']}){reason}"
+
+
+def _summary(status: Shown, now: float) -> dict[str, str]:
+    """What a job is and how far it is, by the name of each line."""
+    states = Counter(str(process["state"]) for process in status["processes"])
+    steps = sorted(process["step"] for process in status["processes"] if process["step"] is not None)
+    reached = f"step {steps[0]:.0f}" + (f" to {steps[-1]:.0f}" if steps[-1] != steps[0] else "") if steps else ""
+    began = status["started"] or status["created"]
+    name = status.get("name", "")
+    return {
+        "name": name if name != status["job"] else "",
+        "ranks": ", ".join(f"{number} {state}" for state, number in states.most_common()),
+        "progress": reached,
+        "started": time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(began)) if began else "",
+        "duration": duration(status, now),
+        "user": status["owner"],
+        "mode": status["mode"],
+        "command": status["command"],
+    }
+
+
+def duration(job: Shown, now: float) -> str:
+    """From the start of a job to its end, or to `now` while it may run. "" where one of them is not known."""
+    if not job["started"] or not (job["ended"] or job["state"] in _MAY_RUN):
+        return ""
+    return human_seconds(max(0.0, (job["ended"] or now) - job["started"]))
 
 
 def start_text(reason: StartReason) -> str:
     """Why a job is starting."""
     return _STARTS.get(reason, "")
+
+
+def queue_text(reason: str, since: float, expected: float) -> str:
+    """Why a job is queued. Times are seconds since the epoch, 0.0 if not known."""
+    text = f"queued since {_time(since)}" if since else "queued"
+    text += f": {reason}" if reason else ""
+    return f"{text}; the start is expected at {_time(expected)}" if expected else text
+
+
+def _time(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def rank_note(process: ProcessStatus) -> str:
@@ -90,9 +123,13 @@ def rank_note(process: ProcessStatus) -> str:
     return f"listens on {life.listens}, not on {process.endpoint}" if life.listens else ""
 
 
-def jobs_table(jobs: Iterable[Shown], terminal: Terminal) -> None:
-    """Jobs: id, state, created (seconds since the epoch), nodes (their number or names), exit, command."""
-    table("", _JOBS, [_job(job) for job in jobs], terminal=terminal)
+def jobs_table(jobs: Iterable[Shown], terminal: Terminal, now: float) -> None:
+    """Jobs as `inv jobs --json` has them, with their names if a name differs from its id. `now`: seconds since the epoch."""
+    rows = [(job["id"], job.get("name", ""), *_job(job, now)) for job in jobs]
+    named = any(name not in ("", id_) for id_, name, *_ in rows)
+    columns = ("id", *(("name",) if named else ()), *_JOBS)
+    shown = [(id_, *((name,) if named else ()), *rest) for id_, name, *rest in rows]
+    table("", columns, shown, terminal=terminal, narrow=_FEW_OF_JOBS)
 
 
 def check_matrix(rows: Sequence[Shown], terminal: Terminal) -> None:
@@ -105,24 +142,26 @@ def check_matrix(rows: Sequence[Shown], terminal: Terminal) -> None:
     columns = list(dict.fromkeys(column for row in rows for column in row["findings"]))
     quiet = [column for column in columns if terminal.is_terminal and _quiet(column, rows)]
     columns = [column for column in columns if column not in quiet]
-    alike: dict[tuple[Cell, ...], list[str]] = {}
-    fixes: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        cells = tuple(_finding(row["findings"].get(column)) for column in columns)
-        alike.setdefault(cells, []).append(str(row["node"]))
-        for column, finding in row["findings"].items():
-            if finding.get("level") in ("bad", "warn") and finding.get("fix"):
-                fixes.setdefault((column, str(finding["fix"])), []).append(str(row["node"]))
+    alike = grouped((tuple(_finding(row["findings"].get(c, {})) for c in columns), str(row["node"])) for row in rows)
+    fixes = grouped(
+        ((column, for_node(str(finding["fix"]), str(row["node"]))), (str(row["node"]), str(finding["fix"])))
+        for row in rows
+        for column, finding in row["findings"].items()
+        if finding.get("level") in ("bad", "warn") and finding.get("fix")
+    )
     if columns or not quiet:
         table("", ("node", *columns), [(fold(nodes), *cells) for cells, nodes in alike.items()], terminal=terminal)
     if quiet:
-        found = {column: finding for row in reversed(rows) for column, finding in row["findings"].items()}
-        good = ", ".join(_good(column, found[column]) for column in quiet)
-        terminal.line(f"{'ok' if columns else fold(str(row['node']) for row in rows) + ': ok'}: {good}", "dim")
+        seen = {column: finding for row in reversed(rows) for column, finding in row["findings"].items()}
+        good = ", ".join(_good(column, seen[column]) for column in quiet)
+        text = f"{'ok' if columns else fold(str(row['node']) for row in rows) + ': ok'}: {good}"
+        for line in textwrap.wrap(text, terminal.width, subsequent_indent="  ", break_on_hyphens=False):
+            terminal.line(line, "dim")
     if fixes:
         terminal.line()
-        for (column, fix), nodes in fixes.items():
-            terminal.line(f"fix {column} on {fold(nodes)}: {fix}")
+        for (column, _), found in fixes.items():
+            by_node = dict(found)
+            terminal.line(f"fix {column} on {fold(by_node)}: {joined_fix(by_node)}")
 
 
 def _quiet(column: str, rows: Sequence[Shown]) -> bool:
@@ -138,88 +177,67 @@ def _good(column: str, finding: Shown) -> str:
     return column if text in ("", "ok") else f"{column} ({text})"
 
 
-def _process(process: Shown, names: Mapping[Any, str], now: float) -> Sequence[object]:
-    state = str(process.get("state", "unknown"))
-    if process.get("attempt"):
-        state += f" (attempt {process['attempt']})"
-    node, since, cpu = process.get("node"), process.get("since"), process.get("cpu")
+def _process(process: Shown, names: Mapping[int, str], now: float) -> Sequence[object]:
+    since, cpu, memory = process["since"], process["cpu"], process["memory"]
     return (
-        process.get("role"),
-        process.get("rank"),
-        names.get(node, node),
-        process.get("pid") or "",
-        _state(state),
-        human_seconds(now - float(since)) if since else "",
+        process["role"],
+        process["rank"],
+        names.get(process["node"], process["node"]),
+        process["pid"] or "",
+        _state(process["state"], f" (attempt {process['attempt']})" if process["attempt"] else ""),
+        human_seconds(now - since) if since else "",
         _end(process),
-        "" if cpu is None else f"{float(cpu):.0f} %",
-        _size(process.get("memory")),
+        "" if cpu is None else f"{cpu:.0f} %",
+        "" if memory is None else human_bytes(memory),
         *_progress(process, now),
     )
 
 
 def _progress(process: Shown, now: float) -> tuple[str, str]:
     """The last step that a process printed, and for how long it has printed nothing: the latter as long as it has not ended."""
-    state, epoch, step, output = (process.get(name) for name in ("state", "epoch", "step", "output"))
+    state, epoch, step, output = (process[name] for name in ("state", "epoch", "step", "output"))
     reached = f"{step:.0f}" if step is not None else f"epoch {epoch:g}" if epoch is not None else ""
     if state not in ("running", "frozen", "lost", "unknown"):
         return reached, ""
     unknown = "" if state in ("running", "frozen") else "unknown"
-    return reached or unknown, human_seconds(max(0.0, now - float(output))) if output else unknown
+    return reached or unknown, human_seconds(max(0.0, now - output)) if output else unknown
 
 
-def _node(node: Shown, names: Mapping[Any, str]) -> Sequence[object]:
-    beat, survivors = node.get("heartbeat"), node.get("survivors") or ()
-    skew = float(node.get("skew") or 0)
-    away = "no connection to the coordinator" if node.get("unconnected") else ""
-    note = "; ".join(filter(None, [str(node.get("why") or "") or away, f"clock {skew:+.0f} s" if skew else ""]))
-    if survivors:
-        note = "; ".join(filter(None, [note, f"still alive: {', '.join(map(str, survivors))}"]))
+def _node(node: Shown, names: Mapping[int, str]) -> Sequence[object]:
+    beat = node["heartbeat"]
+    away = "no connection to the coordinator" if node["unconnected"] else ""
+    clock = f"clock {node['skew']:+.0f} s" if node["skew"] else ""
+    alive = f"still alive: {', '.join(node['survivors'])}" if node["survivors"] else ""
     return (
-        names.get(node.get("index"), ""),
-        _state(str(node.get("state", "unknown"))),
-        node.get("supervisor") or "",
-        "" if beat is None else f"{human_seconds(float(beat))} ago",
-        Cell(note, "red" if survivors else ""),
+        names[node["index"]],
+        _state(node["state"]),
+        node["supervisor"] or "",
+        "" if beat is None else f"{human_seconds(beat)} ago",
+        Cell("; ".join(filter(None, [node["why"] or away, clock, alive])), "red" if alive else ""),
     )
 
 
-def _job(job: Shown) -> Sequence[object]:
-    nodes = job.get("nodes", "")
-    created = job.get("created")
-    return (
-        job.get("id"),
-        _state(str(job.get("state", "unknown"))),
-        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(created))) if created else "",
-        nodes if isinstance(nodes, (int, str)) else fold(map(str, nodes)),
-        job.get("exit"),
-        job.get("command"),
-    )
+def _job(job: Shown, now: float) -> Sequence[object]:
+    began = job["started"] or job["created"]
+    started = time.strftime("%Y-%m-%d %H:%M", time.localtime(began)) if began else ""
+    state, lasted = _state(job["state"]), duration(job, now)
+    return state, job["owner"], started, lasted, job["total"], job["code"], job["command"]
 
 
-def _state(state: str) -> Cell:
-    return Cell(state, _STYLES.get(state.partition(" ")[0], ""))
+def _state(state: str, more: str = "") -> Cell:
+    return Cell(f"{state}{more}", STYLES.get(state, ""))
 
 
 def _end(process: Shown) -> Cell:
     """Describe how a process ended; empty while it runs."""
-    code, signal, note = process.get("code"), int(process.get("signal") or 0), str(process.get("note") or "")
+    code, signal, note = process["code"], process["signal"], process["note"]
     if code is None:
         return Cell(note)
-    text = describe_exit(int(code), signal, note) if code or signal or note else "0"
-    return Cell(text, "red" if process.get("state") == "failed" else "")
+    text = describe_exit(code, signal, note) if code or signal or note else "0"
+    return Cell(text, "red" if process["state"] == "failed" else "")
 
 
-def _size(memory: object) -> str:
-    return human_bytes(float(memory)) if isinstance(memory, (int, float)) else ""
-
-
-def _outcome(outcome: Shown) -> str:
-    reason = f": {outcome['reason']}" if outcome.get("reason") else ""
-    return f"{outcome.get('state', 'ended')} (exit {outcome.get('code', '?')}, {outcome.get('source', 'tool')}){reason}"
-
-
-def _finding(finding: Shown | None) -> Cell:
-    if finding is None:
-        return Cell("")
+def _finding(finding: Shown) -> Cell:
+    """{} for a check that a node does not have."""
     mark, style = _LEVELS.get(str(finding.get("level", "ok")), ("", ""))
     return Cell(f"{mark}{finding.get('text', '')}".rstrip(), style)

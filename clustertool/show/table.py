@@ -18,12 +18,13 @@ from rich.text import Text
 from clustertool.show.terminal import Terminal
 
 _NUMBER = re.compile(r"([0-9]+)")
-_NUMERIC = re.compile(r"-?[0-9][0-9.,]*( ?(%|s|ms|[kMGT]?B|[kMGT]iB)(/s)?)?|-?")
+_NUMERIC = re.compile(r"-?[0-9][0-9,]*(\.[0-9]+)?( ?(%|s|ms|[kMGT]?B|[kMGT]iB)(/s)?)?|-?")
 _GAP = "  "
 _RICH_GAP = 2  # columns between two columns of a drawn table
-_READABLE = 10  # a column that wraps should have as many columns of the terminal, if it can be
+_CUT = 12  # columns that remain of a column which is cut
 
 Output = TypeVar("Output", bound=Hashable)
+Item = TypeVar("Item")
 Numbers = frozenset[str]  # the values one number of a name takes, as they were written (leading zeros count)
 
 
@@ -34,12 +35,29 @@ class Cell(NamedTuple):
     style: str = ""
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, terminal: Terminal) -> None:
+class Narrow(NamedTuple):
+    """What gives way on a terminal that is too narrow: the texts of one column are cut, columns are left out in this order."""
+
+    cut: str = ""
+    out: Sequence[str] = ()
+
+
+_ALL = Narrow()
+
+
+def table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    terminal: Terminal,
+    narrow: Narrow = _ALL,
+) -> None:
     """Show rows under a title. Empty cells are `-` in plain lines, so that awk can count columns."""
     cells = [[_cell(value, terminal.printable) for value in row] for row in rows]
     title = terminal.printable(title)
     if terminal.is_terminal:
-        _rich(title, columns, cells, terminal)
+        _rich(title, columns, cells, terminal, narrow)
     else:
         terminal.write("".join(line + "\n" for line in _plain(title, columns, cells)))
 
@@ -72,56 +90,62 @@ def _columns(text: str) -> int:
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
-def _rich(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]], terminal: Terminal) -> None:
+def _rich(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]], terminal: Terminal, narrow: Narrow
+) -> None:
     if title:  # not rich's own, which it would wrap to the width of the table
         terminal.line(title, "bold")
-    drawn = Table(
-        box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, highlight=False
-    )
+    drawn = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     widths = _widths([list(columns), *([cell.text for cell in row] for row in rows)])
-    shown = _shown(widths, rows, terminal.width)
-    whole = _whole({index: widths[index] for index in shown}, terminal.width)
+    shown = _shown(columns, widths, rows, terminal.width, narrow)
+    beyond = _drawn([widths[index] for index in shown]) - terminal.width
     for index in shown:
+        if columns[index] == narrow.cut and beyond > 0:
+            room = max(widths[index] - beyond, _CUT)
+            drawn.add_column(Text(columns[index]), overflow="ellipsis", no_wrap=True, max_width=room)
+            continue
         numeric = bool(rows) and all(_NUMERIC.fullmatch(row[index].text) for row in rows)
         justify: Literal["right", "left"] = "right" if numeric else "left"
-        drawn.add_column(Text(columns[index]), justify=justify, overflow="fold", no_wrap=index in whole)
+        drawn.add_column(Text(columns[index]), justify=justify, overflow="fold")
     for row in rows:
         drawn.add_row(*(Text(row[index].text, row[index].style) for index in shown))
     terminal.draw(drawn)
 
 
-def _shown(widths: Sequence[int], rows: Sequence[Sequence[Cell]], room: int) -> list[int]:
-    """The columns to draw: all, but empty ones go if there is no room."""
+def _shown(
+    columns: Sequence[str], widths: Sequence[int], rows: Sequence[Sequence[Cell]], room: int, narrow: Narrow
+) -> list[int]:
+    """The columns to draw: all, but if there is no room, empty ones go, and then those that `narrow` names."""
     every = list(range(len(widths)))
-    if not rows or sum(widths) + _RICH_GAP * (len(widths) - 1) <= room:
+    if not rows or _drawn(widths) <= room:
         return every
-    return [index for index in every if any(row[index].text for row in rows)]
-
-
-def _whole(widths: Mapping[int, int], room: int) -> set[int]:
-    """The columns that are never wrapped: the narrowest, as long as the others keep a readable width."""
-    left = room - _RICH_GAP * (len(widths) - 1) - sum(min(width, _READABLE) for width in widths.values())
-    whole: set[int] = set()
-    for index in sorted(widths, key=lambda index: widths[index]):
-        left -= max(0, widths[index] - _READABLE)
-        if left < 0:
+    shown = [index for index in every if any(row[index].text for row in rows)]
+    least = [min(width, _CUT) if name == narrow.cut else width for name, width in zip(columns, widths)]
+    for name in narrow.out:
+        if _drawn([least[index] for index in shown]) <= room:
             break
-        whole.add(index)
-    return whole
+        shown = [index for index in shown if columns[index] != name]
+    return shown
+
+
+def _drawn(widths: Sequence[int]) -> int:
+    """Columns of the terminal that a drawn table of these columns takes."""
+    return sum(widths) + _RICH_GAP * (len(widths) - 1)
+
+
+def grouped(pairs: Iterable[tuple[Output, Item]]) -> dict[Output, list[Item]]:
+    """(key, value) pairs -> {key: its values}, both in their order."""
+    found: dict[Output, list[Item]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def gather(outputs: Mapping[str, Output]) -> list[tuple[str, Output]]:
     """Nodes' outputs -> (folded names, output), the biggest group first, as `clush -b` and `dshbak -c` do."""
-    groups: dict[Output, list[str]] = {}
-    for name, output in outputs.items():
-        groups.setdefault(output, []).append(name)
+    groups = grouped((output, name) for name, output in outputs.items())
     ordered = sorted(groups.items(), key=lambda group: -len(group[1]))  # stable: first come, first shown
     return [(fold(names), output) for output, names in ordered]
-
-
-def count(number: int, what: str) -> str:
-    """1 node, 2 nodes."""
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def fold(names: Iterable[str]) -> str:
@@ -167,6 +191,11 @@ def _ranges(values: Numbers) -> list[str]:
             last, after = after, str(int(after) + 1).zfill(width)
         ranges.append((int(first), first if first == last else f"{first}-{last}"))
     return [text for _, text in sorted(ranges)]
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """0-3,7."""
+    return ",".join(_ranges(frozenset(map(str, numbers))))
 
 
 def _padded(number: str) -> bool:

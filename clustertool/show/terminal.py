@@ -1,23 +1,25 @@
 """A Terminal writes every byte that a user or a pipe sees, and decides once how to write it.
 
 A terminal gets colours, tables and live bars; other outputs get plain, stable lines. Text given to line(), warn() and error()
-is sanitized first; write() and raw() write it unchanged. Nothing here imports rich until something of rich is drawn, because
-its import costs more than most verbs do.
+is sanitized first, and its commands get the name of the program (model/hints.py); write() and raw() write it unchanged.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import json
 import os
 import sys
 import threading
-import zlib
 from collections.abc import Callable, Mapping
 from typing import IO, TextIO, cast
 
 from rich.console import Console, RenderableType
 
+from clustertool.model.hints import filled, filled_value
+from clustertool.show.program_name import commanded
 from clustertool.watch.sanitize import harmless, harmless_lines
 
 # The names are rich's, the numbers are those of ANSI escape sequences.
@@ -28,12 +30,12 @@ _INDENT = "    "  # of the further lines of a message
 _READER_GONE, _NOT_WRITTEN = 141, 74  # 128 + SIGPIPE, and EX_IOERR
 # The reader left, the terminal's window was closed, or the descriptor was closed before the start: no message is needed.
 _QUIET = (errno.EPIPE, errno.EIO, errno.EBADF)
+_NO_DESCRIPTOR = (OSError, ValueError, AttributeError)  # of a stream that has none, or is closed
 
 
-def colour_of(key: int | str) -> str:
-    """The ANSI style of a rank: the same key has the same colour in every run, neighbours differ."""
-    number = key if isinstance(key, int) else zlib.crc32(key.encode("utf-8", "surrogatepass"))
-    return _PALETTE[number % len(_PALETTE)]
+def colour_of(rank: int) -> str:
+    """The ANSI style of a rank: the same one in every run, neighbours differ."""
+    return _PALETTE[rank % len(_PALETTE)]
 
 
 class ReaderGone(SystemExit):
@@ -60,20 +62,16 @@ class Terminal:
         self._lock = threading.RLock()
         self._reported = False
         self._above: Callable[[str], None] | None = None
+        self._program = commanded()
 
     @property
     def width(self) -> int:
         """Columns of stdout now: a window may be resized while we run."""
         return self._out.columns() or 80
 
-    @property
-    def gone(self) -> bool:
-        """True once the reader of stdout is gone."""
-        return self._out.failure is not None
-
     def line(self, text: str = "", style: str = "") -> None:
         """One message on stdout, `style` one of STYLES. Its further lines are indented; no control character stays."""
-        self.write(_painted(harmless_lines(text, _INDENT), style, self.colour) + "\n")
+        self.write(_painted(self._message(text), style, self.colour) + "\n")
 
     def block(self, text: str) -> None:
         """Lines on stdout as they are, but for control characters: the output of a command, a help text."""
@@ -87,19 +85,16 @@ class Terminal:
 
     def note(self, text: str) -> None:
         """A line on stderr that is neither warning nor error."""
-        self._write_err(harmless_lines(text, _INDENT) + "\n")
+        self._write_err(self._message(text) + "\n")
 
     def json(self, value: object) -> None:
         """`value` as one JSON document. ASCII only, so that no terminal and no encoding can be hurt by it."""
-        self.write(json.dumps(value, indent=2, default=str).replace("\x7f", "\\u007f") + "\n")
+        text = json.dumps(filled_value(value, self._program), indent=2, default=str)
+        self.write(text.replace("\x7f", "\\u007f") + "\n")
 
     def write(self, text: str) -> None:
         """Trusted text with its newlines, written in one piece. Raises ReaderGone."""
-        above = self._above
-        if above is not None:
-            above(text)
-        else:
-            self._emit(text)
+        (self._above or self._emit)(text)
 
     def raw(self, data: bytes) -> None:
         """Exactly these bytes on stdout (`logs --raw`). Raises ReaderGone."""
@@ -109,7 +104,7 @@ class Terminal:
 
     def printable(self, text: str) -> str:
         """`text` as stdout will show it, escapes spelled out: what is measured or aligned must be this."""
-        return self._out.encodable(harmless(text))
+        return self._out.encodable(harmless(filled(text, self._program)))
 
     def paint(self, text: str, style: str) -> str:
         """`text` in a colour, if stdout takes colours; `style` one of STYLES or an ANSI number."""
@@ -157,7 +152,10 @@ class Terminal:
         raise ReaderGone(_NOT_WRITTEN)
 
     def _tell(self, kind: str, style: str, text: str) -> None:
-        self._write_err(f"{_painted(kind + ':', style, self._err_colour)} {harmless_lines(text, _INDENT)}\n")
+        self._write_err(f"{_painted(kind + ':', style, self._err_colour)} {self._message(text)}\n")
+
+    def _message(self, text: str) -> str:
+        return harmless_lines(filled(text, self._program), _INDENT)
 
     def _write_err(self, text: str) -> None:
         above = self._above
@@ -190,7 +188,9 @@ class _Sink:
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream  # None: the program was started with this descriptor closed
         self.failure: Exception | None = None
-        self._unblock()
+        # Some parents (node.js, a few CI runners) hand over a non-blocking pipe, where a long write would be torn.
+        with contextlib.suppress(*_NO_DESCRIPTOR):
+            os.set_blocking(self._descriptor(), True)
 
     @property
     def encoding(self) -> str:
@@ -207,10 +207,9 @@ class _Sink:
             return False
 
     def columns(self) -> int:
-        try:
+        with contextlib.suppress(*_NO_DESCRIPTOR):
             return os.get_terminal_size(self._descriptor()).columns
-        except (OSError, ValueError, AttributeError):
-            return 0
+        return 0
 
     def send(self, text: str) -> None:
         if self._stream is None or self.failure is not None:
@@ -244,51 +243,29 @@ class _Sink:
             self._fail(problem)
 
     def _fail(self, problem: Exception) -> None:
+        """Give what is still buffered somewhere to go, or the interpreter complains about it when it exits."""
         if self.failure is None:
             self.failure = problem
-            self._plug()
-
-    def _unblock(self) -> None:
-        """Some parents (node.js, a few CI runners) hand over a non-blocking pipe, where a long write would be torn."""
-        try:
-            descriptor = self._descriptor()
-            if not os.get_blocking(descriptor):
-                os.set_blocking(descriptor, True)
-        except (OSError, ValueError, AttributeError):
-            pass  # it has no descriptor, or is closed
-
-    def _plug(self) -> None:
-        """Give what is still buffered somewhere to go, or the interpreter complains about it when it exits."""
-        try:
-            descriptor = self._descriptor()
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            try:
-                os.dup2(nowhere, descriptor)
-            finally:
-                os.close(nowhere)
-        except (OSError, ValueError, AttributeError):
-            pass  # it has no descriptor: nothing will be flushed
+            with contextlib.suppress(*_NO_DESCRIPTOR), open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), self._descriptor())
 
     def _descriptor(self) -> int:
         return cast(TextIO, self._stream).fileno()
 
 
-class _Stream:
-    """What rich takes for a file: writes of a live display, which must not be diverted to itself."""
+class _Stream(io.TextIOBase):
+    """What rich takes for a file: writes of a live display, which must not be diverted to itself. Each is flushed."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
-        self.encoding = terminal._out.encoding
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._terminal._out.encoding
 
     def write(self, text: str) -> int:
         self._terminal._emit(text)
         return len(text)
 
-    def flush(self) -> None:
-        """Every write is flushed already."""
-
     def isatty(self) -> bool:
         return self._terminal.is_terminal
-
-    def fileno(self) -> int:
-        raise OSError("a stream of the tool has no descriptor")

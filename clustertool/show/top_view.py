@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.text import Text
 
-from clustertool.model.quantities import human_bytes, human_seconds
+from clustertool.model.masking import Hide
+from clustertool.model.quantities import count, human_bytes, human_seconds
 from clustertool.show.device_table import memory
-from clustertool.show.table import count, fold, table
+from clustertool.show.status_view import STYLES
+from clustertool.show.table import fold, grouped, table
 from clustertool.show.terminal import Terminal
 from clustertool.watch.top_model import Row, TopModel, TopRank
 
@@ -18,22 +21,13 @@ Part = tuple[str, str]  # text, style
 Line = list[Part]
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _PLAIN_BLOCKS = " .:-=+*#@"
-_STATES = {
-    "running": "green",
-    "done": "dim",
-    "waiting": "dim",
-    "stopped": "yellow",
-    "frozen": "yellow",
-    "unknown": "yellow",
-    "failed": "red",
-    "lost": "red",
-}
+_STATES = {**STYLES, "done": "dim", "unknown": "yellow"}
 _BAR, _EACH = 12, 16
 _SILENT = 4.0  # seconds after which a node is called silent
 _LATE = 5.0  # seconds of a heartbeat
 _QUIET = 10.0  # seconds without output
 _DEVICES = ("nodes", "device", "util", "memory", "temp", "used by", "trouble")
-_RANKS = ("rank", "node", "state", "cpu", "memory", "steps/s", "no output", "heartbeat", "last line")
+_RANKS = ("job", "rank", "node", "state", "cpu", "memory", "steps/s", "no output", "heartbeat", "last line")
 KEYS = "q quit  s sort  / filter  up/down choose  enter log  x stop"
 
 
@@ -45,9 +39,7 @@ class View:
     text: str = ""
     typing: bool = False
     at: int = 0  # the chosen rank's row
-    chosen: tuple[str, str, int] | None = (
-        None  # the chosen rank: job, role, rank; it stays chosen in whatever row it is
-    )
+    chosen: tuple[str, str, int] | None = None  # the chosen rank: job, role, rank; in whatever row it is
     log: TopRank | None = None
     message: str = ""
 
@@ -71,30 +63,28 @@ def choose(view: View, ranks: Sequence[TopRank], rows: int = 0) -> None:
 class Screen:
     """Makes pages for one terminal."""
 
-    def __init__(self, terminal: Terminal, hide: Callable[[str], str]) -> None:
+    def __init__(self, terminal: Terminal, hide: Hide) -> None:
         self._terminal, self._hide = terminal, hide
         fine = terminal.printable("█▁") == "█▁"
         self._blocks = _BLOCKS if fine else _PLAIN_BLOCKS
 
-    def page(
-        self, picture: TopModel, view: View, width: int, height: int, failed: Mapping[str, str], now: float
-    ) -> Page:
+    def page(self, model: TopModel, view: View, width: int, height: int, failed: Mapping[str, str], now: float) -> Page:
         """All of it, at most `height` lines."""
-        ranks = picture.processes(view.sort, view.text, self._away(picture, failed, now))
-        messages = [*self._failures(failed), *self._problems(picture)]
-        head = [self._title(picture, view, failed, now), *messages[: max(0, height - 6)]]
+        ranks = model.processes(view.sort, view.text, self._away(model, failed, now))
+        messages = [*self._messages(failed, "red"), *self._messages(model.problems, "yellow")]
+        head = [self._title(model, view, failed, now), *messages[: max(0, height - 6)]]
         room = max(2, height - len(head) - 5)
         most = max(room - len(ranks), room // 2, 1)
-        rows = picture.rows(most, view.sort, view.text)
+        rows = model.rows(most, view.sort, view.text)
         lines = [*head, *self._device_lines(rows, most, width), []]
         left = max(0, height - len(lines) - 2)
         choose(view, ranks)
-        lines += self._rank_lines(ranks, view.at, left, width)
+        lines += self._rank_lines(ranks, view.at, left)
         lines = lines[: height - 1]
         foot = [] if height < 2 else [self._foot(view)]
         return Page([*lines, *([[]] * (height - 1 - len(lines))), *foot], ranks)
 
-    def log_page(self, view: View, text: str, width: int, height: int) -> Page:
+    def log_page(self, view: View, text: str, height: int) -> Page:
         assert view.log is not None
         about = f"{view.log.name} on {view.log.node}, job {view.log.job}: {view.log.log}"
         room = max(1, height - 2)
@@ -104,12 +94,12 @@ class Screen:
         lines = lines[-room:]
         return Page([[(self._safe(about), "bold")], *lines, *([[]] * (room - len(lines))), [("q back", "dim")]], [])
 
-    def _title(self, picture: TopModel, view: View, failed: Mapping[str, str], now: float) -> Line:
-        silent = [name for name in self._away(picture, {}, now) if name not in failed]
-        jobs = len({rank.job for rank in picture.ranks.values()})
-        cards = [device for found in picture.devices.values() for device in found if device.label]
+    def _title(self, model: TopModel, view: View, failed: Mapping[str, str], now: float) -> Line:
+        silent = [name for name in self._away(model, {}, now) if name not in failed]
+        jobs = len({rank.job for rank in model.ranks.values()})
+        cards = [device for found in model.devices.values() for device in found if device.label]
         loads = [device.load for device in cards if device.load is not None]
-        parts = [count(len(picture.sampled), "node")]
+        parts = [count(len(model.sampled), "node")]
         if cards:
             busy = f" {sum(loads) / len(loads):.0f} % busy" if loads else ""
             parts.append(count(len(cards), "device") + busy)
@@ -119,23 +109,14 @@ class Screen:
             title.append((f"  /{view.text}{'_' if view.typing else ''}", "cyan"))
         return title + ([(f"  silent: {fold(silent)}", "yellow")] if silent else [])
 
-    def _away(self, picture: TopModel, failed: Mapping[str, str], now: float) -> list[str]:
+    def _away(self, model: TopModel, failed: Mapping[str, str], now: float) -> list[str]:
         """The nodes that do not answer: their last sample is no longer valid."""
-        return [*failed, *(name for name, sampled in picture.sampled.items() if now - sampled > _SILENT)]
+        return [*failed, *(name for name, sampled in model.sampled.items() if now - sampled > _SILENT)]
 
-    def _failures(self, failed: Mapping[str, str]) -> list[Line]:
-        by_reason: dict[str, list[str]] = {}
-        for name, why in failed.items():
-            by_reason.setdefault(why, []).append(name)
-        return [[(f"{fold(names)}: {self._safe(why)}", "red")] for why, names in by_reason.items()]
-
-    def _problems(self, picture: TopModel) -> list[Line]:
-        """What keeps nodes from telling of their devices."""
-        by_problem: dict[str, list[str]] = {}
-        for name, what in picture.problems.items():
-            if what:
-                by_problem.setdefault(what, []).append(name)
-        return [[(f"{fold(names)}: {self._safe(what)}", "yellow")] for what, names in by_problem.items()]
+    def _messages(self, by_name: Mapping[str, str], style: str) -> list[Line]:
+        """Each text once, with the names that have it."""
+        alike = grouped((what, name) for name, what in by_name.items() if what)
+        return [[(f"{fold(names)}: {self._safe(what)}", style)] for what, names in alike.items()]
 
     def _device_lines(self, rows: Sequence[Row], most: int, width: int) -> Iterator[Line]:
         shown = rows[:most] if len(rows) <= most else rows[: most - 1]
@@ -150,18 +131,16 @@ class Screen:
             yield [(f"... and {len(rows) - len(shown)} more", "dim")]
 
     def _device_line(self, name: str, row: Row, first: int, second: int) -> Line:
-        load = "" if row.load is None else f"{row.load:4.0f} %"
-        full = row.used / row.total if row.total else 0.0
-        hot = "" if row.temperature is None else f"{row.temperature} C"
+        load, size, temperature = _device_cells(row)
         return [
             (_fit(name, first), ""),
             (_fit(self._safe(row.what), second), "dim"),
             (self._bar((row.load or 0) / 100), "green"),
-            (load.ljust(7), ""),
+            (load.rjust(6).ljust(7), ""),
             (self._spark(row).ljust(_EACH), "cyan"),
-            (self._bar(full), "yellow" if full > 0.95 else "blue"),
-            (f" {memory(row.used, row.total or None)}".ljust(15), ""),
-            (hot.ljust(6), "red" if row.wrong else ""),
+            (self._bar(row.filled), "yellow" if row.filled > 0.95 else "blue"),
+            (f" {size}".ljust(15), ""),
+            (temperature.ljust(6), "red" if row.wrong else ""),
             (self._safe(", ".join(row.wrong)) + "  " * bool(row.wrong), "red"),
             (self._safe(row.user), ""),
         ]
@@ -179,7 +158,7 @@ class Screen:
         top = len(self._blocks) - 1
         return "".join(self._blocks[max(0, min(top, round(value / 100 * top)))] for value in values)
 
-    def _rank_lines(self, ranks: Sequence[TopRank], at: int, room: int, width: int) -> Iterator[Line]:
+    def _rank_lines(self, ranks: Sequence[TopRank], at: int, room: int) -> Iterator[Line]:
         if not ranks or room < 2:
             return
         several = len({rank.job for rank in ranks}) > 1
@@ -190,17 +169,16 @@ class Screen:
         room -= 1
         start = max(0, min(at - room // 2, len(ranks) - room))
         for number, rank in enumerate(ranks[start : start + room], start):
-            beat = "" if rank.heartbeat is None else human_seconds(rank.heartbeat)
-            quiet = "" if rank.quiet is None else human_seconds(rank.quiet)
+            cpu, size, steps, quiet, beat = _rank_cells(rank)
             late = rank.heartbeat is None or rank.heartbeat > _LATE
             yield [
                 ("> " if number == at else "  ", "cyan"),
                 (_fit(self._safe(names[id(rank)]), first), ""),
                 (_fit(self._safe(rank.node), second), ""),
                 (_fit(self._safe(rank.state), 9), _STATES.get(rank.state, "")),
-                (_fit("" if rank.cpu is None else f"{rank.cpu:.0f} %", 8), ""),
-                (_fit("" if rank.memory is None else human_bytes(rank.memory), 9), ""),
-                (_fit("" if rank.speed is None else speed(rank.speed), 9), "cyan"),
+                (_fit(cpu, 8), ""),
+                (_fit(size, 9), ""),
+                (_fit(steps, 9), "cyan"),
                 (_fit(quiet, 11), "yellow" if (rank.quiet or 0) > _QUIET else "dim"),
                 (_fit(beat, 7), "red" if late else "dim"),
                 (self._safe(rank.line), ""),
@@ -214,37 +192,35 @@ class Screen:
     def _safe(self, text: str) -> str:
         return self._terminal.printable(self._hide(text))
 
-    def plain(self, picture: TopModel, view: View, failed: Mapping[str, str], now: float) -> None:
+    def as_dict(self, model: TopModel, failed: Mapping[str, str], now: float) -> dict[str, Any]:
+        """The documented JSON of `inv top --json`."""
+        ranks = model.processes("rank", "", self._away(model, failed, now))
+        names = ("job", "role", "rank", "node", "state", "pid", "cpu", "memory", "heartbeat")
+        return {
+            "nodes": {name: list(map(_device_dict, rows)) for name, rows in model.devices.items()},
+            "ranks": [
+                {
+                    **{name: getattr(rank, name) for name in names},
+                    "steps_per_second": rank.speed,
+                    "no_output": rank.quiet,
+                    "last_line": self._hide(rank.line),
+                }
+                for rank in ranks
+            ],
+            "unreachable": dict(failed),
+        }
+
+    def plain(self, model: TopModel, view: View, failed: Mapping[str, str], now: float) -> None:
         """The same without a terminal: two tables and an empty line."""
-        self._terminal.line("".join(text for text, _ in self._title(picture, view, failed, now)))
-        for line in [*self._failures(failed), *self._problems(picture)]:
+        self._terminal.line("".join(text for text, _ in self._title(model, view, failed, now)))
+        for line in [*self._messages(failed, ""), *self._messages(model.problems, "")]:
             self._terminal.line("".join(text for text, _ in line))
-        rows = [
-            (
-                fold(row.nodes),
-                row.what,
-                "" if row.load is None else f"{row.load:.0f} %",
-                memory(row.used, row.total or None),
-                "" if row.temperature is None else f"{row.temperature} C",
-                row.user,
-                ", ".join(row.wrong),
-            )
-            for row in picture.rows(1 << 30, view.sort, view.text)
-        ]
+        devices = model.rows(1 << 30, view.sort, view.text)
+        rows = [(fold(row.nodes), row.what, *_device_cells(row), row.user, ", ".join(row.wrong)) for row in devices]
         table("", _DEVICES, rows, terminal=self._terminal)
         ranks = [
-            (
-                rank.name,
-                rank.node,
-                rank.state,
-                "" if rank.cpu is None else f"{rank.cpu:.0f} %",
-                "" if rank.memory is None else human_bytes(rank.memory),
-                "" if rank.speed is None else speed(rank.speed),
-                "" if rank.quiet is None else human_seconds(rank.quiet),
-                "" if rank.heartbeat is None else human_seconds(rank.heartbeat),
-                self._hide(rank.line),
-            )
-            for rank in picture.processes(view.sort, view.text, self._away(picture, failed, now))
+            (rank.job, rank.name, rank.node, rank.state, *_rank_cells(rank), self._hide(rank.line))
+            for rank in model.processes(view.sort, view.text, self._away(model, failed, now))
         ]
         if ranks:
             table("", _RANKS, ranks, terminal=self._terminal)
@@ -253,6 +229,35 @@ class Screen:
 
 def speed(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def _device_dict(row: Row) -> dict[str, Any]:
+    """Of one card, or of the processors of a node without cards."""
+    return {
+        "device": row.label or row.what,
+        "model": row.model,
+        "load": row.load,
+        "memory_used": row.used,
+        "memory_total": row.total,
+        "temperature": row.temperature,
+        "used_by": row.user,
+        "trouble": list(row.wrong),
+    }
+
+
+def _device_cells(row: Row) -> tuple[str, str, str]:
+    """Load, memory and temperature."""
+    load = "" if row.load is None else f"{row.load:.0f} %"
+    return load, memory(row.used, row.total or None), "" if row.temperature is None else f"{row.temperature} C"
+
+
+def _rank_cells(rank: TopRank) -> tuple[str, str, str, str, str]:
+    """CPU, memory, steps a second, time without output, and the age of the heartbeat."""
+    cpu = "" if rank.cpu is None else f"{rank.cpu:.0f} %"
+    size = "" if rank.memory is None else human_bytes(rank.memory)
+    steps = "" if rank.speed is None else speed(rank.speed)
+    quiet, beat = ("" if age is None else human_seconds(age) for age in (rank.quiet, rank.heartbeat))
+    return cpu, size, steps, quiet, beat
 
 
 def _width(texts: Iterable[str], least: int) -> int:

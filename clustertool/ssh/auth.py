@@ -6,7 +6,7 @@ Keys are read once per process, and each passphrase is requested once. A passwor
 from __future__ import annotations
 
 import base64
-import binascii
+import contextlib
 import os
 import re
 import socket
@@ -14,26 +14,25 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from paramiko.agent import AgentSSH
 from paramiko.message import Message
-from paramiko.pkey import PKey, UnknownKeyType
+from paramiko.pkey import PKey, PublicBlob, UnknownKeyType
 from paramiko.ssh_exception import AuthenticationException, BadAuthenticationType, SSHException
 
 from clustertool.errors import AuthError, Unreachable
+from clustertool.ssh.paramiko_fixes import Untyped
 from clustertool.ssh.prompter import Prompter, shown
 from clustertool.ssh.settings import SshSettings
 from clustertool.watch.sanitize import harmless
-
-Untyped = Any  # an object of paramiko, which has no types
 
 TRIES = 3  # of a passphrase or a password
 _AGENT_TIMEOUT = 60.0  # an agent may ask its user to confirm
 _TYPING_TIMEOUT = 120.0  # sshd's LoginGraceTime
 _MARGIN = 0.1  # seconds: paramiko measures a timeout by another clock
-_TYPED = {"keyboard-interactive", "password"}
+_TYPED = ("keyboard-interactive", "password")
 _MOST_SHOWN = 300  # characters of each text of a server
 # A server's question for the account's password, by itself: "Password:", "(ann@node1) Password:", "ann@node1's password:".
 _PASSWORD = re.compile(r"\s*(\(\S+\)\s*)?(\S+'s\s+)?password(\s+for\s+\S+)?\s*:?\s*", re.IGNORECASE)
@@ -110,29 +109,27 @@ class Login:
         """Returns when logged in. Raises AuthError or Unreachable."""
         self.began = time.monotonic()
         allowed = self._with_keys(transport)
-        if allowed is None:
+        if transport.is_authenticated():
             return
         if not allowed and transport.is_active() and (self._prompter.present or not self._tried):
             allowed = self._methods(transport)
         if transport.is_authenticated() or self._with_typed(transport, allowed):
             return
-        if allowed & _TYPED and not self._prompter.present:
+        if allowed & set(_TYPED) and not self._prompter.present:
             self._bad.append("it takes a password, and there is no terminal to ask for one")
         raise self._refused(transport)
 
-    def _with_keys(self, transport: Untyped) -> set[str] | None:
-        """None: logged in. Else the methods that the server accepts next, if it reports them."""
+    def _with_keys(self, transport: Untyped) -> set[str]:
+        """The methods that the server accepts next, if it reports them."""
         for name, key in self._keys():
             self._tried.append(name)
             try:
-                rest = self._attempt(transport, transport.auth_publickey, key)
+                return set(self._attempt(transport, transport.auth_publickey, key))
             except BadAuthenticationType as error:
                 return set(error.allowed_types)
             except AuthenticationException:
                 if not transport.is_active():
-                    return set()
-                continue
-            return set(rest) or None
+                    break
         return set()
 
     def _attempt(self, transport: Untyped, method: Callable[..., Untyped], *values: Untyped) -> Untyped:
@@ -143,11 +140,9 @@ class Login:
             return method(self._to.user, *values)
         except AuthenticationException:
             if time.monotonic() - began > seconds - _MARGIN:
-                raise Unreachable(
-                    f"stopped answering during the login (within {self._to.connect_timeout:g} s)",
-                    "check the machine; if it is slow, raise CONNECT_TIMEOUT in conf.py",
-                    self._to.name,
-                ) from None
+                what = f"stopped answering during the login (within {self._to.connect_timeout:g} s)"
+                fix = "check the machine; if it is slow, raise CONNECT_TIMEOUT in conf.py"
+                raise Unreachable(what, fix, self._to.name) from None
             raise
 
     def _keys(self) -> Iterator[tuple[str, Untyped]]:
@@ -186,18 +181,17 @@ class Login:
             passphrase = self._prompter.answer(f"Passphrase of {path}: ", attempt)
             # the time of typing does not count for the node's deadline
             self._deadline = max(self._deadline, time.monotonic() + self._to.connect_timeout)
+            if not passphrase:
+                break
             try:
-                key = _keyring.load(path, passphrase) if passphrase else None
+                key = _keyring.load(path, passphrase)
             except _BAD_KEY as error:
                 self._bad.append(f"{path} cannot be used ({error})")
                 return None
-            if key or not passphrase:
-                break
-        else:
-            key = None
-        if not key:
-            self._locked.append(path)
-        return key
+            if key:
+                return key
+        self._locked.append(path)
+        return None
 
     def _methods(self, transport: Untyped) -> set[str]:
         try:
@@ -205,7 +199,7 @@ class Login:
         except BadAuthenticationType as error:
             return set(error.allowed_types)
         except SSHException:
-            return set()
+            pass
         return set()
 
     def _with_typed(self, transport: Untyped, allowed: set[str]) -> bool:
@@ -213,49 +207,42 @@ class Login:
         if not self._prompter.present:
             return False
         typed = _Typed(self._to, self._prompter)
-        rest: set[str] | None = set(allowed)
+        rest = set(allowed)
         try:
             for _ in range(TRIES):
-                if not rest or not transport.is_active():
-                    return False
-                rest = self._with_one_typed(transport, rest, typed)
-                if rest is None:
+                method = next((name for name in _TYPED if name in rest), "")
+                if not method or not transport.is_active():
+                    break
+                typed.begins()
+                if method == "password" and not typed.password():
+                    break
+                self._deadline = time.monotonic() + _TYPING_TIMEOUT
+                try:
+                    if method == "password":
+                        rest = set(self._attempt(transport, transport.auth_password, typed.given, None, False))
+                    else:
+                        rest = set(self._attempt(transport, transport.auth_interactive, typed.replies))
+                except SSHException:
+                    if typed.asked:
+                        self._tried.append("an answer" if typed.given is None else "a password")
+                    else:
+                        rest.discard(method)
+                    if typed.none:
+                        break
+                    continue
+                if not rest:
                     return True
+                typed.ends(True)
         finally:
             typed.ends(transport.is_authenticated())
         return False
-
-    def _with_one_typed(self, transport: Untyped, allowed: set[str], typed: _Typed) -> set[str] | None:
-        """One attempt. None: logged in; else the methods to go on with, none if another attempt is of no use."""
-        method = next((name for name in ("keyboard-interactive", "password") if name in allowed), "")
-        if not method:
-            return set()
-        typed.begins()
-        try:
-            if method == "password":
-                password = typed.password()
-                if not password:
-                    return set()
-                self._deadline = time.monotonic() + _TYPING_TIMEOUT
-                rest = self._attempt(transport, transport.auth_password, password, None, False)
-            else:
-                self._deadline = time.monotonic() + _TYPING_TIMEOUT
-                rest = self._attempt(transport, transport.auth_interactive, typed.replies)
-        except SSHException:
-            if typed.asked:
-                self._tried.append("an answer" if typed.given is None else "a password")
-            if typed.none:
-                return set()
-            return allowed if typed.asked else allowed - {method}
-        if rest:
-            typed.ends(True)
-        return set(rest) or None
 
     def _refused(self, transport: Untyped) -> AuthError:
         to = self._to
         tried = ", ".join(_counted(self._tried)) or "no key"
         notes = "".join(f"; {note}" for note in self._bad)
-        what = f"{to.user}@{to.hostname} does not let us in (tried {tried}{notes})"
+        user = to.user if to.hostname == to.name else f"{to.user}@{to.hostname}"
+        what = f"permission denied for {user} (tried {tried}{notes})"
         if self._locked:
             alone = "" if self._prompter.present else " (there is no terminal to ask for its passphrase)"
             fix = f"unlock the key: ssh-add {self._locked[0]}{alone}"
@@ -265,7 +252,8 @@ class Login:
             fix = "make a key (ssh-keygen), bring it there (ssh-copy-id), or name one: IDENTITY_FILE in conf.py"
         else:
             port = f"-p {to.port} " if to.port != 22 else ""
-            fix = f"ssh-copy-id {port}{to.user}@{to.hostname}, or correct USER or IDENTITY_FILE in conf.py"
+            copy = f"ssh-copy-id {port}{to.user}@{to.hostname}"
+            fix = f"{copy}; or name another user (user@{to.hostname}, USER in conf.py) or another key (IDENTITY_FILE)"
         return AuthError(what, fix, to.name)
 
 
@@ -327,31 +315,16 @@ def _counted(names: Sequence[str]) -> list[str]:
 
 def _public(path: str) -> bytes:
     """The public half of a key file, without its passphrase; b"" if it is unknown."""
-    for name, read in ((path + ".pub", _from_pub), (path, _from_private)):
-        try:
-            with open(name, "rb") as file:
-                found = read(file.read(1 << 20))
-        except OSError:
-            continue
-        if found:
-            return found
+    with contextlib.suppress(*_BAD_KEY):
+        return bytes(PublicBlob.from_file(path + ".pub").key_blob)
+    with contextlib.suppress(OSError, ValueError):
+        return _from_private(Path(path).read_bytes())
     return b""
-
-
-def _from_pub(text: bytes) -> bytes:
-    fields = text.split()
-    try:
-        return base64.b64decode(fields[1]) if len(fields) > 1 else b""
-    except binascii.Error:
-        return b""
 
 
 def _from_private(text: bytes) -> bytes:
     """OpenSSH's own format keeps the public key in the clear: magic, cipher, kdf, its options, number, key."""
-    try:
-        raw = base64.b64decode(b"".join(line for line in text.splitlines() if not line.startswith(b"-----")))
-    except binascii.Error:
-        return b""
+    raw = base64.b64decode(b"".join(line for line in text.splitlines() if not line.startswith(b"-----")))
     magic = b"openssh-key-v1\0"
     if not raw.startswith(magic):
         return b""

@@ -61,11 +61,8 @@ def _addresses(to: SshSettings) -> list[tuple[int, Any]]:
         if error.errno == socket.EAI_AGAIN:
             fix = "check the network, or use addresses in HOSTS"
             raise Unreachable(f"no name server answers for {to.hostname!r}", fix, to.name) from None
-        raise Unreachable(
-            f"the name {to.hostname!r} is not known here",
-            "correct it in HOSTS, or give its HostName in ~/.ssh/config",
-            to.name,
-        ) from None
+        fix = "correct it in HOSTS, or give its HostName in ~/.ssh/config"
+        raise Unreachable(f"the name {to.hostname!r} is not known here", fix, to.name) from None
     except UnicodeError:
         raise Unreachable(f"{to.hostname!r} is no host name", "correct it in HOSTS", to.name) from None
     return [(family, address) for family, _, _, _, address in found]
@@ -81,7 +78,7 @@ def _described(to: SshSettings, error: OSError | None) -> Unreachable:
         fix = "check the network (a VPN?), or configure a gateway: GATEWAY in conf.py"
         return Unreachable(f"there is no route to {where}", fix, to.name)
     reason = (error.strerror or str(error)) if error else "it has no address"
-    return Unreachable(f"{where} cannot be reached: {reason}", "look at the network", to.name)
+    return Unreachable(f"{where} cannot be reached: {reason}", "check the network", to.name)
 
 
 class ProxySocket(socket.socket):
@@ -124,12 +121,9 @@ def proxy(to: SshSettings) -> ProxySocket:
     sock = ProxySocket(fileno=ours.detach())
     sock.errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the socket
     try:
+        shell, fd = os.environ.get("SHELL") or "/bin/sh", theirs.fileno()
         sock.process = subprocess.Popen(
-            [os.environ.get("SHELL") or "/bin/sh", "-c", f"exec {command}"],
-            stdin=theirs.fileno(),
-            stdout=theirs.fileno(),
-            stderr=sock.errors,
-            start_new_session=True,
+            [shell, "-c", f"exec {command}"], stdin=fd, stdout=fd, stderr=sock.errors, start_new_session=True
         )
     except OSError as error:
         socket.socket.close(sock)
@@ -141,25 +135,20 @@ def proxy(to: SshSettings) -> ProxySocket:
 
 def tunnel(gateway: Any, via: SshSettings, to: SshSettings, deadline: float) -> Any:
     """A channel from an open connection to a jump host on to the next machine."""
-    left = max(0.5, deadline - time.monotonic())
+    left, where = max(0.5, deadline - time.monotonic()), f"{to.hostname} port {to.port}"
     try:
         return gateway.open_channel("direct-tcpip", (to.hostname, to.port), ("127.0.0.1", 0), timeout=left)
     except paramiko.ChannelException as error:
         if error.code == 1:
-            what, fix = (
-                f"the gateway {via.name} forbids forwarding",
-                f"set AllowTcpForwarding yes in sshd_config of {via.name}",
-            )
+            what = f"the gateway {via.name} forbids forwarding"
+            fix = f"set AllowTcpForwarding yes in sshd_config of {via.name}"
         else:
-            what = (
-                f"the gateway {via.name} cannot reach {to.hostname} port {to.port} ({error.text or 'connect failed'})"
-            )
+            what = f"the gateway {via.name} cannot reach {where} ({error.text or 'connect failed'})"
             fix = f"try on {via.name}: ssh -p {to.port} {to.hostname}"
         raise Unreachable(what, fix, to.name) from None
     except (paramiko.SSHException, EOFError, OSError) as error:
-        raise Unreachable(
-            f"the gateway {via.name} gave no connection to {to.hostname} port {to.port}: {error}", _FIX_SLOW, to.name
-        ) from None
+        what = f"the gateway {via.name} gave no connection to {where}: {error}"
+        raise Unreachable(what, _FIX_SLOW, to.name) from None
 
 
 def failed_handshake(to: SshSettings, sock: Any, error: BaseException, late: bool) -> ClustertoolError:
@@ -173,11 +162,11 @@ def failed_handshake(to: SshSettings, sock: Any, error: BaseException, late: boo
         return Unreachable(what, _FIX_SLOW, to.name)
     text = str(error)
     if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
-        return Unreachable(f"{where} speaks no SSH that we can speak: {text}", "update its sshd", to.name)
+        return Unreachable(
+            f"{where} and clustertool have no SSH algorithm in common: {text}", "update sshd on the node", to.name
+        )
     if "Indecipherable" in text or "Invalid SSH banner" in text:
         return Unreachable(f"what listens on {where} is no SSH server", "correct the port in HOSTS", to.name)
-    return Dropped(
-        f"{where} closed the connection before the login ({text or type(error).__name__})",
-        "too many logins at once (MaxStartups in its sshd_config), or this machine is banned there",
-        to.name,
-    )
+    what = f"{where} closed the connection before the login ({text or type(error).__name__})"
+    fix = "too many logins at once (MaxStartups in its sshd_config), or this machine is banned there"
+    return Dropped(what, fix, to.name)

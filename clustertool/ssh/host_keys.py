@@ -7,6 +7,7 @@ processes of the tool cannot mix their lines, a parallel ssh loses nothing, and 
 from __future__ import annotations
 
 import base64
+import contextlib
 import fcntl
 import fnmatch
 import hashlib
@@ -16,29 +17,23 @@ import re
 import stat
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import IO, Any
 
 from clustertool.errors import AuthError
 from clustertool.ssh.prompter import NewKey
 from clustertool.ssh.settings import SshSettings
 
+_ELLIPTIC = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521")
 # What is asked for in the key exchange, best first, and the type under which known_hosts keeps such a key.
-ALGORITHMS = {
-    "ssh-ed25519": "ssh-ed25519",
-    "ecdsa-sha2-nistp256": "ecdsa-sha2-nistp256",
-    "ecdsa-sha2-nistp384": "ecdsa-sha2-nistp384",
-    "ecdsa-sha2-nistp521": "ecdsa-sha2-nistp521",
-    "rsa-sha2-512": "ssh-rsa",
-    "rsa-sha2-256": "ssh-rsa",
-}
+ALGORITHMS = {**{name: name for name in _ELLIPTIC}, "rsa-sha2-512": "ssh-rsa", "rsa-sha2-256": "ssh-rsa"}
 _TYPES = set(ALGORITHMS.values())
 _PATTERN = re.compile(r"[*?!#]")  # what has a meaning in a line of known_hosts, and is allowed in a name
 
 
 @dataclass(frozen=True)
 class HostKeyEntry:
-    """One line of a known_hosts file: its content and its place."""
+    """One line of a known_hosts file: its content and its place. `hashed`: salt and digest, where the name is a digest."""
 
     names: str
     type: str
@@ -46,82 +41,40 @@ class HostKeyEntry:
     path: str
     line: int
     marker: str = ""
+    hashed: tuple[bytes, ...] = ()
 
     @property
     def where(self) -> str:
         return f"{self.path} line {self.line}" if self.line else f"{self.path} (added by this run)"
 
-    def names_host(self, name: str) -> bool:
-        """Whether one of its patterns matches `name` and no negated one does. Another function compares hashed names."""
-        found = False
-        for pattern in self.names.lower().split(","):
-            if fnmatch.fnmatchcase(name, pattern.lstrip("!").replace("[", "[[]")):
-                if pattern.startswith("!"):
-                    return False
-                found = True
-        return found
-
-
-@dataclass
-class _KnownHostsFile:
-    """A parsed file, by the ways to find a host in it, and how much of it has been read."""
-
-    path: str
-    plain: dict[str, list[HostKeyEntry]] = field(default_factory=dict)
-    hashed: list[tuple[bytes, bytes, HostKeyEntry]] = field(default_factory=list)
-    patterns: list[HostKeyEntry] = field(default_factory=list)
-    stamp: tuple[int, int, int] = (0, 0, 0)
-
-    def about(self, name: str) -> list[HostKeyEntry]:
-        """Every line that fits `name`, which is in small letters."""
-        raw = name.encode("utf-8", "surrogateescape")
-        return [
-            *self.plain.get(name, ()),
-            *(entry for salt, digest, entry in self.hashed if hmac.digest(salt, raw, "sha1") == digest),
-            *(entry for entry in self.patterns if entry.names_host(name)),
-        ]
-
-    def refresh(self) -> None:
-        """Parse the file again if it is not the one we know."""
-        stamp = _stamp(self.path)
-        if stamp == self.stamp:
-            return
-        self.plain, self.hashed, self.patterns, self.stamp = {}, [], [], stamp
-        try:
-            with open(self.path, encoding="utf-8", errors="surrogateescape") as lines:
-                for number, line in enumerate(lines, 1):
-                    self.add(_parse(line, self.path, number))
-        except OSError:
-            return
-
-    def add(self, entry: HostKeyEntry | None) -> None:
-        if entry is None:
-            return
-        if entry.names.startswith("|1|"):
-            try:
-                salt, digest = (base64.b64decode(part) for part in entry.names.split("|")[2:4])
-            except ValueError:  # a broken line is no line
-                return
-            self.hashed.append((salt, digest, entry))
-        elif set(entry.names) & set("*?!"):
-            self.patterns.append(entry)
-        else:
-            for name in entry.names.lower().split(","):
-                self.plain.setdefault(name, []).append(entry)
+    def fits(self, name: str) -> bool:
+        """Whether one of its patterns matches `name`, which is in small letters, and no negated one does."""
+        if self.hashed:
+            salt, digest = self.hashed
+            return hmac.digest(salt, name.encode("utf-8", "surrogateescape"), "sha1") == digest
+        parts = self.names.split(",")
+        patterns = [one for one in parts if fnmatch.fnmatchcase(name, one.lstrip("!").replace("[", "[[]"))]
+        return bool(patterns) and not any(one.startswith("!") for one in patterns)
 
 
 class KnownHosts:
     """The known_hosts files of one set of paths. Safe to use from several threads."""
 
     def __init__(self, files: Sequence[str], system: Sequence[str]) -> None:
-        self._files = [_KnownHostsFile(path) for path in (*files, *system)]
+        self._paths = (*files, *system)
+        self._stamps: list[tuple[int, int, int]] = []
+        # Lines with plain names are found by the name: there can be thousands.
+        self._plain: dict[str, list[HostKeyEntry]] = {}
+        self._others: list[HostKeyEntry] = []
         self._lock = threading.Lock()
         self._accepted: dict[str, HostKeyEntry] = {}  # this process's own, in case the file cannot be written
         self._found: dict[str, list[HostKeyEntry]] = {}
 
     def algorithms(self, name: str) -> tuple[str, ...]:
         """What to ask for: the types that are known for this host go first, so that a known key is recognised."""
-        known = {entry.type for entry in self._about(name) if not entry.marker}
+        with self._lock:
+            self._refresh()
+            known = {entry.type for entry in self._lookup(name) if not entry.marker}
         return tuple(sorted(ALGORITHMS, key=lambda algorithm: ALGORITHMS[algorithm] not in known))
 
     def verify(self, to: SshSettings, kind: str, key: str) -> NewKey | None:
@@ -139,16 +92,11 @@ class KnownHosts:
                 raise _unknown(to, kind, key)
             return self._accept(to, kind, key)
 
-    def _about(self, name: str) -> list[HostKeyEntry]:
-        with self._lock:
-            self._refresh()
-            return list(self._lookup(name))
-
     def _lookup(self, name: str) -> list[HostKeyEntry]:
         """Every line about a host with a supported key type. Cached: hashed names cost a digest for every line."""
         name = name.lower()
         if name not in self._found:
-            found = [entry for file in self._files for entry in file.about(name)]
+            found = [*self._plain.get(name, ()), *(entry for entry in self._others if entry.fits(name))]
             self._found[name] = [entry for entry in found if entry.type in _TYPES]
         ours = self._accepted.get(name)
         return self._found[name] + ([ours] if ours else [])
@@ -158,11 +106,8 @@ class KnownHosts:
         lines = self._lookup(to.host_key_name)
         for entry in lines:
             if entry.marker == "@revoked" and entry.key == key:
-                raise AuthError(
-                    f"its host key is revoked by {entry.where}: {fingerprint(key)}",
-                    "do not use this machine; ask its administrator",
-                    to.name,
-                )
+                what = f"its host key is revoked by {entry.where}: {fingerprint(key)}"
+                raise AuthError(what, "do not use this machine; ask its administrator", to.name)
         known = [entry for entry in lines if not entry.marker]
         if any((entry.type, entry.key) == (kind, key) for entry in known):
             return True
@@ -173,48 +118,49 @@ class KnownHosts:
 
     def _accept(self, to: SshSettings, kind: str, key: str) -> NewKey | None:
         """Write down a new key, unless another process has done so in the meantime."""
-        written = False
-        path = self._files[0].path if to.known_hosts else ""
-        try:
-            handle = _open(path)
-        except OSError:  # a home that cannot be written: the key counts for this process
-            handle = -1
-        try:
-            if handle >= 0:
-                fcntl.flock(handle, fcntl.LOCK_EX)
-                self._refresh()
-                if self._judge(to, kind, key):
-                    return None
-                written = self._append(handle, to.host_key_name, f"{kind} {key}")
-            self._accepted[to.host_key_name.lower()] = HostKeyEntry(to.host_key_name, kind, key, path or "this run", 0)
-        finally:
-            if handle >= 0:
-                os.close(handle)
+        path, written = to.known_hosts[0] if to.known_hosts else "", False
+        # Where the file cannot be written, the key counts for this process.
+        with contextlib.suppress(OSError), _open(path) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self._refresh()
+            if self._judge(to, kind, key):
+                return None
+            written = self._append(file.fileno(), to.host_key_name, f"{kind} {key}")
+        self._accepted[to.host_key_name.lower()] = HostKeyEntry(to.host_key_name, kind, key, path or "this run", 0)
         return NewKey(to.name, kind, fingerprint(key), path if written else "")
 
     def _append(self, handle: int, name: str, key: str) -> bool:
-        """One write at the end; whether it was possible.
+        """One write at the end; whether the file can take one. Raises OSError, as for a full disk.
 
         Names are hashed where the user's other names are, and where they would be a pattern.
         """
         if not stat.S_ISREG(os.fstat(handle).st_mode):  # /dev/null is a popular known_hosts
             return False
-        name = hashed_name(name) if self._files[0].hashed or _PATTERN.search(name) else name
+        hashes = any(entry.hashed for entry in self._others if entry.path == self._paths[0])
+        name = hashed_name(name) if hashes or _PATTERN.search(name) else name
         size = os.fstat(handle).st_size
         torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"  # the last line lacks its line break
-        try:
-            os.write(handle, (b"\n" if torn else b"") + f"{name} {key}\n".encode("utf-8", "surrogateescape"))
-        except OSError:  # a full disk: the key counts for this process
-            return False
-        self._files[0].stamp = _stamp(self._files[0].path)
+        os.write(handle, (b"\n" if torn else b"") + f"{name} {key}\n".encode("utf-8", "surrogateescape"))
+        self._stamps[0] = _stamp(self._paths[0])
         return True
 
     def _refresh(self) -> None:
-        before = [file.stamp for file in self._files]
-        for file in self._files:
-            file.refresh()
-        if before != [file.stamp for file in self._files]:
-            self._found.clear()
+        """Parse the files again if one of them has changed."""
+        stamps = [_stamp(path) for path in self._paths]
+        if stamps == self._stamps:
+            return
+        self._stamps, self._plain, self._others, self._found = stamps, {}, [], {}
+        for path in self._paths:
+            with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="surrogateescape") as lines:
+                for number, line in enumerate(lines, 1):
+                    self._add(_parse(line, path, number))
+
+    def _add(self, entry: HostKeyEntry | None) -> None:
+        if entry and (entry.hashed or set(entry.names) & set("*?!")):
+            self._others.append(entry)
+        elif entry:
+            for name in entry.names.split(","):
+                self._plain.setdefault(name, []).append(entry)
 
 
 _known: dict[tuple[tuple[str, ...], tuple[str, ...]], KnownHosts] = {}
@@ -258,21 +204,19 @@ def hashed_name(name: str) -> str:
 def _changed(to: SshSettings, kind: str, key: str, known: Iterable[HostKeyEntry]) -> AuthError:
     entry = next((entry for entry in known if entry.type == kind), None) or next(iter(known))
     other = "" if entry.type == kind else f" (known is {entry.type}, shown was {kind})"
+    what = f"its host key has changed: {fingerprint(key)} is not what {entry.where} says{other}"
+    remove = f"ssh-keygen -R '{to.host_key_name}' -f {entry.path}"
     return AuthError(
-        f"its host key has changed: {fingerprint(key)} is not what {entry.where} says{other}",
-        f"if the machine was installed anew: ssh-keygen -R '{to.host_key_name}' -f {entry.path} (else another machine answers)",
-        to.name,
+        what, f"if the machine was installed anew: {remove} (otherwise the connection may be intercepted)", to.name
     )
 
 
 def _unknown(to: SshSettings, kind: str, key: str) -> AuthError:
     where = to.known_hosts[0] if to.known_hosts else "known_hosts"
     port = f"-p {to.port} " if to.port != 22 else ""
-    return AuthError(
-        f"its host key is not known ({kind} {fingerprint(key)}), and HOST_KEYS is strict",
-        f'compare the fingerprint, then: ssh-keyscan {port}{to.hostname} >> {where}; or HOST_KEYS = "accept-new"',
-        to.name,
-    )
+    what = f"its host key is not known ({kind} {fingerprint(key)}), and HOST_KEYS is strict"
+    fix = f'compare the fingerprint, then: ssh-keyscan {port}{to.hostname} >> {where}; or HOST_KEYS = "accept-new"'
+    return AuthError(what, fix, to.name)
 
 
 def _parse(line: str, path: str, number: int) -> HostKeyEntry | None:
@@ -281,7 +225,14 @@ def _parse(line: str, path: str, number: int) -> HostKeyEntry | None:
     marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
     if len(fields) < 3 or fields[0].startswith("#"):
         return None
-    return HostKeyEntry(fields[0], fields[1], fields[2], path, number, marker)
+    names = fields[0]
+    if not names.startswith("|1|"):
+        return HostKeyEntry(names.lower(), fields[1], fields[2], path, number, marker)
+    try:
+        salt, digest = (base64.b64decode(part) for part in names.split("|")[2:4])
+    except ValueError:  # a broken line is no line
+        return None
+    return HostKeyEntry(names, fields[1], fields[2], path, number, marker, (salt, digest))
 
 
 def _stamp(path: str) -> tuple[int, int, int]:
@@ -292,8 +243,8 @@ def _stamp(path: str) -> tuple[int, int, int]:
     return (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-def _open(path: str) -> int:
-    if not path:
-        raise FileNotFoundError(path)
+def _open(path: str) -> IO[bytes]:
+    """Raises OSError, also for an empty path."""
     os.makedirs(os.path.dirname(os.path.abspath(path)), mode=0o700, exist_ok=True)
-    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    return open(os.open(path, flags, 0o600), "r+b", buffering=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
 import threading
@@ -54,12 +55,9 @@ def _direct(to: SshSettings, prompter: Prompter) -> Connection:
                 raise
             dropped = error
             time.sleep(pause * (0.5 + random.random()))
-        except Unreachable:
-            if (
-                dropped and time.monotonic() >= deadline
-            ):  # there was no time left for this try: the error of the previous one is more useful
-                raise dropped from None
-            raise
+        except Unreachable as error:
+            # Without time left for this try the error of the previous one is more useful.
+            raise (dropped if dropped and time.monotonic() >= deadline else error) from None
     raise AssertionError("the last try returns or raises")
 
 
@@ -77,67 +75,39 @@ def _connect(to: SshSettings, sock: Any, prompter: Prompter, deadline: float) ->
 
     # A Config of its own, which reads no files: Connection writes into it, and that is not safe between threads.
     config = Config(lazy=True, ssh_config=paramiko.SSHConfig())
-    connection = Connection(
-        to.hostname,
-        user=to.user,
-        port=to.port,
-        config=config,
-        forward_agent=False,
-        connect_kwargs={
-            "sock": sock,
-            "timeout": left,
-            "banner_timeout": left,
-            "auth_strategy": login,
-            "transport_factory": transport,
-        },
-    )
+    options = {"timeout": left, "banner_timeout": left, "auth_strategy": login, "transport_factory": transport}
+    options["sock"] = sock
+    connection = Connection(to.hostname, to.user, to.port, config, forward_agent=False, connect_kwargs=options)
     connection.client.set_missing_host_key_policy(host_keys.HostKeyPolicy(to, prompter.learned))
     try:
         connection.open()
     except ClustertoolError:
-        _abort(connection, sock)
+        hang_up(connection, sock)
         raise
     except BROKEN as error:
         late = time.monotonic() >= deadline
         failure = dial.failed_handshake(to, sock, error, late)
-        _abort(connection, sock)
+        hang_up(connection, sock)
         raise failure from None
     connection.transport.times = {"connect": login.began - start, "login": time.monotonic() - login.began}
     return connection
 
 
-def _abort(connection: Connection, sock: Any) -> None:
+def hang_up(connection: Connection, sock: Any = None) -> None:
+    """Close a connection, whose socket is `sock` if it is not logged in. Threads that read from it end at once."""
+    used = sock or connection.transport.sock
+
     def close() -> None:
         connection.client.close()
-        sock.close()
+        used.close()
 
-    _wake(sock)
-    briefly(close)
-
-
-def hang_up(connection: Connection) -> None:
-    transport = connection.transport
-    if transport is None:
-        return
-    _wake(transport.sock)
-    if isinstance(transport.sock, paramiko.Channel):
-        briefly(connection.client.close)  # closing sends a message on the gateway's connection, which may be frozen
+    if isinstance(used, socket.socket):
+        with contextlib.suppress(OSError):  # the other side was faster
+            used.shutdown(socket.SHUT_RDWR)
+    if isinstance(used, socket.socket) and not sock:
+        close()
     else:
-        connection.client.close()
-
-
-def is_direct(connection: Connection) -> bool:
-    """Whether it is a TCP connection from here to the node."""
-    return type(getattr(connection.transport, "sock", None)) is socket.socket
-
-
-def _wake(sock: Any) -> None:
-    """End the reads on a socket at once: the connection's thread need not wait for its next poll."""
-    if isinstance(sock, socket.socket):
-        try:
-            sock.shutdown(socket.SHUT_RDWR)
-        except OSError:  # the other side was faster
-            return
+        briefly(close)  # closing sends a message on the gateway's connection, which may be frozen
 
 
 class Bastion:

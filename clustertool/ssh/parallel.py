@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from clustertool.errors import ClustertoolError, Unreachable, raise_all
 
@@ -50,23 +50,12 @@ def each(
     check: Callable[[], None] | None = None,
 ) -> Gathered[R]:
     """Run `do` for every item, at most `width` at a time. `check` is called about every 50 ms and may raise."""
-    work = begin(items, do, width=width)
+    work = ParallelWork(items, do, width)
     try:
         work.wait(timeout, check)
     finally:
         work.abandon()
     return work.gathered(timeout)
-
-
-def begin(
-    items: Mapping[int, T] | Sequence[T], do: Callable[[T], R], *, width: int | None = None
-) -> ParallelWork[T, R]:
-    """The same without waiting for the results."""
-    pairs: list[tuple[int, T]] = list(items.items()) if isinstance(items, Mapping) else list(enumerate(items))
-    work = ParallelWork(pairs, do)
-    for _ in range(min(len(pairs), _width(width))):
-        in_background(work.loop)
-    return work
 
 
 _idle: deque[queue.SimpleQueue[Callable[[], None]]] = deque()  # the inboxes of threads that wait for more
@@ -105,49 +94,46 @@ def _width(wanted: int | None) -> int:
 
 
 class ParallelWork(Generic[T, R]):
-    """The queue, the results and the one condition that all threads share. Made by begin()."""
+    """Calls that run in threads: their queue, their results and the one condition that all threads share."""
 
-    def __init__(self, pairs: list[tuple[int, T]], do: Callable[[T], R]) -> None:
+    def __init__(self, items: Mapping[int, T] | Sequence[T], do: Callable[[T], R], width: int | None = None) -> None:
+        pairs: list[tuple[int, T]] = list(items.items()) if isinstance(items, Mapping) else list(enumerate(items))
         self._do = do
         self._keys = [key for key, _ in pairs]
         self._last_at = 0.0  # when an item ended last
-        self._queue: deque[tuple[int, T]] = deque(pairs)
+        self._queue = deque(pairs)
         self._left = len(pairs)
         self._ok: dict[int, R] = {}
         self._failed: dict[int, ClustertoolError] = {}
         self._bug: BaseException | None = None
         self._changed = threading.Condition()
+        for _ in range(min(len(pairs), _width(width))):
+            in_background(self._loop)
 
-    def loop(self) -> None:
+    def _loop(self) -> None:
         """A worker takes an item, executes it and reports, until the queue is empty or the caller has left."""
         while True:
             try:
                 key, item = self._queue.popleft()
             except IndexError:
                 return
-            self._one(key, item)
-
-    def _one(self, key: int, item: T) -> None:
-        try:
-            result = self._do(item)
-        except ClustertoolError as error:
+            result: R | None = None
+            failure: BaseException | None = None
+            try:
+                result = self._do(item)
+            except BaseException as error:  # noqa: BLE001 - a bug belongs to the caller, with its traceback
+                failure = error
             with self._changed:
-                self._failed[key] = error
-                self._ended()
-        except BaseException as error:  # noqa: BLE001 - a bug: it belongs to the caller, with its traceback
-            with self._changed:
-                self._bug = self._bug or error
-                self._ended()
-        else:
-            with self._changed:
-                self._ok[key] = result
-                self._ended()
-
-    def _ended(self) -> None:
-        self._left -= 1
-        self._last_at = time.monotonic()
-        if not self._left or self._bug:
-            self._changed.notify_all()
+                if failure is None:
+                    self._ok[key] = cast(R, result)
+                elif isinstance(failure, ClustertoolError):
+                    self._failed[key] = failure
+                else:
+                    self._bug = self._bug or failure
+                self._left -= 1
+                self._last_at = time.monotonic()
+                if not self._left or self._bug:
+                    self._changed.notify_all()
 
     def wait(self, timeout: float | None, check: Callable[[], None] | None, lag: float | None = None) -> None:
         """Until every item has ended, or `timeout`; or, if some are ok, until none has ended for `lag` seconds."""

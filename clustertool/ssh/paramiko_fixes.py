@@ -27,29 +27,21 @@ Untyped = Any  # an object of paramiko, which has no types
 
 SUPPORTED = "paramiko>=3.5,<6"  # as in setup.cfg; `make test-versions` tests both ends
 # What this package overrides or calls, and paramiko does not promise to keep.
-_PRIVATE: dict[type, tuple[str, ...]] = {
-    AgentSSH: ("_connect", "_send_message"),
-    AuthHandler: ("_parse_userauth_info_request",),
-    Packetizer: ("start_handshake", "handshake_timed_out", "complete_handshake"),
-    SSHConfig: ("TOKENS_BY_CONFIG_KEY", "_tokenize"),
-    paramiko.Channel: ("_send", "_close_internal", "_handle_request"),
-    paramiko.Transport: (
-        "_CLIENT_ID",
-        "_active_check_timeout",
-        "_channel_handler_table",
-        "_preferred_ciphers",
-        "_preferred_keys",
-        "_preferred_macs",
-        "_send_user_message",
-    ),
+_PRIVATE: dict[type, str] = {
+    AgentSSH: "_connect _send_message",
+    AuthHandler: "_parse_userauth_info_request",
+    Packetizer: "start_handshake handshake_timed_out complete_handshake",
+    SSHConfig: "TOKENS_BY_CONFIG_KEY _tokenize",
+    paramiko.Channel: "_send _close_internal _handle_request",
+    paramiko.Transport: """_CLIENT_ID _active_check_timeout _channel_handler_table
+        _preferred_ciphers _preferred_keys _preferred_macs _send_user_message""",
 }
 
 
 def _require_supported() -> None:
     """Raise ConfigError for a version of paramiko that lacks one of these names."""
-    missing = [
-        f"{kind.__name__}.{name}" for kind, names in _PRIVATE.items() for name in names if not hasattr(kind, name)
-    ]
+    private = [(kind, name) for kind, names in _PRIVATE.items() for name in names.split()]
+    missing = [f"{kind.__name__}.{name}" for kind, name in private if not hasattr(kind, name)]
     if missing:
         what = f"paramiko {paramiko.__version__} is not supported: it has no {', '.join(missing)}"
         raise ConfigError(what, f'run: {sys.executable} -m pip install "{SUPPORTED}"')
@@ -60,6 +52,7 @@ _require_supported()
 # Without a handler logging would print paramiko's tracebacks on stderr; what went wrong comes to us as an exception.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 _MOST_QUESTIONS = 16
+_ENCRYPT_THEN_MAC = ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com")
 
 
 class _Packetizer(Packetizer):  # type: ignore[misc]
@@ -154,20 +147,8 @@ class Transport(paramiko.Transport):  # type: ignore[misc]
     _CLIENT_ID = "clustertool"
     times: Mapping[str, float] = {}  # seconds of the phases of its opening
     _active_check_timeout = 2.0  # how often an idle connection's thread wakes up
-    _preferred_ciphers = (
-        "aes128-gcm@openssh.com",
-        "aes256-gcm@openssh.com",
-        "aes128-ctr",
-        "aes192-ctr",
-        "aes256-ctr",
-    )
-    _preferred_macs = (
-        "hmac-sha2-256-etm@openssh.com",
-        "hmac-sha2-512-etm@openssh.com",
-        "hmac-sha2-256",
-        "hmac-sha2-512",
-        "hmac-sha1",
-    )
+    _preferred_ciphers = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
+    _preferred_macs = (*_ENCRYPT_THEN_MAC, "hmac-sha2-256", "hmac-sha2-512", "hmac-sha1")
     _channel_handler_table = {**paramiko.Transport._channel_handler_table, MSG_CHANNEL_REQUEST: _request}
 
     def __init__(self, sock: Untyped, **options: Untyped) -> None:

@@ -48,21 +48,17 @@ class NewKey(NamedTuple):
     path: str
 
 
+# User, and whether it is for a gateway: accounts that may share a password, if the user agrees.
+_Group = tuple[str, bool]
+
+
 class _Account(NamedTuple):
     """What a password is for. Hosts with the same name may differ, so the way to the host belongs to it."""
 
-    user: str
-    gateway: bool
+    group: _Group
     host: str
     port: int
     way: tuple[object, ...]
-
-
-class _Group(NamedTuple):
-    """Accounts that may share a password, if the user agrees."""
-
-    user: str
-    gateway: bool
 
 
 @dataclass(eq=False)
@@ -117,7 +113,12 @@ class Prompter:
 
     def fresh(self, question: str, hidden: bool = True) -> str:
         """An answer that must not be remembered (a one-time code)."""
-        return self._put(_Request(question, hidden)) if self.present and not self._silent else ""
+        if self._silent or not self.present:
+            return ""
+        request = _Request(question, hidden)
+        with self._lock:
+            self._waiting.append(request)
+        return self._wait(request)
 
     def password(self, to: SshSettings, retry: bool) -> str:
         """The password of the user on this host, "" for none. The caller reports by tried() what came of it.
@@ -146,7 +147,7 @@ class Prompter:
             if not accepted:
                 return
             self._passwords[account] = password
-            self._offer.setdefault(_group(to), to)
+            self._offer.setdefault(_account(to).group, to)
             for twin in self._take(lambda one: one.to is not None and _account(one.to) == account and not one.retry):
                 twin.reply.put(password)
 
@@ -167,10 +168,8 @@ class Prompter:
             if request is None:
                 return
             self.announce()
-            if request.to is None:
-                self._reply(request, request.question, request.hidden)
-            elif not self._shares(request, request.to):
-                self._asks_password(request, request.to)
+            if request.to is None or not self._shares(request, request.to):
+                self._ask(request)
 
     def announce(self) -> None:
         """Show the new host keys that were not shown yet, equal ones together."""
@@ -185,11 +184,6 @@ class Prompter:
             where = f"added to {path}" if path else "not written down"
             self._person.tell(f"new host key of {self._person.fold(names)}: {kind} {fingerprint} ({where})")
 
-    def _put(self, request: _Request) -> str:
-        with self._lock:
-            self._waiting.append(request)
-        return self._wait(request)
-
     def _wait(self, request: _Request) -> str:
         while self.mine and request.reply.empty():
             self.serve()
@@ -199,31 +193,25 @@ class Prompter:
     def _next(self) -> _Request | None:
         """The question to put now. While a password is being tried, other hosts wait: they may be offered it together."""
         with self._lock:
-            busy = {_Group(account.user, account.gateway) for account in self._trials}
+            busy = {account.group for account in self._trials}
             if time.monotonic() - self._came < _GATHER:
                 busy |= set(self._offer) - self._declined
-            ready = [request for request in self._waiting if request.to is None or _group(request.to) not in busy]
+            ready = [one for one in self._waiting if one.to is None or _account(one.to).group not in busy]
             if not ready:
                 return None
             chosen = next((request for request in ready if request.retry or request.to is None), ready[0])
             self._waiting.remove(chosen)
             return chosen
 
-    def _asks_password(self, request: _Request, to: SshSettings) -> None:
-        question = f"{shown(to)} refused it. {request.question}" if request.retry else request.question
-        with self._lock:
-            self._trials.add(_account(to))
-        self._reply(request, question, True)
-
     def _shares(self, request: _Request, to: SshSettings) -> bool:
         """Offer the accepted password of another host to this one and to all that wait for theirs. True: they have it."""
-        group = _group(to)
+        group = _account(to).group
         with self._lock:
             source = self._offer.get(group)
             password = self._passwords.get(_account(source)) if source else None
             if source is None or password is None or request.retry or group in self._declined:
                 return False
-            others = self._take(lambda one: one.to is not None and _group(one.to) == group and not one.retry)
+            others = self._take(lambda one: one.to is not None and _account(one.to).group == group and not one.retry)
         assert self._person is not None
         names = self._person.fold(one.to.name for one in (request, *others) if one.to)
         question = f"Send the password of {shown(source)} to {to.user}@{names} too? [y/N] "
@@ -246,11 +234,15 @@ class Prompter:
         self._waiting = [one for one in self._waiting if not which(one)]
         return taken
 
-    def _reply(self, request: _Request, question: str, hidden: bool) -> None:
+    def _ask(self, request: _Request) -> None:
         assert self._person is not None
-        given = ""
+        question, given = request.question, ""
+        if request.to is not None:
+            with self._lock:
+                self._trials.add(_account(request.to))
+            question = f"{shown(request.to)} refused it. {question}" if request.retry else question
         try:
-            given = self._person.ask(question, hidden)
+            given = self._person.ask(question, request.hidden)
         finally:  # after Ctrl+C the thread gets no answer, but does not wait for ever
             request.reply.put(given)
 
@@ -262,8 +254,4 @@ def shown(to: SshSettings) -> str:
 
 
 def _account(to: SshSettings) -> _Account:
-    return _Account(to.user, to.gateway, to.hostname, to.port, (to.gateways, to.proxy_command))
-
-
-def _group(to: SshSettings) -> _Group:
-    return _Group(to.user, to.gateway)
+    return _Account((to.user, to.gateway), to.hostname, to.port, (to.gateways, to.proxy_command))

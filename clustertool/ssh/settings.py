@@ -26,7 +26,7 @@ from paramiko.ssh_exception import ConfigParseError
 
 from clustertool.errors import ConfigError
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.config.hosts import Host, is_address, is_port, valid_host, valid_user
+from clustertool.model.config.hosts import Host, read_hosts
 from clustertool.ssh import ownership
 
 SYSTEM_CONFIG = "/etc/ssh/ssh_config"
@@ -43,11 +43,6 @@ _DEPENDS = re.compile(
 )
 _ANY_HOST = "localhost"  # stands for all hosts
 _READING = "debug1: Reading configuration data "
-_HOP = re.compile(
-    r"(?:ssh://)?(?:([^@\s]+)@)?"  # user
-    r"(?:\[([^\]\s]+)\]|([^:@\s\[\]-][^:@\s\[\]]*|[0-9a-fA-F:]+))"  # [host] or host
-    r"(?::(\d+))?/?"  # port
-)
 _FIX_HOP = 'write a gateway as "[user@]host[:port]", several with commas between them'
 
 
@@ -71,11 +66,6 @@ class SshSettings:
     system_known_hosts: tuple[str, ...] = ()
     connect_timeout: float = 10.0
     gateway: bool = False  # a jump host, not a node
-
-    @property
-    def indirect(self) -> bool:
-        """Behind a gateway or a ProxyCommand: the tool sends no packet there directly."""
-        return bool(self.gateways or self.proxy_command)
 
 
 def settings(host: Host, cluster: Cluster) -> SshSettings:
@@ -130,7 +120,7 @@ def _settings(host: Host, cluster: Cluster, user: str, port: int, depth: int = 0
 def _chain(text: str, to: SshSettings, cluster: Cluster, depth: int) -> tuple[SshSettings, ...]:
     """ "a,user@b:2222" -> the jump hosts in order. A host that would be its own gateway is reached directly."""
     if depth > _HOPS_LIMIT:
-        raise ConfigError(f"the gateways of {to.name} lead in a circle", "check ProxyJump in ~/.ssh/config", to.name)
+        raise ConfigError(f"the gateways of {to.name} form a loop", "check ProxyJump in ~/.ssh/config", to.name)
     hops: list[SshSettings] = []
     for item in text.split(","):
         jump = _hop(item.strip())
@@ -139,9 +129,10 @@ def _chain(text: str, to: SshSettings, cluster: Cluster, depth: int) -> tuple[Ss
         hop = _gateway(jump, cluster, depth + 1)
         if (hop.hostname, hop.port) == (to.hostname, to.port):
             return ()
-        hops += (
-            [*hop.gateways, replace(hop, gateways=())] if not hops else [replace(hop, gateways=(), proxy_command="")]
-        )
+        if not hops:
+            hops += [*hop.gateways, replace(hop, gateways=())]
+        else:
+            hops.append(replace(hop, gateways=(), proxy_command=""))
     return tuple(hops)
 
 
@@ -157,15 +148,12 @@ def _gateway(hop: Host, cluster: Cluster, depth: int) -> SshSettings:
 
 
 def _hop(item: str) -> Host:
-    """ "[user@]host[:port]" or ssh's URI of it -> a Host that is no node."""
-    match = _HOP.fullmatch(item)
-    bad_port = match and match[4] and not is_port(match[4])
-    host = (match[2] or match[3]) if match else ""
-    if not match or bad_port or not valid_host(host) or (match[1] and not valid_user(match[1])):
-        raise ConfigError(f"the gateway {item!r} is not right", _FIX_HOP)
-    if match[3] and ":" in host and not is_address(host):
-        raise ConfigError(f"the gateway {item!r} is not right", _FIX_HOP)
-    return Host(index=-1, host=host, user=match[1] or "", port=int(match[4] or 0))
+    """A jump host is written like an entry of HOSTS, without ranges."""
+    try:
+        (host,) = read_hosts([item])
+    except (ConfigError, ValueError):
+        raise ConfigError(f"the gateway {item!r} is not right", _FIX_HOP) from None
+    return host
 
 
 # ---- the values of single settings
@@ -226,18 +214,22 @@ def _key_name(answers: _Answers, hostname: str, port: int) -> str:
     return alias or (hostname.lower() if port == 22 else f"[{hostname.lower()}]:{port}")
 
 
-def local_user() -> str:
+def _account() -> pwd.struct_passwd | None:
+    """This user's entry of the password file. In a container there may be none."""
     try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container's nameless user
-        return os.environ.get("USER") or str(os.getuid())
+        return pwd.getpwuid(os.getuid())
+    except KeyError:
+        return None
+
+
+def local_user() -> str:
+    account = _account()
+    return account.pw_name if account else os.environ.get("USER") or str(os.getuid())
 
 
 def _passwd_home() -> str:
-    try:
-        return pwd.getpwuid(os.getuid()).pw_dir
-    except KeyError:
-        return home()
+    account = _account()
+    return account.pw_dir if account else home()
 
 
 def _expand_home(path: str) -> str:
@@ -286,11 +278,8 @@ _Answers = Mapping[str, list[str]]  # keyword in small letters -> values
 
 def _files() -> tuple[_File, ...]:
     """Those of the user's and the system's configuration that can be read."""
-    found = []
-    for path in (os.path.join(home(), ".ssh", "config"), SYSTEM_CONFIG):
-        if os.access(path, os.R_OK):
-            found.append((path, os.stat(path).st_ctime_ns))
-    return tuple(found)
+    paths = (os.path.join(home(), ".ssh", "config"), SYSTEM_CONFIG)
+    return tuple((path, os.stat(path).st_ctime_ns) for path in paths if os.access(path, os.R_OK))
 
 
 def _configured(name: str, user: str, port: int) -> _Answers:
@@ -329,11 +318,8 @@ def _for_host(files: tuple[_File, ...], name: str, user: str, port: int) -> _Ans
 
 
 def _has_client() -> bool:
-    """Whether ssh can be run: it refuses a user without an entry in the password file, as in some containers."""
-    try:
-        return bool(pwd.getpwuid(os.getuid()) and shutil.which("ssh"))
-    except KeyError:
-        return False
+    """Whether ssh can be run: it refuses a user without an entry in the password file."""
+    return bool(_account() and shutil.which("ssh"))
 
 
 _one_at_a_time: dict[str, threading.Lock] = {}
@@ -353,12 +339,9 @@ def _ssh(files: tuple[_File, ...], name: str, options: list[str]) -> tuple[_Answ
                 includes.writelines(os.fsencode(f'Include "{glob.escape(path)}"\n') for path, _ in files)
                 includes.flush()
                 argv += ["-F", includes.name]
+            argv += ["--", name]
             done = subprocess.run(
-                [*argv, "--", name],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_SPAWN_LIMIT,
-                start_new_session=True,
+                argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SPAWN_LIMIT, start_new_session=True
             )
     except subprocess.TimeoutExpired:
         fix = "correct the command of `Match exec` in ~/.ssh/config"

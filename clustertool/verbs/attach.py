@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from clustertool.fleet.fleet import Fleet
-from clustertool.show.prefix import RankLines
-from clustertool.verbs import load_config, report_outcome, signals
-from clustertool.verbs.follow_session import FollowSession, Inbox
-from clustertool.verbs.jobs import attach_to, require_known
-from clustertool.verbs.run import finish
+from clustertool.actions import load_config
+from clustertool.actions.find_jobs import attach_to, is_waiting, require_known
+from clustertool.actions.follow_job import Inbox
+from clustertool.errors import UsageError
+from clustertool.model.masking import mask
+from clustertool.verbs import log_copy
+from clustertool.verbs.jobs import opened
+from clustertool.verbs.run import follow_starts, wait_for_start
 from clustertool.verbs.run_request import wanted
-from clustertool.verbs.verb import Call, User, whole
-from clustertool.watch.sanitize import mask
+from clustertool.verbs.verb import Call, whole
 
 
 def attach(call: Call) -> None:
-    """Follow a running job to its end; Ctrl+C stops it on all nodes."""
     logs, tail = wanted(call), whole(call.given.tail, "--tail")
-    cluster = load_config.cluster(call, start_local=False)
+    if tail is not None and (call.given.log_dir or call.given.fetch_logs):
+        raise UsageError(
+            "--tail begins in the middle of a log, and --log-dir writes whole logs", "leave one of them out"
+        )
     inbox = Inbox()
-    with Fleet(cluster, signals.check, inbox.put, User()) as fleet:
-        fleet.open()
-        job = attach_to(fleet, call.given.job)
+    with opened(call, inbox.put, newest=True) as engine:
+        fleet = engine.fleet
+        job = attach_to(engine, call.given.job, queued=True)
+        if is_waiting(engine, job):
+            if not wait_for_start(call, engine, job["id"], fleet.cluster.grace):
+                return
+            fleet, job = engine.fleet, attach_to(engine, job["id"], exact=True)
         require_known(job)
-        hide = mask(list(load_config.known_secrets(cluster).values()))
-        follow = FollowSession(call, fleet, inbox, job["id"], RankLines(call.terminal, hide=hide))
+        log_copy.prepare(call)
+        hide = mask(load_config.known_secrets(fleet.cluster).values())
         call.terminal.note(f"job {job['id']}: {job['state']}")
-        follow.start({"logs": logs, "tail": tail}, cluster.grace)
-        follow.run()
-        if follow.detached:
-            return
-        finish(call, report_outcome.tell(call, fleet, follow, hide), follow)
+        follow_starts(call, engine, inbox, job["id"], hide, {"logs": logs, "tail": tail}, fleet.cluster.grace)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clustertool.errors import ClustertoolError, InternalError, PreflightError
+from clustertool.actions import load_config
+from clustertool.engines import preflight, registry
+from clustertool.engines.preflight import Examined
+from clustertool.engines.send_workspace import needs
+from clustertool.errors import ClustertoolError, InternalError, PreflightError, UsageError
 from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.identity import job_id
@@ -19,36 +23,50 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job import Options, Toml, read_job
 from clustertool.model.facts import Identity
 from clustertool.model.planning.plan import Plan, plan
+from clustertool.model.quantities import count
 from clustertool.show.status_view import check_matrix
-from clustertool.show.table import count
+from clustertool.show.table import fold
 from clustertool.verbs import framework_trial as trial
-from clustertool.verbs import link_check, load_config, preflight, signals
-from clustertool.verbs.dispatch import needs
+from clustertool.verbs import link_check, signals
 from clustertool.verbs.link_check import Meshed
-from clustertool.verbs.preflight import Examined
 from clustertool.verbs.verb import Call, User
 
 
 def check(call: Call) -> None:
-    """Test all nodes and report every error that would break a job."""
     folder = Path(call.given.workspace) if call.given.workspace else None
     toml = load_config.workspace_toml(folder) if folder else {}
-    cluster = load_config.cluster(call, start_local=True)
+    cluster = load_config.cluster(call, call.selection, start_local=True)
+    typed = registry.typed_settings(vars(call.given))
+    registry.refuse_settings(cluster.engine, typed)
+    if not load_config.needs_hosts(cluster):
+        _of_engine(call, cluster, typed)
+        return
     spec, passed = load_config.scattered(cluster, toml), dict(load_config.passed(cluster))
     order, ear = trial.read_order(call, cluster, toml, tuple(passed.items())), trial.TrialFollower(len(cluster.hosts))
     more: dict[str, Any] = {}
     workspace = load_config.workspace(call, folder) if folder else None
     with Fleet(cluster, signals.check, ear.put, User()) as fleet:
-        examined = preflight.examine(cluster, fleet, lambda host: preflight.for_check(cluster, host, passed))
+        examined = preflight.examine(fleet, lambda host: preflight.for_check(cluster, host, passed))
         if workspace:
-            examined = preflight.room(examined, cluster, needs(workspace, cluster, examined.facts, spec))
+            examined = examined.room(needs(workspace, cluster, examined.facts, spec))
         made = _plan(cluster, examined, toml, workspace)
-        examined = preflight.with_devices(examined, cluster, fleet, made)
-        examined, meshed = _mesh(call, cluster, fleet, examined, made)
+        examined = examined.devices(fleet, made)
+        meshed = _mesh(call, fleet, examined, made)
+        examined = examined.found(meshed.findings if meshed else ())
         if order:
-            examined, ranks = trial.framework(call, cluster, fleet, examined, order, ear)
+            examined, ranks = trial.framework(call, fleet, examined, order, ear)
             more = {"framework": {"name": order.name, "ranks": ranks}}
-    _tell(call, cluster, examined, meshed, more)
+    _tell(call, examined, meshed, more)
+
+
+def _of_engine(call: Call, cluster: Cluster, typed: Mapping[str, object]) -> None:
+    """Where an engine chooses the nodes, it knows what jobs need."""
+    for option in ("framework", "bandwidth"):
+        if getattr(call.given, option):
+            what = f"--{option} works on HOSTS, and the engine {cluster.engine} chooses the nodes itself"
+            raise UsageError(what, "leave it out")
+    with registry.engine_of(cluster)(cluster, call) as engine:
+        _tell(call, engine.check(typed, call.given.deep), None, {})
 
 
 def _plan(cluster: Cluster, examined: Examined, toml: Toml, workspace: Workspace | None) -> Plan | None:
@@ -60,31 +78,21 @@ def _plan(cluster: Cluster, examined: Examined, toml: Toml, workspace: Workspace
     return None
 
 
-def _mesh(
-    call: Call, cluster: Cluster, fleet: Fleet, examined: Examined, made: Plan | None
-) -> tuple[Examined, Meshed | None]:
-    """What was seen, and the links between the nodes."""
-    if "mesh" in cluster.checks_off or len(examined.facts) < 2:
-        return examined, None
-    ports = ports_to_try(cluster, examined.facts, made, secrets.token_hex(8))
-    meshed = link_check.mesh(cluster, fleet, examined.facts, ports, bool(call.given.bandwidth))
-    return replace(examined, findings=examined.findings + meshed.findings), meshed
+def _mesh(call: Call, fleet: Fleet, examined: Examined, made: Plan | None) -> Meshed | None:
+    """The links between the nodes, where there is more than one."""
+    if "mesh" in fleet.cluster.checks_off or len(examined.facts) < 2:
+        return None
+    ports = ports_to_try(fleet.cluster, examined.facts, made, secrets.token_hex(8))
+    return link_check.mesh(fleet, examined.facts, ports, bool(call.given.bandwidth))
 
 
-def _tell(call: Call, cluster: Cluster, examined: Examined, meshed: Meshed | None, more: Mapping[str, Any]) -> None:
+def _tell(call: Call, examined: Examined, meshed: Meshed | None, more: Mapping[str, Any]) -> None:
     """The matrix, and an error if there is one in it."""
-    rows = preflight.matrix(examined, cluster)
-    bad = errors(examined.findings)
+    cluster, rows, bad = examined.cluster, examined.rows(), errors(examined.findings)
     if call.json:
-        code = preflight.worst(list(examined.failed.values())) if bad else 0
-        call.answer(
-            {
-                "nodes": rows,
-                **({"mesh": link_check.as_json(meshed, cluster)} if meshed else {}),
-                **more,
-                "exit": {"code": code, "source": "tool", "reason": bad[0].text if bad else ""},
-            }
-        )
+        done = {"code": examined.code() if bad else 0, "source": "tool", "reason": bad[0].text if bad else ""}
+        links = {"mesh": link_check.as_json(meshed, cluster)} if meshed else {}
+        call.answer({"nodes": rows, **links, **more, "exit": done})
     else:
         check_matrix(rows, call.terminal)
     for line in link_check.describe(meshed, cluster) if meshed else ():
@@ -94,8 +102,11 @@ def _tell(call: Call, cluster: Cluster, examined: Examined, meshed: Meshed | Non
             call.terminal.note(f"{cluster.hosts[node].name}: {failure.what}")
     if bad:
         nodes = {finding.node for finding in bad}
-        what = f"{count(len(bad), 'problem')} on {len(nodes)} of {count(len(cluster.hosts), 'node')}"
-        error = PreflightError(what, "see the fixes above")
-        error.code = preflight.worst(list(examined.failed.values()))
+        verb, skip = "is" if len(nodes) == 1 else "are", fold(cluster.hosts[node].name for node in sorted(nodes))
+        ready = f"{len(nodes)} of {count(len(cluster.hosts), 'node')} {verb} not ready"
+        some = len(nodes) < len(cluster.hosts) and load_config.needs_hosts(cluster)
+        leave = f", or leave out with --skip {shlex.quote(skip)}" if some else ""
+        error = PreflightError(f"check failed: {ready} ({count(len(bad), 'problem')})", f"as listed above{leave}")
+        error.code = examined.code()
         raise error
     call.terminal.note("the node is ready" if len(cluster.hosts) == 1 else f"all {len(cluster.hosts)} nodes are ready")

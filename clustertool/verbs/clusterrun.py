@@ -1,11 +1,14 @@
 """clusterrun is `run` with the command lines of fleetrun, torchrun and the old paddle.py, typed once for all nodes.
 
-The nodes are those of --ips, else of conf.py; without both, the job runs on this machine alone, in the folder itself.
+The nodes are those of --ips, else of conf.py. Without both, --master HOST:PORT and --nnodes N join the other machines on which
+the same command is typed, without ssh; --nnodes N alone shows the command for the others. Otherwise the job runs on this
+machine alone, in the folder itself.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,33 +16,49 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from clustertool import __version__
+from clustertool.actions import conf_file, load_config
+from clustertool.actions.load_config import Conf, NamedNodes
+from clustertool.cli.launchers import foreign_options
+from clustertool.cli.launchers.join_options import EVERYWHERE
+from clustertool.cli.launchers.launcher_flags import FLAGS, LAUNCHERS, Launch
+from clustertool.cli.launchers.rank_program import RANK_USAGE
+from clustertool.cli.options import Opt
+from clustertool.engines.job_request import RunRequest
 from clustertool.errors import DataError, UsageError
+from clustertool.fleet.joining import first_machine, secret
 from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.hostfile import share_out
 from clustertool.model.config.hosts import device_ids
-from clustertool.model.config.job import Options
+from clustertool.model.config.job import AUTO, Options
+from clustertool.model.hints import PROGRAM
+from clustertool.model.joining.typed_meeting import TypedMeeting
+from clustertool.model.masking import mask
 from clustertool.model.paths import OURS
 from clustertool.model.planning.environment import literal
 from clustertool.model.planning.plan import Plan
-from clustertool.model.roles import role_name
-from clustertool.show.configuration import configuration, environment
+from clustertool.model.quantities import count
+from clustertool.model.roles import MODES, role_name
+from clustertool.model.slurm.task_rank import UNDER
+from clustertool.show.plan_view import configuration, environment
 from clustertool.show.table import fold, table
 from clustertool.show.terminal import Terminal
-from clustertool.verbs import foreign_options, load_config, run
-from clustertool.verbs.foreign_options import LAUNCHERS, Launch
-from clustertool.verbs.run_request import RunRequest, read_options, read_order
-from clustertool.verbs.table import JSON, NODES, RUN, Opt
-from clustertool.verbs.verb import Call, outermost
-from clustertool.watch.sanitize import mask
+from clustertool.verbs import run
+from clustertool.verbs.joining import joined_run
+from clustertool.verbs.run_request import read_options, read_order, script_in
+from clustertool.verbs.verb import Call, one_of, outermost
+from clustertool.verbs.verb_table import NODES, RUN
 
 _USAGE = "clusterrun [options] train.py [options of train.py]"
 _V2_ENV = ("GLOG_logtostderr=0", "GLOG_log_dir=./log")  # where the old tool had Paddle write its *.INFO files
-OWN = (
-    *RUN,
-    *NODES,
-    JSON,
-    Opt("help", "show this and do nothing", False, short="h"),
-    Opt("version", "show it", False),
+_RANK = Opt(
+    "under",
+    "in a task of srun: set the environment of its rank, and run the script",
+    value="NAME",
+    choices=tuple(UNDER),
 )
+_ABOUT = (_RANK, Opt("help", "show this and do nothing", False, short="h"), Opt("version", "show it", False))
+# --log-dir is an option of the launchers here; paddle.py did not know it and passed it to the trainer.
+OWN = (*(option for option in RUN if option.name != "log-dir"), *NODES, *_ABOUT)
 
 
 def main() -> None:
@@ -55,77 +74,141 @@ def clusterrun(call: Call, argv: Sequence[str]) -> None:
     if launch.options.get("help") or launch.options.get("version"):
         _help(call.terminal, bool(launch.options.get("help")))
         return
+    if "under" in launch.options:  # rank_program.py takes it where it stands alone
+        raise UsageError("--under makes one rank of a job that runs, and other options start a job", RANK_USAGE)
     call.given = foreign_options.wish(launch, OWN)
-    for note in dict.fromkeys(launch.notes):
+    conf = load_config.read_conf(call.selection)
+    meeting = foreign_options.meeting(launch, conf.names_nodes)
+    if foreign_options.begins_meeting(launch, conf.names_nodes):
+        meeting = _begin(call, launch, argv)
+    for note in foreign_options.notes(launch, conf.names_nodes, meeting is not None):
         call.terminal.note(f"note: {note}")
-    folder = _folder(call, launch)
-    cluster = _cluster(call, launch, folder)
+    folder = _folder(call)
+    if meeting is not None:
+        _join(call, launch, folder, conf, meeting)
+        return
+    cluster = _cluster(call, launch, folder, conf)
     options = _options(call, launch, folder, cluster)
     order = read_order(call, options, lambda: cluster)
     teller = _Teller(call, launch, folder, order)
-    if not launch.quiet and not order.dry:
+    if not launch.quiet and not order.wish.dry:
         teller.configuration()
         order.planned = teller.planned
     order.ended = teller.ended
     run.perform(call, order)
 
 
-def _folder(call: Call, launch: Launch) -> Path:
+def _begin(call: Call, launch: Launch, argv: Sequence[str]) -> TypedMeeting | None:
+    """fleetrun's form for the first machine: choose where the machines meet, and show the command for the others.
+
+    None without a secret: then the machines cannot meet, and it is an error that there are not so many nodes.
+    """
+    assert launch.nodes is not None
+    if secret.find(os.environ) is None:
+        return None
+    host = first_machine.address()
+    meeting = TypedMeeting(host, first_machine.free_port(host), launch.nodes[1], 0)
+    if not call.given.dry:
+        others = "other machine" if meeting.nodes == 2 else f"{meeting.nodes - 1} other machines"
+        command = shlex.join(["clusterrun", "--master", meeting.endpoint, *argv])
+        call.terminal.note(f"type this on the {others}: {command}")
+    return meeting
+
+
+def _join(call: Call, launch: Launch, folder: Path, conf: Conf, meeting: TypedMeeting) -> None:
+    """Do this machine's part of a command that is typed on each machine."""
+    devices = foreign_options.names_devices(launch)
+    cluster = load_config.joining(call, conf, meeting.nodes, folder, devices)
+    cluster = _with_launcher_options(cluster, launch)
+    if launch.join.static:  # the machines meet at this port, so it is not that of the trainers
+        call.given.master_port = ""
+    options = _options(call, launch, folder, cluster)
+    order = read_order(call, options, lambda: cluster)
+    teller = _Teller(call, launch, folder, order)
+    if not launch.quiet and not order.wish.dry:
+        teller.configuration(together=meeting.nodes)
+    joined_run.perform(call, order, meeting, folder, teller.logs)
+
+
+def _folder(call: Call) -> Path:
     """The workspace: the one that is named, else this folder. Of --job-workspace on nodes only its name is known."""
     given = call.given
-    named = load_config.one_of(call, "workspace", "job-dispatch-package") or given.job_workspace
+    named = one_of(call, "workspace", "job-dispatch-package") or given.job_workspace
     return Path(os.path.abspath(os.path.expanduser(named or ".")))
 
 
-def _cluster(call: Call, launch: Launch, folder: Path) -> Cluster:
+def _cluster(call: Call, launch: Launch, folder: Path, conf: Conf) -> Cluster:
     """The nodes, after --nnodes, --start_port and other launcher options about them."""
     given = call.given
-    cluster = load_config.launched(call, launch.ips, foreign_options.named_nodes(launch), launch.alone, folder)
+    nodes = NamedNodes(
+        launch.listed,
+        launch.listed_by or "--ips",
+        foreign_options.named_nodes(launch),
+        launch.alone,
+        foreign_options.names_devices(launch),
+    )
+    cluster = _with_launcher_options(load_config.launched(call, call.selection, nodes, folder, conf), launch)
+    there = len(cluster.hosts)
+    if not load_config.needs_hosts(cluster):
+        if launch.total:
+            raise UsageError("a total number of processes needs hosts", "give --nnodes and --nproc-per-node")
+        given.nnodes = str(launch.nodes[1]) if launch.nodes else given.nnodes
+    elif launch.nodes:
+        low, high = launch.nodes
+        if low > there:
+            what = f"--nnodes {low}: there {'is' if there == 1 else 'are'} {count(there, 'node')}"
+            raise UsageError(what, f"name the nodes with --ips=a,b or in conf.py, or {EVERYWHERE}")
+        given.nnodes = str(min(high, there))
+    if launch.total:
+        cluster = replace(cluster, hosts=share_out(cluster.hosts[: int(given.nnodes or there)], launch.total))
+        given.nnodes = ""
+    return cluster
+
+
+def _with_launcher_options(cluster: Cluster, launch: Launch) -> Cluster:
+    """The cluster after --start_port and other options about all nodes."""
     if launch.start_port:
         cluster = replace(cluster, start_port=int(launch.start_port))
     if launch.device_kind:
         cluster = replace(cluster, device_kind=launch.device_kind)
-    if launch.nodes:
-        low, high = launch.nodes
-        if low > len(cluster.hosts):
-            what = (
-                f"--nnodes {low}: there {'is 1 node' if len(cluster.hosts) == 1 else f'are {len(cluster.hosts)} nodes'}"
-            )
-            raise UsageError(what, "name the nodes with --ips=a,b or in conf.py")
-        given.nnodes = str(min(high, len(cluster.hosts)))
+    if launch.device_visibility:
+        cluster = replace(cluster, device_visibility=launch.device_visibility)
     return cluster
 
 
 def _options(call: Call, launch: Launch, folder: Path, cluster: Cluster) -> Options:
     """The options of this run; call.given has the place of the workspace from now on."""
-    given, here = call.given, cluster.hosts[0].here
+    given, here = call.given, any(host.here for host in cluster.hosts)
     if here:
         _in_place(call, folder)
     elif not (given.workspace or given.job_dispatch_package or given.job_workspace):
         given.workspace = str(folder)
     typed = _typed(launch, folder, here, local=here or not given.job_workspace)
     options = read_options(call)
-    if here:
+    if cluster.shell_devices:
         _check_devices(options.devices, cluster)
-        options = replace(options, servers=_numeric(options.servers), workers=_numeric(options.workers))
+    if here:
+        servers = tuple(text.replace("localhost", "127.0.0.1") for text in options.servers)
+        workers = tuple(text.replace("localhost", "127.0.0.1") for text in options.workers)
+        options = replace(options, servers=servers, workers=workers)
     return replace(
         options,
         command=() if launch.old else tuple(map(literal, foreign_options.command(launch, typed))),
         v2=launch.old,
         v2_args=tuple(map(literal, launch.arguments)) if launch.old else (),
         env=(*(_V2_ENV if launch.old else ()), *options.env),
-        log_dir=_log_dir(call, launch, here),
+        log_dir=_log_dir(call, launch, folder, here),
         script="" if launch.arguments else options.script,
         implied=launch.implied,
+        host_counts=bool(launch.total) or launch.listed_by == "-H",
     )
 
 
 def _in_place(call: Call, folder: Path) -> None:
     """On this machine nothing is copied: the job works in the folder itself."""
     if not folder.is_dir():
-        raise DataError(
-            f"there is no folder {str(folder)!r}", "go to the folder of your script, or name it: --workspace DIR"
-        )
+        fix = "go to the folder of your script, or name it: --workspace DIR"
+        raise DataError(f"there is no folder {str(folder)!r}", fix)
     if not os.access(folder, os.W_OK | os.X_OK):
         raise DataError(f"{folder} cannot be written, and the logs lie there", "run it in a folder of yours")
     records = folder / OURS
@@ -146,44 +229,42 @@ def _typed(launch: Launch, folder: Path, here: bool, local: bool) -> tuple[str, 
     script, *rest = launch.arguments
     if launch.how in ("module", "no-python") or (launch.how != "run-path" and not script.endswith(".py")):
         return launch.arguments
-    path = folder / script
-    if not here and os.path.isabs(script) and path.is_relative_to(folder):
-        script = str(path.relative_to(folder))
-    if not path.is_file():
+    if not here:
+        return (script_in(folder, script), *rest)
+    if not (folder / script).is_file():
         raise DataError(f"there is no {script} in {folder}", "name the script as it is called in the workspace")
-    if not here and not Path(os.path.normpath(path)).is_relative_to(folder):
-        raise DataError(
-            f"{script} lies outside of the workspace {folder}", "nodes get the workspace only: --workspace DIR"
-        )
     return (script, *rest)
-
-
-def _numeric(endpoints: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(text.replace("localhost", "127.0.0.1") for text in endpoints)
 
 
 def _check_devices(text: str, cluster: Cluster) -> None:
     """As fleetrun has it: --gpus are ids of CUDA_VISIBLE_DEVICES. Raises UsageError."""
-    visible = cluster.hosts[0].devices
-    hidden = [i for i in device_ids(text, "--devices") if i not in visible] if text and visible is not None else []
+    if text in ("", AUTO):
+        return
+    visible = cluster.hosts[0].devices or ()
+    hidden = [i for i in device_ids(text, "--devices") if i not in visible]
     if hidden:
-        seen = ",".join(map(str, visible or ()))
-        raise UsageError(
-            f"device {hidden[0]} is not among the visible ones ({seen})", "see CUDA_VISIBLE_DEVICES in this shell"
-        )
+        variable = cluster.shell_devices
+        fix = f"start it without the variable: env -u {variable} clusterrun ..."
+        if not visible:
+            raise UsageError(f"{variable} hides all devices in this shell, and --devices names some", fix)
+        what = f"device {hidden[0]} is not among those of {variable}={','.join(map(str, visible))} in this shell"
+        raise UsageError(what, f"name one of them, or {fix}")
 
 
-def _log_dir(call: Call, launch: Launch, here: bool) -> str:
+def _log_dir(call: Call, launch: Launch, folder: Path, here: bool) -> str:
     """Where the working directory shows the logs: on this machine where fleetrun would write them."""
+    launch.log_dir = os.path.expanduser(launch.log_dir)  # a shell leaves the ~ of --log_dir=~/logs
+    call.given.log_dir = "" if here else launch.log_dir  # on this machine, too
+    if not here and not launch.log_dir and any((folder / "log").glob("workerlog.*")):
+        old = os.path.relpath(folder / "log")
+        call.terminal.note(f"note: {old} has the logs of an earlier job; write those of this one with --log_dir DIR")
     if here and not launch.old:
         return launch.log_dir or "log"
     outside = os.path.isabs(launch.log_dir) or os.path.normpath(launch.log_dir).split("/")[0] == ".."
-    if launch.log_dir and outside:
-        call.terminal.note(
-            f"note: --log_dir {launch.log_dir} is not used on nodes: logs are in the job's directory there"
-        )
-        return ""
-    return launch.log_dir
+    if here and outside:
+        unused = f"--log_dir {launch.log_dir} is not used"
+        call.terminal.note(f"note: {unused}: logs are in the job's directory")
+    return "" if outside else launch.log_dir
 
 
 class _Teller:
@@ -192,15 +273,20 @@ class _Teller:
     def __init__(self, call: Call, launch: Launch, folder: Path, order: RunRequest) -> None:
         self._call, self._launch, self._folder, self._order = call, launch, folder, order
         self._aside = Terminal(out=sys.stderr)
-        self._hide = mask(list(order.secrets.values()))
+        self._hide = mask(order.secrets.values())
 
-    def configuration(self) -> None:
+    def configuration(self, together: int = 0) -> None:
+        """together: the number of machines on which the command is typed; their addresses are not known yet, as with an engine
+        that chooses the nodes."""
         launch, order = self._launch, self._order
+        here = any(host.here for host in order.cluster.hosts)
+        ips = fold(host.address if host.here else host.name for host in order.cluster.hosts)
+        nodes = str(together or len(order.cluster.hosts) or order.options.nnodes)
         values = {
-            "ips": fold(host.address if host.here else host.name for host in order.cluster.hosts),
-            "nnodes": str(len(order.cluster.hosts)),
+            **({"ips": ips} if ips and not together else {}),
+            **({"nnodes": nodes} if nodes else {}),
             "workspace": str(self._folder),
-            "log_dir": order.options.log_dir or "log",
+            "log_dir": order.options.log_dir or ("log" if here else "log, in the job's directory on every node"),
             **launch.typed,
         }
         if launch.old:
@@ -215,7 +301,7 @@ class _Teller:
 
     def planned(self, made: Plan) -> None:
         """The environment of the first process of every role."""
-        for role in made.phases:
+        for role in MODES[made.job.mode]:
             mine = [process for process in made.processes if process.role == role]
             first = min(mine, key=lambda process: process.rank)
             environment(f"{role_name(role)} 0 of {len(mine)}:", dict(first.env), self._aside)
@@ -223,18 +309,22 @@ class _Teller:
     def ended(self, made: Plan) -> None:
         """Where the logs are, in one line."""
         first = made.nodes[0]
-        if not first.here:
-            verbs = f"clustertool logs --job {made.job_id}; output: clustertool fetch --job {made.job_id}"
+        if not first.host.here:
+            verbs = f"{PROGRAM} logs --job {made.job_id}; output: {PROGRAM} fetch --job {made.job_id}"
             self._call.terminal.note(f"logs: {first.job_dir}/log on every node; {verbs}")
             return
-        shown, true = self._folder / (made.log_dir or "log"), Path(first.job_dir) / "log"
-        logs = [Path(process.log).name for process in made.processes]
+        self.logs(made.job_id, first.job_dir, [process.log for process in made.processes])
+
+    def logs(self, job: str, job_dir: str, paths: Sequence[str]) -> None:
+        """Where the logs of a job on this machine are. `paths`: relative to the job's directory."""
+        shown, true = self._folder / (self._order.options.log_dir or "log"), Path(job_dir) / "log"
+        logs = [Path(path).name for path in paths]
         ours = all((shown / log).resolve() == (true / log).resolve() for log in logs)
         where = os.path.relpath(shown if ours else true)
         names = " ".join(f"{where}/{stem}.*" for stem in dict.fromkeys(log.partition(".")[0] for log in logs))
         not_ours = "" if ours else f" (not all in {os.path.relpath(shown)} is of this job)"
-        here = " --here" if load_config.has_conf(self._call) else ""
-        self._call.terminal.note(f"logs: {names}{not_ours}; clustertool logs{here} --job {made.job_id}")
+        here = " --here" if conf_file.find(self._call.given.conf) else ""  # later commands from here would go by it
+        self._call.terminal.note(f"logs: {names}{not_ours}; {PROGRAM} logs{here} --job {job}")
 
 
 def _help(terminal: Terminal, whole: bool) -> None:
@@ -243,17 +333,14 @@ def _help(terminal: Terminal, whole: bool) -> None:
         return
     terminal.block(f"usage: {_USAGE}\n\n{__doc__}")
     for key, name in LAUNCHERS.items():
-        rows = [(_spelled(flag), flag.here) for flag in foreign_options.FLAGS if key in flag.of]
+        flags = [flag for flag in FLAGS if key in flag.of]
+        rows = [(", ".join(flag.names.split()) + f" {flag.value}" * bool(flag.value), flag.here) for flag in flags]
         terminal.line()
         table(f"options of {name}", ("option", "here"), rows, terminal=terminal)
-    taken = {name for flag in foreign_options.FLAGS for name in flag.names.split()}
-    own = [(f"--{option.name}", option.help) for option in OWN if f"--{option.name}" not in taken]
+    taken = {name for flag in FLAGS for name in flag.names.split()}
+    own = [(f"--{option.name}", option.text) for option in OWN if f"--{option.name}" not in taken]
     terminal.line()
-    table("options of clustertool run", ("option", "here"), own, terminal=terminal)
-
-
-def _spelled(flag: foreign_options.Flag) -> str:
-    return ", ".join(flag.names.split()) + f" {flag.value}" * bool(flag.value)
+    table(f"options of {PROGRAM} run", ("option", "here"), own, terminal=terminal)
 
 
 if __name__ == "__main__":

@@ -1,78 +1,92 @@
-"""inv exec runs one command on all nodes, and prints equal output once under folded names."""
+"""inv exec runs one command on all nodes, or on those of a job, and prints equal output once under folded names."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+from clustertool.actions import load_config
+from clustertool.actions.find_jobs import attach_to
 from clustertool.errors import ClustertoolError, UsageError, raise_all
+from clustertool.fleet.fleet import Fleet
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
+from clustertool.model.hints import PROGRAM
 from clustertool.show.table import fold, gather
-from clustertool.ssh.connection import SshLink, run_user_command
-from clustertool.ssh.parallel import each
-from clustertool.ssh.prompter import Prompter
-from clustertool.verbs import load_config, signals
-from clustertool.verbs.verb import Call, User
+from clustertool.ssh.parallel import Gathered, each
+from clustertool.ssh.user_command import Completed, run_user_command
+from clustertool.verbs import signals
+from clustertool.verbs.jobs import opened
+from clustertool.verbs.verb import Call, seconds
 
 
 def exec_(call: Call) -> None:
-    """Run a command on all nodes."""
-    if not call.given.command.strip():
-        raise UsageError("exec needs a command", 'inv exec --command "uptime"')
-    timeout = _seconds(call.given.timeout)
-    cluster = load_config.cluster(call, start_local=True)
-    prompter, command = Prompter(User()), call.given.command
+    typed = " ".join(call.given.arguments)
+    if typed and call.given.command:
+        raise UsageError(f"exec has two commands: {typed!r} and --command", "give one of them")
+    command = typed or call.given.command
+    if not command.strip():
+        raise UsageError("exec needs a command", f'{PROGRAM} exec --command "uptime"')
+    timeout = seconds(call.given.timeout, "--timeout", 0.0)
+    with _nodes(call) as (fleet, hosts):
+        connecting = fleet.cluster.connect_timeout
 
-    def one(host: Host) -> Any:
-        link = SshLink.open(host, cluster, prompt=prompter)
+        def one(host: Host) -> Completed:
+            link = fleet.link(host.index)
+            try:
+                return run_user_command(link, command, timeout, connecting)
+            finally:
+                link.close()
+
+        def poll() -> None:
+            fleet.prompter.serve()
+            signals.check()
+
         try:
-            return run_user_command(link, command, timeout)
+            gathered = each({host.index: host for host in hosts}, one, check=poll)
         finally:
-            link.close()
-
-    def poll() -> None:
-        prompter.serve()
-        signals.check()
-
-    try:
-        gathered = each({host.index: host for host in cluster.hosts}, one, check=poll)
-    finally:
-        prompter.announce()
-    _tell(call, cluster, gathered)
+            fleet.prompter.announce()
+        _tell(call, fleet.cluster, gathered)
 
 
-def _seconds(text: str) -> float:
-    try:
-        return float(text or 0)
-    except ValueError:
-        raise UsageError(f"--timeout {text!r}", "a number of seconds") from None
+@contextmanager
+def _nodes(call: Call) -> Iterator[tuple[Fleet, Sequence[Host]]]:
+    """The hosts that are meant, and a fleet that connects to them: all of the cluster, or with --job those of a job."""
+    if not call.given.job:
+        instead = f"{PROGRAM} exec --job J COMMAND runs it on the nodes of job J"
+        cluster = load_config.cluster(call, call.selection, start_local=True, of_hosts="exec", instead=instead)
+        with Fleet(cluster, call.check, None, call.person()) as fleet:
+            yield fleet, cluster.hosts
+        return
+    with opened(call) as engine:
+        chosen = {host.name for host in engine.fleet.cluster.hosts} if call.given.only or call.given.skip else None
+        fleet = engine.live(attach_to(engine, call.given.job)["id"])
+        yield fleet, [host for host in fleet.cluster.hosts if chosen is None or host.name in chosen]
 
 
-def _tell(call: Call, cluster: Cluster, gathered: Any) -> None:
+def _tell(call: Call, cluster: Cluster, gathered: Gathered[Completed]) -> None:
     """Output by node, then the highest code; 69 if a node did not answer."""
     names = {host.index: host.name for host in cluster.hosts}
+    outputs = {names[node]: (done.stdout, done.stderr, done.code) for node, done in gathered.ok.items()}
     if call.json:
         nodes = {
-            names[node]: {"code": done.code, "stdout": _text(done.stdout), "stderr": _text(done.stderr)}
-            for node, done in gathered.ok.items()
+            name: {"code": c, "stdout": _text(out), "stderr": _text(err)} for name, (out, err, c) in outputs.items()
         }
         call.answer({"nodes": nodes, "unreachable": {names[node]: e.what for node, e in gathered.failed.items()}})
     else:
-        _print(call, {names[node]: done for node, done in gathered.ok.items()})
+        _print(call, outputs)
     raise_all(list(gathered.failed.values()))
     worst = max((done.code for done in gathered.ok.values()), default=0)
     if worst:
         bad = [names[node] for node, done in gathered.ok.items() if done.code]
         alike = len({done.code for done in gathered.ok.values() if done.code}) == 1
-        error = ClustertoolError(
-            f"the command ended with {'' if alike else 'at worst '}exit code {worst} on {fold(bad)}"
-        )
+        most = "" if alike else "at worst "
+        error = ClustertoolError(f"the command ended with {most}exit code {worst} on {fold(bad)}")
         error.code, error.source = worst, "job"
         raise error
 
 
-def _print(call: Call, done: dict[str, Any]) -> None:
-    outputs = {name: (d.stdout, d.stderr, d.code) for name, d in done.items()}
+def _print(call: Call, outputs: dict[str, tuple[bytes, bytes, int]]) -> None:
     for folded, (stdout, stderr, code) in gather(outputs):
         ending = f" (exit code {code})" if code else ""
         call.terminal.line(f"--- {folded}{ending}", "bold")

@@ -2,57 +2,49 @@
 
 from __future__ import annotations
 
-import getpass
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clustertool.errors import (
-    ClustertoolError,
-    DeviceInUse,
-    InternalError,
-    Interrupted,
-    PortInUse,
-    Several,
-    Terminated,
-    UsageError,
-)
+from clustertool.actions.follow_job import BEAT, attached
+from clustertool.engines import preflight
+from clustertool.engines.plan_again import start_again
+from clustertool.engines.preflight import Examined, folding, short
+from clustertool.errors import ClustertoolError, DeviceInUse, InternalError, PortInUse, UsageError, singles
 from clustertool.fleet import shared_roots
-from clustertool.fleet.execute import carry_out
-from clustertool.fleet.fleet import Fleet
-from clustertool.fleet.identity import certificate, job_id, token
+from clustertool.fleet.fleet import Fleet, carry_out
+from clustertool.fleet.identity import identity, job_id
 from clustertool.fleet.node_bundle import program
 from clustertool.model.checks import framework_findings as plan
 from clustertool.model.checks.each_node import errors
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job import JobSpec, Options, Toml, read_job
-from clustertool.model.facts import Facts, Identity, read_facts
+from clustertool.model.facts import ByNode, Identity, read_facts
 from clustertool.model.finding import Finding
-from clustertool.model.job.outcome import LEAD, describe_exit
+from clustertool.model.hints import PROGRAM
+from clustertool.model.job.outcome import describe_exit
 from clustertool.model.job.stop_result import read_result
 from clustertool.model.planning import requests
 from clustertool.model.planning.plan import Plan
 from clustertool.model.planning.plan import plan as plan_job
+from clustertool.model.quantities import count
 from clustertool.model.wire.agent_answers import StopAnswer
 from clustertool.model.wire.agent_requests import StopHow
-from clustertool.model.wire.messages import ATTACHED, CLEAN, FOLLOW, LINK_CLOSE
+from clustertool.model.wire.messages import CLEAN, FOLLOW, LINK_CLOSE
 from clustertool.model.wire.stream_messages import StreamFrame
-from clustertool.show.outcome_view import stop_text
-from clustertool.show.table import count, fold
-from clustertool.verbs import preflight, signals
+from clustertool.show.job_text import stop_text
+from clustertool.show.program_name import commanded
+from clustertool.verbs import signals
 from clustertool.verbs.link_check import mesh
-from clustertool.verbs.preflight import Examined, short
-from clustertool.verbs.run import only, start_again
-from clustertool.verbs.verb import Call
+from clustertool.verbs.verb import Call, seconds
 from clustertool.watch.job_view import JobView, LogLines
 
 _SECONDS = 60.0  # without news of any rank, unless --timeout has another value
 _STEPS = 10  # times as long a trial lives, and a framework waits for others: to be late is not to be broken
 _LEASE = "15"  # seconds for which it lives without us
-_BEAT = 1.0
 _ENDING = 20.0  # seconds for a node to end it
 _LEAVING = 5.0  # where it has ended by itself: a node was lost
 _TELL = 2.0  # seconds of waiting after which it is reported
@@ -86,7 +78,7 @@ class TrialFollower:
         with self._changed:
             self.mark, self._news_at = mark, time.monotonic()
             self._ranks = {process.rank: plan.TrialRank(process.rank, process.node) for process in made.processes}
-            self.watch.status.plan = {(process.role, process.rank): process.node for process in made.processes}
+            self.watch.status.plan = made.ranks
 
     def put(self, node: int, header: StreamFrame, payload: bytes) -> None:
         with self._changed:
@@ -127,69 +119,53 @@ def read_order(call: Call, cluster: Cluster, toml: Toml, passed: tuple[tuple[str
     """None without --framework. Raises UsageError, before any connection."""
     name, text = call.given.framework, call.given.timeout
     if text and not name:
-        raise UsageError("--timeout without --framework", "the other checks have deadlines of their own")
+        raise UsageError("--timeout has no effect without --framework", "the other checks have deadlines of their own")
     if not name:
         return None
     if name not in plan.FRAMEWORKS:
-        raise UsageError(f"--framework {name!r}", f"one of {', '.join(plan.FRAMEWORKS)}")
+        raise UsageError(f"--framework {name!r} is not known", f"one of {', '.join(plan.FRAMEWORKS)}")
     if _COLUMN in cluster.checks_off:
-        raise UsageError(
-            "CHECKS_OFF in conf.py names framework", "take it out: it is only tried when --framework asks for it"
-        )
-    try:
-        seconds = float(text or _SECONDS)
-    except ValueError:
-        seconds = 0.0
-    if not 1 <= seconds < 1e6:
-        raise UsageError(f"--timeout {text!r}", "a number of seconds, 1 or more")
+        fix = "take it out: it is only tried when --framework asks for it"
+        raise UsageError("CHECKS_OFF in conf.py names framework", fix)
+    limit = seconds(text, "--timeout", _SECONDS, 1.0, 1e6)
     mark = f"clustertool-{secrets.token_hex(4)}:"
-    most = f"{seconds * _STEPS:.0f}"
+    most = f"{limit * _STEPS:.0f}"
     options = Options(
         mode="collective", command=(*_COMMAND, name, mark, most), timeout=most, lease=_LEASE, on_failure="continue"
     )
-    spec = read_job(
-        replace(cluster, secrets=()), {key: toml[key] for key in ("env", "trainer") if key in toml}, options
-    )
-    return TrialRequest(name, seconds, spec, passed, mark)
+    tables = {key: toml[key] for key in ("env", "trainer") if key in toml}
+    return TrialRequest(name, limit, read_job(replace(cluster, secrets=()), tables, options), passed, mark)
 
 
 def framework(
-    call: Call, cluster: Cluster, fleet: Fleet, examined: Examined, order: TrialRequest, ear: TrialFollower
+    call: Call, fleet: Fleet, examined: Examined, order: TrialRequest, ear: TrialFollower
 ) -> tuple[Examined, list[Any]]:
     """What was seen, with findings of the framework; and its ranks, for JSON. Raises Interrupted, with all ended."""
-    names = {host.index: host.name for host in cluster.hosts}
-
-    def folded(nodes: Sequence[int]) -> str:
-        return fold(names[node] for node in nodes)
-
+    cluster = fleet.cluster
+    folded, numbers = folding(cluster), {host.name: host.index for host in cluster.hosts}
     bad = sorted({finding.node for finding in errors(examined.findings)})
     if bad:
         found = [Finding(node, _COLUMN, "skip", "not tried") for node in sorted(examined.facts)]
-        call.terminal.note(f"{order.name} is not tried: {folded(bad)} must be well first, or be left out with --skip")
-        return replace(examined, findings=(*examined.findings, *found)), []
+        call.terminal.note(f"{order.name} is not tried: {folded(bad)} must have no error, or be left out with --skip")
+        return examined.found(found), []
     try:
-        facts, ranks = _try(call, replace(cluster, secrets=()), fleet, examined.facts, order, ear)
-    except (Interrupted, Terminated):
+        facts, ranks = _try(call, fleet, examined.facts, order, ear)
+    except signals.STOPS:
         raise
     except ClustertoolError as error:
-        numbers = {name: node for node, name in names.items()}
-        bugs = {
-            numbers[one.node]: one for one in _each(error) if isinstance(one, InternalError) and one.node in numbers
-        }
-        found = _refused(error, names)
-        return replace(examined, findings=(*examined.findings, *found), failed={**examined.failed, **bugs}), []
-    found = plan.judge(order.name, ranks, facts, order.seconds, folded)
+        bugs = {numbers[e.node]: e for e in singles(error) if isinstance(e, InternalError) and e.node in numbers}
+        return replace(examined.found(_refused(error, numbers)), failed={**examined.failed, **bugs}), []
+    found = plan.judge(order.name, ranks, facts, order.seconds, folded, cluster.first_path)
     if plan.meeting_broke(ranks) and len(facts) > 1 and "mesh" not in cluster.checks_off:
-        found += _between(cluster, fleet, facts)
-    rows = [{**vars(rank), "node": names[rank.node]} for rank in ranks]
-    return replace(examined, findings=(*examined.findings, *found)), rows
+        found += _between(fleet, facts)
+    rows = [{**vars(rank), "node": fleet.name(rank.node)} for rank in ranks]
+    return examined.found(found), rows
 
 
-def _refused(error: ClustertoolError, names: Mapping[int, str]) -> list[Finding]:
-    """The trial could not be started: the error of each node. Devices in use are not a fault."""
-    numbers = {name: node for node, name in names.items()}
+def _refused(error: ClustertoolError, numbers: Mapping[str, int]) -> list[Finding]:
+    """The trial could not be started: the error of each node. Devices in use are not a fault. numbers: of nodes by name."""
     found = []
-    for one in _each(error):
+    for one in singles(error):
         level = "warn" if isinstance(one, DeviceInUse) else "error"
         nodes = [numbers[one.node]] if one.node in numbers else list(numbers.values())
         found += [Finding(node, _COLUMN, level, f"not tried: {short(one)}", one.fix) for node in nodes]
@@ -197,47 +173,41 @@ def _refused(error: ClustertoolError, names: Mapping[int, str]) -> list[Finding]
     return found + [Finding(node, _COLUMN, "skip", "not tried") for node in numbers.values() if node not in named]
 
 
-def _each(error: ClustertoolError) -> Sequence[ClustertoolError]:
-    return error.errors if isinstance(error, Several) else (error,)
-
-
 def _try(
-    call: Call, cluster: Cluster, fleet: Fleet, facts: Mapping[int, Facts], order: TrialRequest, ear: TrialFollower
-) -> tuple[Mapping[int, Facts], list[plan.TrialRank]]:
+    call: Call, fleet: Fleet, facts: ByNode, order: TrialRequest, ear: TrialFollower
+) -> tuple[ByNode, list[plan.TrialRank]]:
     """Start it, see how far it comes, and end it, whatever happens."""
-    identity = _identity()
+    mine = identity(f"check-{job_id()}")
     fleet.ask(dict.fromkeys(fleet.agents, LINK_CLOSE({})))  # its ports may be wanted now
     try:
         facts = shared_roots.confirm(fleet, facts)
-        made = _start(cluster, fleet, facts, order, identity)
+        made = _start(call, fleet, facts, order, mine)
         ear.expect(made, order.mark)
-        where = f"{count(len(made.processes), 'trainer')} on {count(len(made.nodes), 'node')}"
-        call.terminal.note(f"{order.name}: {where} try it; {order.seconds:g} s without news end that (--timeout)")
+        where = f"{count(len(made.nodes), 'node')} ({count(len(made.processes), 'rank')})"
+        limit = f"gives up after {order.seconds:g} s without progress (--timeout)"
+        call.terminal.note(f"testing {order.name} on {where}; {limit}")
         fleet.ask(dict.fromkeys(fleet.agents, FOLLOW({"job": made.job_id, "logs": "all"}))).all()
         return facts, _wait(call, fleet, made.job_id, order, ear)
     finally:
-        _end(call, fleet, identity.job_id, _LEAVING if ear.watch.status.outcome else _ENDING)
+        _end(call, fleet, mine.job_id, _LEAVING if ear.watch.status.outcome else _ENDING)
 
 
-def _identity() -> Identity:
-    return Identity(f"check-{job_id()}", time.time(), getpass.getuser(), token(), *certificate())
-
-
-def _start(cluster: Cluster, fleet: Fleet, facts: Mapping[int, Facts], order: TrialRequest, identity: Identity) -> Plan:
+def _start(call: Call, fleet: Fleet, facts: ByNode, order: TrialRequest, mine: Identity) -> Plan:
     """The plan, once all its trainers may start."""
+    cluster = replace(fleet.cluster, secrets=())
     spec = replace(order.spec, env=(*order.spec.env, (_CODE, program("node/probe/framework_probe.py"))))
 
-    def make(facts: Mapping[int, Facts]) -> Plan:
-        return plan_job(cluster, spec, facts, identity, (), order.passed)
+    def make(facts: ByNode) -> Plan:
+        return plan_job(cluster, spec, facts, mine, (), order.passed)
 
     def start(made: Plan) -> None:
         carry_out(requests.start(made, {}, {}), fleet, lambda phase, answers: None)
 
     def plan_again(error: ClustertoolError) -> Plan:
-        answers = preflight.probe(cluster, fleet, {}).all()
+        answers = preflight.probe(fleet, {}).all()
         return make({node: replace(read_facts(node, a), root_id=facts[node].root_id) for node, a in answers.items()})
 
-    return start_again(make(facts), start, lambda error: only(error, PortInUse), plan_again)
+    return start_again(call, make(facts), start, plan_again, (PortInUse,))
 
 
 def _wait(call: Call, fleet: Fleet, job: str, order: TrialRequest, ear: TrialFollower) -> list[plan.TrialRank]:
@@ -246,12 +216,12 @@ def _wait(call: Call, fleet: Fleet, job: str, order: TrialRequest, ear: TrialFol
     while True:
         signals.check()
         if time.monotonic() > beat_at:
-            beat_at = time.monotonic() + _BEAT
-            fleet.agents[LEAD].send(ATTACHED({"job": job}))
+            beat_at = time.monotonic() + BEAT
+            attached(fleet, job)
         ranks, quiet = ear.state(0.1)
         if quiet >= plan.patience(ranks, order.seconds):
             return ranks
-        what = plan.waiting(order.name, ranks, lambda nodes: fold(fleet.name(node) for node in nodes))
+        what = plan.waiting(order.name, ranks, folding(fleet.cluster))
         if what != reported and time.monotonic() - since > _TELL:
             reported, since = what, time.monotonic()
             call.terminal.note(f"{order.name}: waiting for {what}, up to {max(0.0, order.seconds - quiet):.0f} s more")
@@ -259,7 +229,7 @@ def _wait(call: Call, fleet: Fleet, job: str, order: TrialRequest, ear: TrialFol
 
 def _end(call: Call, fleet: Fleet, job: str, seconds: float) -> None:
     """End it: no process and no directory remains on any node, or the remaining ones are reported."""
-    how: StopHow = {"by": "inv check", "code": 143, "grace": 0.0, "force": True}
+    how: StopHow = {"by": f"{commanded()} check", "code": 143, "grace": 0.0, "force": True}
     stopped = fleet.ask(dict.fromkeys(fleet.agents, requests.stop(job, how)), timeout=seconds, patient=True)
     clean = dict.fromkeys(stopped.ok, CLEAN({"job": job, "exact": True}))
     cleaned = fleet.ask(clean, timeout=seconds, patient=True)
@@ -267,19 +237,16 @@ def _end(call: Call, fleet: Fleet, job: str, seconds: float) -> None:
     for node, answer in answers.items():
         result = read_result(answer, job)
         if not result.over:
-            call.terminal.warn(f"{fleet.name(node)}: {stop_text(result)}; inv stop --job {job} ends it")
+            call.terminal.warn(f"{fleet.name(node)}: {stop_text(result)}; {PROGRAM} stop --job {job} ends it")
     for node, done in cleaned.ok.items():
         for why, _ in done["kept"].values():
             call.terminal.warn(f"{fleet.name(node)}: {why}")
     for node, error in cleaned.failed.items():
-        call.terminal.warn(f"{fleet.name(node)}: {error.what}; inv clean --job {job} removes what is left")
+        call.terminal.warn(f"{fleet.name(node)}: {error.what}; {PROGRAM} clean --job {job} removes what is left")
 
 
-def _between(cluster: Cluster, fleet: Fleet, facts: Mapping[int, Facts]) -> list[Finding]:
+def _between(fleet: Fleet, facts: ByNode) -> list[Finding]:
     """The links again, at ports such as the framework takes: a firewall may know the job's ports, and no other."""
-    meshed = mesh(cluster, fleet, facts, plan.own_ports(facts, secrets.token_hex(8)))
-    return [
-        replace(finding, text=f"{finding.text} (ports {facts[finding.node].ephemeral[0]} and up)")
-        for finding in meshed.findings
-        if finding.level == "error"
-    ]
+    meshed = mesh(fleet, facts, plan.own_ports(facts, secrets.token_hex(8)))
+    bad = errors(meshed.findings)
+    return [replace(one, text=f"{one.text} (ports {facts[one.node].ephemeral[0]} and up)") for one in bad]

@@ -7,16 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from clustertool.engines.preflight import folding, short
 from clustertool.errors import ClustertoolError
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.checks import link_findings as plan
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.facts import Facts
+from clustertool.model.facts import ByNode
 from clustertool.model.finding import Finding
-from clustertool.model.wire.link_answer import LinkAnswer
-from clustertool.model.wire.messages import LINK_CLOSE, LINK_OPEN, LINK_SEND, LINK_TRY
-from clustertool.show.table import fold
-from clustertool.verbs.preflight import short
+from clustertool.model.link_answer import LinkAnswer
+from clustertool.model.wire.messages import LINK_CLOSE, LINK_OPEN, LINK_SEND, LINK_TRY, Answered, Request
 
 _TRY = 1.15  # seconds for one connection: a lost first packet is sent again after one
 _SEND = 0.4  # seconds for which one link is filled
@@ -35,110 +34,77 @@ class Meshed:
     left: int  # pairs whose bandwidth was not measured for lack of time
 
 
-def mesh(
-    cluster: Cluster,
-    fleet: Fleet,
-    facts: Mapping[int, Facts],
-    ports: Mapping[int, Sequence[int]],
-    bandwidth: bool = False,
-) -> Meshed:
+def mesh(fleet: Fleet, facts: ByNode, ports: Mapping[int, Sequence[int]], bandwidth: bool = False) -> Meshed:
     """Try all links between the nodes that answered, at some ports of each. Raises nothing for a single node."""
-    names = {host.index: host.name for host in cluster.hosts}
-    token = secrets.token_hex(16)
-
-    def folded(nodes: Sequence[int]) -> str:
-        return fold(names[node] for node in nodes)
-
     found = plan.pattern(sorted(facts))
-    addresses = {node: fact.address for node, fact in facts.items()}
-    failed: dict[int, ClustertoolError] = {}
+    links = _Links(fleet, {node: fact.address for node, fact in facts.items()})
     try:
-        opened = _open(fleet, ports, addresses, token, failed)
-        tries = _try(fleet, plan.targets(found, opened), addresses, token, failed)
+        tries = links.connect(plan.targets(found, links.open(ports)))
         good = {(one.source, one.target): one.port for one in tries if one.answer is LinkAnswer.OK}
-        speeds, left = _send(fleet, found.pairs, good, addresses, token, failed) if bandwidth else ({}, 0)
+        speeds, left = links.fill(found.pairs, good) if bandwidth else ({}, 0)
     finally:
         for agent in fleet.agents.values():
             agent.send(LINK_CLOSE({}))  # no caller waits for that
+    folded = folding(fleet.cluster)
     findings = plan.judge(tries, sorted(facts), folded) + plan.slow_links(speeds, folded)
-    findings += [
-        Finding(node, "mesh", "error", f"not tried: {short(error)}", error.fix) for node, error in failed.items()
-    ]
+    for node, error in links.failed.items():
+        findings.append(Finding(node, "mesh", "error", f"not tried: {short(error)}", error.fix))
     return Meshed(tuple(findings), tuple(tries), speeds, found.coverage, left)
 
 
-def _open(
-    fleet: Fleet,
-    ports: Mapping[int, Sequence[int]],
-    addresses: Mapping[int, str],
-    token: str,
-    failed: dict[int, ClustertoolError],
-) -> dict[int, tuple[int, ...]]:
-    """The ports that listen now. `failed` gets the nodes that did not answer."""
-    asked = {
-        node: LINK_OPEN({"node": node, "address": addresses[node], "ports": list(some), "token": token})
-        for node, some in ports.items()
-    }
-    gathered = fleet.ask(asked, _PATIENCE)
-    failed.update(gathered.failed)
-    return {node: tuple(answer["ports"]) for node, answer in gathered.ok.items()}
+class _Links:
+    """The requests of one link check. `failed` has the nodes that did not answer one of them."""
 
+    def __init__(self, fleet: Fleet, addresses: Mapping[int, str]) -> None:
+        self.failed: dict[int, ClustertoolError] = {}
+        self._fleet, self._addresses, self._token = fleet, addresses, secrets.token_hex(16)
 
-def _try(
-    fleet: Fleet,
-    targets: Mapping[int, Sequence[plan.Pair]],
-    addresses: Mapping[int, str],
-    token: str,
-    failed: dict[int, ClustertoolError],
-) -> list[plan.Try]:
-    asked = {
-        node: LINK_TRY(
-            {"token": token, "seconds": _TRY, "targets": [(peer, addresses[peer], port) for peer, port in some]}
-        )
-        for node, some in targets.items()
-        if some
-    }
-    gathered = fleet.ask(asked, _PATIENCE)
-    failed.update(gathered.failed)
-    return [plan.Try(node, *row) for node, answer in gathered.ok.items() for row in answer["tries"]]
+    def _ask(self, asked: Mapping[int, Request[Answered]]) -> dict[int, Answered]:
+        gathered = self._fleet.ask(asked, _PATIENCE)
+        self.failed.update(gathered.failed)
+        return gathered.ok
 
+    def open(self, ports: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, ...]]:
+        """The ports that listen now."""
+        asked = {
+            node: LINK_OPEN({"node": node, "address": self._addresses[node], "ports": list(some), "token": self._token})
+            for node, some in ports.items()
+        }
+        return {node: tuple(answer["ports"]) for node, answer in self._ask(asked).items()}
 
-def _send(
-    fleet: Fleet,
-    pairs: Sequence[plan.Pair],
-    good: Mapping[plan.Pair, int],
-    addresses: Mapping[int, str],
-    token: str,
-    failed: dict[int, ClustertoolError],
-) -> tuple[dict[plan.Pair, float], int]:
-    """Rounds in which every node is in one pair at most, one direction after the other; what the time allows."""
-    speeds: dict[plan.Pair, float] = {}
-    rounds = plan.rounds(pairs)
-    allowed = max(1, int(_ALL_SENDS / (2 * _SEND)))
-    for now in rounds[:allowed]:
-        for links in (now, [(b, a) for a, b in now]):
-            asked = {
-                a: LINK_SEND({"token": token, "seconds": _SEND, "target": (b, addresses[b], good[a, b])})
-                for a, b in links
-                if (a, b) in good
-            }
-            target = dict(links)
-            gathered = fleet.ask(asked, _PATIENCE)
-            failed.update(gathered.failed)
-            for a, answer in gathered.ok.items():
-                if "speed" in answer:
-                    speeds[a, target[a]] = float(answer["speed"])
-    return speeds, sum(len(now) for now in rounds[allowed:])
+    def connect(self, targets: Mapping[int, Sequence[plan.Pair]]) -> list[plan.Try]:
+        asked = {}
+        for node, some in targets.items():
+            if some:
+                wanted = [(peer, self._addresses[peer], port) for peer, port in some]
+                asked[node] = LINK_TRY({"token": self._token, "seconds": _TRY, "targets": wanted})
+        return [plan.Try(node, *row) for node, answer in self._ask(asked).items() for row in answer["tries"]]
+
+    def fill(self, pairs: Sequence[plan.Pair], good: Mapping[plan.Pair, int]) -> tuple[dict[plan.Pair, float], int]:
+        """Rounds in which every node is in one pair at most, one direction after the other; what the time allows."""
+        speeds: dict[plan.Pair, float] = {}
+        rounds = plan.rounds(pairs)
+        allowed = max(1, int(_ALL_SENDS / (2 * _SEND)))
+        for now in rounds[:allowed]:
+            for links in (dict(now), {b: a for a, b in now}):
+                asked = {}
+                for a, b in links.items():
+                    if (a, b) in good:
+                        target = (b, self._addresses[b], good[a, b])
+                        asked[a] = LINK_SEND({"token": self._token, "seconds": _SEND, "target": target})
+                for a, answer in self._ask(asked).items():
+                    if "speed" in answer:
+                        speeds[a, links[a]] = float(answer["speed"])
+        return speeds, sum(len(now) for now in rounds[allowed:])
 
 
 def as_json(meshed: Meshed, cluster: Cluster) -> dict[str, Any]:
-    names = {host.index: host.name for host in cluster.hosts}
     return {
         "told": meshed.coverage,
         "links": [
             {
-                "from": names[one.source],
-                "to": names[one.target],
+                "from": cluster.hosts[one.source].name,
+                "to": cluster.hosts[one.target].name,
                 "port": one.port,
                 "answer": one.result,
                 "seconds": round(one.seconds, 6) if one.answer is LinkAnswer.OK else None,
@@ -151,25 +117,24 @@ def as_json(meshed: Meshed, cluster: Cluster) -> dict[str, Any]:
 
 def describe(meshed: Meshed, cluster: Cluster) -> list[str]:
     """What is worth telling of links that work: how many, the slowest."""
-    names = {host.index: host.name for host in cluster.hosts}
+
+    def arrow(source: int, target: int) -> str:
+        return f"{cluster.hosts[source].name} -> {cluster.hosts[target].name}"
+
     good = [one for one in meshed.tries if one.answer is LinkAnswer.OK]
     lines = []
     if good:
         slow = max(good, key=lambda one: one.seconds)
         middle = sorted(one.seconds for one in good)[len(good) // 2]
         tried, answered = len({(o.source, o.target) for o in meshed.tries}), len({(o.source, o.target) for o in good})
-        lines.append(
-            f"links: {answered} of {tried} answer, {_ms(middle)} there and back, "
-            f"at most {_ms(slow.seconds)} ({names[slow.source]} -> {names[slow.target]})"
-        )
+        most = f"at most {_ms(slow.seconds)} ({arrow(slow.source, slow.target)})"
+        lines.append(f"links: {answered} of {tried} answer, {_ms(middle)} there and back, {most}")
     if meshed.coverage:
         lines.append(f"links tried: {meshed.coverage}")
     if meshed.speeds:
         pair, least = min(meshed.speeds.items(), key=lambda item: item[1])
         usual = sorted(meshed.speeds.values())[len(meshed.speeds) // 2]
-        lines.append(
-            f"bandwidth: {plan.rate(usual)}, at least {plan.rate(least)} ({names[pair[0]]} -> {names[pair[1]]})"
-        )
+        lines.append(f"bandwidth: {plan.rate(usual)}, at least {plan.rate(least)} ({arrow(*pair)})")
     if meshed.left:
         lines.append(f"bandwidth: for {meshed.left} pairs there was no time")
     return lines

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from clustertool.errors import UsageError
-from clustertool.fleet.embedded.embedded_cluster import LocalCluster
+from clustertool.actions.find_jobs import ask_jobs
+from clustertool.actions.stop_jobs import stop_how, stop_jobs, unfinished
+from clustertool.fleet.embedded_cluster import LocalCluster
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.job.stop_result import read_result
-from clustertool.show.outcome_view import stop_text
+from clustertool.show.job_text import stop_text
+from clustertool.show.program_name import commanded
 from clustertool.verbs import signals
-from clustertool.verbs.jobs import ask_jobs
-from clustertool.verbs.stop import stop_jobs, unfinished
-from clustertool.verbs.verb import Call
+from clustertool.verbs.verb import Call, whole
 
 
 def up(call: Call) -> None:
-    """Start the embedded local cluster."""
-    text = call.given.nodes
-    if text and not text.isdecimal():
-        raise UsageError(f"--nodes {text!r}", "a whole number")
     local = LocalCluster()
-    cluster = local.up(int(text) if text else None)
+    cluster = local.up(whole(call.given.nodes, "--nodes"))
     for server in local.status():
         call.terminal.line(str(server))
     if call.json:
@@ -29,7 +25,6 @@ def up(call: Call) -> None:
 
 
 def down(call: Call) -> None:
-    """Stop the embedded local cluster and all its processes; its jobs' directories stay."""
     local = LocalCluster()
     cluster = local.cluster()
     if cluster is not None:
@@ -47,7 +42,9 @@ def _stop_jobs(call: Call, cluster: Cluster) -> None:
     """Supervisors are detached from sshd and would outlive it. What may live on is named, and the servers end all the same."""
     with Fleet(cluster, signals.check).open() as fleet:
         known = ask_jobs(fleet, "")
-        for job, answers in stop_jobs(fleet, unfinished(known), cluster.grace, False, known).items():
+        for job, answers in stop_jobs(
+            fleet, unfinished(known), stop_how(f"{commanded()} stop", cluster.grace), known
+        ).items():
             results = {name: read_result(answer, job) for name, answer in answers.items()}
             left = {name: result for name, result in results.items() if not result.over}
             for name, result in left.items():

@@ -1,38 +1,91 @@
-"""The `clustertool` command has the same verbs without a tasks.py. What the parser refuses ends with 64.
-
-It loads no file of Invoke: no tasks.py, which is searched upwards, and no configuration file, which can be a program.
-"""
+"""The `clustertool` command has the verbs without a tasks.py and without Invoke, with its own parser and help."""
 
 from __future__ import annotations
 
+import importlib
+import os
+import shutil
 import sys
-
-from clustertool.verbs import ns  # first: it installs the SIGINT handler
-
-from invoke import Config, Program  # isort: skip
-from invoke.exceptions import ParseError  # isort: skip
+from collections.abc import Sequence
 
 from clustertool import __version__
+from clustertool.cli import completion, help_text, parser
+from clustertool.cli.options import Positional, Verb
+from clustertool.errors import UsageError
+from clustertool.verbs import complete_values
+from clustertool.verbs.verb_table import ABOUT, COMMON, EXAMPLES, HELP, VERBS
 
-
-class _Config(Config):
-    """Invoke's settings without /etc/invoke.* and ~/.invoke.*; a file that the user names with -f is read."""
-
-    def load_base_conf_files(self) -> None:
-        """Read nothing."""
-
-
-class VerbProgram(Program):
-    """Invoke's program with the exit code of the contract for wrong options."""
-
-    def parse_tasks(self) -> None:
-        try:
-            super().parse_tasks()
-        except ParseError as error:
-            print(f"error: {error}\n  fix: {self.binary} --help VERB lists the options", file=sys.stderr)
-            print(f"clustertool: exit 64 (tool): {error}", file=sys.stderr)
-            sys.exit(64)
+_NAMES = tuple(verb.name for verb in VERBS)
+# Answered here, without the modules that run verbs.
+_HELP = Verb(
+    "help",
+    "Show the commands, or the options of one.",
+    purpose="Help",
+    examples=("help run",),
+    positional=Positional("commands", "[COMMAND]", "the command", choices=_NAMES),
+)
+_ALL = (*VERBS, _HELP)
 
 
 def main() -> None:
-    VerbProgram(name="clustertool", binary="clustertool", namespace=ns, version=__version__, config_class=_Config).run()
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Carry out a command line, without the program's name. Returns the exit code."""
+    if argv[:2] == ["--complete", "--"]:
+        return _print("\n".join(completion.candidates(argv[2:], _ALL, COMMON, HELP, _values)))
+    try:
+        line = parser.read(argv, _ALL, COMMON, HELP)
+        text = _answer(line)
+    except UsageError as error:
+        return int(importlib.import_module("clustertool.verbs.verb").refuse(error, "--json" in argv))
+    if text is not None:
+        return _print(text)
+    return int(importlib.import_module("clustertool.verbs.verb").run(line.verb, line.given, line.common["dry"]))
+
+
+def _values(kind: str) -> list[str]:
+    """The values of a kind for completion."""
+    find = complete_values.VALUES.get(kind)
+    return find() if find else []
+
+
+def _answer(line: parser.CommandLine) -> str | None:
+    """What is printed where no verb runs; None where one does. Raises UsageError."""
+    common, verb, width = line.common, line.verb, shutil.get_terminal_size().columns
+    asked = line.given.pop("commands", ())
+    if len(asked) > 1:
+        raise UsageError(f"help takes one command, not {len(asked)}", "clustertool --help lists the commands")
+    if asked:
+        verb = parser.find(asked[0], _ALL)
+    if verb is not None and (asked or common["help"]):
+        return help_text.of_verb(verb, (HELP,), width)
+    if common["version"]:
+        return f"clustertool {__version__}"
+    if common["list"]:
+        return help_text.listing(_ALL)
+    shell = common["print_completion_script"]
+    if shell and shell not in completion.SCRIPTS:
+        what = f"--print-completion-script {shell!r}: there is none for this shell"
+        raise UsageError(what, f"one of {', '.join(completion.SCRIPTS)}")
+    if shell:
+        return completion.SCRIPTS[shell].rstrip("\n")
+    if verb is None and common["dry"]:
+        raise UsageError("--dry without a command", "clustertool --help lists the commands")
+    return help_text.overview(ABOUT, _ALL, COMMON, EXAMPLES, width) if verb in (None, _HELP) else None
+
+
+def _print(text: str) -> int:
+    """Print the text, if there is any. Returns the exit code. A reader that has left (`| head`) is no error."""
+    if sys.stdout is None:  # started with a closed stdout
+        return 0
+    try:
+        sys.stdout.write(text + "\n" * bool(text))
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes again when it exits
+        if not isinstance(error, BrokenPipeError):
+            print(f"clustertool: cannot write to stdout: {error.strerror}", file=sys.stderr)
+            return os.EX_IOERR
+    return 0

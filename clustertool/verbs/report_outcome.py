@@ -5,33 +5,30 @@ What was printed while the job ran is not printed again.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from clustertool.errors import ClustertoolError, JobFailed, NodeLost
+from clustertool.actions.read_logs import last_lines
+from clustertool.actions.read_status import error_of
+from clustertool.errors import ClustertoolError, Interrupted, JobFailed, NodeLost, NotFound, Terminated
 from clustertool.fleet.fleet import Fleet
-from clustertool.model.job.rank_status import ProcessStatus
+from clustertool.model.job.state import ProcessStatus
 from clustertool.model.job.state_names import JobState
+from clustertool.model.masking import Hide
 from clustertool.model.paths import JobPaths
-from clustertool.model.wire.messages import TAIL
-from clustertool.show.outcome_view import abort_line, brief, victims_line
+from clustertool.show.job_text import abort_line, brief, victims_line
 from clustertool.show.prefix import prefix
 from clustertool.verbs.follow_session import FollowSession
 from clustertool.verbs.verb import Call
 from clustertool.watch import verdict
-from clustertool.watch.excerpt import excerpt
-from clustertool.watch.sanitize import harmless
 
-_TAIL = 20
 _ERRORS = 3  # different errors with their last lines
-_SEARCHED = 400  # lines from the end that are searched for a traceback
 
 
-def tell(call: Call, fleet: Fleet, follow: FollowSession, hide: Callable[[str], str]) -> ClustertoolError | None:
+def tell(call: Call, fleet: Fleet, follow: FollowSession, hide: Hide) -> ClustertoolError | None:
     """Show the verdict; the error of this job, None for success."""
     watch = follow.watch
     status, outcome = watch.status, watch.status.outcome
-    error = verdict.error_of(status)
+    error = error_of(status)
     if outcome is None:
         return error
     printed = watch.printed(outcome)
@@ -41,35 +38,34 @@ def tell(call: Call, fleet: Fleet, follow: FollowSession, hide: Callable[[str], 
             call.terminal.error(outcome.reason)
         for alike in verdict.errors(status, outcome)[:_ERRORS]:
             _show_last_lines(call, fleet, follow, hide, alike)
-    victims = victims_line(status, outcome)
+    victims = victims_line(outcome)
     if victims:
         call.terminal.note(victims)
-    if isinstance(error, JobFailed) or (isinstance(error, NodeLost) and printed):
+    if isinstance(error, (Interrupted, Terminated)):
+        call.terminal.error(f"the job was stopped: {outcome.reason}")
+        error.printed, error.brief = True, outcome.reason
+    elif isinstance(error, JobFailed) or (isinstance(error, NodeLost) and printed):
         error.printed, error.brief = True, brief(status, outcome)
     return error
 
 
 def _show_last_lines(
-    call: Call, fleet: Fleet, follow: FollowSession, hide: Callable[[str], str], alike: Sequence[ProcessStatus]
+    call: Call, fleet: Fleet, follow: FollowSession, hide: Hide, alike: Sequence[ProcessStatus]
 ) -> None:
     """Of the first of several processes with the same error, unless they are the last lines on the screen."""
-    first, name = alike[0], follow.watch.name(alike[0].node)
+    first, name = alike[0], follow.watch.status.name(alike[0].node)
     log = JobPaths.log(first.role, first.rank, first.attempt)
-    text = _last_lines(fleet, follow.watch.status.job, first.node, log)
-    lines = [harmless(hide(line)) for line in excerpt(text.removesuffix("\n").split("\n"), _TAIL)] if text else []
+    if isinstance(fleet.failed.get(first.node), NotFound):
+        call.terminal.note(f"the log of {first.role} {first.rank} is on {name}: {log}")
+        return
+    lines = last_lines(fleet, follow.watch.status.job, first, hide)
     about = f"last lines of {first.role} {first.rank} ({name}, {log})"
+    if not lines:
+        call.terminal.note(f"no {about}: it has printed nothing, or its node does not answer")
+        return
     if follow.lines.on_screen(first.role, first.rank, lines):
         call.terminal.note(f"{about}: see above")
         return
     call.terminal.note(f"{about}:")
     for line in lines:
         call.terminal.note(prefix(first.role, first.rank, name) + line)
-
-
-def _last_lines(fleet: Fleet, job: str, node: int, log: str) -> str:
-    """Best effort: the verdict is valid without them."""
-    with contextlib.suppress(ClustertoolError):
-        if node in fleet.agents:
-            answer = fleet.agents[node].ask(TAIL({"job": job, "log": log, "lines": _SEARCHED}), timeout=5.0)
-            return str(answer["text"])
-    return ""

@@ -11,12 +11,17 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 
 from clustertool.errors import Interrupted, Terminated
+from clustertool.model.hints import PROGRAM, filled
+from clustertool.show.program_name import commanded
 
-_FIX = "inv stop ends what may still run on the nodes; inv jobs lists it"
+_DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+STOPS = (Interrupted, Terminated)  # what check() raises
+_FIX = f"{PROGRAM} stop ends what may still run on the nodes; {PROGRAM} jobs lists it"
 
 
 class _Count:
@@ -29,7 +34,11 @@ class _Count:
         self.working = False  # a verb is running and calls check()
         self.asking = False  # it waits for a password and cannot call check()
         self.job = ""  # the running job, for the last message
-        self.note: Callable[[str], None] = lambda text: print(text, file=sys.stderr)  # a line for the user
+        self.note: Callable[[str], None] = lambda text: print(_named(text), file=sys.stderr)  # a line for the user
+
+    @property
+    def total(self) -> int:
+        return self.ints + self.terms + self.hups
 
 
 count = _Count()
@@ -39,18 +48,16 @@ def install() -> None:
     """Take SIGINT, SIGTERM and SIGHUP, unless a host program has its own handlers."""
     if threading.current_thread() is not threading.main_thread():
         return
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _on_int)
-    for number, handler in ((signal.SIGTERM, _on_term), (signal.SIGHUP, _on_hup)):
-        if signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, handler)
+    for number, default in _DEFAULTS.items():
+        if signal.getsignal(number) == default:
+            signal.signal(number, _on_signal)
     atexit.register(_deaf)
 
 
 def _deaf() -> None:
     """Everything is printed. The interpreter removes handlers while it ends, and a late Ctrl+C would change the exit code."""
-    for number, handler in ((signal.SIGINT, _on_int), (signal.SIGTERM, _on_term), (signal.SIGHUP, _on_hup)):
-        if signal.getsignal(number) is handler:
+    for number in _DEFAULTS:
+        if signal.getsignal(number) is _on_signal:
             signal.signal(number, signal.SIG_IGN)
 
 
@@ -64,30 +71,29 @@ def check() -> None:
         raise Terminated("the terminal was closed (SIGHUP)")
 
 
-def _on_int(number: int, frame: FrameType | None) -> None:
-    count.ints += 1
+def pause(seconds: float) -> None:
+    """Wait. Raises Interrupted or Terminated."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        check()
+        time.sleep(0.02)
+
+
+def _named(text: str) -> str:
+    return filled(text, commanded())
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    count.ints += number == signal.SIGINT
+    count.terms += number == signal.SIGTERM
+    count.hups += number == signal.SIGHUP
     if not count.working:
-        _leave(130, "")
+        os._exit(128 + number)  # whatever the interpreter is in the middle of
+    if number != signal.SIGINT:
+        return
     if count.asking:
         raise Interrupted("Ctrl+C", _FIX if count.job else "")
     if count.ints >= 3:
-        job = f" job {count.job} may still run: inv stop --job {count.job} ends it everywhere." if count.job else ""
-        _leave(130, f"left at once.{job}")
-
-
-def _on_term(number: int, frame: FrameType | None) -> None:
-    count.terms += 1
-    if not count.working:
-        _leave(143, "")
-
-
-def _on_hup(number: int, frame: FrameType | None) -> None:
-    count.hups += 1
-    if not count.working:
-        _leave(129, "")
-
-
-def _leave(code: int, text: str) -> None:
-    if text:
-        os.write(2, f"\nclustertool: {text}\nclustertool: exit {code} (tool): Ctrl+C\n".encode())
-    os._exit(code)  # whatever the interpreter is in the middle of
+        job = f" job {count.job} may still run: {PROGRAM} stop --job {count.job} ends it everywhere." * bool(count.job)
+        os.write(2, _named(f"\nclustertool: left at once.{job}\nclustertool: exit 130 (tool): Ctrl+C\n").encode())
+        os._exit(130)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import secrets
+import shlex
 import time
 from pathlib import Path
 
 from clustertool.errors import UsageError
 from clustertool.fleet.split_data import LineOrder, Result, cut
+from clustertool.model.hints import PROGRAM
 from clustertool.model.quantities import human_bytes, human_seconds
 from clustertool.show.progress_bars import Bar
 from clustertool.verbs import signals
@@ -16,7 +18,6 @@ from clustertool.verbs.verb import Call
 
 
 def split(call: Call) -> None:
-    """Cut a data file into shards of equally many lines."""
     order = _order(call)
     start = time.monotonic()
     with Bar(call.terminal, "split") as bar:
@@ -27,13 +28,14 @@ def split(call: Call) -> None:
 def _order(call: Call) -> LineOrder:
     given = call.given
     if not given.data:
-        raise UsageError("split needs a file", "inv split --data train.txt --shards 8")
+        raise UsageError("split needs a file", f"{PROGRAM} split --data train.txt --shards 8")
     if not re.fullmatch(r"[0-9]{1,9}", given.shards) or not int(given.shards):
-        raise UsageError(f"--shards {given.shards!r}", "into how many files, from 1: --shards 8")
+        right = f"{PROGRAM} split --data {shlex.quote(given.data)} --shards 8"
+        raise UsageError(f"--shards {given.shards!r} is not a number of files, from 1 on", right)
     if given.seed and not given.shuffle:
-        raise UsageError("--seed without --shuffle", "add --shuffle, or leave --seed out")
+        raise UsageError("--seed has no effect without --shuffle", "add --shuffle, or leave --seed out")
     if not re.fullmatch(r"[0-9]{0,18}", given.seed):
-        raise UsageError(f"--seed {given.seed!r}", "a whole number of at most 18 digits")
+        raise UsageError(f"--seed {given.seed!r} is not valid", "a whole number of at most 18 digits")
     data = Path(given.data)
     if data.is_dir():
         raise UsageError(f"--data {given.data!r} is a folder", "give one file; several files are shards already")

@@ -1,55 +1,64 @@
-"""inv stop ends a job on every node, from any laptop, and proves that none of its processes is alive."""
+"""inv stop ends a job on every node, from any laptop, and verifies that none of its processes is alive."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 
-from clustertool.errors import (
-    ClustertoolError,
-    PreflightError,
-    Survivors,
-    Unreachable,
-    UsageError,
-    as_one,
-    raise_all,
+from clustertool.actions.find_jobs import (
+    Described,
+    ListedJob,
+    ask_jobs,
+    choose,
+    described,
+    listings,
+    may_start,
+    merged,
+    where,
 )
+from clustertool.actions.stop_jobs import (
+    LAG,
+    LISTING,
+    Stopped,
+    by_engine,
+    clean,
+    failures,
+    stop_how,
+    stop_jobs,
+    unfinished,
+)
+from clustertool.engines.base import Answers as EngineAnswers
+from clustertool.engines.base import Engine
+from clustertool.errors import ClustertoolError, Survivors, UsageError, as_one, raise_all
 from clustertool.fleet.fleet import Fleet
-from clustertool.model.job.state_names import OUTCOMES, JobState, StopState
-from clustertool.model.job.stop_result import CLEAN, read_result
-from clustertool.model.planning import requests
-from clustertool.model.wire.agent_answers import JobsAnswer, StopAnswer
+from clustertool.model.job.state_names import JobState, StopState
+from clustertool.model.job.stop_result import read_result
+from clustertool.model.wire.agent_answers import JobsAnswer
 from clustertool.model.wire.agent_requests import StopHow
 from clustertool.show.errors import exit_json
-from clustertool.show.outcome_view import stop_text
+from clustertool.show.job_text import stop_text
+from clustertool.show.program_name import commanded
 from clustertool.show.table import fold, gather
-from clustertool.ssh.parallel import each
-from clustertool.verbs import load_config
-from clustertool.verbs.jobs import ask_jobs, choose, fleet_of, listings, merged, where
-from clustertool.verbs.verb import Call
+from clustertool.verbs.jobs import engine_of
+from clustertool.verbs.verb import Call, seconds
 
-_LAG = 2.0  # seconds without a new node after which the nodes that are there are asked to stop
-_LISTING = 10.0  # seconds that a node has to list its jobs
-_SECONDS = 30.0  # that the stop of a job may take beyond the grace
-_WIDTH = 1000  # requests at a time: nodes end several jobs at once
-Stopped = StopAnswer | ClustertoolError  # what a node answers to a stop, or why there is no answer
+_NOTHING = (StopState.ENDED_ALREADY, StopState.NEVER_STARTED)
 
 
 def stop(call: Call) -> None:
-    """End a job on all nodes and verify that no process is left."""
     if call.given.all and call.given.job:
-        raise UsageError("--all and --job together", "give one of them")
-    cluster = load_config.cluster(call, start_local=False)
-    grace = _grace(call, cluster.grace)
-    with fleet_of(cluster, whole=not call.given.job, lag=_LAG) as fleet:
-        first = _at_once(call, fleet, grace)
+        raise UsageError("--all and --job cannot be given together", "give one of them")
+    typed = seconds(call.given.grace, "--grace", 0.0)
+    with engine_of(call, whole=not call.given.job, lag=LAG, newest=not call.given.all) as engine:
+        fleet = engine.fleet
+        grace = typed if call.given.grace else fleet.cluster.grace
+        how = stop_how(f"{commanded()} stop", grace, call.given.force)
+        first = _at_once(call, fleet, how)
         fleet.rest()
-        known = ask_jobs(fleet, call.given.job, _LISTING)
-        wanted = (
-            list(first)
-            if first and not call.given.all
-            else list({**first, **dict.fromkeys(_wanted(call, fleet, known))})
-        )
+        known = ask_jobs(fleet, call.given.job, LISTING)
+        about = described(engine, known, call.given.job)
+        wanted = list(first)
+        if call.given.all or not first:
+            wanted = list(dict.fromkeys([*first, *_wanted(call, fleet, known, about)]))
         if call.given.dry or not wanted:
             nothing = "nothing to stop" + " on the nodes that answered" * bool(fleet.failed)
             call.terminal.line(f"would stop: {', '.join(wanted)}" if wanted else nothing)
@@ -57,13 +66,39 @@ def stop(call: Call) -> None:
                 done = exit_json(as_one(list(fleet.failed.values())), "tool")
                 call.answer({"would_stop": wanted} if call.given.dry else {"jobs": {}, "exit": done})
             return
-        answers = stop_jobs(fleet, wanted, grace, call.given.force, known)
+        of_engine = [job for job in wanted if job not in first and by_engine(engine, about, job)]
+        ended, refused = _cancelled(engine, of_engine, how)
+        cancelled = [job for job, of_nodes in ended.items() if not of_nodes]
+        answers = stop_jobs(fleet, [job for job in wanted if job not in of_engine], how, known)
+        answers.update((job, dict(of_nodes)) for job, of_nodes in ended.items() if of_nodes)
         for job, nodes in first.items():
-            answers[job].update({name: answer for name, answer in nodes.items() if read_result(answer, job) == CLEAN})
-        _tell(call, answers, fleet.silent if call.given.job else fleet.failed)
+            answers[job].update(clean(job, nodes))
+        lost = () if call.given.job else [job["id"] for job in merged(known) if job["state"] is JobState.LOST]
+        if call.given.only or call.given.skip:
+            answers = _asked(call, fleet, answers)
+        _tell(call, answers, fleet.silent if call.given.job else fleet.failed, lost, cancelled, refused)
 
 
-def _at_once(call: Call, fleet: Fleet, grace: float) -> dict[str, dict[str, Stopped]]:
+def _cancelled(
+    engine: Engine, jobs: Collection[str], how: StopHow
+) -> tuple[dict[str, EngineAnswers], list[ClustertoolError]]:
+    """The answers of the nodes of the jobs that the engine has ended, and why it has not ended others."""
+    found = engine.cancel_all(jobs, how)
+    ended = {job: one for job, one in found.items() if not isinstance(one, ClustertoolError)}
+    return ended, [one for one in found.values() if isinstance(one, ClustertoolError)]
+
+
+def _asked(call: Call, fleet: Fleet, answers: Mapping[str, dict[str, Stopped]]) -> dict[str, dict[str, Stopped]]:
+    """The answers without the nodes that --only and --skip leave out, which are named."""
+    ours = {host.name for host in fleet.cluster.hosts}
+    for job, nodes in answers.items():
+        left_out = [name for name in nodes if name not in ours]
+        if left_out:
+            call.terminal.note(f"job {job}: {fold(left_out)}: not asked (--only, --skip)")
+    return {job: {name: one for name, one in nodes.items() if name in ours} for job, nodes in answers.items()}
+
+
+def _at_once(call: Call, fleet: Fleet, how: StopHow) -> dict[str, dict[str, Stopped]]:
     """Stop on the nodes that are there while others still log in: {job: its nodes' answers}.
 
     {} where the others may decide which job is meant, for --dry, and if no node is late.
@@ -71,140 +106,65 @@ def _at_once(call: Call, fleet: Fleet, grace: float) -> dict[str, dict[str, Stop
     late = [fleet.name(node) for node in fleet.late]
     if not late or call.given.dry:
         return {}
-    known = ask_jobs(fleet, call.given.job, _LISTING)
+    known = ask_jobs(fleet, call.given.job, LISTING)
     jobs = unfinished(known)
     if not call.given.all:  # as _wanted() chooses: the one that --job names, or the only one that may run
-        jobs = [job["id"] for job in merged(known) if call.given.job or job["part"].may_run]
-    if not call.given.all and jobs != [call.given.job]:
-        hosts = fleet.cluster.hosts
-        jobs = [
-            job for job in jobs if len(jobs) == 1 and set(late) <= set(where(listings(known)[job], known, hosts)[1])
-        ]
+        found = [job for job in merged(known) if call.given.job or job["part"].may_run]
+        found = [job for job in found if is_certain(job, call.given.job)] or found
+        jobs = [job["id"] for job in found]
+        if len(found) != 1 or not is_certain(found[0], call.given.job):
+            names = where(listings(known)[jobs[0]], known, fleet.own_names())[1] if len(found) == 1 else []
+            jobs = jobs if set(late) <= set(names) else []
     if jobs:
         call.terminal.note(f"{fold(late)}: still logging in; stopping on the other nodes now")
-    return stop_jobs(fleet, jobs, grace, call.given.force, known)
+    return stop_jobs(fleet, jobs, how, known)
 
 
-def _grace(call: Call, default: float) -> float:
-    text = call.given.grace
-    try:
-        grace = float(text) if text else default
-    except ValueError:
-        grace = -1.0
-    if grace < 0:
-        raise UsageError(f"--grace {text!r}", "a number of seconds")
-    return grace
+def is_certain(job: ListedJob, typed: str) -> bool:
+    """Whether --job means this job, whatever other nodes have: by its complete id. After a job with the id of --job-id has
+    ended, there may be a newer one; while it runs there is none."""
+    if not job["asked"]:
+        return typed == job["id"]
+    return typed in (job["id"], job["asked"]) and job["part"].may_run
 
 
-def _wanted(call: Call, fleet: Fleet, known: Mapping[int, JobsAnswer]) -> list[str]:
-    """`known`: the nodes' answers about their jobs."""
+def _wanted(call: Call, fleet: Fleet, known: Mapping[int, JobsAnswer], about: Described) -> list[str]:
+    """`known`: the nodes' answers about their jobs. about: what the engine knows of them."""
     if call.given.all:
-        return unfinished(known)
+        return unfinished(known, about)
     if call.given.job:
-        return [choose(fleet, known, call.given.job)["id"]]
-    if not any(job["part"].may_run for job in merged(known)):
+        return [choose(fleet, known, call.given.job, known=about)["id"]]
+    if not any(map(may_start, merged(known, about))):
         return []
-    return [choose(fleet, known, "", running=True)["id"]]
+    return [choose(fleet, known, "", running=True, known=about)["id"]]
 
 
-def unfinished(known: Mapping[int, JobsAnswer]) -> list[str]:
-    """Jobs that may have processes: those that have not ended, and lost ones."""
-    return [job["id"] for job in merged(known) if job["state"] is JobState.LOST or job["state"] not in OUTCOMES]
-
-
-def stop_job(fleet: Fleet, job: str, grace: float, force: bool) -> dict[str, Stopped]:
-    """Each of the job's nodes by name -> its answer, or why there is none."""
-    return stop_jobs(fleet, [job], grace, force, ask_jobs(fleet, job, _LISTING))[job]
-
-
-def stop_jobs(
-    fleet: Fleet, jobs: Sequence[str], grace: float, force: bool, known: Mapping[int, JobsAnswer]
-) -> dict[str, dict[str, Stopped]]:
-    """Stop all jobs at once: {job: {name of each of its nodes: its answer, or why there is none}}.
-
-    `known`: the nodes' answers about their jobs. A node that answered is asked to stop what it listed. One that could not list
-    its jobs is asked to stop all. This takes `grace` + _SECONDS in all, however many jobs a node lists.
-    """
-    listed = listings(known)
-    queue: list[
-        tuple[int, str, int]
-    ] = []  # first one job of each node, then the next one of each: no list delays the others
-    for agent in fleet.agents:
-        of_agent = jobs if agent not in known else [job for job in jobs if agent in listed.get(job, ())]
-        queue += [(turn, job, agent) for turn, job in enumerate(of_agent)]
-    gathered = _send(fleet, [(job, agent) for _, job, agent in sorted(queue, key=lambda one: one[0])], grace, force)
-    ours = {host.name: host.index for host in fleet.cluster.hosts}
-    found = {}
-    for job in jobs:
-        places, names = where(listed.get(job, {}), known, fleet.cluster.hosts)
-        nodes = {name: places.get(node, ours.get(name, -1)) for node, name in enumerate(names)} or ours
-        found[job] = {name: _answer(fleet, known, gathered, job, agent) for name, agent in nodes.items()}
-    return found
-
-
-def _send(fleet: Fleet, queue: Sequence[tuple[str, int]], grace: float, force: bool) -> dict[tuple[str, int], Stopped]:
-    """{(job, agent): its answer to the stop, or the error in its place}.
-
-    A node that was silent before is sent the request, and nothing waits for its answer.
-    """
-    how: StopHow = {"by": "inv stop", "code": 143, "grace": grace, "force": force}
-    seconds = grace + _SECONDS
-    end = time.monotonic() + seconds
-    silent = {agent for agent, error in fleet.failed.items() if isinstance(error, Unreachable)}
-
-    def one(item: tuple[str, int]) -> StopAnswer:
-        job, agent = item
-        left = 0.0 if agent in silent else round(max(0.0, end - time.monotonic()), 1)
-        try:
-            return fleet.ask_one(agent, requests.stop(job, how), left)
-        except Unreachable as error:
-            raise (fleet.failed[agent] if agent in silent else error) from None
-
-    gathered = each(queue, one, width=min(_WIDTH, len(queue)), timeout=seconds + 1, check=fleet.check)
-    found: dict[int, Stopped] = {**gathered.failed, **gathered.ok}
-    return {queue[at]: answer for at, answer in found.items()}
-
-
-def _answer(
-    fleet: Fleet,
-    known: Mapping[int, JobsAnswer],
-    gathered: Mapping[tuple[str, int], Stopped],
-    job: str,
-    agent: int,
-) -> Stopped:
-    """What an agent answered about a job. One that did not list the job has nothing of it."""
-    if (job, agent) in gathered:
-        return gathered[job, agent]
-    if agent in known:
-        return {"jobs": {}}
-    return fleet.failed.get(agent, Unreachable("is no host of conf.py (any more)"))
-
-
-def _tell(call: Call, answers: Mapping[str, Mapping[str, Stopped]], failed: Mapping[int, ClustertoolError]) -> None:
+def _tell(
+    call: Call,
+    answers: Mapping[str, Mapping[str, Stopped]],
+    failed: Mapping[int, ClustertoolError],
+    lost: Collection[str],
+    cancelled: Collection[str],
+    refused: Collection[ClustertoolError],
+) -> None:
     """The result per node and job; 76 for survivors, 69 for nodes that did not answer or cannot know.
 
-    `failed`: nodes that did not list their jobs.
+    `failed`: nodes that did not list their jobs. `lost`: jobs that are not shown if they had ended on all nodes. `cancelled`:
+    jobs that the engine has ended. refused: why it has not ended others.
     """
     results = {job: {name: read_result(one, job) for name, one in nodes.items()} for job, nodes in answers.items()}
     table = {job: {name: stop_text(one) for name, one in nodes.items()} for job, nodes in results.items()}
-    errors: list[ClustertoolError] = []
+    over = {job for job in lost if job in results and all(one.state in _NOTHING for one in results[job].values())}
+    if over and over >= table.keys():
+        call.terminal.line("nothing to stop")
     for job, nodes in table.items():
-        for names, text in gather(nodes):
+        for names, text in gather(nodes) if job not in over else ():
             call.terminal.line(f"job {job}: {names}: {text}")
-        for name, text in nodes.items():
-            state = results[job][name].state
-            if state is StopState.SURVIVORS:
-                errors.append(Survivors(f"job {job}: {text}", "inv stop --force tries again", name))
-            elif state is StopState.NO_ANSWER:
-                why = answers[job][name]
-                fix = "its processes may still run there: stop again when the node is back"
-                fix = f"{why.fix}; {fix}" if isinstance(why, ClustertoolError) and why.fix else fix
-                errors.append(Unreachable(f"job {job}: {text}", fix, name))
-            elif state is StopState.UNKNOWN:
-                errors.append(PreflightError(f"job {job}: {text}", "check the node that is named there", name))
-    named = {error.node for error in errors}
-    errors += [error for error in failed.values() if error.node not in named]
+    for job in cancelled:
+        call.terminal.line(f"job {job}: cancelled")
+    errors = [*failures(answers, failed), *refused]
     errors = [error for error in errors if isinstance(error, Survivors)] or errors
     if call.json:
+        table.update((job, {"engine": "cancelled"}) for job in cancelled)
         call.answer({"jobs": table, "exit": exit_json(as_one(errors), "tool")})
     raise_all(errors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import select
 import sys
@@ -10,113 +11,120 @@ import termios
 import threading
 import time
 import tty
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from rich.console import ConsoleDimensions
 from rich.live import Live
 
+from clustertool.actions import load_config
+from clustertool.actions.find_jobs import attach_to
+from clustertool.actions.stop_jobs import stop_how, stop_now
+from clustertool.engines.base import Engine
 from clustertool.errors import ClustertoolError, UsageError, raise_all
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.poll import Poll
 from clustertool.model.job.state_names import RankState
 from clustertool.model.job.stop_result import read_result
+from clustertool.model.masking import mask
 from clustertool.model.wire.messages import TAIL
-from clustertool.show.outcome_view import stop_text
+from clustertool.show.job_text import stop_text
+from clustertool.show.program_name import commanded
 from clustertool.show.table import gather
 from clustertool.show.top_view import Screen, View, choose, draw
-from clustertool.verbs import load_config, signals
-from clustertool.verbs.stop import stop_job
-from clustertool.verbs.verb import Call, User, whole
-from clustertool.watch.sanitize import mask
+from clustertool.verbs import signals
+from clustertool.verbs.jobs import opened
+from clustertool.verbs.verb import Call, seconds, whole
 from clustertool.watch.top_model import SORTS, TopModel
 
+_PATIENCE = 5.0  # seconds for the second sample of a node
 _TURN = 0.1  # seconds: how soon a key is obeyed
-_NAMES = {
-    "\x1b[A": "up",
-    "\x1b[B": "down",
-    "\x1bOA": "up",
-    "\x1bOB": "down",
-    "\x1b[5~": "page up",
-    "\x1b[6~": "page down",
-    "\r": "enter",
-    "\n": "enter",
-    "\x7f": "rub",
-    "\x08": "rub",
-    "\x1b": "esc",
+_CODES = {
+    "up": ("\x1b[A", "\x1bOA"),
+    "down": ("\x1b[B", "\x1bOB"),
+    "page up": ("\x1b[5~",),
+    "page down": ("\x1b[6~",),
+    "enter": ("\r", "\n"),
+    "rub": ("\x7f", "\x08"),
+    "esc": ("\x1b",),  # last: other codes begin with it
 }
+_NAMES = {code: name for name, codes in _CODES.items() for code in codes}
 _MOVES = {"up": -1, "k": -1, "page up": -10, "down": 1, "j": 1, "page down": 10}
 
 
 def top(call: Call) -> None:
-    """Watch nodes, devices and ranks live."""
-    interval, samples = _interval(call.given.interval), whole(call.given.count, "--count")
-    cluster = load_config.cluster(call, start_local=False)
-    with Fleet(cluster, signals.check, person=User()).open() as fleet:
+    interval, samples = seconds(call.given.interval, "--interval", 1.0, 0.1, 3600.0), whole(call.given.count, "--count")
+    if call.json and samples not in (None, 1):
+        raise UsageError("--json and --count cannot be given together", "--json answers once: leave --count out")
+    with opened(call) as engine:
+        fleet = engine.fleet
         if not fleet.agents:
             raise_all(list(fleet.failed.values()))
+        if not engine.capabilities.live_channels:  # samples come from the nodes of one job
+            fleet = engine.live(attach_to(engine, call.given.job, running=not call.given.job)["id"]).open()
         poll = Poll(fleet, call.given.job, interval)
         poll.start()
         try:
-            Top(call, fleet, poll, interval).run(samples)
+            Top(call, engine, fleet, poll, interval).run(samples)
         finally:
             poll.stop()
 
 
-def _interval(text: str) -> float:
-    try:
-        seconds = float(text or 1)
-    except ValueError:
-        seconds = 0.0
-    if not 0.1 <= seconds <= 3600:
-        raise UsageError(f"--interval {text!r}", "a number of seconds from 0.1 on")
-    return seconds
-
-
 class Top:
-    """One session: samples in, pages out, keys obeyed in between."""
+    """One session: samples in, pages out, keys obeyed in between. fleet: the nodes with samples; engine: ends jobs."""
 
-    def __init__(self, call: Call, fleet: Fleet, poll: Poll, interval: float) -> None:
+    def __init__(self, call: Call, engine: Engine, fleet: Fleet, poll: Poll, interval: float) -> None:
+        self._engine = engine
         self._call, self._fleet, self._poll, self._interval = call, fleet, poll, interval
         self._screen = Screen(call.terminal, mask(load_config.known_secrets(fleet.cluster).values()))
         self._picture, self._view = TopModel(), View()
         self._ranks: list[Any] = []
+        self._samples: Counter[int] = Counter()  # by node
         self._asking = ""  # a job whose stop waits for a y
         self._quit = False
 
     def run(self, samples: int | None) -> None:
-        if self._call.terminal.is_terminal and sys.stdin is not None and sys.stdin.isatty():
+        if self._call.json:
+            self._measure()
+            self._call.answer(self._screen.as_dict(self._picture, self._failed(), time.monotonic()))
+        elif self._call.terminal.is_terminal and sys.stdin is not None and sys.stdin.isatty():
             self._live(samples)
         else:
             self._plain(samples)
         raise_all(list(self._poll.failed.values()))
 
+    def _measure(self) -> None:
+        """For one interval, and until each node that answers has sent two samples: loads and rates need two."""
+        end = time.monotonic() + self._interval
+        while time.monotonic() < end or (self._lacking() and time.monotonic() < end + self._interval + _PATIENCE):
+            signals.check()
+            self._take()
+            time.sleep(0.05)
+
+    def _lacking(self) -> bool:
+        return any(self._samples[node] < 2 for node in self._fleet.agents if node not in self._poll.failed)
+
     def _plain(self, samples: int | None) -> None:
-        done = 0
-        while samples is None or done < samples:
-            end = time.monotonic() + self._interval
-            while time.monotonic() < end or not (self._picture.sampled or self._poll.failed):
-                signals.check()
-                self._take()
-                time.sleep(0.05)
+        for _ in itertools.count() if samples is None else range(samples):
+            self._measure()
             self._screen.plain(self._picture, self._view, self._failed(), time.monotonic())
-            done += 1
 
     def _live(self, samples: int | None) -> None:
         console = self._call.terminal.console()
         drawn, shown, at = 0, (0, 0), 0.0
-        with keyboard() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+        with keyboard(), Live(console=console, screen=True, auto_refresh=False) as live:
             while not self._quit and (samples is None or drawn < samples):
                 signals.check()
                 self._take()
-                pressed = list(keys.pressed(_TURN))
-                for key in pressed:
+                keys = list(pressed(_TURN))
+                for key in keys:
                     self._obey(key)
-                size = _size()
-                now = time.monotonic()
-                if pressed or size != shown or now - at >= self._interval:
-                    drawn += now - at >= self._interval
-                    at = now if now - at >= self._interval else at
+                size, now = _size(), time.monotonic()
+                due = now - at >= self._interval
+                if keys or size != shown or due:
+                    drawn += due
+                    at = now if due else at
                     console.size = ConsoleDimensions(*size)
                     live.update(self._drawing(*size, now), refresh=True)
                     shown = size
@@ -125,7 +133,7 @@ class Top:
         log = self._view.log
         if log is not None:
             answer = self._poll.aside(log.agent, TAIL({"job": log.job, "log": log.log, "lines": 200}))
-            page = self._screen.log_page(self._view, str(answer["text"]) if answer else "...", width, height)
+            page = self._screen.log_page(self._view, str(answer["text"]) if answer else "...", height)
         else:
             page = self._screen.page(self._picture, self._view, width, height, self._failed(), now)
             self._ranks = page.ranks
@@ -133,6 +141,7 @@ class Top:
 
     def _take(self) -> None:
         for node, sample in self._poll.take().items():
+            self._samples[node] += 1
             self._picture.feed(node, self._fleet.name(node), sample, time.monotonic())
 
     def _failed(self) -> dict[str, str]:
@@ -194,9 +203,9 @@ class Top:
     def _stop(self, job: str) -> None:
         """Runs in the background of the view; its result is in the last line."""
         try:
-            answers = stop_job(self._fleet, job, self._fleet.cluster.grace, False)
+            answers = stop_now(self._engine, job, stop_how(f"{commanded()} stop", self._fleet.cluster.grace))
             texts = gather({name: stop_text(read_result(answer, job)) for name, answer in answers.items()})
-            self._view.message = f"job {job}: {'; '.join(f'{names}: {text}' for names, text in texts)}"
+            self._view.message = f"job {job}: {'; '.join(f'{names}: {text}' for names, text in texts) or 'cancelled'}"
         except ClustertoolError as error:
             self._view.message = f"job {job}: {error.what}"
 
@@ -210,27 +219,25 @@ def _size() -> tuple[int, int]:
     return 80, 24
 
 
-class Keys:
+def pressed(wait: float) -> Iterator[str]:
     """What is typed, key by key."""
-
-    def pressed(self, wait: float) -> Iterator[str]:
-        if not select.select([sys.stdin], [], [], wait)[0]:
-            return
-        text = os.read(sys.stdin.fileno(), 1024).decode("utf-8", "ignore")
-        while text:
-            known = next((name for name in _NAMES if text.startswith(name)), text[0])
-            text = text[len(known) :]
-            if known in _NAMES or known.isprintable():
-                yield _NAMES.get(known, known)
+    if not select.select([sys.stdin], [], [], wait)[0]:
+        return
+    text = os.read(sys.stdin.fileno(), 1024).decode("utf-8", "ignore")
+    while text:
+        known = next((name for name in _NAMES if text.startswith(name)), text[0])
+        text = text[len(known) :]
+        if known in _NAMES or known.isprintable():
+            yield _NAMES.get(known, known)
 
 
 @contextlib.contextmanager
-def keyboard() -> Iterator[Keys]:
+def keyboard() -> Iterator[None]:
     """Keys come one by one and are not shown; Ctrl+C stays what it is. Undone in any case."""
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     try:
         tty.setcbreak(fd)
-        yield Keys()
+        yield
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)

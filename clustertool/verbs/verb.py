@@ -5,29 +5,34 @@ Options reach a verb as text, flags or lists, exactly as typed. The verb and the
 
 from __future__ import annotations
 
+import functools
 import gc
 import getpass
 import importlib
+import math
 import platform
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
-from invoke import Context
-
 from clustertool import __version__
+from clustertool.actions.selection import Selection
+from clustertool.cli.options import Verb
+from clustertool.engines.caller import DispatchView
 from clustertool.errors import ClustertoolError, InternalError, UsageError
+from clustertool.model.quantities import DURATIONS, human_seconds, seconds_of
 from clustertool.model.roles import ROLES, known
 from clustertool.show.errors import exit_json, show_error
+from clustertool.show.program_name import typed
+from clustertool.show.progress_bars import DispatchProgress
 from clustertool.show.table import fold
 from clustertool.show.terminal import Terminal
+from clustertool.ssh.prompter import Person
 from clustertool.verbs import signals
-from clustertool.verbs.table import Verb
 from clustertool.watch.sanitize import harmless
-
-_GARBAGE = 100_000  # objects
 
 
 class Call:
@@ -35,29 +40,53 @@ class Call:
 
     def __init__(self, given: SimpleNamespace) -> None:
         self.given = given
-        self._terminal: Terminal | None = None
-        self._answered = False
+        self.dispatches = False  # the result of a dispatch is what it answers
+        self.answered = False  # one call has one JSON answer: a later error prints nothing more on stdout
 
     @property
     def json(self) -> bool:
         return bool(getattr(self.given, "json", False))
 
     @property
+    def typed(self) -> tuple[str, ...]:
+        """The command line, as a shell would take it again."""
+        return (typed(), *sys.argv[1:])
+
+    @functools.cached_property
     def terminal(self) -> Terminal:
         """stdout for users; stderr when stdout belongs to a JSON answer."""
-        if self._terminal is None:
-            self._terminal = Terminal(out=sys.stderr) if self.json else Terminal()
-        return self._terminal
-
-    @property
-    def answered(self) -> bool:
-        """One call has one JSON answer: a later error prints nothing more on stdout."""
-        return self._answered
+        return Terminal(out=sys.stderr) if self.json else Terminal()
 
     def answer(self, value: object) -> None:
         """The JSON answer, on stdout."""
-        self._answered = True
+        self.answered = True
         Terminal().json(value)
+
+    @property
+    def selection(self) -> Selection:
+        """Its options about hosts."""
+        names = [field.name for field in fields(Selection)]
+        return Selection(**{name: value for name, value in vars(self.given).items() if name in names and value})
+
+    # -- as the caller of actions
+
+    def note(self, text: str) -> None:
+        self.terminal.note(text)
+
+    def warn(self, text: str) -> None:
+        self.terminal.warn(text)
+
+    def check(self) -> None:
+        signals.check()
+
+    def person(self) -> Person:
+        return User()
+
+    def dispatching(self, names: Sequence[str], since: float | None) -> DispatchView:
+        return DispatchProgress(self.terminal, names, since=since, answers=self.dispatches)
+
+    def starting(self, job: str) -> None:
+        signals.count.job = job
 
 
 class User:
@@ -70,7 +99,10 @@ class User:
     def ask(self, question: str, hidden: bool) -> str:
         signals.count.asking = True
         try:
-            return getpass.getpass(harmless(question)) if hidden else _visible(harmless(question))
+            if hidden:
+                return getpass.getpass(harmless(question))
+            print(harmless(question), end="", file=sys.stderr, flush=True)
+            return sys.stdin.readline().rstrip("\n")
         except EOFError:  # Ctrl+D: no answer
             return ""
         finally:
@@ -83,18 +115,14 @@ class User:
         return fold(names)
 
 
-def _visible(question: str) -> str:
-    print(question, end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().rstrip("\n")
-
-
-Body = Callable[[Call], None]
-
-
-def _body(verb: Verb) -> Body:
-    module, name = verb.target.split(":")
-    body: Body = getattr(importlib.import_module(module), name)
-    return body
+def one_of(call: Call, *names: str) -> str:
+    """The value of an option and its aliases. Raises UsageError when two differ."""
+    values = {name: getattr(call.given, name.replace("-", "_")) for name in names}
+    given = {name: value for name, value in values.items() if value}
+    if len(set(given.values())) > 1:
+        both = " and ".join(f"--{name} {value}" for name, value in given.items())
+        raise UsageError(f"{both} have different values", "they are two names of one option: give one")
+    return str(next(iter(given.values()), ""))
 
 
 def whole(text: str, option: str) -> int | None:
@@ -102,35 +130,65 @@ def whole(text: str, option: str) -> int | None:
     if text == "":
         return None
     if not text.isdecimal():
-        raise UsageError(f"{option} {text!r}", "a whole number")
+        raise UsageError(f"{option} {text!r} is not a whole number", f"write {option} 3")
     return int(text)
+
+
+def seconds(text: str, option: str, default: float, least: float = 0.0, most: float = math.inf) -> float:
+    """An option's duration in seconds. Raises UsageError."""
+    found = seconds_of(text) if text else default
+    if found is None:
+        raise UsageError(f"{option} {text!r} is not a duration", DURATIONS)
+    if not least <= found <= most:
+        raise UsageError(f"{option} {text} is out of range", f"from {human_seconds(least)} to {human_seconds(most)}")
+    return found
+
+
+def age(text: str, option: str) -> float:
+    """An option's time until now in seconds: 7d, 10m. A number alone is refused: 7 may mean days. Raises UsageError."""
+    found = seconds_of(text) if text[-1:].isalpha() else None
+    if found is None:
+        raise UsageError(f"{option} {text!r} is not a duration with a unit", "10m, 12h or 7d")
+    return found
 
 
 def role_of(text: str) -> str:
     """--role as the job's processes have it. Raises UsageError."""
     role = known(text)
     if not role:
-        raise UsageError(f"--role {text!r}", f"one of {', '.join(ROLES)}")
+        raise UsageError(f"--role {text!r} is not known", f"one of {', '.join(ROLES)}")
     return role
 
 
-def run(verb: Verb, context: Context, values: dict[str, Any]) -> int:
+def run(verb: Verb, values: Mapping[str, Any], dry: bool) -> int:
+    """Carry out a verb and return the exit code.
+
+    values: its options and positional arguments by attribute. dry: --dry stood before the verb.
+    """
+
     def obey(call: Call) -> None:
-        if context.config.run.dry:
+        if dry:
             if not hasattr(call.given, "dry"):
                 raise UsageError(f"{verb.name} has no --dry", "leave --dry out")
             call.given.dry = True
-        _body(verb)(call)
+        module, name = verb.target.split(":")
+        function = getattr(importlib.import_module(module), name)
+        gc.freeze()  # what was imported stays
+        function(call)
 
     given = SimpleNamespace(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
     return outermost(obey, Call(given))
 
 
-def outermost(body: Body, call: Call) -> int:
+def refuse(error: UsageError, json: bool) -> int:
+    """A command line that names no verb and options to carry out. Returns the exit code."""
+    return _fail(Call(SimpleNamespace(json=json)), error)
+
+
+def outermost(body: Callable[[Call], None], call: Call) -> int:
     """The outermost boundary: every error becomes a message on stderr and an exit code here."""
-    gc.set_threshold(
-        _GARBAGE, 50, 50
-    )  # most objects of a command live until its end, so frequent collections find nothing
+    # Most objects of a command live until its end, so frequent collections find nothing.
+    gc.set_threshold(100_000, 50, 50)
     try:
         signals.count.working = True
         signals.count.note = lambda text: call.terminal.note(text)

@@ -10,19 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from clustertool.model.job.outcome import Failure, Key, alike, failed, same_error
-from clustertool.model.roles import role_name
+from clustertool.model.job.outcome import Failure, Key, alike, same_error
+from clustertool.watch.news import EventNews, FailureNews, News
 
 HOLD = 1.0  # seconds: the lead names the failures after half a second
-
-
-@dataclass(frozen=True)
-class News:
-    """One sentence about the job that a follower should read. `t`: when it happened, by the clock of its node."""
-
-    text: str
-    level: str = "info"  # info, warn
-    t: float = 0.0
 
 
 @dataclass
@@ -31,24 +22,21 @@ class Failures:
 
     _waiting: list[tuple[float, Failure]] = field(default_factory=list)
     _behind: list[News] = field(default_factory=list)
-    _first: list[tuple[Key, int]] = field(
-        default_factory=list
-    )  # in the order in which the lead knew them, with the attempt
-    _why: News | None = None
+    # In the order in which the lead knew them, with the attempt.
+    _first: list[tuple[Key, int]] = field(default_factory=list)
+    _why: EventNews | None = None
     _reported: set[tuple[Key, int]] = field(default_factory=set)
-    _leaders: dict[tuple[object, ...], Failure] = field(
-        default_factory=dict
-    )  # error -> the first failure that was printed
+    _leaders: dict[tuple[object, ...], Failure] = field(default_factory=dict)  # error -> the first that was printed
     _due: float | None = None
 
     def fail(self, failure: Failure, t: float, now: float) -> None:
         """A process has failed by itself at `t`."""
-        if ((failure.role, failure.rank), failure.attempt) not in self._reported:
+        if _key(failure) not in self._reported:
             self._waiting.append((t, failure))
             self._hold(now)
 
-    def expect(self, culprits: Iterable[Key], attempt: int, why: News, now: float) -> None:
-        """The lead has named the first failures, with `why` as its message, in case that their own events never come."""
+    def expect(self, culprits: Iterable[Key], attempt: int, why: EventNews, now: float) -> None:
+        """The lead has named the first failures, in its event `why`, in case that their own events never come."""
         named = [(key, attempt) for key in culprits]
         self._first += named
         if named and not self._reported.intersection(named):
@@ -67,12 +55,13 @@ class Failures:
         if self._due is None or (now is not None and now < self._due):
             return []
         places = {key: number for number, key in enumerate(self._first)}
-        waiting = sorted(
-            self._waiting, key=lambda item: (places.get(_key(item[1]), len(places)), item[1].consequence, *item)
-        )
+        last = len(places)
+        waiting = sorted(self._waiting, key=lambda item: (places.get(_key(item[1]), last), item[1].consequence, *item))
         times = {_key(failure): t for t, failure in waiting}
         self._reported.update(times)
-        found = [self._report(group, times[_key(group[0])]) for group in alike(failure for _, failure in waiting)]
+        found: list[News] = [
+            self._report(group, times[_key(group[0])]) for group in alike(failure for _, failure in waiting)
+        ]
         if self._why is not None and not self._reported.intersection(self._first):
             found.insert(0, self._why)
             self._reported.update(self._first)
@@ -88,12 +77,9 @@ class Failures:
         if self._due is None:
             self._due = now + HOLD
 
-    def _report(self, group: list[Failure], t: float) -> News:
+    def _report(self, group: list[Failure], t: float) -> FailureNews:
         before = self._leaders.setdefault(same_error(group[0]), group[0])
-        if before is group[0]:
-            return News(failed(group), "warn", t)
-        names = f"{len(group)} more {role_name(before.role)}{'s' * (len(group) > 1)}"
-        return News(f"{names} failed with the same error as {role_name(before.role)} {before.rank}", "warn", t)
+        return FailureNews(t, group, None if before is group[0] else before)
 
 
 def _key(failure: Failure) -> tuple[Key, int]:

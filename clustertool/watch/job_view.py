@@ -4,41 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Union
 
-from clustertool.model.job.outcome import Failure, Key, Outcome
+from clustertool.model.job.outcome import LEAD, Key, Outcome
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import JobPaths
-from clustertool.model.roles import role_name
-from clustertool.model.wire.event_types import Event, ExitedEvent
+from clustertool.model.roles import ROLES, role_name
+from clustertool.model.wire.event_types import Event
 from clustertool.model.wire.stream_messages import LogFrame, StreamFrame
-from clustertool.watch.failures import Failures, News
+from clustertool.watch.failures import Failures
 from clustertool.watch.lines import Lines
-from clustertool.watch.waits import due, waits
+from clustertool.watch.news import EventNews, News, PhaseNews, RefusedNews
+from clustertool.watch.waits import Wait, due, waits
 
 _LONGEST = 16 << 20  # bytes of one line
 _OPEN = 64 << 20  # and of all lines together that have no end yet
 _LEAST = 1 << 10  # and of one line in any case
 _ATTEMPTS = 2
+_PHASES = ("pserver", "trainer", "ending")  # that are reported
 
 
 @dataclass(frozen=True)
 class LogLines:
-    """Complete lines of one rank."""
+    """Complete lines of one rank. `t`: when they were written at the latest, where times were requested."""
 
     role: str
     rank: int
     node: int
     lines: Sequence[str]
+    t: float | None = None
 
 
-Item = Union[LogLines, News]
+@dataclass(frozen=True)
+class LogPiece:
+    """Bytes of a log from an offset on, as they are."""
+
+    log: str
+    offset: int
+    data: bytes
+
+
+Item = LogLines | LogPiece | News | Wait
 
 
 @dataclass
 class JobView:
-    """take() frames as they arrive, idle() regularly; `over` when every node has sent its last event or is lost."""
+    """take() frames as they arrive, idle() regularly; `over` when every node has sent its last event or is lost.
+
+    pieces: the bytes of logs are items, too.
+    """
 
     nodes: frozenset[int]
     status: JobStatus = field(default_factory=JobStatus)
@@ -48,9 +62,11 @@ class JobView:
     ended: set[int] = field(default_factory=set)
     closed: dict[int, str] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)  # nodes that sent something not valid, and what
+    pieces: bool = False
     _lines: dict[Key, dict[int, Lines]] = field(default_factory=dict)  # by attempt
+    _times: dict[Key, float] = field(default_factory=dict)  # of the newest piece of each rank
     _open: int = 0  # bytes of lines that have no end yet
-    _reminded: dict[str, int] = field(default_factory=dict)  # kind of wait -> reports so far
+    _reminded: dict[type[Wait], int] = field(default_factory=dict)  # kind of wait -> reports so far
     _failures: Failures = field(default_factory=Failures)
     _lost: set[int] = field(default_factory=set)  # nodes whose loss was reported
 
@@ -60,10 +76,6 @@ class JobView:
     @property
     def over(self) -> bool:
         return self.ended | set(self.closed) >= self.nodes
-
-    def name(self, node: int) -> str:
-        known = self.status.nodes.get(node)
-        return known.name if known and known.name else f"node {node}"
 
     def take(self, node: int, header: StreamFrame, payload: bytes, now: float) -> list[Item]:
         self.received[node] = now
@@ -88,7 +100,7 @@ class JobView:
 
     def _refuse(self, node: int, why: str) -> list[Item]:
         self.refused[node] = self.closed[node] = why
-        return [News(f"{self.name(node)}: {why}; it is not followed any more", "warn")]
+        return [RefusedNews(0.0, self.status.name(node), why)]
 
     def idle(self, now: float) -> list[Item]:
         """Failures that have waited long enough, and progress bars that wait for their newline."""
@@ -96,23 +108,42 @@ class JobView:
         for key, lines in self._all_lines():
             shown = lines.idle(now)
             if shown:
-                found.append(LogLines(*key, self._node_of(key), shown))
+                found.append(LogLines(*key, self._node_of(key), shown, self._times.get(key)))
         return found
 
     def remind(self, now: float) -> list[Item]:
         """What the job waits for, each time that a report of it is due. `now`: seconds since the epoch."""
         found: list[Item] = []
-        reports: dict[str, int] = {}
+        reports: dict[type[Wait], int] = {}
         for wait in waits(self.status, now):
-            reports[wait.kind] = max(due(wait), reports.get(wait.kind, 0))
-            if due(wait) > self._reminded.get(wait.kind, 0):
-                found.append(News(wait.text, "warn"))
+            reports[type(wait)] = max(due(wait), reports.get(type(wait), 0))
+            if due(wait) > self._reminded.get(type(wait), 0):
+                found.append(wait)
         self._reminded = reports
         return found
 
     def rest(self) -> list[Item]:
         """At the end: failures that still wait."""
         return [*self._failures.release()]
+
+    @property
+    def shown(self) -> dict[str, int]:
+        """The bytes of each log that have arrived. Its name has the number of the rank in the job."""
+        return {log: size for offsets in self.offsets.values() for log, size in offsets.items()}
+
+    @property
+    def without_lead(self) -> bool:
+        """Whether all other nodes have ended because nothing came from the lead."""
+        others = [self.status.nodes.get(node) for node in self.nodes - {LEAD}]
+        ends = [node.ended for node in others if node is not None and node.ended is not None]
+        return 0 < len(others) == len(ends) and all(end.state is JobState.LOST and end.node == LEAD for end in ends)
+
+    def end_by_engine(self, reason: str, t: float) -> list[Item]:
+        """The engine has ended the job: nothing more is expected of nodes that have not recorded an end."""
+        self.status.end_by_engine(reason, t)
+        left = self.nodes - self.ended
+        self.ended |= left
+        return [item for node in sorted(left) for item in self._flush(node)]
 
     def printed(self, outcome: Outcome) -> bool:
         """Whether the news have named the reason of this outcome already."""
@@ -125,26 +156,22 @@ class JobView:
         for node, at in list(self.received.items()):
             self.received[node] = min(now, at + seconds)
 
-    def reopened(self, node: int) -> None:
-        self.closed.pop(node, None)
-
     def _log(self, node: int, header: LogFrame, payload: bytes) -> list[Item]:
         """What is new in a piece: one that came over a connection we had given up may be here already."""
         key, attempt, log = (str(header["role"]), int(header["rank"])), int(header["attempt"]), str(header["log"])
         offsets, start = self.offsets.setdefault(node, {}), int(header["off"])
-        if (
-            key not in self.status.processes
-            or not self.status.runs(node, key, attempt)
-            or log != JobPaths.log(*key, attempt)
-        ):
-            return self._refuse(
-                node, f"it sent a log ({log[:80]}) of {role_name(key[0])} {key[1]}, which it does not run"
-            )
-        known = offsets.get(log, start)
-        payload = payload[max(0, known - start) :]
-        offsets[log] = max(known, start) + len(payload)
+        known = key in self.status.processes and self.status.runs(node, key, attempt)
+        if not known or log != JobPaths.log(*key, attempt):
+            why = f"it sent a log ({log[:80]}) of {role_name(key[0])} {key[1]}, which it does not run"
+            return self._refuse(node, why)
+        at = offsets.get(log, start)
+        payload = payload[max(0, at - start) :]
+        offsets[log] = max(at, start) + len(payload)
+        found: list[Item] = [LogPiece(log, max(at, start), payload)] if self.pieces and payload else []
         lines = self._feed(self._of_attempt(key, attempt), payload)
-        return [LogLines(*key, node, lines)] if lines else []
+        if "t" in header:
+            self._times[key] = float(header["t"])
+        return [*found, LogLines(*key, node, lines, self._times.get(key))] if lines else found
 
     def _of_attempt(self, key: Key, attempt: int) -> Lines:
         """Of each rank the lines of two attempts are kept: an old one may still print when the next one begins."""
@@ -173,7 +200,7 @@ class JobView:
                 self._open -= lines.buffered
                 rest = lines.end()
                 if rest:
-                    found.append(LogLines(*key, node, rest))
+                    found.append(LogLines(*key, node, rest, self._times.get(key)))
         return found
 
     def _node_of(self, key: Key) -> int:
@@ -186,62 +213,30 @@ class JobView:
             return
         self.status.apply(node, event)
         if event["type"] == "exited" and not event.get("stopped") and (event["code"] or event.get("signal")):
-            self._failures.fail(self._failure(node, event), t, now)
+            process = self.status.processes[str(event["role"]), int(event["rank"])]
+            self._failures.fail(process.failure(self.status.name(node)), t, now)
         elif event["type"] == "phase" and self.status.phase != before:
             culprits = [(str(role), int(rank)) for role, rank in event.get("culprits", ())]
-            self._failures.expect(
-                culprits, int(event.get("attempt", 0)), News(str(event.get("why", "")), "warn", t), now
-            )
+            why = EventNews(t, self.status.name(node), event)
+            self._failures.expect(culprits, int(event.get("attempt", 0)), why, now)
         if event["type"] == "restart":  # the next attempt has failures of its own
             yield from self._failures.release()
-        for news in self._news(node, event, before):
-            yield from self._failures.follow(News(news.text, news.level, t))
+        news = self._news(node, event, before)
+        if news is not None:
+            yield from self._failures.follow(news)
 
-    def _failure(self, node: int, event: ExitedEvent) -> Failure:
-        return Failure(
-            str(event["role"]),
-            int(event["rank"]),
-            self.name(node),
-            int(event["code"]),
-            int(event.get("signal", 0)),
-            str(event.get("note", "")),
-            int(event.get("error", 0)),
-            int(event.get("attempt", 0)),
-            bool(event.get("consequence")),
-        )
-
-    def _news(self, node: int, event: Event, before: str) -> Iterable[News]:
+    def _news(self, node: int, event: Event, before: str) -> News | None:
         """What else a follower must know; `before`: the phase before this event."""
+        t, name = float(event.get("t", 0)), self.status.name(node)
         if event["type"] == "phase" and self.status.phase != before:
-            yield from self._phase(done=event.get("end") == JobState.SUCCEEDED)
-        elif event["type"] == "disk":
-            became = "is full: what is printed now is lost" if event["full"] else "has room again"
-            yield News(f"{self.name(node)}: the disk of {event['root']} {became}", "warn")
-        elif event["type"] == "restart":
-            yield News(f"attempt {event['attempt']} begins in {event['pause']:g} s", "warn")
-        elif event["type"] == "frozen":
-            process = f"{role_name(event['role'])} {event['rank']} on {self.name(node)}"
-            yield News(f"{process} was stopped by a signal (SIGSTOP)", "warn")
-        elif event["type"] == "elsewhere":
-            process = f"{role_name(event['role'])} {event['rank']} on {self.name(node)}"
-            yield News(f"{process} listens on {event['listens']}, the others expect it on {event['endpoint']}", "warn")
-        elif event["type"] == "lost":
+            roles = frozenset(role for role in ROLES if self.status.of(role))
+            end = JobState(event["end"]) if event.get("end") else None
+            news = PhaseNews(t, self.status.phase, self.status.attempt, roles, end)
+            nothing = news.phase == "ending" and end is JobState.SUCCEEDED and "pserver" not in roles  # is left to end
+            return news if news.phase in _PHASES and not nothing else None
+        if event["type"] == "lost":
             self._lost.add(int(event["node"]))
-            yield News(f"node {self.name(int(event['node']))} is lost: {event.get('why')}", "warn")
-        elif event["type"] == "supervisor-lost":
-            yield News(f"{self.name(node)}: {event.get('why')}; its processes were ended", "warn")
-        elif event["type"] == "clean" and event.get("survivors"):
-            yield News(f"{self.name(node)}: still alive: {', '.join(event['survivors'])}", "warn")
-
-    def _phase(self, done: bool) -> Iterable[News]:
-        """done: all trainers are, and there may be nothing left to end."""
-        texts = {
-            "pserver": "all nodes are ready, starting the pservers",
-            "trainer": "starting the trainers" + (" and heter trainers" if self.status.of("heter") else ""),
-            "ending": "ending the job on all nodes",
-        }
-        if done:
-            texts["ending"] = "all trainers are done, ending the pservers" if self.status.of("pserver") else ""
-        if texts.get(self.status.phase):
-            again = f" (attempt {self.status.attempt})" if self.status.attempt else ""
-            yield News(texts[self.status.phase] + again)
+            return EventNews(t, self.status.name(int(event["node"])), event)
+        reported = event["type"] in ("disk", "restart", "frozen", "elsewhere", "supervisor-lost")
+        survived = event["type"] == "clean" and bool(event.get("survivors"))
+        return EventNews(t, name, event) if reported or survived else None

@@ -1,6 +1,6 @@
-"""This module joins a rank's bytes to whole lines, for any split of the bytes on their way.
+"""This module joins a rank's bytes to whole lines, for any split of the bytes on their way, and merges and cuts logs.
 
-It is pure: no I/O and no clock. One `Lines` belongs to one (role, rank, attempt). Bytes are kept undecoded until their line
+One `Lines` belongs to one (role, rank, attempt). Bytes are kept undecoded until their line
 ends, so a chunk may end inside a UTF-8 sequence. Bytes that are not UTF-8 are shown as backslash escapes. `\\r` ends a segment
 of a line; a line is its last segment that is not empty: `\\r\\n` is a newline, and a progress bar is its last state.
 """
@@ -8,9 +8,15 @@ of a line; a line is its last segment that is not empty: `\\r\\n` is a newline, 
 from __future__ import annotations
 
 import codecs
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from clustertool.model.wire.stream_messages import StreamFrame
 
 _ERRORS = "backslashreplace"
+_START = "Traceback (most recent call last):"
+_LAST = ("end", "closed")  # of the frames of a node
 _decoder = codecs.getincrementaldecoder("utf-8")
+Frame = tuple[int, StreamFrame, bytes]
 
 
 class Lines:
@@ -118,3 +124,45 @@ class Lines:
 def _visible(line: str) -> str:
     """What a terminal shows of a line with carriage returns: its last segment that is not empty."""
     return line.rstrip("\r").rpartition("\r")[2]
+
+
+def in_order(nodes: Iterable[int], following: Callable[[int], Frame]) -> Iterator[Frame]:
+    """The logs of several ranks: pieces of all nodes in the order of their times, one piece per node in memory.
+
+    `following(node)` waits for a node's next frame. A node's pieces are in order already. Its last pieces, and its events, have
+    no time and keep their place. Ends when every node has sent its last event.
+    """
+    heads = {node: following(node) for node in nodes}
+    times = dict.fromkeys(heads, 0.0)
+    while heads:
+        for node, (_, header, _) in heads.items():
+            if header["type"] == "log":
+                times[node] = max(times[node], float(header.get("t", times[node])))
+        first = min(heads, key=lambda node: (times[node], node))
+        frame = heads[first]
+        yield frame
+        if frame[1]["type"] in _LAST:
+            del heads[first]
+        else:
+            heads[first] = following(first)
+
+
+def excerpt(lines: Sequence[str], most: int = 20) -> list[str]:
+    """The part of a culprit's log to print: its last Python traceback, or else its last `most` lines.
+
+    Of a very long traceback these are its head and its end.
+    """
+    starts = [i for i, line in enumerate(lines) if line.lstrip().startswith(_START)]
+    if not starts:
+        return list(lines[-most:])
+    first = starts[-1]
+    # A chained traceback ("During handling ...") is one story: begin with its first part.
+    for earlier in reversed(starts[:-1]):
+        between = " ".join(lines[earlier:first])
+        if "During handling of the above exception" not in between and "direct cause of the following" not in between:
+            break
+        first = earlier
+    found = list(lines[first:])
+    if len(found) <= 3 * most:
+        return found
+    return [*found[:most], f"... {len(found) - 3 * most} lines ...", *found[-2 * most :]]

@@ -7,26 +7,26 @@ the job began, by each node's own clock.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from clustertool.model.job.node_status import NodeTrouble
 from clustertool.model.job.outcome import Key, Outcome, describe_exit
-from clustertool.model.job.rank_status import ProcessStatus
-from clustertool.model.job.state import JobStatus
+from clustertool.model.job.state import JobStatus, ProcessStatus
 from clustertool.model.job.state_names import JobState, NodeState, RankState
 from clustertool.model.job.usage import rates
+from clustertool.model.masking import Hide
 from clustertool.model.wire.agent_answers import MachineCurve, RankCurve, RankPlan, ReportAnswer
 from clustertool.model.wire.stream_messages import EventsFrame
 from clustertool.watch import verdict
-from clustertool.watch.excerpt import excerpt
-from clustertool.watch.failures import News
 from clustertool.watch.job_view import JobView
+from clustertool.watch.lines import excerpt
+from clustertool.watch.news import News
 from clustertool.watch.sanitize import harmless
 from clustertool.watch.straggler import Curve, RankPace, stragglers
 
 Answers = Mapping[int, ReportAnswer]
-Hide = Callable[[str], str]
 _TAIL = 20  # lines of a culprit
 _SKEW = 2.0  # seconds between two clocks that are reported
 
@@ -94,7 +94,7 @@ class ReportNode:
     index: int
     name: str
     state: NodeState
-    why: str
+    trouble: NodeTrouble  # see ReportModel.clean
     cores: int
     total: float
     busy: Curve  # parts of 1
@@ -119,8 +119,9 @@ class ReportModel:
     last_lines: Sequence[str]  # the culprit's last lines
     nodes: Sequence[ReportNode]
     ranks: Sequence[RankReport]
-    news: Sequence[tuple[float, str]]
+    news: Sequence[tuple[float, News]]
     notes: Sequence[str] = ()
+    clean: Hide = harmless  # masks and sanitizes the sentences about `news` and the troubles of `nodes`
 
     def rank(self, key: Key) -> RankReport | None:
         return next((rank for rank in self.ranks if rank.key == key), None)
@@ -144,10 +145,14 @@ def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] =
     plans = {(str(p["role"]), int(p["rank"])): p for a in answers.values() for p in a["plan"].get("processes", ())}
     lives = _lives(status, answers, began, last)
     ranks = [
-        _rank(process, lives.get(key, ()), known.get(key), plans.get(key), began, tails.get(key, ""), clean)
+        replace(
+            _rank(status, process, known.get(key), plans.get(key), began, clean),
+            spans=lives.get(key, ()),
+            recorded=process.node in answers,
+            last=[clean(line) for line in tails[key].removesuffix("\n").split("\n")[-1:]] if tails.get(key) else (),
+        )
         for key, process in sorted(status.processes.items(), key=lambda item: (item[0][0] != "trainer", item[0]))
     ]
-    ranks = [_printed(_used(rank, status), status, answers, began) for rank in ranks]
     there = [rank for rank in ranks if rank.spans and rank.state is not RankState.LOST]
     behind = stragglers([_pace(rank, known.get(rank.key)) for rank in there])
     outcome = status.outcome
@@ -168,8 +173,9 @@ def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] =
         last_lines=_lines(tails.get((guilty.role, guilty.rank), ""), clean) if guilty else (),
         nodes=[_node(status, index, answers.get(index), began, clean) for index in sorted(status.nodes)],
         ranks=[replace(rank, behind=behind.get(rank.key, "")) for rank in ranks],
-        news=[(t - began, clean(text)) for t, text in _news(answers)],
+        news=[(news.t - began, news) for news in _news(answers)],
         notes=[clean(note) for note in (*notes, *_clocks(status, answers))],
+        clean=clean,
     )
 
 
@@ -212,46 +218,45 @@ def _spans(status: JobStatus, process: ProcessStatus, answers: Answers, began: f
             states.append((process.since - start, RankState.LOST))
         elif last is not None:
             states.append((last - began, RankState.RUNNING if supervised else RankState.LOST))
-    return [
-        Span(t, max(end, t), state if then.alive else then, process.attempt)
-        for (t, state), (end, then) in zip(states, states[1:])
-    ]
+    pairs = zip(states, states[1:])
+    return [Span(t, max(end, t), state if then.alive else then, process.attempt) for (t, state), (end, then) in pairs]
 
 
 # -- ranks and nodes --
 
 
 def _rank(
-    process: ProcessStatus,
-    spans: Sequence[Span],
-    known: RankCurve | None,
-    plan: RankPlan | None,
-    began: float,
-    tail: str,
-    clean: Hide,
+    status: JobStatus, process: ProcessStatus, known: RankCurve | None, plan: RankPlan | None, began: float, clean: Hide
 ) -> RankReport:
-    """Seven inputs, each used once: they are what is known of a rank."""
+    """What is known of a rank, but for its spans and its last line."""
     rows = [(row[0] - began, *row[1:]) for row in known["rows"]] if known else []
     progress, unit = curve([(t - began, epoch, step) for t, epoch, step in known["progress"]] if known else [])
+    # The kernel's counters at the ends of a rank are exact, also if it lived for less than one sample.
+    lives = [attempt.ranks[process.key].life for attempt in status.attempts.values() if process.key in attempt.ranks]
+    output = process.output - _start(status, process, began) if process.output else None
+    how = "" if process.code is None else clean(describe_exit(process.code, process.signal, process.note))
+    if process.state in (RankState.LOST, RankState.UNKNOWN):
+        step = f"{process.step:,.0f}" if process.step is not None else "unknown"
+        how = f"last step {step}, last output {'unknown' if output is None else f'+{output:.2f} s'}"
     return RankReport(
         role=process.role,
         rank=process.rank,
         node=process.node,
-        spans=spans,
-        how="" if process.code is None else clean(describe_exit(process.code, process.signal, process.note)),
+        spans=(),
+        how=how,
         state=process.state,
         log=process.log,
         command=clean(plan["command"] if plan else ""),
         devices=plan["devices"] if plan else (),
         usage=UsageCurves(
-            cpu=rows[-1][1] if rows else 0.0,
-            memory=max((row[2] for row in rows), default=0),
+            cpu=max(rows[-1][1] if rows else 0.0, sum(life.cpu for life in lives)),
+            memory=max([0.0, *(row[2] for row in rows), *(life.memory for life in lives)]),
             cores=rates(rows),
             resident=[(row[0], row[2]) for row in rows],
         ),
         progress=progress,
         unit=unit,
-        last=[clean(line) for line in tail.removesuffix("\n").split("\n")[-1:]] if tail else (),
+        output=output,
     )
 
 
@@ -269,34 +274,14 @@ def _grows(curve: Curve) -> bool:
     return all(a[1] <= b[1] for a, b in zip(curve, curve[1:]))
 
 
-def _used(rank: RankReport, status: JobStatus) -> RankReport:
-    """The kernel's counters at its ends are exact, also for a rank that lived for less than one sample."""
-    lives = [attempt.ranks[rank.key].life for attempt in status.attempts.values() if rank.key in attempt.ranks]
-    cpu, memory = sum(life.cpu for life in lives), max((life.memory for life in lives), default=0.0)
-    usage = replace(rank.usage, cpu=max(rank.usage.cpu, cpu), memory=max(rank.usage.memory, memory))
-    return replace(rank, usage=usage)
-
-
-def _printed(rank: RankReport, status: JobStatus, answers: Answers, began: float) -> RankReport:
-    """With its last output, and of a lost rank what else is known of it."""
-    process = status.processes[rank.key]
-    output = process.output - _start(status, process, began) if process.output else None
-    how = rank.how
-    if rank.state in (RankState.LOST, RankState.UNKNOWN):
-        step = f"{process.step:,.0f}" if process.step is not None else "unknown"
-        how = f"last step {step}, last output {'unknown' if output is None else f'+{output:.2f} s'}"
-    return replace(rank, output=output, how=how, recorded=rank.node in answers)
-
-
 def _pace(rank: RankReport, known: RankCurve | None) -> RankPace:
     """The last attempt of a rank."""
     attempt = rank.spans[-1].attempt
     start = min(span.start for span in rank.spans if span.attempt == attempt)
     cores = [value for t, value in rank.usage.cores if t >= start]
     mean = sum(cores) / len(cores) if len(cores) > 1 else None
-    return RankPace(
-        rank.role, rank.rank, start, rank.end, rank.progress, rank.unit, mean, known["log_size"] if known else 0
-    )
+    size = known["log_size"] if known else 0
+    return RankPace(rank.role, rank.rank, start, rank.end, rank.progress, rank.unit, mean, size)
 
 
 def _node(status: JobStatus, index: int, answer: ReportAnswer | None, began: float, clean: Hide) -> ReportNode:
@@ -313,17 +298,10 @@ def _node(status: JobStatus, index: int, answer: ReportAnswer | None, began: flo
         )
         for card in (answer["cards"] if answer else ())
     ]
-    return ReportNode(
-        index,
-        clean(known.name or f"node {index}"),
-        known.state,
-        clean(known.why),
-        machine["cores"],
-        machine["total"],
-        [(t, rate / cores) for t, rate in rates(rows)],
-        [(row[0], row[2] / total) for row in rows],
-        cards,
-    )
+    busy = [(t, rate / cores) for t, rate in rates(rows)]
+    used = [(row[0], row[2] / total) for row in rows]
+    name = clean(status.name(index))
+    return ReportNode(index, name, known.state, known.trouble, machine["cores"], machine["total"], busy, used, cards)
 
 
 def _clocks(status: JobStatus, answers: Answers) -> list[str]:
@@ -337,20 +315,15 @@ def _clocks(status: JobStatus, answers: Answers) -> list[str]:
     ]
 
 
-def _news(answers: Answers) -> list[tuple[float, str]]:
-    """The news that a follower of the job has got, and when they happened."""
+def _news(answers: Answers) -> list[News]:
+    """The news that a follower of the job has got."""
     watch, events, items = JobView(frozenset(answers)), [], []
     for node in sorted(answers):
-        times = itertools.accumulate(
-            (float(event["t"]) for event in answers[node]["events"]), max
-        )  # a clock may be set back
+        # A clock may be set back.
+        times = itertools.accumulate((float(event["t"]) for event in answers[node]["events"]), max)
         events += [(t, node, number) for number, t in enumerate(times)]
     for t, node, number in sorted(events):
-        frame: EventsFrame = {
-            "type": "events",
-            "node": node,
-            "at": number,
-            "events": [answers[node]["events"][number]],
-        }
+        event = answers[node]["events"][number]
+        frame: EventsFrame = {"type": "events", "node": node, "at": number, "events": [event]}
         items += watch.take(node, frame, b"", t)
-    return [(item.t, item.text) for item in [*items, *watch.rest()] if isinstance(item, News)]
+    return [item for item in [*items, *watch.rest()] if isinstance(item, News)]

@@ -1,19 +1,16 @@
 """This module sanitizes text of remote programs, so that it cannot control the terminal.
 
-Pure. Two filters process one line of text: `mask` hides secrets, `harmless` shows control characters as text. Mask first:
-a secret may itself contain a control character, which would no longer match once it is spelled out.
+Pure. Two filters process one line of text: `mask` (model/masking.py) hides secrets, `harmless` shows control characters as
+text. Mask first: a secret may itself contain a control character, which would no longer match once it is spelled out.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
 
 # C0 but tab, DEL and C1 move the cursor, change colours or answer for the user; U+2028/2029 fake a new line; the bidi
 # marks, overrides and isolates make text read as something else than it is.
 _HARM = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-_MASKED = "***"
-_SHORTEST_PART = 4
 
 
 def harmless(text: str) -> str:
@@ -35,22 +32,3 @@ def harmless_lines(text: str, indent: str = "") -> str:
 
 def _spell(match: re.Match[str]) -> str:
     return match.group().encode("unicode_escape").decode("ascii")
-
-
-def mask(values: Iterable[str]) -> Callable[[str], str]:
-    """A function that replaces every one of `values` by `***`, the longest first.
-
-    A value of several lines (a private key) is seen line by line, so its lines are masked too, but for tiny ones: a
-    lone `}` would blank half of what a program prints.
-    """
-    secrets = {value for value in values if value}
-    parts = {part for value in secrets for part in re.split(r"[\r\n]+", value) if part != value}
-    secrets |= {part for part in parts if len(part) >= _SHORTEST_PART}
-    if not secrets:
-        return _same
-    pattern = re.compile("|".join(re.escape(value) for value in sorted(secrets, key=lambda v: (-len(v), v))))
-    return lambda text: pattern.sub(_MASKED, text)
-
-
-def _same(text: str) -> str:
-    return text

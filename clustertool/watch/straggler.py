@@ -43,6 +43,10 @@ class RankPace:
     cores: float | None = None
     log_size: int = 0
 
+    @property
+    def key(self) -> Key:
+        return self.role, self.rank
+
 
 def stragglers(paces: Sequence[RankPace]) -> dict[Key, str]:
     """(role, rank) -> the reason. pservers only serve, so none of them is a straggler."""
@@ -68,9 +72,7 @@ def _steps(peers: Sequence[RankPace]) -> dict[Key, float]:
     units = [pace.unit for pace in peers if pace.progress]
     unit = max(units, key=units.count) if units else ""
     moment = min(pace.end for pace in peers)
-    return {
-        (pace.role, pace.rank): reached(pace.progress, moment) for pace in peers if pace.progress and pace.unit == unit
-    }
+    return {pace.key: reached(pace.progress, moment) for pace in peers if pace.progress and pace.unit == unit}
 
 
 def reached(progress: Curve, moment: float) -> float:
@@ -106,15 +108,15 @@ def _behind(peers: Sequence[RankPace], steps: Mapping[Key, float]) -> dict[Key, 
     if len(steps) < 2:
         return {}
     middle, found = median(steps.values()), {}
-    counted = [pace for pace in peers if (pace.role, pace.rank) in steps]
+    counted = [pace for pace in peers if pace.key in steps]
     speed = median(pace_of(pace.progress) for pace in counted)
     moment = min(pace.end for pace in peers)
     shown = median(printed(pace.progress, moment) for pace in counted)
     for pace in counted:
-        step, last = steps[pace.role, pace.rank], printed(pace.progress, moment)
+        step, last = steps[pace.key], printed(pace.progress, moment)
         if step < _BEHIND * middle and middle - step > _LATE * speed and last < shown:
             digits = 0 if shown >= 10 else 2
-            found[pace.role, pace.rank] = f"at {pace.unit} {last:,.{digits}f} where the median is {shown:,.{digits}f}"
+            found[pace.key] = f"at {pace.unit} {last:,.{digits}f} where the median is {shown:,.{digits}f}"
     return found
 
 
@@ -123,15 +125,11 @@ def _quiet(peers: Sequence[RankPace]) -> dict[Key, str]:
     if middle < _LOG:
         return {}
     quiet = [pace for pace in peers if pace.log_size < _HALF * middle]
-    return {(pace.role, pace.rank): f"wrote {pace.log_size} bytes where the median is {middle:.0f}" for pace in quiet}
+    return {pace.key: f"wrote {pace.log_size} bytes where the median is {middle:.0f}" for pace in quiet}
 
 
 def _cpu(peers: Sequence[RankPace], steps: Mapping[Key, float]) -> dict[Key, str]:
-    known = {
-        (pace.role, pace.rank): pace.cores
-        for pace in peers
-        if pace.cores is not None and pace.end - pace.start >= _SHORT
-    }
+    known = {pace.key: pace.cores for pace in peers if pace.cores is not None and pace.end - pace.start >= _SHORT}
     if len(known) < 2:
         return {}
     middle, found = median(known.values()), {}

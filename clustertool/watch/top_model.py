@@ -2,41 +2,53 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
+from clustertool.model.job.progress import find
 from clustertool.model.job.rank_places import unpack
 from clustertool.model.job.state_names import RankState
-from clustertool.watch.rate import Rate
-
-if TYPE_CHECKING:
-    from clustertool.model.wire.agent_answers import Card, GlanceAnswer, JobSample, RankSample, SamplePlan
+from clustertool.model.wire.agent_answers import CardValues, GlanceAnswer, JobSample, RankSample, SamplePlan
 
 _HISTORY = 60
 SORTS = ("rank", "cpu", "memory", "rate")
+_WINDOW = 30.0  # seconds in which the speed of a program is measured
+_PATIENCE = 3.0  # of its own gaps between two steps
 _BUCKETS = (10, 25, 50, 101)  # percent: nodes that are so close in load and memory are alike
 
 
-@dataclass
-class Device:
-    """One card, or all processors of a node that has none."""
+class Rate:
+    """Steps a second over the last half minute; None until a step has been seen to grow."""
 
-    node: str
-    label: str
-    model: str
-    load: float | None = None
-    used: int = 0
-    total: int = 0
-    temperature: int | None = None
-    user: str = ""
-    wrong: tuple[str, ...] = ()
-    history: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
+    def __init__(self) -> None:
+        self._seen: list[tuple[float, float]] = []
+
+    def feed(self, line: str, now: float) -> None:
+        progress = find(f"{line}\n")
+        if progress is None or progress.step is None:
+            return
+        step = progress.step
+        if self._seen and step < self._seen[-1][1]:  # another epoch, another attempt
+            self._seen.clear()
+        if not self._seen or step > self._seen[-1][1]:
+            self._seen.append((now, step))
+        while len(self._seen) > 2 and now - self._seen[1][0] > _WINDOW:
+            del self._seen[0]
 
     @property
-    def filled(self) -> float:
-        return 100 * self.used / self.total if self.total else 0.0
+    def counts(self) -> bool:
+        """Whether the program has printed a step."""
+        return bool(self._seen)
+
+    def now(self, now: float) -> float | None:
+        """A program that has stood still for long is slower than it was, and in the end it does not move."""
+        if len(self._seen) < 2:
+            return None
+        (first, low), (last, high) = self._seen[0], self._seen[-1]
+        still, gap = now - last, (last - first) / (len(self._seen) - 1)
+        if still > max(_WINDOW, _PATIENCE * gap):
+            return 0.0
+        return (high - low) / (max(last - first, 1e-3) + (still if still > (last - first) else 0.0))
 
 
 @dataclass
@@ -67,7 +79,10 @@ class TopRank:
 
 @dataclass(frozen=True)
 class Row:
-    """One line about devices: a card, a node's cards, or those of several nodes."""
+    """One line about devices: a card, a node's cards, or those of several nodes. A node without cards has its processors.
+
+    `label` and `model` are of one card.
+    """
 
     nodes: tuple[str, ...]
     what: str
@@ -78,23 +93,28 @@ class Row:
     user: str
     wrong: tuple[str, ...]
     history: tuple[float, ...]
+    label: str = ""
+    model: str = ""
 
     @property
     def load(self) -> float | None:
         return sum(self.loads) / len(self.loads) if self.loads else None
+
+    @property
+    def filled(self) -> float:
+        return self.used / self.total if self.total else 0.0
 
 
 class TopModel:
     """feed() every sample, then ask for rows."""
 
     def __init__(self) -> None:
-        self.devices: dict[str, list[Device]] = {}
+        self.devices: dict[str, list[Row]] = {}
         self.ranks: dict[tuple[str, str, int], TopRank] = {}
         self.sampled: dict[str, float] = {}
         self.problems: dict[str, str] = {}
-        self._jobs: dict[
-            str, dict[str, _KnownJob]
-        ] = {}  # by node, what it knew of its running jobs at its newest sample
+        # By node, what it knew of its running jobs at its newest sample.
+        self._jobs: dict[str, dict[str, _KnownJob]] = {}
         self._place: dict[str, int] = {}  # a node's number in conf.py
         self._cpu: dict[str, tuple[int, int]] = {}
 
@@ -117,30 +137,25 @@ class TopModel:
             del self.ranks[key]
 
     def _take_devices(self, name: str, sample: GlanceAnswer) -> None:
-        old = {device.label: device for device in self.devices.get(name, ())}
+        histories = {card.label: card.history for card in self.devices.get(name, ())}
         self.devices[name] = []
-        for values in sample["devices"] or [self._processors(name, sample)]:
-            label = str(values.get("index", ""))
-            device = old.get(label) or Device(name, label, "")
-            device.model, device.load = str(values.get("model") or sample["kind"]), values.get("utilisation")
-            device.used, device.total = int(values.get("memory_used") or 0), int(values.get("memory_total") or 0)
-            device.temperature, device.user, device.wrong = values.get("temperature"), _user(values), _wrong(values)
-            device.history.append(float(device.load or 0))
-            self.devices[name].append(device)
+        cards: Sequence[CardValues] = sample["devices"]
+        for values in cards or [self._processors(name, sample)]:
+            label, model = str(values.get("index", "")), str(values.get("model") or sample["kind"])
+            loads = tuple(float(load) for load in [values.get("utilisation")] if load is not None)
+            used, total = int(values.get("memory_used") or 0), int(values.get("memory_total") or 0)
+            history = (*histories.get(label, ()), *(loads or (0.0,)))[-_HISTORY:]
+            what, about = f"{label} {model}".strip(), (values.get("temperature"), _user(values), _wrong(values))
+            self.devices[name].append(Row((name,), what, loads, used, total, *about, history, label, model))
 
-    def _processors(self, name: str, sample: GlanceAnswer) -> Card:
+    def _processors(self, name: str, sample: GlanceAnswer) -> CardValues:
         """What a node without devices shows in their place."""
         busy, every = sample["cpu"]
         before = self._cpu.get(name, (busy, every))
         self._cpu[name] = (busy, every)
         load = round(100 * (busy - before[0]) / (every - before[1])) if every > before[1] else None
         used, total = sample["memory"]
-        return {
-            "model": f"{sample['cpus']} cpus",
-            "utilisation": load,
-            "memory_used": used,
-            "memory_total": total,
-        }
+        return {"model": f"{sample['cpus']} cpus", "utilisation": load, "memory_used": used, "memory_total": total}
 
     # -- rows --
 
@@ -148,9 +163,7 @@ class TopModel:
         """Lines about devices, at most `room` of them if folding can do it: cards, else nodes, else nodes that are alike."""
         places = sorted(self.devices, key=lambda name: self._place[name])
         nodes = {name: self.devices[name] for name in places if _fits(name, self.devices[name], text)}
-        rows = [
-            _row([device], f"{device.label} {device.model}".strip()) for found in nodes.values() for device in found
-        ]
+        rows = [card for found in nodes.values() for card in found]
         if len(rows) > room:
             rows = [_row(found, _kinds(found)) for found in nodes.values()]
         for bucket in _BUCKETS:
@@ -160,7 +173,7 @@ class TopModel:
         if sort == "cpu":
             rows.sort(key=lambda row: -(row.load or 0))
         elif sort == "memory":
-            rows.sort(key=lambda row: -(row.used / row.total if row.total else 0))
+            rows.sort(key=lambda row: -row.filled)
         return rows
 
     def processes(self, sort: str, text: str, away: Collection[str] = ()) -> list[TopRank]:
@@ -233,7 +246,7 @@ def _haste(rank: TopRank, counting: bool) -> tuple[int, float]:
     return (1, rank.speed) if rank.speed is not None else (2 if runs else 3, 0.0)
 
 
-def _fits(name: str, devices: Sequence[Device], text: str) -> bool:
+def _fits(name: str, devices: Sequence[Row], text: str) -> bool:
     return text in name or any(text in device.user for device in devices)
 
 
@@ -255,34 +268,31 @@ def _take_rank(rank: TopRank, values: RankSample, job: JobSample, t: float) -> N
     rank.quiet = values.get("quiet")
 
 
-def _user(values: Card) -> str:
+def _user(values: CardValues) -> str:
     lock = values.get("held")
     return f"{lock['user']} {lock['job']}" if lock else ",".join(values.get("users", ()))
 
 
-def _wrong(values: Card) -> tuple[str, ...]:
+def _wrong(values: CardValues) -> tuple[str, ...]:
     found = [str(values["problem"])] if values.get("problem") else []
     if values.get("ecc_uncorrected"):
         found.append("ECC")
     return (*found, *(str(reason) for reason in values.get("throttle", ()) if reason != "power cap"))
 
 
-def _row(devices: Sequence[Device], what: str) -> Row:
-    loads = tuple(float(device.load) for device in devices if device.load is not None)
-    hot = [device.temperature for device in devices if device.temperature is not None]
-    histories = [list(device.history) for device in devices]
-    length = min(map(len, histories), default=0)
-    history = tuple(sum(one[i - length] for one in histories) / len(histories) for i in range(length))
+def _row(cards: Sequence[Row], what: str) -> Row:
+    hot = [card.temperature for card in cards if card.temperature is not None]
+    length = min((len(card.history) for card in cards), default=0)
     return Row(
-        tuple(dict.fromkeys(device.node for device in devices)),
+        tuple(dict.fromkeys(node for card in cards for node in card.nodes)),
         what,
-        loads,
-        sum(device.used for device in devices),
-        sum(device.total for device in devices),
+        tuple(load for card in cards for load in card.loads),
+        sum(card.used for card in cards),
+        sum(card.total for card in cards),
         max(hot, default=None),
-        _few(device.user for device in devices),
-        tuple(dict.fromkeys(fault for device in devices for fault in device.wrong)),
-        history,
+        _few(card.user for card in cards),
+        tuple(dict.fromkeys(fault for card in cards for fault in card.wrong)),
+        tuple(sum(card.history[i - length] for card in cards) / len(cards) for i in range(length)),
     )
 
 
@@ -291,21 +301,20 @@ def _few(texts: Iterable[str]) -> str:
     return ", ".join(different[:2]) + (f" and {len(different) - 2} more" if len(different) > 2 else "")
 
 
-def _kinds(devices: Sequence[Device]) -> str:
-    models = [device.model for device in devices]
-    return ", ".join(
-        f"{models.count(model)} x {model}" if len(models) > 1 else model for model in dict.fromkeys(models)
-    )
+def _kinds(cards: Sequence[Row]) -> str:
+    models = [card.model for card in cards]
+    if len(models) == 1:
+        return models[0]
+    return ", ".join(f"{models.count(model)} x {model}" for model in dict.fromkeys(models))
 
 
-def _alike(nodes: Mapping[str, Sequence[Device]], bucket: int) -> Iterator[Row]:
+def _alike(nodes: Mapping[str, Sequence[Row]], bucket: int) -> Iterator[Row]:
     """Nodes with the same cards, the same troubles, and load and memory in the same bucket, as one row."""
-    groups: dict[tuple[object, ...], list[Device]] = {}
+    groups: dict[tuple[object, ...], list[Row]] = {}
     for found in nodes.values():
         row = _row(found, _kinds(found))
-        full = 100 * row.used / row.total if row.total else 0
-        key = (row.what, row.wrong, int((row.load or 0) // bucket), int(full // bucket))
+        key = (row.what, row.wrong, int((row.load or 0) // bucket), int(100 * row.filled // bucket))
         groups.setdefault(key, []).extend(found)
-    for (what, *_), devices in groups.items():
-        number = len({device.node for device in devices})
-        yield _row(devices, f"{number} x ({what})" if number > 1 else str(what))
+    for (what, *_), cards in groups.items():
+        row = _row(cards, str(what))
+        yield replace(row, what=f"{len(row.nodes)} x ({what})") if len(row.nodes) > 1 else row

@@ -56,12 +56,13 @@ class Chromium:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.ask(f"{domain}.enable")
 
-    def open(self, page: Path, width: int, height: int, dark: bool = False) -> None:
+    def open(self, page: Path | str, width: int, height: int, dark: bool = False) -> None:
+        """Open a file or an address."""
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
         self._loaded = False
-        self.ask("Page.navigate", url=page.as_uri())
+        self.ask("Page.navigate", url=page.as_uri() if isinstance(page, Path) else page)
         end = time.monotonic() + _PATIENCE
         while not self._loaded:
             self._take(end)

@@ -64,8 +64,12 @@ def test_light_dark_and_small(browser: Chromium, tmp_path: Path) -> None:
             assert browser.visible(": at step")
         assert papers[0] == "rgb(255, 255, 255)"
         assert papers[1] != papers[0]
+        for width in (360, 500):
+            browser.open(page, width, 740)
+            assert overflow(browser) <= 0
+            narrow = "[...document.querySelectorAll('td')].filter(one => one.innerText && one.clientWidth < 60).length"
+            assert browser.value(narrow) == 0, "no column is a few letters wide"
         browser.open(page, 360, 740)
-        assert overflow(browser) <= 0
         assert browser.visible("trainer 1 on node0")
     assert browser.complaints == []
 

@@ -11,9 +11,9 @@ import pytest
 
 from tests.cli import REPO, LoopSite
 from tests.frameworks.examples import Example, activate, find_venv, prepare
-from tests.ssh.conftest import laptop, site, ssh_keys, start
+from tests.ssh.conftest import embedded, laptop, site, ssh_keys, start
 
-__all__ = ["laptop", "site", "ssh_keys", "start"]  # fixtures
+__all__ = ["embedded", "laptop", "site", "ssh_keys", "start"]  # fixtures
 
 
 @pytest.fixture(scope="session")

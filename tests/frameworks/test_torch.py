@@ -1,43 +1,23 @@
-"""PyTorch on real nodes: it learns together what it learns alone, and finds the environment that torchrun gives it."""
+"""PyTorch on real nodes: it learns together what it learns alone, and continues from its snapshots."""
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import shutil
-import socket
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.cli import LoopSite
+from tests.cli import CLUSTERRUN, HereSite
 from tests.frameworks.examples import TIMEOUT, activate, curve
 
-ENVIRON = Path(__file__).with_name("environ.py")
-SAME = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-# What torchrun sets besides: about itself as the one who watches the ranks, which here is somebody else.
-ITS_OWN = {
-    "GROUP_WORLD_SIZE",
-    "ROLE_NAME",
-    "ROLE_RANK",
-    "ROLE_WORLD_SIZE",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-    "TORCHELASTIC_ERROR_FILE",
-    "TORCHELASTIC_MAX_RESTARTS",
-    "TORCHELASTIC_RESTART_COUNT",
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_SIGNALS_TO_HANDLE",
-    "TORCHELASTIC_USE_AGENT_STORE",
-    "OMP_NUM_THREADS",
-}
+PROGRAMS = Path(__file__).with_name("programs")
 DIES = """
         if epoch == 3 and dist.get_rank() == 2 and os.environ["CLUSTERTOOL_ATTEMPT"] == "0":
             os._exit(3)
         loss = train("""
-
-Said = "dict[int, dict[str, Any]]"
 
 
 def test_four_trainers_learn_what_one_learns(example):
@@ -53,20 +33,12 @@ def test_four_trainers_learn_what_one_learns(example):
     assert curve(one, 0) == pytest.approx(curves[0], rel=0.01)
 
 
-@pytest.mark.parametrize("nodes, each", [(1, 2), pytest.param(2, 1, marks=pytest.mark.frameworks)])
-def test_a_rank_finds_what_torchrun_gives_it(site, venv, scratch, nodes, each):
-    torch = venv("digits-torch")
-    here = inv(site(nodes).conf(PRELUDE=activate(torch)), each)
-    there = torchrun(torch / "bin" / "torchrun", nodes, each, scratch)
-    for rank in range(nodes * each):
-        ours, theirs = here[rank]["env"], there[rank]["env"]
-        assert {name: ours[name] for name in SAME} == {name: theirs[name] for name in SAME}
-        assert ours["NODE_RANK"] == theirs["GROUP_RANK"]
-        assert set(theirs) - set(ours) <= ITS_OWN | {"TMPDIR", "LC_CTYPE"}  # which Python sets where LANG is not set
-    for said in (here, there):  # MASTER_ADDR and MASTER_PORT mean one thing: where all ranks meet
-        assert len({(its["env"]["MASTER_ADDR"], its["env"]["MASTER_PORT"]) for its in said.values()}) == 1
-        assert {its["first"] for its in said.values()} == {said[0]["pid"]}
-        assert all(its["ranks"] == [1.0] * nodes * each for its in said.values())
+def test_rpc_workers_call_each_other(site, venv):
+    two = site(2)
+    two.conf(PRELUDE=activate(venv("digits-torch")))
+    shutil.copy(PROGRAMS / "torch_rpc.py", two.workspace() / "train.py")
+    done = two.inv("run", "-w", "job", "--mode", "rpc", "--all-ranks", timeout=TIMEOUT).ends(0)
+    assert [re.findall(rf"^\[trainer {rank} .*\] answer (\d+)", done.out, re.M) for rank in (0, 1)] == [["40"], ["41"]]
 
 
 def test_check_tries_it_on_all_nodes(site, venv):
@@ -84,6 +56,27 @@ def test_check_tries_it_on_all_nodes(site, venv):
 
 
 @pytest.mark.frameworks
+def test_two_machines_without_ssh_learn_the_same(example, venv, tmp_path):
+    """The same command typed in two folders: the losses are those of two nodes with ssh."""
+    digits, torch = example("digits-torch"), venv("digits-torch")
+    over = digits.run("--nproc-per-node", 2).ends(0)
+    home = tmp_path / "home"
+    home.mkdir()
+    sites = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        sites.append(HereSite(tmp_path / name / "folder", home))
+        shutil.copytree(digits.workspace, sites[-1].folder, dirs_exist_ok=True)
+    env = {"VIRTUAL_ENV": str(torch), "PATH": f"{torch}/bin:/usr/bin:/bin"}
+    line = ("--master", "127.0.0.1:18090", "--nnodes", 2, "--nproc-per-node", 2)
+    running = [one.start(*line, "--rank", node, program=CLUSTERRUN, env=env) for node, one in enumerate(sites)]
+    done = [one.wait(TIMEOUT).ends(0) for one in running]
+    assert curve(done[0], 0) == curve(done[1], 2) == curve(over, 0) != []
+    for one in sites:
+        one.close()
+
+
+@pytest.mark.frameworks
 def test_a_trainer_that_dies_is_named_and_can_be_restarted(example):
     """The others die of it too, at their own pace and with codes of their own."""
     digits = example("digits-torch")
@@ -95,40 +88,28 @@ def test_a_trainer_that_dies_is_named_and_can_be_restarted(example):
     assert not digits.site.living()
 
 
-def inv(site: LoopSite, each: int) -> Said:
-    folder = site.workspace()
-    shutil.copy(ENVIRON, folder / "train.py")
-    done = site.inv("run", "-w", folder, "--nproc-per-node", each, "--all-ranks", timeout=TIMEOUT).ends(0)
-    return spoken(line.partition("] ")[2] for line in done.lines("[trainer "))
+@pytest.mark.frameworks
+def test_a_script_continues_from_its_snapshot_as_under_torchrun(site, venv, scratch):
+    """A rank fails after the third epoch. The next start begins there, and ends with the weights that torchrun's has."""
+    torch, one = venv("digits-torch"), site(1)
+    one.conf(PRELUDE=activate(torch))
+    shutil.copy(PROGRAMS / "snapshots.py", one.workspace() / "train.py")
+    (scratch / "work").mkdir()
+    command = [torch / "bin" / "torchrun", "--standalone", "--nproc-per-node", "2", PROGRAMS / "snapshots.py"]
+    env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "TMPDIR": str(scratch), "OMP_NUM_THREADS": "1"}
 
+    def there(**more: str) -> list[str]:
+        options = {"cwd": scratch / "work", "env": {**env, **more}, "text": True, "timeout": TIMEOUT}
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, **options)
+        assert (done.returncode == 0) is not bool(more)
+        return sorted(line for line in done.stdout.splitlines() if line.startswith("rank "))
 
-def torchrun(program: Path, nodes: int, each: int, scratch: Path) -> Said:
-    """One torchrun on each node, as its users start it by hand."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    options = ["--nproc-per-node", each, "--nnodes", nodes, "--master-addr", "127.0.0.1", "--master-port", port]
-    env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "TMPDIR": str(scratch), "GLOO_SOCKET_IFNAME": "lo"}
-    launchers = [
-        subprocess.Popen(
-            [program, *map(str, options), "--node-rank", str(node), ENVIRON],
-            env=env,
-            text=True,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-        for node in range(nodes)
-    ]
-    try:
-        outs = [launcher.communicate(timeout=TIMEOUT)[0] for launcher in launchers]
-    finally:
-        for launcher in launchers:
-            launcher.terminate()  # it ends its ranks, if it has not ended
-            launcher.wait(TIMEOUT)
-    assert [launcher.returncode for launcher in launchers] == [0] * nodes
-    return spoken(line for out in outs for line in out.splitlines())
+    def here(code: int, *more: str) -> list[str]:
+        run = ("run", "-w", "job", "--nproc-per-node", 2, "--all-ranks", "--job-id", "snap", *more)
+        done = one.inv(*run, timeout=TIMEOUT).ends(code)
+        return sorted(line.partition("] ")[2] for line in done.lines("[trainer ") if "] rank " in line)
 
-
-def spoken(lines: Any) -> Said:
-    """rank -> what environ.py has said."""
-    said = [json.loads(line) for line in lines if line.startswith("{")]
-    return {int(its["env"]["RANK"]): its for its in said}
+    first, again = there(STOP_AFTER="2"), there()
+    assert first == [f"rank {rank} of 2 begins at epoch 0" for rank in (0, 1)]
+    assert again[1::2] == [f"rank {rank} of 2 begins at epoch 3" for rank in (0, 1)]
+    assert (here(3, "--env", "STOP_AFTER=2"), here(0, "--resume")) == (first, again)

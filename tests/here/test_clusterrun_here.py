@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cases import STUBBORN
-from tests.cli import CLUSTERRUN, CLUSTERTOOL, REPO, until
+from tests.cli import CLUSTERRUN, CLUSTERTOOL, INV, REPO, until
 
 # Says what it was given, as JSON, one line a process.
 TELLS = """
@@ -79,7 +79,7 @@ def test_it_runs_in_the_folder_itself(here):
     assert sorted(path.name for path in here.folder.iterdir()) == [".clustertool", "log", "tasks.py", "train.py"]
 
 
-def test_what_fleetruns_users_look_for(here):
+def test_what_fleetruns_users_search(here):
     here.workspace(".", train_py=TELLS)
     err = here.clusterrun("--nproc_per_node=2", "--gpus=", "--job_id=default", "train.py", "--x", "1 2").ends(0).err
     block = re.search(r"^-+  Configuration Arguments  -+\n(.*?)^-+$", err, re.M | re.S)
@@ -104,7 +104,8 @@ def test_the_shells_environment_is_the_jobs_but_for_what_launchers_say(here):
         "PYTHONPATH": f"/mine:{REPO}",
         "NCCL_DEBUG": "INFO",
         "PADDLE_TRAINER_ID": "7",
-        "PADDLE_MINE": "x",
+        "PADDLE_PG_TIMEOUT": "x",
+        "PADDLE_ELASTIC_SERVER": "x",
         "WORLD_SIZE": "9",
         "http_proxy": "http://proxy",
         "POD_IP": "10.0.0.1",
@@ -115,9 +116,11 @@ def test_the_shells_environment_is_the_jobs_but_for_what_launchers_say(here):
     here.clusterrun("train.py", env=mine).ends(0)
     env = told(here, 0)[0]["env"]
     assert (env["MINE"], env["NCCL_DEBUG"], env["FLAGS_other"]) == ("a=b c", "INFO", "1")
+    assert env["PADDLE_PG_TIMEOUT"] == "x", "no launcher computes it"
     assert env["PYTHONPATH"].startswith("/mine:")
     assert (env["PADDLE_TRAINER_ID"], env["WORLD_SIZE"], env["POD_IP"]) == ("0", "1", "127.0.0.1")
-    assert not {"PADDLE_MINE", "http_proxy", "FLAGS_selected_gpus", "TRAINING_ROLE"} & set(env)
+    assert env["TRAINING_ROLE"] == "TRAINER"
+    assert not {"PADDLE_ELASTIC_SERVER", "http_proxy", "FLAGS_selected_gpus"} & set(env)
     assert env["PATH"].split(":")[0] == str(Path(sys.executable).parent)
 
 
@@ -140,6 +143,7 @@ def test_a_failure_is_the_exit_code(here):
         in done.err
     )
     assert f"warning: trainer 1 on {here.name(0)} ended with exit code 7" in done.err
+    assert f"\nno last lines of trainer 1 ({here.name(0)}, log/workerlog.1): it has printed nothing" in done.err
     assert done.last == f"clustertool: exit 7 (job): trainer 1 on {here.name(0)} failed"
     assert not here.living()
 
@@ -189,7 +193,11 @@ def test_two_at_once_in_one_folder(here):
     assert states == {one: "stopped", two: "running"}
     here.clustertool("stop").ends(0)
     assert not here.living()
-    assert "JOBone" in here.clusterrun("--job_id", "one", "train.py").ends(64).err, "an id is one job's"
+    here.workspace(".", train_py="import os; print('id', os.environ['PADDLE_JOB_ID'])")
+    again = here.clusterrun("--job_id", "one", "--resume", "train.py").ends(0)
+    assert "--resume: no output to copy; the job works in the same folder as earlier ones" in again.err
+    assert "resume: True" in again.err
+    assert (again.job, "id one\n" in again.out) == ("one-2", True)
 
 
 # -- other verbs --------------------------------------------------------------------------------------------------------
@@ -213,12 +221,13 @@ def test_other_verbs_find_it_here_and_below(here):
     nowhere = here.folder.with_name("elsewhere")
     nowhere.mkdir()
     assert "no conf.py" in here.clustertool("jobs", cwd=nowhere).ends(78).err
+    assert here.clustertool("status", "--job", job, "--json", cwd=nowhere).ends(0).json["state"] == "stopped"
     assert "no job on this machine" in here.clustertool("jobs", "--here", cwd=nowhere).ends(78).err
     here.clustertool("clean", "--job", job).ends(0)
     assert not (here.folder / "log").is_symlink(), "a link to what is gone would be in the way"
 
 
-def test_beside_a_conf_py_it_is_found_with_here(here):
+def test_next_to_a_conf_py_it_is_found_with_here(here):
     here.workspace(".", train_py=WAITS)
     (here.folder / "conf.py").write_text('HOSTS = ["nobody@192.0.2.1"]\nCONNECT_TIMEOUT = 0.5\n')
     running = starts(here, "--standalone", "train.py")
@@ -369,14 +378,18 @@ def devices(site, *args, **env):
 def test_visible_devices_as_fleetrun_takes_them(here):
     here.workspace(".", train_py=TELLS)
     shell = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
-    assert devices(here, **shell) == [([i], str(i), "0") for i in (4, 5, 6, 7)]
-    assert devices(here, "--gpus=4,6", **shell) == [([4], "4", "0"), ([6], "6", "0")]
+    assert devices(here, **shell) == [([i], "4,5,6,7", str(i - 4)) for i in (4, 5, 6, 7)]
+    assert devices(here, "--gpus=4,6", **shell) == [([4], "4,6", "0"), ([6], "4,6", "1")]
     assert devices(here, "--devices", "7,4", "--nproc_per_node", "1", **shell) == [([7, 4], "7,4", "0,1")]
-    assert devices(here, "--nproc-per-node=gpu", CUDA_VISIBLE_DEVICES="2,0") == [([2], "2", "0"), ([0], "0", "0")]
-    assert devices(here, CUDA_VISIBLE_DEVICES="-1") == [([], None, None)]
-    assert devices(here, CUDA_VISIBLE_DEVICES="") == [([], None, None)]
+    assert devices(here, "--nproc-per-node=gpu", CUDA_VISIBLE_DEVICES="2,0") == [([2], "2,0", "0"), ([0], "2,0", "1")]
+    assert devices(here, "--virtual-local-rank", **shell) == [([i], str(i), "0") for i in (4, 5, 6, 7)]
+    assert devices(here, CUDA_VISIBLE_DEVICES="NoDevFiles") == [([], "-1", None)]
     done = here.clusterrun("--gpus=0,1", "train.py", env=shell).ends(64)
-    assert "device 0 is not among the visible ones (4,5,6,7)" in done.err
+    assert "device 0 is not among those of CUDA_VISIBLE_DEVICES=4,5,6,7" in done.err
+    done = here.clusterrun("--gpus=0,1", "train.py", env={"CUDA_VISIBLE_DEVICES": "-1"}).ends(64)
+    assert "CUDA_VISIBLE_DEVICES hides all devices in this shell" in done.err
+    assert "--devices 0,1" in here.clusterrun("train.py", env={"CUDA_VISIBLE_DEVICES": ""}).ends(64).err
+    assert "is empty" not in here.clusterrun("--dry", "--devices=1", "train.py", env={"CUDA_VISIBLE_DEVICES": ""}).err
     assert "GPU-1a2b" in here.clusterrun("train.py", env={"CUDA_VISIBLE_DEVICES": "GPU-1a2b"}).ends(64).err
     assert not (here.folder / ".clustertool").exists(), "nothing was made by looking"
     here.clusterrun("train.py").ends(0)
@@ -385,18 +398,41 @@ def test_visible_devices_as_fleetrun_takes_them(here):
     )
 
 
+def test_workers_have_one_device_each_and_pservers_none(here):
+    """Also where two workers share the one that is visible."""
+    here.workspace(".", train_py=TELLS)
+    endpoints = [f"127.0.0.1:{port}" for port in (7001, 7002, 7003, 7004)]
+    lists = ["--servers", ",".join(endpoints[:2]), "--workers", ",".join(endpoints[2:])]
+    assert devices(here, *lists, CUDA_VISIBLE_DEVICES="3") == [([], "-1", None)] * 2 + [([3], "3", "0")] * 2
+    found = devices(here, "--server_num=1", "--worker_num=2", CUDA_VISIBLE_DEVICES="4,5,6")
+    assert found == [([], "-1", None), ([4], "4", "0"), ([5], "5", "0")]
+
+
+def test_run_never_reads_variables_of_the_shell(here):
+    conf = ["HOSTS = [{'host': '10.0.0.1', 'devices': [0]}]", "ROOT_DIR = '/jobs'", "DEVICE_KIND = 'gpu'"]
+    (here.folder / "conf.py").write_text("\n".join([*conf, "START_PORT = 7000", "LEAD_PORT = 7500"]))
+    here.workspace("job", train_py=TELLS)
+    shell = {"CUDA_VISIBLE_DEVICES": "", "PADDLE_PG_TIMEOUT": "9", "FLAGS_x": "1"}
+    for program, words in ((CLUSTERTOOL, ["run", "-w", "job"]), (CLUSTERRUN, ["-w", "job"])):  # HOSTS counts for both
+        done = here.inv(*words, "--dry", "--json", "--script=train.py", program=program, env=shell).ends(0)
+        env = done.json["nodes"][0]["processes"][0]["env"]
+        assert env["CUDA_VISIBLE_DEVICES"] == "0"
+        assert not {"PADDLE_PG_TIMEOUT", "FLAGS_x"} & set(env)
+
+
 def test_an_empty_list_of_devices_reaches_the_processes(here):
     here.workspace(".", train_py=TELLS)
-    here.clusterrun("train.py", env={"CUDA_VISIBLE_DEVICES": ""}).ends(0)
-    assert told(here, 0)[0]["env"]["CUDA_VISIBLE_DEVICES"] == ""
+    here.clusterrun("train.py", env={"CUDA_VISIBLE_DEVICES": "-1"}).ends(0)
+    assert told(here, 0)[0]["env"]["CUDA_VISIBLE_DEVICES"] == "-1"
 
 
 def test_one_process_for_each_processor(here):
     here.workspace(".", train_py=TELLS)
     for word in ("cpu", "auto"):
-        assert len(devices(here, f"--nproc-per-node={word}", CUDA_VISIBLE_DEVICES="")) == len(os.sched_getaffinity(0))
+        assert len(devices(here, f"--nproc-per-node={word}", CUDA_VISIBLE_DEVICES="-1")) == len(os.sched_getaffinity(0))
     assert (
-        "has none" in here.clusterrun("--nproc-per-node=gpu", "train.py", env={"CUDA_VISIBLE_DEVICES": ""}).ends(64).err
+        "has none"
+        in here.clusterrun("--nproc-per-node=gpu", "train.py", env={"CUDA_VISIBLE_DEVICES": "-1"}).ends(64).err
     )
 
 
@@ -412,9 +448,9 @@ def test_requests_that_cannot_be_honoured(here):
         (["--workspace", "nowhere", "train.py"], 65, "nowhere"),
         (["--nnodes=2", "train.py"], 64, "there is 1 node"),
         (["--node_rank=1", "train.py"], 64, "typed once"),
-        (["--nproc_per_nod", "2", "train.py"], 64, "did you mean --nproc-per-node"),
+        (["--nproc_per_nod", "2", "train.py"], 64, "did you mean '--nproc-per-node'"),
         (["--numa-binding=node", "train.py"], 64, "numactl"),
-        (["--run_mode", "rpc", "train.py"], 64, "collective, ps"),
+        (["--run_mode", "other", "train.py"], 64, "collective, ps"),
         (["--standalone=yes", "train.py"], 64, "takes no value"),
         (["--ips"], 64, "needs a value"),
     ):
@@ -424,7 +460,7 @@ def test_requests_that_cannot_be_honoured(here):
     assert not (here.folder / ".clustertool").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_told(here):
+def test_a_folder_that_cannot_be_written_is_reported(here):
     if os.geteuid() == 0:
         pytest.skip("root may write everywhere")
     here.workspace(".", train_py=TELLS)
@@ -464,11 +500,12 @@ def test_what_is_not_needed_is_answered_on_stderr(here):
         "--monitor-interval",
         "--redirects",
     ]
-    assert all("not needed" in note for note in notes)
+    alone = "note: --master without --nnodes is this machine alone; --nnodes N joins N machines"
+    assert [note for note in notes if "not needed" not in note] == [alone]
 
 
 def test_help_names_every_option(here):
-    from clustertool.verbs.foreign_options import FLAGS
+    from clustertool.cli.launchers.launcher_flags import FLAGS
 
     out = here.clusterrun("--help").ends(0).out
     for flag in FLAGS:
@@ -485,7 +522,7 @@ def test_json(here):
     assert here.clusterrun("--json", "--nnodes=0", "train.py").ends(64).json["exit"]["code"] == 64
 
 
-def test_it_waits_for_nobody_who_reads(here):
+def test_it_waits_for_no_reader(here):
     """`clusterrun train.py | head`: the job goes on, as with run."""
     here.workspace(".", train_py="import time\nfor i in range(100000): print(i, flush=True); time.sleep(0.001)")
     running = starts(here, "train.py")
@@ -513,3 +550,41 @@ def test_fetch(here):
     assert "rank 0: 1 file, 1 B -> got" in here.clustertool("fetch", "--to", "got").ends(0).out
     here.clustertool("fetch", "--to", "again", env={"PATH": os.environ["PATH"]}).ends(0)
     assert (here.folder / "got/model").read_text() == (here.folder / "again/model").read_text() == "m"
+
+
+def test_a_launcher_that_each_trainer_would_start(here):
+    """The warning comes before the start, and its command does what was meant."""
+    here.workspace(".", train_py=TELLS)
+    launcher = here.folder / "torchrun"
+    launcher.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} "$@"\n')
+    launcher.chmod(0o755)
+    words = ["--nproc_per_node=2", "--no-python", "./torchrun", "--nproc-per-node", "3", "train.py"]
+    done = here.clusterrun(*words).ends(0)
+    warning, start = done.err.index("warning: each of 2 trainers starts torchrun"), done.err.index("\njob ")
+    assert warning < start
+    right = re.search(r"^  fix: (clusterrun .*)$", done.err, re.M)[1].split()
+    assert right == ["clusterrun", "--nproc-per-node", "3", "train.py"]
+    assert "3 trainers" in here.clusterrun(*right[1:]).ends(0).err
+    assert "trainings" not in here.clusterrun("--nested", *words).ends(0).err
+
+
+@pytest.mark.parametrize("program", [CLUSTERTOOL, INV])
+def test_run_names_the_command_that_was_typed(here, program):
+    """--dry of a cluster that is described in full opens no connection."""
+    conf = ["HOSTS = ['10.0.0.1', '10.0.0.2']", "ROOT_DIR = '/jobs'", "DEVICE_KIND = 'cpu'"]
+    (here.folder / "conf.py").write_text("\n".join([*conf, "START_PORT = 7000", "LEAD_PORT = 7500"]))
+    here.workspace("job", train_py=TELLS)
+    words = ["run", "--dry", "--json", "-w", "job", "--script", "mpirun -np 4 train.py"]
+    (warning,) = here.inv(*words, program=program).ends(0).json["warnings"]
+    name = "inv" if program is INV else "clustertool"
+    assert f": {name} run --dry --json -w job --nproc-per-node 2 --script train.py" in warning
+    assert here.inv(*words, "--nested", program=program).ends(0).json["warnings"] == []
+
+
+def test_horovodruns_list_of_hosts_is_this_machine(here):
+    here.workspace(".", train_py=TELLS, job_toml="[trainer]\nper_node = 7\n")
+    shell = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
+    assert devices(here, "-np", 2, "-H", "localhost:4", **shell) == [([4], "4,5", "0"), ([5], "4,5", "1")]
+    assert len(devices(here, "-H", "127.0.0.1:3", CUDA_VISIBLE_DEVICES="-1")) == 3
+    assert len(devices(here, "-np", 4, CUDA_VISIBLE_DEVICES="-1")) == 4
+    assert "have 4 slots" in here.clusterrun("-np", 5, "-H", "localhost:4", "train.py").ends(64).err

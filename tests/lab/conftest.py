@@ -11,32 +11,36 @@ import pytest
 
 from tests.cli import LabSite
 from tests.lab.lab import Lab, why_not
+from tests.node_code import NodeCode
 
 
 @contextlib.contextmanager
-def _factory(base: Path) -> Iterator[Callable[..., Lab]]:
+def _factory(base: Path, code: NodeCode) -> Iterator[Callable[..., Lab]]:
     if why_not():
         pytest.skip(why_not())
     with contextlib.ExitStack() as labs:
         numbers = iter(range(1000))
 
-        def make(n: int = 3, **options: Any) -> Lab:
-            return labs.enter_context(Lab(n, base / f"lab{next(numbers)}", **options))
+        def make(n: int = 3, installed: bool = True, **options: Any) -> Lab:
+            made = labs.enter_context(Lab(n, base / f"lab{next(numbers)}", **options))
+            for home in {made.home(i) for i in range(n)} if installed else ():
+                code.put_into(home)
+            return made
 
         yield make
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
-    """`lab(4, shared_home=True) -> Lab`, as often as a test likes."""
-    with _factory(tmp_path) as make:
+def lab(tmp_path: Path, node_code: NodeCode) -> Iterator[Callable[..., Lab]]:
+    """`lab(4, shared_home=True) -> Lab`, as often as a test likes. installed=False: nodes have not been used before."""
+    with _factory(tmp_path, node_code) as make:
         yield make
 
 
 @pytest.fixture(scope="module")
-def module_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Lab]]:
+def module_lab(tmp_path_factory: pytest.TempPathFactory, node_code: NodeCode) -> Iterator[Callable[..., Lab]]:
     """The same for labs that all tests of a module share."""
-    with _factory(tmp_path_factory.mktemp("lab")) as make:
+    with _factory(tmp_path_factory.mktemp("lab"), node_code) as make:
         yield make
 
 

@@ -80,6 +80,7 @@ class Node:
     init: bool = False  # its first process is not its sshd, so that sshd may die and be started again
     users: tuple[str, ...] = ()  # beside root, who may log in by the same key; their homes are in USERS
     clock: int = 0  # seconds by which its clock is wrong, for all that comes in by ssh; needs a C compiler
+    binds: tuple[tuple[Path, Path], ...] = ()  # (a path of this machine, where the node has it; it must exist there)
 
 
 class Process(NamedTuple):
@@ -192,6 +193,19 @@ class Lab:
         enter = ["nsenter", "-t", str(self.boots[i].init), "-m", "-u", "-i", "-n", "-p"]
         shell = ["env", "-i", f"PATH={PATH}", f"HOME={HOME}", "USER=root", "sh", "-c", 'cd && exec "$@"', "sh"]
         return subprocess.run([*enter, *shell, *argv], text=True, capture_output=True, timeout=timeout, **options)
+
+    def start_on(
+        self, i: int, argv: Sequence[str], cwd: Path, env: Mapping[str, str], **popen: Any
+    ) -> subprocess.Popen[Any]:
+        """Start a command inside node i, as its user types it there. The process is nsenter, the command is its child.
+
+        cwd: as the node sees it. It dies with the thread that calls this, as a command on the laptop does.
+        """
+        enter = [*_dies_with_us(), "nsenter", "-t", str(self.boots[i].init), "-m", "-u", "-i", "-n", "-p"]
+        base = {"PATH": PATH, "HOME": str(HOME), "USER": "root", "LOGNAME": "root", "LANG": "C.UTF-8", **env}
+        given = [f"{name}={value}" for name, value in base.items()]
+        shell = [*_dies_with_us(), "env", "-i", *given, "sh", "-c", 'cd "$0" && exec "$@"', str(cwd)]
+        return subprocess.Popen([*enter, *shell, *argv], **popen)
 
     def processes(self, i: int) -> list[Process]:
         """What lives on node i, its sshd included (but for an init of its own); empty while it is down."""
@@ -354,6 +368,7 @@ class Lab:
         locked = any(line.startswith("root:!") for line in Path("/etc/shadow").read_text().splitlines())
         if locked or special.users:  # a locked root could not log in
             binds += _accounts(etc, special.users)
+        binds += special.binds
         lines = [
             "set -e",
             f"hostname {name}",

@@ -76,16 +76,13 @@ def test_everything_that_is_wrong_is_named_with_the_fix_in_one_run(sick):
         "fix rsync on node7: install",
         "fix ssh on node9: start sshd",
         "fix mtu on node10: ip link set eth0 mtu 1500",
-        "fix ssh on node8: install Python 3.8",
+        "fix python on node8: install Python 3.8",
     ]
     for fix in fixes:
         assert done.lines(fix), (fix, done.out)
     assert not any("[" in line and "mesh" in line for line in done.lines("fix")), "the pair is told once"
     assert "Traceback" not in done.err
     assert all("greedy" in process.argv for process in sick.living())
-
-
-def test_json_says_the_same(sick):
     done = sick.inv("check", "--json").ends(69)
     by_node = {row["node"]: row["findings"] for row in done.json["nodes"]}
     assert by_node["node7"]["rsync"] == {
@@ -112,7 +109,7 @@ def test_a_run_goes_on_without_them(sick):
     assert "all 10 nodes are ready" in left.err
 
 
-def test_one_direction_through_a_firewall_is_told_as_such(site):
+def test_one_direction_through_a_firewall_is_reported_as_such(site):
     """One node hears no new connections: nobody reaches it, it reaches all."""
     four = site(4)
     # what listens there cannot answer; what it opens itself has a higher port

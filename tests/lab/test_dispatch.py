@@ -7,6 +7,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.cli import until
 
 PIECES = ".clustertool/pieces"
@@ -59,7 +61,7 @@ def swallow(site) -> None:
 
 def test_what_the_interface_sends(site) -> None:
     """All of it, also the logins. The tool's own code is counted apart: it is sent with the first command of a version."""
-    eight = site(8)
+    eight = site(8, installed=False)
     big(eight, 2)
     before = eight.lab.sent()
     rsync = ["rsync", "-a", "-e", "ssh -o BatchMode=yes -o StrictHostKeyChecking=no", "job/", "root@node0:copy/"]
@@ -79,8 +81,9 @@ def test_each_byte_crosses_the_uplink_once(site) -> None:
     four = site(4)
     big(four, 10)
     done = four.inv("dispatch", "-w", "job", "--json").ends(0).json
-    assert 10 << 20 < done["bytes"] < 11 << 20
-    assert 30 << 20 < done["between"] < 33 << 20
+    # On a busy machine some pieces are late and are sent twice: up to 3 of the 10. Sent to two nodes, all of it would be 20 MB.
+    assert 10 << 20 < done["bytes"] < 15 << 20
+    assert 25 << 20 < done["between"] < 33 << 20
     assert done["sent"] == [four.name(node) for node in range(4)] and done["served"] == {}
     quiet(four)
     four.inv("run", "-w", "job").ends(0)
@@ -96,7 +99,9 @@ def test_a_node_that_cannot_reach_others_is_served_by_the_laptop(site) -> None:
     firewall(three, 1)
     done = three.inv("dispatch", "-w", "job", "--json", timeout=120).ends(0)
     assert list(done.json["served"]) == ["node1"]
-    assert "node1 was served by this machine, for it reached no other node: 10.77.0." in done.err
+    assert (
+        "node1 received the files from this machine because it could not connect to another node (10.77.0." in done.err
+    )
     assert [whole(three, node) >= 10 << 20 for node in range(3)] == [True] * 3
     quiet(three)
 
@@ -157,7 +162,7 @@ def seconds_to(site, *nodes: int) -> float:
 
 
 def test_a_slow_node_does_not_hold_up_the_others(site) -> None:
-    """It was given pieces that all others waited for, four seconds for each."""
+    """It was given pieces that all others waited for, four seconds for each, the last one without a second chance."""
     four = site(4)
     four.lab.shape("uplink", "40mbit")
     alike = seconds_to(four, 0, 2, 3)
@@ -224,6 +229,7 @@ def _read(path: Path) -> bytes:
         return b""
 
 
+@pytest.mark.chaos  # a minute, in which nothing moves
 def test_a_node_that_is_cut_while_rsync_copies(site) -> None:
     three = site(3)
     three.lab.shape("uplink", "40mbit")

@@ -24,4 +24,4 @@ def test_data_that_fits_on_no_node_fits_on_all_of_them_together(site):
     done = pair.inv(*run, "--only-where-read", "--only", "node1").ends(69)
     assert "node1: " in done.err
     assert "needed below" in done.err
-    assert "dispatch:" not in done.out
+    assert "dispatch:" not in done.out + done.err

@@ -95,7 +95,7 @@ def test_a_stop_works_and_is_recorded(site, filler):
 
 
 @pytest.mark.parametrize("filler", [0, 12])
-def test_what_fails_of_it_is_told_so(site, filler):
+def test_each_failure_of_it_is_reported(site, filler):
     """Twelve ranks a node: the last words are more than the last block of the events file would hold."""
     pair, running = filling(site, filler, fail="yes", nproc=12)
     node = filler // 12

@@ -36,7 +36,7 @@ def test_a_rank_that_exits_7_on_the_last_node(site):
     assert cause < lines.index("ending the job on all nodes")
     assert lines.count("last lines of trainer 7 (node3, log/workerlog.7):") == 1
     assert "[trainer 7 node3] the last words of 7 \\x1b[2J" in lines, "control characters are spelled out"
-    assert "stopped because of it (victims): trainer 0-6" in lines
+    assert "stopped by clustertool because of it (victims): trainer 0-6" in lines
     assert done.last == "clustertool: exit 7 (job): trainer 7 on node3 failed"
     assert not four.living()
     status = four.inv("status", "--json").ends(0).json
@@ -85,7 +85,7 @@ def test_a_pserver_that_fails(site):
     assert "(victims): pserver 0" in done.err
 
 
-def test_a_pserver_that_leaves_without_a_word_before_it_listens(site):
+def test_a_pserver_that_exits_silently_before_it_listens(site):
     one = site(1)
     one.workspace(train_py=WAITS, pserver_py="")
     done = one.inv("run", "-w", "job", "--mode", "ps").ends(1)
@@ -135,17 +135,20 @@ def test_a_job_whose_time_is_over(site):
     assert not pair.living()
 
 
-HEAD = '"$0" "$@" | head -1'  # the one line is the dispatch's; the next one meets nobody
+HEAD = '"$0" "$@" | head -1'
+COUNTS = """
+    import itertools, time
+    for number in itertools.count():
+        print(number, flush=True)
+        time.sleep(0.2)
+"""
 
 
 def test_a_reader_that_leaves_does_not_end_the_job(site):
     """`inv run | head -1`"""
     one = site(1)
-    one.workspace(train_py=WAITS)
-    running = one.start(
-        "run", "-w", "job", "--env", "CULPRIT=none", "--env", "CODE=0", program=["sh", "-c", HEAD, *INV]
-    )
-    done = running.wait().ends(0)
+    one.workspace(train_py=COUNTS)
+    done = one.start("run", "-w", "job", program=["sh", "-c", HEAD, *INV]).wait().ends(0)
     assert re.search(r"the job goes on: inv attach --job \S+", done.err)
     assert one.inv("status", "--json").ends(0).json["state"] == "running"
     assert "clean" in one.inv("stop").ends(0).out

@@ -8,7 +8,7 @@ import signal
 import time
 from pathlib import Path
 
-from tests.cli import until
+from tests.cli import SOON, until
 
 SLACK = 10.0
 
@@ -222,7 +222,7 @@ def test_a_connection_that_breaks_while_it_stops(site):
     running.signal(signal.SIGINT)
     done = running.wait().ends(130)
     assert "node[0-1]: clean" in done.err
-    pair.gone(1)
+    pair.gone(SOON)
 
 
 def test_a_node_that_hangs_while_it_stops(site):

@@ -67,7 +67,7 @@ def test_a_python_that_is_too_old(site):
     nothing(pair)
 
 
-def test_hosts_that_cannot_be_reached_are_all_told_at_once(site):
+def test_hosts_that_cannot_be_reached_are_all_reported_at_once(site):
     four = site(4)
     four.lab.cut(1)
     four.lab.crash(2)
@@ -93,7 +93,7 @@ def test_nnodes_of_those_that_are_fit(site):
     assert sorted(done.lines("[trainer")) == ["[trainer 0 node0] here 2", "[trainer 1 node2] here 2"]
     assert "node1 is left out: rsync: no rsync (install the package rsync on the node)" in done.err
     assert not four.jobs(3)
-    told = ["3 of 4 nodes are fit, --nnodes wants 4", "node1: no rsync"]
+    told = ["3 of 4 nodes are ready, --nnodes needs 4", "node1: no rsync"]
     refused(four, 69, "run", "-w", "job", "--skip-bad", "--nnodes", 4, told=told)
     assert "64" in four.inv("run", "-w", "job", "--skip-bad", "--nnodes", 5).ends(64).last
 
@@ -184,23 +184,40 @@ def test_a_disk_that_is_too_small_for_the_jobs_copy(site):
     nothing(pair)
 
 
+def test_a_disk_that_is_too_small_for_the_output_that_is_resumed(site):
+    pair = site(2, nodes={1: Node(disk="4m")})
+    pair.conf(CHECKS_OFF=["disk"])
+    pair.workspace(train_py="import os; open('output/big', 'wb').write(os.urandom(2_500_000))")
+    first = pair.inv("run", "-w", "job").ends(0).job
+    refused(pair, 69, "run", "-w", "job", "--resume", told=["node1", "No space left", "fix: "])
+    (left,) = pair.inv("jobs", "--json").ends(0).json["jobs"]
+    assert (left["id"], left["seen_on"]) == (first, [0, 1]), "the new job is taken back on both nodes"
+    assert [path.name for path in pair.jobs(0)] == [f"JOB{first}"]
+
+
 def test_a_job_id_that_exists_keeps_the_old_job(site):
     pair = site(2)
     pair.inv(*RUN, "--job-id", "mine").ends(0)
     before = {path: path.read_bytes() for node in (0, 1) for path in pair.jobs(node)[0].rglob("*") if path.is_file()}
-    refused(pair, 64, *RUN, "--job-id", "mine", told=["JOBmine", "--job-id", "inv clean --job mine"])
+    assert pair.inv(*RUN, "--job-id", "mine").ends(0).job == "mine-2"
     after = {path: path.read_bytes() for node in (0, 1) for path in pair.jobs(node)[0].rglob("*") if path.is_file()}
     assert before == after
-    pair.inv("clean", "--job", "mine").ends(0)
-    pair.inv(*RUN, "--job-id", "mine").ends(0)
 
 
 def test_a_job_id_that_exists_on_one_node_only(site):
     pair = site(2)
     pair.inv(*RUN, "--job-id", "mine", "--only", "node1").ends(0)
-    refused(pair, 64, *RUN, "--job-id", "mine", told=["node1", "JOBmine"])
-    assert not pair.jobs(0)
+    assert pair.inv(*RUN, "--job-id", "mine").ends(0).job == "mine-2"
     assert (pair.jobs(1)[0] / "log/workerlog.0").exists()
+
+
+def test_a_folder_of_the_user_in_the_place_of_a_job_stays(site):
+    pair = site(2)
+    (pair.root(1) / "JOBmine").mkdir(parents=True)
+    pair.root(1).chmod(0o700)
+    refused(pair, 64, *RUN, "--job-id", "mine", told=["node1", "JOBmine", "--job-id"])
+    assert not pair.jobs(0)
+    assert os.listdir(pair.root(1) / "JOBmine") == []
 
 
 def test_odd_paths_and_values_arrive_exactly(site):

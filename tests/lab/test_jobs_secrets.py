@@ -80,7 +80,7 @@ def test_a_secret_is_nowhere_but_in_the_ranks(site):
     assert not files_with_it(pair.lab.laptop_home)
 
 
-def test_a_missing_secret_is_told_before_anything_happens(site):
+def test_a_missing_secret_is_reported_before_anything_happens(site):
     one = site(1)
     one.workspace(train_py="")
     one.conf(SECRETS=["TOKEN"])
@@ -110,7 +110,7 @@ def test_names_that_are_passed_and_names_that_are_not(site):
     assert told["POD_IP"] == one.lab.address(0)
     assert not {"UNSET", "OTHER", "http_proxy", "https_proxy", "SSH_CONNECTION"} & set(told)
     assert "noise" not in done.out
-    known = ("CLUSTERTOOL_", "PADDLE_", "OMPI_", "LOCAL_", "MASTER_")
+    known = ("CLUSTERTOOL_", "PADDLE_", "OMPI_", "LOCAL_", "MASTER_", "ROLE_", "TORCHELASTIC_")
     rest = {name for name in told if not name.startswith(known)}
     assert rest <= {
         "HOME",
@@ -123,10 +123,16 @@ def test_names_that_are_passed_and_names_that_are_not(site):
         "PYTHONUNBUFFERED",
         "MINE",
         "POD_IP",
+        "POD_NAME",
         "RANK",
         "WORLD_SIZE",
         "NODE_RANK",
         "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "TRAINING_ROLE",
+        "TRAINER_PORTS_NUM",
+        "DISTRIBUTED_TRAINER_ENDPOINTS",
         "NCCL_SOCKET_IFNAME",
         "GLOO_SOCKET_IFNAME",
         "LC_CTYPE",

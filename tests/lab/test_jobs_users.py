@@ -73,7 +73,7 @@ def test_each_has_a_job_of_their_own(people):
         streams[user] = run(people, user)
         met(streams[user], user)
         ids[user] = streams[user].says(r"^job (\S+):")
-    assert "the pserver takes" in streams["bob"].err, "the default port was root's already"
+    assert "(PADDLE_PORT) is in use by" in streams["bob"].err, "the default port was root's already"
     for user, site in people.items():
         assert jobs(site) == [ids[user]]
         status = site.inv("status", "--json").ends(0).json

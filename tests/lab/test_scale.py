@@ -7,8 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+
+from tests.lab import joiners
+from tests.node.harness import until
 
 pytestmark = pytest.mark.chaos
 NODES = int(os.environ.get("NODES", "400"))
@@ -60,3 +64,36 @@ def test_400_nodes_on_one_loaded_machine_lose_none(site) -> None:
     done.ends(0)
     assert "lost" not in done.err
     many.gone(60.0)
+
+
+def test_64_machines_join_and_each_gets_its_part(lab, tmp_path) -> None:
+    """No bound for the time; the coordinator's CPU is that of its joining process from its start until the job starts."""
+    many = joiners.machines(
+        lab(int(os.environ.get("JN", "64")), acquainted=True),
+        tmp_path,
+        "echo rank $RANK of $WORLD_SIZE",
+        join_timeout=300.0,
+    )
+    many[0].start().until("waiting")
+    many[0].find()
+    began, used = time.monotonic(), cpu(many[0].pid)
+    for machine in many[1:]:
+        machine.start()
+    until(lambda: many[0].reports("waiting")[-1]["present"] == 64, "all have joined", 300)
+    joined = time.monotonic() - began
+    until(lambda: many[0].reports("started") or many[0].reports("error"), "the job starts", 120)
+    used = cpu(many[0].pid) - used
+    started = time.monotonic() - began
+    assert [machine.wait(120) for machine in many] == [0] * 64, [machine.error for machine in many]
+    for node, machine in enumerate(many):
+        assert machine.log(node) == f"rank {node} of 64\n"
+    print(
+        f"joined after {joined:.1f} s, started after {started:.1f} s, {used / 64 * 1000:.1f} ms of CPU for each joiner"
+    )
+    assert used / 64 < 0.02, used
+
+
+def cpu(pid: int) -> float:
+    """Seconds that a process has used, without its children."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.node.harness import Bench
+from tests.node.joining import JoinBench
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +22,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def bench(tmp_path: Path, home: Path) -> Iterator[Bench]:
     made = Bench(tmp_path, home)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def join_bench(tmp_path: Path, home: Path) -> Iterator[JoinBench]:
+    """Makes machines that join a job; at its end it asserts that no process of them lives."""
+    made = JoinBench(tmp_path, home)
     yield made
     made.end()
 

@@ -6,6 +6,7 @@ requests, as `run` does it. What a test wants to know of processes and files it 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import select
@@ -190,7 +191,7 @@ class Link:
         self.env, self.shell = env, shell
         self.channels: list[Channel] = []
 
-    def channel(self, command: str = "", *, window: int = 0, timeout: float = 10.0) -> Channel:
+    def channel(self, *, window: int = 0, timeout: float = 10.0) -> Channel:
         self.channels.append(Channel(self.shell, self.env))
         return self.channels[-1]
 
@@ -550,6 +551,7 @@ def _facts(nodes: Sequence[Node]) -> dict[int, Facts]:
     return {node.index: read_facts(node.index, node.probe()) for node in nodes}
 
 
+@functools.cache
 def pythons() -> list[str]:
     """Every Python >= 3.8 that this machine has, one of each version."""
     found: dict[str, str] = {}

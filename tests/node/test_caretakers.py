@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from clustertool.node.storage import files
 from clustertool.node.supervisor import guard
 from clustertool.node.system import processes
 from tests.node import programs as p
@@ -55,7 +56,36 @@ def test_supervisor_killed(bench: Bench, tree: str) -> None:
     job.gone()
 
 
-def test_the_lead_hears_of_a_dead_supervisor_at_once(bench: Bench) -> None:
+def test_a_guard_creates_nothing_in_a_directory_that_is_removed(tmp_path: Path) -> None:
+    """The child task of a machine that joined takes the job back at the same moment: a new file would keep the directory."""
+    (tmp_path / "root").mkdir()
+    top = tmp_path / "root/JOBx"
+    job = files.make_job_dir(str(top))
+    before = sorted(top.rglob("*"))
+    spec: Any = {"node": 0, "lead": {"node": 0}, "mark": "no process has this mark"}
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    guard._take_over("the supervisor died", processes.Process(dead.pid, 1), spec, job, ())
+    os.close(job)
+    assert sorted(top.rglob("*")) == before
+
+
+def test_a_guard_leaves_the_child_that_takes_the_job_back(tmp_path: Path) -> None:
+    """The descriptors of a process that is killed are closed while it still has its children."""
+    program = "sleep 60 & echo $!; sleep 60 & echo $!; wait"
+    spec: Any = {"node": 0, "lead": {"node": 0}, "mark": "no process has this mark"}
+    with subprocess.Popen(["sh", "-c", program], stdout=subprocess.PIPE) as supervisor:
+        assert supervisor.stdout is not None
+        taking, rank = (processes.identify(int(supervisor.stdout.readline())) for _ in range(2))
+        assert taking is not None and rank is not None
+        job = os.open(tmp_path, os.O_RDONLY)
+        guard._take_over("the supervisor died", processes.identify(supervisor.pid), spec, job, (taking,))
+        os.close(job)
+        assert processes.alive(taking) and not processes.alive(rank)
+        kill(taking)
+
+
+def test_the_lead_learns_of_a_dead_supervisor_at_once(bench: Bench) -> None:
     """Not after the loss timeout; and the ranks that fail for want of the dead ones are not the culprits."""
     peer = bench.tmp / "peer"
     program = p.python(f"""
@@ -92,6 +122,7 @@ def test_a_busy_supervisor_is_not_frozen(tmp_path: Path) -> None:
     busy = "import time\nend = time.monotonic() + 4\nwhile time.monotonic() < end: pass\n"
     busy += "print('sleeps', flush=True)\ntime.sleep(60)"
     (tmp_path / ".clustertool").mkdir()
+    (tmp_path / ".clustertool/events.jsonl").touch()  # the supervisor makes it
     spec = {"node": 0, "lead": {"node": 0}, "mark": "x", "policy": {"loss_timeout": 2}}
     ours, theirs = socket.socketpair()
     with subprocess.Popen([sys.executable, "-c", busy], stdout=subprocess.PIPE) as supervisor, ours, theirs:
@@ -153,7 +184,7 @@ def test_guard(bench: Bench, number: signal.Signals) -> None:
     job.gone()
 
 
-def test_supervisor_told_to_end(bench: Bench) -> None:
+def test_supervisor_that_is_asked_to_end(bench: Bench) -> None:
     """As by a shutdown: the job is stopped everywhere, with grace and a verdict."""
     job = started(bench, p.SAYS_BYE, nodes=2)
     kill(job.process("supervisor", 1), signal.SIGTERM)
@@ -208,7 +239,7 @@ def test_both_killed(bench: Bench, tree: str) -> None:
     assert client.ask("clean", job=job.id, exact=True)["removed"] == [job.id]
 
 
-def test_both_killed_and_term_is_heard(bench: Bench) -> None:
+def test_both_killed_and_term_is_received(bench: Bench) -> None:
     job = started(bench, p.SAYS_BYE)
     kill(job.process("supervisor"), signal.SIGSTOP)
     kill(job.process("guard"))
@@ -233,7 +264,7 @@ def test_stop_says_clean_when_the_lead_has_left_too(bench: Bench) -> None:
         answers = list(pool.map(lambda node: job.stop(node, grace=0.1), range(3)))
     assert not job.living()
     assert answers == [{"state": "clean", "survivors": []}] * 3
-    assert job.events(2, "supervisor-lost")[0]["why"] == "test found it dead or deaf"
+    assert job.events(2, "supervisor-lost")[0]["why"] == "test found that it does not respond"
     assert [job.ended(node)["code"] for node in range(2)] == [143, 143]
 
 
@@ -244,14 +275,6 @@ def test_force_ends_a_lead_that_waits(bench: Bench) -> None:
     assert job.stop(0, force=True) == {"state": "clean", "survivors": []}
     assert not alive(job.process("supervisor")) and not alive(job.process("guard"))
     assert job.stop(1, force=True) == {"state": "clean", "survivors": []}
-
-
-def test_rubbish_in_the_fifo(bench: Bench) -> None:
-    job = started(bench, p.IGNORES_TERM)
-    with open(job.dir() / ".clustertool/control", "wb") as file:
-        file.write(b'{"m": "stop", "by": "x", "code": [], "grace": "x", "force": 0}\nrubbish\n[1]\n{}\n')
-    assert job.stop(grace=0.2)["state"] == "clean"
-    assert not job.events(0, "supervisor-lost")
 
 
 def test_nodes_end_when_the_lead_dies(bench: Bench) -> None:
@@ -302,3 +325,18 @@ def test_job_outlives_its_code(bench: Bench) -> None:
     (job.dir(1) / "go").touch()
     assert [job.ended(node)["code"] for node in range(2)] == [5, 5]
     assert os.listdir(job.dir() / ".clustertool") and not (job.dir() / ".clustertool/supervisor.err").read_text()
+
+
+def test_a_supervisor_that_dies_before_it_has_joined(bench: Bench) -> None:
+    """Its guard reports that to the lead: no rank starts anywhere."""
+    job = bench.job(bench.nodes(2), p.IGNORES_TERM).place()
+    job.nodes[1].client.agent.ask(job.start_requests[1])
+    supervisor, guard = job.process("supervisor", 1), job.process("guard", 1)
+    for process in (supervisor, guard):  # the guard second: a supervisor replaces one that is stopped
+        kill(process, signal.SIGSTOP)
+    kill(supervisor)
+    job.nodes[0].client.agent.ask(job.start_requests[0])
+    kill(guard, signal.SIGCONT)
+    ended = job.ended(0)
+    assert (ended["state"], ended["node"]) == ("lost", 1) and "the supervisor died" in ended["reason"]
+    assert job.events(0, "started") == [] and job.events(1, "started") == []

@@ -145,7 +145,7 @@ def test_old_releases_go_without_locks_too(node: Callable[..., Node]) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"[\n", b'[\n["p",1]\n]\n', b"{}", b"\xff\n]\n"])
-def test_a_damaged_manifest_is_removed_by_who_needs_it(bench: Bench, tmp_path: Path, text: bytes) -> None:
+def test_a_damaged_manifest_is_removed_by_the_dispatch_that_needs_it(bench: Bench, tmp_path: Path, text: bytes) -> None:
     """So the next dispatch sends the release again; and it does not keep others from being pruned."""
     store, ship = Store(str(bench.nodes(1)[0].root)), Shipment(2)
     ship.fill(store, range(1, 4))

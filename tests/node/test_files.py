@@ -18,8 +18,9 @@ import pytest
 from clustertool.errors import ClustertoolError, NotFound, PreflightError, UsageError
 from clustertool.model.dispatch.manifest import name_of, text_of
 from clustertool.model.paths import OURS
-from clustertool.node.storage import files
+from clustertool.node.storage import files, reserving_journal
 from clustertool.node.storage.release_store import Store
+from clustertool.node.storage.reserving_journal import ReservingJournal
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, alive, until
 
@@ -290,7 +291,7 @@ def test_journal_is_bounded(tmp_path: Path, limited: Callable[[int], None]) -> N
 
 def test_a_journal_keeps_room_ahead_and_gives_it_back(small_disk: Path) -> None:
     path = small_disk / "journal"
-    journal = files.Journal(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), ahead=64 << 10)
+    journal = ReservingJournal(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), ahead=64 << 10)
     journal.write({"n": 0})
     assert path.stat().st_blocks * 512 >= 64 << 10, "the file system can do it"
     for number in range(1, 2000):  # it grows: what is ahead moves with its end
@@ -308,8 +309,8 @@ def test_a_journal_keeps_room_ahead_and_gives_it_back(small_disk: Path) -> None:
 
 def test_a_journal_where_no_room_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NFS before 4.2, and a disk that was full from the start: it is a journal as any other."""
-    monkeypatch.setattr(files, "reserve", lambda *_: False)
-    journal = files.Journal(os.open(tmp_path / "journal", os.O_WRONLY | os.O_CREAT | os.O_APPEND), ahead=64 << 10)
+    monkeypatch.setattr(reserving_journal, "reserve", lambda *_: False)
+    journal = ReservingJournal(os.open(tmp_path / "journal", os.O_WRONLY | os.O_CREAT | os.O_APPEND), ahead=64 << 10)
     journal.write({"n": 1})
     journal.close()
     assert lines(tmp_path / "journal") == [{"n": 1}]
@@ -454,16 +455,34 @@ def test_ranks_are_not_ours_to_trust(bench: Bench) -> None:
     until(lambda: not alive(rank) and not alive(supervisor) and not alive(guard))
 
 
-def test_a_file_system_without_fifos_is_named(bench: Bench, tmp_path: Path) -> None:
+def test_a_file_system_without_sockets_is_named(bench: Bench, tmp_path: Path) -> None:
     """Such as vfat, or some FUSE file systems. Here a library refuses the call as their kernel code does."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if not compiler:
         pytest.skip("needs a C compiler (package gcc)")
-    source, library = tmp_path / "fifo.c", tmp_path / "fifo.so"
-    source.write_text("#include <errno.h>\nint mkfifoat(int d, const char *p, int m) { errno = EPERM; return -1; }\n")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    source, library = tmp_path / "bind.c", tmp_path / "bind.so"
+    source.write_text(NO_SOCKETS)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
     nodes = bench.nodes(1, env={"LD_PRELOAD": str(library)})
     with pytest.raises(PreflightError) as caught:
         bench.run(nodes, "echo ready")
-    assert caught.value.what == f"cannot create a named pipe (fifo) below {nodes[0].root}: Operation not permitted"
+    assert caught.value.what == f"cannot create a unix socket below {nodes[0].root}: Operation not permitted"
     assert "set ROOT_DIR" in caught.value.fix
+
+
+NO_SOCKETS = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+int bind(int fd, const struct sockaddr *address, socklen_t length) {
+    if (address->sa_family == AF_UNIX && ((const struct sockaddr_un *)address)->sun_path[0]) {
+        errno = EPERM;
+        return -1;
+    }
+    int (*real)(int, const struct sockaddr *, socklen_t) = dlsym(RTLD_NEXT, "bind");
+    return real(fd, address, length);
+}
+"""

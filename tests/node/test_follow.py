@@ -211,6 +211,19 @@ def test_order_by_time(bench: Bench) -> None:
     assert stream.text == b"1 1\n1 0\n2 0\n2 1\n3 0\n3 1\n"
 
 
+def test_order_of_a_log_that_its_program_truncates(bench: Bench) -> None:
+    """The record names more bytes than the log has: the agent sends what is there, and answers."""
+    program = "echo one; echo two; until [ -e go ]; do sleep 0.01; done; : > log/workerlog.0; echo 3"
+    job = bench.run(None, program)
+    until(lambda: (job.dir() / ".clustertool/growth.jsonl").exists(), "the growth is written down")
+    finish(job)
+    client = job.nodes[0].open()
+    stream = client.stream = _InOrder()
+    end(job.follow(client=client, follow=False, by_time=True))
+    assert stream.text == job.log()
+    assert job.nodes[0].ask("jobs")["jobs"]
+
+
 def test_a_log_that_grows_fast_has_few_records_of_it(bench: Bench) -> None:
     """Two a second, and the last size. One for each turn of the loop would be 143 MB a day for four ranks."""
     program = "for i in $(seq 300); do echo $i; sleep 0.01; done"
@@ -223,11 +236,81 @@ def test_a_log_that_grows_fast_has_few_records_of_it(bench: Bench) -> None:
     assert [log for _, log, _ in lines] == [LOG] * len(lines) and lines[-1][2] == len(job.log())
 
 
+def grew(job: Job, *records: tuple[float, int]) -> None:
+    """The job's log is as if it had grown so, and been written last at 300."""
+    lines = (json.dumps([t, LOG, size]) + "\n" for t, size in records)
+    (job.dir() / ".clustertool/growth.jsonl").write_text("".join(lines))
+    os.utime(job.dir() / LOG, (300.0, 300.0))
+
+
+@pytest.fixture
+def three_lines(bench: Bench) -> Job:
+    """An ended job whose log has `a 1` since 100, `b 2` since 200, and `c 3`, which was not recorded, at 300."""
+    job = bench.run(None, "echo a 1; echo b 2; echo c 3")
+    job.ended()
+    job.gone()
+    grew(job, (100.0, 4), (200.0, 8))
+    return job
+
+
+def since(job: Job, t: float, **request: Any) -> bytes:
+    """What is read since `t`."""
+    client = job.nodes[0].open()
+    stream = client.stream = _InOrder()
+    end(job.follow(client=client, follow=False, since=t, **request))
+    return stream.text
+
+
+def test_lines_since_a_time(three_lines: Job) -> None:
+    assert since(three_lines, 50.0) == b"a 1\nb 2\nc 3\n"
+    assert since(three_lines, 150.0) == b"b 2\nc 3\n"
+    assert since(three_lines, 250.0) == b"c 3\n"
+    assert since(three_lines, 310.0) == b""
+    assert since(three_lines, 150.0, tail=1) == b"c 3\n"
+    assert since(three_lines, 150.0, tail=9) == b"b 2\nc 3\n"
+    assert since(three_lines, 150.0, offsets={LOG: 10}) == b"3\n", "a resumed stream begins where it broke off"
+    grew(three_lines, (100.0, 4), (150.0, 6), (200.0, 8))
+    assert since(three_lines, 160.0) == b"b 2\nc 3\n", "a line that was begun before and completed later is shown whole"
+    grew(three_lines, (100.0, 4), (200.0, 1000))
+    assert since(three_lines, 250.0) == b"a 1\nb 2\nc 3\n", "its program has truncated it since"
+
+
+def test_records_of_growth_that_are_damaged_count_for_nothing(three_lines: Job) -> None:
+    growth = three_lines.dir() / ".clustertool/growth.jsonl"
+    damaged = [f'[{t},"{LOG}",{size}]\n' for t, size in ((1, "1e999"), (201, -7), ("NaN", 2), (-1, 2), (1e300, 9))]
+    growth.write_text("".join([*damaged, growth.read_text(), *damaged, "[" * 100_000]))
+    assert since(three_lines, 250.0) == b"c 3\n"
+    client = three_lines.nodes[0].open()
+    stream = client.stream = _InOrder()
+    end(three_lines.follow(client=client, follow=False, by_time=True))
+    assert stream.times == [(100.0, b"a 1\n"), (200.0, b"b 2\n"), (300.0, b"c 3\n")]
+
+
+def test_pieces_have_the_times_of_their_records(three_lines: Job) -> None:
+    client = three_lines.nodes[0].open()
+    stream = client.stream = _InOrder()
+    end(three_lines.follow(client=client, follow=False, by_time=True))
+    assert stream.times == [(100.0, b"a 1\n"), (200.0, b"b 2\n"), (300.0, b"c 3\n")]
+
+
+def test_a_role_is_followed_without_its_ranks(bench: Bench) -> None:
+    job = bench.run(None, "echo one", per_node=2)
+    job.ended()
+    assert sorted(end(job.follow(logs="trainer")).logs) == ["log/workerlog.0", "log/workerlog.1"]
+    assert not end(job.follow(logs="pserver")).logs
+
+
 class _InOrder(_Anywhere):
     text = b""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: list[tuple[float | None, bytes]] = []
+
     def take(self, header: dict[str, Any], payload: bytes) -> None:
         self.text += payload
+        if payload:
+            self.times.append((header.get("t"), payload))
         super().take(header, payload)
 
 

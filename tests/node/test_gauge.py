@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 
 from clustertool.fleet import node_bundle
+from clustertool.fleet.joining import join_bundle
 from clustertool.model.facts import Facts, read_facts
+from clustertool.node.devices import locks
 from clustertool.node.system import processes
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, Node, Process, alive, cpu, kill, look, pythons, read, until
+from tests.node.joining import JoinBench
 from tests.nvml import Driver, copy
 
 MIB = 1 << 20
@@ -69,7 +72,7 @@ def test_the_jobs_cards_are_in_the_record(bench: Bench, driver: Driver, python: 
     job.gone()
 
 
-def test_an_agent_that_has_looked_at_the_cards_can_start_a_job(bench: Bench, driver: Driver) -> None:
+def test_an_agent_that_has_read_the_cards_can_start_a_job(bench: Bench, driver: Driver) -> None:
     """--devices auto: NVML has begun in the process that becomes the supervisor."""
     node = node_with(bench, driver)
     assert node.ask("devices", nvml=node_bundle.nvml()[0])["problem"] == ""
@@ -173,3 +176,36 @@ def test_a_makers_tool_that_hangs_goes_with_it(bench: Bench, tmp_path: Path) -> 
     job.stop()
     job.gone()
     until(lambda: not alive(found[0]), "the tool is gone")
+
+
+def test_devices_that_an_engine_has_allocated(
+    join_bench: JoinBench, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are used as its variable names them. A lock does not count, and none is taken. Loads are recorded by position; the
+    module that reads them is in the bundle.
+    """
+    driver.runs((3, 999_999_999, 3000))
+    (machine,) = join_bench.job(1, "echo $CUDA_VISIBLE_DEVICES $FLAGS_selected_gpus; exec sleep 600", cluster={})
+    join = replace(machine.join, cluster=replace(machine.join.cluster, device_kind="auto"), engine="slurm")
+    names, home = "3,GPU-b", join_bench.tmp / "home of no module"
+    home.mkdir()
+    task = {"SLURM_NODEID": "0", "SLURM_STEP_NODELIST": "127.0.0.21"}
+    library = {"LD_LIBRARY_PATH": str(driver.folder), "CUDA_VISIBLE_DEVICES": names}
+    machine.env = {**machine.env, "HOME": str(home), **task, "SLURM_STEP_NUM_TASKS": "1", **library}
+    path = join_bench.tmp / "bundle.pyz"
+    join_bundle.write(path, join)
+    machine.argv = [machine.python, str(path), "join", "--report"]
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(driver.folder))
+    before = locks.locked()
+    other = locks.take("gpu", [0, 1, 2, 3], "other")
+    try:
+        machine.start().until("started")
+        for rank in (0, 1):
+            machine.says(f"{names} {rank}\n", rank)
+        assert len(locks.locked()) == len(before) + 4
+        usage = machine.job_dir / ".clustertool/usage.jsonl"
+        until(lambda: b"[[0,93.0," in read(str(usage)).replace(b" ", b""), "the load of the device with a number")
+    finally:
+        other.release()
+    machine.signal(signal.SIGTERM)
+    assert machine.wait() == 143

@@ -94,7 +94,7 @@ def test_the_places_of_all_ranks_are_named_now_and_then(bench: Bench) -> None:
 
 
 def test_progress_bars_and_silence(tmp_path: Path) -> None:
-    from clustertool.node.jobs.live_sample import _end
+    from clustertool.node.jobs.live_sample import _last_line
     from clustertool.node.storage import files
 
     job = tmp_path / "JOBx"
@@ -109,10 +109,10 @@ def test_progress_bars_and_silence(tmp_path: Path) -> None:
         (b"\xff\xfe\n", "\\xff\\xfe"),
     ):
         files.create(descriptor, "log/workerlog.0", text, exclusive=False)
-        assert _end(str(job), "log/workerlog.0") == line
+        assert _last_line(str(job), "log/workerlog.0")[0] == line
 
 
-def test_devices_are_told_in_short(bench: Bench, driver: Driver) -> None:
+def test_devices_are_reported_in_short(bench: Bench, driver: Driver) -> None:
     node = bench.nodes(1, env={"LD_LIBRARY_PATH": str(driver.folder)})[0]
     look(node)
     import os
@@ -145,7 +145,7 @@ def test_it_costs_less_than_a_hundredth_of_a_core(bench: Bench, driver: Driver) 
     assert each < 0.01, f"{1000 * each:.1f} ms of CPU for a glance"
 
 
-def test_job_directories_are_looked_through_only_when_one_comes_or_goes(
+def test_job_directories_are_listed_only_when_one_comes_or_goes(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from clustertool.node.jobs import live_sample as module

@@ -150,7 +150,7 @@ ZOMBIE = """
 import os, sys, time
 from clustertool.node.storage import files
 from clustertool.node.system import processes
-from clustertool.node.supervisor.shutdown import Shutdown
+from clustertool.node.jobs.termination import Shutdown
 from clustertool.node.jobs.descendants import Descendants
 
 files.make_root(sys.argv[1])
@@ -203,9 +203,10 @@ def test_environment(bench: Bench) -> None:
     lines = job.log().decode().splitlines()
     found = dict(line.split("=", 1) for line in lines if "=" in line)
     assert (found["PADDLE_TRAINER_ID"], found["LD_LIBRARY_PATH"], found["CLUSTER"]) == ("0", "/conf:/node", "é")
+    assert found["TRAINING_ROLE"] == "TRAINER"
     assert (found["HOME"], found["PYTHONUNBUFFERED"]) == (str(bench.home), "1")
     assert found["CLUSTERTOOL_OUTPUT"] == str(job.dir() / "output")
-    assert not {"TRAINING_ROLE", "http_proxy", "FOO"} & set(found)
+    assert not {"http_proxy", "FOO"} & set(found)
     assert lines[-3:] == [str(job.dir()), f"{_umask():04o}", "/dev/null"]
     assert "MINE=a b\nc\n" in job.log().decode()
 
@@ -214,6 +215,12 @@ def _umask() -> int:
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
+
+
+def test_a_command_that_is_missing_behind_a_prelude_is_named(bench: Bench) -> None:
+    job = bench.run(bench.nodes(1, PRELUDE=["true"]), ["/no/such/python", "x.py"])
+    assert job.ended()["code"] == 127
+    assert job.log() == b"the command /no/such/python does not exist here, or cannot be executed\n"
 
 
 def test_prelude(bench: Bench) -> None:

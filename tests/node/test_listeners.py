@@ -70,7 +70,7 @@ def test_the_time_is_that_of_the_network(listening: tuple[list[Node], str, int])
     assert word == "ok" and 0 < seconds < 0.2
 
 
-def test_what_is_wrong_has_a_word(listening: tuple[list[Node], str, int]) -> None:
+def test_each_error_has_a_name(listening: tuple[list[Node], str, int]) -> None:
     nodes, address, port = listening
     other = free_port()
     with socket.create_server(("127.0.0.1", 0)) as deaf, socket.create_server(("127.0.0.1", 0)) as loud:
@@ -153,7 +153,7 @@ def test_ports_are_claimed_and_given_back(bench: Bench) -> None:
     node = bench.nodes(1)[0]
     port = free_port()
     assert opened(node, 0, port) == [port]
-    assert claims.claimed()[port] == "(inv check)"
+    assert claims.claimed()[port] == "(check)"
     assert port in node.probe()["busy"]
     node.ask("link-close")
     assert port not in claims.claimed()
@@ -182,19 +182,23 @@ def test_it_is_gone_with_the_agent(bench: Bench, how: str) -> None:
     until(lambda: port not in claims.claimed(), "the claim is void")
 
 
-def test_a_job_that_wants_a_port_of_a_check_is_told(bench: Bench) -> None:
+def test_a_job_that_wants_a_port_of_a_check_is_reported(bench: Bench) -> None:
     from clustertool.errors import PortInUse
 
     node = bench.nodes(1)[0]
     port = free_port()
     assert opened(node, 0, port) == [port]
-    with pytest.raises(PortInUse, match=r"in use by job \(inv check\)") as told:
+    with pytest.raises(PortInUse, match=r"in use by job \(check\)") as told:
         claims.claim([port], "mine", str(node.root))
     assert "wait" in told.value.fix
     node.ask("link-close")
     Path(node.root, "JOBmine").mkdir(parents=True)
     claims.claim([port], "mine", str(node.root))
     assert claims.claimed()[port] == "mine"
+    assert opened(node, 0, port, free := free_port()) == [free]  # a check leaves the port to the job
+    assert (claims.claimed()[port], claims.claimed()[free]) == ("mine", "(check)")
+    node.ask("link-close")
+    assert claims.claimed()[port] == "mine" and free not in claims.claimed()
     Path(node.root, "JOBmine").rmdir()
     assert port not in claims.claimed()
     json.loads(Path(claims.directory(), "ports.json").read_text())

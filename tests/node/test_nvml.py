@@ -31,7 +31,7 @@ def node_with(bench: Bench, driver: Driver, **given: Any) -> Node:
 
 
 def look(node: Node) -> dict[str, Any]:
-    """As fleet/device_check.py asks, one node at a time."""
+    """As devices_of() of fleet/fleet.py asks, one node at a time."""
     digest, data = node_bundle.nvml()
     answer = node.ask("devices", nvml=digest)
     if "need" in answer:

@@ -105,7 +105,7 @@ def test_a_job_that_was_placed_and_never_started_gives_its_ports_back(bench: Ben
 
 
 @pytest.mark.skipif(not os.access(MEMORY / "cgroup.procs", os.W_OK), reason="needs root and memory cgroups")
-def test_a_memory_kill_is_told(bench: Bench) -> None:
+def test_a_memory_kill_is_reported(bench: Bench) -> None:
     group = MEMORY / f"clustertool-test-{os.getpid()}"
     group.mkdir()
     try:

@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from clustertool.model.facts import read_facts
-from clustertool.model.wire import answers
+from clustertool.model.wire.field_types import MOST_FILES
 from clustertool.model.wire.messages import PROBE
 from clustertool.node.ports import claims
 from clustertool.node.probe import probe
@@ -63,7 +64,9 @@ def test_holder_of_a_job(bench: Bench) -> None:
         ({"address": "127.0.0.2"}, "127.0.0.2", "lo"),
         ({"address": "127.0.0.2", "explicit_address": "127.0.0.9"}, "127.0.0.9", "lo"),
         ({"address": "", "nic": "lo"}, "127.0.0.1", "lo"),
-        ({"address": "127.0.0.2", "nic": "lo"}, "127.0.0.1", "lo"),
+        ({"address": "127.0.0.2", "nic": "lo"}, "127.0.0.2", "lo"),
+        ({"address": "192.0.2.200", "nic": "lo"}, "127.0.0.1", "lo"),
+        ({"address": "::1", "nic": "lo"}, "127.0.0.1", "lo"),  # Paddle cannot use IPv6
         ({"address": "127.0.0.2", "nic": "lo", "explicit_address": "127.0.0.7"}, "127.0.0.7", "lo"),
         ({"address": "240.0.0.7"}, "240.0.0.7", ""),
         ({"address": "a-name"}, "a-name", ""),
@@ -138,7 +141,7 @@ def test_a_listing_of_job_workspace_is_cut_where_the_laptop_would_refuse_it(tmp_
     found, whole = probe._listing(str(tmp_path), 1000, 3000)
     assert not whole
     assert len(json.dumps(found)) <= 3000
-    assert probe._MOST_FILES < answers._MOST_FILES
+    assert probe._MOST_FILES < MOST_FILES
     assert PROBE({"job_workspace": "/x"}).limit > probe._MOST_BYTES + (4 << 20)
 
 
@@ -179,3 +182,38 @@ def test_ports_of_a_job_are_busy(bench: Bench) -> None:
     job.start()
     job.stop()
     until(lambda: not ports & set(nodes[0].probe()["busy"]))
+
+
+def test_an_interface_with_several_addresses() -> None:
+    """The address that HOSTS names, else the one to which ssh connected, else the first one; the kernel knows all of them."""
+    unshare = shutil.which("unshare")
+    if not unshare or subprocess.run([unshare, "--net", "true"], stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("needs network namespaces")
+    lines = [
+        "ip link set lo up",
+        *(f"ip addr add {own} dev lo" for own in ("10.1.0.1/24", "10.2.0.1/24", "fd00::5/64")),
+    ]
+    code = """
+        import json, os, sys
+        from clustertool.node.probe.network_addresses import interfaces
+        from clustertool.node.probe.probe import _address
+        found = []
+        came_in = "10.9.9.9 1 10.1.0.1 22"
+        for given, came in (("10.2.0.1", ""), ("", came_in), ("10.2.0.1", came_in), ("10.3.0.1", "")):
+            os.environ["SSH_CONNECTION"] = came
+            request = {"nic": "lo", "address": given, "explicit_address": ""}
+            found.append(_address(request, []))
+        print(json.dumps([interfaces()["lo"], found]))
+    """
+    shell = " && ".join([*lines, 'exec "$0" -c "$1"'])
+    argv = [unshare, "--net", "sh", "-ec", shell, sys.executable, textwrap.dedent(code)]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True)
+    known, chosen = json.loads(done.stdout)
+    assert [*known[:3], *sorted(known[3:])] == [
+        ["127.0.0.1", 8],
+        ["10.1.0.1", 24],
+        ["10.2.0.1", 24],
+        ["::1", 128],
+        ["fd00::5", 64],
+    ]
+    assert chosen == [["10.2.0.1", "lo"], ["10.1.0.1", "lo"], ["10.2.0.1", "lo"], ["127.0.0.1", "lo"]]

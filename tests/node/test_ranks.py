@@ -89,7 +89,7 @@ def test_what_it_has(rank: Rank) -> None:
     assert os.getcwd() == before and resource.getrlimit(resource.RLIMIT_NOFILE) == limits
 
 
-def test_programs_are_looked_for_in_its_own_path(rank: Rank) -> None:
+def test_programs_are_searched_in_its_own_path(rank: Rank) -> None:
     for name, mode in (("one", 0o755), ("two", 0o644)):
         folder = rank.folder / name
         folder.mkdir()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clustertool.model.job.usage import thinned
 from clustertool.node.storage import files
 from clustertool.node.supervisor.usage_recorder import Book, Running, Sampler, UsageRecorder
 from clustertool.node.system import processes
@@ -123,10 +123,8 @@ def written(tmp_path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (tmp_path / "job/.clustertool/usage.jsonl").read_text().splitlines() if line]
 
 
-def test_a_slow_card_delays_nobody(tmp_path: Path, job_dir: int) -> None:
+def test_a_slow_card_delays_no_other_request(tmp_path: Path, job_dir: int) -> None:
     """The driver hangs: the loop goes on, and the end waits for a moment only."""
-    import threading
-
     hang = threading.Event()
 
     def cards() -> list[tuple[int, float, int, int]]:
@@ -141,7 +139,8 @@ def test_a_slow_card_delays_nobody(tmp_path: Path, job_dir: int) -> None:
     recorder.close()
     assert time.monotonic() - began < 5.0
     hang.set()
-    until(lambda: (tmp_path / "job/.clustertool/usage.jsonl").stat().st_size > 0, "the line came late")
+    usage = tmp_path / "job/.clustertool/usage.jsonl"
+    until(lambda: usage.exists() and usage.stat().st_size > 0, "the line came late")
     (line,) = written(tmp_path)
     assert line["d"] == [[0, 50.0, 1, 2]]
 
@@ -155,7 +154,7 @@ def test_nothing_runs_nothing_is_written(tmp_path: Path, job_dir: int) -> None:
 
 def test_the_file_is_thinned_out_whole(tmp_path: Path, job_dir: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clustertool.node.supervisor.usage_recorder._MORE", 100)
-    book = Book(job_dir, ".clustertool/usage.jsonl", thinned)
+    book = Book(job_dir, ".clustertool/usage.jsonl")
     for n in range(5000):
         book.write(n * 60.0, {"t": n * 60.0, "n": [], "r": []})
     book.close()
@@ -180,7 +179,39 @@ def test_restarts_add_up(job_dir: int) -> None:
     assert again[3] >= first
 
 
-def test_look_costs_little() -> None:
+def test_processes_may_be_nested_deeply() -> None:
+    """Deeper than Python nests calls."""
+    _, rank = me()
+    stat = processes.stat(rank.pid)
+    assert stat
+    stats = {rank.pid + n: stat._replace(parent=rank.pid + n - 1) for n in range(5000)}
+    owned = Sampler()._owned(dict(reversed(stats.items())), {rank.pid: ("trainer", 0)})
+    assert len(owned["trainer", 0]) == 5000
+
+
+def test_a_log_that_has_not_grown_is_not_read_again(tmp_path: Path, job_dir: int) -> None:
+    log = tmp_path / "job/log/workerlog.0"
+    log.parent.mkdir()
+    recorder = UsageRecorder(job_dir)
+    _, rank = me()
+    log.write_text("step=1\n")
+    recorder._read_logs([rank._replace(log_size=7)])
+    log.write_text("step=2\n")
+    recorder._read_logs([rank._replace(log_size=7)])
+    assert recorder.progress[0][3] == 1
+    recorder._read_logs([rank._replace(log_size=14)])
+    assert recorder.progress[0][3] == 2
+
+
+def test_without_a_rank_no_thread_is_started(job_dir: int) -> None:
+    before = threading.active_count()
+    recorder = UsageRecorder(job_dir)
+    recorder.close()
+    assert recorder._worker._thread is None
+    assert threading.active_count() == before
+
+
+def test_a_sample_costs_little() -> None:
     """80 processes, as eight ranks with nine helpers each: every two seconds, well under half a percent of a core."""
     found = [processes.identify(pid) for pid in processes.pids()]
     members = [process for process in found if process][:80]

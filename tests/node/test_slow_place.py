@@ -14,6 +14,7 @@ import pytest
 
 from clustertool.errors import ClustertoolError, DispatchError, Unreachable
 from clustertool.model.dispatch.manifest import text_of
+from clustertool.node.ports import claims
 from clustertool.node.storage.release_store import Store
 from tests.lab.lab import compiler
 from tests.node.harness import Bench, Job, Node, request, until
@@ -105,10 +106,29 @@ def test_a_slow_copy_ends_with_the_laptop_that_asked_for_it(bench: Bench, slow: 
     assert not job.dir().exists()
 
 
+def test_ports_are_claimed_before_a_slow_copy_and_stay_so(bench: Bench, slow: SlowNode) -> None:
+    """Claims of a job that does not run are void after some minutes, if its records are as old."""
+    node = slow(100)
+    job = job_with_files(bench, node)
+    node.client.agent.send(request("place", **job.place_requests[0]))
+    records = job.dir() / ".clustertool"
+    until(lambda: list(job.dir().glob("file*")), "the copy has begun")
+    port = job.place_requests[0]["spec"]["extra_ports"][0]
+    assert claims.claimed()[port] == job.id
+    old = time.time() - 200  # the claim is not void so far: a claim of another test would remove it
+    os.utime(records, (old, old))
+    until(lambda: records.stat().st_mtime > old + 100, "the agent keeps it young")
+    assert claims.claimed()[port] == job.id
+    assert len(list(job.dir().glob("file*"))) < FILES, "the copy goes on"
+    node.client.close()
+    assert port not in claims.claimed()
+
+
 def test_a_node_that_is_done_keeps_its_claims_while_others_copy(bench: Bench) -> None:
     """Claims of a job that was placed and never started are void after some minutes, if its records are as old."""
     job = bench.job().place()
     records = job.dir() / ".clustertool"
-    os.utime(records, (0, 0))
-    until(lambda: records.stat().st_mtime > 0, "the agent keeps it young")
+    old = time.time() - 200  # the claim is not void so far: a claim of another test would remove it
+    os.utime(records, (old, old))
+    until(lambda: records.stat().st_mtime > old + 100, "the agent keeps it young")
     job.start().ended()

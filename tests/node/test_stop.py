@@ -126,7 +126,7 @@ def test_lead_is_gone(bench: Bench) -> None:
     assert job.stop(0, grace=0.1) == CLEAN
 
 
-def test_lead_hears_of_it_later(bench: Bench) -> None:
+def test_the_lead_learns_of_it_later(bench: Bench) -> None:
     """Node 1 was stopped and has gone while the lead was frozen: its last words were sent and count."""
     job = bench.run(bench.nodes(2, LOSS_TIMEOUT=60), p.PLAIN).ready()
     kill(job.process("supervisor"), signal.SIGSTOP)

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from clustertool.node.jobs import descendants
+from clustertool.node.jobs import descendants, termination
+from clustertool.node.jobs.termination import Shutdown, Sweep
 from clustertool.node.storage import files
-from clustertool.node.supervisor.shutdown import Shutdown
 from clustertool.node.system import processes
 from tests.node import programs as p
-from tests.node.harness import Bench, Job, alive, look, state, until
+from tests.node.harness import Bench, Job, alive, kill, look, state, until
 
 RESIST = {
     "ignores TERM": p.IGNORES_TERM,
@@ -35,19 +35,57 @@ def ready(bench: Bench, program: Any, **given: Any) -> Job:
     return job.ready()
 
 
+def group_lives(group: int) -> bool:
+    """The kernel's own answer. A search of /proc may miss processes that start others and end."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("name", RESIST)
 def test_ended_by_a_stop(bench: Bench, name: str) -> None:
     job = ready(bench, RESIST[name])
+    group = job.rank().pid
+    assert group_lives(group)
     assert job.stop(grace=0.3) == {"state": "clean", "survivors": []}
     job.gone()
+    until(lambda: not group_lives(group), "init has reaped the dead")
     assert [job.events(0, "clean")[0]["survivors"], job.ended()["state"]] == [[], "stopped"]
 
 
 @pytest.mark.parametrize("name", ["ignores TERM", "daemon", "storm"])
 def test_ended_by_force(bench: Bench, name: str) -> None:
     job = ready(bench, RESIST[name])
+    group = job.rank().pid
+    assert group_lives(group)
     assert job.stop(grace=60.0, force=True)["state"] == "clean"
     job.gone()
+    until(lambda: not group_lives(group), "init has reaped the dead")
+
+
+def test_a_storm_is_ended_by_the_guard(bench: Bench) -> None:
+    """Its processes are no children of the guard: only searches of all processes find them."""
+    job = ready(bench, p.STORM)
+    group = job.rank().pid
+    kill(job.process("supervisor"))
+    job.until("clean")
+    job.gone()
+    until(lambda: not group_lives(group), "init has reaped the dead")
+
+
+def test_force_sends_no_term(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program must not begin to save its state, or to fork, when it is to be killed."""
+    sent: list[int] = []
+    send = processes.signal_one
+    monkeypatch.setattr(processes, "signal_one", lambda to, number: (sent.append(number), send(to, number)))
+    for grace in (0.0, 0.2):
+        child = subprocess.Popen(["sleep", "600"])
+        assert Sweep(filter(None, [processes.identify(child.pid)]), "no such mark").end(grace) == []
+        child.wait(10)
+    assert sent[0] == signal.SIGKILL
+    assert sent[1:] == [signal.SIGTERM, signal.SIGCONT]
 
 
 def test_grace_is_given_and_then_over(bench: Bench) -> None:
@@ -58,7 +96,7 @@ def test_grace_is_given_and_then_over(bench: Bench) -> None:
     assert exited["t"] - stopping["t"] >= 0.45
 
 
-def test_stopped_rank_hears_term(bench: Bench) -> None:
+def test_stopped_rank_receives_term(bench: Bench) -> None:
     job = ready(bench, "trap 'echo bye; exit 3' TERM; echo pid $$; echo ready; while :; do sleep 0.05; done")
     os.kill(job.rank().pid, signal.SIGSTOP)
     job.until("frozen")
@@ -109,17 +147,55 @@ def test_failure_ends_the_stubborn(bench: Bench) -> None:
     job.gone()
 
 
-def test_the_last_word_waits_for_exit_codes() -> None:
+def test_the_last_event_waits_for_exit_codes() -> None:
     """Who was killed a moment ago lives no more, and is not waited for yet: without it the verdict would not name it."""
     killed = subprocess.Popen(["sleep", "1000"])
     process = processes.identify(killed.pid)
     assert process is not None
-    family: Any = SimpleNamespace(living=lambda: [process] if alive(process) else [])
+    family: Any = SimpleNamespace(living=lambda: [process] if alive(process) else [], has_children=lambda: False)
     ending = Shutdown(family, "no such mark", grace=0.0)
     until(lambda: not ending.turn(unreaped=True) and not alive(process))
-    assert ending.turn(unreaped=True) is None and not ending.over
+    assert ending.turn(unreaped=True) is None and not ending.over_at
     killed.wait()
-    assert ending.turn(unreaped=False) == [] and ending.over
+    assert ending.turn(unreaped=False) == [] and ending.over_at
+
+
+def test_a_child_that_no_search_finds_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program whose processes each start the next one and end: a search may come between two of them each time."""
+    children = [True]
+    family: Any = SimpleNamespace(living=list, has_children=lambda: children[0])
+    ending = Shutdown(family, "no such mark", grace=0.0)
+    assert ending.turn() is None and not ending.over_at
+    children[0] = False
+    assert ending.turn() == [] and ending.over_at
+    monkeypatch.setattr(termination, "_HOPELESS", 0.0)
+    children[0] = True
+    assert Shutdown(family, "no such mark", grace=0.0).turn() == [
+        "processes that start others faster than they are found"
+    ]
+
+
+def test_a_search_follows_processes_that_start_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each listing of /proc shows a process that ends before its environment is read; the fourth one lives."""
+    with subprocess.Popen(["sleep", "600"], env={"CLUSTERTOOL_MARK": "chain of four"}) as last:
+        until(lambda: processes.marked("chain of four"))
+        gone = [subprocess.Popen(["true"]) for _ in range(3)]
+        chain = [*(child.pid for child in gone), last.pid]
+        for child in gone:
+            child.wait()
+        monkeypatch.setattr(processes, "pids", lambda: [chain.pop(0)] if len(chain) > 1 else list(chain))
+        (found,) = processes.marked("chain of four")
+        assert found.pid == last.pid
+        last.kill()
+
+
+def test_a_sweep_counts_what_it_has_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has ended since may have started another one."""
+    with subprocess.Popen(["sleep", "600"]) as child:
+        process = processes.identify(child.pid)
+        child.kill()
+    monkeypatch.setattr(processes, "marked", lambda mark: [process])
+    assert Sweep([], "a mark").living() == [process]
 
 
 def test_marked_process_that_is_no_descendant(bench: Bench) -> None:

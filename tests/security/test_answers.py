@@ -13,6 +13,7 @@ import pytest
 from clustertool.errors import BadAnswer, ClustertoolError
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.config.cluster import Cluster
+from clustertool.model.wire import answers
 from clustertool.model.wire.frames import Decoder, FrameError, encode
 from clustertool.model.wire.messages import REQUESTS, Request
 from clustertool.model.wire.shape import Malformed
@@ -32,7 +33,7 @@ EVENT = {
     "log": "log/workerlog.0",
 }
 SUMMARY = {"id": "a", "state": "running", "node": 0, "created": 1.0, "nodes": ["n"], "code": None}
-SUMMARY.update(reason="", owner=None, mode=None, command=None)
+SUMMARY.update(reason="", owner=None, mode=None, command=None, dir="/x", start="", final=False)
 STATUS = {
     "node": 0,
     "dir": "/x",
@@ -87,7 +88,7 @@ def nodes(cluster_of: Callable[..., tuple[Cluster, list[sshd.Sshd]]]) -> Iterato
 
 
 def check_answer(question: str, answer: dict[str, Any]) -> None:
-    REQUESTS[question].check_answer(answer)
+    answers.check_answer(REQUESTS[question], answer)
 
 
 def reply(**fields: Any) -> str:
@@ -197,6 +198,7 @@ def bad(question: str, answer: Mapping[str, Any]) -> str:
     ("change", "says"),
     [
         ({"events": [{**EVENT, "role": "boss"}]}, "events[0] (started).role is 'boss', not one of"),
+        ({"events": [{"type": "phase", "t": 1, "name": "ending", "end": "won"}]}, "(phase).end is 'won', not one of"),
         ({"events": [{**EVENT, "rank": "3"}]}, "events[0] (started).rank is '3'"),
         ({"events": [{**EVENT, "rank": True}]}, "events[0] (started).rank is True"),
         ({"events": [{**EVENT, "t": float("inf")}]}, "events[0].t is inf"),
@@ -210,7 +212,7 @@ def bad(question: str, answer: Mapping[str, Any]) -> str:
             "code is 1000",
         ),
         (
-            {"events": [{"type": "lost", "t": 1, "node": 1, "ranks": [["trainer", 0, None, "x", 1]]}]},
+            {"events": [{"type": "lost", "t": 1, "node": 1, "why": "", "ranks": [["trainer", 0, None, "x", 1]]}]},
             "ranks[0][3] is 'x'",
         ),
         ({"events": [{"type": "clean", "t": 1, "survivors": [["x"]]}]}, "survivors[0] is a list, not a string"),
@@ -227,6 +229,9 @@ def test_a_status_that_is_not_valid(change: dict[str, Any], says: str) -> None:
     assert says in bad("status", {**STATUS, **change})
 
 
+NO_DEVICES = {"kind": "gpu", "ids": [0], "devices": [], "driver": "", "cuda": "", "problem": ""}
+
+
 @pytest.mark.parametrize(
     ("question", "answer"),
     [
@@ -241,6 +246,7 @@ def test_a_status_that_is_not_valid(change: dict[str, Any], says: str) -> None:
         ("devices", {"kind": "gpu"}),
         ("glance", {"jobs": []}),
         ("devices", {"need": 7}),
+        ("devices", {**NO_DEVICES, "devices": [{"index": 0, "processes": [{"pid": 1, "memory": -5}]}]}),
         ("link-open", {"ports": [70_000]}),
         ("meet", {"seen": [-1]}),
         ("probe", {"cpus": "many"}),
@@ -249,6 +255,7 @@ def test_a_status_that_is_not_valid(change: dict[str, Any], says: str) -> None:
     ],
 )
 def test_other_answers_that_are_not_valid(question: str, answer: dict[str, Any]) -> None:
+    check_answer("devices", NO_DEVICES)
     bad(question, answer)
 
 

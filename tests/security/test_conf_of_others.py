@@ -267,7 +267,7 @@ def test_a_report_is_written_through_no_link(place: Place, monkeypatch: pytest.M
 @ROOT
 def test_a_user_without_a_home_folder(place: Place) -> None:
     """A uid without a name and without $HOME, and a $HOME that the user cannot reach, are no bugs."""
-    program = f"import sys, os; sys.path.insert(0, {str(REPO)!r})\nfrom clustertool.verbs import conf_file as conf\n"
+    program = f"import sys, os; sys.path.insert(0, {str(REPO)!r})\nfrom clustertool.actions import conf_file as conf\n"
     closed = place.top.parent / "closed"
     (closed / "home").mkdir(parents=True)
     closed.chmod(0o700)

@@ -17,7 +17,7 @@ from clustertool.model.job.formats import FORMAT
 from clustertool.node.ports import claims
 from clustertool.node.system import private_directory, processes
 from tests.node import programs as p
-from tests.node.harness import Bench, Job, Process, alive, kill
+from tests.node.harness import Bench, Job, Process, alive, kill, until
 
 CLEAN = {"state": "clean", "survivors": []}
 OURS = ".clustertool"
@@ -227,8 +227,8 @@ def test_records_without_a_number_are_format_1(bench: Bench) -> None:
     assert job.stop(grace=0.1) == CLEAN
 
 
-@pytest.mark.parametrize("created", ['"yesterday"', "1e300", "[]", "NaN", "-5"])
-def test_one_bad_record_hides_no_other(bench: Bench, created: str) -> None:
+@pytest.mark.parametrize("time", ['"yesterday"', "null", "1e300", "[]", "NaN", "-5", "1" + "0" * 400])
+def test_one_bad_record_hides_no_other(bench: Bench, time: str) -> None:
     nodes = bench.nodes(1)
     jobs = [bench.run(nodes, "true", id=f"job{number}") for number in range(2)]
     for job in jobs:
@@ -236,9 +236,17 @@ def test_one_bad_record_hides_no_other(bench: Bench, created: str) -> None:
         job.gone()
     bad = jobs[0].dir() / OURS / "events.jsonl"
     lines = bad.read_text().splitlines()
-    first = {**json.loads(lines[0]), "created": 0}
-    bad.write_text("\n".join([json.dumps(first).replace('"created": 0', f'"created": {created}'), *lines[1:], ""]))
+    first = json.dumps({**json.loads(lines[0]), "created": "BAD", "t": "BAD", "skew": "BAD"}).replace('"BAD"', time)
+    bad.write_text(
+        "\n".join([json.dumps({**json.loads(lines[0]), "skew": "BAD"}).replace('"BAD"', time), *lines[1:], ""])
+    )
+    answer = nodes[0].ask("status", job="job0")  # the laptop does not refuse it
+    if time != "-5":
+        assert [event["skew"] for event in answer["events"] if event["type"] == "job"] == [0]
+    bad.write_text("\n".join([first, *lines[1:], ""]))
     assert sorted(one["id"] for one in nodes[0].ask("jobs")["jobs"]) == ["job0", "job1"]
+    stream = jobs[0].follow(by_time=True, events_at=len(first) + 1)  # the laptop refuses the first event itself
+    until(lambda: stream.ended, "the job is followed to its end", 5.0)
     for text in ("[" * 100_000, "[]", '{"e": "job", "node": [], "nodes": 5, "hostname": {}}', "\0" * 1000):
         bad.write_text("\n".join([text, *lines[1:], ""]))
         assert sorted(one["id"] for one in nodes[0].ask("jobs")["jobs"]) == ["job0", "job1"], text[:50]
@@ -254,7 +262,7 @@ def ports_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The claims of this user, in a /tmp of the test's own."""
     monkeypatch.setattr(private_directory, "_TMP", str(tmp_path))
     claims.hold([20001])
-    assert claims.claimed() == {20001: "(inv check)"}
+    assert claims.claimed() == {20001: "(check)"}
     found = Path(claims.directory(), "ports.json")
     assert json.loads(found.read_text())["format"] == FORMAT
     return found
@@ -272,7 +280,7 @@ def ports_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         '{"20001": 5}',
         '{"x": ["a", "b", "c"]}',
         '{"20001": [1, 2, 3]}',
-        '{"20001": ["(inv check)", "x y z", "BOOT"]}',
+        '{"20001": ["(check)", "x y z", "BOOT"]}',
         "[" * 100_000,
     ],
 )
@@ -280,7 +288,7 @@ def test_claims_of_another_shape_count_for_nothing(ports_json: Path, text: str) 
     ports_json.write_text(text.replace("BOOT", processes.boot_id()))
     assert claims.claimed() == {}
     claims.hold([20001])
-    assert claims.claimed() == {20001: "(inv check)"}
+    assert claims.claimed() == {20001: "(check)"}
     claims.let_go()
     assert claims.claimed() == {}
 
@@ -297,5 +305,5 @@ def test_claims_of_a_newer_version_are_refused_and_kept(ports_json: Path) -> Non
 def test_claims_without_a_number_are_read(ports_json: Path) -> None:
     text = ports_json.read_text()
     ports_json.write_text(text.replace(f'"format": {FORMAT}, ', ""))
-    assert claims.claimed() == {20001: "(inv check)"}
+    assert claims.claimed() == {20001: "(check)"}
     assert ports_json.read_text() != text

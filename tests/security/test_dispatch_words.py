@@ -37,7 +37,7 @@ RELAY = """
     ],
     ids=["piece", "number", "kind"],
 )
-def test_a_word_that_is_not_valid_fails_its_node(
+def test_an_argument_that_is_not_valid_fails_its_node(
     site: Callable[..., LoopSite], word: dict[str, object], says: str
 ) -> None:
     one = site(2)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from clustertool.actions.find_jobs import listings, where
 from clustertool.model.config.hosts import read_hosts
-from clustertool.verbs.jobs import listings, where
 from tests.cli import LoopSite, until
 from tests.security.hostile import site_with_hostile
 
@@ -115,6 +116,23 @@ def test_ranks_of_others_and_of_no_plan_are_not_fetched(site: Sites) -> None:
         assert sorted(path.name for path in (pair.folder / f"all{first}").iterdir()) == ["rank0", "rank1"]
     pair.conf()
     pair.inv("stop", "--job", job, "--force").ends(0)
+
+
+def test_an_output_outside_of_its_job_is_not_fetched(site: Sites) -> None:
+    """A rank can write its records. `fetch` takes no other folder of the node for the output."""
+    one = site(1)
+    one.workspace(train_py=TRAIN.rpartition("time.sleep")[0])
+    one.inv("run", "-w", "job").ends(0)
+    (one.home(0) / "mine").mkdir()
+    (one.home(0) / "mine/secret").write_text("secret")
+    events = one.jobs(0)[0] / ".clustertool/events.jsonl"
+    text = events.read_text()
+    for number, place in enumerate(("../../mine", "/" + str(one.home(0) / "mine").strip("/"), "output/../../../mine")):
+        found = re.sub(r'"output": ?"output"', f'"output": "{place}"', text)
+        assert found != text
+        events.write_text(found)
+        one.inv("fetch", "--to", f"got{number}").ends(0)
+        assert [path.name for path in (one.folder / f"got{number}").iterdir()] == ["model"]
 
 
 def test_a_flood_of_jobs_does_not_delay_the_stop_of_others(site: Sites) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from clustertool.errors import AuthError, ConfigError, UsageError
 from clustertool.model.config.cluster import read_cluster
-from clustertool.model.config.hostfile import pick, read_hostfile
+from clustertool.model.config.hostfile import hosts_of, read_host_list, read_hostfile
 from clustertool.model.config.hosts import Host, read_hosts, valid_host, valid_user
 from clustertool.ssh import dial
 from clustertool.ssh import settings as sshconfig
@@ -43,7 +43,9 @@ def test_a_name_with_a_command_in_it_is_refused_everywhere(entry: str, tmp_path:
     with pytest.raises(ConfigError):
         read_hosts(read_hostfile(entry, "hostfile"))
     with pytest.raises(UsageError):
-        pick((), [entry])
+        hosts_of([entry], "--ips")
+    with pytest.raises(UsageError):
+        hosts_of(read_host_list(entry), "-H")
 
 
 @pytest.mark.parametrize(

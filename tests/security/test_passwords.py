@@ -13,12 +13,11 @@ import pytest
 from clustertool.errors import AuthError
 from clustertool.model.config.cluster import Cluster, read_cluster
 from clustertool.ssh import host_keys
-from clustertool.ssh.connection import open_all
 from clustertool.ssh.parallel import Gathered
 from clustertool.ssh.prompter import Prompter
 from tests.cli import LoopSite, plain
 from tests.ssh.accounts import Host, Typist
-from tests.ssh.links import close_all
+from tests.ssh.links import close_all, open_all
 
 HostsOf = Callable[..., "list[Host]"]
 
@@ -133,7 +132,7 @@ def test_interactive_passwords_go_the_same_way(hosts: HostsOf, field: tuple[str,
     assert sum(question.startswith("Password of ann@") for question in person.asked) == 1
 
 
-def test_a_server_with_the_word_password_gets_nothing_unasked(hosts: HostsOf) -> None:
+def test_a_server_that_prints_password_gets_nothing_unasked(hosts: HostsOf) -> None:
     """The finding: what was typed for one host went to each server whose question contains "password"."""
     (honest,) = hosts(1)
     fields = [("Your password of all other hosts, please: ", False)]

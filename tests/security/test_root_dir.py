@@ -149,7 +149,7 @@ def test_a_rank_starts_in_the_jobs_own_directory_whatever_lies_at_its_path(bench
 
 
 @root_only
-def test_run_and_dispatch_refuse_it_also_where_the_release_is_held(site: Callable[..., LoopSite]) -> None:
+def test_run_and_dispatch_refuse_it_also_where_the_release_is_stored(site: Callable[..., LoopSite]) -> None:
     made = site(1)
     made.workspace(train_py="print('ran')")
     lab = made.folder / "lab"

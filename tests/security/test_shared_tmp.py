@@ -96,7 +96,7 @@ def test_what_others_put_in_its_place_is_not_used(tmp: Path, tmp_path: Path) -> 
     assert private_directory.find() == str(made)
 
 
-def test_the_oldest_of_several_is_used_by_all_who_make_one_at_once(tmp: Path) -> None:
+def test_the_oldest_of_several_is_used_by_all_that_make_one_at_once(tmp: Path) -> None:
     found: list[str] = []
     start = threading.Barrier(8)
 

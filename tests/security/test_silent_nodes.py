@@ -137,7 +137,7 @@ def test_a_bug_in_jobs_and_report_of_one_node(site: Sites) -> None:
     three.inv("status", "--job", job).ends(70)
 
 
-def test_a_fifo_in_place_of_a_record_blocks_nobody(site: Sites) -> None:
+def test_a_fifo_in_place_of_a_record_blocks_no_reader(site: Sites) -> None:
     one = site(1)
     one.workspace(train_py="print('ready')")
     jobs = [one.inv("run", "-w", "job").ends(0).job for _ in range(2)]

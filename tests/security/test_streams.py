@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from clustertool.model.job.state import JobStatus
-from clustertool.watch.job_view import JobView, LogLines, News
+from clustertool.show.job_text import news_text
+from clustertool.watch.job_view import JobView, LogLines
+from clustertool.watch.news import RefusedNews
 from tests.cli import LoopSite
 
 PLAN = {("trainer", 0): 0, ("trainer", 1): 1}
@@ -63,8 +65,9 @@ def test_a_node_speaks_of_its_own_ranks_only(given: tuple[Any, ...]) -> None:
     watch.take(*events(1, job(1, 0, 1), at=3))
     assert watch.status.processes["trainer", 0].node == 0
     refused = watch.take(*log(1, 0, b"forged\n"))
-    assert [type(item) for item in refused] == [News]
-    assert "evil: it sent a log (log/workerlog.0) of trainer 0, which it does not run" in str(refused)
+    (item,) = refused
+    assert isinstance(item, RefusedNews)
+    assert news_text(item).startswith("evil: it sent a log (log/workerlog.0) of trainer 0, which it does not run")
     assert watch.take(*log(1, 1, b"more\n")) == []
     assert watch.take(*log(0, 0, b"true\n")) == [LogLines("trainer", 0, 0, ["true"])]
     assert 1 in watch.closed

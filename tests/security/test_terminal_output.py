@@ -12,8 +12,8 @@ import pytest
 
 from clustertool.errors import BadAnswer, NodeLost
 from clustertool.model.job.outcome import Outcome
-from clustertool.model.wire import answers
-from clustertool.model.wire.shape import Malformed
+from clustertool.model.wire.agent_answers import GlanceAnswer
+from clustertool.model.wire.shape import Malformed, check_of
 from clustertool.show.errors import show_error
 from clustertool.show.terminal import Terminal
 from clustertool.show.top_view import Screen, View
@@ -81,10 +81,10 @@ def test_an_outcome_in_json_is_exact(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_a_state_is_one_of_a_fixed_set() -> None:
     sample = _sample("x")
-    answers.sample(sample, "")
+    check_of(GlanceAnswer)(sample, "")
     sample["jobs"][0]["ranks"][0]["state"] = FORGED
     with pytest.raises(Malformed, match="state"):
-        answers.sample(sample, "")
+        check_of(GlanceAnswer)(sample, "")
 
 
 def _sample(text: str) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def test_top_shows_control_characters_and_does_not_obey_them(text: str) -> None:
     picture.feed(0, "node1", _sample(text), 1.0)
     page = screen.page(picture, view, 200, 40, {"node2": text}, 2.0)
     view.message, view.log = text, page.ranks[0]
-    pages = [page, screen.page(picture, view, 200, 40, {}, 2.0), screen.log_page(view, text, 200, 40)]
+    pages = [page, screen.page(picture, view, 200, 40, {}, 2.0), screen.log_page(view, text, 40)]
     shown = [part for one in pages for line in one.lines for part, _ in line]
     assert set().union(*map(_controls, shown)) == set()
     assert not [part for part in shown if "\n" in part]

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from clustertool.actions import read_status
+from clustertool.actions.find_jobs import merged
+from clustertool.model.job.node_status import NodeTrouble
 from clustertool.model.job.state import JobStatus, fold
-from clustertool.verbs import status as status_verb
-from clustertool.verbs.jobs import merged
 from clustertool.watch.job_view import JobView
 
 Event = dict[str, Any]
@@ -57,14 +58,23 @@ def test_a_followed_job_goes_on() -> None:
     assert not watch.over
 
 
+@pytest.mark.parametrize("type", ["other_address", "supervisor_lost", "of", "begin"])
+def test_the_name_of_a_handler_is_no_type_of_an_event(type: str) -> None:
+    """The fields of an event of an unknown type are not checked, and any node may send it."""
+    lie = {"type": type, "role": "trainer", "rank": 0, "listens": "a lie", "why": "a lie"}
+    found = fold([(0, event) for event in at(HONEST)] + [(1, event) for event in at([HONEST[0], lie, {"type": type}])])
+    assert not found.processes["trainer", 0].life.listens
+    assert found.nodes[1].trouble == NodeTrouble()
+
+
 def test_status_shows_a_running_job() -> None:
     def answer(events: list[Event]) -> dict[str, Any]:
         return {"events": at(events), "heartbeat": 0.1, "supervised": True, "output": [], "usage": {}}
 
     answers = {0: answer(HONEST), 1: answer([HONEST[0], *LIES])}
-    assert status_verb.as_dict(answers)["state"] == "running"
+    assert read_status.as_dict(answers)["state"] == "running"
     del answers[0]
-    assert status_verb.as_dict(answers)["state"] == "succeeded"  # a node is missing, so the exit code is 69
+    assert read_status.as_dict(answers)["state"] == "succeeded"  # a node is missing, so the exit code is 69
 
 
 def test_an_end_of_another_node_never_outranks_that_of_the_lead() -> None:

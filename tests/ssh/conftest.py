@@ -10,6 +10,7 @@ import pytest
 
 from clustertool.model.config.cluster import Cluster, read_cluster
 from tests.cli import EmbeddedSite, LoopSite
+from tests.node_code import NodeCode
 from tests.ssh import sshd
 
 ClusterOf = Callable[..., "tuple[Cluster, list[sshd.Sshd]]"]
@@ -24,8 +25,11 @@ def ssh_keys(tmp_path_factory: pytest.TempPathFactory) -> sshd.Keys:
 
 
 @pytest.fixture
-def start(ssh_keys: sshd.Keys, tmp_path: Path) -> Iterator[Callable[..., sshd.Sshd]]:
-    """start(number, address=..., keys=..., authorized=..., extra=[...]): one server, on 127.0.0.<number> unless told else."""
+def start(ssh_keys: sshd.Keys, node_code: NodeCode, tmp_path: Path) -> Iterator[Callable[..., sshd.Sshd]]:
+    """start(number, address=..., keys=..., authorized=..., extra=[...]): one server, on 127.0.0.<number> without an `address`.
+
+    installed=False: the node's code has not been sent there before.
+    """
     servers: list[sshd.Sshd] = []
 
     def one(number: int, **given: Any) -> sshd.Sshd:
@@ -34,13 +38,12 @@ def start(ssh_keys: sshd.Keys, tmp_path: Path) -> Iterator[Callable[..., sshd.Ss
         address = given.get("address") or f"127.0.0.{number}"
         server = sshd.start(address, tmp_path / f"sshd{len(servers)}", keys, authorized, given.get("extra", ()))
         servers.append(server)
+        if given.get("installed", True):
+            node_code.put_into(server.home)
         return server
 
     yield one
-    for server in servers:
-        server.stop()
-    for server in servers:
-        assert not server.alive()
+    sshd.stop_all(servers)
 
 
 @pytest.fixture
@@ -73,11 +76,11 @@ def cluster_for(servers: list[sshd.Sshd], values: dict[str, object]) -> Cluster:
 def site(
     start: Callable[..., sshd.Sshd], ssh_keys: sshd.Keys, laptop: Path, tmp_path: Path
 ) -> Iterator[Callable[..., LoopSite]]:
-    """site(4) -> a folder with conf.py and tasks.py whose cluster is 4 private sshds, all on `address` if one is given."""
+    """site(4) -> a folder with conf.py and tasks.py whose cluster is 4 private sshds, each made by start(..., **given)."""
     sites: list[LoopSite] = []
 
-    def make(count: int = 3, extra: Any = (), address: str = "") -> LoopSite:
-        servers = [start(FIRST + number, extra=extra, address=address) for number in range(count)]
+    def make(count: int = 3, **given: Any) -> LoopSite:
+        servers = [start(FIRST + number, **given) for number in range(count)]
         sites.append(LoopSite(tmp_path / f"site{len(sites)}", servers, ssh_keys, laptop))
         return sites[-1]
 

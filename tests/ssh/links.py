@@ -2,14 +2,64 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 
 import paramiko
 from paramiko.common import cMSG_CHANNEL_CLOSE
 
+from clustertool.errors import TimedOut
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.hosts import Host
 from clustertool.ssh.connection import SshLink
-from clustertool.ssh.parallel import each
+from clustertool.ssh.parallel import Gathered, each
+from clustertool.ssh.prompter import Prompter
+from clustertool.ssh.user_command import Completed, run_script
+
+
+def open_all(
+    hosts: Sequence[Host],
+    cluster: Cluster,
+    *,
+    prompter: Prompter | None = None,
+    check: Callable[[], None] | None = None,
+) -> Gathered[SshLink]:
+    """Connect to all hosts side by side; keys of the result are node ids. Questions are asked by this thread."""
+    asks = prompter or Prompter()
+    links: list[SshLink] = []
+    given_up = threading.Event()
+
+    def connect(host: Host) -> SshLink:
+        link = SshLink(host, cluster, asks)
+        links.append(link)
+        if given_up.is_set():  # the caller has left: no one else will close it
+            link.close()
+        return link
+
+    def check_all() -> None:
+        asks.serve()
+        if check:
+            check()
+
+    try:
+        return each({host.index: host for host in hosts}, connect, check=check_all)
+    except BaseException:
+        given_up.set()
+        for link in list(links):
+            link.close()
+        raise
+    finally:
+        asks.announce()
+
+
+def script(link: SshLink, text: bytes, timeout: float) -> Completed:
+    """Run a POSIX sh script. Its commands share its stdin: give them </dev/null. Raises Unreachable."""
+    mark = secrets.token_hex(16).encode()
+    try:
+        return run_script(link, b"printf %%s %s; printf %%s %s >&2\n" % (mark, mark) + text, mark, timeout)
+    except TimedOut:
+        raise link.lost(f"no answer within {timeout:g} s") from None
 
 
 def close_all(links: Sequence[SshLink]) -> None:

@@ -50,7 +50,7 @@ class Sshd:
 
     def alive(self) -> list[int]:
         """Every living process of this server: itself, its sessions, and what they started."""
-        return sorted(descendants(self.process.pid) | marked(self.mark))
+        return sorted(processes_of([self]))
 
     def cut(self) -> None:
         """Freeze the server and all its sessions, as a cut cable would: nobody answers, nobody hangs up."""
@@ -62,17 +62,28 @@ class Sshd:
 
     def stop(self) -> None:
         """End the server and all it started; raises AssertionError if something outlives SIGKILL."""
-        victims = set(self.alive())
-        deadline = time.monotonic() + 10
-        while victims:
-            for number in (signal.SIGSTOP, signal.SIGKILL):  # all at once, as a crash: none sees the others die
-                for pid in victims:
-                    _signal(pid, number)
-            if self.process.poll() is None:
-                self.process.wait(10)
-            victims = {pid for pid in victims | set(self.alive()) if living(pid)}
-            assert time.monotonic() < deadline, f"sshd {self.address}:{self.port} left {victims}"
-        self.process.wait(10)
+        stop_all([self])
+
+
+def processes_of(servers: Sequence[Sshd]) -> set[int]:
+    """Every living process of these servers, with one pass through the processes of the machine."""
+    return descendants(*(server.process.pid for server in servers)) | marked(*(server.mark for server in servers))
+
+
+def stop_all(servers: Sequence[Sshd]) -> None:
+    """End the servers and all they started; raises AssertionError if something outlives SIGKILL."""
+    victims = processes_of(servers)
+    deadline = time.monotonic() + 10
+    while victims:
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # all at once, as a crash: none sees the others die
+            for pid in victims:
+                _signal(pid, number)
+        for server in servers:
+            server.process.wait(10)
+        victims = {pid for pid in victims | processes_of(servers) if living(pid)}
+        assert time.monotonic() < deadline, f"{[server.entry for server in servers]} left {victims}"
+    for server in servers:
+        server.process.wait(10)
 
 
 @dataclass
@@ -184,15 +195,15 @@ def until(true: Callable[[], object], seconds: float = 10.0) -> None:
         time.sleep(0.005)
 
 
-def descendants(root: int) -> set[int]:
-    """`root` and all processes below it that live now."""
+def descendants(*roots: int) -> set[int]:
+    """`roots` and all processes below them that live now."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             fields = _stat(int(name))
             if fields and fields[0] not in "ZX":
                 parents[int(name)] = int(fields[1])
-    found = {root} & set(parents)
+    found = set(roots) & set(parents)
     grown = True
     while grown:
         below = {pid for pid, parent in parents.items() if parent in found and pid not in found}
@@ -201,8 +212,8 @@ def descendants(root: int) -> set[int]:
     return found
 
 
-def marked(mark: str) -> set[int]:
-    """Living processes that carry this server's mark in their environment (the double-forked too)."""
+def marked(*marks: str) -> set[int]:
+    """Living processes that carry one of these servers' marks in their environment (the double-forked too)."""
     found = set()
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -210,7 +221,7 @@ def marked(mark: str) -> set[int]:
                 environ = Path(f"/proc/{name}/environ").read_bytes()
             except OSError:
                 continue
-            if mark.encode() in environ and living(int(name)):
+            if any(mark.encode() in environ for mark in marks) and living(int(name)):
                 found.add(int(name))
     return found
 

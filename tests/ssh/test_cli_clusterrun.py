@@ -62,18 +62,30 @@ def test_ips_without_conf_py(site):
     without_conf(pair)
     pair.workspace(".", train_py=TELLS)
     words = [server.entry for server in pair.servers]
-    done = pair.clusterrun("--ips", ",".join(words), "train.py").ends(0)
+    shell = {"CUDA_VISIBLE_DEVICES": "-1", "PADDLE_PG_TIMEOUT": "9", "FLAGS_selected_gpus": "5"}
+    done = pair.clusterrun("--ips", ",".join(words), "train.py", env=shell).ends(0)
     assert "conf: nodes of --ips (2 nodes)" in done.err
+    assert "from this shell: CUDA_VISIBLE_DEVICES=-1 is for every node" in done.err
+    assert said(pair, 1, 1)["env"]["PADDLE_PG_TIMEOUT"] == "9"
+    assert "FLAGS_selected_gpus" not in said(pair, 1, 1)["env"]
+    assert said(pair, 1, 1)["env"]["CUDA_VISIBLE_DEVICES"] == "-1"
     assert [said(pair, node, node)["env"]["POD_IP"] for node in (0, 1)] == [server.address for server in pair.servers]
 
 
 def test_conf_py_alone_gives_the_nodes(site):
     three = site(3)
     three.workspace(".", train_py=TELLS)
+    (three.folder / "log").mkdir()
+    (three.folder / "log/workerlog.0").write_text("of a job on this machine")
     done = three.clusterrun("--nnodes=1:2", "--log_dir", "mine", "train.py").ends(0)
+    assert "an earlier job" not in done.err
     assert "2 trainers on 2 nodes" in done.err
+    assert (three.folder / "mine/workerlog.0").read_text() == (job_of(three, 0) / "log/workerlog.0").read_text()
     assert (job_of(three, 1) / "mine/workerlog.1").read_text() == (job_of(three, 1) / "log/workerlog.1").read_text()
     assert "there are 3 nodes" in three.clusterrun("--nnodes", 4, "train.py").ends(64).err
+    on_nodes = three.clusterrun("--nnodes", 1, "train.py").ends(0).err
+    assert "note: log has the logs of an earlier job; write those of this one with --log_dir DIR" in on_nodes
+    assert "log_dir: log, in the job's directory on every node" in on_nodes
     below = three.folder / "sub"
     below.mkdir()
     shutil.copy(three.folder / "train.py", below)
@@ -157,7 +169,7 @@ def test_after_a_job_here_its_traces_are_not_sent(site):
     assert "outside of the workspace" in pair.clusterrun("--ips=127.0.0.3", "../outside.py").ends(65).err
 
 
-def test_beside_the_embedded_cluster(embedded):
+def test_next_to_the_embedded_cluster(embedded):
     """Without conf.py, run's jobs are on the embedded cluster and clusterrun's are here: other verbs find both."""
     embedded.workspace(train_py=POLITE)
     shutil.copy(embedded.folder / "job/train.py", embedded.folder)
@@ -218,3 +230,14 @@ def test_commands_of_job_toml_get_what_was_typed(site):
     assert trainer["argv"] == ["train", "--trainer_id=1", "--save_dir=./output", "--config={port}"]
     assert done.job == "toml"
     assert Path(job_of(pair, 0)).name == "JOBtoml"
+
+
+def test_hosts_with_slots_and_a_total(site):
+    """As mpirun and horovodrun have them; users, ssh ports and keys are those of conf.py."""
+    pair = site(2)
+    pair.workspace(".", train_py=TELLS)
+    first, second = (server.address for server in pair.servers)
+    done = pair.clusterrun("-np", 3, "-H", f"{second}:2,{first}:2", "train.py").ends(0)
+    assert "conf: " in done.err and "nodes of -H (2 nodes)" in done.err
+    assert [said(pair, 1, rank)["env"]["WORLD_SIZE"] for rank in (0, 1)] == ["3", "3"]
+    assert said(pair, 0, 2)["env"]["PADDLE_TRAINERS"] == f"{second},{first}"

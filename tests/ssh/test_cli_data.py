@@ -125,7 +125,7 @@ def test_nodes_hold_exactly_their_shards(site):
         assert kept < (len(own) + 0.5) * SIZE, "what it keeps for the next job is no more either"
     # again: nothing is sent, and it is right again
     again = three.inv("run", "-w", "job", "--all-ranks").ends(0)
-    assert "dispatch: nothing to send, 3 nodes ready" in again.out
+    assert "dispatch: nothing to send, 3 nodes ready" in again.err
     # another shape: each node gets what it lacks, and no more
     pair = three.inv("run", "-w", "job", "--all-ranks", "--nnodes", 2).ends(0)
     assert len(re.findall(r"x-\d \d+$", pair.out, re.M)) == 7
@@ -134,7 +134,7 @@ def test_nodes_hold_exactly_their_shards(site):
     # 0 3 6 -> 0 2 4 6 and 1 4 -> 1 3 5: they give each other 3 and 4, so two files are sent
     assert 2 * SIZE < sent(pair) < 4.5 * SIZE  # no more than all four, should one come late for that
     # and back: the release is still there
-    assert "nothing to send" in three.inv("run", "-w", "job").ends(0).out
+    assert "nothing to send" in three.inv("run", "-w", "job").ends(0).err
     # without the key all nodes get all
     (folder / "job.toml").write_text('[shards]\nfiles = ["d/*"]\n')
     done = three.inv("run", "-w", "job").ends(0)
@@ -145,11 +145,11 @@ def test_nodes_hold_exactly_their_shards(site):
 
 def sent(done):
     """The bytes that the dispatch line tells."""
-    amount, unit = re.search(r"^dispatch: ([\d.]+) (kB|MB) over the uplink, .* ready", done.out, re.M).groups()
+    amount, unit = re.search(r"^dispatch: ([\d.]+) (kB|MB) over the uplink, .* ready", done.err, re.M).groups()
     return float(amount) * {"kB": 1e3, "MB": 1e6}[unit]
 
 
-def test_dispatch_and_check_know_who_reads_what(site):
+def test_dispatch_and_check_know_which_rank_reads_what(site):
     pair = site(2)
     scattered(pair, 4)
     dry = pair.inv("dispatch", "-w", "job", "--dry").ends(0)
@@ -157,7 +157,8 @@ def test_dispatch_and_check_know_who_reads_what(site):
     done = pair.inv("dispatch", "-w", "job", "--json").ends(0)
     assert 4 * SIZE < done.json["bytes"] < 5 * SIZE
     assert len(set(done.json["releases"].values())) == 2
-    assert "dispatch: nothing to send" in pair.inv("run", "-w", "job").ends(0).out
+    done = pair.inv("run", "-w", "job").ends(0)
+    assert "dispatch: nothing to send" in done.err and "dispatch" not in done.out, "stdout has the job's output only"
     pair.inv("check", "-w", "job").ends(0)
     (pair.folder / "job/d/x-2").unlink()
     assert "number 2 is missing" in pair.inv("dispatch", "-w", "job").ends(65).err
@@ -239,7 +240,7 @@ def test_split_tells_what_it_does(site):
         (["--data", "d.txt", "--shards", "4", "--to", "x"], 65, "d.txt has 3 lines, too few for 4 shards"),
         (["--data", "missing", "--shards", "4"], 65, "missing cannot be read"),
         (["--data", ".", "--shards", "4"], 64, "is a folder"),
-        (["--data", "d.txt", "--shards", "1", "--seed", "4"], 64, "--seed without --shuffle"),
+        (["--data", "d.txt", "--shards", "1", "--seed", "4"], 64, "--seed has no effect without --shuffle"),
         (["--data", "d.txt", "--shards", "1", "--shuffle", "--seed", "x"], 64, "--seed 'x'"),
     ):
         done = alone.inv("split", *args).ends(code)

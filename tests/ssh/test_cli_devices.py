@@ -11,7 +11,13 @@ from tests.cli import REPO, USER
 from tests.nvml import SICK, give
 from tests.ssh.test_cli_verbs import WAITS, detached
 
-SAYS = WAITS + '\n    print("cards", os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"], flush=True)\n'
+SAYS = (
+    WAITS
+    + """
+    seen = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+    print("cards", seen[int(os.environ["LOCAL_RANK"])], ",".join(seen), os.environ["CUDA_DEVICE_ORDER"], flush=True)
+"""
+)
 
 
 @pytest.fixture
@@ -27,15 +33,16 @@ def one(site, nvml):
 
 
 def cards(site, job):
-    """The cards of a job's ranks, by rank."""
+    """The card of each rank, as a program finds it by LOCAL_RANK, and what each rank sees."""
     found = site.inv("status", "--job", job, "--json").ends(0).json
     ranks = range(len(found["processes"]))
     said = [site.inv("logs", "--job", job, "--rank", rank, "--raw", "--follow").ends(0) for rank in ranks]
     assert all("PCI_BUS_ID" in done.out for done in said)
-    return [line.split()[1] for done in said for line in done.lines("cards")]
+    told = [line.split()[1:3] for done in said for line in done.lines("cards")]
+    return [card for card, _ in told], {seen for _, seen in told}
 
 
-def test_a_second_job_is_told_who_holds_its_card(one):
+def test_a_second_job_learns_which_job_has_its_card(one):
     job = detached(one, "--devices", "0,1")
     done = one.inv("run", "-w", "job", "--devices", "1,2").ends(69)
     assert f"{one.name(0)}: gpu 1 is in use by job {job} of user {USER}" in done.err and "--wait" in done.err
@@ -70,7 +77,7 @@ def test_ctrl_c_ends_the_waiting(one):
     assert one.inv("status", "--job", job, "--json").ends(0).json["state"] == "running"
 
 
-def test_auto_takes_what_nobody_uses(one):
+def test_auto_takes_unused_devices(one):
     """Neither what a job has locked, nor what somebody computes on, nor a card that is broken."""
     one.driver.runs((2, os.getpid(), 100))
     one.driver.loses_a_card()  # number 6
@@ -78,7 +85,8 @@ def test_auto_takes_what_nobody_uses(one):
     few = detached(one, "--devices", "auto", "--nproc-per-node", 2)
     rest = detached(one, "--devices", "auto")
     one.go()
-    assert (cards(one, few), cards(one, rest)) == (["3", "4"], ["5", "7"])
+    assert cards(one, few) == (["3", "4"], {"3,4"})
+    assert cards(one, rest) == (["5", "7"], {"5,7"})
 
 
 def test_auto_says_what_is_in_the_way(one):
@@ -90,7 +98,7 @@ def test_auto_says_what_is_in_the_way(one):
 def test_auto_says_what_is_wrong_with_the_devices_that_it_takes(one):
     done = one.inv("run", "-w", "job", "--devices", "auto", "--dry").ends(0)
     told = [line for line in done.err.splitlines() if f"gpu {SICK}:" in line]
-    assert any("7 uncorrected ECC errors (reset the card" in line for line in told) and any(
+    assert any("7 uncorrected ECC errors (reset the device" in line for line in told) and any(
         "96 C" in line for line in told
     )
     assert "gpu 4:" not in done.err
@@ -123,14 +131,14 @@ def test_check_tries_a_framework_on_each_card(one):
     """One trainer a card, as a job has them; what is wrong is told by the numbers that the node's cards have."""
     stand_in(one)
     done = one.inv("check", "--framework", "torch").ends(0)
-    assert "torch: 8 trainers on 1 node try it" in done.err and "torch 0.1 on nccl" in done.out
+    assert "testing torch on 1 node (8 ranks)" in done.err and "torch 0.1 on nccl" in done.out
     (one.home(0) / "fault").write_text("5")
     done = one.inv("check", "--framework", "torch").ends(69)
     assert "FAIL device 5: RuntimeError: CUDA error: an illegal memory access was encountered" in done.out
     (one.home(0) / "fault").write_text("blind")
     done = one.inv("check", "--framework", "torch").ends(69)
     all_of_them = ", ".join(f"device {card}" for card in range(8))
-    assert f"FAIL {all_of_them}: RuntimeError: torch (built for 99.9) sees 0 of 1" in done.out
+    assert f"FAIL {all_of_them}: RuntimeError: torch (built for 99.9) sees 0 of 8" in done.out
     assert not one.living() and not one.jobs(0)
 
 

@@ -80,7 +80,7 @@ def test_a_small_change_is_all_that_is_sent(three):
         assert (placed / "large").read_bytes() == (job / "large").read_bytes()
 
 
-def test_the_seconds_that_are_told_count_from_the_first_connection(three):
+def test_the_seconds_in_the_message_count_from_the_first_connection(three):
     """All may have come while nodes were still being reached: the second half of a dispatch is a moment then."""
     (three.folder / "job/big").write_bytes(os.urandom(3_000_000))
     done = three.inv("dispatch", "-w", "job").ends(0)
@@ -264,7 +264,7 @@ def test_verify_finds_wrong_bytes_and_repairs_them(three):
     assert "nothing is damaged" in three.inv("dispatch", "-w", "job", "--verify").ends(0).out
 
 
-def test_verify_looks_at_all_releases_and_at_nodes_without_any(three):
+def test_verify_reads_all_releases_and_nodes_without_any(three):
     """Also at one of which only some shards were sent to a node, and at one that nobody asks for now."""
     for shard in range(3):
         (three.folder / f"job/part-{shard}").write_bytes(os.urandom(400_000))

@@ -24,7 +24,7 @@ def three(site, nvml):
         made.inv("stop", "--all", "--force")
 
 
-def test_cards_and_who_uses_them(three):
+def test_cards_and_their_users(three):
     three.drivers[0].runs((1, os.getpid(), 3072), (SICK, os.getpid(), 1024))
     done = three.inv("gpus").ends(0)
     name = three.name(0)
@@ -62,7 +62,7 @@ def test_json(three):
     assert found["unreachable"] == {}
 
 
-def test_a_node_that_does_not_answer_is_told_and_the_others_are_shown(three):
+def test_a_node_that_does_not_answer_is_named_and_the_others_are_shown(three):
     three.servers[1].stop()
     done = three.inv("gpus").ends(69)
     assert len(done.lines(f"{three.name(0)} ")) == 8 and three.name(1) in done.err
@@ -70,7 +70,7 @@ def test_a_node_that_does_not_answer_is_told_and_the_others_are_shown(three):
     assert list(found["unreachable"]) == [three.name(1)] and len(found["nodes"]) == 2
 
 
-def test_a_lost_card_is_told(three):
+def test_a_lost_card_is_reported(three):
     three.drivers[0].loses_a_card()
     rows = {row.split()[1]: row for row in three.inv("gpus").ends(0).lines(f"{three.name(0)} ")}
     assert "GPU is lost" in rows["6"] and "free" in rows["7"]

@@ -21,7 +21,7 @@ def three(site, nvml):
         made.inv("stop", "--all", "--force")
 
 
-def test_sick_cards_and_who_is_on_them(three):
+def test_faulty_cards_and_the_jobs_on_them(three):
     three.drivers[0].runs((1, os.getpid(), 3072))
     done = three.inv("check", "--only", ",".join(map(three.name, (0, 1)))).ends(0)
     [first], [second] = (done.lines(three.name(node)) for node in (0, 1))
@@ -51,7 +51,7 @@ def test_a_lost_card_is_an_error_and_a_check_can_be_off(three):
     assert all("users" in row["findings"] and "health" not in row["findings"] for row in found[:2])
 
 
-def test_a_job_on_cards_is_told_by_its_lock(three):
+def test_a_job_on_cards_is_known_by_its_lock(three):
     three.workspace(train_py=WAITS)
     job = detached(three, "--devices", "2,3", "--nproc-per-node", 1, "--only", three.name(0))
     found = three.inv("check", "--json").ends(0).json["nodes"][0]["findings"]

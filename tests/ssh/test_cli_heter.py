@@ -55,7 +55,7 @@ def test_stages_of_heter_trainers_by_numbers(site: Any) -> None:
     assert "ps-heter, 2 pservers, 2 trainers, 6 heter trainers on 2 nodes" in done.err
     assert "starting the trainers and heter trainers" in done.err
     assert done.last == "clustertool: exit 0 (job): all trainers are done"
-    assert "stopped because of it" not in done.err, "a heter trainer that is ended after training is no victim"
+    assert "stopped by clustertool" not in done.err, "a heter trainer that is ended after training is no victim"
     assert not pair.living()
 
     heter = [environment(pair, done, "heter", rank) for rank in range(6)]
@@ -132,7 +132,7 @@ def test_a_heter_trainer_that_fails_ends_the_job(site: Any) -> None:
     )
     assert told, done.err
     assert set(told.group(1).split(",")) <= {"2", "3"}
-    assert re.search(r"^stopped because of it \(victims\): pserver 0-1; ", done.err, re.M), done.err
+    assert re.search(r"^stopped by clustertool because of it \(victims\): pserver 0-1; ", done.err, re.M), done.err
     assert not pair.living()
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import time
+from datetime import datetime
+from pathlib import Path
 
 import pytest
 
 from tests.cases import HELLO
+from tests.cli import until
 
 MB = 1 << 20
 
@@ -98,6 +102,52 @@ def test_logs_during_the_job(waiting):
     assert raw.wait().out == "".join(f"rank 2 line {n}\n" for n in range(30)) + "rank 2 the end\n"
 
 
+def test_times_of_lines_and_all_ranks(waiting):
+    pair, running = waiting
+    every = by_rank(pair.inv("logs", "--rank", "all", "-n", 1))
+    assert [line.split("]")[1] for line in every] == [f" rank {rank} line 29" for rank in range(4)]
+    before = datetime.now().astimezone()
+    until(lambda: not pair.inv("logs", "--since", "1s").ends(0).out, 20)
+    follow = pair.start("logs", "-f", "--since", "1s", "--timestamps", "--rank", "all")
+    follow.says("conf:")
+    pair.go()
+    lines = by_rank(follow.wait())
+    assert [line.split(" ", 4)[4] for line in lines] == [f"rank {rank} the end" for rank in range(4)]
+    times = [datetime.fromisoformat(line.split(" ")[3]) for line in lines]
+    assert all(before.replace(microsecond=0) <= t <= datetime.now().astimezone() for t in times)
+    running.wait()
+    shown = pair.inv("logs", "--timestamps", "--rank", 2).ends(0).lines()
+    assert (
+        len(shown) == 31
+        and shown[-1] in lines
+        and all(re.match(r"\[trainer 2 \S+\] \S+T\S+ rank 2 ", one) for one in shown)
+    )
+    since = shown[-1].split(" ")[3]  # as it is printed
+    assert pair.inv("logs", "--since", since, "--rank", 2).ends(0).lines() == ["[trainer 2 127.0.0.3] rank 2 the end"]
+    assert pair.inv("logs", "--since", since, "--rank", 2, "--raw").ends(0).out == "rank 2 the end\n"
+
+
+def test_ctrl_d_detaches_and_leaves_the_job_alone(waiting):
+    pair, running = waiting
+    assert "Ctrl+D" not in running.err, "its stdin is no terminal"
+    job = running.says(r"^job (\S+):")
+    attached = pair.start("attach", terminal=True)
+    attached.says("line 29")
+    attached.type("\n\n")
+    assert "Ctrl+C stops the job; Ctrl+D detaches: the job goes on" in attached.out
+    assert attached.process.poll() is None
+    attached.type("\x04")
+    done = attached.wait().ends(0)
+    assert "detached; the job goes on: " in done.out and f"attach --job {job}" in done.out
+    assert running.process.poll() is None
+    started = pair.start("run", "-w", "job", "--env", "GO=/nowhere", terminal=True)
+    started.says("line 29")
+    started.type("\x04")
+    assert "the job goes on: " in started.wait().ends(0).out
+    assert pair.inv("status", "--json").ends(0).json["state"] == "running"
+    pair.inv("stop", "--job", pair.inv("jobs", "--json").ends(0).json["jobs"][0]["id"]).ends(0)
+
+
 def test_leaving_logs_leaves_the_job_alone(waiting):
     pair, running = waiting
     follow = pair.start("logs", "-f")
@@ -116,16 +166,24 @@ def test_what_is_not_there_is_66_and_what_makes_no_sense_64(waiting):
         (["--role", "pserver"], 66, "no pserver"),
         (["--host", "elsewhere"], 66, "127.0.0.3"),
         (["--job", "2001"], 66, "no job '2001'"),
+        (["--attempt", 1], 66, "has no attempt 1"),
         (["--rank", "a"], 64, "--rank 'a'"),
         (["--rank", "1,2", "--raw"], 64, "--raw"),
         (["--all-ranks", "--raw"], 64, "--raw"),
         (["--tail", "x"], 64, "--tail 'x'"),
         (["--grep", "("], 64, "--grep '('"),
         (["--role", "boss"], 64, "--role 'boss'"),
+        (["--since", "soon"], 64, "--since 'soon'"),
+        (["--timestamps", "--raw"], 64, "--raw"),
+        (["--timestamps", "--file", "workerlog.0"], 64, "only the logs of ranks have times"),
+        (["--rank", "all", "--raw"], 64, "--raw"),
+        (["--files", "--grep", "x", "--attempt", 1], 64, "--grep, --attempt cannot be given with --files"),
+        (["--file", "workerlog.0", "--rank", 0, "--all-ranks"], 64, "--rank, --all-ranks cannot be given with --file"),
     ]:
         done = pair.inv("logs", *args).ends(code)
         assert told in done.err
         assert not done.out
+    assert "--json lists files only" in pair.inv("logs", "--json").ends(64).err
 
 
 def test_roles_and_files_after_the_job(site):
@@ -170,3 +228,52 @@ def test_a_gigabyte_is_exact_fast_and_takes_no_memory(site, tmp_path):
     subprocess.run(["cmp", tmp_path / "ours", log], check=True)
     assert peak < 100e6
     assert ours < 2 * theirs
+
+
+def test_logs_on_this_machine_while_the_job_runs(waiting, tmp_path):
+    """Rank 0's and those that are shown; with --fetch-logs those of all ranks and attempts at the end."""
+    pair, _ = waiting
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "workerlog.0").write_text("of an earlier job")
+    go = tmp_path / "go2"
+    args = ["run", "-w", "job", "--nproc-per-node", 2, "--env", f"GO={go}", "--log-dir", logs, "--rank", 3]
+    running = pair.start(*args, "--fetch-logs")
+    running.says("rank 3 line 29")
+    half = {rank: "".join(f"rank {rank} line {n}\n" for n in range(30)) for rank in range(4)}
+    for rank in (0, 3):
+        path = logs / f"workerlog.{rank}"
+        until(lambda path=path, text=half[rank]: path.exists() and path.read_text() == text)
+    assert not (logs / "workerlog.1").exists() and "[trainer 0" not in running.out
+    go.touch()
+    done = running.wait().ends(0)
+    for rank in range(4):
+        assert (logs / f"workerlog.{rank}").read_text() == f"{half[rank]}rank {rank} the end\n"
+    assert f"logs on this machine: 4 files in {logs}/JOB" in done.err
+    assert (logs / "workerlog.0.old").read_text() == "of an earlier job"
+    go.unlink()
+    left = pair.inv(*args, "--detach").ends(0)
+    assert f"attach --job {left.job} --log-dir {logs}," in left.out
+    attached = pair.start("attach", "--log-dir", logs, "--rank", 2)
+    attached.says("rank 2 line 29")
+    assert "--tail begins" in pair.inv("attach", "--log-dir", logs, "--tail", 3).ends(64).err
+    go.touch()
+    assert (
+        f"logs on this machine: 2 files in {logs}/JOB{left.job} (all of them: --fetch-logs)"
+        in attached.wait().ends(0).err
+    )
+    for rank in (0, 2):
+        assert (logs / f"workerlog.{rank}").read_text() == f"{half[rank]}rank {rank} the end\n"
+        assert (logs / f"workerlog.{rank}").readlink() == Path(f"JOB{left.job}/workerlog.{rank}")
+    assert not (logs / "workerlog.3").exists(), "an old log is not left there"
+    done = pair.inv("attach", "--job", left.job, "--fetch-logs").ends(0)
+    assert len(list((pair.folder / f"JOB{left.job}/log").glob("workerlog.*"))) == 4, done.err
+    stopped = pair.start(*args, "--env", "GO=/nowhere", "--fetch-logs")
+    stopped.says("rank 3 line 29")
+    there = [pair.jobs(rank // 2)[-1] / f"log/workerlog.{rank}" for rank in range(4)]
+    until(lambda: all("line 29" in path.read_text() for path in there))
+    stopped.signal()
+    done = stopped.wait().ends(130)
+    assert "logs on this machine: 4 files in" in done.err and "not all logs" not in done.err
+    assert "--fetch-logs waits" in pair.inv(*args, "--fetch-logs", "--detach").ends(64).err
+    assert pair.inv(*args[:-2]).ends(0) and not (logs / "workerlog.1").exists(), "an old log is not left there"

@@ -43,11 +43,11 @@ def refused(site, code, *args, told=(), program=None, env=None):
 @pytest.mark.parametrize(
     ("args", "code", "told"),
     [
-        ([], 64, ["--workspace", "--job-workspace"]),
+        ([], 64, ["run needs a workspace", "--workspace", "--job-workspace"]),
         (["--workspace", HELLO, "--job-workspace", "/srv/job"], 64, ["--workspace", "--job-workspace"]),
         (["--job-workspace", "job"], 64, ["--job-workspace 'job'", "relative"]),
         (["--workspace", "nowhere"], 65, ["nowhere", "fix: "]),
-        (["--workspace", "conf.py"], 65, "conf.py"),
+        (["--workspace", "conf.py"], 65, "'conf.py' is a file, not a folder"),
         ([*RUN[1:], "--nproc-per-node", "abc"], 64, ["--nproc-per-node 'abc'", "whole number"]),
         ([*RUN[1:], "--rank", "x"], 64, "--rank 'x'"),
         ([*RUN[1:], "--gpus", "0", "--devices", "1"], 64, ["--gpus 0", "--devices 1"]),
@@ -151,6 +151,18 @@ def test_a_workspace_with_nothing_to_run(lonely):
     refused(lonely, 65, "run", "-w", "job", told=["train.py", "--script"])
 
 
+@pytest.mark.parametrize("script", ["nope.py --lr 0.1", "python3 -W ignore -u sub/nope.py", "./nope.py"])
+def test_a_script_that_the_workspace_does_not_have(lonely, script):
+    lonely.workspace(train_py="")
+    refused(lonely, 65, "run", "-w", "job", "--script", script, told=["there is no ", "nope.py in job", "--script"])
+
+
+def test_a_script_that_is_not_sent(lonely):
+    folder = lonely.workspace(train_py="", mine_py="")
+    (folder / ".clusterignore").write_text("mine.py\n")
+    refused(lonely, 65, "run", "-w", "job", "--script", "mine.py", told=["not sent", ".clusterignore"])
+
+
 def test_no_conf(lonely):
     (lonely.folder / "conf.py").unlink()
     for verb in ("status", "stop", "attach"):
@@ -191,7 +203,7 @@ def test_several_failures_are_one_json_answer(site):
     assert sorted(done.json["unreachable"]) == ["127.0.0.250", "127.0.0.251"]
 
 
-def test_ctrl_c_after_the_last_word_changes_nothing(lonely):
+def test_ctrl_c_after_the_last_line_changes_nothing(lonely):
     """While Python ends it gives the signal back to the system, which would kill it: the code would be another one."""
     for _ in range(5):
         running = lonely.start("run", "--nnodes", "0", "-w", HELLO)

@@ -80,7 +80,7 @@ def test_a_node_that_is_away(three: Site) -> None:
     assert three.name(1) in done.err
 
 
-def test_secrets_that_are_not_known_here_are_told(three: Site) -> None:
+def test_secrets_that_are_not_known_here_are_reported(three: Site) -> None:
     three.conf(SECRETS=["TOKEN"])
     three.workspace(train_py="print('hello')")
     three.inv("run", "-w", "job", env={"TOKEN": "x" * 9}).ends(0)

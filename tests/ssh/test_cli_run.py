@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests import cases
+from tests.node_code import CACHE
 
 PSERVER = """
     import os, socket, time
@@ -68,3 +69,37 @@ def test_jobs_that_start_in_the_same_moment_share_the_ports(site):
         if "planning again" in "".join(one.err for one in done):
             return
     raise AssertionError("nobody met another")
+
+
+def test_what_users_type_without_options(site):
+    """The program and the command stand where other tools have them. Invoke's parser has no words of that kind."""
+    pair = site(2)
+    job = pair.workspace(train_py="import os, sys; print(sys.argv[1:], os.getcwd())")
+    done = pair.clustertool(
+        "run", "--all-ranks", "train.py", "--lr", "0.1", "{rank}", "two words", "--nnodes=2", cwd=job
+    ).ends(0)
+    assert done.out.count("['--lr', '0.1', '{rank}', 'two words', '--nnodes=2'] ") == 2
+    assert "note: --nnodes is passed to train.py; options of run stand before the program\n" in done.err
+    assert "there is no nope.py" in pair.clustertool("run", "nope.py", cwd=job).ends(65).err
+    for folder in ("job", "./job"):  # without --workspace
+        assert f"fix: clustertool run --workspace {folder}" in pair.clustertool("run", folder).ends(64).err
+    hosts = pair.clustertool("exec", "echo", "$((20", "+", "3))").ends(0)
+    assert hosts.out == "--- 127.0.0.[2-3]\n23\n"
+    assert pair.clustertool("exec", "--only", "127.0.0.3", "ls -a; exit 7").ends(7).out.startswith("--- 127.0.0.3")
+    assert "exec has two commands" in pair.clustertool("exec", "-c", "true", "false").ends(64).err
+    assert pair.inv("exec", "hostname").code == 1
+
+
+def test_a_first_start_installs_the_code_and_later_ones_use_it(site, node_code):
+    """Nodes of tests have it already (tests/node_code.py): in the same place with the same name, or it is installed again."""
+
+    def installed(one):
+        one.inv("jobs").ends(0)
+        return [(place.name, place.stat().st_ino) for place in (one.home(0) / CACHE).iterdir()]
+
+    new, known = site(1, installed=False), site(1)
+    found = installed(new)
+    assert [name for name, _ in found] == [node_code.name]
+    assert installed(new) == found
+    before = (known.home(0) / CACHE / node_code.name).stat().st_ino
+    assert installed(known) == [(node_code.name, before)]

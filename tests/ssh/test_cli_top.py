@@ -107,7 +107,8 @@ def test_what_is_seen_and_how_it_ends(top):
     tmux.shows("by memory")
     tmux.press("q")
     page = tmux.shows("^code 0$")
-    assert "$ cd " in page and "trainer" not in page and "STEPS" not in page  # the screen is as it was
+    assert "invoke top; echo code $?" in page.replace("\n", "")  # the screen is as it was
+    assert "trainer" not in page and "STEPS" not in page
     tmux.types("stty -a\n")
     tmux.shows(r"(?<!-)icanon")
     assert "-echo " not in tmux.screen()
@@ -178,14 +179,23 @@ def test_without_a_terminal(site):
     two.workspace(train_py=TALKS)
     job = detached(two)
     done = two.inv("top", "--count", 3, "--interval", 0.5, "--job", job[:15]).ends(0)
-    assert len(done.lines("2 nodes, 1 job, by rank")) == 3 and len(done.lines("trainer 1")) == 3
-    row = done.lines("trainer 1")[-1]
-    assert re.search(r"^trainer 1 +127\.0\.0\.3 +running +\d+ % +\S+ MB +[\d.]+ +\S+ s +\S+ s +step \d+ loss", row)
-    assert not two.inv("top", "--count", 1, "--job", "none").ends(0).lines("trainer")
+    assert len(done.lines("2 nodes, 1 job, by rank")) == 3 and len(done.lines(f"{job}  trainer 1")) == 3
+    row = done.lines(f"{job}  trainer 1")[-1]
+    assert re.search(
+        rf"^{job} +trainer 1 +127\.0\.0\.3 +running +\d+ % +\S+ MB +[\d.]+ +\S+ s +\S+ s +step \d+ loss", row
+    )
+    (row,) = two.inv("top", "--count", 1, "--interval", 0.5).ends(0).lines(f"{job}  trainer 1")
+    assert re.search(r"running +\d+ % +\S+ MB +[\d.]+ ", row), "one table has rates, too"
+    found = two.inv("top", "--json", "--interval", 0.5).ends(0).json
+    ranks = {(rank["job"], rank["rank"]): rank for rank in found["ranks"]}
+    assert ranks[job, 1]["steps_per_second"] > 1 and "step" in ranks[job, 1]["last_line"]
+    assert sorted(found["nodes"]) == ["127.0.0.2", "127.0.0.3"] and found["unreachable"] == {}
+    assert not two.inv("top", "--count", 1, "--job", "none").ends(0).out.count("trainer")
     two.inv("stop", "--job", job).ends(0)
 
 
 def test_wrong_options(site):
     one = site(1)
     assert "--interval 'soon'" in one.inv("top", "--interval", "soon").ends(64).err
+    assert "--json and --count" in one.inv("top", "--json", "--count", 3).ends(64).err
     assert "--count 'x'" in one.inv("top", "--count", "x").ends(64).err

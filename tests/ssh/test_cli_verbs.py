@@ -12,7 +12,7 @@ import time
 import pytest
 
 from tests.cases import HELLO
-from tests.cli import until
+from tests.cli import SOON, until
 
 SLACK = 8.0
 
@@ -99,9 +99,10 @@ def test_ctrl_c_in_attach_stops_the_job_for_everybody(pair):
     at = attached.signal(signal.SIGINT)
     done = attached.wait().ends(130)
     assert "127.0.0.[2-3]: clean" in done.err
-    running.wait().ends(130)
+    for ended in (done, running.wait().ends(130)):
+        assert ended.err.endswith("error: the job was stopped: Ctrl+C\nclustertool: exit 130 (tool): Ctrl+C\n")
     assert time.monotonic() - at < 2 + SLACK
-    pair.gone(1)
+    pair.gone(SOON)
 
 
 def test_stop_from_another_folder_and_laptop(pair, tmp_path):
@@ -116,11 +117,41 @@ def test_stop_from_another_folder_and_laptop(pair, tmp_path):
     done = pair.inv("stop", cwd=elsewhere, env={"HOME": str(home)}).ends(0)
     job = running.says(r"^job (\S+):")
     assert done.lines() == [f"job {job}: 127.0.0.[2-3]: clean"]
-    pair.gone(1)
-    assert running.wait().code == 143
+    pair.gone(SOON)
+    assert "error: the job was stopped: inv stop\n" in running.wait().ends(143).err
     done = pair.inv("stop", "--json").ends(0)
     assert done.json == {"jobs": {}, "exit": {"code": 0, "source": "tool", "reason": ""}}
     assert "nothing to stop" in pair.inv("stop").ends(0).out
+
+
+def test_stop_of_some_hosts_names_the_others(pair):
+    job = detached(pair)
+    for name in (0, 1):
+        done = pair.inv("stop", "--all", "--only", pair.name(name)).ends(0)
+        assert (
+            f"job {job}: {pair.name(1 - name)}: not asked (--only, --skip)" in done.err or "nothing to stop" in done.out
+        )
+        assert "no host of conf.py" not in done.err
+    pair.gone(SOON)
+
+
+def test_stop_of_some_hosts_with_a_job_that_was_lost_long_ago(pair):
+    """The machines of a job crashed: a stop of other machines, or of some of them, is no failure because of it."""
+    lost = detached(pair)
+    for process in pair.living():
+        os.kill(process.pid, signal.SIGSTOP)  # none of them sees the others die
+    for process in pair.living():
+        os.kill(process.pid, signal.SIGKILL)
+    pair.gone()
+    (listed,) = pair.inv("jobs", "--json").ends(0).json["jobs"]
+    assert (listed["id"], listed["state"]) == (lost, "lost")
+    running = detached(pair, "--only", pair.name(0))
+    done = pair.inv("stop", "--all", "--only", pair.name(0)).ends(0)
+    assert f"job {running}: {pair.name(0)}: clean" in done.out
+    assert f"job {lost}: {pair.name(1)}: not asked (--only, --skip)" in done.err
+    assert "did not answer" not in done.err and lost not in done.out
+    assert pair.inv("stop", "--all", "--skip", pair.name(0)).ends(0).out == "nothing to stop\n"
+    assert pair.inv("stop", "--all").ends(0).out == "nothing to stop\n"
 
 
 def test_stop_with_several_running_jobs(pair):
@@ -137,7 +168,7 @@ def test_stop_with_several_running_jobs(pair):
     done = pair.inv("stop", "--all", "--json").ends(0).json
     assert done["jobs"] == {job: {"127.0.0.2": "clean", "127.0.0.3": "clean"} for job in (one, two)}
     assert done["exit"]["code"] == 0
-    pair.gone(1)
+    pair.gone(SOON)
 
 
 # -- status, jobs, clean
@@ -155,6 +186,8 @@ def test_status_and_jobs(pair):
     assert all(p["memory"] > 1e6 for p in status["processes"])
     assert [node["state"] for node in status["nodes"]] == ["running"] * 2
     assert "running" in pair.inv("status", "--job", job[:-1]).ends(0).out
+    done = pair.inv("exec", "--job", job[:-1], "--only", pair.name(1), "--command", "echo on; exit 4").ends(4)
+    assert done.lines() == [f"--- {pair.name(1)} (exit code 4)", "on"]
     pair.go()
     pair.gone()
     (one,) = pair.inv("jobs", "--json").ends(0).json["jobs"]
@@ -326,7 +359,7 @@ def test_the_list_loads_nothing_heavy(pair):
 
 def test_json_is_all_there_is_on_stdout(pair):
     done = pair.inv("run", "-w", HELLO, "--json").ends(0)
-    assert json.loads(done.out)["exit"] == {"code": 0, "source": "job", "reason": ""}
+    assert json.loads(done.out)["exit"] == {"code": 0, "source": "job", "reason": "all trainers are done"}
     assert "hello role=TRAINER" in done.err
     missing = pair.inv("status", "--job", "no-such", "--json").ends(66)
     assert missing.json["exit"]["code"] == 66
@@ -374,7 +407,7 @@ def test_ctrl_c_instead_of_a_passphrase(locked):
         assert "Traceback" not in done.out
 
 
-def test_without_a_terminal_nobody_is_asked(locked):
+def test_without_a_terminal_no_question_is_asked(locked):
     done = locked.inv("jobs").ends(77)
     assert "passphrase" in done.err
 
@@ -390,13 +423,30 @@ def test_fetch_brings_results_back(pair):
     """
     )
     job = pair.inv("run", "-w", "job").ends(0).job
-    assert "rank 0: 1 file, " in pair.inv("fetch").ends(0).out
+    assert "rank 0: 1 file, 9 B -> " in pair.inv("fetch").ends(0).out
     assert (pair.folder / f"JOB{job}/deep/model").read_text() == "of rank 0"
+    assert (pair.folder / f"JOB{job}/.clustertool-logs").exists()
+    pair.inv("fetch", "--path", "output/deep/model/", "--to", "file").ends(0)
+    assert (pair.folder / "file/model").read_text() == "of rank 0"
     done = pair.inv("fetch", "--job", job, "--rank", "all", "--to", "all", "--json").ends(0)
     assert sorted(done.json["ranks"]) == ["0", "1"]
     assert [(pair.folder / f"all/rank{rank}/deep/model").read_text() for rank in (0, 1)] == ["of rank 0", "of rank 1"]
     pair.inv("fetch", "--rank", 1, "--path", "log", "--to", "logs").ends(0)
     assert (pair.folder / "logs/workerlog.1").exists()
     pair.inv("fetch", "--rank", 7).ends(66)
-    pair.inv("fetch", "--path", "nothing", "--to", "x").ends(66)
+    done = pair.inv("fetch", "--path", "output/deep/model", "--to=~/one", "--rank", "all", "--json").ends(0)
+    assert done.json["ranks"]["1"]["to"] == str(pair.laptop / "one/rank1/model")
+    assert (pair.laptop / "one/rank1/model").read_text() == "of rank 1"
+    assert "rank 0: nothing new to copy -> " in pair.inv("fetch").ends(0).out
+    files = pair.inv("logs", "--files", "--json").ends(0).json["nodes"]
+    assert [f"workerlog.{rank}" in files[pair.name(rank)] for rank in (0, 1)] == [True, True]
+    shutil.rmtree(pair.jobs(0)[0] / "output/deep")
+    empty = pair.inv("fetch", "--to", "empty").ends(0)
+    assert f"rank 0: nothing to copy: there are no files in output on {pair.name(0)}" in empty.err
+    assert not (pair.folder / "empty").exists()
+    one = pair.inv("exec", "--command", "true", "--only", pair.name(1)).ends(0)
+    assert one.err.splitlines()[0].endswith("conf.py (1 of 2 nodes)")
+    missing = pair.inv("fetch", "--path", "nothing", "--to", "x").ends(66)
+    assert f"{pair.name(0)}: there is no file or folder 'nothing' of this job" in missing.err
+    assert f"logs --job {job} --files" in missing.err
     pair.inv("fetch", "--path", "../up").ends(64)

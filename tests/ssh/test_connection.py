@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import random
 import re
 import shutil
 import signal
@@ -21,14 +22,16 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from paramiko.common import cMSG_CHANNEL_DATA, cMSG_CHANNEL_EOF
 
 from clustertool.errors import AuthError, Interrupted, PreflightError, TimedOut, Unreachable, UsageError
+from clustertool.fleet.transfer.rsync_session import Pipe
 from clustertool.model.config.cluster import Cluster, read_cluster
 from clustertool.ssh.channel import KEEP
-from clustertool.ssh.connection import SshLink, open_all, run_user_command
+from clustertool.ssh.connection import SshLink
 from clustertool.ssh.parallel import each
 from clustertool.ssh.prompter import Prompter
+from clustertool.ssh.user_command import run_user_command
 from tests.ssh import sshd
 from tests.ssh.accounts import Host, Typist
-from tests.ssh.links import Held, close_all, forgotten
+from tests.ssh.links import Held, close_all, forgotten, open_all, script
 from tests.ssh.sshd import until
 
 needs_bash = pytest.mark.skipif(not sshd.READS_BASHRC, reason="needs an account whose login shell is bash")
@@ -37,7 +40,7 @@ needs_bash = pytest.mark.skipif(not sshd.READS_BASHRC, reason="needs an account 
 @pytest.fixture
 def link(cluster_of: Any) -> Iterator[SshLink]:
     cluster, _ = cluster_of(1)
-    with SshLink.open(cluster.hosts[0], cluster) as link:
+    with SshLink(cluster.hosts[0], cluster) as link:
         yield link
 
 
@@ -45,51 +48,44 @@ def link(cluster_of: Any) -> Iterator[SshLink]:
 
 
 def test_script_gives_both_streams_and_the_code(link: SshLink) -> None:
-    done = link.script(b"echo out; echo err >&2; printf '\\000\\377'; exit 3\n", 10)
-    assert (done.code, done.stdout, done.stderr, done.noise) == (3, b"out\n\0\xff", b"err\n", b"")
+    done = script(link, b"echo out; echo err >&2; printf '\\000\\377'; exit 3\n", 10)
+    assert (done.code, done.stdout, done.stderr) == (3, b"out\n\0\xff", b"err\n")
 
 
 @needs_bash
 def test_what_start_files_print_is_noise(cluster_of: Any) -> None:
     cluster, (server,) = cluster_of(1)
     (server.home / ".bashrc").write_text("echo welcome; echo beware >&2\n")
-    with SshLink.open(cluster.hosts[0], cluster) as link:
-        done = link.script(b"echo $0; exit 4\n", 10)
-        assert (done.code, done.stdout, done.stderr, done.noise) == (4, b"/bin/sh\n", b"", b"welcome\n")
+    with SshLink(cluster.hosts[0], cluster) as link:
+        done = script(link, b"echo $0; exit 4\n", 10)
+        assert (done.code, done.stdout, done.stderr) == (4, b"/bin/sh\n", b"")
         done = run_user_command(link, "echo mine", 10)
         assert (done.stdout, done.stderr) == (b"mine\n", b"")
 
 
-def test_a_long_script_whose_output_comes_before_it_is_read(link: SshLink) -> None:
-    text = b"".join(b"echo %d %s\n" % (i, b"x" * 300) for i in range(20000))
-    done = link.script(text, 60)
-    assert len(text) > 6e6 and done.code == 0
-    assert done.stdout.count(b"\n") == 20000 and done.stdout.endswith(b"19999 " + b"x" * 300 + b"\n")
-
-
 def test_output_is_bounded_and_costs_no_more_than_its_bytes(link: SshLink) -> None:
     start = time.monotonic()
-    done = link.script(b"head -c 50000000 /dev/zero; head -c 1000 /dev/zero >&2\n", 60)
+    done = script(link, b"head -c 50000000 /dev/zero; head -c 1000 /dev/zero >&2\n", 60)
     assert (done.code, len(done.stderr)) == (0, 1000)
-    assert len(done.stdout) <= KEEP and len(done.stdout) + done.dropped == pytest.approx(50000000, abs=64)
+    assert KEEP - 64 <= len(done.stdout) <= KEEP
     assert time.monotonic() - start < 10
 
 
 def test_much_on_stderr_alone_does_not_block(link: SshLink) -> None:
-    done = link.script(b"head -c 9000000 /dev/zero >&2; echo done\n", 30)
+    done = script(link, b"head -c 9000000 /dev/zero >&2; echo done\n", 30)
     assert done.stdout == b"done\n" and len(done.stderr) == 9000000
 
 
 def test_script_that_does_not_end_in_time(link: SshLink) -> None:
     start = time.monotonic()
     with pytest.raises(Unreachable, match="0.5 s"):
-        link.script(b"sleep 100 </dev/null\n", 0.5)
+        script(link, b"sleep 100 </dev/null\n", 0.5)
     assert time.monotonic() - start < 5
-    assert link.script(b"echo still\n", 10).stdout == b"still\n"
+    assert script(link, b"echo still\n", 10).stdout == b"still\n"
 
 
 def test_shell_killed_by_a_signal(link: SshLink) -> None:
-    assert link.script(b"kill -9 $$\n", 10).code == 128 + signal.SIGKILL
+    assert script(link, b"kill -9 $$\n", 10).code == 128 + signal.SIGKILL
 
 
 @needs_bash
@@ -98,15 +94,14 @@ def test_pipe_gives_the_script_exactly_our_bytes(cluster_of: Any, size: int) -> 
     cluster, (server,) = cluster_of(1)
     (server.home / ".bashrc").write_text("echo noise; seq 1000\n")
     data = os.urandom(size)
-    with SshLink.open(cluster.hosts[0], cluster) as link:
-        pipe = link.pipe(b"x='a  \\b\n$HOME'\nprintf '%s' \"$x\" >&2; echo\tgo\ncat\nexit 5")
-        pipe.send_all(data, 10)
+    with SshLink(cluster.hosts[0], cluster) as link:
+        pipe = Pipe(link, b"x='a  \\b\n$HOME'\nprintf '%s' \"$x\" >&2; echo\tgo\ncat\nexit 5")
+        pipe.channel.sendall(data)
         pipe.channel.shutdown_write()
         got = b"".join(iter(pipe.recv, b""))
         assert got == b"go\n" + data
         assert pipe.code(5) == 5
         assert pipe.errors() == b"a  \\b\n$HOME"
-        assert pipe.noise.startswith(b"noise\n1\n2\n")
         pipe.close()
 
 
@@ -130,21 +125,36 @@ def test_pipe_gives_the_script_exactly_our_bytes(cluster_of: Any, size: int) -> 
 )
 def test_user_command(cluster_of: Any, command: str, stdout: bytes, code: int) -> None:
     cluster, _ = cluster_of(1)
-    with SshLink.open(cluster.hosts[0], cluster) as link:
+    with SshLink(cluster.hosts[0], cluster) as link:
         done = run_user_command(link, command, 20)
         assert (done.stdout, done.code) == (stdout, code)
 
 
 def test_user_command_is_run_by_the_login_shell(cluster_of: Any) -> None:
     cluster, _ = cluster_of(1)
-    with SshLink.open(cluster.hosts[0], cluster) as link:
+    with SshLink(cluster.hosts[0], cluster) as link:
         done = run_user_command(link, "echo $0", 10)
         assert done.stdout.decode().strip() == pwd.getpwuid(os.getuid()).pw_shell
 
 
+@pytest.mark.parametrize(
+    "command", ["sleep {}; true", "trap '' TERM; sleep {}; true", "exec >&- 2>&-; trap '' TERM; sleep {}; true"]
+)
+def test_a_command_that_takes_too_long_is_ended(link: SshLink, command: str) -> None:
+    seconds = f"{random.randint(10**6, 10**7)}"
+    with pytest.raises(TimedOut, match="did not end within 0.5 s and was ended"):
+        run_user_command(link, command.format(seconds), 0.5)
+    left = subprocess.run(["pgrep", "-f", f"sleep {seconds}"], stdout=subprocess.PIPE, text=True)
+    assert left.stdout == ""
+
+
+def test_a_command_that_takes_too_long_where_one_session_is_allowed(cluster_of: Any) -> None:
+    cluster, _ = cluster_of(1, extra=["MaxSessions 1"])
+    with SshLink(cluster.hosts[0], cluster) as link, pytest.raises(TimedOut, match="it may still run there"):
+        run_user_command(link, "exec sleep 3", 0.5)
+
+
 def test_user_command_limits(link: SshLink) -> None:
-    with pytest.raises(TimedOut):
-        run_user_command(link, "sleep 100", 0.3)
     with pytest.raises(UsageError):
         run_user_command(link, "a\0b", 1)
 
@@ -157,25 +167,25 @@ def test_any_login_shell(cluster_of: Any, shell: str) -> None:
         pytest.skip(f"needs {shell}")
     cluster, (server,) = cluster_of(1, extra=[f'ForceCommand exec {path} -c "$SSH_ORIGINAL_COMMAND"'])
     (server.home / ".bashrc").write_text(f"export SHELL={path}; echo noise\n")
-    with SshLink.open(cluster.hosts[0], cluster) as link:
-        assert link.script(b'echo "$((2 * 3))"\n', 10).stdout == b"6\n"
+    with SshLink(cluster.hosts[0], cluster) as link:
+        assert script(link, b'echo "$((2 * 3))"\n', 10).stdout == b"6\n"
         done = run_user_command(link, "echo 'a  b'\necho $0 | tr a-z A-Z\nexit 3\n", 10)
         if shell == "fish":  # has no $0
             done = run_user_command(link, "echo 'a  b'\nstatus fish-path | tr a-z A-Z\nexit 3\n", 10)
         assert (done.code, done.stdout.splitlines()[0]) == (3, b"a  b") and shell.upper().encode() in done.stdout
-        pipe = link.pipe(b'read x; echo "<$x>"')
-        pipe.send_all(b"hello\n", 10)
+        pipe = Pipe(link, b'read x; echo "<$x>"')
+        pipe.channel.sendall(b"hello\n")
         assert pipe.recv() == b"<hello>\n"
         pipe.close()
 
 
 def test_login_shell_that_starts_nothing(cluster_of: Any) -> None:
     cluster, _ = cluster_of(1, extra=["ForceCommand echo This account is not available; exit 1"])
-    with SshLink.open(cluster.hosts[0], cluster) as link:
+    with SshLink(cluster.hosts[0], cluster) as link:
         with pytest.raises(PreflightError, match="This account is not available"):
-            link.script(b"echo\n", 10)
+            script(link, b"echo\n", 10)
         with pytest.raises(PreflightError, match="This account is not available"):
-            link.pipe(b"cat")
+            Pipe(link, b"cat")
 
 
 # ---- how it ends
@@ -186,29 +196,29 @@ def test_close_is_quick_and_twice_is_fine_and_leaves_no_thread(cluster_of: Any) 
     links = list(open_all(cluster.hosts, cluster).all().values())
     start = time.monotonic()
     close_all([*links, *links])
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 5, "it waits for no node, and for no thread of paramiko"
     assert not any(link.alive for link in links)
     _gone(lambda: [thread for thread in threading.enumerate() if isinstance(thread, paramiko.Transport)])
 
 
 def test_frozen_node(cluster_of: Any) -> None:
     cluster, (server,) = cluster_of(1)
-    link = SshLink.open(cluster.hosts[0], cluster)
+    link = SshLink(cluster.hosts[0], cluster)
     server.cut()
     start = time.monotonic()
     with pytest.raises(Unreachable):
-        link.script(b"echo\n", 0.5)
+        script(link, b"echo\n", 0.5)
     link.close()
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 10, "a frozen node never answers"
 
 
 def test_node_that_dies_while_a_command_runs(cluster_of: Any) -> None:
     cluster, (server,) = cluster_of(1)
-    link = SshLink.open(cluster.hosts[0], cluster)
+    link = SshLink(cluster.hosts[0], cluster)
     timer = threading.Timer(0.3, server.stop)
     timer.start()
     with pytest.raises(Unreachable, match="lost"):
-        link.script(b"sleep 100 </dev/null\n", 30)
+        script(link, b"sleep 100 </dev/null\n", 30)
     timer.join()
     assert not link.alive
     with pytest.raises(Unreachable):
@@ -218,7 +228,7 @@ def test_node_that_dies_while_a_command_runs(cluster_of: Any) -> None:
 
 def test_too_many_sessions_on_one_connection(cluster_of: Any) -> None:
     cluster, _ = cluster_of(1, extra=["MaxSessions 2"])
-    with SshLink.open(cluster.hosts[0], cluster) as link:
+    with SshLink(cluster.hosts[0], cluster) as link:
         channels = [link.channel(), link.channel()]
         with pytest.raises(PreflightError, match="MaxSessions|session"):
             link.channel()
@@ -237,7 +247,7 @@ def test_interrupt_while_connecting(cluster_of: Any, silent: tuple[str, int]) ->
     start = time.monotonic()
     with pytest.raises(Interrupted):
         open_all([host.__class__(**{**vars(host), "index": i}) for i, host in enumerate(hosts)], cluster, check=check)
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 15, "the time to connect is 30 s"
 
 
 # ---- no connection
@@ -259,8 +269,8 @@ def silent() -> Iterator[tuple[str, int]]:
 def _fails(cluster: Cluster) -> Unreachable:
     start = time.monotonic()
     with pytest.raises(Unreachable) as caught:
-        SshLink.open(cluster.hosts[0], cluster)
-    assert time.monotonic() - start < 4
+        SshLink(cluster.hosts[0], cluster)
+    assert time.monotonic() - start < 10, "CONNECT_TIMEOUT is 1 s; paramiko's own limits begin at 15 s"
     assert caught.value.node == cluster.hosts[0].name and caught.value.fix
     return caught.value
 
@@ -276,7 +286,7 @@ def test_name_is_not_known(laptop: Path) -> None:
     assert "name" in _fails(_cluster("nowhere.invalid")).what
 
 
-def test_server_that_never_says_a_word(laptop: Path, silent: tuple[str, int]) -> None:
+def test_server_that_never_sends_anything(laptop: Path, silent: tuple[str, int]) -> None:
     assert "no SSH server answered within 1 s" in _fails(_cluster(f"127.0.0.1:{silent[1]}")).what
 
 
@@ -357,7 +367,7 @@ def test_wrong_key(cluster_of: Any, tmp_path: Path) -> None:
     other = sshd.write_key(tmp_path / "other", ed25519.Ed25519PrivateKey.generate())
     cluster, _ = cluster_of(1, IDENTITY_FILE=str(other))
     with pytest.raises(AuthError) as caught:
-        SshLink.open(cluster.hosts[0], cluster)
+        SshLink(cluster.hosts[0], cluster)
     assert str(other) in caught.value.what and "ssh-copy-id" in caught.value.fix
 
 
@@ -366,21 +376,21 @@ def test_a_server_that_stops_answering_during_the_login(cluster_of: Any) -> None
     slow = ["AuthorizedKeysCommand /bin/sleep 60", "AuthorizedKeysCommandUser root"]
     cluster, _ = cluster_of(1, extra=[*slow, "AuthorizedKeysFile none"], CONNECT_TIMEOUT=2)
     with pytest.raises(Unreachable, match="stopped answering during the login"):
-        SshLink.open(cluster.hosts[0], cluster)
+        SshLink(cluster.hosts[0], cluster)
 
 
 def test_key_file_that_is_not_there(cluster_of: Any) -> None:
     cluster, _ = cluster_of(1, IDENTITY_FILE="/no/such/key")
     with pytest.raises(AuthError, match="/no/such/key does not exist"):
-        SshLink.open(cluster.hosts[0], cluster)
+        SshLink(cluster.hosts[0], cluster)
 
 
 def test_default_key_in_the_home(cluster_of: Any, laptop: Path, ssh_keys: sshd.Keys) -> None:
     cluster, _ = cluster_of(1, IDENTITY_FILE="")
     with pytest.raises(AuthError, match="no key"):
-        SshLink.open(cluster.hosts[0], cluster)
+        SshLink(cluster.hosts[0], cluster)
     shutil.copy(ssh_keys.user, laptop / ".ssh" / "id_ed25519")
-    SshLink.open(cluster.hosts[0], cluster).close()
+    SshLink(cluster.hosts[0], cluster).close()
 
 
 @pytest.fixture
@@ -410,7 +420,7 @@ def test_passphrase_is_asked_once_for_all_nodes(cluster_of: Any, start: Any, loc
 def test_passphrase_without_a_terminal(cluster_of: Any, start: Any, locked: Path) -> None:
     cluster = _with_locked(cluster_of, start, locked, 1)
     with pytest.raises(AuthError) as caught:
-        SshLink.open(cluster.hosts[0], cluster)
+        SshLink(cluster.hosts[0], cluster)
     assert f"ssh-add {locked}" in caught.value.fix and "no terminal" in caught.value.fix
 
 
@@ -454,7 +464,7 @@ def test_the_named_key_goes_before_the_agents_many(
     close_all(list(open_all(cluster.hosts, cluster).all().values()))
     lost, _ = cluster_of(1, extra=["MaxAuthTries 2"], IDENTITY_FILE="")
     with pytest.raises(AuthError) as caught:
-        SshLink.open(lost.hosts[0], lost)
+        SshLink(lost.hosts[0], lost)
     assert "too many keys" in caught.value.fix
 
 
@@ -510,14 +520,15 @@ def _close(link: SshLink, channel: paramiko.Channel, pid: bytes) -> None:
 
 
 def _kill(link: SshLink, channel: paramiko.Channel, pid: bytes) -> None:
-    assert link.script(b"kill %s\n" % pid, 10).code == 0
+    assert script(link, b"kill %s\n" % pid, 10).code == 0
     until(lambda: channel.closed)
 
 
 @pytest.mark.parametrize("end", [_close, _kill])
 @pytest.mark.parametrize("kind", [cMSG_CHANNEL_DATA, cMSG_CHANNEL_EOF], ids=["data", "eof"])
 def test_what_would_pass_a_close_does_not_end_the_connection(link: SshLink, end: Any, kind: bytes) -> None:
-    channel = link.channel("exec /bin/sh -c 'echo $$; exec cat'")
+    channel = link.channel()
+    channel.sendall(b"echo $$; exec cat\n")
     channel.settimeout(10)
     pid = channel.recv(20).strip()
     held = Held(link.transport, kind)
@@ -527,12 +538,12 @@ def test_what_would_pass_a_close_does_not_end_the_connection(link: SshLink, end:
     talker.start()
     assert held.here.wait(10)
     end(link, channel, pid)
-    link.script(b"echo\n", 10)
+    script(link, b"echo\n", 10)
     held.go.set()
     talker.join(10)
     until(forgotten(channel))
     assert held.closes.count(channel.remote_chanid) == 1
-    assert link.script(b"echo up\n", 10).stdout == b"up\n"
+    assert script(link, b"echo up\n", 10).stdout == b"up\n"
 
 
 # ---- together

@@ -16,11 +16,12 @@ from paramiko.common import cMSG_CHANNEL_DATA
 from clustertool.errors import AuthError, Unreachable
 from clustertool.model.config.cluster import Cluster, read_cluster
 from clustertool.ssh import login
-from clustertool.ssh.connection import SshLink, open_all, run_user_command
+from clustertool.ssh.connection import SshLink
 from clustertool.ssh.parallel import each
+from clustertool.ssh.user_command import run_user_command
 from tests.ssh import sshd
 from tests.ssh.conftest import cluster_for
-from tests.ssh.links import Held, close_all, forgotten
+from tests.ssh.links import Held, close_all, forgotten, open_all, script
 from tests.ssh.sshd import until
 
 Start = Callable[..., sshd.Sshd]
@@ -66,18 +67,18 @@ def test_a_link_that_closes_while_it_sends_leaves_the_bastion_to_the_others(
     talker.start()
     assert held.here.wait(10)
     one.close()
-    other.script(b"echo\n", 10)
+    script(other, b"echo\n", 10)
     held.go.set()
     talker.join(10)
     until(forgotten(tunnel))
-    assert other.script(b"echo up\n", 10).stdout == b"up\n"
+    assert script(other, b"echo up\n", 10).stdout == b"up\n"
     other.close()
 
 
 def test_much_data_through_a_gateway(start: Start, ssh_keys: sshd.Keys, laptop: Path) -> None:
     cluster, _, _ = _behind(start, ssh_keys, 1)
-    with SshLink.open(cluster.hosts[0], cluster) as link:
-        assert len(link.script(b"head -c 8000000 /dev/urandom\n", 30).stdout) == 8000000
+    with SshLink(cluster.hosts[0], cluster) as link:
+        assert len(script(link, b"head -c 8000000 /dev/urandom\n", 30).stdout) == 8000000
 
 
 def test_proxy_jump_of_the_ssh_configuration_in_a_chain(start: Start, ssh_keys: sshd.Keys, laptop: Path) -> None:
@@ -88,8 +89,8 @@ def test_proxy_jump_of_the_ssh_configuration_in_a_chain(start: Start, ssh_keys: 
         f"Host second\n  HostName {second.address}\n  Port {second.port}\n"
     )
     cluster = read_cluster({"HOSTS": ["target"], "IDENTITY_FILE": str(ssh_keys.user), "CONNECT_TIMEOUT": 20})
-    with SshLink.open(cluster.hosts[0], cluster) as link:
-        assert link.script(b"echo $HOME\n", 10).stdout.decode().strip() == str(node.home)
+    with SshLink(cluster.hosts[0], cluster) as link:
+        assert script(link, b"echo $HOME\n", 10).stdout.decode().strip() == str(node.home)
         assert (_logins(first), _logins(second), _logins(node)) == (1, 1, 1)
 
 
@@ -112,12 +113,12 @@ def test_bastion_that_is_away_costs_one_timeout(start: Start, ssh_keys: sshd.Key
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen(8)
-        values = {"HOSTS": [f"{node.address}:{node.port}"] * 6, "GATEWAY": f"127.0.0.1:{silent.getsockname()[1]}"}
+        values = {"HOSTS": [f"{node.address}:{node.port}"] * 12, "GATEWAY": f"127.0.0.1:{silent.getsockname()[1]}"}
         cluster = read_cluster({**values, "CONNECT_TIMEOUT": 1})
         begin = time.monotonic()
         got = open_all(cluster.hosts, cluster)
-        assert time.monotonic() - begin < 3
-    assert len(got.failed) == 6 and all("the gateway 127.0.0.1" in error.what for error in got.failed.values())
+        assert time.monotonic() - begin < 8, "one after another they would need 12 s"
+    assert len(got.failed) == 12 and all("the gateway 127.0.0.1" in error.what for error in got.failed.values())
     login.Bastion._all.clear()
 
 
@@ -127,7 +128,7 @@ def test_changed_key_of_the_bastion(start: Start, ssh_keys: sshd.Keys, laptop: P
         f"[{bastion.address}]:{bastion.port} {sshd.public(ssh_keys.ed25519[0])}\n"
     )
     with pytest.raises(AuthError, match="the gateway.*host key has changed"):
-        SshLink.open(cluster.hosts[0], cluster)
+        SshLink(cluster.hosts[0], cluster)
     login.Bastion._all.clear()
 
 
@@ -135,7 +136,7 @@ def test_node_that_the_bastion_cannot_reach(start: Start, ssh_keys: sshd.Keys, l
     cluster, bastion, (node,) = _behind(start, ssh_keys, 1)
     node.stop()
     with pytest.raises(Unreachable, match="cannot reach 127.0.0.2"):
-        SshLink.open(cluster.hosts[0], cluster)
+        SshLink(cluster.hosts[0], cluster)
     assert not login.Bastion._all
 
 
@@ -143,7 +144,7 @@ def test_bastion_that_forbids_forwarding(start: Start, ssh_keys: sshd.Keys, lapt
     bastion, node = start(100, extra=["AllowTcpForwarding no"]), start(2)
     cluster = cluster_for([node], {"IDENTITY_FILE": str(ssh_keys.user), "GATEWAY": f"{bastion.address}:{bastion.port}"})
     with pytest.raises(Unreachable) as caught:
-        SshLink.open(cluster.hosts[0], cluster)
+        SshLink(cluster.hosts[0], cluster)
     assert "AllowTcpForwarding" in caught.value.fix
 
 
@@ -153,9 +154,9 @@ def test_frozen_bastion(start: Start, ssh_keys: sshd.Keys, laptop: Path) -> None
     bastion.cut()
     begin = time.monotonic()
     with pytest.raises(Unreachable):
-        links[0].script(b"echo\n", 0.5)
+        script(links[0], b"echo\n", 0.5)
     close_all(links)
-    assert time.monotonic() - begin < 6
+    assert time.monotonic() - begin < 15, "a frozen bastion never answers"
 
 
 def _proxy(laptop: Path, node: sshd.Sshd, command: str) -> None:
@@ -187,10 +188,10 @@ def test_proxy_command_has_its_own_session_and_ends_with_the_link(
     cluster = read_cluster(
         {"HOSTS": [f"{sshd.USER}@target"], "IDENTITY_FILE": str(ssh_keys.user), "CONNECT_TIMEOUT": 20}
     )
-    with SshLink.open(cluster.hosts[0], cluster) as link:
+    with SshLink(cluster.hosts[0], cluster) as link:
         pid, session = (int(word) for word in told.read_text().split())
         assert session == pid != os.getsid(0)
-        assert len(link.script(b"head -c 3000000 /dev/zero\n", 20).stdout) == 3000000
+        assert len(script(link, b"head -c 3000000 /dev/zero\n", 20).stdout) == 3000000
     until(lambda: not sshd.living(pid))
 
 
@@ -199,7 +200,7 @@ def test_proxy_command_that_fails_is_quoted(start: Start, ssh_keys: sshd.Keys, l
     _proxy(laptop, node, "sh -c 'echo no such tunnel >&2; exit 1'")
     cluster = read_cluster({"HOSTS": [f"{sshd.USER}@target"], "IDENTITY_FILE": str(ssh_keys.user)})
     with pytest.raises(Unreachable, match="no such tunnel"):
-        SshLink.open(cluster.hosts[0], cluster)
+        SshLink(cluster.hosts[0], cluster)
 
 
 def test_proxy_command_that_ignores_its_end_is_killed(start: Start, ssh_keys: sshd.Keys, laptop: Path) -> None:
@@ -211,7 +212,7 @@ def test_proxy_command_that_ignores_its_end_is_killed(start: Start, ssh_keys: ss
     )
     begin = time.monotonic()
     with pytest.raises(Unreachable):
-        SshLink.open(cluster.hosts[0], cluster)
-    assert time.monotonic() - begin < 5
+        SshLink(cluster.hosts[0], cluster)
+    assert time.monotonic() - begin < 15, "its command never ends by itself"
     pid = int(told.read_text())
     until(lambda: not sshd.living(pid))

@@ -15,11 +15,11 @@ import pytest
 from clustertool.errors import AuthError
 from clustertool.model.config.cluster import Cluster
 from clustertool.ssh import host_keys
-from clustertool.ssh.connection import SshLink, open_all
+from clustertool.ssh.connection import SshLink
 from clustertool.ssh.settings import SshSettings
 from tests.ssh import sshd
 from tests.ssh.conftest import cluster_for
-from tests.ssh.links import close_all
+from tests.ssh.links import close_all, open_all
 
 KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIGJK8bRrYbrXqYbB5dXkFhkjFjYqEiUjzJ8wQm3f3rJ9"
 OTHER = "AAAAC3NzaC1lZDI1NTE5AAAAIOJK8bRrYbrXqYbB5dXkFhkjFjYqEiUjzJ8wQm3f3rJ9"
@@ -74,7 +74,7 @@ def test_several_processes_and_threads_at_once(laptop: Path) -> None:
     assert sorted(lines[1:]) == sorted(f"n{number} ssh-ed25519 {KEY}" for number in range(40))
 
 
-def test_changed_key_is_refused_and_told(cluster_of: Any, laptop: Path, ssh_keys: sshd.Keys) -> None:
+def test_changed_key_is_refused_and_reported(cluster_of: Any, laptop: Path, ssh_keys: sshd.Keys) -> None:
     cluster, (server,) = cluster_of(1)
     known = laptop / ".ssh" / "known_hosts"
     wrong = sshd.public(ssh_keys.ed25519[0])
@@ -82,27 +82,27 @@ def test_changed_key_is_refused_and_told(cluster_of: Any, laptop: Path, ssh_keys
     for policy in ("accept-new", "strict"):
         _fresh()
         with pytest.raises(AuthError) as caught:
-            SshLink.open(cluster.hosts[0], Cluster(**{**vars(cluster), "host_keys": policy}))
+            SshLink(cluster.hosts[0], Cluster(**{**vars(cluster), "host_keys": policy}))
         assert "has changed" in caught.value.what and f"{known} line 3" in caught.value.what
         assert f"ssh-keygen -R '[{server.address}]:{server.port}' -f {known}" in caught.value.fix
         assert caught.value.node == cluster.hosts[0].name and caught.value.code == 77
-    SshLink.open(cluster.hosts[0], Cluster(**{**vars(cluster), "host_keys": "off"})).close()
+    SshLink(cluster.hosts[0], Cluster(**{**vars(cluster), "host_keys": "off"})).close()
     command = caught.value.fix[caught.value.fix.index("ssh-keygen") :].split(" (")[0]
     subprocess.run(command, shell=True, check=True, capture_output=True)
-    SshLink.open(cluster.hosts[0], cluster).close()  # the fix helps, in the same process too
+    SshLink(cluster.hosts[0], cluster).close()  # the fix helps, in the same process too
     assert server.host_key.split()[1] in known.read_text()
 
 
 def test_strict_refuses_what_it_does_not_know(cluster_of: Any, laptop: Path) -> None:
     cluster, (server,) = cluster_of(1, HOST_KEYS="strict")
     with pytest.raises(AuthError, match="not known.*SHA256:") as caught:
-        SshLink.open(cluster.hosts[0], cluster)
+        SshLink(cluster.hosts[0], cluster)
     assert f"ssh-keyscan -p {server.port} {server.address}" in caught.value.fix
     assert not (laptop / ".ssh" / "known_hosts").exists()
     subprocess.run(
         f"ssh-keyscan -p {server.port} {server.address} >> {laptop}/.ssh/known_hosts", shell=True, check=True
     )
-    SshLink.open(cluster.hosts[0], cluster).close()
+    SshLink(cluster.hosts[0], cluster).close()
 
 
 def test_hashed_names_are_understood_and_made(cluster_of: Any, laptop: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_known_key_of_another_type_is_asked_for(
     cluster = cluster_for([server], {"IDENTITY_FILE": str(ssh_keys.user), "HOST_KEYS": "strict"})
     known = laptop / ".ssh" / "known_hosts"
     known.write_text(f"[{server.address}]:{server.port} {sshd.public(ssh_keys.rsa)}\n")
-    with SshLink.open(cluster.hosts[0], cluster) as link:
+    with SshLink(cluster.hosts[0], cluster) as link:
         assert link.transport.host_key_type.startswith("rsa-sha2")
 
 
@@ -135,7 +135,7 @@ def test_only_another_type_is_known_and_no_longer_there(cluster_of: Any, laptop:
     cluster, (server,) = cluster_of(1)
     (laptop / ".ssh" / "known_hosts").write_text(f"[{server.address}]:{server.port} {sshd.public(ssh_keys.rsa)}\n")
     with pytest.raises(AuthError, match="known is ssh-rsa, shown was ssh-ed25519"):
-        SshLink.open(cluster.hosts[0], cluster)
+        SshLink(cluster.hosts[0], cluster)
 
 
 def test_odd_lines(cluster_of: Any, laptop: Path) -> None:
@@ -143,7 +143,8 @@ def test_odd_lines(cluster_of: Any, laptop: Path) -> None:
     (laptop / ".ssh" / "known_hosts").write_bytes(
         f"@cert-authority *.example.org,[127.0.0.*]:* ssh-ed25519 {KEY}\n"
         f"@revoked * ssh-ed25519 {OTHER}\n"
-        "nonsense\n[half ssh-ed25519\n|1|bad|worse ssh-ed25519 AAAA\n* sk-ssh-ed25519@openssh.com AAAA\n"
+        "nonsense\n[half ssh-ed25519\n|1|bad|worse ssh-ed25519 AAAA\n|1|half ssh-ed25519 AAAA\n"
+        "* sk-ssh-ed25519@openssh.com AAAA\n"
         f"!{server.address},x* ssh-ed25519 {KEY}\n".encode()
         + b"\xff\xfe ssh-rsa \xff\n"
     )
@@ -156,7 +157,7 @@ def test_revoked_key(cluster_of: Any, laptop: Path) -> None:
     cluster, (server,) = cluster_of(1)
     (laptop / ".ssh" / "known_hosts").write_text(f"{server.known_hosts}@revoked * {server.host_key}\n")
     with pytest.raises(AuthError, match="revoked"):
-        SshLink.open(cluster.hosts[0], cluster)
+        SshLink(cluster.hosts[0], cluster)
 
 
 def test_patterns_and_the_bare_name(cluster_of: Any, laptop: Path) -> None:

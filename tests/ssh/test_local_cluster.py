@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from clustertool.errors import PreflightError
-from clustertool.fleet.embedded.embedded_cluster import LocalCluster
+from clustertool.errors import PreflightError, UsageError
+from clustertool.fleet.embedded_cluster import LocalCluster
 from clustertool.model.config.cluster import Cluster
 
 REPO = Path(__file__).resolve().parents[2]
 UP = textwrap.dedent("""
     import json, sys
-    from clustertool.fleet.embedded.embedded_cluster import LocalCluster
+    from clustertool.fleet.embedded_cluster import LocalCluster
     local = LocalCluster()
     local.up()
     print(json.dumps([[server.pid, server.port] for server in local.status()]), flush=True)
@@ -88,10 +88,10 @@ def test_every_node_has_a_home_of_its_own(local):
     assert (cluster.ssh_config, cluster.host_keys, cluster.where) == ("none", "strict", "embedded local cluster")
 
 
-def test_nobody_else_can_read_its_keys_or_reach_it_from_outside(local):
+def test_no_other_user_can_read_its_keys_or_reach_it_from_outside(local):
     cluster = local.up(2)
     assert stat.S_IMODE(local.dir.stat().st_mode) == 0o700
-    secrets = ["host_key", "user_key", "authorized_keys", "known_hosts", "servers.json"]
+    secrets = ["host_key", "user_key", "authorized_keys", "known_hosts", "0.conf"]
     assert {stat.S_IMODE((local.run / name).stat().st_mode) for name in secrets} == {0o600}
     assert all(host.address.startswith("127.") for host in cluster.hosts)
 
@@ -184,29 +184,33 @@ def test_down_where_nothing_ever_was_makes_nothing(local):
 
 def test_a_pid_that_belongs_to_another_now_is_left_alone(local):
     local.up(1)
-    record = local.run / "servers.json"
-    rows = json.loads(record.read_text())
     stranger = subprocess.Popen(["sleep", "600"])
     try:
-        another = {**rows[0], "pid": stranger.pid, "start": "1"}
-        record.write_text(json.dumps([another, {**rows[0], "node": 1, "boot": "another"}]))
-        local.down()  # finds the real server by its pid file
+        (local.run / "1.conf").write_text((local.run / "0.conf").read_text())
+        (local.run / "1.pid").write_text(f"{stranger.pid}\n")
+        assert [server.alive for server in local.status()] == [True, False]
+        local.down()
         assert stranger.poll() is None
     finally:
         stranger.kill()
         stranger.wait()
 
 
-@pytest.mark.parametrize("record", [None, "half a rec", '[{"another": "version"}]'])
-def test_servers_that_were_never_recorded_are_found(local, record):
-    local.up(2)
-    servers = local.status()
-    (local.run / "servers.json").unlink()
-    if record is not None:
-        (local.run / "servers.json").write_text(record)
-    assert len(local.up(2).hosts) == 2
-    assert not any(server.alive for server in servers)
-    assert all(server.alive for server in local.status())
+def test_servers_of_an_up_that_was_killed_are_found(local):
+    script = UP.replace("local.up()", "local._listens = lambda node: sys.exit(3)\nlocal.up(2)")
+    assert subprocess.run([sys.executable, "-c", script], cwd=REPO).returncode == 3
+    until(lambda: len([server for server in local.status() if server.alive]) == 2)
+    assert len(local.up(1).hosts) == 1
+    assert [server.node for server in local.status()] == [0]
+
+
+def test_a_path_with_letters_outside_ascii(tmp_path):
+    local = LocalCluster(tmp_path / "каталог-состояния-пользователя" / "ä")
+    try:
+        assert say(local.up(1), 0, "echo here") == "here"
+        assert [server.alive for server in local.status()] == [True]
+    finally:
+        assert len(local.down()) == 1
 
 
 def test_lost_keys_mean_a_new_start(local):
@@ -236,7 +240,7 @@ def test_a_directory_of_somebody_else_is_refused(local, tmp_path):
 
 @pytest.mark.parametrize("nodes", [0, -1, 251])
 def test_absurd_sizes_are_refused(local, nodes):
-    with pytest.raises(PreflightError, match="1 to 250"):
+    with pytest.raises(UsageError, match="1 to 250"):
         local.up(nodes)
     assert not local.dir.exists()
 
@@ -261,7 +265,7 @@ OTHER_USER = textwrap.dedent("""
 """)
 LOGIN = textwrap.dedent("""
     import os, sys
-    from clustertool.fleet.embedded.embedded_cluster import LocalCluster
+    from clustertool.fleet.embedded_cluster import LocalCluster
     import test_local_cluster as t
     local = LocalCluster()
     try:

@@ -135,7 +135,9 @@ def sleeper(many: LoopSite) -> str:
 
 def test_64_nodes_cost_little_more_than_ssh_itself(site):
     many = site(NODES)
-    many.conf(PYTHON=None)  # as on machines that nobody has set up: a virtual environment takes twice as long to start
+    many.conf(
+        PYTHON=None
+    )  # as on machines where nothing was set up: a virtual environment takes twice as long to start
     meter, workspace = Meter(many), sleeper(many)
     many.inv("dispatch", "-w", workspace, timeout=300).ends(0)
     nodes = [f"{server.address}:{server.port}" for server in many.servers]
@@ -160,7 +162,7 @@ def test_nodes_take_little_cpu_time(site):
 
     `exec` is a login and a shell, which the other commands have as well.
     """
-    few = site(4)
+    few = site(4, installed=False)
     few.conf(PYTHON=None)
     meter, workspace = Meter(few), sleeper(few)
     first = meter(lambda: few.inv("jobs").ends(0))
@@ -174,6 +176,7 @@ def test_nodes_take_little_cpu_time(site):
         jobs=lambda: meter(lambda: few.inv("jobs").ends(0)),
         dispatch=lambda: meter(lambda: few.inv("dispatch", "-w", workspace).ends(0)),
         run=lambda: starts(few, meter, workspace),
+        status=lambda: meter(lambda: few.inv("status").ends(0)),  # of that job
     )
     login = found.pop("exec").nodes
     assert login / few.count < 0.060

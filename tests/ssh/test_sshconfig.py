@@ -29,6 +29,8 @@ Host behind
     ProxyJump jump@bastion:2200,inner
 Host bastion
     IdentityFile ~/.ssh/bastion
+Host numeric
+    ProxyJump jump@127.0.0.1:2200,127.0.0.2
 Host command
     ProxyCommand nc -X 5 %h %p
     IdentityAgent {home}/agent.sock
@@ -80,7 +82,7 @@ def test_everything_of_a_host(config: Path, reader: str) -> None:
     assert got.identity_files == (f"{config}/.ssh/gpu_10.0.0.1_trainer",)
     assert got.identities_given and got.identities_only
     assert got.known_hosts == (f"{config}/.ssh/gpu_hosts",)
-    assert got.host_key_name == "first" and not got.indirect
+    assert got.host_key_name == "first" and not got.gateways
 
 
 def test_negated_pattern_and_defaults(config: Path, reader: str) -> None:
@@ -115,7 +117,13 @@ def test_proxy_jump_chain(config: Path, reader: str) -> None:
     assert (first.hostname, first.user, first.port) == ("bastion", "jump", 2200)
     assert first.identity_files == (f"{config}/.ssh/bastion",)
     assert (second.hostname, second.user, second.port) == ("inner", sshconfig.local_user(), 22)
-    assert get("behind").indirect
+
+
+def test_proxy_jump_over_addresses(config: Path, reader: str) -> None:
+    """`ssh -G` prints a numeric host in brackets."""
+    first, second = get("numeric").gateways
+    assert (first.hostname, first.user, first.port) == ("127.0.0.1", "jump", 2200)
+    assert (second.hostname, second.port) == ("127.0.0.2", 22)
 
 
 def test_gateway_of_conf(config: Path, reader: str) -> None:
@@ -136,7 +144,7 @@ def test_proxy_command_and_agent(config: Path, monkeypatch: pytest.MonkeyPatch) 
     forget()
     monkeypatch.setenv("SSH_AUTH_SOCK", "/run/agent")
     got = get("command")
-    assert (got.proxy_command, got.agent, got.indirect) == ("nc -X 5 %h %p", f"{config}/agent.sock", True)
+    assert (got.proxy_command, got.agent) == ("nc -X 5 %h %p", f"{config}/agent.sock")
     assert get("plain").agent == "/run/agent"
 
 
@@ -152,11 +160,11 @@ def test_loops_end(config: Path, reader: str) -> None:
     else:
         with pytest.raises(ConfigError, match="loop"):
             get("loop")
-    with pytest.raises(ConfigError, match="circle"):
+    with pytest.raises(ConfigError, match="form a loop"):
         get("round")
 
 
-def test_mistakes_are_told(config: Path) -> None:
+def test_mistakes_are_reported(config: Path) -> None:
     with pytest.raises(ConfigError, match="gateway"):
         get("plain", GATEWAY="a:b:c")
     (config / ".ssh" / "config").write_text("Host x\n  Port many\n")

@@ -29,6 +29,8 @@ def test_verbs_work_without_proc(site, hidden):
         ["status"],
         ["logs"],
         ["report"],
+        ["gpus"],
+        ["top", "--json"],
         ["fetch"],
         ["stop", "--job", job],
         ["clean", "--job", job],

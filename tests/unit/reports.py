@@ -130,8 +130,8 @@ def answers(
 
 def story_of(given: dict[int, dict[str, Any]], secrets: tuple[str, ...] = (), places: Any = ()) -> ReportModel:
     """places: those that the header of each node names."""
-    from clustertool.verbs.status import read
-    from clustertool.watch.sanitize import mask
+    from clustertool.actions.read_status import read
+    from clustertool.model.masking import mask
 
     for node in given.values():
         node["events"][0]["places"] = places

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,21 @@ def test_a_library_that_is_none_is_no_card(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("LD_LIBRARY_PATH", f":{tmp_path}")
     assert detect.library() == str(tmp_path / detect.LIBRARY)
     assert detect.found(*node(tmp_path, [])) == ("cpu", [])
+
+
+def test_a_library_that_crashes_or_hangs_is_no_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And does so in a process of its own."""
+    compiler = shutil.which("cc")
+    if not compiler:
+        pytest.skip("needs a C compiler (package gcc)")
+    monkeypatch.setattr(detect, "_PATIENCE", 0.5)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    for body in ("abort()", "for (;;) pause()"):
+        source = f"#include <stdlib.h>\n#include <unistd.h>\nint nvmlInit_v2(void) {{ {body}; return 0; }}\n"
+        (tmp_path / "library.c").write_text(source)
+        argv = [compiler, "-shared", "-fPIC", "-o", str(tmp_path / detect.LIBRARY), str(tmp_path / "library.c")]
+        subprocess.run(argv, check=True)
+        assert detect.found(str(tmp_path / "dev"), str(tmp_path / "sys")) == ("cpu", [])
 
 
 def test_within() -> None:

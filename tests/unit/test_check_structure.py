@@ -32,9 +32,23 @@ def checker() -> ModuleType:
             {"a.py": "class A:\n    x: int\n    def f(self):\n        self.y = self.z = self.x\n"},
             ["a.py: class A has 3 attributes: at most 2"],
         ),
+        (
+            {"a.py": "class A:\n    x: int\n    y: int\n", "b.py": "class B(a.A, List[int]):\n    z: int\n"},
+            ["b.py: class B has 3 attributes: at most 2"],
+        ),
         ({"a.py": "class A: ...\n", "b.py": "class A: ...\n"}, ["the class name A is used by a.py, b.py"]),
         ({"p/a.py": "", "q/a.py": ""}, ["the module name a is used by p/a.py, q/a.py"]),
-        ({"p/stop.py": "", "verbs/stop.py": ""}, []),
+        ({"p/stop.py": "", "verbs/stop.py": "def stop(): ...\n"}, []),
+        ({"p/table.py": "", "verbs/table.py": ""}, ["the module name table is used by p/table.py, verbs/table.py"]),
+        ({"a.py": "async def f():\n    import os\n"}, ["a.py has 1 imports inside functions: put them at the top"]),
+        (
+            {"a.py": "class A:\n    def f(self):\n        from os import path\n"},
+            ["a.py has 1 imports inside functions: put them at the top"],
+        ),
+        (
+            {"a.py": "import importlib\nimportlib.import_module('os')\n"},
+            ["a.py calls import_module: import at the top"],
+        ),
         ({"a.py": "x: Any\ny: List[Any]\n"}, ["Any is used 2 times: at most 1"]),
     ],
 )

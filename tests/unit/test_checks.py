@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from cases import cluster_of, facts_of, hosts
 
-from clustertool.model.checks.condition import covers
 from clustertool.model.checks.device_counts import CHECKS
-from clustertool.model.checks.each_node import COLUMNS, Finding, Seen, cells, check, errors, unreachable
+from clustertool.model.checks.each_node import check, covers, errors, unreachable
 from clustertool.model.facts import Facts
+from clustertool.model.finding import COLUMNS, Finding, Seen, cells
+from clustertool.model.hints import PROGRAM
 
 NOW = 1000.0
 GOOD: dict[str, Any] = {"user": "ann", "python": "3.9.2", "disk_free": 10**12, "time": NOW, "shm": 10**10}
@@ -34,7 +35,7 @@ def seen(pings: dict[int, bool | None] | None, nodes: int) -> Seen:
 def test_a_good_node_is_ok_in_every_column() -> None:
     columns = found(pings={0: True})
     assert {finding.level for finding in columns.values()} == {"ok"}
-    assert set(columns) == set(COLUMNS) - {"workspace", "mesh", "jobs", "packages", "framework"} - set(CHECKS)
+    assert set(columns) == set(COLUMNS) - {"queue", "workspace", "mesh", "jobs", "packages", "framework"} - set(CHECKS)
     assert (columns["ssh"].text, columns["python"].text, columns["nic"].text) == ("ann", "3.9.2", "eth0")
 
 
@@ -81,7 +82,7 @@ def test_the_disk_must_hold_what_is_sent() -> None:
     assert found(disk_free=3 << 30, need=2 << 30)["disk"].level == "ok"
 
 
-def test_ports_that_conf_demands_are_looked_at() -> None:
+def test_ports_that_conf_demands_are_checked() -> None:
     who: dict[str, Any] = {"busy": frozenset([7165, 6160]), "listeners": ((7165, "nginx (pid 1)"),)}
     assert found(**who)["ports"].level == "ok"  # the default port would only be avoided
     assert found({"PADDLE_PORT": 7164, "PADDLE_PORTS_NUM_FOR_SPARSE": 0}, **who)["ports"].level == "ok"
@@ -112,6 +113,8 @@ def test_a_node_that_did_not_answer_at_all() -> None:
     up = unreachable(3, {3: True}, "refused", "start sshd")
     assert [(f.column, f.level) for f in up] == [("ssh", "error"), ("ping", "ok")]
     assert [f.column for f in unreachable(3, {}, "refused", "start sshd")] == ["ssh"]
+    bare = unreachable(3, {3: False}, "there is no python3", "install it", "python")
+    assert [(f.column, f.level) for f in bare] == [("python", "error"), ("ping", "warn")], "ssh reached it"
 
 
 def test_checks_that_are_off_are_not_there() -> None:
@@ -125,13 +128,13 @@ def test_a_node_needs_rsync_only_if_it_is_the_carrier(carrier: str, level: str, 
     assert (finding.level, finding.text) == (level, text)
 
 
-def test_all_nodes_are_told_at_once_in_their_order() -> None:
+def test_all_nodes_are_reported_at_once_in_their_order() -> None:
     cluster = cluster_of(hosts(3))
     facts: dict[int, Facts] = facts_of(cluster, **{**GOOD, "disk_free": 0})
     assert [finding.node for finding in errors(check(cluster, dict(reversed(facts.items())), seen({}, 3)))] == [0, 1, 2]
 
 
-def test_what_is_fine_is_told_so() -> None:
+def test_a_good_result_is_reported() -> None:
     fine: list[dict[str, Any]] = [
         {"inodes": -1},
         {"memory": (0, 0)},
@@ -139,7 +142,6 @@ def test_what_is_fine_is_told_so() -> None:
         {"load": 9.0, "cpus": 0},
         {"limits": (("nofile", 1024, 4096), ("nproc", -1, -1), ("memlock", 65536, 65536))},
         {"limits": (("memlock", -1, -1),), "rdma": True},
-        {"proxies": ("http_proxy",)},
         {"job_proxies": ("http_proxy",), "no_proxy": "example.com, 10.0.0.0/8"},
     ]
     for facts in fine:
@@ -149,12 +151,12 @@ def test_what_is_fine_is_told_so() -> None:
 def test_what_is_left_of_jobs() -> None:
     left = found(examined=True, own="10.0.0.1", leftovers=(("old", 3), ("older", 1)))["jobs"]
     assert (left.level, left.text) == ("warn", "3 left of job old, 1 left of job older")
-    assert "inv stop --job old; inv stop --job older" in left.fix
+    assert f"{PROGRAM} stop --job old; {PROGRAM} stop --job older" in left.fix
     assert found(examined=True)["jobs"].level == "ok"
     assert "jobs" not in found()  # nobody asked
 
 
-def test_the_slow_phase_of_a_login_is_told_with_what_slows_it() -> None:
+def test_the_slow_phase_of_a_login_is_reported_with_its_cause() -> None:
     cluster = cluster_of(hosts(1))
     slow = Seen(phases={0: {"connect": 0.1, "login": 6.2, "agent": 4.9}})
     ssh = cells(check(cluster, facts_of(cluster, **GOOD), slow), 0)["ssh"]

@@ -6,7 +6,8 @@ import unicodedata
 
 import pytest
 
-from clustertool.watch.sanitize import harmless, mask
+from clustertool.model.masking import mask
+from clustertool.watch.sanitize import harmless
 
 
 def test_ordinary_text_is_untouched() -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from clustertool.errors import ConfigError
+from clustertool.actions import load_config
+from clustertool.actions.selection import Selection
+from clustertool.errors import ConfigError, UsageError
 from clustertool.model.config.cluster import KEYS, Cluster, read_cluster
 from clustertool.model.config.hosts import Host, expand, read_hosts
 
@@ -15,6 +20,7 @@ HOSTS = ["10.0.0.1"]
 
 # key -> what conf.py may say, and what it is read as
 RIGHT: list[tuple[str, object, object]] = [
+    ("ENGINE", "ssh", "ssh"),
     ("ROOT_DIR", "/data", "/data"),
     ("ROOT_DIR", "~/jobs", "~/jobs"),
     ("ROOT_DIR", "~", "~"),
@@ -46,10 +52,12 @@ RIGHT: list[tuple[str, object, object]] = [
     ("PASS_ENV", "A, B", ("A", "B")),
     ("SECRETS", ("KEY",), ("KEY",)),
     ("DEVICE_KIND", "npu", "npu"),
+    ("DEVICE_VISIBILITY", "own", "own"),
     ("START_PORT", "6170", 6170),
     ("LEAD_PORT", 6160, 6160),
     ("RELAY", "off", "off"),
     ("DISPATCH", "rsync", "rsync"),
+    ("JOIN_TIMEOUT", "5m", 300.0),
     ("LOSS_TIMEOUT", 3, 3.0),
     ("GRACE", "1.5", 1.5),
     ("CHECKS_OFF", ["ping"], ("ping",)),
@@ -60,6 +68,7 @@ RIGHT: list[tuple[str, object, object]] = [
 WRONG: list[tuple[str, object, str]] = [
     *[("ROOT_DIR", value, "absolute") for value in ("jobs", "./jobs", "~ann/jobs", "")],
     ("ROOT_DIR", 5, "a string"),
+    ("ENGINE", 5, "a string"),
     *[("ROOT_DIR_GROUP", value, "trusted") for value in ("staff", True, "")],
     ("ROOT_DIR", "/a\nb", "one line"),
     ("PYTHON", "python3\nrm", "one line"),
@@ -72,8 +81,8 @@ WRONG: list[tuple[str, object, str]] = [
     *[("PADDLE_USE_GPU", value, "True or False") for value in ("maybe", 2, None, [])],
     *[(key, value, "a port") for key in ("PORT", "START_PORT", "LEAD_PORT") for value in (0, "ssh", 70000)],
     *[
-        (key, value, "seconds above 0")
-        for key in ("CONNECT_TIMEOUT", "LOSS_TIMEOUT", "GRACE")
+        (key, value, "a duration above 0: seconds, or ")
+        for key in ("CONNECT_TIMEOUT", "JOIN_TIMEOUT", "LOSS_TIMEOUT", "GRACE")
         for value in (0, -1, "soon", True, float("inf"), float("nan"), None)
     ],
     *[
@@ -93,6 +102,7 @@ WRONG: list[tuple[str, object, str]] = [
     ],
     *[("HOST_KEYS", value, "one of accept-new, strict, off") for value in ("yes", "", None, [])],
     *[("DEVICE_KIND", value, "one of auto, cpu, gpu, xpu, dcu, npu") for value in ("tpu", "GPU", 1)],
+    *[("DEVICE_VISIBILITY", value, "one of node, own") for value in ("all", "", None)],
     *[("RELAY", value, "one of auto, off") for value in ("on", True)],
     *[("DISPATCH", value, "one of swarm, rsync") for value in ("scp", "", None)],
 ]
@@ -112,7 +122,7 @@ def refusal(**keys: object) -> ConfigError:
 
 @pytest.mark.parametrize("key, said, meant", RIGHT)
 def test_right_values(key: str, said: object, meant: object) -> None:
-    assert getattr(read(**{key: said}), KEYS[key][0]) == meant
+    assert getattr(read(**{key: said}), KEYS[key].name) == meant
 
 
 @pytest.mark.parametrize("key, said, right", WRONG)
@@ -208,6 +218,7 @@ LINES = [
     ("10.0.0.1:22", [("", "10.0.0.1", 22, "10.0.0.1")]),
     ("fe80::1", [("", "fe80::1", 0, "fe80::1")]),
     ("[fe80::1]", [("", "fe80::1", 0, "fe80::1")]),
+    ("u@[10.0.0.1]:2200", [("u", "10.0.0.1", 2200, "10.0.0.1")]),  # as `ssh -G` prints a ProxyJump
     ("ann@[fe80::1%eth0]:22", [("ann", "fe80::1%eth0", 22, "fe80::1%eth0")]),
     ("a.b-c_d.example.org.", [("", "a.b-c_d.example.org.", 0, "")]),
     ("ann@node[1-3]:22", [("ann", f"node{n}", 22, "") for n in (1, 2, 3)]),
@@ -230,12 +241,21 @@ RANGES = [
     ("r[1-2]n[1-2]", "r1n1 r1n2 r2n1 r2n2"),
     ("n[5]x", "n5x"),
     ("plain", "plain"),
+    ("node[0-8/2]", "node0 node2 node4 node6 node8"),
+    ("n[1-6/4,9,01-04/3]", "n1 n5 n9 n01 n04"),
 ]
 
 
 @pytest.mark.parametrize("pattern, names", RANGES)
 def test_ranges(pattern: str, names: str) -> None:
     assert expand(pattern) == names.split()
+
+
+@pytest.mark.parametrize("pattern", ["n[0-8/0]", "n[0-8/]", "n[3/2]", "n[/2]", "n[0-8/2/2]", "n[0-8/999999]"])
+def test_a_step_that_is_not_right_is_refused(pattern: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_hosts([pattern])
+    assert pattern in caught.value.what and caught.value.fix
 
 
 def test_the_index_is_the_node_id_through_ranges_and_dicts() -> None:
@@ -348,3 +368,19 @@ def test_thousands_of_hosts_are_no_trouble() -> None:
 def test_an_entry_is_known_by_user_host_and_port() -> None:
     entries: list[Any] = ["ann@a:7", "b"]
     assert [host.entry for host in read_hosts(entries)] == ["ann@a:7", "@b:0"]
+
+
+@pytest.mark.parametrize(
+    ("only", "part"), [((), "3 nodes"), (("127.0.0.2",), "1 of 3 nodes"), (("nowhere",), "3 nodes")]
+)
+def test_the_first_line_has_what_is_selected_and_what_is_listed_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only: tuple[str, ...], part: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    conf = tmp_path / "conf.py"
+    conf.write_text('HOSTS = ["127.0.0.1", "127.0.0.2", "127.0.0.1"]\n')
+    notes: list[str] = []
+    caller: Any = SimpleNamespace(note=notes.append)
+    with contextlib.suppress(UsageError):
+        load_config.cluster(caller, Selection(conf=str(conf), only=only), start_local=False)
+    assert notes == [f"conf: {conf} ({part}; more than once: 127.0.0.1)"]

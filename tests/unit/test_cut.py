@@ -45,7 +45,6 @@ def names(folder: Path) -> list[str]:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and memory so small that little files meet every limit."""
     monkeypatch.setattr(module, "BLOCK", 64)
-    monkeypatch.setattr(module, "_STEP", 16)
     monkeypatch.setattr(module, "MEMORY", 1500)
 
 
@@ -348,7 +347,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, make: Callable[[Path
 
 def test_random_files(tmp_path: Path, small: None) -> None:
     data, generator = tmp_path / "d", random.Random(4)
-    for _ in range(60):
+    for _ in range(20):
         alphabet = generator.choice([b"\n", b"a\n", b"abc\r\n", bytes(range(256))])
         text = bytes(generator.choice(alphabet) for _ in range(generator.randrange(1, 700)))
         data.write_bytes(text)

@@ -9,8 +9,10 @@ from cases import IDENTITY, cluster_of, env_of, facts_of, hosts, job_of, of_role
 
 from clustertool.errors import DeviceInUse, PreflightError, Several
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.planning.devices import VARIABLES
+from clustertool.model.devices import visibility
+from clustertool.model.devices.visibility import VARIABLES
 from clustertool.model.planning.plan import Plan, needs_probe
+from clustertool.model.planning.requests import spec
 
 NAMES = (
     {visible for visible, _ in VARIABLES.values()}
@@ -71,7 +73,7 @@ def test_trainers_share_the_cards_of_their_node(
 
 def test_collective_starts_one_trainer_a_device_and_ps_one_a_node() -> None:
     assert len(cards_of(planned(4))) == 4
-    assert cards_of(planned(4, mode="ps")) == [(0, 1, 2, 3)]
+    assert cards_of(planned(4, mode="ps")) == [(0,)]
 
 
 def test_hosts_say_which_devices_and_the_command_line_says_it_last() -> None:
@@ -92,9 +94,10 @@ def test_nodes_may_differ() -> None:
         (1, 2, ()),
         (2, 3, (3,)),
     ]
-    assert [set_for(made, rank) for rank in (1, 2)] == [
-        {"CUDA_VISIBLE_DEVICES": "1", "FLAGS_selected_gpus": "0"},
+    assert [set_for(made, rank) for rank in (1, 2, 3)] == [
+        {"CUDA_VISIBLE_DEVICES": "0,1", "FLAGS_selected_gpus": "1"},
         {"PADDLE_DISTRI_BACKEND": "gloo"},
+        {"CUDA_VISIBLE_DEVICES": "3", "FLAGS_selected_gpus": "0"},
     ]
 
 
@@ -114,8 +117,67 @@ def test_variables_of_each_kind(kind: str, visible: str, flag: str) -> None:
     assert set_for(made, 0) == {visible: "4,6", flag: "0,1", **plug_in}
     assert set_for(made, 1) == {visible: "7", flag: "0", **plug_in}
     served = planned(8, kind, keys={"DEVICE_KIND": kind}, devices="4,6,7", nproc_per_node="2", mode="ps")
-    assert [set_for(served, rank) for rank in (0, 1)] == [{visible: "4,6", flag: "0,1"}, {visible: "7", flag: "0"}]
-    assert set_for(served, 0, "pserver") == {}
+    assert [set_for(served, rank) for rank in (0, 1)] == [{visible: "4", flag: "0"}, {visible: "6", flag: "0"}]
+    assert set_for(served, 0, "pserver") == {visible: "-1"}
+
+
+def seen_by(made: Plan, role: str = "trainer") -> list[tuple[str, str]]:
+    """What each process sees, and where its own devices are in it."""
+    found = [env_of(made, role, process.rank) for process in of_role(made, role)]
+    return [(env["CUDA_VISIBLE_DEVICES"], env["FLAGS_selected_gpus"]) for env in found]
+
+
+VISIBLE: list[tuple[int, str, dict[str, Any], list[tuple[str, str]]]] = [
+    # cards found, DEVICE_VISIBILITY, options -> each trainer's
+    (2, "", {}, [("0,1", "0"), ("0,1", "1")]),
+    (2, "node", {}, [("0,1", "0"), ("0,1", "1")]),
+    (2, "own", {}, [("0", "0"), ("1", "0")]),
+    (8, "", {"devices": "6,2"}, [("6,2", "0"), ("6,2", "1")]),
+    (8, "own", {"devices": "6,2"}, [("6", "0"), ("2", "0")]),
+    # several devices each
+    (4, "", {"nproc_per_node": "2"}, [("0,1", "0,1"), ("2,3", "0,1")]),
+    (4, "node", {"nproc_per_node": "2"}, [("0,1,2,3", "0,1"), ("0,1,2,3", "2,3")]),
+    (3, "", {"nproc_per_node": "2"}, [("0,1", "0,1"), ("2", "0")]),
+    (4, "", {"nproc_per_node": "1"}, [("0,1,2,3", "0,1,2,3")]),
+    # two ranks share a device
+    (1, "", {"nproc_per_node": "2"}, [("0", "0"), ("0", "0")]),
+    (2, "", {"nproc_per_node": "3"}, [("0", "0"), ("1", "0"), ("0", "0")]),
+    (2, "node", {"nproc_per_node": "3"}, [("0,1", "0"), ("0,1", "1"), ("0,1", "0")]),
+    # Paddle's launcher for parameter servers gives each worker one device, number 0
+    (2, "", {"mode": "ps", "worker_num": "2"}, [("0", "0"), ("1", "0")]),
+    (2, "node", {"mode": "ps", "worker_num": "2"}, [("0,1", "0"), ("0,1", "1")]),
+]
+
+
+@pytest.mark.parametrize("cards, visibility, options, expected", VISIBLE)
+def test_visible_devices(cards: int, visibility: str, options: dict[str, Any], expected: list[tuple[str, str]]) -> None:
+    keys = {"DEVICE_VISIBILITY": visibility} if visibility else {}
+    assert seen_by(planned(cards, keys=keys, **options)) == expected
+
+
+@pytest.mark.parametrize("workers", ["b,a,a,b", "a,b,b,a"])
+def test_local_rank_is_a_position_in_the_visible_devices(workers: str) -> None:
+    """In rank order also where a list gives the ranks, on each node by its own devices; two nodes may be one machine."""
+    cluster = cluster_of(["a", {"host": "b", "devices": "5,3"}])
+    for machines in ((0, 1), (0, 0)):
+        facts = facts_of(cluster, machines, devices=tuple(range(8)), device_kind="gpu")
+        made = plan_of(cluster, facts=facts, devices="", workers=(workers,))
+        assert len(of_role(made, "trainer")) == 4
+        for process in of_role(made, "trainer"):
+            env = dict(process.env)
+            if process.node == 1:
+                seen = [int(one) for one in env["CUDA_VISIBLE_DEVICES"].split(",")]
+                assert seen == [5, 3]
+                assert (seen[int(env["LOCAL_RANK"])],) == process.devices
+                assert env["FLAGS_selected_gpus"] == env["LOCAL_RANK"] == env["PADDLE_RANK_IN_NODE"]
+            else:  # eight cards for two ranks: each sees its four
+                assert env["FLAGS_selected_gpus"] == "0,1,2,3"
+                assert env["CUDA_VISIBLE_DEVICES"] == ",".join(map(str, process.devices))
+
+
+def test_each_rank_locks_its_own_devices_only() -> None:
+    made = planned(2)
+    assert [process["devices"] for process in spec(made, made.nodes[0], [], [])["processes"]] == [[0], [1]]
 
 
 @pytest.mark.parametrize("kind", ["gpu", "xpu", "npu", "dcu"])
@@ -154,7 +216,7 @@ def test_devices_of_a_cpu_job_still_count_its_processes() -> None:
 def test_pservers_take_no_card() -> None:
     made = planned(4, mode="ps")
     assert one(made, "pserver", 0).devices == ()
-    assert set_for(made, 0, "pserver") == {}
+    assert set_for(made, 0, "pserver") == {"CUDA_VISIBLE_DEVICES": "-1"}, "it sees none either"
     assert env_of(made, "pserver", 0)["PADDLE_INIT_USE_GPU"] == "False"
     assert env_of(made, "trainer", 0)["PADDLE_INIT_USE_GPU"] == "True"
     assert (
@@ -162,7 +224,7 @@ def test_pservers_take_no_card() -> None:
     )
 
 
-def test_parameter_servers_beside_trainers_that_share_a_card() -> None:
+def test_parameter_servers_with_trainers_that_share_a_card() -> None:
     """More trainers than cards on one node, fewer on the other, none on the third."""
     cluster = cluster_of(["a", "b", "c"])
     facts = facts_of(cluster)
@@ -171,9 +233,9 @@ def test_parameter_servers_beside_trainers_that_share_a_card() -> None:
     )
     made = plan_of(cluster, facts=facts, mode="ps", server_num="2", worker_num="2")
     assert [process.devices for process in of_role(made, "pserver")] == [()] * 6
-    assert cards_of(made) == [(0,), (0,), (0, 1), (2, 3), (), ()]
+    assert cards_of(made) == [(0,), (0,), (0,), (1,), (), ()]
     assert set_for(made, 1) == {"CUDA_VISIBLE_DEVICES": "0", "FLAGS_selected_gpus": "0"}
-    assert set_for(made, 3) == {"CUDA_VISIBLE_DEVICES": "2,3", "FLAGS_selected_gpus": "0,1"}
+    assert set_for(made, 3) == {"CUDA_VISIBLE_DEVICES": "1", "FLAGS_selected_gpus": "0"}
     assert set_for(made, 5) == {}
 
 
@@ -217,8 +279,8 @@ def test_variables_of_heter_trainers(kind: str, visible: str, flag: str) -> None
     asked = "xpu" if kind == "xpu" else "gpu"
     assert set_for(made, 0, "heter") == {visible: "6", flag: "0", "HETER_DEVICE_TYPE": asked}
     assert set_for(made, 1, "heter") == {visible: "2", flag: "0", "HETER_DEVICE_TYPE": asked}
-    assert set_for(made, 0) == {"HETER_DEVICE_TYPE": "cpu"}
-    assert set_for(made, 0, "pserver") == {}
+    assert set_for(made, 0) == {visible: "-1", "HETER_DEVICE_TYPE": "cpu"}
+    assert set_for(made, 0, "pserver") == {visible: "-1"}
     assert [one(made, role, 0).devices for role in ("pserver", "trainer")] == [(), ()]
 
 
@@ -288,7 +350,7 @@ def test_what_is_not_refused(cards: int, options: dict[str, Any], entry: dict[st
     planned(cards, entry=entry, keys=keys, seen=True, **options)
 
 
-def test_all_nodes_are_told_at_once_and_nobody_is_refused_who_was_not_looked_at() -> None:
+def test_all_nodes_are_reported_at_once_and_no_unprobed_node_is_refused() -> None:
     cluster = cluster_of(hosts(3))
     seen = facts_of(cluster, devices=(0, 1), device_kind="gpu", devices_seen=True)
     with pytest.raises(Several, match="(?s)there is no device 2.*there is no device 2.*there is no device 2"):
@@ -335,7 +397,7 @@ def test_what_a_job_holds_itself_is_its_own() -> None:
     assert cards_of(busy(devices="3")) == [(3,)]
 
 
-def test_who_only_computes_on_a_device_is_in_the_way_of_auto_alone() -> None:
+def test_a_process_on_a_device_is_in_the_way_of_auto_alone() -> None:
     """Without a lock it may be the user's own, or a desktop: asked for by name, a card is given."""
     assert cards_of(busy(used=(), devices="0")) == [(0,)]
 
@@ -345,7 +407,7 @@ def test_who_only_computes_on_a_device_is_in_the_way_of_auto_alone() -> None:
     [
         ({}, [(3,), (4,), (5,)]),
         ({"nproc_per_node": "2"}, [(3,), (4,)]),
-        ({"mode": "ps"}, [(3, 4, 5)]),
+        ({"mode": "ps"}, [(3,)]),
         ({"mode": "ps", "worker_num": "2"}, [(3,), (4,)]),
     ],
 )
@@ -369,8 +431,82 @@ def test_auto_on_a_node_without_devices() -> None:
     assert not isinstance(caught.value, DeviceInUse)  # waiting would not help
 
 
-def test_auto_needs_a_look_at_the_nodes() -> None:
+def test_auto_needs_a_probe_of_the_nodes() -> None:
     entry = {"host": "a", "address": "10.0.0.1", "devices": [0, 1]}
     cluster = cluster_of([entry], ROOT_DIR="/j", START_PORT=6170, LEAD_PORT=6160, DEVICE_KIND="gpu")
     assert not needs_probe(cluster, job_of(cluster, devices="0"))
     assert needs_probe(cluster, job_of(cluster, devices="auto"))
+
+
+# -- devices that an engine has allocated
+
+UUIDS = ("GPU-8932f937", "GPU-1b2c3d4e")
+
+
+@pytest.mark.parametrize(
+    "kind, environ, names",
+    [
+        ("gpu", {"CUDA_VISIBLE_DEVICES": "2,3", "ROCR_VISIBLE_DEVICES": "2,3"}, ["2", "3"]),
+        ("gpu", {"CUDA_VISIBLE_DEVICES": ",".join(UUIDS)}, [*UUIDS]),
+        ("gpu", {"CUDA_VISIBLE_DEVICES": "MIG-GPU-8932f937/1/2"}, ["MIG-GPU-8932f937/1/2"]),
+        ("gpu", {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, []),
+        ("gpu", {"HIP_VISIBLE_DEVICES": "0"}, []),
+        ("dcu", {"HIP_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "4,6"}, ["1"]),
+        ("dcu", {"ROCR_VISIBLE_DEVICES": "4,6"}, ["0", "1"]),  # as HIP numbers what is visible
+        ("npu", {"ASCEND_RT_VISIBLE_DEVICES": "5"}, ["5"]),
+        ("cpu", {"CUDA_VISIBLE_DEVICES": "0"}, []),
+    ],
+)
+def test_what_an_engine_allocates(kind: str, environ: dict[str, str], names: list[str]) -> None:
+    assert visibility.allocated(kind, environ) == names
+
+
+def allocation(*names: str, count: int = 1, keys: dict[str, Any] | None = None, **options: Any) -> Plan:
+    """Nodes with these devices of an engine."""
+    cluster = cluster_of(hosts(count), **(keys or {}))
+    positions = tuple(range(len(names)))
+    found = facts_of(cluster, devices=positions, device_kind="gpu", devices_seen=True, allocated=names)
+    return plan_of(cluster, facts=found, **options)
+
+
+@pytest.mark.parametrize(
+    "names, options, shown",
+    [
+        (("2", "5"), {}, [("2,5", "0"), ("2,5", "1")]),
+        (UUIDS, {}, [(",".join(UUIDS), "0"), (",".join(UUIDS), "1")]),
+        (("2", "5", "7"), {"devices": "2,0"}, [("7,2", "0"), ("7,2", "1")]),
+        (("2", "5", "7", "9"), {"nproc_per_node": "2"}, [("2,5", "0,1"), ("7,9", "0,1")]),
+        (("MIG-1", "MIG-2"), {}, [("MIG-1", "0"), ("MIG-2", "0")]),  # CUDA shows a process one MIG instance
+        (UUIDS, {"mode": "ps", "worker_num": "2"}, [(UUIDS[0], "0"), (UUIDS[1], "0")]),
+    ],
+)
+def test_ranks_get_the_devices_that_are_allocated(
+    names: tuple[str, ...], options: dict[str, Any], shown: list[tuple[str, str]]
+) -> None:
+    """--devices and the devices of the plan are positions, what ranks see are the names."""
+    made = allocation(*names, **options)
+    envs = [dict(process.env) for process in of_role(made, "trainer")]
+    assert [(env["CUDA_VISIBLE_DEVICES"], env["FLAGS_selected_gpus"]) for env in envs] == shown
+    assert not made.warnings
+
+
+def test_paddle_gets_the_names_of_all_ranks() -> None:
+    env = env_of(allocation("2", "5", count=2), "trainer", 3)
+    assert (env["PADDLE_LOCAL_DEVICE_IDS"], env["PADDLE_WORLD_DEVICE_IDS"]) == ("5", "2,5,2,5")
+
+
+@pytest.mark.parametrize("names, there", [((), "none"), (("2", "5"), "2, numbered from 0")])
+def test_devices_count_within_the_allocation(names: tuple[str, ...], there: str) -> None:
+    with pytest.raises(PreflightError, match=r"there is no device 5 \(--devices\)") as caught:
+        allocation(*names, devices="5")
+    assert f"the job's allocation has {there}" in caught.value.fix
+
+
+def test_an_allocation_without_devices() -> None:
+    """Forgotten more often than intended: the devices of the node are not taken, and a warning names the nodes."""
+    made = allocation(count=2)
+    assert cards_of(made) == [(), ()] and env_of(made, "trainer", 0)["PADDLE_DISTRI_BACKEND"] == "gloo"
+    (warning,) = made.warnings
+    assert "10.0.0.1" in warning and "10.0.0.2" in warning and "the job's allocation has no gpu" in warning
+    for keys in ({"DEVICE_KIND": "cpu"}, {"PADDLE_USE_GPU": "False"}, {"CHECKS_OFF": ["devices"]}):
+        assert not allocation(keys=keys).warnings

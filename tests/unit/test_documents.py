@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DECISIONS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-PACKAGE = ("errors.py", "model/", "node/", "ssh/", "fleet/", "watch/", "show/", "verbs/")
+PACKAGE = ("errors.py", "model/", "node/", "ssh/", "fleet/", "watch/", "show/", "actions/", "api/", "verbs/")
 
 
 def test_each_decision_has_a_number_of_its_own_and_says_it() -> None:
@@ -35,3 +35,31 @@ def test_paths_in_backticks_are_files_of_the_tree(name: str) -> None:
     assert known
     missing = [p for p in known if not (ROOT / p).exists() and not (ROOT / "clustertool" / p).exists()]
     assert missing == []
+
+
+def test_the_architecture_describes_each_folder_of_the_package() -> None:
+    text, package = (ROOT / "docs/architecture.md").read_text(), ROOT / "clustertool"
+    folders = {path.parent.relative_to(package).as_posix() for path in package.rglob("*.py")} - {"."}
+    assert [folder for folder in sorted(folders) if f"`{folder}/`" not in text] == []
+
+
+def test_each_path_of_the_architecture_has_at_most_ten_lines_with_file_names() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    section = text.partition("## Four paths\n")[2].partition("\n## ")[0]
+    paths = re.findall(r"\*\*(A[^*]+)\*\*, from [^\n]*:\n\n((?:[ 0-9][^\n]*\n?)+)", section)
+    assert [name for name, _ in paths] == ["A rank", "A log byte", "A piece of a workspace", "A stop"]
+    for name, steps in paths:
+        assert len(steps.splitlines()) <= 10, name
+        assert len(re.findall(r"`[\w./]+\.py`", steps)) >= 5, name
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_page_names_an_address_of_the_project(document: Path) -> None:
+    """The project has no server of its own: a reader has these files already."""
+    assert re.findall(r"(?:https?://|git@)\S*clustertool\S*", document.read_text()) == []
+
+
+def test_the_readme_installs_into_an_environment_of_its_own() -> None:
+    """Debian and Ubuntu refuse `pip install` outside of one."""
+    text = (ROOT / "README.md").read_text()
+    assert text.index("python3 -m venv") < text.index("pip install .") and "pipx install ." in text

@@ -89,7 +89,7 @@ def test_a_training_address_that_means_every_node() -> None:
     assert told(odd({0: {"address": "127.0.0.1"}}))[0][:3] == (0, "host", "error")
 
 
-def test_a_name_that_nobody_knows() -> None:
+def test_an_unknown_name() -> None:
     assert told(odd({3: {"own": ""}}, own="10.0.0.9", examined=True)) == [
         (3, "host", "warn", "box3 is not known there")
     ]

@@ -102,12 +102,12 @@ def test_only_the_leads_node_knows_the_shape() -> None:
 def test_a_spec_says_what_its_node_must_do() -> None:
     made = planned()
     for node, spec in zip(made.nodes, specs(made)):
-        assert (spec["job"], spec["node"], spec["name"]) == (IDENTITY.job_id, node.index, node.name)
-        assert (spec["root"], spec["job_dir"], spec["work_dir"]) == (node.root, node.job_dir, node.work_dir)
+        assert (spec["job"], spec["node"], spec["name"]) == (IDENTITY.job_id, node.host.index, node.host.name)
+        assert (spec["root"], spec["job_dir"], spec["work_dir"]) == (node.facts.root, node.job_dir, node.work_dir)
         assert spec["mark"] == dict(node.processes[0].env)["CLUSTERTOOL_MARK"]
         assert (spec["prelude"], spec["ld_library_path"], spec["output"]) == ("module load cuda", "/lib64", "output")
-        assert spec["policy"] == vars(made.policy)
-        assert spec["extra_ports"] == [port for at, port in made.extra_ports if at == node.index]
+        assert spec["policy"] == vars(made.job.policy)
+        assert spec["extra_ports"] == [port for at, port in made.extra_ports if at == node.host.index]
         for process, sent in zip(node.processes, spec["processes"]):
             assert sent["argv"] == list(process.argv)
             assert (sent["role"], sent["rank"], sent["local_rank"]) == (process.role, process.rank, process.local_rank)
@@ -132,14 +132,14 @@ def test_the_header_is_enough_for_any_later_command() -> None:
     made = plan_of(cluster, facts=facts_of(cluster), script="train.py " + "x" * 300)
     for node, spec in zip(made.nodes, specs(made)):
         header = spec["header"]
-        assert (header["id"], header["node"], header["name"]) == (IDENTITY.job_id, node.index, node.name)
+        assert (header["id"], header["node"], header["name"]) == (IDENTITY.job_id, node.host.index, node.host.name)
         assert (header["owner"], header["created"], header["mode"]) == ("ann", IDENTITY.created, "collective")
         assert header["nodes"] == ["a", "b"]
-        assert header["entry"] == ["ann@a:7", "@b:0"][node.index]
+        assert header["entry"] == ["ann@a:7", "@b:0"][node.host.index]
         assert header["command"].startswith("python3 -u train.py xxx")
         assert len(header["command"]) <= 200
         assert [(p["role"], p["rank"], p["log"]) for p in header["processes"]] == [
-            ("trainer", node.index, f"log/workerlog.{node.index}")
+            ("trainer", node.host.index, f"log/workerlog.{node.host.index}")
         ]
         assert IDENTITY.token not in json.dumps(header)
 

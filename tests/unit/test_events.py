@@ -8,11 +8,18 @@ from typing import Any
 
 import pytest
 
+from clustertool.model.job.node_status import NodeTrouble
 from clustertool.model.job.outcome import Outcome, describe_exit, exit_code, read_outcome
 from clustertool.model.job.state import JobStatus, fold
+from clustertool.model.job.state_names import NodeCause
+from clustertool.show.job_text import trouble_text
 from clustertool.show.status_view import rank_note
 
 Event = dict[str, Any]
+
+
+def why(found: JobStatus, node: int = 0) -> str:
+    return trouble_text(found.nodes[node].trouble)
 
 
 def header(node: int, roles: Sequence[tuple[str, int]]) -> Event:
@@ -175,14 +182,14 @@ def test_the_guard_speaks_for_a_dead_supervisor() -> None:
         exited(1),
         said("supervisor-lost", why="the supervisor died"),
     )
-    assert (found.nodes[0].state, found.nodes[0].why) == ("lost", "supervisor lost: the supervisor died")
+    assert (found.nodes[0].state, why(found)) == ("lost", "supervisor lost: the supervisor died")
     assert [(p.state, rank_note(p)) for p in found.of("trainer")] == [
         ("stopped", "its supervisor was lost"),
         ("done", ""),
     ]
 
 
-def test_a_job_whose_nodes_all_ended_without_a_word_is_lost() -> None:
+def test_a_job_whose_nodes_all_ended_silently_is_lost() -> None:
     found = status_of(header(0, [("trainer", 0)]), started(0), said("supervisor-lost", why="x"))
     assert found.state == "running"
     found.apply(0, said("lost", node=1, why="x"))
@@ -287,7 +294,7 @@ def test_a_rank_of_a_node_that_was_given_up_is_lost_with_what_the_lead_knew_of_i
     assert states(found) == ["running", "lost"]
     lost = found.of("trainer")[1]
     assert (lost.since, lost.step, lost.epoch, lost.output) == (40.0, 54.0, None, 28.0)
-    assert (found.nodes[1].state, found.nodes[1].why) == ("lost", "no heartbeat for 10 s")
+    assert (found.nodes[1].state, why(found, 1)) == ("lost", "no heartbeat for 10 s")
 
 
 CRASHED = [placed(1), SUPERVISOR, started(1)]
@@ -363,12 +370,12 @@ def test_events_of_a_later_version_are_no_trouble() -> None:
         (127, 0, "cannot start 'x'", "exit code 127: cannot start 'x'", 127),
     ],
 )
-def test_an_end_in_words_and_as_a_shell_counts_it(code: int, signal: int, note: str, text: str, shell: int) -> None:
+def test_an_end_as_text_and_as_a_shell_counts_it(code: int, signal: int, note: str, text: str, shell: int) -> None:
     assert describe_exit(code, signal, note) == text
     assert exit_code(code, signal) == shell
 
 
-def test_times_are_told_in_the_clock_of_the_laptop() -> None:
+def test_times_are_shown_in_the_clock_of_the_laptop() -> None:
     """A node whose clock was an hour ahead, and one whose clock was right; attempts and ends as well."""
     wrong = [{**header(1, [("trainer", 1)]), "skew": 3600.0}, started(1, t=3602.0), exited(1, 3, t=3610.0)]
     right = [header(0, [("trainer", 0)]), started(0, t=2.0)]
@@ -381,11 +388,18 @@ def test_times_are_told_in_the_clock_of_the_laptop() -> None:
 
 def test_a_disk_is_full_until_it_has_room() -> None:
     events = [header(0, [("trainer", 0)]), SUPERVISOR, said("disk", full=True, root="/jobs")]
-    assert status_of(*events).nodes[0].why == "the disk of /jobs is full"
-    assert status_of(*events, said("disk", full=False, root="/jobs")).nodes[0].why == ""
+    assert why(status_of(*events)) == "the disk of /jobs is full"
+    assert why(status_of(*events, said("disk", full=False, root="/jobs"))) == ""
 
 
-def test_a_pserver_that_listens_elsewhere_and_then_where_it_should() -> None:
+@pytest.mark.parametrize("cause", NodeCause)
+def test_each_cause_has_a_sentence(cause: NodeCause) -> None:
+    text = trouble_text(NodeTrouble(cause, "{detail}", 30.0))
+    assert bool(text) is (cause is not NodeCause.NONE)
+    assert cause is not NodeCause.NEVER_CONNECTED or text == "no connection to the coordinator within 30 s"
+
+
+def test_a_pserver_that_listens_at_another_address_and_then_where_it_should() -> None:
     server = {"role": "pserver", "rank": 0}
     events = [header(0, [("pserver", 0)]), started(0, role="pserver")]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clustertool.watch.excerpt import excerpt
+from clustertool.watch.lines import excerpt
 
 HEAD = "Traceback (most recent call last):"
 

@@ -44,7 +44,7 @@ def test_nodes_that_share_their_root() -> None:
     assert sharing({node: Facts(node, root_id=root) for node, root in enumerate(ids)}) == {0, 2}
 
 
-def test_holders_in_words() -> None:
+def test_holders_as_text() -> None:
     fact = Facts(0, listeners=((80, "nginx (pid 1)"),))
     assert (fact.holder(80), fact.holder(81)) == ("nginx (pid 1)", "another process")
 

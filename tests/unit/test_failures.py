@@ -10,13 +10,13 @@ import pytest
 
 from clustertool.errors import JobFailed, NodeLost
 from clustertool.model.job.outcome import read_outcome
-from clustertool.show import outcome_view
+from clustertool.show import job_text
 from clustertool.show.errors import exit_json, show_error
 from clustertool.show.prefix import RankLines
 from clustertool.show.terminal import Terminal
 from clustertool.watch import verdict
-from clustertool.watch.failures import News
 from clustertool.watch.job_view import JobView
+from clustertool.watch.news import News
 
 Event = dict[str, Any]
 ENDING = "ending the job on all nodes"
@@ -91,7 +91,7 @@ class Follower:
         return self.printed
 
     def _print(self, items: list[Any]) -> None:
-        self.printed += [item.text for item in items if isinstance(item, News)]
+        self.printed += [job_text.news_text(item) for item in items if isinstance(item, News)]
 
 
 ORDERS = list(itertools.permutations([(0, ending(0)), (0, failure(0)), (1, failure(1)), (3, failure(3))]))
@@ -174,6 +174,13 @@ def test_failures_of_two_attempts_are_two_reports() -> None:
     ]
 
 
+def test_an_ending_before_the_next_attempt_says_so() -> None:
+    follower = Follower()
+    follower.take(0, {"t": 5.1, "type": "phase", "name": "ending"})
+    follower.take(0, {"t": 5.2, "type": "restart", "attempt": 1, "pause": 1.0})
+    assert follower.end() == ["ending attempt 0 on all nodes, to start again", "attempt 1 begins in 1 s"]
+
+
 def test_without_failures_nothing_waits() -> None:
     follower = Follower()
     follower.take(0, ending())
@@ -223,7 +230,7 @@ def test_the_exit_line_names_the_failed_and_does_not_repeat_the_error(failures: 
     follower.end()
     status, outcome = follower.watch.status, follower.watch.status.outcome
     assert outcome is not None and follower.watch.printed(outcome)
-    assert outcome_view.brief(status, outcome) == brief
+    assert job_text.brief(status, outcome) == brief
     assert len(verdict.errors(status, outcome)) == len({event["code"] for event in failures})
 
 
@@ -233,7 +240,7 @@ def test_a_lost_node_is_printed_once() -> None:
     follower.take(0, decided("lost", [2], "node n2 is lost: no heartbeat for 10 s"))
     status, outcome = follower.watch.status, follower.watch.status.outcome
     assert outcome is not None and follower.watch.printed(outcome)
-    assert outcome_view.brief(status, outcome) == "node n2 is lost"
+    assert job_text.brief(status, outcome) == "node n2 is lost"
     assert not follower.watch.printed(read_outcome({**decided("lost", [2], "node n3 is lost: silent"), "node": 3}))
 
 
@@ -252,9 +259,8 @@ def test_what_was_printed_already_is_not_printed_with_the_exit() -> None:
 
 
 def test_victims_are_folded() -> None:
-    follower = Follower()
     outcome = read_outcome({**decided("failed", [3], "why"), "victims": [["trainer", rank] for rank in (0, 1, 2, 5)]})
-    assert outcome_view.victims_line(follower.watch.status, outcome) == "stopped because of it (victims): trainer 0-2,5"
+    assert job_text.victims_line(outcome) == "stopped by clustertool because of it (victims): trainer 0-2,5"
 
 
 def test_last_lines_that_are_on_the_screen_are_known() -> None:

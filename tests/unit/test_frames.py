@@ -8,8 +8,7 @@ import struct
 
 import pytest
 
-from clustertool.model.wire.frames import MAX_HEADER, MAX_PAYLOAD, Decoder, FrameError, Header, encode
-from clustertool.model.wire.payload import MemorySink
+from clustertool.model.wire.frames import MAX_HEADER, MAX_PAYLOAD, Decoder, FrameError, Header, MemorySink, encode
 
 FRAMES: list[tuple[Header, bytes]] = [
     ({}, b""),

@@ -23,6 +23,7 @@ from clustertool.model.checks.framework_findings import (
     waiting,
 )
 from clustertool.model.finding import Finding
+from clustertool.model.hints import PROGRAM
 from clustertool.show.table import fold
 
 MARK = "clustertool-1234:"
@@ -40,6 +41,18 @@ def at(node: int, step: str, **more: str) -> TrialRank:
 
 def found(*ranks: TrialRank, name: str = "torch") -> dict[int, Finding]:
     return {finding.node: finding for finding in judge(name, ranks, FACTS, 60.0, names)}
+
+
+def test_what_to_install_for_paddle():
+    """PyPI's paddle is another project. A conf.py with PRELUDE alone does not change the embedded cluster."""
+    rank = at(0, "import", failed="ModuleNotFoundError: No module named 'paddle'", missing="paddle")
+    [one] = judge("paddle", [rank], {0: FACTS[0]}, 60.0, names)
+    assert one.fix.startswith(
+        "install paddlepaddle (with GPUs paddlepaddle-gpu) there, or let PRELUDE in conf.py activate"
+    )
+    [one] = judge("paddle", [rank], {0: FACTS[0]}, 60.0, names, "/opt/tool/bin")
+    assert "install paddlepaddle " in one.fix and "in /opt/tool/bin: the embedded cluster" in one.fix
+    assert "PRELUDE" not in one.fix
 
 
 def levels(*ranks: TrialRank) -> list[str]:
@@ -97,8 +110,8 @@ def test_all_is_well():
             "python3 -c",
         ),
         (at(0, "import"), "import torch: not done in 60 s", "slow file system"),
-        (at(0, "device", what="cuda:3", **SICK), "cuda:3: RuntimeError: no", "inv gpus"),
-        (at(0, "device", what="cuda:3"), "cuda:3: not done in 60 s", "inv gpus"),
+        (at(0, "device", what="cuda:3", **SICK), "cuda:3: RuntimeError: no", f"{PROGRAM} gpus"),
+        (at(0, "device", what="cuda:3"), "cuda:3: not done in 60 s", f"{PROGRAM} gpus"),
     ],
 )
 def test_what_one_lacks_alone_is_its_own_and_the_others_waited(rank, text, fix):
@@ -156,7 +169,7 @@ def test_another_interface_than_that_of_the_address(backend, nic, told):
         ((at(0, "done", ended="ended with exit code 1"), at(1, "done"), at(2, "done")), ["ok", "ok", "ok"]),
     ],
 )
-def test_who_waits_for_somebody_behind_it_is_not_to_blame(ranks, expected):
+def test_a_rank_that_waits_for_one_behind_it_is_not_to_blame(ranks, expected):
     assert levels(*ranks) == expected
 
 
@@ -169,7 +182,7 @@ def test_whatever_happens_somebody_is_to_blame_unless_all_are_done():
         assert (patience(ranks, 60.0) <= LAST_LINE_WAIT) or any(rank.waits for rank in ranks)
 
 
-def test_devices_of_a_node_that_fail_alike_are_told_at_once():
+def test_devices_of_a_node_that_fail_alike_are_reported_at_once():
     ranks = [TrialRank(rank, 0, "device", "2.13", f"device {rank}", **SICK) for rank in range(3)]
     odd = replace(ranks[1], failed="RuntimeError: other")
     last_line = judge("torch", [ranks[0], odd, ranks[2]], FACTS, 60.0, names)
@@ -194,7 +207,7 @@ def test_a_node_without_a_trainer_is_not_tried():
         ((at(0, "start"), at(1, "done")), 60.0),
     ],
 )
-def test_nobody_is_waited_for_who_has_nothing_more_to_say(ranks, seconds):
+def test_a_node_without_further_messages_is_not_waited_for(ranks, seconds):
     assert patience(ranks, 60.0) == seconds
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from clustertool.model.job.log_growth import thinned
+from clustertool.model.job.usage import thinned
 
 DAY = 86_400.0
 
@@ -43,5 +43,19 @@ def test_the_last_line_of_each_log_stays() -> None:
     assert kept.startswith(old) and kept.endswith(b"9999]\n")
 
 
+def test_output_before_a_long_silence_keeps_its_time() -> None:
+    """What is not in a line that stays has the time of the next one: its error is bounded by its age, not by the silence."""
+    times = [n * 0.5 for n in range(20)] + [3600.0 + n for n in range(20)]
+    data = b"".join(b'[%.2f,"log/workerlog.0",%d]\n' % (t, n) for n, t in enumerate(times))
+    for now in (4000.0, 10_000.0, 10_000_000.0):
+        data = thinned(data, now)  # again and again, as the recorder does
+        left = [json.loads(line)[0] for line in data.splitlines()]
+        for t in times:
+            assert min(at for at in left if at >= t) - t <= max(0.0, (now - t) / 250), f"{t} at {now}"
+    assert len(left) < len(times) / 3
+
+
 def test_torn_lines_are_skipped() -> None:
     assert thinned(b'[1.0,"a",5]\n[2.\n\n[3.0,"a",9]\n', 4.0) == b'[1.0,"a",5]\n[3.0,"a",9]\n'
+    for foreign in (b'["x","y"]', b'{"t":null}', b'[1.0,["a"],5]', b"[" * 200_000):
+        assert thinned(foreign + b'\n[1.0,"a",5]\n', 4.0) == b'[1.0,"a",5]\n'

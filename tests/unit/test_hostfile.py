@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from cases import cluster_of, facts_of, of_role, plan_of
 
+from clustertool.actions import load_config
 from clustertool.errors import ConfigError, UsageError
-from clustertool.model.config.hostfile import choose, read_hostfile
+from clustertool.model.config.hostfile import choose, hosts_of, pick, read_host_list, read_hostfile, share_out
 from clustertool.model.config.hosts import Host, read_hosts
 
 OPEN_MPI = """
@@ -53,24 +55,96 @@ def test_dialects(text: str, entries: list[dict[str, Any]]) -> None:
     [
         ("", "hf names no host"),
         ("# nothing\n\n", "hf names no host"),
-        ("a\nb slots=x\n", "hf, line 2: slots 'x'"),
-        ("a slots=0", "hf, line 1: slots '0'"),
-        ("a slots=\u00b2", "hf, line 1: slots '\u00b2'"),
-        ("a:0", "hf, line 1: slots '0'"),
-        ("a slots", "hf, line 1: 'a slots'"),
-        ("a:x", "hf, line 1: slots 'x'"),
-        ("a:", "hf, line 1: slots ':'"),
-        ("a:10001", "hf, line 1: slots '10001'"),
-        ("a b c", "hf, line 1: 'a b c'"),
+        ("a\nb slots=x\n", "hf, line 2: slots 'x' is not valid"),
+        ("a slots=0", "hf, line 1: slots '0' is not valid"),
+        ("a slots=\u00b2", "hf, line 1: slots '\u00b2' is not valid"),
+        ("a:0", "hf, line 1: slots '0' is not valid"),
+        ("a slots", "hf, line 1: 'slots' has no value in 'a slots'"),
+        ("a:x", "hf, line 1: slots 'x' is not valid"),
+        ("a:", "hf, line 1: slots ':' is not valid"),
+        ("a:10001", "hf, line 1: slots '10001' is not valid"),
+        ("a b c", "hf, line 1: 'b' has no value in 'a b c'"),
         ("a slot=4", "hf, line 1: 'slot' is not known"),
         ("a max-slots=4 gpus=1", "hf, line 1: 'gpus' is not known"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line(text: str, what: str) -> None:
+def test_an_error_is_reported_with_its_line(text: str, what: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_hostfile(text, "hf")
     assert caught.value.what == what
     assert caught.value.fix
+
+
+def test_a_hostfile_of_windows_has_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "hf").write_bytes(b"\xef\xbb\xbfnode1 slots=2\r\nnode2\r\n")
+    assert load_config._hostfile(str(tmp_path / "hf")) == [{"host": "node1", "slots": 2}, {"host": "node2"}]
+
+
+# -- -H and -np -----------------------------------------------------------------------------------------------------------
+
+
+def shared_out(hosts: str, total: int, entries: Any = ()) -> list[tuple[str, int]]:
+    """Name and number of trainers of each node that has some."""
+    asked = hosts_of(read_host_list(hosts), "-H") if hosts else read_hosts(entries)
+    found = share_out(asked, total) if total else asked
+    assert [host.index for host in found] == list(range(len(found)))
+    made = plan_of(replace(cluster_of(["x"]), hosts=found), {"trainer": {"per_node": 7}}, host_counts=True)
+    trainers = [process.node for process in of_role(made, "trainer")]
+    assert trainers == sorted(trainers)
+    return [(host.name, trainers.count(host.index)) for host in found]
+
+
+@pytest.mark.parametrize(
+    "hosts, total, each",
+    [
+        ("a:2,b:2", 4, [("a", 2), ("b", 2)]),
+        ("a:2,b:2", 3, [("a", 2), ("b", 1)]),
+        ("a:2,b:2", 2, [("a", 2)]),
+        ("a:2,b:2", 0, [("a", 2), ("b", 2)]),
+        ("b:1 , a:3", 0, [("b", 1), ("a", 3)]),
+        ("a,b", 5, [("a", 3), ("b", 2)]),
+        ("a,b,c", 2, [("a", 1), ("b", 1)]),
+        ("a:2,b", 3, [("a", 2), ("b", 1)]),
+        ("a,a,b", 3, [("a", 2), ("b", 1)]),  # named again: a slot each
+        ("n[1-4/2]:2", 3, [("n1", 2), ("n3", 1)]),
+        ("ann@n[1,3]:2,[fe80::1]:1", 0, [("n1", 2), ("n3", 2), ("fe80::1", 1)]),
+    ],
+)
+def test_a_total_fills_the_slots(hosts: str, total: int, each: list[tuple[str, int]]) -> None:
+    assert shared_out(hosts, total) == each
+
+
+def test_a_total_has_priority_over_numbers_of_conf_py() -> None:
+    entries = [{"host": "a", "roles": {"trainer": 3, "pserver": 2}}, {"host": "b", "nproc": 8}]
+    assert shared_out("", 4, entries) == [("a", 2), ("b", 2)]
+    assert share_out(read_hosts(entries), 4)[0].count("pserver") == 2
+    assert shared_out("", 4, [{"host": "a", "nproc": 3}, {"host": "b", "nproc": 8}]) == [("a", 3), ("b", 1)]
+
+
+def test_more_trainers_than_slots_are_refused() -> None:
+    with pytest.raises(UsageError, match="-np 5: the hosts have 4 slots"):
+        shared_out("a:2,b:2", 5)
+    with pytest.raises(UsageError, match="-np 4: the hosts have 2 slots"):
+        shared_out("a:1,b", 4)
+
+
+@pytest.mark.parametrize("hosts", ["", ",", "a:x", "a:0", "a b", "a:2 gpus=1", "a b=1"])
+def test_a_list_of_hosts_that_is_not_right(hosts: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_host_list(hosts)
+    assert caught.value.what.startswith("-H") and "line" not in caught.value.what
+
+
+def test_slots_of_a_host_of_conf_py_are_its_first_devices() -> None:
+    known = read_hosts([{"host": "ann@a:2200", "address": "10.0.0.1", "devices": [4, 5, 6]}, "b"])
+    found = pick(known, hosts_of(read_host_list("10.0.0.1:2,c"), "-H"))
+    assert [(host.entry, host.devices, host.slots) for host in found] == [
+        ("ann@a:2200", (4, 5), (0, 1)),
+        ("@c:0", None, None),
+    ]
+    cluster = replace(cluster_of(["x"]), hosts=hosts_of(read_host_list("n1:2,n2:3"), "-H"))
+    made = plan_of(cluster, facts=facts_of(cluster, device_kind="gpu", devices=tuple(range(8))))
+    assert [process.devices for process in of_role(made, "trainer")] == [(0,), (1,), (0,), (1,), (2,)]
 
 
 # -- choosing -----------------------------------------------------------------------------------------------------------
@@ -115,7 +189,7 @@ def test_hosts_are_chosen_by_name_in_their_own_order_and_numbered_anew(only: str
     assert chosen(only, skip) == names
 
 
-def test_words_may_come_one_by_one() -> None:
+def test_arguments_may_come_one_by_one() -> None:
     assert [host.name for host in choose(HOSTS, ("node1", "node2,big"), ("node2",))] == ["node1", "big"]
 
 
@@ -188,11 +262,12 @@ def test_a_slot_is_a_process_and_its_device(text: str, cards: int, only: str, ea
     assert [(process.node, process.devices) for process in found if process.node == 0] == [(0, cards) for cards in each]
     assert sum(process.node == 1 for process in found) == 2
     if cards:
-        assert dict(found[-1].env)["CUDA_VISIBLE_DEVICES"] == "1"
-        assert all(process.devices == (int(dict(process.env)["CUDA_VISIBLE_DEVICES"]),) for process in found)
+        for env in (dict(process.env) for process in found if process.node == 1):
+            seen = env["CUDA_VISIBLE_DEVICES"].split(",")
+            assert seen[int(env["FLAGS_selected_gpus"])] == env["LOCAL_RANK"]
 
 
-def test_slots_of_a_hostfile_give_way_to_what_is_said_for_the_job() -> None:
+def test_slots_of_a_hostfile_give_way_to_settings_of_the_job() -> None:
     cluster = cluster_of(read_hostfile("n1 slots=4", "hf"))
     facts = facts_of(cluster, device_kind="gpu", devices=tuple(range(8)))
     made = plan_of(cluster, facts=facts, nproc_per_node="2")
@@ -224,7 +299,7 @@ def test_slots_in_hosts_are_checked(entry: dict[str, object]) -> None:
         ("gpu1:x", "", "'gpu1:x' names no host"),
     ],
 )
-def test_what_names_nobody_is_wrong_usage(only: str, skip: str, what: str) -> None:
+def test_what_names_no_rank_is_wrong_usage(only: str, skip: str, what: str) -> None:
     with pytest.raises(UsageError, match=what.replace("[", "\\[")) as caught:
         chosen(only, skip)
     assert caught.value.fix

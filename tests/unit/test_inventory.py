@@ -9,9 +9,8 @@ import pytest
 from cases import cluster_of, facts_of, hosts, plan_of
 
 from clustertool.model.checks.device_counts import CHECKS, inventory, shared, to_ask
-from clustertool.model.checks.each_node import cells
 from clustertool.model.devices.faults import broken
-from clustertool.model.finding import Finding
+from clustertool.model.finding import Finding, cells
 
 GB = 10**9
 CARD: dict[str, Any] = {
@@ -159,7 +158,7 @@ def test_a_sick_card(card: dict[str, Any], level: str, text: str) -> None:
     assert bool(broken(card)) == (level == "error")
 
 
-def test_cards_with_the_same_illness_are_told_together() -> None:
+def test_cards_with_the_same_fault_are_reported_together() -> None:
     found = look(report(8, {1: {"repair": "pending"}, 3: {"repair": "pending", "compute_mode": "prohibited"}}))
     assert wrong(found) == [
         (0, "health", "warn", "gpu 1,3: bad memory in use until it is reset"),
@@ -185,7 +184,7 @@ def test_what_is_no_fault(card: dict[str, Any]) -> None:
     assert wrong(look(report(2, {1: card}))) == []
 
 
-def test_no_persistence_mode_is_said_and_no_warning() -> None:
+def test_no_persistence_mode_is_shown_and_no_warning() -> None:
     cell = cells(look(report(2, {1: {"persistence": False}})), 0)["health"]
     assert (cell.level, cell.text) == ("ok", "persistence mode off")
 
@@ -207,7 +206,7 @@ def test_exclusive_mode_matters_where_ranks_share_a_card() -> None:
 ANNA = {"pid": 12, "user": "anna", "name": "python3", "memory": 3 * GB}
 
 
-def test_a_process_on_some_cards_is_told_once() -> None:
+def test_a_process_on_some_cards_is_reported_once() -> None:
     found = look(report(4, {1: {"processes": [ANNA]}, 2: {"processes": [ANNA, {"pid": 9, "memory": None}]}}))
     assert wrong(found) == [
         (0, "users", "warn", "gpu 1,2: python3 (pid 12, user anna) 6.0 GB"),
@@ -215,7 +214,7 @@ def test_a_process_on_some_cards_is_told_once() -> None:
     ]
 
 
-def test_a_job_is_told_by_its_lock_and_its_processes_are_not() -> None:
+def test_a_job_is_named_by_its_lock_and_its_processes_are_not() -> None:
     held = {"held": {"job": "J1", "user": "anna"}, "processes": [ANNA], "memory_free": GB}
     assert wrong(look(report(4, {0: held, 1: held}))) == [
         (0, "users", "warn", "gpu 0,1 is in use by job J1 of user anna")
@@ -225,7 +224,7 @@ def test_a_job_is_told_by_its_lock_and_its_processes_are_not() -> None:
         assert len(wrong(found)) == 2, other
 
 
-def test_who_computes_where_only_one_may_is_an_error() -> None:
+def test_a_process_on_an_exclusive_device_is_an_error() -> None:
     found = look(report(1, {0: {"processes": [{**ANNA, "job": "J9"}], "compute_mode": "exclusive process"}}))
     assert wrong(found) == [
         (0, "users", "error", "gpu 0: python3 of job J9 (pid 12, user anna) 3.0 GB, and only one may compute there")
@@ -240,7 +239,7 @@ def test_memory_that_is_gone_without_a_user() -> None:
 # -- which cards count
 
 
-def test_cards_that_no_job_of_this_conf_gets_are_not_looked_at() -> None:
+def test_cards_that_no_job_of_this_conf_gets_are_not_read() -> None:
     sick = report(8, {5: {"problem": "GPU is lost", "processes": [ANNA]}})
     assert wrong(look(sick, entries=[{"host": "a", "devices": [0, 1]}])) == []
 

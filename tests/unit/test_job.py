@@ -81,7 +81,7 @@ def test_the_command_line_beats_job_toml() -> None:
 def test_the_defaults() -> None:
     job = job_of(CLUSTER)
     assert job == JobSpec(policy=job.policy)
-    assert (job.mode, job.output, job.shards, job.env, job.nnodes, job.http_port) == (
+    assert (job.mode, job.output, job.shards, job.env, job.nnodes, job.ports.gloo) == (
         "collective",
         "output",
         (),
@@ -372,9 +372,19 @@ def test_what_job_toml_says_wrong_is_bad_data(toml: Toml, what: str) -> None:
 BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"mode": "fast"}, "--mode 'fast'"),
     ({"script": "train.py 'x"}, "--script"),
+    ({"script": "CUDA_LAUNCH_BLOCKING=1 python3 train.py"}, "the variable CUDA_LAUNCH_BLOCKING; no shell"),
+    ({"command": ("A=1", "python3", "train.py")}, "the variable A; no shell"),
     *[
         ({name: value}, f"--{name.replace('_', '-')} '{value}'")
-        for name in ("nproc_per_node", "worker_num", "server_num", "heter_worker_num", "nnodes", "http_port")
+        for name in (
+            "nproc_per_node",
+            "worker_num",
+            "server_num",
+            "heter_worker_num",
+            "nnodes",
+            "http_port",
+            "master_port",
+        )
         for value in ("0", "-1", "two", "1.5", "100000")
     ],
     *[
@@ -450,7 +460,7 @@ def setting(where: str, name: str, force: bool) -> JobSpec:
 
 @pytest.mark.parametrize("where", ["ENV", "host", "PASS_ENV", "SECRETS", "[env]", "--env"])
 @pytest.mark.parametrize("name", ["CLUSTERTOOL_RANK", "CLUSTERTOOL_MARK", "CLUSTERTOOL_OTHER"])
-def test_nobody_but_the_tool_sets_clustertool_names(where: str, name: str) -> None:
+def test_only_the_tool_sets_clustertool_names(where: str, name: str) -> None:
     for force in (False, True):
         with pytest.raises(UsageError, match=name) as caught:
             setting(where, name, force)
@@ -467,16 +477,16 @@ def test_ranks_endpoints_and_addresses_are_set_by_force_only(where: str) -> None
 
 
 def test_every_rank_endpoint_and_address_of_a_process_is_placed() -> None:
-    """What differs between processes, or names a machine, is not the user's but by force."""
+    """What differs between processes, or names a machine, is not the user's but by force. POD_NAME is only a name."""
     for mode in ("collective", "ps", "ps-heter"):
         made = plan_of(cluster_of(hosts(2)), nproc_per_node="2", mode=mode)
         pairs = {pair for process in made.processes for pair in process.env if not pair[0].startswith("CLUSTERTOOL_")}
         names = [name for name, _ in pairs]
-        assert {name for name, value in pairs if names.count(name) > 1 or "10.0.0." in value} <= PLACED
+        assert {name for name, value in pairs if names.count(name) > 1 or "10.0.0." in value} <= PLACED | {"POD_NAME"}
 
 
 @pytest.mark.parametrize(
-    "name", ["OMP_NUM_THREADS", "PADDLE_WITH_GLOO", "PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME"]
+    "name", "OMP_NUM_THREADS PADDLE_WITH_GLOO PYTHONUNBUFFERED CUDA_VISIBLE_DEVICES NCCL_SOCKET_IFNAME POD_NAME".split()
 )
 def test_all_else_may_be_set(name: str) -> None:
     for where in ("ENV", "[env]", "--env"):
@@ -589,7 +599,7 @@ def test_a_wrong_endpoint_is_wrong_usage(word: str, option: str) -> None:
     assert caught.value.fix
 
 
-def test_a_role_that_nobody_plays_is_wrong_usage() -> None:
+def test_a_role_without_ranks_is_wrong_usage() -> None:
     cluster = cluster_of([{"host": "a", "roles": ["trainer"]}])
     with pytest.raises(UsageError, match="no host is left to run a pserver"):
         plan_of(cluster, mode="ps")

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from clustertool.node.supervisor import rank_process
+from clustertool.node.supervisor import rank_error
 
 
 def last_line(folder: Path, text: str) -> tuple[int, bool]:
     (folder / "log").write_text(text)
     job = os.open(folder, os.O_RDONLY)
     try:
-        return rank_process.last_line(job, "log")
+        return rank_error.classify(rank_error.last_line(job, "log"))
     finally:
         os.close(job)
 

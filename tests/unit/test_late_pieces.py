@@ -14,7 +14,7 @@ def pace_with(*others: int, size: int = SIZE) -> LatePieces:
     for number, other in enumerate(others, 1):
         pace.begun(1, number, other, number / 100)
     for number in range(1, len(others) + 1):
-        pace.came(1, number)
+        pace.came(1, number, number / 100)
     return pace
 
 
@@ -41,12 +41,51 @@ def test_what_was_begun_before_does_not_count() -> None:
         pace.begun(1, number, SIZE, 0.0)
     pace.begun(0, 0, SIZE, 1.0)
     for number in range(1, 9):
-        pace.came(1, number)
+        pace.came(1, number, number / 100)
     assert not pace.late(10.0)
 
 
 def test_what_has_come_is_not_late_and_not_owed() -> None:
     pace = pace_with(*[SIZE] * 4)
     assert pace.on_the_way(0) == {0} and not pace.on_the_way(1)
-    pace.came(0, 0)
+    pace.came(0, 0, 2.0)
     assert not pace.late(10.0) and not pace.on_the_way(0)
+
+
+def pace_after(seconds: float, since: float) -> LatePieces:
+    """A piece took so many seconds to node 1; node 0 has been sent one at `since`."""
+    pace = LatePieces(0.25)
+    pace.begun(1, 1, SIZE, since - seconds)
+    pace.begun(0, 0, SIZE, since)
+    pace.came(1, 1, since)
+    return pace
+
+
+def test_overdue_is_what_takes_four_times_as_long_as_others_took() -> None:
+    assert not pace_after(0.8, since=10).overdue(13.1)
+    assert pace_after(0.8, since=10).overdue(13.3) == {(0, 0)}
+
+
+def test_where_all_need_long_nothing_is_overdue_soon() -> None:
+    assert not pace_after(24, since=100).overdue(195)
+    assert pace_after(24, since=100).overdue(197)
+
+
+def test_nothing_is_overdue_before_a_piece_has_come() -> None:
+    pace = LatePieces(0.25)
+    pace.begun(0, 0, SIZE, 0.0)
+    assert not pace.overdue(3600.0)
+
+
+def test_where_all_are_quick_a_node_still_has_time_to_report() -> None:
+    assert not pace_after(0.01, since=10).overdue(12.4)
+
+
+def test_the_usual_time_follows_that_of_the_newest_pieces() -> None:
+    """The uplink has become slower: what was usual once does not make the rest overdue."""
+    pace = pace_after(0.5, since=10)
+    for number in range(2, 12):
+        pace.begun(1, number, SIZE, 10.0 * number)
+        pace.came(1, number, 10.0 * number + 5)
+    pace.begun(0, 1, SIZE, 200)
+    assert (0, 1) not in pace.overdue(212)

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from clustertool.cli.launchers.foreign_options import command, named_nodes, read, wish
+from clustertool.cli.launchers.launcher_flags import FLAGS, LAUNCHERS, Flag, Launch
 from clustertool.errors import UsageError
 from clustertool.verbs.clusterrun import OWN
-from clustertool.verbs.foreign_options import FLAGS, LAUNCHERS, Flag, Launch, command, named_nodes, read, wish
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs/coming-from-fleetrun.md"
 # A value that each option which does something takes, and one that it refuses.
@@ -30,14 +31,14 @@ GOOD = {
     "--ips": "a,b",
     "--nnodes": "1:4",
     "--np": "2",
+    "-H": "a:2,b",
 }
 BAD = {
-    "--rank": "1",
-    "--node-rank": "2",
     "--nnodes": "2:1",
     "--np": "x",
+    "-H": "a:x",
+    "-np": "0",
     "--start-port": "0",
-    "--run-mode": "rpc",
     "--backend": "heter",
     "--scale": "2",
     "--auto-cluster-config": "1",
@@ -88,7 +89,7 @@ def test_every_option_is_meant_mapped_or_answered(flag: Flag) -> None:
     for name in spellings(flag):
         for given in words(flag, name, value):
             line = [*given, "train.py", *given]
-            if flag.refused:
+            if flag.here.startswith("refused: "):
                 with pytest.raises(UsageError):
                     read(line, OWN)
                 continue
@@ -97,10 +98,11 @@ def test_every_option_is_meant_mapped_or_answered(flag: Flag) -> None:
             assert found.typed == {flag.name[2:].replace("-", "_"): value if flag.value else "True"}
             found.typed, found.arguments = {}, nothing.arguments
             seen.add(repr(found))
-            assert bool(found.notes) == (flag.here.startswith("not needed") or flag.name in ("--rank", "--node-rank"))
+            assert bool(found.notes) == ("not needed: " in flag.here)
+            assert bool(found.join.notes) == ("typed once it is not needed: " in flag.here)
             does_nothing = flag.name in ("--scale", "--auto-cluster-config", "--enable-auto-mapping", "--log-level")
             assert (found != nothing) != does_nothing, "an option says something, or is answered"
-    assert len(seen) == (0 if flag.refused else 1)
+    assert len(seen) == (0 if flag.here.startswith("refused: ") else 1)
 
 
 @pytest.mark.parametrize(("name", "value"), BAD.items())
@@ -111,13 +113,13 @@ def test_what_cannot_be_honoured_is_refused(name: str, value: str) -> None:
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.value and flag.of != "O"], ids=lambda flag: flag.name)
 def test_an_empty_value_says_nothing(flag: Flag) -> None:
     found = launch(f"{flag.name}= train.py")
-    assert (found.arguments, found.ips, found.nodes, found.notes) == (("train.py",), (), None, [])
+    assert (found.arguments, found.listed, found.nodes, found.notes) == (("train.py",), (), None, [])
     assert not any(found.options.values())
 
 
 def test_options_that_map_arrive_under_runs_names() -> None:
-    names = {option.name for option in OWN}
-    assert {flag.to for flag in FLAGS if flag.to} <= names
+    mapped = [flag.effect or flag.name[2:] for flag in FLAGS if isinstance(flag.effect, str)]
+    assert set(mapped) <= {option.name for option in OWN}
     given = wish(
         launch("--gpus=0,1 --nproc_per_node 2 --max-restarts 3 --grace 4 --env A=1 --env B=2 --detach t.py"), OWN
     )
@@ -128,8 +130,13 @@ def test_options_that_map_arrive_under_runs_names() -> None:
 # -- meanings -----------------------------------------------------------------------------------------------------------
 
 MEANT: list[tuple[str, dict[str, Any]]] = [
-    ("--ips=10.0.0.1,10.0.0.2", {"ips": ("10.0.0.1", "10.0.0.2")}),
-    ("--ips ann@node[1-2,4]:22,b", {"ips": ("ann@node[1-2,4]:22", "b")}),
+    ("--ips=10.0.0.1,10.0.0.2", {"listed": ("10.0.0.1", "10.0.0.2")}),
+    ("--ips ann@node[1-2,4]:22,b", {"listed": ("ann@node[1-2,4]:22", "b"), "listed_by": "--ips"}),
+    ("-H a:2,b", {"listed": ({"host": "a", "slots": 2}, {"host": "b"}), "listed_by": "-H"}),
+    ("-Hann@node[1,3]:4", {"listed": ({"host": "ann@node[1,3]", "slots": 4},)}),
+    ("-np 4", {"total": 4}),
+    ("-n 4", {"total": 4}),
+    ("--num_proc=4", {"total": 4}),
     ("--nnodes 2", {"nodes": (2, 2)}),
     ("--nnodes=1:4", {"nodes": (1, 4)}),
     ("--np 3", {"nodes": (3, 3)}),
@@ -159,6 +166,8 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
     ("--max_restart 5 --elastic_level 1", {"max-restarts": "5"}),
     ("--elastic_level=-1", {"max-restarts": None}),
     ("--job_id job1", {"job-id": "job1"}),
+    ("--resume", {"resume": "@newest"}),
+    ("--resume=job1", {"resume": "job1"}),
     ("--job_id default", {"job-id": None}),
     ("-t 3", {"all-ranks": True}),
     ("--tee 0", {"all-ranks": False}),
@@ -185,12 +194,16 @@ def test_what_run_is_asked_for(line: str, options: dict[str, Any]) -> None:
     assert {name: found.options.get(name) for name in options} == options
 
 
-def test_words_that_contradict_each_other() -> None:
+def test_options_that_contradict_each_other() -> None:
     assert "--ips" in refusal("--standalone --ips a,b train.py").what
     assert "takes no value" in refusal("--standalone=1 train.py").what
+    assert "-H and --ips both name the nodes" in refusal("-H a:2 --ips b t.py").what
+    assert "--nproc-per-node and -np" in refusal("-np 4 --nproc-per-node 2 t.py").what
+    assert "--nproc-per-node and -H" in refusal("-H a:2 --nproc-per-node 2 t.py").what
+    assert "-np 'roc'" in refusal("-nproc t.py").what
     assert "needs a value" in refusal("--gpus").what
     assert "needs a value" in refusal("--gpus --ips=a train.py").what
-    assert "did you mean --nproc-per-node" in refusal("--nprocs_per_node 2 train.py").fix
+    assert "did you mean '--nproc-per-node'" in refusal("--nprocs_per_node 2 train.py").what
     assert "--lr is no option" in refusal("--lr 0.1 train.py").what
 
 
@@ -254,8 +267,9 @@ def rows(section: str) -> dict[str, str]:
     for line in section.splitlines():
         cells = [cell.strip() for cell in line.replace(r"\|", "\0").strip("|").split("|")]
         if line.startswith("| `-"):
-            names = [name for name in re.split(r"[`, ]+", cells[0]) if name.startswith("--")]
-            found["--" + names[0][2:].replace("_", "-")] = cells[1].replace("\0", "|")
+            names = [name for name in re.split(r"[`, ]+", cells[0]) if name.startswith("-")]
+            name = next((name for name in names if name.startswith("--")), names[0])
+            found["--" + name[2:].replace("_", "-") if name.startswith("--") else name] = cells[1].replace("\0", "|")
     return found
 
 
@@ -281,6 +295,7 @@ KNOWN = {
         duplicate_stdout_filters duplicate_stderr_filters node_rank master_addr master_port local_addr logs_specs
         numa_binding signals_to_handle shutdown_timeout virtual_local_rank use_env""",
     "O": "job_workspace job_dispatch_package",
+    "M": "num_proc",  # their lists of hosts only
 }
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 
 from clustertool.model.job.outcome import Outcome
+from clustertool.model.job.state_names import JobState
 from clustertool.node.supervisor.coordinator.lead_decisions import (
     Absent,
+    Ask,
     Clean,
     Event,
     Exited,
+    Explained,
     Finish,
     Joined,
     Listening,
@@ -68,6 +71,8 @@ def replay(shape: Shape, *events: Event) -> tuple[State, list[str]]:
                 done.append(f"start {action.role} {action.attempt}")
             elif isinstance(action, Finish):
                 done.append(f"finish {action.outcome.state} {action.outcome.code}")
+            elif isinstance(action, Ask):
+                done.append("ask")
             else:
                 done.append("stop")
     return state, done
@@ -82,6 +87,8 @@ def verdict(shape: Shape, *events: Event) -> Outcome:
 
 
 JOINED = (Joined(0), Joined(1))
+SIGNAL = StopAsked("the supervisor on n1 received SIGTERM", 143, outside=True)
+LIMIT = Explained(Outcome(JobState.TIMEOUT, 124, "tool", "the time limit", brief="the time limit"))
 THREE = Shape(frozenset({0, 1, 2}), ("n0", "n1", "n2"), ((T0, 0), (T1, 1), (T2, 2)))
 WHERE = "the coordinator on n0 (10.0.0.1:9)"
 SERVED = (*JOINED, Listening(P0), Listening(P1))
@@ -236,6 +243,43 @@ HISTORIES: list[tuple[str, Shape, tuple[Event, ...], str]] = [
         COLLECTIVE,
         (*JOINED, StopAsked("timeout", 124, "timeout"), *CLEAN),
         "start trainer 0, stop, finish timeout 124",
+    ),
+    (
+        "a signal to a job of an engine",
+        COLLECTIVE,
+        (*JOINED, SIGNAL, stopped(T0, T1), stopped(T2, T3), LIMIT, *CLEAN),
+        "start trainer 0, stop, ask, finish timeout 124",
+    ),
+    (
+        "the verdict waits for the engine",
+        COLLECTIVE,
+        (*JOINED, SIGNAL, SIGNAL, *CLEAN, LIMIT, LIMIT),
+        "start trainer 0, stop, ask, stop, finish timeout 124",
+    ),
+    ("no verdict before the engine has answered", COLLECTIVE, (*JOINED, SIGNAL, *CLEAN), "start trainer 0, stop, ask"),
+    (
+        "a lost node does not change what the engine states",
+        COLLECTIVE,
+        (*JOINED, SIGNAL, Lost(1, "silent"), Clean(0), LIMIT),
+        "start trainer 0, stop, ask, finish timeout 124",
+    ),
+    (
+        "a signal after a failure: the engine is not asked",
+        COLLECTIVE,
+        (*JOINED, exits(ended(T0, 7)), SIGNAL, *CLEAN),
+        "start trainer 0, stop, stop, finish failed 7",
+    ),
+    (
+        "a signal after a lost node",
+        COLLECTIVE,
+        (*JOINED, Lost(1, "silent"), SIGNAL, Clean(0)),
+        "start trainer 0, stop, stop, finish lost 75",
+    ),
+    (
+        "a signal between two attempts",
+        with_policy(COLLECTIVE, max_restarts=1),
+        (*JOINED, exits(ended(T2, 7)), SIGNAL, LIMIT, *CLEAN),
+        "start trainer 0, stop, stop, ask, finish timeout 124",
     ),
     (
         "Ctrl+C after a failure",
@@ -500,7 +544,7 @@ def test_causes_are_before_consequences() -> None:
     assert (alone.culprits, alone.code) == ((T3,), 1), "a consequence without a known cause"
 
 
-def test_the_stop_that_was_held_names_all_failures_that_are_known_then() -> None:
+def test_the_delayed_stop_names_all_failures_that_are_known_then() -> None:
     state, _ = replay(COLLECTIVE, *JOINED, exits(ended(T3, 1, error=5)))
     assert may_fail(state)
     for key in (T0, T1):
@@ -532,7 +576,7 @@ def test_a_process_that_fails_while_the_user_stops_the_job_is_no_culprit() -> No
     assert (found.state, found.culprits, found.victims) == ("stopped", (), (T1,))
 
 
-def test_who_was_done_before_is_no_victim() -> None:
+def test_a_rank_that_was_done_before_is_no_victim() -> None:
     found = verdict(COLLECTIVE, *JOINED, exits(ended(T0)), exits(ended(T2, 7)), stopped(T1, T3), *CLEAN)
     assert found.victims == (T1, T3)
 
@@ -554,7 +598,7 @@ def test_a_heter_trainer_is_a_culprit_and_a_victim_like_any_other() -> None:
     assert (found.culprits, found.victims) == ((T1,), (H0, H1, P0, T0))
 
 
-def test_a_pserver_that_never_listened_is_told_so() -> None:
+def test_a_pserver_that_never_listened_is_named() -> None:
     found = verdict(PS, *JOINED, exits(ended(P1, 0)), stopped(P0), *CLEAN)
     assert found.reason == "pserver 1 on n1 ended with exit code 0 before it listened on its port"
 
@@ -582,7 +626,7 @@ def test_survivors_of_all_nodes_are_gathered() -> None:
     assert state.survivors == ("a", "b", "c")
 
 
-def test_the_reason_of_a_stop_is_who_asked() -> None:
+def test_the_reason_of_a_stop_names_its_sender() -> None:
     found = verdict(COLLECTIVE, *JOINED, StopAsked("ann at laptop", 130), stopped(T0, T1), stopped(T2, T3), *CLEAN)
     assert (found.reason, found.source, found.culprits, found.victims) == (
         "ann at laptop",
@@ -592,7 +636,7 @@ def test_the_reason_of_a_stop_is_who_asked() -> None:
     )
 
 
-def test_the_reason_of_a_restart_is_told_to_those_who_stop() -> None:
+def test_the_reason_of_a_restart_is_sent_to_the_nodes_that_stop() -> None:
     state, _ = replay(AGAIN, *JOINED)
     _, (stop,) = decide(state, FAILED)
     assert stop == Stop("restart after attempt 0: trainer 2 on n1 ended with exit code 7")
@@ -627,3 +671,17 @@ def test_what_a_job_waits_for() -> None:
     assert after(THREE, Joined(0)) == f"a connection from n1 and n2 to {WHERE}"
     assert after(PS, *JOINED, Listening(P0)) == "an open port of pserver 1 on n1"
     assert after(PS, *SERVED) == after(COLLECTIVE, *JOINED) == ""
+
+
+def test_a_job_that_an_engine_starts_again_begins_with_a_later_attempt() -> None:
+    """Without a pause, and with all of its restarts."""
+    later = Shape(COLLECTIVE.nodes, COLLECTIVE.names, COLLECTIVE.place, max_restarts=1, first=3)
+    state, _ = decide(State(later, attempt=3), Joined(0))
+    state, actions = decide(state, Joined(1))
+    assert actions == (Start("trainer", 3),)
+    for event in (exits(ended(T2, 7), attempt=3), Clean(0, attempt=3), Clean(1, attempt=3)):
+        state, actions = decide(state, event)
+    assert actions == (Start("trainer", 4, again=True),)
+    for event in (exits(ended(T2, 7), attempt=4), Clean(0, attempt=4), Clean(1, attempt=4)):
+        state, actions = decide(state, event)
+    assert isinstance(actions[0], Finish) and actions[0].outcome.code == 7

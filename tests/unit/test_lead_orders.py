@@ -14,11 +14,14 @@ from dataclasses import dataclass, replace
 import pytest
 
 from clustertool.model.job.outcome import Key, Outcome
+from clustertool.model.job.state_names import JobState
 from clustertool.node.supervisor.coordinator.lead_decisions import (
     Action,
+    Ask,
     Clean,
     Event,
     Exited,
+    Explained,
     Finish,
     Joined,
     Listening,
@@ -64,6 +67,7 @@ class World:
     stopped: int = -1  # the attempt that was told to stop
     done: frozenset[tuple[Key, int]] = frozenset()  # trainers that ended well, by attempt
     finished: int = 0
+    asked: bool = False  # the engine, which has not answered yet
     held: tuple[Action, ...] = ()  # the start of a new attempt, which waits for a pause
 
     # -- what may happen next --
@@ -84,6 +88,10 @@ class World:
             yield self.without("stop").hear(StopAsked("ann", 130))
         if "timeout" in self.faults:
             yield self.without("timeout").hear(StopAsked("timeout", 124, "timeout"))
+        if "signal" in self.faults:
+            yield self.without("signal").hear(StopAsked("SIGTERM", 143, outside=True))
+        if self.asked:
+            yield replace(self, asked=False).hear(Explained(Outcome(JobState.TIMEOUT, 124, "tool", "the time limit")))
 
     def live(self, node: Node) -> Iterator[World]:
         if not node.joined:
@@ -131,7 +139,7 @@ class World:
         before = self.state
         state, actions = decide(before, event)
         world = replace(self, state=state)
-        if before.ending is not None:
+        if before.ending is not None and not isinstance(event, Explained):
             assert state.ending is not None
             assert _first(state.ending) == _first(before.ending), "the outcome changed"
         for action in actions:
@@ -140,6 +148,9 @@ class World:
             elif isinstance(action, Stop):
                 assert not world.finished
                 world = replace(world, stopped=state.attempt, held=())
+            elif isinstance(action, Ask):
+                world = replace(world, asked=True)
+                continue
             else:
                 world = world.check_finish(action)
             again = isinstance(action, Start) and action.again
@@ -172,6 +183,7 @@ class World:
     def check_finish(self, finish: Finish) -> World:
         outcome, state = finish.outcome, self.state
         assert not self.finished
+        assert not self.asked
         for node in self.nodes:
             assert node.index in state.lost or (node.clean and not node.running and node.attempt == state.attempt)
         assert not set(outcome.culprits) & set(outcome.victims)
@@ -256,6 +268,8 @@ ALL = [
     world(BOTH, ("fail",)),
     world(BOTH, ("unasked",)),
     world(((1, 1),), ("fail", "stop", "timeout", "lost"), max_restarts=1),
+    world(COLLECTIVE, ("signal", "lost")),
+    world(((0, 2),), ("signal", "fail", "stop"), max_restarts=1),
     world(((1, 1, 1),), ("fail", "stop"), max_restarts=1),
     world(((1, 0, 1), (0, 1, 0)), ("fail", "lost")),
     world(((1, 1, 0), (0, 0, 1)), ("fail", "slow"), "continue"),
@@ -289,7 +303,7 @@ LARGER = [
     (((1, 1, 2), (0, 2, 1), (1, 0, 0)), "abort", 1),
     (((1, 2, 1), (0, 0, 2)), "continue", 0),
 ]
-FAULTS = ("fail", "fail", "fail", "lost", "slow", "stop", "timeout", "unasked")
+FAULTS = ("fail", "fail", "fail", "lost", "slow", "stop", "timeout", "unasked", "signal")
 
 
 @pytest.mark.parametrize("sizes, on_failure, max_restarts", LARGER)

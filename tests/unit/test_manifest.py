@@ -224,7 +224,7 @@ def test_a_node_takes_what_is_for_all_and_its_groups() -> None:
     assert not {"c1", "c2"} & {piece.name for piece in pieces(take(found, ("0,2",)))}
 
 
-def test_a_manifest_is_told_by_the_one_before() -> None:
+def test_a_manifest_is_announced_by_the_one_before() -> None:
     _, old = sample({})
     lines = old.split(b"\n")
     for new in (

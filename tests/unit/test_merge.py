@@ -6,7 +6,7 @@ import itertools
 import random
 from typing import Any
 
-from clustertool.watch.merge import in_order
+from clustertool.watch.lines import in_order
 
 
 def log(node: int, t: float | None, text: str = "") -> tuple[int, dict[str, Any], bytes]:

@@ -11,7 +11,7 @@ import pytest
 from clustertool.show.markup import Html, tag
 from clustertool.show.report_charts import Plot, band, chart, human_time, ticks
 from clustertool.show.report_html import folded, page
-from tests.unit.reports import BEGAN, answers, story_of
+from tests.unit.reports import BEGAN, CULPRIT, answers, story_of
 
 EVIL = "</pre></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&lt;"
 VOID = {"meta", "link"}
@@ -52,9 +52,15 @@ def test_tags() -> None:
     )
 
 
+def test_the_events_end_with_the_end_of_the_job_and_long_lists_are_counted() -> None:
+    assert re.search(r"\+10 min 00 s the job has ended: failed, exit code \d+", made(answers(3, 2)).text)
+    text = made(answers(4, 2, crash=False)).text
+    assert "Last lines" in text and "and 2 more" in text
+
+
 def test_what_is_to_be_seen() -> None:
     text = made(answers(3, 2)).text
-    victims = "Stopped because of it (victims): trainer 0,2-5"
+    victims = "Stopped by clustertool because of it (victims): trainer 0,2-5"
     for wanted in (
         "Failed",
         "trainer 1 on node0",
@@ -74,6 +80,18 @@ def test_what_is_to_be_seen() -> None:
         < text.index("Timeline")
         < text.index("Starts and ends")
     )
+
+
+def test_the_reason_is_shown_where_the_headline_does_not_have_it() -> None:
+    given = answers(2, 2)
+    assert "exit code 7. Exit code" not in made(given).text
+    exits = [event for event in given[0]["events"] if event["type"] == "exited" and event["rank"] == CULPRIT]
+    given[0]["events"][-1]["reason"] = "trainer 1 on node0 ended with exit code 0 before it listened on its port"
+    exits[0]["code"] = 0
+    assert "before it listened on its port. Exit code" in made(given).text
+    given = answers(2, 2)
+    del given[0]  # the culprit's node does not answer
+    assert "ended with exit code 7. Exit code" in made(given).text
 
 
 def test_nothing_of_a_program_becomes_markup() -> None:

@@ -28,7 +28,12 @@ def test_the_first_log_of_a_role_has_its_old_name() -> None:
 
 
 def test_a_jobs_directory() -> None:
-    assert (PATHS.dir, PATHS.output, PATHS.of("log", "a")) == ("/jobs/JOBx", "/jobs/JOBx/output", "/jobs/JOBx/log/a")
+    assert (PATHS.dir, PATHS.of("log", "a")) == ("/jobs/JOBx", "/jobs/JOBx/log/a")
+
+
+def test_the_job_in_a_directory() -> None:
+    placed = JobPaths.at("/jobs/node3/JOBa-1")
+    assert (placed.base, placed.job, placed.dir) == ("/jobs/node3", "a-1", "/jobs/node3/JOBa-1")
 
 
 def test_what_is_ours_lies_in_one_folder() -> None:

@@ -117,7 +117,7 @@ def test_readers_are_those_of_the_plan() -> None:
         found = readers(cluster, job, facts_of(cluster), listing)
         made = plan_of(cluster, files=listing, shards=("d/*",), **options)
         assert found == {
-            node.index: frozenset(itertools.chain(*(process.shards for process in node.processes)))
+            node.host.index: frozenset(itertools.chain(*(process.shards for process in node.processes)))
             for node in made.nodes
         }
         assert sorted(itertools.chain(*found.values())) == SHARDS

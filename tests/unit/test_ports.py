@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from cases import IDENTITY, cluster_of, env_of, facts_of, hosts, job_of, of_role, plan_of
+from cases import IDENTITY, cluster_of, env_of, facts_of, hosts, job_of, of_role, one, plan_of
 
-from clustertool.errors import PreflightError, Several
+from clustertool.errors import PreflightError, Several, UsageError
 from clustertool.model.facts import Facts
 from clustertool.model.planning.plan import Plan, plan
 
@@ -88,7 +88,7 @@ def test_nothing_that_is_chosen_lies_in_the_room_of_an_endpoint_that_was_asked_f
     assert len(found) > 4
 
 
-def test_a_busy_port_behind_an_endpoint_is_told_before_anything_starts() -> None:
+def test_a_busy_port_behind_an_endpoint_is_reported_before_anything_starts() -> None:
     cluster = cluster_of(["10.0.0.1"])
     with pytest.raises(PreflightError, match=r"port 7001 \(--servers\) is in use by nginx"):
         plan_of(cluster, facts=busy(cluster, 7001), servers=("10.0.0.1:7000",))
@@ -117,13 +117,13 @@ def test_a_port_that_was_asked_for_and_is_busy_is_refused_with_its_holder(
     assert name in caught.value.fix
 
 
-def test_a_holder_that_nobody_knows_is_another_process() -> None:
+def test_an_unknown_holder_is_another_process() -> None:
     cluster = cluster_of(["10.0.0.1"], LEAD_PORT=6160)
     with pytest.raises(PreflightError, match="in use by another process"):
         plan_of(cluster, facts=facts_of(cluster, busy=frozenset([6160])))
 
 
-def test_all_ports_that_are_taken_are_told_at_once() -> None:
+def test_all_ports_that_are_taken_are_reported_at_once() -> None:
     cluster = cluster_of(hosts(2), START_PORT=6170)
     with pytest.raises(Several) as caught:
         plan_of(cluster, facts=busy(cluster, 6170))
@@ -184,15 +184,65 @@ def test_the_default_port_moves_to_the_next_free_block_with_a_warning() -> None:
     facts = facts_of(cluster)
     facts[1] = busy(cluster, 7164, 7167)[1]
     made = plan_of(cluster, facts=facts, mode="ps", server_num="2")
-    assert ports_of(made, "pserver") == [(7164, 7165), (7166, 7167), (7168, 7169), (7170, 7171)]
+    assert ports_of(made, "pserver") == [(7168, 7169), (7170, 7171), (7168, 7169), (7170, 7171)]
     assert list(made.warnings) == [
-        "10.0.0.2: port 7164 (PADDLE_PORT) is in use by nginx (pid 7164, user www), the pserver takes 7168"
+        "10.0.0.2: port 7164 (PADDLE_PORT) is in use by nginx (pid 7164, user www), pservers take 7168"
     ]
     assert (
         env_of(made, "trainer", 0)["PADDLE_PSERVERS_IP_PORT_LIST"]
-        == "10.0.0.1:7164,10.0.0.1:7166,10.0.0.2:7168,10.0.0.2:7170"
+        == "10.0.0.1:7168,10.0.0.1:7170,10.0.0.2:7168,10.0.0.2:7170"
     )
     assert env_of(made, "pserver", 2)["PADDLE_INIT_PORT"] == "7168"
+
+
+# -- one port for all pservers, as Paddle v2 has it --------------------------------------------------------------------------
+
+V2: dict[str, Any] = {"v2": True, "files": ()}
+
+
+def test_the_block_is_free_on_all_nodes() -> None:
+    """Trainers of Paddle v2 get one port: PADDLE_INIT_PORT and --port are that of each pserver."""
+    cluster = cluster_of(hosts(3))
+    facts = facts_of(cluster)
+    facts[1], facts[2] = busy(cluster, 7165)[1], busy(cluster, 7166)[2]
+    for options in ({"mode": "ps"}, V2):
+        made = plan_of(cluster, facts=facts, **options)
+        assert ports_of(made, "pserver") == [(7168, 7169)] * 3
+        assert {dict(process.env)["PADDLE_INIT_PORT"] for process in made.processes} == {"7168"}
+    assert [text for text in one(made, "trainer", 2).argv if text.startswith("--port=")] == ["--port=7168"]
+    with pytest.raises(PreflightError, match="7165 .* in use"):
+        plan_of(cluster_of(hosts(3), PADDLE_PORT=7164), facts=facts, mode="ps")
+
+
+def test_nodes_of_one_machine_have_one_port_on_their_own_addresses() -> None:
+    cluster = cluster_of([*LOOPBACK, "10.0.0.1"])
+    facts = facts_of(cluster, (0, 0, 1))
+    made = plan_of(cluster, facts=facts, **V2)
+    assert ports_of(made, "pserver") == [(7164, 7165)] * 3
+    assert env_of(made, "trainer", 0)["PADDLE_INIT_PSERVERS"] == "127.0.0.2,127.0.0.3,10.0.0.1"
+    (warning,) = made.warnings
+    assert warning.startswith("127.0.0.2, 127.0.0.3 are one machine") and "--nics=eth0" in warning
+    asked = cluster_of([*LOOPBACK, "10.0.0.1"], PADDLE_PORT=7200)
+    assert ports_of(plan_of(asked, facts=facts, mode="ps"), "pserver") == [(7200, 7201)] * 3
+    # a program that may listen on all addresses: ports of its own on one machine
+    assert ports_of(plan_of(cluster, facts=facts, mode="ps"), "pserver") == [(7164, 7165), (7166, 7167), (7164, 7165)]
+
+
+@pytest.mark.parametrize(
+    "entries, options, what",
+    [
+        (["10.0.0.1"], {"server_num": "2"}, "2 pservers have the address 10.0.0.1"),
+        (["10.0.0.1:22", "10.0.0.1:2222"], {}, "2 pservers have the address 10.0.0.1"),
+        (["10.0.0.1", "10.0.0.2"], {"servers": ("10.0.0.1:7000,10.0.0.2:7001",)}, "names the ports 7000, 7001"),
+        (["10.0.0.1", "10.0.0.2"], {"servers": ("10.0.0.1:7000,10.0.0.2",)}, "names the ports none, 7000"),
+    ],
+)
+def test_pservers_that_cannot_have_one_port_are_refused(entries: list[str], options: dict[str, Any], what: str) -> None:
+    with pytest.raises(UsageError, match=what) as caught:
+        plan_of(cluster_of(entries), **V2, **options)
+    assert caught.value.fix
+    toml = {"trainer": {"command": ["prog", "--port={{pserver_port}"]}}  # an escaped brace: no port is filled in
+    assert plan_of(cluster_of(entries), toml, mode="ps", **options)
 
 
 def test_a_later_block_that_is_busy_moves_alone() -> None:
@@ -233,13 +283,13 @@ def test_free_ports_lie_below_the_range_of_the_kernel_and_are_not_busy() -> None
         ((1024, 65535), 1024, 65535),
     ],
 )
-def test_where_free_ports_are_looked_for(ephemeral: tuple[int, int], low: int, high: int) -> None:
+def test_where_free_ports_are_searched(ephemeral: tuple[int, int], low: int, high: int) -> None:
     cluster = cluster_of(["10.0.0.1"])
     made = plan_of(cluster, facts=facts_of(cluster, ephemeral=ephemeral), nproc_per_node="16")
     assert all(low <= port <= high for process in made.processes for port in process.ports)
 
 
-def test_a_machine_without_a_free_port_is_told() -> None:
+def test_a_machine_without_a_free_port_is_reported() -> None:
     cluster = cluster_of(["10.0.0.1"])
     with pytest.raises(PreflightError, match="no free port is left") as caught:
         plan_of(cluster, facts=facts_of(cluster, busy=frozenset(range(10000, 32768))))
@@ -254,7 +304,7 @@ def test_default_ports_of_pservers_are_left_to_pservers() -> None:
         assert not {port for p in made.processes for port in p.ports} & set(range(7164, 7164 + 64))
 
 
-def test_two_jobs_begin_to_look_at_different_places() -> None:
+def test_two_jobs_begin_to_search_at_different_places() -> None:
     cluster = cluster_of(["10.0.0.1"])
     jobs = [
         plan(cluster, job_of(cluster), facts_of(cluster), replace(IDENTITY, job_id=f"j{n}"), ("train.py",))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clustertool.watch.rate import Rate
+from clustertool.watch.top_model import Rate
 
 
 def speed(*lines: tuple[float, int], now: float | None = None) -> float | None:

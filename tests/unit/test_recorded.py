@@ -1,7 +1,7 @@
 """What Paddle's own launcher gives each process, recorded, against what ours gives in the same place, field by field.
 
-tests/data/paddle_environments.json is the environment of every process of a few launches of paddlepaddle 3.3.1. Where we
-differ we mean it: each difference has its reason below, and must be one.
+tests/data/paddle_environments.json is the environment of every process of a few launches of paddlepaddle 3.3.1. The differences
+are those that a table in docs/frameworks.md lists for the mode, and no other. tests/frameworks has real launchers.
 """
 
 from __future__ import annotations
@@ -15,37 +15,12 @@ import pytest
 from cases import cluster_of, facts_of, plan_of
 
 from clustertool.model.planning.plan import Plan
+from tests.differences import PADDLE, listed
 
 RUNS: Mapping[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "paddle_environments.json").read_text())[
     "runs"
 ]
 
-# Fields that we do not set, and why no program needs them.
-OURS_HAS_NOT = {
-    "PADDLE_AUTO_CLUSTER": "for Paddle's auto-tuner, which starts launchers",
-    "PADDLE_BACKUP_ENV_PATH": "Paddle's launcher writes environments to disk; ours never does",
-    "PADDLE_LOG_DIR": "where Paddle's launcher keeps its logs; ours is log/ in the job's directory",
-    "POD_NAME": "a random name of Paddle's launcher on one node",
-    "PADDLE_COORDINATOR_ENDPOINTS": "for federated learning; empty, it means what its absence means",
-}
-# Fields with another value: run -> field -> why; "ps" is for all runs with pservers.
-DIFFERENT: dict[str, dict[str, str]] = {
-    "ps": {"PADDLE_GLOO_FS_PATH": "a folder of the job instead of a temporary one"},
-    "ipsA": {"PADDLE_MASTER": "a port of its own: trainer 0's endpoint is trainer 0's"},
-    "ipsB": {"PADDLE_MASTER": "a port of its own: trainer 0's endpoint is trainer 0's"},
-    "dev1": {
-        "CUDA_VISIBLE_DEVICES": "each process sees its own cards only",
-        "FLAGS_selected_gpus": "relative to the visible ones, so 0 for the only one",
-    },
-    "ps1": {"PADDLE_NNODES": "not set for parameter servers, where Paddle itself sets it on one node only"},
-    "lheter": {
-        "PADDLE_WITH_GLOO": "on, as in ps: without it trainers do not wait for each other",
-        **dict.fromkeys(
-            ("CUDA_VISIBLE_DEVICES", "XPU_VISIBLE_DEVICES", "FLAGS_selected_gpus", "FLAGS_selected_xpus"),
-            "a process without a card is told of none",
-        ),
-    },
-}
 LISTS: dict[str, Any] = {
     "servers": ("127.0.0.2:6170,127.0.0.3:6170",),
     "workers": ("127.0.0.2:6171,127.0.0.2:6172,127.0.0.3:6171,127.0.0.3:6172",),
@@ -118,9 +93,13 @@ def pairs(run: str) -> list[tuple[str, dict[str, str], dict[str, str]]]:
     return found
 
 
-def meant(run: str) -> set[str]:
-    with_pservers = any(log.startswith("serverlog.") for log in RUNS[run]["processes"])
-    return {*OURS_HAS_NOT, *(DIFFERENT["ps"] if with_pservers else ()), *DIFFERENT.get(run, {})}
+def mode(run: str) -> str:
+    logs = " ".join(RUNS[run]["processes"])
+    return "ps-heter" if "heterlog." in logs else "ps" if "serverlog." in logs else "collective"
+
+
+def differing(run: str) -> set[str]:
+    return {name for _, theirs, ours in pairs(run) for name in theirs if ours.get(name) != theirs[name]}
 
 
 def test_every_recorded_run_is_compared() -> None:
@@ -129,30 +108,23 @@ def test_every_recorded_run_is_compared() -> None:
 
 @pytest.mark.parametrize("run", SAME)
 def test_what_paddle_gives_we_give(run: str) -> None:
-    for log, theirs, ours in pairs(run):
-        same = {name: value for name, value in theirs.items() if name not in meant(run)}
-        assert len(same) >= 9
-        assert {name: ours.get(name) for name in same} == same, log
+    found = differing(run)
+    assert found <= listed(PADDLE, mode(run))
+    assert all(len(theirs.keys() - found) >= 9 for _, theirs, _ in pairs(run))
 
 
-@pytest.mark.parametrize("run", SAME)
-def test_a_difference_is_one(run: str) -> None:
-    """What is listed as different differs somewhere, so the lists hold nothing that is past."""
-    differing = {name for _, theirs, ours in pairs(run) for name in theirs if ours.get(name) != theirs[name]}
-    assert meant(run) - set(OURS_HAS_NOT) <= differing
-    for _, _, ours in pairs(run):
-        assert not set(ours) & set(OURS_HAS_NOT)
-
-
-def test_each_field_that_we_do_not_set_was_recorded() -> None:
-    recorded = {name for run in RUNS.values() for theirs in run["processes"].values() for name in theirs}
-    assert set(OURS_HAS_NOT) <= recorded
+@pytest.mark.parametrize("its", ["collective", "ps", "ps-heter"])
+def test_a_difference_is_one(its: str) -> None:
+    """What the table lists, and was recorded, differs somewhere."""
+    runs = [run for run in SAME if mode(run) == its]
+    recorded = {name for run in runs for _, theirs, _ in pairs(run) for name in theirs}
+    assert listed(PADDLE, its) & recorded == {name for run in runs for name in differing(run)}
 
 
 def test_where_we_differ_our_value_is_this() -> None:
     first, second = (ours for _, _, ours in pairs("dev1"))
-    assert [env["CUDA_VISIBLE_DEVICES"] for env in (first, second)] == ["4", "6"]
-    assert [env["FLAGS_selected_gpus"] for env in (first, second)] == ["0", "0"]
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in (first, second)] == ["4,6", "4,6"]
+    assert [env["FLAGS_selected_gpus"] for env in (first, second)] == ["0", "1"]
     assert {ours["PADDLE_MASTER"] for run in ("ipsA", "ipsB") for _, _, ours in pairs(run)} == {"127.0.0.2:6072"}
     assert {ours["PADDLE_WITH_GLOO"] for _, _, ours in pairs("lheter")} == {"1"}
 

@@ -35,7 +35,7 @@ NUMBERLESS = ["train.txt", "train-", "train-5x", "train5", "train_5", "folder-9/
 
 
 @pytest.mark.parametrize("path", NUMBERLESS)
-def test_a_name_without_a_number_is_told(path: str) -> None:
+def test_a_name_without_a_number_is_reported(path: str) -> None:
     with pytest.raises(DataError, match="has no shard number") as caught:
         number(path)
     assert caught.value.fix
@@ -109,7 +109,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("files, patterns, trainers, what", WRONG)
-def test_what_is_wrong_is_told_with_the_fix(files: list[str], patterns: list[str], trainers: int, what: str) -> None:
+def test_an_error_is_reported_with_the_fix(files: list[str], patterns: list[str], trainers: int, what: str) -> None:
     with pytest.raises(DataError, match=what) as caught:
         assign_shards(files, patterns, trainers)
     assert (caught.value.code, bool(caught.value.fix)) == (65, True)
@@ -122,7 +122,7 @@ def test_odd_names_are_names() -> None:
     assert assign_shards(files, ["d/*-[0-9]*"], 1) == (tuple(files),)
 
 
-def test_a_link_is_no_shard_and_is_told() -> None:
+def test_a_link_is_no_shard_and_is_reported() -> None:
     refuse_links(["lib.so", "data/readme"], ["data/*-[0-9]*"])
     with pytest.raises(DataError, match="'data/x-1' matches .* but is a link") as caught:
         refuse_links(["lib.so", "data/x-1"], ["other/*", "data/*-[0-9]*"])
@@ -160,7 +160,7 @@ def test_a_pattern_names_files_inside_the_workspace(pattern: str) -> None:
             job_of(cluster, shards=(pattern,))
 
 
-def test_patterns_are_told_apart_by_commas_and_may_hold_some() -> None:
+def test_patterns_are_separated_by_commas_and_may_contain_some() -> None:
     spec = job_of(cluster_of(hosts(1)), shards=("./a//x-[0,1]*,b/./y-*", "a/x-[0,1]*"))
     assert spec.shards == ("a/x-[0,1]*", "b/y-*")
 

@@ -11,6 +11,7 @@ from clustertool.errors import (
     AuthError,
     ClustertoolError,
     ConfigError,
+    DataError,
     JobFailed,
     NodeLost,
     Several,
@@ -55,7 +56,18 @@ def test_equal_failures_are_folded() -> None:
     ]
 
 
-def test_a_shared_fix_is_told_once_after_all_that_need_it() -> None:
+def test_fixes_that_name_their_node_are_one_fix() -> None:
+    nodes = ["10.0.0.1", "10.0.0.2", "10.0.0.12"]
+    refusals = [AuthError("permission denied for ann (tried K)", f"ssh-copy-id ann@{node}", node) for node in nodes]
+    assert shown(Several(refusals)) == [
+        "error: 10.0.0.[1-2,12]: permission denied for ann (tried K)",
+        "  fix: ssh-copy-id ann@NODE (NODE: each of 10.0.0.[1-2,12])",
+        "clustertool: exit 77 (tool): 10.0.0.[1-2,12]: permission denied for ann (tried K)",
+    ]
+    assert shown(refusals[0])[1] == "  fix: ssh-copy-id ann@10.0.0.1", "as it can be typed"
+
+
+def test_a_shared_fix_is_shown_once_after_all_that_need_it() -> None:
     inner = Several(
         [Unreachable("timed out", "start sshd there", "node9"), AuthError("permission denied", "ssh-copy-id", "node7")]
     )
@@ -78,15 +90,24 @@ def test_the_jobs_own_code_is_the_jobs() -> None:
     ]
 
 
-def test_what_a_node_said_stays_text() -> None:
+def test_the_answer_of_a_node_stays_text() -> None:
     lines = shown(Unreachable("\x1b[2J[red]banner[/red]\rclustertool: exit 0", node="n\x1b1"))
     assert lines[0] == "error: n\\x1b1: \\x1b[2J[red]banner[/red]\\rclustertool: exit 0"
     assert lines[-1].startswith("clustertool: exit 69 (tool): ")
 
 
 @pytest.mark.parametrize("what", ["", "\n", "  "])
-def test_an_error_without_words(what: str) -> None:
-    assert shown(UsageError(what))[-1] == "clustertool: exit 64 (tool): no reason given"
+def test_an_error_without_text(what: str) -> None:
+    assert shown(DataError(what))[-1] == "clustertool: exit 65 (tool): no reason given"
+
+
+def test_wrong_usage_is_named_once() -> None:
+    assert shown(UsageError("unknown command 'x'", "see --help")) == [
+        "error: unknown command 'x'",
+        "  fix: see --help",
+        "clustertool: exit 64 (tool): wrong usage",
+    ]
+    assert exit_json(UsageError("unknown command 'x'"))["reason"] == "unknown command 'x'"
 
 
 def test_exit_as_json() -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from cases import IDENTITY, cluster_of, env_of, facts_of, hosts, job_of, of_role, one, plan_of
 
+from clustertool.model.facts import Identity
 from clustertool.model.planning.environment import Table
-from clustertool.model.planning.plan import Plan, PlannedProcess
+from clustertool.model.planning.plan import Plan, PlannedProcess, as_dict
 from clustertool.model.planning.ports import choose
 from clustertool.model.planning.ranks import assign
 
@@ -66,7 +67,7 @@ def ps_shapes(nodes: int) -> Iterator[Sequence[tuple[int, int]]]:
 
 def check_ranks(made: Plan, role: str, sizes: Sequence[int]) -> None:
     """Ranks count through the nodes in HOSTS order; local ranks count within one."""
-    placed = [(node.index, p.local_rank, p.rank) for node in made.nodes for p in node.processes if p.role == role]
+    placed = [(node.host.index, p.local_rank, p.rank) for node in made.nodes for p in node.processes if p.role == role]
     expected = [(node, local) for node, size in enumerate(sizes) for local in range(size)]
     assert placed == [(*place, rank) for rank, place in enumerate(expected)]
 
@@ -94,7 +95,7 @@ def check_endpoints(made: Plan) -> None:
 
 def expected_env(made: Plan, process: PlannedProcess, sizes: Mapping[str, Sequence[int]]) -> dict[str, str]:
     """Section 5 of the contract, written out once more."""
-    addresses = [node.address for node in made.nodes]
+    addresses = [node.facts.address for node in made.nodes]
     trainers = [p.endpoint for p in of_role(made, "trainer")]
     servers = [p.endpoint for p in of_role(made, "pserver")]
     world, local = str(sum(sizes[process.role])), str(sizes[process.role][process.node])
@@ -134,9 +135,29 @@ def expected_env(made: Plan, process: PlannedProcess, sizes: Mapping[str, Sequen
                 "OMPI_COMM_WORLD_SIZE": world,
                 "OMPI_COMM_WORLD_LOCAL_RANK": local_rank,
                 "OMPI_COMM_WORLD_LOCAL_SIZE": local,
+                "GROUP_WORLD_SIZE": str(len(addresses)),
+                "ROLE_NAME": "default",
+                "ROLE_RANK": rank,
+                "ROLE_WORLD_SIZE": world,
+                "TORCHELASTIC_RUN_ID": JOB,
+                "TORCHELASTIC_RESTART_COUNT": "0",
+                "TORCHELASTIC_MAX_RESTARTS": "0",
+                "TORCHELASTIC_ERROR_FILE": f"{directory}/.clustertool/error-trainer-{rank}.json",
+                "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
             }
         )
-    if made.mode == "collective":
+        if made.job.mode == "collective" and int(local) > 1:
+            env["OMP_NUM_THREADS"] = "1"
+    env.update(
+        {
+            "PADDLE_NNODES": str(len(addresses)),
+            "PADDLE_TRAINERS_NUM": str(len(trainers)),
+            "PADDLE_TRAINER_ENDPOINTS": ",".join(trainers),
+            "POD_IP": addresses[process.node],
+            "POD_NAME": f"node{process.node}",
+        }
+    )
+    if made.job.mode == "collective":
         env.update(
             {
                 "PADDLE_MASTER": f"{addresses[master_node]}:{master}",
@@ -144,16 +165,19 @@ def expected_env(made: Plan, process: PlannedProcess, sizes: Mapping[str, Sequen
                 "PADDLE_LOCAL_SIZE": local,
                 "PADDLE_GLOBAL_RANK": rank,
                 "PADDLE_LOCAL_RANK": local_rank,
-                "PADDLE_NNODES": str(len(addresses)),
                 "PADDLE_CURRENT_ENDPOINT": process.endpoint,
                 "PADDLE_TRAINER_ID": rank,
-                "PADDLE_TRAINERS_NUM": world,
                 "PADDLE_RANK_IN_NODE": local_rank,
-                "PADDLE_TRAINER_ENDPOINTS": ",".join(trainers),
                 "PADDLE_JOB_ID": JOB,
                 "PADDLE_TRAINERS": ",".join(addresses),
-                "POD_IP": addresses[process.node],
                 "PADDLE_DISTRI_BACKEND": "gloo",
+                "TRAINING_ROLE": "TRAINER",
+                "TRAINER_PORTS_NUM": local,
+                "DISTRIBUTED_TRAINER_ENDPOINTS": ",".join(trainers),
+                "PADDLE_PORT": process.endpoint.split(":")[1],
+                "PADDLE_ELASTIC_JOB_ID": JOB,
+                "PADDLE_ELASTIC_NP": str(len(addresses)),
+                "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL": "0",
             }
         )
         return env
@@ -162,12 +186,11 @@ def expected_env(made: Plan, process: PlannedProcess, sizes: Mapping[str, Sequen
     env.update(
         {
             "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(servers),
-            "PADDLE_TRAINER_ENDPOINTS": ",".join(trainers),
             "PADDLE_PORT": process.endpoint.split(":")[1],
             "PADDLE_ROLE": role,
             "TRAINING_ROLE": role,
-            "PADDLE_TRAINERS_NUM": number,
-            "POD_IP": addresses[process.node],
+            "PADDLE_TRAINERS": ",".join(trainer.split(":")[0] for trainer in trainers),
+            "TRAINER_PORTS_NUM": "1",
             "PADDLE_WITH_GLOO": "1",
             "PADDLE_GLOO_RENDEZVOUS": "3",
             "PADDLE_GLOO_FS_PATH": f"{directory}/.clustertool/gloo",
@@ -244,27 +267,25 @@ def test_every_cluster_of_three_and_four_nodes_of_parameter_servers(nodes: int) 
     """40,000 shapes, so only what a plan's environments are made from: seats, their ports, the table of all endpoints."""
     cluster = cluster_of(hosts(nodes))
     job, facts, cards = job_of(cluster, mode="ps"), facts_of(cluster), dict.fromkeys(range(nodes), ())
-    addresses = tuple(fact.address for fact in facts.values())
     for shape in ps_shapes(nodes):
         playing = [
             replace(host, roles=tuple((role, count) for role, count in zip(("pserver", "trainer"), counts) if count))
             for host, counts in zip(cluster.hosts, shape)
         ]
         seats = assign(playing, job, facts, cards)
-        table = Table(
-            JOB, "", job, cluster, seats, choose(seats, cluster, job, facts, JOB), addresses, ("cpu",) * nodes
-        )
+        ports = choose(seats, cluster, job, facts, JOB)
+        table = Table(Identity(JOB), cluster, job, facts, seats, ports, ("cpu",) * nodes)
         used = Counter((seat.node, port) for seat in seats for port in table.ports.of[seat.role, seat.rank])
-        used.update([(0, table.ports.lead), (table.role("trainer")[0].node, table.ports.master)])
-        used.update([(table.role("pserver")[0].node, table.ports.gloo)])
+        used.update([(0, table.ports.lead), (table.roles["trainer"][0].node, table.ports.master)])
+        used.update([(table.roles["pserver"][0].node, table.ports.gloo)])
         assert set(used.values()) == {1}
         for role, column in zip(("pserver", "trainer"), zip(*shape)):
             places = [(node, local) for node, count in enumerate(column) for local in range(count)]
-            assert [(seat.node, seat.local_rank, seat.rank) for seat in table.role(role)] == [
+            assert [(seat.node, seat.local_rank, seat.rank) for seat in table.roles[role]] == [
                 (*place, rank) for rank, place in enumerate(places)
             ]
-            listed = table.endpoints(role).split(",")
-            assert [endpoint.split(":")[0] for endpoint in listed] == [addresses[node] for node, _ in places]
+            listed = table.endpoints[role].split(",")
+            assert [endpoint.split(":")[0] for endpoint in listed] == [facts[node].address for node, _ in places]
             assert len(set(listed)) == len(listed)
 
 
@@ -313,7 +334,9 @@ def test_pservers_take_consecutive_blocks_from_paddle_port_on_each_machine() -> 
     made = ps([(2, 1), (1, 1)], PADDLE_PORT=7164, PADDLE_PORTS_NUM=2, PADDLE_PORTS_NUM_FOR_SPARSE=1)
     assert [p.ports for p in of_role(made, "pserver")] == [(7164, 7165, 7166), (7167, 7168, 7169), (7164, 7165, 7166)]
     shared = ps([(2, 1), (1, 1)], (0, 0), PADDLE_PORT=7164)
-    assert [p.ports for p in of_role(shared, "pserver")] == [(7164, 7165), (7166, 7167), (7168, 7169)]
+    assert [p.ports for p in of_role(shared, "pserver")] == [(7164, 7165), (7166, 7167), (7164, 7165)]  # two addresses
+    chosen = ps([(2, 1), (1, 1)], (0, 0))
+    assert [p.ports for p in of_role(chosen, "pserver")] == [(7164, 7165), (7166, 7167), (7168, 7169)]
 
 
 def test_the_master_is_where_trainer_0_is() -> None:
@@ -329,9 +352,9 @@ def test_logs_are_named_by_the_global_rank() -> None:
 
 
 def test_servers_start_before_trainers() -> None:
-    assert ps([(1, 1)]).phases == ("pserver", "trainer")
-    assert piped([(1, 1, 1)]).phases == ("pserver", "trainer", "heter")
-    assert collective((1,)).phases == ("trainer",)
+    assert as_dict(ps([(1, 1)]))["phases"] == ["pserver", "trainer"]
+    assert as_dict(piped([(1, 1, 1)]))["phases"] == ["pserver", "trainer", "heter"]
+    assert as_dict(collective((1,)))["phases"] == ["trainer"]
 
 
 def test_the_lead_is_on_the_first_node() -> None:
@@ -344,7 +367,7 @@ def test_outputs_path_moves_the_output_folder() -> None:
     cluster = cluster_of(hosts(1))
     made = plan_of(cluster, {"outputs": {"path": "./model/"}})
     assert env_of(made, "trainer", 0)["CLUSTERTOOL_OUTPUT"] == f"/jobs/JOB{JOB}/model"
-    assert made.output == "model"
+    assert made.job.output == "model"
 
 
 def test_nodes_with_one_root_dir_work_in_folders_of_their_own() -> None:

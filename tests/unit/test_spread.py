@@ -63,7 +63,7 @@ class Fleet:
         self.agents[at].on_relay(at, {"type": f"relay-{kind}", **more})
 
     def lacks(self, at: int, *pieces: int) -> None:
-        self.reports(at, "lacks", lacks=topology.bits(set(pieces), 2), have="1")
+        self.reports(at, "lacks", lacks=topology.bits(set(pieces)), have="1")
 
     def done(self, at: int, came: list[int], peers: int = 0) -> None:
         self.reports(at, "done", left=0, live=1, peers=peers, came=came)
@@ -79,16 +79,16 @@ class Shown:
     """The progress as it was reported."""
 
     def __init__(self) -> None:
-        self.all_done: list[int] = []
+        self.all_done: list[str] = []
 
     def uplink(self, sent: int, total: int) -> None:
         self.sent = sent, total
 
-    def node(self, node: int, got: int, total: int) -> None:
+    def node(self, name: str, got: int, size: int) -> None:
         pass
 
-    def done(self, node: int) -> None:
-        self.all_done.append(node)
+    def done(self, name: str) -> None:
+        self.all_done.append(name)
 
 
 FACTS: Any = dict.fromkeys(range(3), SimpleNamespace(address="127.0.0.1"))
@@ -145,7 +145,7 @@ def test_each_piece_goes_to_one_node_and_both_end(running):
     sent = sum(len(agent.pieces) for agent in fleet.agents.values())
     assert sent == 2 and running.tally.uplink == sum(piece.size for piece in running.shipment.pieces)
     assert running.tally.between == 300_000 + len(running.shipment.packed)
-    assert running.shown.all_done == [0, 1] and running.shown.sent == (running.tally.uplink,) * 2
+    assert running.shown.all_done == ["node0", "node1"] and running.shown.sent == (running.tally.uplink,) * 2
     assert all("relay-sources" in fleet.agents[node].messages for node in (0, 1)) and not running.tally.failed
 
 
@@ -156,7 +156,7 @@ def test_a_node_that_fails_fails_alone(running):
     running.fleet.done(1, [0])
     running.ends()
     assert running.error is None and list(running.tally.failed) == [0]
-    assert isinstance(running.tally.failed[0], DispatchError) and running.shown.all_done == [1]
+    assert isinstance(running.tally.failed[0], DispatchError) and running.shown.all_done == ["node1"]
 
 
 def test_what_is_not_valid_fails_its_node(running):

@@ -7,10 +7,18 @@ from typing import Any
 
 import pytest
 
-from clustertool.model.job.node_status import NodePart, read_part, record_of
+from clustertool.model.job.node_status import NodePart, NodeTrouble, read_part, record_of
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state import JobStatus, decide, fold
-from clustertool.model.job.state_names import OUTCOMES, JobState, NodeState, RankState, StartReason, StopState
+from clustertool.model.job.state_names import (
+    OUTCOMES,
+    JobState,
+    NodeCause,
+    NodeState,
+    RankState,
+    StartReason,
+    StopState,
+)
 from clustertool.model.job.stop_result import StopResult, last_result, read_result
 
 Event = dict[str, Any]
@@ -109,10 +117,10 @@ def test_the_summaries_of_the_nodes_give_the_same_state(name: str) -> None:
     parts = []
     for node, events in enumerate(nodes):
         own = record_of(events)
-        part = own.part(node, bool(own.caretakers) and not own.supervisor_lost)
+        part = own.part_of(node, bool(own.caretakers) and not own.supervisor_lost)
         names = ("node", "state", "code", "reason", "start", "final")
         summary = {key: getattr(part, key) for key in names}
-        assert read_part({**summary, "state": part.state.value, "start": part.start.value}) == part
+        assert read_part({**summary, "state": part.state.value, "start": part.start.value}) == part._replace(ended=0.0)
         parts.append(part)
     for order in itertools.permutations(parts):
         assert decide(order)[1] is state
@@ -139,11 +147,13 @@ def test_what_a_node_says_of_its_supervisor(
     found.settle([0])
     assert (found.state, found.nodes[0].state, found.of("trainer")[0].state) == (job_state, node_state, rank_state)
     assert found.part.reason == unknown
+    causes = {NodeState.RUNNING: NodeCause.NONE, NodeState.LOST: NodeCause.SUPERVISOR_GONE}
+    assert found.nodes[0].trouble == NodeTrouble(causes.get(node_state, NodeCause.UNKNOWN), unknown)
 
 
 def test_a_node_that_the_lead_gave_up_and_that_runs_on_decides() -> None:
     found = fold([(0, one) for one in ends(JobState.LOST)[0]] + [(1, one) for one in RUNS[1]])
-    found.lose(1, 5.0, "no heartbeat")
+    found.lose(1, 5.0, NodeTrouble(NodeCause.GIVEN_UP, "no heartbeat"))
     assert found.state is JobState.LOST
     found.probed(found.nodes[1], True, "", 0.1, 9.0)
     assert found.state is JobState.RUNNING
@@ -239,7 +249,7 @@ def test_whether_a_node_has_proven_that_nothing_lives(events: list[Event], clean
 def test_damaged_events_of_a_node_are_left_out() -> None:
     found = record_of([event("supervisor"), event("guard", pid="x"), event("ended", state="great"), started(0)])
     assert (found.caretakers, found.ended, found.entered, found.damaged) == ({}, None, True, True)
-    assert [found.part(0, alive).state for alive in (True, False)] == [JobState.RUNNING, JobState.UNKNOWN]
+    assert [found.part_of(0, alive).state for alive in (True, False)] == [JobState.RUNNING, JobState.UNKNOWN]
 
 
 # -- the result of a stop -----------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from clustertool.show.job_text import news_text
 from clustertool.watch.report_model import Span, curve
 from tests.unit.reports import BEGAN, answers, story_of
 
@@ -186,14 +187,15 @@ def test_what_happened_in_the_order_of_time() -> None:
     given[1]["events"].append({"t": BEGAN + 9.0, "type": "frozen", "role": "trainer", "rank": 1})
     given[1]["events"].append({"t": BEGAN + 12.0, "type": "disk", "full": True, "root": "/home\x1b"})
     given[0]["events"].append({"t": BEGAN + 10.0, "type": "restart", "attempt": 1, "pause": 2.0})
-    assert story_of(given).news == [
+    story = story_of(given)
+    assert [(t, story.clean(news_text(news))) for t, news in story.news] == [
         (9.0, "trainer 1 on node1 was stopped by a signal (SIGSTOP)"),
         (10.0, "attempt 1 begins in 2 s"),
         (12.0, "node1: the disk of /home\\x1b is full: what is printed now is lost"),
     ]
 
 
-def test_a_clock_that_is_off_is_told() -> None:
+def test_a_clock_that_is_off_is_reported() -> None:
     given = answers(3, 1)
     given[2]["now"] += 90.0
     assert [note for note in story_of(given).notes if "clock of node2 differs by +90 s" in note]

@@ -24,7 +24,7 @@ def names(*paces: RankPace) -> list[int]:
     return sorted(rank for _, rank in stragglers(paces))
 
 
-def test_nobody_is_behind() -> None:
+def test_no_rank_is_behind() -> None:
     assert names(*(pace(rank) for rank in range(4))) == []
     assert names(pace(0)) == []
     assert names() == []
@@ -41,7 +41,7 @@ def test_it_is_compared_when_the_first_one_ended() -> None:
     assert names(pace(0), pace(1, length=50.0), pace(2, speed=1.0)) == [2]
 
 
-def test_who_hangs_is_behind_though_it_was_fast() -> None:
+def test_a_rank_that_hangs_is_behind_though_it_was_fast() -> None:
     stuck = pace(1, length=30.0)
     hanging = RankPace("trainer", 1, 0.0, 100.0, stuck.progress, "step", 1.0)
     assert names(pace(0), hanging, pace(2)) == [1]
@@ -66,7 +66,7 @@ def test_cpu_far_below_the_median() -> None:
     assert stragglers(quiet) == {("trainer", 1): "used 0.30 cores where the median is 0.90"}
 
 
-def test_all_idle_is_nobody_idle() -> None:
+def test_where_all_are_idle_no_rank_is_marked() -> None:
     assert names(*(pace(rank, progress=(), unit="", cores=cores) for rank, cores in enumerate((0.01, 0.0, 0.01)))) == []
 
 

@@ -32,7 +32,7 @@ def test_in_the_end_everybody_may_be_asked(count: int) -> None:
 
 @pytest.mark.parametrize("some", [set(), {0}, {3, 4}, {0, 99}, set(range(100))])
 def test_sets_of_numbers_are_written_as_hex(some: set[int]) -> None:
-    assert numbers(bits(some, 100), 100) == some
+    assert numbers(bits(some), 100) == some
 
 
 def test_what_is_no_set_is_refused() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import itertools
 import random
 import re
+import struct
+import termios
 
 import pytest
 
 from clustertool.model.config.hosts import expand
 from clustertool.show.plan_view import plan_tables
-from clustertool.show.status_view import check_matrix, jobs_table, status_tables
+from clustertool.show.status_view import check_matrix, duration, jobs_table, status_tables
 from clustertool.show.table import Cell, fold, gather, table
 from clustertool.show.terminal import Terminal
 from tests.unit.terminals import far_end
@@ -185,71 +188,173 @@ def test_a_plan_of_no_process_is_shown_too() -> None:
     assert out.getvalue() == "job J, mode collective, phases: \n"
 
 
-def test_status_tells_states_ends_and_the_outcome() -> None:
+def ran(rank: int, node: int, state: str, **more: object) -> dict[str, object]:
+    """A process of `inv status --json`."""
+    nothing = dict.fromkeys(("code", "cpu", "memory", "epoch", "step"))
+    zero = dict.fromkeys(("pid", "signal", "attempt", "since", "output"), 0)
+    return {"role": "trainer", "rank": rank, "node": node, "state": state, "note": "", **nothing, **zero, **more}
+
+
+def on_node(index: int, state: str, **more: object) -> dict[str, object]:
+    """A node of `inv status --json`."""
+    rest = {"supervisor": 0, "heartbeat": None, "survivors": [], "why": "", "skew": 0.0, "unconnected": False}
+    return {"index": index, "name": f"node{index + 1}", "state": state, **rest, **more}
+
+
+def test_status_tells_the_outcome_first_then_states_and_ends() -> None:
     terminal, out = plainly()
     status_tables(
         {
             "job": "J",
             "mode": "ps",
             "state": "failed",
-            "now": 1000.0,
+            "owner": "ann",
+            "command": "",
+            "created": 800.0,
+            "started": 900.0,
+            "ended": 999.0,
             "processes": [
-                {
-                    "role": "trainer",
-                    "rank": 0,
-                    "node": 0,
-                    "pid": 7,
-                    "state": "running",
-                    "since": 925.0,
-                    "cpu": 99.4,
-                    "memory": 1.5e9,
-                    "step": 54.0,
-                    "output": 976.0,
-                },
-                {
-                    "role": "trainer",
-                    "rank": 1,
-                    "node": 1,
-                    "pid": 8,
-                    "state": "failed",
-                    "since": 998.0,
-                    "code": 137,
-                    "signal": 9,
-                },
-                {"role": "trainer", "rank": 2, "node": 1, "state": "done", "code": 0, "epoch": 2.5, "output": 990.0},
-                {"role": "trainer", "rank": 3, "node": 1, "state": "lost", "since": 996.0},
+                ran(0, 0, "running", pid=7, since=925.0, cpu=99.4, memory=1.5e9, step=54.0, output=976.0),
+                ran(1, 1, "failed", pid=8, since=998.0, code=137, signal=9, attempt=1),
+                ran(2, 1, "done", code=0, epoch=2.5, output=990.0),
+                ran(3, 1, "lost", since=996.0),
             ],
             "nodes": [
-                {"index": 0, "name": "node1", "state": "running", "supervisor": 5, "heartbeat": 0.3},
-                {"index": 1, "name": "node2", "state": "lost", "survivors": ["8 python3"]},
+                on_node(0, "running", supervisor=5, heartbeat=0.3, unconnected=True, skew=3.0),
+                on_node(1, "lost", survivors=["8 python3"]),
             ],
+            "waits": ["trainer 3 waits"],
+            "advice": "start it",
+            "reason": "",
             "outcome": {"state": "failed", "code": 137, "source": "job", "reason": "trainer 1: killed"},
         },
         terminal,
+        1000.0,
     )
     shown = [re.split(r" {2,}", line) for line in out.getvalue().splitlines()]
+    assert shown[:4] == [
+        ["job J: failed (exit 137, job): trainer 1: killed"],
+        ["", "trainer 3 waits"],
+        ["", "fix: start it"],
+        ["ranks:", "1 running, 1 failed, 1 done, 1 lost"],
+    ]
+    assert shown[4] == ["progress: step 54"]
+    assert shown[5][0].startswith("started:") and shown[6:9] == [
+        ["duration: 1 min 39 s"],
+        ["user:", "ann"],
+        ["mode:", "ps"],
+    ]
+    assert shown[9] == [""]
     assert ["trainer", "0", "node1", "7", "running", "1 min 15 s", "-", "99 %", "1.5 GB", "54", "24 s"] in shown
-    assert ["trainer", "1", "node2", "8", "failed", "2.0 s", "signal 9 (killed)", "-", "-", "-", "-"] in shown
+    failed = ["trainer", "1", "node2", "8", "failed (attempt 1)", "2.0 s", "signal 9 (killed)", "-", "-", "-", "-"]
+    assert failed in shown
     assert ["trainer", "2", "node2", "-", "done", "-", "0", "-", "-", "epoch 2.5", "-"] in shown
     assert ["trainer", "3", "node2", "-", "lost", "4.0 s", "-", "-", "-", "unknown", "unknown"] in shown
-    assert ["node1", "running", "5", "0.3 s ago", "-"] in shown
-    assert ["node2", "lost", "-", "-", "still alive: 8 python3"] in shown
-    assert shown[-1] == ["failed (exit 137, job): trainer 1: killed"]
+    assert ["node1", "running", "5", "0.3 s ago", "no connection to the coordinator; clock +3 s"] in shown
+    assert shown[-1] == ["node2", "lost", "-", "-", "still alive: 8 python3"]
 
 
-def test_a_status_of_which_nothing_is_known_is_shown_too() -> None:
+def about(state: str, **more: object) -> dict[str, object]:
+    """A job without processes, as `inv status --json` has it."""
+    nothing = {"waits": [], "advice": "", "outcome": None, "reason": "", "processes": [], "nodes": []}
+    return {"job": "J", "mode": "", "owner": "", "command": "", **times(state), **nothing, **more}
+
+
+def times(
+    state: str, created: float = 50.0, started: float | None = None, ended: float | None = None
+) -> dict[str, object]:
+    return {"state": state, "created": created, "started": started, "ended": ended}
+
+
+@pytest.mark.parametrize(
+    ("job", "lasted"),
+    [
+        (times("running", started=60.0), "40 s"),
+        (times("starting", started=99.0), "1.0 s"),
+        (times("starting"), ""),  # no supervisor has started
+        (times("failed", started=60.0, ended=70.5), "10 s"),
+        (times("lost", started=60.0), ""),  # no node has recorded the end
+        (times("unknown", started=60.0), ""),
+        (times("running", started=101.0), "0.00 s"),  # by a clock that is ahead
+    ],
+)
+def test_a_duration_is_shown_where_start_and_end_are_known(job: dict[str, object], lasted: str) -> None:
+    assert duration(job, 100.0) == lasted
+
+
+def test_an_outcome_of_a_job_that_still_has_processes() -> None:
     terminal, out = plainly()
-    status_tables({}, terminal)
-    jobs_table([{}], terminal)
-    assert "unknown" in out.getvalue()
+    outcome = {"state": "succeeded", "code": 0, "source": "job", "reason": ""}
+    status_tables(about("running", outcome=outcome), terminal, 100.0)
+    assert out.getvalue().splitlines()[0] == "job J: running, its outcome: succeeded (exit 0, job)"
+
+
+def test_the_progress_is_the_range_of_steps() -> None:
+    terminal, out = plainly()
+    processes = [ran(rank, 0, "running", step=float(step)) for rank, step in enumerate((12, 15, 13))]
+    status_tables(about("running", processes=processes, nodes=[on_node(0, "running")]), terminal, 100.0)
+    assert "progress: step 12 to 15" in out.getvalue().splitlines()
+
+
+def listed(**more: object) -> dict[str, object]:
+    """A job of `inv jobs --json`."""
+    rest = {"id": "J", "owner": "ann", "total": 2, "code": 0, "command": "python3 a.py"}
+    return {**rest, **times("succeeded", started=60.0, ended=75.0), **more}
 
 
 def test_jobs_are_rows() -> None:
     terminal, out = plainly()
-    jobs_table(
-        [{"id": "J", "state": "succeeded", "nodes": ["n1", "n2"], "exit": 0, "command": "python3 a.py"}], terminal
-    )
-    assert re.split(" {2,}", out.getvalue().splitlines()[1]) == ["J", "succeeded", "-", "n[1-2]", "0", "python3 a.py"]
+    jobs_table([listed(created=None, started=None)], terminal, 100.0)
+    row = ["J", "succeeded", "ann", "-", "-", "2", "0", "python3 a.py"]
+    assert re.split(" {2,}", out.getvalue().splitlines()[1]) == row
+
+
+def test_names_of_jobs_are_a_column_where_a_job_has_one() -> None:
+    terminal, out = plainly()
+    jobs_table([listed(name="bert"), listed(name="")], terminal, 100.0)
+    assert [re.split(" {2,}", line)[:3] for line in out.getvalue().splitlines()] == [
+        ["id", "name", "state"],
+        ["J", "bert", "succeeded"],
+        ["J", "-", "succeeded"],
+    ]
+    terminal, out = plainly()
+    jobs_table([listed(name="J")], terminal, 100.0)
+    assert "name" not in out.getvalue()
+    status_tables({**about("running"), "name": "bert"}, terminal, 100.0)
+    assert "name:     bert" in out.getvalue().splitlines()
+
+
+def test_numbers_are_at_the_right_and_addresses_are_no_numbers() -> None:
+    with far_end() as (out, data):
+        shown = Terminal(out, io.StringIO(), {"TERM": "xterm", "NO_COLOR": "1"})
+        table("", ("a", "b", "c"), [("10.0.0.1", "1,234.5", "2 s"), ("10.0.0.10", "7", "10 s")], terminal=shown)
+    assert [line.rstrip() for line in data.decode().splitlines()][2:] == [
+        "10.0.0.1   1,234.5   2 s",
+        "10.0.0.10        7  10 s",
+    ]
+
+
+def jobs_drawn(width: int) -> list[list[str]]:
+    """The table of one job on a terminal of that width."""
+    job = listed(id="20260102-030405-abcd", command="python3 -u train.py --lr 0.1 --epochs 20")
+    with far_end() as (out, data):
+        fcntl.ioctl(out, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+        jobs_table([job], Terminal(out, io.StringIO(), {"TERM": "xterm", "NO_COLOR": "1"}), 100.0)
+    lines = data.decode().splitlines()
+    assert all(len(line) <= width for line in lines) and len(lines) == 3, "a cell goes on in a further line"
+    return [re.split(" {2,}", line.strip()) for line in (lines[0], lines[2])]
+
+
+def test_a_narrow_terminal_cuts_the_command_then_leaves_out_columns() -> None:
+    names, row = jobs_drawn(140)
+    assert names == ["id", "state", "user", "started", "duration", "nodes", "exit", "command"]
+    assert row[-1] == "python3 -u train.py --lr 0.1 --epochs 20"
+    names, row = jobs_drawn(100)
+    assert names[-1] == "command" and row[-1].endswith("…") and row[-1].startswith("python3 -u")
+    names, row = jobs_drawn(84)
+    assert names == ["id", "state", "user", "started", "duration", "nodes", "exit"]
+    names, row = jobs_drawn(60)
+    assert names == ["id", "state", "user", "duration", "exit"] and row[0] == "20260102-030405-abcd"
 
 
 def test_a_check_folds_equal_nodes_and_tells_a_fix_once() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from clustertool.model.masking import mask
 from clustertool.show.terminal import Terminal
 from clustertool.show.top_view import Page, Screen, View, choose, draw
-from clustertool.watch.sanitize import mask
 from clustertool.watch.top_model import Row, TopModel, TopRank
 
 GIB = 1 << 30
@@ -330,7 +330,7 @@ def test_the_chosen_rank_is_always_on_the_page() -> None:
         assert view.at == max(0, min(at, 63)) and shown[0].split()[2] == str(view.at)
 
 
-def test_nodes_that_do_not_answer_are_told_folded() -> None:
+def test_nodes_that_do_not_answer_are_folded() -> None:
     picture = cluster(4)
     failed = {"node5": "no route to host", "node6": "no route to host"}
     shown = texts(screen().page(picture, View(), 100, 24, failed, 1.0))
@@ -344,7 +344,7 @@ def test_what_a_program_prints_is_masked_and_steers_nothing() -> None:
     shown = "\n".join(texts(screen(("s3cr3t",)).page(picture, View(), 200, 24, {}, 1.0)))
     assert "s3cr3t" not in shown and "key ***" in shown and "\x1b" not in shown and "\\x1b[2J" in shown
     log = screen(("s3cr3t",)).log_page(
-        View(log=TopRank("j", 0, "a", "trainer", 0)), "one s3cr3t\n\x1b]0;x\x07two\n", 80, 10
+        View(log=TopRank("j", 0, "a", "trainer", 0)), "one s3cr3t\n\x1b]0;x\x07two\n", 10
     )
     assert texts(log)[1:3] == ["one ***", "\\x1b]0;x\\x07two"] and len(log.lines) == 10
 
@@ -362,7 +362,7 @@ def test_plain() -> None:
     lines = out.read().splitlines()
     assert lines[1] == "node3: down" and lines[2].split()[:3] == ["nodes", "device", "util"]
     assert lines[3].split() == ["node1", "0", "H100", "50", "%", "25.0/80", "GiB", "50", "C", "-", "-"]
-    assert lines[6].split()[:4] == ["trainer", "0", "node1", "running"] and lines[-1] == ""
+    assert lines[6].split()[:5] == ["20260102-030405-abcd", "trainer", "0", "node1", "running"] and lines[-1] == ""
 
 
 def test_row_of_nothing() -> None:

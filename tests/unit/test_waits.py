@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from test_events import SUPERVISOR, header, said, started
 
+from clustertool.model.hints import PROGRAM
 from clustertool.model.job.outcome import some
 from clustertool.model.job.state import JobStatus, fold
-from clustertool.watch import verdict
-from clustertool.watch.job_view import JobView, News
-from clustertool.watch.waits import Wait, advice, blocked, due, waits
+from clustertool.show.job_text import blocked_text, firewall_text, news_text, wait_text
+from clustertool.verbs.report_outcome import error_of
+from clustertool.watch.job_view import JobView
+from clustertool.watch.waits import ConnectWait, ListenWait, Wait, blocked, due, suspects, waits
 
 T = 1000.0
+CONNECT = ConnectWait(["n1"], "n0", "10.0.0.1:9", "timed out", "ETIMEDOUT", False)
+LISTEN = ListenWait([(0, "n0", "10.0.0.1:9")], 0.0)
 END = {"state": "lost", "code": 75, "source": "tool", "reason": "R", "culprits": [], "victims": [], "node": -1}
 
 
@@ -35,11 +40,11 @@ def test_a_pserver_that_does_not_listen_is_reported_with_its_address() -> None:
     status = cluster(2, *PSERVERS)
     assert waits(status, T + 9) == []
     (wait,) = waits(status, T + 12)
-    assert "pserver 0 on n0 at a0:1 and pserver 1 on n1 at a1:1; 12 s so far" in wait.text
-    assert '[pserver] ready = "started"' in wait.text
+    assert "pserver 0 on n0 at a0:1 and pserver 1 on n1 at a1:1; 12 s so far" in wait_text(wait)
+    assert '[pserver] ready = "started"' in wait_text(wait)
     status.apply(0, said("listening", role="pserver", rank=0))
     (wait,) = waits(status, T + 12)
-    assert "pserver 0" not in wait.text and "pserver 1 on n1" in wait.text
+    assert "pserver 0" not in wait_text(wait) and "pserver 1 on n1" in wait_text(wait)
 
 
 @pytest.mark.parametrize("over", [said("phase", name="trainer"), said("verdict", **END)])
@@ -49,7 +54,7 @@ def test_nothing_waits_after_that(over: dict[str, Any]) -> None:
 
 def test_nodes_with_the_same_cause_are_one_sentence() -> None:
     status = cluster(4, (1, away()), (2, away(T + 1)), (3, away(errno="ECONNREFUSED", why="refused")))
-    assert [wait.text for wait in waits(status, T + 5)] == [
+    assert [wait_text(wait) for wait in waits(status, T + 5)] == [
         "n1 and n2 cannot connect to the coordinator on n0 (10.0.0.1:9): timed out (ETIMEDOUT); tried for 5 s",
         "n3 cannot connect to the coordinator on n0 (10.0.0.1:9): refused (ECONNREFUSED); tried for 5 s",
     ]
@@ -58,6 +63,9 @@ def test_nodes_with_the_same_cause_are_one_sentence() -> None:
 
 
 def test_the_node_that_none_can_reach_is_the_suspect() -> None:
+    def advice(status: JobStatus) -> str:
+        return firewall_text(suspects(status))
+
     assert advice(cluster(4)) == ""
     assert advice(cluster(4, *((node, away()) for node in (1, 2, 3)))).startswith("a firewall on n0 may block incoming")
     assert advice(cluster(4, (2, away()))).startswith("a firewall on n0 or n2 may block the connections between them;")
@@ -67,28 +75,28 @@ def test_the_node_that_none_can_reach_is_the_suspect() -> None:
 @pytest.mark.parametrize(("state", "code"), [("lost", 75), ("timeout", 124)])
 def test_the_verdict_names_the_blocked_direction(state: str, code: int) -> None:
     status = cluster(3, (1, away()), (2, away()), (0, said("verdict", **{**END, "state": state})))
-    error = verdict.error_of(status)
+    error = error_of(status)
     assert error is not None and error.code == code
     assert error.what == "R; n1 and n2 cannot connect to the coordinator on n0 (10.0.0.1:9): timed out (ETIMEDOUT)"
-    assert error.fix == "a firewall on n0 may block incoming connections; run `clustertool check`"
+    assert error.fix == f"a firewall on n0 may block incoming connections; run `{PROGRAM} check`"
 
 
 def test_a_dead_coordinator_is_no_firewall() -> None:
     dead = (0, said("supervisor-lost", why="the supervisor died"))
-    error = verdict.error_of(cluster(2, dead, (1, away(errno="ECONNREFUSED")), (1, said("ended", **END))))
+    error = error_of(cluster(2, dead, (1, away(errno="ECONNREFUSED")), (1, said("ended", **END))))
     assert error is not None and error.what.startswith("n0: supervisor lost: the supervisor died; R; n1 cannot connect")
     assert "firewall" not in error.fix
 
 
 @pytest.mark.parametrize(
-    ("kind", "counts"),
+    ("wait", "counts"),
     [
-        ("connect", {3: 0, 4: 1, 9: 1, 10: 2, 20: 3, 65: 7}),
-        ("listen", {9: 0, 10: 1, 29: 1, 30: 2, 60: 3, 119: 3, 120: 4, 180: 5}),
+        (CONNECT, {3: 0, 4: 1, 9: 1, 10: 2, 20: 3, 65: 7}),
+        (LISTEN, {9: 0, 10: 1, 29: 1, 30: 2, 60: 3, 119: 3, 120: 4, 180: 5}),
     ],
 )
-def test_when_a_report_is_due(kind: str, counts: dict[int, int]) -> None:
-    assert {seconds: due(Wait(kind, "", seconds)) for seconds in counts} == counts
+def test_when_a_report_is_due(wait: Wait, counts: dict[int, int]) -> None:
+    assert {seconds: due(replace(wait, seconds=seconds)) for seconds in counts} == counts
 
 
 def test_each_report_comes_once_and_again_for_the_next_wait() -> None:
@@ -96,7 +104,9 @@ def test_each_report_comes_once_and_again_for_the_next_wait() -> None:
     times = [seconds for seconds in range(200) if watch.remind(T + seconds)]
     assert times == [10, 30, 60, 120, 180]
     item = watch.remind(T + 500)[0]
-    assert isinstance(item, News) and item.level == "warn"
+    assert isinstance(item, ListenWait) and news_text(item).startswith(
+        "the trainers wait until a port is open: pserver 0"
+    )
     watch.status.apply(0, said("phase", name="trainer"))
     assert watch.remind(T + 501) == []
     watch.status.apply(0, said("phase", name="pserver"))
@@ -114,6 +124,5 @@ def test_long_lists_are_shortened() -> None:
     names = [f"n{node}" for node in range(1, 7)]
     assert [some(names[:number]) for number in range(1, 4)] == ["n1", "n1 and n2", "n1, n2 and n3"]
     assert some(names) == "n1, n2, n3, n4 and 2 more"
-    assert blocked(cluster(7, *((node, away()) for node in range(1, 7))))[0].startswith(
-        "n1, n2, n3, n4 and 2 more cannot"
-    )
+    (wait,) = blocked(cluster(7, *((node, away()) for node in range(1, 7))))
+    assert blocked_text(wait).startswith("n1, n2, n3, n4 and 2 more cannot")

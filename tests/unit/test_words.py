@@ -39,7 +39,7 @@ def test_each_kind_of_definition_is_checked(tmp_path: Path) -> None:
     assert (result.returncode, found) == (1, [1, 2, 3, 3, 4, 5, 6, 7, 8, 10]), result.stdout + result.stderr
 
 
-def test_parts_of_words_and_texts_are_accepted(tmp_path: Path) -> None:
+def test_parts_of_names_and_texts_are_accepted(tmp_path: Path) -> None:
     result = check(tmp_path / "names.py", ACCEPTED)
     assert (result.returncode, result.stdout) == (0, ""), result.stdout + result.stderr
 

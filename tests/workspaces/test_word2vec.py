@@ -115,6 +115,7 @@ def test_it_learns(job, mode):
     assert_stops(pservers)
 
 
+@pytest.mark.chaos
 def test_neighbours_make_sense(job):
     prepare(job.workspace / "train_data_dir")
     job.start_pservers(2, trainers=2)
@@ -126,6 +127,7 @@ def test_neighbours_make_sense(job):
     assert {"strings", "characters", "suffix", "prefix", "chars"} & set(near["string"])
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("shards, count", [(3, 2), (2, 3)])
 def test_uneven_shards_do_not_block_a_step(job, shards, count):
     small(job, shards)
@@ -138,6 +140,7 @@ def test_uneven_shards_do_not_block_a_step(job, shards, count):
     assert_stops(pservers)
 
 
+@pytest.mark.chaos
 def test_the_model_does_not_depend_on_the_number_of_pservers(job):
     small(job, shards=1)
     models = []
@@ -149,6 +152,7 @@ def test_the_model_does_not_depend_on_the_number_of_pservers(job):
     np.testing.assert_array_equal(*models)
 
 
+@pytest.mark.chaos
 def test_train_py_is_the_pserver_when_its_role_says_so(job):
     small(job, shards=1)
     pservers = job.start_pservers(1, trainers=1, script="train.py")
@@ -156,6 +160,7 @@ def test_train_py_is_the_pserver_when_its_role_says_so(job):
     assert_stops(pservers)
 
 
+@pytest.mark.chaos
 def test_it_learns_over_ipv6(job):
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
@@ -217,6 +222,7 @@ def test_a_lost_trainer_ends_the_others_in_sync_mode(job):
     assert_stops(pservers)
 
 
+@pytest.mark.chaos
 def test_a_lost_trainer_does_not_stop_async_training(job):
     small(job, shards=2)
     pservers = job.start_pservers(2, trainers=2)
@@ -245,7 +251,7 @@ def test_outside_a_job_it_names_the_fix(job):
         assert program.lines == [f"'{missing}' is not set; start this with `inv run --workspace workspaces/word2vec`"]
 
 
-def test_trainers_that_disagree_are_told(job):
+def test_trainers_that_disagree_are_reported(job):
     small(job, shards=1)
     (pserver,) = job.start_pservers(1, trainers=2)
     (first,) = job.start_trainers(1, *FOREVER)

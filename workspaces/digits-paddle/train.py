@@ -77,7 +77,7 @@ def main() -> None:
     shards = read(Path(os.environ["CLUSTERTOOL_SHARDS"]).read_text().splitlines())
     test = read(["data/test.txt"])
 
-    # Who is rank 0, where it listens, how many we are: PADDLE_TRAINER_ID, PADDLE_MASTER ... in the environment.
+    # The own rank, where rank 0 listens, and the number of ranks: PADDLE_TRAINER_ID, PADDLE_MASTER ... in the environment.
     dist.init_parallel_env()
     paddle.seed(1)
     net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))

@@ -91,7 +91,7 @@ def main() -> None:
     shards = read(Path(os.environ["CLUSTERTOOL_SHARDS"]).read_text().splitlines()).to(device)
     test = read(["data/test.txt"]).to(device)
 
-    # Who is rank 0, where it listens, how many we are: RANK, MASTER_ADDR, WORLD_SIZE ... in the environment.
+    # The own rank, where rank 0 listens, and the number of ranks: RANK, MASTER_ADDR, WORLD_SIZE ... in the environment.
     dist.init_process_group(args.backend or ("nccl" if device.type == "cuda" else "gloo"))
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)

@@ -1,11 +1,11 @@
-"""The smallest job: every process says who and where it is. All it knows comes from its environment.
+"""The smallest job: every process prints its role, rank and node. All it knows comes from its environment.
 
 One line a process, `hello key=value ...` without spaces inside a value, then one line a shard, so that
 `inv logs` and grep can answer "which rank ran where, and which data was it given?".
 
 Under `--mode ps` this same file also runs as the pserver, because the folder has no pserver.py, and under
 `--mode ps-heter` as the heter trainers too: it then listens where the environment says it must, and stays until
-it is told to end.
+it gets a signal.
 """
 
 from __future__ import annotations

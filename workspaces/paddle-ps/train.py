@@ -2,7 +2,7 @@
 
 This file runs in both roles: fleet reads from the environment whether this process is a pserver or a trainer. The
 pservers hold one table, with a row of ten numbers for every pixel and every shade a pixel can have; the sum of a
-picture's 64 rows says how much it looks like each digit. Trainers read their own shards and never wait for another:
+picture's 64 rows says how similar it is to each digit. Trainers read their own shards and never wait for another:
 they push what they learn when they like (async), and see what the others have pushed a few steps later.
 """
 

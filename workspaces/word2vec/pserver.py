@@ -1,9 +1,10 @@
-"""A pserver: owns every n-th row of the parameter table, and is the only one who changes them.
+"""A pserver: it owns every n-th row of the parameter table, and only it changes them.
 
 Row r of the table lies on pserver r modulo n, as that pserver's row r // n. Trainers pull the rows they need
 and push gradients for them (wire.py). In sync mode a step ends when every trainer has pushed: the gradients
-are summed and applied together, so N trainers walk as one with an N times larger batch. In async mode each
-push is applied as it comes. A pserver runs until SIGTERM, which clustertool sends when all trainers are done.
+are summed in the order of the trainers and applied together, so N trainers walk as one with an N times larger
+batch, and a second run has the same losses. In async mode each push is applied as it comes. A pserver runs
+until SIGTERM, which clustertool sends when all trainers are done.
 """
 
 from __future__ import annotations
@@ -35,34 +36,33 @@ class Slice:
         self.pservers, self.dim, self.lr = pservers, dim, lr
         self.rows = whole[index::pservers].copy()
         self.squares = np.full_like(self.rows, 1e-8)
-        self.pending = np.zeros_like(self.rows)
-        self.touched: list[Ints] = []
+        self.sums = np.zeros_like(self.rows)
+        self.pushed: dict[int, tuple[Ints, Floats]] = {}  # by trainer
 
     def pull(self, keys: Ints) -> Floats:
         return self.rows[keys // self.pservers]
 
-    def add(self, keys: Ints, gradients: Floats) -> None:
-        mine = keys // self.pservers
-        self.pending[mine] += gradients.reshape(-1, self.dim)  # keys of one push are distinct
-        self.touched.append(mine)
+    def add(self, trainer: int, keys: Ints, gradients: Floats) -> None:
+        self.pushed[trainer] = keys // self.pservers, gradients.reshape(-1, self.dim)
 
     def apply(self) -> None:
-        """One step: everything added since the last one."""
-        mine = np.unique(np.concatenate(self.touched))
-        gradients = self.pending[mine]
+        """One step: everything added since the last one. The order of a sum decides its last digit."""
+        for _, (rows, gradients) in sorted(self.pushed.items(), key=lambda item: item[0]):
+            self.sums[rows] += gradients  # keys of one push are distinct
+        mine = np.unique(np.concatenate([rows for rows, _ in self.pushed.values()]))
+        gradients = self.sums[mine]
         self.squares[mine] += gradients * gradients
         self.rows[mine] -= self.lr * gradients / np.sqrt(self.squares[mine])
-        self.pending[mine] = 0
-        self.touched.clear()
+        self.sums[mine] = 0
+        self.pushed.clear()
 
 
 class Pserver:
-    """What all connections share, under one lock: the slice, how many still train, how many have pushed."""
+    """What all connections share, under one lock: the slice, and how many still train."""
 
     def __init__(self, index: int, pservers: int, trainers: int) -> None:
         self.index, self.pservers = index, pservers
-        self.training = trainers  # have not left yet; counted from the start, so that nobody runs ahead alone
-        self.pushed = 0
+        self.training = trainers  # have not left yet; counted from the start, so that no trainer runs ahead alone
         self.steps = 0
         self.broken = False
         self.settings: tuple[list[int], float] | None = None
@@ -70,14 +70,14 @@ class Pserver:
         self.sync = True
         self.changed = threading.Condition()
 
-    def answer(self, frame: Frame) -> tuple[int, Floats]:
+    def answer(self, trainer: int, frame: Frame) -> tuple[int, Floats]:
         with self.changed:
             if frame.op == HELLO:
                 return self.hello(frame), NO_VALUES
             if frame.op == PULL:
                 return OK, self.slice.pull(frame.keys)
             if frame.op == PUSH:
-                return self.push(frame), NO_VALUES
+                return self.push(trainer, frame), NO_VALUES
             if frame.op == LEAVE:
                 return self.leave(), NO_VALUES
             if frame.op == WAIT:
@@ -95,18 +95,17 @@ class Pserver:
             say(f"holds {len(self.slice.rows)} of {rows} rows, dim={dim} mode={'sync' if sync else 'async'}")
         return OK if settings == self.settings else DIFFERS
 
-    def push(self, frame: Frame) -> int:
-        self.slice.add(frame.keys, frame.values)
-        self.pushed += 1
+    def push(self, trainer: int, frame: Frame) -> int:
+        self.slice.add(trainer, frame.keys, frame.values)
         step = self.steps
         self.end_step()
         self.changed.wait_for(lambda: self.steps > step or self.broken)
         return OK if self.steps > step else LOST
 
     def end_step(self) -> None:
-        if self.pushed and not self.broken and (self.pushed == self.training or not self.sync):
+        pushed = len(self.slice.pushed)
+        if pushed and not self.broken and (pushed == self.training or not self.sync):
             self.slice.apply()
-            self.pushed = 0
             self.steps += 1
             self.changed.notify_all()
 
@@ -129,14 +128,14 @@ class Pserver:
 
 
 def serve(pserver: Pserver, sock: socket.socket) -> None:
-    """One connection, one thread. Who has not said HELLO is no trainer: a port check, or a stranger."""
+    """One connection, one thread. A peer without a HELLO is no trainer: a port check, or a stranger."""
     link, trainer, training, why = Link(sock), -1, False, "bad request"
     try:
         while True:
             frame = link.receive()
             if trainer < 0 and frame.op != HELLO:
                 raise ConnectionError("no HELLO")
-            op, values = pserver.answer(frame)
+            op, values = pserver.answer(trainer, frame)
             if frame.op == HELLO and op == OK:
                 trainer, training = int(frame.keys[0]), True
             elif frame.op == LEAVE:

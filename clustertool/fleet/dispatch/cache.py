@@ -17,7 +17,8 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
-from clustertool.model.dispatch.manifest import END, Pack
+from clustertool.model.dispatch.manifest import Pack
+from clustertool.model.paths import MANIFEST_END
 
 _KEEP = 4  # manifests
 _FRESH = 2.0  # seconds; a file that changed this recently may change again without a trace
@@ -34,19 +35,15 @@ class WorkspaceCache:
 
     def digests(self) -> dict[str, tuple[Key, list[str]]]:
         """path -> (size and times of the file, its pieces)."""
-        found = self._load("digests")
         try:
-            return {
-                path: ((size, mtime, ctime, inode), names) for path, (size, mtime, ctime, inode, names) in found.items()
-            }
+            return {path: (tuple(key), names) for path, (key, names) in self._load("digests").items()}
         except (AttributeError, TypeError, ValueError):
             return {}
 
     def keep_digests(self, found: Mapping[str, tuple[Key, list[str]]]) -> None:
         limit = (time.time() - _FRESH) * 1e9
-        self._save(
-            "digests", {path: [*key, pieces] for path, (key, pieces) in found.items() if max(key[1], key[2]) < limit}
-        )
+        old = {path: (key, names) for path, (key, names) in found.items() if max(key[1], key[2]) < limit}
+        self._save("digests", old)
 
     # -- packs and manifests --
 
@@ -68,7 +65,7 @@ class WorkspaceCache:
             text = (self._dir / f"{release}.manifest").read_bytes()
         except OSError:
             return None
-        return text if text.endswith(END) else None
+        return text if text.endswith(MANIFEST_END) else None
 
     def manifests(self) -> list[str]:
         """The releases of which there is one, the newest first."""

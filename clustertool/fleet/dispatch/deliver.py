@@ -15,15 +15,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clustertool.errors import ClustertoolError, DispatchError
+from clustertool.fleet.dispatch import rsync_carrier
 from clustertool.fleet.dispatch.receivers import DispatchCounts, ProgressReceiver, Receiver, as_dispatch, receivers
-from clustertool.fleet.dispatch.rsync_carrier import RsyncCarrier
 from clustertool.fleet.dispatch.shipment import Shipment
 from clustertool.fleet.dispatch.spread import Spread
 from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.dispatch import manifest
-from clustertool.model.dispatch.portions import Portion
-from clustertool.model.facts import Facts
+from clustertool.model.dispatch.portions import Portions
+from clustertool.model.facts import ByNode
 from clustertool.model.wire.agent_answers import PatchAnswer
 from clustertool.model.wire.agent_requests import PatchSteps
 from clustertool.model.wire.messages import PATCH, Request
@@ -49,11 +49,7 @@ class Dispatched:
 
 
 def deliver(
-    fleet: Fleet,
-    workspace: Workspace,
-    portions: Mapping[int, Portion],
-    facts: Mapping[int, Facts],
-    progress: ProgressReceiver,
+    fleet: Fleet, workspace: Workspace, portions: Portions, facts: ByNode, progress: ProgressReceiver
 ) -> Dispatched:
     """Raises DispatchError when a file changes; nodes that fail are in the tally."""
     start = time.monotonic()
@@ -64,15 +60,15 @@ def deliver(
     shared = tuple(node for node in facts if by_node[node].node != node)
     tally = DispatchCounts()
     for one in had:
-        progress.done(one.node)
+        progress.done(fleet.name(one.node))
     if lacking and fleet.cluster.dispatch == "rsync":
-        RsyncCarrier(fleet, workspace, group, tally, progress).carry(lacking)
+        rsync_carrier.carry(fleet, workspace, group, lacking, tally, progress)
     elif lacking:
         common = set.intersection(*(set(facts[one.node].releases) for one in lacking))
         shipment = Shipment(workspace, group, common)
         patched = [] if group else _patch(fleet, shipment, lacking, facts, tally)
         for one in patched:
-            progress.done(one.node)
+            progress.done(fleet.name(one.node))
         rest = [one for one in lacking if one not in patched and one.node not in tally.failed]
         if rest:
             whole = [one for one in (*had, *patched) if one.groups is None]
@@ -83,22 +79,17 @@ def deliver(
             what = f"{fleet.name(owner)}, which shares its ROOT_DIR, has no copy"
             tally.failed[node] = DispatchError(what, "", fleet.name(node))
         else:
-            progress.done(node)
-    return Dispatched(
-        {node: receiver.release for node, receiver in by_node.items()},
-        tally,
-        time.monotonic() - start,
-        tuple(one.node for one in lacking if one.node not in tally.failed),
-        tuple(one.node for one in had),
-        shared,
-    )
+            progress.done(fleet.name(node))
+    releases = {node: receiver.release for node, receiver in by_node.items()}
+    sent = tuple(one.node for one in lacking if one.node not in tally.failed)
+    return Dispatched(releases, tally, time.monotonic() - start, sent, tuple(one.node for one in had), shared)
 
 
 def _patch(
-    fleet: Fleet, shipment: Shipment, lacking: list[Receiver], facts: Mapping[int, Facts], tally: DispatchCounts
+    fleet: Fleet, shipment: Shipment, lacking: list[Receiver], facts: ByNode, tally: DispatchCounts
 ) -> list[Receiver]:
     """Send the difference to nodes that have a release which differs little; those that made this release of it."""
-    difference = functools.lru_cache(maxsize=None)(functools.partial(_difference, shipment))
+    difference = functools.cache(functools.partial(_difference, shipment))
     requests: dict[int, Request[PatchAnswer]] = {}
     for one in lacking:
         bases = (base for base in shipment.memory.manifests() if base in facts[one.node].releases)
@@ -117,9 +108,9 @@ def _difference(shipment: Shipment, base: str) -> PatchSteps | None:
     if old is None:
         return None
     known = {piece.name for piece in manifest.pieces(manifest.read_rows(old))}
-    new = [piece for piece in shipment.pieces[1:] if piece.name not in known]
+    new = {number: piece for number, piece in enumerate(shipment.pieces) if number and piece.name not in known}
     steps = manifest.delta(old, shipment.text)
-    if sum(piece.size for piece in new) * 4 // 3 + len(json.dumps(steps)) > _PATCH:
+    if sum(piece.size for piece in new.values()) * 4 // 3 + len(json.dumps(steps)) > _PATCH:
         return None
-    pieces = {piece.name: base64.b64encode(shipment.of(piece.name)).decode() for piece in new}
+    pieces = {piece.name: base64.b64encode(shipment.read(number)).decode() for number, piece in new.items()}
     return {"base": base, "steps": steps, "manifest": shipment.name, "pieces": pieces}

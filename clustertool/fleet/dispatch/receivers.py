@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from clustertool.errors import ClustertoolError, DispatchError
-from clustertool.model.dispatch.portions import Portion
-from clustertool.model.facts import Facts
+from clustertool.model.dispatch.portions import Portions
+from clustertool.model.facts import ByNode
 
 
 class ProgressReceiver(Protocol):
-    """Reports of a dispatch while it runs, from one thread. Nodes are ids."""
+    """Reports of a dispatch while it runs, from one thread. Nodes are named."""
 
-    def uplink(self, sent: int, total: int) -> None: ...
+    def uplink(self, sent: int, planned: int) -> None: ...
 
-    def node(self, node: int, got: int, total: int) -> None: ...
+    def node(self, name: str, got: int, size: int) -> None: ...
 
-    def done(self, node: int) -> None: ...
+    def done(self, name: str) -> None: ...
 
 
 @dataclass
@@ -40,7 +39,7 @@ class Receiver:
     groups: tuple[str, ...] | None
 
 
-def owners(facts: Mapping[int, Facts]) -> dict[str, int]:
+def owners(facts: ByNode) -> dict[str, int]:
     """root id -> the node that receives for all that share this ROOT_DIR: the first."""
     first: dict[str, int] = {}
     for node in sorted(facts):
@@ -48,9 +47,7 @@ def owners(facts: Mapping[int, Facts]) -> dict[str, int]:
     return first
 
 
-def receivers(
-    portions: Mapping[int, Portion], facts: Mapping[int, Facts]
-) -> tuple[dict[int, Receiver], dict[str, str]]:
+def receivers(portions: Portions, facts: ByNode) -> tuple[dict[int, Receiver], dict[str, str]]:
     """{node: its receiver, maybe another node's}, and {path: group} of files that not all take."""
     first = owners(facts)
     split = frozenset().union(*(portion.without for portion in portions.values()))

@@ -1,7 +1,7 @@
 """The rsync carrier brings the files of a workspace to each node by the real rsync (DISPATCH = "rsync").
 
 rsync fills a staging folder over the connection that the command has anyway. The node builds the release from that folder, and
-verifies it against the manifest (node/storage/staging.py): the release is the same as that of the swarm.
+verifies it against the manifest (node/storage/release_builder.py): the release is the same as that of the swarm.
 """
 
 from __future__ import annotations
@@ -17,99 +17,82 @@ from clustertool.fleet.dispatch.shipment import Shipment
 from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.transfer.rsync_session import push
-from clustertool.model.wire.agent_answers import Answer
-from clustertool.model.wire.messages import BUILD, STAGE, Request
+from clustertool.model.wire.agent_requests import BuildRequest
+from clustertool.model.wire.messages import BUILD, STAGE
 from clustertool.ssh.parallel import each
 
 _WIDTH = 8  # nodes at a time: each has an rsync process on this machine
 _PATIENCE = 60.0  # seconds without progress, while a node hashes the files
 
 
-class RsyncCarrier:
-    """carry() once. `group`: files that not every node takes -> a name for those that take them."""
+def carry(
+    fleet: Fleet,
+    workspace: Workspace,
+    group: Mapping[str, str],
+    receivers: Sequence[Receiver],
+    tally: DispatchCounts,
+    progress: ProgressReceiver,
+) -> None:
+    """Until each receiver has the release, or is in the tally as failed. Raises PreflightError without rsync here.
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        workspace: Workspace,
-        group: Mapping[str, str],
-        tally: DispatchCounts,
-        progress: ProgressReceiver,
-    ) -> None:
-        self._fleet = fleet
-        self._workspace = workspace
-        self._group = group
-        self._tally = tally
-        self._progress = progress
-        self._shipment = Shipment(workspace, group)
-        self._sent: dict[int, int] = {}  # bytes, by node
-        self._built: set[int] = set()
-        self._ended = threading.Event()
+    `group`: files that not every node takes -> a name for those that take them.
+    """
+    if not shutil.which("rsync"):
+        fix = 'install the package rsync here, or use DISPATCH = "swarm"'
+        raise PreflightError("rsync is missing on this machine", fix)
+    shipment = Shipment(workspace, group)
+    packed = base64.b64encode(shipment.packed).decode()
+    sent = {one.node: 0 for one in receivers}  # bytes
+    built: set[int] = set()
+    ended = threading.Event()
 
-    def carry(self, receivers: Sequence[Receiver]) -> None:
-        """Until each receiver has the release, or is in the tally as failed. Raises PreflightError without rsync here."""
-        if not shutil.which("rsync"):
-            fix = 'install the package rsync here, or use DISPATCH = "swarm"'
-            raise PreflightError("rsync is missing on this machine", fix)
-        self._sent = {one.node: 0 for one in receivers}
-        try:
-            gathered = each({one.node: one for one in receivers}, self._one, width=_WIDTH, check=self._check)
-        finally:
-            self._ended.set()
-        self._tally.failed.update({node: as_dispatch(error) for node, error in gathered.failed.items()})
-        self._show()
-
-    def _one(self, receiver: Receiver) -> None:
+    def one(receiver: Receiver) -> None:
         node = receiver.node
-        names = self._files(receiver.groups)
-        link = self._fleet.agents[node].link
 
         def moved(size: int) -> None:
-            self._sent[node] += size
+            sent[node] += size
 
-        folder = self._fleet.ask_one(node, STAGE({"release": receiver.release}))["dir"]
-        push(link, self._workspace.top, names, folder, moved, self._require_wanted)
-        self._fleet.ask_one(node, self._order(receiver), _PATIENCE)
-        self._built.add(node)
+        def require_wanted() -> None:
+            if ended.is_set():
+                raise Interrupted("the dispatch was interrupted")
 
-    def _order(self, receiver: Receiver) -> Request[Answer]:
-        packed = base64.b64encode(self._shipment.packed).decode()
-        return BUILD(
-            {
-                "release": receiver.release,
-                "groups": receiver.groups,
-                "manifest": self._shipment.name,
-                "packed": packed,
-                "size": len(self._shipment.text),
-            }
-        )
+        folder = fleet.ask_one(node, STAGE({"release": receiver.release}))["dir"]
+        names = _files(workspace, group, receiver.groups)
+        push(fleet.agents[node].link, workspace.top, names, folder, moved, require_wanted)
+        build: BuildRequest = {
+            "release": receiver.release,
+            "groups": receiver.groups,
+            "manifest": shipment.name,
+            "packed": packed,
+            "size": len(shipment.text),
+        }
+        fleet.ask_one(node, BUILD(build), _PATIENCE)
+        built.add(node)
 
-    def _files(self, groups: Sequence[str] | None) -> list[str]:
-        """The paths that a receiver takes. Empty files are made without being sent."""
-        return [
-            entry.path
-            for entry in self._workspace.entries
-            if entry.kind == "file"
-            and entry.size
-            and (groups is None or self._group.get(entry.path, "") in ("", *groups))
-        ]
-
-    def _require_wanted(self) -> None:
-        if self._ended.is_set():
-            raise Interrupted("the dispatch was interrupted")
-
-    def _check(self) -> None:
-        self._show()
-        if self._fleet.check:
-            self._fleet.check()
-
-    def _show(self) -> None:
+    def show() -> None:
         """Report how far all are, from the caller's thread."""
-        size = self._workspace.size
-        self._tally.uplink = sum(self._sent.values())
-        self._progress.uplink(self._tally.uplink, max(self._tally.uplink, size * len(self._sent)))
-        for node, sent in self._sent.items():
-            if node in self._built:
-                self._progress.done(node)
-            elif sent and node not in self._tally.failed:
-                self._progress.node(node, min(sent, size), size)
+        size, tally.uplink = workspace.size, sum(sent.values())
+        progress.uplink(tally.uplink, max(tally.uplink, size * len(sent)))
+        for node, amount in sent.items():
+            if node in built:
+                progress.done(fleet.name(node))
+            elif amount and node not in tally.failed:
+                progress.node(fleet.name(node), min(amount, size), size)
+
+    def check() -> None:
+        show()
+        if fleet.check:
+            fleet.check()
+
+    try:
+        gathered = each({one.node: one for one in receivers}, one, width=_WIDTH, check=check)
+    finally:
+        ended.set()
+    tally.failed.update({node: as_dispatch(error) for node, error in gathered.failed.items()})
+    show()
+
+
+def _files(workspace: Workspace, group: Mapping[str, str], groups: Sequence[str] | None) -> list[str]:
+    """The paths that a receiver takes. Empty files are made without being sent."""
+    files = [entry.path for entry in workspace.entries if entry.kind == "file" and entry.size]
+    return files if groups is None else [path for path in files if group.get(path, "") in ("", *groups)]

@@ -63,10 +63,6 @@ class Shipment:
             raise self._changed(parts)
         return data
 
-    def of(self, name: str) -> bytes:
-        """The same by a piece's name."""
-        return self.read(next(number for number, piece in enumerate(self.pieces) if piece.name == name))
-
     # -- where the bytes are --
 
     def _named(self, packs: Mapping[str, list[Pack]], by_content: Mapping[str, Entry]) -> dict[str, list[Pack]]:

@@ -1,6 +1,6 @@
 """Spreading sends each piece to one node; the nodes pass it on to one another (node/dispatch/relay.py).
 
-One loop, in the caller's thread, takes events from a queue and carries out what the scheduler decides
+One loop, in the caller's thread, takes events from a queue, as calls, and carries out what the scheduler decides
 (model/dispatch/scheduler.py). Threads only read the nodes' messages, and send.
 """
 
@@ -19,38 +19,21 @@ from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.identity import certificate
 from clustertool.model.dispatch import topology
 from clustertool.model.dispatch.scheduler import (
+    LOST,
     Action,
-    BytesTaken,
     Cause,
     DispatchPhase,
-    Event,
     Member,
-    NodeDone,
-    NodeFailed,
-    NodeIdle,
-    NodeReady,
-    PieceDamaged,
-    PiecesCame,
-    PiecesCompared,
     Scheduler,
     SendBeat,
-    SendEnded,
     SendPiece,
     SendSources,
-    Tick,
 )
 from clustertool.model.facts import Facts
+from clustertool.model.wire import stream_messages as m
 from clustertool.model.wire.agent_answers import Answer
 from clustertool.model.wire.agent_requests import RelayRequest, RelaySecret
 from clustertool.model.wire.messages import END_RELAY, RELAY, Request
-from clustertool.model.wire.stream_messages import (
-    RelayFailed,
-    RelayGone,
-    RelayOrder,
-    RelayPiece,
-    RelayReport,
-    RelaySources,
-)
 from clustertool.ssh.parallel import SLICE, in_background
 
 _REPORT = 0.25  # seconds between two reports of a node
@@ -73,7 +56,7 @@ class Spread:
         self._relays = fleet.cluster.relay != "off" and len(fleet.cluster.hosts) > 1
         self._interval = min(max(_REPORT, len(fleet.cluster.hosts) / _MESSAGES), _RAREST)
         self._scheduler = Scheduler((), self._sizes, self._interval, self._relays, 0.0)
-        self._queue: queue.SimpleQueue[tuple[int, Event | RelayReport | ClustertoolError]] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._broken: BaseException | None = None  # a file changed while it was sent, or a bug
 
     def run(self, receivers: Sequence[Receiver], helpers: Sequence[Receiver], facts: Mapping[int, Facts]) -> None:
@@ -87,20 +70,20 @@ class Spread:
         self._start(part)
         ticked = 0.0
         while not self._scheduler.over:
-            for node, what in self._arrived():
-                self._take(node, what)
+            for call in self._arrived():
+                call()
             if self._broken is not None:
                 raise self._broken
             if time.monotonic() - ticked > SLICE:
                 ticked = time.monotonic()
-                self._decide(Tick())
+                self._carry_out(self._scheduler.tick(ticked))
                 self._progress.uplink(self._tally.uplink, self._tally.uplink + self._scheduler.unsent())
                 if self._fleet.check:
                     self._fleet.check()
         self._progress.uplink(self._tally.uplink, self._tally.uplink)
         self._end()
 
-    def _arrived(self) -> Iterator[tuple[int, Event | RelayReport | ClustertoolError]]:
+    def _arrived(self) -> Iterator[Callable[[], None]]:
         """Some of what the threads have queued; waits for it at most SLICE seconds."""
         with contextlib.suppress(queue.Empty):
             yield self._queue.get(timeout=SLICE)
@@ -125,7 +108,7 @@ class Spread:
                 "helper": member.helper,
                 **secret,
             }
-            self._fleet.agents[one.node].on_relay = lambda node, message: self._queue.put((node, message))
+            self._fleet.agents[one.node].on_relay = functools.partial(self._later, self._take)
             self._in_background(functools.partial(self._order, one.node, RELAY(order)))
 
     def _end(self) -> None:
@@ -135,77 +118,79 @@ class Spread:
         for node in members.keys() & self._fleet.agents.keys():
             self._fleet.agents[node].on_relay = None
         while not self._queue.empty():
-            self._take(*self._queue.get())
+            self._queue.get()()
         self._tally.between += sum(self._between.values())
         self._tally.served.update(self._scheduler.served)
 
     # -- in the loop --
 
-    def _take(self, node: int, what: Event | RelayReport | ClustertoolError) -> None:
-        if isinstance(what, ClustertoolError):
-            self._fail(node, what)
-        elif isinstance(what, dict):
-            try:
-                self._read(node, what)
-            except ValueError as error:
-                self._fail(node, self._error(node, f"its relay sent what is not valid: {error}"))
-        else:
-            self._tally.uplink += what.size if isinstance(what, BytesTaken) else 0
-            self._decide(what)
+    def _take(self, node: int, message: m.RelayReport) -> None:
+        try:
+            self._read(node, message)
+        except ValueError as error:
+            self._fail(node, self._error(node, f"its relay sent what is not valid: {error}"))
 
-    def _decide(self, event: Event) -> None:
-        for action in self._scheduler.decide(event, time.monotonic()):
-            self._carry_out(action)
+    def _moved(self, node: int, size: int) -> None:
+        self._tally.uplink += size
+        self._scheduler.taken(node, time.monotonic())
 
-    def _carry_out(self, action: Action) -> None:
-        agent = self._fleet.agents[action.node]
-        if isinstance(action, SendPiece):
-            piece: RelayPiece = {"type": "relay-piece", "piece": action.piece}
-            self._in_background(functools.partial(self._send, action.node, piece, action.piece))
-        elif isinstance(action, SendSources):
-            sources: RelaySources = {"type": "relay-sources", "sources": action.sources, "degree": action.degree}
-            self._in_background(functools.partial(self._send, action.node, sources))
-        elif isinstance(action, SendBeat):
-            agent.nudge_relay()
-        else:
-            what, fix = _CAUSES[action.cause]
-            error = DispatchError if action.cause is Cause.DAMAGED else Unreachable
-            self._fail(action.node, error(what.format(action.seconds), fix, self._fleet.name(action.node)))
-            if action.cause is not Cause.DAMAGED:
-                self._in_background(agent.link.close)  # a thread that still sends to it continues
+    def _sent(self, node: int, good: bool) -> None:
+        self._carry_out(self._scheduler.sent(node, good, time.monotonic()))
 
-    def _read(self, node: int, message: RelayReport) -> None:
+    def _carry_out(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            agent = self._fleet.agents[action.node]
+            if isinstance(action, SendPiece):
+                piece: m.RelayPiece = {"type": "relay-piece", "piece": action.piece}
+                self._in_background(functools.partial(self._send, action.node, piece, action.piece))
+            elif isinstance(action, SendSources):
+                sources: m.RelaySources = {"type": "relay-sources", "sources": action.sources, "degree": action.degree}
+                self._in_background(functools.partial(self._send, action.node, sources))
+            elif isinstance(action, SendBeat):
+                agent.nudge_relay()
+            else:
+                what, fix = _CAUSES[action.cause]
+                error = DispatchError if action.cause is Cause.DAMAGED else Unreachable
+                self._fail(action.node, error(what.format(LOST), fix, self._fleet.name(action.node)))
+                if action.cause is not Cause.DAMAGED:
+                    self._in_background(agent.link.close)  # a thread that still sends to it continues
+
+    def _read(self, node: int, message: m.RelayReport) -> None:
         """A message of a node's relay. Raises ValueError for one that names pieces which are not there."""
-        count = len(self._sizes)
+        if message["type"] == "relay-failed" or message["type"] == "relay-gone":
+            self._fail(node, self._reason(node, message))
+            return
+        scheduler, count, now = self._scheduler, len(self._sizes), time.monotonic()
+        if not scheduler.reported(node, now):
+            return
         if message["type"] == "relay-ready":
-            self._decide(NodeReady(node, message["port"], message["empty"]))
+            self._carry_out(scheduler.ready(node, message["port"], message["empty"], now))
         elif message["type"] == "relay-lacks":
-            self._decide(PiecesCompared(node, _numbers(message["lacks"], count), _numbers(message["have"], count)))
-        elif message["type"] == "relay-got" or message["type"] == "relay-done":
-            topology.require_below(count, message["came"])
-            self._between[node] = message["peers"]
-            self._decide(PiecesCame(node, tuple(message["came"]), message["live"]))
-            if message["type"] == "relay-done":
-                self._decide(NodeDone(node))
-            self._show(node, message["left"])
+            lacks, has = topology.numbers(message["lacks"], count), topology.numbers(message["have"], count)
+            self._carry_out(scheduler.compared(node, lacks, has, now))
         elif message["type"] == "relay-idle":
-            lacks, failures = _numbers(message["lacks"], count), tuple(map(str, message["why"]))
-            self._decide(NodeIdle(node, lacks, int(message["live"]), failures))
+            lacks = topology.numbers(message["lacks"], count)
+            self._carry_out(scheduler.idle(node, lacks, int(message["live"]), list(map(str, message["why"])), now))
         elif message["type"] == "relay-wrong":
             topology.require_below(count, [message["piece"]])
-            self._decide(PieceDamaged(node, message["piece"]))
-        elif message["type"] in ("relay-failed", "relay-gone"):
-            self._fail(node, self._reason(node, message))
+            self._carry_out(scheduler.damaged(node, message["piece"], now))
+        else:
+            topology.require_below(count, message["came"])
+            self._between[node] = message["peers"]
+            self._carry_out(scheduler.came(node, message["came"], message["live"], now))
+            if message["type"] == "relay-done":
+                self._carry_out(scheduler.done(node, now))
+            self._show(node, message["left"])
 
     def _show(self, node: int, left: int) -> None:
         member = self._scheduler.members[node]
         if member.open:
             size = sum(self._sizes)
-            self._progress.node(node, max(0, size - left), size)
+            self._progress.node(self._fleet.name(node), max(0, size - left), size)
         elif not member.helper and not member.failed:
-            self._progress.done(node)
+            self._progress.done(self._fleet.name(node))
 
-    def _reason(self, node: int, message: RelayFailed | RelayGone) -> ClustertoolError:
+    def _reason(self, node: int, message: m.RelayFailed | m.RelayGone) -> ClustertoolError:
         if message["type"] == "relay-gone":
             return self._error(node, f"its relay has gone{': ' + message['why'] if message.get('why') else ''}")
         if message.get("kind") == "InternalError":
@@ -222,9 +207,13 @@ class Spread:
         if node not in self._tally.failed and (member.helper or member.phase is not DispatchPhase.DONE):
             if not member.helper:
                 self._tally.failed[node] = as_dispatch(error)
-            self._decide(NodeFailed(node))
+            self._carry_out(self._scheduler.failed(node, time.monotonic()))
 
     # -- in other threads --
+
+    def _later(self, call: Callable[..., None], *arguments: object) -> None:
+        """For the loop."""
+        self._queue.put(functools.partial(call, *arguments))
 
     def _in_background(self, work: Callable[[], None]) -> None:
         def run() -> None:
@@ -239,22 +228,22 @@ class Spread:
         try:
             self._fleet.ask_one(node, request)
         except ClustertoolError as error:
-            self._queue.put((node, error))
+            self._later(self._fail, node, error)
 
-    def _send(self, node: int, message: RelayOrder, piece: int | None = None) -> None:
+    def _send(self, node: int, message: m.RelayOrder, piece: int | None = None) -> None:
         data = b"" if piece is None else self._shipment.read(piece)
 
         def moved(size: int) -> None:
             if data:
-                self._queue.put((node, BytesTaken(node, size)))
+                self._later(self._moved, node, size)
 
         try:
             self._fleet.agents[node].tell_relay(message, data, moved, lambda: self._scheduler.gentle)
             good = True
         except ClustertoolError as error:
-            self._queue.put((node, error))
+            self._later(self._fail, node, error)
             good = False
-        self._queue.put((node, SendEnded(node, good)))
+        self._later(self._sent, node, good)
 
 
 _CAUSES = {
@@ -262,7 +251,3 @@ _CAUSES = {
     Cause.STUCK: ("it takes no bytes for {:g} s", "check the node and the network, then run it again"),
     Cause.SILENT: ("no message from it for {:g} s", "check the node and the network, then run it again"),
 }
-
-
-def _numbers(text: str, count: int) -> frozenset[int]:
-    return frozenset(topology.numbers(text, count))

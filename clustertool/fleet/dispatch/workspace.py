@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import os
+import re
 import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,23 +19,18 @@ import pathspec
 from clustertool.errors import DataError
 from clustertool.fleet.dispatch.cache import WorkspaceCache
 from clustertool.model.dispatch.manifest import SMALL, TINY, Entry, content_of, cut, digest, name_of
-from clustertool.model.paths import OURS
+from clustertool.model.paths import LOGS_MARK, OURS
 
 IGNORE_FILE = ".clusterignore"
 # Written by jobs, by tools or for this laptop only. `log` and `output` count at the top only: a package may be named so.
 _ANYWHERE = {".git": "version control", "__pycache__": "compiled code", OURS: "the tool's own"}
 _TOP = {"output": "results of jobs", "log": "logs of jobs"}
+_FETCHED = re.compile(
+    r"JOB\d{8}-\d{6}-[a-z2-7]{4}(-\d+)?"
+)  # what `fetch` and --log-dir write, unless another folder is named
+_KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "dir", stat.S_IFLNK: "link"}
 _LARGE = 100_000_000
-_OFTEN_FORGOTTEN = {
-    "checkpoints",
-    "checkpoint",
-    "ckpt",
-    "wandb",
-    "mlruns",
-    "node_modules",
-    "conda-meta",
-    "site-packages",
-}
+_FORGOTTEN = "checkpoints checkpoint ckpt wandb mlruns node_modules conda-meta site-packages".split()
 _STATES = {".pt", ".pth", ".ckpt", ".safetensors", ".pdparams", ".pdopt", ".h5", ".onnx"}
 _DOZENS = 100  # small files that one thread reads in one go
 _WAIT = 0.002  # seconds of reading after which progress is shown
@@ -91,7 +85,7 @@ def accidents(workspace: Workspace) -> list[tuple[str, int]]:
     sizes: dict[str, int] = {}
     for entry in workspace.entries:
         parts = entry.path.split("/")
-        folder = next((at for at, part in enumerate(parts[:-1], 1) if part.lower() in _OFTEN_FORGOTTEN), 0)
+        folder = next((at for at, part in enumerate(parts[:-1], 1) if part.lower() in _FORGOTTEN), 0)
         if folder:
             path = "/".join(parts[:folder]) + "/"
         elif os.path.splitext(entry.path)[1].lower() in _STATES:
@@ -106,10 +100,10 @@ def read_workspace(top: Path) -> Workspace:
     """Raises DataError for a missing folder, or one with files that cannot be copied."""
     if not top.is_dir():
         raise DataError(f"there is no workspace {str(top)!r}", "give a folder: --workspace ./job")
-    with _no_collector(), ThreadPoolExecutor(_WIDTH) as pool:
+    with ThreadPoolExecutor(_WIDTH) as pool:
         crew, walk = _Readers(pool), _Walk(top)
         found = sorted(walk.tree(crew))
-        odd = [path for path, info in found if not _plain(info)]
+        odd = [path for path, info in found if stat.S_IFMT(info.st_mode) not in _KINDS]
         if odd:
             what = f"the workspace has devices, pipes or sockets: {', '.join(map(repr, odd[:5]))}"
             raise DataError(what, f"remove them or name them in {IGNORE_FILE}")
@@ -120,35 +114,20 @@ def read_workspace(top: Path) -> Workspace:
     return Workspace(top, entries, tuple(sorted(walk.left_out, key=lambda left: left.path)), times, chunks, read)
 
 
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    """Of a hundred thousand tuples that all stay alive, garbage collection takes a tenth of the time."""
-    wanted = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if wanted:
-            gc.enable()
-
-
-def _plain(info: os.stat_result) -> bool:
-    return stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode) or stat.S_ISLNK(info.st_mode)
-
-
 def _entry(top: Path, path: str, info: os.stat_result, chunks: Mapping[str, Sequence[str]]) -> Entry:
-    mode = stat.S_IMODE(info.st_mode)
-    if stat.S_ISLNK(info.st_mode):
-        return Entry(path, "link", 0, 0, os.fsdecode(os.readlink(os.fsencode(top / path))))
-    if stat.S_ISDIR(info.st_mode):
-        return Entry(path, "dir", mode, 0, "")
-    return Entry(path, "file", mode, info.st_size, content_of(chunks[path]))
+    kind, mode = _KINDS[stat.S_IFMT(info.st_mode)], stat.S_IMODE(info.st_mode)
+    if kind == "link":
+        return Entry(path, kind, 0, 0, os.fsdecode(os.readlink(os.fsencode(top / path))))
+    if kind == "dir":
+        return Entry(path, kind, mode, 0, "")
+    return Entry(path, kind, mode, info.st_size, content_of(chunks[path]))
 
 
 # -- digests ----------------------------------------------------------------------------------------------------------
 
 
 Found = tuple[str, os.stat_result]
+_Read = Sequence[tuple[Found, tuple[list[str], bytes]]]  # files, the names of their pieces, and the bytes of small ones
 
 
 def _digests(top: Path, found: Sequence[Found], crew: _Readers, read: dict[str, bytes]) -> dict[str, list[str]]:
@@ -178,12 +157,10 @@ def _key(info: os.stat_result) -> tuple[int, int, int, int]:
     return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino
 
 
-def _read(
-    top: bytes, todo: Sequence[Found], crew: _Readers
-) -> Iterator[Sequence[tuple[Found, tuple[list[str], bytes]]]]:
+def _read(top: bytes, todo: Sequence[Found], crew: _Readers) -> Iterator[_Read]:
     """Names, and bytes. Large files alone, small ones by the dozen: to hand one to a thread costs as much as to read it."""
 
-    def names(some: Sequence[Found]) -> Sequence[tuple[Found, tuple[list[str], bytes]]]:
+    def names(some: Sequence[Found]) -> _Read:
         return [(item, _names(top, *item)) for item in some]
 
     yield from crew.each(names, _dozens([item for item in todo if item[1].st_size <= TINY]))
@@ -210,12 +187,10 @@ def _names(top: bytes, path: str, info: os.stat_result) -> tuple[list[str], byte
         finally:
             os.close(fd)
     except OSError as error:
-        raise DataError(
-            f"{path!r} cannot be read: {error.strerror}", f"give rights, or name it in {IGNORE_FILE}"
-        ) from None
-    raise DataError(
-        f"{path!r} changes while it is read", f"try again when nothing writes it, or name it in {IGNORE_FILE}"
-    )
+        fix = f"give rights, or name it in {IGNORE_FILE}"
+        raise DataError(f"{path!r} cannot be read: {error.strerror}", fix) from None
+    fix = f"try again when nothing writes it, or name it in {IGNORE_FILE}"
+    raise DataError(f"{path!r} changes while it is read", fix)
 
 
 def exactly(fd: int, size: int, at: int) -> bytes:
@@ -290,6 +265,10 @@ class _Walk:
             return _ANYWHERE[name]
         if (is_dir or entry.is_symlink()) and top and name in _TOP:
             return _TOP[name]
+        if is_dir and _FETCHED.fullmatch(name):
+            return "results of a job"
+        if is_dir and os.path.exists(os.path.join(entry.path, os.fsencode(LOGS_MARK))):
+            return "results of a job" if name.startswith("JOB") else _TOP["log"]
         if is_dir and os.path.exists(entry.path + b"/pyvenv.cfg"):
             return "virtual environment"
         if self._ignored(path + "/" if is_dir else path):

@@ -6,18 +6,15 @@ FD is one end of a socket pair that the tool's rsync has inherited: there is no 
 pipes themselves travel over it, so that not a byte is copied here. The exit code of the remote command comes back.
 """
 
-import _socket  # the bare module: `socket` takes twice as long to load as this whole program runs
 import os
-import struct
+import socket
 import sys
 
 if __name__ == "__main__":
-    tool = _socket.socket(fileno=int(sys.argv[1]))
-    command = b"\0".join(
-        os.fsencode(argument) for argument in sys.argv[3:]
-    )  # argv[2] is the host, which the tool knows
-    pipes = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack("ii", 0, 1))]
-    tool.sendmsg([struct.pack(">I", len(command)) + command], pipes)
+    tool = socket.socket(fileno=int(sys.argv[1]))
+    command = b"\0".join(os.fsencode(argument) for argument in sys.argv[3:])  # argv[2] is the host
+    socket.send_fds(tool, [command], [0, 1])
+    tool.shutdown(socket.SHUT_WR)
     os.close(0)
     os.close(1)
     code = tool.recv(1)

@@ -9,16 +9,18 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
+import posixpath
 import secrets
 import stat
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clustertool.errors import BadAnswer, DispatchError
 from clustertool.fleet.fleet import Fleet
-from clustertool.fleet.transfer.rsync_session import Copied, RsyncMissing, pull
-from clustertool.model.wire.messages import LIST_FOLDER, READ_FILE
+from clustertool.fleet.transfer.rsync_session import Copied, RsyncMissing, pull, pull_file
+from clustertool.model.wire.messages import FIND_FILE, LIST_FOLDER, READ_FILE
 from clustertool.ssh.parallel import each
 
 _WIDTH = 8  # files at a time: each costs a round trip, and one more for each 512 KiB
@@ -32,6 +34,53 @@ def receive(fleet: Fleet, node: int, remote: str, target: Path, check: Callable[
         return pull(fleet.agents[node].link, remote, target, check=check)
     except RsyncMissing:
         return receive_in_frames(fleet, node, remote, target, check)
+    except OSError as error:
+        raise _unwritable(target, error) from None
+
+
+def receive_file(fleet: Fleet, node: int, remote: str, path: str, target: Path, check: Callable[[], None]) -> Copied:
+    """Copy one file, by its path in a directory of a node, into the folder `target`, which is made. A link is followed if it
+    stays in the directory; the copy has the name of the link.
+
+    A file that is there already, with the same size and time, counts as copied with 0 bytes. Raises NotFound, DispatchError,
+    Unreachable, BadAnswer.
+    """
+    found = fleet.ask_one(node, FIND_FILE({"dir": remote, "path": path}))
+    entry = _Entry(found["path"], "file", found["executable"], found["modified"], found["size"], "")
+    name, sent = posixpath.basename(path), entry.parts[-1]
+    made = not target.is_dir()
+    try:
+        os.makedirs(target, exist_ok=True)
+        if _Copy(fleet, node, remote, target).has(replace(entry, path=name)):
+            return Copied(0, 1)
+        with tempfile.TemporaryDirectory(
+            prefix=".fetch-", dir=target
+        ) as stage:  # nothing else can be replaced by a node
+            copied = _stage_file(fleet, node, remote, entry, Path(stage), check)
+            os.replace(Path(stage, sent), target / name)
+        return copied
+    except OSError as error:
+        raise _unwritable(target / name, error) from None
+    finally:
+        if made:
+            with contextlib.suppress(OSError):  # not empty: it has the file
+                os.rmdir(target)
+
+
+def _stage_file(fleet: Fleet, node: int, remote: str, entry: _Entry, stage: Path, check: Callable[[], None]) -> Copied:
+    """Copy a file into the folder `stage`. Raises BadAnswer if what comes is no such file."""
+    try:
+        copied = pull_file(fleet.agents[node].link, remote, entry.path, stage, check)
+    except RsyncMissing:
+        copy, flat = _Copy(fleet, node, remote, stage), entry.parts[-1]
+        copied = Copied(each([entry], lambda one: copy.file(one, [flat]), check=check).all()[0], 1)
+    if not stat.S_ISREG(os.lstat(stage / entry.parts[-1]).st_mode):
+        raise BadAnswer(f"it has sent {entry.path!r}, which is no file", "check that node", fleet.name(node))
+    return copied
+
+
+def _unwritable(path: Path, error: OSError) -> DispatchError:
+    return DispatchError(f"{os.fspath(path)!r} cannot be written: {error.strerror}", "fetch to another place: --to DIR")
 
 
 def receive_in_frames(fleet: Fleet, node: int, remote: str, target: Path, check: Callable[[], None]) -> Copied:
@@ -52,8 +101,7 @@ def receive_in_frames(fleet: Fleet, node: int, remote: str, target: Path, check:
             if entry.kind == "link" and entry.stays_inside:
                 copy.link(entry)
     except OSError as error:
-        what = f"{os.fspath(target)!r} cannot be written: {error.strerror}"
-        raise DispatchError(what, "fetch to another place: --to DIR") from None
+        raise _unwritable(target, error) from None
     return Copied(sum(sizes.values()), len(sizes))
 
 
@@ -73,7 +121,7 @@ class _Entry:
         """Raises BadAnswer for a path that leads out of the folder."""
         parts = self.path.split("/")
         if any(part in ("", ".", "..") or "\0" in part for part in parts):
-            raise BadAnswer(f"it names a file {self.path!r}", "look at that node")
+            raise BadAnswer(f"it names a file {self.path!r}", "check that node")
         return parts
 
     @property
@@ -84,19 +132,19 @@ class _Entry:
         return not self.link.startswith("/") and ups < len(self.parts) and ".." not in parts[ups:]
 
 
+@dataclass(frozen=True)
 class _Copy:
     """The copy of one folder of a node into `target`."""
 
-    def __init__(self, fleet: Fleet, node: int, remote: str, target: Path) -> None:
-        self._target = target
-        self._fleet = fleet
-        self._node = node
-        self._remote = remote
+    fleet: Fleet
+    node: int
+    remote: str
+    target: Path
 
     @contextlib.contextmanager
     def folder(self, parts: list[str]) -> Iterator[int]:
         """A descriptor of a folder here, which is made. Raises OSError where something else is in its place."""
-        fd = os.open(self._target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(self.target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for part in parts:
                 with contextlib.suppress(FileExistsError):
@@ -115,10 +163,11 @@ class _Copy:
                 return False
         return stat.S_ISREG(info.st_mode) and (info.st_size, info.st_mtime_ns) == (entry.size, entry.modified)
 
-    def file(self, entry: _Entry) -> int:
-        """Copy one; its bytes."""
-        part, name = f".{secrets.token_hex(8)}.part", entry.parts[-1]
-        with self.folder(entry.parts[:-1]) as folder:
+    def file(self, entry: _Entry, to: Sequence[str] = ()) -> int:
+        """Copy one, by default to the same path; its bytes."""
+        *above, name = to or entry.parts
+        part = f".{secrets.token_hex(8)}.part"
+        with self.folder(above) as folder:
             fd = os.open(part, _NEW, 0o777 if entry.executable else 0o666, dir_fd=folder)
             try:
                 with open(fd, "wb") as file:
@@ -137,7 +186,7 @@ class _Copy:
     def _content(self, path: str) -> Iterator[bytes]:
         at, last = 0, False
         while not last:
-            answer = self._fleet.ask_one(self._node, READ_FILE({"dir": self._remote, "path": path, "at": at}))
+            answer = self.fleet.ask_one(self.node, READ_FILE({"dir": self.remote, "path": path, "at": at}))
             data = base64.b64decode(answer["data"])
             at, last = at + len(data), answer["last"] or not data
             yield data

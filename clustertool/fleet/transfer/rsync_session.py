@@ -7,38 +7,47 @@ session, and its whole group is ended when the caller is interrupted or the conn
 
 from __future__ import annotations
 
-import array
 import contextlib
 import os
 import re
-import selectors
+import secrets
 import shlex
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from clustertool.errors import ClustertoolError, DispatchError, NotFound
-from clustertool.ssh.channel import BROKEN, BULK_WINDOW, Pipe, Reachable
+from clustertool.errors import ClustertoolError, DispatchError, NotFound, PreflightError
+from clustertool.fleet.this_machine import Link
+from clustertool.model.hints import PROGRAM
+from clustertool.ssh.channel import BROKEN, KEEP, SHELL_FIX, Greeting, discard
 from clustertool.ssh.dial import end_group, signal_group
 
 SLICE = 0.05  # seconds between two calls of `check` and tests of the connection
 STALL = 60  # seconds without a byte after which rsync gives up
 _START = 20.0  # seconds for the node's shell to start
 _TAIL = 8192  # bytes kept of rsync's output
+_CHUNK = 1 << 18
+_WINDOW = 1 << 24
 _BRIDGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bridge.py")
 _MISSING = "clustertool: rsync is missing"
 _NO_DIRECTORY = "clustertool: no such directory"
+_SCRIPT = b"""\
+LC_ALL=C; export LC_ALL
+command -v rsync >/dev/null 2>&1 || { echo '%s' >&2; exit 127; }
+[ -d %%s ] || { echo '%s' >&2; exit 66; }
+cd -- %%s || exit 73
+exec %%s""" % (_MISSING.encode(), _NO_DIRECTORY.encode())
 
+_FILES, _SIZE = rb"Number of (?:regular )?files transferred", rb"Total transferred file size"  # lines of --stats
 Check = Callable[[], None]
 
 
@@ -48,13 +57,13 @@ class RsyncMissing(DispatchError):
 
 @dataclass(frozen=True)
 class Copied:
-    """Bytes that came over the connection, and the files whose content went over it."""
+    """The files whose content came over the connection, and their size in bytes."""
 
     bytes: int
     files: int
 
 
-def pull(link: Reachable, remote: str, target: Path, check: Check | None = None) -> Copied:
+def pull(link: Link, remote: str, target: Path, check: Check | None = None) -> Copied:
     """Copy a directory of the node into `target` here, which is made.
 
     Links that lead out of the directory are left out. Raises NotFound, RsyncMissing, DispatchError, Unreachable.
@@ -69,13 +78,20 @@ def pull(link: Reachable, remote: str, target: Path, check: Check | None = None)
         raise
 
 
+def pull_file(link: Link, remote: str, path: str, target: Path, check: Check | None = None) -> Copied:
+    """Copy one regular file, by its path in a directory of the node, into `target` here, which exists and is empty.
+
+    Raises NotFound, RsyncMissing, DispatchError, Unreachable.
+    """
+    options = ["--files-from=-", "--from0", "--no-relative", "--executability", "node:./", "./"]
+    with tempfile.TemporaryFile() as listed:
+        listed.write(os.fsencode(path) + b"\0")
+        listed.seek(0)
+        return _Session(link, remote, options, target, listed).run(check)
+
+
 def push(
-    link: Reachable,
-    source: Path,
-    names: Iterable[str],
-    remote: str,
-    moved: Callable[[int], None],
-    check: Check | None = None,
+    link: Link, source: Path, names: Iterable[str], remote: str, moved: Callable[[int], None], check: Check
 ) -> None:
     """Copy files below `source` into a directory of the node, which is there. `moved` gets the bytes as they are sent.
 
@@ -88,69 +104,119 @@ def push(
         _Session(link, remote, options, source, listed, moved).run(check)
 
 
+class Pipe:
+    """A script on a node, its stdin and stdout. What the login prints before it is dropped."""
+
+    def __init__(self, link: Link, script: bytes, *, window: int = 0, timeout: float = 10.0) -> None:
+        """Returns when the script has started. Raises Unreachable, or PreflightError if no shell starts."""
+        self.channel = link.channel(window=window, timeout=timeout)
+        self._mark = secrets.token_hex(16).encode()
+        try:
+            self._rest = self._start(link, script, timeout)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, link: Link, script: bytes, timeout: float) -> bytes:
+        """What came together with the start."""
+        greeting = Greeting(self.channel, link.node, timeout)
+        try:
+            greeting.start(b"printf %s >&2\n%s" % (self._mark, script))
+            self.channel.settimeout(None)
+        except EOFError:
+            if not link.alive:
+                raise link.lost("the connection was lost") from None
+            output = (greeting.last + self._stderr().decode(errors="replace"))[-500:].strip()
+            what = f"the login shell did not start /bin/sh; its output: {output}"
+            raise PreflightError(what, SHELL_FIX, link.node) from None
+        except BROKEN as error:
+            raise link.lost(f"the script did not start ({error or type(error).__name__})") from None
+        return greeting.rest
+
+    def recv(self) -> bytes:
+        """Some bytes, b"" at the end. Waits until there are some, or the channel closes."""
+        rest, self._rest = self._rest, b""
+        return rest or bytes(self.channel.recv(_CHUNK))
+
+    def code(self, timeout: float) -> int:
+        """The exit code: -1 if none came within the time or the connection was lost."""
+        self.channel.status_event.wait(timeout)
+        return int(self.channel.exit_status)
+
+    def errors(self) -> bytes:
+        """What the script has written to stderr so far (read it when it has ended)."""
+        return self._stderr().partition(self._mark)[2]
+
+    def _stderr(self) -> bytes:
+        got = b""
+        while self.channel.recv_stderr_ready() and len(got) < KEEP:
+            got += self.channel.recv_stderr(_CHUNK)
+        return got
+
+    def close(self) -> None:
+        discard(self.channel)
+
+
+@dataclass
 class _Session:
-    """One local rsync process, from its start to its end. `folder`: where it runs; `stdin`: what it reads.
+    """One local rsync process, from its start to its end, and the remote one on a channel of the connection."""
 
-    `moved`: it sends, and reports the bytes here; None: it receives.
-    """
-
-    def __init__(
-        self,
-        link: Reachable,
-        remote: str,
-        options: Sequence[str],
-        folder: Path,
-        stdin: IO[bytes] | None = None,
-        moved: Callable[[int], None] | None = None,
-    ) -> None:
-        self._link = link
-        self._script = b"[ -d %s ] || { echo '%s' >&2; exit 66; }\ncd -- %s || exit 73\n" % (
-            _quoted(remote),
-            _NO_DIRECTORY.encode(),
-            _quoted(remote),
-        )
-        self._options = options
-        self._folder = folder
-        self._stdin = stdin
-        self._moved = moved
-        self._output: dict[str, bytes] = {"out": b"", "err": b""}
-        self._ended = 0.0
-        self._progress = time.monotonic(), 0  # when bytes crossed last, and how many had by then
+    link: Link
+    remote: str  # the directory on the node
+    options: Sequence[str]
+    folder: Path  # where the local process runs
+    stdin: IO[bytes] | None = None
+    moved: Callable[[int], None] | None = None  # gets the bytes that are sent; None: it receives
+    up: int = 0  # bytes that crossed
+    down: int = 0
+    progress: tuple[float, int] = (0.0, -1)  # when bytes crossed last, and how many had by then
+    # The last bytes of each stream.
+    output: dict[str, bytes] = field(default_factory=lambda: {"out": b"", "err": b"", "remote": b""})
+    pipe: Pipe | None = None
+    ended: bool = False
+    error: ClustertoolError | None = None  # of the remote side
 
     def run(self, check: Check | None) -> Copied:
         """Copy, and check every SLICE seconds what could end it early."""
         ours, theirs = socket.socketpair()
-        relay = _Relay(self._link, ours, self._script, self._moved)
         with ours, theirs:
             process = self._start(theirs)
             theirs.close()
+            streams = (("out", process.stdout), ("err", process.stderr))
+            threads = [_thread(self._keep_tail, name, stream) for name, stream in streams]
+            threads.append(_thread(self._serve, ours))
             try:
-                for _ in self._rounds(process, relay):
+                while process.poll() is None:
                     if check:
                         check()
-                    self._alive(relay)
-                    if self._over(process):
-                        break
-                code = process.wait(5)
+                    self._require_moving()
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(SLICE)
             finally:
-                _end(process)
-                relay.end()
-        if code:
-            raise self._failure(code, relay)
-        return Copied(relay.down, _transferred(self._output["out"]))
+                end_group(process, signal.SIGTERM, 1.0)  # TERM first: rsync removes its half-written files
+                signal_group(process.pid, signal.SIGKILL)  # the bridge, if rsync went without it
+                self.ended = True
+                if self.pipe:
+                    self.pipe.close()
+                for thread in threads:
+                    thread.join(1.0)
+        if process.returncode:
+            raise self._failure(process.returncode)
+        numbers = self.output["out"]
+        return Copied(_number(_SIZE, numbers), _number(_FILES, numbers))
 
     def _start(self, bridge: socket.socket) -> subprocess.Popen[bytes]:
         rsync = shutil.which("rsync")
         if not rsync:
-            raise RsyncMissing("rsync is missing on this machine", "install the package rsync here", self._link.node)
+            raise RsyncMissing("rsync is missing on this machine", "install the package rsync here", self.link.node)
         shell = " ".join(_rsh(argument) for argument in (sys.executable, "-SE", _BRIDGE, str(bridge.fileno())))
         environ = {key: value for key, value in os.environ.items() if not key.startswith("RSYNC_")}
         # -1: nanoseconds count too; else a file changed twice in a second would not be fetched again
         common = ["--times", "--modify-window=-1", "-s", "--stats", f"--timeout={STALL}", "-e", shell]
         return subprocess.Popen(
-            [rsync, *common, *self._options],
-            cwd=self._folder,
-            stdin=self._stdin or subprocess.DEVNULL,
+            [rsync, *common, *self.options],
+            cwd=self.folder,
+            stdin=self.stdin or subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=[bridge.fileno()],
@@ -158,247 +224,123 @@ class _Session:
             env={**environ, "LC_ALL": "C"},
         )
 
-    def _rounds(self, process: subprocess.Popen[bytes], relay: _Relay) -> _Rounds:
-        assert process.stdout and process.stderr
-        return _Rounds({"out": process.stdout, "err": process.stderr}, relay, self._output)
-
-    def _over(self, process: subprocess.Popen[bytes]) -> bool:
-        """rsync has ended, but its bridge keeps its outputs open (a node that froze never reports an exit code)."""
-        if process.poll() is None:
-            return False
-        self._ended = self._ended or time.monotonic()
-        return time.monotonic() - self._ended > 2.0
-
-    def _alive(self, relay: _Relay) -> None:
+    def _require_moving(self) -> None:
         """Its own --timeout guards only the side that sends: a receiver waits for a frozen node for ever."""
-        if relay.failure:
-            raise relay.failure
-        moved = relay.down + (relay.up if self._moved else 0)  # as a receiver rsync sends signs of life up
-        if moved != self._progress[1]:
-            self._progress = time.monotonic(), moved
-        if time.monotonic() - self._progress[0] > STALL:
-            fix = "check the node and the network, then try again"
-            raise DispatchError(f"nothing moved for {STALL} s", fix, self._link.node)
-        if not self._link.alive:
-            raise self._link.lost("the connection was lost while files were copied")
+        if self.error:
+            raise self.error
+        moved = self.down + (self.up if self.moved else 0)  # as a receiver rsync sends signs of life up
+        if moved != self.progress[1]:
+            self.progress = time.monotonic(), moved
+        if time.monotonic() - self.progress[0] > STALL:
+            raise DispatchError(f"nothing moved for {STALL} s", _TRY_AGAIN, self.link.node)
+        if not self.link.alive:
+            raise self.link.lost("the connection was lost while files were copied")
 
-    def _failure(self, code: int, relay: _Relay) -> ClustertoolError:
+    def _failure(self, code: int) -> ClustertoolError:
         """Why rsync failed, from the output of both sides."""
-        node = self._link.node
-        if relay.failure:
-            return relay.failure
-        text = (self._output["err"] + relay.errors).decode(errors="replace")
+        node = self.link.node
+        if self.error:
+            return self.error
+        text = (self.output["err"] + self.output["remote"]).decode(errors="replace")
         last = "\n".join(text.strip().splitlines()[-5:]) or f"rsync ended with code {code}"
         if _MISSING in text:
             return RsyncMissing("rsync is missing there", "install the package rsync on that node", node)
         if _NO_DIRECTORY in text:
             return NotFound("no such directory there", "check the path and the job", node)
-        for sign, what, fix in (*(_THERE if self._moved else _HERE), *_KNOWN):
+        side, other = ("there", _OTHER_ROOT) if self.moved else ("here", _OTHER_DISK)
+        for sign, what, fix in (*((sign, what.format(side), other) for sign, what in _DISK), *_KNOWN):
             if sign in text:
                 line = next(line for line in text.splitlines() if sign in line)
                 return DispatchError(f"{what}: {line.strip()}", fix, node)
-        if not self._link.alive:
-            return self._link.lost(f"the connection was lost while files were copied: {last}")
+        if not self.link.alive:
+            return self.link.lost(f"the connection was lost while files were copied: {last}")
         return DispatchError(f"rsync failed (code {code}): {last}", "correct this and try again", node)
 
+    # -- in threads --
 
-_TO_ANOTHER_DISK = "free some space, or fetch to another disk: --to DIR"
-_ROOM_THERE = "make room (inv clean --older-than 7d), or choose another ROOT_DIR"
-_HERE = (
-    ("No space left on device", "the disk here is full", _TO_ANOTHER_DISK),
-    ("Disk quota exceeded", "the disk quota here is used up", _TO_ANOTHER_DISK),
-    ("Read-only file system", "the file system here cannot be written", "fetch to another place: --to DIR"),
-)
-_THERE = (
-    ("No space left on device", "the disk there is full", _ROOM_THERE),
-    ("Disk quota exceeded", "the disk quota there is used up", _ROOM_THERE),
-    ("Read-only file system", "the file system there cannot be written", "choose another ROOT_DIR"),
-)
-_KNOWN = (
-    ("Permission denied", "a permission is missing", "correct the permissions, on the node or here"),
-    ("unknown option", "the two rsyncs do not fit together", "install rsync 3.1 or newer on both sides"),
-    ("unrecognized option", "the two rsyncs do not fit together", "install rsync 3.1 or newer on both sides"),
-    (
-        "timeout in data send/receive",
-        f"nothing moved for {STALL} s",
-        "check the node and the network, then try again",
-    ),
-    ("vanished", "files went away while they were copied", "try again when nothing changes them"),
-)
+    def _keep_tail(self, name: str, stream: IO[bytes]) -> None:
+        with stream:
+            while data := os.read(stream.fileno(), 1 << 16):
+                self.output[name] = (self.output[name] + data)[-_TAIL:]
 
+    def _serve(self, bridge: socket.socket) -> None:
+        """Take the bridge's pipes and its command. Start the remote side, feed it, and pass on its answers and its end."""
+        arguments, pipes = _receive(bridge)
+        if len(pipes) != 2:  # rsync has ended without it
+            return
+        source, target = pipes
+        script = _SCRIPT % (_quoted(self.remote), _quoted(self.remote), b" ".join(map(_quoted, arguments)))
+        with open(source, "rb", buffering=0) as up, open(target, "wb", buffering=0) as down:
+            try:
+                pipe = self.pipe = Pipe(self.link, script, window=_WINDOW, timeout=_START)
+                if self.ended:
+                    pipe.close()
+                sender = _thread(self._upward, pipe, up)
+                self._downward(pipe, down)
+                down.close()  # rsync waits for this, then for the bridge's exit code
+                code = pipe.code(5.0)
+                self.output["remote"] = pipe.errors()[-_TAIL:]
+                with contextlib.suppress(OSError):  # the bridge has ended with its rsync
+                    bridge.send(bytes([code if 0 <= code < 256 else 255]))
+                sender.join()
+            except ClustertoolError as error:
+                self.error = error
 
-class _Rounds:
-    """Iterates until rsync has closed its outputs (it has ended then); a round is an event or SLICE seconds."""
-
-    def __init__(self, streams: dict[str, IO[bytes]], relay: _Relay, output: dict[str, bytes]) -> None:
-        self._relay = relay
-        self._output = output
-        self._open = set(streams)
-        self._selector = selectors.DefaultSelector()
-        for name, stream in streams.items():
-            self._selector.register(stream, selectors.EVENT_READ, name)
-        self._selector.register(relay.bridge, selectors.EVENT_READ, "bridge")
-
-    def __iter__(self) -> _Rounds:
-        return self
-
-    def __next__(self) -> None:
-        if not self._open:
-            self._selector.close()
-            raise StopIteration
-        for key, _ in self._selector.select(SLICE):
-            if key.data == "bridge":
-                self._selector.unregister(key.fileobj)
-                self._relay.start()
-                continue
-            data = os.read(key.fd, 1 << 16)
-            if not data:
-                self._selector.unregister(key.fileobj)
-                self._open.discard(key.data)
-            self._output[key.data] = (self._output[key.data] + data)[-_TAIL:]
-
-
-class _Relay:
-    """Between the bridge's two pipes and a channel of the connection; it counts the bytes that go up and come down."""
-
-    def __init__(
-        self, link: Reachable, bridge: socket.socket, script: bytes, moved: Callable[[int], None] | None
-    ) -> None:
-        self.bridge = bridge
-        self.up = self.down = 0
-        self._moved = moved
-        self.errors = b""
-        self.failure: ClustertoolError | None = None
-        self._link = link
-        self._script = script
-        self._pipe: Pipe | None = None
-        self._ended = False
-        self._threads: list[threading.Thread] = []
-
-    def start(self) -> None:
-        """The bridge has written: take its pipes and its command, and go on in threads."""
-        command, pipes = _receive(self.bridge)
-        if len(pipes) == 2:
-            self._in_thread(self._run, command, pipes[0], pipes[1])
-        else:
-            self.failure = DispatchError("rsync's bridge gave up", "try again", self._link.node)
-
-    def end(self) -> None:
-        """End all threads of the transfer, at the latest a moment later."""
-        self._ended = True
-        if self._pipe:
-            self._pipe.close()
-        for thread in self._threads:
-            thread.join(1.0)
-
-    def _in_thread(self, do: Callable[..., None], *values: object) -> None:
-        thread = threading.Thread(target=do, args=values, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _run(self, arguments: list[bytes], source: int, target: int) -> None:
-        """The remote side: start it, feed it, and pass on what it answers and how it ended."""
-        command = (
-            b"LC_ALL=C; export LC_ALL\ncommand -v rsync >/dev/null 2>&1 || { echo '%s' >&2; exit 127; }\n%sexec %s\n"
-            % (
-                _MISSING.encode(),
-                self._script,
-                b" ".join(_quoted(argument) for argument in arguments),
-            )
-        )
-        try:
-            pipe = self._pipe = self._link.pipe(command, window=BULK_WINDOW, timeout=_START)
-            if self._ended:
-                pipe.close()
-            self._in_thread(self._upward, pipe, source)
-            source = -1
-            self._downward(pipe, target)
-            code = pipe.code(5.0)
-            self.errors = pipe.errors()[-_TAIL:]
-            self._tell(code)
-        except ClustertoolError as error:
-            self.failure = error
-        finally:
-            _close(source)
-            _close(target)
-
-    def _upward(self, pipe: Pipe, source: int) -> None:
-        size = (
-            pipe.channel.out_max_packet_size - 64
-        )  # what paramiko sends as one packet, so that nothing is cut and copied
-        try:
-            while True:
-                data = os.read(source, size)
-                if not data:
-                    break
+    def _upward(self, pipe: Pipe, source: IO[bytes]) -> None:
+        size = pipe.channel.out_max_packet_size - 64  # what paramiko sends as one packet: nothing is cut and copied
+        with contextlib.suppress(*BROKEN):  # the channel has closed; the other direction has the reason
+            while data := source.read(size):
                 while data:
                     sent = pipe.channel.send(data)
                     if not sent:
                         return
                     self.up += sent
-                    if self._moved:
-                        self._moved(sent)
+                    if self.moved:
+                        self.moved(sent)
                     data = data[sent:]
             pipe.channel.shutdown_write()
-        except BROKEN:  # the channel has closed; the other direction has the reason
-            return
-        finally:
-            _close(source)
 
-    def _downward(self, pipe: Pipe, target: int) -> None:
-        try:
-            while True:
-                data = pipe.recv()
-                if not data:
-                    return
+    def _downward(self, pipe: Pipe, target: IO[bytes]) -> None:
+        with contextlib.suppress(*BROKEN):  # rsync or the connection has ended: run() detects both
+            while data := pipe.recv():
                 self.down += len(data)
                 view = memoryview(data)
                 while view:
-                    view = view[os.write(target, view) :]
-        except BROKEN:  # rsync or the connection has ended: the main loop detects both
-            return
+                    view = view[target.write(view) :]
 
-    def _tell(self, code: int) -> None:
-        try:
-            self.bridge.send(bytes([code if 0 <= code < 256 else 255]))
-        except OSError:  # the bridge has ended with its rsync
-            return
+
+_TRY_AGAIN = "check the node and the network, then try again"
+_OTHER_DISK = "free some space, or fetch to another disk: --to DIR"
+_OTHER_ROOT = f"make room ({PROGRAM} clean --older-than 7d), or choose another ROOT_DIR"
+_DISK = (
+    ("No space left on device", "the disk {} is full"),
+    ("Disk quota exceeded", "the disk quota {} is used up"),
+    ("Read-only file system", "the file system {} cannot be written"),
+)
+_KNOWN = (
+    ("Permission denied", "a permission is missing", "correct the permissions, on the node or here"),
+    ("unknown option", "the two rsyncs do not fit together", "install rsync 3.1 or newer on both sides"),
+    ("unrecognized option", "the two rsyncs do not fit together", "install rsync 3.1 or newer on both sides"),
+    ("timeout in data send/receive", f"nothing moved for {STALL} s", _TRY_AGAIN),
+    ("vanished", "files went away while they were copied", "try again when nothing changes them"),
+)
+
+
+def _thread(do: Callable[..., None], *values: object) -> threading.Thread:
+    thread = threading.Thread(target=do, args=values, daemon=True)
+    thread.start()
+    return thread
 
 
 def _receive(bridge: socket.socket) -> tuple[list[bytes], list[int]]:
-    """The bridge's message: the arguments of the remote command, and its stdin and stdout."""
-    bridge.settimeout(5.0)
-    number = array.array("i")
-    try:
-        data, extra, _, _ = bridge.recvmsg(1 << 16, socket.CMSG_SPACE(2 * number.itemsize))
-        while 4 <= len(data) < 4 + struct.unpack(">I", data[:4])[0]:
-            more = bridge.recv(1 << 16)
-            if not more:
-                break
-            data += more
-    except OSError:
-        return [], []
-    for level, kind, content in extra:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            number.frombytes(content[: len(content) - len(content) % number.itemsize])
-    for pipe in number:
+    """The bridge's message: the arguments of the remote command, and its stdin and stdout. No pipes if there is no bridge."""
+    data, pipes, _, _ = socket.recv_fds(bridge, 1 << 16, 2)
+    while more := bridge.recv(1 << 16):
+        data += more
+    for pipe in pipes:
         os.set_blocking(pipe, True)  # rsync makes them non-blocking; its own ends stay so
         os.set_inheritable(pipe, False)
-    return data[4:].split(b"\0"), list(number)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """No process of rsync's group lives after this. TERM first: rsync removes its half-written files."""
-    end_group(process, signal.SIGTERM, 1.0)
-    signal_group(process.pid, signal.SIGKILL)  # the bridge, if rsync went without it
-    for stream in (process.stdout, process.stderr):
-        if stream:
-            stream.close()
-
-
-def _close(handle: int) -> None:
-    if handle >= 0:
-        os.close(handle)
+    return data.split(b"\0"), pipes
 
 
 def _rsh(argument: str) -> str:
@@ -411,6 +353,7 @@ def _quoted(argument: str | bytes) -> bytes:
     return os.fsencode(shlex.quote(os.fsdecode(argument)))
 
 
-def _transferred(output: bytes) -> int:
-    match = re.search(rb"Number of (?:regular )?files transferred: ([\d,.]+)", output)
+def _number(what: bytes, output: bytes) -> int:
+    """One of the numbers of --stats."""
+    match = re.search(what + rb": ([\d,.]+)", output)
     return int(re.sub(rb"\D", b"", match[1])) if match else 0

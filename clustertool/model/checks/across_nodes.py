@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Dict, Hashable, List, Mapping, Sequence, Tuple, TypeVar
+from typing import Dict, Hashable, Iterable, List, Mapping, Sequence, Tuple, TypeVar
 
-from clustertool.model.facts import Facts
-from clustertool.model.finding import Finding
+from clustertool.model.facts import ByNode, Facts
+from clustertool.model.finding import Finding, pip_name
 
 SKEW = 5.0  # seconds between two clocks; logs are merged by time
 _LOOPBACK = ("127.", "::1")
@@ -14,7 +14,7 @@ _CLOCK_FIX = "run a time service (chrony) there: logs are merged by time"
 T = TypeVar("T", bound=Hashable)
 
 
-def drift(facts: Mapping[int, Facts], asked: Mapping[int, Tuple[float, float]]) -> List[Finding]:
+def drift(facts: ByNode, asked: Mapping[int, Tuple[float, float]]) -> List[Finding]:
     """Findings that need more than one probe to be made."""
     return [*_clocks(facts, asked), *_names(facts), *_mtus(facts), *_packages(facts)]
 
@@ -22,7 +22,7 @@ def drift(facts: Mapping[int, Facts], asked: Mapping[int, Tuple[float, float]]) 
 # -- clocks
 
 
-def _clocks(facts: Mapping[int, Facts], asked: Mapping[int, Tuple[float, float]]) -> List[Finding]:
+def _clocks(facts: ByNode, asked: Mapping[int, Tuple[float, float]]) -> List[Finding]:
     """Against the middle of all clocks, the laptop's among them: where all nodes agree, the laptop's is the wrong one."""
     skews = {node: skew(fact, *asked[node]) for node, fact in facts.items() if node in asked}
     right = _middle([0.0, *(off for off, _ in skews.values())]) if len(skews) > 1 else 0.0
@@ -33,9 +33,8 @@ def _clocks(facts: Mapping[int, Facts], asked: Mapping[int, Tuple[float, float]]
             found.append(Finding(node, "clock", "warn", f"{off - right:+.0f} s", _CLOCK_FIX))
         elif laptop:
             text = f"{right:+.0f} s from this machine's"
-            found.append(
-                Finding(node, "clock", "warn", text, "set the clock of the machine you type on: the nodes agree")
-            )
+            fix = "set the clock of the machine you type on: the nodes agree"
+            found.append(Finding(node, "clock", "warn", text, fix))
         else:
             found.append(Finding(node, "clock", "ok", "right"))
     return found
@@ -56,7 +55,7 @@ def skew(fact: Facts, before: float, after: float) -> Tuple[float, float]:
 # -- names and interfaces
 
 
-def _names(facts: Mapping[int, Facts]) -> List[Finding]:
+def _names(facts: ByNode) -> List[Finding]:
     """A machine that resolves its own name to 127.0.1.1 announces this address to the others. This does not matter for
     one machine."""
     several = len({fact.machine for fact in facts.values()}) > 1
@@ -67,9 +66,8 @@ def _name(fact: Facts, several: bool) -> Finding:
     name, own = fact.hostname, fact.own
     if several and fact.address.startswith(_LOOPBACK):
         fix = "name it in HOSTS by an address that the others can reach, or set its address there"
-        return Finding(
-            fact.node, "host", "error", f"{fact.address} is its training address: itself, for every node", fix
-        )
+        text = f"{fact.address} is its training address: itself, for every node"
+        return Finding(fact.node, "host", "error", text, fix)
     if several and own and own.startswith(_LOOPBACK):
         fix = f"in its /etc/hosts, write {fact.address} {name} instead: programs that resolve their own name announce {own}"
         return Finding(fact.node, "host", "warn", f"{name} is {own}", fix)
@@ -79,9 +77,9 @@ def _name(fact: Facts, several: bool) -> Finding:
     return Finding(fact.node, "host", "ok", "ok")
 
 
-def _mtus(facts: Mapping[int, Facts]) -> List[Finding]:
+def _mtus(facts: ByNode) -> List[Finding]:
     known = {node: fact.mtu for node, fact in facts.items() if fact.mtu and fact.nic != "lo"}
-    usual = _usual(known)
+    usual = most_common(known.values())
     found = []
     for node, fact in facts.items():
         if known.get(node, usual) == usual:
@@ -95,12 +93,12 @@ def _mtus(facts: Mapping[int, Facts]) -> List[Finding]:
 # -- packages
 
 
-def _packages(facts: Mapping[int, Facts]) -> List[Finding]:
+def _packages(facts: ByNode) -> List[Finding]:
     """Nodes without a package that others have, and nodes with another version than most."""
     known: Dict[int, Dict[str, str]] = {node: dict(fact.packages) for node, fact in facts.items() if fact.packages}
     found: List[Finding] = []
     for name in dict.fromkeys(name for versions in known.values() for name in versions):
-        usual = _usual({node: versions[name] for node, versions in known.items() if versions.get(name)})
+        usual = most_common(versions[name] for versions in known.values() if versions.get(name))
         if usual is None:
             continue  # no node has it
         for node, versions in known.items():
@@ -108,19 +106,15 @@ def _packages(facts: Mapping[int, Facts]) -> List[Finding]:
             if version == usual:
                 continue
             if not version:
-                fix = f"install {name} {usual} there, or have PRELUDE activate the environment that has it"
+                fix = f"install {pip_name(name)} {usual} there, or have PRELUDE activate the environment that has it"
                 found.append(Finding(node, "packages", "error", f"no {name}, others have {usual}", fix))
             else:
-                fix = f"install {name} {usual} there: different versions may hang, or train differently"
+                fix = f"install {pip_name(name)} {usual} there: different versions may hang, or train differently"
                 found.append(Finding(node, "packages", "warn", f"{name} {version}, others {usual}", fix))
     return found
 
 
-def _usual(values: Mapping[int, T]) -> "T | None":
-    """What most have; of two as frequent ones the first node's."""
-    return most_common(list(values.values()))
-
-
-def most_common(values: Sequence[T]) -> "T | None":
-    counted = Counter(values).most_common(1)  # as frequent ones come in the order in which they came
+def most_common(values: Iterable[T]) -> "T | None":
+    """What most have; of two as frequent ones the first: they come in the order in which they came."""
+    counted = Counter(values).most_common(1)
     return counted[0][0] if counted else None

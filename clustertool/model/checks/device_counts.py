@@ -9,7 +9,7 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.devices.faults import Ill, exclusive, ills
 from clustertool.model.devices.wording import FIX, computing, describe, holder, in_use
-from clustertool.model.facts import Facts
+from clustertool.model.facts import ByNode
 from clustertool.model.finding import Finding
 from clustertool.model.planning.devices import kind_of
 from clustertool.model.planning.plan import Plan
@@ -18,16 +18,17 @@ from clustertool.model.quantities import human_bytes
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import Card, CardProcess, DevicesAnswer
 
+Reports = Mapping[int, "DevicesAnswer"]
 CHECKS = ("devices", "driver", "health", "users")
 _COUNT_FIX = "dmesg and the vendor's tool there show the reason; if it is intended, set devices in HOSTS"
-_MODEL_FIX = "the slowest card sets the pace of all: leave the node out with --skip, or know it"
+_MODEL_FIX = "the slowest device sets the pace of all: leave the node out with --skip, or accept it"
 _DRIVER_FIX = "install driver {} there: with different ones collectives may hang, or be slow"
-_SILENT_FIX = "run the maker's tool there (nvidia-smi); a new driver wants a reboot, a hanging one too"
-_USER_FIX = "wait for its end, or end it if it is yours; --devices auto takes cards that are free"
-_HIDDEN_FIX = "an invisible process in a container, or memory of a dead one: search there, or reset the card"
+_SILENT_FIX = "run the vendor's tool (nvidia-smi) on the node; reboot it after a driver update, or if the driver hangs"
+_USER_FIX = "wait for its end, or end it if it is yours; --devices auto takes devices that are free"
+_HIDDEN_FIX = "an invisible process in a container, or memory of a dead one: search there, or reset the device"
 
 
-def to_ask(cluster: Cluster, facts: Mapping[int, Facts]) -> List[int]:
+def to_ask(cluster: Cluster, facts: ByNode) -> List[int]:
     """Nodes with cards that a job may use."""
     if set(CHECKS) <= set(cluster.checks_off):
         return []
@@ -44,10 +45,7 @@ def shared(made: Optional[Plan]) -> Dict[int, FrozenSet[int]]:
 
 
 def inventory(
-    cluster: Cluster,
-    facts: Mapping[int, Facts],
-    reports: Mapping[int, DevicesAnswer],
-    twice: Mapping[int, FrozenSet[int]],
+    cluster: Cluster, facts: ByNode, reports: Reports, twice: Mapping[int, FrozenSet[int]]
 ) -> Tuple[Finding, ...]:
     """Findings of the nodes that were asked, and of those that have no card where others have some."""
     hosts = {host.index: host for host in cluster.hosts}
@@ -67,28 +65,26 @@ def _usable(host: Host, report: DevicesAnswer) -> List[Card]:
 # -- what they are
 
 
-def _counts(
-    hosts: Mapping[int, Host], facts: Mapping[int, Facts], reports: Mapping[int, DevicesAnswer]
-) -> List[Finding]:
+def _counts(hosts: Mapping[int, Host], facts: ByNode, reports: Reports) -> List[Finding]:
     """Hosts may have any number if conf.py or a hostfile defines it, or if they train nothing."""
     numbers = {node: len(reports[node]["devices"]) if node in reports else 0 for node in sorted(facts)}
     free = {node: number for node, number in numbers.items() if _any_number(hosts[node])}
-    usual = most_common([number for number in free.values() if number])
-    found = []
-    for node, number in free.items():
-        if usual is not None and number != usual:
-            found.append(Finding(node, "devices", "warn", f"{number or 'no'} devices, others {usual}", _COUNT_FIX))
-    return found
+    usual = most_common(number for number in free.values() if number)
+    return [
+        Finding(node, "devices", "warn", f"{number or 'no'} devices, others {usual}", _COUNT_FIX)
+        for node, number in free.items()
+        if usual is not None and number != usual
+    ]
 
 
 def _any_number(host: Host) -> bool:
     return host.devices is None and host.slots is None and (host.plays("trainer") or host.plays("heter"))
 
 
-def _drift(cards: Mapping[int, Sequence[Card]], reports: Mapping[int, DevicesAnswer]) -> List[Finding]:
-    models = {
-        node: ", ".join(dict.fromkeys(str(c["model"]) for c in own if c.get("model"))) for node, own in cards.items()
-    }
+def _drift(cards: Mapping[int, Sequence[Card]], reports: Reports) -> List[Finding]:
+    models = {}
+    for node, own in cards.items():
+        models[node] = ", ".join(dict.fromkeys(str(card["model"]) for card in own if card.get("model")))
     drivers = {node: _driver(report) for node, report in reports.items()}
     found = _odd("devices", models, _MODEL_FIX) + _odd("driver", drivers, _DRIVER_FIX)
     for node, own in cards.items():
@@ -105,7 +101,7 @@ def _driver(report: DevicesAnswer) -> str:
 def _odd(column: str, values: Mapping[int, str], fix: str) -> List[Finding]:
     """Nodes with another value than most. A value that a node does not report is not compared."""
     known = {node: value for node, value in values.items() if value}
-    usual = most_common([known[node] for node in sorted(known)])
+    usual = most_common(known[node] for node in sorted(known))
     return [
         Finding(node, column, "warn", f"{value}, others {usual}", fix.format(usual))
         for node, value in sorted(known.items())
@@ -130,12 +126,10 @@ def _health(node: int, report: DevicesAnswer, cards: Sequence[Card], twice: Froz
     for card in cards:
         for key in _by_level(ills(card, card["index"] in twice)):
             ill.setdefault(key, []).append(card["index"])
-    found += [
-        Finding(node, "health", level, f"{_ids(kind, ids)}: {text}", fix) for (level, text, fix), ids in ill.items()
-    ]
-    wakes = any(
-        card.get("persistence") is False for card in cards
-    )  # it costs seconds whenever a program starts: no fault
+    for (level, text, fix), ids in ill.items():
+        found.append(Finding(node, "health", level, f"{_ids(kind, ids)}: {text}", fix))
+    # Without persistence mode each start of a program costs seconds: no fault.
+    wakes = any(card.get("persistence") is False for card in cards)
     return found or [Finding(node, "health", "ok", "persistence mode off" if wakes else "ok")]
 
 
@@ -152,7 +146,7 @@ def _ids(kind: str, ids: Iterable[int]) -> str:
     return f"{kind} {','.join(map(str, ids))}"
 
 
-# -- who is on them
+# -- the processes on them
 
 
 def _users(node: int, report: DevicesAnswer, cards: Sequence[Card]) -> List[Finding]:

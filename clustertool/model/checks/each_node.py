@@ -1,26 +1,37 @@
-"""Checks turn the probes of all nodes into findings. A finding names the node, the fault and the fix. This module is pure."""
+"""These checks judge each node alone: what a job needs there, and what slows a job down or breaks it later."""
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from clustertool.model.checks.across_nodes import drift
-from clustertool.model.checks.condition import FEW_INODES, condition, phases
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.facts import Facts
-from clustertool.model.finding import COLUMNS as COLUMNS  # the callers' name for all of it is here
-from clustertool.model.finding import Finding as Finding
-from clustertool.model.finding import Seen as Seen
-from clustertool.model.finding import cells as cells
+from clustertool.model.facts import ByNode, Facts
+from clustertool.model.finding import Finding, Seen
+from clustertool.model.hints import PROGRAM
 from clustertool.model.quantities import human_bytes
 
 _LITTLE = 256 << 20  # bytes free under which a node is warned of
+_LEAST = 1 << 20  # bytes free without which no job starts
+FEW_BYTES = 512 << 20  # of available memory
+FEW_SHARED = 256 << 20  # of /dev/shm: containers have 64 MB, which data loaders fill in seconds
+FEW_INODES = 10_000
+FEW_FILES = 1024  # a rank opens sockets to all others, and its data
+FEW_PROCESSES = 1024
+BUSY = 1.5  # runnable processes per core, over a minute
+SLOW = 5.0  # seconds of a phase of the login
+_PHASES = {
+    "connect": "a slow network, or sshd asks a name server: UseDNS no in its sshd_config",
+    "login": "GSSAPIAuthentication no and UsePAM's modules in its sshd_config; a slow name or directory service",
+    "agent": "the start files of the login shell (.bashrc), a slow home, or a machine without a core to spare",
+}
+_CLEAN = f"{PROGRAM} clean --older-than 7d"
+Wrong = Optional[Tuple[str, str]]  # what is wrong and the fix; None: nothing
 
 
-def check(
-    cluster: Cluster, facts: Mapping[int, Facts], seen: Seen, need: int = 0, ports: bool = True
-) -> Tuple[Finding, ...]:
+def check(cluster: Cluster, facts: ByNode, seen: Seen, need: int = 0, ports: bool = True) -> Tuple[Finding, ...]:
     """Findings of all nodes that answered.
 
     `need`: bytes that the workspace takes on each node (release and job's copy). `ports`: check the ports that conf.py names;
@@ -29,34 +40,30 @@ def check(
     found: List[Finding] = []
     alike = _by_machine(facts)
     for node, fact in sorted(alike.items()):
-        found.append(phases(node, fact.user, seen.phases.get(node, {})))
+        found.append(_phases(node, fact.user, seen.phases.get(node, {})))
         found += _node(cluster, fact, need, ports)
-        found += condition(cluster, fact)
+        found += _condition(cluster, fact)
         if node in seen.pings:
             found.append(_ping(node, seen.pings[node], answered=True))
     found += drift(dict(sorted(alike.items())), seen.asked)
     return tuple(finding for finding in found if finding.column not in cluster.checks_off)
 
 
-def _by_machine(facts: Mapping[int, Facts]) -> Dict[int, Facts]:
+def _by_machine(facts: ByNode) -> Dict[int, Facts]:
     """Values that all nodes of one machine share are reported once, by its first node, since they were read at
     different times."""
-    first: Dict[str, Facts] = {}
-    for node in sorted(facts):
-        first.setdefault(facts[node].machine, facts[node])
-    return {
-        node: replace(
-            fact, load=first[fact.machine].load, memory=first[fact.machine].memory, shm=first[fact.machine].shm
-        )
-        for node, fact in facts.items()
-    }
+    first = {facts[node].machine: facts[node] for node in sorted(facts, reverse=True)}
+    alike = {node: first[fact.machine] for node, fact in facts.items()}
+    return {n: replace(fact, load=alike[n].load, memory=alike[n].memory, shm=alike[n].shm) for n, fact in facts.items()}
 
 
-def unreachable(node: int, pings: Mapping[int, Optional[bool]], what: str, fix: str) -> Tuple[Finding, ...]:
-    """What is known of a node that ssh did not reach: no ping either is then an error."""
-    found = [Finding(node, "ssh", "error", what, fix)]
+def unreachable(
+    node: int, pings: Mapping[int, Optional[bool]], what: str, fix: str, column: str = "ssh"
+) -> Tuple[Finding, ...]:
+    """What is known of a node that did not answer. If ssh did not reach it, no ping either is an error."""
+    found = [Finding(node, column, "error", what, fix)]
     if node in pings:
-        found.append(_ping(node, pings[node], answered=False))
+        found.append(_ping(node, pings[node], answered=column != "ssh"))
     return tuple(found)
 
 
@@ -66,50 +73,46 @@ def _ping(node: int, answer: Optional[bool], answered: bool) -> Finding:
         return Finding(node, "ping", "skip", "not measured")
     if answer:
         return Finding(node, "ping", "ok", "ok")
-    level = "warn" if answered else "error"
-    return Finding(
-        node, "ping", level, "no answer", "is the machine up, is its address right? (a firewall may eat pings)"
-    )
+    fix = "check that the machine is up and its address is right (a firewall may block ICMP)"
+    return Finding(node, "ping", "warn" if answered else "error", "no answer", fix)
+
+
+def _phases(node: int, user: str, seconds: Mapping[str, float]) -> Finding:
+    """The phases of a login. Slow ones are reported with their cause."""
+    slow = [name for name in _PHASES if seconds.get(name, 0.0) > SLOW]
+    if not slow:
+        return Finding(node, "ssh", "ok", user)
+    text = ", ".join(f"{name} took {seconds[name]:.0f} s" for name in slow)
+    return Finding(node, "ssh", "warn", text, "; ".join(_PHASES[name] for name in slow))
 
 
 def _node(cluster: Cluster, fact: Facts, need: int, ports: bool) -> List[Finding]:
     n = fact.node
     found = [Finding(n, "python", "ok", fact.python)]
-    if fact.rsync:
-        found.append(Finding(n, "rsync", "ok", "yes"))
-    elif cluster.dispatch == "rsync":
+    if cluster.dispatch == "rsync" and not fact.rsync:
         found.append(Finding(n, "rsync", "error", "no rsync", "install the package rsync on the node"))
     else:
-        found.append(Finding(n, "rsync", "ok", "no"))
+        found.append(Finding(n, "rsync", "ok", "yes" if fact.rsync else "no"))
     found.append(disk(fact, need))
     if ports:
         found.append(_ports(cluster, n, fact))
+    found += [Finding(n, *problem) for problem in fact.problems]
     reported = {column for column, _, _, _ in fact.problems}
-    found += [Finding(n, column, level, what, fix) for column, level, what, fix in fact.problems]
-    if "root" not in reported:
-        found.append(Finding(n, "root", "ok", "ok"))
-    if "tmp" not in reported:
-        found.append(Finding(n, "tmp", "ok", "ok"))
-    if "nic" not in reported:
-        found.append(Finding(n, "nic", "ok", fact.nic or "ok"))
-    return found
+    right = {"root": "ok", "tmp": "ok", "nic": fact.nic or "ok"}
+    return found + [Finding(n, column, "ok", text) for column, text in right.items() if column not in reported]
 
 
 def disk(fact: Facts, need: int) -> Finding:
     node, free = fact.node, fact.disk_free
     text = f"{human_bytes(free)} free"
-    if free < need or free < 1 << 20:
-        fix = "make room, or choose another ROOT_DIR; inv clean --older-than 7d removes old jobs"
-        return Finding(
-            node, "disk", "error", f"{text}, {human_bytes(max(need, 1 << 20))} needed below {fact.root}", fix
-        )
+    if free < max(need, _LEAST):
+        what = f"{text}, {human_bytes(max(need, _LEAST))} needed below {fact.root}"
+        return Finding(node, "disk", "error", what, f"make room, or choose another ROOT_DIR; {_CLEAN} removes old jobs")
     if 0 <= fact.inodes < FEW_INODES:
         level = "warn" if fact.inodes else "error"
-        return Finding(
-            node, "disk", level, f"{fact.inodes} inodes free", "remove small files: inv clean --older-than 7d"
-        )
+        return Finding(node, "disk", level, f"{fact.inodes} inodes free", f"remove small files: {_CLEAN}")
     if free < need + _LITTLE:
-        return Finding(node, "disk", "warn", text, "make room: inv clean --older-than 7d removes old jobs")
+        return Finding(node, "disk", "warn", text, f"make room: {_CLEAN} removes old jobs")
     return Finding(node, "disk", "ok", "ok")
 
 
@@ -127,6 +130,93 @@ def _ports(cluster: Cluster, node: int, fact: Facts) -> Finding:
     if taken:
         return Finding(node, "ports", "error", "; ".join(taken), "end that program, or choose another port in conf.py")
     return Finding(node, "ports", "ok", "free")
+
+
+# -- conditions that do not prevent a start --
+
+
+def _condition(cluster: Cluster, fact: Facts) -> List[Finding]:
+    wrong = {"memory": _memory(fact), "load": _load(fact), "limits": _limits(fact), "shm": _shm(fact)}
+    wrong["proxy"] = _proxy(cluster, fact)
+    if fact.examined:
+        wrong["jobs"] = _jobs(fact)
+    found = [Finding(fact.node, name, *(("warn", *why) if why else ("ok", "ok"))) for name, why in wrong.items()]
+    if fact.examined:  # what the node has, by itself neither right nor wrong: across_nodes.py compares it
+        have = [f"{name} {version}" for name, version in fact.packages if version]
+        found.append(Finding(fact.node, "packages", "ok", ", ".join(have)))
+    return found
+
+
+def _memory(fact: Facts) -> Wrong:
+    everything, available = fact.memory
+    if not everything or available >= FEW_BYTES:
+        return None
+    text = f"{human_bytes(available)} of {human_bytes(everything)} left"
+    return text, "end what fills it: the kernel kills ranks that find no memory"
+
+
+def _load(fact: Facts) -> Wrong:
+    if not fact.cpus or fact.load <= BUSY * fact.cpus:
+        return None
+    return f"{fact.load:.0f} on {fact.cpus} cores", "other processes use the CPU; one slow node slows the whole job"
+
+
+def _limits(fact: Facts) -> Wrong:
+    """The soft limit counts, since the ranks do not raise it."""
+    least = {"nofile": FEW_FILES, "nproc": FEW_PROCESSES}
+    low = [f"{name} {soft}" for name, soft, _ in fact.limits if 0 <= soft < least.get(name, 0)]
+    if fact.rdma:
+        low += [f"memlock {soft >> 10} kB" for name, soft, _ in fact.limits if name == "memlock" and soft >= 0]
+    fix = "raise it in /etc/security/limits.conf (or sshd's unit), and log in again; RDMA needs memlock unlimited"
+    return (", ".join(low), fix) if low else None
+
+
+def _shm(fact: Facts) -> Wrong:
+    if fact.shm < 0:
+        return "no /dev/shm", "mount -t tmpfs tmpfs /dev/shm: data loaders and NCCL need it"
+    fix = "mount -o remount,size=50% /dev/shm (a container: --shm-size): data loaders die there with a bus error"
+    return (f"{human_bytes(fact.shm)} free in /dev/shm", fix) if fact.shm < FEW_SHARED else None
+
+
+def _proxy(cluster: Cluster, fact: Facts) -> Wrong:
+    """A proxy of the login never reaches a rank. One of conf.py or PRELUDE does."""
+    host = next((host for host in cluster.hosts if host.index == fact.node), None)
+    given: Dict[str, str] = {**dict(cluster.env), **dict(host.env if host else ())}
+    proxies = {name for name in given if name.lower() in ("http_proxy", "https_proxy", "all_proxy")}
+    names = sorted(proxies | set(fact.job_proxies))
+    free = fact.no_proxy or given.get("no_proxy", given.get("NO_PROXY", ""))
+    if not names or not fact.address or covers(free, fact.address):
+        return None
+    fix = "take it out of ENV or PRELUDE, or name the training addresses in no_proxy: frameworks meet by HTTP"
+    return f"{', '.join(names)} for {fact.address}", fix
+
+
+def covers(no_proxy: str, address: str) -> bool:
+    """Whether an entry of no_proxy matches an address: itself, a prefix such as 10. or 10.0.0.0/8, a domain, or *."""
+    for entry in (entry.strip() for entry in no_proxy.split(",")):
+        if entry == "*" or entry == address:
+            return True
+        plain = entry.lstrip("*")
+        if plain.startswith(".") and address.endswith(plain) or plain.endswith(".") and address.startswith(plain):
+            return True
+        if "/" in entry and _in_network(address, entry):
+            return True
+    return False
+
+
+def _in_network(address: str, network: str) -> bool:
+    try:
+        return ipaddress.ip_address(address) in ipaddress.ip_network(network, strict=False)
+    except ValueError:
+        return False
+
+
+def _jobs(fact: Facts) -> Wrong:
+    if not fact.leftovers:
+        return None
+    stops = "; ".join(f"{PROGRAM} stop --job {job}" for job, _ in fact.leftovers)
+    fix = f"{stops} (they have no supervisor, and they use memory, devices and ports)"
+    return ", ".join(f"{count} left of job {job}" for job, count in fact.leftovers), fix
 
 
 def errors(findings: Sequence[Finding]) -> Tuple[Finding, ...]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import zlib
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
-from clustertool.model.facts import Facts
-from clustertool.model.finding import Finding
+from clustertool.model.facts import ByNode, Facts
+from clustertool.model.finding import Finding, pip_name
+from clustertool.model.hints import PROGRAM
 
 FRAMEWORKS = ("torch", "paddle")
 STEPS = ("start", "import", "device", "meet", "reduce", "done")  # what a rank is at; from `meet` on it needs the others
@@ -23,11 +25,12 @@ _CALLS = {
     "paddle": {"meet": "init_parallel_env", "reduce": "all_reduce"},
 }
 _FIXES = {
-    "missing": "install {name} there, or let PRELUDE in conf.py activate the environment that has it",
+    "missing": "install {package} there, or let PRELUDE in conf.py activate the environment that has it",
+    "missing here": "install {package} for the Python of clustertool, in {python}: the embedded cluster uses it",
     "start": "try the lines of PRELUDE there by hand",
     "import": 'try it there by hand, after the lines of PRELUDE: python3 -c "import {name}"',
     "slow": "a slow file system, or a machine without a core to spare: --timeout S waits longer",
-    "device": "inv gpus shows the devices and what is wrong with them; driver and {name} must fit each other",
+    "device": "{program} gpus shows the devices and what is wrong with them; driver and {name} must fit each other",
     "nic": "{name} is {nic} there, and the training address {address} is on {right}: take it out of ENV and PRELUDE",
     "net": (
         "{backend} takes ports of its own choice{nic}: let the nodes reach each other at all ports from {low} to {high} "
@@ -109,7 +112,7 @@ def waiting(name: str, ranks: Sequence[TrialRank], names: Names) -> str:
     return f"{what} on {where}"
 
 
-def own_ports(facts: Mapping[int, Facts], seed: str) -> Dict[int, Tuple[int, ...]]:
+def own_ports(facts: ByNode, seed: str) -> Dict[int, Tuple[int, ...]]:
     """Of each node a few free ports from where the kernel, and so gloo and NCCL, take theirs."""
     given: Dict[str, Set[int]] = {}
     found: Dict[int, Tuple[int, ...]] = {}
@@ -117,8 +120,8 @@ def own_ports(facts: Mapping[int, Facts], seed: str) -> Dict[int, Tuple[int, ...
         low, high = fact.ephemeral
         taken = given.setdefault(fact.machine, set(fact.busy))
         start = zlib.crc32(seed.encode())
-        free = (low + (start + step) % (high - low + 1) for step in range(high - low + 1))
-        found[node] = tuple(port for port, _ in zip((port for port in free if port not in taken), range(_PORTS)))
+        every = (low + (start + step) % (high - low + 1) for step in range(high - low + 1))
+        found[node] = tuple(itertools.islice((port for port in every if port not in taken), _PORTS))
         taken.update(found[node])
     return found
 
@@ -127,24 +130,20 @@ def own_ports(facts: Mapping[int, Facts], seed: str) -> Dict[int, Tuple[int, ...
 
 
 def judge(
-    name: str, ranks: Sequence[TrialRank], facts: Mapping[int, Facts], seconds: float, names: Names
+    name: str, ranks: Sequence[TrialRank], facts: ByNode, seconds: float, names: Names, python: str = ""
 ) -> List[Finding]:
     """Findings for the column framework: ranks that failed, with their messages; ranks that hang; ranks that only wait
-    for those."""
+    for those. python: the folder of the Python that the embedded cluster gives to jobs, "" for other clusters."""
     guilty = _guilty(ranks)
     nodes = names(sorted({one.node for one in guilty}))
-    found = []
-    for one in _by_trouble(guilty):
-        text, fix = _trouble(name, one, facts, seconds)
-        found.append(Finding(one.node, _COLUMN, "error", text, fix))
+    found = [
+        Finding(one.node, _COLUMN, "error", *_trouble(name, one, facts, seconds, python)) for one in _by_trouble(guilty)
+    ]
     blamed = {one.rank for one in guilty}
     for one in ranks:
-        if one.rank in blamed:
-            continue
-        if one.waits:
-            found.append(Finding(one.node, _COLUMN, "skip", f"{_version(name, one)} waited for {nodes}"))
-        else:
-            found.append(Finding(one.node, _COLUMN, "ok", f"{_version(name, one)} on {one.backend}"))
+        if one.rank not in blamed:
+            level, text = ("skip", f"waited for {nodes}") if one.waits else ("ok", f"on {one.backend}")
+            found.append(Finding(one.node, _COLUMN, level, f"{name} {one.version} {text}"))
     idle = sorted(set(facts) - {one.node for one in ranks})
     return found + [Finding(node, _COLUMN, "skip", "no trainer there") for node in idle]
 
@@ -153,9 +152,8 @@ def _guilty(ranks: Sequence[TrialRank]) -> List[TrialRank]:
     """Ranks that failed or hang, without those that wait for ranks that have failed or are behind them."""
     broken = min((one.step for one in ranks if one.failure), default=len(STEPS))
     behind = min((one.step for one in ranks if one.waits), default=len(STEPS))
-    return [
-        one for one in ranks if one.failure or (one.waits and (one.step < _MEET or one.step <= min(behind, broken - 1)))
-    ]
+    last = max(_MEET - 1, min(behind, broken - 1))
+    return [one for one in ranks if one.failure or (one.waits and one.step <= last)]
 
 
 def _by_trouble(ranks: Sequence[TrialRank]) -> List[TrialRank]:
@@ -171,23 +169,20 @@ def meeting_broke(ranks: Sequence[TrialRank]) -> bool:
     return all(one.step >= _MEET for one in ranks) and any(one.failure or one.waits for one in ranks)
 
 
-def _version(name: str, one: TrialRank) -> str:
-    return f"{name} {one.version}"
-
-
-def _trouble(name: str, one: TrialRank, facts: Mapping[int, Facts], seconds: float) -> Tuple[str, str]:
+def _trouble(name: str, one: TrialRank, facts: ByNode, seconds: float, python: str) -> Tuple[str, str]:
     """(what is wrong, the fix)"""
-    failure = one.failure
-    if one.at == "start":
-        return f"python3: {failure or _late(seconds)}", _fix("start" if failure else "slow", name)
-    if one.at == "import":
-        if one.missing == name:
-            return f"no {name} for the job's python3", _fix("missing", name)
-        return f"import {name}: {failure or _late(seconds)}", _fix("import" if failure else "slow", name)
+    late = f"not done in {seconds:g} s"
+    failure = one.failure or late
+    if one.at in ("start", "import"):
+        if one.at == "import" and one.missing == name:
+            fix = _FIXES["missing here" if python else "missing"].format(package=pip_name(name), python=python)
+            return f"no {name} for the job's python3", fix
+        what = "python3" if one.at == "start" else f"import {name}"
+        return f"{what}: {failure}", _FIXES[one.at if one.failure else "slow"].format(name=name)
     if one.at == "device":
-        return f"{one.what}: {failure or _late(seconds)}", _fix("device", name)
+        return f"{one.what}: {failure}", _FIXES["device"].format(program=PROGRAM, name=name)
     call = _CALLS[name][one.at]
-    return f"{call}: {failure}" if failure else f"{call} hangs, {_late(seconds)}", _net(one, facts[one.node])
+    return f"{call}: {failure}" if one.failure else f"{call} hangs, {late}", _net(one, facts[one.node])
 
 
 def _other_interface(chosen: str, right: str) -> bool:
@@ -195,14 +190,6 @@ def _other_interface(chosen: str, right: str) -> bool:
     names = chosen.lstrip("^=").split(",")
     found = any(right.startswith(name) for name in names)
     return bool(chosen and right) and found == chosen.startswith("^")
-
-
-def _late(seconds: float) -> str:
-    return f"not done in {seconds:g} s"
-
-
-def _fix(kind: str, name: str) -> str:
-    return _FIXES[kind].format(name=name)
 
 
 def _net(one: TrialRank, fact: Facts) -> str:

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Callable, Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Tuple
 
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.facts import Facts
+from clustertool.model.facts import ByNode
 from clustertool.model.finding import Finding
+from clustertool.model.link_answer import LinkAnswer
 from clustertool.model.planning.plan import Plan
-from clustertool.model.planning.ports import sample
-from clustertool.model.wire.link_answer import LinkAnswer
+from clustertool.model.planning.ports import LOWEST_PORT, sample
 
 MOST = 64  # nodes that all try each other
 FEW = 8  # nodes that try all ports of each other; among more of them each pair tries one, and each port has many that try it
 PORTS = 4  # of one node
 SLOW = 0.5  # of the median bandwidth: a link below it is reported
+_PORTS = f"TCP {LOWEST_PORT}-32767 (jobs take their ports there) and those that conf.py names, between the nodes"
 _FIXES = {  # the first one of the answers of both directions
     LinkAnswer.NO_AGENT: "the node is overloaded, or something between them swallows data: try again",
-    LinkAnswer.REFUSED: "a firewall rejects these ports between the nodes: open them",
+    LinkAnswer.REFUSED: f"a firewall rejects ports between the nodes: open {_PORTS}",
     LinkAnswer.NO_ROUTE: "check the routes of the node (ip route) and PADDLE_NIC",
     LinkAnswer.OTHER_NODE: "two nodes have this address, or a router redirects it: give each an address of its own",
-    LinkAnswer.NO_ANSWER: "open these ports between the nodes (firewall, security group), and check routes and PADDLE_NIC",
+    LinkAnswer.NO_ANSWER: f"in firewalls and security groups open {_PORTS}; check routes and PADDLE_NIC",
 }
 _NO_FIX = "check the network between these nodes"
 Pair = Tuple[int, int]
+Names = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,8 @@ def pattern(nodes: Sequence[int], most: int = MOST) -> Pattern:
         return Pattern(tuple((a, b) for place, a in enumerate(ring) for b in ring[place + 1 :]))
     steps = [1 << power for power in range(count.bit_length()) if 1 << power <= count // 2]
     pairs = {tuple(sorted((ring[place], ring[(place + step) % count]))) for place in range(count) for step in steps}
-    coverage = (
-        f"each of {count} nodes with those {', '.join(map(str, steps))} places before and after it, not every pair"
-    )
+    places = ", ".join(map(str, steps))
+    coverage = f"each of {count} nodes with those {places} places before and after it, not every pair"
     return Pattern(tuple(sorted((a, b) for a, b in pairs)), coverage)
 
 
@@ -106,9 +107,7 @@ def _tournament(nodes: Sequence[int]) -> Tuple[Tuple[Pair, ...], ...]:
     return tuple(found)
 
 
-def ports_to_try(
-    cluster: Cluster, facts: Mapping[int, Facts], made: "Plan | None", seed: str
-) -> Dict[int, Tuple[int, ...]]:
+def ports_to_try(cluster: Cluster, facts: ByNode, made: "Plan | None", seed: str) -> Dict[int, Tuple[int, ...]]:
     """A few ports of every node: those of a plan, else ports such as a plan would choose. Ports in use are not tested."""
     if made is None:
         return {node: found[:PORTS] for node, found in sample(cluster, facts, seed).items()}
@@ -118,9 +117,8 @@ def ports_to_try(
     for process in made.processes:
         for port in process.ports:
             chosen[process.node][port] = None
-    return {
-        node: tuple(port for port in ports if port not in facts[node].busy)[:PORTS] for node, ports in chosen.items()
-    }
+    free = {node: [port for port in ports if port not in facts[node].busy] for node, ports in chosen.items()}
+    return {node: tuple(ports[:PORTS]) for node, ports in free.items()}
 
 
 def targets(found: Pattern, ports: Mapping[int, Sequence[int]]) -> Dict[int, List[Pair]]:
@@ -138,7 +136,7 @@ def targets(found: Pattern, ports: Mapping[int, Sequence[int]]) -> Dict[int, Lis
 # -- what the answers mean
 
 
-def judge(tries: Sequence[Try], nodes: Sequence[int], names: Callable[[Sequence[int]], str]) -> List[Finding]:
+def judge(tries: Sequence[Try], nodes: Sequence[int], names: Names) -> List[Finding]:
     """Findings for the column mesh. `names` folds the names of nodes.
 
     The node with most broken pairs is reported with all of them, then the next one of the rest, so that without the nodes that
@@ -149,8 +147,7 @@ def judge(tries: Sequence[Try], nodes: Sequence[int], names: Callable[[Sequence[
     left = {(min(pair), max(pair)) for pair in broken}
     found: List[Finding] = []
     while left:
-        counted = {node: sum(node in pair for pair in left) for node in sorted({n for pair in left for n in pair})}
-        worst = max(counted, key=lambda node: counted[node])  # of equal ones the first
+        worst = _most(left)
         peers = sorted(a + b - worst for a, b in left if worst in (a, b))
         found += _broken(worst, peers, directions, names)
         left = {pair for pair in left if worst not in pair}
@@ -161,6 +158,11 @@ def judge(tries: Sequence[Try], nodes: Sequence[int], names: Callable[[Sequence[
             fix = "see its other findings, and try again: it opened no port for the others, or did not answer"
             found.append(Finding(node, "mesh", "warn", "not tried", fix))
     return found
+
+
+def _most(pairs: Collection[Pair]) -> int:
+    """The node that is in most pairs, of equal ones the first."""
+    return max(sorted({node for pair in pairs for node in pair}), key=lambda node: sum(node in pair for pair in pairs))
 
 
 def _directions(tries: Sequence[Try]) -> Dict[Pair, Direction]:
@@ -185,9 +187,7 @@ def _guess(one: Try) -> str:
     return f"{one.result} (firewall?)" if one.answer is LinkAnswer.NO_ANSWER else one.result
 
 
-def _broken(
-    node: int, peers: Sequence[int], directions: Mapping[Pair, Direction], names: Callable[[Sequence[int]], str]
-) -> List[Finding]:
+def _broken(node: int, peers: Sequence[int], directions: Mapping[Pair, Direction], names: Names) -> List[Finding]:
     """Both directions of a node's broken pairs, equal ones together."""
     alike: Dict[Tuple[Direction, Direction], List[int]] = {}
     for peer in peers:
@@ -202,7 +202,7 @@ def _broken(
     return found
 
 
-def slow_links(speeds: Mapping[Pair, float], names: Callable[[Sequence[int]], str]) -> List[Finding]:
+def slow_links(speeds: Mapping[Pair, float], names: Names) -> List[Finding]:
     """Links far below the median. A node whose every link is slow is reported once."""
     if len(speeds) < 3:
         return []
@@ -210,8 +210,7 @@ def slow_links(speeds: Mapping[Pair, float], names: Callable[[Sequence[int]], st
     slow = {pair: speed for pair, speed in speeds.items() if speed < SLOW * usual}
     found = []
     while slow:
-        counted = {node: sum(node in pair for pair in slow) for node in sorted({n for pair in slow for n in pair})}
-        node = max(counted, key=lambda node: counted[node])
+        node = _most(slow)
         mine = {pair: speed for pair, speed in slow.items() if node in pair}
         peers = sorted({a + b - node for a, b in mine})
         least = min(mine.values())

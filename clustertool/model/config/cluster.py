@@ -1,60 +1,20 @@
-"""A cluster is conf.py, checked and frozen. One table has every key, its type and its default."""
+"""A cluster is conf.py, checked and frozen. Its fields name their keys in conf.py and how these are read."""
 
 from __future__ import annotations
 
 import difflib
-import re
-from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Mapping, Tuple
+from dataclasses import dataclass, field, fields
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
 from clustertool.errors import ConfigError
 from clustertool.model.config.hosts import Host, read_hosts, valid_user, variables
 from clustertool.model.finding import COLUMNS
-from clustertool.model.quantities import HIGHEST_PORT
+from clustertool.model.quantities import DURATIONS, HIGHEST_PORT, seconds_of, whole
 
 DEVICE_KINDS = ("auto", "cpu", "gpu", "xpu", "dcu", "npu")
+VISIBILITIES = ("node", "own")
 HOST_KEY_POLICIES = ("accept-new", "strict", "off")
 CARRIERS = ("swarm", "rsync")
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Where jobs run. 0, "" and None in a field mean that conf.py does not set it."""
-
-    hosts: Tuple[Host, ...]
-    root_dir: str = "~/clustertool"
-    root_dir_group: str = ""  # "trusted": groups may write to the folders of ROOT_DIR
-    nic: str = ""
-    pserver_port: int = 7164
-    pserver_port_given: bool = False
-    ports_num: int = 1
-    ports_num_for_sparse: int = 1
-    use_gpu: "bool | None" = None
-    ld_library_path: str = ""
-    user: str = ""
-    port: int = 0
-    identity_file: str = ""
-    gateway: str = ""
-    connect_timeout: float = 10.0
-    host_keys: str = "accept-new"
-    known_hosts: str = ""
-    python: str = "python3"
-    prelude: str = ""
-    env: Tuple[Tuple[str, str], ...] = ()
-    pass_env: Tuple[str, ...] = ()
-    secrets: Tuple[str, ...] = ()
-    device_kind: str = "auto"
-    start_port: int = 0
-    lead_port: int = 0
-    relay: str = "auto"
-    dispatch: str = "swarm"  # what carries a workspace to the nodes: swarm or rsync
-    loss_timeout: float = 10.0
-    grace: float = 10.0
-    checks_off: Tuple[str, ...] = ()
-    check_packages: Tuple[str, ...] = ("torch", "paddle", "numpy")
-    ssh_config: str = field(default="", repr=False)  # set only by the embedded cluster: "none" ignores ~/.ssh/config
-    first_path: str = ""  # set only by the embedded cluster: first on every process's PATH
-    where: str = ""  # the conf.py that was read, or a description of its replacement
 
 
 def _text(value: object) -> str:
@@ -78,10 +38,10 @@ def _lines(value: object) -> str:
 
 def _number(low: int, high: int, what: str) -> Callable[[object], int]:
     def read(value: object) -> int:
-        text = str(value).strip()
-        if isinstance(value, bool) or not re.fullmatch(r"\d{1,5}", text) or not low <= int(text) <= high:
+        number = whole(value.strip() if isinstance(value, str) else value, low, high)
+        if number is None:
             raise ValueError(f"{what}, {low} to {high}")
-        return int(text)
+        return number
 
     return read
 
@@ -90,17 +50,17 @@ _port = _number(1, HIGHEST_PORT, "a port")
 
 
 def _seconds(value: object) -> float:
-    if isinstance(value, bool) or not re.fullmatch(r"\d+(\.\d*)?", str(value).strip()) or float(str(value)) <= 0:
-        raise ValueError("a number of seconds above 0")
-    return float(str(value))
+    found = seconds_of(value.strip() if isinstance(value, str) else value)
+    if not found:
+        raise ValueError(f"a duration above 0: {DURATIONS}")
+    return found
 
 
 def _bool(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    if str(value).strip().lower() in ("true", "1", "yes", "on"):
+    text = str(value).strip().lower()
+    if text in ("true", "1", "yes", "on"):
         return True
-    if str(value).strip().lower() in ("false", "0", "no", "off", ""):
+    if text in ("false", "0", "no", "off", ""):
         return False
     raise ValueError('True or False (or "True", "False")')
 
@@ -129,71 +89,98 @@ def _one_of(*allowed: str) -> Callable[[object], str]:
     return read
 
 
-# conf.py key -> (field of Cluster, reader). A reader raises ValueError saying what is right.
-KEYS: Dict[str, Tuple[str, Callable[[object], Any]]] = {
-    "HOSTS": ("hosts", read_hosts),
-    "ROOT_DIR": ("root_dir", _text),
-    "ROOT_DIR_GROUP": ("root_dir_group", _one_of("trusted")),
-    "PADDLE_NIC": ("nic", _text),
-    "PADDLE_PORT": ("pserver_port", _port),
-    "PADDLE_PORTS_NUM": ("ports_num", _number(1, 1000, "a number of ports")),
-    "PADDLE_PORTS_NUM_FOR_SPARSE": ("ports_num_for_sparse", _number(0, 1000, "a number of ports")),
-    "PADDLE_USE_GPU": ("use_gpu", _bool),
-    "LD_LIBRARY_PATH": ("ld_library_path", _text),
-    "USER": ("user", _user),
-    "PORT": ("port", _port),
-    "IDENTITY_FILE": ("identity_file", _text),
-    "GATEWAY": ("gateway", _text),
-    "CONNECT_TIMEOUT": ("connect_timeout", _seconds),
-    "HOST_KEYS": ("host_keys", _one_of(*HOST_KEY_POLICIES)),
-    "KNOWN_HOSTS": ("known_hosts", _text),
-    "PYTHON": ("python", _text),
-    "PRELUDE": ("prelude", _lines),
-    "ENV": ("env", variables),
-    "PASS_ENV": ("pass_env", _names),
-    "SECRETS": ("secrets", _names),
-    "DEVICE_KIND": ("device_kind", _one_of(*DEVICE_KINDS)),
-    "START_PORT": ("start_port", _port),
-    "LEAD_PORT": ("lead_port", _port),
-    "RELAY": ("relay", _one_of("auto", "off")),
-    "DISPATCH": ("dispatch", _one_of(*CARRIERS)),
-    "LOSS_TIMEOUT": ("loss_timeout", _seconds),
-    "GRACE": ("grace", _seconds),
-    "CHECKS_OFF": ("checks_off", _checks),
-    "CHECK_PACKAGES": ("check_packages", _names),
-}
+def _key(name: str, read: Callable[[object], Any], default: Any) -> Any:
+    """A field of Cluster that conf.py sets by this key. `read` raises ValueError saying what is right."""
+    return field(default=default, metadata={"key": name, "read": read})
 
 
-def read_cluster(values: Mapping[str, object], where: str = "conf.py") -> Cluster:
-    """The capital names of conf.py -> Cluster. Raises ConfigError naming the key, its value and what is right."""
-    fields: Dict[str, Any] = {"where": where, "pserver_port_given": "PADDLE_PORT" in values}
+@dataclass(frozen=True)
+class Cluster:
+    """Where jobs run. 0, "" and None in a field mean that conf.py does not set it."""
+
+    hosts: Tuple[Host, ...] = field(metadata={"key": "HOSTS", "read": read_hosts})
+    engine: str = _key("ENGINE", _text, "")  # what provides the nodes; "": the default of engines/registry.py
+    root_dir: str = _key("ROOT_DIR", _text, "~/clustertool")
+    root_dir_group: str = _key("ROOT_DIR_GROUP", _one_of("trusted"), "")  # groups may write to the folders of ROOT_DIR
+    nic: str = _key("PADDLE_NIC", _text, "")
+    pserver_port: int = _key("PADDLE_PORT", _port, 7164)
+    pserver_port_given: bool = False
+    ports_num: int = _key("PADDLE_PORTS_NUM", _number(1, 1000, "a number of ports"), 1)
+    ports_num_for_sparse: int = _key("PADDLE_PORTS_NUM_FOR_SPARSE", _number(0, 1000, "a number of ports"), 1)
+    use_gpu: Optional[bool] = _key("PADDLE_USE_GPU", _bool, None)
+    ld_library_path: str = _key("LD_LIBRARY_PATH", _text, "")
+    user: str = _key("USER", _user, "")
+    port: int = _key("PORT", _port, 0)
+    identity_file: str = _key("IDENTITY_FILE", _text, "")
+    gateway: str = _key("GATEWAY", _text, "")
+    connect_timeout: float = _key("CONNECT_TIMEOUT", _seconds, 10.0)
+    host_keys: str = _key("HOST_KEYS", _one_of(*HOST_KEY_POLICIES), "accept-new")
+    known_hosts: str = _key("KNOWN_HOSTS", _text, "")
+    python: str = _key("PYTHON", _text, "python3")
+    prelude: str = _key("PRELUDE", _lines, "")
+    env: Tuple[Tuple[str, str], ...] = _key("ENV", variables, ())
+    pass_env: Tuple[str, ...] = _key("PASS_ENV", _names, ())
+    secrets: Tuple[str, ...] = _key("SECRETS", _names, ())
+    device_kind: str = _key("DEVICE_KIND", _one_of(*DEVICE_KINDS), "auto")
+    # What a rank sees; "": by its devices.
+    device_visibility: str = _key("DEVICE_VISIBILITY", _one_of(*VISIBILITIES), "")
+    start_port: int = _key("START_PORT", _port, 0)
+    lead_port: int = _key("LEAD_PORT", _port, 0)
+    relay: str = _key("RELAY", _one_of("auto", "off"), "auto")
+    dispatch: str = _key("DISPATCH", _one_of(*CARRIERS), "swarm")  # what carries a workspace to the nodes
+    # From the first machine that has joined a job until the last; None: by what starts the machines (join_file.py).
+    join_timeout: Optional[float] = _key("JOIN_TIMEOUT", _seconds, None)
+    loss_timeout: float = _key("LOSS_TIMEOUT", _seconds, 10.0)
+    grace: float = _key("GRACE", _seconds, 10.0)
+    checks_off: Tuple[str, ...] = _key("CHECKS_OFF", _checks, ())
+    check_packages: Tuple[str, ...] = _key("CHECK_PACKAGES", _names, ("torch", "paddle", "numpy"))
+    ssh_config: str = field(default="", repr=False)  # set only by the embedded cluster: "none" ignores ~/.ssh/config
+    first_path: str = ""  # set only by the embedded cluster: first on every process's PATH
+    shell_devices: str = ""  # set only by clusterrun: the variable of the shell that names the devices of all hosts
+    where: str = ""  # the conf.py that was read, or a description of its replacement
+    settings: Mapping[str, object] = field(
+        default_factory=dict, repr=False, hash=False
+    )  # of the engine, which checks them
+
+
+KEYS = {each.metadata["key"]: each for each in fields(Cluster) if "key" in each.metadata}
+
+
+def read_cluster(values: Mapping[str, object], where: str = "conf.py", needs_hosts: bool = True) -> Cluster:
+    """The capital names of conf.py -> Cluster. Raises ConfigError naming the key, its value and what is right.
+
+    needs_hosts: False for an engine that chooses the nodes itself; HOSTS may then be missing.
+    """
+    found: Dict[str, Any] = {"where": where, "pserver_port_given": "PADDLE_PORT" in values}
     for key, value in values.items():
         if key not in KEYS:
             near = difflib.get_close_matches(key, KEYS, 1)
             hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(sorted(KEYS))}"
             fix = f"{hint} (a name of your own: write it in small letters)"
             raise ConfigError(f"{where}: unknown key {key} = {value!r}", fix)
-        name, read = KEYS[key]
         try:
-            fields[name] = read(value)
+            found[KEYS[key].name] = KEYS[key].metadata["read"](value)
         except ValueError as error:
             raise ConfigError(f"{where}: {key} = {value!r} is not right", f"{key} is {error}") from None
         except ConfigError as error:
             raise ConfigError(f"{where}: {error.what}", error.fix) from None
-    if "hosts" not in fields:
+    if "hosts" not in found and not needs_hosts:
+        found["hosts"] = ()
+    if "hosts" not in found:
         raise ConfigError(f"{where} has no HOSTS", 'name your machines: HOSTS = ["user@10.0.0.1", "user@10.0.0.2"]')
-    _check(fields, where)
-    return Cluster(**fields)
+    cluster = Cluster(**found)
+    _check(cluster)
+    return cluster
 
 
-def _check(fields: Mapping[str, Any], where: str) -> None:
-    roots = {"ROOT_DIR": fields.get("root_dir", "~")}
-    roots.update((f"root_dir of {host.name}", host.root_dir) for host in fields["hosts"] if host.root_dir)
+def _check(cluster: Cluster) -> None:
+    where = cluster.where
+    roots = {"ROOT_DIR": cluster.root_dir}
+    roots.update((f"root_dir of {host.name}", host.root_dir) for host in cluster.hosts if host.root_dir)
     for key, root in roots.items():
         if root != "~" and not root.startswith(("/", "~/")):
-            raise ConfigError(
-                f"{where}: {key} = {root!r} is relative", "write an absolute path, or one that starts with ~/"
-            )
-    for key, value in {**roots, "PYTHON": fields.get("python", "")}.items():
+            fix = "write an absolute path, or one that starts with ~/"
+            raise ConfigError(f"{where}: {key} = {root!r} is relative", fix)
+    for key, value in {**roots, "PYTHON": cluster.python}.items():
         if "\n" in value or "\0" in value:
             raise ConfigError(f"{where}: {key} = {value!r} has a line break in it", "write it on one line")

@@ -5,16 +5,20 @@ A slot is one process. Where a node has devices, slot 3 is on device 3, as in De
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import replace
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from clustertool.errors import ConfigError, UsageError
-from clustertool.model.config.hosts import Host, expand, is_address, named, read_hosts
+from clustertool.model.config.hosts import Host, expand, is_address, numbered, read_hosts
+from clustertool.model.quantities import whole
 
 _KEYS = ("slots", "max-slots", "max_slots", "slots-max", "slots_max")  # the longer ones only warn mpirun
 _FIX = 'write "host slots=4" or "host:4", one host a line'
 _MOST_SLOTS = 10_000
+
+Listed = Union[str, Dict[str, Any]]  # a host as HOSTS has it
 
 
 def read_hostfile(text: str, where: str) -> List[Dict[str, Any]]:
@@ -30,7 +34,10 @@ def read_hostfile(text: str, where: str) -> List[Dict[str, Any]]:
             found.setdefault(host, []).append(slots)
     if not found:
         raise ConfigError(f"{where} names no host", _FIX)
-    return [_entry(host, slots) for host, slots in found.items()]
+    return [
+        {"host": host, **({} if slots == [None] else {"slots": sum(number or 1 for number in slots)})}
+        for host, slots in found.items()
+    ]
 
 
 def _read_line(line: str, where: str) -> Tuple[str, Optional[int]]:
@@ -39,15 +46,16 @@ def _read_line(line: str, where: str) -> Tuple[str, Optional[int]]:
     for option in rest:
         key, equals, value = option.partition("=")
         if not equals:
-            raise ConfigError(f"{where}: {line!r}", _FIX)
+            raise ConfigError(f"{where}: {option!r} has no value in {line!r}", _FIX)
         if key not in _KEYS:
             raise ConfigError(f"{where}: {key!r} is not known", f"known: {', '.join(_KEYS[:2])}; {_FIX}")
         slots = value if key == "slots" and not slots else slots
     if not slots:
         return host, None
-    if not re.fullmatch(r"[0-9]{1,5}", slots) or not 0 < int(slots) <= _MOST_SLOTS:
-        raise ConfigError(f"{where}: slots {slots!r}", f"a whole number from 1 to {_MOST_SLOTS}")
-    return host, int(slots)
+    number = whole(slots, 1, _MOST_SLOTS)
+    if number is None:
+        raise ConfigError(f"{where}: slots {slots!r} is not valid", f"a whole number from 1 to {_MOST_SLOTS}")
+    return host, number
 
 
 def _read_name(name: str) -> Tuple[str, str]:
@@ -57,12 +65,6 @@ def _read_name(name: str) -> Tuple[str, str]:
         return name, ""
     host, colon, slots = name[end:].partition(":")
     return name[:end] + host, slots or colon
-
-
-def _entry(host: str, slots: List[Optional[int]]) -> Dict[str, Any]:
-    if slots == [None]:
-        return {"host": host}
-    return {"host": host, "slots": sum(number or 1 for number in slots)}
 
 
 def choose(hosts: Sequence[Host], only: Sequence[str], skip: Sequence[str]) -> Tuple[Host, ...]:
@@ -77,23 +79,56 @@ def choose(hosts: Sequence[Host], only: Sequence[str], skip: Sequence[str]) -> T
         kept = [_sliced(h, unwanted.get(h.name, ()), keep=False) for h in kept if unwanted.get(h.name, ()) is not None]
     kept = [host for host in kept if host.nproc != 0]
     if not kept:
-        raise UsageError("--only and --skip leave no host", "loosen them")
-    return named(tuple(replace(host, index=index) for index, host in enumerate(kept)))
+        raise UsageError("--only and --skip leave no host", "relax --only or --skip")
+    return numbered(kept)
 
 
-def pick(hosts: Sequence[Host], names: Sequence[str]) -> Tuple[Host, ...]:
-    """--ips: each name is an entry of HOSTS with this host or address, or else a new host. In this order."""
+def read_host_list(text: str) -> Tuple[Listed, ...]:
+    """-H of mpirun and horovodrun: `a:2,b:2`, a number of slots behind each host. Raises UsageError."""
     try:
-        asked = read_hosts(list(names))
+        return tuple(read_hostfile("\n".join(split_list(text)), "-H"))
     except ConfigError as error:
-        raise UsageError(error.what.replace("HOSTS", "--ips", 1), error.fix) from None
+        raise UsageError(re.sub(", line [0-9]+", "", error.what), 'write -H "host1:4,host2:4"') from None
+
+
+def hosts_of(listed: Sequence[Listed], option: str) -> Tuple[Host, ...]:
+    """The hosts that an option names. Raises UsageError."""
+    try:
+        return read_hosts(list(listed))
+    except ConfigError as error:
+        raise UsageError(error.what.replace("HOSTS", option, 1), error.fix) from None
+
+
+def share_out(hosts: Sequence[Host], total: int) -> Tuple[Host, ...]:
+    """-np: so many trainers in all, by slots in the order of the hosts, where all hosts have a number of them, else evenly.
+
+    A host without a number among hosts with slots has one slot (Open MPI). Hosts that get none are left out. Raises UsageError
+    for more trainers than slots.
+    """
+    usual = 1 if any(host.slots is not None for host in hosts) else None
+    numbers = [usual if host.nproc is None else host.nproc for host in hosts]
+    have = [number for number in numbers if number is not None]
+    if len(have) < len(hosts):
+        size, more = divmod(total, len(hosts))
+        shares = [size + (at < more) for at in range(len(hosts))]
+    elif total > sum(have):
+        fix = "name more hosts or slots: -H host1:4,host2:4"
+        raise UsageError(f"-np {total}: the hosts have {sum(have)} slots", fix)
+    else:
+        starts = itertools.accumulate(have, initial=0)
+        shares = [min(number, max(0, total - start)) for number, start in zip(have, starts)]
+    return numbered([host.limited_to(number) for host, number in zip(hosts, shares) if number])
+
+
+def pick(hosts: Sequence[Host], asked: Sequence[Host]) -> Tuple[Host, ...]:
+    """Each host of --ips or -H is an entry of HOSTS with this host or address, or else a new host. In this order."""
     free, found = list(hosts), []
     for host in asked:
         known = next((entry for entry in free if _means(host, entry)), None)
         if known is not None:
             free.remove(known)
-        found.append(known or host)
-    return named(tuple(replace(host, index=index) for index, host in enumerate(found)))
+        found.append(known.with_slots(host) if known else host)
+    return numbered(found)
 
 
 def _means(name: Host, entry: Host) -> bool:
@@ -108,9 +143,8 @@ def _wanted(hosts: Sequence[Host], names: Sequence[str]) -> Dict[str, Optional[T
     for name in _split(names):
         chosen, slots = _named_by(name, hosts)
         if not chosen:
-            raise UsageError(
-                f"--only/--skip {name!r} names no host", f"hosts: {', '.join(host.name for host in hosts)}"
-            )
+            known = ", ".join(host.name for host in hosts)
+            raise UsageError(f"--only/--skip {name!r} names no host", f"hosts: {known}")
         for host in chosen:
             before = found.get(host.name, ())
             found[host.name] = None if slots is None or before is None else tuple(dict.fromkeys((*before, *slots)))
@@ -129,11 +163,7 @@ def _named_by(name: str, hosts: Sequence[Host]) -> Tuple[List[Host], Optional[Tu
 
 def _names(host: Host) -> Tuple[str, ...]:
     bracketed = f"[{host.host}]" if is_address(host.host) and ":" in host.host else host.host
-    return (
-        (host.name, host.host, bracketed, f"{bracketed}:{host.port}")
-        if host.port
-        else (host.name, host.host, bracketed)
-    )
+    return (host.name, host.host, bracketed, *([f"{bracketed}:{host.port}"] if host.port else ()))
 
 
 def _expanded(name: str) -> List[str]:
@@ -143,15 +173,20 @@ def _expanded(name: str) -> List[str]:
         raise UsageError(f"--only/--skip {error.what}", "write node[1-40]") from None
 
 
+def split_list(text: str) -> List[str]:
+    """Items between commas. A comma in brackets does not separate."""
+    return [item.strip() for item in re.split(r",(?![^\[]*\])", text) if item.strip()]
+
+
 def _split(names: Sequence[str]) -> List[str]:
     """Commas separate hosts, but not inside brackets and not between slot numbers."""
     parts: List[str] = []
     for name in names:
         for item in name.replace("@", "\n").splitlines():
-            for piece in re.split(r",(?![^\[]*\])", item):
+            for piece in split_list(item):
                 if parts and re.fullmatch("[0-9]+", piece) and re.search(r":[0-9,]+$", parts[-1]):
                     parts[-1] += "," + piece
-                elif piece:
+                else:
                     parts.append(piece)
     return parts
 

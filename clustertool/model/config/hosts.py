@@ -6,14 +6,15 @@ import ipaddress
 import itertools
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from clustertool.errors import ConfigError
 from clustertool.model import roles
-from clustertool.model.quantities import HIGHEST_PORT
+from clustertool.model.quantities import HIGHEST_PORT, whole
 
-_RANGE = re.compile(r"\[([0-9,\-]+)\]")
+_RANGE = re.compile(r"\[([0-9,/\-]+)\]")
 _MOST = 100_000  # hosts of one entry
 _NO_HOST = re.compile(r"""['`"$\\;&<>|(){},\s\x00-\x1f\x7f]""")
 _NO_USER = re.compile(r"""['`";&<>|(){}\x00-\x1f\x7f]|\s-|\\$""")
@@ -52,6 +53,16 @@ class Host:
             return devices
         return tuple(dict.fromkeys(devices[slot % len(devices)] for slot in self.slots))
 
+    def with_slots(self, other: Host) -> Host:
+        """This host with the slots of `other`, if it has some: one trainer each."""
+        return self.limited_to(len(other.slots)) if other.slots is not None else self
+
+    def limited_to(self, slots: int) -> Host:
+        """This host with so many of its slots. They have priority over numbers of trainers that it had."""
+        first = self.slots[:slots] if self.slots is not None and len(self.slots) >= slots else tuple(range(slots))
+        others = self.roles and tuple((role, None if role == "trainer" else number) for role, number in self.roles)
+        return replace(self, slots=first, nproc=slots, roles=others, devices=self.devices and self.devices[:slots])
+
     def plays(self, role: str) -> bool:
         return self.roles is None or role in dict(self.roles)
 
@@ -74,28 +85,23 @@ def read_hosts(value: object) -> Tuple[Host, ...]:
     """HOSTS of conf.py -> hosts with their node ids. Raises ConfigError naming the entry."""
     if not isinstance(value, (list, tuple)):
         raise ConfigError(f"HOSTS is {value!r}, not a list", _FIX)
-    found: List[Host] = []
-    for entry in value:
-        found.extend(_read_entry(entry))
+    found = [host for entry in value for host in _read_entry(entry)]
     if not found:
         raise ConfigError("HOSTS is empty", 'name at least one machine: HOSTS = ["user@10.0.0.1"]')
-    return named(tuple(replace(host, index=i) for i, host in enumerate(found)))
+    return numbered(found)
 
 
-def named(hosts: Sequence[Host]) -> Tuple[Host, ...]:
-    """Give every host a display name that is unique: its host, with port or node id where two are alike."""
+def numbered(hosts: Sequence[Host]) -> Tuple[Host, ...]:
+    """Give every host its node id, and a display name that is unique: its host, with port or id where two are alike."""
     plain = [host.host for host in hosts]
     ported = [f"{host.host}:{host.port}" if host.port else host.host for host in hosts]
-    names = []
-    for host, short, long in zip(hosts, plain, ported):
-        name = short if plain.count(short) == 1 else long if ported.count(long) == 1 else f"{long}#{host.index}"
-        names.append(name)
-    seen: Dict[Tuple[str, str, int], int] = {}
+    seen: Counter[Tuple[str, str, int]] = Counter()
     found = []
-    for host, name in zip(hosts, names):
+    for index, (host, short, long) in enumerate(zip(hosts, plain, ported)):
+        name = short if plain.count(short) == 1 else long if ported.count(long) == 1 else f"{long}#{index}"
         entry = (host.user, host.host, host.port)
-        found.append(replace(host, name=name, twin=seen.get(entry, 0)))
-        seen[entry] = seen.get(entry, 0) + 1
+        found.append(replace(host, index=index, name=name, twin=seen[entry]))
+        seen[entry] += 1
     return tuple(found)
 
 
@@ -103,7 +109,7 @@ def _read_entry(entry: object) -> List[Host]:
     if isinstance(entry, str):
         return _parse(entry, entry)
     if not isinstance(entry, dict):
-        raise ConfigError(f"HOSTS has {entry!r}", _FIX)
+        raise ConfigError(f"HOSTS has {entry!r}, which is no text and no dict", _FIX)
     unknown = sorted(str(key) for key in set(entry) - _KEYS)
     if unknown:
         known = ", ".join(sorted(_KEYS))
@@ -117,13 +123,9 @@ def _read_entry(entry: object) -> List[Host]:
         raise ConfigError(f"HOSTS entry {entry!r} gives one address to {len(hosts)} hosts", "write one entry per host")
     return [
         replace(
-            given,
-            host=host.host,
-            user=given.user or host.user,
-            port=given.port or host.port,
-            address=given.address or host.address,
+            given, host=h.host, user=given.user or h.user, port=given.port or h.port, address=given.address or h.address
         )
-        for host in hosts
+        for h in hosts
     ]
 
 
@@ -133,18 +135,24 @@ def _extras(entry: Dict[str, object]) -> Host:
     def text(key: str) -> str:
         value = entry.get(key, "")
         if not isinstance(value, str):
-            raise ConfigError(f"HOSTS entry {entry!r}: {key} is {value!r}", f"{key} is a string")
+            raise ConfigError(
+                f"HOSTS entry {entry!r}: {key} is {value!r}, not a string", f'write {key} in quotes: "{key}": "..."'
+            )
         return value
 
-    nproc, slots = (
-        None if entry.get(key) is None else _positive(entry[key], f"HOSTS entry {entry!r}: {key}")
-        for key in ("nproc", "slots")
-    )
+    def number(key: str) -> Optional[int]:
+        return None if entry.get(key) is None else _positive(entry[key], f"HOSTS entry {entry!r}: {key}")
+
+    nproc, slots = number("nproc"), number("slots")
     if slots is not None and nproc is not None:
         raise ConfigError(f"HOSTS entry {entry!r} gives nproc and slots", "give one of them")
     user, address = text("user"), text("address")
     if (user and not valid_user(user)) or (address and not valid_host(address)):
         raise ConfigError(f"HOSTS entry {entry!r}: user or address has characters that ssh does not allow", _FIX)
+    try:
+        env = variables(entry.get("env", {}))
+    except ValueError as error:
+        raise ConfigError(f"HOSTS entry {entry!r}: env is {entry['env']!r}", f"env is {error}") from None
     return Host(
         index=0,
         host="",
@@ -156,7 +164,7 @@ def _extras(entry: Dict[str, object]) -> Host:
         nproc=nproc if slots is None else slots,
         slots=None if slots is None else tuple(range(slots)),
         roles=_roles(entry["roles"], entry) if "roles" in entry else None,
-        env=_env(entry.get("env", {}), entry),
+        env=env,
     )
 
 
@@ -184,10 +192,10 @@ def _is_name(name: str) -> bool:
 
 
 def _split_port(rest: str, entry: object) -> Tuple[List[str], int]:
-    if rest.startswith("[") and ":" in rest.split("]")[0]:
-        inside, closed, tail = rest[1:].partition("]")
+    inside, closed, tail = rest[1:].partition("]")
+    if rest.startswith("[") and (":" in inside or is_address(inside)):  # `ssh -G` prints 10.0.0.1 as [10.0.0.1]
         if not closed or (tail and not tail.startswith(":")):
-            raise ConfigError(f"HOSTS has {entry!r}", _FIX)
+            raise ConfigError(f"HOSTS has {entry!r}: the bracket of the address is not closed", _FIX)
         names, port = [inside], tail[1:] if tail else ""
         if not is_address(inside) or (tail and not port):
             raise ConfigError(f"HOSTS has {entry!r}: {inside!r} is no IPv6 address", _FIX)
@@ -202,13 +210,12 @@ def _split_port(rest: str, entry: object) -> Tuple[List[str], int]:
 
 
 def expand(pattern: str) -> List[str]:
-    """ "node[01-03,7]" -> node01 node02 node03 node7; several brackets multiply. Raises ConfigError."""
-    parts: List[List[str]] = []
-    at = 0
-    for match in _RANGE.finditer(pattern):
-        parts += [[pattern[at : match.start()]], _numbers(match.group(1), pattern)]
-        at = match.end()
-    parts.append([pattern[at:]])
+    """ "node[01-03,7]" -> node01 node02 node03 node7; several brackets multiply. Raises ConfigError.
+
+    "node[0-8/2]" has a step, as in ClusterShell: node0 node2 node4 node6 node8.
+    """
+    split = _RANGE.split(pattern)  # text, range, text, range, ..., text
+    parts = [_numbers(text, pattern) if number % 2 else [text] for number, text in enumerate(split)]
     if math.prod(len(part) for part in parts) > _MOST:
         raise ConfigError(f"{pattern!r} names too many hosts", _FIX)
     return ["".join(combination) for combination in itertools.product(*parts)]
@@ -217,14 +224,19 @@ def expand(pattern: str) -> List[str]:
 def _numbers(text: str, pattern: str) -> List[str]:
     found: List[str] = []
     for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        match = re.fullmatch(r"(\d+)(?:-(\d+)(?:/(\d+))?)?", part)
         if not match:
-            raise ConfigError(f"{pattern!r}: {part!r} is no range", 'write "node[1-40]" or "node[1-3,7]"')
+            raise ConfigError(
+                f"{pattern!r}: {part!r} is no range", 'write "node[1-40]", "node[1-3,7]" or "node[0-8/2]"'
+            )
         low, high = match.group(1), match.group(2) or match.group(1)
         if int(high) < int(low) or int(high) - int(low) > _MOST:
             raise ConfigError(f"{pattern!r}: the range {part!r} runs backwards or is too long", 'write "node[1-40]"')
+        step = whole(match.group(3) or "1", 1, _MOST)
+        if step is None:
+            raise ConfigError(f"{pattern!r}: the step of {part!r} is not right", f"a number from 1 to {_MOST}")
         width = len(low) if low.startswith("0") else 0
-        found += [str(n).zfill(width) for n in range(int(low), int(high) + 1)]
+        found += [str(n).zfill(width) for n in range(int(low), int(high) + 1, step)]
     return found
 
 
@@ -237,12 +249,6 @@ def is_address(text: str) -> bool:
     return True
 
 
-def is_port(value: object) -> bool:
-    """True for a number from 1 to 65535, or its text of at most five digits."""
-    is_number = not isinstance(value, bool) and re.fullmatch(r"[0-9]{1,5}", str(value))
-    return bool(is_number) and 0 < int(str(value)) <= HIGHEST_PORT
-
-
 def device_ids(value: object, what: str) -> Tuple[int, ...]:
     """Physical device ids from "0,1", 3 or [0, 1]. Raises ConfigError."""
     if isinstance(value, str):
@@ -252,27 +258,30 @@ def device_ids(value: object, what: str) -> Tuple[int, ...]:
     elif isinstance(value, (list, tuple)):
         items = value
     else:
-        raise ConfigError(f"{what} is {value!r}", "write [0, 1]")
-    ids = []
+        raise ConfigError(f"{what} is {value!r}, not a list of device numbers", "write [0, 1]")
+    ids: List[int] = []
     for item in items:
-        if isinstance(item, bool) or not re.fullmatch(r"\d{1,5}", str(item)):
+        number = whole(item, 0, 99999)
+        if number is None:
             raise ConfigError(f"{what}: {item!r} is no device number", "write [0, 1]")
-        ids.append(int(str(item)))
+        ids.append(number)
     if len(set(ids)) != len(ids):
         raise ConfigError(f"{what} names a device twice: {value!r}", "name every device once")
     return tuple(ids)
 
 
 def _port(value: object, entry: object) -> int:
-    if not is_port(value):
+    port = whole(value, 1, HIGHEST_PORT)
+    if port is None:
         raise ConfigError(f"HOSTS has {entry!r}: {value!r} is no port", f"a port is a number from 1 to {HIGHEST_PORT}")
-    return int(str(value))
+    return port
 
 
 def _positive(value: object, what: str) -> int:
-    if isinstance(value, bool) or not re.fullmatch(r"\d{1,5}", str(value)) or int(str(value)) < 1:
-        raise ConfigError(f"{what} is {value!r}", "a whole number from 1 to 99999")
-    return int(str(value))
+    number = whole(value, 1, 99999)
+    if number is None:
+        raise ConfigError(f"{what} is {value!r}, which is not valid", "a whole number from 1 to 99999")
+    return number
 
 
 def _roles(value: object, entry: object) -> Tuple[Tuple[str, Optional[int]], ...]:
@@ -284,7 +293,7 @@ def _roles(value: object, entry: object) -> Tuple[Tuple[str, Optional[int]], ...
     elif isinstance(value, (list, tuple)):
         pairs = [(name, None) for name in value]
     else:
-        raise ConfigError(f"HOSTS entry {entry!r}: roles is {value!r}", fix)
+        raise ConfigError(f"HOSTS entry {entry!r}: roles is {value!r}, not a list or a dict", fix)
     found: List[Tuple[str, Optional[int]]] = []
     for name, number in pairs:
         role = roles.known(str(name))
@@ -294,13 +303,6 @@ def _roles(value: object, entry: object) -> Tuple[Tuple[str, Optional[int]], ...
             raise ConfigError(f"HOSTS entry {entry!r} names the role {role} twice", "name every role once")
         found.append((role, None if number is None else _positive(number, f"HOSTS entry {entry!r}: roles")))
     return tuple(found)
-
-
-def _env(value: object, entry: object) -> Tuple[Tuple[str, str], ...]:
-    try:
-        return variables(value)
-    except ValueError as error:
-        raise ConfigError(f"HOSTS entry {entry!r}: env is {value!r}", f"env is {error}") from None
 
 
 def variables(value: object) -> Tuple[Tuple[str, str], ...]:

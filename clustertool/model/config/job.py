@@ -7,46 +7,40 @@ import re
 import shlex
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
 
 from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import VARIABLE, device_ids
 from clustertool.model.paths import OURS, is_job_id
-from clustertool.model.quantities import HIGHEST_PORT
+from clustertool.model.quantities import DURATIONS, HIGHEST_PORT, seconds_of, whole
 from clustertool.model.roles import MODES
 
 Command = Optional[Tuple[str, ...]]
 Pairs = Tuple[Tuple[str, str], ...]
 _MOST = 10000  # processes of one role on one node, and nodes
+_NUMBER = f"a whole number from 1 to {_MOST}"
 COUNTED = ("gpu", "xpu", "npu", "cpu", "auto")  # --nproc-per-node by what the node has, as torchrun knows it
+_NPROC = f"{_NUMBER}, or one of {', '.join(COUNTED)}"
 # The commands of the old paddle.py on every host; the trainer's own options come before --trainer_id.
-_V2_PSERVER = (
-    "paddle",
-    "pserver",
-    "--num_gradient_servers={num_trainers}",
-    "--nics={nic}",
-    "--port={port}",
-    "--ports_num={ports_num}",
-    "--ports_num_for_sparse={ports_num_for_sparse}",
+_V2_PSERVER = tuple(
+    """paddle pserver --num_gradient_servers={num_trainers} --nics={nic} --port={port}
+    --ports_num={ports_num} --ports_num_for_sparse={ports_num_for_sparse}""".split()
 )
-_V2_TRAINER = (
-    "paddle",
-    "train",
-    "--num_gradient_servers={num_trainers}",
-    "--nics={nic}",
-    "--port={pserver_port}",
-    "--ports_num={ports_num}",
-    "--pservers={pservers}",
+_V2_TRAINER = tuple(
+    """paddle train --num_gradient_servers={num_trainers} --nics={nic} --port={pserver_port}
+    --ports_num={ports_num} --pservers={pservers}""".split()
 )
 
-# What the plan computes for every process. Overriding one of these by hand breaks a job in ways that look like the
-# network's fault, so it needs --force-env.
+# What the plan computes for every process. Overriding one of these by hand breaks a job in ways that resemble
+# a fault of the network, so it needs --force-env.
 PLACED = frozenset(
-    """RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK MASTER_ADDR MASTER_PORT
+    """RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK GROUP_WORLD_SIZE MASTER_ADDR MASTER_PORT
+    ROLE_RANK ROLE_WORLD_SIZE TORCHELASTIC_RESTART_COUNT TORCHELASTIC_ERROR_FILE
     OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE
     PADDLE_MASTER PADDLE_GLOBAL_SIZE PADDLE_LOCAL_SIZE PADDLE_GLOBAL_RANK PADDLE_LOCAL_RANK PADDLE_NNODES
-    PADDLE_CURRENT_ENDPOINT PADDLE_TRAINER_ID PADDLE_TRAINERS_NUM PADDLE_RANK_IN_NODE PADDLE_TRAINER_ENDPOINTS
+    PADDLE_CURRENT_ENDPOINT PADDLE_WORKER_ENDPOINT PADDLE_MASTER_ENDPOINT DISTRIBUTED_TRAINER_ENDPOINTS TRAINER_PORTS_NUM
+    PADDLE_TRAINER_ID PADDLE_TRAINERS_NUM PADDLE_RANK_IN_NODE PADDLE_TRAINER_ENDPOINTS
     PADDLE_TRAINERS POD_IP PADDLE_PSERVERS_IP_PORT_LIST PADDLE_PORT PADDLE_ROLE TRAINING_ROLE
     PADDLE_GLOO_HTTP_ENDPOINT PADDLE_INIT_TRAINER_ID PADDLE_INIT_PSERVERS PADDLE_INIT_NUM_GRADIENT_SERVERS
     PADDLE_INIT_PORT PADDLE_HETER_TRAINER_IP_PORT_LIST PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST
@@ -57,6 +51,8 @@ PLACED = frozenset(
 
 AUTO = "auto"  # --devices auto
 READY = ("listen", "started")  # [pserver] ready
+ON_FAILURE = ("abort", "continue")
+Value = TypeVar("Value")
 
 Toml = Mapping[str, Any]  # the values of a file that the user wrote
 
@@ -85,6 +81,14 @@ class Policy:
 
 
 @dataclass(frozen=True)
+class RequestedPorts:
+    """Ports that the command line names; 0: any free one."""
+
+    gloo: int = 0
+    master: int = 0
+
+
+@dataclass(frozen=True)
 class JobSpec:
     mode: str = "collective"
     trainer: Role = Role()
@@ -101,9 +105,13 @@ class JobSpec:
     nproc: Optional[int] = None
     nproc_of: str = ""  # one of COUNTED
     nnodes: int = 0
-    http_port: int = 0
+    ports: RequestedPorts = RequestedPorts()
     job_workspace: str = ""
     log_dir: str = ""
+
+    @property
+    def has_pservers(self) -> bool:
+        return "pserver" in MODES[self.mode]
 
 
 @dataclass(frozen=True)
@@ -112,7 +120,8 @@ class Options:
 
     implied: the mode if neither the options nor job.toml have one. command: instead of script, already split.
     v2: the command line of the old paddle.py, whose roles run `paddle train` and `paddle pserver`; v2_args are passed to the
-    trainer. log_dir: where the working directory shows the logs.
+    trainer. log_dir: where the working directory shows the logs. host_counts: the command line has given each host its number
+    of trainers.
     """
 
     mode: str = ""
@@ -132,6 +141,7 @@ class Options:
     worker_num: str = ""
     heter_worker_num: str = ""
     http_port: str = ""
+    master_port: str = ""
     nnodes: str = ""
     env: Tuple[str, ...] = ()
     force_env: bool = False
@@ -143,6 +153,7 @@ class Options:
     on_failure: str = ""
     max_restarts: str = ""
     job_workspace: str = ""
+    host_counts: bool = False
 
 
 def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
@@ -150,10 +161,15 @@ def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
     file = _read_toml(toml)
     mode = _mode(options, file)
     script = options.command or _script(options.script)
+    _require_program(script)
     devices = options.devices.strip()
     trainer, pserver, heter = (replace(file[name], command=script or file[name].command) for name in _COMMANDS)
-    if options.v2:
-        trainer, pserver = _v2(trainer, options.v2_args), replace(pserver, command=pserver.command or _V2_PSERVER)
+    if options.v2:  # the trainer of the old paddle.py is its command, then what was typed for it
+        train, last = (trainer.command, ()) if trainer.command else (_V2_TRAINER, ("--trainer_id={rank}",))
+        trainer = replace(trainer, command=(*train, *options.v2_args, *last))
+        pserver = replace(pserver, command=pserver.command or _V2_PSERVER)
+    if options.host_counts:
+        trainer = replace(trainer, per_node=None)
     shards = _patterns(list(_parts(options.shards)), "--shards", UsageError) or file["shards"]
     return JobSpec(
         mode=mode,
@@ -171,20 +187,25 @@ def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
         nproc=None if options.nproc_per_node in COUNTED else _count(options.nproc_per_node, "--nproc-per-node", _NPROC),
         nproc_of=options.nproc_per_node if options.nproc_per_node in COUNTED else "",
         nnodes=_count(options.nnodes, "--nnodes") or 0,
-        http_port=_count(options.http_port, "--http-port", f"a port from 1 to {HIGHEST_PORT}", HIGHEST_PORT) or 0,
+        ports=RequestedPorts(
+            gloo=_port(options.http_port, "--http-port"), master=_port(options.master_port, "--master-port")
+        ),
         job_workspace=options.job_workspace,
         log_dir=options.log_dir,
     )
 
 
-def valid_job_id(text: str) -> str:
-    """The id itself, or UsageError."""
+def valid_job_id(text: str, option: str = "--job-id") -> str:
+    """The id itself, or UsageError. Names of jobs have the same form."""
     if not is_job_id(text):
-        raise UsageError(
-            f"--job-id {text!r} is no job id",
-            "letters, digits, '.', '_' and '-', up to 64, the first one a letter or digit",
-        )
+        fix = "letters, digits, '.', '_' and '-', up to 64, the first one a letter or digit"
+        raise UsageError(f"{option} {text!r} is no job {'name' if option == '--name' else 'id'}", fix)
     return text
+
+
+def resumes(toml: Toml) -> bool:
+    """job.toml's `resume`: whether a job continues from the newest one of the same name or workspace."""
+    return bool(toml.get("resume", False))
 
 
 def _mode(options: Options, file: Toml) -> str:
@@ -192,7 +213,7 @@ def _mode(options: Options, file: Toml) -> str:
     heter = _given(options, "heter_workers", "heter_worker_num", "heter_devices")
     servers = _given(options, "servers", "server_num")
     implied = "ps-heter" if heter else "ps" if servers or options.v2 else options.implied or "collective"
-    mode = str(options.mode or file["mode"] or implied)
+    mode = options.mode.replace("_", "-") or str(file["mode"] or implied)
     if mode not in MODES:
         raise UsageError(f"--mode {mode!r} is not known", f"one of {', '.join(MODES)}")
     if heter and "heter" not in MODES[mode]:
@@ -221,26 +242,33 @@ _TABLES: Dict[str, Tuple[str, ...]] = {
 
 def _read_toml(toml: Toml) -> Dict[str, Any]:
     for key, value in toml.items():
-        if key not in ("mode", "env", *_TABLES):
-            raise DataError(f"job.toml: unknown key {key!r}", f"known: mode, env, {', '.join(_TABLES)}")
+        if key not in ("mode", "resume", "env", *_TABLES):
+            raise DataError(f"job.toml: unknown key {key!r}", f"known: mode, resume, env, {', '.join(_TABLES)}")
         if key == "mode":
             if value not in tuple(MODES):
-                raise DataError(f"job.toml: mode = {value!r}", f"one of {', '.join(MODES)}")
+                raise DataError(f"job.toml: mode = {value!r} is not known", f"one of {', '.join(MODES)}")
+        elif key == "resume":
+            if not isinstance(value, bool):
+                raise DataError(f"job.toml: resume = {value!r} is not a bool", "true or false")
         elif not isinstance(value, dict):
             raise DataError(f"job.toml: {key} = {value!r} is no table", f"write [{key}] and its keys below it")
         for name in value if key in _TABLES else ():
             if name not in _TABLES[key]:
                 raise DataError(f"job.toml: [{key}] has the unknown key {name!r}", f"known: {', '.join(_TABLES[key])}")
+    only = toml.get("shards", {}).get("only_where_read", False)
+    if not isinstance(only, bool):
+        raise DataError(f"job.toml: [shards] only_where_read = {only!r} is not a bool", "true or false")
     output = toml.get("outputs", {}).get("path", "output")
-    first = posixpath.normpath(output).split("/")[0] if isinstance(output, str) and "\0" not in output else ""
+    first = posixpath.normpath(output).split("/")[0] if _is_text(output) else ""
     if first in ("", ".", "..", "log", "nodefile", OURS):
-        raise DataError(f"job.toml: [outputs] path = {output!r}", "a folder inside the job's directory, such as output")
+        what = f"job.toml: [outputs] path = {output!r} is not a folder inside the job's directory"
+        raise DataError(what, 'path = "output"')
     return {
         "mode": toml.get("mode", ""),
         **{name: _role(toml, name) for name in _COMMANDS},
         "env": _toml_env(toml.get("env", {})),
         "shards": _patterns(toml.get("shards", {}).get("files", []), "job.toml: [shards] files =", DataError),
-        "only_where_read": _true(toml, "shards", "only_where_read"),
+        "only_where_read": only,
         "output": posixpath.normpath(output),
         "policy": toml.get("policy", {}),
     }
@@ -249,26 +277,25 @@ def _read_toml(toml: Toml) -> Dict[str, Any]:
 def _role(toml: Toml, name: str) -> Role:
     table = toml.get(name, {})
     command, per_node = table.get("command"), table.get("per_node")
-    if command is not None and not _is_command(command):
-        raise DataError(f"job.toml: [{name}] command = {command!r}", 'a list of strings: ["python3", "-u", "train.py"]')
-    if per_node is not None and (
-        isinstance(per_node, bool) or not isinstance(per_node, int) or not 0 < per_node <= _MOST
-    ):
-        raise DataError(f"job.toml: [{name}] per_node = {per_node!r}", f"a whole number from 1 to {_MOST}")
+    if command is not None and not (isinstance(command, list) and command and all(map(_is_text, command))):
+        what = f"job.toml: [{name}] command = {command!r} is not a list of strings"
+        raise DataError(what, 'command = ["python3", "-u", "train.py"]')
+    if per_node is not None and (isinstance(per_node, str) or not whole(per_node, 1, _MOST)):
+        raise DataError(f"job.toml: [{name}] per_node = {per_node!r} is not valid", _NUMBER)
     ready = table.get("ready", READY[0])  # only pservers have it
-    if not isinstance(ready, str) or ready not in READY:
-        raise DataError(f"job.toml: [{name}] ready = {ready!r}", '"listen" (the default) or "started"')
+    if ready not in READY:
+        raise DataError(f"job.toml: [{name}] ready = {ready!r} is not known", '"listen" (the default) or "started"')
     return Role(None if command is None else tuple(command), per_node, ready=ready)
 
 
-def _is_command(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(part, str) and "\0" not in part for part in value)
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and "\0" not in value
 
 
 def _toml_env(table: Toml) -> Pairs:
     for name, value in table.items():
         if not VARIABLE.fullmatch(name) or isinstance(value, (dict, list)) or "\0" in str(value):
-            raise DataError(f"job.toml: [env] {name} = {value!r}", 'NAME = "value"')
+            raise DataError(f"job.toml: [env] {name} = {value!r} is not a variable", 'NAME = "value"')
     return tuple((name, str(value)) for name, value in table.items())
 
 
@@ -277,13 +304,6 @@ def _patterns(value: object, where: str, error: Type[ClustertoolError]) -> Tuple
     if not isinstance(patterns, list) or not all(isinstance(pattern, str) and _inside(pattern) for pattern in patterns):
         raise error(f"{where} {value!r}", 'a pattern of files inside the workspace: "data/*-[0-9]*"')
     return tuple(dict.fromkeys(posixpath.normpath(pattern) for pattern in patterns))
-
-
-def _true(toml: Toml, table: str, name: str) -> bool:
-    value = toml.get(table, {}).get(name, False)
-    if not isinstance(value, bool):
-        raise DataError(f"job.toml: [{table}] {name} = {value!r}", "true or false")
-    return value
 
 
 def _inside(pattern: str) -> bool:
@@ -301,8 +321,6 @@ def _only_where_read(shards: Sequence[str], file: Toml, options: Options) -> boo
     return asked or bool(file["only_where_read"])
 
 
-_NPROC = f"a whole number from 1 to {_MOST}, or one of {', '.join(COUNTED)}"
-
 # -- the command line ---------------------------------------------------------------------------------------------------
 
 
@@ -312,25 +330,41 @@ def _script(text: str) -> Command:
         parts = shlex.split(text)
     except ValueError as error:
         raise UsageError(f"--script {text!r}: {error}", "close the quote") from None
-    if not parts:
-        return None
-    return tuple(["python3", "-u", *parts] if parts[0].endswith(".py") else parts)
+    return with_python(parts) or None
 
 
-def _v2(trainer: Role, args: Tuple[str, ...]) -> Role:
-    """The trainer of the old paddle.py: its command, then what was typed for it."""
-    command = (*trainer.command, *args) if trainer.command else (*_V2_TRAINER, *args, "--trainer_id={rank}")
-    return replace(trainer, command=command)
+def _require_program(command: Command) -> None:
+    """Raise UsageError for `A=1 python3 train.py`: no shell reads the command, so A=1 would be the program."""
+    name, equals, _ = command[0].partition("=") if command else ("", "", "")
+    if equals and re.fullmatch(VARIABLE, name):
+        raise UsageError(f"the command begins with the variable {name}; no shell reads it", f"give --env {name}=...")
 
 
-def _count(
-    text: str, option: str, right: str = f"a whole number from 1 to {_MOST}", most: int = _MOST
-) -> Optional[int]:
-    if text == "":
-        return None
-    if not re.fullmatch(r"\d{1,5}", text) or not 0 < int(text) <= most:
-        raise UsageError(f"{option} {text!r}", right)
-    return int(text)
+def with_python(arguments: Sequence[str]) -> Tuple[str, ...]:
+    """A command whose first argument may be a script of Python."""
+    return ("python3", "-u", *arguments) if arguments and arguments[0].endswith(".py") else tuple(arguments)
+
+
+def started_by(how: str, arguments: Sequence[str]) -> Tuple[str, ...]:
+    """The command for a program and its arguments. how: as torchrun has it: module, no-python, run-path, or "" where the name
+    of the program decides."""
+    if not arguments or how == "no-python":
+        return tuple(arguments)
+    if how == "module":
+        return ("python3", "-u", "-m", *arguments)
+    return ("python3", "-u", *arguments) if how == "run-path" else with_python(arguments)
+
+
+def _count(text: str, option: str, right: str = _NUMBER, most: int = _MOST) -> Optional[int]:
+    number = whole(text, 1, most)
+    if number is None and text:
+        raise UsageError(f"{option} {text!r} is not valid", right)
+    return number
+
+
+def _port(text: str, option: str) -> int:
+    """0 if it is not given."""
+    return _count(text, option, f"a port from 1 to {HIGHEST_PORT}", HIGHEST_PORT) or 0
 
 
 def _with_counts(role: Role, listed: str, endpoints: Sequence[str], counted: str, number: str) -> Role:
@@ -338,19 +372,19 @@ def _with_counts(role: Role, listed: str, endpoints: Sequence[str], counted: str
     parts, count = _endpoints(endpoints, listed), _count(number, counted)
     each = Counter(re.sub(r":\d+$", "", part) for part in parts)
     if parts and count and count != len(parts) and set(each.values()) != {count}:
-        raise UsageError(
-            f"{listed} names {len(parts)}, {counted} says {count}", f"leave {counted} out: the list has the number"
-        )
+        fix = f"leave {counted} out: the list has the number"
+        raise UsageError(f"{listed} names {len(parts)}, {counted} says {count}", fix)
     return replace(role, endpoints=parts, per_node=count or role.per_node)
 
 
 def _stages(role: Role, options: Options) -> Tuple[Role, ...]:
     """Heter trainers by stage: three options with `;` between the stages. One number or device is that of all stages."""
-    by_option = {
-        "--heter-workers": _by_stage("--heter-workers", ",".join(options.heter_workers)),
-        "--heter-worker-num": _by_stage("--heter-worker-num", options.heter_worker_num),
-        "--heter-devices": _by_stage("--heter-devices", options.heter_devices),
+    texts = {
+        "--heter-workers": ",".join(options.heter_workers),
+        "--heter-worker-num": options.heter_worker_num,
+        "--heter-devices": options.heter_devices,
     }
+    by_option = {option: _by_stage(option, text) for option, text in texts.items()}
     number = max(map(len, by_option.values()))
     for option, parts in by_option.items():
         if len(parts) == 1 and not (option == "--heter-workers" and parts[0]):
@@ -360,7 +394,8 @@ def _stages(role: Role, options: Options) -> Tuple[Role, ...]:
     stages = []
     for endpoints, count, device in zip(*by_option.values()):
         if device not in ("", "cpu", "gpu", "xpu"):
-            raise UsageError(f"--heter-devices {device!r}", 'cpu, gpu or xpu for each stage: "gpu;cpu"')
+            what = f"--heter-devices {device!r} is not cpu, gpu or xpu"
+            raise UsageError(what, 'one of them for each stage: "gpu;cpu"')
         stage = _with_counts(role, "--heter-workers", [endpoints], "--heter-worker-num", count)
         stages.append(replace(stage, device=device))
     _endpoints([part for stage in stages for part in stage.endpoints], "--heter-workers")  # nor twice in two stages
@@ -371,9 +406,8 @@ def _by_stage(option: str, text: str) -> List[str]:
     """ "a,b;c" -> a,b and c; one empty part if nothing is given."""
     parts = [part.strip(" ,") for part in text.split(";")]
     if len(parts) > 1 and not all(parts):
-        raise UsageError(
-            f"{option} {text!r} has an empty stage", f'{option} "a;b": in quotes, with ; only between stages'
-        )
+        fix = f'{option} "a;b": in quotes, with ; only between stages'
+        raise UsageError(f"{option} {text!r} has an empty stage", fix)
     return parts
 
 
@@ -425,29 +459,42 @@ def _pairs(values: Sequence[str]) -> Pairs:
     for value in values:
         name, equals, rest = value.partition("=")
         if not equals or not VARIABLE.fullmatch(name):
-            raise UsageError(f"--env {value!r}", "write --env NAME=value")
+            raise UsageError(f"--env {value!r} is not a variable and its value", "write --env NAME=value")
         pairs.append((name, rest))
     return tuple(pairs)
 
 
 def _policy(cluster: Cluster, file: Toml, options: Options) -> Policy:
-    def checked(name: str, typed: str, default: object, pattern: str, right: str) -> str:
-        value = str(typed or file.get(name, default))
-        if not re.fullmatch(pattern, value):
-            where, error = (
-                (f"--{name.replace('_', '-')}", UsageError) if typed else (f"job.toml: [policy] {name} =", DataError)
-            )
-            raise error(f"{where} {value!r}", right)
-        return value
+    def checked(
+        name: str, typed: str, default: object, read: Callable[[object], Optional[Value]], what: str, fix: str
+    ) -> Value:
+        value = typed or file.get(name, default)
+        found = read(value)
+        if found is None:
+            where = f"--{name.replace('_', '-')}" if typed else f"job.toml: [policy] {name} ="
+            raise (UsageError if typed else DataError)(f"{where} {value!r} is not {what}", fix)
+        return found
+
+    def on_failure(value: object) -> Optional[str]:
+        return next((known for known in ON_FAILURE if known == value), None)
 
     def seconds(name: str, typed: str, default: float) -> float:
-        return float(checked(name, typed, default, r"\d+(\.\d*)?", "a number of seconds"))
+        return checked(name, typed, default, seconds_of, "a duration", DURATIONS)
 
     return Policy(
         timeout=seconds("timeout", options.timeout, 0.0),
         grace=seconds("grace", options.grace, cluster.grace),
-        on_failure=checked("on_failure", options.on_failure, "abort", "abort|continue", "abort or continue"),
-        max_restarts=int(checked("max_restarts", options.max_restarts, 0, r"\d{1,5}", "a whole number up to 99999")),
+        on_failure=checked(
+            "on_failure", options.on_failure, "abort", on_failure, " or ".join(ON_FAILURE), "give one of them"
+        ),
+        max_restarts=checked(
+            "max_restarts",
+            options.max_restarts,
+            0,
+            lambda value: whole(value, 0, 99999),
+            "a whole number",
+            "0 to 99999",
+        ),
         lease=seconds("lease", options.lease, 0.0),
         loss_timeout=cluster.loss_timeout,
     )

@@ -9,8 +9,10 @@ if TYPE_CHECKING:
 
 HOT = 90  # degrees, for a card that does not report its slowdown temperature
 _SLOWING = ("hardware slowdown", "hardware thermal", "software thermal", "power brake")  # a power cap is a card at work
-_AWAY = "reset the card or reboot the node, dmesg there shows the reason; until then leave it out: devices in HOSTS"
-_MEMORY = "reset the card or reboot the node, which takes bad memory out of use; have it replaced if errors come again"
+_AWAY = "reset the device or reboot the node, dmesg there shows the reason; until then leave it out: devices in HOSTS"
+_MEMORY = (
+    "reset the device or reboot the node, which takes bad memory out of use; have it replaced if errors come again"
+)
 _FAILED = "have the card replaced; until then leave it out: devices in HOSTS"
 _MODE = "as root there: nvidia-smi -c DEFAULT"
 _SLOW = "check its cooling and its power supply: one slow card slows all"

@@ -1,7 +1,7 @@
 """The fetch scheduler decides on a node which sources it connects to, and which piece it requests from which of them.
 
-decide(event, now) takes in what happened and returns what to do. It has no sockets, threads or clock: `now` is the time in
-seconds of any clock that only goes forward, and `salt` decides the order of requests.
+A method for each event takes in what happened and returns what to do. There are no sockets, threads or clock: `now` is the time
+in seconds of any clock that only goes forward, and `salt` decides the order of requests.
 
 A node keeps connections to the first `degree` sources of the newest list. Those of older lists are requested from as long as
 too few of the new ones are there. A source has two requests at a time, none of which another source has, but for a piece that
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
-from typing import Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple, Union
+from typing import AbstractSet, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 Address = Tuple[str, int]
 
@@ -26,97 +26,18 @@ _PAUSES = (1.0, 2.0, 4.0, 8.0)  # before a source that failed is tried again
 _NEVER = 1e9
 
 
-# -- events -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SourcesListed:
-    """The nodes that may have pieces, the best first."""
-
-    addresses: Tuple[Address, ...]
-    degree: int
-
-
-@dataclass(frozen=True)
-class ManifestRead:
-    """From here on it is known which pieces are lacking."""
-
-    lacking: FrozenSet[int]
-
-
-@dataclass(frozen=True)
-class SourceConnected:
-    address: Address
-
-
-@dataclass(frozen=True)
-class SourceClosed:
-    """The connection has gone, or never was. `why` is "" for one that was not wanted any more."""
-
-    address: Address
-    why: str
-
-
-@dataclass(frozen=True)
-class SourceMoved:
-    """Bytes have come."""
-
-    address: Address
-
-
-@dataclass(frozen=True)
-class PiecesOffered:
-    address: Address
-    pieces: FrozenSet[int]
-
-
-@dataclass(frozen=True)
-class PieceCame:
-    """From a source, or (None) from the laptop. `good` None: it was not lacking any more."""
-
-    piece: int
-    address: Optional[Address]
-    good: Optional[bool]
-
-
-@dataclass(frozen=True)
-class StoreFailed:
-    """The disk takes nothing: nothing more is requested."""
-
-
-@dataclass(frozen=True)
-class FetchTick:
-    """Time has passed: expected ten times a second."""
-
-
-FetchEvent = Union[
-    SourcesListed,
-    ManifestRead,
-    SourceConnected,
-    SourceClosed,
-    SourceMoved,
-    PiecesOffered,
-    PieceCame,
-    StoreFailed,
-    FetchTick,
-]
-
-
 # -- actions ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Connect:
+class Connect(NamedTuple):
     address: Address
 
 
-@dataclass(frozen=True)
-class Disconnect:
+class Disconnect(NamedTuple):
     address: Address
 
 
-@dataclass(frozen=True)
-class RequestPiece:
+class RequestPiece(NamedTuple):
     address: Address
     piece: int
 
@@ -157,105 +78,108 @@ class FetchScheduler:
         self._attempts: Dict[Address, int] = {}
         self._retry_at: Dict[Address, float] = {}
 
-    def decide(self, event: FetchEvent, now: float) -> List[FetchAction]:
-        """Take the event in, and return what to do now."""
-        return [*_TABLE[type(event)](self, event, now), *self._requests(now)]
-
     @property
     def live(self) -> int:
         """Sources that are connected."""
         return sum(source.connected for source in self._sources.values())
 
-    # -- what happens: a handler for each event --
+    # -- what happens: a method for each event --
 
-    def _listed_anew(self, event: SourcesListed, now: float) -> List[FetchAction]:
-        """Only if all nodes connect to the first of the newest list does what one gets come to all (topology.py).
+    def listed(self, addresses: Sequence[Address], degree: int, now: float) -> List[FetchAction]:
+        """The nodes that may have pieces, the best first.
 
-        Those that met early would else have enough in one another, and none would request from those that came later.
+        Only if all nodes connect to the first of the newest list does what one gets come to all (topology.py). Those that met
+        early would else have enough in one another, and none would request from those that came later.
         """
         self.progress_at = now
-        self._listed, self._degree = event.addresses, event.degree
+        self._listed, self._degree = addresses, degree
         for source in self._sources.values():
             source.old = source.address not in self._listed[: self._degree]
         self._settled = False
         self._retry_at = {address: at for address, at in self._retry_at.items() if address in self.failures}
-        return self._connect(now)
+        return [*self._connect(now), *self._requests(now)]
 
-    def _manifest_read(self, event: ManifestRead, now: float) -> List[FetchAction]:
-        self.lacking = set(event.lacking)
+    def manifest_read(self, lacking: Iterable[int], now: float) -> List[FetchAction]:
+        """From here on it is known which pieces are lacking."""
+        self.lacking = set(lacking)
         for source in self._sources.values():
             source.todo = self._shuffled(source.has & self.lacking)
-        return []
+        return self._requests(now)
 
-    def _connected(self, event: SourceConnected, now: float) -> List[FetchAction]:
-        if event.address in self._sources:
-            self._sources[event.address].connected = True
-        return []
+    def connected(self, address: Address) -> None:
+        if address in self._sources:
+            self._sources[address].connected = True
 
-    def _closed(self, event: SourceClosed, now: float) -> List[FetchAction]:
-        if event.address in self._sources:
-            self._drop(self._sources[event.address], event.why, now)
-        return []
+    def closed(self, address: Address, why: str, now: float) -> List[FetchAction]:
+        """The connection has gone, or never was. `why` is "" for one that was not wanted any more."""
+        if address in self._sources:
+            self._drop(self._sources[address], why, now)
+        return self._requests(now)
 
-    def _moved(self, event: SourceMoved, now: float) -> List[FetchAction]:
-        if event.address in self._sources:
-            self._sources[event.address].moved = now
-        return []
+    def moved(self, address: Address, now: float) -> None:
+        """Bytes have come."""
+        if address in self._sources:
+            self._sources[address].moved = now
 
-    def _offered(self, event: PiecesOffered, now: float) -> List[FetchAction]:
-        source = self._sources.get(event.address)
+    def offered(self, address: Address, pieces: AbstractSet[int], now: float) -> List[FetchAction]:
+        source = self._sources.get(address)
         if source is not None:
-            self.failures.pop(source.address, None)
-            source.todo += self._shuffled((event.pieces - source.has) & self.lacking)
-            source.has |= event.pieces
-        return []
+            self.failures.pop(address, None)
+            source.todo += self._shuffled((pieces - source.has) & self.lacking)
+            source.has |= pieces
+        return self._requests(now)
 
-    def _came(self, event: PieceCame, now: float) -> List[FetchAction]:
-        source = self._sources.get(event.address) if event.address else None
-        if source is not None and event.piece in source.requested:
-            self._usual += (now - source.requested.pop(event.piece) - self._usual) / 8
-        if event.good:
-            self.lacking.discard(event.piece)
+    def came(self, piece: int, address: Optional[Address], good: Optional[bool], now: float) -> List[FetchAction]:
+        """A piece from a source, or (None) from the laptop. `good` None: it was not lacking any more."""
+        source = self._sources.get(address) if address else None
+        if source is not None and piece in source.requested:
+            self._usual += (now - source.requested.pop(piece) - self._usual) / 8
+        actions: List[FetchAction] = []
+        if good:
+            self.lacking.discard(piece)
             self.progress_at = now
-        elif source is not None and event.good is False:
-            source.requested[event.piece] = now  # to be requested from others
-            return self._drop(source, "what it sent is wrong", now, trusted=False)
-        return []
+        elif source is not None and good is False:
+            source.requested[piece] = now  # to be requested from others
+            actions = self._drop(source, "what it sent is wrong", now, trusted=False)
+        return [*actions, *self._requests(now)]
 
-    def _store_failed(self, event: StoreFailed, now: float) -> List[FetchAction]:
+    def store_failed(self) -> None:
+        """The disk takes nothing: nothing more is requested."""
         self.lacking = set()
-        return []
 
-    def _tick(self, event: FetchTick, now: float) -> List[FetchAction]:
+    def tick(self, now: float) -> List[FetchAction]:
+        """Time has passed: expected ten times a second."""
         actions: List[FetchAction] = []
         for source in list(self._sources.values()):
             if not source.connected and now - source.since > _CONNECT:
                 actions += self._drop(source, "no answer", now)
             elif source.requested and now - source.moved > _STALL:
                 actions += self._drop(source, f"nothing came for {_STALL:g} s", now)
-        return [*actions, *self._connect(now), *self._retire(now), *self._request_again(now)]
+        actions += [*self._connect(now), *self._retire(), *self._request_again(now)]
+        return [*actions, *self._requests(now)]
 
     # -- which sources --
 
     def _connect(self, now: float) -> List[FetchAction]:
-        """As many sources as wanted, one more when nothing comes."""
+        """As many sources as wanted, one more when nothing comes, and then others instead of those that have nothing."""
         actions: List[FetchAction] = []
         idle = now - self.progress_at > IDLE
-        for source in list(self._sources.values()) if idle else ():
-            if source.connected and not source.has & self.lacking:
-                actions += self._drop(source, "", now)  # it has nothing that is lacking here; others may
         wanted = self._degree + idle if self.lacking else 0
+        others = [one for one in self._listed if one not in self._sources and self._retry_at.get(one, 0.0) <= now]
         used = sum(not source.old for source in self._sources.values())
-        for address in self._listed:
-            if used >= wanted:
-                break
-            if address not in self._sources and self._retry_at.get(address, 0.0) <= now:
-                self._sources[address] = Source(address, now, now)
-                actions.append(Connect(address))
-                used += 1
+        if (
+            idle
+        ):  # room for others, which may have what is lacking. Without others each source is kept: it may still get it.
+            useless = [one for one in self._sources.values() if one.connected and not one.has & self.lacking]
+            for source in useless[: max(0, used + len(others) - wanted)]:
+                actions += self._drop(source, "", now)
+                used -= not source.old
+        for address in others[: max(0, wanted - used)]:
+            self._sources[address] = Source(address, now, now)
+            actions.append(Connect(address))
         return actions
 
-    def _retire(self, now: float) -> List[FetchAction]:
+    def _retire(self) -> List[FetchAction]:
         """Sources of an older list go once enough of the newest are there, and what was requested from them has come."""
         new = sum(source.connected and not source.old for source in self._sources.values())
         self._settled = new >= min(self._degree, len(self._listed))
@@ -312,16 +236,3 @@ class FetchScheduler:
         """Each node in another order, and each time: so the nodes soon have different pieces to give."""
         self._salt = zlib.crc32(b"next", self._salt)
         return sorted(pieces, key=lambda piece: zlib.crc32(b"%d" % piece, self._salt))
-
-
-_TABLE: Dict[type, Callable[..., List[FetchAction]]] = {
-    SourcesListed: FetchScheduler._listed_anew,
-    ManifestRead: FetchScheduler._manifest_read,
-    SourceConnected: FetchScheduler._connected,
-    SourceClosed: FetchScheduler._closed,
-    SourceMoved: FetchScheduler._moved,
-    PiecesOffered: FetchScheduler._offered,
-    PieceCame: FetchScheduler._came,
-    StoreFailed: FetchScheduler._store_failed,
-    FetchTick: FetchScheduler._tick,
-}

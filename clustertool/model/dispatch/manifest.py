@@ -13,6 +13,8 @@ import json
 import zlib
 from typing import Any, Container, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
+from clustertool.model.paths import MANIFEST_END
+
 SMALL = 256 << 10
 TINY = 16 << 10
 PACK = 1 << 20
@@ -20,7 +22,6 @@ PIECE = 4 << 20
 MOST = 64 << 20  # bytes of a manifest on its way, compressed: about a million files
 _LARGE = 64 << 20  # files above are cut into pieces of PIECE bytes, files below into PACK
 _FEW = 64  # packs of a few small files each that are kept before they are packed anew
-END = b"\n]\n"  # of the text of a manifest
 Row = List[Any]  # strings and whole numbers
 Step = Union[str, List[int]]  # of a delta: a line, or the first line and the number of lines of the old manifest
 
@@ -198,7 +199,7 @@ def rows(
 
 
 def text_of(found: Iterable[Row]) -> bytes:
-    return b"[\n" + ",\n".join([_as_json(row, ",") for row in found]).encode() + END
+    return b"[\n" + ",\n".join([_as_json(row, ",") for row in found]).encode() + MANIFEST_END
 
 
 def read_rows(text: bytes) -> List[Row]:
@@ -234,13 +235,52 @@ def take(found: Iterable[Row], groups: Optional[Container[str]]) -> List[Row]:
     return kept
 
 
+def sizes(found: Iterable[Row]) -> Dict[str, int]:
+    """The pieces that rows speak of and their sizes, each once, in order."""
+    return {row[1]: int(row[2]) for row in found if row[0] in ("p", "c") and row[1]}
+
+
 def pieces(found: Iterable[Row]) -> List[Piece]:
-    """The pieces that rows speak of, each once, in order."""
-    named = {row[1]: int(row[2]) for row in found if row[0] in ("p", "c") and row[1]}
-    return [Piece(name, size) for name, size in named.items()]
+    return [Piece(name, size) for name, size in sizes(found).items()]
 
 
-# -- a manifest told by the one before ---------------------------------------------------------------------------------
+class File(NamedTuple):
+    """A file of a manifest. `parts`: the pieces that its bytes are in: name, offset there, bytes.
+
+    `pack`: the only one of them, for a small file that is not empty.
+    """
+
+    path: str
+    mode: int
+    mtime: int
+    size: int
+    parts: List[Tuple[str, int, int]]
+    pack: str = ""
+
+
+def files(found: Iterable[Row]) -> Iterator[File]:
+    pack = ""
+    large: Optional[File] = None
+    for kind, *row in found:
+        if large and kind == "c":
+            large.parts.append((row[0], 0, row[1]))
+            continue
+        if large:
+            yield large
+            large = None
+        if kind == "p":
+            pack = row[0]
+        elif kind == "s":
+            path, mode, mtime, offset, size = row
+            yield File(path, mode, mtime, size, [(pack, offset, size)] if pack else [], pack)
+        elif kind == "f":
+            path, mode, mtime, size, _ = row
+            large = File(path, mode, mtime, size, [])
+    if large:
+        yield large
+
+
+# -- a manifest as the difference to an earlier one ---------------------------------------------------------------------
 
 
 def delta(old: bytes, new: bytes) -> List[Step]:

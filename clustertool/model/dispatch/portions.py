@@ -28,6 +28,9 @@ class Portion:
         return tuple(entry for entry in entries if entry.path not in self.without)
 
 
+Portions = Mapping[int, Portion]  # by node
+
+
 def portions(entries: Sequence[Entry], roots: Mapping[int, str], reads: Optional[Reads] = None) -> Tuple[Portion, ...]:
     """Every node is in one portion. `roots`: node -> its ROOT_DIR's identity; `reads`: node -> shards, None: all get all."""
     reads = reads or {}
@@ -44,9 +47,8 @@ def portions(entries: Sequence[Entry], roots: Mapping[int, str], reads: Optional
     for shards, nodes in by_shards.items():
         without = split - shards
         kept = [(text, size) for path, text, size in lines if path not in without]
-        found.append(
-            Portion(name(text for text, _ in kept), tuple(nodes), sum(size for _, size in kept), shards, without)
-        )
+        size = sum(size for _, size in kept)
+        found.append(Portion(name(text for text, _ in kept), tuple(nodes), size, shards, without))
     return tuple(found)
 
 

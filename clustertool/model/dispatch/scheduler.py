@@ -1,21 +1,21 @@
 """The scheduler of a dispatch decides on the laptop which node is sent which piece next.
 
-decide(event, now) takes in what happened and returns what to do. It has no sockets, threads or clock: `now` is the time in
-seconds of any clock that only goes forward. The state is changed in place: it may have 100,000 pieces for each node.
+A method for each event takes in what happened and returns what to do. There are no sockets, threads or clock: `now` is the time
+in seconds of any clock that only goes forward. The state is changed in place: it may have 100,000 pieces for each node.
 
 A sender that is free sends, in this order:
 
     1. a piece that a node gets from the laptop only: it reaches no other node, or what another node got never came on
     2. nothing, for at most _SETTLE, while a node that may have pieces has not reported which
     3. a piece that no node has, to the node that was sent the fewest bytes; to a slow node only if no other node lacks it
-    4. a piece that a slow node should have by now, to one other node
+    4. a piece that a slow node should have by now, or that takes far longer than others took, to one other node
 """
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import AbstractSet, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from clustertool.model.dispatch import topology
 from clustertool.model.dispatch.late_pieces import LatePieces
@@ -28,116 +28,31 @@ _SOURCES = 12  # sources that a node is given: the best, and some for when they 
 _GRACE = 3.0  # seconds for the nodes to pass on a piece before it is sent once more
 _BEAT = 5.0
 _STALL = 4.0  # seconds without a byte taken, after which a piece is sent to another node as well
-_LOST = 20.0  # seconds without a message, or without a byte taken, after which a node is given up
+LOST = 20.0  # seconds without a message, or without a byte taken, after which a node is given up
 _REST = 10.0  # seconds in which a slow node gets nothing that others wait for
 _DAMAGED = 3  # times that a node may report a damaged piece
 _NOTHING = -1  # instead of a piece: a list of sources is on its way
 
 Address = Tuple[str, int]
-Sources = Tuple[Address, ...]
-
-
-# -- events -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class NodeReady:
-    """Its relay listens. `empty`: it has no piece of any release."""
-
-    node: int
-    port: int
-    empty: bool
-
-
-@dataclass(frozen=True)
-class PiecesCompared:
-    """The node has the manifest, and so knows what it lacks and what it has."""
-
-    node: int
-    lacks: FrozenSet[int]
-    has: FrozenSet[int]
-
-
-@dataclass(frozen=True)
-class PiecesCame:
-    """Pieces that came from the laptop since the last report. `live`: sources that the node is connected to."""
-
-    node: int
-    pieces: Tuple[int, ...]
-    live: int
-
-
-@dataclass(frozen=True)
-class NodeIdle:
-    """Nothing new has come for a while. `failures`: why each source that failed did."""
-
-    node: int
-    lacks: FrozenSet[int]
-    live: int
-    failures: Tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class PieceDamaged:
-    node: int
-    piece: int
-
-
-@dataclass(frozen=True)
-class NodeDone:
-    node: int
-
-
-@dataclass(frozen=True)
-class NodeFailed:
-    node: int
-
-
-@dataclass(frozen=True)
-class BytesTaken:
-    """The connection to the node has taken some bytes of a piece."""
-
-    node: int
-    size: int
-
-
-@dataclass(frozen=True)
-class SendEnded:
-    """What SendPiece or SendSources ordered has been sent, or has failed."""
-
-    node: int
-    good: bool
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Time has passed: expected several times a second."""
-
-
-Report = Union[NodeReady, PiecesCompared, PiecesCame, NodeIdle, PieceDamaged, NodeDone]
-Event = Union[Report, NodeFailed, BytesTaken, SendEnded, Tick]
 
 
 # -- actions ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class SendPiece:
+class SendPiece(NamedTuple):
     node: int
     piece: int
 
 
-@dataclass(frozen=True)
-class SendSources:
+class SendSources(NamedTuple):
     """The node is to keep connections to `degree` of these, the best first."""
 
     node: int
-    sources: Sources
+    sources: Tuple[Address, ...]
     degree: int
 
 
-@dataclass(frozen=True)
-class SendBeat:
+class SendBeat(NamedTuple):
     node: int
 
 
@@ -147,13 +62,11 @@ class Cause(enum.Enum):
     SILENT = "silent"  # it sends no report
 
 
-@dataclass(frozen=True)
-class GiveUp:
+class GiveUp(NamedTuple):
     """The node has failed; what is being sent to it is to be interrupted."""
 
     node: int
     cause: Cause
-    seconds: float = 0.0
 
 
 Action = Union[SendPiece, SendSources, SendBeat, GiveUp]
@@ -171,7 +84,7 @@ class DispatchPhase(enum.Enum):
 
 @dataclass
 class Member:
-    """One node; a helper has the release and only serves. `lacks` None: not known yet. Times are those of decide()."""
+    """One node; a helper has the release and only serves. `lacks` None: not known yet. Times are those of the events."""
 
     node: int
     address: str
@@ -237,25 +150,18 @@ class Scheduler:
             member.last_report, member.alone = now, not relays
         self._sizes = sizes
         self._relays = relays
-        self._meet = (
-            now + _MEET
-        )  # when the nodes get sources although some are not ready; 0: all that are ready have theirs
+        # When the nodes get sources although some are not ready; 0: all that are ready have theirs.
+        self._meet = now + _MEET
         self._settled = 0.0  # until when nodes that may have pieces are waited for
         self._beat = 0.0
-        self._missing = set(
-            range(len(sizes))
-        )  # pieces that no node has which passes them on; the others, and since when:
+        # Pieces that no node has which passes them on; the others, and since when:
+        self._missing = set(range(len(sizes)))
         self._seeded: Dict[int, float] = {}
         self._confirmed: Set[int] = set()  # those of them that such a node has reported
         self._pace = LatePieces(report)
         self._late: Dict[int, int] = {}  # pieces that should have come -> the slow node
         self._copied: Set[int] = set()  # late pieces that another node was sent as well
         self._width = _SENDERS
-
-    def decide(self, event: Event, now: float) -> List[Action]:
-        """Take the event in, and return what to do now."""
-        actions = _TABLE[type(event)](self, event, now)
-        return [*actions, *self._introduce(now), *self._sends(now)]
 
     @property
     def over(self) -> bool:
@@ -276,93 +182,105 @@ class Scheduler:
         first = sum(self._sizes[piece] for piece in self._missing) if self._relays else 0
         return first + sum(self._sizes[piece] for one in self.members.values() if one.open for piece in one.direct)
 
-    # -- what happens: a handler for each event --
+    def _actions(self, now: float, *first: Action) -> List[Action]:
+        return [*first, *self._introduce(now), *self._sends(now)]
 
-    def _reported(self, event: Report, now: float) -> List[Action]:
-        member = self.members[event.node]
-        member.last_report = now
-        return [] if member.failed else _REPORTS[type(event)](self, member, event, now)
+    # -- what happens: a method for each event --
 
-    def _ready(self, member: Member, event: NodeReady, now: float) -> List[Action]:
-        member.phase, member.port, member.empty = DispatchPhase.READY, event.port, event.empty
+    def reported(self, node: int, now: float) -> bool:
+        """The node has sent a report. False: it has failed before, and its report does not count."""
+        self.members[node].last_report = now
+        return not self.members[node].failed
+
+    def ready(self, node: int, port: int, empty: bool, now: float) -> List[Action]:
+        """Its relay listens. `empty`: it has no piece of any release."""
+        member = self.members[node]
+        member.phase, member.port, member.empty = DispatchPhase.READY, port, empty
         member.lacks = {0} if member.lacks is None else member.lacks
         member.direct = {0} if member.alone else set()
         self._meet = self._meet or now
-        return []
+        return self._actions(now)
 
-    def _compared(self, member: Member, event: PiecesCompared, now: float) -> List[Action]:
-        member.lacks = set(event.lacks)
+    def compared(self, node: int, lacks: AbstractSet[int], has: Iterable[int], now: float) -> List[Action]:
+        """The node has the manifest, and so knows what it lacks and what it has."""
+        member = self.members[node]
+        member.lacks = set(lacks)
         self._settled = self._settled or now + SETTLE
         if member.alone:
-            member.direct = set(event.lacks)
+            member.direct = set(lacks)
         else:
-            for piece in event.has:
+            for piece in has:
                 self._seed(piece, now)
-        return []
+        return self._actions(now)
 
-    def _came(self, member: Member, event: PiecesCame, now: float) -> List[Action]:
-        for piece in event.pieces:
-            self._pace.came(member.node, piece)
+    def came(self, node: int, pieces: Sequence[int], live: int, now: float) -> List[Action]:
+        """Pieces that came from the laptop since the last report. `live`: sources that the node is connected to."""
+        member = self.members[node]
+        for piece in pieces:
+            self._pace.came(node, piece, now)
         if not member.alone:
-            self._confirmed.update(event.pieces)
-        elif event.live and self._relays:  # it was only slow to connect
+            self._confirmed.update(pieces)
+        elif live and self._relays:  # it was only slow to connect
             member.alone, member.why_alone, member.direct = False, "", set()
-        return []
+        return self._actions(now)
 
-    def _idle(self, member: Member, event: NodeIdle, now: float) -> List[Action]:
-        """It reaches no other node, or none that it reaches has what it lacks, or all wait for the uplink."""
+    def idle(self, node: int, lacks: AbstractSet[int], live: int, failures: Sequence[str], now: float) -> List[Action]:
+        """Nothing new has come for a while. `failures`: why each source that failed did.
+
+        The node reaches no other node, or none that it reaches has what it lacks, or all wait for the uplink.
+        """
+        member = self.members[node]
         if self._relays:
             others = sum(one.phase in (DispatchPhase.READY, DispatchPhase.DONE) for one in self.members.values()) - 1
-            member.reach(others, event.failures, event.live)
-            missing = event.lacks - self._pace.on_the_way(member.node)
-            member.lacks = set(event.lacks)
+            member.reach(others, failures, live)
+            missing = lacks - self._pace.on_the_way(node)
+            member.lacks = set(lacks)
             member.direct = set(missing) if member.alone else self._lost(missing, now)
-        return []
+        return self._actions(now)
 
-    def _lost(self, lacks: FrozenSet[int], now: float) -> Set[int]:
+    def _lost(self, lacks: AbstractSet[int], now: float) -> Set[int]:
         """Pieces that went to a node and never came on: they are sent once more, to one node at a time."""
         found = {piece for piece in lacks if self._seeded.get(piece, now) < now - _GRACE}
         self._seeded.update(dict.fromkeys(found, now))
         return found
 
-    def _damaged(self, member: Member, event: PieceDamaged, now: float) -> List[Action]:
+    def damaged(self, node: int, piece: int, now: float) -> List[Action]:
+        member = self.members[node]
         member.damaged += 1
         if member.damaged > _DAMAGED:
-            return self._give_up(member, Cause.DAMAGED)
+            return self._actions(now, self._give_up(member, Cause.DAMAGED))
         if member.lacks is not None:
-            member.lacks.add(event.piece)
-            member.direct.add(event.piece)
-        return []
+            member.lacks.add(piece)
+            member.direct.add(piece)
+        return self._actions(now)
 
-    def _done(self, member: Member, event: NodeDone, now: float) -> List[Action]:
-        member.phase, member.lacks = DispatchPhase.DONE, set()
-        return []
+    def done(self, node: int, now: float) -> List[Action]:
+        self.members[node].phase, self.members[node].lacks = DispatchPhase.DONE, set()
+        return self._actions(now)
 
-    def _failed(self, event: NodeFailed, now: float) -> List[Action]:
-        self.members[event.node].phase = DispatchPhase.FAILED
-        return []
+    def failed(self, node: int, now: float) -> List[Action]:
+        self.members[node].phase = DispatchPhase.FAILED
+        return self._actions(now)
 
-    def _taken(self, event: BytesTaken, now: float) -> List[Action]:
-        self.members[event.node].sending = now
-        return []
+    def taken(self, node: int, now: float) -> None:
+        """The connection to the node has taken some bytes of a piece."""
+        self.members[node].sending = now
 
-    def _ended(self, event: SendEnded, now: float) -> List[Action]:
-        member = self.members[event.node]
+    def sent(self, node: int, good: bool, now: float) -> List[Action]:
+        """What SendPiece or SendSources ordered has been sent, or has failed."""
+        member = self.members[node]
         piece, member.piece, member.sending = member.piece, _NOTHING, 0.0
         if piece != _NOTHING:
             member.sent += self._sizes[piece]
             member.direct.discard(piece)
-            if event.good and member.lacks is not None:
+            if good and member.lacks is not None:
                 member.lacks.discard(piece)
                 if not member.alone:
                     self._seed(piece, now)
-        return self._send_news(member, now)
+        return self._actions(now, *self._send_news(member, now))
 
-    def _seed(self, piece: int, now: float) -> None:
-        self._seeded.setdefault(piece, now)
-        self._missing.discard(piece)
-
-    def _tick(self, event: Tick, now: float) -> List[Action]:
+    def tick(self, now: float) -> List[Action]:
+        """Time has passed: expected several times a second."""
         self._judge(now)
         actions: List[Action] = []
         present = [member for member in self.members.values() if not member.failed]
@@ -372,19 +290,23 @@ class Scheduler:
         for member in present:
             if member.phase is DispatchPhase.DONE and not member.helper:
                 continue
-            if member.sending and now - member.sending > _LOST:
-                actions += self._give_up(member, Cause.STUCK)
-            elif member.open and now - member.last_report > _LOST:
-                actions += self._give_up(member, Cause.SILENT)
-        return actions
+            if member.sending and now - member.sending > LOST:
+                actions.append(self._give_up(member, Cause.STUCK))
+            elif member.open and now - member.last_report > LOST:
+                actions.append(self._give_up(member, Cause.SILENT))
+        return self._actions(now, *actions)
+
+    def _seed(self, piece: int, now: float) -> None:
+        self._seeded.setdefault(piece, now)
+        self._missing.discard(piece)
 
     @staticmethod
-    def _give_up(member: Member, cause: Cause) -> List[Action]:
+    def _give_up(member: Member, cause: Cause) -> GiveUp:
         member.phase = DispatchPhase.FAILED
-        return [GiveUp(member.node, cause, _LOST)]
+        return GiveUp(member.node, cause)
 
     def _judge(self, now: float) -> None:
-        """Who is slow: others come first, and for each sender that is stuck with a slow node there is one more."""
+        """Find the slow nodes: others come first, and each sender that is stuck with a slow node gives way to one more."""
         late = {(node, piece) for node, piece in self._pace.late(now) if not self.members[node].failed}
         for node, _ in late:
             self.members[node].slow = now + _REST
@@ -457,14 +379,21 @@ class Scheduler:
         }
 
     def _wanted_by_a_quick_one(self, piece: int, now: float) -> bool:
-        return any(
-            member.seeds and member.slow <= now and piece in (member.lacks or ()) for member in self.members.values()
-        )
+        others = self.members.values()
+        return any(one.seeds and one.slow <= now and piece in (one.lacks or ()) for one in others)
 
     def _copy(self, quick: Sequence[Member], now: float) -> Optional[SendPiece]:
-        for piece in sorted(self._late.keys() - self._copied - self._confirmed):
+        """There is nothing else to send: what all wait for goes to one more node, each piece once.
+
+        Of what is overdue one piece at a time, and only when the copies before it have come: another node is quicker then.
+        """
+        overdue: Dict[int, int] = {}
+        if quick and self._copied <= self._confirmed:
+            overdue = {piece: node for node, piece in self._pace.overdue(now) if self.members[node].seeds}
+        waited = {**overdue, **self._late}
+        for piece in sorted(waited.keys() - self._copied - self._confirmed):
             for member in quick:
-                if member.node != self._late[piece] and piece in (member.lacks or ()):
+                if member.node != waited[piece] and piece in (member.lacks or ()):
                     self._copied.add(piece)
                     return self._send(member, piece, now, seeding=True)
         return None
@@ -473,20 +402,3 @@ class Scheduler:
         member.sending, member.piece, member.seeding = now, piece, seeding
         self._pace.begun(member.node, piece, self._sizes[piece], now)
         return SendPiece(member.node, piece)
-
-
-_REPORTS: Dict[type, Callable[..., List[Action]]] = {
-    NodeReady: Scheduler._ready,
-    PiecesCompared: Scheduler._compared,
-    PiecesCame: Scheduler._came,
-    NodeIdle: Scheduler._idle,
-    PieceDamaged: Scheduler._damaged,
-    NodeDone: Scheduler._done,
-}
-_TABLE: Dict[type, Callable[..., List[Action]]] = {
-    **dict.fromkeys(_REPORTS, Scheduler._reported),
-    NodeFailed: Scheduler._failed,
-    BytesTaken: Scheduler._taken,
-    SendEnded: Scheduler._ended,
-    Tick: Scheduler._tick,
-}

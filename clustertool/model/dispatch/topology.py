@@ -34,8 +34,8 @@ def require_below(count: int, numbers: Iterable[int]) -> None:
             raise ValueError(f"there is no piece {number}")
 
 
-def bits(numbers: Set[int], count: int) -> str:
-    """A set of numbers below `count` as hex."""
+def bits(numbers: Iterable[int]) -> str:
+    """A set of numbers as hex."""
     value = 0
     for number in numbers:
         value |= 1 << number

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 from clustertool.model.job.outcome import LEAD, Outcome, read_outcome
-from clustertool.model.job.state_names import OUTCOMES, JobState, NodeState, StartReason
+from clustertool.model.job.state_names import OUTCOMES, JobState, NodeCause, NodeState, StartReason
 
 Event = Mapping[str, Any]
 CARETAKERS = ("supervisor", "guard", "gauge")
@@ -16,6 +16,7 @@ class NodePart(NamedTuple):
     """The state of one node's part of a job. `code` and `reason` are of its outcome; of UNKNOWN `reason` is the cause.
 
     `final`: the lead has decided this outcome. Else a node has recorded it, which may have been cut off from the lead.
+    `ended`: when the node recorded its end, by its clock; 0.0 before.
     """
 
     node: int
@@ -24,6 +25,7 @@ class NodePart(NamedTuple):
     reason: str = ""
     start: StartReason = StartReason.NONE
     final: bool = False
+    ended: float = 0.0
 
     @property
     def may_run(self) -> bool:
@@ -56,6 +58,7 @@ class NodeRecord:
         self.known = False  # it has a record of the job
         self.caretakers: Dict[str, Tuple[int, int]] = {}  # kind -> (pid, start time) of the newest one
         self.boot = self.space = ""  # of the newest supervisor
+        self.began = 0.0  # when the first supervisor started, by the clock of the node
         self.damaged = False  # an event is not valid
         self.entered = False  # a rank was started, or could not be; also if it is not known whether one was
         self.step = ""  # the newest event about starting and stopping ranks
@@ -77,8 +80,11 @@ class NodeRecord:
             self.clean = self.supervisor_lost = False
         if kind == "supervisor":
             self.boot, self.space = str(event.get("boot", "")), str(event.get("space", ""))
-        elif kind == "job":
+            self.began = self.began or float(event.get("t", 0))
+        elif kind == "job":  # a second one: the engine has started the job again
             self.entered = bool(event.get("restored"))
+            self.verdict = self.ended = None
+            self.ended_at, self.survivors = 0.0, []
         elif kind in ("started", "exited"):
             self.entered = True
         elif kind == "supervisor-lost":
@@ -92,46 +98,56 @@ class NodeRecord:
             self.clean = not self.survivors
             self.ended, self.ended_at = read_outcome(event), float(event.get("t", 0))
 
-    def part(self, node: int, alive: bool, unknown: str = "") -> NodePart:
+    def take(self, event: Event) -> None:
+        """Apply an event that may not be valid: a program of the job can damage its records."""
+        try:
+            self.apply(event)
+        except (KeyError, TypeError, ValueError):
+            self.damaged = True
+
+    def part_of(self, node: int, alive: bool, unknown: str = "") -> NodePart:
         """`alive`: a supervisor is recorded and lives. `unknown`: why the state of its processes is not known."""
         outcome = self.verdict or self.ended
         if self.ended is None and self.damaged and not alive:
             return NodePart(node, JobState.UNKNOWN, reason=unknown or "its records are damaged")
         if outcome is not None:
-            return NodePart(node, outcome.state, outcome.code, outcome.reason, final=self.verdict is not None)
+            final = self.verdict is not None
+            return NodePart(node, outcome.state, outcome.code, outcome.reason, final=final, ended=self.ended_at)
         if alive:
-            return NodePart(node, JobState.RUNNING) if self.entered else _starting(node, StartReason.JOINING)
+            running = NodePart(node, JobState.RUNNING)
+            return running if self.entered else NodePart(node, JobState.STARTING, start=StartReason.JOINING)
         if unknown:
             return NodePart(node, JobState.UNKNOWN, reason=unknown)
         if not self.caretakers and not self.entered:
-            return _starting(node, StartReason.PLACED)
+            return NodePart(node, JobState.STARTING, start=StartReason.PLACED)
         return NodePart(node, JobState.LOST)
-
-
-def _starting(node: int, start: StartReason) -> NodePart:
-    return NodePart(node, JobState.STARTING, start=start)
 
 
 def record_of(events: Iterable[Event]) -> NodeRecord:
     """The fold of one node's events."""
     found = NodeRecord()
     for event in events:
-        try:
-            found.apply(event)
-        except (KeyError, TypeError, ValueError):  # a program of the job can damage its records
-            found.damaged = True
+        found.take(event)
     return found
 
 
-class NodeStatus:
+class NodeTrouble(NamedTuple):
+    """`detail`: a text of the node's or the coordinator's record; of DISK_FULL the folder. `seconds`: of NEVER_CONNECTED."""
+
+    cause: NodeCause = NodeCause.NONE
+    detail: str = ""
+    seconds: float = 0.0
+
+
+class NodeStatus(NodeRecord):
     """The state of a node, from all records. `supervised` and `unknown` are its answer to a question, not of its events."""
 
     def __init__(self, index: int) -> None:
+        super().__init__()
         self.index = index
         self.name = ""
         self.state = NodeState.UNKNOWN
-        self.own = NodeRecord()
-        self.why = ""
+        self.trouble = NodeTrouble()
         self.heartbeat: Optional[float] = None  # seconds since its supervisor last moved, as the node itself sees it
         self.lost: Optional[float] = None  # when it was given up
         self.skew = 0.0  # seconds by which its clock was ahead of the laptop's when the job started
@@ -141,19 +157,16 @@ class NodeStatus:
 
     @property
     def supervisor(self) -> int:
-        return self.own.caretakers.get("supervisor", (0, 0))[0]
+        return self.caretakers.get("supervisor", (0, 0))[0]
 
     @property
-    def survivors(self) -> List[str]:
-        return self.own.survivors
-
     def part(self) -> NodePart:
         alive = self.supervised
         if alive is None:  # it was not asked: the events of the lead and of its guard count
-            alive = self.state is not NodeState.LOST and bool(self.supervisor or self.own.entered)
-        return self.own.part(self.index, alive, self.unknown)
+            alive = self.state is not NodeState.LOST and bool(self.supervisor or self.entered)
+        return self.part_of(self.index, alive, self.unknown)
 
     def as_dict(self) -> Dict[str, Any]:
-        """An entry of "nodes" of `inv status --json`."""
-        names = ("index", "name", "state", "supervisor", "survivors", "why", "heartbeat", "lost", "skew", "unconnected")
+        """An entry of "nodes" of `inv status --json`, without its "why"."""
+        names = ("index", "name", "state", "supervisor", "survivors", "heartbeat", "lost", "skew", "unconnected")
         return {name: getattr(self, name) for name in names}

@@ -1,11 +1,11 @@
 """An outcome is how a job ended and which processes caused it, with descriptions of exit codes and signals.
 
-It is separate from events.py because supervisors need only this: a node starts hundreds of them.
+It is separate from state.py because supervisors need only this: a node starts hundreds of them.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.model.job.state_names import JobState
 from clustertool.model.roles import role_name
@@ -31,6 +31,16 @@ SIGNALS = {
 }
 
 
+class EngineEnd(NamedTuple):
+    """What an engine has recorded about the end of its job. ended: by the clock of the engine; 0.0: not known."""
+
+    engine: str
+    job: str
+    state: str
+    reason: str
+    ended: float
+
+
 class Outcome(NamedTuple):
     """How a job ended. `state` is one of OUTCOMES. source: whose code it is, job or tool."""
 
@@ -42,14 +52,14 @@ class Outcome(NamedTuple):
     victims: Tuple[Key, ...] = ()
     node: int = -1
     brief: str = ""  # the reason in few words, if it has such a form
+    engine: Optional[EngineEnd] = None  # where an engine has ended the job
 
     def as_record(self) -> Dict[str, Any]:
         """The fields of an event."""
-        return {
-            **self._asdict(),
-            "culprits": [list(k) for k in self.culprits],
-            "victims": [list(k) for k in self.victims],
-        }
+        lists = {"culprits": list(map(list, self.culprits)), "victims": list(map(list, self.victims))}
+        fields = {**self._asdict(), **lists}
+        end = fields.pop("engine")
+        return fields if end is None else {**fields, "engine": end._asdict()}
 
     def as_dict(self) -> Dict[str, Any]:
         """The "outcome" of JSON answers."""
@@ -59,16 +69,19 @@ class Outcome(NamedTuple):
 
 
 def read_outcome(values: Mapping[str, Any]) -> Outcome:
-    return Outcome(
-        JobState(values["state"]),
-        int(values["code"]),
-        str(values["source"]),
-        str(values["reason"]),
-        tuple((str(a), int(b)) for a, b in values.get("culprits", ())),
-        tuple((str(a), int(b)) for a, b in values.get("victims", ())),
-        int(values.get("node", -1)),
-        str(values.get("brief", "")),
-    )
+    state, code, node = JobState(values["state"]), int(values["code"]), int(values.get("node", -1))
+    source, reason, brief = str(values["source"]), str(values["reason"]), str(values.get("brief", ""))
+    culprits = tuple((str(role), int(rank)) for role, rank in values.get("culprits", ()))
+    victims = tuple((str(role), int(rank)) for role, rank in values.get("victims", ()))
+    end = values.get("engine")
+    engine = _read_end(end) if end else None
+    return Outcome(state, code, source, reason, culprits, victims, node, brief, engine)
+
+
+def _read_end(end: Mapping[str, object]) -> EngineEnd:
+    engine, job, state, reason = (str(end[name]) for name in ("engine", "job", "state", "reason"))
+    ended = end["ended"]
+    return EngineEnd(engine, job, state, reason, float(ended) if isinstance(ended, (int, float)) else 0.0)
 
 
 def exit_code(code: int, signal: int) -> int:
@@ -98,7 +111,8 @@ def some(names: Sequence[str], last: str = "and") -> str:
 
 
 class Failure(NamedTuple):
-    """A process that failed by itself. `error` is a number made of the last line of its log: equal lines, equal numbers.
+    """A process that failed by itself. `error` is a number made of the exception that its program recorded, else of the last
+    line of its log: equal lines, equal numbers.
 
     `consequence`: this line is about a lost connection, so another failure may be the cause.
     """
@@ -115,9 +129,12 @@ class Failure(NamedTuple):
 
 
 def same_error(failure: Failure) -> Tuple[object, ...]:
-    """What two failures with the same error have in common. After a signal the last line of the log is no error message."""
+    """What two failures with the same error have in common. After a signal the last line of the log is no error message.
+
+    Notes of the same error may differ in numbers (ranks, ports), as a program records its exception with them.
+    """
     error = 0 if failure.signal else failure.error
-    return failure.role, failure.code, failure.signal, failure.note, error, failure.attempt
+    return failure.role, failure.code, failure.signal, error or failure.note, failure.attempt
 
 
 def alike(failures: Iterable[Failure]) -> List[List[Failure]]:

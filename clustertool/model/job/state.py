@@ -17,16 +17,88 @@ attempt: a rank that starts again is another ProcessStatus, and `processes` has 
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, Callable, Container, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Container, Dict, FrozenSet, Iterable, List, Mapping, Optional, Set, Tuple
 
-from clustertool.model.job.node_status import Event, NodePart, NodeStatus
-from clustertool.model.job.outcome import LEAD, Key, Outcome, exit_code
+from clustertool.model.job.node_status import Event, NodePart, NodeStatus, NodeTrouble
+from clustertool.model.job.outcome import LEAD, Failure, Key, Outcome, exit_code
 from clustertool.model.job.rank_places import MOST, unpack
-from clustertool.model.job.rank_status import Attempt, ProcessStatus
-from clustertool.model.job.state_names import JobState, NodeState, RankState
+from clustertool.model.job.state_names import OUTCOMES, JobState, NodeCause, NodeState, RankState
 
 _OF_THE_LEAD = frozenset({"phase", "lost", "absent", "restart", "verdict"})
 _OF_A_RANK = frozenset({"started", "listening", "elsewhere", "exited", "frozen", "thawed"})
+
+
+_SHOWN = "role rank node local_rank endpoint log state pid since code signal stopped attempt error epoch step output"
+
+
+class Life:
+    """What a rank did in one attempt. Times are by the laptop's clock."""
+
+    def __init__(self) -> None:
+        self.start = 0  # the start time of its process, as the kernel counts it
+        self.listening = False  # at its endpoint
+        self.listens = ""  # at another address, and where
+        self.guarded = False  # its supervisor was lost, and the guard ended it
+        self.states: List[Tuple[float, RankState]] = []  # and since when
+        self.consequence = False  # it failed, and its last line is about a lost connection
+        self.cpu = 0.0  # seconds, at its end
+        self.memory = 0.0  # bytes at most, at its end
+
+
+class ProcessStatus:
+    """A rank in the newest attempt that it has entered, or in the first one."""
+
+    def __init__(self, role: str, rank: int, node: int, attempt: int = 0) -> None:
+        self.role, self.rank, self.node, self.attempt = role, rank, node, attempt
+        self.local_rank = 0
+        self.endpoint = self.log = ""
+        self.state = RankState.WAITING
+        self.pid = 0
+        self.since = 0.0
+        self.code: Optional[int] = None
+        self.signal = 0
+        self.note = ""  # why it could not start, or ended
+        self.error = 0  # of a failure: equal numbers for equal last lines of the log
+        self.epoch: Optional[float] = None  # the last one that it printed, like step
+        self.step: Optional[float] = None
+        self.output = 0.0  # when it printed last, or was started if it printed nothing; 0 if that is not known
+        self.life = Life()
+
+    @property
+    def key(self) -> Key:
+        return self.role, self.rank
+
+    def failure(self, node: str = "") -> Failure:
+        """`node`: the name of its node."""
+        how = (self.code or 0, self.signal, self.note, self.error, self.attempt, self.life.consequence)
+        return Failure(self.role, self.rank, node, *how)
+
+    @property
+    def stopped(self) -> bool:
+        return self.state is RankState.STOPPED
+
+    def as_dict(self) -> Dict[str, Any]:
+        """An entry of "processes" of `inv status --json`, without its note."""
+        return {name: getattr(self, name) for name in _SHOWN.split()}
+
+
+class Attempt:
+    """`places`: the node of each of its ranks, if that is known. `ranks`: those that were started in it.
+
+    `began`, `ended`: the first start and the last end of a rank of it; 0.0 if there was none.
+    """
+
+    def __init__(self, number: int, places: Optional[Mapping[Key, int]]) -> None:
+        self.number, self.places = number, places
+        self.ranks: Dict[Key, ProcessStatus] = {}
+        self.phase = ""
+        self.began = self.ended = 0.0
+
+    @property
+    def nodes(self) -> FrozenSet[int]:
+        """The nodes that take part, as far as they are known."""
+        started = {process.node for process in self.ranks.values()}
+        return frozenset(started if self.places is None else self.places.values())
 
 
 def decide(parts: Iterable[NodePart]) -> NodePart:
@@ -44,23 +116,26 @@ class JobStatus:
     """
 
     def __init__(self, plan: Optional[Mapping[Key, int]] = None) -> None:
-        self.job = self.mode = self.owner = self.command = ""
+        self.job = self.mode = self.owner = self.command = self.title = (
+            ""  # title: the name that the user gave to the job
+        )
         self.created = 0.0
         self.nodes: Dict[int, NodeStatus] = {}
         self.processes: Dict[Key, ProcessStatus] = {}
         self.attempts: Dict[int, Attempt] = {}
         self.ended = 0.0  # when the last node recorded the outcome
         self.silent: Container[int] = ()  # nodes that do not answer
+        self.engine_end = ""  # why the job has ended, where its engine has proved that and no node has recorded it
         self.plan = plan
+        self._begun: Set[int] = set()  # nodes of which a first event was read
         self._led = 0  # the newest attempt that the lead has begun
-        self._of_lead: Optional[_Weighed] = None  # the outcome that the lead's node has recorded
-        self._of_others: Optional[_Weighed] = None
+        self._outcomes: Dict[bool, _Weighed] = {}  # of the lead's node (True), and of the others
 
     def apply(self, node: int, event: Event) -> None:
         here = self.nodes.setdefault(node, NodeStatus(node))
         if not self.knows(node, event):
             return
-        here.own.apply(event)
+        here.apply(event)
         handle = _HANDLERS.get(str(event.get("type")))
         if handle is not None:
             handle(self, here, event)
@@ -103,49 +178,66 @@ class JobStatus:
         """
         lead = self.nodes.get(LEAD)
         gone = LEAD in self.silent or (lead is not None and lead.state in (NodeState.ENDED, NodeState.LOST))
-        found = [one for one in (self._of_lead, self._of_others if gone else None) if one is not None]
+        deciding = (True, False) if gone else (True,)
+        found = [self._outcomes[of_lead] for of_lead in deciding if of_lead in self._outcomes]
         return min(found, key=lambda one: one[0][0])[1] if found else None
+
+    @property
+    def started(self) -> float:
+        """When the first supervisor started, by the laptop's clock; 0.0 if none has."""
+        return min((node.began - node.skew for node in self.nodes.values() if node.began), default=0.0)
 
     @property
     def part(self) -> NodePart:
         """The part that stands for the job. A member of which nothing was read yet may run, but for a silent or lost one."""
-        found = decide(node.part() for node in self.nodes.values() if node.own.known)
-        unread = (
-            node.index not in self.silent and node.state is not NodeState.LOST
-            for node in self.nodes.values()
-            if not node.own.known
-        )
-        if found.state is JobState.LOST and found.code is None and any(unread):
+        found = decide(node.part for node in self.nodes.values() if node.known)
+        unread = [node for node in self.nodes.values() if not node.known and node.state is not NodeState.LOST]
+        there = any(node.index not in self.silent for node in unread)
+        if found.state is JobState.LOST and found.code is None and there:
             return NodePart(found.node, JobState.RUNNING)
+        if self.engine_end and found.state not in OUTCOMES:
+            return NodePart(found.node, JobState.LOST, reason=self.engine_end)
         return found
 
     @property
     def state(self) -> JobState:
         return self.part.state
 
+    def name(self, node: int) -> str:
+        """Of a node, or what stands for it as long as it is not known."""
+        known = self.nodes.get(node)
+        return known.name if known and known.name else f"node {node}"
+
     def of(self, role: str) -> List[ProcessStatus]:
         return sorted((p for p in self.processes.values() if p.role == role), key=lambda p: p.rank)
 
     # -- what is known beyond the events
 
-    def probed(
-        self, here: NodeStatus, supervised: bool, unknown: str, heartbeat: Optional[float], moved: float
-    ) -> None:
+    def probed(self, here: NodeStatus, supervised: bool, unknown: str, beat: Optional[float], moved: float) -> None:
         """After the events of a node: whether its supervisor lives, why that is not known, and when it moved last."""
         here.supervised, here.unknown = supervised, unknown
-        here.heartbeat = heartbeat if supervised else None
+        here.heartbeat = beat if supervised else None
         if unknown:
-            here.state, here.why = NodeState.UNKNOWN, unknown
+            here.state, here.trouble = NodeState.UNKNOWN, NodeTrouble(NodeCause.UNKNOWN, unknown)
             for process in self._on(here.index):
                 if process.state.alive:
                     process.state = RankState.UNKNOWN
         elif not supervised and here.state in (NodeState.RUNNING, NodeState.STOPPING):
-            self.lose(here.index, moved, "its supervisor is gone")
+            self.lose(here.index, moved, NodeTrouble(NodeCause.SUPERVISOR_GONE))
 
-    def lose(self, node: int, since: float, why: str) -> None:
+    def end_by_engine(self, reason: str, since: float) -> None:
+        """The engine has proved that no process of the job is left: nodes that have recorded no end are lost."""
+        self.engine_end = reason
+        for node in self.nodes.values():
+            if node.state is not NodeState.ENDED:
+                node.supervised, node.unknown, node.heartbeat = False, "", None
+            if node.state not in (NodeState.ENDED, NodeState.LOST) or node.trouble.cause is NodeCause.SUPERVISOR_GONE:
+                self.lose(node.index, since, NodeTrouble(NodeCause.ENGINE, reason))
+
+    def lose(self, node: int, since: float, trouble: NodeTrouble) -> None:
         """A node is lost, and so are its ranks that did not end before."""
         lost = self.nodes.setdefault(node, NodeStatus(node))
-        lost.why, lost.lost = why, since
+        lost.trouble, lost.lost = trouble, since
         if lost.state is NodeState.ENDED:
             return
         lost.state = NodeState.LOST
@@ -161,7 +253,7 @@ class JobStatus:
         outcome = self.outcome
         lost = outcome.node if outcome and outcome.state is JobState.LOST else -1
         if outcome and lost in silent and self.nodes[lost].state is not NodeState.LOST:
-            self.lose(lost, self.ended, outcome.reason)
+            self.lose(lost, self.ended, NodeTrouble(NodeCause.GIVEN_UP, outcome.reason))
         for process in self.processes.values():
             if process.state is RankState.WAITING and process.node in silent:
                 process.state = RankState.UNKNOWN
@@ -172,9 +264,12 @@ class JobStatus:
     # -- events of a node
 
     def _on_job(self, here: NodeStatus, event: Event) -> None:
+        if here.index in self._begun:
+            self._begin_again(here)
+        self._begun.add(here.index)
         self.job, self.mode = str(event["id"]), str(event.get("mode", ""))
         self.owner, self.created = str(event.get("owner", "")), float(event.get("created", 0))
-        self.command = str(event.get("command", ""))
+        self.command, self.title = str(event.get("command", "")), str(event.get("job_name", ""))
         here.skew = float(event.get("skew", 0))
         for index, name in enumerate(event.get("nodes", ())):
             self.nodes.setdefault(index, NodeStatus(index)).name = str(name)
@@ -187,12 +282,18 @@ class JobStatus:
             if here.lost is not None and process.state is RankState.WAITING:
                 process.state, process.since = RankState.LOST, here.lost
 
+    def _begin_again(self, here: NodeStatus) -> None:
+        """An engine has started the job again: how it ended before does not count."""
+        here.state, here.trouble, here.lost, here.unconnected = NodeState.UNKNOWN, NodeTrouble(), None, {}
+        self._outcomes.pop(here.index == LEAD, None)
+        self.ended = 0.0
+
     def _on_supervisor(self, here: NodeStatus, event: Event) -> None:
         if here.state is not NodeState.LOST:  # the lead's event may be read before this one
             here.state = NodeState.RUNNING
 
     def _on_disk(self, here: NodeStatus, event: Event) -> None:
-        here.why = f"the disk of {event['root']} is full" if event["full"] else ""
+        here.trouble = NodeTrouble(NodeCause.DISK_FULL, str(event["root"])) if event["full"] else NodeTrouble()
 
     def _on_unconnected(self, here: NodeStatus, event: Event) -> None:
         texts = {name: str(event[name]) for name in ("endpoint", "errno", "why")}
@@ -206,7 +307,8 @@ class JobStatus:
             here.state = NodeState.STOPPING
 
     def _on_supervisor_lost(self, here: NodeStatus, event: Event) -> None:
-        here.state, here.why = NodeState.LOST, "supervisor lost: " + str(event.get("why", ""))
+        here.state = NodeState.LOST
+        here.trouble = NodeTrouble(NodeCause.SUPERVISOR_LOST, str(event.get("why", "")))
         for process in self._on(here.index):
             if process.state.alive or (process.state is RankState.LOST and process.pid):
                 self._enter(here, process, float(event.get("t", 0)), RankState.STOPPED)
@@ -218,8 +320,8 @@ class JobStatus:
         for process in self._on(here.index):
             if process.state is RankState.LOST and not process.pid:
                 process.state, process.since = RankState.WAITING, 0.0  # it was never started
-        assert here.own.ended is not None
-        self._note_outcome(2 if here.own.ended.state is JobState.LOST else 1, here, here.own.ended)
+        assert here.ended is not None
+        self._note_outcome(2 if here.ended.state is JobState.LOST else 1, here, here.ended)
 
     # -- events of a rank
 
@@ -239,10 +341,9 @@ class JobStatus:
         life.listening, life.listens = False, str(event["listens"])
 
     def _on_frozen(self, here: NodeStatus, event: Event) -> None:
-        self._enter(here, self._process(here, event), float(event.get("t", 0)), RankState.FROZEN)
-
-    def _on_thawed(self, here: NodeStatus, event: Event) -> None:
-        self._enter(here, self._process(here, event), float(event.get("t", 0)), RankState.RUNNING)
+        """And "thawed"."""
+        state = RankState.FROZEN if event["type"] == "frozen" else RankState.RUNNING
+        self._enter(here, self._process(here, event), float(event.get("t", 0)), state)
 
     def _on_exited(self, here: NodeStatus, event: Event) -> None:
         process, t = self._process(here, event), float(event.get("t", 0))
@@ -253,6 +354,7 @@ class JobStatus:
         failed = RankState.FAILED if exit_code(process.code, process.signal) else RankState.DONE
         t = self._enter(here, process, t, RankState.STOPPED if event.get("stopped") else failed)
         process.error, process.note = int(event.get("error", 0)), str(event.get("note", ""))
+        process.life.consequence = bool(event.get("consequence"))
         process.life.cpu, process.life.memory = float(event.get("cpu", 0)), float(event.get("memory", 0))
         attempt = self._attempt(process.attempt)
         attempt.ended = max(attempt.ended, t)
@@ -271,7 +373,8 @@ class JobStatus:
 
     def _on_lost(self, here: NodeStatus, event: Event) -> None:
         node = int(event["node"])
-        self.lose(node, float(event.get("t", 0)) - here.skew, str(event.get("why", "")))
+        trouble = NodeTrouble(NodeCause.GIVEN_UP, str(event.get("why", "")))
+        self.lose(node, float(event.get("t", 0)) - here.skew, trouble)
         for role, rank, epoch, step, output in event.get("ranks", ()):
             process = self.processes.get((str(role), int(rank)))
             if process is not None and process.node == node:
@@ -279,12 +382,12 @@ class JobStatus:
 
     def _on_absent(self, here: NodeStatus, event: Event) -> None:
         for index in event["nodes"]:
-            why = f"no connection to the coordinator within {float(event['seconds']):g} s"
-            self.lose(int(index), float(event.get("t", 0)) - here.skew, why)
+            trouble = NodeTrouble(NodeCause.NEVER_CONNECTED, seconds=float(event["seconds"]))
+            self.lose(int(index), float(event.get("t", 0)) - here.skew, trouble)
 
     def _on_verdict(self, here: NodeStatus, event: Event) -> None:
-        assert here.own.verdict is not None
-        self._note_outcome(0, here, here.own.verdict)
+        assert here.verdict is not None
+        self._note_outcome(0, here, here.verdict)
 
     # -- helpers
 
@@ -341,15 +444,11 @@ class JobStatus:
 
         Of equal weight, the lead's node is the first, then a node that knows of a failure, then the one of the least number.
         """
-        found = (weight, outcome.state is JobState.SUCCEEDED, here.index), outcome
-        before = self._of_lead if here.index == LEAD else self._of_others
-        if before is None or found[0] <= before[0]:
-            if here.index == LEAD:
-                self._of_lead = found
-            else:
-                self._of_others = found
+        found, of_lead = ((weight, outcome.state is JobState.SUCCEEDED, here.index), outcome), here.index == LEAD
+        self._outcomes[of_lead] = min(found, self._outcomes.get(of_lead, found), key=lambda one: one[0])
 
 
+# A node chooses the type of an event: only these types, whose fields are checked, reach a handler.
 _HANDLERS: Dict[str, Callable[[JobStatus, NodeStatus, Event], None]] = {
     "job": JobStatus._on_job,
     "supervisor": JobStatus._on_supervisor,
@@ -363,7 +462,7 @@ _HANDLERS: Dict[str, Callable[[JobStatus, NodeStatus, Event], None]] = {
     "listening": JobStatus._on_listening,
     "elsewhere": JobStatus._on_other_address,
     "frozen": JobStatus._on_frozen,
-    "thawed": JobStatus._on_thawed,
+    "thawed": JobStatus._on_frozen,
     "exited": JobStatus._on_exited,
     "phase": JobStatus._on_phase,
     "restart": JobStatus._on_restart,

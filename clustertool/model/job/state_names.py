@@ -69,6 +69,19 @@ class NodeState(Name):
     LOST = "lost"
 
 
+class NodeCause(Name):
+    """Why a node is LOST or UNKNOWN, or what else is wrong there."""
+
+    NONE = "none"
+    UNKNOWN = "unknown"  # the state of its processes is not known
+    DISK_FULL = "disk full"
+    GIVEN_UP = "given up"  # by the coordinator
+    NEVER_CONNECTED = "never connected"  # to the coordinator
+    SUPERVISOR_LOST = "supervisor lost"  # as its guard has recorded
+    SUPERVISOR_GONE = "supervisor gone"  # without a record
+    ENGINE = "engine"  # which has ended the job, without a record
+
+
 class StopState(Name):
     """What became of a job's processes on a node after a stop. A node itself answers with one of the first four."""
 

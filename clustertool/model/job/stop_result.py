@@ -27,10 +27,8 @@ CLEAN = StopResult(StopState.CLEAN)
 
 def read_result(answer: Union[Mapping[str, Any], ClustertoolError, None], job: str) -> StopResult:
     """`answer`: to the request to stop, or the error in its place, or None."""
-    if answer is None:
-        return StopResult(StopState.NO_ANSWER)
-    if isinstance(answer, ClustertoolError):
-        return StopResult(StopState.NO_ANSWER, why=answer.what)
+    if answer is None or isinstance(answer, ClustertoolError):
+        return StopResult(StopState.NO_ANSWER, why=answer.what if answer else "")
     found = answer["jobs"].get(job)
     if found is None:
         return StopResult(StopState.NEVER_STARTED)

@@ -1,6 +1,6 @@
-"""A usage line is one sample of what a job uses on its node. This module decides which lines are kept, and thins them.
+"""This module decides which lines of usage.jsonl and growth.jsonl are kept, and thins them.
 
-It is pure. usage.jsonl has one JSON object per line, written every few seconds while ranks run:
+usage.jsonl has one JSON object per line, written every few seconds while ranks run:
 
     t   the node's clock, seconds
     n   [busy, cores, used, total]: the machine: CPU seconds since its boot, its cores, bytes of memory
@@ -9,12 +9,18 @@ It is pure. usage.jsonl has one JSON object per line, written every few seconds 
     d   [[index, utilisation, used, total], ...]: a card: percent, bytes; only where cards can be read
 
 CPU is a sum that grows, so the mean between any two lines that are kept is exact.
+
+growth.jsonl has a line [time, log, size] when a log has grown, at most two a second for each log. `inv logs` merges ranks by
+them, and has the times of lines from them. Of a job of weeks some thousand lines remain for each log, so these times are less
+exact for old output.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from typing import Callable, Dict, Iterable, Iterator, List, Sequence, Tuple, TypedDict
+import math
+from typing import Callable, Dict, Iterable, Iterator, List, Sequence, Set, Tuple, TypedDict
 
 RankUsage = Tuple[str, int, int, float, int, int, int]
 CardUsage = Tuple[int, float, int, int]
@@ -32,30 +38,40 @@ class UsageLine(_Cards):
 
 Row = Tuple[float, ...]
 Fold = Callable[[Sequence[float]], float]
-FINE = 500  # lines that are closer than this part of their age are too many
+FINE = 250  # lines on both sides of a line that are closer than this part of its age make it one too many
 
 
 def kept(times: Sequence[float], now: float) -> List[int]:
-    """Lines that are kept: the first, and those that follow the previous one by at least 1/500 of their age.
+    """Lines that are kept. A line is left out if the lines before and after it are closer to each other than 1/250 of its age.
 
-    So new samples are exact and old ones coarse. A month is some 4,500 lines, not a million.
+    So new samples are exact and old ones coarse: a month is some 4,500 lines, not a million. What a line has that is left out,
+    the next one that is kept has not much later, also where nothing was recorded for a long time after it.
     """
     found: List[int] = []
     for index, t in enumerate(times):
-        if not found or t - times[found[-1]] >= (now - t) / FINE:
+        after = times[index + 1] if index + 1 < len(times) else math.inf
+        if not found or after - times[found[-1]] >= (now - t) / FINE:
             found.append(index)
     return found
 
 
 def thinned(data: bytes, now: float) -> bytes:
-    """The lines of usage.jsonl that stay."""
-    lines = list(read_lines(data))
-    stay = kept([float(line["t"]) for line in lines], now)
-    return b"".join(json.dumps(lines[index], separators=(",", ":")).encode() + b"\n" for index in stay)
+    """The lines that stay, in their order. The last one of each log does: what is behind it in the log has no time."""
+    lines = data.split(b"\n")
+    logs: Dict[str, List[Tuple[float, int]]] = {}  # "" for lines of usage.jsonl
+    for number, line in enumerate(lines):
+        with contextlib.suppress(ValueError, TypeError, LookupError, RecursionError):  # torn by a crash, or not ours
+            found = json.loads(line)
+            t, log = (float(found["t"]), "") if isinstance(found, dict) else (float(found[0]), found[1])
+            logs.setdefault(log, []).append((t, number))
+    stay: Set[int] = set()
+    for times in logs.values():
+        stay.update(times[index][1] for index in kept([t for t, _ in times], now))
+    return b"".join(lines[number] + b"\n" for number in sorted(stay))
 
 
 def read_lines(data: bytes) -> Iterator[UsageLine]:
-    """Whole lines; what a crash or a full disk has torn is skipped."""
+    """Whole lines of usage.jsonl; what a crash or a full disk has torn is skipped."""
     for line in data.split(b"\n"):
         try:
             found = json.loads(line)

@@ -11,24 +11,15 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.config.job import JobSpec
 from clustertool.model.devices.wording import FIX, holder, in_use
-from clustertool.model.facts import Facts
+from clustertool.model.facts import ByNode, Facts
+from clustertool.model.job.outcome import some
 from clustertool.model.planning.ranks import Seat
 from clustertool.model.planning.shards import split
 
 Cards = Mapping[int, Tuple[int, ...]]
-# kind -> (the kind's own variable for physical ids, Paddle's flag for ids relative to the visible ones)
-VARIABLES = {
-    "gpu": ("CUDA_VISIBLE_DEVICES", "FLAGS_selected_gpus"),
-    "dcu": ("HIP_VISIBLE_DEVICES", "FLAGS_selected_gpus"),
-    "xpu": ("XPU_VISIBLE_DEVICES", "FLAGS_selected_xpus"),
-    "npu": ("ASCEND_RT_VISIBLE_DEVICES", "FLAGS_selected_npus"),
-}
 AUTO_FIX = "wait for them with --wait, or ask for fewer with --nproc-per-node"
-_HETER = {
-    "gpu": "gpu",
-    "dcu": "gpu",
-    "xpu": "xpu",
-}  # kind -> HETER_DEVICE_TYPE; besides these Paddle knows only cpu
+# kind -> HETER_DEVICE_TYPE; besides these Paddle knows only cpu
+_HETER = {"gpu": "gpu", "dcu": "gpu", "xpu": "xpu"}
 
 
 def kind_of(cluster: Cluster, facts: Facts) -> str:
@@ -46,7 +37,9 @@ def busy(facts: Facts, job_id: str) -> Dict[int, str]:
 
 
 def usable(host: Host, job: JobSpec, facts: Facts, kind: str, job_id: str) -> Tuple[int, ...]:
-    """Physical ids for this job on this host: the command line, HOSTS, then all that the probe found.
+    """Ids of the devices for this job on this host: the command line, HOSTS, then all that the probe found.
+
+    They are physical ids, or positions in what an engine has allocated there.
 
     With --devices auto the free ones of these, as many as trainers are asked for on the host, else all.
     """
@@ -70,7 +63,7 @@ def _asked(host: Host, job: JobSpec) -> Optional[int]:
 
 
 def require_free(
-    cluster: Cluster, job: JobSpec, facts: Mapping[int, Facts], kinds: Sequence[str], seats: Sequence[Seat], job_id: str
+    cluster: Cluster, job: JobSpec, facts: ByNode, kinds: Sequence[str], seats: Sequence[Seat], job_id: str
 ) -> None:
     """No process gets a device that a job has locked, and --devices auto found enough. Raises the DeviceInUse of all nodes."""
     errors: List[ClustertoolError] = []
@@ -90,7 +83,7 @@ def require_free(
     raise_all(errors)
 
 
-def require(cluster: Cluster, job: JobSpec, facts: Mapping[int, Facts], kinds: Sequence[str]) -> None:
+def require(cluster: Cluster, job: JobSpec, facts: ByNode, kinds: Sequence[str]) -> None:
     """Requested ids exist. Raises the PreflightErrors of all nodes.
 
     If conf.py allows only the CPU, ids only count trainers.
@@ -100,12 +93,16 @@ def require(cluster: Cluster, job: JobSpec, facts: Mapping[int, Facts], kinds: S
             bare = [host for host in cluster.hosts if facts[host.index].devices_seen and not facts[host.index].devices]
             fix = "leave --devices auto out; --nproc-per-node sets the number of trainers"
             raise_all([PreflightError("the node has no devices", fix, host.name) for host in bare])
-        checked = [_absent(host, job, facts[host.index], kinds[host.index]) for host in cluster.hosts]
+        origin = f"{cluster.shell_devices} of this shell" if cluster.shell_devices else "devices in HOSTS"
+        checked = [_absent(host, job, facts[host.index], kinds[host.index], origin) for host in cluster.hosts]
         raise_all([error for error in checked if error])
 
 
-def _absent(host: Host, job: JobSpec, facts: Facts, kind: str) -> Optional[PreflightError]:
-    """None if all ids exist, or if the devices were not read. HOSTS' ids on a node without devices may count its slots."""
+def _absent(host: Host, job: JobSpec, facts: Facts, kind: str, origin: str) -> Optional[PreflightError]:
+    """None if all ids exist, or if the devices were not read. HOSTS' ids on a node without devices may count its slots.
+
+    origin: where the devices of hosts come from.
+    """
     asked = job.devices if job.devices is not None else host.devices
     of_hosts = host.devices is not None and set(asked or ()) <= set(host.devices)
     if not facts.devices_seen or not asked or (of_hosts and not facts.devices):
@@ -114,15 +111,27 @@ def _absent(host: Host, job: JobSpec, facts: Facts, kind: str) -> Optional[Prefl
     missing = [device for device in asked if device not in have]
     if not missing:
         return None
-    where = "--devices" if job.devices is not None else "devices in HOSTS"
+    where = "--devices" if job.devices is not None else origin
     what = f"there is no device {', '.join(map(str, missing))} ({where})"
-    if not have and facts.devices:
+    if facts.allocated is not None:
+        there = f"{len(have)}, numbered from 0" if have else "none"
+        fix = f"of this node's devices the job's allocation has {there}: ask for more, or leave some out"
+    elif not have and facts.devices:
         fix = f"DEVICE_KIND is {kind}, the node has {facts.device_kind}: correct one of them"
     elif not have:
         fix = "the node has no devices: leave it out; --nproc-per-node sets the number of trainers"
     else:
         fix = f"the node has {facts.device_kind} {', '.join(map(str, have))}"
     return PreflightError(what, fix, host.name)
+
+
+def unallocated(cluster: Cluster, facts: ByNode, kinds: Sequence[str]) -> List[str]:
+    """A warning about nodes with devices of which the job's allocation has none."""
+    bare = [host for host in cluster.hosts if facts[host.index].allocated == () and kinds[host.index] != "cpu"]
+    if not bare or "devices" in cluster.checks_off:
+        return []
+    what = f"{some([host.name for host in bare])}: the job's allocation has no {kinds[bare[0].index]}, so its ranks get none"
+    return [f'{what}; ask for devices when you submit it, or set DEVICE_KIND = "cpu"']
 
 
 def heter_type(job: JobSpec, seat: Seat, kind: str) -> str:
@@ -133,8 +142,8 @@ def heter_type(job: JobSpec, seat: Seat, kind: str) -> str:
 def deal(seats: Sequence[Seat], job: JobSpec, cards: Cards, kinds: Sequence[str]) -> Tuple[Seat, ...]:
     """The seats with their cards. pservers get none, nor do trainers of a job with heter trainers.
 
-    Trainers divide a node's cards evenly, or share them in turn if there are fewer. A heter trainer gets one card, in
-    turn: Paddle reads its FLAGS_selected_gpus as one number.
+    Trainers divide a node's cards evenly, or share them in turn if there are fewer. With parameter servers each gets one card,
+    in turn, as from Paddle's launcher: Paddle reads FLAGS_selected_gpus of trainers and heter trainers there as one number.
     """
     number = Counter(seat.node for seat in seats if _takes(job, seat, kinds[seat.node]))
     turn: Dict[int, int] = {}
@@ -143,7 +152,7 @@ def deal(seats: Sequence[Seat], job: JobSpec, cards: Cards, kinds: Sequence[str]
         own: Tuple[int, ...] = ()
         if cards[seat.node] and _takes(job, seat, kinds[seat.node]):
             at = turn[seat.node] = turn.get(seat.node, -1) + 1
-            own = _share(cards[seat.node], number[seat.node], at, one=seat.role == "heter")
+            own = _share(cards[seat.node], number[seat.node], at, one=job.has_pservers)
         dealt.append(replace(seat, devices=own))
     return tuple(dealt)
 
@@ -160,6 +169,20 @@ def _share(cards: Tuple[int, ...], number: int, at: int, one: bool) -> Tuple[int
     return split(cards, number)[at]
 
 
+def visible(setting: str, collective: bool, seat: Seat, seats: Sequence[Seat]) -> Tuple[int, ...]:
+    """The devices that a process sees: its own ones, or those of all processes in rank order. `seats`: of its role and node.
+
+    setting: DEVICE_VISIBILITY. If it is empty, processes of a collective job see all of them where each has exactly one of its
+    own. LOCAL_RANK is then its position, as with torchrun and Paddle's launcher for collective jobs. Paddle's launcher for
+    parameter servers gives each process one device, number 0 of those that it sees (decision 35).
+    """
+    of_all = [device for one in seats for device in one.devices]
+    one_each = all(len(one.devices) == 1 for one in seats) and len(set(of_all)) == len(of_all)
+    if setting == "node" or (not setting and collective and one_each):
+        return tuple(dict.fromkeys(of_all))
+    return seat.devices
+
+
 def missing(seats: Sequence[Seat], job: JobSpec, kinds: Sequence[str]) -> List[Tuple[Seat, str]]:
     """Heter trainers whose stage needs a device that their node does not have, one per node and stage."""
     heter = [(seat, heter_type(job, seat, kinds[seat.node])) for seat in seats if seat.role == "heter"]
@@ -167,7 +190,7 @@ def missing(seats: Sequence[Seat], job: JobSpec, kinds: Sequence[str]) -> List[T
     return list(wanting.values())
 
 
-def sick(cluster: Cluster, seats: Sequence[Seat], facts: Mapping[int, Facts], kinds: Sequence[str]) -> List[str]:
+def sick(cluster: Cluster, seats: Sequence[Seat], facts: ByNode, kinds: Sequence[str]) -> List[str]:
     """Faults of cards that processes get, where the devices were read."""
     taken = {(seat.node, card) for seat in seats for card in seat.devices}
     return [

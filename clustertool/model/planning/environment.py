@@ -3,69 +3,87 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Dict, Iterable, Mapping, Sequence, Tuple
+from typing import Dict, Iterable, List, Mapping, Sequence, Tuple
 
 from clustertool.model import roles
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job import JobSpec
+from clustertool.model.devices.visibility import VARIABLES, one_each
+from clustertool.model.facts import ByNode, Identity
 from clustertool.model.paths import JobPaths
-from clustertool.model.planning.devices import VARIABLES, heter_type
+from clustertool.model.planning.devices import heter_type, visible
 from clustertool.model.planning.ports import Ports
 from clustertool.model.planning.ranks import Seat
 
 Env = Dict[str, str]
+# Of the computed variables those that a shell sets for programs: a job on this machine alone keeps the values of its shell.
+DEFAULTS = ("OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
 
 
 @dataclass(frozen=True)
 class Table:
     """What all processes of a job know of each other."""
 
-    job_id: str
-    token: str
-    job: JobSpec
+    identity: Identity
     cluster: Cluster
+    job: JobSpec
+    facts: ByNode
     seats: Tuple[Seat, ...]
     ports: Ports
-    addresses: Tuple[str, ...]
     kinds: Tuple[str, ...]
 
     @cached_property
-    def _roles(self) -> Dict[str, Tuple[Seat, ...]]:
+    def addresses(self) -> Tuple[str, ...]:
+        return tuple(self.facts[host.index].address for host in self.cluster.hosts)
+
+    @cached_property
+    def roles(self) -> Dict[str, Tuple[Seat, ...]]:
         return {role: tuple(seat for seat in self.seats if seat.role == role) for role in roles.ROLES}
 
     @cached_property
-    def _local(self) -> Dict[Tuple[str, int], int]:
-        return Counter((seat.role, seat.node) for seat in self.seats)
+    def _on_nodes(self) -> Dict[Tuple[str, int], List[Seat]]:
+        found: Dict[Tuple[str, int], List[Seat]] = {}
+        for seat in self.seats:
+            found.setdefault((seat.role, seat.node), []).append(seat)
+        return found
+
+    def neighbours(self, seat: Seat) -> List[Seat]:
+        """The seats of its role on its node, in rank order, this one too."""
+        return self._on_nodes[seat.role, seat.node]
 
     @cached_property
-    def _endpoints(self) -> Dict[str, str]:
-        return {role: self.listed(seats) for role, seats in self._roles.items()}
+    def endpoints(self) -> Dict[str, str]:
+        return {role: self.listed(seats) for role, seats in self.roles.items()}
 
     @cached_property
     def stages(self) -> Tuple[Tuple[Seat, ...], ...]:
         """Of a ps-heter job: the trainers, then the heter trainers of each stage."""
-        each = [
-            tuple(seat for seat in self.role("heter") if seat.stage == n) for n in range(2, len(self.job.heter) + 2)
-        ]
-        return (self.role("trainer"), *each)
+        numbers = range(2, len(self.job.heter) + 2)
+        each = [tuple(seat for seat in self.roles["heter"] if seat.stage == number) for number in numbers]
+        return (self.roles["trainer"], *each)
 
-    def role(self, role: str) -> Tuple[Seat, ...]:
-        return self._roles[role]
+    @cached_property
+    def servers(self) -> str:
+        """The addresses of the nodes with pservers."""
+        return ",".join(dict.fromkeys(self.addresses[seat.node] for seat in self.roles["pserver"]))
 
-    def local(self, seat: Seat) -> int:
-        return self._local[seat.role, seat.node]
+    def devices(self, node: int, ids: Iterable[int]) -> List[str]:
+        """What names these devices of a node in variables: ids, or in an allocation the names that it has for them."""
+        names = self.facts[node].allocated
+        return [str(number) if names is None else names[number] for number in ids]
 
-    def endpoint(self, seat: Seat) -> str:
-        return endpoint(self.addresses[seat.node], self.ports.of[seat.role, seat.rank][0])
+    @property
+    def master(self) -> str:
+        """The address of the first trainer's node."""
+        return self.addresses[self.roles["trainer"][0].node]
+
+    def first_port(self, seat: Seat) -> int:
+        return self.ports.of[seat.role, seat.rank][0]
 
     def listed(self, seats: Iterable[Seat]) -> str:
-        return ",".join(map(self.endpoint, seats))
-
-    def endpoints(self, role: str) -> str:
-        return self._endpoints[role]
+        return ",".join(endpoint(self.addresses[seat.node], self.first_port(seat)) for seat in seats)
 
 
 def endpoint(address: str, port: int) -> str:
@@ -76,14 +94,18 @@ def endpoint(address: str, port: int) -> str:
 def environment(table: Table, seat: Seat, paths: JobPaths, nic: str) -> Env:
     """All computed variables of one process; a user's ENV is laid over them by the plan."""
     env = _tool(table, seat, paths)
-    env.update(_interface(nic))
+    if nic:
+        env.update({"NCCL_SOCKET_IFNAME": nic, "GLOO_SOCKET_IFNAME": nic})
     if seat.role == "trainer":
-        env.update(_torch(table, seat))
-    if table.job.mode == "collective":
-        env.update(_paddle_collective(table, seat))
-    else:
+        env.update(_torch(table, seat, paths))
+    env.update(_paddle(table, seat))
+    if table.job.has_pservers:
         env.update(_paddle_ps(table, seat, paths))
         env.update(_paddle_v2(table, seat))
+    elif table.job.mode == "rpc":
+        env.update(_rpc(table, seat, nic))
+    else:
+        env.update(_paddle_collective(table, seat))
     if table.job.mode == "ps-heter":
         env.update(_paddle_heter(table, seat))
     env.update(_devices(table, seat))
@@ -93,19 +115,19 @@ def environment(table: Table, seat: Seat, paths: JobPaths, nic: str) -> Env:
 def _tool(table: Table, seat: Seat, paths: JobPaths) -> Env:
     return {
         "PYTHONUNBUFFERED": "1",
-        "CLUSTERTOOL_JOB": table.job_id,
+        "CLUSTERTOOL_JOB": table.identity.job_id,
         "CLUSTERTOOL_ROLE": seat.role,
         "CLUSTERTOOL_RANK": str(seat.rank),
-        "CLUSTERTOOL_WORLD_SIZE": str(len(table.role(seat.role))),
+        "CLUSTERTOOL_WORLD_SIZE": str(len(table.roles[seat.role])),
         "CLUSTERTOOL_LOCAL_RANK": str(seat.local_rank),
-        "CLUSTERTOOL_LOCAL_WORLD_SIZE": str(table.local(seat)),
+        "CLUSTERTOOL_LOCAL_WORLD_SIZE": str(len(table.neighbours(seat))),
         "CLUSTERTOOL_NODE_RANK": str(seat.node),
         "CLUSTERTOOL_NNODES": str(len(table.addresses)),
         "CLUSTERTOOL_HOSTS": ",".join(table.addresses),
         "CLUSTERTOOL_SHARDS": paths.shards(seat.role, seat.rank),
         "CLUSTERTOOL_OUTPUT": paths.of(table.job.output),
         "CLUSTERTOOL_ATTEMPT": "0",
-        "CLUSTERTOOL_MARK": mark(table.job_id, seat.node, table.token),
+        "CLUSTERTOOL_MARK": mark(table.identity.job_id, seat.node, table.identity.token),
     }
 
 
@@ -114,64 +136,119 @@ def mark(job_id: str, node: int, token: str) -> str:
     return f"{job_id}/{node}/{token}"
 
 
-def _interface(nic: str) -> Env:
-    return {"NCCL_SOCKET_IFNAME": nic, "GLOO_SOCKET_IFNAME": nic} if nic else {}
+def _each(names: str, value: object) -> Env:
+    """The same value for several variables."""
+    return dict.fromkeys(names.split(), str(value))
 
 
-def _torch(table: Table, seat: Seat) -> Env:
-    """torchrun's and Open MPI's names; a rank is the same number in both."""
-    world, local = str(len(table.role("trainer"))), str(table.local(seat))
-    return {
-        "RANK": str(seat.rank),
-        "WORLD_SIZE": world,
-        "LOCAL_RANK": str(seat.local_rank),
-        "LOCAL_WORLD_SIZE": local,
-        "NODE_RANK": str(seat.node),
-        "GROUP_RANK": str(seat.node),
-        "MASTER_ADDR": _master_address(table),
+def _torch(table: Table, seat: Seat, paths: JobPaths) -> Env:
+    """torchrun's and Open MPI's names; a rank is the same number in both. All ranks of torchrun have one role, `default`."""
+    here = len(table.neighbours(seat))
+    env = {
+        **_each("RANK ROLE_RANK OMPI_COMM_WORLD_RANK", seat.rank),
+        **_each("WORLD_SIZE ROLE_WORLD_SIZE OMPI_COMM_WORLD_SIZE", len(table.roles["trainer"])),
+        **_each("LOCAL_RANK OMPI_COMM_WORLD_LOCAL_RANK", seat.local_rank),
+        **_each("LOCAL_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_SIZE", here),
+        **_each("NODE_RANK GROUP_RANK", seat.node),
+        "GROUP_WORLD_SIZE": str(len(table.addresses)),
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": table.master,
         "MASTER_PORT": str(table.ports.master),
-        "OMPI_COMM_WORLD_RANK": str(seat.rank),
-        "OMPI_COMM_WORLD_SIZE": world,
-        "OMPI_COMM_WORLD_LOCAL_RANK": str(seat.local_rank),
-        "OMPI_COMM_WORLD_LOCAL_SIZE": local,
+        "TORCHELASTIC_RUN_ID": table.identity.run_id,
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": str(table.job.policy.max_restarts),
+        "TORCHELASTIC_ERROR_FILE": paths.of(paths.error_file(seat.role, seat.rank)),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }
+    if here > 1 and table.job.mode == "collective":
+        env["OMP_NUM_THREADS"] = "1"
+    return env
+
+
+def _paddle(table: Table, seat: Seat) -> Env:
+    """What all processes have in all modes.
+
+    POD_NAME is the launcher on a node: where it is not set, paddle.distributed.to_static does not start the communication.
+    """
+    return {
+        "PADDLE_TRAINERS_NUM": str(len(table.roles["trainer"])),
+        "PADDLE_TRAINER_ENDPOINTS": table.endpoints["trainer"],
+        "PADDLE_NNODES": str(len(table.addresses)),
+        "POD_IP": table.addresses[seat.node],
+        "POD_NAME": f"node{seat.node}",
     }
 
 
-def _master_address(table: Table) -> str:
-    return table.addresses[table.role("trainer")[0].node]
+def _paddle_trainer(table: Table, seat: Seat) -> Env:
+    """What trainers have in all jobs without pservers."""
+    return {
+        "PADDLE_TRAINER_ID": str(seat.rank),
+        "PADDLE_RANK_IN_NODE": str(seat.local_rank),
+        "PADDLE_CURRENT_ENDPOINT": table.listed([seat]),
+        "PADDLE_JOB_ID": table.identity.run_id,
+    }
 
 
 def _paddle_collective(table: Table, seat: Seat) -> Env:
-    world, local = str(len(table.role("trainer"))), str(table.local(seat))
     return {
-        "PADDLE_MASTER": endpoint(_master_address(table), table.ports.master),
-        "PADDLE_GLOBAL_SIZE": world,
-        "PADDLE_LOCAL_SIZE": local,
+        **_paddle_trainer(table, seat),
         "PADDLE_GLOBAL_RANK": str(seat.rank),
+        "PADDLE_GLOBAL_SIZE": str(len(table.roles["trainer"])),
         "PADDLE_LOCAL_RANK": str(seat.local_rank),
-        "PADDLE_NNODES": str(len(table.addresses)),
-        "PADDLE_CURRENT_ENDPOINT": table.endpoint(seat),
-        "PADDLE_TRAINER_ID": str(seat.rank),
-        "PADDLE_TRAINERS_NUM": world,
-        "PADDLE_RANK_IN_NODE": str(seat.local_rank),
-        "PADDLE_TRAINER_ENDPOINTS": table.endpoints("trainer"),
-        "PADDLE_JOB_ID": table.job_id,
+        "PADDLE_LOCAL_SIZE": str(len(table.neighbours(seat))),
+        "PADDLE_MASTER": endpoint(table.master, table.ports.master),
         "PADDLE_TRAINERS": ",".join(table.addresses),
-        "POD_IP": table.addresses[seat.node],
+        **_paddle_cloud(table, seat),
+        **_paddle_elastic(table),
+    }
+
+
+def _paddle_cloud(table: Table, seat: Seat) -> Env:
+    """What PaddleCloud sets for collective jobs: read by paddle.distributed.cloud_utils and by role makers.
+
+    PADDLE_PORT is the process's own port, as with pservers: POD_IP:PADDLE_PORT is its endpoint. Lists of devices have commas
+    between ranks and colons inside a rank.
+    """
+    env = {
+        "TRAINING_ROLE": roles.PADDLE[seat.role],
+        "TRAINER_PORTS_NUM": str(len(table.neighbours(seat))),
+        "DISTRIBUTED_TRAINER_ENDPOINTS": table.endpoints["trainer"],
+        "PADDLE_PORT": str(table.first_port(seat)),
+    }
+    if seat.devices:
+        each = [":".join(table.devices(one.node, one.devices)) for one in table.roles["trainer"]]
+        env["PADDLE_LOCAL_DEVICE_IDS"] = ",".join(table.devices(seat.node, seat.devices))
+        env["PADDLE_WORLD_DEVICE_IDS"] = ",".join(each)
+    return env
+
+
+def _paddle_elastic(table: Table) -> Env:
+    """What Paddle's elastic manager reads about a job, without the server: with one, it would take over the job."""
+    return {
+        "PADDLE_ELASTIC_JOB_ID": table.identity.run_id,
+        "PADDLE_ELASTIC_NP": str(len(table.addresses)),
+        "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL": str(int(table.job.policy.max_restarts > 0)),
+    }
+
+
+def _rpc(table: Table, seat: Seat, nic: str) -> Env:
+    """paddle.distributed.rpc's names; torch's rpc meets at MASTER_*, and its workers listen on TP_SOCKET_IFNAME."""
+    return {
+        **_paddle_trainer(table, seat),
+        "PADDLE_MASTER_ENDPOINT": endpoint(table.master, table.ports.master),
+        "PADDLE_WORKER_ENDPOINT": table.listed([seat]),
+        **({"TP_SOCKET_IFNAME": nic} if nic else {}),
     }
 
 
 def _paddle_ps(table: Table, seat: Seat, paths: JobPaths) -> Env:
-    role = roles.PADDLE[seat.role]
-    servers = table.role("pserver")
+    servers = table.roles["pserver"]
     env = {
-        "PADDLE_PSERVERS_IP_PORT_LIST": table.endpoints("pserver"),
-        "PADDLE_TRAINER_ENDPOINTS": table.endpoints("trainer"),
-        "PADDLE_PORT": str(table.ports.of[seat.role, seat.rank][0]),
-        "PADDLE_ROLE": role,
-        "TRAINING_ROLE": role,
-        "PADDLE_TRAINERS_NUM": str(len(table.role("trainer"))),
-        "POD_IP": table.addresses[seat.node],
+        **_each("PADDLE_ROLE TRAINING_ROLE", roles.PADDLE[seat.role]),
+        "PADDLE_PSERVERS_IP_PORT_LIST": table.endpoints["pserver"],
+        "PADDLE_PORT": str(table.first_port(seat)),
+        "PADDLE_TRAINERS": ",".join(table.addresses[one.node] for one in table.roles["trainer"]),
+        "TRAINER_PORTS_NUM": "1",
         "PADDLE_WITH_GLOO": "1",
         "PADDLE_GLOO_RENDEZVOUS": "3",
         "PADDLE_GLOO_FS_PATH": f"{paths.ours}/gloo",
@@ -187,36 +264,32 @@ def _paddle_heter(table: Table, seat: Seat) -> Env:
 
     All lists have commas between endpoints, of several stages too: Paddle's role maker splits only at commas.
     """
-    env = {"PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": table.endpoints("heter")}
+    env = {"PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": table.endpoints["heter"]}
     if seat.role == "pserver":
         return env
     number, stages = seat.stage or 1, table.stages
-    env.update(
-        {
-            "PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST": table.listed(stages[number - 2]) if number > 1 else "",
-            "PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST": table.listed(stages[number]) if number < len(stages) else "",
-            "PADDLE_STAGE_TRAINERS_NUM": str([len(stage) for stage in stages]),
-            "STAGE_ID": str(number),
-            "STAGE_NUM": str(len(stages)),
-            "HETER_DEVICE_TYPE": heter_type(table.job, seat, table.kinds[seat.node]),
-        }
-    )
-    return env
+    return {
+        **env,
+        "PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST": table.listed(stages[number - 2]) if number > 1 else "",
+        "PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST": table.listed(stages[number]) if number < len(stages) else "",
+        "PADDLE_STAGE_TRAINERS_NUM": str([len(stage) for stage in stages]),
+        "STAGE_ID": str(number),
+        "STAGE_NUM": str(len(stages)),
+        "HETER_DEVICE_TYPE": heter_type(table.job, seat, table.kinds[seat.node]),
+    }
 
 
 def _paddle_v2(table: Table, seat: Seat) -> Env:
     """Paddle v2 programs. The number of trainers is NUM_GRADIENT_SERVERS; TRAINER_COUNT is threads in one trainer."""
-    servers = table.role("pserver")
-    addresses = list(dict.fromkeys(table.addresses[server.node] for server in servers))
-    first = table.ports.of[(seat.role, seat.rank) if seat.role == "pserver" else ("pserver", servers[0].rank)][0]
+    own = seat if seat.role == "pserver" else table.roles["pserver"][0]
     env = {
         "PADDLE_INIT_USE_GPU": str(bool(seat.devices) and table.kinds[seat.node] != "cpu"),
         "PADDLE_INIT_TRAINER_COUNT": "1",
-        "PADDLE_INIT_PORT": str(first),
+        "PADDLE_INIT_PORT": str(table.first_port(own)),
         "PADDLE_INIT_PORTS_NUM": str(table.cluster.ports_num),
         "PADDLE_INIT_PORTS_NUM_FOR_SPARSE": str(table.cluster.ports_num_for_sparse),
-        "PADDLE_INIT_NUM_GRADIENT_SERVERS": str(len(table.role("trainer"))),
-        "PADDLE_INIT_PSERVERS": ",".join(addresses),
+        "PADDLE_INIT_NUM_GRADIENT_SERVERS": str(len(table.roles["trainer"])),
+        "PADDLE_INIT_PSERVERS": table.servers,
         "PADDLE_CLUSTER_TRAIN": "True",
     }
     if seat.role == "trainer":
@@ -225,15 +298,21 @@ def _paddle_v2(table: Table, seat: Seat) -> Env:
 
 
 def _devices(table: Table, seat: Seat) -> Env:
-    """Cards by the variables of their kind; in collective mode also how to communicate where Paddle would not find out."""
-    kind, collective = table.kinds[seat.node], table.job.mode == "collective"
+    """Cards by the variables of their kind; without pservers also how to communicate where Paddle would not find out.
+
+    A process of a job with parameter servers that gets no card sees none, on a node that has some: -1 hides all of them. The
+    same holds for every process without a card where the shell of clusterrun names the devices: it may allow none.
+    """
+    kind, collective = table.kinds[seat.node], not table.job.has_pservers
     if not seat.devices or kind not in VARIABLES:
-        return {"PADDLE_DISTRI_BACKEND": "gloo"} if collective else {}
-    visible, selected = VARIABLES[kind]
-    env = {
-        visible: ",".join(str(device) for device in seat.devices),
-        selected: ",".join(str(i) for i in range(len(seat.devices))),
-    }
+        hiding = table.cluster.shell_devices if collective or kind not in VARIABLES else VARIABLES[kind][0]
+        hidden = {hiding: "-1"} if hiding else {}
+        return {"PADDLE_DISTRI_BACKEND": "gloo", **hidden} if collective else hidden
+    setting = table.cluster.device_visibility or ("own" if one_each(table.facts[seat.node].allocated or ()) else "")
+    seen = visible(setting, collective, seat, table.neighbours(seat))
+    shown, selected = VARIABLES[kind]
+    names = ",".join(table.devices(seat.node, seen))
+    env = {shown: names, selected: ",".join(str(seen.index(device)) for device in seat.devices)}
     if kind == "gpu":  # CUDA else numbers the fastest card first, and NVML, the locks and everybody else by the bus
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     if collective and kind == "npu":  # for Paddle this is a plug-in device: its name and its backend are required

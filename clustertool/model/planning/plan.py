@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import posixpath
 from dataclasses import dataclass
-from typing import Any, Dict, FrozenSet, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Sequence, Tuple
 
 from clustertool.errors import DataError, raise_all
 from clustertool.model import paths as p
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
-from clustertool.model.config.job import JobSpec, Policy, Role
-from clustertool.model.facts import Facts, Identity, sharing
+from clustertool.model.config.job import JobSpec, Role
+from clustertool.model.facts import ByNode, Facts, Identity, sharing
+from clustertool.model.masking import HIDDEN
 from clustertool.model.planning import devices, ports, ranks
 from clustertool.model.planning.environment import Table, endpoint, environment, fill
 from clustertool.model.planning.ranks import Seat
@@ -19,27 +20,21 @@ from clustertool.model.planning.shards import assign_shards
 from clustertool.model.roles import MODES
 
 Pairs = Tuple[Tuple[str, str], ...]
-HIDDEN = "***"
 
 
 @dataclass(frozen=True)
-class PlannedProcess:
+class PlannedProcess(Seat):
     """One process to start. `shards` and `log` are relative to the working and the job's directory.
 
     `ready`: a pserver's ports; once one of them listens, it is no longer what trainers wait for. If it is empty, trainers do
     not wait for this pserver.
     """
 
-    role: str
-    rank: int
-    local_rank: int
-    node: int
     argv: Tuple[str, ...]
     env: Pairs
     endpoint: str
     ports: Tuple[int, ...]
     ready: Tuple[int, ...]
-    devices: Tuple[int, ...]
     shards: Tuple[str, ...]
     log: str
 
@@ -48,107 +43,62 @@ class PlannedProcess:
 class PlannedNode:
     """One node's part of the plan."""
 
-    index: int
-    name: str
-    address: str
-    root: str
-    base: str
+    host: Host
+    facts: Facts
     job_dir: str
     work_dir: str
-    entry: str
-    hostname: str
-    here: bool
     device_kind: str
     processes: Tuple[PlannedProcess, ...]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`phases`: the roles in the order of their start. When every pserver listens, all trainers and heter trainers start."""
-
-    job_id: str
-    mode: str
-    phases: Tuple[str, ...]
+    identity: Identity
+    cluster: Cluster
+    job: JobSpec
     nodes: Tuple[PlannedNode, ...]
     lead: Tuple[str, int]
-    policy: Policy
     extra_ports: Tuple[Tuple[int, int], ...]  # (node, port) of the master, gloo and the lead
-    prelude: str
-    ld_library_path: str
-    first_path: str
-    secrets: Tuple[str, ...]
-    output: str
-    log_dir: str
-    identity: Identity
     warnings: Tuple[str, ...] = ()
+
+    @property
+    def job_id(self) -> str:
+        return self.identity.job_id
 
     @property
     def processes(self) -> Tuple[PlannedProcess, ...]:
         return tuple(process for node in self.nodes for process in node.processes)
 
+    @property
+    def ranks(self) -> Dict[Tuple[str, int], int]:
+        """The node of each rank."""
+        return {(process.role, process.rank): process.node for process in self.processes}
+
 
 def plan(
-    cluster: Cluster,
-    job: JobSpec,
-    facts: Mapping[int, Facts],
-    identity: Identity,
-    listing: Sequence[str],
-    passed: Pairs = (),
+    cluster: Cluster, job: JobSpec, facts: ByNode, identity: Identity, listing: Sequence[str], passed: Pairs = ()
 ) -> Plan:
     """Cluster, job, facts per node id, identity, the workspace's files and the values of PASS_ENV and SECRETS -> Plan.
 
     Raises UsageError, DataError, PreflightError with the fix; never anything else.
     """
-    hosts = cluster.hosts
     kinds, seats = _seats(cluster, job, facts, identity.job_id)
     devices.require(cluster, job, facts, kinds)
     devices.require_free(cluster, job, facts, kinds, seats, identity.job_id)
-    table = Table(
-        identity.job_id,
-        identity.token,
-        job,
-        cluster,
-        seats,
-        ports.choose(seats, cluster, job, facts, identity.job_id),
-        tuple(facts[host.index].address for host in hosts),
-        kinds,
-    )
-    trainers = len(table.role("trainer"))
-    shards = assign_shards(listing, job.shards, trainers) if job.shards else ((),) * trainers
-    commands = _commands(job, listing)
-    shared = sharing(facts)
-    nodes = []
-    for host in hosts:
-        paths = p.JobPaths(p.base(facts[host.index].root, host.index, host.index in shared), identity.job_id)
-        nodes.append(_node(table, job, host, facts[host.index], paths, commands, shards, passed))
+    chosen = ports.choose(seats, cluster, job, facts, identity.job_id)
+    table = Table(identity, cluster, job, facts, seats, chosen, kinds)
+    first, servers = table.roles["trainer"][0].node, table.roles["pserver"]
+    nodes = _nodes(table, listing, passed)
     if job.job_workspace:
-        _require_shards(nodes, facts, job.job_workspace)
-    first = table.role("trainer")[0].node
-    extra = [(first, table.ports.master), (0, table.ports.lead)]
-    if table.role("pserver"):
-        extra.append((table.role("pserver")[0].node, table.ports.gloo))
-    return Plan(
-        job_id=identity.job_id,
-        mode=job.mode,
-        phases=MODES[job.mode],
-        nodes=tuple(nodes),
-        lead=(table.addresses[0], table.ports.lead),
-        policy=job.policy,
-        extra_ports=tuple(extra),
-        prelude=cluster.prelude,
-        ld_library_path=cluster.ld_library_path,
-        first_path=cluster.first_path,
-        secrets=cluster.secrets,
-        output=job.output,
-        log_dir=job.log_dir,
-        identity=identity,
-        warnings=_warnings(cluster, table, facts),
-    )
+        _require_shards(nodes, job.job_workspace)
+    extra = [(first, chosen.master), (0, chosen.lead)]
+    if servers:
+        extra.append((servers[0].node, chosen.gloo))
+    lead = (table.addresses[0], chosen.lead)
+    return Plan(identity, cluster, job, nodes, lead, tuple(extra), _warnings(table))
 
 
-def _seats(
-    cluster: Cluster, job: JobSpec, facts: Mapping[int, Facts], job_id: str = ""
-) -> Tuple[Tuple[str, ...], Tuple[Seat, ...]]:
+def _seats(cluster: Cluster, job: JobSpec, facts: ByNode, job_id: str = "") -> Tuple[Tuple[str, ...], Tuple[Seat, ...]]:
     """The devices' kind of each node, and all processes' seats."""
     hosts = cluster.hosts
     kinds = tuple(devices.kind_of(cluster, facts[host.index]) for host in hosts)
@@ -156,9 +106,7 @@ def _seats(
     return kinds, devices.deal(ranks.assign(hosts, job, facts, cards), job, cards, kinds)
 
 
-def readers(
-    cluster: Cluster, job: JobSpec, facts: Mapping[int, Facts], listing: Sequence[str]
-) -> Dict[int, FrozenSet[str]]:
+def readers(cluster: Cluster, job: JobSpec, facts: ByNode, listing: Sequence[str]) -> Dict[int, FrozenSet[str]]:
     """Node -> the shards that its trainers read. A dispatch needs no more of a plan than that."""
     trainers = [seat for seat in _seats(cluster, job, facts)[1] if seat.role == "trainer"]
     lists = assign_shards(listing, job.shards, len(trainers))
@@ -187,76 +135,56 @@ def _commands(job: JobSpec, listing: Sequence[str]) -> Dict[str, Tuple[str, ...]
     return {"trainer": trainer, "pserver": command(job.pserver, "pserver", "pserver.py"), "heter": heter or trainer}
 
 
-def _node(
-    table: Table,
-    job: JobSpec,
-    host: Host,
-    facts: Facts,
-    paths: p.JobPaths,
-    commands: Mapping[str, Tuple[str, ...]],
-    shards: Sequence[Tuple[str, ...]],
-    passed: Pairs,
-) -> PlannedNode:
-    """One node's processes. Eight inputs, each used once: they are what a node's part is made of."""
-    processes = []
-    users: Dict[str, str] = {**dict(table.cluster.env), **dict(host.env), **dict(passed), **dict(job.env)}
-    for seat in table.seats:
-        if seat.node != host.index:
-            continue
-        env = {**environment(table, seat, paths, facts.nic), **users}
-        processes.append(
+def _nodes(table: Table, listing: Sequence[str], passed: Pairs) -> Tuple[PlannedNode, ...]:
+    job = table.job
+    trainers = len(table.roles["trainer"])
+    shards = assign_shards(listing, job.shards, trainers) if job.shards else ((),) * trainers
+    commands = _commands(job, listing)
+    shared = sharing(table.facts)
+    nodes = []
+    for host in table.cluster.hosts:
+        facts = table.facts[host.index]
+        paths = p.JobPaths(p.base(facts.root, host.index, host.index in shared), table.identity.job_id)
+        users = {**dict(table.cluster.env), **dict(host.env), **dict(passed), **dict(job.env)}
+        processes = tuple(
             PlannedProcess(
-                role=seat.role,
-                rank=seat.rank,
-                local_rank=seat.local_rank,
-                node=seat.node,
+                **vars(seat),
                 argv=fill(commands[seat.role], _placeholders(table, seat, paths, facts.nic)),
-                env=tuple(sorted(env.items())),
-                endpoint=table.endpoint(seat),
+                env=tuple(sorted({**environment(table, seat, paths, facts.nic), **users}.items())),
+                endpoint=table.listed([seat]),
                 ports=table.ports.of[seat.role, seat.rank],
                 ready=_ready(table, seat),
-                devices=seat.devices,
                 shards=shards[seat.rank] if seat.role == "trainer" else (),
                 log=paths.log(seat.role, seat.rank),
             )
+            for seat in table.seats
+            if seat.node == host.index
         )
-    work_dir = _below_home(job.job_workspace, facts.home) if job.job_workspace else paths.dir
-    return PlannedNode(
-        host.index,
-        host.name,
-        facts.address,
-        facts.root,
-        paths.base,
-        paths.dir,
-        work_dir,
-        host.entry,
-        facts.hostname,
-        host.here,
-        table.kinds[host.index],
-        tuple(processes),
-    )
+        work_dir = _below_home(job.job_workspace, facts.home) if job.job_workspace else paths.dir
+        nodes.append(PlannedNode(host, facts, paths.dir, work_dir, table.kinds[host.index], processes))
+    return tuple(nodes)
 
 
 def _ready(table: Table, seat: Seat) -> Tuple[int, ...]:
     """A pserver listens on its own port. Paddle's first one opens gloo's before, and there waits for all trainers."""
     if seat.role != "pserver" or table.job.pserver.ready == "started":
         return ()
-    first = table.ports.of[seat.role, seat.rank][:1]
-    return (*first, table.ports.gloo) if seat.rank == 0 else first
+    first = table.first_port(seat)
+    return (first, table.ports.gloo) if seat.rank == 0 else (first,)
 
 
-def _require_shards(nodes: Sequence[PlannedNode], facts: Mapping[int, Facts], folder: str) -> None:
+def _require_shards(nodes: Sequence[PlannedNode], folder: str) -> None:
     """With --job-workspace no shards are sent: each node must have those of its own trainers; missing ones are reported."""
     errors = []
     for node in nodes:
-        there = set(facts[node.index].listing)
+        there = set(node.facts.listing)
         missing = [(process.rank, path) for process in node.processes for path in process.shards if path not in there]
         if missing:
             rank, path = missing[0]
             more = f" (of {len(missing)} that are missing)" if len(missing) > 1 else ""
             what = f"{path!r}, which trainer {rank} reads, is not in {folder}{more}"
             fix = "copy each shard to the node whose trainer reads it: its number modulo the trainers"
-            errors.append(DataError(what, fix, node.name))
+            errors.append(DataError(what, fix, node.host.name))
     raise_all(errors)
 
 
@@ -266,55 +194,69 @@ def _below_home(path: str, home: str) -> str:
 
 
 def _placeholders(table: Table, seat: Seat, paths: p.JobPaths, nic: str) -> Dict[str, str]:
-    servers = table.role("pserver")
-    addresses = dict.fromkeys(table.addresses[server.node] for server in servers)
+    servers = table.roles["pserver"]
     return {
-        "port": str(table.ports.of[seat.role, seat.rank][0]),
+        "port": str(table.first_port(seat)),
         "ports_num": str(table.cluster.ports_num),
         "ports_num_for_sparse": str(table.cluster.ports_num_for_sparse),
-        "num_trainers": str(len(table.role("trainer"))),
-        "pservers": ",".join(addresses),
-        "pserver_port": str(table.ports.of["pserver", servers[0].rank][0]) if servers else "",
+        "num_trainers": str(len(table.roles["trainer"])),
+        "pservers": table.servers,
+        "pserver_port": str(table.first_port(servers[0])) if servers else "",
         "nic": nic,
         "rank": str(seat.rank),
         "log_dir": paths.of("log"),
     }
 
 
-def _warnings(cluster: Cluster, table: Table, facts: Mapping[int, Facts]) -> Tuple[str, ...]:
+def _warnings(table: Table) -> Tuple[str, ...]:
     found: List[str] = []
+    names = [host.name for host in table.cluster.hosts]
     if any(":" in address for address in table.addresses):
         found.append('a training address is IPv6; Paddle splits endpoints on ":" and cannot use it')
     for node, busy, port in table.ports.moved:
-        user = facts[node].holder(busy)
+        user = table.facts[node].holder(busy)
+        found.append(f"{names[node]}: port {busy} (PADDLE_PORT) is in use by {user}, pservers take {port}")
+    for nic, nodes in _one_interface(table):
+        shared = ", ".join(names[node] for node in nodes)
         found.append(
-            f"{cluster.hosts[node].name}: port {busy} (PADDLE_PORT) is in use by {user}, the pserver takes {port}"
+            f"{shared} are one machine: each pserver that gets --nics={nic} listens on the first address of {nic}"
         )
+    found += devices.unallocated(table.cluster, table.facts, table.kinds)
     for seat, kind in devices.missing(table.seats, table.job, table.kinds):
         stage = f"stage {seat.stage} of heter trainers wants {kind} (--heter-devices)"
-        found.append(f"{cluster.hosts[seat.node].name}: {stage}, none is known there")
-    if "health" not in cluster.checks_off:
-        found += devices.sick(cluster, table.seats, facts, table.kinds)
+        found.append(f"{names[seat.node]}: {stage}, none is known there")
+    if "health" not in table.cluster.checks_off:
+        found += devices.sick(table.cluster, table.seats, table.facts, table.kinds)
     return tuple(found)
+
+
+def _one_interface(table: Table) -> Iterator[Tuple[str, List[int]]]:
+    """Interfaces that several pservers of one machine get by {nic}, with their nodes: Paddle v2 knows no addresses."""
+    if not any("{nic}" in text for text in table.job.pserver.command or ()):
+        return
+    nodes: Dict[Tuple[str, str], List[int]] = {}
+    for node in dict.fromkeys(seat.node for seat in table.roles["pserver"]):
+        nodes.setdefault((table.facts[node].machine, table.facts[node].nic), []).append(node)
+    yield from ((nic, several) for (_, nic), several in nodes.items() if nic and len(several) > 1)
 
 
 def as_dict(plan: Plan) -> Dict[str, Any]:
     """The plan for users and scripts: values of SECRETS are ***, keys and tokens are not in it."""
     return {
         "job": plan.job_id,
-        "mode": plan.mode,
-        "phases": list(plan.phases),
+        "mode": plan.job.mode,
+        "phases": list(MODES[plan.job.mode]),
         "lead": endpoint(*plan.lead),
-        "policy": dict(vars(plan.policy)),
+        "policy": dict(vars(plan.job.policy)),
         "warnings": list(plan.warnings),
         "nodes": [
             {
-                "node": node.index,
-                "name": node.name,
-                "address": node.address,
+                "node": node.host.index,
+                "name": node.host.name,
+                "address": node.facts.address,
                 "dir": node.job_dir,
                 "work_dir": node.work_dir,
-                "processes": [_process(process, plan.secrets) for process in node.processes],
+                "processes": [_process(process, plan.cluster.secrets) for process in node.processes],
             }
             for node in plan.nodes
         ],
@@ -322,20 +264,18 @@ def as_dict(plan: Plan) -> Dict[str, Any]:
 
 
 def _process(process: PlannedProcess, secrets: Sequence[str]) -> Dict[str, Any]:
+    shown = ("role", "rank", "local_rank", "endpoint", "ports", "devices", "shards")
     return {
-        "role": process.role,
-        "rank": process.rank,
-        "local_rank": process.local_rank,
-        "endpoint": process.endpoint,
-        "ports": list(process.ports),
-        "devices": list(process.devices),
-        "shards": list(process.shards),
-        "command": list(process.argv),
+        **{name: getattr(process, name) for name in shown},
+        "command": process.argv,
         "log": process.log,
-        "env": {
-            name: HIDDEN if name in secrets else value for name, value in process.env if name != "CLUSTERTOOL_MARK"
-        },
+        "env": masked((pair for pair in process.env if pair[0] != "CLUSTERTOOL_MARK"), secrets),
     }
+
+
+def masked(variables: Iterable[Tuple[str, str]], secrets: Sequence[str]) -> Dict[str, str]:
+    """Variables with *** for the values of SECRETS."""
+    return {name: HIDDEN if name in secrets else value for name, value in variables}
 
 
 def needs_probe(cluster: Cluster, job: JobSpec) -> bool:
@@ -346,7 +286,7 @@ def needs_probe(cluster: Cluster, job: JobSpec) -> bool:
             return True
         known = kind == "cpu" or (kind != "auto" and (job.devices is not None or host.devices is not None))
         root = host.root_dir or cluster.root_dir
-        ports_known = bool(cluster.start_port or job.mode != "collective") and bool(cluster.lead_port)
+        ports_known = bool(cluster.start_port or job.has_pservers) and bool(cluster.lead_port)
         if not (host.address and known and root.startswith("/") and ports_known) or cluster.nic:
             return True
     return bool(job.job_workspace) or job.nproc_of in ("cpu", "auto")

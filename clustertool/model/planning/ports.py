@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
+from collections import Counter
 from dataclasses import dataclass
 from typing import Dict, List, Mapping, Sequence, Set, Tuple
 
-from clustertool.errors import ClustertoolError, PreflightError, Several, raise_all
+from clustertool.errors import ClustertoolError, PreflightError, Several, UsageError, raise_all
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job import JobSpec
-from clustertool.model.facts import Facts
+from clustertool.model.facts import ByNode
 from clustertool.model.planning.ranks import OPTIONS, Seat
 from clustertool.model.quantities import HIGHEST_PORT
 
-_LOWEST = 10000
+LOWEST_PORT = 10000  # of those that a job takes, up to the kernel's own range (net.ipv4.ip_local_port_range)
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Ports:
     moved: Tuple[Tuple[int, int, int], ...] = ()  # (node, busy port, port taken instead) of pservers' default ports
 
 
-def choose(seats: Sequence[Seat], cluster: Cluster, job: JobSpec, facts: Mapping[int, Facts], job_id: str) -> Ports:
+def choose(seats: Sequence[Seat], cluster: Cluster, job: JobSpec, facts: ByNode, job_id: str) -> Ports:
     """Raises PreflightError (all of them at once) naming the holder of a port that was asked for and is taken."""
     desk = _PortChooser(cluster, facts, job_id)
     of: Dict[Tuple[str, int], Tuple[int, ...]] = {}
@@ -35,29 +37,71 @@ def choose(seats: Sequence[Seat], cluster: Cluster, job: JobSpec, facts: Mapping
     servers = [seat for seat in seats if seat.role == "pserver"]
     lead = desk.exactly(0, cluster.lead_port, "LEAD_PORT") if cluster.lead_port else 0
     width = cluster.ports_num + cluster.ports_num_for_sparse
+    any_port = desk.next if not job.has_pservers and cluster.start_port else desk.free
     for seat in seats:  # ports that were asked for go first
         if seat.port:
             of[seat.role, seat.rank] = (desk.exactly(seat.node, seat.port, OPTIONS[seat.role], alone=False),)
-    gloo = desk.exactly(servers[0].node, job.http_port, "--http-port") if job.http_port and servers else 0
+    asked = job.ports
+    gloo = desk.exactly(servers[0].node, asked.gloo, "--http-port") if asked.gloo and servers else 0
+    master = desk.exactly(trainers[0].node, asked.master, "--master-port") if asked.master else 0
     for seat in servers:
         if seat.port:
             of[seat.role, seat.rank] += desk.rest(seat.node, seat.port, width)
-    for seat in servers:
-        if not seat.port:
-            of[seat.role, seat.rank] = desk.block(seat.node, width)
+    _require_one_port(servers, job, facts)
+    own_port = not (cluster.pserver_port_given or one_port(job))
+    for layer in _layers(servers, facts, own_port):
+        blocks = desk.blocks([seat.node for seat in layer], width)
+        of.update(((seat.role, seat.rank), block) for seat, block in zip(layer, blocks))
     for seat in seats:
         if not seat.port and seat.role != "pserver":
-            collective = job.mode == "collective" and cluster.start_port
-            of[seat.role, seat.rank] = (desk.next(seat.node) if collective else desk.free(seat.node),)
-    first = trainers[0].node
-    master = desk.next(first) if job.mode == "collective" and cluster.start_port else desk.free(first)
+            of[seat.role, seat.rank] = (any_port(seat.node),)
+    master = master or any_port(trainers[0].node)
     gloo = gloo or (desk.free(servers[0].node) if servers else 0)
     lead = lead or desk.free(0)
     raise_all(desk.taken)
     return Ports(of, master, gloo, lead, tuple(desk.moved))
 
 
-def sample(cluster: Cluster, facts: Mapping[int, Facts], seed: str) -> Dict[int, Tuple[int, ...]]:
+def one_port(job: JobSpec) -> bool:
+    """Whether the trainers' command gets one port for all pservers, as Paddle v2's `paddle train --port=P --pservers=IP,IP`."""
+    return any("{pserver_port}" in text.replace("{{", "") for text in job.trainer.command or ())
+
+
+def _layers(servers: Sequence[Seat], facts: ByNode, own_port: bool) -> List[List[Seat]]:
+    """Pservers without a port of their own, in groups that get the same port: the first of each place, the second, ...
+
+    A place is a machine, or an address where pservers of one machine may have one port (not own_port).
+    """
+    layers: List[List[Seat]] = []
+    number: Counter[Tuple[str, str]] = Counter()
+    for seat in servers:
+        if not seat.port:
+            fact = facts[seat.node]
+            place = (fact.machine, "" if own_port else fact.address)
+            layers += [[]] * (number[place] == len(layers))
+            layers[number[place]] = [*layers[number[place]], seat]
+            number[place] += 1
+    return layers
+
+
+def _require_one_port(servers: Sequence[Seat], job: JobSpec, facts: ByNode) -> None:
+    """Raises UsageError where the trainers' command gets one port for all pservers, and they cannot all have it."""
+    if not one_port(job):
+        return
+    fix = (
+        "one pserver for each address: --server-num 1, another `address` of a node in HOSTS, or `roles` without pserver"
+    )
+    at = Counter(facts[seat.node].address for seat in servers)
+    address, most = at.most_common(1)[0] if at else ("", 0)
+    if most > 1:
+        raise UsageError(f"{most} pservers have the address {address}, and trainers get one port for all pservers", fix)
+    typed = sorted({seat.port for seat in servers})
+    if len(typed) > 1:
+        what = f"--servers names the ports {', '.join(str(port or 'none') for port in typed)}"
+        raise UsageError(f"{what}, and trainers get one port for all pservers", "give all pservers the same port")
+
+
+def sample(cluster: Cluster, facts: ByNode, seed: str) -> Dict[int, Tuple[int, ...]]:
     """Free ports as a job would get them on each node: conf.py's, else any. Ports in use are left out."""
     desk = _PortChooser(cluster, facts, seed)
     found: Dict[int, List[int]] = {}
@@ -65,7 +109,7 @@ def sample(cluster: Cluster, facts: Mapping[int, Facts], seed: str) -> Dict[int,
         wanted = [desk.exactly(node, cluster.lead_port, "LEAD_PORT")] if cluster.lead_port and node == 0 else []
         wanted.append(desk.next(node) if cluster.start_port else desk.free(node))
         if cluster.pserver_port_given:
-            wanted += desk.block(node, cluster.ports_num + cluster.ports_num_for_sparse)
+            wanted += desk.blocks([node], cluster.ports_num + cluster.ports_num_for_sparse)[0]
         fit = [port for port in dict.fromkeys(wanted) if port <= HIGHEST_PORT and port not in facts[node].busy]
         found[node] = fit or [desk.free(node)]
     return {node: tuple(ports) for node, ports in found.items()}
@@ -74,7 +118,7 @@ def sample(cluster: Cluster, facts: Mapping[int, Facts], seed: str) -> Dict[int,
 class _PortChooser:
     """Hands out ports of each machine once. What was asked for and is busy is remembered in `taken`, not raised."""
 
-    def __init__(self, cluster: Cluster, facts: Mapping[int, Facts], job_id: str) -> None:
+    def __init__(self, cluster: Cluster, facts: ByNode, job_id: str) -> None:
         self.taken: List[ClustertoolError] = []
         self.moved: List[Tuple[int, int, int]] = []
         self._cluster = cluster
@@ -118,12 +162,8 @@ class _PortChooser:
         """A port outside the kernel's own range. Where to begin depends on the job, so that two jobs rarely meet."""
         fact = self._facts[node]
         low, high = fact.ephemeral
-        spans = (
-            range(_LOWEST, low),
-            range(1024, low),
-            range(high + 1, HIGHEST_PORT + 1),
-            range(1024, HIGHEST_PORT + 1),
-        )
+        end = HIGHEST_PORT + 1
+        spans = (range(LOWEST_PORT, low), range(1024, low), range(high + 1, end), range(1024, end))
         span = next(span for span in spans if len(span) >= 1000)
         given = self.given(node)
         reserved = range(self._cluster.pserver_port, self._cluster.pserver_port + 64)
@@ -144,23 +184,29 @@ class _PortChooser:
         self._next[machine] = port + 1
         return self.exactly(node, port, "START_PORT")
 
-    def block(self, node: int, width: int) -> Tuple[int, ...]:
-        """The ports of one pserver: consecutive, from PADDLE_PORT on. Only a PADDLE_PORT from conf.py is a demand."""
-        fact, given = self._facts[node], self.given(node)
-        start = wanted = self._block.get(fact.machine, self._cluster.pserver_port)
+    def blocks(self, nodes: Sequence[int], width: int) -> List[Tuple[int, ...]]:
+        """The ports of one pserver on each of these nodes: consecutive, from PADDLE_PORT on, and the same on all nodes.
+
+        Only a PADDLE_PORT from conf.py is a demand. Else the first block that is free on all nodes is taken.
+        """
+        machines = {self._facts[node].machine: node for node in reversed(nodes)}
+        start = wanted = max(self._block.get(machine, self._cluster.pserver_port) for machine in machines)
         if not self._cluster.pserver_port_given:
-            while start + width <= HIGHEST_PORT + 1 and any(
-                p in fact.busy or p in given for p in range(start, start + width)
-            ):
+            taken = {port for node in nodes for port in self._facts[node].busy}.union(*map(self.given, nodes))
+            while start + width <= HIGHEST_PORT + 1 and not taken.isdisjoint(range(start, start + width)):
                 start += width
-            busy = [port for port in range(wanted, min(wanted + width, start)) if port in fact.busy]
-            if busy:
-                self.moved.append((node, busy[0], start))
+            passed = range(wanted, min(wanted + width, start))
+            busy = ((node, port) for node in nodes for port in passed if port in self._facts[node].busy)
+            self.moved += [(node, port, start) for node, port in itertools.islice(busy, 1)]
         if start + width > HIGHEST_PORT + 1:
-            self._complain(node, start + width - 1, f"is above {HIGHEST_PORT}", "PADDLE_PORT")
-            return (start,)
-        self._block[fact.machine] = start + width
-        return tuple(self.exactly(node, port, "PADDLE_PORT") for port in range(start, start + width))
+            self._complain(nodes[0], start + width - 1, f"is above {HIGHEST_PORT}", "PADDLE_PORT")
+            return [(start,)] * len(nodes)
+        self._block.update(dict.fromkeys(machines, start + width))
+        ports = range(start, start + width)
+        return [
+            tuple(self.exactly(node, port, "PADDLE_PORT", alone=node in machines.values()) for port in ports)
+            for node in nodes
+        ]
 
     def _complain(self, node: int, port: int, what: str, why: str) -> None:
         fix = f"end that program, or choose another {why}"

@@ -9,10 +9,10 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from clustertool.errors import UsageError
 from clustertool.model import roles
-from clustertool.model.config.hosts import Host, is_address, is_port
+from clustertool.model.config.hosts import Host, is_address
 from clustertool.model.config.job import JobSpec, Role
-from clustertool.model.facts import Facts
-from clustertool.model.quantities import HIGHEST_PORT
+from clustertool.model.facts import ByNode, Facts
+from clustertool.model.quantities import HIGHEST_PORT, whole
 
 _ENDPOINT = re.compile(r"(?:\[(?P<bracketed>[^\]]+)\]|(?P<plain>[^:\[\]]+))(?::(?P<port>[0-9]{1,5}))?")
 OPTIONS = {"pserver": "--servers", "trainer": "--workers", "heter": "--heter-workers"}
@@ -27,13 +27,13 @@ class Seat:
     rank: int
     local_rank: int
     node: int
-    port: int = 0
-    devices: Tuple[int, ...] = ()
-    stage: int = 0
+    port: int
+    devices: Tuple[int, ...]
+    stage: int
 
 
 def assign(
-    hosts: Sequence[Host], job: JobSpec, facts: Mapping[int, Facts], devices: Mapping[int, Tuple[int, ...]]
+    hosts: Sequence[Host], job: JobSpec, facts: ByNode, devices: Mapping[int, Tuple[int, ...]]
 ) -> Tuple[Seat, ...]:
     """All seats, servers first, each role in rank order: heter trainers stage by stage. Raises UsageError.
 
@@ -47,12 +47,13 @@ def assign(
         if role.endpoints:
             places = _listed(name, role.endpoints, hosts, facts)
         else:
-            places = _counted([_count(name, role, host, job, devices[host.index], facts) for host in hosts])
+            counts = [_count(name, role, host, job, devices[host.index], facts) for host in hosts]
+            places = [(node, 0) for node, count in enumerate(counts) for _ in range(count)]
         if not places:
             fix = f"give some host the role {name} in HOSTS"
             raise UsageError(f"no host is left to run a {roles.role_name(name)}", fix)
         for node, port in places:
-            seats.append(Seat(name, ranks[name], locals_[name, node], node, port, stage=stage))
+            seats.append(Seat(name, ranks[name], locals_[name, node], node, port, (), stage))
             ranks[name] += 1
             locals_[name, node] += 1
     return tuple(seats)
@@ -65,9 +66,7 @@ def _groups(job: JobSpec) -> List[Tuple[str, int, Role]]:
     return groups + [("heter", stage, role) for stage, role in enumerate(job.heter, 2)]
 
 
-def _count(
-    name: str, role: Role, host: Host, job: JobSpec, devices: Tuple[int, ...], facts: Mapping[int, Facts]
-) -> int:
+def _count(name: str, role: Role, host: Host, job: JobSpec, devices: Tuple[int, ...], facts: ByNode) -> int:
     """Processes of a role on one host: command line, job.toml, HOSTS, then the default of the mode."""
     if not host.plays(name):
         return 0
@@ -75,7 +74,7 @@ def _count(
     if name == "trainer":
         asked = _had(job.nproc_of, host, devices, facts[host.index]) if job.nproc_of else job.nproc
         wanted = (asked, role.per_node, host.count(name), host.nproc)
-        if job.mode == "collective":
+        if not job.has_pservers:
             wanted += (len(devices) or None,)
     return next((number for number in wanted if number is not None), 1)
 
@@ -89,12 +88,7 @@ def _had(what: str, host: Host, devices: Tuple[int, ...], facts: Facts) -> int:
     return len(devices)
 
 
-def _counted(counts: Sequence[int]) -> List[Place]:
-    """Nodes in HOSTS order, each as often as it has processes."""
-    return [(node, 0) for node, count in enumerate(counts) for _ in range(count)]
-
-
-def _listed(role: str, endpoints: Sequence[str], hosts: Sequence[Host], facts: Mapping[int, Facts]) -> List[Place]:
+def _listed(role: str, endpoints: Sequence[str], hosts: Sequence[Host], facts: ByNode) -> List[Place]:
     """Rank = position in the list. An address is compared whole, so 10.0.0.1 never takes 10.0.0.11's place."""
     nodes: Dict[str, int] = {}
     for host in reversed(hosts):
@@ -104,10 +98,8 @@ def _listed(role: str, endpoints: Sequence[str], hosts: Sequence[Host], facts: M
     for endpoint in endpoints:
         address, port = _endpoint(endpoint, role)
         if address not in nodes or not address:
-            raise UsageError(
-                f"{OPTIONS[role]} {endpoint!r}: {address!r} is no host of HOSTS",
-                f"use the host or address of an entry: {', '.join(host.host for host in hosts)}",
-            )
+            fix = f"use the host or address of an entry: {', '.join(host.host for host in hosts)}"
+            raise UsageError(f"{OPTIONS[role]} {endpoint!r}: {address!r} is no host of HOSTS", fix)
         places.append((nodes[address], port))
     return places
 
@@ -117,9 +109,9 @@ def _endpoint(text: str, role: str) -> Tuple[str, int]:
     if is_address(text):
         return text, 0
     match = _ENDPOINT.fullmatch(text)
-    port = match.group("port") if match else None
-    if not match or (port and not is_port(port)):
-        raise UsageError(
-            f"{text!r} is no endpoint of a {roles.role_name(role)}", f"write ip:port, the port from 1 to {HIGHEST_PORT}"
-        )
-    return match.group("bracketed") or match.group("plain"), int(port or 0)
+    typed = match.group("port") if match else None
+    port = whole(typed, 1, HIGHEST_PORT) if typed else 0
+    if not match or port is None:
+        fix = f"write ip:port, the port from 1 to {HIGHEST_PORT}"
+        raise UsageError(f"{text!r} is no endpoint of a {roles.role_name(role)}", fix)
+    return match.group("bracketed") or match.group("plain"), port

@@ -5,20 +5,22 @@ An agent on every node places the job, then launches its supervisor. The first n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, List, Mapping, Tuple
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, List, Mapping, Tuple, cast
 
 from clustertool.model.job.formats import FORMAT
 from clustertool.model.job.rank_places import pack
 from clustertool.model.planning.environment import endpoint, mark
-from clustertool.model.planning.plan import HIDDEN, Plan, PlannedNode, PlannedProcess
+from clustertool.model.planning.plan import Plan, PlannedNode, PlannedProcess, masked
 from clustertool.model.wire.messages import LAUNCH, PLACE, STOP, UNPLACE, Request
 
 if TYPE_CHECKING:
+    from clustertool.model.job.earlier_jobs import EarlierJob
     from clustertool.model.wire.agent_answers import StopAnswer
     from clustertool.model.wire.agent_requests import StopHow
-    from clustertool.model.wire.event_types import JobHeader, RankPlaces
-    from clustertool.model.wire.spec_types import Spec, SpecProcess
+    from clustertool.model.wire.event_types import JobHeader
+    from clustertool.model.wire.field_types import RankPlaces
+    from clustertool.model.wire.spec_types import Spec, SpecPolicy, SpecProcess
 
 _FAILED_START: StopHow = {"by": "the start failed", "code": 69, "grace": 1.0, "force": True}
 
@@ -39,28 +41,26 @@ class Steps:
     undo: Tuple[Phase, ...] = ()
 
 
-def start(plan: Plan, releases: Mapping[int, str], secrets: Mapping[str, str]) -> Steps:
-    """`releases`: node -> name of the workspace there, none where it lies on the node already.
+def start(
+    plan: Plan, releases: Mapping[int, str], secrets: Mapping[str, str], resumed: "EarlierJob | None" = None
+) -> Steps:
+    """`releases`: node -> name of the workspace there, none where it lies on the node already. resumed: the earlier job whose
+    output the nodes that have it copy.
 
     Specs are JSON and are kept on disks; secrets travel only in the launch.
     """
     trainers = [process for process in plan.processes if process.role == "trainer"]
     endpoints = [process.endpoint for process in sorted(trainers, key=lambda process: process.rank)]
     places = pack((process.role, process.rank, process.node) for process in plan.processes)
-    identity = plan.identity
+    certificate, key = plan.identity.certificate, plan.identity.key
     place, launch, unplace = {}, {}, {}
     for node in plan.nodes:
         own = spec(plan, node, endpoints, places)
-        place[node.index] = PLACE({"release": releases.get(node.index, ""), "spec": own})
-        launch[node.index] = LAUNCH(
-            {
-                "job_dir": node.job_dir,
-                "secrets": dict(secrets),
-                "certificate": identity.certificate,
-                "key": identity.key,
-            }
-        )
-        unplace[node.index] = UNPLACE({"job_dir": node.job_dir, "token": identity.token})
+        at, job_dir = node.host.index, node.job_dir
+        resume = resumed.id if resumed is not None and at in resumed.with_output else ""
+        place[at] = PLACE({"release": releases.get(at, ""), "spec": own, "resume": resume})
+        launch[at] = LAUNCH({"job_dir": job_dir, "secrets": dict(secrets), "certificate": certificate, "key": key})
+        unplace[at] = UNPLACE({"job_dir": job_dir, "token": plan.identity.token})
     ended = dict.fromkeys(place, stop(plan.job_id, _FAILED_START))
     return Steps((Phase("place", place), Phase("launch", launch)), (Phase("unplace", unplace), Phase("stop", ended)))
 
@@ -73,48 +73,36 @@ def stop(job: str, how: StopHow) -> Request[StopAnswer]:
 def spec(plan: Plan, node: PlannedNode, endpoints: list[str], places: List[RankPlaces]) -> Spec:
     """One node's part of the plan as its supervisor reads it (and its disk keeps it): SECRETS are masked."""
     common = _common(node.processes)
-    lead_node, policy = plan.nodes[0], plan.policy
+    cluster, job, host = plan.cluster, plan.job, node.host
+    lead, (ip, port) = plan.nodes[0].host, plan.lead
     made: Spec = {
         "format": FORMAT,
         "job": plan.job_id,
-        "node": node.index,
-        "name": node.name,
-        "root": node.root,
+        "node": host.index,
+        "name": host.name,
+        "root": node.facts.root,
         "job_dir": node.job_dir,
         "work_dir": node.work_dir,
-        "output": plan.output,
-        "log_dir": plan.log_dir,
-        "here": node.here,
-        "mark": mark(plan.job_id, node.index, plan.identity.token),
+        "output": job.output,
+        "log_dir": job.log_dir,
+        "here": host.here,
+        "mark": mark(plan.job_id, host.index, plan.identity.token),
         "token": plan.identity.token,
-        "lead": {
-            "node": lead_node.index,
-            "name": lead_node.name,
-            "host": plan.lead[0],
-            "port": plan.lead[1],
-            "endpoint": endpoint(*plan.lead),
-        },
-        "policy": {
-            "timeout": policy.timeout,
-            "grace": policy.grace,
-            "on_failure": policy.on_failure,
-            "max_restarts": policy.max_restarts,
-            "lease": policy.lease,
-            "loss_timeout": policy.loss_timeout,
-        },
-        "prelude": plan.prelude,
-        "ld_library_path": plan.ld_library_path,
-        "first_path": plan.first_path,
-        "common": {name: HIDDEN if name in plan.secrets else value for name, value in common.items()},
+        "lead": {"node": lead.index, "name": lead.name, "host": ip, "port": port, "endpoint": endpoint(ip, port)},
+        "policy": cast("SpecPolicy", asdict(job.policy)),
+        "prelude": cluster.prelude,
+        "ld_library_path": cluster.ld_library_path,
+        "first_path": cluster.first_path,
+        "common": masked(common.items(), cluster.secrets),
         "device_kind": node.device_kind,
-        "processes": [_process(process, common, plan.secrets) for process in node.processes],
-        "extra_ports": [port for at, port in plan.extra_ports if at == node.index],
+        "processes": [_process(process, common, cluster.secrets) for process in node.processes],
+        "extra_ports": [extra for at, extra in plan.extra_ports if at == host.index],
         "endpoints": endpoints,
         "header": _header(plan, node, places),
     }
-    if node.index == lead_node.index:
+    if host is lead:
         made["shape"] = {
-            "names": [other.name for other in plan.nodes],
+            "names": [other.host.name for other in plan.nodes],
             "place": [(process.role, process.rank, process.node) for process in plan.processes],
         }
     return made
@@ -122,22 +110,17 @@ def spec(plan: Plan, node: PlannedNode, endpoints: list[str], places: List[RankP
 
 def _common(processes: Tuple[PlannedProcess, ...]) -> dict[str, str]:
     """Variables that are the same in all processes of a node: long endpoint lists travel once."""
-    if not processes:
-        return {}
-    shared = set(processes[0].env)
-    for process in processes[1:]:
-        shared &= set(process.env)
-    return dict(sorted(shared))
+    shared = [set(process.env) for process in processes]
+    return dict(sorted(set.intersection(*shared))) if shared else {}
 
 
 def _process(process: PlannedProcess, common: Mapping[str, str], secrets: Tuple[str, ...]) -> SpecProcess:
-    own = {name: HIDDEN if name in secrets else value for name, value in process.env if name not in common}
     return {
         "role": process.role,
         "rank": process.rank,
         "local_rank": process.local_rank,
         "argv": list(process.argv),
-        "env": own,
+        "env": masked((pair for pair in process.env if pair[0] not in common), secrets),
         "log": process.log,
         "endpoint": process.endpoint,
         "ports": list(process.ports),
@@ -153,16 +136,19 @@ def _header(plan: Plan, node: PlannedNode, places: List[RankPlaces]) -> JobHeade
     return {
         "format": FORMAT,
         "id": plan.job_id,
-        "node": node.index,
-        "name": node.name,
-        "entry": node.entry,
-        "hostname": node.hostname,
-        "nodes": [other.name for other in plan.nodes],
+        "node": node.host.index,
+        "name": node.host.name,
+        "entry": node.host.entry,
+        "hostname": node.facts.hostname,
+        "nodes": [other.host.name for other in plan.nodes],
         "created": plan.identity.created,
         "owner": plan.identity.owner,
-        "mode": plan.mode,
+        "asked": plan.identity.asked,
+        "job_name": plan.identity.name,
+        "workspace": plan.identity.workspace,
+        "mode": plan.job.mode,
         "command": " ".join(trainer.argv)[:200] if trainer else "",
-        "output": plan.output,
+        "output": plan.job.output,
         "work_dir": node.work_dir,
         "processes": [
             {"role": p.role, "rank": p.rank, "local_rank": p.local_rank, "endpoint": p.endpoint, "log": p.log}

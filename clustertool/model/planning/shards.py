@@ -7,6 +7,7 @@ import re
 from typing import Dict, Iterable, List, Sequence, Tuple, TypeVar
 
 from clustertool.errors import DataError
+from clustertool.model.hints import PROGRAM
 
 T = TypeVar("T")
 # The last "-digits" that is followed by the end of the name or a dot: part-2024-00003.txt.gz -> 3
@@ -35,7 +36,7 @@ def number(path: str) -> int:
     """The shard number in a file's name. Raises DataError if it has none."""
     found = _NUMBER.findall(path.rsplit("/", 1)[-1])
     if not found:
-        fix = "name shards like train.txt-00000 (inv split does), or write a pattern that leaves it out"
+        fix = f"name shards like train.txt-00000 ({PROGRAM} split does), or write a pattern that leaves it out"
         raise DataError(f"{path!r} matches [shards] but has no shard number", fix)
     return int(found[-1])
 
@@ -43,20 +44,18 @@ def number(path: str) -> int:
 def matches(path: str, pattern: str) -> bool:
     """As in a shell: a `*` matches inside one folder and does not match a dot at the start of a name."""
     parts, wanted = path.split("/"), pattern.split("/")
-    return len(parts) == len(wanted) and all(_matches(p, w) for p, w in zip(parts, wanted))
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return fnmatch.fnmatchcase(name, pattern) and (not name.startswith(".") or pattern.startswith("."))
+    return len(parts) == len(wanted) and all(
+        fnmatch.fnmatchcase(part, want) and (want.startswith(".") or not part.startswith("."))
+        for part, want in zip(parts, wanted)
+    )
 
 
 def refuse_links(links: Iterable[str], patterns: Sequence[str]) -> None:
     """Raises DataError for a link that would be a shard: it is sent as a link, and what it points to is not there."""
     for path in links:
         if any(matches(path, pattern) for pattern in patterns):
-            raise DataError(
-                f"{path!r} matches [shards] but is a link", "put the file itself there; links are sent as links"
-            )
+            fix = "put the file itself there; links are sent as links"
+            raise DataError(f"{path!r} matches [shards] but is a link", fix)
 
 
 def assign_shards(files: Sequence[str], patterns: Sequence[str], trainers: int) -> Tuple[Tuple[str, ...], ...]:
@@ -93,10 +92,8 @@ def _check(found: Sequence[Tuple[int, str]], pattern: str, trainers: int) -> Non
     missing = next((wanted for wanted, (shard, _) in enumerate(found) if shard != wanted), None)
     if missing is not None:
         what = f"shards of {pattern!r} are not complete: number {missing} is missing, {found[missing][1]!r} is there"
-        raise DataError(what, "split the data again (inv split), or correct the pattern")
+        raise DataError(what, f"split the data again ({PROGRAM} split), or correct the pattern")
     if len(found) < trainers:
         have = "1 shard" if len(found) == 1 else f"{len(found)} shards"
-        raise DataError(
-            f"{have} of {pattern!r} for {trainers} trainers: {trainers - len(found)} would read nothing",
-            f"split the data into at least {trainers} shards, or start fewer trainers",
-        )
+        what = f"{have} of {pattern!r} for {trainers} trainers: {trainers - len(found)} would read nothing"
+        raise DataError(what, f"split the data into at least {trainers} shards, or start fewer trainers")

@@ -1,14 +1,15 @@
-"""Types of what an agent answers to each request. Checks of the same fields: answers.py.
+"""Types of what an agent answers to each request (messages.py). answers.py checks each answer by these types.
 
-A tuple here is a list in JSON. Times are seconds since the epoch by the node's clock, sizes are bytes. Modules import these
-types for type checking only.
+A tuple here is a list in JSON. Times are seconds since the epoch by the node's clock, sizes are bytes. Nodes import this module
+for type checking only.
 """
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Tuple, TypedDict
+from typing import Annotated, Dict, Optional, Tuple, TypedDict
 
-from clustertool.model.wire.event_types import Event, RankOutput, RankPlaces
+from clustertool.model.wire import field_types as f
+from clustertool.model.wire.event_types import Events, RankName
 
 
 class Answer(TypedDict, total=False):
@@ -17,330 +18,381 @@ class Answer(TypedDict, total=False):
     asked: Tuple[float, float]
 
 
+class ErrorFields(TypedDict):
+    """What comes in place of an answer. kind: a class of errors.py."""
+
+    kind: f.ShortText
+    what: f.ErrorText
+    fix: str
+
+
 # -- jobs
 
 
-class JobSummary(TypedDict):
+class _SummaryDetails(TypedDict, total=False):
+    dir: str
+    start: f.StartReasonName
+    final: bool
+    started: Optional[f.Time]  # by the laptop's clock, like ended
+    ended: Optional[f.Time]
+    asked: f.Label  # the id of --job-id
+    name: f.Label  # of the job
+
+
+class JobSummary(_SummaryDetails):
     """One job as one node knows it."""
 
-    id: str
-    state: str
-    node: Optional[int]
-    owner: Optional[str]
-    created: Optional[float]
-    mode: Optional[str]
+    id: f.JobId
+    state: f.JobStateName
+    node: Optional[f.NodeIndex]
+    owner: Optional[f.Label]
+    created: Optional[f.Time]
+    mode: Optional[f.Label]
     command: Optional[str]
-    nodes: Optional[List[str]]
-    code: Optional[int]
+    nodes: Optional[f.PerNode[f.Label]]
+    code: Optional[f.ExitCode]
     reason: Optional[str]
-    dir: str
-    start: str
-    final: bool
 
 
 class JobsAnswer(Answer):
-    jobs: List[JobSummary]
+    jobs: f.PerJob[JobSummary]
+
+
+class BasesAnswer(Answer):
+    bases: f.PerNode[f.BaseName]
 
 
 class StatusAnswer(Answer):
-    """`usage`: by pid, CPU seconds and resident bytes. `heartbeat`: seconds since the last one. `unknown`: why the state is."""
-
-    node: int
+    node: f.NodeIndex
     dir: str
-    heartbeat: Optional[float]
-    events: List[Event]
+    heartbeat: Optional[float]  # seconds since the last one
+    events: Events
     supervised: bool
-    usage: Dict[str, Tuple[float, int]]
-    unknown: str
-    output: List[RankOutput]
+    usage: Annotated[Dict[f.Label, Tuple[float, int]], 100_000]  # by pid, CPU seconds and resident bytes
+    unknown: str  # why the state is
+    output: f.PerRank[f.RankOutput]
 
 
 class MachineCurve(TypedDict):
-    """rows: time, busy CPU seconds, bytes used."""
-
     cores: int
     total: int
-    rows: List[Tuple[float, ...]]
+    rows: f.Curve  # time, busy CPU seconds, bytes used
 
 
 class CardCurve(TypedDict):
-    """rows: time, utilisation in percent, bytes used."""
-
     index: int
     total: int
-    rows: List[Tuple[float, ...]]
+    rows: f.Curve  # time, utilisation in percent, bytes used
 
 
 class LogCurve(TypedDict):
-    """progress: time, epoch, step."""
-
     log_size: int
-    progress: List[Tuple[float, Optional[float], Optional[float]]]
+    progress: f.Some[Tuple[f.Time, Optional[float], Optional[float]]]  # time, epoch, step
 
 
-class RankCurve(LogCurve):
-    """rows: time, CPU seconds, resident bytes, processes."""
-
-    role: str
-    rank: int
-    rows: List[Tuple[float, ...]]
+class RankCurve(RankName, LogCurve):
+    rows: f.Curve  # time, CPU seconds, resident bytes, processes
 
 
-class RankPlan(TypedDict):
-    role: str
-    rank: int
-    devices: List[int]
+class RankPlan(RankName):
+    devices: f.PerCard[int]
     shards: int
     command: str
 
 
 class JobPlan(TypedDict, total=False):
-    policy: Dict[str, object]
+    policy: Annotated[Dict[f.Label, object], 100]
     work_dir: str
-    processes: List[RankPlan]
+    processes: f.PerRank[RankPlan]
 
 
 class JobUsage(TypedDict):
-    """What the node's records tell about a job besides its events. tails: role, rank, the last lines."""
+    """What the node's records have about a job besides its events."""
 
     machine: MachineCurve
-    cards: List[CardCurve]
-    ranks: List[RankCurve]
-    tails: List[Tuple[str, int, str]]
+    cards: f.PerCard[CardCurve]
+    ranks: f.PerRank[RankCurve]
+    tails: f.PerRank[Tuple[f.Role, f.Rank, f.LogText]]  # the last lines
     plan: JobPlan
 
 
 class ReportAnswer(StatusAnswer, JobUsage):
-    now: float
+    now: f.Time
 
 
 class TailAnswer(Answer):
-    text: str
+    text: f.LogText
 
 
 class FilesAnswer(Answer):
     """Names relative to log/, with sizes."""
 
-    files: Dict[str, int]
+    files: Annotated[Dict[str, int], f.MOST_FILES]
 
 
 class _StopDetails(TypedDict, total=False):
-    waits: bool
+    waits: bool  # only a coordinator lives that waits for another node
     why: str
 
 
 class JobStop(_StopDetails):
-    """What became of one job on one node. `waits`: only a coordinator lives that waits for another node."""
+    """What became of one job on one node."""
 
-    state: str
-    survivors: List[str]
+    state: f.StopStateName
+    survivors: f.PerRank[f.Label]
 
 
 class StopAnswer(Answer):
-    jobs: Dict[str, JobStop]
+    jobs: f.ByJob[JobStop]
 
 
 class CleanAnswer(Answer):
-    """`freed` bytes; `kept`: of each job that cannot be removed what and fix."""
-
-    removed: List[str]
-    running: List[str]
-    freed: int
-    kept: Dict[str, Tuple[str, str]]
+    removed: f.PerJob[f.JobId]
+    running: f.PerJob[f.JobId]
+    freed: int  # bytes
+    kept: f.ByJob[Tuple[str, str]]  # of each job that cannot be removed, what and fix
 
 
 # -- devices
 
 
-class CardProcess(TypedDict, total=False):
-    pid: int
-    user: str
-    name: str
-    job: str
-    role: str
-    rank: str
-    memory: Optional[int]
+class _Process(TypedDict):
+    pid: f.Pid
+
+
+class CardProcess(_Process, total=False):
+    user: f.Label
+    name: f.Label
+    job: f.Label
+    role: f.Label
+    rank: f.Label
+    memory: Optional[f.Size]
     graphics: bool
 
 
 class CardLock(TypedDict):
-    job: str
-    user: str
+    job: f.Label
+    user: f.Label
 
 
-class Card(TypedDict, total=False):
-    """One device. Keys that the driver or the tool does not know are missing or null."""
+class CardValues(TypedDict, total=False):
+    """Of one device. Keys that the driver or the tool does not know are missing or null."""
 
-    index: int
-    model: Optional[str]
-    uuid: Optional[str]
-    utilisation: Optional[float]
-    memory_used: Optional[int]
-    memory_total: Optional[int]
-    memory_free: Optional[int]
-    temperature: Optional[int]
-    slowdown: Optional[int]
-    power: Optional[float]
-    power_limit: Optional[float]
+    model: Optional[f.Label]
+    uuid: Optional[f.Label]
+    utilisation: Optional[f.Gauge]
+    memory_used: Optional[f.Amount]
+    memory_total: Optional[f.Amount]
+    memory_free: Optional[f.Amount]
+    temperature: Optional[f.Amount]
+    slowdown: Optional[f.Amount]
+    power: Optional[f.Gauge]
+    power_limit: Optional[f.Gauge]
     persistence: Optional[bool]
-    ecc_corrected: Optional[int]
-    ecc_uncorrected: Optional[int]
-    compute_mode: Optional[str]
-    repair: Optional[str]
-    problem: Optional[str]
-    throttle: List[str]
+    ecc_corrected: Optional[f.Amount]
+    ecc_uncorrected: Optional[f.Amount]
+    compute_mode: Optional[f.Label]
+    repair: Optional[f.Label]
+    problem: Optional[f.Label]
+    throttle: f.Few[f.Label]
     held: Optional[CardLock]
-    users: List[str]
-    processes: List[CardProcess]
+    users: f.Some[f.Label]
+    processes: f.Some[CardProcess]
 
 
-class NeedsModule(Answer, total=False):
-    """`need`: the digest of the NVML module that the node lacks. The answer has no other key then."""
-
-    need: str
+class Card(CardValues):
+    index: f.CardIndex
 
 
-class DevicesAnswer(NeedsModule):
-    """`used`: device, and what uses it without a lock."""
+class NeedsModule(Answer):
+    """In place of a DevicesAnswer or GlanceAnswer: the node lacks the NVML module."""
 
-    kind: str
-    ids: List[int]
-    devices: List[Card]
-    driver: str
-    cuda: str
+    need: f.Label  # its digest
+
+
+class _Used(TypedDict, total=False):
+    used: f.PerCard[Tuple[int, f.Label]]  # device, and what uses it without a lock
+
+
+class DevicesAnswer(Answer, _Used):
+    kind: f.Label
+    ids: f.PerCard[int]
+    devices: f.PerCard[Card]
+    driver: f.Label
+    cuda: f.Label
     problem: str
-    used: List[Tuple[int, str]]
 
 
 class _SampleDetails(TypedDict, total=False):
-    seconds: float
-    memory: int
-    quiet: float
-
-
-class RankSample(_SampleDetails):
-    """A rank now: CPU seconds, resident bytes, the last line of its log, seconds since it printed."""
-
-    role: str
-    rank: int
-    state: str
-    pid: Optional[int]
+    pid: Optional[f.Pid]
     log: Optional[str]
-    line: str
+    seconds: float  # of CPU time
+    memory: int  # resident bytes
+    quiet: float  # seconds since it printed
+
+
+class RankSample(RankName, _SampleDetails):
+    state: f.RankStateName
+    line: f.Label  # the last one of its log
 
 
 class SamplePlan(TypedDict):
-    nodes: List[str]
-    places: List[RankPlaces]
+    nodes: f.PerNode[f.Label]
+    places: f.PerRank[f.RankPlaces]
 
 
 class _JobSampleDetails(TypedDict, total=False):
+    node: f.NodeIndex
+    command: Optional[str]
+    lost: f.PerNode[f.NodeIndex]
     plan: SamplePlan
 
 
 class JobSample(_JobSampleDetails):
-    job: str
-    node: int
+    job: f.JobId
     heartbeat: Optional[float]
-    ranks: List[RankSample]
-    lost: List[int]
-    command: Optional[str]
+    ranks: f.PerRank[RankSample]
 
 
-class GlanceAnswer(NeedsModule):
-    """cpu: busy and all ticks since the boot; memory: used and all bytes."""
-
-    t: float
-    cpu: Tuple[int, int]
+class GlanceAnswer(Answer):
+    t: f.Time
+    cpu: Tuple[int, int]  # busy and all ticks since the boot
     cpus: int
-    memory: Tuple[int, int]
-    kind: str
-    devices: List[Card]
+    memory: Tuple[int, int]  # used and all
+    kind: f.Label
+    devices: f.PerCard[Card]
     problem: str
-    jobs: List[JobSample]
+    jobs: f.PerJob[JobSample]
 
 
 # -- checks before a job
 
 
-Problem = Tuple[str, str, str, str]  # column of the check, level, what, fix
+Problem = Tuple[f.Label, f.Label, str, str]  # column of the check, level, what, fix
+
+
+class EarlierRow(TypedDict):
+    """An earlier job as one node knows it: what a JobSummary has of it, and whether it left an output here."""
+
+    id: f.JobId
+    asked: f.Label
+    name: f.Label
+    owner: Optional[f.Label]
+    workspace: f.Label
+    command: Optional[f.Label]
+    created: Optional[f.Time]
+    node: Optional[f.NodeIndex]
+    state: f.JobStateName
+    code: Optional[f.ExitCode]
+    reason: Optional[f.Label]
+    start: f.StartReasonName
+    final: bool
+    output: bool
 
 
 class ProbeAnswer(Answer, total=False):
     """model.facts.Facts describes the fields."""
 
-    hostname: str
-    address: str
-    nic: str
-    boot_id: str
-    netns: str
-    root: str
-    root_id: str
-    root_hint: str
-    home: str
-    user: str
-    python: str
+    hostname: f.Label
+    address: f.Label
+    nic: f.Label
+    boot_id: f.Label
+    netns: f.Label
+    root: f.Label
+    root_id: f.Label
+    root_hint: f.Label
+    home: f.Label
+    user: f.Label
+    python: f.Label
     rsync: bool
-    cpus: int
-    devices: List[int]
-    device_kind: str
+    ping: bool
+    cpus: f.Signed
+    devices: f.PerCard[int]
+    device_kind: f.Label
     devices_seen: bool
-    modules: List[str]
-    locked: List[Tuple[int, str, str]]
-    used: List[Tuple[int, str]]
-    ephemeral: Tuple[int, int]
-    busy: List[int]
-    listeners: List[Tuple[int, str]]
-    problems: List[Problem]
-    releases: List[str]
+    modules: f.Some[f.Label]
+    allocated: f.PerCard[f.Label]
+    locked: f.PerCard[Tuple[int, f.Label, f.Label]]
+    used: f.PerCard[Tuple[int, f.Label]]
+    ephemeral: Tuple[f.Port, f.Port]
+    busy: f.PerPort[f.Port]
+    listeners: f.PerPort[Tuple[f.Port, f.Label]]
+    problems: f.Some[Problem]
+    earlier: f.Some[EarlierRow]
+    releases: f.Some[f.Label]
     memory: Tuple[int, int]
     load: float
-    disk_free: int
-    inodes: int
-    shm: int
-    limits: List[Tuple[str, int, int]]
-    proxies: List[str]
-    mtu: int
+    disk_free: f.Signed
+    inodes: f.Signed
+    shm: f.Signed
+    limits: f.Few[Tuple[f.Label, f.Signed, f.Signed]]
+    mtu: f.Signed
     rdma: bool
-    own: Optional[str]
-    listing: List[str]
-    job_toml: str
-    packages: List[Tuple[str, str]]
-    job_proxies: List[str]
-    no_proxy: str
-    leftovers: List[Tuple[str, int]]
+    own: Optional[f.Label]
+    listing: f.PerFile[f.Label]
+    job_toml: f.TomlText
+    packages: f.Some[Tuple[f.Label, f.Label]]
+    job_proxies: f.Some[f.Label]
+    no_proxy: f.Label
+    leftovers: f.PerJob[Tuple[f.Label, int]]
     examined: bool
-    time: float
+    time: f.Time
     took: float
 
 
 class OpenedAnswer(Answer):
-    ports: List[int]
+    ports: f.PerPort[f.Port]
 
 
 class TriesAnswer(Answer):
-    """node, port, result, seconds of a round trip."""
-
-    tries: List[Tuple[int, int, str, float]]
+    tries: f.PerRank[Tuple[f.NodeIndex, f.Port, f.Label, float]]  # node, port, result, seconds of a round trip
 
 
 class SpeedAnswer(Answer, total=False):
-    """bytes a second that arrived; no key if the connection broke."""
-
-    speed: float
+    speed: float  # bytes a second that arrived; no key if the connection broke
 
 
 class SeenAnswer(Answer, total=False):
-    seen: List[int]
+    seen: f.PerNode[f.NodeIndex]
+
+
+# -- jobs in the queue of a scheduler
+
+
+class SubmittedJob(TypedDict):
+    """A job that was given to a scheduler. release: the workspace in the store, "" where none was sent. created: by the
+    clock of the machine that has submitted it. slurm_id: the job's id there, "" until it is known."""
+
+    job: f.JobId
+    name: f.Label
+    asked: f.Label
+    command: str
+    mode: f.Label
+    nodes: f.NodeIndex
+    owner: f.Label
+    created: f.Time
+    release: f.Label
+    slurm_id: f.Label
+
+
+class SubmissionsAnswer(Answer):
+    submissions: f.PerJob[SubmittedJob]
+
+
+class ProgramAnswer(Answer):
+    """code, stdout, stderr: see node/system/programs.py. path: of the program, "" if there is none."""
+
+    path: f.Label
+    code: f.ExitCode
+    stdout: f.LogText
+    stderr: f.LogText
 
 
 # -- dispatch
 
 
 class PatchAnswer(Answer):
-    """False: the node lacks the base, so the release is sent in pieces."""
-
-    have: bool
+    have: bool  # False: the node lacks the base, so the release is sent in pieces
 
 
 class StagedAnswer(Answer):
@@ -348,16 +400,20 @@ class StagedAnswer(Answer):
 
 
 class TreeAnswer(Answer):
-    """path, kind, executable, mtime in ns, size, target of a link."""
+    # path, kind, executable, mtime, size, link's target
+    entries: f.PerFile[Tuple[str, f.EntryKind, bool, f.Mtime, int, str]]
 
-    entries: List[Tuple[str, str, bool, int, int, str]]
+
+class FileAnswer(Answer):
+    path: f.Label  # in the folder, without links
+    executable: bool
+    modified: f.Mtime
+    size: int
 
 
 class ContentAnswer(Answer):
-    """data: in base64; last: no bytes follow."""
-
-    data: str
-    last: bool
+    data: f.LogText  # in base64
+    last: bool  # no bytes follow
 
 
 class VerifyAnswer(Answer):
@@ -367,4 +423,4 @@ class VerifyAnswer(Answer):
     pieces: int
     bytes: int
     damaged: int
-    lost: List[str]
+    lost: f.PerJob[f.ReleaseName]

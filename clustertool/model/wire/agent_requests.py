@@ -1,17 +1,19 @@
 """Types of the requests to an agent, without `type`, `id` and `now`, which the agent client adds (messages.py).
 
-A tuple here is a list in JSON. `job` is an id, or the beginning of one unless `exact`. Modules import these types for type
-checking only.
+A tuple here is a list in JSON. `job` is an id if `exact`, else what a user calls jobs (model/job/job_names). Modules import
+these types for type checking only.
 """
 
 from __future__ import annotations
 
-from typing import Dict, List, Literal, Optional, Sequence, Tuple, TypedDict, Union
+from typing import Dict, List, Literal, Mapping, Optional, Sequence, Tuple, TypedDict, Union
 
+from clustertool.model.wire.agent_answers import SubmittedJob
 from clustertool.model.wire.spec_types import Spec
+from clustertool.model.wire.supervisor_messages import StopHow as StopHow
 
 Target = Tuple[int, str, int]  # node, address, port
-Step = Literal["leave", "look", "forget"]
+Step = Literal["leave", "find", "forget"]
 
 
 class NoFields(TypedDict):
@@ -26,15 +28,16 @@ class _Exact(TypedDict, total=False):
 
 
 class JobRequest(_Exact):
-    """About one job; job "" is all."""
+    job: str  # "" is all
 
+
+class BundleRequest(TypedDict):
     job: str
+    at: int  # from which some bytes are requested
 
 
 class ReportRequest(JobRequest):
-    """points: how many values a curve may have."""
-
-    points: int
+    points: int  # how many values a curve may have
 
 
 class TailRequest(JobRequest):
@@ -42,31 +45,22 @@ class TailRequest(JobRequest):
     lines: int
 
 
-class StopHow(TypedDict):
-    """by: what asked for it, in words; code: exit code of the job; grace: seconds between TERM and KILL."""
-
-    by: str
-    code: int
-    grace: float
-    force: bool
-
-
 class StopRequest(JobRequest, StopHow):
     pass
 
 
 class CleanRequest(JobRequest, total=False):
-    """Jobs older than `older_than` seconds by the laptop's clock `now`, which the agent client adds."""
-
-    older_than: float
+    older_than: float  # seconds, by the laptop's clock `now`, which the agent client adds
+    spare: Sequence[str]  # jobs that stay: their end is not proved
+    ended: Sequence[str]  # jobs of which the engine has proved that they have ended
     dry: bool
     now: float
 
 
 class FollowWanted(TypedDict, total=False):
-    """What to read. See node/jobs/follow.py."""
+    """What to read. See node/jobs/follow.py. since, now: seconds since the epoch, by the laptop's clock."""
 
-    logs: Union[Literal["all"], Sequence[Tuple[str, int]]]
+    logs: Union[str, Sequence[Tuple[str, int]]]
     file: str
     follow: bool
     tail: Optional[int]
@@ -74,20 +68,28 @@ class FollowWanted(TypedDict, total=False):
     offsets: Dict[str, int]
     events_at: int
     by_time: bool
+    since: float
+    now: float  # added by the agent client
 
 
 class FollowRequest(FollowWanted):
     job: str
 
 
-class PlaceRequest(TypedDict):
-    """release: a name, "" where the workspace lies on the node already."""
+class _Resumed(TypedDict, total=False):
+    resume: str  # the id of an ended job, whose output is copied into the new one
 
+
+class PlaceRequest(_Resumed):
     spec: Spec
-    release: str
+    release: str  # its name, "" where the workspace lies on the node already
 
 
-class UnplaceRequest(TypedDict):
+class _Again(TypedDict, total=False):
+    again: bool  # the job was started before: its directory stays
+
+
+class UnplaceRequest(_Again):
     job_dir: str
     token: str
 
@@ -109,20 +111,15 @@ class LaunchRequest(_Now):
 
 
 class DevicesRequest(TypedDict):
-    """nvml: digest of the laptop's NVML module."""
-
-    nvml: str
+    nvml: str  # digest of the laptop's NVML module
 
 
 class GlanceRequest(DevicesRequest):
     job: str
 
 
-class ModuleRequest(TypedDict):
-    """data: the NVML module, compressed with zlib, in base64."""
-
-    nvml: str
-    data: str
+class ModuleRequest(DevicesRequest):
+    data: str  # the NVML module, compressed with zlib, in base64
 
 
 # -- checks before a job
@@ -139,15 +136,26 @@ class JobEnvironment(TypedDict, total=False):
     packages: List[str]
 
 
-class ProbeWanted(TypedDict, total=False):
-    """What a command wants to know besides. long, job: only `check` asks for what takes longer."""
+class EarlierWanted(TypedDict):
+    """Which earlier jobs a new job may belong to (node/jobs/queries.py). "": none by this."""
 
+    asked: str  # --job-id
+    name: str
+    resume: str  # what --resume names
+    owner: str
+    workspace: str
+
+
+class ProbeWanted(TypedDict, total=False):
+    """What a command wants to know besides."""
+
+    earlier: EarlierWanted
     job_workspace: str
     listing: bool
-    patterns: List[str]
     release: str
-    long: bool
+    long: bool  # like job: only `check` asks for what takes longer
     job: JobEnvironment
+    engine: str  # that has started the node and allocates its devices; "": none
 
 
 class ProbeRequest(ProbeWanted):
@@ -173,20 +181,48 @@ class OpenRequest(TypedDict):
     token: str
 
 
-class TryRequest(TypedDict):
-    """Connect to each target within so many seconds."""
-
+class _TimedTest(TypedDict):
     token: str
     seconds: float
-    targets: List[Target]
 
 
-class SendRequest(TypedDict):
-    """Fill the connection to a target for so many seconds."""
+class TryRequest(_TimedTest):
+    targets: List[Target]  # connect to each one within that time
 
-    token: str
-    seconds: float
-    target: Target
+
+class SendRequest(_TimedTest):
+    target: Target  # fill the connection to it for that time
+
+
+# -- jobs in the queue of a scheduler
+
+
+class SubmitRequest(TypedDict):
+    about: SubmittedJob
+    files: Dict[str, str]  # in base64, by name
+
+
+class _OnlyBundle(TypedDict, total=False):
+    only_bundle: bool  # what else is in the folder stays: the job has records
+
+
+class WithdrawRequest(_OnlyBundle):
+    job: str
+
+
+class SubmittedRequest(TypedDict):
+    job: str
+    slurm_id: str
+
+
+class _ProgramShell(TypedDict, total=False):
+    login: bool  # run it in the environment of a login shell
+
+
+class ProgramRequest(_ProgramShell):
+    argv: Sequence[str]
+    env: Mapping[str, str]  # in addition to that of the agent, or of a login shell
+    seconds: float  # until it is killed
 
 
 # -- dispatch
@@ -211,11 +247,9 @@ class StageRequest(TypedDict):
 
 
 class BuildRequest(StageRequest):
-    """manifest: its name; packed: the manifest as it travels, in base64; size: of its text."""
-
-    manifest: str
-    packed: str
-    size: int
+    manifest: str  # its name
+    packed: str  # the manifest as it travels, in base64
+    size: int  # of its text
     groups: Optional[Sequence[str]]
 
 
@@ -223,11 +257,12 @@ class FolderRequest(TypedDict):
     dir: str
 
 
-class ContentRequest(FolderRequest):
-    """Some bytes of the file `path` in the folder, from offset `at`."""
+class FileRequest(FolderRequest):
+    path: str  # of a file in the folder
 
-    path: str
-    at: int
+
+class ContentRequest(FileRequest):
+    at: int  # from which some bytes are requested
 
 
 class VerifyRequest(TypedDict):
@@ -240,13 +275,13 @@ class RelaySecret(TypedDict, total=False):
 
 
 class RelayRequest(RelaySecret):
-    """Start a relay. Without certificate and key the laptop sends everything. report: seconds between two reports."""
+    """Start a relay. Without certificate and key the laptop sends everything."""
 
     release: str
-    manifest: str
-    size: int
-    count: int
-    groups: Optional[Sequence[str]]
-    helper: bool
-    report: float
+    manifest: str  # its name
+    size: int  # bytes of its text
+    count: int  # of its pieces, itself included
+    groups: Optional[Sequence[str]]  # None: all
+    helper: bool  # the node has the release and only serves
+    report: float  # seconds between two reports
     address: str

@@ -1,177 +1,155 @@
 """Types of the events that a node records about a job, one JSON object a line in events.jsonl. A tuple is a list in JSON.
 
-Every event has `t`, the time in seconds by the node's clock, and `type` (in records of the previous version: "e"):
-
-    job          id, node, name, nodes, created, owner, mode, command, processes, skew   first line of every events file;
-                 skew: seconds by which this clock was ahead of the laptop's, 0 if they were few
-                 places: of the ranks of all nodes, see model/job/rank_places.py; records of older versions have none
-    supervisor   pid, start, boot                  guard / gauge   pid, start
-    started      role, rank, pid, start, attempt   listening  role, rank
-    elsewhere    role, rank, listens, endpoint     a pserver listens at another address than planned
-    exited       role, rank, code, signal, stopped, note, attempt   `stopped`: after the supervisor had signalled it;
-                 error, consequence        of a failure: a number made of the last line of its log without its digits, and
-                                           whether the line is about a lost connection
-                 cpu, memory               seconds and peak bytes of it and the children it waited for
-    frozen / thawed      role, rank                a rank was stopped by SIGSTOP, or goes on
-    disk         full, root                        the disk of ROOT_DIR is full, or has room again
-    phase        name, why, culprits, attempt      the lead: joining, pserver, trainer, ending; of an ending because of
-                                                   failures, these in words and as [role, rank], the first one first
-    lost         node, why, ranks                  the lead gave a node up; ranks: what it knew of them:
-                                                   [role, rank, epoch, step, time of the last output], the lead's clock
-    absent       nodes, endpoint, seconds          these nodes never connected to the lead
-    unconnected  endpoint, errno, why, since, again   this node has no connection to the lead since then, and the newest
-                                               cause; again: it had one before
-    connected                                      it has one again
-    restart      attempt, pause                    the lead: all starts again, after so many seconds
-    stopping     why, by                           the supervisor ends its processes
-    clean        survivors                         nothing of the job lives here (or these do)
-    supervisor-lost      why                       guard or stop ended this node's processes
-    verdict      state, code, source, reason, culprits, victims, node         the lead's; also in
-    ended        the same                          every node's last word
+Records of the previous version have the type under another key: record_lines.py. Only the laptop imports this module at run
+time, and checks events by these types (answers.py).
 """
 
 from __future__ import annotations
 
-from typing import List, Literal, Optional, Tuple, TypedDict, Union
+from typing import Annotated, List, Literal, Optional, TypedDict, Union
 
-RankPlaces = Tuple[str, int, int, int, int]  # model/job/rank_places
-RankKey = Tuple[str, int]
-RankOutput = Tuple[
-    str, int, Optional[float], Optional[float], float
-]  # role, rank, epoch, step, time of the last output
+from clustertool.model.wire import field_types as f
 
 
 class EventBase(TypedDict):
-    t: float
+    t: f.Time
 
 
-class ProcessPlan(TypedDict):
+class AnyEvent(EventBase):
+    """What an event of an unknown type has."""
+
+    type: f.Label
+
+
+class RankName(TypedDict):
+    role: f.Role
+    rank: f.Rank
+
+
+class ProcessPlan(RankName):
     """A process of this node, as the first event names it."""
 
-    role: str
-    rank: int
-    local_rank: int
-    endpoint: str
+    local_rank: f.Rank
+    endpoint: f.Label
     log: str
 
 
-class JobHeader(TypedDict, total=False):
-    """What is known of a job before it starts: the fields of its first event, and of the ledger's copy.
+class _JobId(TypedDict):
+    id: f.JobId
 
-    `restored`: the event was made of the ledger, as the events file was damaged.
-    """
+
+class JobHeader(_JobId, total=False):
+    """What is known of a job before it starts: the fields of its first event, and of the ledger's copy."""
 
     format: int
-    id: str
-    node: int
-    name: str
-    entry: str
-    hostname: str
-    nodes: List[str]
-    created: float
-    owner: str
-    mode: str
+    node: f.NodeIndex
+    name: f.Label
+    entry: f.Label
+    hostname: f.Label
+    nodes: f.PerNode[f.Label]
+    created: f.Time
+    owner: f.Label
+    asked: f.Label  # by --job-id; the id has a number after it where it was taken
+    job_name: f.Label
+    workspace: f.Label  # where its files come from: a folder of the laptop, or of the nodes (--job-workspace)
+    mode: f.Label
     command: str
-    skew: float
+    skew: f.Seconds  # by which this node's clock was ahead of the laptop's; 0 if they were few
     output: str
     work_dir: str
-    places: List[RankPlaces]
-    processes: List[ProcessPlan]
-    restored: bool
+    places: f.PerRank[f.RankPlaces]  # of the ranks of all nodes; records of older versions have none
+    processes: f.PerRank[ProcessPlan]
+    restored: bool  # made of the ledger, as the events file was damaged
 
 
 class JobEvent(EventBase, JobHeader):
+    """The first line of every events file."""
+
     type: Literal["job"]
-
-
-class SupervisorEvent(EventBase):
-    type: Literal["supervisor"]
-    pid: int
-    start: int
-    boot: str
-    space: str
 
 
 class CaretakerEvent(EventBase):
     type: Literal["guard", "gauge"]
-    pid: int
+    pid: f.Pid
+    start: int  # clock ticks since the boot
+
+
+class SupervisorEvent(EventBase):
+    type: Literal["supervisor"]
+    pid: f.Pid
     start: int
+    boot: f.Label
+    space: f.Label  # of process ids: processes.space()
 
 
-class StartedEvent(EventBase):
+class StartedEvent(EventBase, RankName):
     type: Literal["started"]
-    role: str
-    rank: int
-    pid: int
+    pid: f.Pid
     start: int
-    attempt: int
+    attempt: f.AttemptNumber
     log: str
 
 
-class RankEvent(EventBase):
-    type: Literal["listening", "frozen", "thawed"]
-    role: str
-    rank: int
+class RankEvent(EventBase, RankName):
+    type: Literal["listening", "frozen", "thawed"]  # frozen: by SIGSTOP
 
 
-class OtherAddressEvent(EventBase):
+class OtherAddressEvent(EventBase, RankName):
     type: Literal["elsewhere"]
-    role: str
-    rank: int
-    listens: str
-    endpoint: str
+    listens: f.Label  # a pserver, at another address than planned
+    endpoint: f.Label
 
 
 class _ExitedFields(TypedDict, total=False):
-    signal: int
-    stopped: bool
+    signal: f.Signal
+    stopped: bool  # after the supervisor had signalled it
     note: str
-    attempt: int
-    cpu: float
-    memory: float
-    error: int
-    consequence: bool
+    attempt: f.AttemptNumber
+    cpu: float  # seconds of it and the children that it waited for
+    memory: float  # peak bytes of them
+    error: int  # of a failure: a number made of the last line of its log without its digits
+    consequence: bool  # whether this line is about a lost connection
 
 
-class ExitedEvent(EventBase, _ExitedFields):
+class ExitedEvent(EventBase, RankName, _ExitedFields):
     type: Literal["exited"]
-    role: str
-    rank: int
-    code: int
+    code: f.ExitCode
 
 
 class DiskEvent(EventBase):
     type: Literal["disk"]
-    full: bool
+    full: bool  # or it has room again
     root: str
 
 
 class _PhaseFields(TypedDict, total=False):
-    end: Optional[str]
+    """Of an ending because of failures: these as text, and their ranks, the first one first."""
+
+    end: Optional[f.OutcomeName]
     why: str
-    culprits: List[RankKey]
-    attempt: int
+    culprits: f.PerRank[f.RankKey]
+    attempt: f.AttemptNumber
 
 
 class PhaseEvent(EventBase, _PhaseFields):
     type: Literal["phase"]
-    name: str
+    name: f.Label  # of the lead: joining, pserver, trainer, ending
 
 
 class AbsentEvent(EventBase):
     type: Literal["absent"]
-    nodes: List[int]
-    endpoint: str
+    nodes: f.PerNode[f.NodeIndex]  # they never connected to the lead
+    endpoint: f.Label
     seconds: float
 
 
 class Unconnected(TypedDict):
-    """Why a node has no connection to the coordinator, and since when."""
+    """Since when a node has no connection to the coordinator, and the newest cause. again: it had one before."""
 
-    endpoint: str
-    errno: str
+    endpoint: f.Label
+    errno: f.Label
     why: str
-    since: float
+    since: f.Time
     again: bool
 
 
@@ -180,78 +158,67 @@ class UnconnectedEvent(EventBase, Unconnected):
 
 
 class ConnectedEvent(EventBase):
-    type: Literal["connected"]
+    type: Literal["connected"]  # again
 
 
-class _LostFields(TypedDict, total=False):
-    why: str
-    ranks: List[RankOutput]
-
-
-class LostEvent(EventBase, _LostFields):
+class LostEvent(EventBase):
     type: Literal["lost"]
-    node: int
+    node: f.NodeIndex  # the lead gave it up
+    why: str
+    ranks: f.PerRank[f.RankOutput]  # what the lead knew of them, by its clock
 
 
 class RestartEvent(EventBase):
-    type: Literal["restart"]
-    attempt: int
-    pause: float
+    type: Literal["restart"]  # of the lead: all starts again
+    attempt: f.AttemptNumber
+    pause: f.Pause  # seconds before the start
 
 
 class StoppingEvent(EventBase):
-    type: Literal["stopping"]
+    # The supervisor ends this node's processes; or it is gone, and its guard or a stop ended them.
+    type: Literal["stopping", "supervisor-lost"]
     why: str
 
 
 class CleanEvent(EventBase):
     type: Literal["clean"]
-    survivors: List[str]
+    survivors: f.PerRank[f.Label]  # processes of the job that live on this node
 
 
-class SupervisorLostEvent(EventBase):
-    type: Literal["supervisor-lost"]
-    why: str
+class EngineEndFields(TypedDict):
+    """model.job.outcome.EngineEnd as JSON."""
+
+    engine: f.Label
+    job: f.Label
+    state: f.Label
+    reason: f.Label
+    ended: f.Time
 
 
 class _OutcomeLists(TypedDict, total=False):
-    culprits: List[RankKey]
-    victims: List[RankKey]
-    node: int
+    culprits: f.PerRank[f.RankKey]
+    victims: f.PerRank[f.RankKey]
+    node: f.NodeOrNone
+    brief: str
+    engine: EngineEndFields
 
 
 class OutcomeFields(_OutcomeLists):
     """model.job.outcome.Outcome as JSON."""
 
-    state: str
-    code: int
-    source: str
+    state: f.OutcomeName
+    code: f.ExitCode
+    source: f.Label
     reason: str
 
 
 class OutcomeEvent(EventBase, OutcomeFields):
-    """`verdict`: of the coordinator. `ended`: what each node recorded last."""
-
-    type: Literal["verdict", "ended"]
+    type: Literal["verdict", "ended"]  # of the coordinator, and what each node recorded last
 
 
-Event = Union[
-    JobEvent,
-    SupervisorEvent,
-    CaretakerEvent,
-    StartedEvent,
-    RankEvent,
-    OtherAddressEvent,
-    ExitedEvent,
-    DiskEvent,
-    PhaseEvent,
-    AbsentEvent,
-    UnconnectedEvent,
-    ConnectedEvent,
-    LostEvent,
-    RestartEvent,
-    StoppingEvent,
-    CleanEvent,
-    SupervisorLostEvent,
-    OutcomeEvent,
-]
+_OfNode = Union[JobEvent, SupervisorEvent, CaretakerEvent, DiskEvent, UnconnectedEvent, ConnectedEvent]
+_OfRank = Union[StartedEvent, RankEvent, OtherAddressEvent, ExitedEvent]
+_OfLead = Union[PhaseEvent, AbsentEvent, LostEvent, RestartEvent]
+_OfEnd = Union[StoppingEvent, CleanEvent, OutcomeEvent]
+Event = Annotated[Union[_OfNode, _OfRank, _OfLead, _OfEnd], AnyEvent]
+Events = Annotated[List[Event], 200_000]  # of one job on one node

@@ -14,9 +14,12 @@ acknowledged. Unknown fields are ignored.
 
 from __future__ import annotations
 
-from typing import List, Literal, Mapping, NamedTuple, Optional, Tuple, TypedDict, Union
+from typing import TYPE_CHECKING, List, Literal, Mapping, NamedTuple, Optional, Tuple, TypedDict, Union
 
-from clustertool.model.wire.event_types import OutcomeFields
+from clustertool.model.job.outcome import Key, exit_code
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.event_types import OutcomeFields
 
 _OF_ONE_ATTEMPT = ("start", "stop")
 
@@ -29,10 +32,29 @@ class Incarnation(NamedTuple):
     start: int  # clock ticks since the boot
 
 
-ExitRow = Tuple[str, int, int, int, bool, str, int, bool]  # role, rank, code, signal, stopped, note, error, consequence
-Reached = Tuple[
-    str, int, Optional[float], Optional[float], float
-]  # role, rank, epoch, step, seconds since the last output
+class RankExit(NamedTuple):
+    """How a rank ended; these are also fields of the event `exited`. `error`, `consequence`: see outcome.Failure."""
+
+    role: str
+    rank: int
+    code: int
+    signal: int = 0
+    stopped: bool = False
+    note: str = ""
+    error: int = 0
+    consequence: bool = False
+
+    @property
+    def key(self) -> Key:
+        return (self.role, self.rank)
+
+    @property
+    def failed(self) -> bool:
+        return not self.stopped and exit_code(self.code, self.signal) != 0
+
+
+# role, rank, epoch, step, seconds since the last output
+Reached = Tuple[str, int, Optional[float], Optional[float], float]
 
 
 class Envelope(TypedDict, total=False):
@@ -59,14 +81,12 @@ class JoinMessage(Envelope, _Gone):
 
 
 class _News(TypedDict, total=False):
-    ranks: List[Reached]
-    bye: bool
+    ranks: List[Reached]  # how far they are, if that has changed
+    bye: bool  # the supervisor has the outcome and leaves
 
 
 class BeatMessage(Envelope, _News):
-    """From both sides. `ranks`: how far they are, if that has changed; `bye`: the supervisor has the outcome and leaves."""
-
-    type: Literal["beat"]
+    type: Literal["beat"]  # from both sides
 
 
 class ListeningMessage(Envelope):
@@ -76,10 +96,8 @@ class ListeningMessage(Envelope):
 
 
 class ExitedMessage(Envelope):
-    """What one supervisor reaped in one go."""
-
     type: Literal["exited"]
-    exits: List[ExitRow]
+    exits: List[RankExit]  # what one supervisor reaped in one go
 
 
 class CleanMessage(Envelope):
@@ -87,18 +105,18 @@ class CleanMessage(Envelope):
     survivors: List[str]
 
 
-class StopMessage(Envelope):
-    """The job is to end with exit code `code`; `by`: at whose request, in words."""
+class _StopFields(TypedDict, total=False):
+    outside: bool  # by a signal, in a job that an engine may end: it may know the reason
 
+
+class StopMessage(Envelope, _StopFields):
     type: Literal["stop"]
-    by: str
-    code: int
+    by: str  # what asked for it, as the verdict shows it
+    code: int  # with which exit code the job is to end
 
 
 class AttachedMessage(Envelope):
-    """A laptop follows the job."""
-
-    type: Literal["attached"]
+    type: Literal["attached"]  # a laptop follows the job
 
 
 MemberMessage = Union[
@@ -109,9 +127,7 @@ MemberMessage = Union[
 
 
 class WelcomeMessage(Envelope):
-    """The connection is accepted."""
-
-    type: Literal["welcome"]
+    type: Literal["welcome"]  # the connection is accepted
 
 
 class StartOrder(Envelope):
@@ -125,9 +141,7 @@ class StopOrder(Envelope):
 
 
 class FinishOrder(Envelope):
-    """The job is over on all nodes."""
-
-    type: Literal["finish"]
+    type: Literal["finish"]  # the job is over on all nodes
     outcome: OutcomeFields
 
 

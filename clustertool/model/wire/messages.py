@@ -4,16 +4,16 @@ A request on the wire is {"type", "id", "now", ...fields}: `id` pairs it with it
 answer is {"re": id, ...fields}, or {"re": id, "error": {kind, what, fix}}. {"re": id, "progress": count} may come before.
 A request without an id gets no answer. Frames that are not answers: stream_messages.py.
 
+A request with "of_base" is about another node, whose records lie in a folder of a shared ROOT_DIR: see
+node/jobs/shared_records.py.
+
 STATUS({"job": job}) is a request whose answer is a StatusAnswer, also for the type checker. Answers come from machines on which
-programs of jobs run, so each one is checked before other code uses it (answers.py).
+programs of jobs run, so each one is checked by its type before other code uses it (answers.py).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, Generic, Mapping, Optional, TypeVar
-
-from clustertool.model.wire import answers
-from clustertool.model.wire.shape import Check
 
 if TYPE_CHECKING:
     from clustertool.model.wire import agent_answers as a
@@ -24,32 +24,33 @@ Answered = TypeVar("Answered", bound=Mapping[str, object], covariant=True)
 _LISTING = 32 << 20  # bytes of the answer to a probe that lists the files of --job-workspace
 
 
-class RequestKind(Generic[Fields, Answered]):
+class Kind(Generic[Fields, Answered]):
     """One type of request.
 
     handler: `module:function` below clustertool.node. The function gets (agent, fields) and returns the answer.
     limit: bytes of the answer's header. inline: the handler runs in the agent's loop, not in a thread.
     long: the answer may take up to 20 times the request's timeout, as long as the node reports progress; endless: longer, too.
-    No other request is extended: a hostile node could delay a stop with it.
+    No other request is extended: a hostile node could delay a stop with it. of_records: it needs files only, so it can be
+    about another node, whose records are on a shared directory.
     """
 
     def __init__(
         self,
         type: str,
         handler: str,
-        check: Check,
         limit: int = 1 << 20,
         inline: bool = False,
         long: bool = False,
         endless: bool = False,
+        of_records: bool = False,
     ) -> None:
         self.type = type
         self.handler = handler
-        self.check = check
         self.limit = limit
         self.inline = inline
         self.long = long or endless
         self.endless = endless
+        self.of_records = of_records
         REQUESTS[type] = self
 
     def __repr__(self) -> str:
@@ -58,23 +59,20 @@ class RequestKind(Generic[Fields, Answered]):
     def __call__(self, fields: Fields) -> Request[Answered]:
         return Request(self, fields)
 
-    def check_answer(self, answer: Mapping[str, object]) -> None:
-        """Raises shape.Malformed for what is neither an answer to this request nor an error in its place."""
-        if answer.get("error") is not None:
-            answers.error(answer["error"], "error")
-        else:
-            self.check(answer, "")
-
 
 class Request(Generic[Answered]):
-    """One request, to be sent to one node or to several. It holds values that JSON can express, and no objects of a process."""
+    """One request, to be sent to one node or to several. It holds values that JSON can express, and no objects of a process.
 
-    def __init__(self, kind: RequestKind[Any, Answered], fields: Mapping[str, object]) -> None:
+    base: the folder of the node that it is about, see above. None: it is about the node that gets it.
+    """
+
+    def __init__(self, kind: Kind[Any, Answered], fields: Mapping[str, object], base: Optional[str] = None) -> None:
         self.kind = kind
         self.fields = fields
+        self.base = base
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Request) and (self.kind, self.fields) == (other.kind, other.fields)
+        return isinstance(other, Request) and vars(self) == vars(other)
 
     def __repr__(self) -> str:
         return f"<request {self.kind.type}: {', '.join(self.fields)}>"
@@ -84,87 +82,71 @@ class Request(Generic[Answered]):
         """Bytes that the header of the answer may have."""
         return _LISTING if self.fields.get("job_workspace") else self.kind.limit
 
+    def about(self, base: str) -> Request[Answered]:
+        """The same request about another node."""
+        return Request(self.kind, self.fields, base)
+
     def header(self, number: Optional[int], now: float) -> Dict[str, object]:
         """The request as it travels. number: of this request on its connection; None: the answer is not wanted."""
-        return {**self.fields, "type": self.kind.type, "id": number, "now": now}
+        about = {} if self.base is None else {"of_base": self.base}
+        return {**self.fields, **about, "type": self.kind.type, "id": number, "now": now}
 
 
-REQUESTS: Dict[str, RequestKind[Any, Any]] = {}  # by type
+REQUESTS: Dict[str, Kind[Any, Any]] = {}  # by type
 
 # -- jobs: see node/jobs
 
-LIST_JOBS: RequestKind[r.JobRequest, a.JobsAnswer] = RequestKind(
-    "jobs", "jobs.queries:list_jobs", answers.jobs, limit=16 << 20
+LIST_JOBS: Kind[r.JobRequest, a.JobsAnswer] = Kind("jobs", "jobs.queries:list_jobs", limit=16 << 20, of_records=True)
+STATUS: Kind[r.JobRequest, a.StatusAnswer] = Kind("status", "jobs.job_report:status", limit=16 << 20, of_records=True)
+REPORT: Kind[r.ReportRequest, a.ReportAnswer] = Kind(
+    "report", "jobs.job_report:report", limit=32 << 20, long=True, of_records=True
 )
-STATUS: RequestKind[r.JobRequest, a.StatusAnswer] = RequestKind(
-    "status", "jobs.queries:status", answers.status, limit=16 << 20
+TAIL: Kind[r.TailRequest, a.TailAnswer] = Kind("tail", "jobs.job_report:tail", of_records=True)
+LIST_FILES: Kind[r.JobRequest, a.FilesAnswer] = Kind(
+    "files", "jobs.job_report:list_files", limit=16 << 20, long=True, of_records=True
 )
-REPORT: RequestKind[r.ReportRequest, a.ReportAnswer] = RequestKind(
-    "report", "jobs.queries:report", answers.report, limit=32 << 20, long=True
-)
-TAIL: RequestKind[r.TailRequest, a.TailAnswer] = RequestKind("tail", "jobs.queries:tail", answers.tail)
-LIST_FILES: RequestKind[r.JobRequest, a.FilesAnswer] = RequestKind(
-    "files", "jobs.queries:list_files", answers.files, limit=16 << 20, long=True
-)
-ATTACHED: RequestKind[r.JobRequest, a.Answer] = RequestKind("attached", "jobs.queries:attached", answers.done)
-STOP: RequestKind[r.StopRequest, a.StopAnswer] = RequestKind("stop", "jobs.queries:stop_jobs", answers.stopped)
-CLEAN: RequestKind[r.CleanRequest, a.CleanAnswer] = RequestKind(
-    "clean", "jobs.queries:clean", answers.cleaned, long=True
-)
-FOLLOW: RequestKind[r.FollowRequest, a.Answer] = RequestKind(
-    "follow", "agent.job_requests:follow", answers.done, inline=True
-)
-PLACE: RequestKind[r.PlaceRequest, a.Answer] = RequestKind(
-    "place", "agent.start_requests:place", answers.done, endless=True
-)
-UNPLACE: RequestKind[r.UnplaceRequest, a.Answer] = RequestKind(
-    "unplace", "agent.start_requests:unplace", answers.done, long=True
-)
-LAUNCH: RequestKind[r.LaunchRequest, a.Answer] = RequestKind(
-    "start", "agent.start_requests:start", answers.done, inline=True
-)
+ATTACHED: Kind[r.JobRequest, a.Answer] = Kind("attached", "jobs.stop_request:attached")
+BASES: Kind[r.NoFields, a.BasesAnswer] = Kind("bases", "jobs.shared_records:list_bases")
+STOP: Kind[r.StopRequest, a.StopAnswer] = Kind("stop", "jobs.stop_request:stop_jobs")
+CLEAN: Kind[r.CleanRequest, a.CleanAnswer] = Kind("clean", "jobs.clean:clean", long=True, of_records=True)
+BUNDLE: Kind[r.BundleRequest, a.ContentAnswer] = Kind("bundle", "agent.job_requests:read_bundle")
+FOLLOW: Kind[r.FollowRequest, a.Answer] = Kind("follow", "agent.job_requests:follow", inline=True, of_records=True)
+PLACE: Kind[r.PlaceRequest, a.Answer] = Kind("place", "agent.place:place", endless=True)
+UNPLACE: Kind[r.UnplaceRequest, a.Answer] = Kind("unplace", "agent.place:unplace", long=True)
+LAUNCH: Kind[r.LaunchRequest, a.Answer] = Kind("start", "agent.launch:start", inline=True)
 
 # -- checks before a job: see node/probe, node/devices
 
-PROBE: RequestKind[r.ProbeRequest, a.ProbeAnswer] = RequestKind("probe", "probe.probe:probe", answers.probed, long=True)
-MEET: RequestKind[r.MeetRequest, a.SeenAnswer] = RequestKind("meet", "probe.shared_root:meet", answers.met)
-LINK_OPEN: RequestKind[r.OpenRequest, a.OpenedAnswer] = RequestKind(
-    "link-open", "probe.link_test:open_ports", answers.opened
+PROBE: Kind[r.ProbeRequest, a.ProbeAnswer] = Kind("probe", "probe.probe:probe", long=True)
+MEET: Kind[r.MeetRequest, a.SeenAnswer] = Kind("meet", "probe.shared_root:meet")
+LINK_OPEN: Kind[r.OpenRequest, a.OpenedAnswer] = Kind("link-open", "probe.link_test:open_ports")
+LINK_TRY: Kind[r.TryRequest, a.TriesAnswer] = Kind("link-try", "probe.link_test:try_targets")
+LINK_SEND: Kind[r.SendRequest, a.SpeedAnswer] = Kind("link-send", "probe.link_test:fill_link")
+LINK_CLOSE: Kind[r.NoFields, a.Answer] = Kind("link-close", "probe.link_test:close_ports")
+DEVICES: Kind[r.DevicesRequest, a.DevicesAnswer] = Kind("devices", "devices.read:answer", limit=4 << 20)
+SAMPLE: Kind[r.GlanceRequest, a.GlanceAnswer] = Kind("glance", "jobs.live_sample:glance", limit=4 << 20)
+NVML_MODULE: Kind[r.ModuleRequest, a.Answer] = Kind("module", "devices.nvml:receive_module")
+
+# -- jobs in the queue of a scheduler: see node/storage/submissions.py
+
+SUBMIT: Kind[r.SubmitRequest, a.Answer] = Kind("submit", "storage.submissions:submit")
+SUBMITTED: Kind[r.SubmittedRequest, a.Answer] = Kind("submitted", "storage.submissions:submitted")
+SUBMISSIONS: Kind[r.NoFields, a.SubmissionsAnswer] = Kind(
+    "submissions", "storage.submissions:submissions", limit=16 << 20
 )
-LINK_TRY: RequestKind[r.TryRequest, a.TriesAnswer] = RequestKind(
-    "link-try", "probe.link_test:try_targets", answers.tried
-)
-LINK_SEND: RequestKind[r.SendRequest, a.SpeedAnswer] = RequestKind(
-    "link-send", "probe.link_test:fill_link", answers.sent
-)
-LINK_CLOSE: RequestKind[r.NoFields, a.Answer] = RequestKind("link-close", "probe.link_test:close_ports", answers.done)
-DEVICES: RequestKind[r.DevicesRequest, a.DevicesAnswer] = RequestKind(
-    "devices", "devices.read:answer", answers.devices, limit=4 << 20
-)
-SAMPLE: RequestKind[r.GlanceRequest, a.GlanceAnswer] = RequestKind(
-    "glance", "agent.device_requests:glance", answers.sample, limit=4 << 20
-)
-NVML_MODULE: RequestKind[r.ModuleRequest, a.Answer] = RequestKind("module", "devices.nvml:receive_module", answers.done)
+WITHDRAW: Kind[r.WithdrawRequest, a.Answer] = Kind("withdraw", "storage.submissions:withdraw")
+PROGRAM: Kind[r.ProgramRequest, a.ProgramAnswer] = Kind("program", "system.programs:run_program", limit=16 << 20)
 
 # -- dispatch: see node/storage, node/dispatch
 
-PATCH: RequestKind[r.PatchRequest, a.PatchAnswer] = RequestKind(
-    "patch", "storage.patch:patch", answers.patched, long=True
+PATCH: Kind[r.PatchRequest, a.PatchAnswer] = Kind("patch", "storage.release_builder:patch", long=True)
+STAGE: Kind[r.StageRequest, a.StagedAnswer] = Kind("stage", "storage.release_builder:stage")
+BUILD: Kind[r.BuildRequest, a.Answer] = Kind("build", "storage.release_builder:build", endless=True)
+LIST_FOLDER: Kind[r.FolderRequest, a.TreeAnswer] = Kind(
+    "tree", "storage.folder_reader:tree", limit=32 << 20, long=True, of_records=True
 )
-STAGE: RequestKind[r.StageRequest, a.StagedAnswer] = RequestKind("stage", "storage.staging:stage", answers.staged)
-BUILD: RequestKind[r.BuildRequest, a.Answer] = RequestKind("build", "storage.staging:build", answers.done, endless=True)
-LIST_FOLDER: RequestKind[r.FolderRequest, a.TreeAnswer] = RequestKind(
-    "tree", "storage.folder_reader:tree", answers.listed, limit=32 << 20, long=True
-)
-READ_FILE: RequestKind[r.ContentRequest, a.ContentAnswer] = RequestKind(
-    "content", "storage.folder_reader:content", answers.content
-)
-VERIFY: RequestKind[r.VerifyRequest, a.VerifyAnswer] = RequestKind(
-    "verify", "storage.verify_store:verify", answers.verified, endless=True
-)
-RELAY: RequestKind[r.RelayRequest, a.Answer] = RequestKind(
-    "relay", "agent.dispatch_requests:relay", answers.done, inline=True
-)
-END_RELAY: RequestKind[r.NoFields, a.Answer] = RequestKind(
-    "unrelay", "agent.dispatch_requests:unrelay", answers.done, inline=True
-)
+FIND_FILE: Kind[r.FileRequest, a.FileAnswer] = Kind("find-file", "storage.folder_reader:find_file", of_records=True)
+READ_FILE: Kind[r.ContentRequest, a.ContentAnswer] = Kind("content", "storage.folder_reader:content", of_records=True)
+VERIFY: Kind[r.VerifyRequest, a.VerifyAnswer] = Kind("verify", "storage.verify_store:verify", endless=True)
+RELAY: Kind[r.RelayRequest, a.Answer] = Kind("relay", "agent.dispatch_requests:relay", inline=True)
+END_RELAY: Kind[r.NoFields, a.Answer] = Kind("unrelay", "agent.dispatch_requests:unrelay", inline=True)

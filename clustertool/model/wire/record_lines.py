@@ -1,17 +1,18 @@
-"""Lines of JSON that this and the previous version exchange: events on disk, and messages in a job's control fifo."""
+"""Lines of JSON that this and the previous version exchange: events on disk, and orders to a supervisor of that version."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, cast
+from typing import TYPE_CHECKING, Dict, Iterable, List, Mapping, Optional, cast
 
 if TYPE_CHECKING:
     from clustertool.model.wire.event_types import Event
 
-# The previous version has the type of an event, and of a message in a job's control fifo, under these keys. They are written as
-# well, so that it can read and stop jobs of this version, and read from its records.
+# The previous version has the type of an event, and of an order in a job's control fifo, under these keys. They are written as
+# well, so that it can read the records of jobs of this version, and its supervisors can be stopped.
 OLD_EVENT_TYPE = "e"
 OLD_CONTROL_TYPE = "m"
+_MOST_SKEW = 1e11  # seconds; the limit of the field's type, too
 
 
 def written_event(type: str, t: float, fields: Mapping[str, object]) -> Dict[str, object]:
@@ -29,21 +30,27 @@ def read_event(line: bytes) -> "Optional[Event]":
         return None
     old = event.pop(OLD_EVENT_TYPE, None)
     event.setdefault("type", old)
+    if "skew" in event:  # a wrong value would make the laptop refuse the job
+        event["skew"] = known_skew(event)
     return cast("Event", event) if event["type"] is not None else None
 
 
-def control_line(type: str, fields: Mapping[str, object]) -> bytes:
-    """A line for the control fifo of a job's supervisor, which may be of the previous version.
+def known_skew(header: Mapping[str, object]) -> float:
+    """Seconds by which the node's clock was ahead of the laptop's when the job started; 0 if that is not known.
 
-    Types: stop (by, code, grace, force), attached.
+    header: the first event of a job, which its programs may have written.
     """
-    return json.dumps({"type": type, OLD_CONTROL_TYPE: type, **fields}).encode() + b"\n"
+    skew = header.get("skew")
+    known = isinstance(skew, (int, float)) and not isinstance(skew, bool) and abs(skew) < _MOST_SKEW
+    return float(cast("float", skew)) if known else 0.0
 
 
-def read_control(line: bytes) -> Dict[str, Any]:
-    """The message in a line of the fifo, from an agent of this or the previous version. Raises ValueError."""
-    message = json.loads(line)
-    if not isinstance(message, dict):
-        raise ValueError("a message that is no object")
-    message.setdefault("type", message.pop(OLD_CONTROL_TYPE, None))
-    return message
+def read_events(lines: Iterable[bytes]) -> "List[Event]":
+    """Those of whole lines; other lines are left out."""
+    return [event for event in map(read_event, lines) if event is not None]
+
+
+def control_line(order: Mapping[str, object]) -> bytes:
+    """A line for the control fifo of a supervisor of the previous version: a request `stop` or `attached` of
+    supervisor_messages."""
+    return json.dumps({**order, OLD_CONTROL_TYPE: order["type"]}).encode() + b"\n"

@@ -16,15 +16,13 @@ class ProcessCommand(TypedDict):
 
 
 class SpecProcess(ProcessCommand):
-    """A process of this node. `ports`: the endpoint's first. `ready`: ports of which one must be open; [] if none."""
-
     role: str
     rank: int
     local_rank: int
     log: str
     endpoint: str
-    ports: List[int]
-    ready: List[int]
+    ports: List[int]  # the endpoint's first
+    ready: List[int]  # of these, one must be open; [] if none
     devices: List[int]
     shards: List[str]
 
@@ -49,17 +47,19 @@ class SpecPolicy(TypedDict):
 
 
 class SpecShape(TypedDict):
-    """All nodes' names, and (role, rank, node) of all processes; only the coordinator's node has it."""
+    """Only the coordinator's node has it."""
 
-    names: List[str]
-    place: List[Tuple[str, int, int]]
+    names: List[str]  # of all nodes
+    place: List[Tuple[str, int, int]]  # role, rank, node of all processes
 
 
-class _Secrets(TypedDict, total=False):
+class _OfSomeJobs(TypedDict, total=False):
     secrets: Dict[str, str]
+    engine: str  # that has started the nodes; missing or "": none
+    allocated: List[str]  # devices of the node by an engine: names, of which the devices of ranks are positions
 
 
-class RankSurroundings(_Secrets):
+class RankSurroundings(_OfSomeJobs):
     """What the environment of each rank of a node is made of."""
 
     prelude: str
@@ -75,6 +75,7 @@ class _LaunchFields(TypedDict, total=False):
     certificate: str
     key: str
     shape: SpecShape
+    attempt: int  # the first one of this start; above 0 where an engine starts the job again
 
 
 class Spec(RankSurroundings, _LaunchFields):

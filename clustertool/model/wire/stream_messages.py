@@ -1,121 +1,109 @@
 """Types of frames that an agent sends without a request: a followed job, and the reports of the node's relay.
 
-The agent client checks each frame (answers.check_frame) before other code gets it. It adds `closed` itself, when no more frames
-of a node will come. A tuple here is a list in JSON. Modules import these types for type checking only.
+answers.py checks each frame by these types before other code gets it. A tuple here is a list in JSON. Nodes import this module
+for type checking only.
 """
 
 from __future__ import annotations
 
-from typing import List, Literal, Sequence, Tuple, TypedDict, Union
+from typing import Literal, Sequence, Tuple, TypedDict, Union
 
-from clustertool.model.wire.event_types import Event
+from clustertool.model.wire import field_types as f
+from clustertool.model.wire.event_types import Events
 
 # -- of a followed job
 
 
-class _LogTime(TypedDict, total=False):
-    t: float
+class _Base(TypedDict, total=False):
+    base: f.BaseName  # of the node that a request with this base was about
+
+
+class _LogTime(_Base, total=False):
+    t: f.Seconds  # when the bytes were written, where logs are read in order of time
 
 
 class LogFrame(_LogTime):
-    """The payload is bytes of a log from offset `off`; t: when they were written, where logs are read in order of time."""
-
     type: Literal["log"]
-    node: int
-    role: str
-    rank: int
-    attempt: int
+    node: f.NodeIndex
+    role: f.LogRole
+    rank: f.Rank
+    attempt: f.AttemptNumber
     log: str
-    off: int
+    off: int  # the payload is bytes of the log from here
 
 
-class EventsFrame(TypedDict):
-    """at: bytes of the events file that have been read so far."""
-
+class EventsFrame(_Base):
     type: Literal["events"]
-    node: int
-    events: List[Event]
-    at: int
+    node: f.NodeIndex
+    events: Events
+    at: int  # bytes of the events file that have been read so far
 
 
 class BeatFrame(TypedDict):
     type: Literal["beat"]
-    t: float
+    t: f.Seconds
 
 
-class EndFrame(TypedDict):
-    """The job is over and all was sent; orphan: its supervisor and guard are gone without an outcome."""
+class EndFrame(_Base):
+    """The job is over and all was sent."""
 
     type: Literal["end"]
-    orphan: bool
+    orphan: bool  # its supervisor and guard are gone without an outcome
 
 
-class _Refused(TypedDict, total=False):
-    refused: bool
-
-
-class ClosedFrame(_Refused):
-    """No more frames will come; refused: because the node sent something that is not valid."""
+class ClosedFrame(_Base):
+    """Of the agent client: no more frames of the node will come."""
 
     type: Literal["closed"]
     why: str
+    refused: bool  # the node sent something that is not valid
 
 
-StreamFrame = Union[LogFrame, EventsFrame, BeatFrame, EndFrame, ClosedFrame]
+FollowFrame = Union[LogFrame, EventsFrame, BeatFrame, EndFrame]
+StreamFrame = Union[FollowFrame, ClosedFrame]
 
 # -- of a relay: pieces are numbers; `lacks` and `have` are sets of them (model/dispatch/topology.bits)
 
 
 class RelayReady(TypedDict):
-    """Listens at `port`; empty: it has no piece of any release."""
-
     type: Literal["relay-ready"]
-    port: int
-    empty: bool
+    port: f.Port  # where it listens
+    empty: bool  # it has no piece of any release
 
 
 class RelayLacks(TypedDict):
-    """It has the manifest, so it knows what it lacks and what it has, of `count` pieces."""
-
-    type: Literal["relay-lacks"]
-    lacks: str
-    have: str
-    count: int
+    type: Literal["relay-lacks"]  # it has the manifest, so it knows this
+    lacks: f.LogText
+    have: f.LogText
 
 
 class RelayProgress(TypedDict):
-    """left: bytes that are missing; live: sources; peers: bytes from other nodes; came: pieces that came from the laptop."""
-
     type: Literal["relay-got", "relay-done"]
-    left: int
-    live: int
-    peers: int
-    came: List[int]
+    left: int  # bytes that are missing
+    live: int  # sources
+    peers: int  # bytes from other nodes
+    came: f.PerRank[int]  # pieces that came from the laptop
 
 
 class RelayIdle(TypedDict):
-    """Nothing has come for a while; why: of each source that failed, the cause."""
-
-    type: Literal["relay-idle"]
-    lacks: str
+    type: Literal["relay-idle"]  # nothing has come for a while
+    lacks: f.LogText
     live: int
-    why: List[str]
+    why: f.PerNode[str]  # of each source that failed, the cause
 
 
 class RelayWrong(TypedDict):
-    """The laptop's piece does not have the digest that the manifest says."""
-
     type: Literal["relay-wrong"]
-    piece: int
+    piece: int  # of the laptop; it does not have the digest that the manifest says
 
 
 class _FailedKind(TypedDict, total=False):
-    kind: str
+    kind: f.ShortText
 
 
 class RelayFailed(_FailedKind):
     type: Literal["relay-failed"]
-    what: str
+    what: f.ErrorText
     fix: str
 
 
@@ -133,18 +121,14 @@ RelayReport = Union[RelayReady, RelayLacks, RelayProgress, RelayIdle, RelayWrong
 
 
 class RelaySources(TypedDict):
-    """Addresses and ports of other relays, the best first; degree: how many of them to use at a time."""
-
     type: Literal["relay-sources"]
-    sources: Sequence[Tuple[str, int]]
-    degree: int
+    sources: Sequence[Tuple[str, int]]  # addresses and ports of other relays, the best first
+    degree: int  # how many of them to use at a time
 
 
 class RelayPiece(TypedDict):
-    """The payload is the piece."""
-
     type: Literal["relay-piece"]
-    piece: int
+    piece: int  # it is the payload
 
 
 class RelayBeat(TypedDict):
@@ -152,27 +136,3 @@ class RelayBeat(TypedDict):
 
 
 RelayOrder = Union[RelaySources, RelayPiece, RelayBeat]
-
-# -- between relays
-
-
-class PeerGet(TypedDict):
-    type: Literal["get"]
-    piece: int
-
-
-class PeerPiece(TypedDict):
-    """The payload is the piece."""
-
-    type: Literal["piece"]
-    piece: int
-
-
-class PeerHave(TypedDict):
-    type: Literal["have"]
-    have: str
-
-
-class PeerNew(TypedDict):
-    type: Literal["new"]
-    new: List[int]

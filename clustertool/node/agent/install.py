@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import py_compile
 import shutil
@@ -27,15 +26,16 @@ def install(
 ) -> Tuple[str, Callable[[], None]]:
     """Return the directory that has the code now, and what the caller calls at its end: it removes a temporary one.
 
-    `archive`: zlib of {name: text} in JSON, named by its digest. `place`: the directory of ~/.cache/clustertool where the
-    code belongs. If that cannot be written, or other users can write to it, the directory is a temporary one. `safe` raises
-    OSError for a path that other users can change. `complete` returns whether a directory has all files. Raises ValueError
-    for a damaged archive, OSError where no directory can be written.
+    `archive`: zlib of name and text of each file, with NUL between all of them, named by its digest. `place`: the directory
+    of ~/.cache/clustertool where the code belongs. If that cannot be written, or other users can write to it, the directory is
+    a temporary one. `safe` raises OSError for a path that other users can change. `complete` returns whether a directory has
+    all files. Raises ValueError for a damaged archive, OSError where no directory can be written.
     """
     data = zlib.decompress(archive)
     if hashlib.sha256(data).hexdigest()[:32] != digest:
         raise ValueError("the archive is damaged")
-    files: Dict[str, str] = json.loads(data)
+    parts = data.decode().split("\0")
+    files = dict(zip(parts[::2], parts[1::2]))
     mask = os.umask(0o077)
     try:
         try:

@@ -1,21 +1,56 @@
-"""Handler of the request to follow a job: the agent's loop sends what the follower reads."""
+"""Handlers of requests to a job that runs here: to follow it, and for its bundle.
+
+The agent's loop sends what a follower reads.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import binascii
+from typing import TYPE_CHECKING, Dict
 
+from clustertool.errors import NotFound
+from clustertool.node.jobs import supervisor_client
 from clustertool.node.jobs.follow import Follower
 from clustertool.node.jobs.queries import record_of
 
 if TYPE_CHECKING:
-    from clustertool.model.wire.agent_answers import Answer
-    from clustertool.model.wire.agent_requests import FollowRequest
-    from clustertool.node.agent.loop import Agent
+    from clustertool.model.wire.agent_answers import Answer, ContentAnswer
+    from clustertool.model.wire.agent_requests import BundleRequest, FollowRequest
+    from clustertool.node.agent.loop import FollowContext
+    from clustertool.node.system.node_context import NodeContext
+
+_PATIENCE = 20.0  # seconds for a supervisor to send a bundle, which may have a workspace of 64 MiB
+_PART = 512 << 10
+_bundles: Dict[str, bytes] = {}  # of jobs: the answer has room for a part. They are on no disk of the node
 
 
-def follow(agent: Agent, request: FollowRequest) -> Answer:
-    record = record_of(agent, request["job"])
+def follow(context: FollowContext, request: FollowRequest) -> Answer:
+    record = record_of(context, request["job"])
     if request.get("follow", True):
-        record.require_here()
-    agent.followers.append(Follower(record, request))
+        record.require_followed()
+    context.follow(Follower(record, request))
     return {}
+
+
+def read_bundle(context: NodeContext, request: BundleRequest) -> ContentAnswer:
+    """A part of what another machine needs to join a job (node/join/bundle_content.py), from the supervisor's memory.
+
+    It has the job's key. Raises NotFound where no supervisor of the job answers, or its machines cannot join.
+    """
+    job, at = request["job"], request["at"]
+    bundle = _bundles.get(job) or _ask_for_bundle(context, job)
+    data = bundle[at : at + _PART]
+    last = at + len(data) >= len(bundle)
+    if last:
+        _bundles.pop(job, None)
+    else:
+        _bundles[job] = bundle
+    return {"data": binascii.b2a_base64(data, newline=False).decode(), "last": last}
+
+
+def _ask_for_bundle(context: NodeContext, job: str) -> bytes:
+    """Raises NotFound."""
+    answer = supervisor_client.ask(record_of(context, job).paths, {"type": "bundle"}, _PATIENCE)
+    if answer is None:
+        raise NotFound(f"no supervisor of job {job} answers here", "ask a node on which the job runs")
+    return answer[1]

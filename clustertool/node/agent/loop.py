@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import json
 import os
 import select
 import signal
+import sys
 import threading
 import time
-import traceback
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, cast
+from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Union, cast
 
-from clustertool.errors import ClustertoolError
+from clustertool.errors import ClustertoolError, PreflightError, as_wire
 from clustertool.model.wire.frames import Decoder, Header, encode
-from clustertool.model.wire.messages import PLACE, REQUESTS, VERIFY, RequestKind
+from clustertool.model.wire.messages import PLACE, REQUESTS, VERIFY, Kind
 from clustertool.node.storage import files
 from clustertool.node.system import path_trust, processes
-from clustertool.node.system.node_context import NodeContext
+from clustertool.node.system.node_context import NodeContext, PlacingContext
 from clustertool.node.system.work_counter import WorkCounter
 
 if TYPE_CHECKING:
     from clustertool.node.dispatch.relay_process import RelayProcess
     from clustertool.node.jobs.follow import Follower
-    from clustertool.node.jobs.live_sample import LiveSampler
 
 _BEAT = 1.0
 _LARGEST = 64 << 20  # a manifest
@@ -37,7 +37,21 @@ _RELAY_ORDERS = ("relay-sources", "relay-piece", "relay-beat")
 _ROOM = 1 << 20  # bytes that may wait for the channel before logs pause
 
 
-class Agent(NodeContext):
+FollowContext = Union["Agent", "BaseContext"]
+
+
+class BaseContext(NodeContext):
+    """The context of a request about another node: see node/jobs/shared_records.py."""
+
+    def __init__(self, agent: Agent, base: str) -> None:
+        super().__init__(agent.root, agent.entry, base)
+        self._agent = agent
+
+    def follow(self, follower: Follower) -> None:
+        self._agent.follow(follower, self.base)
+
+
+class Agent(PlacingContext):
     """`hello` is the laptop's first message: root_dir, root_group (ROOT_DIR_GROUP), and entry (how conf.py names this node)."""
 
     def __init__(self, hello: Header, inlet: int, outlet: int) -> None:
@@ -50,12 +64,10 @@ class Agent(NodeContext):
         self._loop = threading.get_ident()
         self._wakeup = os.pipe()  # a thread wakes the loop up
         os.set_blocking(self._wakeup[1], False)
-        self.threads: List[WorkCounter] = []
-        self.followers: List[Follower] = []
+        self._followers: Dict[Follower, Dict[str, object]] = {}  # what each one's frames have besides
         self.relay: Optional[RelayProcess] = None
-        self.glance: Optional[LiveSampler] = None
         self._beat_at = self._report_at = 0.0
-        self.placed = ""  # the records of a job that waits here until it is placed on all nodes
+        self.placed = ""  # the records of a job that is being placed, or waits here until it is placed on all nodes
         self.umask = os.umask(0o077)
         self._open = True
 
@@ -80,7 +92,7 @@ class Agent(NodeContext):
         if self._waiting:
             poll.register(self._out, select.POLLOUT)
         busy = self._pump()
-        wait = 0.0 if busy else _POLL if self.followers else _BEAT
+        wait = 0.0 if busy else _POLL if self._followers else _BEAT
         for fd, mask in poll.poll(wait * 1000):
             if fd == self._in:
                 self._read()
@@ -111,20 +123,41 @@ class Agent(NodeContext):
             earlier = [thread for thread in self.threads if thread.is_alive()]
             self.threads = [*earlier, WorkCounter(kind, number, lambda: self._answer(kind, header, number))]
 
-    def _answer(self, kind: RequestKind[Any, Any], fields: Header, number: Optional[int]) -> None:
+    def follow(self, follower: Follower, base: Optional[str] = None) -> None:
+        """Send what the follower reads. base: the one of the request."""
+        self._followers[follower] = {} if base is None else {"base": base}
+
+    def _answer(self, kind: Kind[Any, Any], fields: Header, number: Optional[int]) -> None:
         try:
-            reply = {"re": number, **_handler(kind)(self, fields)}
+            base = fields.get("of_base")
+            if base is not None and not kind.of_records:
+                what = f"{kind.type!r} needs an agent on the node: this one only reads the records of that node"
+                raise PreflightError(what, "send it to an agent there")
+            context = self if base is None else BaseContext(self, str(base))
+            reply = encode({"re": number, **_handler(kind)(context, fields)})
+            if base is not None and len(reply) > kind.limit:  # it would end the connection, which other nodes use
+                what = f"the records in {base or 'ROOT_DIR'} are too large for an answer to {kind.type!r}"
+                raise PreflightError(what, "a program there changed them: inspect them on that machine")
         except ClustertoolError as error:
-            reply = {"re": number, "error": {"kind": type(error).__name__, "what": error.what, "fix": error.fix}}
+            reply = encode({"re": number, "error": as_wire(error)})
         except Exception as error:  # noqa: BLE001 - the outermost boundary of the node side: a bug is reported to the laptop
-            text = traceback.format_exc(limit=-4)
-            reply = {"re": number, "error": {"kind": "InternalError", "what": f"{error!r}\n{text}", "fix": ""}}
+            what = f"{error!r}\n{self._traceback(error)}"
+            reply = encode({"re": number, "error": {"kind": "InternalError", "what": what, "fix": ""}})
         if number is not None:
-            self.send(reply)
+            self._send(reply)
+
+    def _traceback(self, error: Exception) -> str:
+        """As the interpreter prints it: to import the module traceback takes 2 ms of CPU time."""
+        with self._lock, contextlib.redirect_stderr(io.StringIO()) as text:
+            sys.__excepthook__(type(error), error, error.__traceback__)
+        return text.getvalue()
 
     def send(self, header: Mapping[str, object], payload: bytes = b"") -> None:
+        self._send(encode(dict(header), payload))
+
+    def _send(self, frame: bytes) -> None:
         with self._lock:
-            self._waiting += encode(dict(header), payload)
+            self._waiting += frame
         if threading.get_ident() != self._loop:
             with contextlib.suppress(BlockingIOError):
                 os.write(self._wakeup[1], b"!")
@@ -140,18 +173,18 @@ class Agent(NodeContext):
             for work in self.threads:
                 if work.moved() and work.is_alive() and work.number is not None:
                     self.send({"re": work.number, "progress": work.steps})
-        if self.followers and now >= self._beat_at:
+        if self._followers and now >= self._beat_at:
             self._beat_at = now + _BEAT
             self.send({"type": "beat", "t": time.time()})
         busy = False
-        for follower in list(self.followers):
+        for follower, about in list(self._followers.items()):
             if len(self._waiting) > _ROOM:
                 return False
             for header, payload in follower.pieces():
-                self.send(header, payload)
+                self.send({**header, **about}, payload)
                 busy = True
             if follower.ended:
-                self.followers.remove(follower)
+                del self._followers[follower]
                 follower.close()
         return busy
 
@@ -185,13 +218,11 @@ class Agent(NodeContext):
             self.send({"type": "relay-gone"})
 
 
-def _handler(kind: RequestKind[Any, Any]) -> Callable[[Agent, Header], Dict[str, object]]:
+def _handler(kind: Kind[Any, Any]) -> Callable[[NodeContext, Header], Dict[str, object]]:
     """The function for a request. Its module is imported with the first such request: to import all takes 35 ms of CPU time."""
     module, _, name = kind.handler.partition(":")
-    return cast(
-        "Callable[[Agent, Header], Dict[str, object]]",
-        getattr(importlib.import_module(f"clustertool.node.{module}"), name),
-    )
+    function = getattr(importlib.import_module(f"clustertool.node.{module}"), name)
+    return cast("Callable[[NodeContext, Header], Dict[str, object]]", function)
 
 
 def main(hello: bytes, end: Callable[[], None]) -> None:

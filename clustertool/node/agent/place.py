@@ -1,25 +1,38 @@
-"""Placing a job creates its directory, its copy of the workspace and its files. It may fail; nothing runs yet."""
+"""Handlers that place a job, which may fail, and take it back: its directory, its copy of the workspace, its files."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import threading
 from typing import TYPE_CHECKING, Dict, Sequence
 
-from clustertool.errors import DispatchError, PreflightError
+from clustertool.errors import DispatchError, NotFound, PreflightError
 from clustertool.model import paths
-from clustertool.node.jobs import clean, ledger
+from clustertool.model.wire.messages import PLACE
+from clustertool.node.jobs import ledger, queries
 from clustertool.node.jobs.ledger import Ledger
 from clustertool.node.ports import claims
-from clustertool.node.storage import files, release_store
+from clustertool.node.storage import files, release_store, tree_copy
+from clustertool.node.system.node_context import PlacingContext
 
 if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import Answer
+    from clustertool.model.wire.agent_requests import PlaceRequest, UnplaceRequest
     from clustertool.model.wire.spec_types import Spec, SpecProcess
 
 
-def place(spec: Spec, release: str) -> None:
-    """Make the job's directory with everything in it that the contract names. Undone when it fails."""
+def place(agent: PlacingContext, request: PlaceRequest) -> Answer:
+    """Make the job's directory with everything in it that the contract names. Undone when it fails.
+
+    A job that its engine starts again keeps its directory.
+    """
+    spec, release = request["spec"], request["release"]
+    if spec.get("attempt") and _started_before(spec):
+        _place_again(agent, spec)
+        return {}
     root, base = str(spec["root"]), os.path.dirname(spec["job_dir"])
     files.make_root(root)
     if base != root:
@@ -27,12 +40,13 @@ def place(spec: Spec, release: str) -> None:
     job = files.make_job_dir(spec["job_dir"])
     try:
         Ledger(spec).place()
+        _claim_ports(agent, spec)
         if release:
             release_store.unpack(release_store.Store(root), release, files.path_of(job))
         _write_files(spec, job)
-        own = [port for process in spec["processes"] for port in process["ports"]]
-        claims.claim([*own, *spec["extra_ports"]], spec["job"], base)
-    except (PreflightError, DispatchError):
+        if request.get("resume"):
+            _copy_output(queries.record_of(agent, request["resume"]).output, spec, files.path_of(job))
+    except (PreflightError, DispatchError, NotFound):
         _take_back(spec)
         raise
     except OSError as error:
@@ -41,16 +55,97 @@ def place(spec: Spec, release: str) -> None:
         raise PreflightError(what, "make room, or choose another ROOT_DIR") from None
     finally:
         os.close(job)
+    return {}
+
+
+def _started_before(spec: Spec) -> bool:
+    """Whether the directory of an earlier start is there. One that was placed by half is removed. Raises PreflightError."""
+    try:
+        if not _belongs(spec["job_dir"], spec["token"]):
+            return False  # of another job: it cannot be made
+    except NotFound:
+        return False
+    if os.path.exists(paths.JobPaths.at(spec["job_dir"]).events):
+        return True
+    _remove(spec["job_dir"])
+    return False
+
+
+def _place_again(agent: PlacingContext, spec: Spec) -> None:
+    """Other machines, addresses and ports, the same files. The engine has ended the earlier supervisor.
+
+    Raises PreflightError.
+    """
+    job = files.open_job_dir(spec["job_dir"])
+    try:
+        Ledger(spec).place()
+        _claim_ports(agent, spec)
+        files.remove(job, f"{paths.OURS}/control")
+        _write_files(spec, job)
+    except OSError as error:
+        what = f"{spec['job_dir']} cannot be written: {error.strerror}"
+        raise PreflightError(what, "make room in ROOT_DIR") from None
+    finally:
+        os.close(job)
+
+
+def _claim_ports(agent: PlacingContext, spec: Spec) -> None:
+    """Before the copies, which can take hours: no other job takes the ports meanwhile. The claims are valid while the records
+    are recent, and the agent keeps them so. Raises PortInUse, PreflightError."""
+    own = [port for process in spec["processes"] for port in process["ports"]]
+    claims.claim([*own, *spec["extra_ports"]], spec["job"], os.path.dirname(spec["job_dir"]))
+    agent.placed = os.path.join(spec["job_dir"], paths.OURS)
+
+
+def _copy_output(earlier: str, spec: Spec, job_dir: str) -> None:
+    """Copy the output of an earlier job into the one of this job. Raises PreflightError, OSError.
+
+    A link of the workspace may lead out of the job's directory: to the same folder as before, where nothing is to be done, or
+    to another one, where files of others could be replaced.
+    """
+    output, top = os.path.join(job_dir, spec["output"]), os.path.realpath(job_dir)
+    real = os.path.realpath(output)
+    if os.path.commonpath([real, top]) != top and not os.path.samefile(earlier, output):
+        what = f"{os.path.join(spec['job_dir'], spec['output'])} leads to {real}, outside of the job's directory"
+        fix = "--resume copies nothing there: remove the link from the workspace, or start the job without --resume"
+        raise PreflightError(what, fix)
+    tree_copy.copy_tree(earlier, output)
+
+
+def unplace(agent: PlacingContext, request: UnplaceRequest) -> Answer:
+    """Take back the directory of a job that never started; an older job of the same name stays untouched."""
+    this = threading.current_thread()
+    for work in itertools.takewhile(lambda work: work is not this, agent.threads):
+        if work.kind is PLACE:  # a placing that was interrupted is over before it is taken back
+            work.abandon()
+        work.join()
+    with contextlib.suppress(NotFound):
+        if request.get("again"):
+            _take_back_claims(request["job_dir"])
+        elif _belongs(request["job_dir"], request["token"]):
+            _remove(request["job_dir"])
+    return {}
+
+
+def _remove(job_dir: str) -> None:
+    """Remove a job that never started, and its claims. Raises NotFound, PreflightError."""
+    ledger.remove_job(job_dir)
+    _take_back_claims(job_dir)
+
+
+def _take_back_claims(job_dir: str) -> None:
+    placed = paths.JobPaths.at(job_dir)
+    claims.take_back(placed.job, placed.base)
 
 
 def _take_back(spec: Spec) -> None:
     with contextlib.suppress(PreflightError):  # what made the placing fail is the news
-        clean.remove(spec["job_dir"])
+        _remove(spec["job_dir"])
 
 
-def belongs(job_dir: str, token: str) -> bool:
+def _belongs(job_dir: str, token: str) -> bool:
     """Whether a job's directory was placed with this token. Raises NotFound."""
-    known = ledger.read(paths.JobPaths(os.path.dirname(job_dir), os.path.basename(job_dir)[3:])).get("token")
+    known = ledger.read(paths.JobPaths.at(job_dir)).get("token")
     if known:
         return bool(known == token)
     job = files.open_job_dir(job_dir)
@@ -63,8 +158,8 @@ def belongs(job_dir: str, token: str) -> bool:
 
 
 def _write_files(spec: Spec, job: int) -> None:
-    job_paths = paths.JobPaths(os.path.dirname(spec["job_dir"]), spec["job"])
-    files.create(job, f"{paths.OURS}/spec.json", json.dumps(spec).encode())
+    job_paths = paths.JobPaths.at(spec["job_dir"])
+    files.create(job, f"{paths.OURS}/spec.json", json.dumps(spec).encode(), exclusive=not spec.get("attempt"))
     files.create(job, "nodefile", f"{spec['node']}\n".encode(), exclusive=False)
     for name in ("log", spec["output"]):
         os.makedirs(os.path.join(files.path_of(job), name), mode=0o755, exist_ok=True)
@@ -74,13 +169,13 @@ def _write_files(spec: Spec, job: int) -> None:
     for process in spec["processes"]:
         firsts.setdefault(process["role"], os.path.basename(process["log"]))
         listed = "".join(os.path.join(spec["work_dir"], shard) + "\n" for shard in process["shards"])
-        files.create(job, f"{paths.OURS}/shards-{process['role']}-{process['rank']}", os.fsencode(listed))
+        name = f"{paths.OURS}/shards-{process['role']}-{process['rank']}"
+        files.create(job, name, os.fsencode(listed), exclusive=not spec.get("attempt"))
     for role, target in firsts.items():
         files.link(job, job_paths.first_log(role), target)
     if spec["log_dir"]:
-        _show_logs(
-            os.path.normpath(os.path.join(spec["work_dir"], spec["log_dir"])), job_paths.of("log"), spec["processes"]
-        )
+        shown = os.path.normpath(os.path.join(spec["work_dir"], spec["log_dir"]))
+        _show_logs(shown, job_paths.of("log"), spec["processes"])
     elif spec["work_dir"] != spec["job_dir"]:  # --job-workspace: DIR/log and DIR/nodefile show the newest job
         for name in ("log", "nodefile"):
             _link(os.path.join(spec["work_dir"], name), job_paths.of(name))

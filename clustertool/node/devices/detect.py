@@ -8,10 +8,12 @@ numbers of the files.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
+import sys
 from threading import Thread
 from typing import Callable, Dict, List, Sequence, Tuple, TypeVar
+
+from clustertool.node.system import programs
 
 T = TypeVar("T")
 
@@ -21,9 +23,17 @@ _HYGON = 0x1D94  # PCI vendor
 _HYGON_HOME = "/opt/hyhal"
 _WSL = "/usr/lib/wsl/lib"
 _PATIENCE = 5.0  # seconds for a library that may hang
+_COUNT = f"""
+import ctypes
+number, nvml = ctypes.c_uint(0), ctypes.CDLL({LIBRARY!r})
+if nvml.nvmlInit_v2() == 0:
+    nvml.nvmlDeviceGetCount_v2(ctypes.byref(number))
+    nvml.nvmlShutdown()
+print(number.value)
+"""
 
 
-def found(dev: str = "/dev", sys: str = "/sys") -> Tuple[str, List[int]]:
+def found(dev: str = "/dev", system: str = "/sys") -> Tuple[str, List[int]]:
     """("gpu", [0, 1, ...]) or of kind dcu, xpu, npu; ("cpu", []) where there is none."""
     gpus = _numbered(dev, "nvidia")
     if gpus:
@@ -32,7 +42,7 @@ def found(dev: str = "/dev", sys: str = "/sys") -> Tuple[str, List[int]]:
         gpus = list(range(_count_by_library()))
         if gpus:
             return "gpu", gpus
-    dcus = _hygon(dev, sys)
+    dcus = _hygon(dev, system)
     if dcus:
         return "dcu", list(range(dcus))
     for kind, prefix in (("xpu", "xpu"), ("npu", "davinci")):
@@ -82,23 +92,19 @@ def library() -> str:
 
 
 def _count_by_library() -> int:
-    def count() -> int:
-        number = ctypes.c_uint(0)
-        with contextlib.suppress(OSError, AttributeError):  # no such library, or another one of this name
-            nvml = ctypes.CDLL(LIBRARY)
-            if nvml.nvmlInit_v2() == 0:
-                nvml.nvmlDeviceGetCount_v2(ctypes.byref(number))
-                nvml.nvmlShutdown()
-        return number.value
+    """0 where there is no such library, or another one of this name.
 
-    return int(within(_PATIENCE, count, 0))
+    A process of its own loads the library: it may hang or crash, and most nodes have no use for it.
+    """
+    code, out, _ = programs.output([sys.executable, "-ESs", "-c", _COUNT], _PATIENCE)
+    return int(out) if code == 0 else 0
 
 
-def _hygon(dev: str, sys: str) -> int:
+def _hygon(dev: str, system: str) -> int:
     """How many DCUs: nodes of the kernel's topology with compute units, on a machine with Hygon's driver."""
     if not os.path.exists(os.path.join(dev, "kfd")) and not os.path.exists(os.path.join(dev, "mkfd")):
         return 0
-    top = os.path.join(sys, "class/kfd/kfd/topology/nodes")
+    top = os.path.join(system, "class/kfd/kfd/topology/nodes")
     count, hygon = 0, os.path.isdir(_HYGON_HOME)
     for number in _numbered(top):
         properties = _properties(os.path.join(top, str(number), "properties"))

@@ -24,6 +24,7 @@ from clustertool.errors import DeviceInUse, PreflightError
 from clustertool.model.devices.wording import FIX, holder, in_use
 from clustertool.model.job import formats
 from clustertool.node.devices import detect
+from clustertool.node.storage import files
 from clustertool.node.system import users
 from clustertool.node.system.file_lock import lock_within, try_lock
 
@@ -70,15 +71,15 @@ def take(kind: str, ids: Sequence[int], job: str) -> DeviceLock:
     """
     keys = detect.keys(kind, ids)
     for again in range(_AGAIN, -1, -1):
-        with _machine() as alone:
+        with _machine() as why:
             mine = _make({formats.KEY: formats.FORMAT, "job": job, "keys": sorted(keys.values())})
-            locks = _locks(clean=alone)
+            locks = _locks(clean=not why)
             others = {key: lock for lock in locks if (lock.job, lock.uid) != (job, os.getuid()) for key in lock.keys}
             taken = {index: others[key] for index, key in keys.items() if key in others}
             if not taken:
                 return mine
             mine.release()
-        if alone or not again:
+        if not why or not again:
             break
         time.sleep(_APART * os.urandom(1)[0] / 255)  # by chance, or they would meet again
     raise DeviceInUse(in_use(kind, {index: holder(lock.job, lock.user) for index, lock in taken.items()}), FIX)
@@ -91,36 +92,33 @@ def locked() -> Dict[str, Dict[str, str]]:
 
 def trouble() -> str:
     """Why the lock of the machine cannot be taken, as far as one can see without making its file; "" if it can."""
-    path = os.path.join(_TMP, _MACHINE)
-    if not os.path.lexists(path):
+    if not os.path.lexists(os.path.join(_TMP, _MACHINE)):
         return ""
-    fd, why = _enter(path, time.monotonic() + _PATIENCE)
-    if fd >= 0:
-        os.close(fd)
-    return why
+    with _machine() as why:
+        return why
 
 
 @contextlib.contextmanager
-def _machine() -> Iterator[bool]:
+def _machine() -> Iterator[str]:
     """The lock of all jobs that take devices on this machine. Any user may own its file; only its flock means anything.
 
-    Yields False where it could not be taken: another user can keep it locked, or put something else in its place.
+    Yields "" with the lock, or why it could not be taken: another user can keep it locked, or put something else in its place.
     """
-    fd, _ = _enter(os.path.join(_TMP, _MACHINE), time.monotonic() + _PATIENCE)
+    fd, why = _enter(os.path.join(_TMP, _MACHINE))
     try:
-        yield fd >= 0
+        yield why
     finally:
-        if fd >= 0:
+        if not why:
             os.close(fd)
 
 
-def _enter(path: str, end: float) -> Tuple[int, str]:
+def _enter(path: str) -> Tuple[int, str]:
     """(descriptor, "") with the lock, or (-1, why not)."""
-    holding = ""
+    end, holding = time.monotonic() + _PATIENCE, ""
     while time.monotonic() < end:
         try:
             fd = _shared(path)
-        except FileNotFoundError:  # it was removed a moment ago
+        except (FileNotFoundError, FileExistsError):  # it was removed or made a moment ago
             continue
         except OSError as error:
             return -1, f"{path} ({_maker(path)}) cannot be used: {error.strerror}"
@@ -151,14 +149,11 @@ def _holder(file: os.stat_result) -> str:
 
 
 def _shared(path: str) -> int:
-    try:
+    if os.path.lexists(path):
         fd = os.open(path, os.O_RDONLY | _FLAGS)
-    except FileNotFoundError:
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o644)
-            os.fchmod(fd, 0o644)  # whatever the umask is
-        except FileExistsError:
-            fd = os.open(path, os.O_RDONLY | _FLAGS)
+    else:
+        fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o644)
+        os.fchmod(fd, 0o644)  # whatever the umask is
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, "it is no file")
@@ -192,8 +187,7 @@ def _locks(clean: bool = False) -> List[Lock]:
     for name in names:
         path = os.path.join(_TMP, name)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # any user may write there
-            fd = os.open(path, os.O_RDONLY | _FLAGS)
-            try:
+            with files.closing(os.open(path, os.O_RDONLY | _FLAGS)) as fd:
                 info = os.fstat(fd)
                 if not stat.S_ISREG(info.st_mode):
                     continue
@@ -203,6 +197,4 @@ def _locks(clean: bool = False) -> List[Lock]:
                     found.append(Lock(str(content["job"]), users.name_of(info.st_uid), info.st_uid, keys))
                 elif clean and info.st_uid == os.getuid():
                     os.unlink(path)
-            finally:
-                os.close(fd)
     return found

@@ -46,9 +46,18 @@ def _path(digest: str) -> str:
 
 def receive_module(node: NodeContext, request: ModuleRequest) -> Answer:
     """Keep the module that the laptop sent. Raises PreflightError where it is not what its digest says."""
-    digest, data = request["nvml"], b""
-    with contextlib.suppress(zlib.error, ValueError):
-        data = zlib.decompress(base64.b64decode(request["data"]))
+    packed = b""
+    with contextlib.suppress(ValueError):
+        packed = base64.b64decode(request["data"])
+    keep_module(request["nvml"], packed)
+    return {}
+
+
+def keep_module(digest: str, packed: bytes) -> None:
+    """Keep a module. `packed`: zlib. Raises PreflightError where it is not what its digest says."""
+    data = b""
+    with contextlib.suppress(zlib.error):
+        data = zlib.decompress(packed)
     if _digest(data) != digest:
         raise PreflightError("the NVML module arrived damaged", "run it again")
     path = _path(digest)
@@ -60,7 +69,6 @@ def receive_module(node: NodeContext, request: ModuleRequest) -> Answer:
         os.replace(part, path)
     except OSError:
         _kept[digest] = data
-    return {}
 
 
 def _digest(data: bytes) -> str:

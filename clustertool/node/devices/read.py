@@ -7,14 +7,13 @@ answer is reported as a problem, once for all requests.
 from __future__ import annotations
 
 import os
-import pwd
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Tuple, cast
 
 from clustertool.model.devices.faults import broken
 from clustertool.model.devices.wording import computing, describe
 from clustertool.node.devices import detect, locks, nvml, vendor_tools
-from clustertool.node.system import processes
+from clustertool.node.system import processes, users
 from clustertool.node.system.node_context import NodeContext
 
 if TYPE_CHECKING:
@@ -81,10 +80,7 @@ class PacedReader:
                 return fresh
             old = {device["index"]: device for device in self._found.get("devices", ())}
             fresh["devices"] = [{**old.get(device["index"], {}), **device} for device in fresh["devices"]]
-            self._found = {
-                **self._found,
-                **{key: value for key, value in fresh.items() if value != "" or key == "problem"},
-            }
+            self._found.update((key, value) for key, value in fresh.items() if value != "" or key == "problem")
             self._next = time.monotonic() + max(0.5, (processes.used() - before) / _SHARE)
         return self._found
 
@@ -99,43 +95,30 @@ def _own(devices: List[Dict[str, Any]], kind: str) -> None:
         for process in device.setdefault("processes", []):
             pid = process["pid"]
             if pid not in seen:
-                seen[pid] = {"user": user(pid), "name": _name(pid), **belongs(pid)}
+                known = processes.stat(pid)
+                seen[pid] = {"user": user(pid), "name": known.name if known else "", **belongs(pid)}
             process.update(seen[pid])
 
 
 def user(pid: int) -> str:
     """The user of a process; "" where this node's /proc does not show it (another container's)."""
     try:
-        uid = os.stat(f"/proc/{pid}").st_uid
+        return users.name_of(os.stat(f"/proc/{pid}").st_uid)
     except OSError:
         return ""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
-def _name(pid: int) -> str:
-    found = processes.stat(pid)
-    return found.name if found else ""
 
 
 def belongs(pid: int) -> Dict[str, str]:
     """job, role and rank of a process of this user's jobs, by its environment or that of its parents."""
     for _ in range(_PARENTS):
-        found = _marks(pid)
-        if "job" in found:
-            return found
+        variables = processes.environment(pid)
+        if b"CLUSTERTOOL_JOB" in variables:
+            return {key: variables[name].decode(errors="replace") for name, key in _MARKS.items() if name in variables}
         known = processes.stat(pid)
         if known is None or known.parent <= 1:
             return {}
         pid = known.parent
     return {}
-
-
-def _marks(pid: int) -> Dict[str, str]:
-    variables = processes.environment(pid)
-    return {key: variables[name].decode(errors="replace") for name, key in _MARKS.items() if name in variables}
 
 
 def _used_by(devices: List[Card]) -> List[Tuple[int, str]]:

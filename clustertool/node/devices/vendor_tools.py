@@ -6,11 +6,10 @@ hy-smi (Hygon DCU), xpu_smi or xpu-smi (Kunlun XPU), npu-smi (Ascend NPU). A val
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import signal
-import subprocess
 from typing import Any, Callable, Dict, List, Mapping, Match, Optional, Sequence, Tuple
+
+from clustertool.node.system import programs
 
 Card = Dict[str, Any]
 Found = Dict[str, Any]
@@ -20,7 +19,7 @@ PATIENCE = 10.0  # seconds for one tool: on a sick card they hang
 
 # -- parsers ----------------------------------------------------------------------------------------------------------
 
-_SMI_LINE = re.compile(r"\s*(\d+)\s+([\d.]+)C\s+([\d.]+)W\s+\S+\s+([\d.]+)W\s+(\d+)%\s+([\d.]+)%")
+_SMI_LINE = re.compile(r"\s*(\d+)\s+([\d.]+)C\s+([\d.]+)W\s+\S+\s+([\d.]+)W\s+\d+%\s+([\d.]+)%")
 _VRAM = re.compile(r"[DHG][CP]U\[(\d+)\]\s*: *vram Total (Used )?Memory \((MiB|B)\): *(\d+)", re.I)
 _SERIES = re.compile(r"[DHG][CP]U\[(\d+)\]\s*: *Card Series: *(.+)", re.I)
 _HY_DRIVER = re.compile(r"Driver Version: *(\S+)", re.I)
@@ -33,14 +32,7 @@ def hy(text: str) -> Found:
     for line in text.splitlines():
         match = _SMI_LINE.match(line)
         if match:
-            index = int(match[1])
-            cards[index] = _card(
-                index,
-                temperature=_whole(match[2]),
-                power=_number(match[3]),
-                power_limit=_number(match[4]),
-                utilisation=_whole(match[6]),
-            )
+            cards[int(match[1])] = _card(int(match[1]), **_load(match[2], match[3], match[4], match[5]))
     for number, used, unit, size in _VRAM.findall(text):
         if int(number) in cards:
             cards[int(number)]["memory_used" if used else "memory_total"] = int(size) * (_MIB if unit == "MiB" else 1)
@@ -76,15 +68,8 @@ def xpu(text: str) -> Found:
         if first:
             at = cards[int(first[1])] = _card(int(first[1]), model=first[2], ecc_uncorrected=_whole(first[3]))
         elif second and at is not None:
-            at.update(
-                temperature=_whole(second[1]),
-                power=_number(second[2]),
-                power_limit=_number(second[3]),
-                memory_used=int(second[4]) * _MIB,
-                memory_total=int(second[5]) * _MIB,
-                utilisation=_whole(second[6]),
-                compute_mode=second[7].lower(),
-            )
+            at.update(_load(second[1], second[2], second[3], second[6]), compute_mode=second[7].lower())
+            at.update(memory_used=int(second[4]) * _MIB, memory_total=int(second[5]) * _MIB)
             at = None
     for line in processes.splitlines():
         match = _XPU_PROCESS.match(line)
@@ -113,14 +98,9 @@ def npu(text: str) -> Found:
         second = _NPU_SECOND.match(line) if at is not None else None
         first = _NPU_FIRST.match(line) if second is None else None
         if first:
-            board, health = int(first[1]), first[3]
-            at = _card(
-                board,
-                model=first[2],
-                power=_number(first[4]),
-                temperature=_whole(first[5]),
-                problem="" if health == "OK" else f"health: {health}",
-            )
+            board = int(first[1])
+            at = _card(board, model=first[2], power=_number(first[4]), temperature=_whole(first[5]))
+            at["problem"] = "" if first[3] == "OK" else f"health: {first[3]}"
         elif second and at is not None:
             used, total = (second[6], second[7]) if second[7] and int(second[7]) else (second[4], second[5])
             at.update(utilisation=_whole(second[3]), memory_used=int(used) * _MIB, memory_total=int(total) * _MIB)
@@ -141,39 +121,26 @@ def npu(text: str) -> Found:
 
 
 def _found(cards: Dict[int, Card], driver: Optional[Match[str]]) -> Found:
-    return {"devices": _whole_memory(cards), "driver": driver[1] if driver else "", "problem": ""}
-
-
-def _card(index: int, **values: Any) -> Card:
-    empty: Card = {
-        "index": index,
-        "model": "",
-        "uuid": "",
-        "memory_total": None,
-        "memory_used": None,
-        "memory_free": None,
-        "utilisation": None,
-        "temperature": None,
-        "power": None,
-        "power_limit": None,
-        "throttle": [],
-        "ecc_corrected": None,
-        "ecc_uncorrected": None,
-        "repair": None,
-        "slowdown": None,
-        "compute_mode": "",
-        "persistence": None,
-        "problem": "",
-        "processes": [],
-    }
-    return {**empty, **values}
-
-
-def _whole_memory(cards: Mapping[int, Card]) -> List[Card]:
     for card in cards.values():
         if card["memory_total"] is not None and card["memory_used"] is not None:
             card["memory_free"] = card["memory_total"] - card["memory_used"]
-    return [cards[index] for index in sorted(cards)]
+    devices = [cards[index] for index in sorted(cards)]
+    return {"devices": devices, "driver": driver[1] if driver else "", "problem": ""}
+
+
+# What a tool does not print: unknown values, and what has no unknown value.
+_UNKNOWN = """memory_total memory_used memory_free utilisation temperature power power_limit
+    ecc_corrected ecc_uncorrected repair slowdown persistence""".split()
+_EMPTY = {"model": "", "uuid": "", "compute_mode": "", "problem": ""}
+
+
+def _card(index: int, **values: Any) -> Card:
+    return {"index": index, **dict.fromkeys(_UNKNOWN), **_EMPTY, "throttle": [], "processes": [], **values}
+
+
+def _load(temperature: str, power: str, limit: str, utilisation: str) -> Card:
+    known = {"temperature": _whole(temperature), "utilisation": _whole(utilisation)}
+    return {**known, "power": _number(power), "power_limit": _number(limit)}
 
 
 def _number(text: str) -> Optional[float]:
@@ -191,11 +158,7 @@ def _whole(text: str) -> Optional[int]:
 
 Tool = Tuple[Sequence[str], Sequence[Sequence[str]], Callable[[str], Found]]
 TOOLS: Mapping[str, Tool] = {
-    "dcu": (
-        ("hy-smi",),
-        ((), ("--showproductname", "--showdriverversion", "--showmeminfo", "vram"), ("--showpids",)),
-        hy,
-    ),
+    "dcu": (("hy-smi",), ((), "--showproductname --showdriverversion --showmeminfo vram".split(), ("--showpids",)), hy),
     "xpu": (("xpu_smi", "xpu-smi"), ((),), xpu),
     "npu": (("npu-smi",), (("info",),), npu),
 }
@@ -204,24 +167,17 @@ TOOLS: Mapping[str, Tool] = {
 def read(kind: str) -> Found:
     """The devices of this kind as the vendor's tool reports them."""
     names, calls, parse = TOOLS[kind]
+    nothing: Found = {"devices": [], "driver": ""}
     found_at = program(kind)
     if not found_at:
-        return {
-            "devices": [],
-            "driver": "",
-            "problem": f"there is no {names[0]}: only the ids of the devices are known",
-        }
+        return {**nothing, "problem": f"there is no {names[0]}: only the ids of the devices are known"}
     texts = []
     for arguments in calls:
-        text = _output([found_at, *arguments])
-        if text is None:
+        code, out, err = programs.output([found_at, *arguments], PATIENCE)
+        if code == -1:
             command = " ".join([names[0], *arguments])
-            return {
-                "devices": [],
-                "driver": "",
-                "problem": f"{command} does not answer for {PATIENCE:g} s: a device hangs?",
-            }
-        texts.append(text)
+            return {**nothing, "problem": f"{command} does not answer for {PATIENCE:g} s: a device hangs?"}
+        texts.append(out + err)
     found = parse("\n".join(texts))
     if not found["devices"]:
         found["problem"] = f"{names[0]} reported no device: {' '.join(texts[0].split())[:200] or 'it printed nothing'}"
@@ -231,31 +187,4 @@ def read(kind: str) -> Found:
 def program(kind: str) -> str:
     """Where the tool for this kind is, "" if there is none."""
     names = TOOLS[kind][0] if kind in TOOLS else ()
-    return next((path for path in map(_find, names) if path), "")
-
-
-def _find(name: str) -> str:
-    for folder in [*os.get_exec_path(), *_PLACES]:
-        path = os.path.join(folder, name)
-        if os.access(path, os.X_OK) and os.path.isfile(path):
-            return path
-    return ""
-
-
-def _output(argv: Sequence[str]) -> Optional[str]:
-    """What it prints; None where it does not end. It and all it started are ended then."""
-    process = subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        return process.communicate(timeout=PATIENCE)[0].decode(errors="replace")
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the driver does not die
-            process.communicate(timeout=1.0)
-        return None
+    return next((path for path in (programs.find(name, *_PLACES) for name in names) if path), "")

@@ -4,28 +4,60 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from typing import TYPE_CHECKING, Dict, FrozenSet, List, Set
+from typing import TYPE_CHECKING, Callable, FrozenSet, Iterable, List, Optional, Set
 
 from clustertool.model.dispatch import manifest, topology
-from clustertool.model.wire.payload import MemorySink, Sink
-from clustertool.node.dispatch.piece_saver import PieceSaver
-from clustertool.node.storage.piece_writer import Part
-from clustertool.node.storage.release_store import Store
+from clustertool.model.wire.frames import MemorySink, Sink
+from clustertool.node.storage.disk_worker import DiskWorker
+from clustertool.node.storage.release_store import Part, Store
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_requests import RelayRequest
 
 
-class Inventory:
-    """`order`: release, manifest (its name), size (bytes of its text), groups (None: all), helper (it only serves).
+class PieceSaver:
+    """Writes the pieces of a dispatch to the disk in a thread: each one as it arrives, then the manifest.
 
-    Number 0 is the manifest, the others are its pieces in order. `arrived`: the numbers that are here, in the order they came.
+    So little is left to write after the last piece, and a slow disk does not delay what the relay sends to others. Call add()
+    with names of pieces in the store, then finish() once. `over`: all is on the disk, or `error` is the reason why not. After
+    an error nothing more is written: a release is named only if each of its pieces is on the disk.
     """
+
+    def __init__(self, store: Store) -> None:
+        self.error: Optional[OSError] = None
+        self.begun = self.over = False  # begun: finish() was called
+        self._store = store
+        self._worker = DiskWorker()
+
+    def add(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._put(self._store.sync, name)
+
+    def finish(self, release: str, text: bytes) -> None:
+        """All pieces of the release are there: name it."""
+        self.begun = True
+        self._put(self._store.complete, release, text)
+        self._worker.end()
+
+    def _put(self, work: Callable[..., None], *arguments: object) -> None:
+        if not self._worker.put(self._do, work, *arguments):
+            self._do(work, *arguments)
+
+    def _do(self, work: Callable[..., None], *arguments: object) -> None:
+        try:
+            if self.error is None:
+                work(*arguments)
+        except OSError as error:
+            self.error = error
+        self.over = self.over or work == self._store.complete
+
+
+class Inventory:
+    """Number 0 is the manifest, the others are its pieces in order. `arrived`: those that are here, in their order."""
 
     def __init__(self, store: Store, order: RelayRequest) -> None:
         self.saving = PieceSaver(store)
         self.arrived: List[int] = []
-        self.count = 1
         self.packed = b""  # the manifest as it travels
         self._store = store
         self._order = order
@@ -36,10 +68,7 @@ class Inventory:
 
     @property
     def has_bits(self) -> str:
-        return topology.bits(self._has, self.count)
-
-    def bits(self, numbers: Set[int]) -> str:
-        return topology.bits(numbers, self.count)
+        return topology.bits(self._has)
 
     def bytes_of(self, numbers: Set[int]) -> int:
         return sum(self._pieces[number - 1].size for number in numbers if number)
@@ -82,9 +111,8 @@ class Inventory:
         found = manifest.piece_rows(self._text) if groups is None else manifest.read_rows(self._text)
         self._rows = manifest.take(found, groups)
         self._pieces = manifest.pieces(found)
-        self.count = len(self._pieces) + 1
-        missing = set(self._store.missing(_sizes(self._pieces)))
-        wanted = {} if self._order.get("helper") else _sizes(manifest.pieces(self._rows))
+        missing = set(self._store.missing(manifest.sizes(found)))
+        wanted = {} if self._order.get("helper") else manifest.sizes(self._rows)
         self.saving.add(self._store.volatile(wanted.keys() - missing))
         self._add(0)
         lacking = set()
@@ -103,7 +131,3 @@ class Inventory:
     def _add(self, number: int) -> None:
         self.arrived.append(number)
         self._has.add(number)
-
-
-def _sizes(pieces: List[manifest.Piece]) -> Dict[str, int]:
-    return {piece.name: piece.size for piece in pieces}

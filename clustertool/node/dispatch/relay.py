@@ -13,19 +13,17 @@ import contextlib
 import errno
 import functools
 import os
-import select
 import socket
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
+from collections import deque
+from typing import TYPE_CHECKING, Any, Deque, Dict, List, Optional
 
 from clustertool.model.dispatch import fetch_scheduler as fetch
 from clustertool.model.dispatch import manifest, topology
-from clustertool.model.wire.frames import FrameError, Header
-from clustertool.model.wire.payload import Sink
+from clustertool.model.wire.frames import Decoder, Frame, FrameError, Header, Sink, encode
 from clustertool.node.dispatch.piece_inventory import Inventory
-from clustertool.node.dispatch.relay_link import LaptopLink, PeerLink
 from clustertool.node.storage.release_store import Store, no_room
-from clustertool.node.system.tls_link import TlsLink, context, listen
+from clustertool.node.system.tls_link import TlsLink, context, listen, wait_for
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_requests import RelayRequest
@@ -41,12 +39,72 @@ _TICK = 0.1
 _SAVING = 0.005  # the same while the last pieces are written to the disk
 
 
-class Relay:
-    """`order`: release, manifest (its name), size (bytes of its text), count (of its pieces, itself included), groups (None:
-    all), helper (has the release and only serves), report (seconds).
+class PeerLink:
+    """A connection to another node: a source, which sends pieces to us, or a taker, which is sent some."""
 
-    With a relay between nodes also certificate, key and address; without, the laptop sends everything.
-    """
+    wire: TlsLink
+
+    def __init__(self, source: Optional[fetch.Address], now: float) -> None:
+        self.source = source  # its address; None: a taker
+        self.since = now
+        self.coming: Deque[Sink] = deque()  # where pieces go that a source sends
+        self.owed: List[int] = []  # pieces that a taker has requested
+        self.announced: Optional[int] = None  # number of this node's pieces that a taker knows of
+
+    @property
+    def taker(self) -> bool:
+        return self.source is None
+
+
+class LaptopLink:
+    """The agent's end of a socket pair. `closed`: the agent has ended, and the relay ends."""
+
+    def __init__(self, sock: socket.socket, now: float) -> None:
+        self.active_at = now  # when something came last
+        self.closed = False
+        self._sock = sock
+        self._decoder = Decoder(max_payload=manifest.MOST)
+        self._out = bytearray()
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    @property
+    def wants_write(self) -> bool:
+        return bool(self._out)
+
+    def report(self, kind: str, **more: Any) -> None:
+        self._out += encode({"type": f"relay-{kind}", **more})
+        self._flush()
+
+    def turn(self, now: float) -> List[Frame]:
+        """The messages that came; sends what is left."""
+        try:
+            data = self._sock.recv(1 << 18)
+        except BlockingIOError:
+            self._flush()
+            return []
+        except OSError:
+            data = b""
+        self.closed = self.closed or not data
+        self.active_at = now
+        frames = list(self._decoder.feed(data))
+        self._flush()
+        return frames
+
+    def _flush(self) -> None:
+        try:
+            with memoryview(self._out) as view:
+                sent = self._sock.send(view)
+            del self._out[:sent]
+        except BlockingIOError:
+            return
+        except OSError:
+            self.closed = True
+
+
+class Relay:
+    """Without a certificate in the order the laptop sends everything."""
 
     def __init__(self, control: socket.socket, order: RelayRequest, root: str) -> None:
         now = time.monotonic()
@@ -91,16 +149,11 @@ class Relay:
     # -- the loop --
 
     def _turn(self) -> None:
-        poll = select.poll()
-        poll.register(self._laptop, select.POLLIN | (select.POLLOUT if self._laptop.wants_write else 0))
-        if self._listener is not None:
-            poll.register(self._listener, select.POLLIN)
-        by_fd = {}
-        for link in self._links:
-            by_fd[link.wire.fileno()] = link
-            poll.register(link.wire.fileno(), select.POLLIN | (select.POLLOUT if link.wire.wants_write else 0))
+        listening = [] if self._listener is None else [self._listener]
+        by_fd = {link.wire.fileno(): link for link in self._links}
         busy = any(link.wire.more for link in self._links)
-        ready = {fd for fd, _ in poll.poll(1000 * (0.0 if busy else _SAVING if self._is_saving else _TICK))}
+        wait = 0.0 if busy else _SAVING if self._is_saving else _TICK
+        ready = wait_for([self._laptop, *listening, *(link.wire for link in self._links)], wait)
         if self._laptop.fileno() in ready:
             for header, payload in self._laptop.turn(time.monotonic()):
                 self._obey(header, payload)
@@ -123,7 +176,7 @@ class Relay:
         for link in list(self._links):
             if link.taker and not link.wire.secure and now - link.since > _PATIENCE:
                 self._forget(link)
-        self._decide(fetch.FetchTick())
+        self._carry_out(self._scheduler.tick(now))
         slow = self._is_saving and now - self._reported > fetch.IDLE  # a slow disk is no silence
         if slow or self._unreported and now - self._reported > float(self._order["report"]):
             self._reported, self._unreported = now, False
@@ -132,7 +185,7 @@ class Relay:
         if lacking and now - self._scheduler.progress_at > fetch.IDLE and now - self._reported > fetch.IDLE:
             self._reported = now
             why = list(self._scheduler.failures.values())
-            self._laptop.report("idle", lacks=self._inventory.bits(lacking), live=self._scheduler.live, why=why)
+            self._laptop.report("idle", lacks=topology.bits(lacking), live=self._scheduler.live, why=why)
 
     def _progress(self) -> Dict[str, Any]:
         """For a report; each piece that came from the laptop is in one report."""
@@ -145,7 +198,7 @@ class Relay:
         kind = header["type"]
         if kind == "relay-sources":
             addresses = tuple((str(address), int(port)) for address, port in header["sources"])
-            self._decide(fetch.SourcesListed(addresses, int(header["degree"])))
+            self._carry_out(self._scheduler.listed(addresses, int(header["degree"]), time.monotonic()))
         elif kind == "relay-piece":
             number = int(header["piece"])
             sink = self._sink(number, len(payload))
@@ -154,8 +207,8 @@ class Relay:
 
     # -- what the scheduler decides --
 
-    def _decide(self, event: fetch.FetchEvent) -> None:
-        for action in self._scheduler.decide(event, time.monotonic()):
+    def _carry_out(self, actions: List[fetch.FetchAction]) -> None:
+        for action in actions:
             link = self._source(action.address)
             if isinstance(action, fetch.Connect):
                 self._connect(action.address)
@@ -173,9 +226,8 @@ class Relay:
         sock.setblocking(False)
         code = sock.connect_ex(address)
         link = PeerLink(address, time.monotonic())
-        link.wire = TlsLink(
-            sock, self._client, False, _MAX_HEADER, manifest.MOST, functools.partial(self._begins, link)
-        )
+        sink_of = functools.partial(self._begins, link)
+        link.wire = TlsLink(sock, self._client, False, _MAX_HEADER, manifest.MOST, sink_of)
         self._links.append(link)
         if code not in (0, errno.EINPROGRESS):
             self._lose(link, os.strerror(code))
@@ -183,7 +235,7 @@ class Relay:
     def _lose(self, link: PeerLink, why: str) -> None:
         self._forget(link)
         if link.source is not None:
-            self._decide(fetch.SourceClosed(link.source, why))
+            self._carry_out(self._scheduler.closed(link.source, why, time.monotonic()))
 
     def _forget(self, link: PeerLink) -> None:
         self._links.remove(link)
@@ -204,14 +256,14 @@ class Relay:
             self._from_laptop.append(number)
         if number not in self._scheduler.lacking:
             sink.drop()
-            return self._decide(fetch.PieceCame(number, source, None))
+            return self._carry_out(self._scheduler.came(number, source, None, time.monotonic()))
         if link is not None:
             self._between += sink.size
         try:
             good = self._inventory.keep(number, sink)
         except OSError as error:
             return self._fail(error)
-        self._decide(fetch.PieceCame(number, source, good))
+        self._carry_out(self._scheduler.came(number, source, good, time.monotonic()))
         if not good and link is None:
             self._laptop.report("wrong", piece=number)
         elif good and number == 0:
@@ -222,10 +274,10 @@ class Relay:
 
     def _take_manifest(self) -> None:
         """From here on the pieces have numbers."""
-        self._decide(fetch.ManifestRead(self._inventory.take()))
+        self._carry_out(self._scheduler.manifest_read(self._inventory.take(), time.monotonic()))
         # what it lacks is of its groups only: what it has is something else
-        lacks, have = self._inventory.bits(self._scheduler.lacking), self._inventory.has_bits
-        self._laptop.report("lacks", lacks=lacks, have=have, count=self._inventory.count)
+        lacks, have = topology.bits(self._scheduler.lacking), self._inventory.has_bits
+        self._laptop.report("lacks", lacks=lacks, have=have)
         self._finish()
 
     def _finish(self) -> None:
@@ -251,7 +303,7 @@ class Relay:
     def _fail(self, error: OSError) -> None:
         """A disk that takes nothing."""
         self._done = True
-        self._decide(fetch.StoreFailed())
+        self._scheduler.store_failed()
         what = f"a piece cannot be written below {self._store.top}: {error.strerror}"
         self._laptop.report("failed", what=what, fix=no_room(error))
 
@@ -280,9 +332,9 @@ class Relay:
                 self._read_requests(link, [header for header, _ in frames])
                 return
             if link.wire.secure and not secure:
-                self._decide(fetch.SourceConnected(link.source))
+                self._scheduler.connected(link.source)
             if link.wire.got > got:
-                self._decide(fetch.SourceMoved(link.source))
+                self._scheduler.moved(link.source, time.monotonic())
             for header, _ in frames:
                 self._answered(link, link.source, header)
         except (OSError, FrameError, KeyError, TypeError, ValueError) as error:
@@ -305,7 +357,7 @@ class Relay:
             offered = frozenset(topology.numbers(str(header["have"]), count))
         else:
             offered = frozenset(int(number) for number in header["new"] if 0 <= int(number) < count)
-        self._decide(fetch.PiecesOffered(source, offered))
+        self._carry_out(self._scheduler.offered(source, offered, time.monotonic()))
 
     def _read_requests(self, link: PeerLink, headers: List[Header]) -> None:
         for header in headers:

@@ -6,9 +6,9 @@ import contextlib
 import os
 import socket
 import traceback
-from typing import TYPE_CHECKING, List, NoReturn, Optional
+from typing import TYPE_CHECKING, Dict, List, NoReturn, Optional
 
-from clustertool.errors import ClustertoolError
+from clustertool.errors import ClustertoolError, as_wire
 from clustertool.model.wire.frames import Decoder, Header, encode
 from clustertool.node.dispatch.relay import Relay
 from clustertool.node.system import processes
@@ -68,15 +68,15 @@ def _live(control: socket.socket, order: RelayRequest, root: str) -> NoReturn:
         finally:
             relay.close()
     except ClustertoolError as error:
-        _report_failure(control, type(error).__name__, error.what, error.fix)
+        _report_failure(control, as_wire(error))
     except Exception:  # noqa: BLE001 - the outermost boundary of this process: an unexpected error is reported as a bug
-        _report_failure(control, "InternalError", traceback.format_exc(limit=-4), "")
+        _report_failure(control, {"kind": "InternalError", "what": traceback.format_exc(limit=-4), "fix": ""})
     finally:
         processes.leave(0)
 
 
-def _report_failure(control: socket.socket, kind: str, what: str, fix: str) -> None:
+def _report_failure(control: socket.socket, error: Dict[str, str]) -> None:
     with contextlib.suppress(OSError):
         control.setblocking(True)
         control.settimeout(5.0)
-        control.sendall(encode({"type": "relay-failed", "kind": kind, "what": what, "fix": fix}))
+        control.sendall(encode({"type": "relay-failed", **error}))

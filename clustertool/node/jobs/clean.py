@@ -5,31 +5,80 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from typing import TYPE_CHECKING, Dict, List, Optional, Tuple
 
-from clustertool.errors import NotFound
-from clustertool.model import paths
-from clustertool.node.jobs import ledger
+from clustertool.errors import ClustertoolError, NotFound
+from clustertool.model.paths import OURS
+from clustertool.node.jobs import ledger, queries
+from clustertool.node.jobs.records import Record
+from clustertool.node.jobs.shared_records import require_ended
+from clustertool.node.jobs.stop_request import lives
 from clustertool.node.storage import files
+from clustertool.node.system import mounts
+from clustertool.node.system.node_context import NodeContext
+from clustertool.node.system.work_counter import step
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import CleanAnswer
+    from clustertool.model.wire.agent_requests import CleanRequest
+
+_REPORT = "report it with the line above"
+_RUNS = -1  # the size of a job that is not removed because it runs
 
 
-def remove(job_dir: str) -> int:
-    """A job's directory and its entry in the ledger; the bytes freed. Raises NotFound, PreflightError."""
-    paths_ = paths.JobPaths(os.path.dirname(job_dir), os.path.basename(job_dir)[3:])
-    freed = files.remove_tree(job_dir) if os.path.lexists(job_dir) else 0
-    ledger.remove(paths_)
-    return freed
+def clean(node: NodeContext, request: CleanRequest) -> CleanAnswer:
+    """Remove finished jobs: one, or all older than some seconds. Those of which something lives stay and are named."""
+    removed: List[str] = []
+    running: List[str] = []
+    freed = 0
+    kept: Dict[str, Tuple[str, str]] = {}
+    for record in queries.records(node, request):
+        if record.job in request.get("spare", ()):
+            continue
+        step()
+        try:
+            size = _clean_one(record, request)
+        except ClustertoolError as error:
+            kept[record.job] = (error.what, error.fix)
+            continue
+        except Exception as error:  # noqa: BLE001 - one job's records must not keep the others
+            kept[record.job] = (queries.bug(error), _REPORT)
+            continue
+        if size == _RUNS:
+            running.append(record.job)
+        elif size is not None:
+            removed.append(record.job)
+            freed += size
+    return {"removed": removed, "running": running, "freed": freed, "kept": kept}
 
 
-def unlink(job_dir: str) -> None:
+def _clean_one(record: Record, request: CleanRequest) -> Optional[int]:
+    """The bytes freed; None for a job that is too young, _RUNS for one that lives. Raises ClustertoolError."""
+    if request.get("exact") and record.other_machine() and not os.path.lexists(record.paths.dir):
+        if not request.get("dry"):  # the user has removed its directory and names it: only the ledger's copy is left
+            ledger.remove(record.paths)
+        return 0
+    if record.here:
+        if lives(record):
+            return _RUNS
+    else:
+        require_ended(record, request.get("ended", ()))
+    if request["now"] - record.header["created"] < request.get("older_than", 0.0):
+        return None  # by the laptop's clock, as `created` is
+    mounts.require_none(record.paths.dir)  # before anything is changed
+    if request.get("dry"):
+        return 0
+    _unlink(record)
+    return ledger.remove_job(record.paths.dir)
+
+
+def _unlink(record: Record) -> None:
     """Before a job's directory is removed: the links to it in its working directory, which would lead nowhere."""
     with contextlib.suppress(OSError, ValueError, KeyError, NotFound):
-        job = files.open_job_dir(job_dir)
-        try:
-            spec = json.loads(files.read(job, f"{paths.OURS}/spec.json"))
-        finally:
-            os.close(job)
+        with files.closing(files.open_job_dir(record.paths.dir)) as job:
+            spec = json.loads(files.read(job, f"{OURS}/spec.json"))
         shown = os.path.normpath(os.path.join(spec["work_dir"], spec["log_dir"] or "log"))
         inside = [os.path.join(shown, name) for name in os.listdir(shown)] if not os.path.islink(shown) else []
         for link in [shown, os.path.join(spec["work_dir"], "nodefile"), *inside]:
-            if os.path.islink(link) and os.path.realpath(link).startswith(os.path.realpath(job_dir) + "/"):
+            if os.path.islink(link) and os.path.realpath(link).startswith(os.path.realpath(record.paths.dir) + "/"):
                 os.unlink(link)

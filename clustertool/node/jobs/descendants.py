@@ -41,6 +41,14 @@ class Descendants:
         self._members = {process.pid: process for process in found}
         return [process for process in found if processes.alive(process)]
 
+    def has_children(self) -> bool:
+        """Whether the supervisor has children of the job, dead ones included. Without them it has no descendants at all.
+
+        A process may start another one and end while living() searches, so that living() finds neither. But the supervisor
+        is their subreaper: an orphan becomes its child at once, and each child stays one until the supervisor reaps it.
+        """
+        return any(pid not in self.spare for pid in processes.children(self.head.pid))
+
     def update(self) -> None:
         """Record members that are new since the last sample; cheap enough for twice a second."""
         found = (processes.stat(pid) for pid in self._members)
@@ -61,11 +69,8 @@ class Descendants:
         self._members = {pid: member for pid, member in self._members.items() if pid in now}
         parents = {self.head.pid, *(stat.parent for stat in new.values() if self._lives(stat.parent))}
         while parents:
-            born = [
-                Process(pid, stat.start)
-                for pid, stat in new.items()
-                if stat.parent in parents and pid not in self.spare
-            ]
+            below = (Process(pid, stat.start) for pid, stat in new.items() if stat.parent in parents)
+            born = [process for process in below if process.pid not in self.spare]
             self.write_down(born)
             parents = {process.pid for process in born}
 
@@ -89,12 +94,10 @@ class Descendants:
     def _strike_off(self) -> None:
         """A job that starts a program every second for a month must not fill the disk. The file is replaced whole."""
         known = {*recorded(self._job), *self._members.values()}
-        living = [process for process in known if processes.alive(process)]
+        living = b"".join(b"%d %d\n" % process for process in known if processes.alive(process))
         self._lines = 0
         with contextlib.suppress(OSError):
-            files.create(
-                self._job, _SEEN + ".new", b"".join(b"%d %d\n" % process for process in living), exclusive=False
-            )
+            files.create(self._job, _SEEN + ".new", living, exclusive=False)
             os.rename(_SEEN + ".new", _SEEN, src_dir_fd=self._job, dst_dir_fd=self._job)
             self._book.close()
             self._book = files.Journal(files.open_append(self._job, _SEEN))

@@ -6,37 +6,38 @@ import contextlib
 import itertools
 import json
 import os
+import sys
 import time
-from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, Iterator, Optional, Tuple
 
 from clustertool.errors import NotFound
+from clustertool.model.hints import PROGRAM
+from clustertool.model.job.node_status import NodeRecord
 from clustertool.model.paths import OURS
-from clustertool.model.wire import record_lines
+from clustertool.model.wire.record_lines import read_events
+from clustertool.node.jobs import log_growth
+from clustertool.node.jobs.rank_log import PIECE, tail_offset
 from clustertool.node.jobs.records import Record
 from clustertool.node.storage import files
-from clustertool.node.system import processes
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_requests import FollowRequest
     from clustertool.model.wire.event_types import Event
     from clustertool.model.wire.stream_messages import EndFrame, EventsFrame, LogFrame, StreamFrame
 
-PIECE = 256 << 10
 _CHECK_EVERY = 0.5
+_REFRESH = 3.0  # the same for the record of another node, in a file system of the network
+_MOST = 1 << 20  # bytes of events in one frame; less than its limit (model/wire/answers.py)
 _PIECES = 8  # pieces handed on in one turn
-
-
-class _Log:
-    def __init__(self, fd: int, name: str, key: Tuple[str, int], attempt: int, offset: int) -> None:
-        self.fd, self.name, self.key, self.attempt, self.offset = fd, name, key, attempt, offset
 
 
 class Follower:
     """pieces() yields (header, payload) frames that are there now; `ended` once the job is over and all was read.
 
-    request: logs "all" or [[role, rank], ...]; file: instead of logs, one file in log/; offsets {log name: bytes to skip};
-    tail: lines from the end or null; follow: false reads what is there and ends; by_time: what is there comes in the order
-    in which it was written, each piece with its time `t`.
+    request: logs "all", a role or [[role, rank], ...]; file: instead of logs, one file in log/; offsets {log name: bytes to
+    skip}; tail: lines from the end or null; since: only lines that were written at this time or later; follow: false reads what
+    is there and ends; by_time: what is there comes in the order in which it was written. Each piece has then the time `t` at
+    which it was written at the latest: see log_growth.py. What is not recorded yet has the time of the last write to the log.
     """
 
     def __init__(self, record: Record, request: FollowRequest) -> None:
@@ -46,33 +47,32 @@ class Follower:
             self._events = files.open_read(self._job, f"{OURS}/events.jsonl")
         except FileNotFoundError:
             os.close(self._job)
-            raise NotFound(f"job {record.job} was never started here", "inv jobs lists the jobs") from None
-        self._wanted = request.get("logs", [])
-        self._offsets: Dict[str, int] = dict(request.get("offsets", {}))
-        self._tail: Optional[int] = request.get("tail")
-        self._follow = bool(request.get("follow", True))
-        self._attempt: Optional[int] = request.get("attempt")
-        self._events_at = 0
+            raise NotFound(f"job {record.job} was never started here", f"{PROGRAM} jobs lists the jobs") from None
+        self._request = request
         self._rest = b""
-        self._logs: Dict[str, _Log] = {}
+        self._own = NodeRecord()  # of the events that were read
+        self._skew = record.skew
+        self._logs: Dict[str, Tuple[int, LogFrame]] = {}  # the descriptor, and the header of the next piece
+        self._sizes: Dict[str, int] = {}  # without `follow`: a log that grows faster than it is read has an end, too
         self._ordered: Optional[Iterator[Tuple[StreamFrame, bytes]]] = None
-        self._by_time = bool(request.get("by_time"))
-        self._over = self._gone = False
+        self._timed = self._by_time = bool(request.get("by_time"))
+        self._since: Optional[float] = None  # by this node's clock
+        self._before: Dict[str, int] = {}  # sizes of the logs then
+        if request.get("since") is not None:
+            self._since = time.time() - request.get("now", 0.0) + request["since"]
+            self._before = log_growth.sizes_at(self._job, self._since)
+        self._gone = False
         self._check_at = 0.0
         self.ended = False
-        self._skip(int(request.get("events_at", 0)))
+        self._events_at = request.get("events_at", 0)
+        for event in read_events(os.pread(self._events, self._events_at, 0).split(b"\n")):
+            self._open_logs(event)  # the reader has had these events; we need them to know the logs
         if request.get("file"):
-            self._wanted = []
-            self._open_file(str(request["file"]))
-
-    def _skip(self, events_at: int) -> None:
-        """The reader has had these events; we need them to know the logs."""
-        for event in _events(os.pread(self._events, events_at, 0).split(b"\n")):
-            self._open_logs(event)
-        self._events_at = events_at
+            self._open_file(request["file"])
 
     def pieces(self) -> Iterator[Tuple[StreamFrame, bytes]]:
-        last = not self._follow or self._orphaned()  # tested before the last read, which contains everything before
+        # Tested before the last read, which contains everything before.
+        last = not self._request.get("follow", True) or self._orphaned()
         yield from self._read_events()
         if self._by_time:
             self._ordered = self._ordered or self._in_order()
@@ -80,15 +80,18 @@ class Follower:
             self._by_time = bool(found)  # what came after the last record of growth is read as ever
             yield from found
             return
-        over = self._over or last
+        over = self._own.ended is not None or last
         idle = True
         for log in list(self._logs.values()):
-            for piece in self._read_log(log):
+            for piece in self._read_log(*log):
                 idle = False
                 yield piece
-        if over and idle:
+        if over and idle and not (self._record.here or self._gone):
+            self._refresh()
+            self._gone = True  # there is one more turn
+        elif over and idle:
             self.ended = True
-            end: EndFrame = {"type": "end", "orphan": not self._over}
+            end: EndFrame = {"type": "end", "orphan": self._own.ended is None}
             yield end, b""
 
     def _read_events(self) -> Iterator[Tuple[StreamFrame, bytes]]:
@@ -98,7 +101,9 @@ class Follower:
                 return
             self._events_at += len(data)
             *lines, self._rest = (self._rest + data).split(b"\n")
-            events = _events(lines)
+            events = read_events(lines)
+            if len(self._rest) > _MOST or (sum(map(len, lines)) > PIECE and len(json.dumps(events)) > _MOST):
+                events, self._rest = [], b""  # no supervisor writes such a line, and it would end the connection
             for event in events:
                 self._open_logs(event)
             at = self._events_at - len(self._rest)
@@ -106,109 +111,82 @@ class Follower:
             yield frame, b""
 
     def _open_logs(self, event: Event) -> None:
-        if event["type"] == "ended":
-            self._over = True
+        self._own.take(event)
         if event["type"] in ("started", "exited"):  # a command that could not start has a log too
             key, attempt = (str(event["role"]), int(event["rank"])), int(event.get("attempt", 0))
             name = self._record.paths.log(*key, attempt)
-            wanted = self._wanted == "all" or any(tuple(one) == key for one in self._wanted)
-            if wanted and name not in self._logs and self._attempt in (None, attempt):
+            logs = [] if self._request.get("file") else self._request.get("logs", [])
+            wanted = logs in ("all", key[0]) or any(tuple(one) == key for one in logs)
+            if wanted and name not in self._logs and self._request.get("attempt") in (None, attempt):
                 self._open(name, key, attempt)
 
     def _open(self, name: str, key: Tuple[str, int], attempt: int) -> None:
         with contextlib.suppress(OSError):
             fd = files.open_read(self._job, name)
-            offset = self._offsets.get(name, 0)
-            if self._tail is not None and name not in self._offsets:
-                offset = tail_offset(fd, self._tail)
-            self._logs[name] = _Log(fd, name, key, attempt, offset)
+            offset, tail = self._request.get("offsets", {}).get(name), self._request.get("tail")
+            if offset is None:
+                offset = 0 if tail is None else tail_offset(fd, tail)
+                if self._since is not None:
+                    offset = max(offset, log_growth.offset_at(fd, self._before.get(name, 0), self._since))
+            role, rank = key
+            about: LogFrame = {
+                "type": "log",
+                "node": self._record.node,
+                "role": role,
+                "rank": rank,
+                "attempt": attempt,
+                "log": name,
+                "off": offset,
+            }
+            self._logs[name] = fd, about
+            if not self._request.get("follow", True):
+                self._sizes[name] = os.fstat(fd).st_size
 
     def _open_file(self, name: str) -> None:
         """A file that a program left in log/. Raises NotFound."""
-        inside = name and not name.startswith("/") and ".." not in name.split("/")
-        if inside:
+        if name and not name.startswith("/") and ".." not in name.split("/"):
             self._open(f"log/{name}", ("file", 0), 0)
         if not self._logs:
             self.close()
-            raise NotFound(f"there is no log/{name} here", "inv logs --files lists what there is")
+            fix = f"{PROGRAM} logs --job {self._record.job} --files lists what there is"
+            raise NotFound(f"there is no log/{name} here", fix)
 
-    def _read_log(self, log: _Log, most: int = PIECE) -> Iterator[Tuple[LogFrame, bytes]]:
-        data = os.pread(log.fd, min(PIECE, most), log.offset)
+    def _read_log(self, fd: int, about: LogFrame, most: int = PIECE) -> Iterator[Tuple[LogFrame, bytes]]:
+        left = self._sizes.get(about["log"], sys.maxsize) - about["off"]
+        data = os.pread(fd, max(0, min(PIECE, most, left)), about["off"])
         if data:
-            header: LogFrame = {
-                "type": "log",
-                "node": self._record.node,
-                "role": log.key[0],
-                "rank": log.key[1],
-                "attempt": log.attempt,
-                "log": log.name,
-                "off": log.offset,
-            }
-            log.offset += len(data)
+            header: LogFrame = {**about}
+            about["off"] += len(data)
+            if self._timed:
+                header["t"] = os.fstat(fd).st_mtime - self._skew
             yield header, data
 
     def _in_order(self) -> Iterator[Tuple[StreamFrame, bytes]]:
         """Logs as they grew, by the supervisor's record of (time, log, size); times are the laptop's that started the job."""
-        skew = float(self._record.header.get("skew", 0))
-        try:
-            fd = files.open_read(self._job, f"{OURS}/growth.jsonl")
-        except OSError:  # nothing has grown, or it cannot be known
-            return
-        with open(fd, "rb") as growth:
-            for line in growth:
-                with contextlib.suppress(ValueError):
-                    t, name, size = json.loads(line)
-                    log = self._logs.get(name)
-                    while log is not None and log.offset < size:
-                        for header, data in self._read_log(log, size - log.offset):
-                            yield {**header, "t": t - skew}, data
+        for t, name, size in log_growth.read(self._job):
+            log = self._logs.get(name)
+            at = -1  # a program that truncates its own log makes it shorter than the record says
+            while log is not None and at < log[1]["off"] < size:
+                at = log[1]["off"]
+                for header, data in self._read_log(*log, size - log[1]["off"]):
+                    yield {**header, "t": t - self._skew}, data
 
     def _orphaned(self) -> bool:
-        """Supervisor and guard have ended without a last event: nothing more will come."""
+        """The job has ended here without a last event: nothing more will come."""
         now = time.monotonic()
         if not self._gone and now >= self._check_at:
-            self._check_at = now + _CHECK_EVERY
-            caretakers = (self._record.process("supervisor"), self._record.process("guard"))
-            self._gone = not any(process and processes.alive(process) for process in caretakers)
+            self._check_at = now + (_CHECK_EVERY if self._record.here else _REFRESH)
+            if not self._record.here:
+                self._refresh()
+            self._gone = self._record.abandoned(self._own)
         return self._gone
 
+    def _refresh(self) -> None:
+        """A client of NFS may take a file to be as short as it was a minute ago. It asks the server when the file is opened."""
+        for name in (f"{OURS}/events.jsonl", *self._logs):
+            with contextlib.suppress(OSError):
+                os.close(files.open_read(self._job, name))
+
     def close(self) -> None:
-        for fd in [self._events, self._job, *(log.fd for log in self._logs.values())]:
+        for fd in [self._events, self._job, *(fd for fd, _ in self._logs.values())]:
             os.close(fd)
-
-
-def _events(lines: Sequence[bytes]) -> List[Event]:
-    return [event for event in map(record_lines.read_event, lines) if event is not None]
-
-
-def tail_offset(fd: int, lines: int) -> int:
-    """Where the last `lines` lines begin, read backwards."""
-    end = os.fstat(fd).st_size
-    if lines <= 0:
-        return end
-    at, found = end, 0
-    while at > 0:
-        size = min(PIECE, at)
-        at -= size
-        block = os.pread(fd, size, at)
-        if at + size == end and block.endswith(b"\n"):
-            block = block[:-1]  # the newline that ends the last line
-        while True:
-            cut = block.rfind(b"\n")
-            if cut < 0:
-                break
-            found += 1
-            if found == lines:
-                return at + cut + 1
-            block = block[:cut]
-    return 0
-
-
-def last_lines(job: int, name: str, lines: int, limit: int = 64 << 10) -> bytes:
-    """The end of a log: at most `lines` lines and `limit` bytes."""
-    fd = files.open_read(job, name)
-    try:
-        start = max(tail_offset(fd, lines), os.fstat(fd).st_size - limit)
-        return os.pread(fd, limit, start)
-    finally:
-        os.close(fd)

@@ -1,6 +1,6 @@
-"""This module builds a node's part of the report about a job, as one answer of limited size.
+"""Handlers of the requests about one job: its events, what is left of its processes, its logs, and the report about it.
 
-It reads usage.jsonl, spec.json (secrets are masked in it) and some parts of the logs.
+The report is one answer of limited size, made of usage.jsonl, spec.json (secrets are masked in it) and parts of the logs.
 """
 
 from __future__ import annotations
@@ -8,35 +8,92 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import TYPE_CHECKING, Dict, Iterable, List, Mapping, Sequence, Tuple
+import time
+from typing import TYPE_CHECKING, Dict, List, Mapping, Sequence, Tuple
 
+from clustertool.errors import NotFound
 from clustertool.model.job import progress as steps
 from clustertool.model.job import usage
 from clustertool.model.job.outcome import Key
-from clustertool.model.job.rank_status import ProcessStatus
+from clustertool.model.job.state import ProcessStatus, ranks_of
 from clustertool.model.job.state_names import RankState
 from clustertool.model.paths import OURS
-from clustertool.node.jobs.follow import last_lines
+from clustertool.node.jobs.queries import record_of
+from clustertool.node.jobs.rank_log import last_lines, progress
 from clustertool.node.jobs.records import Record
 from clustertool.node.storage import files
+from clustertool.node.system import processes
+from clustertool.node.system.node_context import NodeContext
 from clustertool.node.system.work_counter import step
 
 if TYPE_CHECKING:
     from clustertool.model.wire import agent_answers as a
+    from clustertool.model.wire import agent_requests as r
+    from clustertool.model.wire.field_types import RankOutput
 
 _PLACES = 60  # places of a log where its progress is read
-_PIECE = 8192  # bytes at each of them
+_PIECE = 8192  # bytes at each of them, and at the end
 _NEAR = 1.0  # seconds between two of them; a shorter distance is merged into the later one
 _LAST_LINES = 3  # lines of a rank that did not fail
 _SEARCHED = 400  # lines of a failed rank, which are searched for a traceback
 _FAILED = 4  # failed ranks of a node with long excerpts; more of them usually failed alike
+_Lines = List[usage.UsageLine]
 _LONGEST = 2000  # characters of a command
 
 
-def report(record: Record, found: Sequence[ProcessStatus], points: int) -> a.JobUsage:
+def status(node: NodeContext, request: r.JobRequest) -> a.StatusAnswer:
+    """All events of a job on this node, and CPU and memory of its processes. A job that was only placed has one event."""
+    return _status(record_of(node, request["job"]))
+
+
+def _status(record: Record) -> a.StatusAnswer:
+    events = record.events() or [record.first_event()]
+    ranks = ranks_of(events)
+    started = [processes.Process(rank.pid, rank.life.start) for rank in ranks if rank.pid and record.here]
+    living = [(process.pid, processes.stat(process.pid)) for process in started if processes.alive(process)]
+    return {
+        "node": record.node,
+        "dir": record.paths.dir,
+        "heartbeat": record.heartbeat(),
+        "events": events,
+        "output": _output(record, ranks),
+        "supervised": record.supervised(),
+        "unknown": record.unknown(),
+        "usage": {str(pid): (found.cpu, found.memory) for pid, found in living if found},
+    }
+
+
+def report(node: NodeContext, request: r.ReportRequest) -> a.ReportAnswer:
+    """What status answers, and a summary of what the job used, did and printed here."""
+    record = record_of(node, request["job"])
+    found = _status(record)
+    return {**found, "now": time.time(), **_usage(record, ranks_of(found["events"]), request["points"])}
+
+
+def tail(node: NodeContext, request: r.TailRequest) -> a.TailAnswer:
+    """The last lines of one log, for a verdict."""
+    with files.closing(files.open_job_dir(record_of(node, request["job"]).paths.dir)) as job:
+        with contextlib.suppress(OSError):
+            return {"text": last_lines(job, request["log"], request["lines"])}
+    return {"text": ""}
+
+
+def list_files(node: NodeContext, request: r.JobRequest) -> a.FilesAnswer:
+    """Everything in a job's log/, restarts' folders included: names relative to log/, and sizes."""
+    found: Dict[str, int] = {}
+    logs = record_of(node, request["job"]).paths.of("log")
+    for folder, _, names in os.walk(logs):
+        step()
+        for name in names:
+            path = os.path.join(folder, name)
+            if not os.path.islink(path):
+                found[os.path.relpath(path, logs)] = os.lstat(path).st_size
+    return {"files": found}
+
+
+def _usage(record: Record, found: Sequence[ProcessStatus], points: int) -> a.JobUsage:
     """`found`: the ranks of this node. `points`: how many values a curve may have."""
-    job = files.open_job_dir(record.paths.dir)
-    try:
+    with files.closing(files.open_job_dir(record.paths.dir)) as job:
         lines = _lines(job)
         attempts = {rank.key: rank.attempt for rank in found}
         return {
@@ -46,18 +103,16 @@ def report(record: Record, found: Sequence[ProcessStatus], points: int) -> a.Job
             "tails": _tails(record, job, found),
             "plan": _plan(job),
         }
-    finally:
-        os.close(job)
 
 
-def _lines(job: int) -> List[usage.UsageLine]:
+def _lines(job: int) -> _Lines:
     try:
         return list(usage.read_lines(files.read(job, f"{OURS}/usage.jsonl")))
     except OSError:
         return []
 
 
-def _machine(lines: Iterable[usage.UsageLine], points: int) -> a.MachineCurve:
+def _machine(lines: _Lines, points: int) -> a.MachineCurve:
     """rows: (time, busy CPU seconds, bytes used)."""
     rows: List[usage.Row] = []
     cores = total = 0
@@ -67,7 +122,7 @@ def _machine(lines: Iterable[usage.UsageLine], points: int) -> a.MachineCurve:
     return {"cores": cores, "total": total, "rows": usage.fewer(rows, points, usage.last, max)}
 
 
-def _cards(lines: Iterable[usage.UsageLine], points: int) -> List[a.CardCurve]:
+def _cards(lines: _Lines, points: int) -> List[a.CardCurve]:
     """rows: (time, utilisation in percent, bytes used)."""
     rows: Dict[int, List[usage.Row]] = {}
     totals: Dict[int, int] = {}
@@ -81,9 +136,7 @@ def _cards(lines: Iterable[usage.UsageLine], points: int) -> List[a.CardCurve]:
     ]
 
 
-def _ranks(
-    record: Record, job: int, lines: Iterable[usage.UsageLine], attempts: Mapping[Key, int], points: int
-) -> List[a.RankCurve]:
+def _ranks(record: Record, job: int, lines: _Lines, attempts: Mapping[Key, int], points: int) -> List[a.RankCurve]:
     """rows: (time, CPU seconds, bytes resident, processes); progress, of the last attempt: (time, epoch, step)."""
     rows: Dict[Key, List[usage.Row]] = {key: [] for key in attempts}
     sizes: Dict[Key, List[Tuple[float, int]]] = {key: [] for key in attempts}
@@ -108,10 +161,10 @@ def _ranks(
 def _log(job: int, name: str, sizes: Sequence[Tuple[float, int]]) -> a.LogCurve:
     """The progress that the program reported, at the times when its log had that size."""
     try:
-        fd = files.open_read(job, name)
+        log = files.open_read(job, name)
     except OSError:
         return {"log_size": 0, "progress": []}
-    try:
+    with files.closing(log) as fd:
         about = os.fstat(fd)
         grown = [pair for pair, before in zip(sizes, [(0.0, 0), *sizes]) if pair[1] > before[1]]
         places = [(t, int(size)) for t, size in usage.fewer(grown, _PLACES, usage.last)]
@@ -122,12 +175,10 @@ def _log(job: int, name: str, sizes: Sequence[Tuple[float, int]]) -> a.LogCurve:
         found = []
         for t, size in places:
             start = max(0, size - _PIECE)
-            progress = steps.find(os.pread(fd, size - start, start).decode("utf-8", "replace"))
-            if progress is not None:
-                found.append((round(t, 2), progress.epoch, progress.step))
+            last = steps.find(os.pread(fd, size - start, start).decode("utf-8", "replace"))
+            if last is not None:
+                found.append((round(t, 2), last.epoch, last.step))
         return {"log_size": about.st_size, "progress": found}
-    finally:
-        os.close(fd)
 
 
 def _tails(record: Record, job: int, ranks: Sequence[ProcessStatus]) -> List[Tuple[str, int, str]]:
@@ -137,8 +188,7 @@ def _tails(record: Record, job: int, ranks: Sequence[ProcessStatus]) -> List[Tup
     for rank in ranks:
         with contextlib.suppress(OSError):
             lines, limit = (_SEARCHED, 64 << 10) if rank in failed else (_LAST_LINES, 1 << 10)
-            text = last_lines(job, record.paths.log(*rank.key, rank.attempt), lines, limit)
-            found.append((*rank.key, text.decode("utf-8", "backslashreplace")))
+            found.append((*rank.key, last_lines(job, record.paths.log(*rank.key, rank.attempt), lines, limit)))
     return found
 
 
@@ -148,7 +198,7 @@ def _plan(job: int) -> a.JobPlan:
         spec = json.loads(files.read(job, f"{OURS}/spec.json"))
     except (OSError, ValueError):
         return {}
-    processes: List[a.RankPlan] = [
+    ranks: List[a.RankPlan] = [
         {
             "role": process["role"],
             "rank": process["rank"],
@@ -158,4 +208,15 @@ def _plan(job: int) -> a.JobPlan:
         }
         for process in spec["processes"]
     ]
-    return {"policy": spec["policy"], "work_dir": spec["work_dir"], "processes": processes}
+    return {"policy": spec["policy"], "work_dir": spec["work_dir"], "processes": ranks}
+
+
+def _output(record: Record, ranks: Sequence[ProcessStatus]) -> List[RankOutput]:
+    """Of each rank that was started, of its last attempt."""
+    logs = {rank.key: record.paths.log(*rank.key, rank.attempt) for rank in ranks if rank.pid}
+    found: List[RankOutput] = []
+    with contextlib.suppress(NotFound):  # a program has removed the directory
+        with files.closing(files.open_job_dir(record.paths.dir)) as job:
+            read = [(key, progress(job, log, _PIECE)) for key, log in logs.items()]
+            found = [(*key, *now) for key, now in read if now is not None]
+    return found

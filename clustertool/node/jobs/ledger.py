@@ -13,6 +13,7 @@ import os
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping
 
 from clustertool.model.job import formats
+from clustertool.model.job.node_status import CARETAKERS
 from clustertool.model.paths import OURS, JobPaths
 from clustertool.node.storage import files
 from clustertool.node.system import processes
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import Spec
 
 Entry = Dict[str, Any]
-CARETAKERS = ("supervisor", "guard", "gauge")
 _FOLDER = "jobs"
 _END = ".json"
 
@@ -30,7 +30,7 @@ class Ledger:
     """The entry of one job, for those that place and supervise it. `spec` is the node's part of the plan."""
 
     def __init__(self, spec: Spec) -> None:
-        self._paths = JobPaths(os.path.dirname(str(spec["job_dir"])), str(spec["job"]))
+        self._paths = JobPaths.at(spec["job_dir"])
         self._entry: Entry = {
             formats.KEY: formats.FORMAT,
             "token": spec["token"],
@@ -42,7 +42,7 @@ class Ledger:
     def place(self) -> None:
         """Write the entry, so that it survives a crash. Raises OSError, PreflightError."""
         files.make_dir(self._paths.base, OURS, _FOLDER)
-        self._write(sync=True)
+        self._write(durable=True)
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Store an event of a supervisor, a guard or the end. If the disk is full it is lost: events.jsonl has it too."""
@@ -57,28 +57,14 @@ class Ledger:
         with contextlib.suppress(OSError):
             self._write()
 
-    def _write(self, sync: bool = False) -> None:
-        """Whole or not at all."""
-        part = f"{self._paths.ledger}.{os.urandom(4).hex()}.part"
-        fd = files.make_new(part)
-        try:
-            files.write_all(fd, json.dumps(self._entry).encode())
-            if sync:
-                os.fsync(fd)
-            os.rename(part, self._paths.ledger)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(part)
-            raise
-        finally:
-            os.close(fd)
+    def _write(self, durable: bool = False) -> None:
+        files.replace(self._paths.ledger, json.dumps(self._entry).encode(), durable)
 
 
 def read(paths: JobPaths) -> Entry:
     """The entry of a job, of whatever format; {} where there is none, or a damaged one."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        with open(files.open_file(paths.ledger), "rb") as file:
-            entry = json.loads(file.read())
+        entry = json.loads(files.read_file(paths.ledger))
         if isinstance(entry, dict) and isinstance(entry.get("header"), dict):
             return entry
     return {}
@@ -102,6 +88,13 @@ def jobs(base: str) -> List[str]:
 
 
 def remove(paths: JobPaths) -> None:
-    """With the job's directory, after it."""
+    """The entry of a job."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(paths.ledger)
+
+
+def remove_job(job_dir: str) -> int:
+    """Remove a job's directory, and its entry after it. Returns the bytes freed. Raises NotFound, PreflightError."""
+    freed = files.remove_tree(job_dir) if os.path.lexists(job_dir) else 0
+    remove(JobPaths.at(job_dir))
+    return freed

@@ -1,7 +1,7 @@
 """A live sample is the answer for `inv top`, once a second: devices, the node's load, and the ranks of running jobs.
 
-It must cost the node little: job directories are listed only after one was added or removed, events and logs are read from the
-last position, and devices are read as often as the cost of their driver allows.
+It must cost the node little: job directories are listed only after one was added or removed, events are read from the last
+position, and devices are read as often as the cost of their driver allows.
 """
 
 from __future__ import annotations
@@ -9,21 +9,24 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple, cast
 
-from clustertool.model.job.node_status import NodeRecord
-from clustertool.model.job.rank_status import ProcessStatus
-from clustertool.model.job.state import JobStatus
+from clustertool.errors import NotFound
+from clustertool.model.job.node_status import NodeStatus
+from clustertool.model.job.state import JobStatus, ProcessStatus
 from clustertool.model.job.state_names import RankState
-from clustertool.model.wire import record_lines
+from clustertool.model.wire.record_lines import read_events
 from clustertool.node.devices import read
+from clustertool.node.jobs.rank_log import end_of
 from clustertool.node.jobs.records import Record, find
 from clustertool.node.storage import files
-from clustertool.node.system import machine_load, processes
+from clustertool.node.system import pressure, processes
+from clustertool.node.system.node_context import NodeContext
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import Card, GlanceAnswer, JobSample, RankSample
-    from clustertool.model.wire.event_types import Event
+    from clustertool.model.wire.agent_requests import GlanceRequest
 
 _LINE = 160  # characters of a log's last line
 _AGAIN = 10.0  # seconds after which job directories are listed in any case
@@ -31,20 +34,14 @@ _FORGOTTEN = 600.0  # seconds without heartbeat
 _TAIL = 2048  # bytes that are searched for it
 _PLAN = 10  # samples, one of which names the places of all ranks of a job
 _DEVICE = (
-    "index",
-    "model",
-    "utilisation",
-    "memory_used",
-    "memory_total",
-    "temperature",
-    "power",
-    "held",
-    "problem",
-    "throttle",
-    "ecc_uncorrected",
-    "compute_mode",
-)
-_TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    "index model utilisation memory_used memory_total temperature power held problem throttle ecc_uncorrected "
+    "compute_mode"
+).split()
+
+
+def glance(node: NodeContext, request: GlanceRequest) -> GlanceAnswer:
+    """Handles the request that `inv top` sends once a second."""
+    return _sampler(node.root, node.entry, request["nvml"]).sample(request["job"])
 
 
 class LiveSampler:
@@ -58,7 +55,7 @@ class LiveSampler:
         self._jobs: Dict[str, _SampledJob] = {}
 
     def sample(self, job: str) -> GlanceAnswer:
-        """job: an id or the beginning of one; "" for all. {"need": ...} where the NVML module has to be sent first."""
+        """job: what a user calls it; "" for all. {"need": ...} where the NVML module has to be sent first."""
         found = self._pulse.now()
         if "need" in found:
             return cast("GlanceAnswer", found)
@@ -66,11 +63,11 @@ class LiveSampler:
         shown = [{key: device[key] for key in _DEVICE if key in device} for device in found["devices"]]
         for device, whole in zip(shown, found["devices"]):
             device["users"] = sorted({process["user"] for process in whole["processes"] if process.get("user")})
-        running = [one.sample() for name, one in self._jobs.items() if name.startswith(job)]
-        total, available = machine_load.memory()
+        running = [one.sample() for one in self._jobs.values() if one.record.called(job)]
+        total, available = pressure.memory()
         return {
             "t": time.time(),
-            "cpu": machine_load.cpu_ticks(),
+            "cpu": pressure.cpu_ticks(),
             "cpus": os.cpu_count() or 1,
             "memory": (total - available, total),
             "kind": found["kind"],
@@ -87,12 +84,10 @@ class LiveSampler:
         self._places, self._again = places, now + _AGAIN
         found = find(self._root, self._entry, os.uname().nodename)
         records = [record for record in found if not (record.trouble or record.other_machine())]
-        gone = set(self._jobs) - {record.job for record in records}
-        for name in gone:
-            del self._jobs[name]
-        for record in records:
-            if record.job not in self._jobs:
-                self._jobs[record.job] = _SampledJob(record)
+        self._jobs = {record.job: self._jobs.get(record.job) or _SampledJob(record) for record in records}
+
+
+_sampler = lru_cache(maxsize=1)(LiveSampler)  # kept between the requests to an agent
 
 
 def _places(root: str) -> Tuple[Tuple[str, int], ...]:
@@ -109,30 +104,28 @@ class _SampledJob:
     """What is known of a job's part here; of one that has ended nothing is read any more."""
 
     def __init__(self, record: Record) -> None:
-        self._record = record
+        self.record = record
         self._at = 0
         self._rest = b""
         self._status = JobStatus()
-        self._lines: Dict[str, Tuple[int, str]] = {}
+        self._here = self._status.nodes[record.node] = NodeStatus(record.node)
         self._samples = -1
 
     def sample(self) -> Optional[JobSample]:
         """None once it has ended."""
-        if self._own().ended is None:
+        if self._here.ended is None:
             self._read_events()
-        if self._own().ended is not None:
+        if self._here.ended is not None:
             return None
-        beat = None
-        with contextlib.suppress(OSError):
-            beat = round(max(0.0, time.time() - os.stat(self._record.paths.control).st_mtime), 1)
+        beat = self.record.heartbeat()
         ranks = [self._rank(rank) for rank in self._status.processes.values()]
         if (beat is None or beat > _FORGOTTEN) and not any("seconds" in rank for rank in ranks):
             return None  # placed and never started, or lost long ago
         self._samples += 1
-        header = self._record.header
+        header = self.record.header
         sample: JobSample = {
-            "job": self._record.job,
-            "node": self._record.node,
+            "job": self.record.job,
+            "node": self.record.node,
             "heartbeat": beat,
             "ranks": ranks,
             "lost": [node.index for node in self._status.nodes.values() if node.lost is not None],
@@ -144,68 +137,38 @@ class _SampledJob:
 
     def _read_events(self) -> None:
         with contextlib.suppress(OSError):
-            with open(self._record.paths.events, "rb") as file:
+            with open(self.record.paths.events, "rb") as file:
                 file.seek(self._at)
                 new = file.read()
             self._at += len(new)
             *lines, self._rest = (self._rest + new).split(b"\n")
-            for line in lines:
-                event = record_lines.read_event(line)
+            for event in read_events(lines):
                 with contextlib.suppress(ValueError, KeyError, TypeError):
-                    if event is not None:
-                        self._take(event)
-
-    def _take(self, event: Event) -> None:
-        if event["type"] == "job":  # the directory may have been found before it was filled
-            self._record.header = event
-        else:
-            self._status.apply(self._record.node, event)
+                    if event["type"] == "job":  # the directory may have been found before it was filled
+                        self.record.header = event
+                    else:
+                        self._status.apply(self.record.node, event)
 
     def _rank(self, rank: ProcessStatus) -> RankSample:
         shown: Dict[str, Any] = {name: getattr(rank, name) for name in ("role", "rank", "state", "log")}
         shown["pid"] = rank.pid if rank.state.alive else 0
         found = processes.stat(rank.pid) if shown["pid"] else None
         if found is not None and found.start == rank.life.start:
-            shown["seconds"], shown["memory"] = found.ticks / _TICKS, found.rss * _PAGE
+            shown["seconds"], shown["memory"] = found.cpu, found.memory
         living = found is not None and "seconds" in shown and found.state not in "ZX"
-        if rank.state.alive and not living and not self._supervised():
+        if rank.state.alive and not living and not self.record.supervised(self._here):
             shown["state"] = RankState.LOST  # its machine has crashed since
-        shown["line"], written = self._last_line(rank.log) if rank.log else ("", 0.0)
+        shown["line"], written = _last_line(self.record.paths.dir, rank.log) if rank.log else ("", 0.0)
         if written and (shown["state"] is RankState.LOST or shown["state"].alive):
             shown["quiet"] = round(max(0.0, time.time() - written), 1)
         return cast("RankSample", shown)
 
-    def _own(self) -> NodeRecord:
-        node = self._status.nodes.get(self._record.node)
-        return node.own if node is not None else NodeRecord()
 
-    def _supervised(self) -> bool:
-        supervisor = self._record.process("supervisor", self._own())
-        return supervisor is not None and processes.alive(supervisor)
-
-    def _last_line(self, log: str) -> Tuple[str, float]:
-        """And when the log was written last."""
-        path = self._record.paths.of(log)
-        size, line = self._lines.get(log, (-1, ""))
-        written = 0.0
-        with contextlib.suppress(OSError):
-            about = os.lstat(path)
-            written = about.st_mtime
-            if about.st_size != size:
-                line = _end(self._record.paths.dir, log)
-                self._lines[log] = (about.st_size, line)
-        return line, written
-
-
-def _end(job_dir: str, log: str) -> str:
-    """A log's last line that is not empty; of a progress bar its last state."""
-    job = files.open_job_dir(job_dir)
-    try:
-        fd = files.open_read(job, log)
-    finally:
-        os.close(job)
-    with open(fd, "rb") as file:
-        file.seek(max(0, os.fstat(fd).st_size - _TAIL))
-        text = file.read().decode("utf-8", "backslashreplace")
-    lines = [line.strip() for line in text.replace("\r", "\n").split("\n")]
-    return next((line for line in reversed(lines) if line), "")[:_LINE]
+def _last_line(job_dir: str, log: str) -> Tuple[str, float]:
+    """A log's last line that is not empty, of a progress bar its last state; and when the log was written last."""
+    with contextlib.suppress(OSError, NotFound):
+        with files.closing(files.open_job_dir(job_dir)) as job:
+            data, written = end_of(job, log, _TAIL)
+        lines = [line.strip() for line in data.decode("utf-8", "backslashreplace").replace("\r", "\n").split("\n")]
+        return next((line for line in reversed(lines) if line), "")[:_LINE], written
+    return "", 0.0

@@ -1,205 +1,126 @@
-"""Handlers of the requests about the jobs of a node: their records, what is left of their processes, their logs.
+"""Find the records that a request names, and list them.
 
-A request names one job (job, exact) or the beginning of its id, "" for all.
+A request has the id of one job (job, exact), or what a user calls jobs: a name, an id or its beginning, "" for all.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import time
-import traceback
-from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, List, Tuple
 
-from clustertool.errors import ClustertoolError, NotFound
-from clustertool.model.job.rank_status import ProcessStatus
-from clustertool.model.job.state import ranks_of
-from clustertool.model.job.state_names import StopState
-from clustertool.node.jobs import job_report, ledger
-from clustertool.node.jobs.clean import remove, unlink
-from clustertool.node.jobs.follow import last_lines
-from clustertool.node.jobs.rank_progress import progress
+from clustertool.errors import NotFound, PreflightError
+from clustertool.model.hints import PROGRAM
+from clustertool.model.job.node_status import NodePart
+from clustertool.model.job.state_names import JobState
 from clustertool.node.jobs.records import Record, find
-from clustertool.node.jobs.stop_request import lives, send_to_supervisor, stop
-from clustertool.node.storage import files
-from clustertool.node.system import mounts, processes
+from clustertool.node.jobs.shared_records import find_shared
+from clustertool.node.storage import tree_copy
 from clustertool.node.system.node_context import NodeContext
-from clustertool.node.system.work_counter import step
 
 if TYPE_CHECKING:
     from clustertool.model.wire import agent_answers as a
     from clustertool.model.wire import agent_requests as r
-    from clustertool.model.wire.event_types import RankOutput
 
-_REPORT = "report it with the line above"
-_RUNS = -1  # the size of a job that is not removed because it runs
+_EARLIER = 20  # jobs of one kind
 
 
 def records(node: NodeContext, request: r.JobRequest) -> List[Record]:
-    """The records that the request names."""
-    found = find(node.root, node.entry, os.uname().nodename, request["job"])
-    return [record for record in found if not request.get("exact") or record.job == request["job"]]
+    """The records that the request names, newest first."""
+    if node.base is not None:
+        return find_shared(node.root, node.base, request["job"], request.get("exact", False))
+    return find(node.root, node.entry, os.uname().nodename, request["job"], request.get("exact", False))
 
 
 def record_of(node: NodeContext, job: str) -> Record:
     """The record of one job. Raises NotFound, PreflightError."""
     found = records(node, {"job": job, "exact": True})
     if not found:
-        raise NotFound(f"no job {job} here", "inv jobs lists the jobs")
+        raise NotFound(f"no job {job} here", f"{PROGRAM} jobs lists the jobs")
     if found[0].trouble:
         raise found[0].trouble
     return found[0]
 
 
-def stop_jobs(node: NodeContext, request: r.StopRequest) -> a.StopAnswer:
-    """Each job's answer. A job with unusable records does not keep the others running."""
-    found: Dict[str, a.JobStop] = {}
-    for record in records(node, request):
-        try:
-            found[record.job] = stop(record, request["by"], request["code"], request["grace"], request["force"])
-        except Exception as error:  # noqa: BLE001 - one job's records must not hide another's
-            found[record.job] = {"state": StopState.UNKNOWN, "survivors": [], "why": _bug(error)}
-    return {"jobs": found}
+def list_earlier(
+    node: NodeContext, wanted: r.EarlierWanted, problems: List[Tuple[str, str, str, str]]
+) -> List[a.EarlierRow]:
+    """The jobs that a new one may belong to, the newest ones of each kind: those that --job-id or --resume mean, or of the
+    same name or workspace.
+
+    `problems` gets what keeps the node from reading its jobs.
+    """
+    try:
+        found = find(node.root, node.entry, os.uname().nodename)
+    except PreflightError as error:
+        problems.append(("root", "error", error.what, error.fix))
+        return []
+    chosen: Dict[str, Record] = {}
+    for belongs in (_asked, _resumed, _same_work):
+        fitting = [record for record in found if belongs(record, wanted)]
+        chosen.update((record.job, record) for record in fitting[:_EARLIER])
+    return [_earlier_row(record) for record in chosen.values()]
 
 
-def attached(node: NodeContext, request: r.JobRequest) -> a.Answer:
-    """A laptop follows the job: for --lease. The supervisor may have ended."""
-    send_to_supervisor(record_of(node, request["job"]), "attached", {})
-    return {}
+def _asked(record: Record, wanted: r.EarlierWanted) -> bool:
+    """Also those whose id has a number after it, which is then not free."""
+    asked = wanted["asked"]
+    head, _, number = record.job.rpartition("-")
+    return bool(asked) and (asked in (record.job, record.asked) or (head == asked and number.isdigit()))
+
+
+def _resumed(record: Record, wanted: r.EarlierWanted) -> bool:
+    return bool(wanted["resume"]) and record.called(wanted["resume"])
+
+
+def _same_work(record: Record, wanted: r.EarlierWanted) -> bool:
+    header = record.header
+    if wanted["name"] and wanted["name"] in (record.name, record.asked):
+        return True
+    place = header.get("owner"), header.get("workspace", "")
+    return bool(wanted["workspace"]) and place == (wanted["owner"], wanted["workspace"])
+
+
+def _earlier_row(record: Record) -> a.EarlierRow:
+    summary = record.summary(_part(record))
+    return {
+        "id": record.job,
+        "asked": record.asked,
+        "name": record.name,
+        "owner": summary["owner"],
+        "workspace": record.header.get("workspace", ""),
+        "command": summary["command"],
+        "created": summary["created"],
+        "node": summary["node"],
+        "state": summary["state"],
+        "code": summary["code"],
+        "reason": "",
+        "start": summary["start"],
+        "final": summary["final"],
+        "output": tree_copy.has_files(record.output),
+    }
 
 
 def list_jobs(node: NodeContext, request: r.JobRequest) -> a.JobsAnswer:
     """One line about each. A record that cannot be read is in state "unknown", with the reason."""
     found: List[a.JobSummary] = []
     for record in records(node, request):
-        try:
-            found.append(record.summary())
-        except Exception as error:  # noqa: BLE001 - one job's records must not hide another's
-            found.append(record.unreadable(_bug(error)))
+        found.append(record.summary(_part(record)))
     return {"jobs": found}
 
 
-def status(node: NodeContext, request: r.JobRequest) -> a.StatusAnswer:
-    """All events of a job on this node, and CPU and memory of its processes. A job that was only placed has one event."""
-    return _status(record_of(node, request["job"]))
-
-
-def _status(record: Record) -> a.StatusAnswer:
-    events = record.events() or [record.first_event()]
-    ranks = ranks_of(events)
-    started = [processes.Process(rank.pid, rank.life.start) for rank in ranks if rank.pid]
-    supervisor = record.process("supervisor")
-    beat = None
-    with contextlib.suppress(OSError):
-        beat = max(0.0, round(time.time() - os.stat(record.paths.control).st_mtime, 1))
-    return {
-        "node": record.node,
-        "dir": record.paths.dir,
-        "heartbeat": beat,
-        "events": events,
-        "output": _output(record, ranks),
-        "supervised": supervisor is not None and processes.alive(supervisor),
-        "unknown": record.unknown(),
-        "usage": {str(process.pid): _usage(process.pid) for process in started if processes.alive(process)},
-    }
-
-
-def report(node: NodeContext, request: r.ReportRequest) -> a.ReportAnswer:
-    """What status answers, and a summary of what the job used, did and printed here."""
-    record = record_of(node, request["job"])
-    found = _status(record)
-    return {**found, "now": time.time(), **job_report.report(record, ranks_of(found["events"]), request["points"])}
-
-
-def tail(node: NodeContext, request: r.TailRequest) -> a.TailAnswer:
-    """The last lines of one log, for a verdict."""
-    job = files.open_job_dir(record_of(node, request["job"]).paths.dir)
+def _part(record: Record) -> NodePart:
+    """Its part; unknown where its records make this fail: one job's records must not hide another's."""
     try:
-        text = last_lines(job, request["log"], request["lines"])
-    except OSError:
-        text = b""
-    finally:
-        os.close(job)
-    return {"text": text.decode("utf-8", "backslashreplace")}
+        return record.part()
+    except Exception as error:  # noqa: BLE001 - see above
+        return NodePart(record.node, JobState.UNKNOWN, reason=bug(error))
 
 
-def list_files(node: NodeContext, request: r.JobRequest) -> a.FilesAnswer:
-    """Everything in a job's log/, restarts' folders included: names relative to log/, and sizes."""
-    found: Dict[str, int] = {}
-    logs = record_of(node, request["job"]).paths.of("log")
-    for folder, _, names in os.walk(logs):
-        step()
-        for name in names:
-            path = os.path.join(folder, name)
-            if not os.path.islink(path):
-                found[os.path.relpath(path, logs)] = os.lstat(path).st_size
-    return {"files": found}
-
-
-def clean(node: NodeContext, request: r.CleanRequest) -> a.CleanAnswer:
-    """Remove finished jobs: one, or all older than some seconds. Those of which something lives stay and are named."""
-    removed: List[str] = []
-    running: List[str] = []
-    freed = 0
-    kept: Dict[str, Tuple[str, str]] = {}
-    for record in records(node, request):
-        step()
-        try:
-            size = _clean_one(record, request)
-        except ClustertoolError as error:
-            kept[record.job] = (error.what, error.fix)
-            continue
-        except Exception as error:  # noqa: BLE001 - one job's records must not keep the others
-            kept[record.job] = (_bug(error), _REPORT)
-            continue
-        if size == _RUNS:
-            running.append(record.job)
-        elif size is not None:
-            removed.append(record.job)
-            freed += size
-    return {"removed": removed, "running": running, "freed": freed, "kept": kept}
-
-
-def _clean_one(record: Record, request: r.CleanRequest) -> Optional[int]:
-    """The bytes freed; None for a job that is too young, _RUNS for one that lives. Raises ClustertoolError."""
-    if request.get("exact") and record.other_machine() and not os.path.lexists(record.paths.dir):
-        if not request.get("dry"):  # the user has removed its directory and names it: only the ledger's copy is left
-            ledger.remove(record.paths)
-        return 0
-    if lives(record):
-        return _RUNS
-    if request["now"] - record.header["created"] < request.get("older_than", 0.0):
-        return None  # by the laptop's clock, as `created` is
-    mounts.require_none(record.paths.dir)  # before anything is changed
-    if request.get("dry"):
-        return 0
-    unlink(record.paths.dir)
-    return remove(record.paths.dir)
-
-
-def _bug(error: Exception) -> str:
+def bug(error: Exception) -> str:
     """The error and its place, in one line."""
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    return f"a bug of clustertool on this node, {os.path.basename(where.filename)}:{where.lineno}: {error!r}"
-
-
-def _output(record: Record, ranks: Sequence[ProcessStatus]) -> List[RankOutput]:
-    """Of each rank that was started, of its last attempt."""
-    try:
-        job = files.open_job_dir(record.paths.dir)
-    except NotFound:  # a program has removed it
-        return []
-    try:
-        logs = {rank.key: record.paths.log(*rank.key, rank.attempt) for rank in ranks if rank.pid}
-        found = [(key, progress(job, log)) for key, log in logs.items()]
-    finally:
-        os.close(job)
-    return [(*key, now.epoch, now.step, now.output) for key, now in found if now is not None]
-
-
-def _usage(pid: int) -> Tuple[float, int]:
-    """(CPU seconds, resident bytes) of a process."""
-    found = processes.stat(pid)
-    if found is None:
-        return 0.0, 0
-    return found.ticks / os.sysconf("SC_CLK_TCK"), found.rss * os.sysconf("SC_PAGE_SIZE")
+    place = error.__traceback__
+    assert place is not None, "it was raised"
+    while place.tb_next is not None:
+        place = place.tb_next
+    where = f"{os.path.basename(place.tb_frame.f_code.co_filename)}:{place.tb_lineno}"
+    return f"a bug of clustertool on this node, {where}: {error!r}"

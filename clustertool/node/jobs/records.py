@@ -6,24 +6,26 @@ import contextlib
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, cast
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, cast
 
 from clustertool.errors import PreflightError
 from clustertool.model.job import formats
-from clustertool.model.job.node_status import NodePart, NodeRecord, record_of
+from clustertool.model.job.job_names import can_mean
+from clustertool.model.job.node_status import CARETAKERS, NodePart, NodeRecord, record_of
 from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import OURS, JobPaths, is_job_id
-from clustertool.model.wire import record_lines
+from clustertool.model.wire.record_lines import known_skew, read_events, written_event
 from clustertool.node.jobs import ledger
 from clustertool.node.storage import files
 from clustertool.node.system import processes
+from clustertool.node.system.processes import Process
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import JobSummary
     from clustertool.model.wire.event_types import Event, JobHeader
 
 _TAIL = 4096
-_TEXTS = ("entry", "hostname", "name", "owner", "mode", "command")
+_TEXTS = ("entry", "hostname", "name", "owner", "mode", "command", "asked", "job_name", "workspace")
 _LATEST = 1e11  # seconds since the epoch; a time that is later was not written by us
 _DAMAGED = "its records are damaged, so it is not known what runs"
 
@@ -36,7 +38,12 @@ class Key(NamedTuple):
 
 
 class Record:
-    """One job on this node. `header` is its first event; `trouble` is why its records cannot be used, or ""."""
+    """One job on this node. `header` is its first event; `trouble` is why its records cannot be used, or "".
+
+    here: its processes are, or were, processes of this machine. See shared_records.py for others.
+    """
+
+    here = True
 
     def __init__(self, base: str, job: str, header: JobHeader, trouble: Optional[PreflightError] = None) -> None:
         self.paths = JobPaths(base, job)
@@ -45,9 +52,43 @@ class Record:
         self.trouble = trouble
         self._entry: Optional[ledger.Entry] = None
 
+    @classmethod
+    def read(cls, base: str, job: str) -> Record:
+        """Its header is the first event, or the content of spec.json, the ledger, or else the directory itself."""
+        paths = JobPaths(base, job)
+        trouble = None
+        header = _first_event(paths) or _planned(paths) or ledger.read(paths).get("header", {})
+        try:
+            formats.require_known(header, paths.events)
+        except PreflightError as error:
+            trouble = error
+        return cls(base, job, _checked(header, paths), trouble)
+
     @property
     def node(self) -> int:
         return self.header.get("node", 0)
+
+    @property
+    def asked(self) -> str:
+        """The id of --job-id, "" where the tool has made the id."""
+        return self.header.get("asked", "")
+
+    @property
+    def name(self) -> str:
+        """The job's name, "" if it has none."""
+        return self.header.get("job_name", "")
+
+    @property
+    def output(self) -> str:
+        """The folder of its output, inside of its directory."""
+        name = self.header.get("output", "")
+        parts = name.split("/") if isinstance(name, str) else [""]
+        inside = not any(part in ("", ".", "..") or "\0" in part for part in parts)
+        return self.paths.of(name if inside else "output")
+
+    def called(self, text: str) -> bool:
+        """Whether a user who writes `text` can mean this job."""
+        return can_mean(text, self.job, self.asked, self.name)
 
     @property
     def entry(self) -> ledger.Entry:
@@ -64,8 +105,7 @@ class Record:
         """All of them; where a program has emptied or removed the file, what the ledger has of them comes first."""
         found: List[Event] = []
         with contextlib.suppress(OSError):
-            with open(files.open_file(self.paths.events), "rb") as file:
-                found = _parse(file.read())
+            found = read_events(files.read_file(self.paths.events).split(b"\n"))
         return found if any(event["type"] == "job" for event in found) else [*self._restored(), *found]
 
     def first_event(self) -> Event:
@@ -75,8 +115,8 @@ class Record:
         entry = self.entry
         if "supervisor" in entry:
             t = self.header.get("created", 0.0)
-            yield {**self.header, "t": t, "type": "job", "restored": True}
-            for kind in ledger.CARETAKERS:
+            yield cast("Event", {**self.first_event(), "restored": True})
+            for kind in CARETAKERS:
                 process = ledger.process(entry, kind)
                 if process:
                     about = {"t": t, "type": kind, "pid": process.pid, "start": process.start}
@@ -96,24 +136,39 @@ class Record:
             with open(files.open_file(self.paths.events), "rb") as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - _TAIL))
-                found = record_of(_parse(file.read()))
+                found = record_of(read_events(file.read().split(b"\n")))
                 if found.ended is not None:
                     return found
         return self.own()
 
-    def process(self, kind: str, own: Optional[NodeRecord] = None) -> Optional[processes.Process]:
+    def process(self, kind: str, own: Optional[NodeRecord] = None) -> Optional[Process]:
         """The newest supervisor, guard or gauge, alive or not; None where another boot recorded it."""
         own = self.own() if own is None else own
         found = own.caretakers.get(kind)
-        return processes.Process(*found) if found and _here(own.boot, own.space) else None
+        return Process(*found) if found and _here(own.boot, own.space) else None
+
+    def supervised(self, own: Optional[NodeRecord] = None) -> bool:
+        """Whether its supervisor lives."""
+        return self.caretakers(own, ("supervisor",)) != []
+
+    def caretakers(self, own: Optional[NodeRecord] = None, kinds: Sequence[str] = CARETAKERS[:2]) -> List[Process]:
+        """Those of supervisor and guard, or of other `kinds`, that live."""
+        own = self.own() if own is None else own
+        found = [self.process(kind, own) for kind in kinds]
+        return [process for process in found if process and processes.alive(process)]
+
+    def heartbeat(self) -> Optional[float]:
+        """Seconds since its supervisor last moved, if it ever did."""
+        with contextlib.suppress(OSError):
+            return round(max(0.0, time.time() - os.stat(self.paths.control).st_mtime), 1)
+        return None
 
     def key(self) -> Optional[Key]:
         """The mark of its processes; None if neither the ledger nor spec.json has it."""
         with contextlib.suppress(KeyError):
             return Key(str(self.entry["mark"]), bool(self.entry["leads"]))
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            with open(files.open_file(self.paths.spec), "rb") as file:
-                spec = json.loads(file.read())
+        with contextlib.suppress(KeyError, TypeError):
+            spec = _spec(self.paths)
             return Key(str(spec["mark"]), spec["node"] == spec["lead"]["node"])
         return None
 
@@ -134,13 +189,9 @@ class Record:
         own = self.own()
         return "" if own.boot and _here(own.boot, own.space) else name
 
-    def over(self) -> bool:
-        """Whether its own records prove that nothing of it lives on the node that it was on."""
-        return self.own().clean
-
     def unknown(self) -> str:
         """Why it is not known from here whether it runs; "" if it can be known."""
-        if not self.trouble and self.over():
+        if not self.trouble and self.own().clean:
             return ""
         name = self.other_machine()
         if self.trouble:
@@ -149,8 +200,12 @@ class Record:
             return f"it runs (or ran) on {name}: ask there"
         return _DAMAGED if self.key() is None and not self.blank() and not self._rebooted() else ""
 
-    def require_here(self) -> None:
-        """Raise PreflightError for a job whose records grow on another machine."""
+    def abandoned(self, own: NodeRecord) -> bool:
+        """Supervisor and guard have ended, so no event will follow. own: the fold of those that the caller has read."""
+        return not self.caretakers()
+
+    def require_followed(self) -> None:
+        """Raise PreflightError for a job of which it cannot be known when its records are complete."""
         why = self.unknown()
         if why:
             raise PreflightError(f"job {self.job}: {why}", "name that machine in HOSTS")
@@ -160,18 +215,13 @@ class Record:
         own = self.own()
         return bool(own.boot) and not _here(own.boot, own.space)
 
-    def summary(self) -> JobSummary:
+    def summary(self, part: NodePart) -> JobSummary:
         """For `inv jobs`: one line about this job as this node knows it."""
-        return self._summary(self._part())
-
-    def unreadable(self, reason: str) -> JobSummary:
-        """The same of a job whose state cannot be read, and why."""
-        return self._summary(NodePart(self.node, JobState.UNKNOWN, reason=reason))
-
-    def _summary(self, part: NodePart) -> JobSummary:
         header = self.header
         return {
             "id": self.job,
+            "asked": self.asked,
+            "name": self.name,
             "node": self.node,
             "owner": header.get("owner"),
             "created": header.get("created"),
@@ -184,48 +234,56 @@ class Record:
             "reason": part.reason,
             "start": part.start,
             "final": part.final,
+            "started": self._by_laptop(header.get("t")),  # of the first event: the supervisor wrote it when it started
+            "ended": self._by_laptop(part.ended),
         }
 
-    def _part(self) -> NodePart:
+    def _by_laptop(self, t: object) -> Optional[float]:
+        """A recorded time by the laptop's clock. None for what is no time: the job's programs may have written it."""
+        if not isinstance(t, (int, float)):
+            return None
+        return t - self.skew if abs(self.skew) < t < _LATEST else None
+
+    @property
+    def skew(self) -> float:
+        """Seconds by which this node's clock was ahead of the laptop's; 0 if that is not known."""
+        return known_skew(self.header)
+
+    def part(self) -> NodePart:
+        """Raises ValueError for an exit code that cannot be one."""
         if self.trouble:
             return NodePart(self.node, JobState.UNKNOWN, reason=self.trouble.what)
         own = self.last()
         if own.ended is not None:
             if abs(own.ended.code) >= 1 << 31:
                 raise ValueError(f"exit code {own.ended.code}")
-            return own.part(self.node, False)._replace(reason=own.ended.reason[:_TAIL])
-        supervisor = self.process("supervisor", own)
-        alive = supervisor is not None and processes.alive(supervisor)
-        return own.part(self.node, alive, "" if alive else self.unknown())
+            return own.part_of(self.node, False)._replace(reason=own.ended.reason[:_TAIL])
+        alive = self.supervised(own)
+        return own.part_of(self.node, alive, "" if alive else self.unknown())
 
 
 def _here(boot: str, space: str) -> bool:
     return boot == processes.boot_id() and space in ("", processes.space())
 
 
-def _parse(data: bytes) -> List[Event]:
-    events = (record_lines.read_event(line) for line in data.split(b"\n"))
-    return [event for event in events if event is not None]
-
-
-def find(root: str, entry: str, hostname: str, job: str = "") -> List[Record]:
+def find(root: str, entry: str, hostname: str, job: str = "", exact: bool = False) -> List[Record]:
     """Records of this node below ROOT_DIR, newest first; `entry` is how conf.py names this node, user@host:port.
 
     Other nodes may see the same ROOT_DIR: a node's own record is the one made for its entry, or else for its host name.
-    Prefixes of job ids match.
+    job: what a user calls the jobs (see can_mean()), "" for all; exact: an id.
     """
     own: List[Record] = []
-    by_name: Dict[str, List[Record]] = {}
+    by_name: Dict[str, Record] = {}
     for base, shared in _bases(root):
-        for record in _records(base, job):
+        for record in _records(base, job if exact else ""):
+            if not exact and not record.called(job):
+                continue
             if record.header.get("entry") == entry or not (shared or record.header.get("hostname")):
                 own.append(record)
             elif record.header.get("hostname") == hostname:
-                by_name.setdefault(record.job, []).append(record)
+                by_name.setdefault(record.job, record)
     have = {record.job for record in own}
-    for name, records in by_name.items():
-        if name not in have:
-            own += records[:1]
+    own += [record for name, record in by_name.items() if name not in have]
     return sorted(own, key=lambda record: float(record.header["created"]), reverse=True)
 
 
@@ -237,18 +295,29 @@ def _bases(root: str) -> Iterator[Tuple[str, bool]]:
                 yield os.path.join(root, name), True
 
 
-def _records(base: str, job: str) -> Iterator[Record]:
+def names(base: str, job: str) -> Dict[str, bool]:
+    """The jobs below `base` that have a directory with the tool's marker (True) or only an entry in the ledger.
+
+    job: only this one; "" for all. Raises PreflightError.
+    """
     try:
-        names = os.listdir(base)
+        found = os.listdir(base)
     except FileNotFoundError:
-        return
+        return {}
     except OSError as error:  # the file server does not answer: an empty list of jobs would be wrong
         fix = "check ROOT_DIR on that node: jobs may run there"
         raise PreflightError(f"the jobs below {base} cannot be read: {error.strerror}", fix) from None
-    marked = {name[3:] for name in names if name.startswith("JOB" + job) and files.is_ours(os.path.join(base, name))}
-    for name in filter(is_job_id, {*marked, *(name for name in ledger.jobs(base) if name.startswith(job))}):
-        record = _record(base, name)
-        if name in marked:
+    named = {name[3:] for name in found if name.startswith("JOB") and job in ("", name[3:])}
+    marked = {name for name in named if files.is_ours(os.path.join(base, f"JOB{name}"))}
+    listed = {*marked, *(name for name in ledger.jobs(base) if job in ("", name))}
+    return {name: name in marked for name in listed if is_job_id(name)}
+
+
+def _records(base: str, job: str) -> Iterator[Record]:
+    """The record of a job, or of all for ""."""
+    for name, marked in names(base, job).items():
+        record = Record.read(base, name)
+        if marked:
             yield record
         elif not _stale(record):
             files.mark_again(record.paths.dir)  # a program of the job has removed the tool's folder
@@ -260,41 +329,34 @@ def _stale(record: Record) -> bool:
     removed."""
     if os.path.lexists(record.paths.dir) or record.trouble or record.other_machine():
         return False
-    known = [record.process(kind) for kind in ("supervisor", "guard")]
     key = record.key()
-    if any(process and processes.alive(process) for process in known) or (key and processes.marked(key.mark)):
+    if record.caretakers() or (key and processes.marked(key.mark)):
         return False
     with contextlib.suppress(OSError):
         ledger.remove(record.paths)
     return True
 
 
-def _record(base: str, name: str) -> Record:
-    """Its header is the first event, or the content of spec.json, the ledger, or else the directory itself."""
-    paths = JobPaths(base, name)
-    trouble = None
-    header = _first_event(paths) or _planned(paths) or dict(ledger.read(paths).get("header", {}))
-    try:
-        formats.require_known(header, paths.events)
-    except PreflightError as error:
-        trouble = error
-    return Record(base, name, _checked(header, paths), trouble)
-
-
 def _first_event(paths: JobPaths) -> Mapping[str, object]:
     with contextlib.suppress(OSError):
         with open(files.open_file(paths.events), "rb") as file:
-            for event in _parse(file.readline()):
+            for event in read_events([file.readline()]):
                 return cast("Mapping[str, object]", event) if event["type"] == "job" else {}
+    return {}
+
+
+def _spec(paths: JobPaths) -> Mapping[str, Any]:
+    """The content of spec.json, {} if it is damaged."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        found = json.loads(files.read_file(paths.spec))
+        return found if isinstance(found, dict) else {}
     return {}
 
 
 def _planned(paths: JobPaths) -> Mapping[str, object]:
     """What will be the first event."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        with open(files.open_file(paths.spec), "rb") as file:
-            return dict(json.loads(file.read())["header"])
-    return {}
+    header = _spec(paths).get("header")
+    return header if isinstance(header, dict) else {}
 
 
 def _is_text(value: object) -> bool:
@@ -321,18 +383,22 @@ def _checked(found: Mapping[str, object], paths: JobPaths) -> JobHeader:
     return cast("JobHeader", {**header, "id": paths.job, "created": made, "node": number})
 
 
-def record_loss(job: int, why: str) -> None:
-    """Does not wait for the disk: the processes of the dead supervisor are still to be ended."""
-    _append(job, "supervisor-lost", {"why": why}, durable=False)
+def record_loss(job: int, why: str, make: bool = True) -> None:
+    """Does not wait for the disk: the processes of the dead supervisor are still to be ended. make: see record_clean()."""
+    _append(job, "supervisor-lost", {"why": why}, make, durable=False)
 
 
-def record_clean(job: int, survivors: List[str]) -> None:
-    """The last event: it is on the disk when this returns."""
-    _append(job, "clean", {"survivors": survivors}, durable=True)
+def record_clean(job: int, survivors: List[str], make: bool = True) -> None:
+    """The last event: it is on the disk when this returns.
+
+    make: create the file of the events if it is missing. A guard does not: its supervisor made the file, so where it is
+    missing, the job that never started is being removed at this moment, and a new file would keep its directory.
+    """
+    _append(job, "clean", {"survivors": survivors}, make, durable=True)
 
 
-def _append(job: int, type: str, fields: Mapping[str, object], durable: bool) -> None:
+def _append(job: int, type: str, fields: Mapping[str, object], make: bool, durable: bool) -> None:
     with contextlib.suppress(OSError):
-        journal = files.Journal(files.open_append(job, f"{OURS}/events.jsonl"))
-        journal.write(record_lines.written_event(type, round(time.time(), 3), fields))
+        journal = files.Journal(files.open_append(job, f"{OURS}/events.jsonl", make))
+        journal.write(written_event(type, round(time.time(), 3), fields))
         journal.close(durable)

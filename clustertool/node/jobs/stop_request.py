@@ -6,44 +6,64 @@ import contextlib
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Mapping, Sequence
+from typing import TYPE_CHECKING, Dict, Sequence
 
 from clustertool.errors import NotFound, PreflightError
+from clustertool.model.hints import PROGRAM
+from clustertool.model.job.node_status import CARETAKERS
 from clustertool.model.job.state_names import JobState, StopState
-from clustertool.model.wire import record_lines
-from clustertool.node.jobs import descendants, records
+from clustertool.node.jobs import descendants, queries, records, supervisor_client
 from clustertool.node.jobs.records import Record
 from clustertool.node.jobs.termination import Sweep
 from clustertool.node.storage import files
 from clustertool.node.system import processes
+from clustertool.node.system.node_context import NodeContext
 from clustertool.node.system.processes import Process
 
 if TYPE_CHECKING:
-    from clustertool.model.wire.agent_answers import JobStop
+    from clustertool.model.wire.agent_answers import Answer, JobStop, StopAnswer
+    from clustertool.model.wire.agent_requests import JobRequest, StopRequest
+    from clustertool.model.wire.supervisor_messages import StopCommand
 
 _REACTION = 3.0  # seconds that a supervisor on a busy machine may take to react
+_NOTICE = 1.0  # seconds for a notice, which comes once a second
 _WORKING = 10.0  # and to end processes that resist KILL, after the grace; or to call a silent node lost
 _LEAVING = 3.0  # and to get the lead's verdict when all is clean
 _SAME = 5.0  # and to learn of one stop in two ways
 _POLL = 0.02
-_FIX = "end its processes on that node by hand; then remove its directory, and run inv clean --job with its id"
+_FIX = "end its processes on that node by hand; then remove its directory, and run {program} clean --job {job}"
 _ALREADY: JobStop = {"state": StopState.ENDED_ALREADY, "survivors": []}
+
+
+def stop_jobs(node: NodeContext, request: StopRequest) -> StopAnswer:
+    """Each job's answer. A job with unusable records does not keep the others running."""
+    found: Dict[str, JobStop] = {}
+    for record in queries.records(node, request):
+        try:
+            found[record.job] = stop(record, request["by"], request["code"], request["grace"], request["force"])
+        except Exception as error:  # noqa: BLE001 - one job's records must not hide another's
+            found[record.job] = {"state": StopState.UNKNOWN, "survivors": [], "why": queries.bug(error)}
+    return {"jobs": found}
+
+
+def attached(node: NodeContext, request: JobRequest) -> Answer:
+    """A laptop follows the job: for --lease. The supervisor may have ended."""
+    supervisor_client.order(queries.record_of(node, request["job"]).paths, {"type": "attached"}, _NOTICE)
+    return {}
 
 
 def lives(record: Record) -> bool:
     """Whether anything of a job lives here, its supervisor included. Raises PreflightError where this cannot be known."""
     why = record.unknown()
     if why:
-        raise PreflightError(f"job {record.job} is not removed: {why}", _FIX)
+        raise PreflightError(f"job {record.job} is not removed: {why}", _FIX.format(program=PROGRAM, job=record.job))
     if record.other_machine() or record.blank():  # it has ended there, or never started
         return False
     with _Left(record) as left:
-        ended = record.last().ended is not None  # supervisor and guard are about to leave then
-        return (
-            any(process not in left.caretakers for process in left.sweep.living())
-            if ended
-            else bool(left.sweep.living())
-        )
+        living = left.sweep.living()
+        if record.last().ended is not None:  # supervisor and guard are about to leave then
+            living = [process for process in living if process not in left.caretakers]
+        return bool(living)
 
 
 def stop(record: Record, by: str, code: int, grace: float, force: bool) -> JobStop:
@@ -54,7 +74,7 @@ def stop(record: Record, by: str, code: int, grace: float, force: bool) -> JobSt
     """
     grace = 0.0 if force else grace
     end = time.monotonic() + _REACTION + grace + _WORKING + _LEAVING
-    if record.trouble or (record.other_machine() and not record.over()):
+    if record.trouble or (record.other_machine() and not record.own().clean):
         return _unknown(record)
     if record.other_machine():
         return _ALREADY
@@ -65,7 +85,9 @@ def stop(record: Record, by: str, code: int, grace: float, force: bool) -> JobSt
             if record.unknown():
                 return _unknown(record)
             return _clean(record) if _just_stopped(record) else _ALREADY
-        done = _ask(record, by, code, grace) and left.supervisor is not None and _ends(record, left.supervisor, grace)
+        how: StopCommand = {"type": "stop", "by": by, "code": code, "grace": grace, "force": grace == 0}
+        accepted = supervisor_client.order(record.paths, how, _REACTION, left.responsive)
+        done = accepted and left.supervisor is not None and _ends(record, left.supervisor, grace)
         if not done and record.own().step != "ended":  # by itself, meanwhile
             return _take_over(left, by, grace)
         if _leave(left.caretakers, end):
@@ -99,17 +121,19 @@ class _Left:
         self.job = -1
         own = record.own()
         self.supervisor = record.process("supervisor", own)
-        found = (self.supervisor, record.process("guard", own), record.process("gauge", own))
-        self.caretakers = [process for process in found if process and processes.alive(process)]
+        self.caretakers = record.caretakers(own, CARETAKERS)
 
     def __enter__(self) -> _Left:
         with contextlib.suppress(NotFound):
             self.job = files.open_job_dir(self.record.paths.dir)
-        known = (
-            descendants.recorded(self.job) if self.supervisor else []
-        )  # else they are of another boot, and so are their numbers
+        # Without a supervisor of this boot they are of another boot, and so are their numbers.
+        known = descendants.recorded(self.job) if self.supervisor else []
         self.sweep = Sweep([*known, *self.caretakers], self.key.mark if self.key else "")
         return self
+
+    def responsive(self) -> bool:
+        """Whether the supervisor can answer; also if it is not known which process it is."""
+        return self.supervisor is None or _runs(self.supervisor)
 
     def __exit__(self, *_: object) -> None:
         if self.job >= 0:
@@ -120,29 +144,14 @@ def _answer(survivors: Sequence[str]) -> JobStop:
     return {"state": StopState.SURVIVORS if survivors else StopState.CLEAN, "survivors": list(survivors)}
 
 
-def _ask(record: Record, by: str, code: int, grace: float) -> bool:
-    return send_to_supervisor(record, "stop", {"by": by, "code": code, "grace": grace, "force": grace == 0})
-
-
-def send_to_supervisor(record: Record, type: str, fields: Mapping[str, object]) -> bool:
-    """A message through its fifo. False if no process reads it: the supervisor is gone, or does not run."""
-    line = record_lines.control_line(type, fields)
-    try:
-        fd = os.open(record.paths.control, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        return os.write(fd, line) == len(line)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
+def _runs(supervisor: Process) -> bool:
+    return processes.alive(supervisor) and not processes.stopped(supervisor)
 
 
 def _ends(record: Record, supervisor: Process, grace: float) -> bool:
     """The supervisor has read the request and has ended everything in time."""
     start = time.monotonic()
-    while processes.alive(supervisor) and not processes.stopped(supervisor):
+    while _runs(supervisor):
         verdict = record.own().step
         if verdict in ("clean", "ended"):
             return True
@@ -176,12 +185,9 @@ def _take_over(left: _Left, by: str, grace: float) -> JobStop:
         processes.signal_one(process, signal.SIGKILL)
     survivors = left.sweep.end(grace)
     if left.record.own().step != "ended":
-        records.record_loss(left.job, f"{by} found it dead or deaf")
+        records.record_loss(left.job, f"{by} found that it does not respond")
     if left.key is None:
-        return {
-            "state": StopState.UNKNOWN,
-            "survivors": survivors,
-            "why": "what is known of it was ended, but its records are damaged",
-        }
+        why = "what is known of it was ended, but its records are damaged"
+        return {"state": StopState.UNKNOWN, "survivors": survivors, "why": why}
     records.record_clean(left.job, survivors)
     return _answer(survivors)

@@ -1,60 +1,130 @@
-"""This module ends the processes of a job whose supervisor cannot: all that are recorded or marked, and their children."""
+"""This module ends the processes of a job: TERM now, KILL after the grace until none lives. It names those that stay alive."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from typing import Dict, Iterable, List, Set
+from typing import Callable, Collection, Dict, Iterable, List, Optional
 
+from clustertool.node.jobs.descendants import Descendants
 from clustertool.node.system import processes
 from clustertool.node.system.processes import Process
 
-_POLL = 0.01
-_GRACE_POLL = 0.05
+_POLL = 0.02
+_HOPELESS = 8.0  # seconds of KILL after which a supervisor reports a survivor
+_ROUNDS = 20  # of KILL in one turn, against a program that forks as fast as it is killed
+_UNSEEN = "processes that start others faster than they are found"
+_OF_SIGNALS = (128 + signal.SIGTERM, 128 + signal.SIGKILL)  # exit codes of a shell whose program got a signal
+
+
+class Termination:
+    """Call turn() until it returns the survivors. `living` finds the processes, `mark` is the job's marker.
+
+    Without a `grace` there is only KILL. `patience`: seconds of KILL after which what still lives is a survivor.
+    """
+
+    def __init__(self, living: Callable[[], List[Process]], mark: str, grace: float, patience: float) -> None:
+        self._living = living
+        self._mark = mark
+        self._patience = patience
+        self._kill_at = time.monotonic() + grace
+        self._give_up_at = 0.0
+        found = living()
+        self.signalled = {process.pid for process in found}
+        for process in found if grace > 0 else ():
+            processes.signal_one(process, signal.SIGTERM)
+            processes.signal_one(process, signal.SIGCONT)  # a stopped process handles TERM only when it continues
+
+    def hurry(self, grace: float) -> None:
+        """A second stop can only be faster than the first."""
+        self._kill_at = min(self._kill_at, time.monotonic() + grace)
+
+    def turn(self, unreaped: bool = False) -> Optional[List[str]]:
+        """`unreaped`: the supervisor has children, dead or missed by the search. The end waits until they are reaped."""
+        now = time.monotonic()
+        left = self._living()
+        if (left or unreaped) and now < self._kill_at:
+            return None
+        left = self._kill(left) or self._kill_strays()
+        if left or unreaped:
+            self._give_up_at = self._give_up_at or now + self._patience
+            if now < self._give_up_at:
+                return None
+        return [processes.describe(process) for process in left] or ([_UNSEEN] if unreaped else [])
+
+    def _kill(self, left: List[Process]) -> List[Process]:
+        """All that live, and at once those that were born meanwhile."""
+        killed: List[Process] = []
+        for _ in range(_ROUNDS):
+            fresh = [process for process in left if process not in killed]
+            if not fresh:
+                break
+            for process in fresh:
+                processes.signal_one(process, signal.SIGKILL)
+            killed += fresh
+            left = self._living()
+        return left
+
+    def _kill_strays(self) -> List[Process]:
+        """Marked processes that `living` does not find."""
+        strays = [process for process in processes.marked(self._mark) if process.pid != os.getpid()]
+        for process in strays:
+            processes.signal_one(process, signal.SIGKILL)
+        return strays
+
+
+class Shutdown(Termination):
+    """The end of an attempt, by its supervisor. `over_at`: when it was over, 0.0 before. `ranks`: the pids of running ranks."""
+
+    def __init__(self, family: Descendants, mark: str, grace: float, ranks: Collection[int] = ()) -> None:
+        # Ranks that end by SIGTERM itself, and not with an exit code.
+        self._end_by_signal = {pid for pid in ranks if processes.dies_of(pid, signal.SIGTERM)}
+        super().__init__(family.living, mark, grace, _HOPELESS)
+        self._family = family
+        self._ended_before = set(ranks) - self.signalled
+        self.over_at = 0.0
+
+    def stopped(self, pid: int, code: int, killed: int) -> bool:
+        """Whether a rank that has exited now was stopped, and did not end by itself. `killed`: its signal, or 0."""
+        if pid in self._ended_before:
+            return False
+        return killed > 0 or pid not in self._end_by_signal or code in _OF_SIGNALS
+
+    def turn(self, unreaped: bool = False) -> Optional[List[str]]:
+        survivors = super().turn(unreaped or self._family.has_children())
+        self.over_at = 0.0 if survivors is None else time.monotonic()
+        return survivors
 
 
 class Sweep:
-    """`known`: processes of the job, alive or not; `mark`: its marker in their environment; `spare`: never touched."""
+    """The processes of a job whose supervisor cannot end them: all that are recorded or marked, and their children.
 
-    def __init__(self, known: Iterable[Process], mark: str, spare: Iterable[int] = ()) -> None:
+    `known`: processes of the job, alive or not; `mark`: its marker in their environment.
+    """
+
+    def __init__(self, known: Iterable[Process], mark: str) -> None:
         self._known = set(known)
         self._mark = mark
-        self._spare: Set[int] = {os.getpid(), *spare}
 
     def living(self) -> List[Process]:
-        """A process that was found once stays known: its parent may be dead at the next search."""
-        seeds = [process for process in {*self._known, *processes.marked(self._mark)} if processes.alive(process)]
+        """The processes that lived when they were found. One that has ended since may have started others: search again.
+
+        A process that was found once stays known: its parent may be dead at the next search.
+        """
+        seeds = {*filter(processes.alive, self._known), *processes.marked(self._mark)}
         found: Dict[int, Process] = {process.pid: process for process in seeds}
         for process in seeds:
-            found.update((child.pid, child) for child in processes.descendants(process.pid))
-        living = [process for pid, process in found.items() if pid not in self._spare and processes.alive(process)]
-        self._known.update(living)
-        return living
+            found.update((child.pid, child) for child in filter(processes.alive, processes.descendants(process.pid)))
+        found.pop(os.getpid(), None)
+        self._known.update(found.values())
+        return list(found.values())
 
-    def end(self, grace: float, force_for: float = 5.0) -> List[str]:
-        """TERM, `grace` seconds, then KILL until none lives or `force_for` seconds are over. Returns descriptions of
-        the survivors."""
-        if grace > 0:
-            terminate(self.living())
-            self._wait(grace)
-        end = time.monotonic() + force_for
-        left = self.living()
-        while left and time.monotonic() < end:
-            for process in left:
-                processes.signal_one(process, signal.SIGKILL)
+    def end(self, grace: float, patience: float = 5.0) -> List[str]:
+        """Return descriptions of the survivors."""
+        termination = Termination(self.living, self._mark, grace, patience)
+        while True:
+            survivors = termination.turn()
+            if survivors is not None:
+                return survivors
             time.sleep(_POLL)
-            left = self.living()
-        return [processes.describe(process) for process in left]
-
-    def _wait(self, grace: float) -> None:
-        end = time.monotonic() + grace
-        while self.living() and time.monotonic() < end:
-            time.sleep(_GRACE_POLL)
-
-
-def terminate(found: Iterable[Process]) -> None:
-    """TERM, and CONT after it: a stopped process handles TERM only when it continues."""
-    for process in found:
-        processes.signal_one(process, signal.SIGTERM)
-        processes.signal_one(process, signal.SIGCONT)

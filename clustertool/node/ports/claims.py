@@ -16,13 +16,14 @@ import time
 from typing import Dict, Iterator, List, Sequence, Tuple
 
 from clustertool.errors import PortInUse, PreflightError
+from clustertool.model.hints import PROGRAM
 from clustertool.model.job import formats
 from clustertool.node.jobs.records import Record
 from clustertool.node.system import private_directory, processes
 from clustertool.node.system.file_lock import lock_within
 
 _FILE = "ports.json"
-_CHECK = "(inv check)"  # the job's name for ports of a check; its base is the agent: pid and start time
+_CHECK = "(check)"  # the job's name for ports of a check; its base is the agent: pid and start time
 _PATIENCE = 10.0  # seconds for others that read or write the claims
 _PLACED = 300.0  # seconds after which a laptop that placed a job and never started it counts as gone
 Claims = Dict[str, Tuple[str, str, str]]  # port -> (job, base directory of the job, boot id)
@@ -65,17 +66,13 @@ def touch() -> None:
 def claim(ports: Sequence[int], job: str, base: str) -> None:
     """All of them or none. Raises PortInUse with the other job."""
     with _locked(directory()) as fd:
-        claims = _read(fd)
-        # Other nodes on this machine may have placed the same job a moment ago.
-        ours = {port: claim for port, claim in claims.items() if claim[0] == job}
-        others = _living({port: claim for port, claim in claims.items() if port not in ours})
-        taken = [(port, others[str(port)][0]) for port in ports if str(port) in others]
+        kept = _kept(_read(fd), job)
+        taken = [(port, kept[str(port)][0]) for port in ports if not _is_free(port, kept, job)]
         if taken:
             message = "; ".join(f"port {port} is in use by job {other}" for port, other in taken)
-            fix = "wait for that check" if taken[0][1] == _CHECK else f"inv stop --job {taken[0][1]}"
+            fix = "wait for that check" if taken[0][1] == _CHECK else f"{PROGRAM} stop --job {taken[0][1]}"
             raise PortInUse(message, f"{fix}, or choose other ports")
-        boot = processes.boot_id()
-        _write(fd, {**others, **ours, **dict.fromkeys(map(str, ports), (job, base, boot))})
+        _add(fd, kept, ports, job, base)
 
 
 def take_back(job: str, base: str) -> None:
@@ -90,18 +87,22 @@ def take_back(job: str, base: str) -> None:
             _write(fd, left)
 
 
-def hold(ports: Sequence[int]) -> None:
-    """For a check, until this process ends or lets go: all of them or none. Raises PortHeld, PreflightError."""
-    own = processes.identify(os.getpid())
-    if own:
-        claim(ports, _CHECK, f"{own.pid} {own.start}")
+def hold(ports: Sequence[int]) -> List[int]:
+    """For a check, until this process ends or lets go: those that no job has claimed. Raises PreflightError."""
+    with _locked(directory()) as fd:
+        kept = _kept(_read(fd), _CHECK)
+        free = [port for port in ports if _is_free(port, kept, _CHECK)]
+        _add(fd, kept, free, _CHECK, _this_process())
+    return free
 
 
 def let_go() -> None:
     """The ports that this process took by hold()."""
-    own = processes.identify(os.getpid())
-    if own:
-        take_back(_CHECK, f"{own.pid} {own.start}")
+    take_back(_CHECK, _this_process())
+
+
+def _this_process() -> str:
+    return " ".join(map(str, processes.identify(os.getpid()) or ()))
 
 
 def claimed() -> Dict[int, str]:
@@ -118,6 +119,21 @@ def claimed() -> Dict[int, str]:
             return {int(port): job for port, (job, _, _) in _living(_parse(file.read(), file.name)).items()}
     except OSError:
         return {}
+
+
+def _kept(claims: Claims, job: str) -> Claims:
+    """The claims of living jobs, and those of `job`: other nodes on this machine may have placed it a moment ago."""
+    ours = {port: claim for port, claim in claims.items() if claim[0] == job}
+    return {**_living({port: claim for port, claim in claims.items() if port not in ours}), **ours}
+
+
+def _is_free(port: int, claims: Claims, job: str) -> bool:
+    return str(port) not in claims or claims[str(port)][0] == job
+
+
+def _add(fd: int, claims: Claims, ports: Sequence[int], job: str, base: str) -> None:
+    """Raises PreflightError where /tmp is full."""
+    _write(fd, {**claims, **dict.fromkeys(map(str, ports), (job, base, processes.boot_id()))})
 
 
 def _read(fd: int) -> Claims:
@@ -152,23 +168,16 @@ def _write(fd: int, claims: Claims) -> None:
 
 def _living(claims: Claims) -> Claims:
     boot = processes.boot_id()
-    over: Dict[Tuple[str, str], bool] = {}
-    kept: Claims = {}
-    for port, (job, base, booted) in claims.items():
-        if booted != boot:
-            continue
-        if (job, base) not in over:
-            over[job, base] = _over(job, base)
-        if not over[job, base]:
-            kept[port] = (job, base, booted)
-    return kept
+    known = {port: claim for port, claim in claims.items() if claim[2] == boot}
+    living = {(job, base) for job, base in {claim[:2] for claim in known.values()} if not _over(job, base)}
+    return {port: claim for port, claim in known.items() if claim[:2] in living}
 
 
 def _over(job: str, base: str) -> bool:
     if job == _CHECK:
         numbers = [int(item) for item in base.split() if item.isdecimal()]
         return len(numbers) != 2 or not processes.alive(processes.Process(*numbers))
-    record = Record(base, job, {})
+    record = Record(base, job, {"id": job})
     if not os.path.isdir(record.paths.dir):
         return True
     return record.last().ended is not None or _dead(record)

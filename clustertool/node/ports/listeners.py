@@ -7,7 +7,7 @@ import errno
 import os
 import socket
 import struct
-from typing import Container, Dict, Iterator, List, NamedTuple, Sequence, Set
+from typing import Container, Dict, Iterator, List, NamedTuple, Sequence
 
 from clustertool.errors import PortInUse, PreflightError
 from clustertool.node.system import processes, users
@@ -88,11 +88,6 @@ def serves(listener: Listener, address: str) -> bool:
     return listener.address in (address, "::") or (listener.address == "0.0.0.0" and ":" not in address)
 
 
-def listening() -> Set[int]:
-    """TCP ports with a listener."""
-    return {listener.port for listener in listeners()}
-
-
 def holders(asked: Container[int]) -> Dict[int, str]:
     """Ports with a listener -> its process, as far as this user may see: `nginx (pid 812, user www)`."""
     matching = [listener for listener in listeners() if listener.port in asked]
@@ -128,13 +123,10 @@ def require_free(ports: Sequence[int]) -> None:
                 sock.bind(("", port))
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
-                    raise PreflightError(
-                        f"port {port} cannot be used: {error.strerror}", "choose another port"
-                    ) from None
-                holder = holders([port]).get(port, "another process")
-                raise PortInUse(
-                    f"port {port} is in use by {holder}", "end that program, or choose another port"
-                ) from None
+                    what = f"port {port} cannot be used: {error.strerror}"
+                    raise PreflightError(what, "choose another port") from None
+                what = f"port {port} is in use by {holders([port]).get(port, 'another process')}"
+                raise PortInUse(what, "end that program, or choose another port") from None
 
 
 def ephemeral() -> "tuple[int, int]":

@@ -10,7 +10,6 @@ import contextlib
 import errno
 import os
 import socket
-import struct
 import time
 from typing import Collection, Dict, List, Optional, Sequence
 
@@ -21,7 +20,6 @@ _PREFIX = "clustertool/port/"
 _MOST = 128  # a pserver may have a thousand ports, and descriptors are limited
 _WAITING = 128  # connections of processes that ask for the owner of a name, until turn() accepts them
 _BETWEEN = 1.0  # seconds that a process may take between its bind and its listen
-_PEER = struct.Struct("3i")  # pid, uid, gid
 
 
 class Reservations:
@@ -45,9 +43,8 @@ class Reservations:
                     continue
                 real = owner(port, uid)
                 if real != os.getuid():
-                    raise PortInUse(
-                        f"port {port} is in use by {_job_of(real)}", "wait for its end, or choose another port"
-                    )
+                    what = f"port {port} is in use by {_job_of(real)}"
+                    raise PortInUse(what, "wait for its end, or choose another port")
 
     def _take(self, port: int) -> None:
         """A name of another process stays. Too few descriptors, for example, do not prevent a start."""
@@ -103,7 +100,7 @@ def owner(port: int, uid: int) -> Optional[int]:
             sock.setblocking(False)
             try:
                 sock.connect(_name(port, uid))
-                return int(_PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[1])
+                return users.peer(sock).uid
             except OSError as error:  # it does not listen yet, is of another kind, or is asked by too many
                 if error.errno != errno.ECONNREFUSED or time.monotonic() > end:
                     return None

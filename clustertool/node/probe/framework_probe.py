@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from typing import List
+from typing import Any, Dict, List, Tuple
 
 NAME, MARK, PATIENCE = sys.argv[1], sys.argv[2], float(sys.argv[3])
 LARGE = 1 << 18  # numbers of 8 bytes: many packets, of the greatest size that the network claims to take
@@ -31,10 +31,17 @@ def describe(error: BaseException) -> str:
     return (type(error).__name__ + ": " + first)[:MOST]
 
 
-def given(*kinds: str) -> List[str]:
-    """The devices of these kinds that the job gave us, by the names that the node has for them."""
-    values = [os.environ.get(kind + "_VISIBLE_DEVICES", "") for kind in kinds]
-    return [f"device {number}" for number in next(filter(None, values), "").split(",") if number]
+def first_set(*names: str) -> List[str]:
+    """The parts between commas of the first of these variables that is not empty."""
+    return next(filter(None, (os.environ.get(name, "") for name in names)), "").split(",")
+
+
+def given(*kinds: str) -> Tuple[int, Dict[int, str]]:
+    """How many devices of these kinds this rank sees, and its own ones: position -> the name that the node has for it."""
+    seen = [number for number in first_set(*(kind + "_VISIBLE_DEVICES" for kind in kinds)) if number]
+    own = first_set("FLAGS_selected_gpus", "FLAGS_selected_xpus", "FLAGS_selected_npus")
+    mine = [int(position) for position in own if position.isdigit() and int(position) < len(seen)]
+    return len(seen), {position: "device " + seen[position] for position in mine or range(len(seen))}
 
 
 def require(right: object, what: str) -> None:
@@ -46,12 +53,12 @@ def try_torch() -> None:
     torch = importlib.import_module("torch")
     dist = importlib.import_module("torch.distributed")
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    wanted = given("CUDA", "HIP")
-    tell("device", version=torch.__version__, what=", ".join(wanted) or "cpu")
+    shown, own = given("CUDA", "HIP")
+    tell("device", version=torch.__version__, what=", ".join(own.values()) or "cpu")
     built = torch.version.cuda or getattr(torch.version, "hip", None) or "the CPU alone"
-    require(cards >= len(wanted), f"torch (built for {built}) sees {cards} of {len(wanted)}")
-    devices = [f"cuda:{card}" for card in range(cards)] or ["cpu"]
-    for device, name in zip(devices, wanted or devices):
+    require(cards >= shown, f"torch (built for {built}) sees {cards} of {shown}")
+    devices = [f"cuda:{card}" for card in own or range(cards)] or ["cpu"]
+    for device, name in zip(devices, list(own.values()) or devices):
         tell("device", what=name)
         ones = torch.ones(SIDE, SIDE, device=device)
         found = float((ones @ ones).sum())
@@ -59,39 +66,35 @@ def try_torch() -> None:
     backend = "nccl" if cards else "gloo"
     tell("meet", backend=backend, nic=interface(backend))
     if cards:
-        torch.cuda.set_device(0)
+        torch.cuda.set_device(devices[0])
     dist.init_process_group(backend, timeout=importlib.import_module("datetime").timedelta(seconds=PATIENCE))
-    tell("reduce")
-    numbers = torch.full((LARGE,), dist.get_rank() + 1, dtype=torch.int64, device=devices[0])
-    dist.all_reduce(numbers)
-    compare(int(numbers.min()), int(numbers.max()), dist.get_world_size())
+    reduce(dist, torch.full((LARGE,), dist.get_rank() + 1, dtype=torch.int64, device=devices[0]))
 
 
 def try_paddle() -> None:
     paddle = importlib.import_module("paddle")
     dist = importlib.import_module("paddle.distributed")
     device = paddle.device.get_device()
-    wanted = given("CUDA", "HIP", "XPU", "ASCEND_RT")
-    tell("device", version=paddle.__version__, what=", ".join(wanted) or device)
-    require(device != "cpu" or not wanted, f"paddle sees 0 of {len(wanted)}")
+    shown, own = given("CUDA", "HIP", "XPU", "ASCEND_RT")
+    tell("device", version=paddle.__version__, what=", ".join(own.values()) or device)
+    require(device != "cpu" or not own, f"paddle sees 0 of {shown}")
     paddle.utils.run_check()
-    backend = os.environ.get("PADDLE_DISTRI_BACKEND") or {"gpu": "nccl", "xpu": "bkcl"}.get(
-        device.partition(":")[0], "gloo"
-    )
+    usual = {"gpu": "nccl", "xpu": "bkcl"}.get(device.partition(":")[0], "gloo")
+    backend = os.environ.get("PADDLE_DISTRI_BACKEND") or usual
     tell("meet", backend=backend, nic=interface(backend))
     dist.init_parallel_env()
-    tell("reduce")
-    numbers = paddle.full([LARGE], dist.get_rank() + 1, dtype="int64")
-    dist.all_reduce(numbers)
-    compare(int(numbers.min()), int(numbers.max()), dist.get_world_size())
+    reduce(dist, paddle.full([LARGE], dist.get_rank() + 1, dtype="int64"))
 
 
 def interface(backend: str) -> str:
     return os.environ.get(("NCCL" if backend == "nccl" else "GLOO") + "_SOCKET_IFNAME", "")
 
 
-def compare(least: int, most: int, world: int) -> None:
-    """Everybody gave its number, from 1 to the world's size."""
+def reduce(dist: Any, numbers: Any) -> None:
+    """Everybody gives its number, from 1 to the world's size."""
+    tell("reduce")
+    dist.all_reduce(numbers)
+    least, most, world = int(numbers.min()), int(numbers.max()), dist.get_world_size()
     wanted = int(os.environ["WORLD_SIZE"])
     require(world == wanted, f"{world} ranks met, not {wanted}")
     right = wanted * (wanted + 1) // 2

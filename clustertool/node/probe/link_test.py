@@ -14,11 +14,12 @@ import socket
 import struct
 import time
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, List, Sequence, Tuple
 
 from clustertool.errors import PreflightError
-from clustertool.model.wire.link_answer import LinkAnswer
+from clustertool.model.link_answer import LinkAnswer
 from clustertool.node.ports import claims, listeners
+from clustertool.node.probe.name_service import first_address
 from clustertool.node.system.node_context import NodeContext
 
 if TYPE_CHECKING:
@@ -50,26 +51,15 @@ def open_ports(node: NodeContext, request: r.OpenRequest) -> a.OpenedAnswer:
     address = request["address"]
     bind = address if listeners.own_address(address) else ""
     found: Dict[int, socket.socket] = {}
-    for port in request["ports"]:
-        with contextlib.suppress(OSError, PreflightError):
-            claims.hold([port])
-            found[port] = _socket(bind, port, ":" in address)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with contextlib.suppress(PreflightError):  # nothing can be claimed, so nothing is tested
+        for port in claims.hold(request["ports"]):
+            with contextlib.suppress(OSError):
+                found[port] = socket.create_server((bind, port), family=family, backlog=_MOST)
+                found[port].setblocking(False)
     if found:
         _listening.append(_Listener(list(found.values()), request["token"].encode(), request["node"]))
     return {"ports": sorted(found)}
-
-
-def _socket(address: str, port: int, six: bool) -> socket.socket:
-    sock = socket.socket(socket.AF_INET6 if six else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((address, port))
-        sock.listen(_MOST)
-        sock.setblocking(False)
-    except OSError:
-        sock.close()
-        raise
-    return sock
 
 
 def close_ports(node: NodeContext, request: r.NoFields) -> a.Answer:
@@ -149,8 +139,7 @@ class _Listener:
 
     def _drop(self, peer: _TestPeer) -> None:
         del self._peers[peer.sock.fileno()]
-        self._poll.unregister(peer.sock)
-        peer.sock.close()
+        peer.sock.close()  # which also ends its registration
 
     def _read(self, peer: _TestPeer) -> None:
         try:
@@ -189,10 +178,9 @@ class _Listener:
 class _Call:
     """One try: connect, send the token, read the node's name."""
 
-    def __init__(self, target: Connection, until: float) -> None:
-        self.node, self.address, self.port = int(target[0]), str(target[1]), int(target[2])
+    def __init__(self, target: Connection, sock: socket.socket, until: float) -> None:
+        self.target, self.sock = target, sock
         self.until = until  # by the clock of _Tries
-        self.sock: Optional[socket.socket] = None
         self.received = b""
         self.began = time.monotonic()
         self.rtt = -1.0  # seconds, once it is connected
@@ -218,7 +206,7 @@ class _Tries:
         tidy = _POLL
         while self._waiting or self._open:
             while self._waiting and len(self._open) < _AT_ONCE:
-                self._start(_Call(self._waiting.pop(), self._polled + self._seconds))
+                self._start(self._waiting.pop())
             began = time.monotonic()
             for fd, _ in self._poll.poll(_POLL):
                 self._step(self._open[fd])
@@ -230,24 +218,25 @@ class _Tries:
         self._poll.close()
         return self._done
 
-    def _start(self, call: _Call) -> None:
-        try:
-            family, where = _where(call.address, call.port)
-            call.sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            code = call.sock.connect_ex(where)
+    def _start(self, target: Connection) -> None:
+        node, address, port = target
+        try:  # an address needs no name server here
+            family, where = first_address(address, port)
+            sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            code = sock.connect_ex(where)
         except (OSError, UnicodeError):
-            self._end(call, f"the name {call.address} is not known there")
+            self._done.append((node, port, f"the name {address} is not known there", 0.0))
             return
         if code not in (0, errno.EINPROGRESS):
-            self._end(call, _why(code))
+            sock.close()
+            self._done.append((node, port, _why(code), 0.0))
             return
-        self._open[call.sock.fileno()] = call
-        self._poll.register(call.sock, select.EPOLLOUT)
+        self._open[sock.fileno()] = _Call(target, sock, self._polled + self._seconds)
+        self._poll.register(sock, select.EPOLLOUT)
 
     def _step(self, call: _Call) -> None:
-        assert call.sock is not None
         try:
-            result = self._connected(call, call.sock) if call.rtt < 0 else self._answered(call, call.sock)
+            result = self._connected(call) if call.rtt < 0 else self._answered(call)
         except BlockingIOError:
             return
         except OSError as error:
@@ -255,46 +244,35 @@ class _Tries:
         if result:
             self._end(call, result)
 
-    def _connected(self, call: _Call, sock: socket.socket) -> str:
-        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    def _connected(self, call: _Call) -> str:
+        code = call.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if not code:
-            call.rtt = _rtt(sock) or time.monotonic() - call.began
+            call.rtt = _rtt(call.sock) or time.monotonic() - call.began
             call.until = max(call.until, self._polled + _AGENT)
-            self._poll.modify(sock, select.EPOLLIN)
-            sock.sendall(self._token + _NAME)
+            self._poll.modify(call.sock, select.EPOLLIN)
+            call.sock.sendall(self._token + _NAME)
         return _why(code) if code else ""
 
-    def _answered(self, call: _Call, sock: socket.socket) -> str:
+    def _answered(self, call: _Call) -> str:
         """The result with which it ends, "" while it continues."""
-        data = sock.recv(64)
+        data = call.sock.recv(64)
         call.received += data
         if not data or len(call.received) > 8:
             return LinkAnswer.OTHER_PROGRAM
         if len(call.received) < 8:
             return ""
-        return LinkAnswer.OK if call.received == b"%08d" % call.node else LinkAnswer.OTHER_NODE
+        return LinkAnswer.OK if call.received == b"%08d" % call.target[0] else LinkAnswer.OTHER_NODE
 
     def _end(self, call: _Call, result: str) -> None:
-        if call.sock is not None:
-            if self._open.pop(call.sock.fileno(), None):
-                self._poll.unregister(call.sock)
-            call.sock.close()
-        self._done.append((call.node, call.port, result, call.rtt if result is LinkAnswer.OK else 0.0))
+        del self._open[call.sock.fileno()]
+        call.sock.close()  # which also ends its registration
+        node, _, port = call.target
+        self._done.append((node, port, result, call.rtt if result is LinkAnswer.OK else 0.0))
 
 
 def try_targets(node: NodeContext, request: r.TryRequest) -> a.TriesAnswer:
     """Connect to each target."""
     return {"tries": _Tries(request["targets"], request["token"], request["seconds"]).run()}
-
-
-def _where(address: str, port: int) -> Tuple[int, Any]:
-    """(family, socket address). Raises OSError, UnicodeError for a name that is not known."""
-    try:
-        socket.inet_pton(socket.AF_INET, address)
-    except OSError:
-        family, _, _, _, where = socket.getaddrinfo(address, port, socket.AF_UNSPEC, socket.SOCK_STREAM)[0]
-        return family, where
-    return socket.AF_INET, (address, port)
 
 
 def _rtt(sock: socket.socket) -> float:
@@ -303,34 +281,30 @@ def _rtt(sock: socket.socket) -> float:
     return float(struct.unpack_from("=I", info, _RTT)[0]) / 1e6 if len(info) == _RTT + 4 else 0.0
 
 
+_RESULTS = {
+    errno.ECONNREFUSED: LinkAnswer.REFUSED,
+    **dict.fromkeys((errno.EHOSTUNREACH, errno.ENETUNREACH), LinkAnswer.NO_ROUTE),
+    **dict.fromkeys((errno.EINVAL, errno.EACCES, errno.EPERM), LinkAnswer.NO_ROUTE),  # rules of this node's firewall
+    errno.ETIMEDOUT: LinkAnswer.NO_ANSWER,
+}
+
+
 def _why(code: int) -> str:
-    if code == errno.ECONNREFUSED:
-        return LinkAnswer.REFUSED
-    if code in (
-        errno.EHOSTUNREACH,
-        errno.ENETUNREACH,
-        errno.EINVAL,
-        errno.EACCES,
-        errno.EPERM,
-    ):  # the last three: rules here
-        return LinkAnswer.NO_ROUTE
-    if code == errno.ETIMEDOUT:
-        return LinkAnswer.NO_ANSWER
-    return os.strerror(code)
+    return _RESULTS.get(code) or os.strerror(code)
 
 
 # -- how much goes through
 
 
-def fill_link(context: NodeContext, request: r.SendRequest) -> a.SpeedAnswer:
+def fill_link(node: NodeContext, request: r.SendRequest) -> a.SpeedAnswer:
     """Fill one link for some seconds. The answer has no speed if the link broke."""
-    node, address, port = request["target"]
+    target, address, port = request["target"]
     seconds = request["seconds"]
     data = memoryview(bytes(_CHUNK))
     with contextlib.suppress(OSError, ValueError):
         with socket.create_connection((address, port), timeout=2 * seconds + _STRANGER) as sock:
             sock.sendall(request["token"].encode() + _BULK)
-            if sock.recv(8, socket.MSG_WAITALL) != b"%08d" % node:
+            if sock.recv(8, socket.MSG_WAITALL) != b"%08d" % target:
                 return {}
             start = time.monotonic()
             while time.monotonic() < start + seconds:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
+import resource
 import socket
-import struct
 import sys
 import time
-from typing import TYPE_CHECKING, Dict, List, Mapping, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from clustertool.model import paths
-from clustertool.model.dispatch import manifest
+from clustertool.model.devices import visibility
+from clustertool.model.launcher_variables import cpus_of_task
 from clustertool.node.devices import detect, locks
+from clustertool.node.jobs import queries
+from clustertool.node.jobs.records import Record
 from clustertool.node.ports import claims, listeners, reservations
-from clustertool.node.probe import job_environment, leftovers, machine
+from clustertool.node.probe import job_environment
+from clustertool.node.probe.name_service import resolved
+from clustertool.node.probe.network_addresses import interfaces, nic_of
 from clustertool.node.storage import files
-from clustertool.node.system import logind, path_trust, private_directory, processes, users
+from clustertool.node.system import logind, path_trust, pressure, private_directory, processes, programs, users
 from clustertool.node.system.node_context import NodeContext
 from clustertool.node.system.work_counter import step
 
@@ -25,7 +29,6 @@ if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import ProbeAnswer
     from clustertool.model.wire.agent_requests import JobEnvironment, ProbeRequest
 
-_SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 # File systems that other machines see too; there, a directory is known by server, export and inode.
 _NETWORK = "nfs nfs4 cifs smb3 lustre gpfs beegfs beegfs_nodev ceph glusterfs 9p afs".split()
 Problem = Tuple[str, str, str, str]  # column of the check, level, what, fix
@@ -40,7 +43,8 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
     _check_root(root, existing, problems)
     address, nic = _address(request, problems)
     low, high = listeners.ephemeral()
-    busy, claimed, reserved = listeners.listening(), claims.claimed(), reservations.reserved()
+    busy = {listener.port for listener in listeners.listeners()}
+    claimed, reserved = claims.claimed(), reservations.reserved()
     asked = set(request["ports"])
     users_of = {port: reservations.holder(port, uids) for port, uids in reserved.items() if port in asked}
     users_of.update((port, f"job {job}") for port, job in claimed.items() if port in asked)
@@ -50,6 +54,9 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
     if tmp:  # claims that have a file can still be written where /tmp is full
         problems.append(("tmp", "warn" if os.access(private_directory.find(), os.W_OK) else "error", tmp, fix))
     kind, devices = detect.found()
+    allocated = visibility.allocated(kind, os.environ) if request.get("engine") else None
+    if allocated is not None:
+        devices = list(range(len(allocated)))
     mounts = _network_mounts()
     answer: ProbeAnswer = {
         "hostname": socket.gethostname(),
@@ -63,26 +70,36 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
         "home": os.path.expanduser("~"),
         "user": users.name_of(os.getuid()),
         "python": sys.version.split()[0],
-        "rsync": _program("rsync"),
-        "cpus": len(os.sched_getaffinity(0)),
+        "rsync": bool(programs.find("rsync")),
+        "cpus": _cpus(request.get("engine", "")),
         "devices": devices,
         "device_kind": kind,
         "devices_seen": True,
         "modules": detect.modules() if kind == "gpu" else [],
-        "locked": _locked(kind, devices) if devices else [],
+        "locked": _locked(kind, devices) if devices and allocated is None else [],
         "ephemeral": (low, high),
         "busy": sorted(busy | set(claimed) | set(reserved)),
         "listeners": sorted(users_of.items()),
         "problems": problems,
         "releases": _releases(root),
     }
-    answer.update(machine.condition(existing, nic))
+    if allocated is not None:
+        answer["allocated"] = allocated
+    answer.update(_condition(existing, nic))
     if request.get("job_workspace"):
         answer.update(_workspace(request["job_workspace"], request.get("listing", True), problems))
+    if request.get("earlier"):
+        answer["earlier"] = queries.list_earlier(node, request["earlier"], problems)
     if request.get("long"):
         answer.update(_long(root, request["job"], str(answer["own"]), problems))
     answer["time"], answer["took"] = time.time(), time.monotonic() - began
     return answer
+
+
+def _cpus(engine: str) -> int:
+    """The CPUs that this process may use. A scheduler may not enforce what it allocates."""
+    usable = len(os.sched_getaffinity(0))
+    return min(usable, cpus_of_task(os.environ) or usable) if engine else usable
 
 
 def _long(root: str, job: JobEnvironment, own: str, problems: List[Problem]) -> ProbeAnswer:
@@ -99,8 +116,8 @@ def _long(root: str, job: JobEnvironment, own: str, problems: List[Problem]) -> 
         problems.append(("devices", "warn", f"the lock for taking devices: {wrong_lock}", fix))
     return {
         **versions,
-        "leftovers": leftovers.leftovers(root),
-        "own": own or machine.resolved(socket.gethostname()),
+        "leftovers": _leftovers(root),
+        "own": own or resolved(socket.gethostname()),
         "examined": True,
     }
 
@@ -120,11 +137,6 @@ def _check_root(root: str, existing: str, problems: List[Problem]) -> None:
         problems.append(("root", "error", f"ROOT_DIR {root} is not writable for {users.name_of(os.getuid())}", fix))
 
 
-def _program(name: str) -> bool:
-    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)  # os.get_exec_path() takes longer than all the rest
-    return any(os.access(os.path.join(folder, name), os.X_OK) for folder in folders)
-
-
 def _releases(root: str) -> List[str]:
     try:
         with os.scandir(paths.releases(root)) as entries:
@@ -140,8 +152,8 @@ def _has_end(path: str) -> bool:
     fleet/agent_client.py does the same in a shell.
     """
     with open(path, "rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - len(manifest.END)))
-        return file.read() == manifest.END
+        file.seek(max(0, os.fstat(file.fileno()).st_size - len(paths.MANIFEST_END)))
+        return file.read() == paths.MANIFEST_END
 
 
 def _directory_id(existing: str, root: str, mounts: Mapping[str, str]) -> str:
@@ -172,6 +184,53 @@ def _network_mounts() -> Dict[str, str]:
     return found
 
 
+# -- space, limits, name, load ---------------------------------------------------------------------------------------
+
+_LIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "memlock": resource.RLIMIT_MEMLOCK}
+
+
+def _condition(existing: str, nic: str) -> ProbeAnswer:
+    """`existing`: the deepest directory of ROOT_DIR that is there. These are facts that a plan does not need."""
+    space = os.statvfs(existing)
+    return {
+        "memory": pressure.memory(),
+        "load": os.getloadavg()[0],
+        "disk_free": space.f_bavail * space.f_frsize,
+        "inodes": space.f_favail if space.f_files else -1,  # btrfs and the like have no number of them
+        "shm": _shm(),
+        "limits": [(name, *resource.getrlimit(number)) for name, number in _LIMITS.items()],
+        "mtu": _mtu(nic),
+        "rdma": os.path.isdir("/sys/class/infiniband") and bool(os.listdir("/sys/class/infiniband")),
+        "own": own_name(socket.gethostname()),
+    }
+
+
+def own_name(name: str, hosts: str = "/etc/hosts") -> str:
+    """The IPv4 address that /etc/hosts gives a machine's own name, "" if none: no name server is asked."""
+    with contextlib.suppress(OSError):
+        with open(hosts, encoding="utf-8", errors="replace") as file:
+            for line in file:
+                fields = line.partition("#")[0].split()
+                if name in fields[1:] and ":" not in fields[0]:
+                    return fields[0]
+    return ""
+
+
+def _shm() -> int:
+    """Bytes free in /dev/shm, -1 if there is none."""
+    with contextlib.suppress(OSError):
+        space = os.statvfs("/dev/shm")
+        return int(space.f_bavail * space.f_frsize)
+    return -1
+
+
+def _mtu(nic: str) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        with open(f"/sys/class/net/{os.path.basename(nic)}/mtu", encoding="utf-8") as file:
+            return int(file.read())
+    return 0
+
+
 # -- address ------------------------------------------------------------------------------------------------------------
 
 
@@ -186,61 +245,32 @@ def _address(request: ProbeRequest, problems: List[Problem]) -> Tuple[str, str]:
     if explicit:
         return explicit, nic or nic_of(explicit, names)
     if nic in names and names[nic]:
-        return names[nic][0][0], nic
+        pairs = names[nic]
+        return next((address for address in (given, _came_in()) if _is_own(address, pairs)), pairs[0][0]), nic
     if nic in names:
         what = f"the interface {nic} (PADDLE_NIC) has no IPv4 address"
         problems.append(("nic", "error", what, "give it one, or choose another"))
     if given:
         return given, nic or nic_of(given, names)
-    came = os.environ.get("SSH_CONNECTION", "").split()
-    address = came[2] if len(came) == 4 else "127.0.0.1"
+    address = _came_in() or "127.0.0.1"
     return address, nic or nic_of(address, names)
 
 
-def interfaces() -> Dict[str, List[Tuple[str, str]]]:
-    """Interface -> its (address, netmask) pairs, IPv4 first."""
-    found: Dict[str, List[Tuple[str, str]]] = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        for _, name in socket.if_nameindex():
-            found[name] = []
-            request = struct.pack("256s", name.encode()[:15])
-            with contextlib.suppress(OSError):
-                answers = [fcntl.ioctl(sock.fileno(), code, request) for code in (_SIOCGIFADDR, _SIOCGIFNETMASK)]
-                own, mask = (socket.inet_ntoa(answer[20:24]) for answer in answers)
-                found[name].append((own, mask))
-    with contextlib.suppress(OSError):
-        with open("/proc/net/if_inet6", encoding="utf-8") as file:
-            for line in file:
-                fields = line.split()
-                address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(fields[0]))
-                found.setdefault(fields[5], []).append((address, str(int(fields[2], 16))))
-    return found
+def _is_own(address: str, pairs: Sequence[Tuple[str, int]]) -> bool:
+    """Whether an interface with these addresses has this one. Of a loopback network it has all.
+
+    An IPv6 address counts only where the interface has no IPv4 address: Paddle cannot use it.
+    """
+    if (":" in address) != (":" in pairs[0][0]):
+        return False
+    loopback = address.startswith("127.")
+    return any(address == own or (loopback and own.startswith("127.")) for own, _ in pairs)
 
 
-def nic_of(address: str, names: Mapping[str, List[Tuple[str, str]]]) -> str:
-    """The interface that has an address, or whose network it is in (127.0.0.2 is on lo); "" if none."""
-    wanted, bits = _number(address.split("%")[0])
-    near = ""
-    for name, pairs in names.items():
-        for own, mask in pairs:
-            number, width = _number(own)
-            if width != bits or not bits:
-                continue
-            if number == wanted:
-                return name
-            network = (1 << width) - (1 << (width - int(mask))) if mask.isdigit() else _number(mask)[0]
-            if network and wanted & network == number & network:
-                near = near or name
-    return near
-
-
-def _number(text: str) -> Tuple[int, int]:
-    """(value, bits) of an address; (0, 0) of anything else. The ipaddress module costs every node a millisecond to import."""
-    for family in (socket.AF_INET, socket.AF_INET6):
-        with contextlib.suppress(OSError, ValueError):
-            packed = socket.inet_pton(family, text)
-            return int.from_bytes(packed, "big"), 8 * len(packed)
-    return 0, 0
+def _came_in() -> str:
+    """The address of this node to which ssh connected, "" if it did not."""
+    came = os.environ.get("SSH_CONNECTION", "").split()
+    return came[2] if len(came) == 4 else ""
 
 
 # -- devices and a workspace that is here already ---------------------------------------------------------------------
@@ -252,7 +282,7 @@ def _locked(kind: str, ids: Sequence[int]) -> List[Tuple[int, str, str]]:
     return [(index, locked[key]["job"], locked[key]["user"]) for index, key in keys.items() if key in locked]
 
 
-_MOST_FILES = 200_000  # model/wire/answers.py refuses 250,000 and 32 MiB
+_MOST_FILES = 200_000  # model/wire/field_types.py allows 250,000 and 32 MiB
 _MOST_BYTES = 24 << 20
 _ESCAPED = 12  # bytes of JSON that a character needs at most
 
@@ -275,9 +305,8 @@ def _workspace(path: str, list_it: bool, problems: List[Problem]) -> ProbeAnswer
     if list_it or "shards" in toml:
         listing, whole = _listing(top, _MOST_FILES, _MOST_BYTES)
         if not whole:
-            what = (
-                f"--job-workspace {path} has over {_MOST_FILES} files or long names: shards among the rest are not seen"
-            )
+            rest = "shards among the rest are not seen"
+            what = f"--job-workspace {path} has over {_MOST_FILES} files or long names: {rest}"
             problems.append(("workspace", "warn", what, "give each node fewer files there"))
     return {"listing": sorted(listing), "job_toml": toml}
 
@@ -295,3 +324,27 @@ def _listing(top: str, most: int, size: int) -> Tuple[List[str], bool]:
             found.append(path)
         step()
     return found, True
+
+
+# -- processes of jobs whose supervisor and guard have ended ---
+
+
+def _leftovers(root: str) -> List[Tuple[str, int]]:
+    """(job, how many processes), by job."""
+    found: Dict[Tuple[str, str], int] = {}
+    for pid, variables in processes.of_jobs():
+        place = _place(pid, variables)
+        if place and (place[0] == root or os.path.dirname(place[0]) == root):
+            found[place] = found.get(place, 0) + 1
+    left = {place: count for place, count in found.items() if not Record(*place, {"id": place[1]}).caretakers()}
+    return sorted((job, count) for (_, job), count in left.items())
+
+
+def _place(pid: int, variables: Mapping[bytes, bytes]) -> Optional[Tuple[str, str]]:
+    """(base directory, job) of a job's living process, from its environment."""
+    if processes.MARK not in variables or b"CLUSTERTOOL_OUTPUT" not in variables:
+        return None
+    job = os.fsdecode(variables[processes.MARK].partition(b"/")[0])
+    base, found, _ = os.fsdecode(variables[b"CLUSTERTOOL_OUTPUT"]).rpartition(f"/JOB{job}")
+    process = processes.identify(pid)
+    return (base, job) if found and process and processes.alive(process) else None

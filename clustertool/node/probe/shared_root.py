@@ -30,13 +30,9 @@ def meet(node: NodeContext, request: MeetRequest) -> SeenAnswer:
         files.make_root(node.root)
         _tidy(ours)
         files.make_dir(ours, name)
-        os.close(
-            os.open(
-                os.path.join(place, str(request["node"])), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600
-            )
-        )
+        os.close(files.make_new(os.path.join(place, str(request["node"]))))
         return {}
-    if request["step"] == "look":
+    if request["step"] == "find":
         return {"seen": sorted(int(name) for name in os.listdir(place) if name.isdigit())}
     _forget(place)
     return {}

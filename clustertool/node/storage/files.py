@@ -7,35 +7,45 @@ opened relative to that descriptor.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
+import fcntl
 import json
 import os
 import stat
-from typing import Any, Dict, Iterable, Iterator, List, Union
+import struct
+from typing import Any, Iterable, Iterator, List, Union
 
 from clustertool.errors import NotFound, PreflightError, UsageError
+from clustertool.model.hints import PROGRAM
 from clustertool.model.paths import OURS
 from clustertool.node.system import mounts, path_trust
 from clustertool.node.system.work_counter import step
 
 MARKER = "marker"
-_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
+_FICLONERANGE = 0x4020940D
 _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MOST = 64 << 20  # bytes of a file that are read
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def real_root(path: str) -> str:
-    """The directory of the jobs: ROOT_DIR, or ROOT_DIR/<user> in a sticky directory of root."""
+@contextlib.contextmanager
+def closing(fd: int) -> Iterator[int]:
+    """A descriptor that is closed at the end."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def resolve(root: str) -> str:
+    """conf.py's ROOT_DIR as an absolute path on this node; in a sticky directory of root, the user's own folder in it."""
+    path = os.path.normpath(os.path.expanduser(root))
     if os.path.isdir(path):
         info = os.stat(path)
         if info.st_uid == 0 and info.st_mode & stat.S_ISVTX and os.getuid() != 0:
             return os.path.join(path, str(os.getuid()))
     return path
-
-
-def resolve(root: str) -> str:
-    """conf.py's ROOT_DIR as an absolute path on this node."""
-    return real_root(os.path.normpath(os.path.expanduser(root)))
 
 
 def make_root(path: str) -> None:
@@ -57,6 +67,12 @@ def _require_safe(path: str) -> None:
         raise PreflightError(f"ROOT_DIR: {wrong.what}", wrong.fix)
 
 
+def is_own_dir(path: str) -> bool:
+    """Whether it is a real directory of this user. Raises OSError."""
+    info = os.lstat(path)
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid()
+
+
 def make_dir(parent: str, *names: str) -> str:
     """parent/names..., each level a real directory of this user, created 0700 if missing."""
     path = parent
@@ -64,11 +80,9 @@ def make_dir(parent: str, *names: str) -> str:
         path = os.path.join(path, name)
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
-        info = os.lstat(path)
-        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
-            raise PreflightError(
-                f"{path} is not a directory of yours", "another user put it there: choose another ROOT_DIR"
-            )
+        if not is_own_dir(path):
+            fix = "another user put it there: choose another ROOT_DIR"
+            raise PreflightError(f"{path} is not a directory of yours", fix)
     return path
 
 
@@ -78,7 +92,7 @@ def make_job_dir(path: str) -> int:
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
-        fix = f"take another --job-id, or inv clean --job {os.path.basename(path)[3:]}"
+        fix = "take another --job-id, or remove that folder"
         raise UsageError(f"{path} is there already", fix) from None
     except OSError as error:
         raise PreflightError(f"{path} cannot be made: {error.strerror}", "make room or rights in ROOT_DIR") from None
@@ -88,7 +102,9 @@ def make_job_dir(path: str) -> int:
         mark(os.path.join(path_of(fd), OURS))
     except OSError as error:
         os.close(fd)
-        _unmake(path)
+        for folder in (os.path.join(path, OURS), path):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
         raise PreflightError(f"{path} cannot be filled: {error.strerror}", "make room in ROOT_DIR") from None
     return fd
 
@@ -98,42 +114,31 @@ def path_of(directory: int) -> str:
     return f"/proc/self/fd/{directory}"
 
 
-def _unmake(path: str) -> None:
-    """Take back a directory that we made and could not mark."""
-    for folder in (os.path.join(path, OURS), path):
-        with contextlib.suppress(OSError):
-            os.rmdir(folder)
-
-
 def mark(ours: str) -> None:
     """The tool's marker: `clean` requires it before it removes anything."""
     with contextlib.suppress(FileExistsError):
-        os.close(os.open(os.path.join(ours, MARKER), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
+        os.close(make_new(os.path.join(ours, MARKER)))
 
 
 def mark_again(job_dir: str) -> None:
     """Put the marker back into a directory that is known to be a job's of this user. It never follows a link."""
     with contextlib.suppress(OSError):
-        fd = os.open(job_dir, _DIR)
-        try:
+        with closing(os.open(job_dir, _DIR)) as fd:
             if os.fstat(fd).st_uid == os.getuid():
                 create(fd, f"{OURS}/{MARKER}")
-        finally:
-            os.close(fd)
 
 
 def is_ours(path: str) -> bool:
     """A directory of this user with the tool's marker; no link on the last steps."""
-    try:
+    with contextlib.suppress(NotFound):
         os.close(open_job_dir(path))
-    except NotFound:
-        return False
-    return True
+        return True
+    return False
 
 
 def open_job_dir(path: str) -> int:
     """A descriptor of an existing job directory: real, of this user, with the tool's marker. Raises NotFound."""
-    wrong = NotFound(f"{path} is no job directory of yours", "inv jobs lists the jobs")
+    wrong = NotFound(f"{path} is no job directory of yours", f"{PROGRAM} jobs lists the jobs")
     try:
         fd = os.open(path, _DIR)
     except OSError:
@@ -173,43 +178,49 @@ def create(directory: int, name: str, data: bytes = b"", exclusive: bool = True)
         if not exclusive:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(last, dir_fd=parent)
-        fd = os.open(last, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
-    try:
-        write_all(fd, data)
-    finally:
-        os.close(fd)
+        with closing(os.open(last, _NEW, 0o600, dir_fd=parent)) as fd:
+            write_all(fd, data)
 
 
-def open_append(directory: int, name: str) -> int:
-    """A log or events file for appending, made if missing."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    with _parent(directory, name, make=True) as parent:
+def remove(directory: int, name: str) -> None:
+    """Remove a file or link below `directory`. Raises OSError for a folder; a file that is missing is none."""
+    with contextlib.suppress(FileNotFoundError), _parent(directory, name, make=False) as parent:
+        os.unlink(name.split("/")[-1], dir_fd=parent)
+
+
+def open_append(directory: int, name: str, make: bool = True) -> int:
+    """A log or events file for appending. make: create it, and its folder, if missing; otherwise OSError."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if make else 0)
+    with _parent(directory, name, make) as parent:
         return os.open(name.split("/")[-1], flags, 0o600, dir_fd=parent)
 
 
 def open_read(directory: int, name: str) -> int:
     """A regular file below `directory`; OSError where it is missing, a link, or a device."""
     with _parent(directory, name, make=False) as parent:
-        fd = os.open(name.split("/")[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
+        return _regular(os.open(name.split("/")[-1], _READ, dir_fd=parent), name)
+
+
+def open_file(path: str) -> int:
+    """The same by its path: a fifo or a device in the place of a file must not make the reader wait."""
+    return _regular(os.open(path, _READ), path)
+
+
+def _regular(fd: int, name: str) -> int:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, "no regular file", name)
     return fd
 
 
-def open_file(path: str) -> int:
-    """The same by its path: a fifo or a device in the place of a file must not make the reader wait."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "no regular file", path)
-    return fd
+def read_file(path: str) -> bytes:
+    with open(open_file(path), "rb") as file:
+        return file.read()
 
 
-def read(directory: int, name: str, limit: int = 64 << 20) -> bytes:
-    fd = open_read(directory, name)
-    with open(fd, "rb") as file:
-        return file.read(limit)
+def read(directory: int, name: str) -> bytes:
+    with open(open_read(directory, name), "rb") as file:
+        return file.read(_MOST)
 
 
 def link(directory: int, name: str, target: str) -> None:
@@ -225,7 +236,7 @@ def link(directory: int, name: str, target: str) -> None:
 
 def make_new(path: str) -> int:
     """A new file, 0600, open for writing: never one that is there, and never through a link."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    return os.open(path, _NEW, 0o600)
 
 
 def write_all(fd: int, data: Union[bytes, memoryview]) -> None:
@@ -249,53 +260,45 @@ def sync(fd: int) -> None:
 
 def sync_dir(path: str) -> None:
     """The same for the names in a folder: a rename or a new file in it survives a crash from here on. Raises OSError."""
-    fd = os.open(path, _DIR)
-    try:
+    with closing(os.open(path, _DIR)) as fd:
         sync(fd)
-    finally:
-        os.close(fd)
 
 
-def copy_some(source: int, target: int) -> int:
-    """Some bytes from one descriptor to another; 0 at the end."""
-    data = os.read(source, 1 << 20)
-    write_all(target, data)
-    return len(data)
+def replace(path: str, data: bytes, durable: bool) -> None:
+    """A file, whole or not at all: it is written as *.part first. `durable`: its content survives a crash. Raises OSError."""
+    part = f"{path}.{os.urandom(4).hex()}.part"
+    try:
+        with closing(make_new(part)) as fd:
+            write_all(fd, data)
+            if durable:
+                sync(fd)
+        os.rename(part, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        raise
 
 
-def reserve(fd: int, start: int, size: int) -> bool:
-    """Blocks of a file for `size` bytes from `start` on, so that a full disk still takes them; its length stays.
-
-    False where there is no room, or where the file system cannot do it (NFS before 4.2).
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    fallocate = getattr(libc, "fallocate64", None) or libc.fallocate
-    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    return bool(fallocate(fd, _KEEP_SIZE, start, size) == 0)
+def share(source: int, file: int, at: int) -> bool:
+    """Let a file have all blocks of another one as its own from `at` on; False where the file system cannot do this."""
+    try:
+        fcntl.ioctl(file, _FICLONERANGE, struct.pack("qQQQ", source, 0, 0, at))
+    except OSError:
+        return False
+    return True
 
 
 class Journal:
-    """An append-only file of lines. A full disk never stops the writer: lines wait in memory, bounded.
-
-    `ahead`: bytes that are reserved on the disk while the journal is open, for records on a full disk.
-    """
+    """An append-only file of lines. A full disk never stops the writer: lines wait in memory, bounded."""
 
     _MOST = 10_000
     _BATCH = 500
 
-    def __init__(self, fd: int, ahead: int = 0) -> None:
+    def __init__(self, fd: int) -> None:
         self._fd = fd
         self._waiting: List[bytes] = []
         # An earlier writer may have died in the middle of a line.
         self._torn = os.fstat(fd).st_size > 0
-        self._ahead = ahead
-        self._reserved = 0  # up to this size
-        self._keep_room()
-
-    def _keep_room(self) -> None:
-        size = os.fstat(self._fd).st_size if self._ahead else 0
-        if self._ahead and size + self._ahead // 2 > self._reserved and reserve(self._fd, size, self._ahead):
-            self._reserved = size + self._ahead
 
     def write(self, *values: Any) -> None:
         """JSON, a line each."""
@@ -316,16 +319,12 @@ class Journal:
                 return
             del self._waiting[: data.count(b"\n", 0, done) - self._torn]
             self._torn = data[done - 1 : done] != b"\n"
-            self._keep_room()
             if done < len(data):
                 return
 
     def close(self, durable: bool = False) -> None:
         """`durable`: the lines are on the disk afterwards, and survive a crash of the machine. It may wait for a slow disk."""
         self.flush()
-        if self._reserved:  # no other process writes here meanwhile: this frees blocks, and no line
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._fd, os.fstat(self._fd).st_size)
         if durable:
             with contextlib.suppress(OSError):  # a disk that fails keeps no line, whatever we do
                 sync(self._fd)
@@ -353,13 +352,10 @@ def remove_tree(path: str) -> int:
 def _empty(fd: int, path: str, device: int) -> int:
     """Remove what is in a directory. `path` is for messages; `device` is the file system that is not left."""
     freed = 0
-    names: Dict[str, bool] = {}
     with os.scandir(fd) as entries:
-        for entry in entries:
-            names[entry.name] = entry.is_dir(follow_symlinks=False)
-    for name, is_dir in sorted(
-        names.items(), key=lambda item: item[0] in (OURS, MARKER)
-    ):  # last, or `jobs` makes it again
+        names = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
+    # The tool's own folder is the last, or `jobs` makes it again.
+    for name, is_dir in sorted(names.items(), key=lambda item: item[0] in (OURS, MARKER)):
         with contextlib.suppress(FileNotFoundError):  # two may remove at the same time
             freed += _remove_dir(name, fd, os.path.join(path, name), device) if is_dir else _remove_file(name, fd)
     return freed
@@ -384,13 +380,11 @@ def _remove_dir(name: str, parent: int, path: str, device: int) -> int:
     except PermissionError:
         os.chmod(name, 0o700, dir_fd=parent)
         fd = os.open(name, _DIR, dir_fd=parent)
-    try:
+    with closing(fd):
         _require_device(os.fstat(fd), path, device)  # to open it may have mounted it (autofs)
         with contextlib.suppress(PermissionError):
             os.fchmod(fd, 0o700)
         freed = _empty(fd, path, device)
-    finally:
-        os.close(fd)
     os.rmdir(name, dir_fd=parent)
     return freed
 

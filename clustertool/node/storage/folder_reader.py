@@ -1,4 +1,4 @@
-"""A folder is read for a fetch without rsync: what is in it, and the bytes of its files."""
+"""A folder is read for a fetch: what is in it, one file of it, and the bytes of its files where there is no rsync."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import stat
 from typing import TYPE_CHECKING, List, Tuple
 
 from clustertool.errors import DispatchError, NotFound
+from clustertool.node.storage import files
 from clustertool.node.system.node_context import NodeContext
 from clustertool.node.system.work_counter import step
 
 if TYPE_CHECKING:
-    from clustertool.model.wire.agent_answers import ContentAnswer, TreeAnswer
-    from clustertool.model.wire.agent_requests import ContentRequest, FolderRequest
+    from clustertool.model.wire.agent_answers import ContentAnswer, FileAnswer, TreeAnswer
+    from clustertool.model.wire.agent_requests import ContentRequest, FileRequest, FolderRequest
 
 _CHUNK = 512 << 10
 
@@ -46,14 +47,28 @@ def tree(node: NodeContext, request: FolderRequest) -> TreeAnswer:
     return {"entries": found}
 
 
+def find_file(node: NodeContext, request: FileRequest) -> FileAnswer:
+    """A file, or the one to which a link leads inside of the folder. Raises NotFound."""
+    folder = os.path.realpath(request["dir"])
+    found = os.path.realpath(os.path.join(folder, request["path"]))
+    try:
+        info = os.stat(found)
+    except OSError:
+        info = None
+    if info is None or not stat.S_ISREG(info.st_mode) or not found.startswith(folder + "/"):
+        raise NotFound("no such file there", "check the path and the job")
+    executable = bool(info.st_mode & stat.S_IXUSR)
+    path = found[len(folder) + 1 :]
+    return {"path": path, "executable": executable, "modified": info.st_mtime_ns, "size": info.st_size}
+
+
 def content(node: NodeContext, request: ContentRequest) -> ContentAnswer:
     """{data: some bytes of a file in base64, last: whether none follow}. Raises DispatchError."""
     path, at = request["path"], request["at"]
     try:
-        fd = os.open(os.path.join(request["dir"], path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb", buffering=0) as file:
+        with files.closing(files.open_file(os.path.join(request["dir"], path))) as fd:
             data = os.pread(fd, _CHUNK, at)
-            last = at + len(data) >= os.fstat(file.fileno()).st_size
+            last = at + len(data) >= os.fstat(fd).st_size
     except OSError as error:
         raise _unreadable(path, error) from None
     return {"data": binascii.b2a_base64(data, newline=False).decode(), "last": last}

@@ -13,31 +13,86 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import shutil
-import struct
 import time
-from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Optional, Sequence, Set
+from typing import Container, Dict, Iterator, List, Optional, Sequence, Set
 
 from clustertool.errors import DispatchError
 from clustertool.model import paths
 from clustertool.model.dispatch import manifest
-from clustertool.node.storage import files
-from clustertool.node.storage.piece_writer import Part
+from clustertool.model.hints import PROGRAM
+from clustertool.model.wire.frames import Sink
+from clustertool.node.storage import files, submissions
 from clustertool.node.system import mounts
 from clustertool.node.system.work_counter import step
 
 _KEEP = 4  # releases, the newest included
 _STALE = 3600.0  # seconds after which an incomplete file has no writer any more
+_CHUNK = 1 << 20
+
+
+class Part(Sink):
+    """An incoming piece: on disk as *.part, and under its name in `top`, the folder of pieces, once all of it matches that.
+
+    Unless keep() or drop() is called, the *.part stays there. An error of the disk is raised when the piece is kept, since the
+    sender of the bytes is not the cause.
+    """
+
+    def __init__(self, top: str, name: str, size: int) -> None:
+        super().__init__(size)
+        self._target = os.path.join(top, name)
+        self._path = f"{self._target}.{os.urandom(4).hex()}.part"
+        self._name = name
+        self._fd = -1
+        self._hash = hashlib.sha256()
+        self._failed: Optional[OSError] = None
+
+    def put(self, data: memoryview) -> None:
+        self._hash.update(data)
+        if self._failed is None:
+            try:
+                if self._fd < 0:
+                    self._fd = files.make_new(self._path)
+                files.write_all(self._fd, data)
+            except OSError as error:
+                self.drop()
+                self._failed = error
+
+    def keep(self) -> bool:
+        """False: it does not match its name, and is removed. Raises OSError."""
+        if self._hash.hexdigest() != self._name:
+            self.drop()
+            return False
+        if self._failed is not None:
+            raise self._failed
+        try:
+            os.close(self._fd)
+            self._fd = -1
+            os.rename(self._path, self._target)
+        except OSError:
+            self.drop()
+            raise
+        return True
+
+    def drop(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
 
 
 class Store:
     """Created on first use. Raises PreflightError if ROOT_DIR is not this user's."""
 
     def __init__(self, root: str) -> None:
+        self._root = root
         files.make_root(root)
         self.releases = files.make_dir(root, paths.OURS, "releases")
         self.top = files.make_dir(root, paths.OURS, "pieces")
+        self._pack = ("", b"")
 
     def missing(self, wanted: Dict[str, int]) -> List[str]:
         """Names of {name: size} that are not here, or not whole: a power cut may leave a file without its bytes."""
@@ -78,6 +133,16 @@ class Store:
         with open(self.open(name), "rb") as file:
             return file.read()
 
+    def small(self, file: manifest.File) -> bytes:
+        """The bytes of a file that is in a pack. The pack that was read last is kept. Raises WrongPiece."""
+        if self._pack[0] != file.pack:
+            pack = self.read(file.pack)
+            if manifest.name_of(pack) != file.pack:
+                raise WrongPiece(file.pack)
+            self._pack = (file.pack, pack)
+        _, offset, size = file.parts[0]
+        return self._pack[1][offset : offset + size]
+
     def has(self, release: str) -> bool:
         return os.path.isfile(os.path.join(self.releases, release))
 
@@ -88,26 +153,16 @@ class Store:
 
     def sync(self, name: str) -> None:
         """Write a piece to the disk. Raises OSError, also for what the disk refused earlier."""
-        fd = self.open(name)
-        try:
+        with files.closing(self.open(name)) as fd:
             files.sync(fd)
-        finally:
-            os.close(fd)
 
-    def complete(self, release: str, manifest: bytes) -> None:
+    def complete(self, release: str, text: bytes) -> None:
         """All pieces are here, and sync() has written those that came: the release is, too, also after a crash.
 
         Raises OSError.
         """
         files.sync_dir(self.top)
-        part = os.path.join(self.releases, f"{release}.{os.urandom(4).hex()}.part")
-        try:
-            _write(part, manifest)
-            os.rename(part, os.path.join(self.releases, release))
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(part)
-            raise
+        files.replace(os.path.join(self.releases, release), text, durable=True)
         files.sync_dir(self.releases)
 
     def forget(self, release: str, *pieces: str) -> None:
@@ -125,14 +180,16 @@ class Store:
     def prune(self, keep: int = _KEEP) -> None:
         """Remove old releases, pieces that only they had, and incomplete files of killed processes.
 
-        A job has its own copy, so none is ever in use. Where the file system has no locks, other dispatches may be running:
-        then young pieces stay.
+        A job that has started has its own copy, so only releases of jobs in a queue are in use. Where the file system has
+        no locks, other dispatches may be running: then young pieces stay.
         """
         names = _by_age(self.releases)
         with contextlib.suppress(OSError), _lock(self.releases, fcntl.LOCK_EX | fcntl.LOCK_NB) as locked:
-            for name in names[:-keep]:
+            queued = submissions.waiting_for(self._root)
+            old = [name for name in names[:-keep] if name not in queued]
+            for name in old:
                 remove(os.path.join(self.releases, name))
-            needed = self._needed(names[-keep:]) if len(names) > keep else None
+            needed = self._needed([name for name in names if name not in old]) if old else None
             for path in self._unwanted(needed, 0.0 if locked else _STALE):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
@@ -154,26 +211,45 @@ class Store:
         found: Set[str] = set()
         for release in releases:
             try:
-                found.update(piece.name for piece in manifest.pieces(manifest.read_rows(self.manifest(release))))
+                found.update(manifest.sizes(manifest.read_rows(self.manifest(release))))
             except (ValueError, LookupError, TypeError):
                 self.forget(release)
         return found
 
 
+@contextlib.contextmanager
+def writing(store: Store) -> Iterator[None]:
+    """An error of the disk is a DispatchError."""
+    try:
+        yield
+    except OSError as error:
+        what = f"the release cannot be written below {store.top}: {error.strerror}"
+        raise DispatchError(what, no_room(error)) from None
+
+
 def no_room(error: OSError) -> str:
     """The fix for a store that cannot be written."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return "make room (inv clean --older-than 7d), or choose another ROOT_DIR" if full else "choose another ROOT_DIR"
+    return (
+        f"make room ({PROGRAM} clean --older-than 7d), or choose another ROOT_DIR"
+        if full
+        else "choose another ROOT_DIR"
+    )
 
 
 def damaged(release: str) -> DispatchError:
-    what = f"release {release} is damaged"
-    return DispatchError(what, "run it again: what is missing is sent again")
+    return DispatchError(f"release {release} is damaged", "run it again: what is missing is sent again")
 
 
 def _by_age(top: str) -> List[str]:
     """Releases (and directories of an older version of the tool), the oldest first."""
-    found = [(os.stat(os.path.join(top, name)).st_mtime, name) for name in os.listdir(top) if name != "lock"]
+    found = []
+    for name in os.listdir(top):
+        if name == "lock":
+            continue
+        # A node that shares ROOT_DIR may have completed or removed it in the meantime.
+        with contextlib.suppress(FileNotFoundError):
+            found.append((os.stat(os.path.join(top, name)).st_mtime, name))
     return [name for age, name in sorted(found) if not name.endswith(".part") or time.time() - age > _STALE]
 
 
@@ -186,20 +262,11 @@ def remove(path: str) -> None:
         os.unlink(path)
 
 
-def _write(path: str, data: bytes) -> None:
-    fd = files.make_new(path)
-    try:
-        files.write_all(fd, data)
-        files.sync(fd)
-    finally:
-        os.close(fd)
-
-
 @contextlib.contextmanager
 def _lock(folder: str, how: int) -> Iterator[bool]:
     """flock, also of the lock's own file on a shared file system. False where there are none. Raises BlockingIOError."""
-    fd = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
+    path, flags = os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with files.closing(os.open(path, flags, 0o600)) as fd:
         try:
             fcntl.flock(fd, how)
             locked = True
@@ -208,22 +275,18 @@ def _lock(folder: str, how: int) -> Iterator[bool]:
         except OSError:  # as NFS without its lock service
             locked = False
         yield locked
-    finally:
-        os.close(fd)
 
 
 # -- a job's own copy ---------------------------------------------------------------------------------------------------
-
-_FICLONERANGE = 0x4020940D
 
 
 def unpack(store: Store, release: str, target: str) -> None:
     """Make a release's files below `target`. Raises DispatchError for a release that is damaged (and forgets it)."""
     with store.used():
         try:
-            found = manifest.read_rows(store.manifest(release))
+            rows = manifest.read_rows(store.manifest(release))
             os.utime(os.path.join(store.releases, release))
-            sizes = {piece.name: piece.size for piece in manifest.pieces(found)}
+            sizes = manifest.sizes(rows)
         except (OSError, ValueError, LookupError, TypeError):
             store.forget(release)
             raise damaged(release) from None
@@ -231,97 +294,51 @@ def unpack(store: Store, release: str, target: str) -> None:
             store.forget(release)
             raise damaged(release)
         try:
-            _Unpack(store, target).rows(found)
-        except _WrongPiece as error:
+            _unpack(store, rows, target)
+        except WrongPiece as error:
             store.forget(release, str(error))
             raise damaged(release) from None
 
 
-class _WrongPiece(Exception):
+class WrongPiece(Exception):
     """A piece whose bytes do not match its name, which is the message."""
 
 
-class _Unpack:
-    """Rows of a manifest become files, in the order of the rows; directories get their modes last."""
+def _unpack(store: Store, rows: Sequence[manifest.Row], target: str) -> None:
+    """Directories get their modes last."""
+    folders = [row[1:] for row in rows if row[0] == "d"]
+    for path, _, _ in folders:
+        os.makedirs(within(target, path), mode=0o700, exist_ok=True)
+        step()
+    for file in manifest.files(rows):
+        with files.closing(files.make_new(within(target, file.path))) as fd:
+            if file.pack:
+                files.write_all(fd, store.small(file))
+            else:
+                _copy(store, file, fd)
+            os.utime(fd, ns=(file.mtime, file.mtime))
+            os.fchmod(fd, file.mode)
+        step()
+    for _, path, to in [row for row in rows if row[0] == "l"]:
+        os.symlink(to, within(target, path))
+        step()
+    for path, mode, mtime in sorted(folders, key=lambda row: str(row[0]), reverse=True):
+        os.chmod(within(target, path), mode)
+        os.utime(within(target, path), ns=(mtime, mtime))
+        step()
 
-    def __init__(self, store: Store, target: str) -> None:
-        self._store = store
-        self._target = target
-        self._pack = b""
-        self._file = -1
-        self._at = 0
-        self._done: Any = None  # mode and times of the file that is being filled
 
-    def rows(self, found: Iterable[Sequence[Any]]) -> None:
-        folders = [row for row in found if row[0] == "d"]
-        for _, path, _, _ in folders:
-            os.makedirs(self._path(path), mode=0o700, exist_ok=True)
-            step()
-        do: Dict[str, Callable[..., None]] = {
-            "p": self._open_pack,
-            "s": self._small,
-            "f": self._open_file,
-            "c": self._chunk,
-        }
-        do["l"] = self._link
-        try:
-            for row in found:
-                if row[0] != "c":
-                    self._close()
-                if row[0] != "d":
-                    do[row[0]](*row[1:])
-                    step()
-        finally:
-            self._close()
-        for _, path, mode, mtime in sorted(folders, key=lambda row: str(row[1]), reverse=True):
-            os.chmod(self._path(path), mode)
-            os.utime(self._path(path), ns=(mtime, mtime))
-            step()
-
-    def _path(self, path: str) -> str:
-        return within(self._target, path)
-
-    def _open_pack(self, name: str, size: int, group: str) -> None:
-        self._pack = self._store.read(name) if name else b""
-        if name and manifest.name_of(self._pack) != name:
-            raise _WrongPiece(name)
-
-    def _small(self, path: str, mode: int, mtime: int, offset: int, size: int) -> None:
-        self._open(path, mode, mtime)
-        files.write_all(self._file, self._pack[offset : offset + size])
-
-    def _open_file(self, path: str, mode: int, mtime: int, size: int, group: str) -> None:
-        self._open(path, mode, mtime)
-
-    def _open(self, path: str, mode: int, mtime: int) -> None:
-        self._file = files.make_new(self._path(path))
-        self._at, self._done = 0, (mode, mtime)
-
-    def _chunk(self, name: str, size: int) -> None:
-        """Blocks are shared where the file system can."""
-        piece = self._store.open(name)
-        try:
-            if not _share(piece, self._file, self._at):
-                while files.copy_some(piece, self._file):
-                    pass
-            self._at += size
-            os.lseek(self._file, self._at, os.SEEK_SET)
-        finally:
-            os.close(piece)
-
-    def _link(self, path: str, target: str) -> None:
-        os.symlink(target, self._path(path))
-
-    def _close(self) -> None:
-        if self._file < 0:
-            return
-        mode, mtime = self._done
-        try:
-            os.utime(self._file, ns=(mtime, mtime))
-            os.fchmod(self._file, mode)
-        finally:
-            os.close(self._file)
-            self._file = -1
+def _copy(store: Store, file: manifest.File, target: int) -> None:
+    """The pieces of a large file. Blocks are shared where the file system can."""
+    at = 0
+    for name, _, size in file.parts:
+        with files.closing(store.open(name)) as piece:
+            if not files.share(piece, target, at):
+                for data in iter(lambda: os.read(piece, _CHUNK), b""):
+                    files.write_all(target, data)
+        at += size
+        os.lseek(target, at, os.SEEK_SET)
+        step()
 
 
 def within(folder: str, path: str) -> str:
@@ -329,12 +346,3 @@ def within(folder: str, path: str) -> str:
     if path.startswith("/") or ".." in path.split("/"):
         raise DispatchError(f"the manifest names {path!r}, which lies outside of the workspace")
     return f"{folder}/{path}"
-
-
-def _share(piece: int, file: int, at: int) -> bool:
-    """Let a file have all of a piece's blocks as its own from `at` on; False where the file system can't."""
-    try:
-        fcntl.ioctl(file, _FICLONERANGE, struct.pack("qQQQ", piece, 0, 0, at))
-    except OSError:
-        return False
-    return True

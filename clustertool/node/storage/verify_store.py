@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from typing import TYPE_CHECKING, Dict, Iterable, Iterator, List, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Dict, Iterator, Sequence, Set, Tuple
 
 from clustertool.model import paths
 from clustertool.model.dispatch import manifest
 from clustertool.model.dispatch.manifest import Entry
-from clustertool.node.storage.release_store import Store
+from clustertool.node.storage.release_store import Store, WrongPiece
 from clustertool.node.system.node_context import NodeContext
 from clustertool.node.system.work_counter import step
 
@@ -37,7 +37,8 @@ def verify(node: NodeContext, request: VerifyRequest) -> VerifyAnswer:
     store = Store(root)
     with store.used():
         good, wrong = _pieces(store)
-        releases = _releases(store)
+        with os.scandir(store.releases) as entries:
+            releases = [e.name for e in entries if "." not in e.name and e.name != "lock" and e.is_file()]
         lost = [release for release in releases if not _is_right(store, release, good)]
         for name in wrong if remove else ():
             with contextlib.suppress(FileNotFoundError):
@@ -84,43 +85,26 @@ def _hash(store: Store, name: str) -> Tuple[int, str]:
     return size, str(state.hexdigest())
 
 
-def _releases(store: Store) -> List[str]:
-    with os.scandir(store.releases) as entries:
-        return [entry.name for entry in entries if "." not in entry.name and entry.name != "lock" and entry.is_file()]
-
-
 def _is_right(store: Store, release: str, good: Dict[str, int]) -> bool:
     """Whether all pieces exist and are right, and the manifest made of them matches the release's name."""
     try:
         rows = manifest.read_rows(store.manifest(release))
-        if any(good.get(piece.name) != piece.size for piece in manifest.pieces(rows)):
+        if any(good.get(name) != size for name, size in manifest.sizes(rows).items()):
             return False
         return manifest.digest(_entries(store, rows)) == release
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, WrongPiece):
         return False
 
 
-def _entries(store: Store, rows: Iterable[manifest.Row]) -> Iterator[Entry]:
+def _entries(store: Store, rows: Sequence[manifest.Row]) -> Iterator[Entry]:
     """What the laptop had read of the workspace (fleet/dispatch/workspace.py)."""
-    pack = b""
-    large: Optional[manifest.Row] = None
-    chunks: List[str] = []
-    for kind, *row in [*rows, ["end"]]:
-        if large and kind != "c":
-            path, mode, _, size, _ = large
-            yield Entry(path, "file", mode, size, manifest.content_of(chunks))
-            large, chunks = None, []
+    for kind, path, *more in rows:
         if kind == "d":
-            yield Entry(row[0], "dir", row[1], 0, "")
+            yield Entry(path, "dir", more[0], 0, "")
         elif kind == "l":
-            yield Entry(row[0], "link", 0, 0, row[1])
-        elif kind == "p":
-            pack = store.read(row[0]) if row[0] else b""
-        elif kind == "s":
-            path, mode, _, offset, size = row
-            yield Entry(path, "file", mode, size, manifest.name_of(pack[offset : offset + size]))
-        elif kind == "f":
-            large = row
-        elif kind == "c":
-            chunks.append(row[0])
+            yield Entry(path, "link", 0, 0, more[0])
+    for file in manifest.files(rows):
+        names = [name for name, _, _ in file.parts]
+        content = manifest.name_of(store.small(file)) if file.pack else manifest.content_of(names)
+        yield Entry(file.path, "file", file.mode, file.size, content)
         step()

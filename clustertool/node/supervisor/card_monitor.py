@@ -7,34 +7,42 @@ kernel), or when its socket is closed. If it dies, it is started again, a few ti
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import select
 import signal
 import socket
-from typing import Any, Callable, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence
 
+from clustertool.model.devices.visibility import numbers
+from clustertool.model.job.usage import CardUsage
 from clustertool.node.devices import detect, nvml, vendor_tools
 from clustertool.node.jobs.descendants import Descendants
-from clustertool.node.supervisor.usage_recorder import EVERY, Card
+from clustertool.node.supervisor import prctl
+from clustertool.node.supervisor.usage_recorder import EVERY
 from clustertool.node.system import processes
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.spec_types import Spec
 
 _SHARE = 200  # it and the tools that it runs may take one part of so many of a core
 _TRIES = 3  # gauges that there will be, each after the death of the one before
 _FAREWELL = 1.0  # seconds for a killed process to end; one that is blocked in a driver ends when the driver returns
-_PR_SET_PDEATHSIG = 1
 _MESSAGE = 1 << 16
 
 
 class CardMonitor:
     """turn() with each sample of the descendants, changed() on its SIGCHLD, end() once; call it for the last sample."""
 
-    def __init__(self, family: Descendants, spec: Any, record: Callable[..., None]) -> None:
+    def __init__(self, family: Descendants, spec: Spec, record: Callable[..., None]) -> None:
         self.pid = 0
         self._family, self._record = family, record
-        self._mark, self._kind = str(spec["mark"]), str(spec["device_kind"])
-        self._ids = sorted({card for rank in spec["processes"] for card in rank["devices"]})
+        self._mark, self._kind = spec["mark"], spec["device_kind"]
+        taken = {card for rank in spec["processes"] for card in rank["devices"]}
+        each = numbers(spec["allocated"]) if spec.get("engine") else {card: card for card in taken}
+        # Number on the node -> as in the plan.
+        self._cards = {number: card for number, card in each.items() if card in taken}
+        self._ids = sorted(self._cards)
         self._sock: Optional[socket.socket] = None
         self._tries = _TRIES if self._ids and self._kind != "cpu" else 0
 
@@ -54,7 +62,7 @@ class CardMonitor:
             self._family.spare.discard(self.pid)
             self.pid, self._sock = 0, None
 
-    def __call__(self) -> Sequence[Card]:
+    def __call__(self) -> Sequence[CardUsage]:
         """In the recorder's thread: the newest that came since the last call, () for none. Never waits."""
         sock, newest = self._sock, b""
         with contextlib.suppress(BlockingIOError, ConnectionError):
@@ -63,7 +71,7 @@ class CardMonitor:
                 if not data:
                     break
                 newest = data
-        return [(index, busy, used, total) for index, busy, used, total in json.loads(newest or b"[]")]
+        return [(self._cards[index], *load) for index, *load in json.loads(newest or b"[]")]
 
     def end(self) -> None:
         if not self.pid:
@@ -93,7 +101,7 @@ class CardMonitor:
     def _become(self, sock: socket.socket, parent: int) -> None:
         """In the child: never returns. It closes the supervisor's descriptors: they keep locks and ports."""
         try:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+            prctl.end_with_parent(signal.SIGKILL)
             processes.detach(sock.fileno())
             os.environ["CLUSTERTOOL_MARK"] = self._mark  # for the tools that it runs: a search by mark finds them
             if os.getppid() == parent:
@@ -126,7 +134,7 @@ def run(sock: socket.socket, kind: str, ids: Sequence[int]) -> None:
             return
 
 
-def reader(kind: str, ids: Sequence[int]) -> Callable[[], List[Card]]:
+def reader(kind: str, ids: Sequence[int]) -> Callable[[], List[CardUsage]]:
     """The function that samples these cards; it may hang."""
     if kind == "gpu":
         digest = nvml.newest()
@@ -136,5 +144,5 @@ def reader(kind: str, ids: Sequence[int]) -> Callable[[], List[Card]]:
     ]
 
 
-def _card(device: Any) -> Card:
+def _card(device: Any) -> CardUsage:
     return device["index"], device.get("utilisation") or 0, device.get("memory_used") or 0, device["memory_total"]

@@ -1,6 +1,7 @@
 """The guard runs in its own session. If the supervisor dies or stops its heartbeat, the guard ends the job on this node.
 
-It reports to the lead first, in the supervisor's place, so that the others need not wait for the loss timeout.
+It reports to the lead first, in the supervisor's place, so that the others need not wait for the loss timeout. The supervisor's
+keeper sends heartbeats to the guard, and replaces a guard that dies, is stopped or sends nothing.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import os
 import select
 import signal
 import socket
-from typing import TYPE_CHECKING, List
+from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Tuple
 
 from clustertool.model.wire.lead_messages import Incarnation
 from clustertool.node.jobs import descendants, records
+from clustertool.node.jobs.descendants import Descendants
 from clustertool.node.jobs.termination import Sweep
 from clustertool.node.supervisor.coordinator import lead_client
 from clustertool.node.system import processes
@@ -23,19 +25,99 @@ from clustertool.node.system.processes import Process
 if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import Spec
 
-BEAT = 0.5
-QUIT = b"Q"
+_BEAT = 0.5
+_QUIT = b"Q"
 _START = 30.0  # seconds that a supervisor may take to its first beat: a loaded machine starts many at once
 _BUSY = 60.0  # the same for one that is ready to run and gets no processor
 _REPORT_TIME = 0.5  # seconds that the lead may take to receive the end of a supervisor
+_PAUSE = 0.2  # between two guards: one that dies at once must not make us spin
+_FAREWELL = 2.0
 
 
 def patience(spec: Spec) -> float:
     """Seconds of silence after which supervisor and guard call each other frozen, by the clock of the one that waits."""
-    return max(2.0, float(spec["policy"]["loss_timeout"]))
+    return max(2.0, spec["policy"]["loss_timeout"])
 
 
-def run(sock: socket.socket, supervisor: Process, spec: Spec, job: int) -> None:
+class GuardKeeper:
+    """`pid` is the present guard's, 0 while there is none. start() once, turn() each loop, changed() on its SIGCHLD."""
+
+    def __init__(self, family: Descendants, spec: Spec, job: int, record: Callable[..., None]) -> None:
+        self.pid = 0
+        self.sock: Optional[socket.socket] = None
+        self._family, self._spec, self._job, self._record = family, spec, job, record
+        self._patience = patience(spec)
+        self.inherited: Tuple[int, ...] = ()  # descriptors that the guard keeps open too
+        self.spared: Tuple[Process, ...] = ()  # children of the supervisor that end by themselves when it dies
+        self._clock = ProcessClock()
+        self._beat_at = self._received = self._start_at = 0.0
+
+    def start(self) -> None:
+        """Raises OSError where the machine has no process to spare."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            ours.setblocking(False)
+            try:
+                self.pid = os.fork()
+            except OSError:
+                ours.close()
+                raise
+            if self.pid == 0:
+                self._become_guard(theirs)
+        self.sock = ours
+        self._family.spare.add(self.pid)
+        self._received = self._clock.turn()
+        process = processes.identify(self.pid)
+        self._record("guard", pid=self.pid, start=process.start if process else 0)
+
+    def turn(self) -> None:
+        now = self._clock.turn()
+        if self.sock is None:
+            if now >= self._start_at:
+                self._start_at = now + _PAUSE
+                with contextlib.suppress(OSError):
+                    self.start()
+            return
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            if self.sock.recv(4096):
+                self._received = now
+        if now - self._received > self._patience:
+            os.kill(self.pid, signal.SIGKILL)
+            self._received = now
+        if now >= self._beat_at:
+            self._beat_at = now + _BEAT
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                self.sock.send(b"s")
+
+    def changed(self, status: int) -> None:
+        """A stopped guard guards nothing: end it; a dead one is replaced at the next turn."""
+        if os.WIFSTOPPED(status):
+            os.kill(self.pid, signal.SIGKILL)
+        elif not os.WIFCONTINUED(status):
+            self._family.spare.discard(self.pid)
+            self.pid = 0
+            if self.sock is not None:
+                self.sock.close()
+                self.sock = None
+
+    def end(self) -> None:
+        """All is done here: end the guard."""
+        if self.sock is None:
+            return
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            self.sock.send(_QUIT)
+        processes.reap(self.pid, _FAREWELL)
+
+    def _become_guard(self, theirs: socket.socket) -> None:
+        """In the child: never returns."""
+        try:
+            processes.detach(theirs.fileno(), self._job, *self.inherited)
+            run(theirs, self._family.head, self._spec, self._job, self.spared)
+        finally:
+            processes.leave(0)
+
+
+def run(sock: socket.socket, supervisor: Process, spec: Spec, job: int, spared: Sequence[Process] = ()) -> None:
     """Loop until the supervisor sends QUIT or ends. `job` is the job directory's descriptor."""
     processes.set_name("ct-guard")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -43,11 +125,13 @@ def run(sock: socket.socket, supervisor: Process, spec: Spec, job: int) -> None:
     clock, received, limit = ProcessClock(), 0.0, max(_START, patience(spec))
     why = ""
     while not why:
-        ready, _, _ = select.select([sock], [], [], BEAT)
+        ready, _, _ = select.select([sock], [], [], _BEAT)
         now = clock.turn()
         if ready:
-            data = _receive(sock)
-            if QUIT in data:
+            data = b""
+            with contextlib.suppress(ConnectionError):
+                data = sock.recv(4096)
+            if _QUIT in data:
                 return
             received, limit = now, patience(spec)
             why = "" if data else "died"
@@ -55,7 +139,7 @@ def run(sock: socket.socket, supervisor: Process, spec: Spec, job: int) -> None:
             why = f"did not move for {patience(spec):g} s"
         with contextlib.suppress(OSError):
             sock.send(b"g", socket.MSG_DONTWAIT)
-    _take_over(f"the supervisor {why}", supervisor, spec, job)
+    _take_over(f"the supervisor {why}", supervisor, spec, job, spared)
 
 
 def _wants_to_run(supervisor: Process) -> bool:
@@ -64,26 +148,20 @@ def _wants_to_run(supervisor: Process) -> bool:
     return found is not None and found.start == supervisor.start and found.state == "R"
 
 
-def _receive(sock: socket.socket) -> bytes:
-    try:
-        return sock.recv(4096)
-    except ConnectionError:
-        return b""
-
-
-def _take_over(why: str, supervisor: Process, spec: Spec, job: int) -> None:
+def _take_over(why: str, supervisor: Process, spec: Spec, job: int, spared: Sequence[Process]) -> None:
     """What a frozen or dying supervisor owns is found below it; what a dead one owned, in its book and by the marker."""
-    records.record_loss(job, why)
+    records.record_loss(job, why, make=False)
     _tell_lead(why, supervisor, spec)
-    below: List[Process] = processes.descendants(supervisor.pid) if processes.alive(supervisor) else []
+    found: List[Process] = processes.descendants(supervisor.pid) if processes.alive(supervisor) else []
+    below = [process for process in found if process not in spared]
     processes.signal_one(supervisor, signal.SIGKILL)
-    left = Sweep([*descendants.recorded(job), *below], str(spec["mark"])).end(grace=0.0, force_for=10.0)
-    records.record_clean(job, left)
+    left = Sweep([*descendants.recorded(job), *below], spec["mark"]).end(grace=0.0, patience=10.0)
+    records.record_clean(job, left, make=False)
 
 
 def _tell_lead(why: str, supervisor: Process, spec: Spec) -> None:
     """Before anything is killed: ranks of other nodes that fail because these ranks are missing must not count as culprits."""
-    if int(spec["node"]) != int(spec["lead"]["node"]):
+    if spec["node"] != spec["lead"]["node"]:
         with contextlib.suppress(OSError, ValueError, MemoryError):
             boot, me = processes.boot_id(), processes.identify(os.getpid()) or Process(os.getpid(), 0)
             lead_client.say_gone(spec, Incarnation(boot, *me), Incarnation(boot, *supervisor), why, _REPORT_TIME)

@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, List, Sequence, Tuple
 
 from clustertool.model.job.outcome import Key
 from clustertool.node.ports import listeners as ports
 from clustertool.node.ports.listeners import Listener
 from clustertool.node.system import processes
 
-_CHECK_EVERY = (
-    3.0  # seconds between two searches for pservers that listen on another address; they may yet open the right port
-)
+if TYPE_CHECKING:
+    from clustertool.model.wire.spec_types import SpecProcess
+
+OtherAddress = Tuple[Key, str, str]  # of which pserver, where it listens, its endpoint
+
+# Seconds between two searches for pservers that listen on another address; they may yet open the right port.
+_CHECK_EVERY = 3.0
 
 
-class _Server:
-    def __init__(self, spec: Mapping[str, Any], pid: int) -> None:
+class PendingServer:
+    def __init__(self, spec: SpecProcess, pid: int) -> None:
         self.pid = pid
-        self.endpoint = str(spec["endpoint"])
-        self.ports = frozenset(int(port) for port in spec["ready"])
+        self.endpoint = spec["endpoint"]
+        self.ports = frozenset(spec["ready"])
         self.address = ports.own_address(self.endpoint.rpartition(":")[0].strip("[]"))
         self.check_at = time.monotonic() + _CHECK_EVERY
 
@@ -42,48 +46,31 @@ class _Server:
         return ", ".join(sorted({f"{listener.address} port {listener.port}" for listener in own}))
 
 
-class OtherAddress(NamedTuple):
-    key: Key
-    listens: str
-    endpoint: str
-
-
 class ListenWatch:
-    """The pservers that were started and do not listen yet."""
+    """`pending`: the pservers that were started and do not listen yet."""
 
     def __init__(self) -> None:
-        self._servers: Dict[Key, _Server] = {}
+        self.pending: Dict[Key, PendingServer] = {}
         self._reported: Dict[Key, str] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._servers)
-
-    def add(self, key: Key, spec: Mapping[str, Any], pid: int) -> None:
-        self._servers[key] = _Server(spec, pid)
-
-    def drop(self, key: Key) -> None:
-        self._servers.pop(key, None)
-
-    def clear(self) -> None:
-        self._servers.clear()
 
     def check(self) -> Tuple[List[Key], List[OtherAddress]]:
         """The pservers that listen now and are no longer pending; and those on another address, each place reported once."""
-        if not self._servers:
+        if not self.pending:
             return [], []
         listeners = ports.listeners()
-        ready = sorted(key for key, server in self._servers.items() if server.listens_at(listeners))
+        ready = sorted(key for key, server in self.pending.items() if server.listens_at(listeners))
         for key in ready:
-            del self._servers[key]
+            del self.pending[key]
         return ready, self._strays(listeners)
 
     def _strays(self, listeners: Sequence[Listener]) -> List[OtherAddress]:
         found, now = [], time.monotonic()
-        for key, server in sorted(self._servers.items()):
+        for key in sorted(self.pending):
+            server = self.pending[key]
             if now >= server.check_at:
                 server.check_at = now + _CHECK_EVERY
                 listens = server.other_address(listeners)
                 if listens and self._reported.get(key) != listens:
                     self._reported[key] = listens
-                    found.append(OtherAddress(key, listens, server.endpoint))
+                    found.append((key, listens, server.endpoint))
         return found

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Callable, Sequence
+from typing import TYPE_CHECKING, Callable
 
 from clustertool.node.jobs.descendants import Descendants
 from clustertool.node.supervisor.card_monitor import CardMonitor
 from clustertool.node.supervisor.rank_table import RankTable
-from clustertool.node.supervisor.usage_recorder import Reached, UsageRecorder
+from clustertool.node.supervisor.usage_recorder import UsageRecorder
 from clustertool.node.system.pressure import DiskWatch
 
 if TYPE_CHECKING:
@@ -23,19 +23,14 @@ class NodeMonitor:
     def __init__(
         self, spec: Spec, job: int, family: Descendants, ranks: RankTable, record: Callable[..., None]
     ) -> None:
-        self._root = str(spec["root"])
+        self._root = spec["root"]
         self._family = family
         self._ranks = ranks
         self._record = record
         self._disk = DiskWatch(job)
         self.devices = CardMonitor(family, spec, record)
-        self._recorder = UsageRecorder(job, self.devices)
+        self.recorder = UsageRecorder(job, self.devices)
         self._sampled_at = 0.0
-
-    @property
-    def progress(self) -> Sequence[Reached]:
-        """The progress of the running ranks at the newest sample; another object after each change."""
-        return self._recorder.progress
 
     def turn(self) -> bool:
         """Return whether it has taken a sample now."""
@@ -51,19 +46,19 @@ class NodeMonitor:
                 rank.oom.update(rank.pid)
         if self._ranks.running:
             self.devices.turn()
-        self._recorder.turn(self._family.members, self._ranks.snapshot())
+        self.recorder.turn(self._family.members, self._ranks.snapshot())
         return True
 
     def record_growth(self, at_once: bool = False) -> None:
         """Record how the logs grew; `at_once`: also of a log whose growth was recorded a moment ago."""
-        self._recorder.grown(self._ranks.growth(at_once))
+        self.recorder.grown(self._ranks.growth(at_once))
 
     def disk_is_full(self) -> bool:
         """Sample the disk now, and record a change."""
-        if self._disk.is_newly_full():
+        if self._disk.update():
             self._record("disk", full=self._disk.full, root=self._root)
         return self._disk.full
 
     def close(self) -> None:
         self.record_growth(at_once=True)
-        self._recorder.close()
+        self.recorder.close()

@@ -35,8 +35,8 @@ class NodeResources:
         wanted = [*(its[0] for its in each), *self._spec["extra_ports"], *others]
         self._ports.take(wanted)
         listeners.require_free(wanted)
-        kind, ids = str(self._spec["device_kind"]), {card for process in processes for card in process["devices"]}
-        if ids and kind != "cpu":
+        kind, ids = self._spec["device_kind"], {card for process in processes for card in process["devices"]}
+        if ids and kind != "cpu" and not self._spec.get("engine"):  # an engine allocates devices to one job
             self._devices = locks.take(kind, sorted(ids), self._spec["job"])
 
     @property
@@ -53,12 +53,11 @@ class NodeResources:
             self._touched_at = now
             claims.touch()
 
-    def release(self) -> None:
+    def release(self, claimed: bool) -> None:
+        """`claimed`: also what was claimed when the job was placed. The event `ended` makes these claims void, too."""
         self._ports.close()
         if self._devices is not None:
             self._devices.release()
-
-    def withdraw_claims(self) -> None:
-        """Remove the claims that were made when the job was placed. The event `ended` makes them void, too."""
         with contextlib.suppress(PreflightError):
-            claims.take_back(str(self._spec["job"]), os.path.dirname(self._spec["job_dir"]))
+            if claimed:
+                claims.take_back(self._spec["job"], os.path.dirname(self._spec["job_dir"]))

@@ -5,20 +5,59 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
 import time
-from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from clustertool.model.job.outcome import Key
+from clustertool.errors import NotFound
+from clustertool.model.job.outcome import Key, exit_code
+from clustertool.model.job.state_names import RankState
 from clustertool.model.paths import JobPaths
 from clustertool.node.storage import files
-from clustertool.node.supervisor import rank_process
+from clustertool.node.supervisor import rank_error, rank_process
 from clustertool.node.supervisor.usage_recorder import Growth, Running
-from clustertool.node.system import pressure
+from clustertool.node.system import pressure, processes
 
 if TYPE_CHECKING:
+    from clustertool.model.wire.lead_messages import RankExit
     from clustertool.model.wire.spec_types import Spec, SpecProcess
+    from clustertool.model.wire.supervisor_messages import LiveRank, RankEnvironment
 
+_REQUESTED = tuple(exit_code(0, number) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
 _GROWTH_EVERY = 0.5  # seconds between two records of how a log grew
+
+
+class RankEnd(NamedTuple):
+    """How a rank ended, as wait4() returns it. at: when it was reaped, by the monotonic clock."""
+
+    pid: int
+    status: int
+    used: resource.struct_rusage
+    at: float
+
+    @property
+    def killed(self) -> int:
+        """The signal that ended it, or 0."""
+        return os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else 0
+
+    @property
+    def code(self) -> int:
+        return 0 if self.killed else os.WEXITSTATUS(self.status)
+
+    @property
+    def by_request(self) -> bool:
+        """Whether it ended as a process does that was asked to end: by such a signal, or by its exit code in a shell."""
+        return exit_code(self.code, self.killed) in _REQUESTED
+
+    @property
+    def cpu(self) -> float:
+        """Seconds."""
+        return round(self.used.ru_utime + self.used.ru_stime, 2)
+
+    @property
+    def memory(self) -> int:
+        """The most that it used, in bytes."""
+        return self.used.ru_maxrss << 10
 
 
 class LocalRank:
@@ -26,14 +65,30 @@ class LocalRank:
 
     def __init__(self, spec: SpecProcess) -> None:
         self.spec = spec
-        self.key: Key = (str(spec["role"]), int(spec["rank"]))
+        self.key: Key = (spec["role"], spec["rank"])
         self.attempt = 0
         self.pid = 0
+        self.exit: Optional[RankExit] = None  # of this attempt
+        self.early: Optional[RankEnd] = None  # it has ended, and is not judged yet: see Supervisor
         self.log = -1
-        self.log_name = str(spec["log"])
+        self.log_name = spec["log"]
         self.log_size = -1
         self.recorded_size, self.recorded_at = 0, 0.0  # the size that was recorded as growth, and when
         self.oom: Optional[pressure.OomWatch] = None
+
+    @property
+    def state(self) -> RankState:
+        """As model/job/state computes it from the events."""
+        if self.pid:
+            frozen = processes.stopped(processes.identify(self.pid) or processes.Process(self.pid, 0))
+            return RankState.FROZEN if frozen else RankState.RUNNING
+        if self.early is not None:
+            return RankState.RUNNING
+        if self.exit is None:
+            return RankState.WAITING
+        if self.exit.stopped:
+            return RankState.STOPPED
+        return RankState.FAILED if self.exit.failed else RankState.DONE
 
 
 class RankTable:
@@ -43,13 +98,17 @@ class RankTable:
         self._spec = spec
         self._job = job
         self._umask = umask
-        self._paths = JobPaths(os.path.dirname(spec["job_dir"]), spec["job"])
+        self._paths = JobPaths.at(spec["job_dir"])
         self._file_limit = 0  # the user's own, for the ranks, if raise_file_limit() has changed ours
         self._ranks = [LocalRank(process) for process in spec["processes"]]
         self.running: Dict[int, LocalRank] = {}
 
     def of_role(self, role: str) -> Iterator[LocalRank]:
         return (rank for rank in self._ranks if rank.key[0] == role)
+
+    def early(self) -> List[Tuple[LocalRank, RankEnd]]:
+        """Those that have ended, and are not judged yet."""
+        return [(rank, rank.early) for rank in self._ranks if rank.early is not None]
 
     def raise_file_limit(self, needed: int) -> None:
         """Allow this process so many descriptors, and the ranks as many as before. Common limits are 1024."""
@@ -62,29 +121,62 @@ class RankTable:
 
     def start(self, rank: LocalRank, attempt: int) -> Tuple[int, str]:
         """Start a rank with a new log. Return (pid, "") or (exit code, reason): 127, or 126 also if there can be no log."""
-        rank.attempt = attempt
-        pid, why = self._open_log(rank)
-        if not why:
-            pid, why = rank_process.start(
-                self._spec, rank.spec, attempt, self._job, rank.log, self._umask, self._file_limit
-            )
+        rank.attempt, rank.log_name, rank.exit = attempt, self._paths.log(*rank.key, attempt), None
+        rank.recorded_size, rank.recorded_at = 0, 0.0
+        if rank.log >= 0:
+            os.close(rank.log)
+        rank.log = rank.log_size = -1
+        try:
+            rank.log = files.open_append(self._job, rank.log_name)
+        except OSError as error:  # the disk is full, or the job has put something in the log's place
+            return rank_process.NOT_EXECUTABLE, f"cannot open {rank.log_name}: {error.strerror}"
+        rank_error.remove_file(self._job, *rank.key)
+        limits = (self._umask, self._file_limit)
+        pid, why = rank_process.start(self._spec, rank.spec, attempt, self._job, rank.log, *limits)
         if not why:
             rank.pid = pid
             rank.oom = pressure.OomWatch(pid)
             self.running[pid] = rank
         return pid, why
 
-    def _open_log(self, rank: LocalRank) -> Tuple[int, str]:
-        """Return (0, ""), or (126, reason) if the disk is full, or the job has put something in the log's place."""
-        rank.log_name, rank.recorded_size, rank.recorded_at = self._paths.log(*rank.key, rank.attempt), 0, 0.0
-        if rank.log >= 0:
-            os.close(rank.log)
-        rank.log = rank.log_size = -1
+    def live(self) -> List[LiveRank]:
+        """Return the ranks of this node as they are now."""
+        return [
+            {
+                "role": rank.key[0],
+                "rank": rank.key[1],
+                "attempt": rank.attempt,
+                "state": rank.state.value,
+                "pid": rank.pid,
+                "log": rank.log_name,
+            }
+            for rank in self._ranks
+        ]
+
+    def environment(self, role: str, rank: int, attempt: int) -> RankEnvironment:
+        """Return what start() would give to a rank of this node. Raises NotFound."""
+        process = next((one.spec for one in self._ranks if one.key == (role, rank)), None)
+        if process is None:
+            raise NotFound(f"node {self._spec['name']} has no {role} {rank}", "ask the node that the plan gives it to")
         try:
-            rank.log = files.open_append(self._job, rank.log_name)
-        except OSError as error:
-            return rank_process.NOT_EXECUTABLE, f"cannot open {rank.log_name}: {error.strerror}"
-        return 0, ""
+            start = rank_process.rank_start(self._spec, process, attempt, self._job)
+        except FileNotFoundError as error:
+            raise NotFound(f"{error.filename} was removed", "start the job again") from None
+        return {
+            "type": "rank-environment",
+            "role": role,
+            "rank": rank,
+            "attempt": attempt,
+            "argv": start.argv,
+            "env": start.env,
+            "work_dir": os.path.realpath(start.folder),
+            "log": self._paths.of(self._paths.log(role, rank, attempt)),
+            "umask": self._umask,
+            "file_limit": self._file_limit,
+            "device_kind": self._spec["device_kind"],
+            "devices": process["devices"],
+            "shards": process["shards"],
+        }
 
     def reaped(self, rank: LocalRank) -> None:
         del self.running[rank.pid]

@@ -1,45 +1,56 @@
 """The supervisor owns the processes of one job on one node: one loop, one waitpid, detached from ssh.
 
 It starts ranks on the lead's order and reports what happens to them. It ends all processes on the lead's order, when the
-lead is silent for the loss timeout, and on a command of its fifo. Every event goes into the events file first.
+lead is silent for the loss timeout, and on a request on its socket. Every event goes into the events file first.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
-import select
 import signal
 import time
-from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Set
+from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Set, Tuple
 
-from clustertool.errors import PreflightError
+from clustertool.errors import NotFound, PreflightError
 from clustertool.model.job.outcome import Outcome, read_outcome
 from clustertool.model.job.state_names import JobState
-from clustertool.model.wire.lead_messages import Incarnation, is_outdated
+from clustertool.model.paths import OURS
+from clustertool.model.wire import record_lines
+from clustertool.model.wire.lead_messages import Incarnation, RankExit, is_outdated
 from clustertool.node.jobs.descendants import Descendants
-from clustertool.node.supervisor import rank_process
-from clustertool.node.supervisor.control_fifo import ControlFifo
+from clustertool.node.jobs.ledger import Ledger
+from clustertool.node.jobs.termination import Shutdown
+from clustertool.node.storage import files
+from clustertool.node.storage.reserving_journal import ReservingJournal
+from clustertool.node.supervisor import prctl, rank_error
+from clustertool.node.supervisor.allocation import AGENT, Origin
+from clustertool.node.supervisor.control_socket import ControlSocket
 from clustertool.node.supervisor.coordinator.coordinator_link import CoordinatorLink
-from clustertool.node.supervisor.event_log import EventLog
-from clustertool.node.supervisor.guard_keeper import GuardKeeper
-from clustertool.node.supervisor.listen_watch import ListenWatch
+from clustertool.node.supervisor.coordinator.lead_client import LeadClient
+from clustertool.node.supervisor.coordinator.lead_server import LeadServer
+from clustertool.node.supervisor.guard import GuardKeeper
+from clustertool.node.supervisor.listen_watch import ListenWatch, PendingServer
 from clustertool.node.supervisor.node_monitor import NodeMonitor
 from clustertool.node.supervisor.node_resources import NodeResources
-from clustertool.node.supervisor.rank_table import LocalRank, RankTable
-from clustertool.node.supervisor.shutdown import Shutdown
+from clustertool.node.supervisor.rank_table import LocalRank, RankEnd, RankTable
 from clustertool.node.system import processes
-from clustertool.node.system.child_signals import Signals
+from clustertool.node.system.child_signals import EndRequest, Signals
+from clustertool.node.system.tls_link import wait_for
 
 if TYPE_CHECKING:
-    from clustertool.model.wire.lead_messages import ExitRow, MemberMessage, Order
+    from clustertool.model.wire.lead_messages import Order, StopMessage
     from clustertool.model.wire.spec_types import Spec
+    from clustertool.model.wire.supervisor_messages import LiveStatus, SupervisorAnswer, SupervisorRequest
 
+# Bytes of the events file that are kept free on the disk for the last events: for all, for each process of this node, and
+# for each rank in a verdict.
+_LAST_EVENTS, _OF_PROCESS, _OF_RANK = 16 << 10, 2 << 10, 64
 _FILES = 200  # descriptors for all but the nodes' connections: logs, connections that have not joined yet
 _TICK = 0.1
 _IDLE_TICK = 0.25  # before a rank was started, and between two attempts
 _WAITING_TICK = 0.03  # while pservers are expected to listen, or processes to end
+_OUTSIDE = 2.0  # seconds between the end of a rank by an engine's signal, and the stop of the job
 _VERDICT_WAIT = 1.0  # seconds a stopped node waits for the lead's verdict
 
 
@@ -54,29 +65,37 @@ class _UserStop(NamedTuple):
 class Supervisor:
     """`spec` is one node's part of a plan as the engine wrote it; `job` the job directory's descriptor."""
 
-    def __init__(self, spec: Spec, job: int, umask: int) -> None:
+    def __init__(self, spec: Spec, job: int, umask: int, origin: Origin = AGENT) -> None:
         self.spec = spec
         self.job = job
-        self.attempt = 0
-        self.events = EventLog(spec, job)
+        self.origin = origin
+        self.attempt = spec.get("attempt", 0)
+        ahead = _LAST_EVENTS + _OF_PROCESS * len(spec["processes"]) + _OF_RANK * len(spec["endpoints"])
+        self.events = ReservingJournal(files.open_append(job, f"{OURS}/events.jsonl"), ahead)
+        self.ledger = Ledger(spec)  # has a copy of what a stop needs
         me = os.getpid()
         self.family = Descendants(job, processes.Process(me, getattr(processes.stat(me), "start", 0)))
+        origin.allocation.attach(self.family.spare)
         self.ranks = RankTable(spec, job, umask)
         self.monitor = NodeMonitor(spec, job, self.family, self.ranks, self.record)
         self.resources = NodeResources(spec)
         self.guard = GuardKeeper(self.family, spec, job, self.record)
-        self.control = ControlFifo(job)
+        self.control = ControlSocket(job)
         self.link = CoordinatorLink()
         self.shutdown: Optional[Shutdown] = None  # of this attempt
         self.servers = ListenWatch()
         self.outcome: Optional[Outcome] = None
         self.user_stop: Optional[_UserStop] = None
 
+    @property
+    def leads(self) -> bool:
+        return self.spec["node"] == self.spec["lead"]["node"]
+
     # -- life --
 
     def prepare(self) -> None:
         """Do all that can fail before a rank runs: ports, the guard, the lead's port. Raises PreflightError."""
-        processes.become_subreaper()
+        prctl.become_subreaper()
         processes.set_name("ct-supervisor")
         self.signals = Signals()
         self.resources.reserve()
@@ -88,12 +107,15 @@ class Supervisor:
         try:
             self.guard.start()
         except OSError as error:
-            raise PreflightError(
-                f"no process can be started: {error.strerror}", "check ulimit -u on the node"
-            ) from None
-        if int(self.spec["node"]) == int(self.spec["lead"]["node"]):
+            what = f"no process can be started: {error.strerror}"
+            raise PreflightError(what, "check ulimit -u on the node") from None
+        incarnation = Incarnation(processes.boot_id(), *me)
+        if self.leads:
             self.ranks.raise_file_limit(_FILES + 2 * len(self.spec["shape"]["names"]))
-        self.link.open(self.spec, Incarnation(processes.boot_id(), *me), self.record)
+            self.link = LeadServer(self.spec, incarnation, self.record, self.origin.allocation)
+        else:
+            self.link = LeadClient(self.spec, incarnation, record=self.record)
+        self.link.attempt = self.attempt
 
     def run(self) -> None:
         """Return when the verdict is known here, or the lead is lost and no process lives any more.
@@ -105,10 +127,10 @@ class Supervisor:
         self.leave()
 
     def _over(self) -> bool:
-        if self.shutdown is None or not self.shutdown.over:
+        if self.shutdown is None or not self.shutdown.over_at:
             return False
         stop, ended_at = self.user_stop, self.shutdown.over_at
-        if self.outcome is None and stop is not None and not self.link.leads:
+        if self.outcome is None and stop is not None and not self.leads:
             # The user's stop is done here. This node waits for the verdict of the lead, but not for a lead that is gone.
             waited = time.monotonic() - max(ended_at, stop.at)
             if waited > _VERDICT_WAIT:
@@ -116,19 +138,19 @@ class Supervisor:
         return self.outcome is not None and self.link.done
 
     def _turn(self) -> None:
-        readers: List[Any] = [*self.signals.wake, self.control, *self.link.readers()]
+        readers: List[Any] = [self.signals.wake, *self.control.wires(), *self.link.wires()]
         if self.guard.sock is not None:
             readers.append(self.guard.sock)
-        ready = _select(readers, self.link.writers(), self._wait())
+        ready = wait_for(readers, self._wait())
         for request in self.signals.turn():  # before the ranks that the same sender has ended
-            self._ask_stop(f"the supervisor on {self.spec['name']} {request}", 143)
+            self.obey_signal(request)
         self._reap()
-        self._read_control()
+        self.control.turn(self._answer)
         self._read_lead(ready)
         self._report_listeners()
         self.guard.turn()
         if self.monitor.turn():
-            self.link.report_progress(self.monitor.progress)
+            self.link.progress = self.monitor.recorder.progress
             self.control.touch()
             self.resources.refresh()
         self._continue_shutdown()
@@ -136,10 +158,10 @@ class Supervisor:
 
     def _wait(self) -> float:
         """Seconds that the loop may wait for descriptors."""
-        if self.link.pending:
+        if self.link.orders:
             return 0.0
-        stopping = self.shutdown is not None and not self.shutdown.over
-        if stopping or self.link.connecting or self.servers:
+        stopping = self.shutdown is not None and not self.shutdown.over_at
+        if stopping or self.link.connecting or self.servers.pending:
             return _WAITING_TICK
         return _TICK if self.ranks.running else _IDLE_TICK
 
@@ -150,51 +172,52 @@ class Supervisor:
         self.link.close()
         self.monitor.devices.end()
         self.guard.end()
-        self.resources.release()
-        if self.control.remove():
-            self.resources.withdraw_claims()
+        self.resources.release(claimed=self.control.remove())
         self.monitor.close()
-        self.events.close()
+        self.events.close(durable=True)
 
     def record(self, kind: str, **fields: Any) -> None:
-        self.events.record(kind, **fields)
+        self.events.write(record_lines.written_event(kind, round(time.time(), 3), fields))
+        self.ledger.note(kind, fields)
 
     # -- messages from and to the lead --
 
-    def _tell(self, message: MemberMessage) -> None:
-        self.link.post(message)
-
     def _read_lead(self, ready: Set[int]) -> None:
         self.link.turn(ready)
-        if self.link.lost and self.outcome is None:
-            self.outcome = self.link.loss(self.spec)
-            self.stop(self.outcome.reason, float(self.spec["policy"]["grace"]))
-        for message in self.link.messages():
-            self._obey(message)
+        if self.outcome is None and self.link.loss is not None:
+            self.outcome = self.link.loss
+            self.stop(self.outcome.reason)
+        while self.link.orders:  # also those that the lead gives because of what this node does meanwhile
+            self._obey(self.link.orders.pop(0))
 
-    def _obey(self, message: Order) -> None:
-        if is_outdated(message, self.attempt):
+    def _obey(self, order: Order) -> None:
+        if is_outdated(order, self.attempt):
             return
-        if message["type"] == "start":
-            self._start(message["role"], message["attempt"])
-        elif message["type"] == "stop":
-            self._enter(message["attempt"])  # a stop between two attempts ends the one that never began
-            self.stop(message["why"], float(self.spec["policy"]["grace"]))
-        elif message["type"] == "finish":
-            self.outcome = read_outcome(message["outcome"])
-            self.stop(self.outcome.reason, float(self.spec["policy"]["grace"]))
+        if order["type"] == "start":
+            self._start(order["role"], order["attempt"])
+        elif order["type"] == "stop":
+            self._enter(order["attempt"])  # a stop between two attempts ends the one that never began
+            self.stop(order["why"])
+        elif order["type"] == "finish":
+            self.outcome = read_outcome(order["outcome"])
+            self.stop(self.outcome.reason)
 
-    def _ask_stop(self, by: str, code: int) -> None:
+    def obey_signal(self, request: EndRequest) -> None:
+        """End the job because of a signal for this process."""
+        by, outside = f"the supervisor on {self.spec['name']} {request.what}", self.origin.allocation.present
+        self._ask_stop({"type": "stop", "by": by, "code": request.code, "outside": outside}, None)
+
+    def _ask_stop(self, message: StopMessage, grace: Optional[float]) -> None:
         """Stop here at once, and let the lead stop the others."""
-        self._tell({"type": "stop", "by": by, "code": code, "attempt": self.attempt})
-        self.stop(by, float(self.spec["policy"]["grace"]))
+        self.link.post({**message, "attempt": self.attempt})
+        self.stop(message["by"], grace)
 
     # -- ranks --
 
     def _enter(self, attempt: int) -> None:
         if attempt != self.attempt:
-            self.attempt, self.shutdown = attempt, None
-            self.link.enter(attempt)
+            self.attempt = self.link.attempt = attempt
+            self.shutdown = None
 
     def _start(self, role: str, attempt: int) -> None:
         self._enter(attempt)
@@ -205,25 +228,22 @@ class Supervisor:
             self.monitor.record_growth(at_once=True)  # of the log before this one
             exits += self._start_rank(rank)
         if exits:
-            self._tell({"type": "exited", "exits": exits, "attempt": self.attempt})
+            self.link.post({"type": "exited", "exits": exits, "attempt": self.attempt})
 
-    def _start_rank(self, rank: LocalRank) -> List[ExitRow]:
+    def _start_rank(self, rank: LocalRank) -> List[RankExit]:
         role, number = rank.key
         pid, why = self.ranks.start(rank, self.attempt)
         if why:
-            self.record(
-                "exited", role=role, rank=number, code=pid, signal=0, stopped=False, note=why, attempt=self.attempt
-            )
-            return [(role, number, pid, 0, False, why, 0, False)]
+            return [self._record_exit(rank, RankExit(role, number, pid, note=why))]
         process = processes.identify(pid)
         start = process.start if process else 0
         self.record("started", role=role, rank=number, pid=pid, start=start, attempt=self.attempt, log=rank.log_name)
         if process:
             self.family.write_down([process])
         if role == "pserver" and rank.spec["ready"]:
-            self.servers.add(rank.key, rank.spec, pid)
+            self.servers.pending[rank.key] = PendingServer(rank.spec, pid)
         elif role == "pserver":  # [pserver] ready = "started": the trainers need not wait for it
-            self._tell({"type": "listening", "role": role, "rank": number, "attempt": self.attempt})
+            self.link.post({"type": "listening", "role": role, "rank": number, "attempt": self.attempt})
         return []
 
     def _reap(self) -> None:
@@ -242,86 +262,118 @@ class Supervisor:
                 self.monitor.devices.changed(status)
             elif pid in self.ranks.running:
                 exits += self._changed(self.ranks.running[pid], pid, status, used)
+        exits += self._early_exits()
         if exits:
-            self._tell({"type": "exited", "exits": exits, "attempt": self.attempt})
+            self.link.post({"type": "exited", "exits": exits, "attempt": self.attempt})
 
-    def _changed(self, rank: LocalRank, pid: int, status: int, used: resource.struct_rusage) -> List[ExitRow]:
+    def _changed(self, rank: LocalRank, pid: int, status: int, used: resource.struct_rusage) -> List[RankExit]:
         role, number = rank.key
         if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
             self.record("frozen" if os.WIFSTOPPED(status) else "thawed", role=role, rank=number)
             return []
         self.ranks.reaped(rank)
-        self.servers.drop(rank.key)
-        killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        code = 0 if killed else os.WEXITSTATUS(status)
+        self.servers.pending.pop(rank.key, None)
+        ended = RankEnd(pid, status, used, time.monotonic())
+        if self.origin.allocation.present and ended.by_request and self.shutdown is None:
+            rank.early = ended
+            return []
+        return [self._ended(rank, ended)]
+
+    def _early_exits(self) -> List[RankExit]:
+        """Of ranks that ended as if they were stopped: they were, if the job is stopped within _OUTSIDE seconds.
+
+        An engine ends a job by a signal to all its processes, and this process may read its own a moment later.
+        """
+        now = time.monotonic()
+        due = [(rank, end) for rank, end in self.ranks.early() if self.shutdown is not None or now - end.at > _OUTSIDE]
+        for rank, _ in due:
+            rank.early = None
+        return [self._ended(rank, end) for rank, end in due]
+
+    def _ended(self, rank: LocalRank, ended: RankEnd) -> RankExit:
+        role, number = rank.key
+        pid, killed, code = ended.pid, ended.killed, ended.code
         stopped = self.shutdown is not None and self.shutdown.stopped(pid, code, killed)
+        if self.shutdown is not None and self.origin.allocation.present:
+            stopped = stopped or ended.by_request
         note = rank.oom.verdict() if rank.oom and killed == signal.SIGKILL and not stopped else ""
         if (code or killed) and not stopped and not note:
             note = f"the disk of {self.spec['root']} is full" if self.monitor.disk_is_full() else ""
-        error, consequence = 0, False
-        if (code or killed == signal.SIGABRT) and not stopped:  # libraries abort for errors of connections
-            error, consequence = rank_process.last_line(self.job, rank.log_name)
-        self.record(
-            "exited",
-            role=role,
-            rank=number,
-            code=code,
-            signal=killed,
-            stopped=stopped,
-            note=note,
-            attempt=self.attempt,
-            error=error,
-            consequence=consequence,
-            cpu=round(used.ru_utime + used.ru_stime, 2),
-            memory=used.ru_maxrss << 10,
-        )
-        return [(role, number, code, killed, stopped, note, error, consequence)]
+        recorded, line = "", b""
+        if (code or killed) and not stopped:
+            recorded = rank_error.read_file(self.job, role, number, self.spec.get("secrets", {}).values())
+        if recorded:
+            note, line = "; ".join(filter(None, (note, recorded))), recorded.encode()
+        elif (code or killed == signal.SIGABRT) and not stopped:  # libraries abort for errors of connections
+            line = rank_error.last_line(self.job, rank.log_name)
+        error, consequence = rank_error.classify(line)
+        exit = RankExit(role, number, code, killed, stopped, note, error, consequence)
+        return self._record_exit(rank, exit, cpu=ended.cpu, memory=ended.memory)
+
+    def _record_exit(self, rank: LocalRank, exit: RankExit, **usage: float) -> RankExit:
+        rank.exit = exit
+        self.record("exited", **exit._asdict(), attempt=self.attempt, **usage)
+        return exit
 
     def _report_listeners(self) -> None:
         listening, strays = self.servers.check()
         for role, rank in listening:
             self.record("listening", role=role, rank=rank)
-            self._tell({"type": "listening", "role": role, "rank": rank, "attempt": self.attempt})
+            self.link.post({"type": "listening", "role": role, "rank": rank, "attempt": self.attempt})
         for (role, rank), listens, endpoint in strays:
             self.record("elsewhere", role=role, rank=rank, listens=listens, endpoint=endpoint)
 
     # -- stopping --
 
-    def stop(self, why: str, grace: float) -> None:
-        """TERM to all descendants now, KILL after `grace` seconds; a second call can only hurry."""
+    def stop(self, why: str, grace: Optional[float] = None) -> None:
+        """TERM to all descendants now, KILL after `grace` seconds (the job's own if None); a second call can only hurry."""
+        grace = self.spec["policy"]["grace"] if grace is None else grace
         if self.shutdown is not None:
             self.shutdown.hurry(grace)
             return
         self._reap()  # what has ended by now was not stopped
-        self.servers.clear()
+        self.servers.pending.clear()
         self.record("stopping", why=why)
-        self.shutdown = Shutdown(self.family, str(self.spec["mark"]), grace, set(self.ranks.running))
+        self.shutdown = Shutdown(self.family, self.spec["mark"], grace, set(self.ranks.running))
 
     def _continue_shutdown(self) -> None:
-        if self.shutdown is None or self.shutdown.over:
+        if self.shutdown is None or self.shutdown.over_at:
             return
-        survivors = self.shutdown.turn(unreaped=bool(self.ranks.running))
+        survivors = self.shutdown.turn(unreaped=bool(self.ranks.running or self.ranks.early()))
         if survivors is not None:
             self.record("clean", survivors=survivors)
-            self._tell({"type": "clean", "survivors": survivors[:50], "attempt": self.attempt})
+            self.link.post({"type": "clean", "survivors": survivors[:50], "attempt": self.attempt})
 
-    def _read_control(self) -> None:
-        """Obey the commands of agents: see record_lines.control_line. Others are ignored."""
-        for command in self.control.commands():
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                if command["type"] == "attached":
-                    self._tell({"type": "attached", "attempt": self.attempt})
-                elif command["type"] == "stop":
-                    stop = self.user_stop = _UserStop(str(command["by"]), int(command["code"]), time.monotonic())
-                    self._tell({"type": "stop", "by": stop.by, "code": stop.code, "attempt": self.attempt})
-                    self.stop(stop.by, 0.0 if command["force"] else float(command["grace"]))
+    # -- requests on the socket --
 
+    def _answer(self, request: SupervisorRequest) -> Tuple[SupervisorAnswer, bytes]:
+        """Return the answer and its payload. Raises NotFound for what this supervisor does not have."""
+        if request["type"] == "status":
+            return self._status(), b""
+        if request["type"] == "rank-environment":
+            return self.ranks.environment(request["role"], request["rank"], self.attempt), b""
+        if request["type"] == "bundle":
+            if not self.origin.bundle:
+                what = f"the supervisor on {self.spec['name']} has no bundle: its job was started by ssh"
+                raise NotFound(what, "only a job whose nodes join has one")
+            return {"type": "bundle"}, self.origin.bundle
+        if request["type"] == "attached":
+            self.link.post({"type": "attached", "attempt": self.attempt})
+        else:
+            self.user_stop = _UserStop(request["by"], request["code"], time.monotonic())
+            message: StopMessage = {"type": "stop", "by": request["by"], "code": request["code"]}
+            self._ask_stop(message, 0.0 if request["force"] else request["grace"])
+        return {"type": "accepted"}, b""
 
-def _select(readers: List[Any], writers: List[Any], wait: float) -> Set[int]:
-    """The descriptors that are ready, of any number: poll, since select() ends at 1024."""
-    poll = select.poll()
-    for reader in readers:
-        poll.register(reader, select.POLLIN)
-    for writer in writers:
-        poll.register(writer, select.POLLIN | select.POLLOUT)
-    return {fd for fd, _ in poll.poll(wait * 1000)}
+    def _status(self) -> LiveStatus:
+        over = self.shutdown is not None and self.shutdown.over_at
+        return {
+            "type": "status",
+            "job": self.spec["job"],
+            "node": self.spec["node"],
+            "attempt": self.attempt,
+            "leads": self.leads,
+            "stopping": "clean" if over else "stopping" if self.shutdown is not None else "",
+            "outcome": None if self.outcome is None else self.outcome.as_record(),
+            "ranks": self.ranks.live(),
+        }

@@ -1,8 +1,8 @@
 """The recorder is a thread of the supervisor that records what ranks use and when their logs grew.
 
 A slow disk or driver costs lines, never a heartbeat. The loop only passes the list of living processes and grown logs. The
-thread samples /proc and the cards, and writes; while it is busy, further lists are dropped. model/job/usage.py and
-model/job/log_growth.py define the lines and their thinning.
+thread samples /proc and the cards, and writes; while it is busy, further lists are dropped. model/job/usage.py defines the
+lines and their thinning.
 """
 
 from __future__ import annotations
@@ -10,32 +10,26 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from queue import SimpleQueue
-from threading import Thread
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
-from clustertool.model.job import log_growth, usage
+from clustertool.model.job import usage
 from clustertool.model.job.outcome import Key
-from clustertool.model.job.usage import RankUsage, UsageLine
+from clustertool.model.job.usage import CardUsage, RankUsage, UsageLine
 from clustertool.model.paths import OURS, JobPaths
-from clustertool.node.jobs.rank_progress import progress
+from clustertool.node.jobs.rank_log import progress
 from clustertool.node.storage import files
-from clustertool.node.system import machine_load, processes
+from clustertool.node.storage.disk_worker import DiskWorker
+from clustertool.node.system import pressure, processes
 from clustertool.node.system.processes import Process, Stat
 
 EVERY = 2.0  # seconds between two lines
 _SHARE = 500  # a sample of thousands of processes is less frequent: it may take this part of a core
-_USAGE, _GROWTH = f"{OURS}/usage.jsonl", f"{OURS}/growth.jsonl"
 _MORE = 1000  # new lines, after which the old ones are thinned out, or as many as had stayed
 _WAITING = 1000  # calls for a thread that waits for its disk
-_PIECE = 2048  # bytes of a log in which a step is searched
+_PROGRESS = 2048  # bytes of a log in which a step is searched
 _FAREWELL = 0.5  # seconds the last lines get
-_TICK = 1.0 / os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 Reached = Tuple[str, int, Optional[float], Optional[float], float]  # role, rank, epoch, step, time of its last output
-Card = Tuple[int, float, int, int]  # index, utilisation in percent, bytes used, bytes there are
-Cards = Callable[[], Sequence[Card]]
 
 
 class Running(NamedTuple):
@@ -51,26 +45,22 @@ class Running(NamedTuple):
 Growth = Sequence[Any]  # time, log, size
 
 
-def no_cards() -> Sequence[Card]:
-    return ()
-
-
 class UsageRecorder:
     """turn() with each sample of the descendants; close() at the end. `cards` is called in the thread and may be slow."""
 
-    def __init__(self, job: int, cards: Cards = no_cards) -> None:
+    def __init__(self, job: int, cards: Callable[[], Sequence[CardUsage]] = tuple) -> None:
+        # Of the running ranks, at the newest sample; a new object after each change.
+        self.progress: Tuple[Reached, ...] = ()
         self._job = job
         self._cards = cards
         self._at = 0.0
         self._pause = EVERY
-        self._calls: SimpleQueue[Any] = (
-            SimpleQueue()
-        )  # for the thread: functions of it with their arguments; None ends it
-        self.progress: Tuple[
-            Reached, ...
-        ] = ()  # of the running ranks, at the newest sample; a new object after each change
-        self._thread: Optional[Thread] = None
+        self._worker = DiskWorker()
         self._busy = False
+        self._usage = Book(job, f"{OURS}/usage.jsonl")
+        self._growth = Book(job, f"{OURS}/growth.jsonl")
+        self._sampler = Sampler()
+        self._sampled: FrozenSet[Running] = frozenset()  # the ranks at the newest sample
 
     def turn(self, members: Sequence[Process], ranks: Sequence[Running]) -> None:
         """`members`: every living descendant. Costs the caller nothing; it may be called at any rate."""
@@ -79,55 +69,23 @@ class UsageRecorder:
             return
         self._at = now + self._pause
         self._busy = True  # before the thread can be done with it
-        if not self._put(self._use, time.time(), members, ranks):
+        if not self._worker.put(self._use, time.time(), members, ranks):
             self._busy = False
 
     def grown(self, lines: Sequence[Growth]) -> None:
         """Logs have grown. Costs the caller nothing."""
-        if lines and self._calls.qsize() < _WAITING:
-            self._put(self._grow, lines)
+        if lines and self._worker.waiting < _WAITING:
+            self._worker.put(self._growth.write, lines[-1][0], *lines)
 
     def close(self) -> None:
-        if self._thread is not None:
-            self._calls.put(None)
-            self._thread.join(_FAREWELL)
-
-    def _put(self, *work: object) -> bool:
-        """False where no thread can start: the user may have no process to spare, and a later turn tries again."""
-        try:
-            if self._thread is None:
-                thread = Thread(target=self._work, daemon=True)
-                thread.start()
-                self._thread = thread
-        except RuntimeError:
-            return False
-        self._calls.put(work)
-        return True
+        self._worker.end(_FAREWELL, self._usage.close, self._growth.close)
 
     # -- in the thread --
-
-    def _work(self) -> None:
-        try:
-            books = Book(self._job, _USAGE, usage.thinned), Book(self._job, _GROWTH, log_growth.thinned)
-        except OSError:  # no room for the files: nothing is read any more
-            return
-        self._usage, self._growth = books
-        self._sampler = Sampler()
-        self._seen: Sequence[Running] = ()  # at the previous sample
-        for work, *arguments in iter(self._calls.get, None):
-            work(*arguments)
-        for book in books:
-            book.close()
-
-    def _grow(self, lines: Sequence[Growth]) -> None:
-        self._growth.write(lines[-1][0], *lines)
 
     def _use(self, t: float, members: Sequence[Process], ranks: Sequence[Running]) -> None:
         began = time.thread_time()
         line = self._sampler(t, members, ranks)
-        if self._seen:
-            self._read_logs(ranks)
-        self._seen = ranks
+        self._read_logs(ranks)
         with contextlib.suppress(OSError, ValueError):
             cards = self._cards()
             if cards:
@@ -137,52 +95,52 @@ class UsageRecorder:
         self._busy = False
 
     def _read_logs(self, ranks: Sequence[Running]) -> None:
-        """The progress of the ranks, for the lead: it is all that is known of them if this node is lost. A log that has not
-        grown since the last sample is not read again.
+        """The progress of the ranks, for the lead: it is all that is known of them if this node is lost.
+
+        A log that has not grown since the newest sample is not read again.
         """
-        before, seen = {reached[:2]: reached for reached in self.progress}, frozenset(self._seen)
-        found = []
+        before, found = {reached[:2]: reached for reached in self.progress}, []
         for rank in ranks:
             key = rank.role, rank.rank
-            if key in before and rank in seen:
+            if key in before and rank in self._sampled:
                 found.append(before[key])
                 continue
-            now = progress(self._job, JobPaths.log(*key, rank.attempt), _PIECE)
+            now = progress(self._job, JobPaths.log(*key, rank.attempt), _PROGRESS)
             if now is not None:
-                found.append((*key, now.epoch, now.step, now.output))
+                found.append((*key, *now))
+        self._sampled = frozenset(ranks)
         if tuple(found) != self.progress:
             self.progress = tuple(found)
 
 
 class Book:
-    """A file of lines, thinned out now and then. It is replaced whole, so a reader never sees half of it.
+    """A file of lines, thinned out now and then. It is replaced whole, so a reader never sees half of it."""
 
-    thinned(data, now): the lines that stay.
-    """
-
-    def __init__(self, job: int, name: str, thinned: Callable[[bytes, float], bytes]) -> None:
-        self._job, self._name, self._thinned = job, name, thinned
-        self._journal = files.Journal(files.open_append(job, name))
+    def __init__(self, job: int, name: str) -> None:
+        self._job, self._name = job, name
+        self._journal: Optional[files.Journal] = None
         self._fresh = self._stayed = 0
 
     def write(self, now: float, *lines: object) -> None:
-        self._journal.write(*lines)
-        self._fresh += len(lines)
-        if self._fresh >= max(_MORE, self._stayed):
-            self._fresh = 0
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # no room for the file: the lines are lost
+            self._journal = self._journal or files.Journal(files.open_append(self._job, self._name))
+            self._journal.write(*lines)
+            self._fresh += len(lines)
+            if self._fresh >= max(_MORE, self._stayed):
+                self._fresh = 0
                 self._thin(now)
 
     def _thin(self, now: float) -> None:
-        data = self._thinned(files.read(self._job, self._name), now)
+        data = usage.thinned(files.read(self._job, self._name), now)
         files.create(self._job, self._name + ".new", data, exclusive=False)
         os.rename(self._name + ".new", self._name, src_dir_fd=self._job, dst_dir_fd=self._job)
-        self._journal.close()
-        self._journal = files.Journal(files.open_append(self._job, self._name))
         self._stayed = data.count(b"\n")
+        self.close()
 
     def close(self) -> None:
-        self._journal.close()
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
 
 
 class Sampler:
@@ -190,7 +148,7 @@ class Sampler:
 
     def __init__(self) -> None:
         self._owners: Dict[Process, Optional[Key]] = {}
-        self._used: Dict[Key, Tuple[int, int, float]] = {}  # (pid, ticks of the living then, seconds so far)
+        self._used: Dict[Key, Tuple[int, float, float]] = {}  # (pid, seconds of the living then, seconds so far)
 
     def __call__(self, t: float, members: Sequence[Process], ranks: Sequence[Running]) -> UsageLine:
         stats = {}
@@ -206,12 +164,12 @@ class Sampler:
         """A process's time is added to its parent when it is waited for, so the sum over the living grows, except for
         orphans."""
         key = (rank.role, rank.rank)
-        ticks = sum(stat.ticks + stat.waited for stat in stats)
-        pid, before, seconds = self._used.get(key, (rank.pid, 0, 0.0))
-        seconds += max(0, ticks - (before if pid == rank.pid else 0)) * _TICK
-        self._used[key] = rank.pid, ticks, seconds
+        total = sum(stat.cpu + stat.waited for stat in stats)
+        pid, before, seconds = self._used.get(key, (rank.pid, 0.0, 0.0))
+        seconds += max(0.0, total - (before if pid == rank.pid else 0.0))
+        self._used[key] = rank.pid, total, seconds
         living = [stat for stat in stats if stat.state not in "ZX"]
-        memory = sum(stat.rss for stat in living) * _PAGE
+        memory = sum(stat.memory for stat in living)
         return rank.role, rank.rank, rank.attempt, round(seconds, 2), memory, len(living), max(rank.log_size, 0)
 
     def _owned(self, stats: Dict[int, Stat], ranks: Dict[int, Key]) -> Dict[Key, List[Stat]]:
@@ -220,24 +178,27 @@ class Sampler:
         self._owners.update((Process(pid, stats[pid].start), key) for pid, key in ranks.items() if pid in stats)
         found: Dict[Key, List[Stat]] = {}
         for pid, stat in stats.items():
-            key = self._owner(Process(pid, stat.start), stats)
+            key = self._owner(pid, stats)
             if key is not None:
                 found.setdefault(key, []).append(stat)
         return found
 
-    def _owner(self, process: Process, stats: Dict[int, Stat]) -> Optional[Key]:
-        """Go up to a process whose rank is known; an orphan that was never seen with its parent is identified by its
-        environment."""
-        way = []
+    def _owner(self, pid: int, stats: Dict[int, Stat]) -> Optional[Key]:
+        """The rank of the nearest known parent; an orphan that was never seen with it is identified by its environment.
+
+        A loop, since a program may nest more processes than Python nests calls.
+        """
+        process, below = Process(pid, stats[pid].start), []
         while process not in self._owners:
-            way.append(process)
+            below.append(process)
             parent = stats[process.pid].parent
             if parent not in stats:
                 self._owners[process] = _by_environment(process.pid)
             else:
                 process = Process(parent, stats[parent].start)
-        self._owners.update((below, self._owners[process]) for below in way)
-        return self._owners[process]
+        owner = self._owners[process]
+        self._owners.update(dict.fromkeys(below, owner))
+        return owner
 
 
 def _by_environment(pid: int) -> Optional[Key]:
@@ -249,5 +210,5 @@ def _by_environment(pid: int) -> Optional[Key]:
 
 def machine() -> Tuple[float, int, int, int]:
     """(busy CPU seconds, cores, bytes used, bytes there are) of this machine; zeros for what it does not tell."""
-    total, available = machine_load.memory()
-    return round(machine_load.cpu_ticks()[0] * _TICK, 2), os.cpu_count() or 0, total - available, total
+    total, available = pressure.memory()
+    return round(pressure.cpu_ticks()[0] / processes.TICKS, 2), os.cpu_count() or 0, total - available, total

@@ -6,10 +6,9 @@ A scope of the user's own manager lasts longer than the session only if the user
 from __future__ import annotations
 
 import os
-import subprocess
-from typing import Dict, NamedTuple, Sequence, Tuple
+from typing import Dict, NamedTuple, Tuple
 
-from clustertool.node.system import users
+from clustertool.node.system import programs, users
 
 _PATIENCE = 2.0  # seconds for loginctl, which asks a daemon
 _LINGERING = "/var/lib/systemd/linger"
@@ -40,18 +39,10 @@ def warning() -> Tuple[str, str]:
     state = logout()
     if state.kills and not state.lingers:
         return "logind ends detached jobs at logout (KillUserProcesses=yes, and this user does not linger)", _FIX
-    if state.kills and not program("systemd-run"):
-        return (
-            "logind ends detached jobs at logout (KillUserProcesses=yes), and there is no systemd-run",
-            "install systemd-run",
-        )
+    if state.kills and not programs.find("systemd-run"):
+        what = "logind ends detached jobs at logout (KillUserProcesses=yes), and there is no systemd-run"
+        return what, "install systemd-run"
     return "", ""
-
-
-def program(name: str) -> str:
-    """The path of a program on PATH, or ""."""
-    paths = (os.path.join(folder, name) for folder in os.environ.get("PATH", os.defpath).split(":"))
-    return next((path for path in paths if os.access(path, os.X_OK) and os.path.isfile(path)), "")
 
 
 def _in_session() -> bool:
@@ -75,24 +66,10 @@ def _kills(manager: Dict[str, str], user: str) -> bool:
 
 def _show(what: str, *names: str, about: str = "") -> Dict[str, str]:
     """Properties of logind's manager, or of a user. {} where there is no loginctl, or no logind that answers it in time."""
-    tool = program("loginctl")
+    tool = programs.find("loginctl")
     if not tool:
         return {}
     wanted = [part for name in names for part in ("-p", name)]
-    text = _output([tool, "--no-pager", what, *wanted, *([about] if about else [])])
-    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-
-
-def _output(argv: Sequence[str]) -> str:
-    try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_PATIENCE,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return "" if done.returncode else done.stdout.decode(errors="replace")
+    arguments = ["--no-pager", what, *wanted, *([about] if about else [])]
+    code, text, _ = programs.output([tool, *arguments], _PATIENCE)
+    return {} if code else dict(line.split("=", 1) for line in text.splitlines() if "=" in line)

@@ -1,18 +1,39 @@
-"""Watch the memory and the disk of a node: kills for lack of memory, by the kernel's counters, and a full disk."""
+"""Read how busy a machine is, and watch its memory and disk: kills for lack of memory, and a full disk.
+
+What the kernel does not report is 0.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from typing import Dict, Iterable, List
+from typing import Dict, Iterable, List, Tuple
 
 
-def counters(pid: int) -> Dict[str, int]:
+def cpu_ticks() -> Tuple[int, int]:
+    """(busy, all) ticks of all cores since boot. Busy is neither idle nor waiting for a disk."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with open("/proc/stat", "rb") as file:
+            ticks = [int(text) for text in file.readline().split()[1:9]]  # user and nice include the time of guests
+        return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
+    return 0, 0
+
+
+def memory() -> Tuple[int, int]:
+    """(all, available) bytes."""
+    with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
+        with open("/proc/meminfo", "rb") as file:
+            sizes = {line.split(b":")[0]: int(line.split()[1]) << 10 for line in file.readlines(256)}
+        return sizes[b"MemTotal"], sizes[b"MemAvailable"]
+    return 0, 0
+
+
+def _counters(pid: int) -> Dict[str, int]:
     """Counter file -> kills so far: the cgroups of a process (v2, v1), and the whole machine's /proc/vmstat."""
-    return read([*_cgroup_files(pid), "/proc/vmstat"])
+    return _read([*_cgroup_files(pid), "/proc/vmstat"])
 
 
-def read(paths: Iterable[str]) -> Dict[str, int]:
+def _read(paths: Iterable[str]) -> Dict[str, int]:
     """The same for known files: a process that is dead has no cgroups any more."""
     found: Dict[str, int] = {}
     for path in paths:
@@ -37,26 +58,22 @@ def _cgroup_files(pid: int) -> List[str]:
     return paths
 
 
-def verdict(before: Dict[str, int]) -> str:
-    """A description, if a counter has grown since `before`; the nearest one counts."""
-    after = read(before)
-    for path, kills in before.items():
-        if after.get(path, 0) > kills:
-            return f"out of memory: the kernel killed it (oom_kill in {path})"
-    return ""
-
-
 class OomWatch:
     """One rank's counters as they were half a second ago and more: the kernel counts a kill before the victim is reaped."""
 
     def __init__(self, pid: int) -> None:
-        self._before = self._now = counters(pid)
+        self._before = self._now = _counters(pid)
 
     def update(self, pid: int) -> None:
-        self._before, self._now = self._now, counters(pid)
+        self._before, self._now = self._now, _counters(pid)
 
     def verdict(self) -> str:
-        return verdict(self._before)
+        """A description, if a counter has grown; the nearest one counts."""
+        after = _read(self._before)
+        for path, kills in self._before.items():
+            if after.get(path, 0) > kills:
+                return f"out of memory: the kernel killed it (oom_kill in {path})"
+        return ""
 
 
 _LITTLE = 64 << 10  # bytes; less is full
@@ -70,7 +87,7 @@ class DiskWatch:
         self._directory = directory
         self.full = False
 
-    def is_newly_full(self) -> bool:
+    def update(self) -> bool:
         """Whether `full` has changed."""
         was = self.full
         with contextlib.suppress(OSError):

@@ -13,9 +13,7 @@ from clustertool.errors import PreflightError
 _TMP = "/tmp"
 _FIX = "make room in /tmp, or have it made writable"
 _LEAST = 64 << 10  # bytes free in /tmp below which it counts as full
-_SETTLED = (
-    200_000_000  # nanoseconds between a rename and its entry in the directory; 20 ms were too few on a loaded machine
-)
+_SETTLED = 200_000_000  # ns between a rename and its entry in the directory; 20 ms were too few on a loaded machine
 
 
 def find() -> str:
@@ -42,11 +40,7 @@ def _oldest() -> Tuple[int, str]:
                 path = os.path.join(_TMP, name)
                 with contextlib.suppress(OSError):
                     info = os.lstat(path)
-                    if (
-                        stat.S_ISDIR(info.st_mode)
-                        and info.st_uid == os.getuid()
-                        and stat.S_IMODE(info.st_mode) == 0o700
-                    ):
+                    if info.st_uid == os.getuid() and info.st_mode == stat.S_IFDIR | 0o700:
                         found.append((info.st_ctime_ns, path))
     return min(found) if found else (0, "")
 

@@ -1,20 +1,21 @@
 """A process is identified by (pid, start time, boot). No signal is ever sent by pid alone or by name.
 
-This module reads /proc only. Start time is field 22 of /proc/PID/stat, in clock ticks since boot.
+Start time is field 22 of /proc/PID/stat, in clock ticks since boot.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import resource
 import signal
 import sys
 import time
-from typing import Dict, Iterator, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, NoReturn, Optional, Sequence, Set, Tuple
 
-_PR_SET_CHILD_SUBREAPER = 36
+MARK = b"CLUSTERTOOL_MARK"  # the variable by which processes of jobs are found
+TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")  # a second has so many ticks
+_LISTINGS = 50  # of /proc in one search, on a machine that starts processes all the time
 
 
 class Process(NamedTuple):
@@ -26,11 +27,11 @@ class Stat(NamedTuple):
     name: str
     state: str
     parent: int
-    ticks: int  # user + system CPU time
+    cpu: float  # seconds, user + system
     threads: int
     start: int
-    rss: int  # pages
-    waited: int  # CPU time of the children it has waited for, and of theirs
+    memory: int  # bytes resident
+    waited: float  # CPU seconds of the children it has waited for, and of theirs
 
 
 def stat(pid: int) -> Optional[Stat]:
@@ -45,9 +46,9 @@ def stat(pid: int) -> Optional[Stat]:
     if len(fields) < 22:
         return None
     comm = name.partition(b"(")[2].decode(errors="replace")
-    state, parent, ticks = fields[0].decode(), int(fields[1]), int(fields[11]) + int(fields[12])
-    waited = int(fields[13]) + int(fields[14])
-    return Stat(comm, state, parent, ticks, int(fields[17]), int(fields[19]), int(fields[21]), waited)
+    state, parent, threads, start = fields[0].decode(), int(fields[1]), int(fields[17]), int(fields[19])
+    cpu, waited = (int(fields[11]) + int(fields[12])) / TICKS, (int(fields[13]) + int(fields[14])) / TICKS
+    return Stat(comm, state, parent, cpu, threads, start, int(fields[21]) * _PAGE, waited)
 
 
 def identify(pid: int) -> Optional[Process]:
@@ -98,6 +99,21 @@ def pids() -> Iterator[int]:
             yield int(name)
 
 
+def pids_and_new() -> Iterator[int]:
+    """Each pid once, and those of processes that start during the search.
+
+    A search could otherwise miss a chain of processes, each of which starts the next one and ends. The kernel assigns pids in
+    ascending order, and /proc lists them so. So each listing has a process of the chain, and without a new pid there is none.
+    """
+    seen: Set[int] = set()
+    for _ in range(_LISTINGS):
+        new = [pid for pid in pids() if pid not in seen]
+        if not new:
+            return
+        seen.update(new)
+        yield from new
+
+
 def children(pid: int) -> List[int]:
     """From /proc/PID/task/*/children; a kernel without it requires a read of every process."""
     found: List[int] = []
@@ -128,19 +144,35 @@ def descendants(pid: int) -> List[Process]:
 
 def environment(pid: int) -> Dict[bytes, bytes]:
     """The variables with which a process was started; none of one that has ended or is another user's."""
+    return _variables(_environment_text(pid))
+
+
+def of_jobs(searched: Callable[[], Iterable[int]] = pids) -> Iterator[Tuple[int, Dict[bytes, bytes]]]:
+    """Pid and environment of all processes of this user that have the marker of a job."""
+    for pid in searched():
+        text = _environment_text(pid)
+        if MARK + b"=" in text:  # the environments of all other processes are not parsed
+            yield pid, _variables(text)
+
+
+def _environment_text(pid: int) -> bytes:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            pairs = [text.partition(b"=") for text in file.read().split(b"\0")]
+            return file.read()
     except OSError:
-        return {}
+        return b""
+
+
+def _variables(text: bytes) -> Dict[bytes, bytes]:
+    pairs = [line.partition(b"=") for line in text.split(b"\0")]
     return {name: value for name, _, value in reversed(pairs)}  # of a name twice the first counts, as for getenv()
 
 
 def marked(mark: str) -> List[Process]:
     """Processes of this user whose environment has the job's marker, with or without a living supervisor."""
     found = []
-    for pid in pids():
-        if environment(pid).get(b"CLUSTERTOOL_MARK") == mark.encode():
+    for pid, variables in of_jobs(pids_and_new):
+        if variables.get(MARK) == mark.encode():
             process = identify(pid)
             if process and alive(process):
                 found.append(process)
@@ -192,13 +224,6 @@ def named(pid: int) -> Tuple[str, str]:
 
 def _one_line(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
-
-
-def become_subreaper() -> None:
-    """Orphans of the ranks become children of this process and not of init."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def set_name(name: str) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import socket
 import ssl
 from collections import deque
-from typing import Callable, Deque, Iterator, List, Optional, Tuple, Union
+from typing import Any, Callable, Deque, Iterable, Iterator, List, Optional, Set, Tuple, Union
 
-from clustertool.model.wire.frames import Decoder, Frame, FrameError, Header, head
-from clustertool.model.wire.payload import Sink
+from clustertool.model.wire.frames import Decoder, Frame, FrameError, Header, Sink, head
 
 _CHUNK = 1 << 16
 _RECORD = 1 << 14  # what TLS gives at a time
@@ -65,6 +65,31 @@ def listen(address: str, port: int, backlog: int) -> socket.socket:
     return sock
 
 
+def dial(address: str, port: int) -> socket.socket:
+    """A TCP connection that has begun. Raises OSError, also for a name that is not known."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    with contextlib.ExitStack() as stack:
+        stack.callback(sock.close)
+        failed = sock.connect_ex((address, port))
+        if failed not in (0, errno.EINPROGRESS):
+            raise OSError(failed, os.strerror(failed))
+        stack.pop_all()
+    return sock
+
+
+def wait_for(readers: Iterable[Any], seconds: float) -> Set[int]:
+    """The descriptors that are ready within `seconds`, of any number: poll, since select() ends at 1024.
+
+    A reader is a descriptor, or has one. One with a true `wants_write` is also ready when it can be written.
+    """
+    poll = select.poll()
+    for reader in readers:
+        writes = getattr(reader, "wants_write", False)
+        poll.register(reader, select.POLLIN | select.POLLOUT if writes else select.POLLIN)
+    return {fd for fd, _ in poll.poll(seconds * 1000)}
+
+
 @contextlib.contextmanager
 def _in_memory(pem: str) -> Iterator[str]:
     """load_cert_chain wants file names; a pipe has one, and the key never touches a disk. (Not every Python has memfds.)"""
@@ -80,7 +105,7 @@ def _in_memory(pem: str) -> Iterator[str]:
 def cause(error: BaseException) -> Tuple[str, str]:
     """Why a connection failed: the name of its errno, or "", and a description."""
     inner = error.__cause__ or error
-    if isinstance(inner, ssl.SSLError):
+    if tls_failed(error):
         return "", f"TLS failed: {inner}"
     if not isinstance(inner, OSError) or inner.errno is None:
         return "", str(inner)
@@ -88,7 +113,12 @@ def cause(error: BaseException) -> Tuple[str, str]:
     return errno.errorcode.get(inner.errno, ""), description
 
 
-class _Bytes:
+def tls_failed(error: BaseException) -> bool:
+    """Whether TLS ended a connection: for example, the other side has no certificate of the job."""
+    return isinstance(error.__cause__ or error, ssl.SSLError)
+
+
+class _BytesPart:
     """Something to be sent: `left` bytes of it."""
 
     def __init__(self, data: bytes) -> None:
@@ -106,7 +136,7 @@ class _Bytes:
         self._data.release()
 
 
-class _PemFile:
+class _FilePart:
     """The same, of an open file: it is read as it is sent."""
 
     def __init__(self, fd: int, size: int) -> None:
@@ -150,7 +180,7 @@ class TlsLink:
         self._server = server
         self._decoder = Decoder(max_header, max_payload, sink)
         self._limit = _TURN if max_payload else 0
-        self._out: Deque[Union[_Bytes, _PemFile]] = deque()
+        self._out: Deque[Union[_BytesPart, _FilePart]] = deque()
         self._wants_write = not server  # a client's connect() shows itself by becoming writable
         self.secure = False
         self.got = 0  # bytes
@@ -164,14 +194,14 @@ class TlsLink:
         return self._wants_write or (self.secure and bool(self._out))
 
     def send(self, header: Header, payload: bytes = b"") -> None:
-        self._out.append(_Bytes(head(header, len(payload))))
+        self._out.append(_BytesPart(head(header, len(payload))))
         if payload:  # as it is: a manifest is large
-            self._out.append(_Bytes(payload))
+            self._out.append(_BytesPart(payload))
 
     def send_file(self, header: Header, fd: int, size: int) -> None:
         """An open file as payload. It is closed when it is sent, or the wire is closed."""
-        self._out.append(_Bytes(head(header, size)))
-        self._out.append(_PemFile(fd, size))
+        self._out.append(_BytesPart(head(header, size)))
+        self._out.append(_FilePart(fd, size))
 
     def flush(self) -> None:
         """Send now what the kernel accepts. A closed connection is reported at the next turn."""

@@ -6,9 +6,12 @@ import contextlib
 import grp
 import os
 import pwd
+import socket
 import stat
-from typing import Set, Union
+import struct
+from typing import NamedTuple, Set, Union
 
+_PEER = struct.Struct("3i")  # pid, uid, gid: struct ucred of the kernel
 _roots: Set[int] = set()
 
 
@@ -32,6 +35,20 @@ def roots() -> Set[int]:
 def maps_root(uid_map: str) -> bool:
     """Whether uid 0 is among the uids of a user namespace. uid_map: as in /proc/self/uid_map. Raises ValueError."""
     return any(int(line.split()[0]) == 0 for line in uid_map.splitlines())
+
+
+class Peer(NamedTuple):
+    pid: int  # 0: of another namespace of pids
+    uid: int
+
+
+def peer(sock: socket.socket) -> Peer:
+    """The process at the other end of a unix socket, of the time when it connected or began to listen.
+
+    Raises OSError where the kernel does not report it.
+    """
+    pid, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return Peer(pid, uid)
 
 
 def name_of(uid: int) -> str:
@@ -63,27 +80,19 @@ def other_writers(where: Union[str, int], info: os.stat_result, *, sticky: bool 
         return ""  # a link's mode means nothing
     if info.st_mode & stat.S_IWOTH:
         return "all"
-    return "group" if info.st_mode & stat.S_IWGRP and not only_private(where, info.st_gid) else ""
+    return "group" if info.st_mode & stat.S_IWGRP and not _only_private(where, info.st_gid) else ""
 
 
-def only_private(where: Union[str, int], gid: int) -> bool:
-    """Whether the users who write to a file or folder by its group `gid` are the private group of this process's user.
+def _only_private(where: Union[str, int], gid: int) -> bool:
+    """Whether only this process's user writes to a file or folder by its group `gid`, which is the user's private group.
 
-    where: a path or a descriptor. With an access list the mode's group bits are the maximum of all its entries,
-    so more users may write.
+    The group has the user's name, and no other user is in it. Users who have it as their primary group are found in
+    /etc/passwd only: a directory service can have many. With an access list the mode's group bits are the maximum of all
+    its entries, so more users may write. where: a path or a descriptor.
     """
-    try:
-        listed = "system.posix_acl_access" in os.listxattr(where)
-    except (OSError, AttributeError):  # a laptop with macOS has no listxattr
-        listed = False
-    return not listed and is_private(gid)
-
-
-def is_private(gid: int) -> bool:
-    """Whether a group is the private group of this process's user: it has the user's name, and no other user is in it.
-
-    Other users who have it as their primary group are found in /etc/passwd only: a directory service can have many users.
-    """
+    with contextlib.suppress(OSError, AttributeError):  # a laptop with macOS has no listxattr
+        if "system.posix_acl_access" in os.listxattr(where):
+            return False
     try:
         group, own = grp.getgrgid(gid), pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

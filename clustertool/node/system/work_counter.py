@@ -6,13 +6,13 @@ import threading
 from typing import Any, Callable, Optional
 
 from clustertool.errors import DispatchError
-from clustertool.model.wire.messages import RequestKind
+from clustertool.model.wire.messages import Kind
 
 
 class WorkCounter(threading.Thread):
     """A thread that handles one request, started at once. `number`: None if no answer is wanted. step() counts its steps."""
 
-    def __init__(self, kind: RequestKind[Any, Any], number: Optional[int], handle: Callable[[], None]) -> None:
+    def __init__(self, kind: Kind[Any, Any], number: Optional[int], handle: Callable[[], None]) -> None:
         super().__init__(target=handle, daemon=True)
         self.kind = kind
         self.number = number

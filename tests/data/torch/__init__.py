@@ -15,11 +15,19 @@ def fault() -> str:
     return file.read_text() if file.exists() else ""
 
 
+def devices() -> list[str]:
+    """The ids that the node has for cuda:0, cuda:1 ..."""
+    return list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
+
+
 class Tensor(float):
     """All its numbers are the same one."""
 
+    device = "cpu"
+
     def __matmul__(self, other: Tensor) -> Tensor:
-        if fault() == "device" or fault() == os.environ.get("CUDA_VISIBLE_DEVICES"):
+        kind, _, number = self.device.partition(":")
+        if fault() == "device" or (kind == "cuda" and fault() == devices()[int(number)]):
             raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore of it\n")
         return Tensor(64)
 
@@ -40,13 +48,13 @@ class cuda:
 
     @staticmethod
     def device_count() -> int:
-        return (
-            0 if fault() == "blind" else len(list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))))
-        )
+        return 0 if fault() == "blind" else len(devices())
 
     @staticmethod
-    def set_device(number: int) -> None:
-        assert number == 0
+    def set_device(device: str) -> None:
+        """NCCL refuses two ranks on one device, so each must take its own."""
+        own = os.environ.get("FLAGS_selected_gpus", "0")  # noqa: SIM112 - Paddle's name
+        assert device == f"cuda:{own.split(',')[0]}"
 
 
 class version:
@@ -54,7 +62,9 @@ class version:
 
 
 def ones(*shape: int, device: str) -> Tensor:
-    return Tensor(1)
+    made = Tensor(1)
+    made.device = device
+    return made
 
 
 def full(shape: tuple[int, ...], value: float, dtype: str, device: str) -> Changing:

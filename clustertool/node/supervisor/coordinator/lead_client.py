@@ -1,22 +1,21 @@
-"""The uplink connects a supervisor to the lead, sends heartbeats, and connects again until the loss timeout."""
+"""The lead client connects a supervisor to the lead, sends heartbeats, and connects again until the loss timeout."""
 
 from __future__ import annotations
 
-import errno
-import os
-import socket
 import time
-from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Set, Tuple, cast
 
+from clustertool.model.job.outcome import Outcome, coordinator
+from clustertool.model.job.state_names import JobState
 from clustertool.model.wire.frames import Header
 from clustertool.model.wire.lead_messages import Incarnation, read_incarnation
-from clustertool.node.supervisor.coordinator.connection_report import Cause, ConnectionReport
+from clustertool.node.supervisor.coordinator.coordinator_link import CoordinatorLink
 from clustertool.node.supervisor.usage_recorder import Reached
 from clustertool.node.system.process_clock import ProcessClock
-from clustertool.node.system.tls_link import TIMED_OUT, Mailbox, TlsLink, beat, cause, context, join_patience
+from clustertool.node.system.tls_link import TIMED_OUT, Mailbox, TlsLink, beat, cause, context, dial, join_patience
 
 if TYPE_CHECKING:
-    from clustertool.model.wire.lead_messages import MemberMessage
+    from clustertool.model.wire.lead_messages import MemberMessage, Order
     from clustertool.model.wire.spec_types import Spec
 
 _RETRY = 0.05
@@ -28,141 +27,139 @@ _NO_ANSWER = ("", "the port is open, but the coordinator does not answer")
 _SILENT = ("", "no message from it any more")  # on a connection that was established
 _ORDERS = ("start", "stop", "finish")
 _MOST_RANKS = 256  # ranks with reported progress: more do not fit into a message
+_REPORT_AFTER = 3.0  # seconds without a connection
+
+Cause = Tuple[str, str]  # the name of an errno, or "", and text
+Record = Optional[Callable[..., None]]
+Gone = Optional[Tuple[Incarnation, str]]
 
 
-class ProgressReport:
-    """The progress of this node's ranks, for heartbeats. It is sent if it has changed, and on each new connection."""
+class ConnectionReport:
+    """Records that the lead does not answer for a while, each new cause, and that it answers again.
 
-    def __init__(self) -> None:
-        self.newest: Sequence[Reached] = ()
-        self._sent: Sequence[Reached] = self.newest
-
-    def reconnected(self) -> None:
-        self._sent = ()
-
-    def fields(self) -> Header:
-        """The fields of the next heartbeat. Ages, since the lead has another clock."""
-        if self.newest is self._sent:
-            return {}
-        self._sent, now = self.newest, time.time()
-        return {
-            "ranks": [[*reached[:4], round(max(0.0, now - reached[4]), 1)] for reached in self.newest[:_MOST_RANKS]]
-        }
-
-
-class LeadTimeouts:
-    """How long the lead may be silent: for the loss timeout, or until its first order for the time that all nodes need to join.
-
-    Only seconds in which this process ran are counted.
+    `record` writes an event; without it nothing is recorded. All times are of the client's own clock.
     """
 
-    def __init__(self, spec: Spec) -> None:
-        self.loss = float(spec["policy"]["loss_timeout"])
-        self.join = join_patience(self.loss, len(spec["header"]["nodes"]))
-        if spec["policy"]["timeout"]:  # the lead waits no longer
-            self.join = min(self.join, float(spec["policy"]["timeout"]) + self.loss)
-        self.ordered = False  # the lead has given an order: all nodes have joined, or the job ends
-        self.received_at = 0.0
+    def __init__(self, endpoint: str, record: Record) -> None:
+        self.up = False  # the lead answers on the present connection
+        self.joined = False  # it has answered once
+        self.cause: Optional[Cause] = None  # why the last connection failed
+        self._endpoint = endpoint
+        self._record = record
+        self._down = (0.0, time.time())  # since when it does not answer, by the own clock and by that of the machine
+        self._recorded: Optional[Cause] = None
 
-    def expired(self, now: float) -> bool:
-        return now - self.received_at > (self.loss if self.ordered else self.join)
+    def broken(self, now: float, why: Cause) -> None:
+        if self.up:
+            self._down = (now, time.time())
+        self.up, self.cause = False, why
+
+    def turn(self, now: float, why: Cause) -> None:
+        """`why` there is no connection, if there is none."""
+        if self._record is None:
+            return
+        if self.up:
+            if self._recorded:
+                self._record("connected")
+            self._recorded = None
+        elif now - self._down[0] >= _REPORT_AFTER and why != self._recorded:
+            name, text = self._recorded = why
+            since = round(self._down[1], 3)
+            self._record("unconnected", endpoint=self._endpoint, errno=name, why=text, since=since, again=self.joined)
 
 
-class LeadClient:
-    """Call turn() each loop and post() for each message; `lost` is true if the lead is silent for too long.
+class LeadClient(CoordinatorLink):
+    """`me`: this process. `gone`: the supervisor in whose place a guard joins, and why it has died.
 
-    `me`: this process. `gone`: the supervisor in whose place a guard joins, and why it has died. `record` writes an event.
+    The lead may be silent for the loss timeout, or until its first order for the time that all nodes need to join. Only
+    seconds in which this process ran are counted.
     """
 
-    def __init__(
-        self,
-        spec: Spec,
-        me: Incarnation,
-        gone: Optional[Tuple[Incarnation, str]] = None,
-        record: Optional[Callable[..., None]] = None,
-    ) -> None:
+    def __init__(self, spec: Spec, me: Incarnation, record: Record = None, gone: Gone = None) -> None:
+        super().__init__()
+        self._spec = spec
         self._me = me
+        self._gone = gone
+        self._loss_timeout = spec["policy"]["loss_timeout"]
+        self._join_timeout = join_patience(self._loss_timeout, len(spec["header"]["nodes"]))
+        if spec["policy"]["timeout"]:  # the lead waits no longer
+            self._join_timeout = min(self._join_timeout, spec["policy"]["timeout"] + self._loss_timeout)
+        self._ordered = False  # the lead has given an order: all nodes have joined, or the job ends
+        self._received_at = 0.0
         self._coordinator: Optional[Incarnation] = None  # the one that this process obeys
-        self.attempt = 0  # of the job, as this node knows it
-        self._hello: Header = {"type": "join", "node": int(spec["node"]), "token": str(spec["token"])}
-        if gone:
-            self._hello.update(of=gone[0], gone=gone[1])
-        self._lead = (str(spec["lead"]["host"]), int(spec["lead"]["port"]))
-        self._timeouts = LeadTimeouts(spec)
         self._context = context(spec["certificate"], spec["key"], server=False)
         self._mail = Mailbox()
         self._wire: Optional[TlsLink] = None
-        self._report = ConnectionReport(str(spec["lead"]["endpoint"]), record)
+        self._report = ConnectionReport(spec["lead"]["endpoint"], record)
         self._clock = ProcessClock()
-        self._retry_at = 0.0
-        self._beat_at = 0.0
-        self._give_up_at = self._handshake_until = 0.0
-        self.progress = ProgressReport()
+        self._tried_at = self._retry_at = self._beat_at = 0.0
+        self._sent: Sequence[Reached] = ()  # the progress that the lead has
 
     @property
-    def wire(self) -> Optional[TlsLink]:
-        return self._wire
+    def connecting(self) -> bool:
+        return self._wire is None
 
     @property
     def joined(self) -> bool:
         return self._report.joined
 
     @property
-    def endpoint(self) -> str:
-        return self._report.endpoint
+    def loss(self) -> Optional[Outcome]:
+        """See CoordinatorLink. turn() reads first what has arrived."""
+        timeout = self._loss_timeout if self._ordered else self._join_timeout
+        if self._clock.now - self._received_at <= timeout:
+            return None
+        lead, name = self._spec["lead"], self._spec["name"]
+        if self.joined:
+            brief = f"node {lead['name']} is lost"
+            reason = f"{brief}: it leads the job, and {name} has received nothing from it for {self._loss_timeout:g} s"
+        else:
+            errno_name, text = self._why()
+            brief = f"{name} cannot connect to {coordinator(lead['name'], lead['endpoint'])}"
+            reason = f"{brief}: {text} ({errno_name})" if errno_name else f"{brief}: {text}"
+        return Outcome(JobState.LOST, 75, "tool", reason, node=lead["node"], brief=brief)
 
     @property
-    def lost(self) -> bool:
-        """Whether the lead was silent for too long. turn() reads first what has arrived."""
-        return self._timeouts.expired(self._clock.now)
+    def silent(self) -> bool:
+        return self.loss is not None
+
+    def wires(self) -> List[TlsLink]:
+        return [self._wire] if self._wire is not None else []
 
     def post(self, message: MemberMessage) -> None:
         numbered = self._mail.post({**message, "sender": self._me})
         if self._wire is not None and self._wire.secure:
             self._wire.send(numbered)
 
-    @property
-    def cause(self) -> str:
-        """Why there is no connection, as text."""
-        errno_name, text = self._why()
-        return f"{text} ({errno_name})" if errno_name else text
+    def turn(self, ready: Set[int]) -> None:
+        now = self._clock.turn()
+        if self._wire is not None:
+            try:
+                self._move(self._wire, now)
+            except (ConnectionError, ValueError) as error:
+                self._drop(now, cause(error))
+        elif now >= self._retry_at:
+            self._connect(now)
+        self._report.turn(now, self._why())
 
-    def turn(self) -> List[Header]:
-        """The lead's new messages."""
-        new = self._turn(self._clock.turn())
-        self._report.turn(self._clock.now, self._why())
-        return new
-
-    def _turn(self, now: float) -> List[Header]:
-        if self._wire is None:
-            if now >= self._retry_at:
-                self._connect(now)
-            return []
-        try:
-            fresh = not self._wire.secure
-            came = self._wire.turn()
-            if fresh and self._wire.secure:
-                self._join()
-            self._send_beat(now)
-        except ConnectionError as error:
-            self._drop(now, cause(error))
-            return []
+    def _move(self, wire: TlsLink, now: float) -> None:
+        """Raises ConnectionError, or ValueError for what a coordinator does not send."""
+        fresh = not wire.secure
+        came = wire.turn()
+        if fresh and wire.secure:
+            self._join(wire)
+        self._send_beat(wire, now)
         if came:
-            self._report.established()
-            self._timeouts.received_at = now
-            self._give_up_at = now + beat(self._timeouts.loss) * _SILENCE
-        elif now > self._give_up():
-            self._drop(now, _SILENT if self._report.up else _NO_ANSWER if self._wire.connected else TIMED_OUT)
-        try:
-            self._require_coordinator(came)
-            new = [message for message in came if self._mail.take(message)]
-        except ValueError as error:
-            self._drop(now, ("", str(error)))
-            return []
+            self._report.joined = self._report.up = True
+            self._received_at = now
+        elif now > self._give_up_at(wire):
+            self._drop(now, _SILENT if self._report.up else _NO_ANSWER if wire.connected else TIMED_OUT)
+        self._require_coordinator(came)
+        new = [message for message in came if self._mail.take(message)]
         if any(message.get("type") in _ORDERS for message in new):
-            self._timeouts.ordered, self._beat_at = True, 0.0
-            self._send_beat(now)  # the lead allows more time until it has this acknowledgement
-        return new
+            self._ordered, self._beat_at = True, 0.0
+            self._send_beat(wire, now)  # the lead allows more time until it has this acknowledgement
+        self.orders += cast("List[Order]", new)
 
     def _require_coordinator(self, messages: Sequence[Header]) -> None:
         """Raise ValueError for messages of another process than the first that answered as the coordinator."""
@@ -175,11 +172,20 @@ class LeadClient:
     def _stamped(self, message: Header) -> Header:
         return {**message, "ack": self._mail.got, "attempt": self.attempt, "sender": self._me}
 
-    def _send_beat(self, now: float) -> None:
-        if self._wire is not None and self._wire.secure and now >= self._beat_at:
-            self._wire.send(self._stamped({"type": "beat", **self.progress.fields()}))
-            self._wire.flush()
-            self._beat_at = now + beat(self._timeouts.loss)
+    def _send_beat(self, wire: TlsLink, now: float) -> None:
+        """With the progress of the ranks if the lead does not have it. Ages, since the lead has another clock."""
+        if not wire.secure or now < self._beat_at:
+            return
+        message: Header = {"type": "beat"}
+        if self.progress is not self._sent:
+            self._sent, t = self.progress, time.time()
+            message["ranks"] = [[*one[:4], round(max(0.0, t - one[4]), 1)] for one in self._sent[:_MOST_RANKS]]
+        wire.send(self._stamped(message))
+        wire.flush()
+        self._beat_at = now + beat(self._loss_timeout)
+
+    def close(self) -> None:
+        self.leave(0.5)
 
     def leave(self, seconds: float) -> None:
         """Report that all messages have arrived here, so that the lead does not wait for this node. `seconds` at most."""
@@ -188,36 +194,35 @@ class LeadClient:
         self._wire.send(self._stamped({"type": "beat", "bye": True}))
         end = time.monotonic() + seconds
         while self._wire is not None and self._wire.backlog and time.monotonic() < end:
-            self.turn()
+            self.turn(set())
             time.sleep(0.002)
         self._drop(self._clock.turn(), _NO_ANSWER)
 
-    def _give_up(self) -> float:
+    def _give_up_at(self, wire: TlsLink) -> float:
         """When this connection counts as broken. A lead to which many connect at once answers late: a new try is no help."""
-        waiting = self._wire is not None and self._wire.connected and not (self._report.up or self._timeouts.ordered)
-        return self._handshake_until if waiting else self._give_up_at
+        if self._report.up:
+            return self._received_at + beat(self._loss_timeout) * _SILENCE
+        waiting = wire.connected and not self._ordered
+        return self._tried_at + (self._join_timeout / 2 if waiting else max(1.0, self._loss_timeout / 2))
 
     def _connect(self, now: float) -> None:
-        self._retry_at, self._give_up_at = now + _RETRY, now + max(1.0, self._timeouts.loss / 2)
-        self._handshake_until = now + self._timeouts.join / 2
-        family = socket.AF_INET6 if ":" in self._lead[0] else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        self._tried_at, self._retry_at = now, now + _RETRY
+        lead = self._spec["lead"]
         try:
-            failed = sock.connect_ex(self._lead)
-            if failed not in (0, errno.EINPROGRESS):
-                raise OSError(failed, os.strerror(failed))
-        except OSError as error:  # also for a name that is not known
-            sock.close()
-            self._report.failed(cause(error))
+            sock = dial(lead["host"], lead["port"])
+        except OSError as error:
+            self._report.cause = cause(error)
             return
         self._wire = TlsLink(sock, self._context, server=False, max_header=_MAX_HEADER)
 
-    def _join(self) -> None:
-        assert self._wire is not None
-        self.progress.reconnected()
-        self._wire.send(self._stamped(self._hello))
+    def _join(self, wire: TlsLink) -> None:
+        self._sent = ()
+        hello: Header = {"type": "join", "node": self._spec["node"], "token": self._spec["token"]}
+        if self._gone:
+            hello["of"], hello["gone"] = self._gone
+        wire.send(self._stamped(hello))
         for message in self._mail.kept():
-            self._wire.send(message)
+            wire.send(message)
 
     def _drop(self, now: float, why: Cause) -> None:
         if self._wire is not None:
@@ -237,6 +242,6 @@ def say_gone(spec: Spec, me: Incarnation, supervisor: Incarnation, why: str, sec
     link = LeadClient(spec, me, gone=(supervisor, why))
     end = time.monotonic() + seconds
     while not link.joined and time.monotonic() < end:
-        link.turn()
+        link.turn(set())
         time.sleep(0.005)
     link.leave(0.0)

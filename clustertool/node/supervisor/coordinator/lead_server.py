@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import hmac
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Set, Tuple, cast
+from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple, cast
 
-from clustertool.model.job.outcome import Key, coordinator
-from clustertool.model.job.state_names import JobState
+from clustertool.errors import PreflightError
+from clustertool.model.job.outcome import Key, coordinator, some
 from clustertool.model.wire.frames import Header
-from clustertool.model.wire.lead_messages import Incarnation, read_incarnation
+from clustertool.model.wire.lead_messages import Incarnation, RankExit, read_incarnation
+from clustertool.node.supervisor.allocation import Allocation
 from clustertool.node.supervisor.coordinator import lead_decisions as l
-from clustertool.node.supervisor.coordinator.lead_listener import LeadListener
-from clustertool.node.supervisor.coordinator.lead_members import LeadMember, LeadMembers
+from clustertool.node.supervisor.coordinator.coordinator_link import CoordinatorLink
+from clustertool.node.supervisor.coordinator.job_limits import JobLimits
+from clustertool.node.supervisor.coordinator.lead_connections import LeadListener, LeadMember, LeadMembers
 from clustertool.node.system.process_clock import ProcessClock
-from clustertool.node.system.tls_link import TlsLink
+from clustertool.node.system.tls_link import TlsLink, context, listen
 
 if TYPE_CHECKING:
-    from clustertool.model.wire.event_types import OutcomeFields, RankOutput
-    from clustertool.model.wire.lead_messages import ExitRow, MemberMessage, Order, StartOrder
-    from clustertool.model.wire.spec_types import Spec, SpecPolicy
+    from clustertool.model.wire.event_types import OutcomeFields
+    from clustertool.model.wire.field_types import RankOutput
+    from clustertool.model.wire.lead_messages import MemberMessage, Order, StartOrder
+    from clustertool.model.wire.spec_types import Spec
 
+_BACKLOG = 1024
 _LONGEST_PAUSE = 30.0  # seconds before a new attempt: 1, 2, 4, ... up to this
 _MALFORMED = (KeyError, TypeError, ValueError, OverflowError)
 _LONGEST_REASON = 200
@@ -30,73 +34,50 @@ _HOLD = 0.5
 _LARGE = 1e18  # steps and seconds
 
 
-class TimeLimits:
-    """The limits of a job's time: --timeout, and --lease, which is the time without an attached laptop. 0 seconds: no limit."""
+class LeadServer(CoordinatorLink):
+    """`me`: this node's own supervisor, whose messages come by post(); `record` writes an event of the lead.
 
-    def __init__(self, policy: SpecPolicy) -> None:
-        now = time.monotonic()
-        self._timeout = float(policy["timeout"])
-        self._deadline = now + self._timeout if self._timeout else None
-        self._lease = float(policy["lease"])
-        self._attached_at = now
+    allocation: knows why an engine ends the job.
+    """
 
-    def attached(self) -> None:
-        self._attached_at = time.monotonic()
-
-    def reached(self, now: float, state: l.State, where: str) -> Iterator[l.StopAsked]:
-        """Yield an event for each limit that is reached now, once. `where`: the lead's address, for the reason."""
-        if self._deadline is not None and now > self._deadline:
-            self._deadline = None
-            missing = l.expected(state, where)
-            waited = f"; it waited for {missing}" if missing else ""
-            brief = f"the job's time is over: --timeout {self._timeout:g}"
-            yield l.StopAsked(f"{brief}{waited}", 124, JobState.TIMEOUT, brief)
-        if self._lease and now - self._attached_at > self._lease:
-            self._lease = 0.0
-            yield l.StopAsked(f"no laptop was attached for {now - self._attached_at:.0f} s (--lease)", 143)
-
-
-class LeadServer:
-    """`deliver` hands an order to this node's own supervisor, `me`; `record` writes an event of the lead."""
-
-    def __init__(
-        self, spec: Spec, me: Incarnation, deliver: Callable[[Order], None], record: Callable[..., None]
-    ) -> None:
-        """Raises OSError if the port cannot be used."""
-        shape, policy = spec["shape"], spec["policy"]
+    def __init__(self, spec: Spec, me: Incarnation, record: Callable[..., None], allocation: Allocation) -> None:
+        """Raises PreflightError if the port cannot be used."""
+        super().__init__()
+        shape, policy, lead = spec["shape"], spec["policy"], spec["lead"]
         self._me = me
-        self._node = int(spec["node"])
-        self._token = str(spec["token"])
-        self._timeout = float(policy["loss_timeout"])
-        self._deliver = deliver
+        self._node = spec["node"]
+        self._token = spec["token"]
+        self._timeout = policy["loss_timeout"]
         self._record = record
-        self._state = l.State(
-            l.Shape(
-                frozenset(range(len(shape["names"]))),
-                tuple(shape["names"]),
-                tuple(((str(role), int(rank)), int(node)) for role, rank, node in shape["place"]),
-                policy["on_failure"],
-                int(policy["max_restarts"]),
-            )
-        )
-        self._endpoint = str(spec["lead"]["endpoint"])
-        self._where = coordinator(str(spec["lead"]["name"]), self._endpoint)
+        self._allocation = allocation
+        nodes = range(len(shape["names"]))
+        place = tuple(((role, rank), node) for role, rank, node in shape["place"])
+        names = tuple(shape["names"])
+        first = spec.get("attempt", 0)
+        if first:
+            record("restart", attempt=first, pause=0.0)
+        made = l.Shape(frozenset(nodes), names, place, policy["on_failure"], policy["max_restarts"], first)
+        self._state = l.State(made, attempt=first)
+        self._lead = lead
         self._clock = ProcessClock()
-        others = [node for node in range(len(shape["names"])) if node != self._node]
+        others = [node for node in nodes if node != self._node]
         self._members = LeadMembers(others, self._timeout, self._clock)
-        self._listener = LeadListener(spec, len(others))
-        self._limits = TimeLimits(policy)
+        try:
+            sock = listen(lead["host"], lead["port"], _BACKLOG)
+        except OSError as error:
+            what = f"port {lead['port']} (the lead's) cannot be used: {error.strerror}"
+            raise PreflightError(what, "set LEAD_PORT") from None
+        self._listener = LeadListener(context(spec["certificate"], spec["key"], server=True), sock, len(others))
+        self._limits = JobLimits(policy["timeout"], policy["lease"], time.monotonic())
         self._finished_at: Optional[float] = None
         self._restart: Optional[Tuple[float, StartOrder]] = None  # when a new attempt begins, and with which order
         self._stop_at: Optional[float] = None  # when the stop is sent that waits for further failures
+        self._decide(l.Joined(self._node))
 
     # -- for the supervisor's loop --
 
-    def readers(self) -> List[Any]:
-        return [*self._listener.readers(), *self._members.wires()]
-
-    def writers(self) -> List[Any]:
-        return [*self._listener.writers(), *(wire for wire in self._members.wires() if wire.wants_write)]
+    def wires(self) -> List[Any]:
+        return [*self._listener.wires(), *self._members.wires()]
 
     @property
     def done(self) -> bool:
@@ -105,8 +86,14 @@ class LeadServer:
             return False
         return not self._members.unacknowledged(self._state.lost) or self._clock.now - self._finished_at > self._timeout
 
+    @property
+    def silent(self) -> bool:
+        """Not if the node's guard has reported that its supervisor is dead."""
+        lost = (member for node, member in self._members.nodes.items() if node in self._state.lost)
+        return any(not member.left for member in lost)
+
     def turn(self, ready: Set[int]) -> None:
-        """`ready`: descriptors that can be read or written. After this process was blocked it is old, and all are read."""
+        """See CoordinatorLink. After this process was blocked, `ready` is old, and all are read."""
         now = self._clock.turn()
         all_ready = self._clock.napped
         for wire, messages in self._listener.turn(now, None if all_ready else ready):
@@ -117,8 +104,11 @@ class LeadServer:
         self._members.beat(self._stamped({"type": "beat"}))
         self._watch_silence(now)
         self._watch_time(time.monotonic())
+        outcome = self._allocation.turn()
+        if outcome is not None:
+            self._decide(l.Explained(outcome))
 
-    def receive(self, message: MemberMessage) -> None:
+    def post(self, message: MemberMessage) -> None:
         """A message of this node's own supervisor becomes an event."""
         event = self._event(self._node, dict(message))
         if event is not None:
@@ -127,8 +117,11 @@ class LeadServer:
     def _event(self, node: int, message: Header) -> Optional[l.Event]:
         """What a supervisor reports. Raises one of _MALFORMED."""
         if message.get("type") == "attached":
-            self._limits.attached()
-        return _event(self._state.shape.on(node), node, message)
+            self._limits.attached(time.monotonic())
+        event = _event(self._state.shape.on(node), node, message)
+        if isinstance(event, l.StopAsked) and not self._allocation.present:  # there is no engine that could answer
+            return event._replace(outside=False)
+        return event
 
     # -- members --
 
@@ -138,6 +131,8 @@ class LeadServer:
         node = hello["node"] if isinstance(hello.get("node"), int) else -1
         member = self._members.nodes.get(node)
         token = str(hello.get("token", "")).encode(errors="replace")
+        if hello.get("type") == "offer":
+            return self._refuse(wire)
         if hello.get("type") != "join" or member is None or not hmac.compare_digest(token, self._token.encode()):
             return wire.close()
         try:
@@ -154,8 +149,8 @@ class LeadServer:
         wire.send(self._stamped({"type": "welcome", "ack": member.mail.got}))
         for message in member.mail.kept():
             wire.send(message)
-        if not member.joined:
-            member.joined = True
+        first, member.joined = not member.joined, True
+        if first and not hello.get("gone"):  # else the ranks of the others would start for a moment
             self._decide(l.Joined(node))
         if hello.get("gone"):
             return self._gone(node, str(hello["gone"])[:_LONGEST_REASON])
@@ -163,6 +158,15 @@ class LeadServer:
             if not self._take(node, member, message):
                 break
         return None
+
+    def _refuse(self, wire: TlsLink) -> None:
+        """A machine that joins (node/join) too late gets the reason."""
+        names = self._state.shape.names
+        what = f"the job has all its {len(names)} nodes ({some(names)}), and has started"
+        fix = "start the command on as many machines as it has nodes, or raise the number of nodes on all of them"
+        wire.send({"type": "refused", "errors": [{"kind": "UsageError", "what": what, "fix": fix, "node": ""}]})
+        wire.flush()
+        wire.close()
 
     def _read(self, node: int, member: LeadMember) -> None:
         for message in self._members.read(member):
@@ -193,8 +197,11 @@ class LeadServer:
         """A guard reports that its supervisor is dead, and that it ends the node's processes now."""
         self._members.nodes[node].left = True
         if node not in self._state.gone:
-            self._record("lost", node=node, why=why, ranks=self._members.nodes[node].ranks)
-            self._decide(l.Lost(node, why))
+            self._lose(node, why)
+
+    def _lose(self, node: int, why: str) -> None:
+        self._record("lost", node=node, why=why, ranks=self._members.nodes[node].ranks)
+        self._decide(l.Lost(node, why))
 
     def _reached(self, node: int, ranks: Any) -> List[RankOutput]:
         """[role, rank, epoch, step, time of the last output] of the ranks of a node: what is known of them if it is lost.
@@ -212,22 +219,26 @@ class LeadServer:
         """Silence becomes an event. It is measured by the own clock: time in which this process did not run is not counted,
         and what arrived then was read before. A node whose lease ended meanwhile gives up the lead by itself.
         """
-        silent = self._members.silent(self._state.gone, self._state.phase == "ending")
-        for node, member, limit, blocked in silent:
-            if member.joined:
+        absent: List[int] = []
+        for node, limit, blocked in self._members.silent(self._state.gone, self._state.phase == "ending"):
+            if self._members.nodes[node].joined:
                 what = f"no heartbeat for {limit:g} s"
                 what += f" (and {blocked:.0f} s in which the coordinator itself did not run)" if blocked >= 1 else ""
-                self._record("lost", node=node, why=what, ranks=member.ranks)
-                self._decide(l.Lost(node, what))
-        absent = [node for node, member, _, _ in silent if not member.joined]
+                self._lose(node, what)
+            else:
+                absent.append(node)
         if absent:
-            self._record("absent", nodes=absent, endpoint=self._endpoint, seconds=round(now))
-            self._decide(l.Absent(tuple(absent), self._where, round(now)))
+            self._record("absent", nodes=absent, endpoint=self._lead["endpoint"], seconds=round(now))
+            self._decide(l.Absent(tuple(absent), self._where(), round(now)))
+
+    def _where(self) -> str:
+        """A description of the coordinator."""
+        return coordinator(self._lead["name"], self._lead["endpoint"])
 
     def _watch_time(self, now: float) -> None:
         """What happens at a time: by the clock of the machine."""
-        for event in self._limits.reached(now, self._state, self._where):
-            self._decide(event)
+        for stop in self._limits.passed(now, lambda: l.expected(self._state, self._where())):
+            self._decide(stop)
         if self._stop_at is not None and now >= self._stop_at:
             self._release()
         if self._restart is not None and now >= self._restart[0]:
@@ -236,9 +247,6 @@ class LeadServer:
             self._tell(message)
 
     # -- decisions --
-
-    def join_self(self) -> None:
-        self._decide(l.Joined(self._node))
 
     def _decide(self, event: l.Event) -> None:
         before = self._state.phase
@@ -249,10 +257,8 @@ class LeadServer:
         if self._stop_at is not None and (actions or not l.may_fail(self._state)):
             self._release()
         for action in actions:
-            if (
-                isinstance(action, l.Start) and action.again
-            ):  # the phase that is recorded next belongs to the new attempt
-                self._begin_again(action)
+            if isinstance(action, l.Start) and action.again:
+                self._begin_again(action)  # the phase that is recorded next belongs to the new attempt
         if self._state.phase != before:
             self._record_phase()
         for action in actions:
@@ -290,6 +296,8 @@ class LeadServer:
         elif isinstance(action, l.Stop):
             self._restart = None
             self._tell({"type": "stop", "why": action.why, "attempt": self._state.attempt, "sender": self._me})
+        elif isinstance(action, l.Ask):
+            self._allocation.ask(action.by, action.code)
         else:
             self._record("verdict", **action.outcome.as_record())
             self._finished_at = self._clock.now
@@ -298,7 +306,7 @@ class LeadServer:
 
     def _tell(self, order: Order) -> None:
         self._members.post(dict(order))
-        self._deliver(order)
+        self.orders.append(order)
 
     def _stamped(self, message: Header) -> Header:
         return {**message, "attempt": self._state.attempt, "sender": self._me}
@@ -318,16 +326,16 @@ def _event(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[l.Even
     if kind == "clean":
         return l.Clean(node, tuple(str(s) for s in message["survivors"]), int(message["attempt"]))
     if kind == "stop":
-        return l.StopAsked(str(message["by"]), int(message["code"]))
+        return l.StopAsked(str(message["by"]), int(message["code"]), outside=bool(message.get("outside")))
     return None
 
 
-def _exit(ranks: FrozenSet[Key], item: ExitRow) -> l.RankExit:
+def _exit(ranks: FrozenSet[Key], item: Sequence[Any]) -> RankExit:
     role, rank, code, number, stopped, note, error, consequence = item
     key = _key(ranks, role, rank)
     if not (0 <= int(code) <= 255 and 0 <= int(number) <= 127):
         raise ValueError("an exit code or a signal that does not exist")
-    return l.RankExit(*key, int(code), int(number), bool(stopped), str(note), int(error), bool(consequence))
+    return RankExit(*key, int(code), int(number), bool(stopped), str(note), int(error), bool(consequence))
 
 
 def _number(value: Any) -> Optional[float]:

@@ -1,0 +1,53 @@
+"""The report of a job, made of the records of all nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from clustertool.actions import load_config
+from clustertool.actions.find_jobs import ListedJob, doubt, proof
+from clustertool.actions.read_status import read
+from clustertool.engines.caller import Caller
+from clustertool.errors import NotFound, raise_all
+from clustertool.fleet.fleet import Fleet
+from clustertool.model.hints import PROGRAM
+from clustertool.model.masking import mask
+from clustertool.model.wire.agent_answers import ReportAnswer
+from clustertool.model.wire.messages import REPORT
+from clustertool.watch.report_model import ReportModel, tell
+
+_POINTS = 40_000  # values of one kind in the whole page
+_MOST, _LEAST = 240, 40  # of one curve
+
+
+def build_report(fleet: Fleet, job: ListedJob, caller: Caller) -> ReportModel:
+    """Raises NotFound for a job that has not started. fleet.failed has the nodes without an answer."""
+    processes = 8 * max(1, job["total"])  # before the nodes' records are read only the number of nodes is known
+    points = max(_LEAST, min(_MOST, _POINTS // processes))
+    answers = fleet.ask_all(REPORT({"job": job["id"], "points": points}))
+    doubt(fleet, job, answers)
+    if not any(answer["events"] for answer in answers.values()):
+        raise_all(list(fleet.failed.values()))
+        raise NotFound(f"job {job['id']} has not started on any node that answered", f"{PROGRAM} jobs lists the jobs")
+    secrets = load_config.known_secrets(fleet.cluster)
+    notes = _silent(fleet, answers)
+    missing = [name for name in fleet.cluster.secrets if name not in secrets]
+    if missing:  # their values may be in the lines of a log
+        where = f"SECRETS names {', '.join(missing)}, not set where this page was made"
+        notes.append(f"{where}: what programs printed of it is not masked")
+        caller.warn(notes[-1])
+    return tell(read(answers, proof(fleet, job)), answers, mask(secrets.values()), notes)
+
+
+def _silent(fleet: Fleet, answers: Mapping[int, ReportAnswer]) -> list[str]:
+    """Nodes whose own records are missing; records of others about them are on the page."""
+    notes = []
+    for host in fleet.cluster.hosts:
+        error = fleet.failed.get(host.index)
+        if host.index in answers and error:
+            notes.append(f"{host.name}: {error.what}")
+        elif error:
+            notes.append(f"{host.name} did not answer, its records are missing here: {error.what}")
+        elif host.index not in answers:
+            notes.append(f"{host.name} has no records of this job (any more)")
+    return notes

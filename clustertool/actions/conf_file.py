@@ -1,0 +1,140 @@
+"""conf.py is a program: it is run only if the user named it, or if it was found where only root and the user can write.
+
+It is searched in the current folder, then upwards, as far as the home folder or the top of a mounted file system.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+from clustertool.errors import ConfigError
+from clustertool.ssh import ownership
+
+_NAME = "conf.py"
+_EXECUTING = threading.RLock()  # one at a time in a program with threads: it is the module `conf` while it runs
+
+
+def find(given: str) -> Path | None:
+    """The conf.py of `--conf`, else the nearest one of the search, else None. Raises ConfigError if `given` is no file."""
+    if given:
+        if not os.path.isfile(given):
+            raise ConfigError(f"there is no {given}", "give the path of your conf.py")
+        return Path(given).resolve()
+    return next((folder / _NAME for folder in _folders() if os.path.isfile(folder / _NAME)), None)
+
+
+def read(given: str) -> tuple[Path | None, dict[str, object]]:
+    """The path that find() gives and the keys of this file; {} without one.
+
+    A file that was found is checked, one that the user named is not. Raises ConfigError.
+    """
+    path = find(given)
+    if path is None:
+        return None, {}
+    return path, _execute(path, _named(path) if given else _found(path))
+
+
+def _folders() -> Iterator[Path]:
+    """The current folder and those above it, by their physical paths. The home folder or a mount point is the last one.
+
+    Raises ConfigError where the current folder was removed.
+    """
+    try:
+        here = Path.cwd()
+    except OSError as error:
+        raise ConfigError(f"the current folder cannot be used: {error.strerror}", "cd to another folder") from None
+    for folder in (here, *here.parents):
+        yield folder
+        if os.path.ismount(folder) or _is_home(folder):
+            return
+
+
+def _is_home(folder: Path) -> bool:
+    """False as well where there is no home folder: a user without a name and without $HOME, or a $HOME that cannot be read."""
+    try:
+        return folder.samefile(Path.home())
+    except (OSError, RuntimeError):
+        return False
+
+
+def _named(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", "correct its permissions") from None
+
+
+def _found(path: Path) -> bytes:
+    """The text of a conf.py that the search found. Raises ConfigError if another user can have written it.
+
+    The file that is checked is the one that is read. A link is followed if root or the user made it.
+    """
+    folders = [folder for folder in _folders() if folder.is_relative_to(path.parent)]
+    target = path
+    try:
+        if path.is_symlink():
+            _check(path, os.lstat(path), path)
+            target = path.resolve(strict=True)
+            folders.append(target.parent)
+        for folder in folders:
+            _check(folder, os.stat(folder), path)
+        # Not through a link: another user could make one after the check.
+        handle = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(handle, "rb") as file:
+            _check(target, os.fstat(handle), path, handle)
+            return file.read()
+    except OSError as error:
+        fix = "correct its permissions, or give --conf FILE"
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", fix) from None
+
+
+def _check(what: Path, info: os.stat_result, conf: Path, handle: int = -1) -> None:
+    """Raise ConfigError if another user can have written `what`, so that `conf` is not run. handle: it is open there."""
+    problem = ownership.problem(handle if handle >= 0 else str(what), info, sticky=True)
+    if problem:
+        fix = f"remove what is not yours, or correct it (chown, chmod go-w); if you trust it: --conf {conf}"
+        raise ConfigError(f"{conf} is not run: {'it' if what == conf else what} {problem}", fix)
+
+
+def _execute(path: Path, text: bytes) -> dict[str, object]:
+    """Run conf.py once; its names in capitals are the keys. Raises ConfigError for what it raises, with the line."""
+    with _EXECUTING:
+        return _executed(path, text)
+
+
+def _executed(path: Path, text: bytes) -> dict[str, object]:
+    module = ModuleType("conf")
+    module.__file__ = str(path)
+    before, sys.modules["conf"] = sys.modules.get("conf"), module  # as an import does: dataclasses read it
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        exec(compile(text, str(path), "exec", dont_inherit=True), module.__dict__)
+    except SyntaxError as error:
+        raise ConfigError(f"{path}, line {error.lineno}: {error.msg}", "correct that line") from None
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the user's program, anything may come out of it
+        line = _line_of(error, path)
+        raise ConfigError(f"{path}{line}: {type(error).__name__}: {error}", "correct that line") from None
+    finally:
+        sys.dont_write_bytecode = writes
+        if before is None:
+            sys.modules.pop("conf", None)
+        else:
+            sys.modules["conf"] = before
+    keys = {name: value for name, value in vars(module).items() if name.isupper() and not name.startswith("_")}
+    if not keys:
+        raise ConfigError(f"{path} sets no key", 'name your machines: HOSTS = ["user@10.0.0.1"]')
+    return keys
+
+
+def _line_of(error: BaseException, path: Path) -> str:
+    trace, line = error.__traceback__, ""
+    while trace:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = f", line {trace.tb_lineno}"
+        trace = trace.tb_next
+    return line

@@ -1,0 +1,313 @@
+"""Finding jobs: what the nodes know of jobs, which job is meant, and which node has which part of it."""
+
+from __future__ import annotations
+
+import getpass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypedDict
+
+from clustertool.engines.base import Description, Engine, EngineState
+from clustertool.engines.job_states import UNRECORDED, corrected
+from clustertool.errors import ClustertoolError, NotFound, PreflightError, UsageError, raise_all
+from clustertool.fleet.fleet import Fleet
+from clustertool.model.config.hosts import Host
+from clustertool.model.hints import PROGRAM
+from clustertool.model.job.job_names import can_mean, meant
+from clustertool.model.job.node_status import NodePart, read_part
+from clustertool.model.job.outcome import LEAD
+from clustertool.model.job.state import decide
+from clustertool.model.job.state_names import OUTCOMES, JobState, StartReason
+from clustertool.model.wire.agent_answers import JobsAnswer, JobSummary, StatusAnswer
+from clustertool.model.wire.messages import LIST_JOBS
+from clustertool.show.status_view import queue_text
+
+_FIX = f"{PROGRAM} jobs lists the jobs"
+Described = Mapping[str, Description]  # by job
+_NOTHING: Described = {}
+_UNSEEN = (EngineState.QUEUED, EngineState.RUNNING)  # the states in which no node may have a record of a job
+
+
+class ListedJob(TypedDict):
+    """One job as all nodes together know it. `total`: its nodes; `seen_on`: those that have a record.
+
+    asked: the id of --job-id, "" where the tool made the id; name: the job's name. started: when the first supervisor started;
+    ended: when the last node recorded the outcome. Both by the laptop's clock. known: what the engine knows of it; queued: the
+    same if it is queued.
+    """
+
+    id: str
+    asked: str
+    name: str
+    state: JobState
+    code: int | None
+    reason: str
+    created: float | None
+    started: float | None
+    ended: float | None
+    owner: str | None
+    mode: str | None
+    command: str | None
+    total: int
+    seen_on: list[int]
+    part: NodePart
+    known: Description | None
+    queued: Description | None
+
+
+def doubt(fleet: Fleet, job: ListedJob, answers: Mapping[int, StatusAnswer]) -> None:
+    """A node that answered that it cannot know what became of a job has failed to answer, for the exit code."""
+    for node, answer in answers.items():
+        if answer.get("unknown") and proof(fleet, job) is None:
+            fleet.failed[node] = unknown(job["id"], str(answer["unknown"]), fleet.name(node))
+
+
+def proof(fleet: Fleet, job: ListedJob) -> Description | None:
+    """Whether the job runs or has ended, as the engine knows. None if it does not know, or if the agents know more because they
+    run on the nodes of the job."""
+    known = job["known"]
+    decided = known is not None and known.state in (EngineState.RUNNING, EngineState.ENDED)
+    return known if decided and fleet.engine_end is not None else None
+
+
+def unknown(job: str, why: str, node: str = "") -> PreflightError:
+    """The error for a job of which the nodes do not know what became of it."""
+    return PreflightError(f"job {job}: unknown, still running? {why}", "check the node that is named there", node)
+
+
+def ask_jobs(fleet: Fleet, prefix: str, timeout: float = 60.0) -> dict[int, JobsAnswer]:
+    """What the nodes know of the jobs that are called so."""
+    return fleet.ask_all(LIST_JOBS({"job": prefix}), timeout)
+
+
+def described(engine: Engine, answers: Mapping[int, JobsAnswer], prefix: str) -> Described:
+    """What the engine knows of the jobs that are called so. An engine that cannot be asked is a warning."""
+    try:
+        found = engine.describe(answers)
+    except ClustertoolError as error:
+        engine.caller.warn(f"the engine does not answer, queued jobs are not known: {error.what}")
+        return {}
+    listed = listings(answers)
+    return {job: one for job, one in found.items() if job in listed or can_mean(prefix, job, one.asked, one.job_name)}
+
+
+def state_text(known: Description) -> str:
+    """The state of a job as its engine has it, in words."""
+    if known.state is EngineState.QUEUED:
+        return queue_text(known.reason, known.since, known.expected)
+    return str(known.state) + f": {known.reason}" * bool(known.reason)
+
+
+def merged(answers: Mapping[int, JobsAnswer], known: Described = _NOTHING) -> list[ListedJob]:
+    """All nodes' summaries -> one entry a job, newest first. The worst state is the job's, a verdict beats a guess.
+
+    known: what the engine knows beyond that: of jobs that are queued, and of those whose nodes are gone.
+    """
+    listed = listings(answers)
+    found = [_merge(job, list(parts.values()), known.get(job)) for job, parts in listed.items()]
+    found += [_unseen(job, one) for job, one in known.items() if one.state in _UNSEEN and job not in listed]
+    return sorted(found, key=lambda job: (job["created"] or 0, job["id"]), reverse=True)
+
+
+def listings(answers: Mapping[int, JobsAnswer]) -> dict[str, dict[int, JobSummary]]:
+    """All nodes' summaries -> {job: {agent: its summary}}. An agent lists a job once; what it adds is left out."""
+    found: dict[str, dict[int, JobSummary]] = {}
+    for agent, answer in answers.items():
+        for summary in answer["jobs"]:
+            found.setdefault(str(summary["id"]), {}).setdefault(agent, summary)
+    return found
+
+
+def _merge(job: str, parts: list[JobSummary], known: Description | None) -> ListedJob:
+    """One entry of the nodes' parts of a job, and of what its engine knows: it may be queued again. A node can pretend to be
+    that of the lead."""
+    recorded = [read_part(part) for part in parts]
+    over = any(part.state in OUTCOMES for part in recorded)
+    part = decide(_corrected(part, known, over) for part in recorded)
+    started = [float(t) for t in (one.get("started") for one in parts) if t is not None]
+    ended = [float(t) for t in (one.get("ended") for one in parts) if t is not None]
+    queued = known if known is not None and known.state is EngineState.QUEUED and not part.may_run else None
+    if queued is not None:
+        part = NodePart(LEAD, JobState.QUEUED, reason=queued.reason)
+    return {
+        "id": job,
+        "asked": parts[0].get("asked", ""),
+        "name": parts[0].get("name", ""),
+        "state": part.state,
+        "code": part.code,
+        "reason": part.reason,
+        "created": parts[0]["created"],
+        "started": min(started, default=None) if queued is None else None,
+        "ended": max(ended, default=None) if part.state in OUTCOMES else None,
+        "owner": parts[0]["owner"],
+        "mode": parts[0]["mode"],
+        "command": parts[0]["command"],
+        "total": len(_nodes(parts)) or len(parts),
+        "seen_on": sorted(int(part["node"] or 0) for part in parts),
+        "part": part,
+        "known": known,
+        "queued": queued,
+    }
+
+
+def _corrected(part: NodePart, known: Description | None, over: bool) -> NodePart:
+    """The part of a node by what the engine knows too: an agent that is not on that node cannot know what runs there."""
+    state = corrected(part.state, known, over)
+    if known is None or state is part.state:
+        return part
+    return NodePart(part.node, state, reason=known.reason if state is JobState.LOST else "")
+
+
+def _unseen(job: str, known: Description) -> ListedJob:
+    """A job that the engine alone knows: it is queued, or its nodes have no record yet."""
+    state = UNRECORDED[known.state]
+    start = StartReason.JOINING if state is JobState.STARTING else StartReason.NONE
+    part = NodePart(LEAD, state, reason=known.reason, start=start)
+    return {
+        "id": job,
+        "asked": known.asked,
+        "name": known.job_name,
+        "state": state,
+        "code": None,
+        "reason": known.reason,
+        "created": known.since or None,
+        "started": None,
+        "ended": None,
+        "owner": getpass.getuser(),
+        "mode": None,
+        "command": known.command or None,
+        "total": known.nodes,
+        "seen_on": [],
+        "part": part,
+        "known": known,
+        "queued": known,
+    }
+
+
+def attach_to(
+    engine: Engine, prefix: str, exact: bool = False, queued: bool = False, running: bool = False
+) -> ListedJob:
+    """The job a verb is about, as choose() does, and the fleet becomes its nodes, numbered as the job numbers them.
+
+    queued: the caller can do something for a job of which no node has a record yet. Else it is NotFound.
+    """
+    fleet = engine.fleet
+    answers = ask_jobs(fleet, prefix)
+    job = choose(fleet, answers, prefix, running, exact, described(engine, answers, prefix))
+    about = job["queued"]
+    if about is not None:
+        if not queued:
+            fix = f"{PROGRAM} attach --job {job['id']} waits for its start"
+            raise NotFound(f"job {job['id']}: no node has a record of it ({state_text(about)})", fix)
+        return job
+    places, names = where(listings(answers)[job["id"]], answers, fleet.own_names())
+    if names:
+        fleet.take(places, names)
+    return job
+
+
+def is_waiting(engine: Engine, job: ListedJob) -> bool:
+    """Whether an engine with a queue has not started the job so far. It may have placed it on the nodes."""
+    return job["queued"] is not None or (engine.capabilities.queues and job["state"] is JobState.STARTING)
+
+
+def require_known(job: ListedJob) -> None:
+    """Raise PreflightError for a job that cannot be followed, as the nodes do not know what became of it."""
+    if job["state"] is JobState.UNKNOWN:
+        raise unknown(job["id"], job["reason"])
+
+
+def pick(engine: Engine, prefix: str) -> ListedJob:
+    """The job named by its id, a unique prefix of it or its name, or the newest. Raises NotFound, UsageError."""
+    answers = ask_jobs(engine.fleet, prefix)
+    return choose(engine.fleet, answers, prefix, known=described(engine, answers, prefix))
+
+
+def choose(
+    fleet: Fleet,
+    answers: Mapping[int, JobsAnswer],
+    prefix: str,
+    running: bool = False,
+    exact: bool = False,
+    known: Described = _NOTHING,
+) -> ListedJob:
+    """The same, or the only running one, of answers that are there. Where nodes are missing, their failures are raised
+    instead of NotFound.
+
+    exact: `prefix` is a whole id, no name of several jobs.
+    """
+    try:
+        return _picked([job for job in merged(answers, known) if not exact or job["id"] == prefix], prefix, running)
+    except NotFound:
+        raise_all(list(fleet.failed.values()))
+        for job, one in known.items() if prefix else ():
+            if one.state is EngineState.ENDED and prefix in (job, one.asked, one.job_name):
+                raise NotFound(f"job {job} has no record on a node, and has {state_text(one)}", _FIX) from None
+        raise
+
+
+def where(
+    listed: Mapping[int, JobSummary], answers: Mapping[int, JobsAnswer], hosts: Sequence[Host]
+) -> tuple[dict[int, int], list[str]]:
+    """{node as a job numbers it: agent that has its record}, and the names of all its nodes: a job may have had
+    a part of HOSTS only, or other HOSTS.
+
+    `listed`: {agent: summary of the job}. `answers`: of all agents that answered. A node may claim any number. So a host that
+    conf.py names as the job does has the node of that name. A claim counts only for a name that is not in conf.py,
+    or whose host answered that it does not have the job. hosts: those of conf.py.
+    """
+    names = _nodes(listed.values())
+    ours = {host.name: host.index for host in hosts}
+    places = {node: ours[name] for node, name in enumerate(names) if ours.get(name) in listed}
+    taken = set(places.values())
+    for agent, summary in listed.items():
+        node = int(summary["node"] or 0)
+        silent = node < len(names) and names[node] in ours and ours[names[node]] not in answers
+        if agent not in taken and node not in places and not silent:
+            places[node] = agent
+    return places, names
+
+
+def _nodes(parts: Iterable[JobSummary]) -> list[str]:
+    """The names of a job's nodes, as most of the nodes that name them do."""
+    votes = Counter(tuple(str(name) for name in part["nodes"]) for part in parts if part["nodes"])
+    return list(votes.most_common(1)[0][0]) if votes else []
+
+
+def _picked(found: list[ListedJob], prefix: str, running: bool) -> ListedJob:
+    if prefix:
+        found = meant(prefix, found, lambda job: (job["id"], job["asked"], job["name"]))
+        if not found:
+            raise NotFound(f"no job {prefix!r} on this cluster", _FIX)
+        if len(found) > 1:
+            raise UsageError(f"--job {prefix!r} is not unique: {_names(found)}", "write more of it")
+        return found[0]
+    if running:
+        return _only_running(found)
+    if not found:
+        raise NotFound("no job on this cluster", f"{PROGRAM} run --workspace ./job starts one")
+    return found[0]
+
+
+def _only_running(found: list[ListedJob]) -> ListedJob:
+    running = [job for job in found if may_start(job) and job["state"] is not JobState.UNKNOWN]
+    if len(running) > 1:
+        raise UsageError(f"several jobs run: {_names(running)}", "name one with --job, or end all with --all")
+    unknown = [job for job in found if job["state"] is JobState.UNKNOWN]
+    if unknown and not running:
+        what = f"no job is known to run, and these may: {_names(unknown)}"
+        raise PreflightError(
+            what, f"{PROGRAM} jobs shows why that is not known; {PROGRAM} stop --job J tries to stop one"
+        )
+    if not running:
+        raise NotFound("no job runs", "")
+    return running[0]
+
+
+def may_start(job: ListedJob) -> bool:
+    """Whether processes of it may live, or may start without a further command."""
+    return job["part"].may_run or job["state"] is JobState.QUEUED
+
+
+def _names(found: Iterable[ListedJob]) -> str:
+    return ", ".join(str(job["id"]) for job in found)

@@ -1,0 +1,266 @@
+"""Following a job: the frames of all nodes become log lines and news until its verdict. Lost connections are opened again."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from clustertool.errors import BadAnswer, ClustertoolError, NotFound
+from clustertool.fleet.fleet import Check, Fleet
+from clustertool.model.hints import PROGRAM
+from clustertool.model.job.outcome import LEAD
+from clustertool.model.job.state import JobStatus
+from clustertool.model.job.state_names import NodeState, RankState
+from clustertool.model.wire.agent_requests import FollowRequest, FollowWanted
+from clustertool.model.wire.messages import ATTACHED, FOLLOW
+from clustertool.model.wire.stream_messages import StreamFrame
+from clustertool.watch.job_view import Item, JobView
+from clustertool.watch.lines import Frame
+from clustertool.watch.news import DisconnectNews
+
+BEAT = 1.0  # seconds between two reports that a job is followed
+_QUEUE = 64  # frames of up to 256 KiB that wait for a slow reader
+_FULL = 1.0  # seconds between two checks whether there is a reader
+_RETRY = 1.0
+_CHECK = 0.2  # seconds between two checks of the nodes while frames arrive continuously
+_NAP = 1.0  # seconds between two checks after which this process was blocked: Ctrl+Z, a terminal that does not read
+_ASK = 5.0  # seconds between two questions to the engine whether the job has ended
+_LATE = 10.0  # seconds that records may come after the engine knows the end: a shared file system shows them late
+_RETURN = 3.0  # seconds that a node which broke off may take to come back once the verdict is known
+
+
+def attached(fleet: Fleet, job: str) -> None:
+    """Report to the job that it is followed: --lease counts from the last such report."""
+    if LEAD in fleet.agents:
+        fleet.agents[LEAD].send(ATTACHED({"job": job}))
+
+
+class Inbox:
+    """Frames from the agents' reader threads, bounded so that an endless log never fills the laptop's memory.
+
+    close() when no more of them are read: else these threads wait in put() as long as the program lives.
+    """
+
+    def __init__(self, size: int = _QUEUE) -> None:
+        self._frames: queue.Queue[Frame] = queue.Queue(size)
+        self._closed = False
+
+    def close(self) -> None:
+        self._closed = True
+
+    def put(self, node: int, header: StreamFrame, payload: bytes) -> None:
+        while not self._closed:
+            with contextlib.suppress(queue.Full):
+                self._frames.put((node, header, payload), timeout=_FULL)
+                return
+
+    def get(self, wait: float) -> Frame | None:
+        with contextlib.suppress(queue.Empty):
+            return self._frames.get(timeout=wait)
+        return None
+
+    def frames(self, check: Check) -> Iterator[Frame]:
+        """Every frame, waited for. Raises what `check` raises."""
+        while True:
+            check()
+            frame = self.get(0.1)
+            if frame is not None:
+                yield frame
+
+
+class NodeQueues:
+    """Frames of each node in a queue of its own, each one bounded: a reader in order of time waits for the right one."""
+
+    def __init__(self, check: Check) -> None:
+        self._check = check
+        self._inboxes: dict[int, Inbox] = defaultdict(lambda: Inbox(8))
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def close(self) -> None:
+        """As of an Inbox."""
+        with self._lock:
+            self._closed = True
+            for inbox in self._inboxes.values():
+                inbox.close()
+
+    def put(self, node: int, header: StreamFrame, payload: bytes) -> None:
+        if not self._closed:
+            self._of(node).put(node, header, payload)
+
+    def next(self, node: int) -> Frame:
+        """This node's next frame, waited for. Raises what `check` raises."""
+        return next(self._of(node).frames(self._check))
+
+    def _of(self, node: int) -> Inbox:
+        with self._lock:
+            return self._inboxes[node]
+
+
+class EngineQuestion:
+    """Asks the engine regularly why a job has ended, in a thread, where the agents only read records. `reason`: its answer."""
+
+    def __init__(self, fleet: Fleet, job: str) -> None:
+        self._ask, self._job = fleet.engine_end, job
+        self._next = 0.0
+        self._since: float | None = None  # when the engine has answered that the job has ended
+        self._asking = False
+        self.reason = ""
+
+    def ended_for(self, now: float) -> float:
+        """Seconds since it was known that the job has ended; 0.0 before. Call it regularly. now: time.monotonic()."""
+        if self._ask is not None and self._since is None and not self._asking and now >= self._next:
+            self._asking, self._next = True, now + _ASK
+            threading.Thread(target=self._question, args=(self._ask,), daemon=True).start()
+        return now - self._since if self._since is not None else 0.0
+
+    def _question(self, ask: Callable[[str], str | None]) -> None:
+        try:
+            found = ask(self._job)
+            if found is not None:
+                self.reason, self._since = found, time.monotonic()
+        finally:
+            self._asking = False
+
+
+class JobFollower:
+    """Follows one job: start(), then items() until the job is over. `watch` has what is known of the job.
+
+    patient: an interrupt does not end the first requests. pieces: the bytes of logs are items, too.
+    """
+
+    def __init__(self, fleet: Fleet, inbox: Inbox, job: str, patient: bool = False, pieces: bool = False) -> None:
+        self.fleet = fleet
+        self.watch = JobView(frozenset(range(len(fleet.cluster.hosts))), pieces=pieces)
+        self._inbox, self._job, self._patient = inbox, job, patient
+        self._request: FollowRequest = {"job": job}
+        self._checked_at = self._verdict_at = self._alone_at = 0.0
+        self._reopening: set[int] = set()
+        self._left = False  # the caller reads no more items
+        self._away: set[int] = set()  # nodes whose lost connection was reported
+        self._engine = EngineQuestion(fleet, job)
+
+    def start(self, request: FollowWanted) -> None:
+        """Request events and logs from every node."""
+        self._request = {**request, "job": self._job}
+        gathered = self.fleet.ask(dict.fromkeys(self.fleet.agents, FOLLOW(self._request)), patient=self._patient)
+        self.watch.received.update(dict.fromkeys(gathered.ok, time.monotonic()))
+        for node, error in {**self.fleet.failed, **gathered.failed}.items():
+            self.watch.closed[node] = error.what
+            if isinstance(error, NotFound):  # its directory was removed there: nothing will come
+                self.watch.ended.add(node)
+
+    def items(self, check: Check, until: Callable[[JobStatus], bool] = lambda _: False) -> Iterator[Item]:
+        """What is new, until the job is over or `until` is true. `check` may raise what ends this."""
+        self._left = False
+        try:
+            while not self.over and not until(self.watch.status):
+                frame = self._inbox.get(0.05)
+                now = time.monotonic()
+                check()
+                if frame is not None:
+                    yield from self.watch.take(*frame, now)
+                if frame is None or now - self._checked_at > _CHECK:
+                    if now - (self._checked_at or now) > _NAP:
+                        self.watch.blocked(now - self._checked_at, now)
+                    self._checked_at = now
+                    yield from self.watch.idle(now)
+                    yield from self.watch.remind(time.time())
+                    yield from self._check_nodes(now)
+                    if self._engine.ended_for(now) > _LATE or self._given_up(now):
+                        yield from self.watch.end_by_engine(self._engine.reason, time.time())
+            yield from self.watch.rest()
+        finally:
+            self._left = True
+
+    def _given_up(self, now: float) -> bool:
+        """Whether no record of the lead comes, and the others have ended because of that. Agents that only read records do not
+        know that it is dead, and an engine may know it minutes later."""
+        if self.fleet.engine_end is None or not self.watch.without_lead:
+            return False
+        self._alone_at = self._alone_at or now
+        return now - self._alone_at > _LATE
+
+    @property
+    def over(self) -> bool:
+        """Every node has ended, was given up by the lead, or stays away after the verdict."""
+        outcome = self.watch.status.outcome
+        if outcome is None:
+            broken = self._broken & set(self.watch.received)  # not those that never followed the job
+            return self.watch.over and not self._reopening and not broken
+        self._verdict_at = self._verdict_at or time.monotonic()
+        late = time.monotonic() - self._verdict_at > _RETURN
+        left = self.watch.nodes - self.watch.ended
+        return all(self._lost(node) or (node in self.watch.closed and late) for node in left)
+
+    @property
+    def _broken(self) -> set[int]:
+        """Nodes whose connection was lost, and which are asked again."""
+        broken = set(self.watch.closed) - self.watch.ended - set(self.watch.refused) - self._reopening
+        return {node for node in broken if node in self.fleet.agents}
+
+    @property
+    def missed(self) -> list[int]:
+        """Nodes that did not come back for the end: what they wrote last was not seen."""
+        return [node for node in sorted(self._away - self.watch.ended) if not self._lost(node)]
+
+    def refusals(self) -> list[ClustertoolError]:
+        """The errors of nodes that sent something not valid, if the verdict is not known because of that."""
+        if self.watch.status.outcome is not None:
+            return []
+        fix = f"the job may still run: {PROGRAM} stop --job {self._job}; check its records on that node"
+        return [BadAnswer(why, fix, self.watch.status.name(node)) for node, why in sorted(self.watch.refused.items())]
+
+    def _lost(self, node: int) -> bool:
+        """Whether the lead has given this node up."""
+        known = self.watch.status.nodes.get(node)
+        return known is not None and known.state is NodeState.LOST
+
+    # -- broken connections --
+
+    def _check_nodes(self, now: float) -> Iterator[Item]:
+        """A node that is silent or lost is asked again, in a thread, until it answers or the job is over."""
+        self.fleet.prompter.serve()
+        timeout = self.fleet.cluster.loss_timeout
+        for node in self.watch.nodes - self.watch.ended - self._reopening - set(self.watch.refused):
+            if now - self.watch.received.get(node, now) > timeout:
+                self.watch.closed.setdefault(node, f"silent for {timeout:g} s")
+        for node in sorted(self._broken & self.watch.nodes):
+            if node not in self._away:
+                yield DisconnectNews(time.time(), self.watch.status.name(node), self.watch.closed[node])
+            self._away.add(node)
+            self._reopening.add(node)
+            threading.Thread(target=self._reopen, args=(node,), daemon=True).start()
+
+    def _reopen(self, node: int) -> None:
+        while not self._left and node not in self.watch.ended and node not in self.watch.refused:
+            time.sleep(_RETRY)
+            try:
+                agent = self.fleet.reopen(node)
+                if self._left:  # the fleet may have closed its connections before this one
+                    agent.link.close()
+                    break
+                offsets, events_at = self.watch.offsets.get(node, {}), self.watch.events_at.get(node, 0)
+                agent.ask(FOLLOW({**self._request, "offsets": offsets, "events_at": events_at}))
+            except BadAnswer as error:
+                self._inbox.put(node, {"type": "closed", "why": error.what, "refused": True}, b"")
+                break
+            except ClustertoolError as error:
+                if self.watch.status.outcome is not None or self._lost(node):
+                    self.watch.closed[node] = error.what
+                    break
+                continue
+            self.watch.received[node] = time.monotonic()
+            self.watch.closed.pop(node, None)
+            self._away.discard(node)
+            break
+        self._reopening.discard(node)
+
+
+def started(status: JobStatus) -> int:
+    """How many processes have started."""
+    return sum(process.state is not RankState.WAITING for process in status.processes.values())

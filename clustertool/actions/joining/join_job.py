@@ -1,0 +1,128 @@
+"""Joining a job: what a command that is typed on every machine gives to the process that joins the job on this machine."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+from clustertool import __version__
+from clustertool.actions import load_config
+from clustertool.engines.job_request import RunRequest, make_plan
+from clustertool.errors import UsageError
+from clustertool.fleet import this_machine
+from clustertool.fleet.identity import identity, job_id
+from clustertool.fleet.joining import folder_files, join_process, secret
+from clustertool.fleet.joining.secret import Secret
+from clustertool.model.config.hosts import Host
+from clustertool.model.config.job import read_job
+from clustertool.model.facts import Identity
+from clustertool.model.hints import PROGRAM
+from clustertool.model.joining.join_file import JoinFile, MeetingPoint, OwnSettings, check, patience
+from clustertool.model.joining.typed_meeting import TypedMeeting
+from clustertool.model.planning.plan import Plan, given_facts
+
+_COMMAND = 200  # characters of a command that are compared and shown
+
+
+def complete(request: RunRequest, meeting: TypedMeeting, folder: Path) -> tuple[RunRequest, Plan]:
+    """The request with its job, and the plan as far as it can be made before the machines meet: it has no address but that
+    of the coordinator, and as many devices on each machine as are named.
+
+    Raises UsageError, DataError, ConfigError.
+    """
+    wish = request.wish
+    options = (("--resume", wish.resume), ("--wait", wish.wait), ("--skip-bad", wish.skip_bad))
+    for option, given in options:
+        if given:
+            raise UsageError(f"{option} is not possible where the command is typed on each machine", "leave it out")
+    request.spec = read_job(request.cluster, load_config.workspace_toml(folder), request.options)
+    request.origin = str(folder)
+    one = request.cluster.hosts[0]
+    hosts = tuple(_placeholder(one, number, meeting) for number in range(meeting.nodes))
+    whole = replace(request.cluster, hosts=hosts, lead_port=meeting.port)
+    files = _listing(request, folder)
+    facts = {
+        node: replace(fact, address=hosts[node].address, boot_id=f"machine{node}", listing=files)
+        for node, fact in given_facts(whole).items()
+    }
+    spec = replace(request.spec, nproc_of="")  # --nproc-per-node gpu: the devices are not known yet
+    return request, make_plan(replace(request, cluster=whole, spec=spec), facts, Identity(wish.job_id or "DRY"))
+
+
+def find_secret(meeting: TypedMeeting, make: bool = True) -> Secret:
+    """The secret that all machines have, or on the loopback one that only this user has. make: see secret.of_this_machine().
+
+    Raises UsageError, ConfigError.
+    """
+    found = secret.find(os.environ)
+    if found is not None:
+        return found
+    if _on_loopback(meeting.host):
+        return secret.of_this_machine(make)
+    fix = f"{PROGRAM} secret --to {secret.default_file()}, then copy this file to each machine (mode 0600)"
+    raise UsageError(f"machines that meet at {meeting.endpoint} need a common secret, and there is none here", fix)
+
+
+def join_file(request: RunRequest, meeting: TypedMeeting, folder: Path, shared: Secret) -> JoinFile:
+    """What the joining process gets. Numbers of trainers and devices that were typed here are those of this machine."""
+    spec, host = request.spec, request.cluster.hosts[0]
+    assert spec is not None
+    certificate, key = secret.certificate(shared.text, meeting.salt)
+    asked = request.wish.job_id or meeting.run_id
+    made = identity(job_id(), asked, request.wish.name or asked, request.origin)
+    configured = {name for name, _ in request.cluster.env}
+    own = OwnSettings(
+        root_dir=host.root_dir,
+        folder=str(folder),
+        workspace_digest=folder_files.digest(folder),
+        command=shlex.join(spec.trainer.command or ())[:_COMMAND],
+        nproc=spec.nproc,
+        devices=spec.devices if spec.devices is not None else host.devices,
+        env=tuple(pair for pair in this_machine.shell_defaults() if pair[0] not in configured),
+        first_path=request.cluster.first_path,
+        here=True,
+    )
+    if spec.nproc is not None:  # what is typed has priority over job.toml
+        spec = replace(spec, nproc=None, trainer=replace(spec.trainer, per_node=None))
+    file = JoinFile(
+        version=__version__,
+        code=join_process.digest(),
+        identity=replace(made, certificate=certificate, key=key),
+        cluster=replace(request.cluster, hosts=(), first_path=""),
+        job=replace(spec, devices=None),
+        nnodes=meeting.nodes,
+        coordinator=MeetingPoint(meeting.host, meeting.port),
+        index=meeting.index,
+        join_timeout=patience(meeting.timeout or request.cluster.join_timeout),
+        listing=_listing(request, folder),
+        passed=request.passed,
+        secrets=tuple(request.secrets.items()),
+        own=own,
+    )
+    return check(file)
+
+
+def _on_loopback(host: str) -> bool:
+    """Whether `host` is typed as the loopback: other names may mean the loopback on their own machine only."""
+    if host in ("localhost", "ip6-localhost", "ip6-loopback"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _placeholder(host: Host, number: int, meeting: TypedMeeting) -> Host:
+    """A machine of a plan that is made before the machines meet."""
+    name = f"machine{number}"
+    return replace(host, index=number, host=name, name=name, address=name if number else meeting.host)
+
+
+def _listing(request: RunRequest, folder: Path) -> tuple[str, ...]:
+    """The files of the folder, if the plan needs them."""
+    spec = request.spec
+    needed = spec is not None and (spec.shards or not (spec.trainer.command and spec.pserver.command))
+    return folder_files.names(folder) if needed else ()

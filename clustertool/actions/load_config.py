@@ -1,0 +1,337 @@
+"""This module reads files: conf.py, hostfile, job.toml and passed variables of the environment become configuration values."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from clustertool.actions import conf_file
+from clustertool.actions.selection import Selection
+from clustertool.engines import registry
+from clustertool.engines.caller import Caller
+from clustertool.engines.job_toml import engine_table, job_toml
+from clustertool.errors import ConfigError, DataError, UsageError
+from clustertool.fleet import stored_hosts, this_machine
+from clustertool.fleet.dispatch.workspace import Workspace, accidents
+from clustertool.fleet.dispatch.workspace import read_workspace as read
+from clustertool.fleet.embedded_cluster import LocalCluster
+from clustertool.fleet.job_places import StoredJob
+from clustertool.model.config.cluster import CARRIERS, Cluster, read_cluster
+from clustertool.model.config.hostfile import Listed, choose, hosts_of, pick, read_hostfile
+from clustertool.model.config.hosts import Host
+from clustertool.model.config.job import JobSpec, Options, Toml, read_job
+from clustertool.model.hints import PROGRAM
+from clustertool.model.paths import OURS
+from clustertool.model.planning import shell_variables
+from clustertool.model.quantities import count, human_bytes
+from clustertool.ssh import settings
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def cluster(caller: Caller, selection: Selection, start_local: bool, of_hosts: str = "", instead: str = "") -> Cluster:
+    """The cluster that is selected; its source is a note.
+
+    start_local: without a conf.py, start the embedded cluster if necessary; else use the hosts that are stored for the selected
+    job, or the embedded cluster if it runs. of_hosts: the command, if it works on HOSTS and needs them; instead: what
+    to do without them.
+    """
+    conf = read_conf(selection) if not selection.here else Conf()
+    known = None if start_local else _of_job(selection, conf.values, conf.where)
+    if known is not None and known.cluster is not None:
+        found = known.cluster
+        _tell(caller, selection, f"hosts of job {known.id}, stored when it was started", found)
+    elif conf.values:
+        found = _read(conf.values, conf.where)
+        _tell(caller, selection, conf.source, found)
+        if start_local:
+            _note_allocation(caller, found)
+    else:
+        found = _local(caller, selection, start_local)
+    if of_hosts and not needs_hosts(found):
+        what = f"{of_hosts} works on HOSTS, and the engine {found.engine} chooses the nodes itself"
+        raise UsageError(what, instead or f"give a conf.py with HOSTS and ENGINE = {registry.DEFAULT!r}: --conf FILE")
+    return _chosen(selection, found)
+
+
+def needs_hosts(found: Cluster) -> bool:
+    """Whether the engine runs jobs on the hosts of the cluster. Else the cluster has none."""
+    return registry.engine_of(found).capabilities.needs_hosts
+
+
+def _read(values: Mapping[str, object], where: str) -> Cluster:
+    """The keys of conf.py, with those of engines. Raises ConfigError."""
+    keys = dict(values)
+    engine = keys.get("ENGINE", "")
+    if engine not in ("", *registry.names()):
+        raise ConfigError(f"{where}: ENGINE = {engine!r} is not known", f"one of {', '.join(registry.names())}")
+    settings: dict[str, object] = {}
+    for key, name in registry.settings_keys().items():
+        value = keys.pop(key, {})
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where}: {key} = {value!r} is not right", f"{key} is a dict, the settings of {name}")
+        if name == (engine or registry.DEFAULT):
+            settings = value
+    if engine == registry.DEFAULT:
+        del keys["ENGINE"]
+    hosts = _engine_needs_hosts(keys)
+    if not hosts:
+        keys.pop("HOSTS", None)
+    return replace(read_cluster(keys, where, hosts), settings=settings)
+
+
+def _engine_needs_hosts(values: Mapping[str, object]) -> bool:
+    """The same for the keys of conf.py. An ENGINE that is not known counts as the default."""
+    engine = str(values.get("ENGINE", ""))
+    return registry.engine_named(engine if engine in registry.names() else "").capabilities.needs_hosts
+
+
+def _of_job(selection: Selection, values: Mapping[str, object], where: str) -> StoredJob | None:
+    """The job whose stored hosts are used in place of those of conf.py or a hostfile (`values`), None for these."""
+    if selection.job is None or selection.here or selection.conf or selection.hostfile:
+        return None
+    if "HOSTS" not in values and _engine_needs_hosts(values):
+        return stored_hosts.without_conf(selection.job)
+    return stored_hosts.other_than(selection.job, _read(values, where)) if selection.job else None
+
+
+@dataclass(frozen=True)
+class NamedNodes:
+    """Nodes of a command line of clusterrun: listed by an option, mentioned as endpoints, or this machine alone."""
+
+    listed: tuple[Listed, ...] = ()
+    option: str = "--ips"
+    mentioned: tuple[str, ...] = ()
+    alone: bool = False
+    devices: bool = False  # the command line names devices
+
+
+@dataclass(frozen=True)
+class Conf:
+    """conf.py and the hostfile as they were read: the keys, their file, and its description. All are empty without a file."""
+
+    values: Mapping[str, object] = field(default_factory=dict)
+    where: str = ""
+    source: str = ""
+
+    @property
+    def names_nodes(self) -> bool:
+        """Whether they name the nodes, or an engine that chooses them."""
+        return "HOSTS" in self.values or not _engine_needs_hosts(self.values)
+
+
+def launched(caller: Caller, selection: Selection, named: NamedNodes, folder: Path, conf: Conf) -> Cluster:
+    """Where clusterrun runs: the listed nodes, or those of conf.py or a hostfile, or those that are mentioned, or else this
+    machine alone, in `folder`."""
+    values, source = conf.values, conf.source
+    listed = named.listed or (() if values else named.mentioned)
+    known = _without_hosts(conf) if listed or named.alone else _read(values, conf.where) if values else None
+    asked = hosts_of(listed, named.option) if listed else ()
+    if known is not None and not needs_hosts(known):
+        if asked or named.alone:
+            what = f"{named.option if asked else 'this command line'} names nodes, and the engine {known.engine} chooses them"
+            raise UsageError(what, f"leave that out, or add --engine {registry.DEFAULT}")
+        _tell(caller, selection, source, known)
+        return _chosen(selection, known)
+    if named.alone or not (asked or known) or _itself(asked, known if "HOSTS" in values else None):
+        found = this_machine.alone(folder, known)
+        found = replace(
+            found, hosts=tuple(host.with_slots(one) for host, one in zip(found.hosts, asked or found.hosts))
+        )
+        found = shell_variables.obey(found, os.environ, named.devices)
+        source = f"{source}, this machine alone" if source else "none found, this machine alone"
+    elif asked:
+        base = known or Cluster(asked, where=named.option)
+        found = replace(base, hosts=pick(base.hosts, asked))
+        source = ", ".join(filter(None, (source, f"nodes of {named.option}")))
+        if "HOSTS" not in values:
+            found = shell_variables.obey(found, os.environ, named.devices)
+    else:
+        assert known is not None
+        found = known
+    _tell(caller, selection, source, found)
+    if not found.hosts[0].here:
+        _note_allocation(caller, found)
+        note = shell_variables.note(found, os.environ)
+        if note:
+            caller.note(note)
+    return _chosen(selection, found)
+
+
+def joining(caller: Caller, conf: Conf, nodes: int, folder: Path, devices: bool) -> Cluster:
+    """This machine as one of the `nodes` machines on which the same command is typed, in `folder`.
+
+    conf: without HOSTS. devices: the command line names devices. ENV is that of conf.py, without variables of the shell.
+    """
+    known = _without_hosts(conf)
+    found = replace(this_machine.alone(folder, known), env=known.env if known else ())
+    caller.note(f"conf: {conf.source or 'none found'}, this machine and {count(nodes - 1, 'other')}")
+    return shell_variables.obey(found, os.environ, devices)
+
+
+def _without_hosts(conf: Conf) -> Cluster | None:
+    """The other keys of a conf.py that need not name hosts; None without one."""
+    return _read({"HOSTS": ["localhost"], **conf.values}, conf.where) if conf.values else None
+
+
+def _itself(asked: Sequence[Host], known: Cluster | None) -> bool:
+    """--ips=127.0.0.1, as fleetrun calls this machine, unless it has an ssh user or port or conf.py has its own way there."""
+    if len(asked) != 1 or asked[0].host not in _LOOPBACK or asked[0].user or asked[0].port:
+        return False
+    return not (known and any(asked[0].host in (host.host, host.address) for host in known.hosts))
+
+
+def read_conf(selection: Selection) -> Conf:
+    """The keys of conf.py and of the hostfile. An engine that is typed and needs no hosts needs no file.
+
+    Raises UsageError, ConfigError.
+    """
+    path, values = conf_file.read(selection.conf)
+    if selection.hostfile:
+        values["HOSTS"] = _hostfile(selection.hostfile)
+    files = [str(path)] * bool(path) + [selection.hostfile] * bool(selection.hostfile)
+    typed = selection.engine
+    if typed and typed not in registry.names():
+        raise UsageError(f"--engine {typed!r} is not known", f"one of {', '.join(registry.names())}")
+    if typed and (files or not registry.engine_named(typed).capabilities.needs_hosts):
+        values["ENGINE"] = typed
+    return Conf(values, files[0] if files else "", ", hosts of ".join(files))
+
+
+def _chosen(selection: Selection, found: Cluster) -> Cluster:
+    """After --dispatch, --only and --skip. Raises ConfigError for an ssh configuration that must not be obeyed."""
+    carrier = selection.dispatch
+    if carrier not in ("", *CARRIERS):
+        raise UsageError(f"--dispatch {carrier!r} is not known", f"one of {', '.join(CARRIERS)}")
+    found = replace(found, dispatch=carrier or found.dispatch)
+    if not needs_hosts(found):
+        options = {"--hostfile": selection.hostfile, "--only": selection.only, "--skip": selection.skip}
+        if registry.engine_of(found).capabilities.sends_workspace:
+            options["--dispatch"] = carrier
+        for option in [option for option, value in options.items() if value]:
+            raise UsageError(f"{option} has no effect with the engine {found.engine}", "leave it out")
+    if found.ssh_config != "none" and not all(host.here for host in found.hosts):
+        settings.check()
+    if selection.only or selection.skip:
+        return replace(found, hosts=choose(found.hosts, selection.only, selection.skip))
+    return found
+
+
+def _tell(caller: Caller, selection: Selection, source: str, found: Cluster) -> None:
+    if not needs_hosts(found):
+        caller.note(f"conf: {source or 'none found'} (engine {found.engine})")
+        return
+    hosts, nodes = found.hosts, count(len(found.hosts), "node")
+    with contextlib.suppress(UsageError):  # raised behind this line
+        hosts = choose(hosts, selection.only, selection.skip)
+    part = f"{len(hosts)} of {nodes}" if len(hosts) < len(found.hosts) else nodes
+    twice = [host.host for host in found.hosts if host.twin]
+    again = f"; more than once: {', '.join(dict.fromkeys(twice))}" if twice else ""
+    caller.note(f"conf: {source} ({part}{again})")
+
+
+def _note_allocation(caller: Caller, found: Cluster) -> None:
+    """Report that the nodes which a scheduler gave to this shell are not those of the command."""
+    engine = found.engine or registry.DEFAULT
+    for variable in registry.ignored_allocations(os.environ, engine):
+        caller.note(f"the allocation of this shell ({variable}) is ignored: the engine {engine} does not use it")
+
+
+def _local(caller: Caller, selection: Selection, start: bool) -> Cluster:
+    """Without conf.py: the embedded cluster, started if need be, and for jobs that exist this machine's own."""
+    only = selection.here
+    top = None if start else this_machine.found(Path.cwd())
+    embedded = None if only else LocalCluster().up() if start else LocalCluster().cluster()
+    found, names = embedded, "the embedded local cluster"
+    if top is not None:
+        found, names = this_machine.alone(top), f"{top}/{OURS}"
+        if embedded is not None:
+            here = replace(found.hosts[0], index=len(embedded.hosts))
+            found, names = replace(embedded, hosts=(*embedded.hosts, here)), f"the embedded local cluster and {names}"
+    if found is None and only:
+        fix = "go to the folder where clusterrun was started"
+        raise ConfigError("clusterrun has started no job on this machine from this folder or one above", fix)
+    if found is None:
+        what = "there is no conf.py here or above, and the embedded local cluster does not run"
+        if selection.job:
+            what = f"no hosts of a job {selection.job!r} are stored, {what}"
+        raise ConfigError(what, f"write conf.py (see conf.py.example), or start it with {PROGRAM} cluster.up")
+    _tell(caller, selection, f"none found, using {names}", found)
+    return found
+
+
+def _hostfile(path: str) -> list[dict[str, Any]]:
+    try:
+        text = Path(path).read_text(errors="replace", encoding="utf-8-sig")  # Windows may put a mark in front
+    except OSError as error:
+        what = f"the hostfile {path} cannot be read: {error.strerror}"
+        raise ConfigError(what, "give the path of a hostfile") from None
+    return read_hostfile(text, path)
+
+
+def workspace_toml(folder: Path) -> Toml:
+    """Its job.toml without the settings of engines. Raises DataError."""
+    return job_toml(_toml_text(folder))
+
+
+def workspace_settings(folder: Path, engine: str) -> Toml:
+    """The settings of an engine in its job.toml. Raises DataError."""
+    return engine_table(_toml_text(folder), engine)
+
+
+def _toml_text(folder: Path) -> str:
+    if folder.is_file():
+        fix = "give its folder: --workspace DIR --script FILE"
+        raise DataError(f"the workspace {str(folder)!r} is a file, not a folder", fix)
+    if not folder.is_dir():
+        raise DataError(f"there is no workspace {str(folder)!r}", "give a folder: --workspace ./job")
+    path = folder / "job.toml"
+    if not path.is_file():
+        return ""
+    try:
+        return path.read_text("utf-8")  # as TOML is, whatever the locale
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+
+
+def workspace(caller: Caller, folder: Path) -> Workspace:
+    """Walk it, and report once what is excluded."""
+    found = read(folder)
+    if found.left_out:
+        listed = ", ".join(f"{left.path} ({left.why}, {human_bytes(left.size)})" for left in found.left_out[:8])
+        more = f" and {len(found.left_out) - 8} more" if len(found.left_out) > 8 else ""
+        caller.note(f"left out: {listed}{more}")
+    for path, size in accidents(found)[:4]:
+        caller.warn(f"{path} ({human_bytes(size)}) is sent too; if that is not meant, name it in .clusterignore")
+    return found
+
+
+def scattered(cluster: Cluster, toml: Toml) -> JobSpec | None:
+    """The job of a job.toml whose shards are sent only to the nodes that read them; None where all nodes get all."""
+    shards = toml.get("shards")
+    if not isinstance(shards, dict) or not shards.get("only_where_read"):
+        return None
+    return read_job(cluster, toml, Options())
+
+
+def passed(found: Cluster) -> tuple[tuple[str, str], ...]:
+    """Values of PASS_ENV from the laptop's environment; names that are not set are simply not passed."""
+    return tuple((name, os.environ[name]) for name in found.pass_env if name in os.environ)
+
+
+def secrets(found: Cluster) -> dict[str, str]:
+    """Values of SECRETS. A secret that is not set is an error: a job must not start half configured."""
+    missing = [name for name in found.secrets if name not in os.environ]
+    if missing:
+        fix = f"export {missing[0]}=... or take it out of SECRETS"
+        raise ConfigError(f"SECRETS names {missing[0]}, which is not set here", fix)
+    return {name: os.environ[name] for name in found.secrets}
+
+
+def known_secrets(found: Cluster) -> dict[str, str]:
+    """Those SECRETS that happen to be set here, for masking what is shown."""
+    return {name: os.environ[name] for name in found.secrets if os.environ.get(name)}

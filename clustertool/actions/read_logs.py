@@ -1,0 +1,146 @@
+"""Reading logs: which node has the log of a rank, and the lines that are there."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+
+from clustertool.actions.follow_job import Inbox, NodeQueues
+from clustertool.engines.job_request import Shown
+from clustertool.errors import BadAnswer, ClustertoolError, NotFound, Unreachable, raise_all
+from clustertool.fleet.fleet import Check, Fleet
+from clustertool.fleet.transfer.rsync_session import STALL
+from clustertool.model.job.outcome import Key, some
+from clustertool.model.job.state import JobStatus, ProcessStatus
+from clustertool.model.job.state_names import RankState
+from clustertool.model.masking import Hide
+from clustertool.model.paths import JobPaths
+from clustertool.model.quantities import human_seconds
+from clustertool.model.roles import role_name
+from clustertool.model.wire.agent_requests import FollowRequest
+from clustertool.model.wire.messages import FOLLOW, TAIL
+from clustertool.show.table import grouped
+from clustertool.watch.job_view import JobView, LogLines, LogPiece
+from clustertool.watch.lines import excerpt, in_order
+from clustertool.watch.sanitize import harmless
+
+_TAIL = 20
+_WAIT = 0.1  # seconds for the next frame
+_NAP = 1.0  # a longer time without a frame is that of a process that was blocked: Ctrl+Z, a disk that does not write
+_SEARCHED = 400  # lines from the end that are searched for a traceback
+
+
+def places_of(
+    fleet: Fleet, status: JobStatus, asked: Shown, role: str = "", host: str = ""
+) -> tuple[dict[Key, int], list[ClustertoolError]]:
+    """(role, rank) -> the agent that has its log, and an error for each node that does not answer.
+
+    role: with "all", only processes of it. host: only processes on the node of this name. Raises NotFound for a rank or host
+    that the job does not have, and these errors if there is no log to show.
+    """
+    known = {key: process.node for key, process in status.processes.items()}
+    if isinstance(asked, str):
+        wanted = role if asked == "all" else asked
+        found = {key: node for key, node in known.items() if wanted in ("", key[0])}
+    else:
+        found = {key: known[key] for key in asked if key in known}
+        strange = [key for key in asked if key not in known]
+        if strange:
+            kind, rank = strange[0]
+            ranks, name = sorted(other for name, other in known if name == kind), role_name(kind)
+            have = f"it has {name}s {ranks[0]} to {ranks[-1]}" if ranks else f"it has no {name}s"
+            raise NotFound(f"job {status.job} has no {name} {rank}", have)
+    if host:
+        names = {node.index for node in status.nodes.values() if node.name == host}
+        found = {key: node for key, node in found.items() if node in names}
+        if not found:
+            fix = f"hosts: {', '.join(node.name for node in status.nodes.values())}"
+            raise NotFound(f"no such rank on host {host!r}", fix)
+    away = grouped((node, key) for key, node in found.items() if node in fleet.failed)
+    missing = [_unreachable(fleet, status, node, keys) for node, keys in away.items()]
+    found = {key: node for key, node in found.items() if node not in fleet.failed}
+    if not found:
+        raise_all(missing)
+    return found, missing
+
+
+def require_attempt(status: JobStatus, attempt: int | None) -> None:
+    """Raise NotFound for an attempt that the job does not have."""
+    if attempt is not None and attempt > status.attempt:
+        last = status.attempt
+        have = f"it has attempts 0 to {last}" if last else "it was not restarted: leave --attempt out"
+        raise NotFound(f"job {status.job} has no attempt {attempt}", have)
+
+
+def _unreachable(fleet: Fleet, status: JobStatus, node: int, keys: Sequence[Key]) -> ClustertoolError:
+    """Why the logs of the ranks of a node cannot be read now, where they are, and what is known of these ranks."""
+    why: ClustertoolError = fleet.failed[node]
+    host, known = fleet.cluster.hosts[node], []
+    for process in (status.processes[key] for key in sorted(keys)):
+        about = [process.state.value] if process.state is RankState.LOST else []
+        about += [f"last step {process.step:.0f}"] if process.step is not None else []
+        about += [f"last output {human_seconds(time.time() - process.output)} ago"] if process.output else []
+        known.append(f"{role_name(process.role)} {process.rank}" + (f" ({', '.join(about)})" if about else ""))
+    first = status.processes[min(keys)]
+    log = first.log or JobPaths.log(first.role, first.rank, first.attempt)
+    path = JobPaths(host.root_dir or fleet.cluster.root_dir, status.job).of(log)
+    what = f"no log of {some(known)}: {why.what}"
+    return type(why)(what, f"when {host.name} answers again: {path} on {host.name}", host.name)
+
+
+def present(
+    fleet: Fleet, lanes: NodeQueues, request: FollowRequest, nodes: Sequence[int]
+) -> Iterator[tuple[str, LogLines]]:
+    """(node's name, lines) of what is there now, in the order of their time. Raises what nodes raised, after that."""
+    watch = JobView(frozenset(nodes))
+    asked = fleet.ask({node: FOLLOW({**request, "by_time": True}) for node in nodes})
+    for node, header, payload in in_order(sorted(asked.ok), lanes.next):
+        for item in watch.take(node, header, payload, time.monotonic()):
+            if isinstance(item, LogLines):
+                yield watch.status.name(item.node), item
+    raise_all([*_closed(fleet, watch), *asked.failed.values()])
+
+
+def rest_of_all(fleet: Fleet, inbox: Inbox, job: str, known: JobView, check: Check) -> Iterator[LogPiece]:
+    """The bytes of all logs of a job that has ended, but for those that `known` has. Raises what nodes raised, after that.
+
+    `inbox` gets the frames of the fleet's agents. It ends when nothing has come for as long as `fetch` waits.
+    """
+    watch = JobView(frozenset(fleet.agents), pieces=True)
+    watch.status.plan = known.status.plan
+    wanted: FollowRequest = {"job": job, "logs": "all", "follow": False}
+    requests = {node: FOLLOW({**wanted, "offsets": known.offsets.get(node, {})}) for node in watch.nodes}
+    asked = fleet.ask(requests, patient=True)  # `check` decides what ends this
+    quiet, before = 0.0, time.monotonic()
+    while left := set(asked.ok) - watch.ended - set(watch.closed):
+        check()
+        frame, now = inbox.get(_WAIT), time.monotonic()
+        quiet, before = quiet + min(now - before, _NAP), now
+        if frame is not None and frame[1]["type"] != "beat":
+            quiet = 0.0
+            for item in watch.take(*frame, now):
+                if isinstance(item, LogPiece):
+                    yield item
+        elif quiet > STALL:
+            watch.closed.update(dict.fromkeys(left, f"nothing moved for {STALL} s"))
+    raise_all([*_closed(fleet, watch), *asked.failed.values()])
+
+
+def _closed(fleet: Fleet, watch: JobView) -> Iterator[ClustertoolError]:
+    """An error for each node whose stream ended early."""
+    for node in sorted(watch.closed):
+        if node in watch.refused:
+            yield BadAnswer(watch.refused[node], "check the job's records on that node", fleet.name(node))
+        else:
+            yield fleet.agents[node].dead or Unreachable(watch.closed[node], node=fleet.name(node))
+
+
+def last_lines(fleet: Fleet, job: str, process: ProcessStatus, hide: Hide) -> list[str]:
+    """The last lines of the log of a process, or its last Python traceback. Best effort: [] if its node does not answer."""
+    log, text = JobPaths.log(process.role, process.rank, process.attempt), ""
+    with contextlib.suppress(ClustertoolError):
+        if process.node in fleet.agents:
+            answer = fleet.agents[process.node].ask(TAIL({"job": job, "log": log, "lines": _SEARCHED}), timeout=5.0)
+            text = str(answer["text"])
+    return [harmless(hide(line)) for line in excerpt(text.removesuffix("\n").split("\n"), _TAIL)] if text else []

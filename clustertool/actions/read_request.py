@@ -1,0 +1,124 @@
+"""Reading a run request: what a caller wants to run is checked before any connection is opened."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from clustertool.actions import load_config
+from clustertool.engines import registry
+from clustertool.engines.caller import Caller
+from clustertool.engines.job_request import Advise, RunRequest, RunWish, make_plan, no_advice
+from clustertool.errors import DataError, UsageError
+from clustertool.fleet.dispatch.workspace import Workspace
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.hosts import Host
+from clustertool.model.config.job import Options, read_job, resumes, valid_job_id
+from clustertool.model.hints import PROGRAM
+from clustertool.model.job.job_names import FRESH, NEWEST
+from clustertool.model.planning.plan import given_facts
+
+
+def read_request(
+    caller: Caller, options: Options, wish: RunWish, find: Callable[[], Cluster], advise: Advise = no_advice
+) -> RunRequest:
+    """The request, on the cluster that `find` finds. Raises UsageError, DataError, ConfigError; no connection is open yet."""
+    folder, there = wish.folder, options.job_workspace
+    if bool(folder) == bool(there):
+        what = "--workspace and --job-workspace cannot be given together" if folder else "run needs a workspace"
+        fix = f"{PROGRAM} run --workspace DIR (sent to every node; . is this folder), or --job-workspace DIR (there already)"
+        raise UsageError(what, fix)
+    if there and not there.startswith(("/", "~/")):
+        fix = "give its path on the nodes: /srv/job or ~/job"
+        raise UsageError(f"--job-workspace {there!r} is relative", fix)
+    for option, text in (("--job-id", wish.job_id), ("--name", wish.name), ("--resume", wish.resume)):
+        if text not in ("", NEWEST, FRESH):
+            valid_job_id(text, option)
+    toml = load_config.workspace_toml(Path(folder)) if folder else {}
+    found = find()
+    cluster = limited(found, options) if load_config.needs_hosts(found) else found
+    if not load_config.needs_hosts(found):
+        _refuse_endpoints(found, options)
+    registry.refuse_settings(cluster.engine, wish.settings)
+    checked = read_job(cluster, toml, options)  # without a folder job.toml is on the nodes: only the options, for now
+    workspace, spec = (load_config.workspace(caller, Path(folder)), checked) if folder else (None, None)
+    secrets = {} if wish.dry else load_config.secrets(cluster)
+    passed = load_config.passed(cluster)
+    request = RunRequest(cluster, options, wish, spec, workspace, wish.job_id, secrets, passed)
+    request.advise = advise
+    request.table = load_config.workspace_settings(Path(folder), cluster.engine) if folder else {}
+    request.origin, request.resumes = str(Path(folder).resolve()) if folder else there, resumes(toml)
+    if spec is not None:
+        check_alone(request)
+    if wish.skip_bad:
+        request.cluster = found  # of which the first N that are fit are taken
+    return request
+
+
+def _refuse_endpoints(cluster: Cluster, options: Options) -> None:
+    """The addresses of nodes are not known before the engine has chosen them."""
+    for option in ("servers", "workers", "heter_workers"):
+        if getattr(options, option):
+            what = f"--{option.replace('_', '-')} names addresses, and the engine {cluster.engine} chooses the nodes itself"
+            raise UsageError(what, "give numbers: --nnodes, and --server-num or --worker-num for each node")
+
+
+def limited(cluster: Cluster, options: Options) -> Cluster:
+    """--nnodes N: the first N hosts."""
+    if not options.nnodes:
+        return cluster
+    if not options.nnodes.isdecimal() or not 0 < int(options.nnodes) <= len(cluster.hosts):
+        what = f"--nnodes {options.nnodes!r} is not valid"
+        raise UsageError(what, f"a number from 1 to {len(cluster.hosts)}, the hosts of {cluster.where}")
+    return replace(cluster, hosts=cluster.hosts[: int(options.nnodes)])
+
+
+def check_alone(request: RunRequest) -> None:
+    """Plan with conf.py alone: bad options and bad data are reported before any connection. Where an engine chooses the nodes,
+    one node stands for them."""
+    cluster = request.cluster
+    if not cluster.hosts:
+        cluster = replace(cluster, hosts=(Host(0, "node0", address="node0", name="node0"),))
+    facts = {
+        node: replace(fact, address=fact.address or f"node{node}", boot_id=f"node{node}")
+        for node, fact in given_facts(cluster).items()
+    }
+    assert request.spec is not None
+    counted = replace(request.spec, nproc_of="")  # --nproc-per-node gpu: the devices are not known yet
+    made = make_plan(replace(request, cluster=cluster, spec=counted), facts)
+    if request.workspace and not re.search(r"\b(cd|pushd)\b", request.cluster.prelude):
+        require_scripts(request.workspace, dict.fromkeys(process.argv for process in made.processes))
+
+
+def require_scripts(workspace: Workspace, commands: Iterable[Sequence[str]]) -> None:
+    """Raises DataError for a command whose Python script is not in the workspace."""
+    for script in filter(None, map(script_of, commands)):
+        path = posixpath.normpath(script)
+        if path.startswith(("/", "../", "~")) or path in workspace.files or (workspace.top / path).is_symlink():
+            continue
+        if (workspace.top / path).is_file():
+            fix = "take it out of .clusterignore, or move it out of an ignored folder"
+            raise DataError(f"{path} is in the workspace {workspace.top}, but is not sent to the nodes", fix)
+        fix = "name the script as it is called in the workspace: --script, or command in job.toml"
+        raise DataError(f"there is no {path} in {workspace.top}", fix)
+
+
+def script_of(argv: Sequence[str]) -> str:
+    """The Python script that a command starts, "" if it starts something else (python -m, -c, another program)."""
+    first, *rest = argv
+    if first.endswith(".py"):
+        return first
+    if not re.fullmatch(r"python[0-9.]*", posixpath.basename(first)):
+        return ""
+    arguments = iter(rest)
+    for argument in arguments:
+        if argument in ("-W", "-X"):
+            next(arguments, "")
+        elif not argument.startswith("-"):
+            return argument if argument.endswith(".py") else ""
+        elif argument in ("-m", "-c", "-"):
+            return ""
+    return ""

@@ -1,0 +1,139 @@
+"""Reading the state of a job from the nodes' own records, process by process, with its verdict."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from clustertool.actions.find_jobs import ListedJob, state_text
+from clustertool.engines.base import Description, EngineState
+from clustertool.errors import ClustertoolError, Interrupted, JobFailed, NodeLost, Survivors, Terminated, TimedOut
+from clustertool.model.hints import PROGRAM
+from clustertool.model.job.node_status import NodeStatus
+from clustertool.model.job.rank_places import unpack
+from clustertool.model.job.state import JobStatus
+from clustertool.model.job.state_names import JobState
+from clustertool.model.wire.agent_answers import StatusAnswer
+from clustertool.show.job_text import blocked_text, firewall_text, trouble_text, wait_text
+from clustertool.show.status_view import rank_note, start_text
+from clustertool.watch.waits import blocked, lost_coordinator, suspects, waits
+
+StatusJson = dict[str, Any]  # the documented answer of `status --json`
+_REASONS = 3  # different ones why nodes have no connection
+
+
+def read(answers: Mapping[int, StatusAnswer], known: Description | None = None) -> JobStatus:
+    """All nodes' events -> JobStatus; the lead's node first, since its events name the others. known: see find_jobs.proof().
+
+    A node has the number with which it was asked (its number in the job, after attach_to), whatever number its answer has.
+    """
+    found = JobStatus(plan=_plan(answers))
+    for index, answer in sorted(answers.items()):
+        for event in answer["events"]:
+            found.apply(index, event)
+        node = found.nodes.setdefault(index, NodeStatus(index))
+        last = max((float(event["t"]) - node.skew for event in answer["events"]), default=0.0)
+        heartbeat = answer["heartbeat"]
+        moved = last if heartbeat is None else time.time() - heartbeat
+        supervised, unknown = answer["supervised"], str(answer.get("unknown", ""))
+        if unknown and known is not None:
+            supervised, unknown = known.state is EngineState.RUNNING, ""
+        found.probed(node, supervised, unknown, heartbeat, moved)
+        for role, rank, epoch, step, output in answer["output"]:
+            process = found.processes.get((str(role), int(rank)))
+            if process is not None and process.node == index:
+                process.epoch, process.step, process.output = epoch, step, float(output) - node.skew
+    over = any(node.ended is not None for node in found.nodes.values())
+    if known is not None and known.gone(over):
+        found.end_by_engine(known.why, known.since or time.time())
+    found.settle(answers)
+    return found
+
+
+def _plan(answers: Mapping[int, StatusAnswer]) -> dict[tuple[str, int], int] | None:
+    """The node of each rank, as most nodes have it: one node cannot add ranks. None if no node has it (older records)."""
+    first = [event for _, answer in sorted(answers.items()) for event in answer["events"][:1]]
+    headers = [event for event in first if event["type"] == "job" and event.get("places")]
+    votes = Counter(json.dumps([event["places"], len(event.get("nodes", ()))]) for event in headers)
+    if not votes:
+        return None
+    places, nodes = json.loads(votes.most_common(1)[0][0])
+    return {(role, rank): node for role, rank, node in unpack(places, nodes)}
+
+
+def queued_dict(job: ListedJob) -> StatusJson:
+    """The same for a job of which no node has a record yet. "queue" has what its engine knows."""
+    known = job["queued"]
+    assert known is not None
+    times = {"since": known.since or None, "expected": known.expected or None}
+    about = {name: job[name] or "" for name in ("name", "owner", "command")}
+    found = {**as_dict({}), **about, "job": job["id"], "state": job["state"], "created": job["created"] or 0.0}
+    return {**found, "waits": [state_text(known)], "queue": {"reason": known.reason, **times}}
+
+
+def as_dict(answers: Mapping[int, StatusAnswer], known: Description | None = None) -> StatusJson:
+    """The documented JSON of `inv status --json`. known: see find_jobs.proof()."""
+    found = read(answers, known)
+    waited = blocked(found) if found.outcome and found.outcome.state in (JobState.LOST, JobState.TIMEOUT) else []
+    usage = {(node, int(pid)): used for node, answer in answers.items() for pid, used in answer["usage"].items()}
+    part = found.part
+    start = [start_text(part.start)] if part.state is JobState.STARTING else []
+    processes = []
+    for key in sorted(found.processes):
+        process = found.processes[key]
+        mine = usage.get((process.node, process.pid)) if process.state.alive else None
+        age = max(time.time() - process.since, 0.1)
+        extra = {"cpu": round(100 * mine[0] / age, 1) if mine else None, "memory": mine[1] if mine else None}
+        processes.append({**process.as_dict(), "note": rank_note(process), **extra})
+    return {
+        "job": found.job,
+        "name": found.title,
+        "state": part.state,
+        "mode": found.mode,
+        "owner": found.owner,
+        "created": found.created,
+        "started": found.started or None,
+        "ended": found.ended if found.outcome and found.ended else None,
+        "command": found.command,
+        "attempt": found.attempt,
+        "processes": processes,
+        "nodes": [{**node.as_dict(), "why": trouble_text(node.trouble)} for _, node in sorted(found.nodes.items())],
+        "waits": [*map(blocked_text, waited)] or [*map(wait_text, waits(found, time.time()))] or start,
+        "advice": firewall_text(suspects(found)) if waited else "",
+        "outcome": found.outcome.as_dict() if found.outcome else None,
+        "reason": "" if found.outcome else found.engine_end,
+    }
+
+
+def error_of(status: JobStatus) -> ClustertoolError | None:
+    """None for success, else the error with the exit code of the contract."""
+    left = [node for node in status.nodes.values() if node.survivors]
+    if left:
+        what = "; ".join(f"{status.name(node.index)}: {', '.join(node.survivors)}" for node in left)
+        fix = f"check them on the node; {PROGRAM} stop --job {status.job} --force tries again"
+        return Survivors(f"processes survived the stop: {what}", fix)
+    outcome = status.outcome
+    if outcome is None:
+        fix = f"{PROGRAM} status --job {status.job} shows what the nodes recorded"
+        return NodeLost(f"the job ended without a verdict: {status.engine_end or 'its lead is gone'}", fix)
+    if outcome.state is JobState.SUCCEEDED:
+        return None
+    if outcome.state is JobState.FAILED:
+        return JobFailed(outcome.reason, outcome.code)
+    if outcome.state is JobState.STOPPED:
+        stopped = Interrupted(outcome.reason) if outcome.code == 130 else Terminated(outcome.reason)
+        stopped.code = outcome.code or 143
+        return stopped
+    lead = lost_coordinator(status)
+    lost = f"{status.name(lead.index)}: {trouble_text(lead.trouble)}" if lead is not None else ""
+    reasons = [lost, outcome.reason, *map(blocked_text, blocked(status)[:_REASONS])]
+    what, fix = "; ".join(filter(None, reasons)), firewall_text(suspects(status))
+    if outcome.state is JobState.TIMEOUT:
+        error: ClustertoolError = TimedOut(what, fix)
+    else:
+        error = NodeLost(what, fix or "check that machine; the job has ended on the others")
+    error.brief = lost or outcome.brief
+    return error

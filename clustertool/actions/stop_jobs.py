@@ -1,0 +1,152 @@
+"""Stopping jobs on all nodes, and the proof per node that no process of them is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from clustertool.actions.find_jobs import Described, ask_jobs, choose, described, listings, merged, where
+from clustertool.engines.base import Engine, EngineState
+from clustertool.errors import ClustertoolError, PreflightError, Survivors, Unreachable
+from clustertool.fleet.fleet import Fleet, not_listed
+from clustertool.model.hints import PROGRAM
+from clustertool.model.job.state_names import OUTCOMES, JobState, StopState
+from clustertool.model.job.stop_result import CLEAN, read_result
+from clustertool.model.planning import requests
+from clustertool.model.wire.agent_answers import JobsAnswer, StopAnswer
+from clustertool.model.wire.agent_requests import StopHow
+from clustertool.show.job_text import stop_text
+from clustertool.ssh.parallel import each
+
+LAG = 2.0  # seconds without a new node after which the nodes that are there are asked to stop
+LISTING = 10.0  # seconds that a node has to list its jobs
+_SECONDS = 30.0  # that the stop of a job may take beyond the grace
+_WIDTH = 1000  # requests at a time: nodes end several jobs at once
+Stopped = StopAnswer | ClustertoolError  # what a node answers to a stop, or why there is no answer
+
+
+def stop_how(by: str, grace: float, force: bool = False) -> StopHow:
+    """How a user stops a job. by: with what, as the records name it. grace: seconds between TERM and KILL."""
+    return {"by": by, "code": 143, "grace": grace, "force": force}
+
+
+def unfinished(known: Mapping[int, JobsAnswer], about: Described | None = None) -> list[str]:
+    """Jobs that may have processes: those that have not ended, and lost ones. about: see merged()."""
+    return [
+        job["id"] for job in merged(known, about or {}) if job["state"] is JobState.LOST or job["state"] not in OUTCOMES
+    ]
+
+
+def stop_jobs(
+    fleet: Fleet, jobs: Sequence[str], how: StopHow, known: Mapping[int, JobsAnswer]
+) -> dict[str, dict[str, Stopped]]:
+    """Stop all jobs at once: {job: {name of each of its nodes: its answer, or why there is none}}.
+
+    `known`: the nodes' answers about their jobs. A node that answered is asked to stop what it listed. One that could not list
+    its jobs is asked to stop all. This takes the grace + _SECONDS in all, however many jobs a node lists.
+    """
+    listed = listings(known)
+    queue: list[tuple[int, str, int]] = []  # first one job of each node, then the next: no list delays the others
+    for agent in fleet.agents:
+        of_agent = jobs if agent not in known else [job for job in jobs if agent in listed.get(job, ())]
+        queue += [(turn, job, agent) for turn, job in enumerate(of_agent)]
+    gathered = _send(fleet, [(job, agent) for _, job, agent in sorted(queue, key=lambda one: one[0])], how)
+    ours = {host.name: host.index for host in fleet.own_names()}
+    found = {}
+    for job in jobs:
+        places, names = where(listed.get(job, {}), known, fleet.own_names())
+        nodes = {name: places.get(node, ours.get(name, -1)) for node, name in enumerate(names)} or ours
+        absent = not_listed([fleet.cluster.hosts[agent] for agent in places.values()])
+        found[job] = {name: _answer(fleet, known, gathered, job, agent, absent) for name, agent in nodes.items()}
+    return found
+
+
+def by_engine(engine: Engine, about: Described, job: str) -> bool:
+    """Whether only the engine can end a job: it is queued, or no agent runs on its nodes."""
+    return not engine.capabilities.live_channels or (job in about and about[job].state is EngineState.QUEUED)
+
+
+def stop_now(engine: Engine, job: str, how: StopHow) -> dict[str, Stopped]:
+    """Stop the job with this id: {name of each of its nodes: its answer}, {} if the engine has ended it. Raises NotFound.
+
+    On nodes that are there at once, while others still log in, if the fleet was opened with a lag.
+    """
+    fleet = engine.fleet
+    first: dict[str, Stopped] = {}
+    if fleet.late:
+        first = stop_jobs(fleet, [job], how, ask_jobs(fleet, job, LISTING))[job]
+    fleet.rest()
+    known = ask_jobs(fleet, job, LISTING)
+    about = described(engine, known, job)
+    choose(fleet, known, job, exact=True, known=about)
+    if by_engine(engine, about, job):
+        return dict(engine.cancel(job, how))
+    return {**stop_jobs(fleet, [job], how, known)[job], **clean(job, first)}
+
+
+def clean(job: str, answers: Mapping[str, Stopped]) -> dict[str, Stopped]:
+    """Those of the nodes' answers that report a clean stop: asked again, these nodes only know that the job has ended."""
+    return {name: answer for name, answer in answers.items() if read_result(answer, job) == CLEAN}
+
+
+def _send(fleet: Fleet, queue: Sequence[tuple[str, int]], how: StopHow) -> dict[tuple[str, int], Stopped]:
+    """{(job, agent): its answer to the stop, or the error in its place}.
+
+    A node that was silent before is sent the request, and nothing waits for its answer.
+    """
+    seconds = how["grace"] + _SECONDS
+    end = time.monotonic() + seconds
+    silent = {agent for agent, error in fleet.failed.items() if isinstance(error, Unreachable)}
+
+    def one(item: tuple[str, int]) -> StopAnswer:
+        job, agent = item
+        left = 0.0 if agent in silent else round(max(0.0, end - time.monotonic()), 1)
+        try:
+            return fleet.ask_one(agent, requests.stop(job, how), left)
+        except Unreachable as error:
+            raise (fleet.failed[agent] if agent in silent else error) from None
+
+    gathered = each(queue, one, width=min(_WIDTH, len(queue)), timeout=seconds + 1, check=fleet.check)
+    found: dict[int, Stopped] = {**gathered.failed, **gathered.ok}
+    return {queue[at]: answer for at, answer in found.items()}
+
+
+def _answer(
+    fleet: Fleet,
+    known: Mapping[int, JobsAnswer],
+    gathered: Mapping[tuple[str, int], Stopped],
+    job: str,
+    agent: int,
+    absent: Unreachable,
+) -> Stopped:
+    """What an agent answered about a job. One that did not list the job has nothing of it. absent: the answer of no agent."""
+    if (job, agent) in gathered:
+        return gathered[job, agent]
+    if agent in known:
+        return {"jobs": {}}
+    return fleet.failed.get(agent, absent)
+
+
+def failures(
+    answers: Mapping[str, Mapping[str, Stopped]], failed: Mapping[int, ClustertoolError]
+) -> list[ClustertoolError]:
+    """The errors of a stop: survivors, or else nodes that did not answer or cannot know.
+
+    `failed`: nodes that did not list their jobs.
+    """
+    errors: list[ClustertoolError] = []
+    for job, nodes in answers.items():
+        for name, answer in nodes.items():
+            result = read_result(answer, job)
+            text = f"job {job}: {stop_text(result)}"
+            if result.state is StopState.SURVIVORS:
+                errors.append(Survivors(text, f"{PROGRAM} stop --job {job} --force tries again", name))
+            elif result.state is StopState.NO_ANSWER:
+                fix = "its processes may still run there: stop again when the node is back"
+                fix = f"{answer.fix}; {fix}" if isinstance(answer, ClustertoolError) and answer.fix else fix
+                errors.append(Unreachable(text, fix, name))
+            elif result.state is StopState.UNKNOWN:
+                errors.append(PreflightError(text, "check the node that is named there", name))
+    named = {error.node for error in errors}
+    errors += [error for error in failed.values() if error.node not in named]
+    return [error for error in errors if isinstance(error, Survivors)] or errors

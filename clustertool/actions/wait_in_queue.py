@@ -1,0 +1,77 @@
+"""Waiting until a queued job has started: until a node has a record of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from clustertool.actions.find_jobs import ask_jobs, listings
+from clustertool.engines.base import Description, Engine, EngineState
+from clustertool.errors import ClustertoolError, PreflightError
+from clustertool.fleet.fleet import Check
+from clustertool.model.hints import PROGRAM
+from clustertool.model.job.node_status import read_part
+from clustertool.model.job.state_names import OUTCOMES, StartReason
+from clustertool.model.wire.agent_answers import JobSummary
+
+_POLL = 1.0  # seconds between two questions to the engine
+_MORE, _LONGEST = 1.5, 10.0  # while nothing changes in a queue, they become longer: a scheduler has many users
+_TURN = 0.05  # and between two calls of the check
+_EARLIER = 30.0  # seconds in which a job that runs again replaces the records of its earlier run
+
+
+def until_started(engine: Engine, job: str, check: Check) -> Iterator[Description]:
+    """What the engine knows of a job, each time that it changes, until all of its supervisors have started.
+
+    check: is called several times a second, and raises what ends this. Raises PreflightError if the job has ended before.
+    """
+    before: Description | None = None
+    poll = _POLL
+    running_at = 0.0  # when it was first known to run
+    while True:
+        found = _described(engine, job)
+        runs = found.state is EngineState.RUNNING and not found.ending  # what ends now is an earlier run
+        running_at = (running_at or time.monotonic()) if runs else 0.0
+        if runs or found.state is EngineState.ENDED:
+            parts = listings(ask_jobs(engine.open(), job)).get(job, {})
+            earlier = bool(running_at) and time.monotonic() - running_at < _EARLIER and _over(parts)
+            if parts and not earlier and _placed(parts, whole=found.state is not EngineState.ENDED):
+                return
+            if found.state is EngineState.ENDED:
+                what = f"job {job} has ended before a node had a record of it"
+                fix = f"{PROGRAM} check --deep tests the nodes; {PROGRAM} run starts the job again"
+                raise PreflightError(what + f": {found.reason}" * bool(found.reason), fix)
+        if before is None or replace(found, since=before.since) != before:
+            yield found
+        unchanged = before is not None and before.state is found.state is EngineState.QUEUED
+        poll = min(poll * _MORE, _LONGEST) if unchanged else _POLL
+        before = found
+        end = time.monotonic() + poll
+        while time.monotonic() < end:
+            check()
+            time.sleep(_TURN)
+
+
+def _over(parts: Mapping[int, JobSummary]) -> bool:
+    """Whether a record has an end. While the job runs it is that of an earlier run: the job was requeued. A node that was lost
+    then has recorded none."""
+    return any(read_part(part).state in OUTCOMES for part in parts.values())
+
+
+def _placed(parts: Mapping[int, JobSummary], whole: bool) -> bool:
+    """Whether the supervisors have started. A node without a supervisor has nothing to send.
+
+    whole: all nodes must be there. A node that is missing has not placed the job so far.
+    """
+    there = not whole or all(len(part["nodes"] or ()) <= len(parts) for part in parts.values())
+    return there and all(part.get("start") != StartReason.PLACED for part in parts.values())
+
+
+def _described(engine: Engine, job: str) -> Description:
+    """An engine that does not answer for a while, as while its server starts again, ends nothing."""
+    try:
+        known = engine.describe({})
+    except ClustertoolError as error:
+        return Description(EngineState.UNKNOWN, error.what)
+    return known.get(job) or Description(EngineState.ENDED, "the queue does not have it any more")

@@ -1,0 +1,280 @@
+"""A cluster as an object: it runs jobs and finds them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+
+from clustertool.actions import load_config
+from clustertool.actions.find_jobs import ask_jobs, described, merged, pick
+from clustertool.actions.follow_job import Inbox, JobFollower, started
+from clustertool.actions.read_request import read_request
+from clustertool.actions.selection import Selection
+from clustertool.actions.stop_jobs import stop_how
+from clustertool.api.job_object import Job
+from clustertool.api.nested_call import refuse_nested
+from clustertool.api.plain_text import plain_errors
+from clustertool.api.progress_display import Listener, listener
+from clustertool.api.silent_caller import SilentCaller
+from clustertool.engines import registry
+from clustertool.engines.base import Submitted
+from clustertool.engines.job_request import RunWish, no_advice
+from clustertool.errors import ClustertoolError, ConfigError, UsageError, raise_all
+from clustertool.fleet.embedded_cluster import LocalCluster
+from clustertool.fleet.fleet import Fleet
+from clustertool.model.config.cluster import Cluster as ClusterConfig
+from clustertool.model.config.job import Options
+from clustertool.model.job.job_names import FRESH, NEWEST
+from clustertool.model.job.state import JobStatus
+from clustertool.model.planning.plan import Plan
+from clustertool.model.quantities import count
+
+Path = str | os.PathLike[str]
+
+
+class Cluster:
+    """The nodes of a conf.py. Make it with from_conf() or local().
+
+    The object has no connection: each method opens connections of its own. It can be used from several threads, and a program
+    can have several clusters.
+    """
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self._config = config
+
+    @classmethod
+    @plain_errors()
+    def from_conf(
+        cls,
+        conf: Path = "",
+        *,
+        hostfile: Path = "",
+        only: Sequence[str] = (),
+        skip: Sequence[str] = (),
+        engine: str = "",
+    ) -> Cluster:
+        """The cluster of a conf.py: of this file, else of the nearest one in the current folder or above.
+
+        Without one, the embedded local cluster if it runs, and this machine for the jobs that clusterrun has started in the
+        folder. hostfile, only, skip, engine: as the options of the command line. Raises ConfigError, UsageError. It opens no
+        connection.
+        """
+        chosen = _items("only", only), _items("skip", skip)
+        selection = Selection(os.fspath(conf), os.fspath(hostfile), *chosen, engine=engine)
+        return cls(load_config.cluster(SilentCaller(), selection, start_local=False))
+
+    @classmethod
+    @plain_errors()
+    def local(cls, nodes: int | None = None) -> Cluster:
+        """The embedded local cluster, which is started if it does not run. nodes: how many (default: as it is, or 3).
+
+        `clustertool cluster.down` ends it. Raises PreflightError, for example where there is no sshd.
+        """
+        return cls(LocalCluster().up(nodes))
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The names of the nodes."""
+        return tuple(host.name for host in self._config.hosts)
+
+    def __repr__(self) -> str:
+        return f"Cluster({self._config.where!r}, {count(len(self.hosts), 'node')})"
+
+    @plain_errors()
+    def run(
+        self,
+        job: Path = "",
+        *,
+        script: str = "",
+        command: Sequence[str] = (),
+        job_workspace: str = "",
+        mode: str = "",
+        nproc_per_node: int | str | None = None,
+        devices: str | Iterable[int] | None = None,
+        nnodes: int | None = None,
+        servers: Sequence[str] = (),
+        workers: Sequence[str] = (),
+        heter_workers: Sequence[str] = (),
+        heter_devices: str = "",
+        server_num: int | None = None,
+        worker_num: int | None = None,
+        heter_worker_num: int | str | None = None,
+        http_port: int | None = None,
+        master_port: int | None = None,
+        env: Mapping[str, object] | None = None,
+        force_env: bool = False,
+        shards: str | Sequence[str] = (),
+        only_where_read: bool = False,
+        timeout: float | str | None = None,
+        grace: float | str | None = None,
+        on_failure: str = "",
+        max_restarts: int | None = None,
+        lease: float | str | None = None,
+        nested: bool = False,
+        job_id: str = "",
+        name: str = "",
+        resume: bool | str | Job = "",
+        skip_bad: bool = False,
+        wait: bool = False,
+        settings: Mapping[str, object] | None = None,
+        progress: Listener | None = None,
+    ) -> Job:
+        """Check the nodes, send the workspace, start the job, and return when all its processes have started. With an engine
+        that has a queue: submit the job, and return.
+
+        job: the workspace, a folder of this machine. job_workspace: instead of it, a folder that every node has.
+        command: instead of script, a list of arguments. resume: the job whose output this one continues (a Job, its id or its
+        name), True for the newest of the same name or workspace, False for none even if job.toml has `resume = true`.
+        lease: seconds after which the job ends when no wait() and no command follows it. nested: a launcher such as torchrun in
+        the command is intended; else it is an error, because each trainer would begin a training of its own. settings: of the
+        engine, as in its dict of conf.py and with priority over it. progress: is called with Progress values; without it, a
+        notebook shows a bar. The others are the options of
+        `clustertool run`, and override job.toml.
+
+        The job does not need this program any more: it goes on when the program ends. If it fails at once, wait() raises
+        that. An exception such as KeyboardInterrupt in this call ends what it has started on the nodes.
+
+        Raises UsageError, DataError, ConfigError before any connection; PreflightError, AuthError, DispatchError or Several
+        of them for what is wrong on nodes. Nothing runs then.
+        """
+        if not job and not job_workspace:
+            raise UsageError(
+                "run() needs a job", 'a folder: run("./job"), or one that every node has: job_workspace="/srv/job"'
+            )
+        if isinstance(shards, str):
+            shards = (shards,) if shards else ()
+        options = Options(
+            script=script,
+            command=_items("command", command),
+            job_workspace=job_workspace,
+            mode=mode,
+            nproc_per_node=_text(nproc_per_node),
+            devices=_devices(devices),
+            nnodes=_text(nnodes),
+            servers=_items("servers", servers),
+            workers=_items("workers", workers),
+            heter_workers=_items("heter_workers", heter_workers),
+            heter_devices=heter_devices,
+            server_num=_text(server_num),
+            worker_num=_text(worker_num),
+            heter_worker_num=_text(heter_worker_num),
+            http_port=_text(http_port),
+            master_port=_text(master_port),
+            env=tuple(f"{name}={value}" for name, value in (env or {}).items()),
+            force_env=force_env,
+            shards=tuple(shards),
+            only_where_read=only_where_read,
+            timeout=_text(timeout),
+            grace=_text(grace),
+            on_failure=on_failure,
+            max_restarts=_text(max_restarts),
+            lease=_text(lease),
+        )
+        wish = RunWish(
+            os.fspath(job),
+            job_id,
+            name,
+            _resume(resume),
+            skip_bad=skip_bad,
+            wait=wait,
+            shown=[],
+            settings=dict(settings or {}),
+        )
+        caller, inbox = SilentCaller(listener(progress)), Inbox()
+        advise = no_advice if nested else refuse_nested
+        request = read_request(caller, options, wish, self._remote, advise)
+        caller.progress("check", text=f"checking {count(len(request.cluster.hosts), 'node')}")
+        with closing(inbox), caller.engine(request.cluster, inbox.put) as engine:
+            starter = registry.starter_of(engine, request)
+            submission = starter.prepare()
+            assert request.spec is not None  # prepare() completes it
+            submitted: Submitted | None = None
+            try:
+                submitted = starter.submit(submission)
+                if submitted.plan is not None:
+                    _until_started(caller, engine.fleet, inbox, submitted.plan)
+            except BaseException as error:
+                failed = submitted is None and isinstance(error, ClustertoolError)  # submit() has undone all of it
+                if caller.job and not failed:
+                    engine.cancel(caller.job, stop_how("Cluster.run()", request.spec.policy.grace))
+                raise
+        return Job(request.cluster, submitted.job_id)
+
+    def _remote(self) -> ClusterConfig:
+        """The nodes without this machine, on which only clusterrun starts jobs. Raises ConfigError if there are no others."""
+        if not load_config.needs_hosts(self._config):
+            return self._config
+        hosts = [host for host in self._config.hosts if not host.here]
+        if not hosts:
+            fix = "write conf.py (see conf.py.example), or start one with Cluster.local()"
+            raise ConfigError("there is no conf.py here or above, and the embedded local cluster does not run", fix)
+        numbered = (replace(host, index=index) for index, host in enumerate(hosts))
+        return replace(self._config, hosts=tuple(numbered))
+
+    @plain_errors()
+    def job(self, id: str = "") -> Job:
+        """A job that exists, by its id, a unique beginning of it, or its name; without one, the newest.
+
+        Raises NotFound, UsageError.
+        """
+        with SilentCaller().opened(self._config) as engine:
+            return Job(self._config, pick(engine, id)["id"])
+
+    @plain_errors()
+    def jobs(self) -> list[Job]:
+        """All jobs of this user on the nodes that answer, the newest first. Raises what the nodes raise if none answers."""
+        caller = SilentCaller()
+        with caller.opened(self._config) as engine:
+            fleet = engine.fleet
+            answers = ask_jobs(fleet, "")
+            if not answers:
+                raise_all(list(fleet.failed.values()))
+            for error in fleet.failed.values():
+                caller.warn(str(error))
+            return [Job(self._config, job["id"]) for job in merged(answers, described(engine, answers, ""))]
+
+
+def _text(value: object) -> str:
+    """An option as the command line has it."""
+    return "" if value is None else str(value)
+
+
+def _items(name: str, value: Iterable[str]) -> tuple[str, ...]:
+    """A list of texts. Raises UsageError for one text, of which a list would have the characters."""
+    if isinstance(value, str):
+        raise UsageError(f"{name} is the text {value!r}", f"give a list: {name}={value.split()!r}")
+    return tuple(value)
+
+
+def _devices(value: str | Iterable[int] | None) -> str:
+    """An empty list is an error: the option without a value means all devices."""
+    if value is None or isinstance(value, str):
+        return _text(value)
+    listed = ",".join(map(str, value))
+    if not listed:
+        raise UsageError("devices is an empty list", "name devices, leave it out for all of them")
+    return listed
+
+
+def _resume(value: bool | str | Job) -> str:
+    """The job to resume as RunWish has it."""
+    if isinstance(value, bool):
+        return NEWEST if value else FRESH
+    return value.id if isinstance(value, Job) else value
+
+
+def _until_started(caller: SilentCaller, fleet: Fleet, inbox: Inbox, made: Plan) -> None:
+    """Until all processes of a plan have started, or the job has ended."""
+    follower, total = JobFollower(fleet, inbox, made.job_id), len(made.processes)
+    follower.watch.status.plan = made.ranks
+    follower.start({"logs": []})
+
+    def report(status: JobStatus) -> bool:
+        begun = started(status)
+        caller.progress("start", begun, total, f"job {made.job_id}: {begun} of {count(total, 'rank')} started")
+        return status.outcome is not None or begun >= total
+
+    for item in follower.items(caller.check, report):
+        caller.log(item)

@@ -1,0 +1,323 @@
+"""A job of a cluster, as an object. Each method opens connections of its own and closes them, as a command does."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Literal
+
+from clustertool.actions import load_config
+from clustertool.actions.build_report import build_report
+from clustertool.actions.fetch_output import fetch_output, require_inside
+from clustertool.actions.find_jobs import attach_to, doubt, is_waiting, pick, proof, require_known, state_text
+from clustertool.actions.follow_job import BEAT, Inbox, JobFollower, NodeQueues, attached
+from clustertool.actions.read_logs import last_lines, places_of, present, require_attempt
+from clustertool.actions.read_status import as_dict, error_of, queued_dict, read
+from clustertool.actions.selection import Selection
+from clustertool.actions.stop_jobs import LAG, failures, stop_how, stop_now
+from clustertool.actions.wait_in_queue import until_started
+from clustertool.api.plain_text import plain, plain_errors
+from clustertool.api.progress_display import Listener, listener
+from clustertool.api.results import LogLine, Status, status_of
+from clustertool.api.silent_caller import SilentCaller
+from clustertool.engines.job_request import Shown
+from clustertool.errors import ClustertoolError, JobFailed, UsageError, raise_all
+from clustertool.fleet.fleet import Fleet
+from clustertool.model.config.cluster import Cluster as ClusterConfig
+from clustertool.model.job.outcome import Outcome
+from clustertool.model.job.state import JobStatus
+from clustertool.model.job.state_names import OUTCOMES, RankState
+from clustertool.model.job.stop_result import read_result
+from clustertool.model.masking import Hide, mask
+from clustertool.model.paths import folder_of
+from clustertool.model.quantities import count, human_seconds
+from clustertool.model.roles import ROLES, known
+from clustertool.model.wire.agent_requests import FollowRequest
+from clustertool.model.wire.messages import STATUS
+from clustertool.show.job_text import stop_text
+from clustertool.show.markup import tag
+from clustertool.show.report_html import page
+from clustertool.watch import verdict
+from clustertool.watch.job_view import LogLines
+from clustertool.watch.sanitize import harmless
+
+_SAMPLE = 2.0  # seconds between two requests for the steps of ranks
+_DONE = (RankState.DONE, RankState.FAILED, RankState.STOPPED)
+_STYLE = "width: 100%; height: 40em; border: 1px solid #8884; resize: vertical"
+
+
+class StillRunning(ClustertoolError, TimeoutError, code=124):
+    """wait(timeout) has ended and the job has not."""
+
+
+class Job:
+    """A job on a cluster. `id` is the name of its directory without JOB.
+
+    The object has no connection and no state: it can be used from several threads, pickled, and made again by
+    Cluster.job(id) in another program. In a notebook it is shown as its report.
+    """
+
+    def __init__(self, config: ClusterConfig, id: str) -> None:
+        self._config = config
+        self.id = id
+
+    @classmethod
+    @plain_errors()
+    def find(cls, id: str = "") -> Job:
+        """A job by its id, a unique beginning of it, or its name; without one, the newest.
+
+        Its hosts are those of the nearest conf.py, or else those that this machine has stored when it started the job. Raises
+        NotFound, UsageError, ConfigError.
+        """
+        caller = SilentCaller()
+        config = load_config.cluster(caller, Selection(job=id), start_local=False)
+        with caller.opened(config) as engine:
+            return cls(config, pick(engine, id)["id"])
+
+    def __repr__(self) -> str:
+        return f"Job({self.id!r}, {self._config.where or 'the embedded local cluster'!r})"
+
+    @plain_errors()
+    def status(self) -> Status:
+        """What the nodes know of the job now.
+
+        Nodes that do not answer are in Status.unreachable. Raises NotFound, or what all nodes raise if none answers.
+        """
+        with SilentCaller().opened(self._config) as engine:
+            fleet = engine.fleet
+            listed = attach_to(engine, self.id, exact=True, queued=True)
+            answers = {} if listed["queued"] else fleet.ask_all(STATUS({"job": self.id}))
+            doubt(fleet, listed, answers)
+            engine_knows = proof(fleet, listed)
+            unreachable = {fleet.name(node): plain(error.what) for node, error in sorted(fleet.failed.items())}
+            found = queued_dict(listed) if listed["queued"] else as_dict(answers, engine_knows)
+            found.update(waits=[plain(text) for text in found["waits"]], advice=plain(found["advice"]))
+            return status_of(found, read(answers, engine_knows).outcome, unreachable)
+
+    @plain_errors()
+    def logs(
+        self,
+        rank: int | Iterable[int] | Literal["all"] = 0,
+        *,
+        role: str = "trainer",
+        host: str = "",
+        follow: bool = False,
+        tail: int | None = None,
+        since: float | None = None,
+        attempt: int | None = None,
+    ) -> Iterator[LogLine]:
+        """The lines that processes have printed, those of several ranks in the order of their time.
+
+        rank: within `role` (trainer, pserver, heter); "all" for all of the role. host: only ranks on this node. follow: go on
+        until the job is over. tail: only so many last lines of each rank. since: only lines that were written at this time or
+        later, in seconds since the epoch. attempt: only those after the K-th restart.
+
+        The iterator opens connections with the first line and closes them with the last one, or when it is closed. Raises
+        UsageError, NotFound, and after the lines the errors of nodes that did not answer.
+        """
+        kind = _role(role)
+        asked: Shown = "all"
+        if not isinstance(rank, str):
+            asked = [(kind, int(one)) for one in ([rank] if isinstance(rank, int) else rank)]
+        elif rank != "all":
+            raise UsageError(f"rank {rank!r} is not valid", 'a number, several numbers, or "all"')
+        request: FollowRequest = {"job": self.id, "follow": follow, "tail": tail, "attempt": attempt, "by_time": True}
+        if since is not None:
+            request["since"] = since
+        return self._lines(request, asked, kind, host)
+
+    def _lines(self, request: FollowRequest, asked: Shown, role: str, host: str) -> Iterator[LogLine]:
+        caller, inbox = SilentCaller(), Inbox()
+        lanes = NodeQueues(caller.check)
+        sink = inbox.put if request["follow"] else lanes.put
+        with plain_errors(), closing(inbox), closing(lanes), caller.opened(self._config, sink) as engine:
+            fleet = engine.fleet
+            found = attach_to(engine, self.id, exact=True)
+            if request["follow"]:
+                require_known(found)
+            status = read(fleet.ask_all(STATUS({"job": self.id})))
+            require_attempt(status, request["attempt"])
+            places, missing = places_of(fleet, status, asked, role, host)
+            request["logs"] = list(places)
+            hide = _mask(fleet)
+            if request["follow"]:
+                follower = JobFollower(fleet, inbox, self.id)
+                follower.start(request)
+                for item in follower.items(caller.check):
+                    if isinstance(item, LogLines):
+                        yield from _log_lines(item, follower.watch.status.name(item.node), hide)
+                    else:
+                        caller.log(item)
+                missing = [*missing, *follower.refusals()]
+            else:
+                for name, lines in present(fleet, lanes, request, sorted(set(places.values()))):
+                    yield from _log_lines(lines, name, hide)
+            named = {error.node for error in missing}
+            raise_all([*missing, *(error for error in fleet.silent.values() if error.node not in named)])
+
+    @plain_errors()
+    def wait(self, timeout: float | None = None, *, check: bool = True, progress: Listener | None = None) -> Outcome:
+        """Wait until the job is over, and return how it ended.
+
+        timeout: seconds after which StillRunning is raised (a TimeoutError), if the job has not ended then; the job goes on.
+        progress: is called with Progress values; without it, a notebook shows a bar.
+
+        check: raise what ended the job: JobFailed (`code` is the exit code, `lines` are the last ones of the first failed
+        process), NodeLost, TimedOut, Survivors; Terminated or Interrupted for a job that was stopped. With check=False only
+        a job whose outcome is not known raises NodeLost.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        caller, inbox = SilentCaller(listener(progress)), Inbox()
+
+        def in_time() -> None:
+            if end is not None and time.monotonic() > end:
+                what = f"job {self.id} has not ended within {timeout:g} s"
+                raise StillRunning(what, "wait again, or end it with stop()")
+
+        with closing(inbox), caller.opened(self._config, inbox.put) as engine:
+            found = attach_to(engine, self.id, exact=True, queued=True)
+            if is_waiting(engine, found):
+                for known in until_started(engine, self.id, in_time):
+                    caller.progress("queued", text=f"job {self.id}: {state_text(known)}")
+                found = attach_to(engine, self.id, exact=True)
+            fleet = engine.fleet
+            require_known(found)
+            if found["state"] in OUTCOMES:
+                end = None  # to read how it has ended takes a moment
+            follower = JobFollower(fleet, inbox, self.id)
+            follower.start({"logs": []})
+            status, shown_at, beat_at = follower.watch.status, 0.0, 0.0
+
+            def report(status: JobStatus) -> bool:
+                nonlocal shown_at, beat_at
+                if time.monotonic() - beat_at >= BEAT:
+                    attached(fleet, self.id)
+                    beat_at = time.monotonic()
+                if caller.listens and time.monotonic() - shown_at >= _SAMPLE:
+                    _report(caller, fleet, follower)  # which waits for nodes: the job is followed between two of them
+                    shown_at = time.monotonic()
+                return False
+
+            for item in follower.items(in_time, report):
+                caller.log(item)
+            raise_all(follower.refusals())
+            error, outcome = error_of(status), status.outcome
+            if error is not None and (check or outcome is None):
+                caller.progress("ended", text=f"job {self.id}: {error.what}")
+                raise _explained(error, status, fleet)
+            assert outcome is not None  # else there is an error
+            caller.progress("ended", text=f"job {self.id}: {outcome.state}, {outcome.reason}")
+            return outcome
+
+    @plain_errors()
+    def stop(self, *, grace: float | None = None, force: bool = False) -> Mapping[str, str]:
+        """End the job on all nodes, and return the result of each node by its name. A job that has ended stays as it is.
+
+        grace: seconds between TERM and KILL (default: GRACE of conf.py). force: KILL at once. Raises Survivors if a process is
+        alive after that, and Unreachable for nodes that did not answer.
+        """
+        how = stop_how("Job.stop()", self._config.grace if grace is None else grace, force)
+        with SilentCaller().opened(self._config, lag=LAG) as engine:
+            fleet = engine.fleet
+            answers = stop_now(engine, self.id, how)
+            raise_all(failures({self.id: answers}, fleet.silent))
+            return {name: stop_text(read_result(one, self.id)) for name, one in answers.items()}
+
+    @plain_errors()
+    def fetch(
+        self,
+        to: str | os.PathLike[str] = "",
+        *,
+        rank: int | Literal["all"] = 0,
+        role: str = "trainer",
+        path: str = "",
+    ) -> Path:
+        """Copy what the job has written to this machine. Returns the folder, or the file if `path` is one of one rank.
+
+        to: the folder, which is made (default: JOB<id> in the current one). rank: whose node is read; "all" copies each rank
+        into a folder of its own, to/rank0, to/rank1 and so on. path: a folder or a file of the job instead of its output.
+        Where there are no files, the folder is empty, which is logged as a warning.
+        """
+        require_inside(path)
+        kind = _role(role)
+        if rank != "all" and (not isinstance(rank, int) or rank < 0):
+            raise UsageError(f"rank {rank!r} is not valid", 'a number, or "all"')
+        caller, folder = SilentCaller(), Path(os.path.expanduser(to or folder_of(self.id)))
+        with caller.opened(self._config) as engine:
+            fleet = engine.fleet
+            attach_to(engine, self.id, exact=True)
+            found = fetch_output(fleet, caller.check, self.id, folder, str(rank), kind, path)
+            folder.mkdir(parents=True, exist_ok=True)
+            for number, done in found.items():
+                if not done.files and not (done.place.is_dir() and any(done.place.iterdir())):
+                    caller.warn(f"{kind} {number}: there are no files in {path or 'output'} on {done.node}")
+            raise_all(list((fleet.failed if rank == "all" else fleet.silent).values()))
+        return folder if rank == "all" else found[rank].place
+
+    @plain_errors()
+    def report(self) -> str:
+        """The report of the job, one HTML page without scripts that needs no other file. Raises NotFound before the start."""
+        caller = SilentCaller()
+        with caller.opened(self._config) as engine:
+            fleet = engine.fleet
+            return page(build_report(fleet, attach_to(engine, self.id, exact=True), caller), time.time())
+
+    def _repr_html_(self) -> str:
+        """The report for a notebook, in a frame that runs nothing and cannot reach the page around it."""
+        try:
+            text = self.report()
+        except ClustertoolError as error:
+            return tag("pre", f"{self!r}\n{error}")
+        return tag("iframe", srcdoc=text, sandbox="", style=_STYLE, title=f"report of job {self.id}")
+
+
+def _role(text: str) -> str:
+    """A role as the job's processes have it. Raises UsageError."""
+    found = known(text)
+    if not found:
+        raise UsageError(f"role {text!r} is not known", f"one of {', '.join(ROLES)}")
+    return found
+
+
+def _mask(fleet: Fleet) -> Hide:
+    return mask(load_config.known_secrets(fleet.cluster).values())
+
+
+def _log_lines(item: LogLines, host: str, hide: Hide) -> Iterator[LogLine]:
+    for line in item.lines:
+        yield LogLine(item.role, item.rank, host, harmless(hide(line)), item.t)
+
+
+def _report(caller: SilentCaller, fleet: Fleet, follower: JobFollower) -> None:
+    """How many trainers are done, the steps of the others, and for how long the job runs."""
+    status = follower.watch.status
+    job, trainers = status.job, status.of("trainer")
+    done = sum(process.state in _DONE for process in trainers)
+    parts = [f"{done} of {count(len(trainers), 'trainer')} done"] if trainers else ["connected"]
+    asked = [node for node in fleet.agents if node not in follower.watch.closed]
+    answers = fleet.ask(dict.fromkeys(asked, STATUS({"job": job})), timeout=_SAMPLE).ok
+    steps = [process.step for process in read(answers).of("trainer") if process.step is not None]
+    if steps:
+        parts.append(f"step {min(steps):.0f}" + (f" to {max(steps):.0f}" if max(steps) > min(steps) else ""))
+    if status.started:
+        parts.append(human_seconds(max(0.0, time.time() - status.started)))
+    caller.progress("running", done, len(trainers), f"job {job}: {', '.join(parts)}")
+
+
+def _explained(error: ClustertoolError, status: JobStatus, fleet: Fleet) -> ClustertoolError:
+    """The error with its node and, for a failed process, with the last lines of its log."""
+    outcome = status.outcome
+    first = verdict.culprit(status, outcome) if outcome else None
+    if isinstance(error, JobFailed) and first is not None:
+        error.node = status.name(first.node)
+        role = "" if first.role == "trainer" else f", role={first.role!r}"
+        error.fix = error.fix or f"read its log: job.logs({first.rank}{role})"
+        error.lines = tuple(last_lines(fleet, status.job, first, _mask(fleet)))
+        if error.lines and hasattr(error, "add_note"):  # Python 3.11: shown with the traceback
+            error.add_note("\n".join(["the last lines of its log:", *error.lines]))
+    elif outcome is not None and outcome.node >= 0:
+        error.node = status.name(outcome.node)
+    return error

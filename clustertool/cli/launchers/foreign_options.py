@@ -1,0 +1,185 @@
+"""This module reads command lines of other launchers, by the table of their options (launcher_flags.py). Pure.
+
+    fleetrun --ips=a,b --gpus=0,1 train.py --batch_size 64      paddle.distributed.launch, new and legacy
+    torchrun --nnodes=2 --nproc-per-node=gpu train.py --lr 0.1
+    python paddle.py --job_dispatch_package=./job --config=./conf.py --use_gpu=0
+
+Dashes and underscores are equal in a name; `--opt=value` and `--opt value` are equal; the last one counts, as in the
+launchers. The first argument that is not an option is the script, and the following ones are passed to it unchanged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+
+from clustertool.cli.launchers import join_options
+from clustertool.cli.launchers.launcher_flags import FLAGS, Flag, Launch
+from clustertool.cli.options import FLAG, MANY, Opt
+from clustertool.cli.parser import following, split
+from clustertool.cli.suggest import did_you_mean
+from clustertool.errors import UsageError
+from clustertool.model.config.job import started_by
+from clustertool.model.joining.typed_meeting import TypedMeeting
+
+_ENDPOINTS = ("servers", "workers", "trainers", "heter-workers")
+_DEVICES = ("devices", "gpus", "xpus", "npus")
+_ALONE = "--master without --nnodes is this machine alone; --nnodes N joins N machines"
+_PS = ("workers", "trainers", "worker-num", "trainer-num", "http-port")
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read(argv: Sequence[str], own: Sequence[Opt]) -> Launch:
+    """A command line -> Launch. `own`: the options of `run`, which are understood too. Raises UsageError."""
+    known = _known(FLAGS, own)
+    found = _Arguments(argv, known)
+    packaged = [flag for flag, _ in found.given if isinstance(flag, Flag) and flag.of == "O"]
+    if packaged and found.script is None:
+        found = _Arguments(argv, _known([flag for flag in FLAGS if flag.of == "O"], own), old=True)
+    elif found.rest:
+        raise _unknown(found.rest[0], known)
+    launch = Launch(arguments=tuple(found.rest or found.script or ()), old=bool(packaged and found.script is None))
+    for flag, value in found.given:
+        _take(launch, flag, value)
+    _finish(launch)
+    return launch
+
+
+def wish(launch: Launch, own: Sequence[Opt]) -> SimpleNamespace:
+    """What `run` would have been given: its own options with these values."""
+    return SimpleNamespace(**{option.attribute: launch.options.get(option.name, option.default) for option in own})
+
+
+def named_nodes(launch: Launch) -> tuple[str, ...]:
+    """The nodes that lists of endpoints name, in the order of their first mention; for a command line without --ips."""
+    texts = [text for name in _ENDPOINTS for text in launch.options.get(name, ())]
+    items = [item.strip() for text in texts for item in re.split("[,;]", text) if item.strip()]
+    hosts = (re.sub(r":\d+$", "", item) if item.count(":") == 1 or "]" in item else item for item in items)
+    return tuple(dict.fromkeys("127.0.0.1" if host == "localhost" else host for host in hosts))
+
+
+def names_devices(launch: Launch) -> bool:
+    return any(launch.options.get(name) for name in _DEVICES)
+
+
+def meeting(launch: Launch, known: bool) -> TypedMeeting | None:
+    """Where the machines meet, if the command is typed on each of them. None where it starts all nodes, or this machine alone.
+
+    known: a conf.py or a hostfile names the nodes. Raises UsageError.
+    """
+    master_port = str(launch.options.get("master-port", ""))
+    named = _names_nodes(launch, known)
+    found = None if named else join_options.meeting(launch.join, launch.nodes, master_port)
+    if found is None:
+        join_options.refuse_rank(launch.join)
+    elif launch.total:
+        raise UsageError("-np counts the trainers of all nodes", "--nproc-per-node N for each machine")
+    return found
+
+
+def begins_meeting(launch: Launch, known: bool) -> bool:
+    """Whether this is the first machine of a meeting, and the others need its address. known: see meeting()."""
+    return not (launch.total or _names_nodes(launch, known)) and join_options.begins(launch.join, launch.nodes)
+
+
+def notes(launch: Launch, known: bool, joins: bool) -> list[str]:
+    """Which options are not needed. joins: the command joins other machines. known: see meeting()."""
+    found = list(dict.fromkeys(launch.notes))
+    if joins:
+        return [note for note in found if note not in launch.join.notes]
+    if launch.nodes is not None or _names_nodes(launch, known):
+        return found
+    return [_ALONE if note.startswith("--master is ") else note for note in found]
+
+
+def command(launch: Launch, arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """The command to start, for all roles; the arguments are the script and its own arguments."""
+    return started_by(launch.how, arguments)
+
+
+def _names_nodes(launch: Launch, known: bool) -> bool:
+    """Whether the nodes are known, so that this command starts all of them."""
+    return bool(launch.alone or launch.listed or named_nodes(launch) or launch.old or known)
+
+
+def _known(flags: Sequence[Flag], own: Sequence[Opt]) -> Mapping[str, Flag | Opt]:
+    """Every spelling with dashes -> its option. A launcher's name has priority over one of `run`."""
+    found: dict[str, Flag | Opt] = {f"--{option.name}": option for option in own}
+    found.update((f"-{option.short}", option) for option in own if option.short)
+    found.update((name, flag) for flag in flags for name in flag.names.split())
+    return found
+
+
+class _Arguments:
+    """The parsed command line: options with their values, then the script and its arguments.
+
+    `rest`: from the first unknown option on; for paddle.py, the trainer's arguments.
+    """
+
+    def __init__(self, argv: Sequence[str], known: Mapping[str, Flag | Opt], old: bool = False) -> None:
+        self.given: list[tuple[Flag | Opt, str]] = []
+        self.script: list[str] | None = None
+        self.rest: list[str] = []
+        arguments = list(argv)
+        while arguments:
+            argument = arguments.pop(0)
+            name, value = split(argument, known)
+            flag = known.get(name)
+            if flag is not None:
+                self.given.append((flag, self._value(flag, name, value, arguments, known)))
+            elif self.rest or argument.startswith("-") and argument not in ("-", "--") or old:
+                self.rest.append(argument)
+            else:
+                self.script = arguments if argument == "--" else [argument, *arguments]
+                return
+
+    @staticmethod
+    def _value(flag: Flag | Opt, name: str, value: str | None, rest: list[str], known: Mapping[str, Flag | Opt]) -> str:
+        if not (flag.value if isinstance(flag, Flag) else flag.default is not FLAG):
+            if value is not None:
+                raise UsageError(f"{name} takes no value", "leave the value out")
+            return ""
+        if value is None and isinstance(flag, Opt) and flag.bare:  # what follows may be the script
+            return flag.bare
+        return following(name, value, rest, known)
+
+
+def _unknown(argument: str, known: Mapping[str, Flag | Opt]) -> UsageError:
+    name = split(argument, known)[0]
+    what = f"{name} is no option of clusterrun{did_you_mean(name, known)}"
+    return UsageError(what, "options of your script go after it; clusterrun --help lists ours")
+
+
+def _take(launch: Launch, flag: Flag | Opt, value: str) -> None:
+    """One option's meaning. Of texts the last one counts; run's own lists grow."""
+    bare = isinstance(flag, Opt) and value == flag.bare
+    shown = "True" if bare or not value else value
+    launch.typed[(flag.name if isinstance(flag, Opt) else flag.name[2:]).replace("-", "_")] = shown
+    if isinstance(flag, Opt):
+        if flag.default == MANY:
+            launch.options[flag.name] = (*launch.options.get(flag.name, ()), value)
+        else:
+            launch.options[flag.name] = True if flag.default is FLAG else value
+    elif flag.value and not value:  # --ips= and the like: argparse's way to say nothing
+        return
+    elif isinstance(flag.effect, str):
+        launch.options[flag.effect or flag.name[2:]] = value
+    else:
+        flag.effect(launch, value)
+
+
+def _finish(launch: Launch) -> None:
+    """Options that have a meaning only together with others."""
+    for name in _ENDPOINTS:
+        if isinstance(launch.options.get(name), str):
+            launch.options[name] = (launch.options[name],) if launch.options[name] else ()
+    if any(launch.options.get(name) for name in _PS):
+        launch.implied = "ps"
+    if launch.alone and launch.listed:
+        raise UsageError(f"--standalone is this machine alone, {launch.listed_by} names nodes", "give one of them")
+    if launch.options.get("nproc-per-node") and (launch.total or launch.listed_by == "-H"):
+        option = "-np" if launch.total else "-H"
+        raise UsageError(f"--nproc-per-node and {option} are both numbers of trainers", "give one of them")

@@ -1,0 +1,161 @@
+"""This module reads the options that launchers need where a command is typed on every machine: where the machines meet. Pure.
+
+    clusterrun --master 10.0.0.1:8090 --nnodes 2 train.py                                     as fleetrun
+    clusterrun --rdzv-endpoint node0:29400 --rdzv-id 7 --nnodes 2 train.py                    as torchrun
+    clusterrun --master-addr 10.0.0.1 --master-port 1234 --nnodes 2 --node-rank 1 train.py    as torch.distributed.launch
+    clusterrun --nnodes 2 train.py                                                            as fleetrun, on the first machine
+
+Where clusterrun starts all nodes, these options are not needed.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass, field
+
+from clustertool.errors import UsageError
+from clustertool.model.joining.typed_meeting import TypedMeeting
+from clustertool.model.paths import is_job_id
+from clustertool.model.quantities import DURATIONS, HIGHEST_PORT, seconds_of, whole
+
+MOST_MACHINES = 10_000
+_ENDPOINT = re.compile(r"(?:\[(?P<bracketed>[^\]]+)\]|(?P<plain>[^:\[\]/]+))(?::(?P<port>\d{1,5}))?")
+_RENDEZVOUS_PORT = "29400"  # torchrun's for an endpoint without a port
+_STATIC_PORT = "29500"  # that of torch.distributed.launch without --master-port
+_BACKENDS = ("", "c10d", "static")
+_NO_RANK = ("", "-1")
+_YES = ("1", "t", "true", "y", "yes")
+_FORM = "write HOST:PORT: the address of one of the machines, and a port that is free there"
+_ONCE = "clusterrun is typed once and starts all nodes"
+EVERYWHERE = "type it on each machine with --master HOST:PORT and --nnodes N"  # the end of a fix
+
+
+@dataclass
+class JoinOptions:
+    """These options as they were typed, "" where they were not.
+
+    notes: why each that was typed is not needed, which holds only where one command starts all nodes.
+    """
+
+    master: str = ""
+    rdzv_endpoint: str = ""
+    master_addr: str = ""
+    rank: str = ""
+    rdzv_id: str = ""
+    rdzv_backend: str = ""
+    rdzv_conf: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def named(self) -> bool:
+        """Whether they name a machine at which others meet."""
+        return bool(self.master or self.rdzv_endpoint or self.master_addr)
+
+    @property
+    def static(self) -> bool:
+        """Whether --master-addr and --master-port name it."""
+        return bool(self.master_addr) and not (self.master or self.rdzv_endpoint)
+
+
+def meeting(typed: JoinOptions, nodes: tuple[int, int] | None, master_port: str) -> TypedMeeting | None:
+    """What the options mean, where nothing else names nodes. None for a job of this machine alone.
+
+    nodes: of --nnodes. master_port: of --master-port. Raises UsageError.
+    """
+    if not typed.named or nodes is None or nodes[1] == 1:
+        return None
+    low, high = nodes
+    if low != high:
+        what = f"--nnodes {low}:{high}: a command that is typed on each machine needs their exact number"
+        raise UsageError(what, f"--nnodes {high} on each of them")
+    if high > MOST_MACHINES:
+        raise UsageError(f"--nnodes {high} is out of range", f"at most {MOST_MACHINES} machines")
+    if typed.rdzv_backend not in _BACKENDS:
+        what = f"--rdzv-backend {typed.rdzv_backend!r}: the machines meet without a server of their own"
+        raise UsageError(what, "--rdzv-backend c10d, and one of the machines in --rdzv-endpoint HOST:PORT")
+    host, port = _place(typed, master_port)
+    index, timeout = _index(typed.rank, high), None
+    for key, value in _pairs(typed.rdzv_conf):
+        if key == "join_timeout":
+            timeout = seconds_of(value)
+            if not timeout:
+                raise UsageError(f"--rdzv-conf join_timeout={value} is not a duration above 0", DURATIONS)
+        elif key == "is_host" and value.lower() in _YES:
+            index = 0
+    return TypedMeeting(host, port, high, index, _run_id(typed.rdzv_id), timeout)
+
+
+def begins(typed: JoinOptions, nodes: tuple[int, int] | None) -> bool:
+    """Whether it is fleetrun's form for the first machine, if nothing else names nodes: without a machine and a number."""
+    torchrun = typed.rdzv_id or typed.rdzv_backend or typed.rdzv_conf
+    if typed.named or typed.rank not in _NO_RANK or torchrun or nodes is None:
+        return False
+    return nodes[0] == nodes[1] and 1 < nodes[1] <= MOST_MACHINES
+
+
+def refuse_rank(typed: JoinOptions) -> None:
+    """Where clusterrun starts all nodes: raise UsageError for the number of another machine."""
+    if typed.rank not in ("", "0", "-1"):
+        fix = f"leave it out, and name the nodes with --ips=a,b or in conf.py; or {EVERYWHERE}"
+        raise UsageError(f"--rank {typed.rank!r}: {_ONCE}", fix)
+
+
+def _place(typed: JoinOptions, master_port: str) -> tuple[str, int]:
+    """The host and the port of the coordinator. torchrun's order: an endpoint counts before --master-addr."""
+    if typed.master:
+        option, text, usual = "--master", re.sub("^http://", "", typed.master), ""
+    elif typed.rdzv_endpoint:
+        option, text, usual = "--rdzv-endpoint", typed.rdzv_endpoint, _RENDEZVOUS_PORT
+    else:
+        option, text, usual = "--master-addr", typed.master_addr, master_port or _STATIC_PORT
+    if "://" in text:
+        raise UsageError(f"{option} {text}: the machines meet without a server of their own", _FORM)
+    if _is_ipv6(text):
+        text = f"[{text}]"
+    match = _ENDPOINT.fullmatch(text)
+    port = whole((match["port"] or usual) if match else "", 1, HIGHEST_PORT)
+    if match is None or port is None or (option == "--master-addr" and match["port"]):
+        raise UsageError(f"{option} {text!r} is no machine with a port", _FORM)
+    return (match["bracketed"] or match["plain"]).lower(), port
+
+
+def _index(text: str, nodes: int) -> int | None:
+    if text in _NO_RANK:
+        return None
+    index = whole(text, 0, MOST_MACHINES)
+    if index is None or index >= nodes:
+        raise UsageError(
+            f"--rank {text!r}: the {nodes} machines are 0 to {nodes - 1}", "number them, or leave --rank out"
+        )
+    return index
+
+
+def _run_id(text: str) -> str:
+    """--rdzv-id; `none` is what torchrun has without it."""
+    if text in ("", "none"):
+        return ""
+    if not is_job_id(text):
+        fix = "letters, digits, '.', '_' and '-', up to 64, the first one a letter or digit"
+        raise UsageError(f"--rdzv-id {text!r} is no name of a job", fix)
+    return text
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    """--rdzv-conf: `key=value,key=value`."""
+    found = []
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = item.partition("=")
+        if not equals or not key.strip() or not value.strip():
+            raise UsageError(
+                f"--rdzv-conf {item!r} is not valid", "write key=value, with commas between: join_timeout=60"
+            )
+        found.append((key.strip(), value.strip()))
+    return found
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).version == 6
+    except ValueError:
+        return False

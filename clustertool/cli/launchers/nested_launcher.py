@@ -1,0 +1,199 @@
+"""Find a launcher in the trainers' command, and write the command without it. Pure.
+
+Each trainer would start the launcher, and so begin a training of its own:
+
+clustertool run -w job --script "torchrun --nproc-per-node 2 train.py --lr 0.1"      # on 4 nodes: 4 trainings of 2 ranks
+clustertool run -w job --nproc-per-node 2 --script "train.py --lr 0.1"               # 1 training of 8 ranks
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from clustertool.cli.launchers import foreign_options
+from clustertool.errors import UsageError
+from clustertool.model.config.job import Options
+from clustertool.model.planning.plan import Plan
+
+# Launchers whose options clusterrun has, too. Of others: the option with the number of processes, and whether it is a total.
+_FAMILIAR = ("torchrun", "fleetrun")
+_COUNTED = {
+    "accelerate": (("--num-processes",), True),
+    "deepspeed": (("--num-gpus",), False),
+    **dict.fromkeys(("mpirun", "mpiexec", "orterun", "horovodrun"), (("-np", "-n", "-c", "--np"), True)),
+}
+_MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "paddle.distributed.launch": "fleetrun",
+    "paddle.distributed.fleet.launch": "fleetrun",
+    "accelerate.commands.launch": "accelerate",
+    "accelerate.commands.accelerate_cli": "accelerate",
+    "deepspeed.launcher.runner": "deepspeed",
+}
+_PYTHON = re.compile(r"python[0-9.]*")
+_AS_MODULE = ("python3", "-u", "-m")
+_HOW = ("-m", "--module", "--no-python", "--run-path")  # switches of clusterrun about the program
+
+
+@dataclass(frozen=True)
+class Inner:
+    """A launcher inside a command. `shown`: what the user knows it by. `program` is empty where it was not found."""
+
+    shown: str
+    options: tuple[tuple[str, str], ...]  # options of `run` with the same meaning; the value of a switch is ""
+    program: tuple[str, ...]
+    joins: bool = False  # its options make one training of all that are started
+
+
+def warning(made: Plan, options: Options, typed: Sequence[str]) -> str:
+    """What begins instead of one training, and the right command; "" if nothing is wrong. `typed`: the user's command line."""
+    inner = separating(made)
+    if inner is None:
+        return ""
+    return f"{effect(inner, made)} (--nested: intended)\n  fix: {_right(inner, made, options, typed)}"
+
+
+def separating(made: Plan) -> Inner | None:
+    """The launcher that makes each trainer of a plan a training of its own, or None."""
+    trainers = [process for process in made.processes if process.role == "trainer"]
+    inner = find(trainers[0].argv, len(made.nodes))
+    return None if inner is None or inner.joins or len(trainers) == 1 else inner
+
+
+def effect(inner: Inner, made: Plan) -> str:
+    """What begins instead of one training."""
+    number = sum(process.role == "trainer" for process in made.processes)
+    return f"each of {number} trainers starts {inner.shown}: {number} separate trainings begin, not one"
+
+
+def find(argv: Sequence[str], nodes: int) -> Inner | None:
+    """The launcher that a command starts, or None. `nodes`: the number that a total of processes is divided by."""
+    environ, rest = _environ(argv)
+    inner = _launcher(rest, nodes) if rest else None
+    return inner and replace(inner, options=(*(("--env", pair) for pair in environ), *inner.options))
+
+
+def _launcher(rest: Sequence[str], nodes: int) -> Inner | None:
+    shown, arguments = os.path.basename(rest[0]), list(rest[1:])
+    name = shown
+    if _PYTHON.fullmatch(name) and "-m" in arguments:
+        at = arguments.index("-m")
+        module = arguments[at + 1] if at + 1 < len(arguments) else ""
+        if not all(option.startswith("-") for option in arguments[:at]):  # -m of the script
+            return None
+        shown, name, arguments = f"{name} -m {module}", _MODULES.get(module, ""), arguments[at + 2 :]
+    if name == "accelerate":
+        if arguments[:1] == ["launch"]:
+            shown, arguments = f"{shown} launch", arguments[1:]
+        elif shown == name:  # accelerate config, accelerate test
+            return None
+    if name in _FAMILIAR:
+        return _familiar(shown, arguments)
+    return _counted(shown, name, arguments, nodes) if name in _COUNTED else None
+
+
+def _environ(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """`env NAME=value ... COMMAND` -> the pairs, and the command."""
+    pairs, rest = [], list(argv)
+    if rest and os.path.basename(rest[0]) == "env":
+        rest.pop(0)
+        while rest and re.match(r"[A-Za-z_][A-Za-z0-9_]*=", rest[0]):
+            pairs.append(rest.pop(0))
+    return pairs, rest
+
+
+def _familiar(shown: str, arguments: list[str]) -> Inner:
+    try:
+        launch = foreign_options.read(arguments, ())
+    except UsageError:
+        return Inner(shown, (), ())
+    meets = {"master", "rdzv_endpoint"} & launch.typed.keys() and launch.nodes and launch.nodes[1] > 1
+    options = [(f"--{name}", each) for name, value in launch.options.items() for each in _texts(value)]
+    program = foreign_options.command(launch, launch.arguments)
+    if program[:2] == ("python3", "-u") and launch.arguments[0].endswith(".py"):
+        program = launch.arguments
+    return Inner(shown, tuple(options), program, joins=bool(meets) or len(launch.listed) > 1)
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    """The values of an option, one for each time that it is to be written."""
+    if isinstance(value, tuple):
+        return value
+    return ("",) if value is True else (value,) if isinstance(value, str) and value else ()
+
+
+def _counted(shown: str, name: str, arguments: list[str], nodes: int) -> Inner:
+    """The program begins with the first argument that is a script or an interpreter."""
+    names, of_all = _COUNTED[name]
+    starts = (
+        at for at, text in enumerate(arguments) if text.endswith(".py") or _PYTHON.fullmatch(os.path.basename(text))
+    )
+    start = next(starts, len(arguments))
+    number = 0
+    for at, text in enumerate(arguments[:start]):
+        option, equals, value = text.partition("=")
+        if option.replace("_", "-") in names:
+            value = value if equals else arguments[at + 1] if at + 1 < start else ""
+            number = int(value) if value.isdecimal() else number
+    each = -(-number // nodes) if of_all else number
+    return Inner(shown, (("--nproc-per-node", str(each)),) if each else (), tuple(arguments[start:]))
+
+
+def _right(inner: Inner, made: Plan, options: Options, typed: Sequence[str]) -> str:
+    """The user's command line with the program in place of the launcher, or what to write into job.toml."""
+    if not inner.program:
+        return f"start the program without {inner.shown}, with --nproc-per-node N"
+    if options.host_counts:  # -np, or slots of -H: clusterrun refuses another number
+        inner = replace(inner, options=tuple(option for option in inner.options if option[0] != "--nproc-per-node"))
+    if options.script:
+        return _line(_without(typed, inner), [*_flat(inner), "--script", shlex.join(inner.program)])
+    if options.command:  # clusterrun's, behind its options
+        added = 3 if options.command[:3] == _AS_MODULE else 0  # by clusterrun, in front of what was typed
+        outer = list(typed[: len(typed) - len(options.command) + added])
+        outer = [text for text in outer if text.replace("_", "-") not in (*_HOW, "--")]
+        return _line(_without(outer, inner), [*_flat(inner), *inner.program])
+    python = ["python3", "-u"] if inner.program[0].endswith(".py") else []
+    number = dict(inner.options).get("--nproc-per-node", "")
+    per_node = f", per_node = {number}" if number.isdecimal() else ""
+    return f"in job.toml: [trainer] command = {json.dumps([*python, *inner.program])}{per_node}"
+
+
+def _flat(inner: Inner) -> list[str]:
+    return [text for option in inner.options for text in option if text]
+
+
+def _without(typed: Sequence[str], inner: Inner) -> list[str]:
+    """A command line without --script, and without the options that come from the launcher."""
+    takes_value = {"--script": True, **{name: bool(value) for name, value in inner.options if name != "--env"}}
+    kept, rest = [], list(typed)
+    while rest:
+        text = rest.pop(0)
+        name, equals, _ = text.partition("=")
+        name = name.replace("_", "-")
+        if name not in takes_value:
+            kept.append(text)
+        elif takes_value[name] and not equals and rest:
+            rest.pop(0)
+    return kept
+
+
+def _line(outer: Sequence[str], rest: Sequence[str]) -> str:
+    """For a shell: the user's own options, then what comes from the launcher's command.
+
+    Values of the user's --env may be secret: they are not repeated.
+    """
+    shown, before = [], ""
+    for text in outer:
+        flag, _, pair = (
+            text.partition("=") if text.startswith("--env=") else ("", "", text if before == "--env" else "")
+        )
+        hidden = f"{pair.partition('=')[0]}=***" if pair else text
+        shown.append(f"{flag}={hidden}" if flag else hidden)
+        before = text
+    return shlex.join([*shown, *rest])

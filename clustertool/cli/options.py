@@ -1,0 +1,85 @@
+"""The types of the table of commands (verbs/verb_table.py): a verb, its options and its positional arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+FLAG = False  # the `default` of an option without a value
+MANY = ()  # of one that may be given several times
+
+
+@dataclass(frozen=True)
+class Opt:
+    """An option. `default` decides its kind: text, FLAG or MANY.
+
+    value: what help calls the value (DIR, N, DURATION). choices: all values, if they are few. usual: the default as help
+    shows it. group: its heading in help. alias: the option that this one is another name of. bare: its value where none is
+    written; "": it needs one.
+    """
+
+    name: str
+    help: str
+    default: Any = ""
+    short: str = ""
+    value: str = ""
+    choices: tuple[str, ...] = ()
+    usual: str = ""
+    group: str = "Options"
+    alias: str = ""
+    bare: str = ""
+
+    @property
+    def attribute(self) -> str:
+        """Its name in Python: as a parameter of a task, and in `Call.given`."""
+        return self.name.replace("-", "_")
+
+    @property
+    def type(self) -> str:
+        """Its value in help; "" for a flag."""
+        text = "|".join(self.choices) or self.value
+        return f"[{text}]" if self.bare else text
+
+    @property
+    def text(self) -> str:
+        """Its help with its default."""
+        repeated = "; may be repeated" if self.default == MANY else ""
+        return f"{self.help}{repeated}" + (f" (default: {self.usual})" if self.usual else "")
+
+
+@dataclass(frozen=True)
+class Positional:
+    """Arguments of a verb that are no options. A verb gets them as a tuple, `Call.given.<name>`.
+
+    rest: the first of them ends the options of the verb; what follows belongs to it: `exec ls -l`.
+    """
+
+    name: str
+    value: str  # what help calls them
+    help: str
+    rest: bool = False
+    choices: tuple[str, ...] = ()
+
+
+class Verb:
+    """A command.
+
+    target: "module:function" in clustertool.verbs, a function that takes a Call; by default both have the verb's name.
+    purpose: its heading in the list of commands. also: what other tools call it, for suggestions. examples: without the
+    program's name.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        help: str,
+        *options: Opt,
+        target: str = "",
+        purpose: str = "",
+        also: str = "",
+        examples: tuple[str, ...] = (),
+        positional: Positional | None = None,
+    ) -> None:
+        self.name, self.help, self.options = name, help, options
+        self.target = f"clustertool.verbs.{target or f'{name}:{name}'}"
+        self.purpose, self.also, self.examples, self.positional = purpose, tuple(also.split()), examples, positional

@@ -1,0 +1,153 @@
+"""This module reads the command line of `clustertool`: arguments and the table of commands in, values or a UsageError out.
+
+The rules are those of getopt_long: `--name value`, `--name=value`, `-nvalue`, `-fn 5`; `--` ends the options. Underscores in
+a name are dashes. The last value counts, except for options that may be repeated. Names are not abbreviated. An argument is the
+value of an option that needs none if it is neither an option nor a script. The verbs check the values, because Invoke has
+another parser.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from clustertool.cli.options import FLAG, MANY, Opt, Verb
+from clustertool.cli.suggest import did_you_mean
+from clustertool.errors import UsageError
+from clustertool.model.paths import is_job_id
+
+_LIST = "clustertool --help lists the commands"
+
+
+@dataclass
+class CommandLine:
+    """Values by attribute. common: of the options before the verb. given: of the verb's options and positional arguments."""
+
+    common: dict[str, Any]
+    verb: Verb | None = None
+    given: dict[str, Any] = field(default_factory=dict)
+
+
+def read(argv: Sequence[str], verbs: Sequence[Verb], common: Sequence[Opt], help_option: Opt) -> CommandLine:
+    """`help_option` is one of `common` that each verb has too. Raises UsageError."""
+    rest = list(argv)
+    line = CommandLine(_defaults(common))
+    while rest and line.verb is None:
+        if rest[0].startswith("-"):
+            _read_option(rest, spellings(common), line.common, "", _late(rest[0], verbs))
+        else:
+            line.verb = find(rest.pop(0), verbs, common)
+    if line.verb is not None:
+        _read_verb(line, line.verb, rest, help_option)
+    return line
+
+
+def find(name: str, verbs: Sequence[Verb], options: Sequence[Opt] = ()) -> Verb:
+    """The verb with this name. `options`: of the program, for a suggestion. Raises UsageError."""
+    for verb in verbs:
+        if verb.name == name:
+            return verb
+    for verb in verbs:
+        if name in verb.also:
+            raise UsageError(f"unknown command {name!r}, did you mean {verb.name!r}?", _LIST)
+    if any(option.name == name for option in options):  # other programs have `version` as a command
+        raise UsageError(f"unknown command {name!r}, did you mean '--{name}'?", _LIST)
+    raise UsageError(f"unknown command {name!r}{did_you_mean(name, [verb.name for verb in verbs])}", _LIST)
+
+
+def spellings(options: Iterable[Opt]) -> dict[str, Opt]:
+    """Every spelling, with dashes -> its option."""
+    found = {f"--{option.name}": option for option in options}
+    return {**found, **{f"-{option.short}": option for option in found.values() if option.short}}
+
+
+def split(argument: str, known: Container[str]) -> tuple[str, str | None]:
+    """--a_b=c -> --a-b and c; -r3 and -r=3 -> -r and 3; any other argument stays whole, without a value (None).
+
+    `known`: the names of options. A name of two letters (-np) has priority over one of one letter.
+    """
+    if argument.startswith("--"):
+        name, equals, value = argument.partition("=")
+        return name.replace("_", "-"), value if equals else None
+    short = next((argument[:end] for end in (3, 2) if argument[:end] in known), argument)
+    return short, argument[len(short) :].removeprefix("=") if len(short) < len(argument) else None
+
+
+def following(name: str, value: str | None, rest: list[str], known: Container[str], example: str = "...") -> str:
+    """The value of an option: that of its own argument, else the next one of `rest`, which is removed. Raises UsageError."""
+    if value is not None:
+        return value
+    if not rest or rest[0].startswith("--") or rest[0] in known:
+        raise UsageError(f"{name} needs a value", f"{name}{'=' if name.startswith('--') else ' '}{example}")
+    return rest.pop(0)
+
+
+def _read_verb(line: CommandLine, verb: Verb, rest: list[str], help_option: Opt) -> None:
+    options = (*verb.options, help_option)
+    known = spellings(options)
+    fix = f"clustertool help {verb.name} lists the options"
+    line.given, arguments = _defaults(options), []
+    while rest:
+        if rest[0] == "--":
+            arguments += rest[1:]
+            break
+        if rest[0].startswith("-") and rest[0] != "-":
+            _read_option(rest, known, line.given, f" of {verb.name}", fix)
+        elif verb.positional and verb.positional.rest:
+            arguments += rest
+            break
+        else:
+            arguments.append(rest.pop(0))
+    line.common[help_option.attribute] |= line.given.pop(help_option.attribute)
+    if verb.positional:
+        line.given[verb.positional.name] = tuple(arguments)
+    elif arguments:
+        raise UsageError(f"{verb.name} takes no argument {arguments[0]!r}", _named(verb, arguments[0]))
+
+
+def _defaults(options: Iterable[Opt]) -> dict[str, Any]:
+    return {option.attribute: option.default for option in options}
+
+
+def _read_option(rest: list[str], known: Mapping[str, Opt], values: dict[str, Any], where: str, fix: str) -> None:
+    """One argument that begins with a dash, and its value. `where`: " of VERB", for a message; `fix`: for an unknown option."""
+    argument = rest.pop(0)
+    name, value = split(argument, known)
+    option = known.get(name)
+    if option is None:
+        raise UsageError(f"unknown option {name!r}{where}{did_you_mean(name, known)}", fix)
+    if option.default is FLAG:
+        if value is not None and name.startswith("--"):
+            raise UsageError(f"{name} takes no value", f"leave {'=' + value!r} out")
+        if value is not None:  # -fn 5 is -f -n 5
+            rest.insert(0, f"-{value}")
+        values[option.attribute] = True
+        return
+    if value is None and option.bare and (not rest or rest[0].startswith("-") or rest[0].endswith(".py")):
+        value = option.bare
+    value = following(name, value, rest, known, option.type)
+    values[option.attribute] = (*values[option.attribute], value) if option.default == MANY else value
+
+
+def _named(verb: Verb, argument: str) -> str:
+    """The fix for an argument where a verb has none: other programs take the id of a job, or a file, without an option.
+
+    The first option of its own is the one that names what a verb works on.
+    """
+    shows = f"clustertool help {verb.name} shows its use"
+    first = verb.options[0]
+    if first.default is FLAG or first.group != Opt.group or (first.value == "JOB" and not is_job_id(argument)):
+        return shows
+    return f"clustertool {verb.name} --{first.name} {shlex.quote(argument)}; {shows}"
+
+
+def _late(argument: str, verbs: Sequence[Verb]) -> str:
+    """The fix for an unknown option before the verb: most often it belongs behind it."""
+    for verb in verbs:
+        known = spellings(verb.options)
+        name = split(argument, known)[0]
+        if name in known:
+            return f"options follow their command: clustertool {verb.name} {name}"
+    return _LIST

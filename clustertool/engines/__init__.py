@@ -1,0 +1,1 @@
+"""Engines provide the nodes of jobs and start the supervisors there."""

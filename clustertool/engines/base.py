@@ -1,0 +1,240 @@
+"""The interface of an engine. An engine provides the nodes of jobs, and starts the supervisors there.
+
+An engine has two classes. Engine finds jobs and ends them. Starter submits one. registry.py names both: a command about
+existing jobs does not import what only a start needs.
+
+    with engine_of(cluster)(cluster, caller, inbox.put) as engine:
+        starter = starter_of(engine, request)
+        submission = starter.prepare()      # --dry shows it
+        submitted = starter.submit(submission)
+        fleet = engine.open()               # after the job has left the queue
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from clustertool.engines.caller import Caller
+from clustertool.errors import ClustertoolError, UsageError
+from clustertool.fleet.agent_client import Sink
+from clustertool.fleet.fleet import Fleet
+from clustertool.fleet.this_machine import Link
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.hosts import Host
+from clustertool.model.engine_node import EngineNode
+from clustertool.model.job.state_names import Name
+from clustertool.model.planning.plan import Plan
+from clustertool.model.wire.agent_answers import JobsAnswer, StopAnswer
+from clustertool.model.wire.agent_requests import StopHow
+from clustertool.model.wire.messages import LIST_JOBS
+
+if TYPE_CHECKING:  # a command about existing jobs needs nothing of a start
+    from clustertool.engines.job_request import RunRequest
+    from clustertool.engines.preflight import Examined
+
+
+class EngineState(Name):
+    """QUEUED: no process of the job has started. ENDED: it is proved that none is left. UNKNOWN: neither is known."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    ENDED = "ended"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an engine needs and does. Other code asks for these, and never for the name of an engine.
+
+    needs_hosts: jobs run on HOSTS of conf.py. Else the engine chooses the nodes, and --nnodes is their number.
+    queues: a job may wait before it starts, also while this machine is off. Else engine.fleet is open after submit(), and its
+    nodes are numbered as those of the job.
+    sends_workspace: the engine has its own way to bring the workspace to the nodes. Else DISPATCH and `dispatch` carry it.
+    live_channels: open() has an agent on each node of a running job. Such an agent knows which processes live, and stops them.
+    Else the agents only read records, and the engine alone knows whether a job has ended.
+    """
+
+    needs_hosts: bool
+    queues: bool
+    sends_workspace: bool
+    live_channels: bool
+
+
+@dataclass(frozen=True)
+class Description:
+    """What an engine knows of a job. Times are seconds since the epoch by the clock of this machine, 0.0 if not known.
+
+    reason: why it is queued, or why its state is not known. since: when it came into this state. expected: when a queued job
+    may start. job_name, asked (the id of --job-id), command, nodes: what no node can answer while the job is queued.
+    ending: of a job that runs: the engine has ended it, and waits for what is left on its nodes.
+    """
+
+    state: EngineState
+    reason: str = ""
+    since: float = 0.0
+    expected: float = 0.0
+    job_name: str = ""
+    command: str = ""
+    nodes: int = 0
+    asked: str = ""
+    ending: bool = False
+
+    @property
+    def why(self) -> str:
+        """The reason of an end, for people."""
+        return self.reason or "its engine gives no reason"
+
+    def gone(self, over: bool) -> bool:
+        """Whether no process of the job is left on a node that has recorded no end. over: another node has recorded one."""
+        return self.state is EngineState.ENDED or (self.ending and over)
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text that is submitted: a script or a manifest. It has no secret: these are in the bundle, and *** here."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What submit() does, and what --dry shows. plan: where this machine makes it. documents: for the owner of the nodes.
+
+    stands: for --dry, where the nodes make the plan: which values of `plan` stand for those to come.
+    """
+
+    job_id: str
+    plan: Plan | None = None
+    documents: tuple[Document, ...] = ()
+    stands: str = ""
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A job that was submitted. plan: the one that was started, if this machine has made it."""
+
+    job_id: str
+    plan: Plan | None = None
+
+
+Answers = Mapping[str, StopAnswer | ClustertoolError]  # to a stop, by the names of the nodes
+
+
+class Engine(ABC):
+    """The jobs of a cluster, for one command. As a context manager it closes its connections at the end.
+
+    fleet: the agents of open(), none before.
+    """
+
+    capabilities: ClassVar[Capabilities]
+
+    def __init__(self, cluster: Cluster, caller: Caller, sink: Sink | None = None) -> None:
+        """No connection is opened yet. sink: gets the frames of agents. Raises ConfigError for settings of the engine."""
+        self.caller = caller
+        self.fleet = Fleet(cluster, caller.check, sink, caller.person(), self.reach)
+        if not self.capabilities.live_channels:
+            self.fleet.engine_end = self._end
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.fleet.close()
+
+    def _end(self, job: str) -> str | None:
+        """Why a job has ended; None if it has not, or if the engine cannot say. Called in a thread of its own."""
+        wanted = LIST_JOBS({"job": job, "exact": True})
+        with contextlib.suppress(ClustertoolError):
+            found = self.describe(self.fleet.ask(dict.fromkeys(self.fleet.agents, wanted), patient=True).ok).get(job)
+            if found is not None and found.state is EngineState.ENDED:
+                return found.why
+        return None
+
+    def reach(self, host: Host) -> Link | None:
+        """The channel to a node: a HereLink with a program that opens a shell there, or a Link of the engine. None for ssh, or
+        for a child if the host is this machine. Called in a thread of the fleet. Raises Unreachable."""
+        return None
+
+    @abstractmethod
+    def open(self, lag: float | None = None) -> Fleet:
+        """Connect to agents that can read the records of jobs. What fails is in Fleet.failed. lag: see Fleet.open.
+
+        An engine with a queue is called again after a job has left it, and connects to what was not there before.
+        """
+
+    def live(self, job: str) -> Fleet:
+        """The nodes of a running job, as it numbers them, for what records do not have. `fleet` is already that of the job.
+
+        A fleet of its own, not open so far, where the agents of `fleet` only read records. The engine closes it. Raises
+        NotFound where the job does not run, PreflightError."""
+        return self.fleet
+
+    @abstractmethod
+    def describe(self, known: Mapping[int, JobsAnswer]) -> dict[str, Description]:
+        """The user's jobs that are queued or run, and all jobs of `known`, by their ids. known: what agents have answered
+        about jobs. Raises ClustertoolError if the engine cannot be asked."""
+
+    @abstractmethod
+    def cancel(self, job: str, how: StopHow) -> Answers:
+        """End a job, also one that is queued: it does not start any more. Returns what agents have answered, {} if none was
+        asked. Raises ClustertoolError if the engine refuses."""
+
+    def cancel_all(self, jobs: Collection[str], how: StopHow) -> dict[str, Answers | ClustertoolError]:
+        """cancel() of several jobs: what it returns or raises, for each of them."""
+        found: dict[str, Answers | ClustertoolError] = {}
+        for job in jobs:
+            try:
+                found[job] = self.cancel(job, how)
+            except ClustertoolError as error:
+                found[job] = error
+        return found
+
+    def starts_again(self, job: str, attempt: int) -> bool:
+        """Whether a job goes back to the queue that was stopped, or has lost a node, in this attempt. Returns when that is
+        known. Raises ClustertoolError."""
+        return False
+
+    def check(self, settings: Mapping[str, object], deep: bool) -> Examined:
+        """What an engine without HOSTS needs for jobs. settings: typed ones. deep: also what its nodes see. Raises
+        ClustertoolError."""
+        raise NotImplementedError
+
+    def nodes(self) -> Sequence[EngineNode]:
+        """The nodes of an engine that has no agents there. Raises ClustertoolError."""
+        raise NotImplementedError
+
+    def forget(self, jobs: Collection[str]) -> None:  # noqa: B027 - most engines keep nothing
+        """Remove what the engine itself keeps of jobs whose records were removed. Raises ClustertoolError."""
+
+
+class Starter(ABC):
+    """The start of one job: prepare(), then submit()."""
+
+    def __init__(self, engine: Engine, request: RunRequest) -> None:
+        self._engine, self._request = engine, request
+
+    @abstractmethod
+    def prepare(self) -> Submission:
+        """Check the request and compute what submit() does. Nothing is started, and with wish.dry nothing is changed.
+
+        Completes the request (spec, job id). Raises the errors of all nodes together.
+        """
+
+    def export(self, folder: Path) -> tuple[str, ...]:
+        """Write into this new folder what submit() would give to the owner of the nodes. Returns the commands that submit it.
+
+        Raises UsageError where nothing is given to one.
+        """
+        what = f"the engine {self._request.cluster.engine or 'ssh'} starts jobs itself: there is nothing to export"
+        raise UsageError(what, "name an engine with a queue: --engine NAME")
+
+    @abstractmethod
+    def submit(self, submission: Submission) -> Submitted:
+        """Start the job, or give it to the queue. caller.starting() is called before anything may run. Raises after everything
+        that was begun is undone."""

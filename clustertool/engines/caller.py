@@ -1,0 +1,59 @@
+"""A caller is the program that an action or an engine works for: a verb of the command line, or the Python API.
+
+Actions and engines write nothing themselves. They report to their caller, and they ask it whether they must end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol
+
+from clustertool.fleet.dispatch.receivers import ProgressReceiver
+from clustertool.ssh.prompter import Person
+
+
+class DispatchView(ProgressReceiver, Protocol):
+    """Receives the progress of one dispatch, which lasts as long as this context. `between`: bytes from node to node."""
+
+    between: int
+
+    def __enter__(self) -> DispatchView: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None: ...
+
+    def failed(self, name: str, why: str) -> None:
+        """The node of this name gets nothing more."""
+
+
+class Caller(Protocol):
+    """The methods are called from the thread that called the action."""
+
+    def note(self, text: str) -> None:
+        """One message about what happens now."""
+
+    def warn(self, text: str) -> None:
+        """One message about something that may be wrong."""
+
+    def check(self) -> None:
+        """Raise the error with which the action must end now, or nothing. Called several times a second."""
+
+    def person(self) -> Person | None:
+        """What answers questions of SSH servers. None: no question is asked."""
+
+    def dispatching(self, names: Sequence[str], since: float | None) -> DispatchView:
+        """A dispatch to the nodes of these names begins. `since`: its start by time.monotonic(), None for now."""
+
+    def starting(self, job: str) -> None:
+        """From now on processes of this job may run on nodes."""
+
+
+def pause(caller: Caller, seconds: float) -> None:
+    """Wait. Raises what caller.check() raises."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        caller.check()
+        time.sleep(0.02)

@@ -1,0 +1,132 @@
+"""Earlier jobs of the same work: the id after one with the same --job-id has ended, and the output that --resume continues."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from clustertool.engines.base import Description, EngineState
+from clustertool.engines.caller import Caller
+from clustertool.engines.job_request import RunRequest
+from clustertool.engines.job_states import UNRECORDED, corrected
+from clustertool.errors import NotFound
+from clustertool.model.facts import ByNode
+from clustertool.model.job import earlier_jobs
+from clustertool.model.job.earlier_jobs import EarlierJob, Kinship
+from clustertool.model.job.job_names import FRESH, NEWEST
+from clustertool.model.job.state_names import OUTCOMES, JobState
+from clustertool.model.planning.plan import Plan
+from clustertool.model.wire.agent_requests import EarlierWanted
+from clustertool.show.table import fold
+
+_OUTPUT = "programs write it into output/ of their working directory, or into $CLUSTERTOOL_OUTPUT"
+
+
+def wanted(request: RunRequest) -> EarlierWanted:
+    """What the probe asks each node for."""
+    kin = _kin(request)
+    return {
+        "asked": request.wish.job_id,
+        "name": kin.name,
+        "resume": _named(request),
+        "owner": kin.owner,
+        "workspace": kin.workspace,
+    }
+
+
+def settle(caller: Caller, request: RunRequest, facts: ByNode) -> None:
+    """Give the request its job id, and the job that it resumes. Reports what differs from what was asked for.
+
+    Raises UsageError, NotFound.
+    """
+    earlier = earlier_jobs.read_earlier({node: fact.earlier for node, fact in facts.items()})
+    take_id(caller, request, earlier)
+    request.resumed = _chosen(caller, request, earlier)
+    if request.resumed is None:
+        kin = _kin(request)
+        request.left = tuple(job for job in earlier if job.ended and job.with_output and kin.has(job))
+        return
+    have = set(request.resumed.with_output)
+    lacking = [host.index for host in request.cluster.hosts if host.index not in have]
+    text = f"resuming job {request.resumed.id}: its output is copied on {_names(request, sorted(have))}"
+    caller.note(text + (f"; {_names(request, lacking)} has none of it" if lacking else ""))
+
+
+def take_id(caller: Caller, request: RunRequest, earlier: tuple[EarlierJob, ...]) -> None:
+    """Give the request the id of --job-id, or the next one after it. Raises UsageError while a job with it has not ended."""
+    asked = request.wish.job_id
+    if asked:
+        request.job_id = earlier_jobs.free_id(asked, earlier)
+        if request.job_id != asked:
+            caller.note(f"job {asked} has ended before: the id of this one is {request.job_id}")
+
+
+def known_by(earlier: Iterable[EarlierJob], known: Mapping[str, Description]) -> tuple[EarlierJob, ...]:
+    """Earlier jobs by their records and by what their engine knows of them, the newest first.
+
+    earlier: those with records. The state is that of `jobs`: a proved end in the records stands unless the job is queued again.
+    """
+    recorded = {job.id: job for job in earlier}
+    found = [replace(job, state=_state(job.state, known.get(job.id))) for job in recorded.values()]
+    for job, about in known.items():
+        if job not in recorded:
+            state = UNRECORDED[about.state]
+            texts = (about.asked, about.job_name, getpass.getuser(), "", about.command)
+            found.append(EarlierJob(job, *texts, about.since, state, ()))
+    return tuple(sorted(found, key=lambda one: (one.created, one.id), reverse=True))
+
+
+def _state(recorded: JobState, known: Description | None) -> JobState:
+    """The state of a job with records. It may be queued again."""
+    state = corrected(recorded, known)
+    queued = known is not None and known.state is EngineState.QUEUED
+    return JobState.QUEUED if queued and state in OUTCOMES else state
+
+
+def hint(caller: Caller, request: RunRequest, made: Plan) -> None:
+    """One line where a job of the same script has left an output, and --resume was not given."""
+    argv = next((process.argv for process in made.processes if process.role == "trainer"), ())
+    script = earlier_jobs.script_of(" ".join(argv))
+    left = next((job for job in request.left if job.script == script), None)
+    request.left = ()
+    if left is not None and request.wish.resume != FRESH:
+        where = _names(request, left.with_output)
+        caller.note(f"job {left.id} of this script has left an output on {where}; --resume continues from it")
+
+
+def _chosen(caller: Caller, request: RunRequest, earlier: tuple[EarlierJob, ...]) -> EarlierJob | None:
+    """The job to resume; None if none is, or if job.toml asks for it and there is none."""
+    text, typed, kin = _named(request), request.wish.resume, _kin(request)
+    if text:
+        found: EarlierJob | None = earlier_jobs.named_job(earlier, text)
+    elif typed == FRESH or not (typed or request.resumes):
+        return None
+    else:
+        found = earlier_jobs.same_work(earlier, kin)
+    if found is not None and found.with_output:
+        return found
+    if not typed:
+        caller.note("resume = true in job.toml: there is no output of an earlier job; this one starts anew")
+        return None
+    if request.options.job_workspace and not text:
+        caller.note("--resume: no output to copy; the job works in the same folder as earlier ones, with their files")
+        return None
+    if found is not None:
+        raise NotFound(f"job {found.id} has left no output on these nodes", _OUTPUT)
+    what = f"with the name {kin.name}, or without a name of this workspace," if kin.name else "of this workspace"
+    fix = "leave --resume out, or name the job: --resume JOB"
+    raise NotFound(f"--resume: no job {what} has ended on these nodes", fix)
+
+
+def _named(request: RunRequest) -> str:
+    """The job that --resume names, "" if it names none."""
+    return "" if request.wish.resume in (NEWEST, FRESH) else request.wish.resume
+
+
+def _kin(request: RunRequest) -> Kinship:
+    return Kinship(request.wish.name or request.wish.job_id, getpass.getuser(), request.origin)
+
+
+def _names(request: RunRequest, nodes: Iterable[int]) -> str:
+    return fold(request.cluster.hosts[node].name for node in nodes)

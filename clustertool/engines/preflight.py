@@ -1,0 +1,185 @@
+"""The preflight connects to, probes and pings all nodes, and checks the results. With one error nothing starts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from clustertool.engines.caller import Caller
+from clustertool.errors import AuthError, ClustertoolError, InternalError, NoPython, PreflightError, raise_all
+from clustertool.fleet.fleet import Fleet, devices_of
+from clustertool.fleet.ping import ping_all
+from clustertool.model.checks.device_counts import inventory, shared, to_ask
+from clustertool.model.checks.each_node import check, disk, errors, unreachable
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.hosts import Host
+from clustertool.model.facts import ByNode, read_facts
+from clustertool.model.finding import Finding, Seen, cells
+from clustertool.model.planning.plan import Plan
+from clustertool.model.planning.probe_request import probe_request
+from clustertool.model.wire.agent_answers import ProbeAnswer
+from clustertool.model.wire.agent_requests import JobEnvironment, ProbeWanted
+from clustertool.model.wire.messages import PROBE, Request
+from clustertool.show.table import fold, grouped
+from clustertool.ssh.parallel import Gathered
+from clustertool.ssh.settings import settings
+
+Wanted = ProbeWanted | Callable[[Host], ProbeWanted]  # of all nodes, or of each
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What a preflight saw of a cluster: facts of the nodes that answered, findings of all."""
+
+    cluster: Cluster
+    facts: ByNode
+    findings: tuple[Finding, ...]
+    failed: Mapping[int, ClustertoolError]
+
+    def found(self, more: Iterable[Finding]) -> Examined:
+        """The same with more findings."""
+        return replace(self, findings=(*self.findings, *more))
+
+    def room(self, need: Mapping[int, int]) -> Examined:
+        """The same with a check of the disk for the data of each node, which is known only when all have answered."""
+        if "disk" in self.cluster.checks_off:
+            return self
+        kept = tuple(finding for finding in self.findings if finding.column != "disk" or finding.node not in need)
+        return replace(self, findings=kept).found(disk(self.facts[node], size) for node, size in need.items())
+
+    def devices(self, fleet: Fleet, made: Plan | None) -> Examined:
+        """The same with a check of the cards of the nodes that have some; others are not asked and get no NVML module."""
+        nodes = to_ask(self.cluster, self.facts)
+        if not nodes:
+            return self
+        gathered = devices_of(fleet, nodes)
+        found = list(inventory(self.cluster, self.facts, gathered.ok, shared(made)))
+        found += [Finding(node, "health", "error", short(error), error.fix) for node, error in gathered.failed.items()]
+        return replace(self.found(found), failed={**self.failed, **gathered.failed})
+
+    def require(self) -> None:
+        """Raise all errors of all nodes at once, or nothing."""
+        raised: list[ClustertoolError] = list(self.failed.values())
+        for finding in errors(self.findings):
+            if finding.node not in self.failed:
+                raised.append(PreflightError(finding.text, finding.fix, self.cluster.hosts[finding.node].name))
+        raise_all(raised)
+
+    def warn(self, caller: Caller) -> None:
+        """Each warning once, with all nodes that it is about."""
+        warnings = [finding for finding in self.findings if finding.level == "warn"]
+        alike = grouped(((one.column, one.text, one.fix), one.node) for one in warnings)
+        for (column, text, fix), nodes in alike.items():
+            caller.warn(f"{folding(self.cluster)(nodes)}: {column}: {text} ({fix})")
+
+    def good(self, caller: Caller, most: int = 0) -> Examined:
+        """--skip-bad: without the nodes that failed, numbered anew; with --nnodes the first `most` of them.
+
+        Raises what is wrong if none is left, or fewer than `most`.
+        """
+        hosts, wrong = self.cluster.hosts, errors(self.findings)
+        bad = set(self.failed) | {finding.node for finding in wrong}
+        good = [host for host in hosts if host.index not in bad]
+        if len(good) < max(1, most):
+            if most:
+                caller.warn(f"{len(good)} of {len(hosts)} nodes are ready, --nnodes needs {most}")
+            self.require()
+        for node in sorted(bad):
+            why = next((f for f in wrong if f.node == node), None)
+            text = f"{why.column}: {why.text} ({why.fix})" if why else short(self.failed[node])
+            caller.warn(f"{hosts[node].name} is left out: {text}")
+        good = good[:most] if most else good
+        new = {host.index: number for number, host in enumerate(good)}
+        facts = {new[node]: replace(fact, node=new[node]) for node, fact in self.facts.items() if node in new}
+        findings = tuple(replace(f, node=new[f.node]) for f in self.findings if f.node in new)
+        kept = tuple(replace(host, index=new[host.index]) for host in good)
+        return Examined(replace(self.cluster, hosts=kept), facts, findings, {})
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Rows of the check matrix, for show and for JSON."""
+        rows = []
+        for host in self.cluster.hosts:
+            found = {
+                column: {"level": {"error": "bad"}.get(f.level, f.level), "text": f.text, "fix": f.fix}
+                for column, f in cells(self.findings, host.index).items()
+            }
+            rows.append({"node": host.name, "findings": found})
+        return rows
+
+    def code(self) -> int:
+        """The exit code of an error: 70 for a bug on a node, 77 when all that failed were refused, else 69."""
+        if any(isinstance(error, InternalError) for error in self.failed.values()):
+            return 70
+        return 77 if self.failed and all(isinstance(error, AuthError) for error in self.failed.values()) else 69
+
+
+def examine(fleet: Fleet, request: Wanted, ports: bool = True, ping: bool = True) -> Examined:
+    """Open the fleet and probe each node. Raises nothing for a single node.
+
+    `ping`: also run the command ping for each node, whose result only a table shows.
+    """
+    cluster = fleet.cluster
+    pings: dict[int, bool | None] = {}
+    pinger = threading.Thread(target=_ping, args=(cluster, pings), daemon=True)
+    if ping and "ping" not in cluster.checks_off:
+        pinger.start()
+    gathered = probe(fleet.open(), request)
+    failed = {**fleet.failed, **gathered.failed}
+    facts = {node: read_facts(node, answer) for node, answer in sorted(gathered.ok.items())}
+    if pinger.is_alive() and failed:  # a ping decides nothing for a node that answered by ssh
+        pinger.join(3.0)
+    when = {node: answer["asked"] for node, answer in gathered.ok.items() if "asked" in answer}
+    findings = list(check(cluster, facts, Seen(dict(pings), when, fleet.phases), ports=ports))
+    for node, error in failed.items():
+        column = "python" if isinstance(error, NoPython) else "ssh"
+        findings += unreachable(node, dict(pings), short(error), error.fix, column)
+    return Examined(cluster, facts, tuple(findings), failed)
+
+
+def short(error: ClustertoolError) -> str:
+    """The error for a cell of a table; without the traceback of a bug."""
+    return error.short if isinstance(error, InternalError) else error.what
+
+
+def for_check(cluster: Cluster, host: Host, passed: Mapping[str, str]) -> ProbeWanted:
+    """Additional requests of `check` to a node: the environment of a rank, and what to search for in it."""
+    job: JobEnvironment = {
+        "prelude": cluster.prelude,
+        "first_path": cluster.first_path,
+        "ld_library_path": cluster.ld_library_path,
+        "here": host.here,
+        "env": {**dict(cluster.env), **dict(host.env), **passed},
+        "packages": list(cluster.check_packages),
+    }
+    return {"long": True, "job": {} if "packages" in cluster.checks_off else job}
+
+
+def probe(fleet: Fleet, request: Wanted) -> Gathered[ProbeAnswer]:
+    """One round trip to every node. `request` is what the caller wants to know besides."""
+    return fleet.ask({host.index: _question(fleet.cluster, host, request) for host in fleet.cluster.hosts})
+
+
+def _question(cluster: Cluster, host: Host, request: Wanted) -> Request[ProbeAnswer]:
+    wanted = request(host) if callable(request) else request
+    return PROBE({**probe_request(cluster, host), **wanted})
+
+
+def _ping(cluster: Cluster, into: dict[int, bool | None]) -> None:
+    targets = {}
+    for host in cluster.hosts:
+        if host.here:
+            continue
+        try:
+            resolved = settings(host, cluster)
+        except ClustertoolError:  # the login reports it
+            continue
+        if not resolved.gateways and not resolved.proxy_command:  # behind a gateway a ping from here has no meaning
+            targets[host.index] = resolved.hostname
+    into.update(ping_all(targets, cluster.connect_timeout))
+
+
+def folding(cluster: Cluster) -> Callable[[Iterable[int]], str]:
+    """A function that folds the names of nodes."""
+    return lambda nodes: fold(cluster.hosts[node].name for node in nodes)

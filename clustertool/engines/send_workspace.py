@@ -1,0 +1,55 @@
+"""Sending brings a workspace to the nodes of a fleet and reports its progress to the caller."""
+
+from __future__ import annotations
+
+from clustertool.engines.caller import Caller
+from clustertool.fleet.dispatch.deliver import Dispatched, deliver
+from clustertool.fleet.dispatch.workspace import Workspace
+from clustertool.fleet.fleet import Fleet
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.job import JobSpec
+from clustertool.model.dispatch import portions as plan
+from clustertool.model.dispatch.portions import Portions
+from clustertool.model.facts import ByNode, sharing
+from clustertool.model.planning.plan import readers
+from clustertool.model.planning.shards import refuse_links
+
+
+def portions(workspace: Workspace, cluster: Cluster, facts: ByNode, spec: JobSpec | None) -> Portions:
+    """What each node gets. spec: the job, where it decides that; None: all nodes get all."""
+    reads = None
+    if spec is not None and spec.only_where_read:
+        refuse_links(workspace.links, spec.shards)
+        reads = readers(cluster, spec, facts, workspace.files)
+    roots = {node: fact.root_id or f"node{node}" for node, fact in facts.items()}
+    return plan.by_node(plan.portions(workspace.entries, roots, reads))
+
+
+def needs(
+    workspace: Workspace, cluster: Cluster, facts: ByNode, spec: JobSpec | None, copies: int = 2
+) -> dict[int, int]:
+    """Bytes that each node needs: the release, and the copy of the job. Unknown while it hangs on a node without answer."""
+    copies += cluster.dispatch == "rsync"  # the staging folder
+    if spec is None or not spec.only_where_read:
+        return dict.fromkeys(facts, copies * workspace.size)
+    if len(facts) < len(cluster.hosts):
+        return {}
+    return {node: copies * portion.size for node, portion in portions(workspace, cluster, facts, spec).items()}
+
+
+def send(
+    caller: Caller, fleet: Fleet, workspace: Workspace, shares: Portions, facts: ByNode, since: float | None = None
+) -> Dispatched:
+    """The dispatch with its progress, whose seconds count from `since`. Raises nothing for single nodes."""
+    shared = sharing(facts)
+    if shared:
+        caller.note(f"{len(shared)} nodes share ROOT_DIR: each works in its own node<id>/, content is sent once")
+    with caller.dispatching([host.name for host in fleet.cluster.hosts], since) as progress:
+        done = deliver(fleet, workspace, shares, facts, progress)
+        for node, error in done.failed.items():
+            progress.failed(fleet.name(node), error.what)
+        progress.between = done.tally.between
+    for node, why in done.tally.served.items():
+        reason = f"because it could not connect to another node ({why})"
+        caller.warn(f"{fleet.name(node)} received the files from this machine {reason}")
+    return done

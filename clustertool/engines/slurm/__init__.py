@@ -1,0 +1,1 @@
+"""The engine slurm: jobs of Slurm's queue, whose nodes join by themselves."""

@@ -1,0 +1,94 @@
+"""A job in the allocation of the shell in which it is typed: a step, whose srun goes on when this command has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+from clustertool.engines.caller import Caller, pause
+from clustertool.engines.slurm.slurm_host import SlurmHost
+from clustertool.errors import NotFound, PreflightError
+from clustertool.fleet import this_machine
+from clustertool.model.facts import Facts
+from clustertool.model.paths import BUNDLE, STEP_OUTPUT
+from clustertool.model.slurm.job_lines import RUNNING, SlurmJob
+from clustertool.model.slurm.node_list import read_node_list
+from clustertool.model.slurm.shell_allocation import ShellAllocation, for_srun, shell_allocation
+from clustertool.model.slurm.submit_script import SCRIPT
+
+_POLL = 0.2  # seconds between two questions to Slurm
+_ENDING = 5.0  # seconds that srun may take to end after a signal
+_SHOWN = 300  # characters of its messages
+_UNKNOWN = "?"  # the number of a step that has ended before Slurm was asked for it
+
+
+def allocation_here(slurm: SlurmHost, facts: Facts) -> ShellAllocation | None:
+    """The allocation in which this command was typed. None: there is none, or the login host is another machine.
+
+    facts: of the login host. Raises NotFound for one that has ended, PreflightError.
+    """
+    found = shell_allocation(os.environ)
+    if found is None or facts.machine != this_machine.machine() or facts.user != this_machine.user():
+        return None
+    job = slurm.job(int(found.job))
+    if job is None or job.state != RUNNING:
+        state = f"is {job.state}" if job is not None else "is not known to Slurm any more"
+        what = f"the allocation of this shell (SLURM_JOB_ID={found.job}) {state}"
+        raise NotFound(what, "leave the shell, or unset SLURM_JOB_ID: a new job is submitted then")
+    return replace(found, nodes=len(read_node_list(job.nodelist)))
+
+
+class AllocationStep:
+    """srun in a session of its own: no signal of this terminal reaches it. folder: of the submission, with its script."""
+
+    def __init__(self, allocation: ShellAllocation, job: str, folder: str) -> None:
+        self._allocation, self._job, self._folder = allocation, job, Path(folder)
+        self._process = subprocess.Popen(
+            ["/bin/sh", f"{folder}/{SCRIPT}"],
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            env=for_srun(os.environ),
+            start_new_session=True,
+        )
+
+    def number(self, slurm: SlurmHost, caller: Caller) -> str:
+        """The number of the step, once it has started. Raises PreflightError if it does not, and what caller.check() raises."""
+        while True:
+            over = self._process.poll() is not None
+            for step in self._steps(slurm):
+                if step.clustertool_job == self._job:
+                    return step.number
+            if over and (self._folder / BUNDLE).exists():  # the nodes have not joined
+                raise self._refused(slurm)
+            if over:
+                return f"{self._allocation.job}.{_UNKNOWN}"
+            pause(caller, _POLL)
+
+    def _refused(self, slurm: SlurmHost) -> PreflightError:
+        """Why srun has ended before the job has started."""
+        text = (self._folder / STEP_OUTPUT).read_text("utf-8", "replace")
+        lines = [line.partition(": error: ")[2] or line for line in text.splitlines() if line.strip()]
+        wrong = [line for line in lines if not line.startswith("srun: ")]  # else it is no error
+        what = "; ".join(dict.fromkeys(wrong))[:_SHOWN] or f"exit code {self._process.returncode}"
+        others = ", ".join(filter(None, (step.clustertool_job for step in self._steps(slurm))))
+        fix = f"the allocation has these jobs: {others}; wait for their end, or stop one" if others else ""
+        fix = fix or f"squeue --steps --jobs={self._allocation.job} shows what runs in the allocation"
+        return PreflightError(f"srun: {what}", fix, slurm.name)
+
+    def end(self, slurm: SlurmHost) -> None:
+        """End srun, and the step if it has started: it would go on without srun. Raises ClustertoolError."""
+        for signal in (self._process.terminate, self._process.kill):
+            signal()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_ENDING)
+                break
+        for step in self._steps(slurm):
+            if step.clustertool_job == self._job:
+                slurm.run("scancel", step.number)
+
+    def _steps(self, slurm: SlurmHost) -> list[SlurmJob]:
+        """The steps of the allocation."""
+        return [step for step in slurm.steps() if str(step.id) == self._allocation.job]

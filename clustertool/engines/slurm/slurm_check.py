@@ -1,0 +1,128 @@
+"""The preflight of the engine slurm: the login host, what Slurm answers to the settings, and what a compute node sees."""
+
+from __future__ import annotations
+
+import posixpath
+import secrets
+from collections.abc import Iterator
+from dataclasses import replace
+
+from clustertool.engines import preflight
+from clustertool.engines.preflight import Examined
+from clustertool.engines.slurm.slurm_host import SlurmHost, advice, is_silent, message
+from clustertool.errors import PreflightError, UsageError
+from clustertool.fleet.fleet import Fleet
+from clustertool.model.config.hosts import Host
+from clustertool.model.facts import Facts
+from clustertool.model.finding import Finding
+from clustertool.model.paths import JobPaths
+from clustertool.model.quantities import count
+from clustertool.model.slurm.partitions import beyond
+from clustertool.model.slurm.shell_allocation import ShellAllocation
+from clustertool.model.slurm.slurm_settings import SlurmSettings
+from clustertool.model.slurm.slurm_times import grace_warning
+from clustertool.model.slurm.submit_script import SubmitOrder, cpus_warning, sbatch_options
+from clustertool.model.wire.agent_requests import ProbeWanted
+from clustertool.model.wire.messages import SUBMIT
+
+_COLUMNS = ("ssh", "python", "root", "disk", "rsync")  # of the checks: ranks do not run on the login host
+_PATIENCE = 30  # seconds that nodes may take to become free for the check
+# Its arguments are ROOT_DIR and the name of a file there. Python 3.8 or newer, as of the program that joins.
+_PROBE = """\
+import os, sys
+found = "shared" if os.path.isfile(sys.argv[1]) else "other"
+print(sys.version_info >= (3, 8), sys.version.split()[0], found, os.uname().nodename)
+"""
+
+
+def of_login_host(fleet: Fleet, wanted: ProbeWanted) -> Examined:
+    """What the login host itself needs. fleet: of it alone."""
+    examined = preflight.examine(fleet, wanted, ports=False, ping=False)
+    return replace(examined, findings=tuple(one for one in examined.findings if one.column in _COLUMNS))
+
+
+def of_queue(slurm: SlurmHost, settings: SlurmSettings, folder: str) -> Iterator[Finding]:
+    """Whether Slurm would take a job with these settings: partition, account, qos, limits and time. folder: any one there."""
+    options = sbatch_options(settings, SubmitOrder("check", folder, ""))
+    correct = "correct SLURM in conf.py, or the options; sinfo lists partitions"
+    answer = slurm.run("sbatch", "--test-only", *options, "--wrap=true", env={})
+    reasons = [] if is_silent(answer) else beyond(settings, slurm.partitions())
+    if answer["code"]:
+        yield Finding(0, "queue", "error", "; ".join([message(answer), *reasons]), advice(answer, correct))
+        return
+    if reasons:
+        yield Finding(0, "queue", "error", f"the job would not start: {'; '.join(reasons)}", correct)
+        return
+    warning = cpus_warning(settings)
+    if warning:
+        yield Finding(0, "queue", "warn", "1 CPU on each node", warning)
+    else:
+        yield Finding(0, "queue", "ok", "ok")
+
+
+def of_grace(slurm: SlurmHost, grace: float) -> Iterator[Finding]:
+    """Whether jobs have the time to end that Slurm gives them."""
+    warning = grace_warning(grace, slurm.config())
+    if warning:
+        yield Finding(0, "queue", "warn", "KillWait", warning)
+
+
+def of_allocation(allocation: ShellAllocation, settings: SlurmSettings) -> Iterator[Finding]:
+    """Whether the allocation of this shell is large enough for a job with these settings."""
+    try:
+        warning = allocation.cpus_warning(allocation.step(settings), 0)
+    except UsageError as error:
+        yield Finding(0, "queue", "error", error.what, error.fix)
+        return
+    text = f"allocation {allocation.job}: {count(allocation.nodes, 'node')}"
+    yield Finding(0, "queue", "warn" if warning else "ok", text, warning)
+
+
+def of_compute_nodes(
+    fleet: Fleet, slurm: SlurmHost, settings: SlurmSettings, facts: Facts, allocation: ShellAllocation | None
+) -> Examined:
+    """What the nodes of a short step see: ROOT_DIR is the same as on the login host, and there is a Python. They become hosts
+    after the login host. allocation: that of this shell, if there is one."""
+    token = f"check-{secrets.token_hex(8)}"
+    texts = dict.fromkeys(("name", "asked", "command", "mode", "owner", "release", "slurm_id"), "")
+    fleet.ask_one(0, SUBMIT({"about": {"job": token, "nodes": 0, "created": 1.0, **texts}, "files": {"seen": ""}}))  # type: ignore[typeddict-item]
+    try:
+        folder = JobPaths(facts.root, token).queue
+        options = _in_allocation(allocation, settings) if allocation else _alone(settings)
+        lines = _seen(slurm, options, fleet.cluster.python, posixpath.join(folder, "seen"))
+    finally:
+        slurm.withdraw(token)
+    hosts, findings = [*fleet.cluster.hosts], []
+    for right, version, found, name in sorted(lines, key=lambda line: line[-1]):
+        node = len(hosts)
+        hosts.append(Host(node, name, name=name))
+        old = Finding(node, "python", "error", f"{version}, too old", "set PYTHON in conf.py to Python 3.8 or newer")
+        findings.append(Finding(node, "python", "ok", version) if right == "True" else old)
+        other = Finding(node, "root", "error", f"{facts.root} is not that of {slurm.name}", "choose a shared ROOT_DIR")
+        findings.append(Finding(node, "root", "ok", "ok") if found == "shared" else other)
+    return Examined(replace(fleet.cluster, hosts=tuple(hosts)), {0: facts}, tuple(findings), {})
+
+
+def _alone(settings: SlurmSettings) -> list[str]:
+    """The options of a srun that gets nodes of its own."""
+    of_sbatch = ("--job-name", "--comment", "--chdir", "--output", "--open-mode", "--requeue", "--no-requeue", "--time")
+    options = sbatch_options(settings, SubmitOrder("check", "/", ""))
+    return ["--time=1", *(one for one in options if one.partition("=")[0] not in of_sbatch)]
+
+
+def _in_allocation(allocation: ShellAllocation, settings: SlurmSettings) -> list[str]:
+    """The options of a srun in an allocation, also while a job runs in it."""
+    nodes = allocation.step(settings).node_count
+    return [f"--jobid={allocation.job}", "--overlap", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+
+
+def _seen(slurm: SlurmHost, options: list[str], python: str, path: str) -> list[list[str]]:
+    """The lines that the nodes print. Raises PreflightError."""
+    argv = ["srun", *options, f"--immediate={_PATIENCE}", "--chdir=/", "--cpu-bind=none", python]
+    answer = slurm.run(*argv, "-ESs", "-c", _PROBE, path, env={})
+    lines = [line.split() for line in answer["stdout"].splitlines()]
+    found = [line for line in lines if len(line) == 4 and line[0] in ("True", "False")]
+    if answer["code"] or not found:
+        what = f"no node answers within {_PATIENCE} s: {message(answer)}"
+        raise PreflightError(what, "leave --deep out while the nodes are busy", slurm.name)
+    return found

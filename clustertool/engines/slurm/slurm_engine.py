@@ -1,0 +1,441 @@
+"""The engine slurm: records of jobs are on the file system that the nodes share, and Slurm knows what is queued and what runs.
+
+One agent on the login host answers for all nodes (Fleet.open_shared). It reads records and cannot stop anything. A stop goes
+through agents on the nodes, each in a step of the job (SrunLink), or through scancel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from queue import SimpleQueue
+
+from clustertool.engines.base import Answers, Capabilities, Description, Engine, EngineState
+from clustertool.engines.caller import Caller
+from clustertool.engines.job_states import by_records
+from clustertool.engines.preflight import Examined
+from clustertool.engines.slurm.allocation_step import allocation_here
+from clustertool.engines.slurm.slurm_check import of_allocation, of_compute_nodes, of_grace, of_login_host, of_queue
+from clustertool.engines.slurm.slurm_host import SlurmHost, message
+from clustertool.engines.slurm.srun_link import LoginLinks, SrunLink
+from clustertool.errors import ClustertoolError, NotFound, PreflightError, Survivors, Unreachable, raise_all
+from clustertool.fleet import this_machine
+from clustertool.fleet.agent_client import AgentClient, Sink
+from clustertool.fleet.fleet import Fleet
+from clustertool.fleet.this_machine import Link
+from clustertool.model.checks.each_node import errors
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.hosts import Host
+from clustertool.model.engine_node import EngineNode
+from clustertool.model.hints import PROGRAM
+from clustertool.model.job.job_names import can_mean
+from clustertool.model.job.node_status import NodePart, read_part
+from clustertool.model.job.state_names import OUTCOMES, JobState, StopState
+from clustertool.model.paths import STEP_OUTPUT
+from clustertool.model.planning import requests
+from clustertool.model.slurm.job_comment import by_hand
+from clustertool.model.slurm.job_lines import COMPLETING, ENDED, PENDING, RUNNING, SlurmJob
+from clustertool.model.slurm.node_list import read_node_list
+from clustertool.model.slurm.pending_reasons import explained
+from clustertool.model.slurm.slurm_settings import SlurmSettings, read_settings
+from clustertool.model.wire.agent_answers import JobsAnswer, JobStop, JobSummary, StopAnswer, SubmittedJob
+from clustertool.model.wire.agent_requests import StopHow
+from clustertool.model.wire.messages import LIST_JOBS
+from clustertool.ssh.parallel import each
+
+_QUEUED = (PENDING, "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+_SUBMITTING = 120.0  # seconds after which a submission without a number has failed
+_NO_INFORMATION = "Slurm has no information about it any more"
+_CHANNELS = 8  # at a time: sshd admits 10 sessions on a connection, and the agent has one
+_AT_ONCE = 4  # jobs that are cancelled at a time: each asks squeue several times a second
+_STOPPING = 30.0  # seconds that a stop may take beyond the grace
+_LEAVING = 20.0  # seconds between the proof of the nodes and the end of the job in Slurm
+_REASONS = 8  # ended jobs without a record of which Slurm is asked for the reason
+_RECORDS = 5.0  # seconds after which a shared file system shows what another machine has written
+_POLL = 0.3
+_CLEAN: JobStop = {"state": StopState.CLEAN, "survivors": []}
+_ENDED_ALREADY: JobStop = {"state": StopState.ENDED_ALREADY, "survivors": []}
+_NO_END: JobStop = {
+    "state": StopState.UNKNOWN,
+    "survivors": [],
+    "why": "Slurm has ended it, and its records have no end",
+}
+
+
+class SlurmEngine(Engine):
+    """Settings: see SlurmSettings."""
+
+    capabilities = Capabilities(needs_hosts=False, queues=True, sends_workspace=False, live_channels=False)
+
+    def __init__(self, cluster: Cluster, caller: Caller, sink: Sink | None = None) -> None:
+        self.settings: SlurmSettings = read_settings(cluster.settings, where=cluster.where)
+        self.host = self.settings.login_host or this_machine.host()
+        super().__init__(cluster, caller, sink)
+        self._live: Fleet | None = None  # of live()
+        self._opening = threading.Lock()  # several jobs may be cancelled at a time
+        self._thread, self._noted = threading.get_ident(), False
+        self._over: dict[str, Description] = {}  # jobs that have ended: nothing changes any more
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.close()
+        super().__exit__()
+
+    def open(self, lag: float | None = None) -> Fleet:
+        with self._opening:
+            return self.fleet.open_shared(self.host)
+
+    @property
+    def slurm(self) -> SlurmHost:
+        """Raises Unreachable if the login host is not there."""
+        return SlurmHost(self.login, self._note_once)
+
+    def _note_once(self, text: str) -> None:
+        """A caller is called in its own thread only."""
+        if threading.get_ident() == self._thread and not self._noted:
+            self._noted = True
+            self.caller.note(text)
+
+    @property
+    def login(self) -> Fleet:
+        """The fleet of the login host alone. Raises why it is not there."""
+        if self.fleet.shared is None:
+            self.open()
+        shared = self.fleet.shared
+        assert shared is not None
+        for error in shared.failed.values():
+            raise error
+        return shared
+
+    def live(self, job: str) -> Fleet:
+        """Steps of srun lead to its nodes."""
+        slurm, login = self.slurm, self.login
+        running = self._find(slurm, job)
+        if running is None or running.state != RUNNING:
+            state = f": Slurm has it as {running.state}" if running else ""
+            raise NotFound(f"job {job} does not run{state}", f"{PROGRAM} status --job {job}")
+        number, names, srun = running.id, read_node_list(running.nodelist), slurm.path("srun")
+        ways = LoginLinks(login.agents[0].link, lambda: login.connect(self.host))
+        absent = dict(self.fleet.failed)
+
+        def reach(host: Host) -> Link:
+            if host.index in absent:
+                raise absent[host.index]
+            if host.index >= len(names):
+                raise Unreachable("is no node of its allocation", "inspect the records of the job", host.name)
+            return SrunLink(ways.of(host.index), srun, number, names[host.index])
+
+        self._live = Fleet(self.fleet.cluster, self.caller.check, None, None, reach)
+        self._live.prompter = self.fleet.prompter
+        return self._live
+
+    def check(self, settings: Mapping[str, object], deep: bool) -> Examined:
+        from_all = read_settings(self.fleet.cluster.settings, None, settings, self.fleet.cluster.where)
+        login, slurm = self.login, self.slurm
+        examined = of_login_host(login, {})
+        examined.require()
+        facts = examined.facts[0]
+        allocation = allocation_here(slurm, facts)
+        found = of_allocation(allocation, from_all) if allocation else of_queue(slurm, from_all, facts.root)
+        examined = examined.found([*found, *of_grace(slurm, self.fleet.cluster.grace)])
+        if deep and not errors(examined.findings):
+            seen = of_compute_nodes(login, slurm, from_all, facts, allocation)
+            examined = replace(seen, findings=(*examined.findings, *seen.findings))
+        return examined
+
+    # -- what Slurm knows
+
+    def nodes(self) -> Sequence[EngineNode]:
+        return [
+            EngineNode(
+                name=node.name,
+                state=node.state if node.responds else f"{node.state}, no answer",
+                cpus=node.cpus,
+                used_cpus=node.used_cpus,
+                memory=node.memory,
+                gpus=tuple((kind, number, dict(node.used_gpus).get(kind, 0)) for kind, number in node.gpus),
+                partitions=node.partitions,
+                reason=node.reason,
+            )
+            for node in self.slurm.nodes()
+        ]
+
+    def describe(self, known: Mapping[int, JobsAnswer]) -> dict[str, Description]:
+        """Of the jobs that were submitted, by their number in Slurm, or that of their step, and of those that were submitted by
+        hand, while Slurm has them. Another job without a submission was started by another engine, or its submission was
+        removed: then what the records prove counts. The reason of an end is that of the newest jobs, and of those with records:
+        each one is a question to Slurm."""
+        slurm = self.slurm
+        return self._describe(slurm, slurm.submissions(), known)
+
+    def earlier(self, asked: str) -> tuple[dict[int, JobsAnswer], dict[str, Description]]:
+        """The jobs whose id begins so, and those that asked for this id: their records, and what Slurm knows of them.
+
+        Raises what keeps the records of a node from being read, PreflightError where Slurm does not answer.
+        """
+        fleet, slurm = self.open(), self.slurm
+        gathered = fleet.ask(dict.fromkeys(fleet.agents, LIST_JOBS({"job": asked})))
+        raise_all([error for error in gathered.failed.values() if not isinstance(error, NotFound)])
+        submissions = slurm.submissions().items()
+        fitting = {job: about for job, about in submissions if can_mean(asked, job, about["asked"], "")}
+        found, recorded = self._describe(slurm, fitting, gathered.ok), by_records(gathered.ok)
+        meant = {job for job, one in found.items() if job in recorded or can_mean(asked, job, one.asked, "")}
+        return gathered.ok, {job: found[job] for job in meant}
+
+    def _describe(
+        self, slurm: SlurmHost, submissions: Mapping[str, SubmittedJob], known: Mapping[int, JobsAnswer]
+    ) -> dict[str, Description]:
+        """Of these submissions, and of the jobs in the records."""
+        queue = {job.number: job for job in _queue(slurm, submissions)}
+        commented = {job.clustertool_job: job for job in queue.values()}
+        records = by_records(known)
+        found: dict[str, Description] = {}
+        asked = 0
+        newest_first = sorted(submissions.items(), key=lambda one: one[1]["created"], reverse=True)
+        for job, about in newest_first:
+            queued = commented.get(job) or queue.get(about["slurm_id"])
+            if queued is not None:
+                found[job] = _described(queued, about)
+            elif job in records and records[job].state in OUTCOMES - {JobState.LOST}:
+                found[job] = _with(about, Description(EngineState.ENDED))
+            elif job in self._over:
+                found[job] = self._over[job]
+            elif job not in records and asked >= _REASONS:
+                found[job] = _with(about, Description(EngineState.ENDED, "", about["created"]))
+            else:
+                asked += 1
+                found[job] = _with(about, self._ended(slurm, about))
+                if found[job].state is EngineState.ENDED:
+                    self._over[job] = found[job]
+        for job, one in commented.items():
+            if job not in found and (job in records or by_hand(one.comment, self.fleet.cluster.root_dir)):
+                found[job] = _described(one)
+        for job, part in records.items():
+            if job not in found:
+                found[job] = _proved(part)
+        return found
+
+    def _ended(self, slurm: SlurmHost, about: SubmittedJob) -> Description:
+        """A job that squeue does not have: it has ended, or was never queued."""
+        number, dot, step = about["slurm_id"].partition(".")
+        if not number.isdecimal() or (dot and not step):
+            if time.time() - about["created"] < _SUBMITTING:
+                return Description(EngineState.QUEUED, "it is being submitted", about["created"])
+            return Description(EngineState.ENDED, "it was not submitted", about["created"])
+        job = slurm.job(int(number))
+        if job is not None and step and job.state not in (*ENDED, COMPLETING):  # its allocation is still there
+            reason = f"Slurm: its step {about['slurm_id']} has ended; {STEP_OUTPUT} has its messages"
+            return Description(EngineState.ENDED, reason, about["created"])
+        if job is not None and job.state not in ENDED:  # it came back to the queue a moment ago
+            return _described(job, about)
+        if job is not None:
+            return Description(EngineState.ENDED, _ended_as(job), job.ended or about["created"])
+        state = slurm.ended_state(int(number))
+        return Description(EngineState.ENDED, f"Slurm: {state}" if state else _NO_INFORMATION, about["created"])
+
+    # -- the end of a job
+
+    def cancel(self, job: str, how: StopHow) -> Answers:
+        """Take it out of the queue, or stop it on its nodes. Returns when it is past COMPLETING. Raises Survivors where it
+        does not get there, PreflightError."""
+        return self._cancel(job, how, self.caller.note, _CHANNELS)
+
+    def cancel_all(self, jobs: Collection[str], how: StopHow) -> dict[str, Answers | ClustertoolError]:
+        """Several at a time: most of the time they wait for their nodes and for Slurm."""
+        names, notes = list(jobs), SimpleQueue[str]()
+
+        def show_notes() -> None:
+            while not notes.empty():
+                self.caller.note(notes.get())
+
+        channels = _CHANNELS // max(1, min(_AT_ONCE, len(names)))
+        gathered = each(
+            names, lambda job: self._cancel(job, how, notes.put, channels), width=_AT_ONCE, check=show_notes
+        )
+        show_notes()
+        found: dict[int, Answers | ClustertoolError] = {**gathered.ok, **gathered.failed}
+        return {names[number]: one for number, one in sorted(found.items())}
+
+    def _cancel(self, job: str, how: StopHow, note: Callable[[str], None], channels: int) -> Answers:
+        """channels: how many of its nodes are asked at a time."""
+        slurm = self.slurm
+        queued = self._find(slurm, job)
+        if queued is not None and queued.state in _QUEUED:
+            self._scancel(slurm, queued, "--state=PENDING")
+            queued = self._until(slurm, queued, lambda one: one.state not in _QUEUED, _LEAVING)
+        answers: dict[str, StopAnswer] = {}
+        if queued is not None:
+            answers = self._stop(slurm, queued, job, how, note, channels)
+            patience = _LEAVING if answers else how["grace"] + _STOPPING
+            left = self._until(slurm, queued, lambda one: False, patience)
+            if left is not None:
+                what = f"job {job}: {_title(left)} is {left.state} on {left.nodelist}"
+                show = f"scontrol show {'step' if left.step else 'job'} {left.number}"
+                raise Survivors(what, f"{PROGRAM} stop --job {job} --force tries again; {show}")
+        recorded = self._recorded(job, _ENDED_ALREADY if queued is None else _CLEAN)
+        slurm.withdraw(job, only_bundle=bool(recorded))
+        return {**recorded, **answers}
+
+    def starts_again(self, job: str, attempt: int) -> bool:
+        slurm, end = self.slurm, time.monotonic() + _LEAVING
+        about = slurm.submissions().get(job)
+        number = about["slurm_id"] if about else ""
+        while number.isdecimal():  # a step does not start again
+            found = slurm.job(int(number))
+            if found is None or found.state in ENDED or not found.requeue:
+                return False
+            if found.state in _QUEUED or (found.state == COMPLETING and found.restarts > attempt):
+                return True
+            if time.monotonic() > end:
+                return False
+            time.sleep(_POLL)
+        return False
+
+    def forget(self, jobs: Collection[str]) -> None:
+        slurm = self.slurm
+        for job in jobs:
+            slurm.withdraw(job)
+
+    def _find(self, slurm: SlurmHost, job: str) -> SlurmJob | None:
+        """The job in the queue, None if it is not there."""
+        about = {name: found for name, found in slurm.submissions().items() if name == job}
+        numbers = {found["slurm_id"] for found in about.values()}
+        queue = _queue(slurm, about)
+        return next((one for one in queue if one.clustertool_job == job or one.number in numbers), None)
+
+    def _scancel(self, slurm: SlurmHost, job: SlurmJob, *options: str) -> None:
+        """Raises PreflightError if Slurm refuses it, and not for a job that has ended. Of a step it ends no more than that.
+
+        Where a step has a part of the nodes of its allocation, scancel fails after it has sent a signal (Slurm 22.05). So for a
+        step the proof of the stop decides."""
+        answer = slurm.run("scancel", *options, job.number)
+        if answer["code"] and not job.step and self._in_queue(slurm, job) is not None:
+            fix = f"try on {slurm.name}: scancel {job.number}"
+            raise PreflightError(f"scancel: {message(answer)}", fix, slurm.name)
+
+    @staticmethod
+    def _in_queue(slurm: SlurmHost, job: SlurmJob) -> SlurmJob | None:
+        queue = slurm.steps() if job.step else slurm.queue()
+        return next((one for one in queue if one.number == job.number), None)
+
+    def _until(
+        self, slurm: SlurmHost, job: SlurmJob, true: Callable[[SlurmJob], bool], seconds: float
+    ) -> SlurmJob | None:
+        """The job as soon as that is true, or after these seconds; None as soon as it has left the queue."""
+        end = time.monotonic() + seconds
+        while True:
+            found = self._in_queue(slurm, job)
+            if found is None or true(found) or time.monotonic() > end:
+                return found
+            time.sleep(_POLL)
+
+    def _stop(
+        self, slurm: SlurmHost, queued: SlurmJob, job: str, how: StopHow, note: Callable[[str], None], channels: int
+    ) -> dict[str, StopAnswer]:
+        """Ask agents on the nodes. Where none can be reached Slurm sends the signal. {name of a node: its answer}."""
+        places = self._places(queued, job) if queued.state != COMPLETING else {}
+        gathered = each(
+            places,
+            lambda host: self._stop_on(host, slurm, queued.id, job, how),
+            width=channels,
+            timeout=how["grace"] + _STOPPING,
+        )
+        if not gathered.ok and self._in_queue(slurm, queued) is not None:
+            for error in list(gathered.failed.values())[:1]:
+                note(f"no channel to the nodes of job {job} ({error.what}): scancel ends it")
+            self._scancel(slurm, queued, *([] if how["force"] else ["--signal=TERM"]))
+        return {places[node].name: answer for node, answer in gathered.ok.items() if answer is not None}
+
+    def _places(self, queued: SlurmJob, job: str) -> dict[int, Host]:
+        """The nodes of a job that Slurm runs, each with the folder of its jobs. host: its name in Slurm, name: in the job."""
+        found = {}
+        summaries = self._summaries(job)
+        for node, host in enumerate(read_node_list(queued.nodelist)):
+            part = summaries.get(node)
+            folder = part.get("dir", "").rpartition("/")[0] if part else ""
+            if part and folder:
+                found[node] = Host(node, host, root_dir=folder, name=_name(part))
+        return found
+
+    def _stop_on(self, host: Host, slurm: SlurmHost, number: int, job: str, how: StopHow) -> StopAnswer | None:
+        """The answer of a node; None if it was asked and the channel is gone: Slurm ends all steps of a job when the job's
+        own one has ended. Raises why there is no channel to the node."""
+        link = SrunLink(self.login.agents[0].link, slurm.path("srun"), number, host.host)
+        try:
+            agent = AgentClient.open(link, host, self.fleet.cluster)
+            with contextlib.suppress(Unreachable):
+                return agent.ask(requests.stop(job, how), how["grace"] + _STOPPING)
+            return None
+        finally:
+            link.close()
+
+    # -- records
+
+    def _summaries(self, job: str) -> dict[int, JobSummary]:
+        """{node as the job numbers it: its record}. No Ctrl+C ends it: it is a part of a stop."""
+        fleet, request = self.open(), LIST_JOBS({"job": job, "exact": True})
+        answers = fleet.ask(dict.fromkeys(fleet.agents, request), patient=True).ok
+        parts = (part for answer in answers.values() for part in answer["jobs"] if part["id"] == job)
+        return {int(part["node"] or 0): part for part in parts}
+
+    def _recorded(self, job: str, ended: JobStop) -> dict[str, StopAnswer | ClustertoolError]:
+        """What the last records of a job's nodes prove, after Slurm has ended it: {name: the answer to a stop}.
+
+        ended: that of a node whose records have its end.
+        """
+        end = time.monotonic() + _RECORDS
+        while True:
+            parts = self._summaries(job).values()
+            over = {_name(part): read_part(part).state in OUTCOMES for part in parts}
+            if all(over.values()) or time.monotonic() > end:
+                return {name: {"jobs": {job: ended if is_over else _NO_END}} for name, is_over in over.items()}
+            time.sleep(_POLL)
+
+
+def _name(part: JobSummary) -> str:
+    """The name that a node has in the job."""
+    node, names = int(part["node"] or 0), part["nodes"] or []
+    return names[node] if node < len(names) else f"node {node}"
+
+
+def _queue(slurm: SlurmHost, submissions: Mapping[str, SubmittedJob]) -> list[SlurmJob]:
+    """The user's jobs that are pending or have processes, and the steps if one of these submissions may be one."""
+    queue = slurm.queue()
+    allocations = {about["slurm_id"].partition(".")[0] for about in submissions.values() if "." in about["slurm_id"]}
+    return [*queue, *slurm.steps()] if allocations & {job.number for job in queue} else queue
+
+
+def _title(job: SlurmJob) -> str:
+    return f"step {job.number} of Slurm" if job.step else f"Slurm job {job.number}"
+
+
+def _described(job: SlurmJob, about: SubmittedJob | None = None) -> Description:
+    """A job that is in the queue."""
+    if job.state in _QUEUED:
+        reason = f"{explained(job.reason)} (Slurm job {job.id})" if job.reason else f"Slurm job {job.id}"
+        found = Description(EngineState.QUEUED, reason, job.submitted or 0.0, job.expected or 0.0)
+    else:
+        reason = "" if job.state == RUNNING else f"Slurm: {job.state}"
+        found = Description(EngineState.RUNNING, reason, job.started or 0.0, ending=job.state == COMPLETING)
+    if about is not None:
+        return _with(about, found)
+    return replace(found, job_name="" if job.name == job.clustertool_job else job.name, nodes=job.nodes)
+
+
+def _with(about: SubmittedJob, found: Description) -> Description:
+    return replace(found, job_name=about["name"], asked=about["asked"], command=about["command"], nodes=about["nodes"])
+
+
+def _ended_as(job: SlurmJob) -> str:
+    """Why Slurm has ended a job."""
+    more = f", {job.reason}" if job.reason else ""
+    return f"Slurm: {job.state}{more}"
+
+
+def _proved(part: NodePart) -> Description:
+    if part.state in OUTCOMES and part.state is not JobState.LOST:
+        return Description(EngineState.ENDED, part.reason, part.ended)
+    return Description(EngineState.UNKNOWN, part.reason or "Slurm does not have it")

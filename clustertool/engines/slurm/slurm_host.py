@@ -1,0 +1,141 @@
+"""Slurm as its programs on the login host know it. An agent there runs them, and keeps the folders of submitted jobs."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+
+from clustertool.errors import PreflightError
+from clustertool.fleet.fleet import Fleet
+from clustertool.model.slurm import job_lines, queue_lines
+from clustertool.model.slurm.job_lines import SHOW_JOB, TIME_FORMAT, SlurmJob
+from clustertool.model.slurm.partitions import SHOW_PARTITIONS, SlurmPartition, read_partitions
+from clustertool.model.slurm.queue_lines import SlurmNode
+from clustertool.model.slurm.slurm_times import CONFIG
+from clustertool.model.wire.agent_answers import ProgramAnswer, SubmittedJob
+from clustertool.model.wire.messages import PROGRAM, SUBMISSIONS, WITHDRAW
+from clustertool.ssh.parallel import each
+
+_SECONDS = 60.0  # that a program of Slurm may take: a busy slurmctld answers late
+_MORE = 15.0  # seconds for the way to the host, and for a login shell there
+_SLOW = 3.0  # seconds without an answer after which the user gets to know what is waited for
+_GONE = "Invalid job id"  # in the message about a job that Slurm does not have any more
+_SILENT = "Unable to contact slurm controller"  # in the message of each program while slurmctld does not run
+_START = "is slurmctld running? scontrol ping on that host shows it"
+
+
+class SlurmHost:
+    """fleet: of the login host alone, open. note: gets a message about a program that answers late."""
+
+    def __init__(self, fleet: Fleet, note: Callable[[str], None] = lambda text: None) -> None:
+        self._fleet = fleet
+        self._note = note
+        self._paths: dict[str, str] = {}
+
+    @property
+    def name(self) -> str:
+        return self._fleet.name(0)
+
+    def run(self, *argv: str, env: Mapping[str, str] = TIME_FORMAT, login: bool = False) -> ProgramAnswer:
+        """Run a program of Slurm. Raises PreflightError where there is none, Unreachable.
+
+        login: in the environment of a login shell, which sbatch passes on to the job. On the user's own machine it is that of
+        the user's shell.
+        """
+        answer = self._answer(*argv, env=env, login=login)
+        if not answer["path"]:
+            fix = 'SLURM["login"] must be a host with the commands of Slurm; a profile that adds them to PATH is read'
+            raise PreflightError(f"there is no {argv[0]}", fix, self.name)
+        return answer
+
+    def _answer(self, *argv: str, env: Mapping[str, str] = TIME_FORMAT, login: bool = False) -> ProgramAnswer:
+        """Its path is empty where there is no such program. Raises Unreachable."""
+        here = self._fleet.cluster.hosts[0].here
+        request = PROGRAM({"argv": argv, "env": env, "seconds": _SECONDS, "login": login and not here})
+        noted = time.monotonic() + _SLOW
+
+        def wait() -> None:
+            nonlocal noted
+            if time.monotonic() > noted:
+                noted = math.inf
+                more = "" if argv[0] == "srun" else f"; {_START}"  # srun waits for nodes
+                self._note(f"waiting for {argv[0]} on {self.name}{more}")
+
+        asked = each([request], lambda one: self._fleet.ask_one(0, one, _SECONDS + _MORE), check=wait)
+        return asked.all()[0]
+
+    def path(self, name: str) -> str:
+        """The path of a program of Slurm. Raises PreflightError where there is none."""
+        if name not in self._paths:
+            self._paths[name] = self.run(name, "--version")["path"]
+        return self._paths[name]
+
+    def output(self, *argv: str) -> str:
+        """The output of a program. Raises PreflightError if it fails, with its message."""
+        answer = self.run(*argv)
+        if answer["code"]:
+            raise PreflightError(f"{argv[0]}: {message(answer)}", _START, self.name)
+        return answer["stdout"]
+
+    def queue(self) -> list[SlurmJob]:
+        """The user's jobs that are pending or have processes. Raises PreflightError."""
+        return queue_lines.read_queue(self.output(*queue_lines.QUEUE))
+
+    def steps(self) -> list[SlurmJob]:
+        """The steps of the user's jobs that have processes. Raises PreflightError."""
+        return queue_lines.read_steps(self.output(*queue_lines.STEPS))
+
+    def config(self) -> str:
+        """The settings of slurm.conf, "" where Slurm does not answer."""
+        answer = self.run(*CONFIG)
+        return answer["stdout"] if answer["code"] == 0 else ""
+
+    def nodes(self) -> list[SlurmNode]:
+        """The nodes of all partitions. Raises PreflightError."""
+        return queue_lines.read_nodes(self.output(*queue_lines.NODES))
+
+    def partitions(self) -> list[SlurmPartition]:
+        """Raises PreflightError."""
+        return read_partitions(self.output(*SHOW_PARTITIONS))
+
+    def job(self, number: int) -> SlurmJob | None:
+        """What Slurm has of a job, for some minutes after its end, too. None: nothing any more. Raises PreflightError."""
+        answer = self.run(*SHOW_JOB, str(number))
+        if answer["code"] and _GONE not in answer["stderr"] + answer["stdout"]:
+            raise PreflightError(f"scontrol: {message(answer)}", _START, self.name)
+        return next((job for job in job_lines.read_jobs(answer["stdout"]) if job.id == number), None)
+
+    def ended_state(self, number: int) -> str:
+        """The state in which a job has ended, by the accounting; "" where there is none."""
+        options = ("--allocations", "--noheader", "--parsable2", "--format=State", f"--jobs={number}")
+        answer = self._answer("sacct", *options)  # not every cluster has it
+        return answer["stdout"].strip().partition("\n")[0] if not answer["code"] else ""
+
+    def submissions(self) -> dict[str, SubmittedJob]:
+        """The submitted jobs that have a folder, by their ids."""
+        found = self._fleet.ask_one(0, SUBMISSIONS({}))["submissions"]
+        return {about["job"]: about for about in found}
+
+    def withdraw(self, job: str, only_bundle: bool = False) -> None:
+        """Remove the folder of a job, or only its bundle, which has the job's key."""
+        self._fleet.ask_one(0, WITHDRAW({"job": job, "only_bundle": only_bundle}))
+
+
+def message(answer: ProgramAnswer) -> str:
+    """Why a program of Slurm has failed."""
+    if answer["code"] == -1:
+        return f"no answer for {_SECONDS:g} s"
+    lines = (line.strip() for line in answer["stderr"].splitlines())
+    errors = [line.partition(": error: ")[2] or line for line in lines if line]
+    return "; ".join(dict.fromkeys(errors)) or f"exit code {answer['code']}"
+
+
+def advice(answer: ProgramAnswer, correct: str) -> str:
+    """The fix for a program of Slurm that has failed. correct: for settings that Slurm refuses."""
+    return _START if is_silent(answer) else correct
+
+
+def is_silent(answer: ProgramAnswer) -> bool:
+    """Whether slurmctld has not answered a program."""
+    return answer["code"] == -1 or _SILENT in answer["stderr"]

@@ -1,0 +1,289 @@
+"""The start of a job in Slurm's queue: the workspace to the shared file system, a bundle with the job, a script, sbatch."""
+
+from __future__ import annotations
+
+import base64
+import os
+import posixpath
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+from clustertool import __version__
+from clustertool.engines import earlier_work
+from clustertool.engines.base import Document, Starter, Submission, Submitted
+from clustertool.engines.job_toml import engine_table, job_toml
+from clustertool.engines.send_workspace import needs, portions, send
+from clustertool.engines.slurm.allocation_step import AllocationStep, allocation_here
+from clustertool.engines.slurm.expected_plan import STANDS, expected_plan
+from clustertool.engines.slurm.slurm_check import of_login_host
+from clustertool.engines.slurm.slurm_engine import SlurmEngine
+from clustertool.engines.slurm.slurm_host import SlurmHost, advice, message
+from clustertool.errors import PreflightError, UsageError, raise_all
+from clustertool.fleet import stored_hosts
+from clustertool.fleet.fleet import Fleet
+from clustertool.fleet.identity import identity, job_id
+from clustertool.fleet.joining import join_bundle, join_process
+from clustertool.model.config.job import JobSpec, read_job, resumes
+from clustertool.model.facts import Facts, Identity
+from clustertool.model.hints import PROGRAM
+from clustertool.model.job.earlier_jobs import read_earlier
+from clustertool.model.job.job_names import FRESH
+from clustertool.model.joining.join_file import JoinFile, MeetingPoint, OwnSettings, patience
+from clustertool.model.paths import BUNDLE, STEP_OUTPUT, JobPaths
+from clustertool.model.quantities import count, human_bytes
+from clustertool.model.slurm.shell_allocation import ignored_keys
+from clustertool.model.slurm.slurm_settings import SlurmSettings, read_settings
+from clustertool.model.slurm.slurm_times import grace_warning
+from clustertool.model.slurm.submit_script import (
+    SCRIPT,
+    SubmitOrder,
+    cpus_warning,
+    script,
+    step_script,
+    submit_command,
+)
+from clustertool.model.wire.agent_answers import SubmittedJob
+from clustertool.model.wire.agent_requests import ProbeWanted
+from clustertool.model.wire.messages import SUBMIT, SUBMITTED
+
+_USUAL = ("python3", "-u", "train.py")  # what trainers run where no command is given
+_COMMAND = 200  # characters of a command that are shown
+
+
+class SlurmStart(Starter):
+    """prepare() connects to the login host, also for --dry: ROOT_DIR is known there."""
+
+    @property
+    def _slurm_engine(self) -> SlurmEngine:
+        assert isinstance(self._engine, SlurmEngine)
+        return self._engine
+
+    def prepare(self) -> Submission:
+        engine, request = self._slurm_engine, self._request
+        self._refuse()
+        self._settings = self._read_settings()  # before a connection is opened
+        facts = self._examine(engine.login)
+        engine.slurm.output("sbatch", "--version")
+        if request.spec is None:
+            toml = job_toml(facts.job_toml)
+            request.spec, request.resumes = read_job(request.cluster, toml, request.options), resumes(toml)
+            request.table = engine_table(facts.job_toml, request.cluster.engine)
+            self._settings = self._read_settings()
+        if request.spec.policy.lease:
+            fix = "give --timeout, or the key time of SLURM"
+            raise UsageError("--lease needs a command that follows the job, and a queued job starts without one", fix)
+        if request.resumes:
+            engine.caller.warn("job.toml: resume has no effect with this engine; the job starts anew")
+        self._facts = facts
+        self._allocation = allocation_here(engine.slurm, facts)
+        of_cpus = self._use_allocation(_ranks(request.spec, self._settings))
+        for warning in filter(None, (of_cpus, grace_warning(request.grace, engine.slurm.config()))):
+            engine.caller.warn(warning)
+        self._identity = self._identify()
+        documents = (Document(SCRIPT, self._script()),)
+        if not request.wish.dry:
+            return Submission(self._identity.job_id, None, documents)
+        shown = self._allocation.seen(self._settings) if self._allocation else self._settings
+        plan = expected_plan(request, shown, facts, self._identity)
+        return Submission(self._identity.job_id, plan, documents, STANDS)
+
+    def _use_allocation(self, ranks: int) -> str:
+        """Fit the settings to the allocation of this shell, if there is one. Returns a warning about processors."""
+        allocation, caller = self._allocation, self._slurm_engine.caller
+        shell = os.environ.get("SLURM_JOB_ID")
+        if allocation is None:
+            if shell:
+                what = f"the allocation of this shell (SLURM_JOB_ID={shell}) is not used"
+                caller.note(f"a new Slurm job is submitted; {what}")
+            return cpus_warning(self._settings, ranks)
+        ignored = ", ".join(ignored_keys(self._settings))
+        without = f"; these settings have no effect there: {ignored}" if ignored else ""
+        caller.note(f"the job runs in the allocation of this shell (SLURM_JOB_ID={shell}){without}")
+        self._settings = allocation.step(self._settings)
+        return allocation.cpus_warning(self._settings, ranks)
+
+    def _script(self) -> str:
+        order = self._order()
+        if self._allocation:
+            return step_script(self._settings, order, self._allocation)
+        return script(self._settings, order)
+
+    def _refuse(self) -> None:
+        """Raises UsageError for options that have no meaning here."""
+        wish = self._request.wish
+        options = (("--resume", wish.resume not in ("", FRESH)), ("--wait", wish.wait), ("--skip-bad", wish.skip_bad))
+        name = self._request.cluster.engine
+        for option, given in options:
+            if given:
+                raise UsageError(f"{option} is not possible with the engine {name}", "leave it out")
+
+    def _read_settings(self) -> SlurmSettings:
+        """Of the command line, else job.toml, else conf.py. Raises UsageError, DataError."""
+        request = self._request
+        typed = dict(request.wish.settings)
+        if request.options.nnodes:
+            typed["nodes"] = request.options.nnodes
+        return read_settings(request.cluster.settings, request.table, typed, request.cluster.where)
+
+    def _examine(self, fleet: Fleet) -> Facts:
+        """Facts of the login host. Raises what is wrong there."""
+        options = self._request.options
+        wanted: ProbeWanted = {"job_workspace": options.job_workspace}
+        if options.job_workspace:
+            wanted["listing"] = not (options.command or options.script) or bool(options.shards)
+        examined = of_login_host(fleet, wanted)
+        if self._request.workspace is not None:
+            examined = examined.room(needs(self._request.workspace, fleet.cluster, examined.facts, None))
+        examined.require()
+        examined.warn(self._engine.caller)
+        return examined.facts[0]
+
+    def _identify(self) -> Identity:
+        request, wish = self._request, self._request.wish
+        if wish.job_id:
+            answers, known = self._slurm_engine.earlier(wish.job_id)
+            recorded = read_earlier({node: answer["jobs"] for node, answer in answers.items()})
+            earlier_work.take_id(self._engine.caller, request, earlier_work.known_by(recorded, known))
+        return identity(request.job_id or job_id(), wish.job_id, wish.name or wish.job_id, request.origin)
+
+    def _order(self) -> SubmitOrder:
+        made = self._identity
+        folder = JobPaths(self._facts.root, made.job_id).queue
+        return SubmitOrder(
+            job_id=made.job_id,
+            folder=folder,
+            bundle=posixpath.join(folder, BUNDLE),
+            python=self._request.cluster.python,
+            name=made.name,
+        )
+
+    def submit(self, submission: Submission) -> Submitted:
+        engine, request, job = self._slurm_engine, self._request, submission.job_id
+        spec = request.spec
+        assert spec is not None
+        slurm, order = engine.slurm, self._order()
+        engine.caller.note(
+            f"job {job}: {spec.mode}, {count(self._settings.node_count, 'node')} of Slurm, from {slurm.name}"
+        )
+        release = self._dispatch()
+        engine.caller.starting(job)
+        about: SubmittedJob = {
+            "job": job,
+            "name": self._identity.name,
+            "asked": self._identity.asked,
+            "command": shlex.join(spec.trainer.command or _USUAL)[:_COMMAND],
+            "mode": spec.mode,
+            "nodes": self._settings.node_count,
+            "owner": self._identity.owner,
+            "created": self._identity.created,
+            "release": release,
+            "slurm_id": f"{self._allocation.job}." if self._allocation else "",
+        }
+        contents = {BUNDLE: join_bundle.content(self._join_file(release))}
+        contents.update((document.name, document.text.encode()) for document in submission.documents)
+        if self._allocation:
+            contents[STEP_OUTPUT] = b""  # closed to others, as that of a job of sbatch
+        files = {name: base64.b64encode(data).decode() for name, data in contents.items()}
+        fleet = engine.login
+        fleet.ask_one(0, SUBMIT({"about": about, "files": files}))
+        try:
+            number = self._started(slurm, order) if self._allocation else self._sbatch(slurm, order)
+        except BaseException:
+            slurm.withdraw(job)
+            raise
+        engine.caller.note(f"job {job} is {'step' if self._allocation else 'Slurm job'} {number}")
+        fleet.ask_one(0, SUBMITTED({"job": job, "slurm_id": number}))
+        problem = stored_hosts.remember(self._identity, request.cluster)
+        if problem:
+            engine.caller.warn(problem)
+        return Submitted(job)
+
+    def _started(self, slurm: SlurmHost, order: SubmitOrder) -> str:
+        """Start the step in the allocation of this shell; JOB.STEP. Raises PreflightError with the reason of a refusal."""
+        assert self._allocation is not None
+        step = AllocationStep(self._allocation, order.job_id, order.folder)
+        try:
+            return step.number(slurm, self._slurm_engine.caller)
+        except BaseException:
+            step.end(slurm)
+            raise
+
+    def _sbatch(self, slurm: SlurmHost, order: SubmitOrder) -> str:
+        """The number of the Slurm job. Raises PreflightError with the reason of a refusal."""
+        answer = slurm.run(
+            *submit_command(self._settings, order, posixpath.join(order.folder, SCRIPT)), env={}, login=True
+        )
+        number = answer["stdout"].strip().rpartition("\n")[2].partition(";")[0]
+        if answer["code"] or not number.isdecimal():
+            fix = advice(answer, "correct SLURM in conf.py, [slurm] in job.toml, or the options")
+            raise PreflightError(f"sbatch: {message(answer)}", fix, slurm.name)
+        return number
+
+    def _dispatch(self) -> str:
+        """Send the workspace to the store of ROOT_DIR. Returns the name of its release, "" where none is sent."""
+        engine, workspace = self._slurm_engine, self._request.workspace
+        if workspace is None:
+            return ""
+        facts = {0: self._facts}
+        shares = portions(workspace, engine.login.cluster, facts, None)
+        sent = send(engine.caller, engine.login, workspace, shares, facts)
+        raise_all(list(sent.failed.values()))
+        return shares[0].release
+
+    def _join_file(self, release: str) -> JoinFile:
+        request, facts = self._request, self._facts
+        folder = request.options.job_workspace
+        if folder.startswith("~/"):
+            folder = posixpath.join(facts.home, folder[2:])
+        listing = request.workspace.files if request.workspace is not None else facts.listing
+        return self._join(OwnSettings(root_dir=facts.root, folder=folder), listing, release)
+
+    def _join(self, own: OwnSettings, listing: tuple[str, ...], release: str) -> JoinFile:
+        request = self._request
+        assert request.spec is not None
+        return JoinFile(
+            version=__version__,
+            code=join_process.digest(),
+            identity=self._identity,
+            cluster=replace(request.cluster, hosts=(), settings={}),
+            job=request.spec,
+            nnodes=self._settings.node_count,
+            coordinator=MeetingPoint("", request.cluster.lead_port),
+            join_timeout=patience(request.cluster.join_timeout, "slurm"),
+            listing=listing,
+            release=release,
+            passed=request.passed,
+            secrets=tuple(request.secrets.items()),
+            own=own,
+            engine="slurm",
+            keep_bundle=self._settings.requeue,
+        )
+
+    def export(self, folder: Path) -> tuple[str, ...]:
+        """The script, and the bundle with the workspace. No connection is opened, and the nodes find ROOT_DIR themselves."""
+        self._refuse()
+        workspace = self._request.workspace
+        if workspace is None:
+            raise UsageError("export needs the files of the job", "give --workspace DIR")
+        self._settings = self._read_settings()
+        if workspace.size > join_bundle.LARGEST_WORKSPACE:
+            most = human_bytes(join_bundle.LARGEST_WORKSPACE)
+            what = f"the workspace has {human_bytes(workspace.size)}, and a bundle at most {most}"
+            raise UsageError(what, f"{PROGRAM} run sends it")
+        wish = self._request.wish
+        self._identity = identity(wish.job_id or job_id(), wish.job_id, wish.name or wish.job_id, self._request.origin)
+        cluster, made = self._request.cluster, self._identity
+        order = SubmitOrder(made.job_id, ".", BUNDLE, cluster.python, made.name, cluster.root_dir)
+        folder.mkdir(mode=0o700)
+        join_bundle.write(folder / BUNDLE, self._join(OwnSettings(), workspace.files, workspace.release), workspace)
+        (folder / SCRIPT).write_text(script(self._settings, order), "utf-8")
+        return (f"sbatch {SCRIPT}",)
+
+
+def _ranks(spec: JobSpec, settings: SlurmSettings) -> int:
+    """The number of ranks on each node, 0 where it depends on the devices there."""
+    trainers = spec.nproc or spec.trainer.per_node
+    if not trainers and (spec.nproc_of or (settings.gpus_per_node and not spec.has_pservers)):
+        return 0
+    return (trainers or 1) + (spec.pserver.per_node or 1 if spec.has_pservers else 0)

@@ -1,0 +1,39 @@
+"""The ssh engine: the nodes are those of HOSTS, each with an agent behind an ssh connection, or this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from clustertool.engines.base import Answers, Capabilities, Description, Engine, EngineState
+from clustertool.engines.job_states import by_records
+from clustertool.fleet.fleet import Fleet, stop_everywhere
+from clustertool.model.job.node_status import NodePart
+from clustertool.model.job.state_names import JobState
+from clustertool.model.wire.agent_answers import JobsAnswer
+from clustertool.model.wire.agent_requests import StopHow
+
+
+class SshEngine(Engine):
+    """Nothing waits in a queue: what there is to know of a job, its nodes' records have."""
+
+    capabilities = Capabilities(needs_hosts=True, queues=False, sends_workspace=False, live_channels=True)
+
+    def open(self, lag: float | None = None) -> Fleet:
+        return self.fleet.open(lag)
+
+    def describe(self, known: Mapping[int, JobsAnswer]) -> dict[str, Description]:
+        return {job: _described(part) for job, part in by_records(known).items()}
+
+    def cancel(self, job: str, how: StopHow) -> Answers:
+        """Over the connections that are open."""
+        return stop_everywhere(self.fleet, job, how)
+
+
+def _described(part: NodePart) -> Description:
+    if part.state is JobState.UNKNOWN:
+        return Description(EngineState.UNKNOWN, part.reason)
+    if part.may_run:
+        return Description(EngineState.RUNNING)
+    if part.state is JobState.STARTING:  # it is placed: another command may launch it now, or has ended before that
+        return Description(EngineState.UNKNOWN, "no supervisor has started")
+    return Description(EngineState.ENDED, part.reason, part.ended)

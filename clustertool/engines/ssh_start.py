@@ -1,0 +1,205 @@
+"""The start of a job over ssh: check the nodes, plan, send the workspace, and start the processes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+from clustertool.engines import earlier_work, preflight
+from clustertool.engines.base import Starter, Submission, Submitted
+from clustertool.engines.caller import pause
+from clustertool.engines.job_request import check_ranks, make_plan
+from clustertool.engines.job_toml import job_toml
+from clustertool.engines.plan_again import Kinds, start_again
+from clustertool.engines.preflight import Examined
+from clustertool.engines.send_workspace import needs, portions, send
+from clustertool.errors import ClustertoolError, DeviceInUse, PortInUse, only, raise_all, singles
+from clustertool.fleet import node_bundle, shared_roots, stored_hosts
+from clustertool.fleet.fleet import Answers, Fleet, carry_out, devices_of, module_request
+from clustertool.fleet.identity import identity, job_id
+from clustertool.model.config.job import read_job, resumes
+from clustertool.model.facts import ByNode, read_facts, with_devices
+from clustertool.model.job.stop_result import StopResult, read_result, read_undo
+from clustertool.model.planning import requests
+from clustertool.model.planning.plan import Plan, given_facts, needs_probe
+from clustertool.model.quantities import count
+from clustertool.model.roles import MODES, role_name
+from clustertool.model.wire.agent_requests import ProbeWanted
+from clustertool.show.job_text import show_results
+
+_PAUSE = (1.0, 2.0)  # seconds between two checks of devices that others use
+Undone = dict[int, StopResult]  # by node
+
+
+class SshStart(Starter):
+    """prepare() opens the engine's fleet, unless --dry needs no fact of the nodes."""
+
+    @property
+    def _fleet(self) -> Fleet:
+        return self._engine.fleet
+
+    def prepare(self) -> Submission:
+        request = self._request
+        wish, spec = request.wish, request.spec
+        if wish.dry and spec is not None and not wish.skip_bad and not needs_probe(request.cluster, spec):
+            return _submission(make_plan(request, given_facts(request.cluster)))
+        facts = self._examine()
+        if wish.dry:
+            return _submission(make_plan(request, facts))
+        return _submission(self._plan_when_free(shared_roots.confirm(self._fleet, facts)))
+
+    def submit(self, submission: Submission) -> Submitted:
+        """The plan of the submission, or a later one if another job took one of its ports between probe and claim."""
+        assert submission.plan is not None
+        made = submission.plan
+        releases = self._dispatch(made)
+        self._send_nvml(made)
+        made = self._start(made, releases)
+        problem = stored_hosts.remember(made.identity, made.cluster)
+        if problem:
+            self._engine.caller.warn(problem)
+        return Submitted(made.job_id, made)
+
+    def _examine(self) -> ByNode:
+        """Facts of all nodes, or every node's errors. Completes the request when job.toml is on the nodes."""
+        caller, request = self._engine.caller, self._request
+        options = request.options
+        listing = not (options.command or options.script) or bool(options.shards)  # else only job.toml could need it
+        wanted: ProbeWanted = {"job_workspace": options.job_workspace, "listing": listing}
+        wanted["earlier"] = earlier_work.wanted(request)
+        examined = self._room(preflight.examine(self._fleet, wanted, ports=False))
+        if request.wish.skip_bad:
+            examined = examined.good(caller, int(options.nnodes or 0))
+            request.cluster = examined.cluster
+            self._fleet.keep(request.cluster)
+            examined = self._room(examined)  # fewer trainers read more shards each
+        facts = examined.facts
+        examined.require()
+        examined.warn(caller)
+        if request.spec is None:
+            toml = job_toml(facts[0].job_toml)
+            request.spec, request.resumes = read_job(request.cluster, toml, request.options), resumes(toml)
+        earlier_work.settle(caller, request, facts)
+        return self._in_use(facts)
+
+    def _examine_again(self) -> ByNode:
+        gathered = preflight.probe(self._fleet, {"job_workspace": self._request.options.job_workspace})
+        facts = {node: read_facts(node, answer) for node, answer in gathered.all().items()}
+        return self._in_use(shared_roots.confirm(self._fleet, facts))
+
+    def _in_use(self, facts: ByNode) -> ByNode:
+        """Facts with what computes on the devices and how they are, which only --devices auto needs to know."""
+        spec = self._request.spec
+        if spec is None or not spec.auto_devices:
+            return facts
+        answers = devices_of(self._fleet).all()
+        return {node: with_devices(fact, answers[node]) for node, fact in facts.items()}
+
+    def _room(self, examined: Examined) -> Examined:
+        request = self._request
+        if request.workspace is None:
+            return examined
+        return examined.room(needs(request.workspace, request.cluster, examined.facts, request.spec))
+
+    def _plan(self, facts: ByNode) -> Plan:
+        caller, request, wish = self._engine.caller, self._request, self._request.wish
+        mine = identity(request.job_id or job_id(), wish.job_id, wish.name or wish.job_id, request.origin)
+        made = make_plan(request, facts, mine)
+        check_ranks(request, made)
+        earlier_work.hint(caller, request, made)
+        for warning in made.warnings:
+            caller.warn(warning)
+        request.planned(made)
+        return made
+
+    def _plan_when_free(self, facts: ByNode) -> Plan:
+        """With --wait once its devices are free (one message). Raises Interrupted."""
+        caller, waiting = self._engine.caller, False
+        while True:
+            try:
+                return self._plan(facts)
+            except ClustertoolError as error:
+                if not self._request.wish.wait or not only(error, DeviceInUse):
+                    raise
+                if not waiting:
+                    waiting = True
+                    busy = "; ".join(f"{one.node}: {one.what}" if one.node else one.what for one in singles(error))
+                    caller.note(f"waiting for devices: {busy}; Ctrl+C ends the waiting")
+            # Random, so that two jobs that wait for each other's devices do not continue to do so.
+            pause(caller, random.uniform(*_PAUSE))
+            facts = self._examine_again()
+
+    def _dispatch(self, made: Plan) -> Mapping[int, str]:
+        """Send the workspace; node -> the release it has now."""
+        request = self._request
+        if request.workspace is None:
+            return {}
+        facts = _facts(made)
+        shares = portions(request.workspace, request.cluster, facts, request.spec)
+        sent = send(self._engine.caller, self._fleet, request.workspace, shares, facts)
+        raise_all(list(sent.failed.values()))
+        return {node: portion.release for node, portion in shares.items()}
+
+    def _send_nvml(self, made: Plan) -> None:
+        """To nodes of which the job has NVIDIA's cards, and which do not have it: what the cards do is recorded with it."""
+        with_cards, facts = {process.node for process in made.processes if process.devices}, _facts(made)
+        nodes = [node for node in with_cards if facts[node].devices and made.nodes[node].device_kind == "gpu"]
+        if nodes:
+            lacking = [node for node in nodes if node_bundle.nvml()[0] not in facts[node].modules]
+            self._fleet.ask(dict.fromkeys(lacking, module_request()))
+
+    def _start(self, made: Plan, releases: Mapping[int, str]) -> Plan:
+        """The plan that is started."""
+        caller, request = self._engine.caller, self._request
+        roles = [process.role for process in made.processes]
+        counts = ", ".join(count(roles.count(role), role_name(role)) for role in MODES[made.job.mode])
+        caller.note(f"job {made.job_id}: {made.job.mode}, {counts} on {count(len(made.nodes), 'node')}")
+        undone: Undone | None = None
+        # Other ports can always be taken, other devices with --devices auto, and the same ones later with --wait.
+        any_device = request.wish.wait or request.options.devices.strip() == "auto"
+        passing: Kinds = (PortInUse, DeviceInUse) if any_device else (PortInUse,)
+
+        def start(made: Plan) -> None:
+            nonlocal undone
+            undone = {}
+            caller.starting(made.job_id)
+            self._carry_out(made, releases, undone)
+
+        def plan_again(error: ClustertoolError) -> Plan:
+            nonlocal releases, undone
+            undone = None
+            what = "a device" if only(error, DeviceInUse) else "a port"
+            caller.note(f"{what} was taken by another job a moment ago: planning again")
+            request.job_id = made.job_id
+            later = self._plan_when_free(self._examine_again())
+            if only(error, DeviceInUse):  # other devices may be other trainers, which read other shards
+                releases = self._dispatch(later)
+            return later
+
+        try:
+            return start_again(caller, made, start, plan_again, passing)
+        except ClustertoolError:
+            if undone is not None:
+                results = {node: undone.get(node, read_result(None, "")) for node in range(len(made.nodes))}
+                show_results({self._fleet.name(node): result for node, result in results.items()}, caller.note)
+            raise
+
+    def _carry_out(self, made: Plan, releases: Mapping[int, str], undone: Undone) -> None:
+        """`undone` gets what was taken back."""
+        request = self._request
+
+        def note(phase: str, answers: Answers) -> None:
+            for node, answer in answers.items():
+                if phase == "stop" or node not in undone or isinstance(answer, ClustertoolError):
+                    undone[node] = read_result(answer, made.job_id) if phase == "stop" else read_undo(answer)
+
+        carry_out(requests.start(made, releases, request.secrets, request.resumed), self._fleet, note)
+
+
+def _submission(made: Plan) -> Submission:
+    return Submission(made.job_id, made)
+
+
+def _facts(made: Plan) -> ByNode:
+    """The facts that a plan was made with."""
+    return {node.host.index: node.facts for node in made.nodes}

@@ -1,1 +1,0 @@
-"""Run the embedded local cluster: OpenSSH servers on loopback."""

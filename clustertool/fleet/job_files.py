@@ -1,0 +1,41 @@
+"""The files of stored jobs, by their names. Its import is fast: completion needs no more (job_places.py has their content)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from platformdirs import user_state_path
+
+from clustertool.model.paths import is_job_id
+
+END = ".json"
+
+
+def default_directory() -> Path:
+    """The folder of this user's stored jobs."""
+    return user_state_path("clustertool") / "jobs"
+
+
+def job_of(path: Path) -> str:
+    """The id of the job whose file this is."""
+    return path.name[: -len(END)]
+
+
+def paths(directory: Path) -> list[Path]:
+    """The files, in any order."""
+    try:
+        names = [name for name in os.listdir(directory) if name.endswith(END)]
+    except OSError:
+        return []
+    return [directory / name for name in names if is_job_id(name[: -len(END)])]
+
+
+def by_age(directory: Path) -> list[Path]:
+    """The files, the oldest first."""
+    found: list[tuple[int, Path]] = []
+    for path in paths(directory):
+        with contextlib.suppress(OSError):  # another command has removed it
+            found.append((path.lstat().st_mtime_ns, path))
+    return [path for _, path in sorted(found)]

@@ -1,0 +1,206 @@
+"""The places of jobs: which hosts have the jobs that this user has started from this machine.
+
+    state directory/jobs/<id>.json      one file per job, 0600, in a folder of this user (0700); the newest 256 of them
+
+So later commands find a job without a conf.py, from any folder. A file has what a connection needs and the names of SECRETS,
+and no environment, no command and no value of a secret. It is written whole or not at all, so two commands at once never see
+half of one. A file or folder that another user can have written is refused: it decides which hosts are trusted, and a gateway
+may be a command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from clustertool.errors import ConfigError, UsageError
+from clustertool.fleet import job_files, this_machine
+from clustertool.model.config.cluster import KEYS, Cluster, read_cluster
+from clustertool.model.config.hosts import Host, valid_host, valid_user
+from clustertool.model.facts import Identity
+from clustertool.model.job.job_names import meant
+from clustertool.model.paths import is_job_id
+from clustertool.model.quantities import HIGHEST_PORT, whole
+from clustertool.node.storage import files
+from clustertool.node.system import path_trust
+from clustertool.ssh import ownership
+
+_Content = Mapping[str, Any]  # an object of a file
+_FORMAT = 1
+_MOST = 256  # jobs
+_LARGEST = 16 << 20  # bytes of a file; 100,000 hosts have less
+# How conf.py says that nodes are reached, how long a stop may take, and the names whose values are masked in what is shown.
+_REACH = """ENGINE ROOT_DIR ROOT_DIR_GROUP USER PORT IDENTITY_FILE GATEWAY CONNECT_TIMEOUT HOST_KEYS KNOWN_HOSTS PYTHON
+LOSS_TIMEOUT GRACE SECRETS""".split()
+_DAMAGED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # raised for a file that is damaged
+_LOCAL_FILES = ("IDENTITY_FILE", "KNOWN_HOSTS")
+_TEXTS = ("host", "user", "address", "root_dir", "name")  # fields of a host
+_FIX = "remove what is not yours, or correct it (chown, chmod go-w); or name the hosts: --conf FILE, --hostfile FILE"
+
+
+@dataclass(frozen=True)
+class StoredJob:
+    """A job and where it runs or ran. cluster: None for the embedded local cluster, whose addresses change."""
+
+    id: str
+    asked: str
+    name: str
+    created: float
+    cluster: Cluster | None
+
+    @property
+    def here(self) -> bool:
+        """It runs on this machine alone."""
+        return self.cluster is not None and [host.here for host in self.cluster.hosts] == [True]
+
+
+class JobPlaces:
+    """The stored jobs of this user. `directory`: by default below the user's state directory."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self._dir = (directory or job_files.default_directory()).absolute()
+
+    def store(self, identity: Identity, cluster: Cluster) -> None:
+        """Store where a job runs that has been started, and remove the oldest files. Raises OSError, ConfigError."""
+        self._dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._check_dir()
+        about = {"asked": identity.asked, "name": identity.name, "created": identity.created}
+        value = {"format": _FORMAT, "id": identity.job_id, **about, **_written(cluster)}
+        files.replace(str(self._path(identity.job_id)), json.dumps(value, default=str).encode(), durable=False)
+        for path in job_files.by_age(self._dir)[:-_MOST]:
+            path.unlink(missing_ok=True)
+
+    def find(self, text: str) -> StoredJob | None:
+        """The job that a user calls so: by its id or name the newest one, else by a unique prefix of its id.
+
+        Raises ConfigError; UsageError for a prefix of jobs in several places.
+        """
+        for entry in self._read([self._path(text)] if is_job_id(text) else []):
+            if not entry.asked:  # an id that the tool has made: no other job is meant
+                return entry.job()
+        stored = self._read(job_files.paths(self._dir))
+        found = meant(text, stored, lambda entry: (entry.id, entry.asked, entry.name))
+        if any(entry.reach != found[0].reach for entry in found):
+            listed = ", ".join(entry.id for entry in found[:8])
+            raise UsageError(f"--job {text!r} is not unique: {listed}", "write more of it")
+        return found[0].job() if found else None
+
+    def newest(self) -> StoredJob | None:
+        """The job that was started last. Raises ConfigError."""
+        for entry in self._read(job_files.by_age(self._dir)[-1:]):
+            return entry.job()
+        return None
+
+    def forget(self, jobs: Iterable[str]) -> None:
+        """Remove what is stored about jobs that are removed themselves."""
+        for job in filter(is_job_id, jobs):
+            with contextlib.suppress(OSError):
+                self._path(job).unlink()
+
+    def _path(self, job: str) -> Path:
+        return self._dir / f"{job}{job_files.END}"
+
+    def _check_dir(self) -> None:
+        wrong = path_trust.unsafe(str(self._dir))
+        if wrong:
+            raise ConfigError(f"the stored hosts of jobs are not used: {wrong.what}", _FIX)
+
+    def _read(self, paths: Sequence[Path]) -> list[_StoredFile]:
+        """What these files have, the newest job first. A file that is damaged, or of a newer version, is left out."""
+        if paths:
+            self._check_dir()
+        found: list[_StoredFile] = []
+        for path in paths:
+            with contextlib.suppress(OSError, *_DAMAGED):
+                entry = _entry(json.loads(self._bytes(path)))
+                if entry.id == job_files.job_of(path):
+                    found.append(entry)
+        return sorted(found, key=lambda entry: (entry.created, entry.id), reverse=True)
+
+    @staticmethod
+    def _bytes(path: Path) -> bytes:
+        """Raises ConfigError for a file that another user can have written, OSError for what is no file."""
+        with open(files.open_file(str(path)), "rb") as file:
+            problem = ownership.problem(file.fileno(), os.fstat(file.fileno()))
+            if problem:
+                raise ConfigError(f"the stored hosts of jobs are not used: {path} {problem}", _FIX)
+            return file.read(_LARGEST)
+
+
+@dataclass(frozen=True)
+class _StoredFile:
+    """A file, of which only what names the job has been checked: to check the hosts of all files would take long."""
+
+    id: str
+    asked: str
+    name: str
+    created: float
+    content: _Content
+
+    @property
+    def reach(self) -> tuple[object, ...]:
+        """The hosts and how they are reached: two jobs with the same are in one place."""
+        return tuple(self.content.get(part) for part in ("hosts", "keys", "settings"))
+
+    def job(self) -> StoredJob | None:
+        """None where the hosts are damaged."""
+        try:
+            return StoredJob(self.id, self.asked, self.name, self.created, _cluster(self.id, self.content))
+        except _DAMAGED:
+            return None
+
+
+def _written(cluster: Cluster) -> dict[str, object]:
+    """A cluster as its file has it: {} for the embedded one."""
+    if cluster.ssh_config == "none":
+        return {}
+    keys: dict[str, object] = {}
+    for key in _REACH:
+        field = KEYS[key]
+        value = getattr(cluster, field.name)
+        if value != field.default:
+            keys[key] = os.path.abspath(os.path.expanduser(value)) if key in _LOCAL_FILES else value
+    hosts = [{name: getattr(host, name) for name in (*_TEXTS, "port", "twin", "here")} for host in cluster.hosts]
+    settings = {"settings": dict(cluster.settings)} if cluster.settings else {}
+    return {"keys": keys, "hosts": hosts, **settings}
+
+
+def _entry(value: _Content) -> _StoredFile:
+    """A file's content. Raises one of _DAMAGED for what this version has not written."""
+    if value["format"] != _FORMAT:
+        raise ValueError(value["format"])
+    return _StoredFile(str(value["id"]), str(value["asked"]), str(value["name"]), float(value["created"]), value)
+
+
+def _cluster(job: str, value: _Content) -> Cluster | None:
+    """The hosts of a file. Raises one of _DAMAGED."""
+    if "hosts" not in value:
+        return None
+    hosts = tuple(_host(index, each) for index, each in enumerate(value["hosts"]))
+    keys = {key: value["keys"][key] for key in _REACH if key in value["keys"]}
+    try:
+        known = read_cluster({**keys, "HOSTS": ["localhost"]}, f"the hosts of job {job}")
+        known = replace(known, settings={**value.get("settings", {})})
+    except ConfigError as error:
+        raise ValueError(error.what) from None
+    if len(hosts) == 1 and hosts[0].here:
+        here = this_machine.alone(Path(hosts[0].root_dir).parent)
+        return replace(here, secrets=known.secrets, engine=known.engine, settings=known.settings)
+    return replace(known, hosts=hosts)
+
+
+def _host(index: int, value: _Content) -> Host:
+    texts = {name: value[name] for name in _TEXTS}
+    port, twin = whole(value["port"], 0, HIGHEST_PORT), whole(value["twin"], 0, 1 << 20)
+    right = all(isinstance(text, str) for text in texts.values()) and port is not None and twin is not None
+    right = right and valid_host(texts["host"]) and (not texts["user"] or valid_user(texts["user"]))
+    right = right and (not texts["address"] or valid_host(texts["address"]))
+    root = texts["root_dir"]
+    if not right or (root not in ("", "~") and not root.startswith(("/", "~/"))) or {"\n", "\0"} & set(root):
+        raise ValueError(value)
+    return Host(index, **texts, port=port or 0, twin=twin or 0, here=value["here"] is True)

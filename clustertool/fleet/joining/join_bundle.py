@@ -1,0 +1,88 @@
+"""A join bundle is one zipapp that a machine starts to join a job: `python3 bundle.pyz join [--index I]`.
+
+It has the code, the join file with the job's key, the module that reads NVIDIA's devices, and the workspace where it fits.
+node/join/bundle_content.py reads it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
+
+from clustertool.errors import UsageError
+from clustertool.fleet import node_bundle
+from clustertool.fleet.dispatch.shipment import Shipment
+from clustertool.fleet.dispatch.workspace import Workspace
+from clustertool.fleet.joining import join_process
+from clustertool.model.joining.join_file import JoinFile, to_json
+
+LARGEST_WORKSPACE = 64 << 20  # bytes of a workspace that a bundle contains; a larger one comes from node 0
+# The names of node/join/bundle_content.py, which the laptop does not import.
+_JOIN_FILE, _MANIFEST, _PIECES, _NVML = "join.json", "workspace/manifest", "workspace/pieces/", "nvml/"
+_SHEBANG = b"#!/usr/bin/env python3\n"
+# Runs under whatever Python starts it, also under 2.7, which gets a message.
+_MAIN = b"""\
+import sys
+if sys.version_info < (3, 8):
+    sys.stderr.write("clustertool join: %s is Python %s, too old\\n" % (sys.executable, sys.version.split()[0]))
+    sys.stderr.write("  fix: start the bundle with Python 3.8 or newer\\n")
+    sys.exit(69)
+from clustertool.node.join.main import start_bundle
+sys.exit(start_bundle(sys.argv))
+"""
+
+
+def with_workspace(join: JoinFile, workspace: Workspace) -> JoinFile:
+    """The join file of a job whose workspace is sent."""
+    return replace(join, release=workspace.release, listing=workspace.files)
+
+
+def write(path: Path, join: JoinFile, workspace: Workspace | None = None) -> bool:
+    """Write a new file of mode 0600. Returns whether the workspace is in it, if there is one.
+
+    Raises UsageError where the file exists, OSError, and DispatchError for a workspace that changes meanwhile.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, 0o600)
+    except FileExistsError:
+        raise UsageError(f"{path} exists", "remove it, or write to another file") from None
+    fits = workspace is not None and workspace.size <= LARGEST_WORKSPACE
+    try:
+        with open(fd, "wb") as file:
+            _write(file, join, workspace if fits else None)
+    except BaseException:
+        os.unlink(path)
+        raise
+    return fits
+
+
+def content(join: JoinFile) -> bytes:
+    """The bytes of a bundle without a workspace."""
+    file = io.BytesIO()
+    _write(file, join, None)
+    return file.getvalue()
+
+
+def _write(file: BinaryIO, join: JoinFile, workspace: Workspace | None) -> None:
+    file.write(_SHEBANG)
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in join_process.code().items():
+            archive.writestr(name, text)
+        archive.writestr("__main__.py", _MAIN)
+        archive.writestr(_JOIN_FILE, to_json(join))
+        digest, packed = node_bundle.nvml()
+        archive.writestr(_NVML + digest, packed)
+        if workspace is not None:
+            _add_workspace(archive, Shipment(workspace, {}))
+
+
+def _add_workspace(archive: zipfile.ZipFile, shipment: Shipment) -> None:
+    archive.writestr(_MANIFEST, shipment.text)
+    for number, piece in enumerate(shipment.pieces):
+        if number:
+            archive.writestr(_PIECES + piece.name, shipment.read(number))

@@ -1,0 +1,38 @@
+"""A joining process runs the installed package: its command, and the digest of its code. It gets the join file over stdin."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from clustertool.fleet import node_bundle
+
+_ROOT = Path(__file__).resolve().parents[2]
+_FILES = ("__init__.py", "errors.py", "node/**/*.py", "model/**/*.py")
+# Without the user's own packages. The package's folder is the last one, so what is next to it shadows no module of Python.
+_CODE = """\
+import sys
+sys.path[:] = [entry for entry in sys.path if entry]
+sys.path.append(sys.argv.pop(1))
+from clustertool.node.join.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def command(*options: str) -> list[str]:
+    """The command of a joining process; see node/join/main.py for the options. Its stdin is the join file."""
+    return [sys.executable, "-ESs", "-c", _CODE, str(_ROOT.parent), *options]
+
+
+@lru_cache(maxsize=1)
+def code() -> Mapping[str, str]:
+    """{name: text} of the modules that a joining process may import."""
+    paths = sorted({path for pattern in _FILES for path in _ROOT.glob(pattern)})
+    return {path.relative_to(_ROOT.parent).as_posix(): path.read_text("utf-8") for path in paths}
+
+
+def digest() -> str:
+    """Of the code: all machines of a job need the same."""
+    return node_bundle.named("".join(f"{name}\0{text}\0" for name, text in code().items()).encode())

@@ -1,0 +1,153 @@
+"""The secret of machines that start one job together without ssh, and the certificate that each machine derives from it.
+
+All machines that have the same secret derive the same certificate and key, byte for byte, so the job's mutual TLS admits them
+and no others. The certificate is visible to any program that connects to the coordinator. A secret that can be guessed can
+therefore be found without a further connection, which is why it has at least 128 bits.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import re
+import secrets
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from platformdirs import user_config_path, user_state_path
+
+from clustertool.errors import ConfigError, UsageError
+from clustertool.fleet.identity import self_signed
+from clustertool.model.hints import PROGRAM
+
+VARIABLE = "CLUSTERTOOL_SECRET"
+BITS = 128
+_NEW = 20  # bytes of a new secret: 160 bits, 32 characters
+_MOST = 4096  # bytes of a file that is read
+_LEAST_DIFFERENT = 8  # different characters: of 26 random ones, fewer is as likely as guessing the secret
+_INFO = b"clustertool: certificate of a job, 1"
+_FIX = f"{PROGRAM} secret makes a new one; all machines need the same"
+_SERIAL = 1
+
+
+@dataclass(frozen=True)
+class Secret:
+    """`source`: where it was found, for messages."""
+
+    text: str = field(repr=False)
+    source: str
+
+
+def default_file() -> Path:
+    """The file that is read where the variable is not set: ~/.config/clustertool/secret."""
+    return user_config_path("clustertool") / "secret"
+
+
+def new() -> str:
+    """A new secret: letters and digits, without a character that a shell interprets."""
+    return base64.b32encode(secrets.token_bytes(_NEW)).decode().lower()
+
+
+def find(environ: Mapping[str, str]) -> Secret | None:
+    """The secret of this user: that of the variable, else of the file. None if there is neither.
+
+    Raises UsageError for one that is too short, ConfigError for a file that another user can read or has written.
+    """
+    if environ.get(VARIABLE):
+        return Secret(_checked(environ[VARIABLE].strip(), VARIABLE), VARIABLE)
+    path = default_file()
+    text = _read(path)
+    return None if text is None else Secret(_checked(text.strip(), str(path)), str(path))
+
+
+def of_this_machine(make: bool = True) -> Secret:
+    """A secret that only this user's programs on this machine have, for jobs that stay on it. Made at the first use.
+
+    make: False for a command that changes nothing: the text is empty as long as there is none.
+    """
+    path = user_state_path("clustertool") / "loopback-secret"
+    text = _read(path)
+    if text is None and not make:
+        return Secret("", str(path))
+    if text is None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # another command was faster
+            write(path, new())
+        text = _read(path) or ""
+    return Secret(_checked(text.strip(), str(path)), str(path))
+
+
+def write(path: Path, text: str) -> None:
+    """A new file with mode 0600, complete as soon as it has its name. Raises FileExistsError and other OSErrors."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(handle, "w", encoding="ascii") as file:
+            os.fchmod(handle, 0o600)  # whatever the umask and the access list of the folder
+            file.write(f"{text}\n")
+            file.flush()
+            os.fsync(handle)
+        os.link(part, path, follow_symlinks=False)
+    finally:
+        os.unlink(part)
+
+
+def bits(text: str) -> float:
+    """The bits of a random secret of these characters: digits have 3.3 each, hex digits 4, one case and digits 5, others 6."""
+    kinds = ((r"[0-9]*", 3.3), (r"[0-9a-f]*|[0-9A-F]*", 4.0), (r"[0-9a-z]*|[0-9A-Z]*", 5.0))
+    each = next((size for pattern, size in kinds if re.fullmatch(pattern, text)), 6.0)
+    return each * len(text)
+
+
+def certificate(secret: str, salt: str) -> tuple[str, str]:
+    """(certificate, key) in PEM, the same on every machine: Ed25519, whose seed is HKDF-SHA256 of the secret.
+
+    salt: what the machines of one job have in common, so that no two jobs of one secret have the same certificate.
+    """
+    seed = HKDF(algorithm=hashes.SHA256(), length=32, salt=salt.encode(), info=_INFO).derive(secret.encode())
+    return self_signed(Ed25519PrivateKey.from_private_bytes(seed), _SERIAL, None)
+
+
+def _checked(text: str, source: str) -> str:
+    if not re.fullmatch(r"[!-~]+", text):
+        what = f"the secret in {source} is empty, or has blanks or characters that are not ASCII"
+        raise UsageError(what, _FIX)
+    if bits(text) < BITS or len(set(text)) < _LEAST_DIFFERENT:
+        what = (
+            f"the secret in {source} is too short: it needs at least {BITS} random bits (26 random letters and digits)"
+        )
+        raise UsageError(what, _FIX)
+    return text
+
+
+def _read(path: Path) -> str | None:
+    """The text of a file that only this user can read; None if there is none. Raises ConfigError."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", "correct its permissions") from None
+    try:
+        _check(path, os.fstat(handle))
+        return os.read(handle, _MOST).decode("ascii", "replace")
+    finally:
+        os.close(handle)
+
+
+def _check(path: Path, info: os.stat_result) -> None:
+    """Raises ConfigError for what is no file of this user, or a file that others can read or write."""
+    again = f"remove it; {PROGRAM} secret --to {path} makes a new one"
+    if not stat.S_ISREG(info.st_mode):
+        raise ConfigError(f"{path} is no file", again)
+    if info.st_uid != os.geteuid():
+        raise ConfigError(f"{path} belongs to uid {info.st_uid}", again)
+    if stat.S_IMODE(info.st_mode) & 0o077:
+        what = f"other users can read or write {path} (mode {stat.S_IMODE(info.st_mode):04o})"
+        raise ConfigError(what, f"chmod 600 {path}; if they may have read it, make a new secret")

@@ -1,0 +1,92 @@
+"""The logs of a job in a folder of this machine, while they grow on the nodes.
+
+    FOLDER/JOB<id>/workerlog.0      the bytes of the log
+    FOLDER/workerlog.0              a link to it, made with its first byte
+
+So what FOLDER shows is always of the newest job: prepare() removes links to an earlier one, and renames other files. A mark in
+it keeps it out of workspaces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+
+from clustertool.errors import DataError
+from clustertool.model.paths import LOGS_MARK, folder_of
+
+_SHOWN = re.compile(r"(workerlog|serverlog|heterlog)\.[0-9]+|attempt[0-9]+|endpoints\.log|(train|server|heter)\.log")
+_JOB = "JOB"
+
+
+def prepare(folder: Path) -> None:
+    """Make the folder, and let it show no log of an earlier job. Raises DataError."""
+    try:
+        if folder.is_symlink() and _is_of_job(folder):  # made by clusterrun for a job on this machine
+            folder.unlink()
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / LOGS_MARK).touch()
+        for path in sorted(folder.iterdir()):
+            if not _SHOWN.fullmatch(path.name):
+                continue
+            if path.is_symlink() and _is_of_job(path):
+                path.unlink()
+            else:
+                path.rename(_unused(path))
+    except OSError as error:
+        fix = "name a folder of yours: --log-dir DIR"
+        raise DataError(f"logs cannot be written to {folder}: {error.strerror}", fix) from None
+
+
+class LocalLogs:
+    """write() the pieces of the logs of a job into `folder`. `failure` says why no more is written.
+
+    folder: that of --log-dir, which shows them by links (`shown`); None is ./JOB<id>/log, which shows no other job.
+    """
+
+    def __init__(self, job: str, folder: Path | None) -> None:
+        self.shown = folder
+        self.folder = folder / folder_of(job) if folder is not None else Path(folder_of(job)) / "log"
+        self.failure = ""
+        self.written: set[str] = set()  # names of logs
+
+    def write(self, log: str, offset: int, data: bytes) -> None:
+        """Some bytes of a log (JobPaths.log) from this offset on."""
+        name, first = log.partition("/")[2], log not in self.written
+        path = self.folder / name
+        try:
+            if first:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if self.shown is None:
+                    (self.folder.parent / LOGS_MARK).touch()
+            fresh = os.O_TRUNC if first else 0  # an earlier job may have had this id
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | fresh, 0o644)
+            try:
+                while data:
+                    done = os.pwrite(fd, data, offset)
+                    data, offset = data[done:], offset + done
+            finally:
+                os.close(fd)
+            if first and self.shown is not None:
+                top = name.partition("/")[0]
+                with contextlib.suppress(FileExistsError):
+                    (self.shown / top).symlink_to(os.path.join(self.folder.name, top))
+            self.written.add(log)
+        except OSError as error:
+            self.failure = f"{path}: {error.strerror}"
+
+
+def _is_of_job(link: Path) -> bool:
+    """Whether a link leads into the directory of a job."""
+    return any(part.startswith(_JOB) for part in Path(os.readlink(link)).parts)
+
+
+def _unused(path: Path) -> Path:
+    """A name like this one that nothing has."""
+    found, number = path.with_name(f"{path.name}.old"), 1
+    while os.path.lexists(found):
+        number += 1
+        found = path.with_name(f"{path.name}.old{number}")
+    return found

@@ -1,0 +1,25 @@
+"""Commands in messages name the program that the user typed: `clustertool` or `inv`.
+
+A node, the model and an action do not know this program. They write PROGRAM: f"{PROGRAM} jobs lists the jobs". The laptop fills
+it in where it shows a text (show/terminal.py, show/markup.py). Such a text may contain a name, a path or a line of a log.
+PROGRAM cannot occur in these: it begins with half of a surrogate pair. Text that was decoded from bytes has at most the halves
+U+DC80 to U+DCFF (`surrogateescape`).
+"""
+
+from __future__ import annotations
+
+PROGRAM = "\ud800{clustertool}"
+
+
+def filled(text: str, program: str) -> str:
+    """`text` with the program's name in its commands."""
+    return text.replace(PROGRAM, program)
+
+
+def filled_value(value: object, program: str) -> object:
+    """A value of JSON with the program's name in the commands of its texts. Keys are not changed."""
+    if isinstance(value, dict):
+        return {key: filled_value(item, program) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [filled_value(item, program) for item in value]
+    return filled(value, program) if isinstance(value, str) else value

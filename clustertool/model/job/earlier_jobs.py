@@ -1,0 +1,129 @@
+"""Earlier jobs decide the id of a new job, and the output that it continues from.
+
+Each node lists the earlier jobs that a new one may belong to (Facts.earlier). These functions fold the lists and choose.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from clustertool.errors import NotFound, UsageError
+from clustertool.model.hints import PROGRAM
+from clustertool.model.job.job_names import meant
+from clustertool.model.job.node_status import read_part
+from clustertool.model.job.state import decide
+from clustertool.model.job.state_names import OUTCOMES, JobState
+from clustertool.model.paths import is_job_id
+
+Row = Mapping[str, Any]  # what a node lists of one job: EarlierRow
+_LIST = f"{PROGRAM} jobs lists the jobs"
+
+
+@dataclass(frozen=True)
+class EarlierJob:
+    """A job as the nodes of the new one know it. with_output: those of the nodes on which its output folder has files."""
+
+    id: str
+    asked: str
+    name: str
+    owner: str
+    workspace: str
+    command: str
+    created: float
+    state: JobState
+    with_output: Tuple[int, ...]
+
+    @property
+    def ended(self) -> bool:
+        return self.state in OUTCOMES
+
+    @property
+    def script(self) -> str:
+        return script_of(self.command)
+
+
+@dataclass(frozen=True)
+class Kinship:
+    """What makes an earlier job one of the same work: its name; else, for a job without a name, its owner and workspace.
+
+    A new job that has no name continues the newest one of its workspace, whatever its name is.
+    """
+
+    name: str
+    owner: str
+    workspace: str
+
+    def has(self, job: EarlierJob) -> bool:
+        return self.has_name(job) or self.has_place(job)
+
+    def has_name(self, job: EarlierJob) -> bool:
+        return bool(self.name) and self.name in (job.name, job.asked)
+
+    def has_place(self, job: EarlierJob) -> bool:
+        same = bool(self.workspace) and (job.owner, job.workspace) == (self.owner, self.workspace)
+        return same and not (self.name and job.name)
+
+
+def script_of(command: str) -> str:
+    """The program of a command: the first argument that ends in .py, else the first one."""
+    arguments = command.split()
+    return next((argument for argument in arguments if argument.endswith(".py")), arguments[0] if arguments else "")
+
+
+def read_earlier(lists: Mapping[int, Sequence[Row]]) -> Tuple[EarlierJob, ...]:
+    """The jobs that the nodes have listed ({node: its rows}), the newest first."""
+    rows: Dict[str, Dict[int, Row]] = {}
+    for node, listed in lists.items():
+        for row in listed:
+            rows.setdefault(row["id"], {})[node] = row
+    found: List[EarlierJob] = []
+    for job, parts in rows.items():
+        first = next(iter(parts.values()))
+        texts = {key: str(first.get(key) or "") for key in ("asked", "name", "owner", "workspace", "command")}
+        state = decide(read_part(row) for row in parts.values()).state
+        with_output = tuple(node for node, row in parts.items() if row.get("output"))
+        found.append(EarlierJob(id=job, created=first["created"] or 0.0, state=state, with_output=with_output, **texts))
+    return tuple(sorted(found, key=lambda one: (one.created, one.id), reverse=True))
+
+
+def free_id(asked: str, earlier: Sequence[EarlierJob]) -> str:
+    """The id of a new job that asks for `asked`: this, or `asked`-2 and so on after a job with it has ended.
+
+    Raises UsageError while a job with it runs, or where this is not known.
+    """
+    family = [job for job in earlier if asked in (job.id, job.asked)]
+    for job in family:
+        if not job.ended:
+            state = "its state is unknown" if job.state is JobState.UNKNOWN else f"its state is {job.state}"
+            fix = f"{PROGRAM} stop --job {job.id} ends it; or take another --job-id"
+            raise UsageError(f"--job-id {asked}: job {job.id} has not ended, {state}", fix)
+    if not family:
+        return asked
+    numbered = (re.fullmatch(re.escape(asked) + r"-(\d{1,9})", job.id) for job in earlier)
+    found = f"{asked}-{max([1, *(int(match[1]) for match in numbered if match)]) + 1}"
+    if not is_job_id(found):
+        raise UsageError(f"job {asked} has ended, and {found} is too long for a job id", "take a shorter --job-id")
+    return found
+
+
+def same_work(earlier: Sequence[EarlierJob], kin: Kinship) -> Optional[EarlierJob]:
+    """The newest ended job of the same work that has left an output; else the newest ended one."""
+    ended = [job for job in earlier if job.ended and kin.has_name(job)]
+    ended = ended or [job for job in earlier if job.ended and kin.has_place(job)]
+    return next((job for job in ended if job.with_output), ended[0] if ended else None)
+
+
+def named_job(earlier: Sequence[EarlierJob], text: str) -> EarlierJob:
+    """The ended job that --resume names, by its id, a unique beginning of it, or its name. Raises NotFound, UsageError."""
+    found = meant(text, earlier, lambda job: (job.id, job.asked, job.name))
+    if not found:
+        raise NotFound(f"--resume {text}: these nodes have no such job", _LIST)
+    if len(found) > 1:
+        listed = ", ".join(job.id for job in found)
+        raise UsageError(f"--resume {text!r} is not unique: {listed}", "write more of it")
+    if not found[0].ended:
+        what = f"--resume {text}: job {found[0].id} has not ended, its state is {found[0].state}"
+        raise UsageError(what, f"{PROGRAM} stop --job {found[0].id} ends it")
+    return found[0]

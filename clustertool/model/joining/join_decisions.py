@@ -1,0 +1,469 @@
+"""The coordinator of the machines that join a job decides, purely: decide(state, event) -> (state, actions).
+
+    phase      event                                next       actions
+    gathering  a machine offers                     gathering  Wait, or Refuse
+    gathering  a machine leaves, or its connection  gathering  Wait
+    gathering  a machine of an engine leaves        over       Abort               (the engine does not start it again)
+    gathering  all N machines have joined           probing    Number, Order(probe)
+    gathering  JOIN_TIMEOUT since the first one     over       Abort (75)
+    probing    all machines have answered           planning   MakePlan
+    planning   the plan is made                     placing    Order(place)
+    planning   the plan is made; machines lack      relaying   Order(relay)        (they start relays, and node 0 one that
+               the workspace                                                        serves)
+    relaying   all relays listen                    fetching   Order(fetch)
+    fetching   all have the workspace               placing    Order(place)
+    placing    all have placed the job              launching  Order(launch)       (to all but the coordinator itself)
+    placing    a port was taken meanwhile           undoing    Order(undo)         (a few times)
+    undoing    all have undone it                   probing    Order(probe)
+    launching  all supervisors are prepared         leading    Lead                (the coordinator's own supervisor)
+    leading    the lead listens                     over       Go
+    any**      not all have answered for 180 s      over       Abort (75)
+    any*       a machine fails, leaves or is lost   over       Abort
+    any        the coordinator is interrupted       over       Abort (130, 143)
+
+    * but for gathering. Failures in answer to an order are collected until all machines have answered.
+    ** but for gathering, fetching and placing, which take as long as the workspace is large.
+
+A machine that offers is refused if it has another code or another number of nodes than the coordinator, if its index belongs to
+a machine that is connected, and after the plan. A machine whose connection is open but silent for the loss timeout counts as
+gone: the caller reports that, so the newer one of two with the same index replaces it. A connection is a number. The
+coordinator's own machine is connection 0 and never leaves. Times are seconds of any clock that only grows.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from copy import copy
+from typing import Callable, Dict, NamedTuple, Optional, Sequence, Set, Tuple, Union
+
+from clustertool.errors import ClustertoolError, NodeLost, PortInUse, PreflightError, Several, UsageError, as_one, only
+from clustertool.model.job.outcome import some
+from clustertool.model.paths import STEP_OUTPUT
+from clustertool.model.wire.lead_messages import Incarnation
+
+COORDINATOR = 0  # its connection, and its index
+_ANSWER = 180.0  # seconds for an answer to an order that copies nothing: a file system that is gone never gives one
+_TRIES = 5  # plans that are made because of a port that another job has taken meanwhile
+
+
+class Offer(NamedTuple):
+    """What the coordinator knows of a machine before the plan. node: the index that it asks for, None for any."""
+
+    node: Optional[int]
+    nnodes: int
+    version: str
+    code: str
+    sender: Incarnation
+    address: str
+    hostname: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.hostname} ({self.address})"
+
+
+class JoinedNode(NamedTuple):
+    connection: int
+    offer: Offer
+
+
+# -- events -----------------------------------------------------------------------------------------------------------
+
+
+class Offered(NamedTuple):
+    connection: int
+    offer: Offer
+    now: float
+
+
+class Gone(NamedTuple):
+    """The connection has ended, or was silent for too long."""
+
+    connection: int
+    why: str
+
+
+class Left(NamedTuple):
+    """The machine was interrupted. `error`: that, as the others report it."""
+
+    connection: int
+    error: ClustertoolError
+
+
+class Done(NamedTuple):
+    """An order is done. `round`: of the order."""
+
+    connection: int
+    round: int
+
+
+class Failed(NamedTuple):
+    connection: int
+    round: int
+    error: ClustertoolError
+
+
+class Planned(NamedTuple):
+    """The plan is made, or `error` says why there is none. fetch: machines lack the workspace."""
+
+    error: Optional[ClustertoolError] = None
+    fetch: bool = False
+
+
+class Signalled(NamedTuple):
+    """A signal for the coordinator."""
+
+    error: ClustertoolError
+
+
+class Tick(NamedTuple):
+    now: float
+
+
+Event = Union[Offered, Gone, Left, Done, Failed, Planned, Signalled, Tick]
+
+
+# -- actions ----------------------------------------------------------------------------------------------------------
+
+
+class Refuse(NamedTuple):
+    connection: int
+    error: ClustertoolError
+
+
+class Drop(NamedTuple):
+    """Close a connection that another one of the same machine replaces."""
+
+    connection: int
+
+
+class Wait(NamedTuple):
+    """Tell all machines how many have joined. missing: indices, () where the machines have none."""
+
+    present: int
+    missing: Tuple[int, ...]
+
+
+class Number(NamedTuple):
+    """The connections in the order of their node ids."""
+
+    order: Tuple[int, ...]
+
+
+class Order(NamedTuple):
+    """`kind`: probe, relay, fetch, place, launch or undo."""
+
+    kind: str
+    round: int
+
+
+class MakePlan(NamedTuple):
+    pass
+
+
+class Lead(NamedTuple):
+    round: int
+
+
+class Go(NamedTuple):
+    pass
+
+
+class Abort(NamedTuple):
+    """Undo everything, everywhere. All machines end with this error."""
+
+    error: ClustertoolError
+
+
+Action = Union[Refuse, Drop, Wait, Number, Order, MakePlan, Lead, Go, Abort]
+
+
+class JoinState(NamedTuple):
+    """`own`: the coordinator's own offer. `round`: of the last order. `answered`: connections that have answered it.
+
+    names: of all machines by index, where an engine starts them together.
+    """
+
+    own: Offer
+    timeout: float
+    names: Tuple[str, ...] = ()
+    phase: str = "gathering"
+    members: Tuple[JoinedNode, ...] = ()
+    since: Optional[float] = None  # when the first machine has joined
+    round: int = 0
+    answered: Tuple[int, ...] = ()
+    failures: Tuple[Tuple[int, ClustertoolError], ...] = ()
+    tries: int = 1
+    asked: Tuple[int, float] = (0, 0.0)  # a round, and when it was seen first
+
+    @property
+    def ended(self) -> bool:
+        return self.phase == "over"
+
+
+Step = Tuple[JoinState, Tuple[Action, ...]]
+_ORDERS = {
+    "probing": "probe",
+    "relaying": "relay",
+    "fetching": "fetch",
+    "placing": "place",
+    "launching": "launch",
+    "undoing": "undo",
+}
+
+_QUICK = ("probing", "relaying", "launching", "undoing")
+
+_NEXT = {"relaying": "fetching", "fetching": "placing", "placing": "launching", "undoing": "probing"}
+
+
+def decide(state: JoinState, event: Event) -> Step:
+    """The next state and what to do now."""
+    if state.ended:
+        return state, _refuse_late(state, event) if isinstance(event, Offered) else ()
+    return _TABLE[type(event)](state, event)
+
+
+# -- machines come and go ---------------------------------------------------------------------------------------------
+
+
+def _offered(state: JoinState, event: Offered) -> Step:
+    offer, own = event.offer, state.own
+    if _member(state, event.connection) is not None:
+        return state, ()  # an offer counts once
+    if offer.code != own.code:
+        return state, (Refuse(event.connection, _other_code(offer, own)),)
+    if offer.nnodes != own.nnodes:
+        what = f"{offer.hostname} was started for {offer.nnodes} nodes, the coordinator {own.name} for {own.nnodes}"
+        return state, (Refuse(event.connection, UsageError(what, "give the same number of nodes on all machines")),)
+    if state.phase != "gathering":
+        return state, _refuse_late(state, event)
+    same = [member for member in state.members if _same(member, offer)]
+    left = tuple(member for member in state.members if member not in same)
+    twin = next((one for one in left if offer.node is not None and one.offer.node == offer.node), None)
+    if twin is not None:
+        return state, (Refuse(event.connection, _taken(offer, twin.offer)),)
+    since = event.now if state.since is None else state.since
+    state = state._replace(members=(*left, JoinedNode(event.connection, offer)), since=since)
+    state, actions = _gathered(state)
+    return state, (*(Drop(member.connection) for member in same), *actions)
+
+
+def _same(member: JoinedNode, offer: Offer) -> bool:
+    """Whether a machine has connected again. Two containers of one machine may have a boot, a pid and a start in common."""
+    known = member.offer
+    return member.connection != COORDINATOR and (known.sender, known.hostname) == (offer.sender, offer.hostname)
+
+
+def _gathered(state: JoinState) -> Step:
+    if len(state.members) < state.own.nnodes:
+        return state, (Wait(len(state.members), missing(state)),)
+    state = state._replace(members=_ordered(state.members))
+    number = Number(tuple(member.connection for member in state.members))
+    state, order = _order(state, "probing")
+    return state, (Wait(len(state.members), ()), number, order)
+
+
+def _ordered(members: Sequence[JoinedNode]) -> Tuple[JoinedNode, ...]:
+    """Members by node id. An index is a node id. The others get the free ones: by address, then by the process."""
+    indexed = {member.offer.node: member for member in members if member.offer.node is not None}
+    rest = iter(sorted((one for one in members if one.offer.node is None), key=lambda one: _by_address(one.offer)))
+    return tuple(indexed[node] if node in indexed else next(rest) for node in range(len(members)))
+
+
+def _by_address(offer: Offer) -> Tuple[int, int, str, Incarnation]:
+    """Addresses as numbers: 10.0.0.9 is before 10.0.0.10."""
+    try:
+        address = ipaddress.ip_address(offer.address.partition("%")[0])
+    except ValueError:
+        return 9, 0, offer.address, offer.sender
+    return address.version, int(address), "", offer.sender
+
+
+def missing(state: JoinState) -> Tuple[int, ...]:
+    """The indices without a machine; () where a machine has joined without an index, which may get any of them."""
+    indices = [member.offer.node for member in state.members]
+    if any(member.offer.node is None for member in state.members):
+        return ()
+    return tuple(index for index in range(state.own.nnodes) if index not in indices)
+
+
+def _other_code(offer: Offer, own: Offer) -> ClustertoolError:
+    def version(one: Offer) -> str:
+        return f"clustertool {one.version} (code {one.code[:8]})"
+
+    what = f"{offer.hostname} has {version(offer)}, the coordinator {own.name} has {version(own)}"
+    return PreflightError(what, "install the same version on all machines")
+
+
+def _taken(offer: Offer, first: Offer) -> ClustertoolError:
+    role = "is the coordinator" if first.node == COORDINATOR else "has joined as it and is connected"
+    what = f"index {offer.node} is in use: {first.name}, process {first.sender.pid}, {role}"
+    return UsageError(what, "give each machine an index of its own, or end that process")
+
+
+def _refuse_late(state: JoinState, event: Offered) -> Tuple[Action, ...]:
+    names = some([member.offer.hostname for member in state.members])
+    what = f"the job has all its {state.own.nnodes} nodes ({names}); {event.offer.hostname} is one too many"
+    return (Refuse(event.connection, UsageError(what, too_many_fix())),)
+
+
+def too_many_fix() -> str:
+    return "start the command on as many machines as it has nodes, or raise the number of nodes on all of them"
+
+
+def _gone(state: JoinState, event: Gone) -> Step:
+    member = _member(state, event.connection)
+    if member is None:
+        return state, ()
+    if state.phase == "gathering":
+        return _without(state, event.connection)
+    what = f"{member.offer.name} was lost before the job started: {event.why}"
+    return _abort(state, NodeLost(what, "see what ended it there, and start the job again"))
+
+
+def _left(state: JoinState, event: Left) -> Step:
+    if _member(state, event.connection) is None:
+        return state, ()
+    alone = state.phase == "gathering" and not state.names
+    return _without(state, event.connection) if alone else _abort(state, event.error)
+
+
+def _without(state: JoinState, connection: int) -> Step:
+    state = state._replace(members=tuple(one for one in state.members if one.connection != connection))
+    return state, (Wait(len(state.members), missing(state)),)
+
+
+def _member(state: JoinState, connection: int) -> Optional[JoinedNode]:
+    return next((member for member in state.members if member.connection == connection), None)
+
+
+def _tick(state: JoinState, event: Tick) -> Step:
+    if state.phase in _QUICK:
+        return _waited(state, event.now)
+    if state.phase != "gathering" or state.since is None or event.now - state.since < state.timeout:
+        return state, ()
+    return _abort(state, _too_few(state))
+
+
+def _waited(state: JoinState, now: float) -> Step:
+    """The end, if machines are connected and do not answer an order."""
+    number, since = state.asked
+    if number != state.round:
+        return state._replace(asked=(state.round, now)), ()
+    if now - since < _ANSWER:
+        return state, ()
+    silent = [one.offer.name for one in state.members if one.connection not in _done_with(state)]
+    what = f"no answer to `{_ORDERS[state.phase]}` for {_ANSWER:g} s from {some(silent)}"
+    return _abort(state, NodeLost(what, "see whether its devices and the file system of ROOT_DIR answer there"))
+
+
+def _too_few(state: JoinState) -> ClustertoolError:
+    there = some([member.offer.name for member in state.members])
+    lacking = missing(state)
+    if state.names:
+        absent = some([state.names[index] for index in lacking])
+        what = f"{len(state.members)} of {state.own.nnodes} nodes have joined within {state.timeout:g} s; missing: {absent}"
+        return NodeLost(
+            what, f"{STEP_OUTPUT} has the messages of these nodes; JOIN_TIMEOUT in conf.py is the time that they have"
+        )
+    which = f"; missing: index {', '.join(map(str, lacking))}" if lacking else ""
+    what = f"{len(state.members)} of {state.own.nnodes} nodes have joined within {state.timeout:g} s: {there}{which}"
+    return NodeLost(what, "start the job on the missing machines too; JOIN_TIMEOUT is the time that they have")
+
+
+# -- all are there ----------------------------------------------------------------------------------------------------
+
+
+def _order(state: JoinState, phase: str) -> Tuple[JoinState, Action]:
+    """The next round: an order to all machines."""
+    state = state._replace(phase=phase, round=state.round + 1, answered=(), failures=())
+    return state, Order(_ORDERS[phase], state.round)
+
+
+def _done(state: JoinState, event: Done) -> Step:
+    if event.round != state.round or _member(state, event.connection) is None or event.connection in state.answered:
+        return state, ()
+    return _answered(state._replace(answered=(*state.answered, event.connection)))
+
+
+def _failed(state: JoinState, event: Failed) -> Step:
+    if event.round != state.round or _member(state, event.connection) is None or event.connection in state.answered:
+        return state, ()
+    failures = (*state.failures, (event.connection, event.error))
+    return _answered(state._replace(answered=(*state.answered, event.connection), failures=failures))
+
+
+def _answered(state: JoinState) -> Step:
+    """The next phase, when the last machine has answered."""
+    asked = {member.connection for member in state.members}
+    if not asked <= _done_with(state):
+        return state, ()
+    if state.failures:
+        return _again(state)
+    if state.phase == "probing":
+        return state._replace(phase="planning"), (MakePlan(),)
+    if state.phase == "leading":
+        return state._replace(phase="over"), (Go(),)
+    if state.phase == "launching" or (state.phase == "placing" and asked == {COORDINATOR}):
+        return _lead(state)
+    state, order = _order(state, _NEXT[state.phase])
+    return state, (order,)
+
+
+def _done_with(state: JoinState) -> Set[int]:
+    """Connections of which no answer is expected any more. The coordinator's own supervisor is prepared last."""
+    return {*state.answered, COORDINATOR} if state.phase == "launching" else set(state.answered)
+
+
+def _lead(state: JoinState) -> Step:
+    """The coordinator's supervisor is the last one: its port was that of the joining until now."""
+    state = state._replace(phase="leading", round=state.round + 1, failures=())
+    others = tuple(member.connection for member in state.members if member.connection != COORDINATOR)
+    return state._replace(answered=others), (Lead(state.round),)
+
+
+def _again(state: JoinState) -> Step:
+    """Errors of all machines together. Where only ports were taken meanwhile, another plan finds others."""
+    error = as_one([_of_node(state, connection, error) for connection, error in state.failures])
+    assert error is not None
+    if state.phase != "placing" or state.tries >= _TRIES or not only(error, PortInUse):
+        return _abort(state, error)
+    state, order = _order(state._replace(tries=state.tries + 1), "undoing")
+    return state, (order,)
+
+
+def _of_node(state: JoinState, connection: int, error: ClustertoolError) -> ClustertoolError:
+    """The error with the name of its machine."""
+    member = _member(state, connection)
+    if error.node or member is None or isinstance(error, Several):
+        return error
+    named = copy(error)
+    named.node = member.offer.hostname
+    return named
+
+
+def _planned(state: JoinState, event: Planned) -> Step:
+    if event.error is not None:
+        return _abort(state, event.error)
+    state, order = _order(state, "relaying" if event.fetch else "placing")
+    return state, (order,)
+
+
+def _interrupted(state: JoinState, event: Signalled) -> Step:
+    return _abort(state, event.error)
+
+
+def _abort(state: JoinState, error: ClustertoolError) -> Step:
+    return state._replace(phase="over"), (Abort(error),)
+
+
+_TABLE: Dict[type, Callable[..., Step]] = {
+    Offered: _offered,
+    Gone: _gone,
+    Left: _left,
+    Done: _done,
+    Failed: _failed,
+    Planned: _planned,
+    Signalled: _interrupted,
+    Tick: _tick,
+}

@@ -1,0 +1,75 @@
+"""Errors of the machines that join, as they travel between them and as the joining process reports them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Dict, List, Type
+
+from clustertool import errors
+from clustertool.errors import (
+    ClustertoolError,
+    Interrupted,
+    NodeLost,
+    PreflightError,
+    Terminated,
+    TimedOut,
+    as_one,
+    singles,
+)
+from clustertool.model.job.state_names import JobState
+from clustertool.model.quantities import whole
+
+if TYPE_CHECKING:
+    from clustertool.model.job.outcome import Outcome
+    from clustertool.model.wire.join_messages import JoinError
+
+_MOST = 1000  # errors in one message
+_LONGEST = 1 << 16  # characters of a text
+_FIELDS = ("kind", "what", "fix", "node")
+
+
+def error_rows(error: ClustertoolError) -> List[JoinError]:
+    """One row for each error of `Several`. The kind is the name of the class, which gives the exit code if the row has none."""
+    return [_row(one) for one in singles(error)]
+
+
+def _row(error: ClustertoolError) -> JoinError:
+    row: JoinError = {"kind": type(error).__name__, "what": error.what, "fix": error.fix, "node": error.node}
+    if error.code != type(error).code:
+        row["code"] = error.code
+    return row
+
+
+def ended_by_engine(outcome: Outcome) -> ClustertoolError:
+    """The error of a job that its engine ends before the job has started. outcome: as it would be for one that runs."""
+    kinds: Dict[JobState, Type[ClustertoolError]] = {JobState.TIMEOUT: TimedOut, JobState.LOST: NodeLost}
+    kind = kinds.get(outcome.state, Interrupted if outcome.code == Interrupted.code else Terminated)
+    error = kind(f"the job did not start: {outcome.reason}")
+    error.code = outcome.code
+    return error
+
+
+def read_errors(rows: object) -> ClustertoolError:
+    """The inverse. Raises ValueError for what is no list of errors. An unknown kind becomes PreflightError."""
+    if not isinstance(rows, list) or not 0 < len(rows) <= _MOST:
+        raise ValueError("no list of errors")
+    error = as_one([read_error(row) for row in rows])
+    assert error is not None
+    return error
+
+
+def read_error(row: object) -> ClustertoolError:
+    """One of them."""
+    if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in _FIELDS):
+        raise ValueError("an error without its fields")
+    kind, what, fix, node = (row[name][:_LONGEST] for name in _FIELDS)
+    error = _BY_NAME.get(kind, PreflightError)(what, fix, node)
+    error.code = whole(row.get("code"), 1, 255) or error.code
+    return error
+
+
+_OTHERS = (errors.Several, errors.JobFailed)  # their constructors want other values
+_BY_NAME: Dict[str, Type[ClustertoolError]] = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, ClustertoolError) and kind not in _OTHERS
+}

@@ -1,0 +1,141 @@
+"""A join file is what one machine gets to join a job: the job, the way to its coordinator, and settings of this machine.
+
+Each machine has one. In a bundle all machines have the same one. A command that is typed on every machine makes it there. It
+contains the key of the job's certificate and the values of SECRETS, so it is never on a command line, and a file has mode 0600.
+
+The coordinator plans with its own `identity`, `cluster`, `job`, `listing` and `passed`. The other machines need of these only
+the certificate and the key. `own` counts on its machine.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import Optional, Tuple
+
+from clustertool.errors import DataError, UsageError
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.job import JobSpec
+from clustertool.model.facts import Identity
+from clustertool.model.joining.plain_form import WrongForm, from_plain, to_plain
+from clustertool.model.quantities import HIGHEST_PORT
+
+JOIN_FORMAT = 1
+JOIN_TIMEOUT = 600.0  # seconds, from the first node that has joined
+_TOGETHER = 120.0  # the same where an engine starts all nodes at once
+_FIX = "write it again with the same version of clustertool"
+Pairs = Tuple[Tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class MeetingPoint:
+    """Where the coordinator listens: a host name or an address, and a port. 0: ports that the job id determines."""
+
+    host: str
+    port: int = 0
+
+
+@dataclass(frozen=True)
+class OwnSettings:
+    """Settings of this machine. "" and None: not given.
+
+    root_dir: ROOT_DIR here; `~` is allowed. folder: the working directory of the ranks here, where the workspace is not sent
+    (an absolute path). workspace_digest: of the files in it. command: what was typed to run here. A warning names the machines
+    with other files or another command than the coordinator, whose command runs. nproc and devices: as in HOSTS. first_path: in
+    front of PATH of the ranks. env: variables of the ranks here. here: the ranks get PATH and the path of the linker from the
+    environment of the joining process, as on a machine alone. secrets: names of SECRETS whose values are here; only an
+    offer has them. name: of this machine, as its engine knows it; "" for the host name.
+    """
+
+    root_dir: str = ""
+    folder: str = ""
+    workspace_digest: str = ""
+    command: str = ""
+    nproc: Optional[int] = None
+    devices: Optional[Tuple[int, ...]] = None
+    env: Pairs = ()
+    first_path: str = ""
+    here: bool = False
+    secrets: Tuple[str, ...] = ()
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class JoinFile:
+    """See the module. `version` and `code`: of clustertool, and the digest of the code that joins (all machines need the same).
+
+    cluster: without hosts. nnodes: how many machines the job has. index: of this machine, 0 is the coordinator; None: the
+    machine that owns the coordinator's address is the coordinator, and the others are numbered by their addresses.
+    engine: what starts the machines, "" for a user. Its variables state the index and the coordinator's host (engine_place.py).
+    keep_bundle: the machines of an engine may be started again with their bundle. Otherwise the coordinator removes it once
+    all have joined.
+    names: of all machines, as the engine knows them; it starts them together. Its variables state them as well.
+    join_timeout: seconds. listing: the files of the workspace, relative, as the plan needs them. release: the name of the
+    workspace as it is sent, "" where it lies on the nodes. passed: values of PASS_ENV. secrets: values of SECRETS.
+    """
+
+    version: str
+    code: str
+    identity: Identity
+    cluster: Cluster
+    job: JobSpec
+    nnodes: int
+    coordinator: MeetingPoint
+    index: Optional[int] = None
+    join_timeout: float = JOIN_TIMEOUT
+    names: Tuple[str, ...] = ()
+    listing: Tuple[str, ...] = ()
+    release: str = ""
+    passed: Pairs = ()
+    secrets: Pairs = field(default=(), repr=False)
+    own: OwnSettings = OwnSettings()
+    engine: str = ""
+    keep_bundle: bool = False
+    format: int = JOIN_FORMAT
+
+    @property
+    def offered(self) -> OwnSettings:
+        """The settings of this machine as the coordinator gets them."""
+        return replace(self.own, secrets=tuple(name for name, _ in self.secrets))
+
+
+def patience(given: Optional[float], engine: str = "") -> float:
+    """Seconds for the joining. given: JOIN_TIMEOUT of conf.py, None if it is not set. engine: what starts the machines."""
+    return given or (_TOGETHER if engine else JOIN_TIMEOUT)
+
+
+def to_json(join: JoinFile) -> str:
+    return json.dumps(to_plain(join))
+
+
+def from_json(text: str) -> JoinFile:
+    """Raises DataError, which names the wrong field, and UsageError for numbers that contradict each other."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise DataError("the join file is no JSON", _FIX) from None
+    if isinstance(value, dict) and value.get("format") != JOIN_FORMAT:
+        raise DataError(f"the join file has format {value.get('format')!r}, not {JOIN_FORMAT}", _FIX)
+    try:
+        join = from_plain(JoinFile, value)
+    except WrongForm as error:
+        raise DataError(f"the join file is not valid: {error}", _FIX) from None
+    check(join)
+    return join
+
+
+def check(join: JoinFile) -> JoinFile:
+    """The same join file. Raises UsageError for numbers out of range."""
+    if join.nnodes < 1:
+        raise UsageError(f"a job of {join.nnodes} nodes", "--nnodes is 1 or more")
+    if join.index is not None and not 0 <= join.index < join.nnodes:
+        fix = f"the machines of a job of {join.nnodes} nodes have the indices 0 to {join.nnodes - 1}"
+        raise UsageError(f"index {join.index} is out of range", fix)
+    if not join.coordinator.host and not join.engine:
+        raise UsageError("the coordinator's host is missing", "name the host of index 0")
+    if not 0 <= join.coordinator.port <= HIGHEST_PORT:
+        fix = f"a port from 1 to {HIGHEST_PORT}"
+        raise UsageError(f"the coordinator's port {join.coordinator.port} is out of range", fix)
+    if not join.join_timeout > 0:
+        raise UsageError(f"JOIN_TIMEOUT is {join.join_timeout:g} seconds", "a duration above 0")
+    return join

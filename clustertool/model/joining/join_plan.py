@@ -1,0 +1,189 @@
+"""The plan of a job whose machines joined: hosts from what they offered, facts from their probes, then the plan of any job."""
+
+from __future__ import annotations
+
+import posixpath
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Dict, List, Mapping, Sequence, Tuple
+
+from clustertool.errors import PreflightError, raise_all
+from clustertool.model.checks.each_node import check, errors
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.hosts import Host
+from clustertool.model.facts import ByNode, Facts, may_share
+from clustertool.model.finding import Finding, Seen
+from clustertool.model.job.outcome import some
+from clustertool.model.joining.join_file import JoinFile, OwnSettings
+from clustertool.model.joining.plain_form import WrongForm, from_plain
+from clustertool.model.planning import requests
+from clustertool.model.planning.plan import Plan, PlannedNode, plan
+from clustertool.model.planning.probe_request import probe_request
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_requests import ProbeRequest
+    from clustertool.model.wire.spec_types import Spec
+
+_NO_SSH = ("ping", "ssh", "rsync")  # checks of the way that a laptop takes
+_OF_OTHERS = ("load",)  # an engine places other jobs on the same nodes
+_UNREAD = frozenset({"earlier"})  # facts that no plan reads
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A machine that has joined; its position in a sequence is its node id. address: its training address."""
+
+    hostname: str
+    address: str
+    own: OwnSettings
+
+
+def cluster_of(join: JoinFile, arrivals: Sequence[Arrival], port: int) -> Cluster:
+    """The coordinator's cluster with these machines as hosts. port: the coordinator's, which becomes the lead's.
+
+    A display name is the host name; with the address, or the node id, where two are alike.
+    """
+    alike = Counter(arrival.hostname for arrival in arrivals)
+    same = Counter((arrival.hostname, arrival.address) for arrival in arrivals)
+
+    def name(node: int, one: Arrival) -> str:
+        if alike[one.hostname] == 1:
+            return one.hostname
+        return f"{one.hostname}({one.address})" if same[one.hostname, one.address] == 1 else f"{one.hostname}#{node}"
+
+    hosts = tuple(
+        Host(
+            index=node,
+            host=one.hostname,
+            address=one.address,
+            devices=one.own.devices,
+            nproc=one.own.nproc,
+            env=one.own.env,
+            root_dir=one.own.root_dir,
+            name=name(node, one),
+            here=one.own.here,
+        )
+        for node, one in enumerate(arrivals)
+    )
+    off = (*join.cluster.checks_off, *_NO_SSH, *(_OF_OTHERS if join.engine else ()))
+    return replace(join.cluster, hosts=hosts, lead_port=port, checks_off=off)
+
+
+def probe_of(join: JoinFile, own: OwnSettings, address: str) -> ProbeRequest:
+    """What a machine asks itself for the plan."""
+    host = Host(0, address, address=address, root_dir=own.root_dir)
+    request = probe_request(join.cluster, host)
+    request["engine"] = join.engine
+    if own.folder:
+        request["job_workspace"], request["listing"] = own.folder, bool(join.job.shards)
+    return request
+
+
+def facts_of(node: int, answer: object, port: int) -> Facts:
+    """A machine's answer to its probe. Raises ValueError.
+
+    port: the coordinator's, which its node uses now, and which is free for the lead then.
+    """
+    if not isinstance(answer, dict):
+        raise ValueError("facts that are no object")
+    known = {
+        name: value for name, value in answer.items() if name in Facts.__dataclass_fields__ and name not in _UNREAD
+    }
+    try:
+        facts = from_plain(Facts, {**known, "node": node})
+    except WrongForm as error:
+        raise ValueError(str(error)) from None
+    return replace(facts, busy=facts.busy - {port}) if node == 0 else facts
+
+
+def plan_of(join: JoinFile, cluster: Cluster, arrivals: Sequence[Arrival], facts: ByNode, seen: Seen) -> Plan:
+    """The plan, with the warnings of the checks. Raises all errors of all nodes together."""
+    facts = _with_shared_roots(facts)
+    findings = check(cluster, facts, seen, ports=False)
+    names = [host.name for host in cluster.hosts]
+    wrong = [PreflightError(one.text, one.fix, names[one.node]) for one in errors(findings)]
+    raise_all([*wrong, *_without_secrets(cluster, arrivals, names)])
+    listing = join.listing or sorted({path for fact in facts.values() for path in fact.listing})
+    made = plan(cluster, join.job, facts, join.identity, listing, join.passed + _hidden(cluster))
+    nodes = tuple(_in_its_folder(node, arrivals[node.host.index].own) for node in made.nodes)
+    warnings = (
+        *made.warnings,
+        *_warnings(findings, names),
+        *_other_workspaces(arrivals, names),
+        *_other_commands(arrivals, names),
+    )
+    return replace(made, nodes=nodes, warnings=warnings)
+
+
+def _with_shared_roots(facts: ByNode) -> ByNode:
+    """The facts, where nodes that may share ROOT_DIR are taken to do so: each has its own folder there.
+
+    A laptop finds this out by marks in ROOT_DIR. Here a wrong guess costs a folder name, and no round of messages.
+    """
+    doubtful = may_share(facts)
+    return {n: replace(fact, root_id=f"hint/{fact.root_hint}") if n in doubtful else fact for n, fact in facts.items()}
+
+
+def specs(made: Plan, arrivals: Sequence[Arrival], engine: str) -> Dict[int, Spec]:
+    """Each node's part of the plan. engine: what has started the nodes, "" for users."""
+    found: Dict[int, Spec] = {}
+    for node, request in requests.start(made, {}, {}).phases[0].requests.items():
+        spec: Spec = request.fields["spec"]  # type: ignore[assignment]
+        spec["first_path"] = arrivals[node].own.first_path or spec["first_path"]
+        spec["engine"] = engine
+        spec["allocated"] = list(made.nodes[node].facts.allocated or ())
+        found[node] = spec
+    return found
+
+
+def _hidden(cluster: Cluster) -> Tuple[Tuple[str, str], ...]:
+    """Each machine has the values of SECRETS itself."""
+    return tuple((name, "***") for name in cluster.secrets)
+
+
+def _without_secrets(cluster: Cluster, arrivals: Sequence[Arrival], names: Sequence[str]) -> List[PreflightError]:
+    """Machines without a value: their ranks would get the mask in its place."""
+    lacking = [
+        (name, [one for one in cluster.secrets if one not in arrivals[n].own.secrets]) for n, name in enumerate(names)
+    ]
+    fix = "give each machine a conf.py with these SECRETS, and their values"
+    return [
+        PreflightError(f"SECRETS of {names[0]} are not here: {', '.join(few)}", fix, name)
+        for name, few in lacking
+        if few
+    ]
+
+
+def _in_its_folder(node: PlannedNode, own: OwnSettings) -> PlannedNode:
+    """Each machine has its own working directory where the workspace is not sent."""
+    return replace(node, work_dir=posixpath.normpath(own.folder)) if own.folder else node
+
+
+def _warnings(findings: Sequence[Finding], names: Sequence[str]) -> List[str]:
+    """Each warning once, with all nodes that it is about."""
+    nodes: Dict[str, List[str]] = {}
+    for one in findings:
+        if one.level == "warn":
+            nodes.setdefault(f"{one.column}: {one.text} ({one.fix})", []).append(names[one.node])
+    return [f"{some(named)}: {text}" for text, named in nodes.items()]
+
+
+def _other_workspaces(arrivals: Sequence[Arrival], names: Sequence[str]) -> List[str]:
+    """Machines whose files are not those of the coordinator. "": not computed."""
+    digests: Mapping[int, str] = {node: one.own.workspace_digest for node, one in enumerate(arrivals)}
+    other = [names[node] for node, digest in digests.items() if digest and digests[0] and digest != digests[0]]
+    if not other:
+        return []
+    return [f"the files in the folder of {', '.join(other)} differ from those on {names[0]}: is one of them outdated?"]
+
+
+def _other_commands(arrivals: Sequence[Arrival], names: Sequence[str]) -> List[str]:
+    """Machines on which another command was typed than on the coordinator, whose command runs. "": not known."""
+    first = arrivals[0].own.command
+    other = {names[node]: one.own.command for node, one in enumerate(arrivals) if one.own.command not in ("", first)}
+    if not (first and other):
+        return []
+    name, command = next(iter(other.items()))
+    return [
+        f"{', '.join(other)}: another command was typed than on {names[0]}, which runs everywhere: {command!r}, not {first!r}"
+    ]

@@ -1,0 +1,32 @@
+"""A typed meeting is a job whose command is typed on each of its machines: where they meet, and how many they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+from clustertool.model.planning.environment import endpoint
+
+
+@dataclass(frozen=True)
+class TypedMeeting:
+    """host, port: where the coordinator listens. nodes: the number of machines. index: of this machine; None: the machine that
+    owns `host` is 0, and the others are numbered by address. run_id: what the user calls the job. timeout: seconds; None: that
+    of conf.py.
+    """
+
+    host: str
+    port: int
+    nodes: int
+    index: Optional[int] = None
+    run_id: str = ""
+    timeout: Optional[float] = None
+
+    @property
+    def endpoint(self) -> str:
+        return endpoint(self.host, self.port)
+
+    @property
+    def salt(self) -> str:
+        """What all machines of the job have in common, and two jobs at the same time do not."""
+        return self.run_id or self.endpoint

@@ -1,0 +1,24 @@
+"""The request for a node's facts that a plan needs, of the configuration alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.hosts import Host
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_requests import ProbeRequest
+
+
+def probe_request(cluster: Cluster, host: Host) -> ProbeRequest:
+    """Its fields for one node. `ports`: those of conf.py, of which only the users are searched."""
+    pservers = 8 * (cluster.ports_num + cluster.ports_num_for_sparse)
+    named = range(cluster.start_port, cluster.start_port + 64) if cluster.start_port else ()
+    return {
+        "root_dir": host.root_dir or cluster.root_dir,
+        "nic": cluster.nic,
+        "address": host.address,
+        "explicit_address": host.address if host.address != host.host else "",
+        "ports": [*range(cluster.pserver_port, cluster.pserver_port + pservers), *named, cluster.lead_port],
+    }

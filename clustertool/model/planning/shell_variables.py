@@ -1,0 +1,92 @@
+"""Variables of the user's shell that clusterrun obeys as fleetrun does, where no HOSTS of a conf.py name the nodes. Pure.
+
+`run` reads none of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from clustertool.errors import UsageError
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.devices.visibility import VARIABLES, shown
+from clustertool.model.launcher_variables import for_frameworks
+
+
+class Visible(NamedTuple):
+    """Devices that a shell lets one use. Without ids: kind "cpu", no device."""
+
+    variable: str
+    kind: str
+    ids: tuple[int, ...]
+
+
+def obey(cluster: Cluster, environ: Mapping[str, str], chosen: bool) -> Cluster:
+    """The cluster with the devices and Paddle's settings of a shell. Raises UsageError for devices that mean nothing here.
+
+    chosen: the command line names devices; then a variable that cannot be used is ignored. A process on this machine inherits
+    the settings; for other nodes they have the lowest priority among the user's variables.
+    """
+    seen = visible(environ, strict=not chosen)
+    if seen:
+        hosts = cluster.hosts
+        if seen.ids:
+            hosts = tuple(replace(host, devices=seen.ids[: len(host.slots or seen.ids)]) for host in hosts)
+        kind = seen.kind if cluster.device_kind == "auto" else cluster.device_kind
+        cluster = replace(cluster, hosts=hosts, device_kind=kind, shell_devices=seen.variable)
+    if all(host.here for host in cluster.hosts):
+        return cluster
+    return replace(cluster, env=(*settings(cluster, environ).items(), *cluster.env))
+
+
+def settings(cluster: Cluster, environ: Mapping[str, str]) -> dict[str, str]:
+    """Paddle's variables that no launcher computes and that conf.py does not set."""
+    own = {name for name, _ in cluster.env}
+    return {name: value for name, value in sorted(environ.items()) if for_frameworks(name) and name not in own}
+
+
+def note(cluster: Cluster, environ: Mapping[str, str]) -> str:
+    """One line about what `cluster` has from the shell, "" for nothing."""
+    variable = cluster.shell_devices
+    passed = [name for name, value in cluster.env if for_frameworks(name) and environ.get(name) == value]
+    parts = [f"{variable}={environ[variable]} is for every node (env -u {variable}: all devices)"] if variable else []
+    parts += [f"{', '.join(passed)} {'is' if len(passed) == 1 else 'are'} passed on"] if passed else []
+    return f"from this shell: {'; '.join(parts)}" if parts else ""
+
+
+def visible(environ: Mapping[str, str], strict: bool = True) -> Visible | None:
+    """What CUDA_VISIBLE_DEVICES and the variables of other kinds allow, None if none is set.
+
+    Raises UsageError for an empty value, which is more often a mistake than a wish, and for what is no number; not `strict`:
+    such a value does not count.
+    """
+    hidden: Visible | None = None
+    empty = ""
+    for kind, (variable, _) in VARIABLES.items():
+        text = environ.get(variable, "all").strip()
+        if text == "all":
+            continue
+        names = shown(text)
+        odd = next((name for name in names if not name.isdecimal()), "")
+        if odd:
+            if strict:
+                raise _odd(variable, text, odd)
+        elif names:
+            return Visible(variable, kind, tuple(map(int, dict.fromkeys(names))))
+        elif text.strip(", "):
+            hidden = hidden or Visible(variable, "cpu", ())
+        else:
+            empty = empty or variable
+    if empty and not hidden and strict:
+        fix = f"name devices (--devices 0,1), use all (env -u {empty} clusterrun ...) or none ({empty}=-1)"
+        raise UsageError(f"{empty} is empty in this shell: no device is visible", fix)
+    return hidden
+
+
+def _odd(variable: str, text: str, odd: str) -> UsageError:
+    what = "is a UUID" if re.match("GPU-", odd) else "is a MIG instance" if re.match("MIG-", odd) else "is no number"
+    fix = f"nvidia-smi -L lists the numbers: --devices 0,1, or env -u {variable} clusterrun ... for all devices"
+    return UsageError(f"{variable}={text}: {odd!r} {what}, and devices are named by numbers here", fix)

@@ -1,0 +1,93 @@
+"""How a job ends that Slurm ends: the outcome, from what `scontrol show job` has when Slurm's SIGTERM arrives.
+
+    what Slurm has                                     outcome, exit code
+    PreemptTime, state PREEMPTED, or a new restart     stopped, that of the signal (143)
+    state TIMEOUT or DEADLINE, or such a reason        timeout, 124
+    state NODE_FAIL or BOOT_FAIL, or reason NodeDown   lost, 75
+    state OUT_OF_MEMORY, or such a reason              stopped, 137
+    another end, with or without a reason (scancel)    stopped, that of the signal
+    a job that runs (scancel --signal, kill)           stopped, that of the signal
+
+At the signal the state is COMPLETING, where Slurm does not show how the job ends, so the reason counts as well.
+"""
+
+from __future__ import annotations
+
+from typing import Tuple
+
+from clustertool.errors import NodeLost, TimedOut
+from clustertool.model.job.outcome import EngineEnd, Outcome, exit_code
+from clustertool.model.job.state_names import JobState
+from clustertool.model.slurm.job_lines import COMPLETING, ENDED, RUNNING, SlurmJob
+
+_KILLED = exit_code(0, 9)
+
+
+def end_of(job: SlurmJob, restarts: int, by: str, code: int) -> Outcome:
+    """The outcome of a job after a signal. `by` and `code`: the signal as text, and its exit code.
+
+    restarts: how often the job had been requeued when this run of it began.
+    """
+    state, code, brief = _end(job, restarts, code)
+    reason = brief or f"{by}; Slurm has not ended job {job.id}: its state is {job.state}"
+    return Outcome(state, code, "tool", reason, brief=brief, engine=engine_end(job))
+
+
+def engine_end(job: SlurmJob) -> EngineEnd:
+    """What Slurm has recorded about the end of a job."""
+    return EngineEnd("slurm", str(job.id), job.state, job.reason, job.ended or 0.0)
+
+
+def unexplained(number: str, why: str, by: str, code: int) -> Outcome:
+    """The outcome where Slurm does not answer. why: what is known about that."""
+    return Outcome(JobState.STOPPED, code, "tool", f"{by}; scontrol shows nothing about job {number}: {why}")
+
+
+def requeue(number: str) -> Tuple[str, ...]:
+    """The command after which Slurm starts a job again."""
+    return "scontrol", "requeue", number
+
+
+def give_back(job: SlurmJob, own: str, step: str, leads: bool, lost: bool) -> Tuple[str, ...]:
+    """The command after which Slurm does not wait for a node that is lost; () where it does not wait.
+
+    own: our id of the job. step: the number of our step. leads: the first node of the allocation gives it back; its batch
+    script, which has become srun, is there. lost: the job has ended because of the lost node.
+
+    An allocation that was not made for this job stays: only the step ends, KillWait (30 s) later. A job that Slurm may start
+    again goes back to the queue. Otherwise the job ends with its script, and its state is FAILED, not CANCELLED: Slurm sends
+    mails of failures (--mail-type=FAIL). Without its first node it can only be cancelled.
+    """
+    number = str(job.id)
+    if job.state != RUNNING:
+        return ()
+    if job.clustertool_job != own:
+        return "scancel", f"{number}.{step}"
+    if lost and job.requeue:
+        return requeue(number)
+    return ("scancel", *(("--batch", "--signal=KILL") if leads else ()), number)
+
+
+def _end(job: SlurmJob, restarts: int, code: int) -> Tuple[JobState, int, str]:
+    """State, exit code, and the reason in few words; "" where Slurm has not ended the job."""
+    name, known = f"Slurm's job {job.id}", {job.state, job.reason}
+    if job.preempted is not None or "PREEMPTED" in known:
+        return JobState.STOPPED, code, f"{name} was preempted"
+    if job.restarts > restarts:
+        return JobState.STOPPED, code, f"{name} was requeued"
+    if known & {"TIMEOUT", "TimeLimit"}:
+        return JobState.TIMEOUT, TimedOut.code, f"{name} exceeded its time limit"
+    if known & {"DEADLINE", "DeadLine"}:
+        return JobState.TIMEOUT, TimedOut.code, f"{name} reached its deadline"
+    if known & {"NODE_FAIL", "BOOT_FAIL", "NodeDown"}:
+        return JobState.LOST, NodeLost.code, f"a node of {name} failed"
+    if known & {"OUT_OF_MEMORY", "OutOfMemory"}:
+        return JobState.STOPPED, _KILLED, f"{name} was out of memory"
+    if job.state not in ENDED and job.state != COMPLETING:
+        return JobState.STOPPED, code, ""
+    if job.reason:
+        return JobState.STOPPED, code, f"{name} was ended: {job.reason}"
+    if not job.clustertool_job:  # an allocation of the user; Slurm shows the same for both
+        why = "its shell or script has ended, or scancel"
+        return JobState.STOPPED, code, f"the allocation {job.id} of Slurm was ended: {why}"
+    return JobState.STOPPED, code, f"{name} was cancelled (scancel)"

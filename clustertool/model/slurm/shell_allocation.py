@@ -1,0 +1,90 @@
+"""An allocation in which a command is typed: in a shell of salloc, in a batch script, or in a step with a shell.
+
+The variables are in salloc(1), sbatch(1) and srun(1), OUTPUT ENVIRONMENT VARIABLES.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields, replace
+from typing import Dict, Mapping, Optional, Tuple
+
+from clustertool.errors import UsageError
+from clustertool.model.launcher_variables import of_task
+from clustertool.model.quantities import count
+from clustertool.model.slurm.slurm_settings import SlurmSettings
+
+_NUMBER = re.compile("[0-9]{1,10}")
+_SLURMS_OWN = 0xFFFFFFF0  # and all steps above: the shell of salloc on a node is 4294967290, and uses no resources
+_KEPT = ("SLURM_CONF",)  # where srun finds the cluster
+_USED = ("login", "nodes", "cpus_per_node")  # the settings that a step has, too
+
+
+@dataclass(frozen=True)
+class ShellAllocation:
+    """job: its number in Slurm. nodes: their number. cpus: processors on the node that has the fewest; 0: not known.
+
+    gpus: of each node, as --gpus-per-node has them; "" for none. in_step: the shell itself is a step with all that was
+    allocated, as with `srun --pty`.
+    """
+
+    job: str
+    nodes: int = 0
+    cpus: int = 0
+    gpus: str = ""
+    in_step: bool = False
+
+    def step(self, settings: SlurmSettings) -> SlurmSettings:
+        """The settings of a job in it: without those that ask for resources. Raises UsageError where it is too small."""
+        nodes, cpus = settings.nodes or self.nodes, settings.cpus_per_node
+        if nodes > self.nodes:
+            has = count(self.nodes, "node")
+            what = f"the allocation {self.job} of this shell has {has}, and the job needs {nodes}"
+            raise UsageError(what, f"give --nnodes {self.nodes}, or leave the allocation: a new job is submitted then")
+        if self.cpus and cpus > self.cpus:
+            has = count(self.cpus, "CPU")
+            what = f"the allocation {self.job} of this shell has {has} on a node, and the job needs {cpus}"
+            raise UsageError(what, f"give --cpus-per-node {self.cpus}, or leave the allocation")
+        return SlurmSettings(login=settings.login, nodes=nodes, cpus_per_node=cpus)
+
+    def seen(self, settings: SlurmSettings) -> SlurmSettings:
+        """The settings of a step with the processors and GPUs that its nodes have, for a plan before it starts."""
+        return replace(settings, cpus_per_node=settings.cpus_per_node or self.cpus, gpus_per_node=self.gpus)
+
+    def cpus_warning(self, settings: SlurmSettings, ranks: int) -> str:
+        """A warning where ranks share processors because the allocation has few; "" where they do not, or it is not known.
+
+        ranks: on each node, 0 if their number is not known.
+        """
+        if settings.cpus_per_node or not self.cpus or self.cpus >= max(ranks, 2):
+            return ""
+        has, them = count(self.cpus, "CPU"), "them" if self.cpus > 1 else "it"
+        default = f"its {ranks} ranks share {them}"
+        sharing = {0: f"all its ranks share {them}", 1: "its rank has no more"}.get(ranks, default)
+        fix = "ask salloc for more: --cpus-per-task N, or --exclusive"
+        return f"the allocation {self.job} has {has} on a node, and {sharing}; {fix}"
+
+
+def shell_allocation(environ: Mapping[str, str]) -> Optional[ShellAllocation]:
+    """The allocation of a shell with these variables, without the number of its nodes. None: it has none, or the shell is
+    a rank of a job: that job uses all of it."""
+    job = environ.get("SLURM_JOB_ID", "")
+    if not _NUMBER.fullmatch(job) or environ.get("CLUSTERTOOL_JOB"):
+        return None
+    step = environ.get("SLURM_STEP_ID", "")
+    in_step = bool(_NUMBER.fullmatch(step)) and int(step) < _SLURMS_OWN
+    counts = re.findall(r"(?:^|,)([0-9]{1,6})(?=[(,]|$)", environ.get("SLURM_JOB_CPUS_PER_NODE", ""))  # "4(x2),2"
+    gpus = environ.get("SLURM_GPUS_PER_NODE", "")
+    return ShellAllocation(job, 0, min(map(int, counts), default=0), gpus, in_step)
+
+
+def ignored_keys(settings: SlurmSettings) -> Tuple[str, ...]:
+    """The settings that were given, and that a step does not have: the allocation has them already."""
+    given = (each.name for each in fields(settings) if getattr(settings, each.name) != each.default)
+    return tuple(name for name in given if name not in _USED)
+
+
+def for_srun(environ: Mapping[str, str]) -> Dict[str, str]:
+    """The environment of a shell without the variables that srun reads as options: SLURM_NTASKS of `salloc -n 8` would change
+    the number of tasks."""
+    return {name: value for name, value in environ.items() if name in _KEPT or not of_task(name)}

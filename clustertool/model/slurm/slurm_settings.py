@@ -1,0 +1,211 @@
+"""The settings of the engine slurm: SLURM of conf.py, [slurm] of job.toml, and options of the command line, in this order.
+
+A key has the name and the form of an option of sbatch. A later source replaces the value of an earlier one; only `options` are
+added. "" and None mean: not given.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, field, fields
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple, Type, TypeVar
+
+from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
+from clustertool.model.config.hosts import Host, read_hosts
+from clustertool.model.hints import PROGRAM
+from clustertool.model.quantities import whole
+from clustertool.model.slurm.slurm_times import as_limit
+
+_MOST = 10_000
+# Options of sbatch that a key or the tool itself sets, with the fix. The others can stand in `options`.
+_KEYS = "partition account qos time mem gpus-per-node exclusive constraint nodelist exclude reservation requeue".split()
+_TAKEN = {
+    **{name: f"set the key {name.replace('-', '_')}" for name in _KEYS},
+    "no-requeue": "it is the default; the key is requeue",
+    "nodes": "set the key nodes, or give --nnodes",
+    "cpus-per-task": "set the key cpus_per_node",
+    **dict.fromkeys(
+        ("ntasks", "ntasks-per-node", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket"),
+        "a job has one task per node, which starts the ranks there; their number is --nproc-per-node",
+    ),
+    "array": "a job is submitted once",
+    "clusters": "submit from a login host of that cluster: the key login",
+    "job-name": "give --name",
+    "wrap": "the script is that of clustertool",
+    "container": "set PRELUDE, or a command that starts a container",
+    **dict.fromkeys(
+        ("chdir", "output", "error", "input", "open-mode"),
+        f"the output of ranks is in the job's directory: {PROGRAM} logs",
+    ),
+    **dict.fromkeys(("export", "export-file"), "set ENV or PASS_ENV, or give --env"),
+    **dict.fromkeys(("parsable", "test-only", "wait", "help", "usage", "version"), "leave it out"),
+}
+_NOT_TAKEN = ("gpus",)  # begins as one of these, and is another option
+_OPTIONS = {"nodes": "nnodes", "options": "sbatch-option"}  # of `run`; the others have the names of their settings
+Value = TypeVar("Value")
+_OPTION = re.compile(r"--([a-z][a-z-]*)(=.*)?", re.DOTALL)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or re.search(r"\s", value) or not value.isprintable():
+        raise ValueError("a string without spaces")
+    return value
+
+
+def _list(value: object) -> str:
+    if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+        value = ",".join(value)
+    try:
+        return _text(value)
+    except ValueError:
+        raise ValueError('names of nodes: "node[1-4],node7", or a list of them') from None
+
+
+def _login(value: object) -> str:
+    text = _text(value)
+    try:
+        one = len(read_hosts([text])) == 1
+    except ConfigError:
+        one = False
+    if not one:
+        raise ValueError('one host, as ssh takes it: "user@host", or "" on the login host itself')
+    return text
+
+
+def _number(value: object) -> int:
+    number = whole(value, 1, _MOST)
+    if number is None:
+        raise ValueError(f"a whole number from 1 to {_MOST}")
+    return number
+
+
+def _time(value: object) -> str:
+    text = "" if isinstance(value, bool) else as_limit(str(value))
+    if not text:
+        raise ValueError(
+            'a time limit of sbatch ("30" minutes, "1:30:00", "2-12"), or a number with a unit: "90m", "2h"'
+        )
+    return text
+
+
+def _mem(value: object) -> str:
+    text = "" if isinstance(value, bool) else str(value)
+    if not re.fullmatch(r"[0-9]{1,12}[KMGTkmgt]?", text):
+        raise ValueError('memory per node: megabytes, or with a unit: "64G"; "0" is all of it')
+    return text
+
+
+def _gpus(value: object) -> str:
+    text = "" if isinstance(value, bool) else str(value)
+    if not re.fullmatch(r"([\w.-]+:)?[0-9]{1,5}(,[\w.-]+:[0-9]{1,5})*", text, re.ASCII):
+        raise ValueError('a number of GPUs per node, with their type if there are several: 4, "a100:4"')
+    return text
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("True or False")
+    return value
+
+
+def _options(value: object) -> Tuple[str, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise ValueError('a list of options of sbatch: ["--mail-type=END"]')
+    return tuple(map(_option, value))
+
+
+def _option(value: object) -> str:
+    match = _OPTION.fullmatch(value) if isinstance(value, str) else None
+    if match is None or not match[0].isprintable():
+        raise ValueError(f'a list of long options of sbatch: ["--mail-type=END"]; {value!r} is none')
+    name = match[1]
+    taken = [each for each in _TAKEN if each.startswith(name)]  # getopt knows an option by its beginning
+    if taken and name not in _NOT_TAKEN and not (name == "exclusive" and match[2]):
+        exact = name if name in taken else taken[0]
+        raise ValueError(f"for what no key sets; leave --{exact} out: {_TAKEN[exact]}")
+    return match[0]
+
+
+def _setting(read: Callable[[object], Value], default: Value) -> Value:
+    """A field that a source may set. `read` raises ValueError, whose text states what is right."""
+    return field(default=default, metadata={"read": read})
+
+
+@dataclass(frozen=True)
+class SlurmSettings:
+    """Settings of a job, checked. "", 0, False and (): not given, so what Slurm does by default.
+
+    login: the host from which jobs are submitted; "": this machine. time: in a form of sbatch. exclusive: whole nodes.
+    requeue: the job starts again where Slurm has taken it from its nodes. options: further ones of sbatch, as typed.
+    """
+
+    login: str = _setting(_login, "")
+    nodes: int = _setting(_number, 0)
+    partition: str = _setting(_text, "")
+    account: str = _setting(_text, "")
+    qos: str = _setting(_text, "")
+    time: str = _setting(_time, "")
+    cpus_per_node: int = _setting(_number, 0)
+    mem: str = _setting(_mem, "")
+    gpus_per_node: str = _setting(_gpus, "")
+    exclusive: bool = _setting(_flag, False)
+    constraint: str = _setting(_text, "")
+    nodelist: str = _setting(_list, "")
+    exclude: str = _setting(_list, "")
+    reservation: str = _setting(_text, "")
+    requeue: bool = _setting(_flag, False)
+    options: Tuple[str, ...] = _setting(_options, ())
+
+    @property
+    def login_host(self) -> Optional[Host]:
+        """The login host as an entry of HOSTS; None: this machine."""
+        return read_hosts([self.login])[0] if self.login else None
+
+    @property
+    def node_count(self) -> int:
+        return self.nodes or 1
+
+
+_FIELDS = {each.name: each for each in fields(SlurmSettings)}
+SETTINGS = tuple(_FIELDS)
+
+
+def read_settings(
+    conf: Mapping[str, object],
+    toml: Optional[Mapping[str, object]] = None,
+    typed: Optional[Mapping[str, object]] = None,
+    where: str = "conf.py",
+) -> SlurmSettings:
+    """Settings of the three sources. where: the conf.py. typed: by the names of the settings.
+
+    Raises ConfigError (78) for an error in conf.py, DataError (65) for job.toml, UsageError (64) for the command line.
+    """
+    found = _read(conf, ConfigError, lambda name: f"{where}: SLURM[{name!r}] =")
+    later = (
+        _read(toml or {}, DataError, lambda name: f"job.toml: [slurm] {name} ="),
+        _read(typed or {}, UsageError, lambda name: f"--{_OPTIONS.get(name) or name.replace('_', '-')}"),
+    )
+    for source in later:
+        for name, value in source.items():
+            found[name] = found.get(name, ()) + value if name == "options" else value
+    return SlurmSettings(**found)
+
+
+def _read(values: Mapping[str, object], error: Type[ClustertoolError], place: Callable[[str], str]) -> Dict[str, Any]:
+    found = {}
+    for name, value in values.items():
+        if name not in _FIELDS:
+            near = difflib.get_close_matches(str(name), SETTINGS, 1)
+            fix = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(SETTINGS)}"
+            raise error(f"{place(str(name))} {value!r}: this key is not known", fix)
+        if name == "login" and error is not ConfigError:
+            raise error(f"{place(name)} {value!r} is not possible", "login is a key of SLURM in conf.py")
+        if value is None or value == "":
+            found[name] = _FIELDS[name].default
+            continue
+        try:
+            found[name] = _FIELDS[name].metadata["read"](value)
+        except ValueError as right:
+            raise error(f"{place(name)} {value!r} is not right", f"{name} is {right}") from None
+    return found

@@ -1,0 +1,57 @@
+"""Times as the programs of Slurm read and write them."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Optional
+
+from clustertool.model.quantities import seconds_of
+
+# sbatch(1), --time: minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds
+_FORMS = (
+    re.compile(r"(?P<m>\d+)(?::(?P<s>\d+))?"),
+    re.compile(r"(?P<h>\d+):(?P<m>\d+):(?P<s>\d+)"),
+    re.compile(r"(?P<d>\d+)-(?P<h>\d+)(?::(?P<m>\d+)(?::(?P<s>\d+))?)?"),
+)
+_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+UNLIMITED = math.inf
+CONFIG = ("scontrol", "show", "config")
+_KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]{1,6}) sec", re.MULTILINE)
+
+
+def limit_seconds(text: str) -> Optional[float]:
+    """A time limit in seconds. "infinite" and "unlimited": math.inf. None for what is no time limit."""
+    if text.lower() in ("infinite", "unlimited"):
+        return UNLIMITED
+    if len(text) > 20 or not text.isascii():
+        return None
+    match = next(filter(None, (form.fullmatch(text) for form in _FORMS)), None)
+    if match is None:
+        return None
+    return float(sum(int(number) * _SECONDS[unit] for unit, number in match.groupdict().items() if number))
+
+
+def as_limit(text: str) -> str:
+    """A time limit for sbatch: the text itself, or a duration with a unit (90s, 30m, 1h30m) in a form of Slurm; else ""."""
+    if limit_seconds(text) is not None:
+        return text
+    seconds = seconds_of(text) if text[-1:].isalpha() else None
+    if not seconds:
+        return ""
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return f"{minutes // 1440}-{minutes % 1440 // 60:02}:{minutes % 60:02}:{rest:02}"
+
+
+def grace_warning(grace: float, config: str) -> str:
+    """A warning where Slurm would kill supervisors before they have recorded the end of a job; "" where it would not.
+
+    grace: seconds. config: the answer of CONFIG. KillWait is the time between SIGTERM and SIGKILL (slurm.conf(5)).
+    """
+    found = _KILL_WAIT.search(config)
+    if found is None or grace < int(found[1]):
+        return ""
+    return (
+        f"the grace of {grace:g} s is not shorter than KillWait of this Slurm ({found[1]} s): when Slurm ends the job, its "
+        f"supervisors are killed before they have recorded the end; give --grace {int(found[1]) / 2:g}, or set GRACE in conf.py"
+    )

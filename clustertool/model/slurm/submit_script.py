@@ -1,0 +1,175 @@
+"""The script of a job, with the one command that starts a task on each node (sbatch(1), srun(1)).
+
+sbatch gets it with options. In an allocation that is there, a shell runs it.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from typing import Optional, Tuple
+
+from clustertool.model.paths import STEP_OUTPUT
+from clustertool.model.slurm.job_comment import comment
+from clustertool.model.slurm.shell_allocation import ShellAllocation
+from clustertool.model.slurm.slurm_settings import SlurmSettings
+
+SCRIPT = "job.sh"
+_FREE = 10  # seconds in which the processors of an allocation must become free
+
+
+@dataclass(frozen=True)
+class SubmitOrder:
+    """What a submission has besides the settings. name: as squeue shows it; "" for the job id.
+
+    folder: of the submission, an absolute path on the shared file system; it exists before the job starts. bundle: the path
+    of the program that joins. python: its interpreter on the nodes, `~/` is allowed. root_dir: ROOT_DIR as conf.py has it if
+    the job is submitted by hand: no folder in ROOT_DIR shows that it is queued.
+    """
+
+    job_id: str
+    folder: str
+    bundle: str
+    python: str = "python3"
+    name: str = ""
+    root_dir: str = ""
+
+
+def script(settings: SlurmSettings, order: SubmitOrder) -> str:
+    """The script. It has no secret: these are in the bundle."""
+    lines = [
+        "#!/bin/sh",
+        f"# Job {order.job_id} of clustertool. One task on each node joins the job; the ranks are its children.",
+        *(f"#SBATCH {_quoted(option)}" for option in sbatch_options(settings, order)),
+        "exec " + " ".join(map(_shell_argument, srun_command(settings, order))),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def step_script(settings: SlurmSettings, order: SubmitOrder, allocation: ShellAllocation) -> str:
+    """The script of a job that is a step of an allocation. settings: those of allocation.step()."""
+    lines = [
+        "#!/bin/sh",
+        f"# Job {order.job_id} of clustertool, a step of the allocation {allocation.job}. One task on each node joins the job.",
+        f"cd {shlex.quote(order.folder)} || exit",
+        f"exec </dev/null >>{STEP_OUTPUT} 2>&1",
+        "exec " + " ".join(map(_shell_argument, srun_command(settings, order, allocation))),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def submit_command(settings: SlurmSettings, order: SubmitOrder, path: str) -> Tuple[str, ...]:
+    """The command that submits the script at this path, and prints the id of the Slurm job (and ;CLUSTER).
+
+    The options of the script are repeated, because variables SBATCH_* of the login host have priority over those of a script.
+    """
+    return ("sbatch", "--parsable", *sbatch_options(settings, order), path)
+
+
+def sbatch_options(settings: SlurmSettings, order: SubmitOrder) -> Tuple[str, ...]:
+    """Long options of sbatch. Those of `settings.options` are the last ones: sbatch takes the last value of an option."""
+    given = [
+        ("job-name", _name(order)),
+        ("comment", comment(order.job_id, order.root_dir)),
+        ("nodes", str(settings.node_count)),
+        ("ntasks-per-node", "1"),
+        ("cpus-per-task", str(settings.cpus_per_node or "")),
+        *((name.replace("_", "-"), getattr(settings, name)) for name in _AS_THEY_ARE),
+        ("chdir", order.folder),
+        ("output", _pattern(f"{order.folder}/{STEP_OUTPUT}")),
+        ("open-mode", "append"),
+    ]
+    return (
+        *(f"--{name}={value}" for name, value in given if value),
+        *(["--exclusive"] if settings.exclusive else []),
+        "--requeue" if settings.requeue else "--no-requeue",
+        *settings.options,
+    )
+
+
+_AS_THEY_ARE = (
+    "partition",
+    "account",
+    "qos",
+    "time",
+    "mem",
+    "gpus_per_node",
+    "constraint",
+    "nodelist",
+    "exclude",
+    "reservation",
+)
+
+
+def srun_command(
+    settings: SlurmSettings, order: SubmitOrder, allocation: Optional[ShellAllocation] = None
+) -> Tuple[str, ...]:
+    """The command that starts one task on each node of an allocation. allocation: if it is not that of the command itself."""
+    # srun does not take over --cpus-per-task of the allocation since Slurm 22.05.
+    cpus = (f"--cpus-per-task={settings.cpus_per_node}",) if settings.cpus_per_node else ()
+    nodes = (f"--nodes={settings.nodes}",) if settings.nodes else ()  # else all of the allocation
+    return (
+        "srun",
+        *(_inside(settings, order, allocation) if allocation else ()),
+        *nodes,
+        "--ntasks-per-node=1",
+        *cpus,
+        "--cpu-bind=none",  # ranks are children of the task, and choose their processors themselves
+        "--kill-on-bad-exit=0",  # the coordinator decides what the failure of a node means
+        "--wait=0",  # nodes may end at different times
+        "--export=ALL",
+        # Of a step it would be the name of the step.
+        *(("env", f"SLURM_JOB_NAME={_name(order)}") if allocation else ()),
+        order.python,
+        order.bundle,
+        "join",
+    )
+
+
+def _inside(settings: SlurmSettings, order: SubmitOrder, allocation: ShellAllocation) -> Tuple[str, ...]:
+    """What makes the command a step of this allocation."""
+    return (
+        f"--jobid={allocation.job}",
+        f"--job-name={comment(order.job_id)}",  # a step has no comment
+        f"--ntasks={settings.node_count}",
+        # A shell in a step has all that was allocated. Other steps share nothing: the job does not wait for them long.
+        "--overlap" if allocation.in_step else f"--immediate={_FREE}",
+    )
+
+
+def _name(order: SubmitOrder) -> str:
+    """The name of the Slurm job."""
+    return order.name or order.job_id
+
+
+def cpus_warning(settings: SlurmSettings, ranks: int = 0) -> str:
+    """A warning where ranks would share the processors that Slurm gives to a task without a number; "" where they do not.
+
+    ranks: on each node, 0 if their number is not known.
+    """
+    sized = any(option.startswith(("--cpus-per-gpu", "--exclusive")) for option in settings.options)
+    if settings.cpus_per_node or settings.exclusive or sized:
+        return ""
+    sharing = {0: "all its ranks share it", 1: "its rank has no more"}.get(ranks, f"its {ranks} ranks share it")
+    return (
+        f"Slurm gives this job 1 CPU on each node, unless its partition has whole nodes only, and {sharing}; "
+        "set cpus_per_node or exclusive in SLURM, or give --cpus-per-node N or --exclusive"
+    )
+
+
+def _quoted(text: str) -> str:
+    """One argument in a line of #SBATCH. sbatch knows quotes, but a backslash escapes in single quotes as well."""
+    if re.fullmatch(r"[\w@%+=:,./-]*", text, re.ASCII):
+        return text
+    escaped = re.sub(r'([\\"])', r"\\\1", text)
+    return f'"{escaped}"'
+
+
+def _pattern(path: str) -> str:
+    """The path of a file where Slurm expects a pattern: %j would be the job id. A backslash switches patterns off."""
+    return path.replace("\\", "\\\\") if "\\" in path else path.replace("%", "%%")
+
+
+def _shell_argument(text: str) -> str:
+    return '"$HOME"/' + shlex.quote(text[2:]) if text.startswith("~/") else shlex.quote(text)

@@ -1,0 +1,117 @@
+"""A process of the user sends requests to the supervisor of a job on its node (model/wire/supervisor_messages)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import stat
+import time
+from typing import TYPE_CHECKING, Callable, Optional, Union
+
+from clustertool.errors import ClustertoolError, from_wire
+from clustertool.model.wire import record_lines
+from clustertool.model.wire.frames import Decoder, Frame, FrameError, encode
+from clustertool.node.storage import files
+from clustertool.node.system import users
+
+if TYPE_CHECKING:
+    from clustertool.model.paths import JobPaths
+    from clustertool.model.wire.supervisor_messages import AttachedNotice, StopCommand, SupervisorRequest
+
+_HEADER, _PAYLOAD = 16 << 20, 256 << 20  # bytes of an answer: an environment, a bundle
+_POLL, _AGAIN = 0.05, 0.005  # seconds between two checks of an answer, and between two connections
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def order(
+    paths: JobPaths,
+    request: Union[StopCommand, AttachedNotice],
+    patience: float,
+    responsive: Callable[[], bool] = lambda: True,
+) -> bool:
+    """Send an order to the supervisor of a job. Return whether it was accepted: see ask().
+
+    A supervisor of the previous version has a fifo in the place of the socket, and sends no answer.
+    """
+    try:
+        if stat.S_ISFIFO(os.lstat(paths.control).st_mode):
+            return _write_fifo(paths.control, record_lines.control_line(request))
+        answer = ask(paths, request, patience, responsive)
+        return answer is not None and answer[0].get("type") == "accepted"
+    except (OSError, ClustertoolError):
+        return False
+
+
+def _write_fifo(path: str, line: bytes) -> bool:
+    with files.closing(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)) as fd:
+        return os.write(fd, line) == len(line)
+
+
+def ask(
+    paths: JobPaths,
+    request: SupervisorRequest,
+    patience: float,
+    responsive: Callable[[], bool] = lambda: True,
+) -> Optional[Frame]:
+    """Send a request to the supervisor of a job. Return its answer and what this carries.
+
+    None: no supervisor of this user answers within `patience` seconds. It has ended, is frozen or is busy. `responsive` is
+    called while the answer is missing; when it returns False, the answer is not waited for any longer. Raises the
+    ClustertoolError that the supervisor sends.
+    """
+    end = time.monotonic() + patience
+
+    def pending() -> bool:
+        return time.monotonic() < end and responsive()
+
+    answer: Optional[Frame] = None
+    with contextlib.suppress(OSError, FrameError):
+        while answer is None and pending():
+            with _connect(paths, pending) as sock, contextlib.suppress(ConnectionError):
+                answer = _exchange(sock, request, pending)
+    if answer is not None and answer[0].get("type") == "error":
+        texts = (str(answer[0].get(name, "")) for name in ("kind", "what", "fix"))
+        raise from_wire(*texts)
+    return answer
+
+
+def _connect(paths: JobPaths, pending: Callable[[], bool]) -> socket.socket:
+    """Raises OSError where no supervisor listens. While the kernel's queue of the socket is full, it tries again."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        with files.closing(os.open(paths.ours, _FOLDER)) as folder:
+            short = f"{files.path_of(folder)}/{os.path.basename(paths.control)}"
+            while True:
+                try:
+                    sock.connect(short)
+                    break
+                except BlockingIOError:
+                    if not pending():
+                        raise
+                    time.sleep(_AGAIN)
+        if users.peer(sock).uid != os.getuid():
+            raise PermissionError("another user listens there")
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _exchange(sock: socket.socket, request: SupervisorRequest, pending: Callable[[], bool]) -> Optional[Frame]:
+    """None where there was no answer in time. Raises ConnectionError where the supervisor has closed the connection.
+
+    It does this for newer connections, and when it ends: then the next connection is refused.
+    """
+    decoder = Decoder(_HEADER, _PAYLOAD)
+    sock.sendall(encode({**request}))
+    while pending():
+        if select.select([sock], [], [], _POLL)[0]:
+            data = sock.recv(1 << 18)
+            if not data:
+                time.sleep(_AGAIN)
+                raise ConnectionError("closed without an answer")
+            for answer in decoder.feed(data):
+                return answer
+    return None

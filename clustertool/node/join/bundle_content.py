@@ -1,0 +1,112 @@
+"""A bundle is one file with all that a machine needs to join: the code, the join file, and the workspace where it fits.
+
+fleet/joining/join_bundle.py writes it. It has the job's key, so it is checked before it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import stat
+import zipfile
+import zlib
+from typing import List
+
+from clustertool.errors import DataError, DispatchError, PreflightError
+from clustertool.model.dispatch import manifest
+from clustertool.model.joining import join_file
+from clustertool.model.joining.join_file import JoinFile
+from clustertool.node.devices import detect, nvml
+from clustertool.node.storage.release_store import Store, writing
+from clustertool.node.system import path_trust
+
+JOIN_FILE = "join.json"
+MANIFEST = "workspace/manifest"
+PIECES = "workspace/pieces/"
+NVML = "nvml/"  # and the digest
+_DAMAGED = (OSError, zipfile.BadZipFile, KeyError, zlib.error, EOFError)
+_FIX = "copy it again, or write a new one"
+
+
+class BundleContent:
+    """The content of the file at `path`. It is read once, so the file may be removed while the machine joins."""
+
+    def __init__(self, path: str) -> None:
+        """Raises PreflightError for a file that others can read or replace."""
+        self._path = os.path.abspath(path)
+        try:
+            with open(self._path, "rb") as file:
+                require_private(os.fstat(file.fileno()), self._path)
+                self.data = file.read()
+        except OSError as error:
+            raise PreflightError(f"{self._path} cannot be read: {error.strerror}", _FIX) from None
+        wrong = path_trust.unsafe(os.path.dirname(self._path))
+        if wrong:
+            raise PreflightError(f"{self._path} has the job's key, and its folder is open: {wrong.what}", wrong.fix)
+
+    def join_file(self) -> JoinFile:
+        """Raises DataError for a damaged one."""
+        return join_file.from_json(self._read(JOIN_FILE).decode("utf-8", "replace"))
+
+    def remove(self) -> None:
+        """Remove the file, so that its keys are in the memory of the machines only. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+
+    def install(self, root: str, release: str) -> None:
+        """Put the workspace into the store of ROOT_DIR, if the bundle has it and the store does not.
+
+        Raises PreflightError, DispatchError, DataError.
+        """
+        if not release or not self._has(MANIFEST):
+            return
+        store = Store(root)
+        if store.has(release):
+            return
+        text = self._read(MANIFEST)
+        sizes = manifest.sizes(manifest.read_rows(text))
+        with writing(store):
+            with store.used():
+                for name in store.missing(sizes):
+                    if not store.add(name, self._read(PIECES + name)):
+                        raise DispatchError(f"a piece of the workspace in {self._path} is damaged", _FIX)
+                    store.sync(name)
+                store.complete(release, text)
+            store.prune()
+
+    def install_nvml(self) -> None:
+        """Keep the module that reads NVIDIA's devices, where there are some: no laptop sends it."""
+        digests = [name[len(NVML) :] for name in self._names() if name.startswith(NVML)]
+        for digest in digests if detect.found()[0] == "gpu" else []:
+            if not nvml.has(digest):
+                nvml.keep_module(digest, self._read(NVML + digest))
+
+    def _has(self, name: str) -> bool:
+        return name in self._names()
+
+    def _names(self) -> List[str]:
+        try:
+            with zipfile.ZipFile(io.BytesIO(self.data)) as file:
+                return file.namelist()
+        except _DAMAGED as error:
+            raise self._damaged(error) from None
+
+    def _read(self, name: str) -> bytes:
+        try:
+            with zipfile.ZipFile(io.BytesIO(self.data)) as file:
+                return file.read(name)
+        except _DAMAGED as error:
+            raise self._damaged(error) from None
+
+    def _damaged(self, error: BaseException) -> DataError:
+        return DataError(f"{self._path} is no bundle, or is damaged: {error}", _FIX)
+
+
+def require_private(info: os.stat_result, path: str) -> None:
+    """Raise PreflightError for a file with keys that others may read or write."""
+    if not stat.S_ISREG(info.st_mode) or info.st_uid != os.getuid():
+        raise PreflightError(f"{path} is not a file of this user", "it has the job's key: make it yours alone")
+    if info.st_mode & 0o077:
+        what = f"{path} has the job's key, and other users may open it (mode {stat.S_IMODE(info.st_mode):04o})"
+        raise PreflightError(what, f"chmod 600 {path}; if another user could read it, write a new one")

@@ -1,0 +1,192 @@
+"""A child task does what may take long in a process of its own, so that the joining process always answers its coordinator.
+
+The child is independent of the terminal, and ignores requests to end: its parent decides. It sends one answer. If its parent
+dies at any time, it undoes what it has done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import time
+import traceback
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional, cast
+
+from clustertool.errors import ClustertoolError, InternalError, PreflightError
+from clustertool.model.joining.join_errors import error_rows, read_errors
+from clustertool.model.wire.messages import PLACE
+from clustertool.node.agent import place
+from clustertool.node.probe.probe import probe
+from clustertool.node.system import processes
+from clustertool.node.system.child_signals import END
+from clustertool.node.system.node_context import NodeContext, PlacingContext
+from clustertool.node.system.work_counter import WorkCounter
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_requests import PlaceRequest, ProbeRequest
+
+_KEEP, _UNDO = b"K", b"U"
+_POLL = 0.1
+_TOUCH = 1.0  # seconds between two signs of life of a placed job; its claims are valid while they are recent
+STALLED = 60.0  # seconds in which the placing of a job has not moved, after which its file system is given up
+_STUCK = 20.0  # seconds for a placing that was ended to reach its next step
+UNDO = 30.0  # seconds that a child may take to take back a job that it has placed
+Reply = Dict[str, object]
+
+
+class ChildTask:
+    """`body`: what the child does, with the descriptors of its orders and of its answer.
+
+    patience: seconds that it may take to obey an order; then it is killed.
+    """
+
+    def __init__(self, body: Callable[[int, int], None], patience: float) -> None:
+        self._patience = patience
+        orders, self._orders = os.pipe()
+        self._answer, answer = os.pipe()
+        self._data = b""
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become(body, orders, answer)
+        os.close(orders)
+        os.close(answer)
+        os.set_blocking(self._answer, False)
+
+    def fileno(self) -> int:
+        return self._answer
+
+    def reply(self) -> Optional[Reply]:
+        """The answer, once it is there: {"facts"}, or {}. Raises what the child raised; InternalError if it has died."""
+        end = False
+        with contextlib.suppress(BlockingIOError):
+            while not end:
+                data = os.read(self._answer, 1 << 16)
+                self._data += data
+                end = not data
+        if not end and not self._data.endswith(b"\n"):
+            return None
+        if not self._data.endswith(b"\n"):
+            raise InternalError("a child process of the joining process died")
+        reply: Reply = json.loads(self._data)
+        if "errors" in reply:
+            raise read_errors(reply["errors"])
+        return reply
+
+    def keep(self) -> None:
+        """What it has done stays. Returns when the child has ended."""
+        self._end(_KEEP)
+
+    def undo(self) -> None:
+        """What it has done is taken back. Returns when that is over."""
+        self._end(_UNDO)
+
+    def _end(self, order: bytes) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._orders, order)
+        os.close(self._orders)
+        os.close(self._answer)
+        processes.reap(self.pid, self._patience)
+
+
+def _become(body: Callable[[int, int], None], orders: int, answer: int) -> None:
+    """In the child: never returns. It keeps stderr, for tracebacks, and no other descriptor of its parent."""
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        processes.detach(orders, answer, stdio=(null, null, 2))
+        processes.set_name("ct-join-task")
+        # An engine sends them to all processes. Programs that the child starts have the default action.
+        for number in END:
+            signal.signal(number, lambda number, frame: None)
+        body(orders, answer)
+    finally:
+        processes.leave(0)
+
+
+def probing(request: ProbeRequest, root: str, prepare: Callable[[], None]) -> Callable[[int, int], None]:
+    """The body of a task that calls prepare(), which may raise ClustertoolError, and probes this machine."""
+
+    def facts() -> Reply:
+        prepare()
+        return {"facts": probe(NodeContext(root, ""), request)}
+
+    def body(orders: int, answer: int) -> None:
+        _send(answer, _attempt(facts))
+
+    return body
+
+
+def placing(request: PlaceRequest, patience: float = STALLED) -> Callable[[int, int], None]:
+    """The body of a task that places a job, and takes it back unless the order is to keep it.
+
+    patience: seconds without a step of the work, after which it has failed.
+    """
+
+    def body(orders: int, answer: int) -> None:
+        spec = request["spec"]
+        node = PlacingContext(str(spec["root"]), "")
+        replies: List[Reply] = []
+        fresh: List[bool] = []  # whether the directory is this task's: an earlier run of the job has the same token
+
+        def placed() -> Reply:
+            fresh.append(not os.path.lexists(spec["job_dir"]))
+            return cast(Reply, place.place(node, request))
+
+        work = WorkCounter(PLACE, None, lambda: replies.append(_attempt(placed)))
+        node.threads = [work]
+        order, moved_at = b"", time.monotonic()
+        while work.is_alive() and not order and time.monotonic() - moved_at < patience:
+            order = _order(orders, _POLL)
+            if work.moved():
+                moved_at = time.monotonic()
+        if work.is_alive() and not order:
+            _send(answer, {"errors": error_rows(_stalled(str(spec["job_dir"]), patience))})
+            order = _order(orders, None)
+        if work.is_alive():
+            work.abandon()
+            work.join(_STUCK)
+            if work.is_alive():
+                return  # a file system that does not answer: what was done there stays
+        _send(answer, replies[0])
+        while not order:
+            order = _order(orders, _TOUCH)
+            if node.placed:
+                with contextlib.suppress(OSError):
+                    os.utime(node.placed)
+        again = bool(spec.get("attempt"))
+        if order != _KEEP and (again or fresh == [True]):
+            place.unplace(node, {"job_dir": spec["job_dir"], "token": spec["token"], "again": again})
+
+    return body
+
+
+def _stalled(job_dir: str, seconds: float) -> PreflightError:
+    what = f"the files of the job are not written: no progress in {job_dir} for {seconds:g} s"
+    return PreflightError(what, f"check the file system of ROOT_DIR; remove {job_dir} if it is left there")
+
+
+def _order(orders: int, seconds: Optional[float]) -> bytes:
+    """An order of the parent, b"" if there is none. A parent that has died wants all undone. seconds: None: no limit."""
+    if not select.select([orders], [], [], seconds)[0]:
+        return b""
+    return os.read(orders, 1) or _UNDO
+
+
+def _attempt(do: Callable[[], Reply]) -> Reply:
+    """The answer of a task, with the errors that it raised."""
+    try:
+        return do()
+    except ClustertoolError as error:
+        return {"errors": error_rows(error)}
+    except Exception as error:  # noqa: BLE001 - the boundary of a process: a bug is reported by its parent
+        text = traceback.format_exc(limit=-4)
+        return {"errors": error_rows(InternalError(f"{error!r}\n{text}"))}
+
+
+def _send(answer: int, reply: Reply) -> None:
+    data = memoryview(json.dumps(reply).encode() + b"\n")
+    with contextlib.suppress(OSError):  # the parent has died
+        while data:
+            data = data[os.write(answer, data) :]

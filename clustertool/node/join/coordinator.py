@@ -1,0 +1,357 @@
+"""The coordinator of a job whose machines join: events for decide(), and its actions as messages, a plan and a start.
+
+Its own machine takes part like the others, as connection 0.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from typing import TYPE_CHECKING, Dict, Mapping, Optional, Set, Tuple
+
+from clustertool.errors import ClustertoolError, Interrupted, NodeLost, PreflightError, Terminated
+from clustertool.model.dispatch import topology
+from clustertool.model.facts import Facts
+from clustertool.model.finding import Seen
+from clustertool.model.joining import join_decisions as d
+from clustertool.model.joining.join_errors import error_rows, read_errors
+from clustertool.model.joining.join_file import OwnSettings
+from clustertool.model.joining.join_plan import Arrival, cluster_of, facts_of, plan_of, specs
+from clustertool.model.joining.plain_form import from_plain
+from clustertool.model.planning.environment import endpoint
+from clustertool.model.quantities import HIGHEST_PORT
+from clustertool.model.wire.frames import Header
+from clustertool.model.wire.lead_messages import read_incarnation
+from clustertool.node.join import meeting, workspace_relay
+from clustertool.node.join.join_members import Arrived, JoinMembers
+from clustertool.node.join.join_report import JoinReport
+from clustertool.node.join.joining_node import JoiningNode
+from clustertool.node.supervisor.allocation import End
+from clustertool.node.supervisor.coordinator.lead_connections import LeadListener
+from clustertool.node.system.child_signals import EndRequest, Signals
+from clustertool.node.system.tls_link import context, wait_for
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_requests import RelayRequest
+    from clustertool.model.wire.join_messages import FetchOrder, PlaceOrder, RelayOrder
+
+TICK = 0.1  # seconds: a signal that is blocked wakes nothing
+_LAST_MESSAGE = 3.0  # seconds for the last message to all
+_MAX_HEADER = 32 << 20  # the facts of a machine, with the files of its folder
+_MALFORMED = (LookupError, TypeError, ValueError, OverflowError, AttributeError)
+_LONGEST = 256  # characters of a host name and of an address
+_MOST_RANKS = 4096  # of one machine: a plan has each of them
+
+
+class JoinCoordinator:
+    """run() returns the exit code of this node. `address`: the coordinator's, of this machine."""
+
+    def __init__(self, node: JoiningNode, report: JoinReport, signals: Signals, address: str) -> None:
+        """Raises PreflightError where the port cannot be used."""
+        join = node.join
+        self._join, self._node, self._report, self._signals = join, node, report, signals
+        self._address = address
+        sock, self._port = meeting.open_port(join, address)
+        ctx = context(join.identity.certificate, join.identity.key, server=True)
+        listener = LeadListener(ctx, sock, join.nnodes, _MAX_HEADER)
+        self._members = JoinMembers(listener, join.cluster.loss_timeout)
+        own = node.offer(address, d.COORDINATOR)
+        self._settings: Dict[int, OwnSettings] = {d.COORDINATOR: join.offered}
+        self._seen: Dict[int, str] = {}  # the coordinator's address, as the machine of each connection sees it
+        self._order: Tuple[int, ...] = ()  # connections by node id
+        self._facts: Dict[int, Tuple[object, float]] = {}  # of each connection, and when they came
+        self._asked_at = 0.0
+        self._ports: Dict[int, int] = {}  # of each connection's relay
+        self._result: Optional[int] = None  # the exit code
+        self._state = d.JoinState(own, join.join_timeout, join.names)
+        self._decide(d.Offered(d.COORDINATOR, own, time.monotonic()))
+
+    def run(self) -> int:
+        while self._result is None and not self._state.ended:
+            ready = wait_for([self._signals.wake, *self._node.wires(), *self._members.wires()], TICK)
+            for request in self._signals.turn():
+                self._decide(d.Signalled(interrupted(request, self._state.own.hostname)))
+            for arrived in self._members.turn(ready):
+                self._take(arrived)
+            self._take_own(ready)
+            self._decide(d.Tick(time.monotonic()))
+        return self._result if self._result is not None else self._explained()
+
+    def _explained(self) -> int:
+        """A signal has ended the job: wait for the reason of the engine, which comes within some seconds."""
+        error = self._node.reason()
+        while error is None:
+            ready = wait_for([self._signals.wake, *self._members.wires()], TICK)
+            self._signals.turn()
+            list(self._members.turn(ready))  # it sends heartbeats; no message counts any more
+            error = self._node.reason()
+        return self._end(error)
+
+    # -- events --
+
+    def _take(self, arrived: Arrived) -> None:
+        for message in arrived.messages:
+            try:
+                event = self._event(arrived.connection, message)
+            except _MALFORMED as error:
+                self._members.close(arrived.connection)
+                self._decide(d.Gone(arrived.connection, f"it sent a message that cannot be read ({error!r:.100})"))
+                return
+            if event is not None:
+                self._decide(event)
+        if arrived.ended:
+            self._decide(d.Gone(arrived.connection, arrived.ended))
+
+    def _event(self, connection: int, message: Header) -> Optional[d.Event]:
+        """Raises one of _MALFORMED."""
+        kind = message["type"]
+        if kind == "offer":
+            offer = read_offer(message)
+            if offer.code == self._state.own.code:  # another version has other settings, and is refused
+                self._settings[connection] = read_settings(message)
+                self._seen[connection] = _address(message["coordinator"])
+            return d.Offered(connection, offer, time.monotonic())
+        if kind == "leaving":
+            return d.Left(connection, read_errors(message["errors"]))
+        if kind == "failed":
+            return d.Failed(connection, int(message["round"]), read_errors(message["errors"]))
+        if kind == "done":
+            if message.get("facts") is not None:
+                self._facts[connection] = message["facts"], time.time()
+            self._ports[connection] = _port(message["port"])
+            return d.Done(connection, int(message["round"]))
+        return None
+
+    def _take_own(self, ready: Set[int]) -> None:
+        result = self._node.turn(ready)
+        if result is None:
+            return
+        if result.facts is not None:
+            self._facts[d.COORDINATOR] = result.facts, time.time()
+        self._ports[d.COORDINATOR] = result.port
+        if result.error is not None:
+            self._decide(d.Failed(d.COORDINATOR, self._state.round, result.error))
+        else:
+            self._decide(d.Done(d.COORDINATOR, self._state.round))
+
+    # -- decisions --
+
+    def _decide(self, event: d.Event) -> None:
+        self._state, actions = d.decide(self._state, event)
+        for action in actions:
+            self._act(action)
+
+    def _act(self, action: d.Action) -> None:
+        if isinstance(action, d.Refuse):
+            self._report.warning(f"refused: {action.error.what}")
+            self._members.close(action.connection, {"type": "refused", "errors": error_rows(action.error)})
+        elif isinstance(action, d.Drop):
+            self._members.close(action.connection)
+        elif isinstance(action, d.Wait):
+            self._wait(action)
+        elif isinstance(action, d.Number):
+            self._order = action.order
+            self._node.all_have_joined()
+        elif isinstance(action, d.Order):
+            self._give(action)
+        elif isinstance(action, d.MakePlan):
+            self._decide(self._plan())
+        elif isinstance(action, d.Lead):
+            self._lead(action)
+        elif isinstance(action, d.Go):
+            self._members.end({"type": "go"}, _LAST_MESSAGE, until_closed=True)
+            self._signals.close()
+            self._result = self._node.run()
+        else:
+            self._abort(action.error)
+
+    def _wait(self, action: d.Wait) -> None:
+        missing = list(action.missing)
+        message: Mapping[str, object] = {
+            "type": "wait",
+            "present": action.present,
+            "nnodes": self._join.nnodes,
+            "missing": missing,
+        }
+        for member in self._state.members:
+            self._members.send(member.connection, message)
+        join = self._join
+        where = endpoint(join.coordinator.host, self._port)
+        self._report.waiting(action.present, join.nnodes, missing, where, join.names)
+
+    def _give(self, action: d.Order) -> None:
+        """Send an order to each machine, and begin with it here."""
+        self._asked_at = time.time()
+        for connection in self._order:
+            if action.kind in ("probe", "launch", "undo"):
+                self._members.send(connection, {"type": action.kind, "round": action.round, "now": time.time()})
+        if action.kind == "probe":
+            self._facts.clear()
+            self._address = self._address_for_others()
+            self._node.probe(self._address)
+        elif action.kind == "relay":
+            self._start_relays(action.round)
+        elif action.kind == "fetch":
+            self._fetch(action.round)
+        elif action.kind == "place":
+            self._place(action.round)
+        elif action.kind == "undo":
+            self._node.undo()
+            self._decide(d.Done(d.COORDINATOR, action.round))
+
+    def _address_for_others(self) -> str:
+        """This machine's address. If its own name is a loopback address (127.0.1.1 in /etc/hosts), the one that others use."""
+        seen = [self._seen[connection] for connection in self._order if connection != d.COORDINATOR]
+        others = [address for address in seen if not meeting.loopback(address)]
+        return others[0] if others and meeting.loopback(self._address) else self._address
+
+    def _plan(self) -> d.Planned:
+        """Make the plan."""
+        members = {member.connection: member.offer for member in self._state.members}
+        addresses = {**{one: members[one].address for one in self._order}, d.COORDINATOR: self._address}
+        self._arrivals = [Arrival(members[one].hostname, addresses[one], self._settings[one]) for one in self._order]
+        cluster = cluster_of(self._join, self._arrivals, self._port)
+        facts: Dict[int, Facts] = {}
+        asked: Dict[int, Tuple[float, float]] = {}
+        name = ""  # of the machine whose facts are read
+        try:
+            for node, connection in enumerate(self._order):
+                name = cluster.hosts[node].name
+                answer, at = self._facts[connection]
+                facts[node], asked[node] = facts_of(node, answer, self._port), (self._asked_at, at)
+            name = ""
+            self._made = plan_of(self._join, cluster, self._arrivals, facts, Seen(asked=asked))
+            if not (self._join.release and workspace_relay.receivers(facts, self._join.release)):
+                return d.Planned()
+            self._request = workspace_relay.request_of(self._node.root, self._join.release)
+            return d.Planned(fetch=True)
+        except ClustertoolError as error:
+            return d.Planned(error)
+        except _MALFORMED as error:
+            what = f"the facts of {'this machine' if name else 'the machines'} are not valid: {error!r:.200}"
+            return d.Planned(PreflightError(what, "install the same version on all machines", name))
+
+    def _start_relays(self, round: int) -> None:
+        """Of the machines that lack the workspace, and of this one, which serves it."""
+        facts = {node: made.facts for node, made in enumerate(self._made.nodes)}
+        lacking = workspace_relay.receivers(facts, self._join.release)
+        for node, connection in enumerate(self._order):
+            own = connection == d.COORDINATOR
+            request: RelayRequest = {**self._request, "address": self._arrivals[node].address, "helper": own}
+            order: RelayOrder = {
+                "type": "relay",
+                "round": round,
+                "request": request if own or node in lacking else None,
+            }
+            if own:
+                self._node.relay(order)
+            else:
+                self._members.send(connection, order)
+
+    def _fetch(self, round: int) -> None:
+        relays = {
+            node: (self._arrivals[node].address, self._ports[connection])
+            for node, connection in enumerate(self._order)
+            if self._ports.get(connection)
+        }
+        of = workspace_relay.sources(relays)
+        for node, connection in enumerate(self._order):
+            order: FetchOrder = {
+                "type": "fetch",
+                "round": round,
+                "sources": of.get(node, []),
+                "degree": topology.degree(len(relays)),
+            }
+            if connection != d.COORDINATOR:
+                self._members.send(connection, order)
+        self._decide(d.Done(d.COORDINATOR, round))
+
+    def _place(self, round: int) -> None:
+        parts = specs(self._made, self._arrivals, self._join.engine)
+        attempt = self._node.first_attempt(parts[0]["job_dir"])
+        if attempt:
+            for part in parts.values():
+                part["attempt"] = attempt
+        for node, connection in enumerate(self._order):
+            own = connection == d.COORDINATOR
+            order: PlaceOrder = {
+                "type": "place",
+                "round": round,
+                "spec": parts[node],
+                "release": self._join.release,
+                "warnings": list(self._made.warnings) if own else [],
+            }
+            if own:
+                self._node.place(order)
+            else:
+                self._members.send(connection, order)
+
+    def _lead(self, action: d.Lead) -> None:
+        """The port of joining becomes the lead's."""
+        self._members.stop_listening()
+        try:
+            self._node.launch(time.time())
+        except ClustertoolError as error:
+            self._decide(d.Failed(d.COORDINATOR, action.round, error))
+        else:
+            self._decide(d.Done(d.COORDINATOR, action.round))
+
+    def _abort(self, error: ClustertoolError) -> None:
+        if not (isinstance(error, (Interrupted, Terminated)) and self._node.ask(error)):
+            # A job that Slurm may start again is left to Slurm: a node that cannot join would not join the next time either.
+            self._result = self._end(error, isinstance(error, NodeLost) and not self._join.keep_bundle)
+
+    def _end(self, error: ClustertoolError, silent: bool = False) -> int:
+        """Report the error to all, and take back what was done here. Returns its exit code. silent: a node does not answer."""
+        self._report.failed(error)
+        self._members.end({"type": "abort", "errors": error_rows(error)}, _LAST_MESSAGE, until_closed=True)
+        self._node.undo()
+        self._node.leave_allocation(End(silent=silent))
+        return error.code
+
+
+def interrupted(request: EndRequest, hostname: str) -> ClustertoolError:
+    """The error of a process that a signal ends."""
+    what = f"the joining process on {hostname} {request.what}"
+    return Interrupted(what) if request.code == Interrupted.code else Terminated(what)
+
+
+def read_offer(message: Header) -> d.Offer:
+    """Raises one of _MALFORMED."""
+    index, nnodes = message["index"], message["nnodes"]
+    version, code, hostname = (_text(message[name]) for name in ("version", "code", "hostname"))
+    if type(nnodes) is not int or not (index is None or (type(index) is int and 0 <= index < nnodes)):
+        raise ValueError("an offer with a wrong index")
+    if not hostname:
+        raise ValueError("an offer without a host name")
+    address = _address(message["address"])
+    return d.Offer(index, nnodes, version, code, read_incarnation(message["sender"]), address, hostname)
+
+
+def read_settings(message: Header) -> OwnSettings:
+    """The settings in an offer. Raises one of _MALFORMED."""
+    own: OwnSettings = from_plain(OwnSettings, message["own"])
+    if own.nproc is not None and not 0 < own.nproc <= _MOST_RANKS:
+        raise ValueError("an offer with a wrong number of processes")
+    return own
+
+
+def _text(value: object) -> str:
+    """Raises ValueError."""
+    if not isinstance(value, str) or len(value) > _LONGEST or not value.isprintable():
+        raise ValueError("an offer with a wrong text")
+    return value
+
+
+def _address(value: object) -> str:
+    """Raises ValueError."""
+    text = _text(value)
+    ipaddress.ip_address(text.partition("%")[0])
+    return text
+
+
+def _port(value: object) -> int:
+    """0: there is none. Raises ValueError."""
+    if type(value) is not int or not 0 <= value <= HIGHEST_PORT:
+        raise ValueError("no port")
+    return value

@@ -1,0 +1,31 @@
+"""The address of the coordinator, where its name is one of the engine's and no name server has it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from clustertool.model.joining.join_file import JoinFile
+from clustertool.node.join import meeting
+from clustertool.node.system import programs
+
+_PATIENCE = 10.0  # seconds for the engine's program
+
+
+def with_address(join: JoinFile) -> JoinFile:
+    """The join file with an address that the engine has for the coordinator, if its host is not known here."""
+    if not join.engine:
+        return join
+    try:
+        meeting.addresses(join.coordinator.host)
+    except (OSError, UnicodeError):
+        address = _of_slurm(join.coordinator.host)
+        return replace(join, coordinator=replace(join.coordinator, host=address)) if address else join
+    return join
+
+
+def _of_slurm(name: str) -> str:
+    """NodeAddr of slurm.conf, "" if there is none: the name of a node need not be a host name (slurm.conf(5), NodeAddr)."""
+    code, out, _ = programs.output(["scontrol", "-o", "show", "node", name], _PATIENCE)
+    found = re.search(r"(?:^|\s)NodeAddr=(\S+)", out)
+    return found.group(1) if code == 0 and found else ""

@@ -1,0 +1,92 @@
+"""The joining process reports its progress: one JSON object a line on stdout for a program, else sentences on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from typing import TYPE_CHECKING, Dict, Sequence
+
+from clustertool.errors import ClustertoolError, singles
+from clustertool.model.job.outcome import some
+from clustertool.model.joining.join_errors import error_rows
+from clustertool.model.planning.environment import endpoint
+
+if TYPE_CHECKING:
+    from clustertool.model.job.outcome import Outcome
+    from clustertool.model.wire.spec_types import Spec
+
+_PROGRAM = "clustertool join"
+
+
+class JoinReport:
+    """`lines`: JSON on stdout. The same fact is not reported twice in a row."""
+
+    def __init__(self, lines: bool) -> None:
+        self._lines = lines
+        self._last: Dict[str, object] = {}
+
+    def waiting(self, present: int, nnodes: int, missing: Sequence[int], where: str, names: Sequence[str]) -> None:
+        """missing: indices. names: of all machines, where an engine names them."""
+        known = [names[index] for index in missing if index < len(names)]
+        lacking = f"; missing: {some(known) if known else 'index ' + ', '.join(map(str, missing))}" if missing else ""
+        text = f"{present} of {nnodes} nodes have joined{lacking}"
+        self._write("waiting", text, present=present, nnodes=nnodes, missing=list(missing), coordinator=where)
+
+    def retry(self, where: str, why: str) -> None:
+        self._write("retry", f"no connection to the coordinator {where} so far: {why}", coordinator=where, why=why)
+
+    def joined(self, where: str) -> None:
+        self._write("joined", f"joined the coordinator {where}", coordinator=where)
+
+    def warning(self, what: str) -> None:
+        self._write("warning", f"warning: {what}", what=what)
+
+    def planned(self, spec: Spec) -> None:
+        """The job is placed here."""
+        own = [(process["role"], process["rank"], process["log"]) for process in spec["processes"]]
+        shown = ", ".join(f"{role} {rank}" for role, rank, _ in own) or "no process"
+        self._write(
+            "planned",
+            f"job {spec['job']}: this is node {spec['node']} with {shown}, in {spec['job_dir']}",
+            job=spec["job"],
+            node=spec["node"],
+            name=spec["name"],
+            root=spec["root"],
+            job_dir=spec["job_dir"],
+            nodes=spec["header"]["nodes"],
+            ranks=[[role, rank] for role, rank, _ in own],
+            logs=[list(row) for row in own],
+            lead=endpoint(spec["lead"]["host"], spec["lead"]["port"]),
+        )
+
+    def started(self) -> None:
+        self._write("started", "the supervisor runs")
+
+    def failed(self, error: ClustertoolError) -> None:
+        """The job does not start: one line for each error, in JSON with the exit code of all together."""
+        for one, row in zip(singles(error), error_rows(error)):
+            self._write("error", str(one), **{**row, "code": error.code})
+
+    def ended(self, outcome: Outcome) -> None:
+        text = f"{outcome.state.value}: {outcome.reason}"
+        self._write("ended", text, outcome=outcome.as_record(), code=outcome.code)
+
+    def _write(self, type_: str, text: str, **fields: object) -> None:
+        report = {"type": type_, **fields}
+        if report == self._last:
+            return
+        self._last = report
+        with contextlib.suppress(OSError):  # the program that read it has ended: the job goes on
+            if self._lines:
+                sys.stdout.write(json.dumps(report) + "\n")
+                sys.stdout.flush()
+            else:
+                sys.stderr.write(f"{_PROGRAM}: {_harmless(text)}\n")
+                sys.stderr.flush()
+
+
+def _harmless(text: str) -> str:
+    """Text of other machines: control characters are spelled out, and no further line looks like one of this process."""
+    first, *rest = ("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line) for line in text.split("\n"))
+    return "\n".join([first, *(line if line[:1] in ("", " ") else f"  {line}" for line in rest)])

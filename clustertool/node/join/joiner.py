@@ -1,0 +1,221 @@
+"""A joiner connects to the coordinator, obeys its orders, and becomes its node's supervisor.
+
+Before the job is placed here, a lost coordinator may come back until JOIN_TIMEOUT. After that the joiner undoes what it has
+done, and ends.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, List, Optional, Set, Tuple, cast
+
+from clustertool.errors import ClustertoolError, NodeLost
+from clustertool.model.joining.join_errors import error_rows, read_errors
+from clustertool.model.joining.plain_form import to_plain
+from clustertool.model.wire.frames import Header
+from clustertool.node.join.coordinator import TICK, interrupted
+from clustertool.node.join.coordinator_search import CoordinatorSearch
+from clustertool.node.join.join_report import JoinReport
+from clustertool.node.join.joining_node import JoiningNode, OrderResult
+from clustertool.node.system.child_signals import EndRequest, Signals
+from clustertool.node.system.process_clock import ProcessClock
+from clustertool.node.system.tls_link import TlsLink, beat, cause, context, tls_failed, wait_for
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.join_messages import FetchOrder, PlaceOrder, RelayOrder
+
+_LAST_MESSAGE = 1.0  # seconds
+_MALFORMED = (KeyError, TypeError, ValueError)
+_CLOSED = "the coordinator closed the connection"
+
+
+class Joiner:
+    """run() returns the exit code of this node."""
+
+    def __init__(self, node: JoiningNode, report: JoinReport, signals: Signals) -> None:
+        self._node, self._report, self._signals = node, report, signals
+        self._join = node.join
+        ctx = context(self._join.identity.certificate, self._join.identity.key, server=False)
+        self._search = CoordinatorSearch(self._join, ctx, report)
+        self._timeout = self._join.cluster.loss_timeout
+        self._clock = ProcessClock()
+        self._wire: Optional[TlsLink] = None
+        self._received_at = self._beat_at = 0.0
+        self._accepted = False  # the coordinator has accepted the offer on this connection
+        self._bound = False  # the job is placed here, or is being placed
+        self._signal: Optional[EndRequest] = None  # that ends this process, and the job
+        self._round = 0
+        self._address = ""  # of this machine, on the way to the coordinator
+        self._result: Optional[int] = None
+
+    def run(self) -> int:
+        while self._result is None:
+            wires: List[object] = [self._wire] if self._wire is not None else []
+            ready = wait_for([self._signals.wake, *self._node.wires(), *wires], TICK)
+            try:
+                self._turn(ready)
+            except ClustertoolError as error:
+                self._close()
+                self._node.undo()
+                self._report.failed(error)
+                self._result = error.code
+        return self._result
+
+    def _turn(self, ready: Set[int]) -> None:
+        """Raises what ends the joining."""
+        now = self._clock.turn()
+        for request in self._signals.turn():
+            self._end(request)
+        result = self._node.turn(ready)
+        if result is not None:
+            self._answer(result)
+        if self._wire is None:
+            self._wire, self._accepted = self._search.connect(now), False
+            return
+        try:
+            for message in self._read(self._wire, now):
+                if self._result is None:
+                    self._obey(message)
+        except ConnectionError as error:
+            self._broken(now, *_why(error))
+        except _MALFORMED as error:
+            self._broken(now, f"the coordinator sent a message that cannot be read ({error!r:.100})")
+
+    # -- the connection --
+
+    def _read(self, wire: TlsLink, now: float) -> List[Header]:
+        """Raises ConnectionError."""
+        fresh = not wire.secure
+        messages = wire.turn()
+        if fresh and wire.secure:
+            self._received_at = now
+            self._offer(wire)
+        self._search.check(wire, now)
+        if messages:
+            self._received_at = now
+        elif wire.secure and now - self._received_at > self._timeout:
+            raise ConnectionError(f"no message from the coordinator for {self._timeout:g} s")
+        if wire.secure and now >= self._beat_at:
+            self._beat_at = now + beat(self._timeout)
+            wire.send({"type": "beat"})
+            wire.flush()
+        return messages
+
+    def _offer(self, wire: TlsLink) -> None:
+        with socket.socket(fileno=os.dup(wire.fileno())) as sock:
+            self._address, coordinator = str(sock.getsockname()[0]), str(sock.getpeername()[0])
+        offer = self._node.offer(self._address, self._join.index)
+        fields = {
+            **offer._asdict(),
+            "index": offer.node,
+            "own": to_plain(self._join.offered),
+            "coordinator": coordinator,
+        }
+        del fields["node"]
+        wire.send({"type": "offer", **fields})
+        wire.flush()
+
+    def _broken(self, now: float, why: str, tls: bool = False) -> None:
+        """The connection has failed, or has ended. Raises what ends the joining."""
+        self._close()
+        if self._signal is not None:
+            raise interrupted(self._signal, self._node.name)
+        if self._bound:
+            what = f"the coordinator {self._search.where} was lost before the job started: {why}"
+            raise NodeLost(what, "see what ended it there, and start the job again")
+        self._node.undo()  # a probe, whose result is not wanted any more
+        self._search.failed(now, why, tls)
+
+    def _close(self) -> None:
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+
+    def _end(self, request: EndRequest) -> None:
+        """A signal. Raises what ends the joining.
+
+        Once the job is placed here the coordinator answers: it ends the job, or the job has just begun, and is stopped then.
+        A coordinator that an engine has started always answers: it asks the engine for the reason.
+        """
+        error = interrupted(request, self._node.name)
+        self._leave(error)
+        if self._wire is None or not (self._bound or (self._wire.secure and self._join.names)):
+            raise error
+        self._signal = self._signal or request
+
+    def _leave(self, error: ClustertoolError) -> None:
+        """Report to the coordinator that this machine leaves; it ends the job if it has its plan."""
+        if self._wire is not None and self._wire.secure:
+            self._wire.send({"type": "leaving", "errors": error_rows(error)})
+            until = time.monotonic() + _LAST_MESSAGE
+            while self._wire.backlog and time.monotonic() < until:
+                self._wire.flush()
+                time.sleep(0.002)
+
+    # -- orders --
+
+    def _obey(self, message: Header) -> None:
+        """Raises one of _MALFORMED, and the error with which the coordinator ends the joining."""
+        kind = message["type"]
+        if kind in ("probe", "relay", "fetch", "place", "launch", "undo"):
+            self._round = int(message["round"])
+        if kind == "wait":
+            self._wait(message)
+        elif kind == "probe":
+            self._node.probe(self._address)
+        elif kind == "relay":
+            if not self._node.relay(cast("RelayOrder", message)):
+                self._answer(OrderResult())
+        elif kind == "fetch":
+            if not self._node.fetch(cast("FetchOrder", message)):
+                self._answer(OrderResult())
+        elif kind == "place":
+            self._bound = True
+            self._node.place(cast("PlaceOrder", message))
+        elif kind == "launch":
+            self._launch(float(message["now"]))
+        elif kind == "undo":
+            self._bound = False
+            self._node.undo()
+            self._answer(OrderResult())
+        elif kind == "go":
+            self._close()
+            self._signals.close()
+            self._result = self._node.run(self._signal)
+        elif kind in ("abort", "refused"):
+            raise read_errors(message["errors"])
+
+    def _wait(self, message: Header) -> None:
+        present, nnodes = int(message["present"]), int(message["nnodes"])
+        missing = [int(index) for index in message["missing"]]
+        if not self._accepted:
+            self._accepted = True
+            self._search.found()
+            self._report.joined(self._search.where)
+        self._report.waiting(present, nnodes, missing, self._search.where, self._join.names)
+
+    def _launch(self, now: float) -> None:
+        try:
+            self._node.launch(now)
+        except ClustertoolError as error:
+            self._answer(OrderResult(error))
+        else:
+            self._answer(OrderResult())
+
+    def _answer(self, result: OrderResult) -> None:
+        """The result of the present order. On a lost connection none is wanted."""
+        if self._wire is None:
+            return
+        if result.error is not None:
+            self._wire.send({"type": "failed", "round": self._round, "errors": error_rows(result.error)})
+        else:
+            self._wire.send({"type": "done", "round": self._round, "facts": result.facts, "port": result.port})
+        self._wire.flush()
+
+
+def _why(error: ConnectionError) -> Tuple[str, bool]:
+    """Why a connection failed, and whether TLS did."""
+    _, text = cause(error)
+    return text or _CLOSED, tls_failed(error)

@@ -1,0 +1,248 @@
+"""This machine's own part in joining: it probes itself, places the job, prepares its supervisor, and takes all of that back."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, List, NamedTuple, Optional, Set, cast
+
+from clustertool.errors import ClustertoolError, InternalError
+from clustertool.model.job.state_names import JobState
+from clustertool.model.joining.join_decisions import Offer
+from clustertool.model.joining.join_errors import ended_by_engine
+from clustertool.model.joining.join_file import JoinFile
+from clustertool.model.joining.join_plan import probe_of
+from clustertool.model.paths import JobPaths
+from clustertool.model.quantities import whole
+from clustertool.model.wire.lead_messages import Incarnation
+from clustertool.node.agent import launch
+from clustertool.node.jobs.records import Record
+from clustertool.node.join.bundle_content import BundleContent
+from clustertool.node.join.child_task import UNDO, ChildTask, placing, probing
+from clustertool.node.join.join_report import JoinReport
+from clustertool.node.join.slurm_allocation import allocation_of
+from clustertool.node.join.workspace_relay import WorkspaceRelay
+from clustertool.node.storage import files
+from clustertool.node.supervisor import prctl
+from clustertool.node.supervisor.allocation import End, Origin
+from clustertool.node.supervisor.supervisor import Supervisor
+from clustertool.node.system import processes
+from clustertool.node.system.child_signals import EndRequest
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.event_types import JobHeader
+    from clustertool.model.wire.join_messages import FetchOrder, PlaceOrder, RelayOrder
+    from clustertool.model.wire.spec_types import Spec
+
+_PROBE_END = 0.5  # seconds; a probe has nothing to take back
+_MOST_ATTEMPTS = 99_999  # a program of the job can damage its records
+
+
+class OrderResult(NamedTuple):
+    """What has become of an order. facts: of a probe. port: of a relay."""
+
+    error: Optional[ClustertoolError] = None
+    facts: object = None
+    port: int = 0
+
+
+class JoiningNode:
+    """One order at a time: probe() or place(), then turn() until it returns the result.
+
+    `umask`: that of the ranks. `bundle`: what may contain the workspace.
+    """
+
+    def __init__(self, join: JoinFile, report: JoinReport, umask: int, bundle: Optional[BundleContent]) -> None:
+        self.join = join
+        self.report = report
+        self._umask = umask
+        self._bundle = bundle
+        self._allocation = allocation_of(join.engine, join.identity.job_id, os.environ)
+        self._busy: Optional[ChildTask] = None  # what works now
+        self._placed: Optional[ChildTask] = None  # what keeps the job placed
+        self.root = files.resolve(join.own.root_dir or join.cluster.root_dir)
+        self._relay = WorkspaceRelay(join.identity, self.root)
+        self._fetches = False  # the present order is about the workspace
+        self._spec: Optional[Spec] = None  # once the job is to be placed
+        self._supervisor: Optional[Supervisor] = None
+
+    @property
+    def name(self) -> str:
+        """Of this machine."""
+        return self.join.own.name or socket.gethostname()
+
+    def offer(self, address: str, index: Optional[int]) -> Offer:
+        """What the coordinator gets to know first. address: of this machine, on the way to the coordinator."""
+        me = os.getpid()
+        sender = Incarnation(processes.boot_id(), me, getattr(processes.stat(me), "start", 0))
+        join = self.join
+        return Offer(index, join.nnodes, join.version, join.code, sender, address, self.name)
+
+    def ask(self, error: ClustertoolError) -> bool:
+        """Begin to ask the engine why a signal ends the job. error: of the signal. False if there is no engine."""
+        if self._allocation.present:
+            self._allocation.ask(error.what, error.code)
+        return self._allocation.present
+
+    def reason(self) -> Optional[ClustertoolError]:
+        """After ask(): how the job ends, once the engine has answered or is late."""
+        outcome = self._allocation.turn()
+        return ended_by_engine(outcome) if outcome is not None else None
+
+    def leave_allocation(self, end: End) -> None:
+        """The last action: the engine may start the job again, and need not wait for a node that is lost."""
+        wrong = self._allocation.leave(end)
+        if wrong:
+            self.report.warning(wrong)
+
+    def all_have_joined(self) -> None:
+        """The bundle of an engine's job is removed, unless the engine may start its machines again."""
+        if not self.join.keep_bundle:
+            self._remove_bundle()
+
+    def _remove_bundle(self) -> None:
+        if self._bundle is None or not self.join.engine:
+            return
+        try:
+            self._bundle.remove()
+        except OSError as error:
+            self.report.warning(f"{error.filename} has the job's key and cannot be removed: {error.strerror}")
+
+    def wires(self) -> List[object]:
+        return [*([self._busy] if self._busy is not None else []), *self._relay.wires()]
+
+    def probe(self, address: str) -> None:
+        request = probe_of(self.join, self.join.own, address)
+
+        def install() -> None:
+            if self._bundle is not None:
+                self._bundle.install(self.root, self.join.release)
+                self._bundle.install_nvml()
+
+        self._end_task()
+        self._spec = None
+        self._busy = ChildTask(probing(request, self.root, install), _PROBE_END)
+
+    def relay(self, order: RelayOrder) -> bool:
+        """Start this machine's relay. False if it needs none: the order is done."""
+        self._fetches = self._relay.begin(order)
+        return self._fetches
+
+    def fetch(self, order: FetchOrder) -> bool:
+        """Fetch the workspace. False if there is nothing to wait for: the order is done."""
+        self._fetches = self._relay.fetch(order)
+        return self._fetches
+
+    def place(self, order: PlaceOrder) -> None:
+        self._relay.end()  # all machines have the workspace
+        self._spec = order["spec"]
+        for warning in order["warnings"]:
+            self.report.warning(warning)
+        self._busy = ChildTask(placing({"spec": self._spec, "release": order["release"], "resume": ""}), UNDO)
+
+    def turn(self, ready: Set[int]) -> Optional[OrderResult]:
+        """The result of the present order, once it is there."""
+        fetched = self._turn_relay(ready)
+        if fetched is not None:
+            return fetched
+        task = self._busy
+        if task is None or task.fileno() not in ready:
+            return None
+        try:
+            reply = task.reply()
+        except ClustertoolError as error:
+            if self._spec is None:
+                self._end_task()
+            else:  # undo() ends it, later: this takes long where a file system does not answer
+                self._busy, self._placed = None, task
+            return OrderResult(error)
+        if reply is None:
+            return None
+        if "facts" in reply:
+            self._end_task()
+            return OrderResult(facts=reply["facts"])
+        self._busy, self._placed = None, task
+        return OrderResult()
+
+    def _turn_relay(self, ready: Set[int]) -> Optional[OrderResult]:
+        try:
+            done = self._relay.turn(ready)
+            if self._fetches and not done:
+                self._relay.check()
+        except ClustertoolError as error:
+            self._fetches = False
+            self._relay.end()
+            return OrderResult(error)
+        if not (self._fetches and done):
+            return None
+        self._fetches = False
+        return OrderResult(port=self._relay.port)
+
+    def _end_task(self) -> None:
+        if self._busy is not None:
+            self._busy.undo()
+        self._busy = None
+
+    def launch(self, now: float) -> None:
+        """Prepare the supervisor: nothing of the job's runs yet. now: the coordinator's clock. Raises ClustertoolError."""
+        spec = self._spec
+        if spec is None or self._placed is None:
+            raise InternalError("a job was launched before it was placed")
+        spec["secrets"] = dict(self.join.secrets)
+        spec["certificate"], spec["key"] = self.join.identity.certificate, self.join.identity.key
+        spec["header"]["skew"] = launch.counted_skew(time.time() - now)
+        origin = Origin(self._bundle.data if self._bundle is not None else b"", self._allocation)
+        supervisor = Supervisor(spec, files.open_job_dir(spec["job_dir"]), self._umask, origin)
+        task = processes.identify(self._placed.pid)
+        supervisor.guard.spared = (task,) if task is not None else ()  # if this process dies, it takes the job back
+        try:
+            supervisor.prepare()
+        except ClustertoolError:
+            supervisor.leave()
+            raise
+        self._supervisor = supervisor
+
+    def undo(self) -> None:
+        """Take back all that was done here. Returns when that is over."""
+        if self._supervisor is not None:
+            self._supervisor.leave()
+            self._supervisor = None
+        self._end_task()
+        self._relay.end()
+        if self._placed is not None:
+            self._placed.undo()
+            self._placed = None
+
+    def run(self, request: Optional[EndRequest] = None) -> int:
+        """Be the node's supervisor until the job is over. Returns the exit code of the job. request: to end it at once."""
+        supervisor, task = self._supervisor, self._placed
+        assert supervisor is not None and task is not None and self._spec is not None
+        task.keep()
+        prctl.end_with_parent(0)
+        self.report.planned(self._spec)
+        self.report.started()
+        if request is not None:
+            supervisor.obey_signal(request)
+        supervisor.run()
+        outcome = supervisor.outcome
+        assert outcome is not None, "the supervisor runs until it knows the outcome"
+        self.report.ended(outcome)
+        if supervisor.leads or supervisor.link.silent:
+            end = End(supervisor.leads, supervisor.link.silent, outcome.state is JobState.LOST)
+            self.leave_allocation(end)
+        if supervisor.leads and not self._allocation.comes_back(outcome):
+            self._remove_bundle()
+        return outcome.code
+
+    def first_attempt(self, job_dir: str) -> int:
+        """The number of the first attempt of this start: how often the engine has started the job before, or more where there
+        were restarts by --max-restarts."""
+        restarts = self._allocation.restarts
+        if not restarts:
+            return 0
+        placed = JobPaths.at(job_dir)
+        known = Record(placed.base, placed.job, cast("JobHeader", {})).events()
+        begun = [event.get("attempt", 0) for event in known if event["type"] in ("started", "restart")]
+        numbers = [number for number in (whole(one, 0, _MOST_ATTEMPTS) for one in begun) if number is not None]
+        return max([restarts, *(number + 1 for number in numbers)])

@@ -1,0 +1,164 @@
+"""Entry of a joining process: read the join file, find out whether this machine is the coordinator, and join.
+
+    main(["--file", "0", "--report"])            the join file from descriptor 0, progress as lines of JSON
+    start_bundle(["bundle.pyz", "join", "--index", "2"])
+
+The process is its node's supervisor in the foreground. Its exit code is that of the job, or its own where the job did not
+start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import traceback
+from dataclasses import replace
+from typing import NoReturn, Optional, Sequence, Tuple
+
+from clustertool.errors import ClustertoolError, Interrupted, PreflightError, UsageError
+from clustertool.model.joining import join_file
+from clustertool.model.joining.engine_place import placed
+from clustertool.model.joining.join_decisions import COORDINATOR
+from clustertool.model.joining.join_file import JoinFile, MeetingPoint
+from clustertool.model.quantities import HIGHEST_PORT, whole
+from clustertool.node.join import meeting
+from clustertool.node.join.bundle_content import BundleContent, require_private
+from clustertool.node.join.coordinator import JoinCoordinator
+from clustertool.node.join.engine_address import with_address
+from clustertool.node.join.join_report import JoinReport
+from clustertool.node.join.joiner import Joiner
+from clustertool.node.join.joining_node import JoiningNode
+from clustertool.node.supervisor import prctl
+from clustertool.node.system import path_trust, processes
+from clustertool.node.system.child_signals import Signals
+
+_LARGEST = 256 << 20  # bytes of a join file
+
+
+def start_bundle(argv: Sequence[str]) -> int:
+    """Join as a bundle's command line asks for it; argv: the path of the bundle, `join`, options."""
+    bundle, *arguments = argv
+    if arguments[:1] != ["join"]:
+        sys.stderr.write(f"usage: python3 {bundle} join [--index I] [--coordinator HOST[:PORT]]\n")
+        return UsageError.code
+    return main(arguments[1:], bundle)
+
+
+def main(arguments: Sequence[str], path: str = "") -> int:
+    """Join, and return the exit code. path: of the bundle, "" where the join file is by itself."""
+    report = JoinReport(lines="--report" in arguments)
+    processes.set_name("ct-join")
+    try:
+        given = _arguments(arguments)
+        if given.with_parent:
+            prctl.end_with_parent(signal.SIGTERM)
+        bundle = BundleContent(path) if path else None
+        join = bundle.join_file() if bundle is not None else _read(given.file)
+        return _join(_with_options(join, given), report, bundle)
+    except ClustertoolError as error:
+        report.failed(error)
+        return error.code
+    except KeyboardInterrupt:  # before its signals are read
+        return Interrupted.code
+    except Exception:  # noqa: BLE001 - the outermost boundary of the process
+        traceback.print_exc()
+        return 70
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, "join --help shows the options")
+
+
+def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    """Raises UsageError."""
+    parser = _Parser(prog="join", description="Join a job as one of its nodes.")
+    parser.add_argument("--index", default="", help="of this machine, from 0; 0 is the coordinator")
+    parser.add_argument("--coordinator", default="", metavar="HOST[:PORT]", help="where the coordinator listens")
+    parser.add_argument("--file", default="0", help="the join file: a path, or a descriptor such as 0")
+    parser.add_argument("--report", action="store_true", help="write progress as lines of JSON to stdout")
+    parser.add_argument("--with-parent", action="store_true", help="before the job starts, end when its starter ends")
+    return parser.parse_args(list(arguments))
+
+
+def _with_options(join: JoinFile, given: argparse.Namespace) -> JoinFile:
+    """The options have priority over the engine, and this over the file. Raises UsageError, DataError."""
+    if not (given.index and given.coordinator):
+        join = with_address(placed(join, os.environ))
+    if given.index:
+        index = whole(given.index, 0, 99999)
+        if index is None:
+            raise UsageError(f"--index {given.index!r} is no index", f"a whole number from 0 to {join.nnodes - 1}")
+        join = replace(join, index=index)
+    if given.coordinator:
+        join = replace(join, coordinator=_meeting_point(given.coordinator, join.coordinator.port))
+    return join_file.check(join)
+
+
+def _meeting_point(text: str, port: int) -> MeetingPoint:
+    """HOST, HOST:PORT, an IPv6 address, or [IPv6]:PORT."""
+    host, colon, last = text.rpartition(":")
+    if not colon or (":" in host and not host.startswith("[")):
+        return MeetingPoint(text.strip("[]"), port)
+    number = whole(last, 1, HIGHEST_PORT)
+    if number is None or not host:
+        raise UsageError(f"--coordinator {text!r} is not right", f"HOST or HOST:PORT, a port from 1 to {HIGHEST_PORT}")
+    return MeetingPoint(host.strip("[]"), number)
+
+
+def _read(name: str) -> JoinFile:
+    """Raises DataError, PreflightError."""
+    fd = int(name) if name.isdecimal() else _open(name)
+    with open(fd, "rb") as file:
+        text = file.read(_LARGEST)
+    if fd == 0:
+        os.open(os.devnull, os.O_RDONLY)  # becomes descriptor 0
+    return join_file.from_json(text.decode("utf-8", "replace"))
+
+
+def _open(path: str) -> int:
+    """A file with keys is this user's own, and closed to others. Raises PreflightError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise PreflightError(f"{path} cannot be read: {error.strerror}", "name the join file") from None
+    try:
+        require_private(os.fstat(fd), path)
+    except PreflightError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _join(join: JoinFile, report: JoinReport, bundle: Optional[BundleContent]) -> int:
+    umask = os.umask(0o077)
+    os.chdir("/")  # a joining process must not keep a file system in use
+    path_trust.set_group(join.cluster.root_dir_group)
+    signals = Signals()
+    index, address = _role(join)
+    node = JoiningNode(replace(join, index=index), report, umask, bundle)
+    if index == COORDINATOR:
+        return JoinCoordinator(node, report, signals, address).run()
+    return Joiner(node, report, signals).run()
+
+
+def _role(join: JoinFile) -> Tuple[Optional[int], str]:
+    """The index of this machine, and the coordinator's address if it is that. Raises PreflightError."""
+    if join.index not in (None, COORDINATOR):
+        return join.index, ""
+    address = meeting.own_address(join.coordinator.host)
+    if join.index is None and not address:
+        return None, ""
+    if not address:
+        try:
+            address = meeting.addresses(join.coordinator.host)[0]  # another machine passes it on to this one (NAT)
+        except (OSError, UnicodeError) as error:
+            what = f"the coordinator's host {join.coordinator.host} is not known here: {error}"
+            raise PreflightError(what, "name an address of this machine") from None
+    return COORDINATOR, address
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

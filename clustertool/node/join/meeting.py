@@ -1,0 +1,88 @@
+"""Where the machines of a job meet: the addresses and the ports of the coordinator."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from typing import List, Tuple
+
+from clustertool.errors import PreflightError
+from clustertool.model.joining.join_file import JoinFile
+from clustertool.model.planning.environment import endpoint
+from clustertool.model.planning.ports import LOWEST_PORT
+from clustertool.node.devices.detect import within
+from clustertool.node.ports import listeners
+from clustertool.node.system.tls_link import listen
+
+_PORTS = 16  # that a job id determines
+_HIGHEST = 32768  # the ports of the kernel's own range begin here
+_RESOLVE = 5.0  # seconds for a name server
+_BACKLOG = 1024
+Endpoint = Tuple[str, int]
+
+
+def ports(join: JoinFile) -> List[int]:
+    """The coordinator's port, or those that all machines compute from the job id: the coordinator takes the first free one."""
+    if join.coordinator.port:
+        return [join.coordinator.port]
+    number = int.from_bytes(hashlib.sha256(join.identity.job_id.encode()).digest()[:8], "big")
+    first = LOWEST_PORT + number % (_HIGHEST - LOWEST_PORT - _PORTS)
+    return list(range(first, first + _PORTS))
+
+
+def where(join: JoinFile) -> str:
+    """The coordinator in messages."""
+    host, port = join.coordinator.host, join.coordinator.port
+    return endpoint(host, port) if port else host
+
+
+def addresses(host: str) -> List[str]:
+    """The addresses of a host, IPv4 first. Raises OSError for a name that is not known, or a name server that is late."""
+
+    def ask() -> List[str]:
+        found = socket.getaddrinfo(host, None, socket.AF_UNSPEC, socket.SOCK_STREAM)
+        return sorted({str(row[4][0]) for row in found}, key=lambda address: (":" in address, address))
+
+    found: List[str] = within(_RESOLVE, ask, [])
+    if not found:
+        raise OSError(f"no answer of a name server about {host}")
+    return found
+
+
+def endpoints(join: JoinFile) -> List[Endpoint]:
+    """All that may be the coordinator's, as addresses. Raises OSError."""
+    return [(address, port) for address in addresses(join.coordinator.host) for port in ports(join)]
+
+
+def own_address(host: str) -> str:
+    """The coordinator's address if it is one of this machine's, else ""."""
+    try:
+        return next((address for address in addresses(host) if listeners.own_address(address)), "")
+    except (OSError, UnicodeError):
+        return ""
+
+
+def loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
+
+
+def open_port(join: JoinFile, address: str) -> Tuple[socket.socket, int]:
+    """A socket that listens at the first free port, and the port. Raises PreflightError.
+
+    A name that is a loopback address only on its own machine (127.0.1.1 in /etc/hosts) leads others to another address, so then
+    the socket listens on all.
+    """
+    numeric = address == join.coordinator.host or join.coordinator.host == "localhost"
+    bound = address if numeric or not loopback(address) else "0.0.0.0"
+    wanted = ports(join)
+    for port in wanted:
+        try:
+            return listen(bound, port, _BACKLOG), port
+        except OSError as error:
+            reason = error.strerror
+    users = listeners.holders(wanted)
+    if len(wanted) > 1:
+        what = f"the ports {wanted[0]} to {wanted[-1]}, where machines join, are all in use"
+        raise PreflightError(what, "name a free port: LEAD_PORT in conf.py, or --master HOST:PORT")
+    user = f"in use by {users[wanted[0]]}" if wanted[0] in users else f"not usable: {reason}"
+    raise PreflightError(f"port {wanted[0]}, where machines join, is {user}", "end that program, or take another port")

@@ -1,0 +1,138 @@
+"""A job of Slurm, as its coordinator sees it: scontrol, run once when a signal ends the job, knows the reason."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from typing import Mapping, Optional, Set
+
+from clustertool.model.job.outcome import Outcome
+from clustertool.model.job.state_names import JobState
+from clustertool.model.quantities import whole
+from clustertool.model.slurm.job_end import end_of, give_back, requeue, unexplained
+from clustertool.model.slurm.job_lines import SHOW_JOB, TIME_FORMAT, SlurmJob, read_jobs
+from clustertool.node.supervisor.allocation import Allocation, End
+from clustertool.node.system import programs
+
+_PATIENCE = 5.0  # seconds; slurmctld may be away, and the end of the job waits for the answer
+_LARGEST = 1 << 16
+_SHOWN = 200
+
+
+def allocation_of(engine: str, job: str, environ: Mapping[str, str]) -> Allocation:
+    """The allocation in which this process runs. engine: "" if a user has started it. job: our id of the job."""
+    return SlurmAllocation(job, environ) if engine == "slurm" and environ.get("SLURM_JOB_ID") else Allocation()
+
+
+class SlurmAllocation(Allocation):
+    """`own`: our id of the job. `environ`: the variables that Slurm sets for each task."""
+
+    present = True
+
+    def __init__(self, own: str, environ: Mapping[str, str]) -> None:
+        self._own = own
+        self._environ = dict(environ)
+        self._spare: Set[int] = set()
+        self._job = environ.get("SLURM_JOB_ID", "")
+        self.restarts = whole(environ.get("SLURM_RESTART_COUNT", "0"), 0, 99999) or 0
+        self._child: Optional[subprocess.Popen[bytes]] = None
+        self._answer = b""
+        self._why = ""
+        self._late_at = 0.0
+        self._by, self._code = "", 0
+        self._requeues = False
+        self._comes_back = False
+
+    def attach(self, spare: Set[int]) -> None:
+        self._spare = spare
+
+    def ask(self, by: str, code: int) -> None:
+        self._by, self._code, self._late_at = by, code, time.monotonic() + _PATIENCE
+        try:
+            self._child = subprocess.Popen(
+                [*SHOW_JOB, self._job],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**self._environ, **TIME_FORMAT},
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._why = f"it cannot start: {error.strerror}"
+            return
+        self._spare.add(self._child.pid)
+        assert self._child.stdout is not None
+        os.set_blocking(self._child.stdout.fileno(), False)
+
+    def turn(self) -> Optional[Outcome]:
+        if not self._by or not self._finished():
+            return None
+        by, self._by = self._by, ""
+        text = self._answer.decode(errors="replace")
+        job = self._own_line(text)
+        if job is not None:
+            own = bool(job.clustertool_job)  # else the allocation is the user's, and the job is a step in it
+            restarts = self.restarts if own else job.restarts
+            self._requeues = own and job.requeue and job.preempted is not None and job.restarts == restarts
+            self._comes_back = own and (job.preempted is not None or job.restarts > restarts)
+            return end_of(job, restarts, by, self._code)
+        self._comes_back = True  # that is not known
+        why = self._why or " ".join(text.split())[:_SHOWN] or "its answer is empty"
+        return unexplained(self._job, why, by, self._code)
+
+    def comes_back(self, outcome: Outcome) -> bool:
+        """Slurm requeues a job that was preempted, or that has lost a node."""
+        return self._comes_back or outcome.state is JobState.LOST
+
+    def leave(self, end: End) -> str:
+        """Slurm requeues a preempted job only if it is still there after the GraceTime of its partition. It waits for the task
+        on a lost node until it has lost the node itself, after SlurmdTimeout: 300 s by default."""
+        if self._requeues:
+            wrong = self._run(*requeue(self._job))
+            return wrong and f"the job does not go back to the queue: {wrong}"
+        if not end.silent:
+            return ""
+        code, out, _ = programs.output([*SHOW_JOB, self._job], _PATIENCE, env={**self._environ, **TIME_FORMAT})
+        job = self._own_line(out) if code == 0 else None
+        if job is None:  # slurmctld does not answer here; another node may ask it
+            return ""
+        command = give_back(job, self._own, self._environ.get("SLURM_STEP_ID", ""), end.leads, end.lost)
+        wrong = self._run(*command) if command else ""
+        return wrong and f"the nodes stay allocated until Slurm has lost the silent one: {wrong}"
+
+    def _own_line(self, text: str) -> Optional[SlurmJob]:
+        return next((job for job in read_jobs(text) if str(job.id) == self._job), None)
+
+    def _run(self, *argv: str) -> str:
+        """Run a program of Slurm. Returns what went wrong, or ""."""
+        code, out, err = programs.output(argv, _PATIENCE, env=self._environ)
+        return "" if code == 0 else f"{' '.join(argv)}: {(err or out).strip() or f'exit code {code}'}"
+
+    def _finished(self) -> bool:
+        """Whether its answer is complete, or it is late. A supervisor's loop reaps it."""
+        child = self._child
+        if child is None or child.stdout is None:
+            return True
+        with contextlib.suppress(BlockingIOError):
+            while len(self._answer) < _LARGEST:
+                data = os.read(child.stdout.fileno(), _LARGEST)
+                self._answer += data
+                if not data:
+                    break
+            return self._end(child)
+        if time.monotonic() < self._late_at:
+            return False
+        self._why = f"it did not answer within {_PATIENCE:g} s"
+        return self._end(child)
+
+    def _end(self, child: subprocess.Popen[bytes]) -> bool:
+        assert child.stdout is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        self._spare.discard(child.pid)
+        child.stdout.close()
+        self._child = None
+        return True

@@ -1,0 +1,51 @@
+"""A journal for which room on the disk is reserved: the records of a job go on where its ranks fill the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+
+from clustertool.node.storage.files import Journal
+
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
+
+
+class ReservingJournal(Journal):
+    """`ahead`: bytes that are reserved on the disk while the journal is open, from its end on."""
+
+    def __init__(self, fd: int, ahead: int) -> None:
+        super().__init__(fd)
+        self._ahead = ahead
+        self._reserved = 0  # up to this size
+        self._keep_room()
+
+    def flush(self) -> None:
+        """Write what waits, and move the room with the end of the file."""
+        if self._waiting:
+            super().flush()
+            self._keep_room()
+
+    def close(self, durable: bool = False) -> None:
+        """As of a Journal. The rest of the room is free again."""
+        self.flush()
+        if self._reserved:  # no other process writes here meanwhile: this frees blocks, and no line
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, os.fstat(self._fd).st_size)
+        super().close(durable)
+
+    def _keep_room(self) -> None:
+        size = os.fstat(self._fd).st_size
+        if size + self._ahead // 2 > self._reserved and reserve(self._fd, size, self._ahead):
+            self._reserved = size + self._ahead
+
+
+def reserve(fd: int, start: int, size: int) -> bool:
+    """Blocks of a file for `size` bytes from `start` on, so that a full disk still takes them; its length stays.
+
+    False where there is no room, or where the file system cannot do it (NFS before 4.2).
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    fallocate = getattr(libc, "fallocate64", None) or libc.fallocate
+    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    return bool(fallocate(fd, _KEEP_SIZE, start, size) == 0)

@@ -1,0 +1,149 @@
+"""The folder of a job that was given to a scheduler, from its submission until it is cancelled or cleaned (JobPaths.queue).
+
+    bundle.pyz          0600: has the job's key; the coordinator removes it once all nodes have joined
+    job.sh              what the scheduler runs
+    submission.json     the job, and its id in the queue
+
+It lies on the file system of the nodes, so that each laptop finds a queued job of which no node has a record.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import json
+import os
+import shutil
+from typing import TYPE_CHECKING, Iterator, List, Mapping, Optional, Set, cast
+
+from clustertool.errors import NotFound, PreflightError, UsageError
+from clustertool.model.hints import PROGRAM
+from clustertool.model.job import formats
+from clustertool.model.paths import BUNDLE, OURS, JobPaths, is_job_id, queue
+from clustertool.node.storage import files
+from clustertool.node.system.node_context import NodeContext
+
+if TYPE_CHECKING:
+    from clustertool.model.wire import agent_answers as a
+    from clustertool.model.wire import agent_requests as r
+
+_ABOUT = "submission.json"
+_TEXTS = ("job", "name", "asked", "command", "mode", "owner", "release", "slurm_id")
+_LATEST = 1e11  # seconds since the epoch
+_MOST_NODES = 100_000
+
+
+def submit(node: NodeContext, request: r.SubmitRequest) -> a.Answer:
+    """Make the folder of a job. Raises UsageError if there is one, PreflightError if it cannot be written."""
+    about = request["about"]
+    path = _path(node.root, about["job"])
+    files.make_root(node.root)
+    files.make_dir(node.root, OURS, "queue")
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        raise UsageError(f"{path} is there already", "take another --job-id, or clean that job") from None
+    except OSError as error:
+        raise _unwritten(path, error) from None
+    try:
+        with files.closing(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as folder:
+            for name, data in request["files"].items():
+                files.create(folder, os.path.basename(name), base64.b64decode(data, validate=True))
+        _write(path, about)
+    except (OSError, binascii.Error) as error:
+        shutil.rmtree(path, ignore_errors=True)
+        raise _unwritten(path, error) from None
+    return {}
+
+
+def submitted(node: NodeContext, request: r.SubmittedRequest) -> a.Answer:
+    """Record the id that the scheduler has given to a job. Raises NotFound, PreflightError."""
+    path = _path(node.root, request["job"])
+    about = _read(path, request["job"])
+    if about is None:
+        raise NotFound(f"job {request['job']} is not submitted", f"{PROGRAM} jobs lists the jobs")
+    try:
+        _write(path, {**about, "slurm_id": request["slurm_id"]})
+    except OSError as error:
+        raise _unwritten(path, error) from None
+    return {}
+
+
+def submissions(node: NodeContext, request: r.NoFields) -> a.SubmissionsAnswer:
+    """All that are there. One that is damaged, or of another format, is left out."""
+    return {"submissions": list(_all(node.root))}
+
+
+def withdraw(node: NodeContext, request: r.WithdrawRequest) -> a.Answer:
+    """Remove the folder of a job, or its bundle alone, if it is there. Raises PreflightError."""
+    path = _path(node.root, request["job"])
+    try:
+        if _is_there(path):
+            if request.get("only_bundle"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(path, BUNDLE))
+            else:
+                shutil.rmtree(path)
+    except OSError as error:
+        raise PreflightError(f"{path} cannot be removed: {error.strerror}", "remove it by hand") from None
+    return {}
+
+
+def waiting_for(root: str) -> Set[str]:
+    """The releases of jobs that have not started: their bundles are there."""
+    return {
+        about["release"] for about in _all(root) if os.path.lexists(os.path.join(_path(root, about["job"]), BUNDLE))
+    }
+
+
+def _all(root: str) -> Iterator[a.SubmittedJob]:
+    names: List[str] = []
+    with contextlib.suppress(OSError):
+        names = os.listdir(queue(root))
+    for name in filter(is_job_id, names):
+        about = _read(_path(root, name), name)
+        if about is not None:
+            yield about
+
+
+def _path(root: str, job: str) -> str:
+    if not is_job_id(job):
+        raise UsageError(f"{job!r} is no job id", "letters, digits, '.', '_' and '-', 64 at most")
+    return JobPaths(root, job).queue
+
+
+def _is_there(path: str) -> bool:
+    """A directory of this user, no link."""
+    with contextlib.suppress(FileNotFoundError):
+        return files.is_own_dir(path)
+    return False
+
+
+def _write(path: str, about: a.SubmittedJob) -> None:
+    text = json.dumps({formats.KEY: formats.FORMAT, **about})
+    files.replace(os.path.join(path, _ABOUT), text.encode(), durable=True)
+
+
+def _read(path: str, job: str) -> Optional[a.SubmittedJob]:
+    """The submission of a job; None where there is none, or it is not valid."""
+    with contextlib.suppress(OSError, ValueError, RecursionError, PreflightError):
+        found = json.loads(files.read_file(os.path.join(path, _ABOUT))) if _is_there(path) else None
+        if isinstance(found, dict) and found.get("job") == job and _is_right(found):
+            formats.require_known(found, path)
+            return cast("a.SubmittedJob", {name: found[name] for name in (*_TEXTS, "nodes", "created")})
+    return None
+
+
+def _is_right(found: Mapping[str, object]) -> bool:
+    """One field of a wrong type would make the whole answer invalid, and so hide other jobs."""
+    texts = all(isinstance(found.get(name), str) for name in _TEXTS)
+    nodes, created = found.get("nodes"), found.get("created")
+    counted = isinstance(nodes, int) and not isinstance(nodes, bool) and 0 <= nodes <= _MOST_NODES
+    dated = isinstance(created, (int, float)) and not isinstance(created, bool) and 0 <= created < _LATEST
+    return texts and counted and dated
+
+
+def _unwritten(path: str, error: Exception) -> PreflightError:
+    why = getattr(error, "strerror", None) or str(error)
+    return PreflightError(f"{path} cannot be written: {why}", "make room or rights in ROOT_DIR")

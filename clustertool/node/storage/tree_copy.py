@@ -1,0 +1,104 @@
+"""A copy of a folder on the same node: blocks are shared where the file system can, and no link is followed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from typing import List, Sequence, Tuple
+
+from clustertool.node.storage import files
+from clustertool.node.system.work_counter import step
+
+_CHUNK = 8 << 20
+# The kernel, or one of the two file systems, cannot copy in one call.
+_NO_RANGE = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM)
+
+
+def has_files(folder: str) -> bool:
+    """Whether it is a folder with something in it. It may be a link to one."""
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is not None
+    except OSError:
+        return False
+
+
+def copy_tree(source: str, target: str) -> None:
+    """Copy what is in `source` into `target`, a folder that exists: files, folders and links, with modes and times.
+
+    Files of the same name in `target` are replaced. A link to a place inside of `source` leads to the copy. Other kinds of
+    files are left out, and so is `target` inside of `source`. Nothing is done where both are the same folder: a link of the
+    workspace can cause both. Raises OSError.
+    """
+    into = os.stat(target)
+    if os.path.samestat(os.stat(source), into):
+        return
+    # A program may have made its links with either path.
+    tops = (os.path.abspath(source), os.path.realpath(source))
+    folders: List[Tuple[str, os.stat_result]] = []
+    waiting = [""]
+    while waiting:
+        below = waiting.pop()
+        with os.scandir(os.path.join(source, below)) as entries:
+            for entry in entries:
+                path = os.path.join(below, entry.name)
+                info = entry.stat(follow_symlinks=False)
+                to = os.path.join(target, path)
+                if os.path.samestat(info, into):
+                    continue
+                if stat.S_ISDIR(info.st_mode):
+                    if os.path.islink(to):  # else files outside of `target` would be replaced
+                        os.unlink(to)
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(to, 0o700)
+                    folders.append((to, info))
+                    waiting.append(path)
+                elif stat.S_ISLNK(info.st_mode):
+                    _clear(to)
+                    os.symlink(_moved(os.readlink(entry.path), tops, target), to)
+                elif stat.S_ISREG(info.st_mode):
+                    _clear(to)
+                    _copy_file(entry.path, to, info)
+                step()
+    for to, info in reversed(folders):  # last: a folder may be read-only, and each new file changes its time
+        _like(to, info)
+
+
+def _clear(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _moved(link: str, sources: Sequence[str], target: str) -> str:
+    """The target of a link: an absolute one into the source leads to the same place in `target`. `sources`: its paths."""
+    for source in sources:
+        if link == source or link.startswith(source + "/"):
+            return os.path.realpath(target) + link[len(source) :]
+    return link
+
+
+def _copy_file(source: str, target: str, info: os.stat_result) -> None:
+    with files.closing(files.open_file(source)) as old, files.closing(files.make_new(target)) as new:
+        if not files.share(old, new, 0):
+            _copy_bytes(old, new)
+        os.fchmod(new, stat.S_IMODE(info.st_mode))
+        os.utime(new, ns=(info.st_mtime_ns, info.st_mtime_ns))
+
+
+def _copy_bytes(old: int, new: int) -> None:
+    try:
+        while os.copy_file_range(old, new, _CHUNK):
+            step()
+    except (AttributeError, OSError) as error:  # AttributeError: an old C library
+        if isinstance(error, OSError) and error.errno not in _NO_RANGE:
+            raise
+    # What is left: all, or nothing.
+    for data in iter(lambda: os.read(old, _CHUNK), b""):
+        files.write_all(new, data)
+
+
+def _like(folder: str, info: os.stat_result) -> None:
+    os.chmod(folder, stat.S_IMODE(info.st_mode))
+    os.utime(folder, ns=(info.st_mtime_ns, info.st_mtime_ns))

@@ -1,0 +1,56 @@
+"""The allocation of a job is what an engine has given to it on this node.
+
+The engine may end the job by signals to all its processes, and knows why it does so.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional, Set
+
+from clustertool.model.job.outcome import Outcome
+
+
+class End(NamedTuple):
+    """How a job has ended on this node. leads: it is the coordinator's. silent: nothing comes from another node any more, so
+    the engine would wait for it. lost: the job has ended because of that."""
+
+    leads: bool = True
+    silent: bool = False
+    lost: bool = False
+
+
+class Allocation:
+    """This class stands for a job without one. The engines have subclasses. present: whether there is one."""
+
+    present = False
+    restarts = 0  # how often the engine had started the job before
+
+    def attach(self, spare: Set[int]) -> None:
+        """spare: the supervisor's set of the pids of children that are no process of the job."""
+
+    def ask(self, by: str, code: int) -> None:
+        """Begin to ask the engine why it ends the job. `by`, `code`: the signal as text, and its exit code. Does not wait."""
+
+    def turn(self) -> Optional[Outcome]:
+        """How the job ends, once, when the engine has answered or is late."""
+        return None
+
+    def comes_back(self, outcome: Outcome) -> bool:
+        """Whether the engine may start the job again after it has ended so."""
+        return False
+
+    def leave(self, end: End) -> str:
+        """After the end of the job: let the engine start it again, if it would have done so without the end in order; give the
+        nodes back, if the engine would wait for one that is lost. Returns what went wrong, or ""."""
+        return ""
+
+
+class Origin(NamedTuple):
+    """What started a supervisor. bundle: what another node needs to join the job, b"" where nodes cannot join. It stays in
+    memory."""
+
+    bundle: bytes = b""
+    allocation: Allocation = Allocation()
+
+
+AGENT = Origin()

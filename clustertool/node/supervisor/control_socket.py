@@ -1,0 +1,173 @@
+"""The control socket takes requests of other processes of this user on the node (model/wire/supervisor_messages).
+
+The modification time of the socket's file is the supervisor's heartbeat.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, Callable, List, Optional, Tuple, Union
+
+from clustertool.errors import ClustertoolError, PreflightError, UsageError, as_wire
+from clustertool.model.paths import OURS
+from clustertool.model.wire.frames import Decoder, FrameError, Header, head
+from clustertool.model.wire.supervisor_messages import read_request
+from clustertool.node.storage import files
+from clustertool.node.system import users
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.spec_types import Spec
+    from clustertool.model.wire.supervisor_messages import SupervisorAnswer, SupervisorRequest
+
+_NAME = f"{OURS}/control"
+_MOST = 32  # connections
+_WAITING = 128  # connections that the kernel keeps until they are accepted
+_TIMEOUT = 2.0  # seconds for a request, and for each part of an answer to be read
+_REQUEST = 1 << 16  # bytes
+_TURN = 1 << 20  # bytes of an answer that are sent before others have their turn
+Answer = Callable[["SupervisorRequest"], Tuple["SupervisorAnswer", bytes]]
+
+
+class ControlClient:
+    """One connection. `until`: when it is closed."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._decoder = Decoder(_REQUEST, 0)
+        self._left: List[memoryview] = []  # of the answer
+        self.until = time.monotonic() + _TIMEOUT
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    @property
+    def wants_write(self) -> bool:
+        return bool(self._left)
+
+    def receive(self) -> Optional[Header]:
+        """The request, once all of it has arrived. Raises OSError, FrameError."""
+        with contextlib.suppress(BlockingIOError):
+            data = self._sock.recv(_REQUEST)
+            if not data:
+                raise ConnectionError("closed before the request")
+            for header, _ in self._decoder.feed(data):
+                return header
+        return None
+
+    def reply(self, header: Header, payload: bytes) -> None:
+        self._left = [memoryview(part) for part in (head(header, len(payload)), payload) if part]
+
+    def send(self) -> None:
+        """Send what the kernel accepts now. Raises OSError."""
+        room = _TURN
+        with contextlib.suppress(BlockingIOError):
+            while self._left and room > 0:
+                sent = self._sock.send(self._left[0][:room])
+                room -= sent
+                self._left[0] = self._left[0][sent:]
+                self._left = [part for part in self._left if part]
+                self.until = time.monotonic() + _TIMEOUT
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+class ControlSocket:
+    """Call create() once, turn() each loop, touch() as the heartbeat and remove() at the end.
+
+    It never waits for a client. A client that sends nothing, or reads nothing, is closed after two seconds, and before that
+    where new ones come: the oldest of 32 leaves. `job`: the descriptor of the job's directory.
+    """
+
+    def __init__(self, job: int) -> None:
+        self._job = job
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        self._made = False
+        self._clients: List[ControlClient] = []  # the oldest first
+
+    def create(self, spec: Spec) -> None:
+        """Raises PreflightError if the job has a supervisor on this node, or the file system has no sockets.
+
+        The path begins with the descriptor: the path of a socket has at most 107 bytes, and those of jobs are longer.
+        """
+        try:
+            os.fchmod(self._sock.fileno(), 0o600)  # bind() gives the file this mode
+            self._sock.bind(f"{files.path_of(self._job)}/{_NAME}")
+            self._made = True
+            self._sock.listen(_WAITING)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                what, fix = f"job {spec['job']} was started here already", "take another --job-id"
+            else:
+                what = f"cannot create a unix socket below {spec['root']}: {error.strerror}"
+                fix = "set ROOT_DIR to a folder on a file system with unix sockets (ext4, xfs)"
+            raise PreflightError(what, fix) from None
+
+    def wires(self) -> List[Union[socket.socket, ControlClient]]:
+        return [self._sock, *self._clients]
+
+    def turn(self, answer: Answer) -> None:
+        """Answer the requests that have arrived. `answer` may raise ClustertoolError: the client gets the error."""
+        self._accept()
+        for client in list(self._clients):
+            try:
+                request = None if client.wants_write else client.receive()
+                if request is not None:
+                    client.reply(*_answered(request, answer))
+                answered = client.wants_write
+                client.send()
+                done = answered and not client.wants_write
+            except (OSError, FrameError):
+                done = True
+            if done or time.monotonic() > client.until:
+                self._close(client)
+
+    def _accept(self) -> None:
+        """A flood of clients gets one turn each: those that sent their request with the connection are answered."""
+        for _ in range(_MOST):
+            try:
+                sock, _ = self._sock.accept()
+            except OSError:  # there is none, or no descriptor for it
+                return
+            if users.peer(sock).uid != os.getuid():
+                sock.close()
+                continue
+            if len(self._clients) == _MOST:
+                self._close(self._clients[0])
+            self._clients.append(ControlClient(sock))
+
+    def _close(self, client: ControlClient) -> None:
+        self._clients.remove(client)
+        client.close()
+
+    def touch(self) -> None:
+        with contextlib.suppress(OSError):
+            os.utime(_NAME, dir_fd=self._job, follow_symlinks=False)
+
+    def remove(self) -> bool:
+        """Return whether create() has made the socket; if not, it belongs to another supervisor and stays."""
+        if not self._made:
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(_NAME, dir_fd=self._job)
+        for wire in self.wires():
+            wire.close()
+        return True
+
+
+def _answered(message: Header, answer: Answer) -> Tuple[Header, bytes]:
+    """The answer to what a client sent, which may be an error."""
+    try:
+        try:
+            request = read_request(message)
+        except ValueError as error:
+            raise UsageError(f"the supervisor does not know this request: {error}") from None
+        found, payload = answer(request)
+        return {**found}, payload
+    except ClustertoolError as error:
+        return {"type": "error", **as_wire(error)}, b""

@@ -1,0 +1,226 @@
+"""Connections of the lead: those whose first message has not arrived, and those of the members, the other nodes of a job."""
+
+from __future__ import annotations
+
+import errno
+import time
+from socket import socket
+from ssl import SSLContext
+from typing import TYPE_CHECKING, Any, Collection, Dict, Iterable, Iterator, List, Optional, Set, Tuple
+
+from clustertool.model.wire.frames import Header
+from clustertool.node.system.process_clock import ProcessClock
+from clustertool.node.system.tls_link import Mailbox, TlsLink, beat, join_patience
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.field_types import RankOutput
+    from clustertool.model.wire.lead_messages import Incarnation
+
+_LATE = 1.0  # for a node that has not joined when the job ends
+_MAX_BACKLOG = 4 << 20
+# Connections without a message: when 2000 come a second, each one has 0.25 s. A big job has at least _MOST_EACH for each node.
+_MOST = 512
+_MOST_EACH = 3
+_ACCEPTED = 512  # connections in one turn
+_TURN = 0.02  # seconds for all connections without a message, in one turn
+_TIMEOUT = 2.0  # for the first message, and this much more for each node: many that join at once take turns
+_TIMEOUT_EACH = 0.02
+_MAX_HEADER = 1 << 16
+
+
+class LeadListener:
+    """Accepts connections and keeps each one until its first message arrives. Call turn() each loop.
+
+    Strangers may open thousands of connections a second, send nothing or anything, and keep them open. So an unknown connection
+    costs one descriptor for two seconds at most, and their number is bounded: a new one replaces the oldest one of the address
+    that has the most. All nodes of a big job may connect at once. The time that all of them get in one turn is bounded. In this
+    time addresses take turns; of one address those come first whose TLS has begun, which needs an answer of the other side, and
+    then the newest ones.
+
+    `nodes`: how many other nodes the job has. All times are of the lead's own clock. `sock` is the socket that listens; it is
+    closed with this object.
+    """
+
+    def __init__(self, ctx: SSLContext, sock: socket, nodes: int, max_header: int = _MAX_HEADER) -> None:
+        self._limit = max(_MOST, _MOST_EACH * nodes)
+        self._timeout = _TIMEOUT + _TIMEOUT_EACH * nodes
+        self._pending: Dict[str, Dict[TlsLink, float]] = {}  # of each address, and when each one times out
+        self._count = 0
+        self._context = ctx
+        self._socket = sock
+        self._max_header = max_header
+
+    def wires(self) -> List[Any]:
+        return [self._socket, *(wire for wires in self._pending.values() for wire in wires)]
+
+    def turn(self, now: float, ready: Optional[Set[int]]) -> Iterator[Tuple[TlsLink, List[Header]]]:
+        """Yield each connection whose first messages have arrived, with them; from then on it belongs to the caller.
+
+        `ready`: the descriptors that can be read or written, None if that is not known.
+        """
+        if ready is None or self._socket.fileno() in ready:
+            self._accept(now)
+        end = time.monotonic() + _TURN
+        for address, wire in self._in_turn(ready):
+            try:
+                messages = wire.turn()
+            except ConnectionError:
+                self._remove(address, wire).close()
+            else:
+                if messages:
+                    yield self._remove(address, wire), messages
+            if time.monotonic() > end:
+                break
+        for address, wires in list(self._pending.items()):
+            for wire in [wire for wire, until in wires.items() if now > until]:
+                self._remove(address, wire).close()
+
+    def _in_turn(self, ready: Optional[Set[int]]) -> List[Tuple[str, TlsLink]]:
+        """The connections that are ready, in the order in which they get their time."""
+        found: List[Tuple[int, str, TlsLink]] = []
+        for address, wires in self._pending.items():
+            of_one = [wire for wire in reversed(list(wires)) if ready is None or wire.fileno() in ready]
+            of_one.sort(key=lambda wire: not wire.connected)
+            found += ((place, address, wire) for place, wire in enumerate(of_one))
+        found.sort(key=lambda one: one[0])
+        return [(address, wire) for _, address, wire in found]
+
+    def _accept(self, now: float) -> None:
+        for _ in range(_ACCEPTED):
+            try:
+                sock, peer = self._socket.accept()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE) and self._count:
+                    self._drop_one()
+                    continue
+                if isinstance(error, ConnectionError):  # the other side has closed it already
+                    continue
+                return
+            wire = TlsLink(sock, self._context, server=True, max_header=self._max_header)
+            self._pending.setdefault(str(peer[0]), {})[wire] = now + self._timeout
+            self._count += 1
+            if self._count > self._limit:
+                self._drop_one()
+
+    def _drop_one(self) -> None:
+        """Close the oldest connection of the address that has the most."""
+        address, wires = max(self._pending.items(), key=lambda item: len(item[1]))
+        self._remove(address, next(iter(wires))).close()
+
+    def _remove(self, address: str, wire: TlsLink) -> TlsLink:
+        wires = self._pending[address]
+        del wires[wire]
+        if not wires:
+            del self._pending[address]
+        self._count -= 1
+        return wire
+
+    def close(self) -> None:
+        for wires in self._pending.values():
+            for wire in wires:
+                wire.close()
+        self._socket.close()
+
+
+class LeadMember:
+    """One node. Messages to it stay in `mail` until it has acknowledged them, also if its connection breaks."""
+
+    def __init__(self) -> None:
+        self.mail = Mailbox()
+        self.wire: Optional[TlsLink] = None
+        self.received_at = 0.0  # by the lead's own clock
+        self.blocked = 0.0  # seconds that this clock had left out by then
+        self.joined = False
+        self.left = False
+        self.first_order = 0  # the number of the first message that is an order, 0 before
+        self.ranks: List[RankOutput] = []  # the progress of its ranks when it reported that
+        self.sender: Optional[Incarnation] = None  # the supervisor that has joined
+
+    def disconnect(self) -> None:
+        if self.wire is not None:
+            self.wire.close()
+            self.wire = None
+
+
+class LeadMembers:
+    """`clock`: the lead's own clock, which its loop turns."""
+
+    def __init__(self, nodes: Iterable[int], loss_timeout: float, clock: ProcessClock) -> None:
+        self.nodes = {node: LeadMember() for node in nodes}
+        self._timeout = loss_timeout
+        self._join_timeout = join_patience(loss_timeout, len(self.nodes))
+        self._clock = clock
+        self._beat_at = 0.0
+        self._all_started = False  # every node has acknowledged its first order
+
+    def wires(self) -> List[TlsLink]:
+        return [member.wire for member in self.nodes.values() if member.wire is not None]
+
+    def connect(self, member: LeadMember, wire: TlsLink, sender: Incarnation) -> None:
+        """Use a new connection of a node, instead of its old one."""
+        member.disconnect()
+        member.wire, member.left, member.sender = wire, False, sender
+        self._received(member)
+
+    def read(self, member: LeadMember) -> List[Header]:
+        """Return the messages that have arrived from a node. A broken connection is closed, and the node may connect again."""
+        if member.wire is None:
+            return []
+        try:
+            messages = member.wire.turn()
+            if member.wire.backlog > _MAX_BACKLOG:
+                raise ConnectionError("does not read")
+        except ConnectionError:
+            member.disconnect()
+            return []
+        if messages:
+            self._received(member)
+        return messages
+
+    def _received(self, member: LeadMember) -> None:
+        member.received_at, member.blocked = self._clock.now, self._clock.blocked
+
+    def post(self, message: Header) -> None:
+        """Send an order to every node, now or when it connects."""
+        for member in self.nodes.values():
+            numbered = member.mail.post(message)
+            member.first_order = member.first_order or int(numbered["number"])
+            if member.wire is not None:
+                member.wire.send(numbered)
+
+    def beat(self, message: Header) -> None:
+        """Send a heartbeat to every node, if it is time for one. `message`: its fields, but for the acknowledgement."""
+        if self._clock.now < self._beat_at:
+            return
+        self._beat_at = self._clock.now + beat(self._timeout)
+        for member in self.nodes.values():
+            if member.wire is not None:
+                member.wire.send({**message, "ack": member.mail.got})
+
+    def unacknowledged(self, lost: Collection[int]) -> bool:
+        """Whether a node that is not lost, and has not left, has not acknowledged all messages."""
+        return any(member.mail.kept() and not member.left for node, member in self.nodes.items() if node not in lost)
+
+    def silent(self, gone: Collection[int], ending: bool) -> List[Tuple[int, float, float]]:
+        """Return (node, limit, blocked) of the nodes that were silent for too long: for more than `limit` seconds of the lead's
+        own clock, and `blocked` seconds that this clock left out. `gone`: nodes that are known to be lost or absent.
+
+        The limit is the loss timeout. It is longer until all nodes have acknowledged their first order, and shorter for a node
+        that has not joined when the job is `ending`.
+        """
+        present = {node: member for node, member in self.nodes.items() if node not in gone}
+        started = (member.first_order and not member.mail.keeps(member.first_order) for member in present.values())
+        self._all_started = self._all_started or all(started)
+        found = []
+        for node, member in present.items():
+            if member.joined:
+                limit = self._timeout if self._all_started or ending else self._join_timeout
+            else:
+                limit = _LATE if ending else self._join_timeout
+            if self._clock.now - member.received_at > limit:
+                found.append((node, limit, self._clock.blocked - member.blocked))
+        return found
+
+    def close(self) -> None:
+        for wire in self.wires():
+            wire.close()

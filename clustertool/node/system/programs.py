@@ -1,0 +1,103 @@
+"""Find and run other programs of the node. This is apart from processes.py, as most requests run none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import signal
+import subprocess
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Mapping, Sequence, Tuple
+
+from clustertool.node.system.node_context import NodeContext
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import ProgramAnswer
+    from clustertool.model.wire.agent_requests import ProgramRequest
+
+_MOST = 1 << 20  # characters of an output that an answer has
+_LOGIN = 20.0  # seconds that a login shell may take to start
+_MARK = "clustertool: the environment follows"  # after what the files of a login shell print
+_login: Dict[str, str] = {}  # the environment of a login shell, once it was read
+
+
+def find(name: str, *folders: str) -> str:
+    """The path of a program on PATH or in one of the `folders`, or ""."""
+    return _first([*os.get_exec_path(), *folders], name)
+
+
+def _first(folders: Iterable[str], name: str) -> str:
+    """The path of an executable file of this name in the first of the folders that has one, or ""."""
+    paths = (os.path.join(folder, name) for folder in folders)
+    return next((path for path in paths if os.access(path, os.X_OK) and os.path.isfile(path)), "")
+
+
+def output(argv: Sequence[str], seconds: float, stdin: str = "", **more: Any) -> Tuple[int, str, str]:
+    """(exit code, stdout, stderr) of a program; 127: it cannot start; -1: it did not end in time.
+
+    No process of its session stays, as far as KILL ends it: one that waits for a driver is left.
+    """
+    pipe = subprocess.PIPE
+    inlet = pipe if stdin else subprocess.DEVNULL
+    try:
+        child = subprocess.Popen(argv, stdin=inlet, stdout=pipe, stderr=pipe, start_new_session=True, **more)
+    except OSError as error:
+        return 127, "", f"{error.filename}: {error.strerror}"
+    code, out, err = -1, b"", b""
+    try:
+        out, err = child.communicate(stdin.encode() if stdin else None, timeout=seconds)
+        code = child.returncode
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(1.0)
+        for file in (child.stdin, child.stdout, child.stderr):  # unread, since another process may keep them open
+            if file:
+                with contextlib.suppress(OSError):  # what stdin did not take
+                    file.close()
+    return code, out.decode(errors="replace"), err.decode(errors="replace")
+
+
+def run_program(node: NodeContext, request: ProgramRequest) -> ProgramAnswer:
+    """Run a program of this machine, without a shell. It is searched for on PATH, then on the PATH of a login shell: some
+    clusters add the programs of their scheduler only there. Then it gets the environment of that shell, too.
+
+    The exit code is that of output(); 127 if there is no such program.
+    """
+    name, *arguments = request["argv"]
+    environ: Mapping[str, str] = (login_environment() if request.get("login") else {}) or os.environ
+    path = _found(name, environ)
+    if not path:
+        environ = login_environment()
+        path = _found(name, environ)
+    if not path:
+        return {"path": "", "code": 127, "stdout": "", "stderr": ""}
+    more = {**environ, **request["env"]}
+    code, out, err = output([path, *arguments], request["seconds"], cwd="/", env=more)
+    return {"path": path, "code": code, "stdout": out[:_MOST], "stderr": err[:_MOST]}
+
+
+def _found(name: str, environ: Mapping[str, str]) -> str:
+    """The path of a program on the PATH of an environment, or ""."""
+    return name if os.path.isabs(name) else _first(filter(None, environ.get("PATH", "").split(os.pathsep)), name)
+
+
+def login_environment() -> Mapping[str, str]:
+    """The environment of this user's login shell; {} if it cannot be read."""
+    if not _login:
+        shell = _shell()
+        script = f"echo {_MARK!r}\nexec /usr/bin/env -0\n"
+        _, out, _ = output([shell, "-l"], _LOGIN, script, cwd="/")
+        _, mark, text = out.partition(f"{_MARK}\n")
+        pairs = (line.partition("=") for line in text.split("\0"))
+        _login.update((key, value) for key, equals, value in pairs if mark and equals)
+    return _login
+
+
+def _shell() -> str:
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
+    return "/bin/sh"

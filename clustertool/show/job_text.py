@@ -1,0 +1,183 @@
+"""Sentences about a job: what happened, what it waits for, how it ended, and what a stop did on each node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from clustertool.model.hints import PROGRAM
+from clustertool.model.job.node_status import NodeTrouble
+from clustertool.model.job.outcome import Key, Outcome, coordinator, failed, some
+from clustertool.model.job.state import JobStatus
+from clustertool.model.job.state_names import JobState, NodeCause, StopState
+from clustertool.model.job.stop_result import StopResult
+from clustertool.model.quantities import count
+from clustertool.model.roles import ROLES, role_name
+from clustertool.model.wire.event_types import Event
+from clustertool.show.table import gather, grouped, ranges
+from clustertool.watch.news import DisconnectNews, FailureNews, News, PhaseNews, RefusedNews
+from clustertool.watch.verdict import culprit, errors
+from clustertool.watch.waits import ConnectWait, Firewall, ListenWait, Wait
+
+_TEXTS = {
+    StopState.CLEAN: "clean",
+    StopState.ENDED_ALREADY: "ended already",
+    StopState.NEVER_STARTED: "clean (never started here)",
+    StopState.UNDONE: "clean, nothing was started",
+}
+_TROUBLES = {
+    NodeCause.NONE: "",
+    NodeCause.UNKNOWN: "{detail}",
+    NodeCause.DISK_FULL: "the disk of {detail} is full",
+    NodeCause.GIVEN_UP: "{detail}",
+    NodeCause.NEVER_CONNECTED: "no connection to the coordinator within {seconds:g} s",
+    NodeCause.SUPERVISOR_LOST: "supervisor lost: {detail}",
+    NodeCause.SUPERVISOR_GONE: "its supervisor is gone",
+    NodeCause.ENGINE: "its processes have ended: {detail}",
+}
+_LISTEN_FIX = 'a pserver that opens no port needs [pserver] ready = "started" in job.toml'
+
+
+def trouble_text(trouble: NodeTrouble) -> str:
+    """What is wrong with a node, "" if nothing is."""
+    return _TROUBLES[trouble.cause].format(detail=trouble.detail, seconds=trouble.seconds)
+
+
+def blocked_text(wait: ConnectWait) -> str:
+    """Which nodes cannot connect to the coordinator, and why."""
+    what = "cannot connect again" if wait.again else "cannot connect"
+    errno = f" ({wait.errno})" if wait.errno else ""
+    return f"{some(wait.nodes)} {what} to {coordinator(wait.coordinator, wait.endpoint)}: {wait.why}{errno}"
+
+
+def wait_text(wait: Wait) -> str:
+    """What a job waits for, and for how long it has done so."""
+    if isinstance(wait, ConnectWait):
+        return f"{blocked_text(wait)}; tried for {wait.seconds:.0f} s"
+    what = some([f"pserver {rank} on {node} at {endpoint}" for rank, node, endpoint in wait.pservers])
+    return f"the trainers wait until a port is open: {what}; {wait.seconds:.0f} s so far ({_LISTEN_FIX})"
+
+
+def firewall_text(firewall: Firewall | None) -> str:
+    """What to do about blocked connections, "" if there are none."""
+    if firewall is None:
+        return ""
+    what = "incoming connections" if firewall.incoming else "the connections between them"
+    return f"a firewall on {some(firewall.nodes, 'or')} may block {what}; run `{PROGRAM} check`"
+
+
+def news_text(news: News | Wait) -> str:
+    """The sentence of one item."""
+    if isinstance(news, (ConnectWait, ListenWait)):
+        return wait_text(news)
+    if isinstance(news, FailureNews):
+        return _failure(news)
+    if isinstance(news, PhaseNews):
+        return _phase(news)
+    if isinstance(news, RefusedNews):
+        return f"{news.node}: {news.why}; it is not followed any more"
+    if isinstance(news, DisconnectNews):
+        return f"{news.node}: connection lost ({news.why}), trying again"
+    return _event(news.node, news.event)
+
+
+def _failure(news: FailureNews) -> str:
+    if news.like is None:
+        return failed(news.failures)
+    role = role_name(news.like.role)
+    names = f"{len(news.failures)} more {role}{'s' * (len(news.failures) > 1)}"
+    return f"{names} failed with the same error as {role} {news.like.rank}"
+
+
+def _phase(news: PhaseNews) -> str:
+    if news.phase == "ending" and news.end is None:
+        return f"ending attempt {news.attempt} on all nodes, to start again"
+    done = news.end is JobState.SUCCEEDED
+    texts = {
+        "pserver": "all nodes are ready, starting the pservers",
+        "trainer": "starting the trainers" + (" and heter trainers" if "heter" in news.roles else ""),
+        "ending": "all trainers are done, ending the pservers" if done else "ending the job on all nodes",
+    }
+    return texts[news.phase] + (f" (attempt {news.attempt})" if news.attempt else "")
+
+
+def _event(node: str, event: Event) -> str:
+    """`node`: the name of the node that the event is about."""
+    if event["type"] == "phase":
+        return str(event.get("why", ""))
+    if event["type"] == "disk":
+        became = "is full: what is printed now is lost" if event["full"] else "has room again"
+        return f"{node}: the disk of {event['root']} {became}"
+    if event["type"] == "restart":
+        return f"attempt {event['attempt']} begins in {event['pause']:g} s"
+    if event["type"] == "frozen":
+        return f"{role_name(event['role'])} {event['rank']} on {node} was stopped by a signal (SIGSTOP)"
+    if event["type"] == "elsewhere":
+        listens = f"{role_name(event['role'])} {event['rank']} on {node} listens on {event['listens']}"
+        return f"{listens}, the others expect it on {event['endpoint']}"
+    if event["type"] == "lost":
+        return f"node {node} is lost: {event.get('why')}"
+    if event["type"] == "supervisor-lost":
+        return f"{node}: {event.get('why')}; its processes were ended"
+    return f"{node}: still alive: {', '.join(event['survivors'])}" if event["type"] == "clean" else ""
+
+
+def stop_text(result: StopResult) -> str:
+    """One node's result."""
+    if result.state is StopState.SURVIVORS:
+        return "survivors: " + ", ".join(result.survivors)
+    if result.state is StopState.UNKNOWN:
+        return f"unknown, still running? {result.why}"
+    if result.state is StopState.NO_ANSWER:
+        return f"did not answer: {result.why}" if result.why else "did not answer"
+    waits = ", but its supervisor waits for another node" if result.waits else ""
+    return f"{_TEXTS[result.state]}{waits}"
+
+
+def show_results(results: Mapping[str, StopResult], note: Callable[[str], None]) -> None:
+    """The result of each node by its name, equal ones under folded names."""
+    for names, text in gather({name: stop_text(result) for name, result in results.items()}):
+        note(f"{names}: {text}")
+
+
+def abort_line(status: JobStatus, outcome: Outcome) -> str:
+    """The line that fleetrun users grep for."""
+    if not outcome.culprits:
+        return ""
+    role = outcome.culprits[0][0]
+    ranks = ",".join(map(str, sorted(rank for name, rank in outcome.culprits if name == role)))
+    total, name = len(status.of(role)), role_name(role)
+    process = f"the {name} process with rank=[{ranks}]"
+    return f"ABORT!!! Out of all {total} {name}s, {process} was aborted. Please check its log."
+
+
+def victims_line(outcome: Outcome) -> str:
+    """Victims by role and rank, apart from the culprits."""
+    if not outcome.victims or outcome.state not in (JobState.FAILED, JobState.LOST):
+        return ""
+    victims = [key for role in ROLES for key in outcome.victims if key[0] == role]
+    return f"stopped by clustertool because of it (victims): {ranks_text(victims, '; ')}"
+
+
+def ranks_text(keys: Iterable[Key], between: str = ", ") -> str:
+    """trainer 0-3, pserver 1."""
+    return between.join(f"{role_name(role)} {ranges(ranks)}" for role, ranks in grouped(keys).items())
+
+
+def role_counts(roles: Sequence[str]) -> str:
+    """4 trainers, 1 pserver."""
+    return ", ".join(count(roles.count(role), role_name(role)) for role in dict.fromkeys(roles))
+
+
+def brief(status: JobStatus, outcome: Outcome) -> str:
+    """The failed processes without the error, which was printed before; "" for an outcome that has no such form."""
+    if outcome.state is JobState.LOST:
+        return outcome.brief
+    guilty = culprit(status, outcome)
+    if guilty is None:
+        return ""
+    first = f"{role_name(guilty.role)} {guilty.rank} on {status.nodes[guilty.node].name or f'node {guilty.node}'}"
+    if len(outcome.culprits) == 1:
+        return f"{first} failed"
+    counts = role_counts([role for role, _ in outcome.culprits])
+    same = " with the same error" if len(errors(status, outcome)) == 1 else ""
+    return f"{counts} failed{same}, first {first}"

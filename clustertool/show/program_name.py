@@ -1,0 +1,21 @@
+"""The name of the program that the user typed."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+_TASKS = {"inv": "inv", "invoke": "inv", "fab": "fab", "fabric": "fab"}  # these have our verbs as tasks
+
+
+def typed() -> str:
+    """The program of this process. `python -m invoke` is `inv`."""
+    folder, name = os.path.split(sys.argv[0])
+    name = os.path.basename(folder) if name == "__main__.py" else name
+    return _TASKS.get(name, name)
+
+
+def commanded() -> str:
+    """The program that verbs are typed behind: clustertool, except where it is a program that has them as tasks."""
+    name = typed()
+    return name if name in _TASKS.values() else "clustertool"

@@ -1,0 +1,1 @@
+"""A command that is typed on every machine."""

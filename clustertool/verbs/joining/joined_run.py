@@ -1,0 +1,210 @@
+"""clusterrun typed on every machine: this command shows the part of one machine, from the meeting to the end of the job.
+
+A child process joins the job and runs the ranks (node/join/). This command starts it, shows its reports until the job has
+started, and then follows the records of this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from clustertool import errors
+from clustertool.actions.follow_job import Inbox
+from clustertool.actions.joining import join_job
+from clustertool.engines.job_request import RunRequest, Shown, check_ranks
+from clustertool.errors import AuthError, ClustertoolError, InternalError, NotFound, as_one
+from clustertool.fleet.fleet import Fleet, stop_everywhere
+from clustertool.fleet.joining import start_lock
+from clustertool.fleet.joining.join_child import JoinChild, Report
+from clustertool.model.joining.join_errors import read_error
+from clustertool.model.joining.typed_meeting import TypedMeeting
+from clustertool.model.masking import mask
+from clustertool.model.planning.plan import Plan, as_dict
+from clustertool.model.quantities import count
+from clustertool.model.roles import role_name
+from clustertool.show.plan_view import plan_tables
+from clustertool.show.prefix import RankLines
+from clustertool.show.table import grouped, ranges
+from clustertool.verbs import log_copy, signals
+from clustertool.verbs.follow_session import Ending, FollowSession
+from clustertool.verbs.run import detached, follow_to_end
+from clustertool.verbs.run_request import wanted
+from clustertool.verbs.verb import Call, User
+
+_LEAVE = 20.0  # seconds that the process may take to leave the meeting, beyond the grace of the job
+Ended = Callable[[str, str, list[str]], None]  # the job's id, its directory here, and its logs here
+
+
+def perform(call: Call, request: RunRequest, meeting: TypedMeeting, folder: Path, ended: Ended) -> None:
+    """Join the job on this machine and follow it to its end, or show what would be done. `ended`: called at the end."""
+    request, made = join_job.complete(request, meeting, folder)
+    check_ranks(request, made)
+    advice = request.advise(made)
+    if advice:
+        call.warn(advice)
+    secret = join_job.find_secret(meeting, make=not request.wish.dry)
+    if request.wish.dry:
+        _show(call, made, meeting, secret.source)
+        return
+    log_copy.prepare(call)
+    what = f"the command for the job at {meeting.endpoint}"
+    lock = start_lock.take(what, meeting.endpoint, meeting.run_id, str(meeting.index))
+    with contextlib.closing(lock) if lock else contextlib.nullcontext():
+        child = JoinChild(join_job.join_file(request, meeting, folder, secret), folder, lock)
+        planned = _meet(call, child, made.job.policy.grace + _LEAVE)
+        _follow(call, request, planned, ended)
+
+
+def _show(call: Call, made: Plan, meeting: TypedMeeting, source: str) -> None:
+    """--dry: the way to the meeting, and the plan with placeholders for what the machines learn there."""
+    own = "has no number" if meeting.index is None else f"is number {meeting.index}"
+    about = {
+        "coordinator": meeting.endpoint,
+        "nodes": meeting.nodes,
+        "index": meeting.index,
+        "secret": source,
+    }
+    if call.json:
+        call.answer({**as_dict(made), "join": about})
+        return
+    call.terminal.line(
+        f"{count(meeting.nodes, 'machine')} meet at {meeting.endpoint}; this one {own}; secret: {source}"
+    )
+    call.terminal.line(
+        "Addresses, devices and ports of the machines are known when all are there; these stand for them:"
+    )
+    plan_tables(as_dict(made), call.terminal)
+
+
+# -- the meeting ------------------------------------------------------------------------------------------------------
+
+
+def _meet(call: Call, child: JoinChild, patience: float) -> Report:
+    """Show what the process reports until the job has started here. Returns what was planned. Raises what ended it."""
+    try:
+        return _met(call, child, patience)
+    except signals.STOPS as stop:
+        _leave(child, signal.SIGINT if stop.code == 130 else signal.SIGTERM, patience)
+        raise
+    except BaseException:  # for example, the output is closed: this command must not wait for other machines then
+        _leave(child, signal.SIGTERM, patience)
+        raise
+
+
+def _met(call: Call, child: JoinChild, patience: float) -> Report:
+    """The same, without an end of the process where this is left early."""
+    planned: Report = {}
+    failed: list[ClustertoolError] = []
+    while True:
+        report = child.next(0.1)
+        signals.check()
+        if report is None:
+            continue
+        kind = report["type"]
+        if kind == "planned":
+            planned = report
+            call.note(f"job {report['job']}: {_ranks(report)} here, on node {report['node']} of {len(report['nodes'])}")
+        elif kind == "started":
+            call.starting(planned["job"])
+            return planned
+        elif kind == "error":
+            failed.append(_error(report))
+        elif kind == "closed":
+            code = child.wait(patience)
+            if failed:
+                raise _together(failed, code)
+            what = f"the joining process ended with {code}: {child.errors or 'without a reason'}"
+            raise InternalError(what, errors.REPORT)
+        else:
+            _note(call, report)
+
+
+def _ranks(planned: Report) -> str:
+    """The ranks of this machine: `trainers 0-1`."""
+    own = grouped((role_name(role), rank) for role, rank in planned["ranks"])
+    texts = [f"{name}{'s' if len(ranks_) > 1 else ''} {ranges(ranks_)}" for name, ranks_ in own.items()]
+    return ", ".join(texts) or "no process"
+
+
+def _together(failed: list[ClustertoolError], code: int | None) -> ClustertoolError:
+    """All that the process reported, as one error with its exit code."""
+    found = as_one(failed)
+    assert found is not None
+    found.code = code or found.code
+    return found
+
+
+def _note(call: Call, report: Report) -> None:
+    """One line about the meeting."""
+    kind = report["type"]
+    if kind == "waiting":
+        here, nodes, missing = report["present"], report["nnodes"], report["missing"]
+        which = f" (missing: {ranges(missing)})" if missing else ""
+        waits = f"{here} of {nodes} machines {'are' if here > 1 else 'is'} here{which}; the job starts when all are"
+        call.note(waits if here < nodes else f"all {nodes} machines are here")
+    elif kind == "retry":
+        call.note(f"no connection to {report['coordinator']} yet: {report['why']}; trying again")
+    elif kind == "joined":
+        call.note(f"connected to {report['coordinator']}")
+    elif kind == "warning":
+        call.warn(report["what"])
+
+
+def _leave(child: JoinChild, number: int, patience: float) -> None:
+    """End the process, and with it the meeting, or the start of the job on all machines. Another Ctrl+C kills it."""
+    child.signal(number)
+    before, end = signals.count.ints, time.monotonic() + patience
+    while child.wait(0.05) is None:
+        if signals.count.ints > before or time.monotonic() > end:
+            child.signal(signal.SIGKILL)
+
+
+def _error(report: Report) -> ClustertoolError:
+    """The error that the process reported, with its class and its exit code."""
+    found = read_error(report)
+    found.code = report["code"]
+    if isinstance(found, AuthError):
+        found.fix += "; --rdzv-id and HOST:PORT must be typed alike on all of them"
+    return found
+
+
+# -- the job ----------------------------------------------------------------------------------------------------------
+
+
+def _follow(call: Call, request: RunRequest, planned: Report, ended: Ended) -> None:
+    """Show the job of this machine until its end. Raises the job's error."""
+    job, node, own = planned["job"], int(planned["node"]), [(role, rank) for role, rank in planned["ranks"]]
+    hide, inbox, copy = mask(request.secrets.values()), Inbox(), log_copy.of_job(call, job)
+    here = replace(request.cluster.hosts[0], name=planned["name"])
+
+    def over() -> None:
+        ended(job, planned["job_dir"], [log for _, _, log in planned["logs"]])
+
+    with Fleet(replace(request.cluster, hosts=(here,)), None, inbox.put, User()) as fleet:
+        fleet.open()
+        errors.raise_all(list(fleet.failed.values()))
+        fleet.take({node: 0}, planned["nodes"])
+        why = "its records are on that machine"
+        fleet.failed = {other: NotFound(why, "", fleet.name(other)) for other in fleet.failed}
+        ends = Ending(functools.partial(stop_everywhere, fleet))
+        follow = FollowSession(call, fleet, inbox, job, RankLines(call.terminal, hide=hide), ends, copy=copy)
+        follow.start({"logs": _shown(call, own), "tail": None}, request.spec.policy.grace if request.spec else 0.0)
+        if not (call.given.detach and detached(call, follow, job, len(own))):
+            follow_to_end(call, fleet, inbox, follow, hide, over)
+
+
+def _shown(call: Call, own: list[tuple[str, int]]) -> Shown:
+    """The logs to show on this machine: its first trainer's, or those of the options that run here."""
+    asked = wanted(call)
+    if isinstance(asked, str):
+        return asked
+    if not call.given.rank:
+        first = next((rank for rank in own if rank[0] == "trainer"), own[0] if own else None)
+        return [first] if first else []
+    return [rank for rank in asked if rank in own]

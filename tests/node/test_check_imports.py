@@ -1,0 +1,28 @@
+"""What the agent of a check imports: each module costs every node of every check CPU time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import clustertool
+
+# Measured with Python 3.11: ctypes takes 1.5 ms, traceback with tokenize 2 ms, the codec 2 ms; ssl and inspect take more.
+UNUSED = {"ast", "ctypes", "dataclasses", "encodings.idna", "inspect", "ssl", "tokenize", "traceback"}
+CODE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import clustertool.node.agent.loop
+import clustertool.node.probe.link_test
+import clustertool.node.probe.probe
+from clustertool.node.probe.name_service import first_address
+first_address("127.0.0.1", 80)
+print(*sys.modules)
+"""
+
+
+def test_a_check_imports_no_slow_module_that_it_does_not_use() -> None:
+    root = Path(clustertool.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-ESs", "-c", CODE, root], stdout=subprocess.PIPE, text=True, check=True)
+    assert UNUSED.isdisjoint(done.stdout.split())

@@ -1,0 +1,201 @@
+"""Slurm ends a job: all nodes record the same outcome with Slurm's reason, no rank counts as failed, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from clustertool.model.config.job import Options
+from clustertool.model.slurm.slurm_settings import SlurmSettings
+from clustertool.model.wire.record_lines import read_events
+from tests.cases import POLITE
+from tests.cli import until
+from tests.slurm import bundles
+from tests.slurm.slurm_site import SlurmSite
+
+
+def events(site: SlurmSite, job: str, kind: str) -> list[dict[str, Any]]:
+    """Of all nodes, in the order of the nodes."""
+    files = [folder / ".clustertool/events.jsonl" for folder in site.jobs_of_nodes(job)]
+    found = [dict(event) for file in files for event in read_events(file.read_bytes().splitlines())]
+    return [event for event in found if event["type"] == kind]
+
+
+def submit(site: SlurmSite, job: str, nodes: int = 3, train: str = POLITE, **settings: Any) -> str:
+    """Submit a job of two ranks a node, and wait until they run; its number in Slurm."""
+    workspace = site.workspace(train_py=train)
+    given = SlurmSettings(nodes=nodes, cpus_per_node=2, **settings)
+    number = bundles.submit(site, workspace, job, Options(nproc_per_node="2"), given)
+    running = list(range(2 * nodes))
+    until(lambda: bundles.ready(site, job) == running, 60, lambda: bundles.output(site, job))
+    return number
+
+
+def ended(site: SlurmSite, job: str, nodes: int = 3) -> tuple[str, int, str]:
+    """The outcome that all nodes have recorded; all ranks were stopped."""
+    site.gone()
+    ends = events(site, job, "ended")
+    assert len(ends) == nodes, bundles.output(site, job)
+    ((state, code, reason),) = {(end["state"], end["code"], end["reason"]) for end in ends}
+    assert [event["stopped"] for event in events(site, job, "exited")] == [True] * 2 * nodes
+    assert all(end["culprits"] == [] for end in ends)
+    return state, code, reason
+
+
+def test_scancel(queue: SlurmSite) -> None:
+    number = submit(queue, "cancelled")
+    queue.lab.slurm("scancel", number)
+    assert queue.lab.over(number) == "CANCELLED"
+    assert ended(queue, "cancelled") == ("stopped", 143, f"Slurm's job {number} was cancelled (scancel)")
+    (verdict,) = events(queue, "cancelled", "verdict")
+    assert (verdict["engine"]["state"], verdict["engine"]["job"]) == ("COMPLETING", number)
+    assert abs(verdict["engine"]["ended"] - verdict["t"]) < 10
+    assert bundles.output(queue, "cancelled").count("exit code 143") == 3, (
+        "the exit code of each task is that of the job"
+    )
+
+
+@pytest.mark.engines
+def test_scancel_of_ranks_that_die_at_once(queue: SlurmSite) -> None:
+    """The default action of SIGTERM: a supervisor may see the end of its ranks before it reads its own signal."""
+    number = submit(
+        queue, "sudden", train="import os, time\nprint('ready', os.environ['RANK'], flush=True)\ntime.sleep(600)\n"
+    )
+    queue.lab.slurm("scancel", number)
+    assert queue.lab.over(number) == "CANCELLED"
+    assert ended(queue, "sudden")[:2] == ("stopped", 143)
+
+
+@pytest.mark.engines
+def test_a_signal_that_scancel_sends_does_not_end_the_job_of_slurm(queue: SlurmSite) -> None:
+    number = submit(queue, "signalled", 2)
+    queue.lab.slurm("scancel", "--signal=TERM", number)
+    queue.lab.over(number)
+    state, code, reason = ended(queue, "signalled", 2)
+    assert (state, code) == ("stopped", 143)
+    assert (
+        "received SIGTERM from pid " in reason and f"Slurm has not ended job {number}: its state is RUNNING" in reason
+    )
+
+
+@pytest.mark.engines
+def test_a_node_that_is_taken_down(queue: SlurmSite) -> None:
+    """It comes back when its slurmd registers again."""
+    number = submit(queue, "down", 2)
+    queue.lab.slurm("scontrol", "update", "nodename=node1", "state=down", "reason=a test")
+    assert queue.lab.over(number) == "NODE_FAIL"
+    assert ended(queue, "down", 2) == ("lost", 75, f"a node of Slurm's job {number} failed")
+
+
+@pytest.mark.engines
+def test_preemption(slurm: Any) -> None:
+    """The partition of the job gives it 10 s to end."""
+    site: SlurmSite = slurm(2, settings={"PreemptMode": "CANCEL"})
+    site.lab.slurm("scontrol", "update", "partitionname=batch", "gracetime=10")
+    number = submit(site, "preempted", 2, exclusive=True)
+    other = site.lab.slurm("sbatch", "--parsable", "-N2", "--exclusive", "-p", "urgent", "--wrap", "sleep 1")
+    site.lab.over(number)
+    assert ended(site, "preempted", 2) == ("stopped", 143, f"Slurm's job {number} was preempted")
+    assert site.lab.over(other) == "COMPLETED"
+
+
+@pytest.mark.engines
+def test_the_time_limit(queue: SlurmSite) -> None:
+    """Slurm looks for jobs over their limit every 30 s."""
+    number = submit(queue, "limited", 2, time="5")
+    queue.lab.slurm("scontrol", "update", f"jobid={number}", "endtime=now+1")
+    assert queue.lab.over(number, 60) == "TIMEOUT"
+    assert ended(queue, "limited", 2) == ("timeout", 124, f"Slurm's job {number} exceeded its time limit")
+
+
+@pytest.mark.engines
+def test_a_controller_that_is_away(slurm: Any) -> None:
+    """scontrol does not answer: the job ends as it would without a reason."""
+    site: SlurmSite = slurm(2)
+    number = submit(site, "alone", 2)
+    site.lab.stop_controller()
+    for process in site.living():
+        if process.node == 0 and process.name == "ct-supervisor":
+            os.kill(process.pid, signal.SIGTERM)
+    until(lambda: len(events(site, "alone", "ended")) == 2, 30)
+    site.lab.start_controller()
+    site.lab.over(number)
+    state, code, reason = ended(site, "alone", 2)
+    assert (state, code) == ("stopped", 143) and f"scontrol shows nothing about job {number}" in reason
+
+
+def test_a_supervisor_is_killed(queue: SlurmSite) -> None:
+    """Its guard ends its ranks, reports the loss, and leaves: it does not keep the job in COMPLETING."""
+    number = submit(queue, "killed", 2)
+    (supervisor,) = [one for one in queue.living() if one.node == 1 and one.name == "ct-supervisor"]
+    os.kill(supervisor.pid, signal.SIGKILL)
+    queue.lab.over(number)
+    queue.gone()
+    (end,) = events(queue, "killed", "ended")
+    assert (end["state"], end["code"]) == ("lost", 75)
+
+
+@pytest.mark.engines
+def test_scancel_with_sigkill(queue: SlurmSite) -> None:
+    """For a whole job, Slurm sends SIGTERM first, as without the option."""
+    number = submit(queue, "ended", 2)
+    queue.lab.slurm("scancel", "--signal=KILL", number)
+    assert queue.lab.over(number) == "CANCELLED"
+    assert ended(queue, "ended", 2) == ("stopped", 143, f"Slurm's job {number} was cancelled (scancel)")
+
+
+@pytest.mark.engines
+def test_sigkill_for_all_processes(queue: SlurmSite) -> None:
+    """Nothing can be recorded, and nothing is left."""
+    number = submit(queue, "killed", 2)
+    queue.lab.slurm("scancel", "--signal=KILL", f"{number}.0")
+    queue.lab.over(number)
+    queue.gone()
+    assert events(queue, "killed", "ended") == []
+
+
+AGAIN = """
+    import os, time
+    print("ready", os.environ["CLUSTERTOOL_RANK"], flush=True)
+    time.sleep(600 if os.environ["CLUSTERTOOL_ATTEMPT"] == "0" else 0)
+"""
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("grace", [0, 10])
+def test_preemption_by_requeue(slurm: Any, grace: int) -> None:
+    """With and without a grace; the attempt is Slurm's, and the directory is the same.
+
+    Slurm waits 2 minutes before it starts a job again.
+    """
+    site: SlurmSite = slurm(2)
+    site.lab.slurm("scontrol", "update", "partitionname=batch", f"gracetime={grace}")
+    number = submit(site, "requeued", 2, train=AGAIN, exclusive=True, requeue=True)
+    other = site.lab.slurm("sbatch", "--parsable", "-N2", "--exclusive", "-p", "urgent", "--wrap", "sleep 1")
+    assert site.lab.reaches(number, lambda state: state == "PENDING", 30)
+    state, code, reason = ended(site, "requeued", 2)
+    assert (state, code) == ("stopped", 143) and reason.startswith(f"Slurm's job {number} was ")
+    assert site.lab.over(other) == "COMPLETED"
+    bundle = site.shared / "requeued/bundle.pyz"
+    assert bundle.exists(), "the next run needs it"
+    site.lab.slurm("scontrol", "update", f"jobid={number}", "starttime=now")
+    assert site.lab.over(number, 60) == "COMPLETED", bundles.output(site, "requeued")
+    assert not bundle.exists(), "it has the job's key"
+    assert site.lab.job(number)["Restarts"] == "1"
+    assert [end["state"] for end in events(site, "requeued", "ended")] == ["stopped", "succeeded"] * 2
+    assert {event["attempt"] for event in events(site, "requeued", "started")} == {0, 1}
+
+
+@pytest.mark.engines
+def test_a_crashed_node_and_requeue(slurm: Any) -> None:
+    """The others end in order, and the job goes on without the node."""
+    site: SlurmSite = slurm(3)
+    number = submit(site, "moved", 2, train=AGAIN, requeue=True)
+    site.lab.crash(1)
+    assert site.lab.reaches(number, lambda state: state == "PENDING", 60)
+    site.lab.slurm("scontrol", "update", f"jobid={number}", "starttime=now")
+    assert site.lab.over(number, 60) == "COMPLETED", bundles.output(site, "moved")
+    assert [end["state"] for end in events(site, "moved", "ended")][-1] == "succeeded"

@@ -1,0 +1,55 @@
+"""The commands of the pages, typed in the order of each page on an embedded cluster of its own.
+
+tests/pages.py describes how a page marks blocks that are not run here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import cases
+from tests.cli import REPO, EmbeddedSite
+from tests.pages import PAGES, blocks_of
+
+# tests/unit/test_pages.py requires that a translation has the blocks of the English page
+TRANSLATED = {REPO / "docs/zh-CN/first-run.md"}
+TYPED = [page for page in PAGES if page not in TRANSLATED and any(block.runs for block in blocks_of(page))]
+
+
+def shape(line: str) -> str:
+    """A line without its numbers and job ids."""
+    return re.sub(r"\d+(\.\d+)?( [kMG]?B)?", "0", re.sub(r"\d{8}-\d{6}-\w{4}", "ID", line))
+
+
+@pytest.mark.parametrize("page", TYPED, ids=lambda page: str(page.relative_to(REPO)))
+def test_commands_of_a_page(embedded: EmbeddedSite, page: Path) -> None:
+    """The folder has what a checkout has after `make demo`: .venv, the workspaces with their data.
+
+    A block of text below a block of commands is their output, or a part of it.
+    """
+    folder = embedded.folder
+    made = shutil.ignore_patterns("word2vec", "output", "__pycache__", "train_data_dir")
+    shutil.copytree(REPO / "workspaces", folder / "workspaces", ignore=made)
+    cases.small_word2vec(folder / "workspaces")
+    (folder / ".venv").symlink_to(sys.prefix)
+    output = ""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for block in blocks_of(page):
+        if block.title:
+            (folder / block.title).parent.mkdir(parents=True, exist_ok=True)
+            (folder / block.title).write_text(block.text)
+        if block.runs:
+            shell = ["bash", "-euo", "pipefail", "-c"]
+            done = embedded.inv(block.text, program=shell, env={"PATH": path})
+            assert done.code == block.exit_code, f"{block.where}\n{block.text}\n{done.out}\n{done.err}"
+            output = done.out + done.err
+        elif block.language == "text" and output:
+            shown, printed = ({shape(line) for line in text.splitlines()} for text in (block.text, output))
+            assert shown <= printed, f"{block.where}\n{output}"
+            output = ""
