@@ -100,11 +100,11 @@ def test_one_answer_tells_all(bench: Bench) -> None:
 def test_a_job_that_left_no_record_of_use(bench: Bench) -> None:
     job = bench.run(None, "exit 3")
     job.ended()
+    job.gone()  # the supervisor writes its last sample after it has ended the job
     (job.dir() / ".clustertool/usage.jsonl").unlink(missing_ok=True)
     answer = job.nodes[0].ask("report", job=job.id, points=50)
     assert answer["machine"] == {"cores": 0, "total": 0, "rows": []}
     assert answer["ranks"][0]["rows"] == []
-    job.gone()
 
 
 @pytest.fixture
