@@ -1,0 +1,96 @@
+"""Read a rank's place from the variables that its MPI launcher sets: Open MPI, the Hydra of MPICH and its relatives, PMIx."""
+
+from __future__ import annotations
+
+from typing import Mapping, NamedTuple, Optional
+
+from clustertool.errors import UsageError
+from clustertool.model.quantities import whole
+
+_MOST = 99999
+_FIX = "start it by mpirun"
+
+
+class RankVariables(NamedTuple):
+    """The place of a process among the ranks of its mpirun. None: the launcher does not state it.
+
+    local_rank, local_size: among the ranks of the same node. launcher: "Open MPI", "MPICH" or "PMIx".
+    """
+
+    rank: int
+    size: Optional[int]
+    local_rank: Optional[int]
+    local_size: Optional[int]
+    launcher: str
+
+
+class _Names(NamedTuple):
+    """The variables of one family of launchers; "" for what it has no variable for."""
+
+    launcher: str
+    rank: str
+    size: str = ""
+    local_rank: str = ""
+    local_size: str = ""
+
+
+_OPEN_MPI = _Names(
+    "Open MPI",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+)
+# MPICH 4 and 5, Intel MPI and MVAPICH2 have the same process manager. srun --mpi=pmi2 sets the first two only.
+_MPICH = _Names("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_PMIX = _Names("PMIx", "PMIX_RANK")
+
+
+def rank_variables(environ: Mapping[str, str]) -> RankVariables:
+    """The place that the launcher of this process has given it.
+
+    Raises UsageError where no launcher has set a rank, for a value that is no number, for a rank that is not below the size,
+    and where two launchers contradict each other: then one of them has started the other, and both of their variables are left.
+    """
+    found = tuple(_read(environ, names) for names in (_OPEN_MPI, _MPICH, _PMIX) if environ.get(names.rank))
+    if not found:
+        names = f"{_OPEN_MPI.rank}, {_MPICH.rank} and {_PMIX.rank}"
+        raise UsageError(f"{names} are not set: no mpirun has started this process", _FIX)
+    complete = [one for one in found if one.local_rank is not None]
+    if len({one[:4] for one in complete}) > 1:
+        raise _contradiction(complete[0], complete[1])
+    return (complete or found)[0]
+
+
+def _contradiction(first: RankVariables, second: RankVariables) -> UsageError:
+    stated = " and ".join(f"{one.launcher} states rank {one.rank} of {one.size}" for one in (first, second))
+    return UsageError(
+        f"two launchers have set the rank: {stated}",
+        "do not start one mpirun from a rank of another, or remove the variables of the outer one: "
+        f"env -u {_OPEN_MPI.rank}, or env -u {_MPICH.rank}",
+    )
+
+
+def _read(environ: Mapping[str, str], names: _Names) -> RankVariables:
+    """Raises UsageError."""
+    rank, size, local_rank, local_size = (_number(environ, name) for name in names[1:])
+    if rank is None:
+        raise UsageError(f"{names.rank} is not set", _FIX)
+    for value, limit, (low, high) in (
+        (rank, size, (names.rank, names.size)),
+        (local_rank, local_size, (names.local_rank, names.local_size)),
+    ):
+        if value is not None and limit is not None and value >= limit:
+            raise UsageError(f"{low} is {value}, and {high} is {limit}", _FIX)
+    return RankVariables(rank, size, local_rank, local_size, names.launcher)
+
+
+def _number(environ: Mapping[str, str], name: str) -> Optional[int]:
+    """None where the variable is not set. Raises UsageError."""
+    text = environ.get(name, "") if name else ""
+    if not text:
+        return None
+    value = whole(text, 0, _MOST)
+    if value is None:
+        raise UsageError(f"{name} is {text!r}, no number", _FIX)
+    return value
