@@ -37,7 +37,7 @@ PARALLEL := $(if $(shell unshare --net true 2>/dev/null && echo yes),-n $(WORKER
 test: $(READY)
 	@PYTHON="$(PYTHON)" scripts/frameworks.sh digits-data digits-torch
 	@scripts/engine-packages.sh
-	@OWN_LOOPBACK=1 $(BIN)/python -m pytest -q $(PARALLEL) $(ARGS)
+	@OWN_LOOPBACK=1 $(BIN)/python scripts/run-tests.py -q $(PARALLEL) $(ARGS)
 
 test-versions: | packages
 	@scripts/test-versions.sh $(ARGS)
