@@ -152,7 +152,7 @@ class SshStart(Starter):
         """The plan that is started."""
         caller, request = self._engine.caller, self._request
         roles = [process.role for process in made.processes]
-        counts = ", ".join(count(roles.count(role), role_name(role)) for role in MODES[made.job.mode])
+        counts = ", ".join(count(roles.count(role), role_name(role)) for role in MODES[made.job.mode] if role in roles)
         caller.note(f"job {made.job_id}: {made.job.mode}, {counts} on {count(len(made.nodes), 'node')}")
         undone: Undone | None = None
         # Other ports can always be taken, other devices with --devices auto, and the same ones later with --wait.

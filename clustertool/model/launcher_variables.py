@@ -36,6 +36,14 @@ _OF_ALLOCATION = frozenset(
     "SLURM_CLUSTER_NAME SLURM_JOB_ID SLURM_JOB_NAME SLURM_JOB_NODELIST SLURM_JOB_PARTITION".split()
 )
 
+# By these a launcher of MPI takes its place from a scheduler, and starts its daemons with the scheduler's programs.
+_OF_SCHEDULER = (*_OF_TASK, "PBS_", "LSB_", "LSF_", "LS_", "SGE_", "PE_HOSTFILE", "OAR_", "COBALT_", "FLUX_")
+
+
+def of_scheduler(name: str) -> bool:
+    """Whether a variable is one of those by which mpirun would find a scheduler, those about the whole allocation too."""
+    return name.startswith(_OF_SCHEDULER)
+
 
 def of_task(name: str) -> bool:
     """Whether a variable describes a task of a scheduler. False for those about the whole allocation that ranks keep."""

@@ -5,8 +5,20 @@ from __future__ import annotations
 import posixpath
 from typing import Optional
 
-_LOG = {"trainer": "workerlog", "pserver": "serverlog", "heter": "heterlog"}
-_FIRST = {"trainer": "train.log", "pserver": "server.log", "heter": "heter.log"}
+_LOG = {
+    "trainer": "workerlog",
+    "pserver": "serverlog",
+    "heter": "heterlog",
+    "mpirun": "mpirunlog",
+    "mpidaemon": "mpidaemonlog",
+}
+_FIRST = {
+    "trainer": "train.log",
+    "pserver": "server.log",
+    "heter": "heter.log",
+    "mpirun": "mpirun.log",
+    "mpidaemon": "mpidaemon.log",
+}
 MANIFEST_END = b"\n]\n"  # of the text of a manifest
 OURS = ".clustertool"  # the tool's own folder inside a job directory, and inside ROOT_DIR
 STEP_OUTPUT = "slurm.out"  # in the same folder: the output of srun and its tasks

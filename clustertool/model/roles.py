@@ -5,15 +5,21 @@ from __future__ import annotations
 from typing import Dict, Tuple
 
 # The roles of a mode in the order of their start: trainers wait until every pserver listens, heter trainers start with them.
+# In mode mpi a job has pservers only where they are asked for.
 MODES: Dict[str, Tuple[str, ...]] = {
     "collective": ("trainer",),
     "ps": ("pserver", "trainer"),
     "ps-heter": ("pserver", "trainer", "heter"),
     "rpc": ("trainer",),
+    "mpi": ("pserver", "trainer"),
 }
-ROLES = MODES["ps-heter"]
+RANKS = MODES["ps-heter"]  # of the processes that users ask for and count
+# In mode mpi: the one mpirun, on node 0, and its daemon (orted, hydra_pmi_proxy) on each node with trainers, whose rank is the
+# number of the node. They are processes of a job and no ranks of it.
+MPIRUN, MPI_DAEMON = LAUNCHERS = ("mpirun", "mpidaemon")
+ROLES = (*RANKS, *LAUNCHERS)
 PADDLE = {"pserver": "PSERVER", "trainer": "TRAINER", "heter": "HETER_TRAINER"}
-_NAMES = {"heter": "heter trainer"}
+_NAMES = {"heter": "heter trainer", "mpidaemon": "MPI daemon"}
 _ALIASES = {"heter_trainer": "heter", "heter-trainer": "heter"}
 
 
@@ -22,7 +28,7 @@ def role_name(role: str) -> str:
     return _NAMES.get(role, role)
 
 
-def known(name: str) -> str:
-    """The role that a user means, "" if there is none: heter_trainer is its long name, in job.toml too."""
+def known(name: str, roles: Tuple[str, ...] = ROLES) -> str:
+    """The one of `roles` that a user means, "" if it is none: heter_trainer is its long name, in job.toml too."""
     role = _ALIASES.get(name, name)
-    return role if role in ROLES else ""
+    return role if role in roles else ""

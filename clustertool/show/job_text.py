@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.node_status import NodeTrouble
@@ -11,7 +11,7 @@ from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState, NodeCause, StopState
 from clustertool.model.job.stop_result import StopResult
 from clustertool.model.quantities import count
-from clustertool.model.roles import ROLES, role_name
+from clustertool.model.roles import MPIRUN, ROLES, role_name
 from clustertool.model.wire.event_types import Event
 from clustertool.show.table import gather, grouped, ranges
 from clustertool.watch.news import DisconnectNews, FailureNews, News, PhaseNews, RefusedNews
@@ -94,10 +94,14 @@ def _phase(news: PhaseNews) -> str:
     done = news.end is JobState.SUCCEEDED
     texts = {
         "pserver": "all nodes are ready, starting the pservers",
-        "trainer": "starting the trainers" + (" and heter trainers" if "heter" in news.roles else ""),
+        "trainer": "starting the trainers" + _besides(news.roles),
         "ending": "all trainers are done, ending the pservers" if done else "ending the job on all nodes",
     }
     return texts[news.phase] + (f" (attempt {news.attempt})" if news.attempt else "")
+
+
+def _besides(roles: Collection[str]) -> str:
+    return " and heter trainers" if "heter" in roles else " with mpirun" if MPIRUN in roles else ""
 
 
 def _event(node: str, event: Event) -> str:

@@ -15,7 +15,7 @@ from clustertool.show.terminal import Terminal, colour_of
 from clustertool.watch.sanitize import harmless
 
 # Servers start at another place of the palette, so that pserver 0 and trainer 0 have different colours.
-_OFFSETS = {"pserver": 4, "heter": 7}
+_OFFSETS = {"pserver": 4, "heter": 7, "mpirun": 2, "mpidaemon": 5}
 _SCREEN = 40  # lines that a reader still sees
 
 

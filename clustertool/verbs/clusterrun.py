@@ -303,8 +303,9 @@ class _Teller:
         """The environment of the first process of every role."""
         for role in MODES[made.job.mode]:
             mine = [process for process in made.processes if process.role == role]
-            first = min(mine, key=lambda process: process.rank)
-            environment(f"{role_name(role)} 0 of {len(mine)}:", dict(first.env), self._aside)
+            if mine:
+                first = min(mine, key=lambda process: process.rank)
+                environment(f"{role_name(role)} 0 of {len(mine)}:", dict(first.env), self._aside)
 
     def ended(self, made: Plan) -> None:
         """Where the logs are, in one line."""

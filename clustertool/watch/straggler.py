@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from clustertool.model.job.outcome import Key
+from clustertool.model.roles import LAUNCHERS
 
 RULES = (
     "Behind: at the end of the first trainer to end (now, while all run), it is below 90 % of the trainers' median step, and "
@@ -49,9 +50,9 @@ class RankPace:
 
 
 def stragglers(paces: Sequence[RankPace]) -> dict[Key, str]:
-    """(role, rank) -> the reason. pservers only serve, so none of them is a straggler."""
+    """(role, rank) -> the reason. pservers only serve, and launchers only start ranks: none of them is a straggler."""
     found: dict[Key, str] = {}
-    for role in dict.fromkeys(pace.role for pace in paces if pace.role != "pserver"):
+    for role in dict.fromkeys(pace.role for pace in paces if pace.role not in ("pserver", *LAUNCHERS)):
         peers = [pace for pace in paces if pace.role == role and pace.end > pace.start]
         if len(peers) > 1:
             found.update(_among(peers))

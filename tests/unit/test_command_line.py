@@ -277,11 +277,11 @@ def test_an_error_of_the_command_line_is_a_json_answer_too() -> None:
         (("clustertool", "sta"), ["status"]),
         (("clustertool", "--ver"), ["--version"]),
         (("clustertool", "run", "--nproc"), ["--nproc-per-node"]),
-        (("clustertool", "run", "--mode", ""), ["collective", "ps", "ps-heter", "rpc"]),
+        (("clustertool", "run", "--mode", ""), ["collective", "ps", "ps-heter", "rpc", "mpi"]),
         (("clustertool", "run", "--mode", "ps-"), ["ps-heter"]),
         (("clustertool", "run", "--mode=c"), ["--mode=collective"]),
         (("clustertool", "run", "--mode", "=", "c"), ["collective"]),  # bash
-        (("clustertool", "run", "--mode", "="), ["collective", "ps", "ps-heter", "rpc"]),
+        (("clustertool", "run", "--mode", "="), ["collective", "ps", "ps-heter", "rpc", "mpi"]),
         (("clustertool", "run", "--workspace", ""), []),
         (("clustertool", "run", "--detach", "--wo"), ["--workspace", "--worker-num", "--workers"]),
         (("clustertool", "help", "gp"), ["gpus"]),
@@ -372,7 +372,7 @@ def test_bash_completes_with_the_script() -> None:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
     first, modes, verbs = done.stdout.splitlines()
     assert "-F _clustertool clustertool" in first
-    assert modes == "collective ps ps-heter rpc"
+    assert modes == "collective ps ps-heter rpc mpi"
     assert verbs == "cluster.up cluster.down"
     assert "compdef" in shown("--print-completion-script", "zsh")
     assert "complete --command clustertool" in shown("--print-completion-script", "fish")

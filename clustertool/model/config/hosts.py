@@ -296,7 +296,7 @@ def _roles(value: object, entry: object) -> Tuple[Tuple[str, Optional[int]], ...
         raise ConfigError(f"HOSTS entry {entry!r}: roles is {value!r}, not a list or a dict", fix)
     found: List[Tuple[str, Optional[int]]] = []
     for name, number in pairs:
-        role = roles.known(str(name))
+        role = roles.known(str(name), roles.RANKS)
         if not role:
             raise ConfigError(f"HOSTS entry {entry!r}: {name!r} is no role", fix)
         if role in dict(found):

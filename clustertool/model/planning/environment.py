@@ -40,7 +40,7 @@ class Table:
 
     @cached_property
     def roles(self) -> Dict[str, Tuple[Seat, ...]]:
-        return {role: tuple(seat for seat in self.seats if seat.role == role) for role in roles.ROLES}
+        return {role: tuple(seat for seat in self.seats if seat.role == role) for role in roles.RANKS}
 
     @cached_property
     def _on_nodes(self) -> Dict[Tuple[str, int], List[Seat]]:

@@ -10,7 +10,13 @@ from typing import Dict, List, Tuple, TypedDict
 from clustertool.model.wire.event_types import JobHeader
 
 
-class ProcessCommand(TypedDict):
+class _OfLaunchers(TypedDict, total=False):
+    """Of the roles in model.roles.LAUNCHERS: they are no ranks, and get nothing of `common`."""
+
+    apart: bool
+
+
+class ProcessCommand(_OfLaunchers):
     argv: List[str]
     env: Dict[str, str]
 
@@ -76,6 +82,8 @@ class _LaunchFields(TypedDict, total=False):
     key: str
     shape: SpecShape
     attempt: int  # the first one of this start; above 0 where an engine starts the job again
+    launcher: str  # "mpirun" where one starts the trainers, else missing: the supervisors do
+    hostfile: str  # the text of mpirun's hostfile; only the coordinator's node has it
 
 
 class Spec(RankSurroundings, _LaunchFields):

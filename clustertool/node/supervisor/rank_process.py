@@ -9,7 +9,7 @@ import resource
 import subprocess
 from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping, NamedTuple, Tuple
 
-from clustertool.model.launcher_variables import of_launcher, of_task
+from clustertool.model.launcher_variables import of_launcher, of_scheduler, of_task
 from clustertool.node.storage import files
 from clustertool.node.system import child_signals
 
@@ -51,12 +51,16 @@ def of_allocation(environ: Mapping[str, str]) -> Dict[str, str]:
 
 
 def environment(spec: RankSurroundings, rank: ProcessCommand, attempt: int, own: Mapping[str, str]) -> Dict[str, str]:
-    """The node's base, the plan's variables, the secrets; conf.py's LD_LIBRARY_PATH in front of the node's own."""
+    """The node's base, the plan's variables, the secrets; conf.py's LD_LIBRARY_PATH in front of the node's own.
+
+    A launcher (`apart`) gets no variable of a scheduler, and nothing that only ranks have.
+    """
     base = of_allocation if spec.get("engine") else inherited if spec["here"] else base_environment
-    env = base(own)
+    apart = rank.get("apart", False)
+    env = {name: value for name, value in base(own).items() if not (apart and of_scheduler(name))}
     if spec["first_path"]:
         env["PATH"] = spec["first_path"] + ":" + env.get("PATH", os.defpath)
-    env.update(spec["common"])
+    env.update({} if apart else spec["common"])
     env.update(rank["env"])
     env.update(spec.get("secrets", {}))
     if spec["ld_library_path"]:
