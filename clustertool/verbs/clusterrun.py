@@ -21,7 +21,7 @@ from clustertool.actions.load_config import Conf, NamedNodes
 from clustertool.cli.launchers import foreign_options
 from clustertool.cli.launchers.join_options import EVERYWHERE
 from clustertool.cli.launchers.launcher_flags import FLAGS, LAUNCHERS, Launch
-from clustertool.cli.launchers.rank_program import RANK_USAGE
+from clustertool.cli.launchers.rank_program import RANK_USAGE, UNDER
 from clustertool.cli.options import Opt
 from clustertool.engines.job_request import RunRequest
 from clustertool.errors import DataError, UsageError
@@ -38,7 +38,6 @@ from clustertool.model.planning.environment import literal
 from clustertool.model.planning.plan import Plan
 from clustertool.model.quantities import count
 from clustertool.model.roles import MODES, role_name
-from clustertool.model.slurm.task_rank import UNDER
 from clustertool.show.plan_view import configuration, environment
 from clustertool.show.table import fold, table
 from clustertool.show.terminal import Terminal
@@ -50,13 +49,16 @@ from clustertool.verbs.verb_table import NODES, RUN
 
 _USAGE = "clusterrun [options] train.py [options of train.py]"
 _V2_ENV = ("GLOG_logtostderr=0", "GLOG_log_dir=./log")  # where the old tool had Paddle write its *.INFO files
-_RANK = Opt(
-    "under",
-    "in a task of srun: set the environment of its rank, and run the script",
-    value="NAME",
-    choices=tuple(UNDER),
+_RANK = (
+    Opt(
+        "under",
+        "in a task of srun or a process of mpirun: set the environment of its rank, and run the script",
+        value="NAME",
+        choices=tuple(UNDER),
+    ),
+    Opt("hosts", "with --under mpi: the hostfile of mpirun", value="FILE"),
 )
-_ABOUT = (_RANK, Opt("help", "show this and do nothing", False, short="h"), Opt("version", "show it", False))
+_ABOUT = (*_RANK, Opt("help", "show this and do nothing", False, short="h"), Opt("version", "show it", False))
 # --log-dir is an option of the launchers here; paddle.py did not know it and passed it to the trainer.
 OWN = (*(option for option in RUN if option.name != "log-dir"), *NODES, *_ABOUT)
 
@@ -76,6 +78,8 @@ def clusterrun(call: Call, argv: Sequence[str]) -> None:
         return
     if "under" in launch.options:  # rank_program.py takes it where it stands alone
         raise UsageError("--under makes one rank of a job that runs, and other options start a job", RANK_USAGE)
+    if "hosts" in launch.options:
+        raise UsageError("--hosts belongs to --under mpi", "to start a job on the hosts of a file: --hostfile FILE")
     call.given = foreign_options.wish(launch, OWN)
     conf = load_config.read_conf(call.selection)
     meeting = foreign_options.meeting(launch, conf.names_nodes)

@@ -1,4 +1,4 @@
-"""clusterrun --under slurm: each task computes the same job, and gets what `run` would give its rank."""
+"""clusterrun --under: the command line, and under slurm, each task gets what `run` would give its rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pytest
 
 from clustertool.cli.launchers.rank_program import RankOrder, read
 from clustertool.errors import UsageError
-from clustertool.model.slurm.task_rank import Task, rank_environment, read_task
+from clustertool.model.planning.launched_rank import RankOptions
+from clustertool.model.slurm import task_rank
+from clustertool.model.slurm.task_rank import Task, read_task
 from tests.node.harness import pythons
 from tests.unit.cases import cluster_of, plan_of
 
@@ -31,6 +33,10 @@ def task(rank: int, **more: str) -> dict[str, str]:
     numbers = {"PROCID": rank, "NTASKS": sum(SHAPE), "LOCALID": rank - sum(SHAPE[:node]), "NODEID": node}
     placed = {f"SLURM_{name}": str(number) for name, number in numbers.items()}
     return {**STEP, **placed, "SLURM_STEP_TASKS_PER_NODE": "4,2,1", **more}
+
+
+def rank_environment(environ: dict[str, str], start_port: int = 0, own: bool = False) -> dict[str, str]:
+    return task_rank.rank_environment(environ, RankOptions(start_port, own))
 
 
 def test_every_task_has_the_environment_of_its_rank_in_a_job_of_run() -> None:
@@ -134,15 +140,28 @@ def test_tasks_per_node_may_be_repeated() -> None:
 @pytest.mark.parametrize(
     ("line", "order"),
     [
-        ("--under slurm t.py --under x -m", RankOrder("slurm", 0, False, "", ("t.py", "--under", "x", "-m"))),
-        ("--start_port=7000 --under=slurm -m pkg.mod a", RankOrder("slurm", 7000, False, "module", ("pkg.mod", "a"))),
+        ("--under slurm t.py --under x -m", RankOrder("slurm", RankOptions(), "", "", ("t.py", "--under", "x", "-m"))),
+        (
+            "--start_port=7000 --under=slurm -m pkg.mod a",
+            RankOrder("slurm", RankOptions(7000), "", "module", ("pkg.mod", "a")),
+        ),
         (
             "--under slurm --virtual-local-rank --no_python -- ./prog -x",
-            RankOrder("slurm", 0, True, "no-python", ("./prog", "-x")),
+            RankOrder("slurm", RankOptions(own_device=True), "", "no-python", ("./prog", "-x")),
+        ),
+        (
+            "--hosts H --under mpi --server_num=1 --worker-num 2 t.py --hosts x",
+            RankOrder("mpi", RankOptions(server_num=1, worker_num=2), "H", "", ("t.py", "--hosts", "x")),
+        ),
+        (
+            "--under mpi --trainer-num 2 --master=a t.py",
+            RankOrder("mpi", RankOptions(master="a", worker_num=2), "", "", ("t.py",)),
         ),
         ("t.py --under slurm", None),
         ("--ips a,b t.py", None),
         ("--start-port 7000 t.py", None),
+        ("--master a:7000 --nnodes 2 t.py", None),
+        ("--master", None),
         ("", None),
         ("--under", None),  # the verb's parser has the message
         ("--start-port", None),
@@ -155,7 +174,13 @@ def test_the_command_line_of_a_rank(line: str, order: RankOrder | None) -> None:
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        ("--under mpi t.py", "--under 'mpi' is not known"),
+        ("--under x t.py", "--under 'x' is not known"),
+        ("--under slurm --hosts H t.py", "--hosts has no effect with --under slurm"),
+        ("--under slurm --server-num 1 t.py", "--server-num has no effect with --under slurm"),
+        ("--under mpi --hosts= t.py", "--hosts needs a value"),
+        ("--under mpi --hosts", "--hosts needs a value"),
+        ("--under mpi --worker-num 0 t.py", "--worker-num '0' is not a number of processes"),
+        ("--under mpi --trainer-num x t.py", "--worker-num 'x' is not a number of processes"),
         ("--under slurm", "what is to be run?"),
         ("--under slurm --start-port 0 t.py", "--start-port '0'"),
         ("--under slurm --nnodes 2 t.py", "--nnodes has no effect with --under"),
@@ -202,5 +227,7 @@ def test_the_installed_program_is_both() -> None:
     assert done.returncode == 64 and "--under makes one rank of a job that runs" in done.stderr
     done = subprocess.run([*program, "--under"], capture_output=True, text=True, check=False)
     assert done.returncode == 64 and "--under needs a value" in done.stderr
-    done = subprocess.run([*program, "--under", "mpi", "t.py"], capture_output=True, text=True, check=False)
-    assert done.returncode == 64 and "--under 'mpi' is not known" in done.stderr
+    done = subprocess.run([*program, "--under", "x", "t.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 64 and "--under 'x' is not known" in done.stderr
+    done = subprocess.run([*program, "--hosts", "H", "t.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 64 and "--hosts belongs to --under mpi" in done.stderr

@@ -1,6 +1,7 @@
 """The program `clusterrun`: as one rank of another launcher's (--under), or else the verb.
 
     srun --ntasks-per-node=4 clusterrun --under slurm train.py
+    mpirun -hostfile H clusterrun --under mpi --hosts H train.py
 
 A rank needs the standard library only, and Python 3.8. Where the tool is not installed: PYTHONPATH=... python3 -m
 clustertool.cli.launchers.rank_program --under slurm train.py
@@ -10,26 +11,39 @@ from __future__ import annotations
 
 import importlib
 import os
+import socket
 import sys
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from clustertool.errors import ClustertoolError, JobFailed, UsageError
+from clustertool.errors import ClustertoolError, DataError, JobFailed, UsageError
 from clustertool.model.config.job import started_by
+from clustertool.model.mpi.mpi_rank import mpi_rank_environment
+from clustertool.model.planning.launched_rank import RankOptions
 from clustertool.model.quantities import HIGHEST_PORT, whole
-from clustertool.model.slurm.task_rank import UNDER
+from clustertool.model.slurm.task_rank import rank_environment
+from clustertool.node.devices import detect
 
+_MOST = 10000  # pservers or trainers of one node
 _HOW = {"-m": "module", "--module": "module", "--no-python": "no-python", "--run-path": "run-path"}
+_WITH_VALUE = ("--under", "--start-port", "--hosts", "--master", "--server-num", "--worker-num", "--trainer-num")
+_OF_MPI = _WITH_VALUE[2:]
 RANK_USAGE = (
-    "srun clusterrun --under slurm [--start-port P] [--virtual-local-rank] [-m | --no-python | --run-path] train.py"
+    "srun clusterrun --under slurm [--start-port P] [--virtual-local-rank] [-m | --no-python | --run-path] train.py, or "
+    "mpirun -hostfile H clusterrun --under mpi (--hosts H | --master HOST) [--server-num N] [--worker-num N] [...] train.py"
 )
+# The values of --under, with what computes the environment of a rank.
+UNDER: Dict[str, Callable[[Mapping[str, str], RankOptions], Dict[str, str]]] = {
+    "slurm": rank_environment,
+    "mpi": mpi_rank_environment,
+}
 
 
 class RankOrder(NamedTuple):
-    """A command line with --under. how: see started_by()."""
+    """A command line with --under. hosts: the path of a hostfile, "": not given. how: see started_by()."""
 
     under: str
-    start_port: int
-    own: bool
+    options: RankOptions
+    hosts: str
     how: str
     arguments: Tuple[str, ...]
 
@@ -55,10 +69,12 @@ def read(argv: Sequence[str]) -> Optional[RankOrder]:
             break
         name, equals, value = argument.partition("=")
         name = name.replace("_", "-") if name.startswith("--") else name
-        if name in ("--under", "--start-port"):
+        if name in _WITH_VALUE:
             if not equals and not rest:
+                if "--under" in values:
+                    raise UsageError(f"{name} needs a value", RANK_USAGE)
                 return None
-            values[name] = value if equals else rest.pop(0)
+            values[_WITH_VALUE[-2] if name == _WITH_VALUE[-1] else name] = value if equals else rest.pop(0)
         elif argument in _HOW or name in _HOW:
             how = how or _HOW[name]
         elif name == "--virtual-local-rank":
@@ -71,21 +87,42 @@ def read(argv: Sequence[str]) -> Optional[RankOrder]:
 
 
 def _order(values: Dict[str, str], how: str, arguments: List[str]) -> RankOrder:
-    under, port = values["--under"], values.get("--start-port", "")
+    under = values["--under"]
     if under not in UNDER:
         raise UsageError(f"--under {under!r} is not known", f"one of {', '.join(UNDER)}")
-    number = whole(port, 1, HIGHEST_PORT) if port else 0
-    if number is None:
-        raise UsageError(f"--start-port {port!r} is not a port", f"a number from 1 to {HIGHEST_PORT}")
+    for name in _OF_MPI:
+        if name in values and under != "mpi":
+            raise UsageError(f"{name} has no effect with --under {under}", RANK_USAGE)
+        if name in values and not values[name]:
+            raise UsageError(f"{name} needs a value", RANK_USAGE)
     if not arguments:
         raise UsageError("what is to be run?", RANK_USAGE)
-    return RankOrder(under, number, "--virtual-local-rank" in values, how, tuple(arguments))
+    options = RankOptions(
+        start_port=_number(values, "--start-port", HIGHEST_PORT),
+        own_device="--virtual-local-rank" in values,
+        master=values.get("--master", ""),
+        server_num=_number(values, "--server-num", _MOST),
+        worker_num=_number(values, "--worker-num", _MOST),
+    )
+    return RankOrder(under, options, values.get("--hosts", ""), how, tuple(arguments))
+
+
+def _number(values: Mapping[str, str], name: str, most: int) -> int:
+    """The value of an option, 0 where it is not given. Raises UsageError."""
+    text = values.get(name, "")
+    number = whole(text, 1, most) if text else 0
+    if number is None:
+        noun = "port" if name == "--start-port" else "number of processes"
+        raise UsageError(f"{name} {text!r} is not a {noun}", f"a number from 1 to {most}")
+    return number
 
 
 def execute(order: RankOrder) -> int:
     """Become the rank's program. Returns the exit code where that fails."""
     try:
-        environment = UNDER[order.under](os.environ, order.start_port, order.own)
+        environment = UNDER[order.under](os.environ, _seen(order))
+        if order.hosts:
+            _check_address(environment["POD_IP"])
     except ClustertoolError as error:
         return _fail(error)
     command = started_by(order.how, order.arguments)
@@ -94,6 +131,44 @@ def execute(order: RankOrder) -> int:
     except OSError as error:
         code = 127 if isinstance(error, FileNotFoundError) else 126
         return _fail(JobFailed(f"{command[0]} cannot be started: {error.strerror}", code, "correct the command"))
+
+
+def _seen(order: RankOrder) -> RankOptions:
+    """The options with what this machine shows: the hostfile and the devices. Raises DataError."""
+    if order.under != "mpi":
+        return order.options
+    kind, ids = detect.found()
+    options = order.options._replace(devices=(kind, tuple(ids)))
+    if not order.hosts:
+        return options
+    try:
+        with open(order.hosts, encoding="utf-8") as file:
+            return options._replace(hosts=file.read())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        fix = "each node needs the file at this path: copy it there, or put it into a folder that all nodes share"
+        raise DataError(f"--hosts {order.hosts}: {reason} on {os.uname().nodename}", fix) from None
+
+
+def _check_address(host: str) -> None:
+    """Raises UsageError where this machine does not have the address of the host on which the rank should be."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        fix = "write a name that all nodes know, or the address itself"
+        raise UsageError(f"{host} of --hosts has no address on {os.uname().nodename}: {error.strerror}", fix) from None
+    for family, kind, _, _, address in found:
+        try:
+            with socket.socket(family, kind) as probe:
+                probe.bind(address)
+            return
+        except OSError:
+            continue
+    raise UsageError(
+        f"by --hosts this rank is on {host}, but mpirun has put it on {os.uname().nodename}",
+        "give mpirun the same hostfile; with Open MPI 4, put the host on which mpirun runs at the top of it, because its ranks "
+        "are numbered first",
+    )
 
 
 def _fail(error: ClustertoolError) -> int:

@@ -1,37 +1,28 @@
 """A task of srun as one rank: the environment that `run` would give it, from srun's variables (srun(1), OUTPUT ENVIRONMENT).
 
-    srun --ntasks-per-node=4 clusterrun --under slurm train.py
-
-Each task computes it by itself, so all of them must come to the same ranks, hosts and ports.
+srun --ntasks-per-node=4 clusterrun --under slurm train.py
 """
 
 from __future__ import annotations
 
 import re
-from typing import Callable, Dict, List, Mapping, NamedTuple, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Tuple
 
 from clustertool.errors import UsageError
-from clustertool.model.config.cluster import Cluster
-from clustertool.model.config.hosts import Host
 from clustertool.model.config.job import JobSpec
-from clustertool.model.devices.visibility import VARIABLES, allocated, one_each
-from clustertool.model.facts import Facts, Identity
 from clustertool.model.launcher_variables import of_launcher
-from clustertool.model.paths import JobPaths
-from clustertool.model.planning import ports, ranks
-from clustertool.model.planning.environment import DEFAULTS, Table, environment
+from clustertool.model.planning.launched_rank import (
+    RankOptions,
+    first_port,
+    job_on,
+    laid_over,
+    names_of,
+    variables,
+    with_device,
+)
 from clustertool.model.slurm.step_variables import node_names, number, text
 
 _SRUN = "start it as a task of srun: srun -N 2 --ntasks-per-node=4 clusterrun --under slurm train.py"
-_BLOCKS, _BLOCK = 300, 64  # of ports; all are below the kernel's own range
-# Of a job that the tool has started: its directory, its id, and what belongs to them. There is no such job here.
-_OF_JOBS = (
-    "CLUSTERTOOL_JOB",
-    "CLUSTERTOOL_MARK",
-    "CLUSTERTOOL_OUTPUT",
-    "CLUSTERTOOL_SHARDS",
-    "TORCHELASTIC_ERROR_FILE",
-)
 
 
 class Task(NamedTuple):
@@ -61,52 +52,21 @@ def read_task(environ: Mapping[str, str]) -> Task:
     return Task(rank, local, node, hosts, tasks, step)
 
 
-def rank_environment(environ: Mapping[str, str], start_port: int = 0, own: bool = False) -> Dict[str, str]:
+def rank_environment(environ: Mapping[str, str], options: RankOptions) -> Dict[str, str]:
     """The environment of a task's rank: that of the task, and the variables that `run` sets in a collective job.
 
-    start_port: of the first rank on each node; 0: one that the step determines. own: LOCAL_RANK is 0,
-    for programs of which each task sees one device only. Raises UsageError.
+    Raises UsageError.
     """
     task = read_task(environ)
-    computed = {name: value for name, value in _planned(task, start_port).items() if name not in _OF_JOBS}
-    cards = _cards(task, environ)
-    if cards:
-        del computed["PADDLE_DISTRI_BACKEND"]
-        computed.update(cards)
-    if own:
+    hosts = names_of(task.hosts, task.tasks)
+    table = job_on(hosts, JobSpec(), options.start_port or first_port(task.step), f"slurm-{task.step}")
+    computed = with_device(variables(table, table.seats[task.rank]), environ, task.local_rank)
+    if options.own_device:
         computed["LOCAL_RANK"] = "0"
     if "SLURM_CPUS_PER_TASK" in environ:
         computed["OMP_NUM_THREADS"] = environ["SLURM_CPUS_PER_TASK"]
     # Settings of Open MPI stay: Slurm starts its programs as well.
-    kept = {name: value for name, value in environ.items() if not of_launcher(name) or name.startswith("OMPI_MCA_")}
-    return {**kept, **computed, **{name: environ[name] for name in DEFAULTS if name in environ}}
-
-
-def _planned(task: Task, start_port: int) -> Dict[str, str]:
-    """The variables of the rank in a job on these hosts."""
-    hosts = tuple(
-        Host(index=index, host=name, name=name, address=name, nproc=tasks)
-        for index, (name, tasks) in enumerate(zip(task.hosts, task.tasks))
-    )
-    facts = {host.index: Facts(host.index, address=host.host, boot_id=host.host, root="/") for host in hosts}
-    first = start_port or ports.LOWEST_PORT + _BLOCK * (sum(map(int, re.findall("[0-9]+", task.step))) % _BLOCKS)
-    cluster, job, name = Cluster(hosts, device_kind="cpu", start_port=first), JobSpec(), f"slurm-{task.step}"
-    seats = ranks.assign(hosts, job, facts, {host.index: () for host in hosts})
-    chosen = ports.choose(seats, cluster, job, facts, name)
-    table = Table(Identity(name), cluster, job, facts, seats, chosen, ("cpu",) * len(hosts))
-    return environment(table, seats[task.rank], JobPaths("/", name), "")
-
-
-def _cards(task: Task, environ: Mapping[str, str]) -> Dict[str, str]:
-    """Paddle's flag for the device of this rank, {} without devices. Slurm's own variable stays as it is; only of MIG instances
-    a rank sees its own one, because CUDA shows a process the first."""
-    for kind, (variable, selected) in VARIABLES.items():
-        names = allocated(kind, environ)
-        if one_each(names):
-            return {variable: names[task.local_rank % len(names)], selected: "0"}
-        if names:
-            return {selected: str(task.local_rank % len(names))}
-    return {}
+    return laid_over(environ, computed, lambda name: not of_launcher(name) or name.startswith("OMPI_MCA_"))
 
 
 def _counts(listed: str) -> Tuple[int, ...]:
@@ -118,7 +78,3 @@ def _counts(listed: str) -> Tuple[int, ...]:
             raise UsageError(f"SLURM_STEP_TASKS_PER_NODE is {listed!r}", _SRUN)
         found += [int(match[1])] * int(match[2] or 1)
     return tuple(found)
-
-
-# The values of --under.
-UNDER: Dict[str, Callable[[Mapping[str, str], int, bool], Dict[str, str]]] = {"slurm": rank_environment}

@@ -1,0 +1,111 @@
+"""One rank of a job that another launcher has started: the environment that `run` would give it.
+
+Each process computes the whole job by itself, so all of them must come to the same ranks, hosts and ports.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.hosts import Host
+from clustertool.model.config.job import JobSpec
+from clustertool.model.devices.visibility import VARIABLES, allocated, one_each
+from clustertool.model.facts import Facts, Identity
+from clustertool.model.paths import JobPaths
+from clustertool.model.planning import ports, ranks
+from clustertool.model.planning.environment import DEFAULTS, Env, Table, environment
+from clustertool.model.planning.ranks import Seat
+
+_BLOCKS, _BLOCK = 300, 64  # of ports; all are below the kernel's own range
+# Of a job that the tool has started: its directory, its id, and what belongs to them. There is no such job here.
+_OF_JOBS = (
+    "CLUSTERTOOL_JOB",
+    "CLUSTERTOOL_MARK",
+    "CLUSTERTOOL_OUTPUT",
+    "CLUSTERTOOL_SHARDS",
+    "PADDLE_GLOO_FS_PATH",
+    "TORCHELASTIC_ERROR_FILE",
+)
+
+
+class RankOptions(NamedTuple):
+    """What the command line of a rank states.
+
+    start_port: of the first rank on each node, 0: one that the launch determines. own_device: LOCAL_RANK is 0, for programs of
+    which each task sees one device only. hosts: the text of a hostfile, None: not given. master: the host of rank 0, "": not
+    given. server_num, worker_num: pservers and trainers per node, 0: not given. devices: the kind and the ids of this node's
+    devices, from their files.
+    """
+
+    start_port: int = 0
+    own_device: bool = False
+    hosts: Optional[str] = None
+    master: str = ""
+    server_num: int = 0
+    worker_num: int = 0
+    devices: Tuple[str, Tuple[int, ...]] = ("cpu", ())
+
+
+def first_port(launch: str) -> int:
+    """The port of the first rank on each node. The numbers in the name of the launch determine it, so that two launches on one
+    node rarely have the same."""
+    return ports.LOWEST_PORT + _BLOCK * (sum(map(int, re.findall("[0-9]+", launch))) % _BLOCKS)
+
+
+def job_on(
+    hosts: Sequence[Host], job: JobSpec, start_port: int, name: str, place: Callable[[Seat], Seat] = lambda seat: seat
+) -> Table:
+    """A job on these hosts, whose names are their addresses. place: gives seats the ports that they must have."""
+    facts = {host.index: Facts(host.index, address=host.host, boot_id=host.host, root="/") for host in hosts}
+    cluster = Cluster(tuple(hosts), device_kind="cpu", start_port=start_port)
+    assigned = ranks.assign(hosts, job, facts, {host.index: () for host in hosts})
+    seats = tuple(place(seat) for seat in assigned)
+    chosen = ports.choose(seats, cluster, job, facts, name)
+    return Table(Identity(name), cluster, job, facts, seats, chosen, ("cpu",) * len(hosts))
+
+
+def variables(table: Table, seat: Seat) -> Env:
+    """What `run` would set for this seat, without what belongs to the directory of a job."""
+    computed = environment(table, seat, JobPaths("/", table.identity.job_id), "")
+    return {name: value for name, value in computed.items() if name not in _OF_JOBS}
+
+
+def with_device(
+    computed: Env, environ: Mapping[str, str], local_rank: int, found: Tuple[str, Sequence[int]] = ("cpu", ())
+) -> Env:
+    """The variables of a collective job's rank with Paddle's flag for its device, unchanged without devices.
+
+    The launcher's own variable for devices stays as it is; only of MIG instances a rank sees its own one, because CUDA shows a
+    process the first. found: the kind and the ids of the node's devices, for a launcher that has no such variable.
+    """
+    flags = _flags(environ, local_rank, found)
+    if not flags:
+        return computed
+    return {**{name: value for name, value in computed.items() if name != "PADDLE_DISTRI_BACKEND"}, **flags}
+
+
+def _flags(environ: Mapping[str, str], local_rank: int, found: Tuple[str, Sequence[int]]) -> Env:
+    for kind, (variable, selected) in VARIABLES.items():
+        names = allocated(kind, environ)
+        if one_each(names):
+            return {variable: names[local_rank % len(names)], selected: "0"}
+        if names:
+            return {selected: str(local_rank % len(names))}
+    kind, ids = found
+    if ids and kind in VARIABLES and VARIABLES[kind][0] not in environ:
+        return {VARIABLES[kind][1]: str(local_rank % len(ids))}
+    return {}
+
+
+def laid_over(environ: Mapping[str, str], computed: Mapping[str, str], kept: Callable[[str], bool]) -> Dict[str, str]:
+    """The environment of the rank's program. kept: whether a variable of this process stays."""
+    stay = {name: value for name, value in environ.items() if kept(name)}
+    return {**stay, **computed, **{name: environ[name] for name in DEFAULTS if name in environ}}
+
+
+def names_of(hosts: Sequence[str], counts: Sequence[int]) -> List[Host]:
+    """Hosts with so many ranks each."""
+    pairs = enumerate(zip(hosts, counts))
+    return [Host(index=index, host=name, name=name, address=name, nproc=number) for index, (name, number) in pairs]
