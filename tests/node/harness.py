@@ -6,6 +6,8 @@ requests, as `run` does it. What a test wants to know of processes and files it 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import json
 import os
@@ -30,6 +32,7 @@ from clustertool.model.planning import requests
 from clustertool.model.planning.plan import HIDDEN, Plan, plan
 from clustertool.model.wire import record_lines
 from clustertool.model.wire.messages import REQUESTS, Request
+from clustertool.node.ports import claims
 
 PATIENCE = 30.0  # seconds for something to come true: others load this machine
 Event = dict[str, Any]
@@ -85,6 +88,15 @@ def read(path: str) -> bytes:
         return b""
 
 
+def descriptors(pid: int) -> list[str]:
+    """What the descriptors of a process lead to. It may close some of them meanwhile."""
+    found = []
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return found
+
+
 def marked(text: str) -> list[Process]:
     """Living processes with `text` anywhere in their environment."""
     found = [look(pid) for pid in pids() if text.encode() in read(f"/proc/{pid}/environ")]
@@ -105,6 +117,14 @@ def kill(process: Process, number: int = signal.SIGKILL) -> None:
         until(lambda: not alive(process), f"{process} is dead")
     elif number == signal.SIGSTOP:
         until(lambda: state(process) in ("T", "t", ""), f"{process} stands still")
+
+
+def claims_on_disk() -> dict[str, Any]:
+    """The file of this user's claims of ports. Jobs of other tests write to it at any time."""
+    with open(Path(claims.directory(), "ports.json"), "ab+") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        file.seek(0)
+        return dict(json.loads(file.read() or b"{}"))
 
 
 # -- the channel ------------------------------------------------------------------------------------------------------

@@ -51,11 +51,11 @@ def test_a_machine_that_stands_still_loses_no_node(bench: Bench, order: str) -> 
 
 
 def test_a_lead_that_was_blocked_for_less_than_the_timeout(bench: Bench) -> None:
-    job = bench.run(bench.nodes(3, LOSS_TIMEOUT=4), ENDS).ready()
+    job = bench.run(bench.nodes(3, LOSS_TIMEOUT=8), ENDS).ready()
     kill(job.process("supervisor"), signal.SIGSTOP)
-    time.sleep(3.0)  # not a wait: the nodes have dropped their connections, and not given up the lead
+    time.sleep(5.5)  # not a wait: the nodes have dropped their connections, and not given up the lead
     kill(job.process("supervisor"), signal.SIGCONT)
-    time.sleep(1.5)  # not a wait: longer in all than the timeout
+    time.sleep(3.0)  # not a wait: longer in all than the timeout
     for node in range(3):
         (job.dir(node) / "go").touch()
     assert [job.ended(node)["state"] for node in range(3)] == ["succeeded"] * 3
@@ -102,7 +102,7 @@ def test_the_loss_timeout_counts_from_the_start_on(bench: Bench) -> None:
     for kind in ("supervisor", "guard"):
         kill(job.process(kind, 1), signal.SIGSTOP)
     reason = job.until("verdict")[0]["reason"]
-    assert time.monotonic() - start < TIMEOUT + 3.0
+    assert time.monotonic() - start < TIMEOUT + 15.0
     assert reason.endswith("no heartbeat for 2 s")
     for kind in ("guard", "supervisor"):
         kill(job.process(kind, 1), signal.SIGCONT)
@@ -113,9 +113,9 @@ def test_the_clock_leaves_out_what_its_process_did_not_see() -> None:
     clock = ProcessClock()
     clock.turn()
     assert clock.blocked == 0.0 and not clock.napped
+    began = time.monotonic()
     time.sleep(process_clock.NAP + 0.5)
     before = clock.now
     assert clock.turn() - before == process_clock.NAP
-    assert clock.napped and clock.blocked == pytest.approx(0.5, abs=0.4)
-    until(lambda: clock.turn() - before > process_clock.NAP, "it goes on")
-    assert not clock.napped
+    assert clock.napped and 0.4 < clock.blocked < time.monotonic() - began - process_clock.NAP + 0.4
+    until(lambda: clock.turn() - before > process_clock.NAP and not clock.napped, "it goes on")

@@ -94,7 +94,7 @@ def test_status_follows_the_ranks(bench: Bench) -> None:
     }
     assert (ask(job, 1, type="status")["leads"], ask(job, 1, type="status")["ranks"][0]["rank"]) == (False, 2)
     kill(job.rank(), signal.SIGSTOP)
-    assert ask(job, type="status")["ranks"][0]["state"] == "frozen"
+    until(lambda: ask(job, type="status")["ranks"][0]["state"] == "frozen")
     kill(job.rank(3), signal.SIGKILL)
     until(lambda: [event for event in job.events(0, "started") if event["attempt"] == 1 and event["rank"] == 0])
     again = ask(job, type="status")
@@ -184,7 +184,7 @@ def test_a_supervisor_in_the_foreground_serves_its_bundle(bench: Bench) -> None:
         assert answer is not None and answer[0] == {"type": "bundle"}
         assert answer[1] == b"x" * (5 << 20) + b"end"
         assert job.stop()["state"] == "clean"
-        assert supervisor.wait(10) == 0
+        assert supervisor.wait(60) == 0
 
 
 def test_a_job_with_a_long_path(bench: Bench, tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_silent_and_wrong_clients_do_not_disturb_a_job(bench: Bench) -> None:
     clients = [connect(ours) for _ in range(60)]
     begin = time.monotonic()
     assert ask(job, type="attached") == {"type": "accepted"}
-    assert time.monotonic() - begin < 1, "silent clients are replaced before their time is over"
+    assert time.monotonic() - begin < 1.9, "silent clients are replaced before their time is over"
     for number in range(200):
         client = connect(ours)
         client.setblocking(False)
@@ -334,7 +334,7 @@ def test_a_client_that_reads_nothing_leaves_after_a_while(served: Served) -> Non
         until(lambda: served.asked)
         quick = supervisor_client.ask(served.paths, {"type": "bundle"}, 10.0)
         assert quick is not None and quick[1] == served.payload
-        until(lambda: len(served.control.wires()) == 1, "its connection is closed", 5.0)
+        until(lambda: len(served.control.wires()) == 1, "its connection is closed")
         slow.setblocking(True)
         received = 0
         while data := slow.recv(1 << 20):

@@ -444,7 +444,7 @@ def test_ranks_are_not_ours_to_trust(bench: Bench) -> None:
     """A rank that removes its whole directory, ours included, is still supervised and still ended."""
     program = f"""
         trap '' TERM; echo pid $$; echo ready; cd /
-        until [ -e {bench.tmp}/go ]; do sleep 0.02; done; rm -rf {bench.tmp}/root*/JOB*; exec sleep 1000
+        until [ -e {bench.tmp}/go ]; do sleep 0.02; done; until rm -rf {bench.tmp}/root*/JOB*; do :; done; exec sleep 1000
     """
     job = bench.run(None, program, policy={"grace": 0.2}).ready()
     rank, supervisor, guard = job.rank(), job.process("supervisor"), job.process("guard")

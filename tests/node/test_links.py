@@ -111,7 +111,7 @@ def cable_of() -> Iterator[CableOf]:
 def test_nothing_is_lost_or_doubled(bench: Bench, cable_of: CableOf) -> None:
     """A cable that breaks all the time: every exit is counted once, so that the verdict comes with the last and not before."""
     program = "echo ready; until [ -e go$RANK ]; do sleep 0.05; done"
-    job = bench.job(bench.nodes(2, LOSS_TIMEOUT=3), program, per_node=6)
+    job = bench.job(bench.nodes(2, LOSS_TIMEOUT=8), program, per_node=6)
     cable = cable_of(job)
     job.start().ready()
     chance = random.Random(1)
@@ -337,7 +337,7 @@ def test_many_at_once(bench: Bench) -> None:
     job.nodes[1].client.agent.ask(job.start_requests[1])
     start = time.monotonic()
     job.ready()
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 25
     fds = len(list(Path(f"/proc/{job.process('supervisor').pid}/fd").iterdir()))
     assert fds < 560, "strangers are bounded in number"
     visitors += [stranger(job.plan.lead) for stranger in STRANGERS for _ in range(20)]
@@ -358,7 +358,7 @@ def test_too_much_from_a_member(bench: Bench) -> None:
 def _untouched(job: Job, visitors: list[socket.socket]) -> None:
     """The strangers are put out, the job ends as it should."""
     assert alive(job.process("supervisor")) and alive(job.process("supervisor", 1))
-    until(lambda: all(_closed(sock) for sock in visitors), "strangers are put out", 15)
+    until(lambda: all(_closed(sock) for sock in visitors), "strangers are put out")
     assert not any(job.events(node, kind) for node in range(2) for kind in ("ended", "lost", "stopping"))
     (job.dir(1) / "go").touch()
     assert [job.ended(node)["code"] for node in range(2)] == [4, 4]

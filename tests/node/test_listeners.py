@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import signal
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from clustertool.node.ports import claims
-from tests.node.harness import Bench, Node, until
+from tests.node.harness import Bench, Node, claims_on_disk, until
 
 TOKEN = secrets.token_hex(16)
 
@@ -63,11 +62,11 @@ def test_the_time_is_that_of_the_network(listening: tuple[list[Node], str, int])
     nodes, address, port = listening
     agent = nodes[1].client.link.channels[-1].popen.pid
     os.kill(agent, signal.SIGSTOP)
-    threading.Timer(0.5, os.kill, (agent, signal.SIGCONT)).start()
+    threading.Timer(1.5, os.kill, (agent, signal.SIGCONT)).start()
     start = time.monotonic()
-    ((_, _, word, seconds),) = nodes[0].ask("link-try", token=TOKEN, seconds=0.2, targets=[[1, address, port]])["tries"]
-    assert time.monotonic() - start > 0.4
-    assert word == "ok" and 0 < seconds < 0.2
+    ((_, _, word, seconds),) = nodes[0].ask("link-try", token=TOKEN, seconds=1.0, targets=[[1, address, port]])["tries"]
+    assert time.monotonic() - start > 1.4
+    assert word == "ok" and 0 < seconds < 1.0
 
 
 def test_each_error_has_a_name(listening: tuple[list[Node], str, int]) -> None:
@@ -87,7 +86,7 @@ def test_each_error_has_a_name(listening: tuple[list[Node], str, int]) -> None:
         thread.start()
         here = "127.0.0.1"
         words = tried(
-            nodes[0], (1, here, other), (1, here, ports[0]), (1, here, ports[1]), (2, address, port), seconds=1.0
+            nodes[0], (1, here, other), (1, here, ports[0]), (1, here, ports[1]), (2, address, port), seconds=3.0
         )
         thread.join()
         contact[0].close()
@@ -201,4 +200,4 @@ def test_a_job_that_wants_a_port_of_a_check_is_reported(bench: Bench) -> None:
     assert claims.claimed()[port] == "mine" and free not in claims.claimed()
     Path(node.root, "JOBmine").rmdir()
     assert port not in claims.claimed()
-    json.loads(Path(claims.directory(), "ports.json").read_text())
+    assert claims_on_disk(), "the file is whole"

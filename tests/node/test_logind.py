@@ -14,7 +14,7 @@ import pytest
 from clustertool.errors import PortInUse
 from clustertool.node.ports import reservations
 from tests.node import programs as p
-from tests.node.harness import Bench, Job, Node, read
+from tests.node.harness import Bench, Job, Node, read, until
 
 LOGINCTL = """#!/bin/sh
 echo "$@" >> {calls}/loginctl
@@ -128,7 +128,7 @@ def test_a_loginctl_that_hangs_is_not_waited_for(node: Made) -> None:
     made = node("exec sleep 100")
     before = time.monotonic()
     assert warnings(made) == []
-    assert time.monotonic() - before < 10
+    assert time.monotonic() - before < 60
 
 
 @pytest.mark.parametrize("before", ["echo Failed to connect to bus >&2; exit 1", "exec sleep 100"])
@@ -148,4 +148,4 @@ def test_an_error_of_the_supervisor_in_a_scope_is_its_own(bench: Bench, node: Ma
     with socket.create_server(("127.0.0.1", port)), pytest.raises(PortInUse, match=f"port {port} is in use by"):
         job.start()
     assert asked(tmp_path, "systemd-run") == ["--user --scope"]
-    assert port not in reservations.reserved()
+    until(lambda: port not in reservations.reserved(), "the supervisor has ended")

@@ -11,7 +11,7 @@ import pytest
 from clustertool.errors import PreflightError
 from clustertool.node.ports import claims
 from tests.node import programs as p
-from tests.node.harness import Bench, until
+from tests.node.harness import Bench, claims_on_disk, until
 
 MEMORY = Path("/sys/fs/cgroup/memory")
 
@@ -31,7 +31,7 @@ def test_a_lease_ends_the_job_when_no_laptop_is_there(bench: Bench) -> None:
 
 def test_a_lease_lasts_while_a_laptop_says_it_is_there(bench: Bench) -> None:
     nodes = bench.nodes(1)
-    job = bench.run(nodes, ["sh", "-c", "sleep 1.2"], lease="0.5")
+    job = bench.run(nodes, ["sh", "-c", "sleep 4"], lease="2.5")
     done = lambda: bool(job.events(0, "ended"))  # noqa: E731 - one line, used twice
 
     def there() -> bool:
@@ -83,9 +83,7 @@ def test_two_starts_never_share_a_port(bench: Bench) -> None:
     first.start()
     first.stop()
     first.ended()
-    until(
-        lambda: "20417" not in Path(claims.directory(), "ports.json").read_text(), "its supervisor took the claim back"
-    )
+    until(lambda: "20417" not in claims_on_disk(), "its supervisor took the claim back")
     third = bench.job(nodes, p.PLAIN).place()
     nodes[0].ask("unplace", job_dir=str(third.dir()), token=third.plan.identity.token)
     assert 20417 not in claims.claimed()

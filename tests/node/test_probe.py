@@ -21,7 +21,7 @@ from clustertool.model.wire.field_types import MOST_FILES
 from clustertool.model.wire.messages import PROBE
 from clustertool.node.ports import claims
 from clustertool.node.probe import probe
-from tests.node.harness import Bench, until
+from tests.node.harness import Bench, claims_on_disk, until
 
 
 def test_facts(bench: Bench) -> None:
@@ -161,7 +161,7 @@ def test_reads_only(bench: Bench) -> None:
 
 def _trace(bench: Bench, root: Path) -> dict[str, Any]:
     directory = Path(claims.directory())
-    made = json.loads((directory / "ports.json").read_text() or "{}")
+    made = claims_on_disk()
     paths = [path for top in (bench.home, root) for path in [top, *top.rglob("*")]]
     found = {str(path): path.lstat() for path in paths if path.suffix != ".pyc"}
     return {

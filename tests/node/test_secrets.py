@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 from tests.node import programs as p
-from tests.node.harness import Bench, Job, pids, read
+from tests.node.harness import Bench, Job, descriptors, pids, read
 
 VALUE = "correct-horse-battery-staple"
 SHOW = 'echo "$TOKEN" | tr a-z n-za-m; echo ready; exec sleep 1000'  # told so that the log does not hold it
@@ -110,10 +110,10 @@ def test_supervisor_keeps_nothing_open(bench: Bench) -> None:
     job = bench.run(bench.nodes(2), p.PLAIN).ready()
     for node in range(2):
         agent = job.nodes[node].client.pid
-        theirs = {os.readlink(f"/proc/{agent}/fd/{fd}") for fd in os.listdir(f"/proc/{agent}/fd")} - {"/dev/null"}
+        theirs = {name for name in descriptors(agent) if name != "/dev/null" and not name.startswith("/proc")}
         for kind in ("supervisor", "guard"):
             pid = job.process(kind, node).pid
-            held = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
-            assert not held & theirs, (kind, held & theirs)
+            held = theirs.intersection(descriptors(pid))
+            assert not held, (kind, held)
             assert os.readlink(f"/proc/{pid}/fd/2") == str(job.dir(node) / ".clustertool/supervisor.err")
     job.stop()

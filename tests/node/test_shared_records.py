@@ -87,7 +87,7 @@ class Shared:
         return path.read_text() if path.exists() else ""
 
     def events(self, job: str, node: int, kind: str) -> list[dict[str, Any]]:
-        lines = (self.dir(job, node) / ".clustertool/events.jsonl").read_text().splitlines()
+        lines = (self.dir(job, node) / ".clustertool/events.jsonl").read_text().split("\n")[:-1]
         return [event for event in map(json.loads, lines) if event["type"] == kind]
 
     def pids(self, job: str, node: int, *kinds: str) -> list[Process]:

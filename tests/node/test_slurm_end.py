@@ -108,11 +108,11 @@ def test_ranks_die_of_the_signal_before_a_supervisor_reads_its_own(join_bench: J
     machines = allocation(join_bench, scontrol, 3, "trap 'exit 143' TERM; echo ready; while :; do sleep 0.01; done")
     for pid in [pid for machine in ready(machines) for pid in ranks(machine)]:
         os.kill(pid, signal.SIGTERM)
-    time.sleep(1.0)
+    time.sleep(0.5)
     assert not any(machine.events("exited") for machine in machines)
     for machine in reversed(machines):
         machine.signal(signal.SIGTERM)
-        time.sleep(0.2)
+        time.sleep(0.1)
     assert codes(machines) == [124, 124, 124]
     assert outcomes(machines) == {("timeout", 124, "Slurm's job 41 exceeded its time limit")}
     assert [event["stopped"] for machine in machines for event in machine.events("exited")] == [True] * 3
@@ -124,7 +124,7 @@ def test_a_rank_that_alone_is_killed_has_failed(join_bench: JoinBench, scontrol:
     began = time.monotonic()
     os.kill(*ranks(machines[1]), signal.SIGTERM)
     assert codes(machines) == [143, 143]
-    assert 2.0 <= time.monotonic() - began < 6.0
+    assert 2.0 <= time.monotonic() - began < 20.0
     ((state, _, reason),) = outcomes(machines)
     assert state == "failed" and reason.endswith("ended with signal 15 (terminated)")
     assert not (scontrol / "asked").exists()
@@ -132,10 +132,10 @@ def test_a_rank_that_alone_is_killed_has_failed(join_bench: JoinBench, scontrol:
 
 def test_a_rank_that_is_killed_by_sigkill_fails_at_once(join_bench: JoinBench, scontrol: Path) -> None:
     machines = ready(allocation(join_bench, scontrol, 2))
+    began = time.time()
     os.kill(*ranks(machines[1]), signal.SIGKILL)
-    began = time.monotonic()
     assert codes(machines) == [137, 137]
-    assert time.monotonic() - began < 2.0
+    assert machines[1].events("exited")[0]["t"] - began < 2.0
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_slurm_does_not_know_the_reason(join_bench: JoinBench, scontrol: Path, s
     began = time.monotonic()
     machines[1].signal(signal.SIGTERM)
     assert codes(machines) == [143, 143]
-    assert time.monotonic() - began < 8.0
+    assert time.monotonic() - began < 30.0
     ((state, code, reason),) = outcomes(machines)
     assert (state, code) == ("stopped", 143)
     assert "received SIGTERM from pid " in reason and wanted in reason
@@ -307,7 +307,7 @@ def test_a_controller_that_does_not_answer_delays_the_end_of_joining_for_5_s(
     began = time.monotonic()
     machines[1].signal(signal.SIGTERM)
     assert codes(machines) == [143, 143]
-    assert 5.0 <= time.monotonic() - began < 8.0
+    assert 5.0 <= time.monotonic() - began < 20.0
     for machine in machines:
         assert "the job did not start: the joining process on 127.0.0.22 received SIGTERM" in machine.error
         assert "scontrol shows nothing about job 41: it did not answer within 5 s" in machine.error
@@ -319,10 +319,10 @@ def test_a_task_that_ends_before_it_joins(join_bench: JoinBench, scontrol: Path)
     machines = allocation(join_bench, scontrol, 3)
     running(scontrol, machines)
     for machine in machines:
-        machine.join = replace(machine.join, join_timeout=1.0)
+        machine.join = replace(machine.join, join_timeout=6.0)
     assert codes(start(machines[::2])) == [75, 75]
     for machine in machines[::2]:
-        assert "2 of 3 nodes have joined within 1 s; missing: 127.0.0.22" in machine.error
+        assert "2 of 3 nodes have joined within 6 s; missing: 127.0.0.22" in machine.error
     assert read(str(scontrol / "asked")).decode().splitlines()[-1] == f"scancel --batch --signal=KILL {JOB} 0"
 
 

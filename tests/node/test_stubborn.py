@@ -207,7 +207,7 @@ def test_marked_process_that_is_no_descendant(bench: Bench) -> None:
         for text in (mark, mark + "x")
     ]
     assert job.stop()["state"] == "clean"
-    assert stray.wait(10) == -signal.SIGKILL
+    assert stray.wait(60) == -signal.SIGKILL
     assert other.poll() is None
     other.kill()
     other.wait()
