@@ -23,7 +23,8 @@ from clustertool.fleet.job_places import StoredJob
 from clustertool.model.config.cluster import CARRIERS, Cluster, read_cluster
 from clustertool.model.config.hostfile import Listed, choose, hosts_of, pick, read_hostfile
 from clustertool.model.config.hosts import Host
-from clustertool.model.config.job import JobSpec, Options, Toml, read_job
+from clustertool.model.config.job import JobSpec, Options, read_job
+from clustertool.model.config.job_tables import Toml
 from clustertool.model.hints import PROGRAM
 from clustertool.model.paths import OURS
 from clustertool.model.planning import shell_variables

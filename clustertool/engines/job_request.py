@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from clustertool.errors import UsageError
 from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.config.job import JobSpec, Options, Toml
+from clustertool.model.config.job import JobSpec, Options
+from clustertool.model.config.job_tables import Toml
 from clustertool.model.facts import ByNode, Identity
 from clustertool.model.job.earlier_jobs import EarlierJob
 from clustertool.model.masking import HIDDEN

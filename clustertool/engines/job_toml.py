@@ -6,7 +6,7 @@ import sys
 
 from clustertool.engines import registry
 from clustertool.errors import DataError
-from clustertool.model.config.job import Toml
+from clustertool.model.config.job_tables import Toml
 
 if sys.version_info >= (3, 11):
     import tomllib

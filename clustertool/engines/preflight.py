@@ -17,8 +17,9 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.facts import ByNode, read_facts
 from clustertool.model.finding import Finding, Seen, cells
+from clustertool.model.mpirun.implementation import DAEMONS
 from clustertool.model.planning.plan import Plan
-from clustertool.model.planning.probe_request import probe_request
+from clustertool.model.planning.probe_request import job_environment, probe_request
 from clustertool.model.wire.agent_answers import ProbeAnswer
 from clustertool.model.wire.agent_requests import JobEnvironment, ProbeWanted
 from clustertool.model.wire.messages import PROBE, Request
@@ -145,15 +146,13 @@ def short(error: ClustertoolError) -> str:
 
 def for_check(cluster: Cluster, host: Host, passed: Mapping[str, str]) -> ProbeWanted:
     """Additional requests of `check` to a node: the environment of a rank, and what to search for in it."""
-    job: JobEnvironment = {
-        "prelude": cluster.prelude,
-        "first_path": cluster.first_path,
-        "ld_library_path": cluster.ld_library_path,
-        "here": host.here,
-        "env": {**dict(cluster.env), **dict(host.env), **passed},
-        "packages": list(cluster.check_packages),
-    }
+    job: JobEnvironment = {**job_environment(cluster, host, passed), "packages": list(cluster.check_packages)}
     return {"long": True, "job": {} if "packages" in cluster.checks_off else job}
+
+
+def for_mpi(cluster: Cluster, host: Host, passed: Mapping[str, str]) -> ProbeWanted:
+    """Additional request of a job in mode mpi to a node: which MPI it has. passed: variables of the job."""
+    return {"mpi": {**job_environment(cluster, host, passed), "packages": list(DAEMONS)}}
 
 
 def probe(fleet: Fleet, request: Wanted) -> Gathered[ProbeAnswer]:

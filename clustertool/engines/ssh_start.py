@@ -23,7 +23,7 @@ from clustertool.model.job.stop_result import StopResult, read_result, read_undo
 from clustertool.model.planning import requests
 from clustertool.model.planning.plan import Plan, given_facts, needs_probe
 from clustertool.model.quantities import count
-from clustertool.model.roles import MODES, role_name
+from clustertool.model.roles import role_name
 from clustertool.model.wire.agent_requests import ProbeWanted
 from clustertool.show.job_text import show_results
 
@@ -67,7 +67,7 @@ class SshStart(Starter):
         listing = not (options.command or options.script) or bool(options.shards)  # else only job.toml could need it
         wanted: ProbeWanted = {"job_workspace": options.job_workspace, "listing": listing}
         wanted["earlier"] = earlier_work.wanted(request)
-        examined = self._room(preflight.examine(self._fleet, wanted, ports=False))
+        examined = self._room(preflight.examine(self._fleet, self._with_mpi(wanted), ports=False))
         if request.wish.skip_bad:
             examined = examined.good(caller, int(options.nnodes or 0))
             request.cluster = examined.cluster
@@ -79,11 +79,28 @@ class SshStart(Starter):
         if request.spec is None:
             toml = job_toml(facts[0].job_toml)
             request.spec, request.resumes = read_job(request.cluster, toml, request.options), resumes(toml)
+            if request.spec.by_mpirun:  # that was not known when the nodes were asked
+                facts = self._examine_mpi(wanted)
         earlier_work.settle(caller, request, facts)
         return self._in_use(facts)
 
+    def _with_mpi(self, wanted: ProbeWanted) -> preflight.Wanted:
+        """The request to each node, with what the mode needs to know."""
+        spec, cluster, passed = self._request.spec, self._request.cluster, dict(self._request.passed)
+        if spec is None or not spec.by_mpirun:
+            return wanted
+        variables = {**passed, **dict(spec.env)}
+        return lambda host: {**wanted, **preflight.for_mpi(cluster, host, variables)}
+
+    def _examine_mpi(self, wanted: ProbeWanted) -> ByNode:
+        """Facts of all nodes with their MPI. Raises what is wrong with it."""
+        examined = preflight.examine(self._fleet, self._with_mpi(wanted), ports=False, ping=False)
+        examined.require()
+        return examined.facts
+
     def _examine_again(self) -> ByNode:
-        gathered = preflight.probe(self._fleet, {"job_workspace": self._request.options.job_workspace})
+        again: ProbeWanted = {"job_workspace": self._request.options.job_workspace}
+        gathered = preflight.probe(self._fleet, self._with_mpi(again))
         facts = {node: read_facts(node, answer) for node, answer in gathered.all().items()}
         return self._in_use(shared_roots.confirm(self._fleet, facts))
 
@@ -152,7 +169,7 @@ class SshStart(Starter):
         """The plan that is started."""
         caller, request = self._engine.caller, self._request
         roles = [process.role for process in made.processes]
-        counts = ", ".join(count(roles.count(role), role_name(role)) for role in MODES[made.job.mode] if role in roles)
+        counts = ", ".join(count(roles.count(role), role_name(role)) for role in made.job.roles)
         caller.note(f"job {made.job_id}: {made.job.mode}, {counts} on {count(len(made.nodes), 'node')}")
         undone: Undone | None = None
         # Other ports can always be taken, other devices with --devices auto, and the same ones later with --wait.

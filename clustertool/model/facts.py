@@ -58,6 +58,9 @@ class Facts:
     packages: Tuple[Tuple[str, str], ...] = ()  # name, version ("": not there), of the job's python
     job_proxies: Tuple[str, ...] = ()  # names, in a rank's environment
     no_proxy: str = ""
+    # Of mode mpi: what mpirun --version printed ("": there is none; None: not asked), and the daemons that are there.
+    mpirun: Optional[str] = None
+    mpi_daemons: Tuple[str, ...] = ()
     problems: Tuple[Tuple[str, str, str, str], ...] = ()
     earlier: Tuple[Mapping[str, Any], ...] = ()  # jobs that a new one may continue: model/job/earlier_jobs
 

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from clustertool.model.roles import LAUNCHERS
 from clustertool.show.table import fold, table
 from clustertool.show.terminal import Terminal
 
@@ -66,10 +67,12 @@ def _row(process: Shown) -> Sequence[object]:
 
 
 def _environment(processes: Sequence[Shown], terminal: Terminal) -> None:
-    """What all processes have in common once, then what is each one's own."""
-    common = set(processes[0].get("env", {}).items()).intersection(*(p.get("env", {}).items() for p in processes[1:]))
+    """What all processes have in common once, then what is each one's own. Launchers have little in common with ranks."""
+    ranks = [process for process in processes if process["role"] not in LAUNCHERS]
+    common = set(ranks[0].get("env", {}).items()).intersection(*(p.get("env", {}).items() for p in ranks[1:]))
     if common:
-        owners = f"all {len(processes)} processes" if len(processes) > 1 else "the process"
+        kind = "processes" if len(ranks) == len(processes) else "ranks"
+        owners = f"all {len(ranks)} {kind}" if len(ranks) > 1 else "the process"
         terminal.line()
         table(f"environment of {owners}", ("name", "value"), sorted(common), terminal=terminal)
     own = [(f"{p['role']} {p['rank']}", sorted(set(p.get("env", {}).items()) - common)) for p in processes]

@@ -20,10 +20,13 @@ from clustertool.fleet.identity import job_id
 from clustertool.model.checks.each_node import errors
 from clustertool.model.checks.link_findings import ports_to_try
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.config.job import Options, Toml, read_job
+from clustertool.model.config.hosts import Host
+from clustertool.model.config.job import Options, read_job
+from clustertool.model.config.job_tables import Toml
 from clustertool.model.facts import Identity
 from clustertool.model.planning.plan import Plan, plan
 from clustertool.model.quantities import count
+from clustertool.model.wire.agent_requests import ProbeWanted
 from clustertool.show.status_view import check_matrix
 from clustertool.show.table import fold
 from clustertool.verbs import framework_trial as trial
@@ -46,7 +49,7 @@ def check(call: Call) -> None:
     more: dict[str, Any] = {}
     workspace = load_config.workspace(call, folder) if folder else None
     with Fleet(cluster, signals.check, ear.put, User()) as fleet:
-        examined = preflight.examine(fleet, lambda host: preflight.for_check(cluster, host, passed))
+        examined = preflight.examine(fleet, lambda host: _wanted(cluster, host, toml, passed))
         if workspace:
             examined = examined.room(needs(workspace, cluster, examined.facts, spec))
         made = _plan(cluster, examined, toml, workspace)
@@ -57,6 +60,15 @@ def check(call: Call) -> None:
             examined, ranks = trial.framework(call, fleet, examined, order, ear)
             more = {"framework": {"name": order.name, "ranks": ranks}}
     _tell(call, examined, meshed, more)
+
+
+def _wanted(cluster: Cluster, host: Host, toml: Toml, passed: Mapping[str, str]) -> ProbeWanted:
+    """What `check` asks a node: also for its MPI where the workspace needs it."""
+    wanted = preflight.for_check(cluster, host, passed)
+    if toml.get("mode") != "mpi":
+        return wanted
+    variables = {**passed, **{name: str(value) for name, value in dict(toml.get("env", {})).items()}}
+    return {**wanted, **preflight.for_mpi(cluster, host, variables)}
 
 
 def _of_engine(call: Call, cluster: Cluster, typed: Mapping[str, object]) -> None:

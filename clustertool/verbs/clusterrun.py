@@ -37,7 +37,7 @@ from clustertool.model.paths import OURS
 from clustertool.model.planning.environment import literal
 from clustertool.model.planning.plan import Plan
 from clustertool.model.quantities import count
-from clustertool.model.roles import MODES, role_name
+from clustertool.model.roles import role_name
 from clustertool.show.plan_view import configuration, environment
 from clustertool.show.table import fold, table
 from clustertool.show.terminal import Terminal
@@ -305,11 +305,10 @@ class _Teller:
 
     def planned(self, made: Plan) -> None:
         """The environment of the first process of every role."""
-        for role in MODES[made.job.mode]:
+        for role in made.job.roles:
             mine = [process for process in made.processes if process.role == role]
-            if mine:
-                first = min(mine, key=lambda process: process.rank)
-                environment(f"{role_name(role)} 0 of {len(mine)}:", dict(first.env), self._aside)
+            first = min(mine, key=lambda process: process.rank)
+            environment(f"{role_name(role)} 0 of {len(mine)}:", dict(first.env), self._aside)
 
     def ended(self, made: Plan) -> None:
         """Where the logs are, in one line."""

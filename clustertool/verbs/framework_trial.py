@@ -21,7 +21,8 @@ from clustertool.fleet.node_bundle import program
 from clustertool.model.checks import framework_findings as plan
 from clustertool.model.checks.each_node import errors
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.config.job import JobSpec, Options, Toml, read_job
+from clustertool.model.config.job import JobSpec, Options, read_job
+from clustertool.model.config.job_tables import Toml
 from clustertool.model.facts import ByNode, Identity, read_facts
 from clustertool.model.finding import Finding
 from clustertool.model.hints import PROGRAM

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from clustertool.model.checks.across_nodes import drift
+from clustertool.model.checks.mpi_findings import mpi_findings
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.facts import ByNode, Facts
 from clustertool.model.finding import Finding, Seen
@@ -46,6 +47,7 @@ def check(cluster: Cluster, facts: ByNode, seen: Seen, need: int = 0, ports: boo
         if node in seen.pings:
             found.append(_ping(node, seen.pings[node], answered=True))
     found += drift(dict(sorted(alike.items())), seen.asked)
+    found += mpi_findings({node: fact for node, fact in sorted(facts.items()) if fact.mpirun is not None})
     return tuple(finding for finding in found if finding.column not in cluster.checks_off)
 
 

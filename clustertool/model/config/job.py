@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import posixpath
 import re
 import shlex
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 
-from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
+from clustertool.errors import ConfigError, DataError, UsageError
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import VARIABLE, device_ids
-from clustertool.model.paths import OURS, is_job_id
+from clustertool.model.config.job_tables import (
+    COMMANDS,
+    MOST,
+    NUMBER,
+    Command,
+    Pairs,
+    Role,
+    Toml,
+    patterns,
+    read_tables,
+)
+from clustertool.model.paths import is_job_id
 from clustertool.model.quantities import DURATIONS, HIGHEST_PORT, seconds_of, whole
 from clustertool.model.roles import MODES
 
-Command = Optional[Tuple[str, ...]]
-Pairs = Tuple[Tuple[str, str], ...]
-_MOST = 10000  # processes of one role on one node, and nodes
-_NUMBER = f"a whole number from 1 to {_MOST}"
 COUNTED = ("gpu", "xpu", "npu", "cpu", "auto")  # --nproc-per-node by what the node has, as torchrun knows it
-_NPROC = f"{_NUMBER}, or one of {', '.join(COUNTED)}"
+_NPROC = f"{NUMBER}, or one of {', '.join(COUNTED)}"
 # The commands of the old paddle.py on every host; the trainer's own options come before --trainer_id.
 _V2_PSERVER = tuple(
     """paddle pserver --num_gradient_servers={num_trainers} --nics={nic} --port={port}
@@ -50,22 +56,8 @@ PLACED = frozenset(
 
 
 AUTO = "auto"  # --devices auto
-READY = ("listen", "started")  # [pserver] ready
 ON_FAILURE = ("abort", "continue")
 Value = TypeVar("Value")
-
-Toml = Mapping[str, Any]  # the values of a file that the user wrote
-
-
-@dataclass(frozen=True)
-class Role:
-    """Processes of a role and their command. None and "": not given, so the plan's default."""
-
-    command: Command = None
-    per_node: Optional[int] = None
-    endpoints: Tuple[str, ...] = ()
-    device: str = ""  # of a stage of heter trainers: cpu, gpu or xpu
-    ready: str = "listen"  # of pservers, one of READY: what each must do before trainers start
 
 
 @dataclass(frozen=True)
@@ -89,6 +81,14 @@ class RequestedPorts:
 
 
 @dataclass(frozen=True)
+class MpiSettings:
+    """Of mode mpi. options: for mpirun. pservers: the job has some."""
+
+    options: Tuple[str, ...] = ()
+    pservers: bool = False
+
+
+@dataclass(frozen=True)
 class JobSpec:
     mode: str = "collective"
     trainer: Role = Role()
@@ -108,10 +108,21 @@ class JobSpec:
     ports: RequestedPorts = RequestedPorts()
     job_workspace: str = ""
     log_dir: str = ""
+    mpi: MpiSettings = MpiSettings()
+
+    @property
+    def by_mpirun(self) -> bool:
+        """Whether the trainers are the ranks of one mpirun."""
+        return self.mode == "mpi"
 
     @property
     def has_pservers(self) -> bool:
-        return "pserver" in MODES[self.mode]
+        return "pserver" in self.roles
+
+    @property
+    def roles(self) -> Tuple[str, ...]:
+        """The roles of its ranks in the order of their start."""
+        return tuple(role for role in MODES[self.mode] if role != "pserver" or not self.by_mpirun or self.mpi.pservers)
 
 
 @dataclass(frozen=True)
@@ -158,19 +169,23 @@ class Options:
 
 def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
     """Raises DataError for errors in job.toml, UsageError for the command line, both with the fix."""
-    file = _read_toml(toml)
+    file = read_tables(toml)
     mode = _mode(options, file)
     script = options.command or _script(options.script)
     _require_program(script)
+    policy = _policy(cluster, file["policy"], options)
+    if mode == "mpi" and policy.on_failure != "abort":
+        what = f"on_failure {policy.on_failure!r} is not possible in mode mpi: mpirun ends all trainers when one fails"
+        raise UsageError(what, "leave it out, or take another mode")
     devices = options.devices.strip()
-    trainer, pserver, heter = (replace(file[name], command=script or file[name].command) for name in _COMMANDS)
+    trainer, pserver, heter = (replace(file[name], command=script or file[name].command) for name in COMMANDS)
     if options.v2:  # the trainer of the old paddle.py is its command, then what was typed for it
         train, last = (trainer.command, ()) if trainer.command else (_V2_TRAINER, ("--trainer_id={rank}",))
         trainer = replace(trainer, command=(*train, *options.v2_args, *last))
         pserver = replace(pserver, command=pserver.command or _V2_PSERVER)
     if options.host_counts:
         trainer = replace(trainer, per_node=None)
-    shards = _patterns(list(_parts(options.shards)), "--shards", UsageError) or file["shards"]
+    shards = patterns(list(_parts(options.shards)), "--shards", UsageError) or file["shards"]
     return JobSpec(
         mode=mode,
         trainer=_with_counts(trainer, "--workers", options.workers, "--worker-num", options.worker_num),
@@ -181,7 +196,7 @@ def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
         shards=shards,
         only_where_read=_only_where_read(shards, file, options),
         output=file["output"],
-        policy=_policy(cluster, file["policy"], options),
+        policy=policy,
         devices=_devices(devices) if devices not in ("", AUTO) else None,
         auto_devices=devices == AUTO,
         nproc=None if options.nproc_per_node in COUNTED else _count(options.nproc_per_node, "--nproc-per-node", _NPROC),
@@ -192,6 +207,7 @@ def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
         ),
         job_workspace=options.job_workspace,
         log_dir=options.log_dir,
+        mpi=MpiSettings(file["mpi"], file["pservers"] or _asks_for_pservers(cluster, options)),
     )
 
 
@@ -223,92 +239,15 @@ def _mode(options: Options, file: Toml) -> str:
     return mode
 
 
+def _asks_for_pservers(cluster: Cluster, options: Options) -> bool:
+    """Whether the command line or HOSTS asks for pservers, which mode mpi does not have by itself."""
+    hosts = any("pserver" in dict(host.roles or ()) for host in cluster.hosts)
+    return hosts or bool(_given(options, "servers", "server_num"))
+
+
 def _given(options: Options, *names: str) -> str:
     """The first of these options that was typed, as it was typed; "" if none."""
     return next((f"--{name.replace('_', '-')}" for name in names if getattr(options, name)), "")
-
-
-# -- job.toml ---------------------------------------------------------------------------------------------------------
-
-_COMMANDS = ("trainer", "pserver", "heter_trainer")
-_TABLES: Dict[str, Tuple[str, ...]] = {
-    **dict.fromkeys(_COMMANDS, ("command", "per_node")),
-    "pserver": ("command", "per_node", "ready"),
-    "shards": ("files", "only_where_read"),
-    "outputs": ("path",),
-    "policy": ("timeout", "grace", "on_failure", "max_restarts"),
-}
-
-
-def _read_toml(toml: Toml) -> Dict[str, Any]:
-    for key, value in toml.items():
-        if key not in ("mode", "resume", "env", *_TABLES):
-            raise DataError(f"job.toml: unknown key {key!r}", f"known: mode, resume, env, {', '.join(_TABLES)}")
-        if key == "mode":
-            if value not in tuple(MODES):
-                raise DataError(f"job.toml: mode = {value!r} is not known", f"one of {', '.join(MODES)}")
-        elif key == "resume":
-            if not isinstance(value, bool):
-                raise DataError(f"job.toml: resume = {value!r} is not a bool", "true or false")
-        elif not isinstance(value, dict):
-            raise DataError(f"job.toml: {key} = {value!r} is no table", f"write [{key}] and its keys below it")
-        for name in value if key in _TABLES else ():
-            if name not in _TABLES[key]:
-                raise DataError(f"job.toml: [{key}] has the unknown key {name!r}", f"known: {', '.join(_TABLES[key])}")
-    only = toml.get("shards", {}).get("only_where_read", False)
-    if not isinstance(only, bool):
-        raise DataError(f"job.toml: [shards] only_where_read = {only!r} is not a bool", "true or false")
-    output = toml.get("outputs", {}).get("path", "output")
-    first = posixpath.normpath(output).split("/")[0] if _is_text(output) else ""
-    if first in ("", ".", "..", "log", "nodefile", OURS):
-        what = f"job.toml: [outputs] path = {output!r} is not a folder inside the job's directory"
-        raise DataError(what, 'path = "output"')
-    return {
-        "mode": toml.get("mode", ""),
-        **{name: _role(toml, name) for name in _COMMANDS},
-        "env": _toml_env(toml.get("env", {})),
-        "shards": _patterns(toml.get("shards", {}).get("files", []), "job.toml: [shards] files =", DataError),
-        "only_where_read": only,
-        "output": posixpath.normpath(output),
-        "policy": toml.get("policy", {}),
-    }
-
-
-def _role(toml: Toml, name: str) -> Role:
-    table = toml.get(name, {})
-    command, per_node = table.get("command"), table.get("per_node")
-    if command is not None and not (isinstance(command, list) and command and all(map(_is_text, command))):
-        what = f"job.toml: [{name}] command = {command!r} is not a list of strings"
-        raise DataError(what, 'command = ["python3", "-u", "train.py"]')
-    if per_node is not None and (isinstance(per_node, str) or not whole(per_node, 1, _MOST)):
-        raise DataError(f"job.toml: [{name}] per_node = {per_node!r} is not valid", _NUMBER)
-    ready = table.get("ready", READY[0])  # only pservers have it
-    if ready not in READY:
-        raise DataError(f"job.toml: [{name}] ready = {ready!r} is not known", '"listen" (the default) or "started"')
-    return Role(None if command is None else tuple(command), per_node, ready=ready)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and "\0" not in value
-
-
-def _toml_env(table: Toml) -> Pairs:
-    for name, value in table.items():
-        if not VARIABLE.fullmatch(name) or isinstance(value, (dict, list)) or "\0" in str(value):
-            raise DataError(f"job.toml: [env] {name} = {value!r} is not a variable", 'NAME = "value"')
-    return tuple((name, str(value)) for name, value in table.items())
-
-
-def _patterns(value: object, where: str, error: Type[ClustertoolError]) -> Tuple[str, ...]:
-    patterns = [value] if isinstance(value, str) else value
-    if not isinstance(patterns, list) or not all(isinstance(pattern, str) and _inside(pattern) for pattern in patterns):
-        raise error(f"{where} {value!r}", 'a pattern of files inside the workspace: "data/*-[0-9]*"')
-    return tuple(dict.fromkeys(posixpath.normpath(pattern) for pattern in patterns))
-
-
-def _inside(pattern: str) -> bool:
-    """Files below the workspace. `**` is refused: it suggests any depth and would mean one folder."""
-    return bool(pattern) and pattern[0] != "/" and pattern[-1] != "/" and not {"..", "**"} & set(pattern.split("/"))
 
 
 def _only_where_read(shards: Sequence[str], file: Toml, options: Options) -> bool:
@@ -355,7 +294,7 @@ def started_by(how: str, arguments: Sequence[str]) -> Tuple[str, ...]:
     return ("python3", "-u", *arguments) if how == "run-path" else with_python(arguments)
 
 
-def _count(text: str, option: str, right: str = _NUMBER, most: int = _MOST) -> Optional[int]:
+def _count(text: str, option: str, right: str = NUMBER, most: int = MOST) -> Optional[int]:
     number = whole(text, 1, most)
     if number is None and text:
         raise UsageError(f"{option} {text!r} is not valid", right)

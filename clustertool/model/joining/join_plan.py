@@ -16,9 +16,10 @@ from clustertool.model.finding import Finding, Seen
 from clustertool.model.job.outcome import some
 from clustertool.model.joining.join_file import JoinFile, OwnSettings
 from clustertool.model.joining.plain_form import WrongForm, from_plain
+from clustertool.model.mpirun.implementation import DAEMONS
 from clustertool.model.planning import requests
 from clustertool.model.planning.plan import Plan, PlannedNode, plan
-from clustertool.model.planning.probe_request import probe_request
+from clustertool.model.planning.probe_request import job_environment, probe_request
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_requests import ProbeRequest
@@ -74,6 +75,11 @@ def probe_of(join: JoinFile, own: OwnSettings, address: str) -> ProbeRequest:
     host = Host(0, address, address=address, root_dir=own.root_dir)
     request = probe_request(join.cluster, host)
     request["engine"] = join.engine
+    if join.job.by_mpirun:
+        asked = job_environment(join.cluster, host, {**dict(join.passed), **dict(own.env), **dict(join.job.env)})
+        asked["first_path"], asked["here"] = own.first_path or asked["first_path"], own.here
+        asked["engine"], asked["packages"] = join.engine, list(DAEMONS)
+        request["mpi"] = asked
     if own.folder:
         request["job_workspace"], request["listing"] = own.folder, bool(join.job.shards)
     return request

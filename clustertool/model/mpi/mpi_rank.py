@@ -12,7 +12,8 @@ from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 from clustertool.errors import UsageError
 from clustertool.model.config.hostfile import hosts_of, read_hostfile, share_out
 from clustertool.model.config.hosts import Host
-from clustertool.model.config.job import JobSpec, RequestedPorts, Role
+from clustertool.model.config.job import JobSpec, RequestedPorts
+from clustertool.model.config.job_tables import Role
 from clustertool.model.launcher_variables import of_launcher, of_task
 from clustertool.model.mpi.rank_variables import RankVariables, rank_variables
 from clustertool.model.planning.environment import Env, Table

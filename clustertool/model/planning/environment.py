@@ -160,7 +160,9 @@ def _torch(table: Table, seat: Seat, paths: JobPaths) -> Env:
         "TORCHELASTIC_ERROR_FILE": paths.of(paths.error_file(seat.role, seat.rank)),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
-    if here > 1 and table.job.mode == "collective":
+    if table.job.by_mpirun:  # it sets its own
+        env = {name: value for name, value in env.items() if not name.startswith("OMPI_")}
+    if here > 1 and table.job.mode in ("collective", "mpi") and not table.job.has_pservers:
         env["OMP_NUM_THREADS"] = "1"
     return env
 

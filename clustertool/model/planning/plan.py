@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import posixpath
 from dataclasses import dataclass
-from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Sequence, Tuple
 
 from clustertool.errors import DataError, raise_all
 from clustertool.model import paths as p
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
-from clustertool.model.config.job import JobSpec, Role
+from clustertool.model.config.job import JobSpec
+from clustertool.model.config.job_tables import Role
 from clustertool.model.facts import ByNode, Facts, Identity, sharing
 from clustertool.model.masking import HIDDEN
+from clustertool.model.mpirun import launch_command
 from clustertool.model.planning import devices, ports, ranks
 from clustertool.model.planning.environment import Table, endpoint, environment, fill
+from clustertool.model.planning.launcher_processes import Launcher, implementation_of, launchers
 from clustertool.model.planning.ranks import Seat
 from clustertool.model.planning.shards import assign_shards
-from clustertool.model.roles import MODES
+from clustertool.model.roles import LAUNCHERS
 
 Pairs = Tuple[Tuple[str, str], ...]
 
@@ -37,6 +40,11 @@ class PlannedProcess(Seat):
     ready: Tuple[int, ...]
     shards: Tuple[str, ...]
     log: str
+
+    @property
+    def launches(self) -> bool:
+        """Whether it is no rank, and starts ranks."""
+        return self.role in LAUNCHERS
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,15 @@ class Plan:
     @property
     def processes(self) -> Tuple[PlannedProcess, ...]:
         return tuple(process for node in self.nodes for process in node.processes)
+
+    @property
+    def hostfile(self) -> str:
+        """Of mpirun, "" without one."""
+        if not self.job.by_mpirun:
+            return ""
+        trainers = sorted((process.rank, process.node) for process in self.processes if process.role == "trainer")
+        first = self.nodes[0]
+        return launch_command.hostfile(implementation_of(first.facts, first.host.name), [node for _, node in trainers])
 
     @property
     def ranks(self) -> Dict[Tuple[str, int], int]:
@@ -141,6 +158,7 @@ def _nodes(table: Table, listing: Sequence[str], passed: Pairs) -> Tuple[Planned
     shards = assign_shards(listing, job.shards, trainers) if job.shards else ((),) * trainers
     commands = _commands(job, listing)
     shared = sharing(table.facts)
+    launching = launchers(table)
     nodes = []
     for host in table.cluster.hosts:
         facts = table.facts[host.index]
@@ -160,9 +178,16 @@ def _nodes(table: Table, listing: Sequence[str], passed: Pairs) -> Tuple[Planned
             for seat in table.seats
             if seat.node == host.index
         )
+        processes += tuple(_launcher(one, users, paths) for one in launching.get(host.index, ()))
         work_dir = _below_home(job.job_workspace, facts.home) if job.job_workspace else paths.dir
         nodes.append(PlannedNode(host, facts, paths.dir, work_dir, table.kinds[host.index], processes))
     return tuple(nodes)
+
+
+def _launcher(one: Launcher, users: Mapping[str, str], paths: p.JobPaths) -> PlannedProcess:
+    env = tuple(sorted({**one.env, **users}.items()))
+    log = paths.log(one.seat.role, one.seat.rank)
+    return PlannedProcess(**vars(one.seat), argv=one.argv, env=env, endpoint="", ports=(), ready=(), shards=(), log=log)
 
 
 def _ready(table: Table, seat: Seat) -> Tuple[int, ...]:
@@ -245,7 +270,7 @@ def as_dict(plan: Plan) -> Dict[str, Any]:
     return {
         "job": plan.job_id,
         "mode": plan.job.mode,
-        "phases": list(MODES[plan.job.mode]),
+        "phases": list(plan.job.roles),
         "lead": endpoint(*plan.lead),
         "policy": dict(vars(plan.job.policy)),
         "warnings": list(plan.warnings),
@@ -289,7 +314,7 @@ def needs_probe(cluster: Cluster, job: JobSpec) -> bool:
         ports_known = bool(cluster.start_port or job.has_pservers) and bool(cluster.lead_port)
         if not (host.address and known and root.startswith("/") and ports_known) or cluster.nic:
             return True
-    return bool(job.job_workspace) or job.nproc_of in ("cpu", "auto")
+    return bool(job.job_workspace) or job.nproc_of in ("cpu", "auto") or job.by_mpirun
 
 
 def given_facts(cluster: Cluster) -> Dict[int, Facts]:

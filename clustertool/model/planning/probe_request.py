@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Mapping
 
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 
 if TYPE_CHECKING:
-    from clustertool.model.wire.agent_requests import ProbeRequest
+    from clustertool.model.wire.agent_requests import JobEnvironment, ProbeRequest
 
 
 def probe_request(cluster: Cluster, host: Host) -> ProbeRequest:
@@ -21,4 +21,16 @@ def probe_request(cluster: Cluster, host: Host) -> ProbeRequest:
         "address": host.address,
         "explicit_address": host.address if host.address != host.host else "",
         "ports": [*range(cluster.pserver_port, cluster.pserver_port + pservers), *named, cluster.lead_port],
+    }
+
+
+def job_environment(cluster: Cluster, host: Host, variables: Mapping[str, str]) -> JobEnvironment:
+    """What a program of the job would find on a node. variables: of the job, and of the laptop (PASS_ENV)."""
+    return {
+        "prelude": cluster.prelude,
+        "first_path": cluster.first_path,
+        "ld_library_path": cluster.ld_library_path,
+        "here": host.here,
+        "env": {**dict(cluster.env), **dict(host.env), **variables},
+        "packages": [],
     }

@@ -10,7 +10,8 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 from clustertool.errors import UsageError
 from clustertool.model import roles
 from clustertool.model.config.hosts import Host, is_address
-from clustertool.model.config.job import JobSpec, Role
+from clustertool.model.config.job import JobSpec
+from clustertool.model.config.job_tables import Role
 from clustertool.model.facts import ByNode, Facts
 from clustertool.model.quantities import HIGHEST_PORT, whole
 
@@ -62,7 +63,7 @@ def assign(
 def _groups(job: JobSpec) -> List[Tuple[str, int, Role]]:
     """What is ranked one after the other: role, stage and how many of it."""
     single = {"pserver": job.pserver, "trainer": job.trainer}
-    groups = [(name, 0, single[name]) for name in roles.MODES[job.mode] if name in single]
+    groups = [(name, 0, single[name]) for name in job.roles if name in single]
     return groups + [("heter", stage, role) for stage, role in enumerate(job.heter, 2)]
 
 

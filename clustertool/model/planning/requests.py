@@ -12,6 +12,7 @@ from clustertool.model.job.formats import FORMAT
 from clustertool.model.job.rank_places import pack
 from clustertool.model.planning.environment import endpoint, mark
 from clustertool.model.planning.plan import Plan, PlannedNode, PlannedProcess, masked
+from clustertool.model.roles import MPIRUN
 from clustertool.model.wire.messages import LAUNCH, PLACE, STOP, UNPLACE, Request
 
 if TYPE_CHECKING:
@@ -100,6 +101,10 @@ def spec(plan: Plan, node: PlannedNode, endpoints: list[str], places: List[RankP
         "endpoints": endpoints,
         "header": _header(plan, node, places),
     }
+    if job.by_mpirun:
+        made["launcher"] = MPIRUN
+    if host is lead and job.by_mpirun:
+        made["hostfile"] = plan.hostfile
     if host is lead:
         made["shape"] = {
             "names": [other.host.name for other in plan.nodes],
@@ -110,12 +115,14 @@ def spec(plan: Plan, node: PlannedNode, endpoints: list[str], places: List[RankP
 
 def _common(processes: Tuple[PlannedProcess, ...]) -> dict[str, str]:
     """Variables that are the same in all processes of a node: long endpoint lists travel once."""
-    shared = [set(process.env) for process in processes]
+    shared = [set(process.env) for process in processes if not process.launches]
     return dict(sorted(set.intersection(*shared))) if shared else {}
 
 
 def _process(process: PlannedProcess, common: Mapping[str, str], secrets: Tuple[str, ...]) -> SpecProcess:
-    return {
+    if process.launches:
+        common = {}
+    made: SpecProcess = {
         "role": process.role,
         "rank": process.rank,
         "local_rank": process.local_rank,
@@ -128,6 +135,9 @@ def _process(process: PlannedProcess, common: Mapping[str, str], secrets: Tuple[
         "devices": list(process.devices),
         "shards": list(process.shards),
     }
+    if process.launches:
+        made["apart"] = True
+    return made
 
 
 def _header(plan: Plan, node: PlannedNode, places: List[RankPlaces]) -> JobHeader:

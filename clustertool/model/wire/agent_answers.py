@@ -334,6 +334,8 @@ class ProbeAnswer(Answer, total=False):
     packages: f.Some[Tuple[f.Label, f.Label]]
     job_proxies: f.Some[f.Label]
     no_proxy: f.Label
+    mpirun: f.Label
+    mpi_daemons: f.Few[f.Label]
     leftovers: f.PerJob[Tuple[f.Label, int]]
     examined: bool
     time: f.Time

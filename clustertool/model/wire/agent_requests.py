@@ -134,6 +134,7 @@ class JobEnvironment(TypedDict, total=False):
     here: bool
     env: Dict[str, str]
     packages: List[str]
+    engine: str  # as in Spec
 
 
 class EarlierWanted(TypedDict):
@@ -155,6 +156,7 @@ class ProbeWanted(TypedDict, total=False):
     release: str
     long: bool  # like job: only `check` asks for what takes longer
     job: JobEnvironment
+    mpi: JobEnvironment  # of a job in mode mpi: packages are daemons of mpirun
     engine: str  # that has started the node and allocates its devices; "": none
 
 

@@ -58,21 +58,22 @@ print(mark + "\n" + "\n".join(lines) + "\n" + mark)
 sys.stdout.flush()
 os._exit(0)
 """
+# Its output follows the first mark: PRELUDE may print something. Hydra prints how it was built, without end.
+_MPI = r"""
+mark=$1
+shift
+echo "$mark"
+mpirun --version </dev/null 2>/dev/null | head -n 3
+echo "$mark"
+for name in "$@"; do command -v "$name"; done
+"""
 
 
 def read_versions(asked: JobEnvironment, limit: float = LIMIT) -> Tuple[ProbeAnswer, List[Problem]]:
     """asked: prelude, first_path, ld_library_path, here, env, packages -> (fields of Facts, problems)."""
     mark = os.urandom(8).hex()
-    spec: RankSurroundings = {
-        "common": {},
-        "prelude": asked["prelude"],
-        "first_path": asked["first_path"],
-        "ld_library_path": asked["ld_library_path"],
-        "here": asked["here"],
-    }
     process: ProcessCommand = {"argv": ["python3", "-c", _CODE, mark, *asked["packages"]], "env": asked["env"]}
-    argv, env = rank_process.command(spec, process), rank_process.environment(spec, process, 0, os.environ)
-    code, out, err = programs.output(argv, limit, env=env, cwd=os.path.expanduser("~"))
+    code, out, err = _output(asked, process, limit)
     _, _, rest = out.partition(mark + "\n")
     if mark in rest:
         lines = rest.partition("\n" + mark)[0].split("\n")
@@ -83,6 +84,36 @@ def read_versions(asked: JobEnvironment, limit: float = LIMIT) -> Tuple[ProbeAns
             "no_proxy": free,
         }, []
     return {}, [_problem(code, err or out, bool(asked["prelude"]), limit)]
+
+
+def read_mpi(asked: JobEnvironment, limit: float = LIMIT) -> ProbeAnswer:
+    """What `mpirun --version` prints in the environment in which mpirun would start, "" if there is none, and which of
+    the daemons in `packages` are there."""
+    mark = os.urandom(8).hex()
+    process: ProcessCommand = {
+        "argv": ["/bin/sh", "-c", _MPI, "mpi", mark, *asked["packages"]],
+        "env": asked["env"],
+        "apart": True,
+    }
+    _, out, _ = _output(asked, process, limit)
+    _, _, rest = out.partition(mark + "\n")
+    version, _, paths = rest.partition(mark + "\n")
+    found = {os.path.basename(line) for line in paths.splitlines()}
+    return {"mpirun": version.strip()[:_SHOWN], "mpi_daemons": [name for name in asked["packages"] if name in found]}
+
+
+def _output(asked: JobEnvironment, process: ProcessCommand, limit: float) -> Tuple[int, str, str]:
+    """The exit code and the output of a program that was started as a process of the job would be."""
+    spec: RankSurroundings = {
+        "common": {},
+        "prelude": asked["prelude"],
+        "first_path": asked["first_path"],
+        "ld_library_path": asked["ld_library_path"],
+        "here": asked["here"],
+        "engine": asked.get("engine", ""),
+    }
+    argv, env = rank_process.command(spec, process), rank_process.environment(spec, process, 0, os.environ)
+    return programs.output(argv, limit, env=env, cwd=os.path.expanduser("~"))
 
 
 def _problem(code: int, output: str, prelude: bool, limit: float) -> Problem:

@@ -90,6 +90,8 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
         answer.update(_workspace(request["job_workspace"], request.get("listing", True), problems))
     if request.get("earlier"):
         answer["earlier"] = queries.list_earlier(node, request["earlier"], problems)
+    if request.get("mpi"):
+        answer.update(job_environment.read_mpi(request["mpi"]))
     if request.get("long"):
         answer.update(_long(root, request["job"], str(answer["own"]), problems))
     answer["time"], answer["took"] = time.time(), time.monotonic() - began

@@ -1,0 +1,40 @@
+"""This check judges the MPI of nodes for a job in mode mpi: its implementation and version, and whether all nodes agree."""
+
+from __future__ import annotations
+
+from typing import List, Mapping, Optional
+
+from clustertool.model.checks.across_nodes import most_common
+from clustertool.model.facts import ByNode, Facts
+from clustertool.model.finding import Finding
+from clustertool.model.mpirun.implementation import NO_MPI_FIX, SUPPORTED, Implementation, read_implementation
+
+
+def mpi_findings(facts: ByNode) -> List[Finding]:
+    """facts: of the nodes that were asked for their MPI. Node 0's version counts: its mpirun starts the daemons of all."""
+    known = {node: read_implementation(fact.mpirun or "") for node, fact in facts.items()}
+    usual = known[0] if known.get(0) is not None else most_common(found for found in known.values() if found)
+    return [Finding(node, "mpi", *_judged(facts[node], known, usual)) for node in facts]
+
+
+def _judged(
+    fact: Facts, known: Mapping[int, Optional[Implementation]], usual: Optional[Implementation]
+) -> "tuple[str, str, str]":
+    """Level, text and fix for one node."""
+    own = known[fact.node]
+    if own is None:
+        what = "the mpirun there is not known" if fact.mpirun else "no mpirun"
+        return "error", f"{what}, mode mpi needs {SUPPORTED}", NO_MPI_FIX
+    if not own.supported:
+        return "error", f"{own.text}, mode mpi needs {SUPPORTED}", NO_MPI_FIX
+    if own != usual and usual is not None:
+        fix = f"install {usual.text} there, or put it first on PATH by PRELUDE: all nodes need the same version"
+        return (
+            "error",
+            f"{own.text}, node 0 has {usual.text}" if known.get(0) else f"{own.text}, others have {usual.text}",
+            fix,
+        )
+    if own.daemon not in fact.mpi_daemons:
+        fix = f"install {own.daemon} there, which is a part of {own.name}, or put it on PATH by PRELUDE"
+        return "error", f"{own.text} without {own.daemon} on PATH", fix
+    return "ok", own.text, ""

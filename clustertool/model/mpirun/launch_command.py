@@ -1,0 +1,118 @@
+"""The command line of mpirun, its hostfile, and the variables of its daemons.
+
+Ranks are started by daemons, one on each node with trainers, and each daemon by the supervisor of its node. So mpirun must
+not start a rank or a daemon by itself, on its own node neither: all hosts have names that are no addresses of any machine.
+Decision 53 has the measurements.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
+
+from clustertool.model.mpirun.mpi_options import gives
+from clustertool.model.paths import OURS
+
+if TYPE_CHECKING:
+    from clustertool.model.mpirun.implementation import Implementation
+
+Env = Dict[str, str]
+HOSTFILE = f"{OURS}/mpi-hosts"  # in the job's directory, which is the working directory of mpirun
+AGENT = f"{OURS}/mpi-agent"  # a shell script in the same place: mpirun calls it to start a daemon
+RANK_VARIABLE = (
+    "CLUSTERTOOL_MPI_RANK"  # in the environment of a daemon: the path of the script that each rank begins with
+)
+# One text for all nodes, whose paths may differ.
+_RANK = ("/bin/sh", "-c", f'exec /bin/sh "${RANK_VARIABLE}"')
+_FIRST = 240 << 24  # 240.0.0.0/4 is reserved: no name server is asked, and no machine has such an address
+
+
+def host_name(node: int) -> str:
+    """The name of a node for mpirun: 240.0.0.1 for node 0."""
+    number = _FIRST + node + 1
+    return ".".join(str(number >> shift & 255) for shift in (24, 16, 8, 0))
+
+
+def node_of(name: str) -> int:
+    """The node that host_name() gave this name. Raises ValueError for another one."""
+    parts = name.split(".")
+    if len(parts) != 4 or not all(part.isascii() and part.isdigit() and len(part) < 4 for part in parts):
+        raise ValueError(f"{name!r} is no name of a node")
+    number = 0
+    for part in parts:
+        number = number << 8 | int(part)
+    node = number - _FIRST - 1
+    if node < 0 or host_name(node) != name:
+        raise ValueError(f"{name!r} is no name of a node")
+    return node
+
+
+def by_slots(nodes: Sequence[int]) -> bool:
+    """Whether mpirun puts the ranks in their order if it fills one node after the other. nodes: of the ranks, by rank."""
+    return len(set(nodes)) == 1 + sum(before != node for before, node in zip(nodes, nodes[1:]))
+
+
+def hostfile(implementation: Optional[Implementation], nodes: Sequence[int]) -> str:
+    """The text of mpirun's hostfile. nodes: of the ranks, by rank."""
+    if not by_slots(nodes):
+        return "".join(f"{host_name(node)}\n" for node in nodes)
+    form = "{}:{}\n" if implementation is not None and implementation.hydra else "{} slots={}\n"
+    return "".join(form.format(host_name(node), nodes.count(node)) for node in dict.fromkeys(nodes))
+
+
+def mpirun(
+    implementation: Optional[Implementation], nodes: Sequence[int], options: Sequence[str] = (), root: bool = False
+) -> Tuple[str, ...]:
+    """The arguments of mpirun. None: which one the nodes have is not known, as for --dry without a connection.
+
+    nodes: of the ranks, by rank. options: the user's. root: the job's user is root.
+    """
+    number = ("-n", str(len(nodes)))
+    if implementation is None:
+        return ("mpirun", *number, *options, *_RANK)
+    return ("mpirun", *_open_mpi_4(nodes, options, root), *number, *options, *_RANK)
+
+
+def _open_mpi_4(nodes: Sequence[int], options: Sequence[str], root: bool) -> List[str]:
+    argv = ["--allow-run-as-root"] if root else []
+    argv += ["--hostfile", HOSTFILE]
+    if not gives(options, "map-by"):
+        argv += ["--map-by", "slot" if by_slots(nodes) else "seq"]
+    if not gives(options, "bind-to"):
+        argv += ["--bind-to", "none"]
+    argv += ["--mca", "plm", "rsh", "--mca", "plm_rsh_agent", f"/bin/sh {AGENT}", "--mca", "plm_rsh_no_tree_spawn", "1"]
+    return [*argv, "--leave-session-attached", "-wdir", "/"]
+
+
+def daemon_environment(implementation: Optional[Implementation], address: str, shared: bool, crowded: bool) -> Env:
+    """Variables of a node's daemon, and by it of its ranks. They must not be in the environment of mpirun, which would give
+    those of its own node to all daemons.
+
+    address: of the node. shared: other nodes of the job are on the same machine. crowded: the machine has fewer processors than
+    ranks.
+    """
+    if implementation is None or implementation.hydra:
+        return {}
+    env = {}
+    if ":" not in address:
+        network = f"{address}/31"  # with /32 Open MPI 4 takes every interface: it shifts by 32 bits
+        env = {"OMPI_MCA_oob_tcp_if_include": network, "OMPI_MCA_btl_tcp_if_include": network}
+    if shared:
+        env["OMPI_MCA_btl"] = "^vader"  # ranks of two nodes would take each other's shared memory
+    if crowded:
+        env["OMPI_MCA_mpi_yield_when_idle"] = "1"
+    return env
+
+
+def for_daemon(command: str, address: str) -> str:
+    """The command of a daemon, with one address of mpirun's node in place of all that the node has.
+
+    A daemon tries them in turn, and waits for minutes where an address is not reachable. address: the training address of the
+    node of mpirun.
+    """
+
+    first, *rest = command.split("tcp://")
+    for number, text in enumerate(rest):
+        addresses, colon, port = text.partition(":")
+        if address in addresses.split(","):
+            rest[number] = f"{address}{colon}{port}"
+    return "tcp://".join([first, *rest])

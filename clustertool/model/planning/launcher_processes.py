@@ -1,0 +1,67 @@
+"""The processes of a job in mode mpi besides its ranks: one mpirun on node 0, and a daemon on each node with trainers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Dict, List, NamedTuple, Tuple
+
+from clustertool.errors import PreflightError
+from clustertool.model.facts import Facts
+from clustertool.model.mpirun import launch_command
+from clustertool.model.mpirun.implementation import NO_MPI_FIX, SUPPORTED, Implementation, read_implementation
+from clustertool.model.planning.environment import Env, Table, mark
+from clustertool.model.planning.ranks import Seat
+from clustertool.model.roles import MPI_DAEMON, MPIRUN
+
+
+class Launcher(NamedTuple):
+    """One process: what it runs, and its environment without the user's variables."""
+
+    seat: Seat
+    argv: Tuple[str, ...]
+    env: Env
+
+
+def launchers(table: Table) -> Dict[int, List[Launcher]]:
+    """Those of each node, {} in other modes. Raises PreflightError where no mpirun can start the trainers."""
+    if not table.job.by_mpirun:
+        return {}
+    implementation = implementation_of(table.facts[0], table.cluster.hosts[0].name)
+    nodes = [seat.node for seat in table.roles["trainer"]]
+    argv = launch_command.mpirun(implementation, nodes, table.job.mpi.options, table.facts[0].user == "root")
+    seat = Seat(MPIRUN, 0, 0, 0, 0, (), 0)
+    found = {0: [Launcher(seat, argv, _own(table, seat))]}
+    machines = Counter(table.facts[node].machine for node in dict.fromkeys(nodes))
+    ranks = Counter(table.facts[node].machine for node in nodes)
+    for node in sorted(set(nodes)):
+        fact, seat = table.facts[node], Seat(MPI_DAEMON, node, 0, node, 0, (), 0)
+        shared, crowded = machines[fact.machine] > 1, ranks[fact.machine] > fact.cpus
+        env = launch_command.daemon_environment(implementation, fact.address, shared, crowded)
+        name = implementation.daemon if implementation is not None else MPI_DAEMON
+        found.setdefault(node, []).append(Launcher(seat, (name,), {**_own(table, seat), **env}))
+    return found
+
+
+def implementation_of(fact: Facts, name: str) -> "Implementation | None":
+    """The implementation of a node's mpirun; None where the node was not asked. name: of the node. Raises PreflightError."""
+    if fact.mpirun is None:
+        return None
+    found = read_implementation(fact.mpirun)
+    if found is None or not found.supported:
+        what = f"mpirun is of {found.text}" if found else "there is no mpirun of Open MPI or MPICH"
+        raise PreflightError(f"{what}; mode mpi needs {SUPPORTED}", NO_MPI_FIX, name)
+    return found
+
+
+def _own(table: Table, seat: Seat) -> Env:
+    """What finds a process of the job, and what users' programs may read in the environment of a launcher."""
+    return {
+        "CLUSTERTOOL_JOB": table.identity.job_id,
+        "CLUSTERTOOL_ROLE": seat.role,
+        "CLUSTERTOOL_RANK": str(seat.rank),
+        "CLUSTERTOOL_NODE_RANK": str(seat.node),
+        "CLUSTERTOOL_NNODES": str(len(table.addresses)),
+        "CLUSTERTOOL_HOSTS": ",".join(table.addresses),
+        "CLUSTERTOOL_ATTEMPT": "0",
+        "CLUSTERTOOL_MARK": mark(table.identity.job_id, seat.node, table.identity.token),
+    }
