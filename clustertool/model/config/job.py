@@ -95,7 +95,6 @@ class JobSpec:
     pserver: Role = Role()
     heter: Tuple[Role, ...] = ()  # one for each stage of heter trainers: stage 2, 3, ... (trainers are stage 1)
     env: Pairs = ()
-    force_env: bool = False
     shards: Tuple[str, ...] = ()
     only_where_read: bool = False  # each shard is sent only to the node whose trainer reads it
     output: str = "output"
@@ -192,7 +191,6 @@ def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
         pserver=_with_counts(pserver, "--servers", options.servers, "--server-num", options.server_num),
         heter=_stages(heter, options) if mode == "ps-heter" else (),
         env=_environment(cluster, file["env"], options),
-        force_env=options.force_env,
         shards=shards,
         only_where_read=_only_where_read(shards, file, options),
         output=file["output"],
