@@ -38,7 +38,7 @@ CLUSTERRUN = [str(Path(sys.executable).parent / "clusterrun")]
 TIMEOUT = 120.0
 PATIENCE = 30.0  # seconds for something to come true; far more than it needs, others load the machine
 SOON = (
-    5.0  # seconds for processes that were ended to be gone: a loaded machine needs some; what was not ended never goes
+    20.0  # seconds for processes that were ended to be gone: a loaded machine needs some; what was not ended never goes
 )
 
 

@@ -35,7 +35,8 @@ def test_check_tries_it_on_all_nodes(site, venv, example):
     two.conf(PRELUDE=activate(venv(example)))
     done = two.inv("check", "--framework", "paddle", "--json", timeout=TIMEOUT).ends(0)
     assert {(rank["at"], rank["backend"]) for rank in done.json["framework"]["ranks"]} == {("done", "gloo")}
-    assert not two.living() and not two.jobs(0) and not two.jobs(1)
+    two.gone()
+    assert not two.jobs(0) and not two.jobs(1)
 
 
 def test_check_of_the_embedded_cluster_names_the_python_that_it_uses(embedded):
@@ -58,7 +59,7 @@ def test_trainers_learn_on_parameter_servers(example):
     assert digits.outputs() == [["model.npz"], []]
     ended = {(its["role"], its["rank"]): its for its in digits.site.inv("status", "--json").ends(0).json["processes"]}
     assert all(ended["pserver", rank]["stopped"] for rank in (0, 1)), ended
-    assert not digits.site.living()
+    digits.site.gone()
 
 
 def test_a_trainer_that_is_killed_ends_the_job(example):
@@ -69,4 +70,4 @@ def test_a_trainer_that_is_killed_ends_the_job(example):
     assert re.search(r"the trainer process with rank=\[(0,)?1\] was aborted", failed.err)
     assert "trainer 1 on " in failed.last
     assert "pserver 0-1" in failed.err.partition("victims")[2]
-    assert not digits.site.living()
+    digits.site.gone()

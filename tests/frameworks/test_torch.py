@@ -52,7 +52,8 @@ def test_check_tries_it_on_all_nodes(site, venv):
     assert "FAIL no torch for the job's python3" in done.out
     assert f"waited for {two.name(1)}" in done.out
     assert f"fix framework on {two.name(1)}: install torch there" in done.out
-    assert not two.living() and not two.jobs(0) and not two.jobs(1)
+    two.gone()
+    assert not two.jobs(0) and not two.jobs(1)
 
 
 @pytest.mark.frameworks
@@ -85,7 +86,7 @@ def test_a_trainer_that_dies_is_named_and_can_be_restarted(example):
     assert "Out of all 4 trainers, the trainer process with rank=[2] was aborted" in failed.err
     again = digits.run("--nproc-per-node", 2, "--max-restarts", 1).ends(0)
     assert curve(again, 0, "accuracy")[-1] > 0.95
-    assert not digits.site.living()
+    digits.site.gone()
 
 
 @pytest.mark.frameworks

@@ -37,7 +37,10 @@ def starts(site, *args, **options):
 
 
 def detached(site, *args, **options):
+    """The id of a job of WAITS, whose two ranks have printed that they are ready."""
     done = site.clusterrun("--detach", "--nproc_per_node", 2, *args, "train.py", **options).ends(0)
+    for rank in (0, 1):
+        until(lambda log=site.folder / f"log/workerlog.{rank}": log.exists() and "ready" in log.read_text())
     return done.job
 
 
@@ -145,7 +148,7 @@ def test_a_failure_is_the_exit_code(here):
     assert f"warning: trainer 1 on {here.name(0)} ended with exit code 7" in done.err
     assert f"\nno last lines of trainer 1 ({here.name(0)}, log/workerlog.1): it has printed nothing" in done.err
     assert done.last == f"clustertool: exit 7 (job): trainer 1 on {here.name(0)} failed"
-    assert not here.living()
+    here.gone()
 
 
 def test_ctrl_c_on_a_terminal_ends_everything(here):

@@ -129,6 +129,7 @@ def test_a_queued_job_is_stopped_and_never_cleaned(queue):
     stopped = queue.clustertool("stop", "--all", "--json").ends(0).json
     assert stopped["jobs"] == {first: {"local0": "clean", "local1": "clean"}, third: {"engine": "cancelled"}}
     until(lambda: state(queue, first) == "stopped")
+    until(lambda: '"ended"' in (queue.folder / f"spool/{first}/state").read_text())
     cleaned = queue.clustertool("clean", "--older-than", "0s").ends(0).lines("  ")
     assert sorted(cleaned) == sorted(f"  {job}" for job in (first, second, third))  # and what the engine keeps of them
     assert "removed 0 jobs" in queue.clustertool("clean", "--older-than", "0s").ends(0).out

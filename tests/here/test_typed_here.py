@@ -11,7 +11,7 @@ import stat
 
 import pytest
 
-from tests.cli import HereSite
+from tests.cli import HereSite, until
 from tests.here.test_clusterrun_here import WAITS, starts, told
 
 TELLS = """
@@ -84,7 +84,7 @@ def test_ctrl_c_while_it_waits_and_a_second_start(folders, meet):
     sent = first.signal()
     done = first.wait().ends(130)
     assert done.last == "clustertool: exit 130 (tool): Ctrl+C"
-    assert first.start + done.seconds - sent < 15
+    assert first.start + done.seconds - sent < 40
     assert not (folders[0].folder / ".clustertool").exists() or not folders[0].jobs(0)
     folders[0].gone()
 
@@ -94,6 +94,8 @@ def test_commands_in_a_folder_are_about_this_part_of_the_job(folders, meet):
         site.workspace(".", train_py=WAITS)
     for running in both(folders, meet, "--detach", "train.py"):
         running.wait().ends(0)
+    log = folders[1].folder / "log/workerlog.1"
+    until(lambda: log.exists() and log.read_text() == "ready 1\n")
     status = folders[1].clustertool("status", "--json").ends(69)
     found = {(one["rank"], one["state"]) for one in json.loads(status.out)["processes"]}
     assert found == {(0, "unknown"), (1, "running")}

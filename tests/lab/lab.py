@@ -46,7 +46,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 USERS = Path("/run/home")  # empty after a reboot
 FIRST_UID = 4001
 LAPTOP = "10.77.255.1"
-WAIT = 20.0
+WAIT = 60.0
 
 _SSHD = """\
 HostKey {etc}/host_key

@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli import until
 from tests.lab.lab import Node, compiler
+from tests.node.harness import read
 
 HOLD = "import socket, time; s = socket.create_server(('', 7777)); print('on', flush=True); time.sleep(600)"
 PORT, CUT, CLOCK, NAME, DISK, RSYNC, OLD, SSHD, MTU = 1, 2, 4, 5, 6, 7, 8, 9, 10
@@ -35,7 +36,7 @@ def sick(site):
         else:
             python.symlink_to(sys.executable)
     lab.exec(PORT, ["sh", "-c", f'setsid python3 -c "{HOLD}" greedy >/tmp/out 2>&1 &'])
-    until(lambda: (lab.tmp(PORT) / "out").read_text() == "on\n")
+    until(lambda: read(str(lab.tmp(PORT) / "out")) == b"on\n")
     assert lab.exec(CUT, ["ip", "route", "add", "blackhole", lab.address(CUT + 1)]).returncode == 0
     lab.exec(DISK, ["sh", "-c", "cat /dev/zero > ~/clustertool/full 2>/dev/null"])
     assert lab.exec(MTU, ["ip", "link", "set", "eth0", "mtu", "1400"]).returncode == 0

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from tests.cli import REPO, LabSite, until
+from tests.node.harness import read
 
 STAND_IN = str(REPO / "tests" / "data")
 RULE = ["ip", "rule", "add", "pref", "9", "ipproto", "tcp"]
@@ -20,7 +21,7 @@ def three(site):
     made = site(3)
     made.conf(ENV={"PYTHONPATH": STAND_IN}, CHECKS_OFF=["load"])
     yield made
-    assert not made.living()
+    made.gone()
     assert not [made.jobs(node) for node in range(3) if made.jobs(node)], "the trial's directory is left"
 
 
@@ -56,7 +57,8 @@ def test_nodes_with_one_home(site):
     two = site(2, shared_home=True)
     two.conf(ENV={"PYTHONPATH": STAND_IN}, CHECKS_OFF=["load"], START_PORT=7700, LEAD_PORT=7800)
     assert [cell[:2] for cell in cells(two, code=0)] == [("ok", "torch 0.1 on gloo")] * 2
-    assert not two.living() and not two.jobs(0) and not two.jobs(1)
+    two.gone()
+    assert not two.jobs(0) and not two.jobs(1)
 
 
 def test_all_nodes_faults_are_reported_at_once(three):
@@ -137,7 +139,7 @@ def test_it_is_not_tried_where_something_else_is_wrong(three):
     three.conf(ENV={"PYTHONPATH": STAND_IN}, CHECKS_OFF=["load"], START_PORT=7777)
     hold = "import socket, time; s = socket.create_server(('', 7777)); print('on', flush=True); time.sleep(600)"
     three.lab.exec(1, ["sh", "-c", f'setsid python3 -c "{hold}" >/tmp/out 2>&1 & echo $! > /tmp/pid'])
-    until(lambda: (three.lab.tmp(1) / "out").read_text() == "on\n")
+    until(lambda: read(str(three.lab.tmp(1) / "out")) == b"on\n")
     try:
         done = three.inv("check", "--framework", "torch").ends(69)
     finally:

@@ -101,7 +101,7 @@ def test_each_failure_of_it_is_reported(site, filler):
     node = filler // 12
     done = running.wait().ends(1)
     assert f"trainer {filler} on node{node} ended with exit code 1: the disk of " in done.err
-    assert not pair.living()
+    pair.gone()
     status = pair.inv("status", "--json").ends(0).json
     assert (status["state"], status["outcome"]["culprits"]) == ("failed", [["trainer", filler]])
     assert [n["state"] for n in status["nodes"]] == ["ended"] * 2

@@ -11,6 +11,7 @@ import pytest
 from tests.cases import HELLO
 from tests.cli import until
 from tests.lab.lab import Node
+from tests.node.harness import read
 
 
 def refused(site, code, *args, told, **options):
@@ -126,7 +127,7 @@ def test_a_port_that_is_taken_names_its_holder(site, key):
     pair = site(2)
     script = "import socket, time; s = socket.create_server(('', 7777)); print('on', flush=True); time.sleep(600)"
     holder = pair.lab.exec(0, ["sh", "-c", f'setsid python3 -c "{script}" greedy >/tmp/out 2>&1 & echo $!'])
-    until(lambda: (pair.lab.tmp(0) / "out").read_text() == "on\n")
+    until(lambda: read(str(pair.lab.tmp(0) / "out")) == b"on\n")
     pair.conf(**{key: 7777})
     told = ["node0", "7777", key, "python3", holder.stdout.strip()]
     done = pair.inv("run", "-w", HELLO, "--mode", "ps")
@@ -144,7 +145,7 @@ def test_a_default_port_that_is_taken_is_avoided(site):
     one = site(1)
     script = "import socket, time; s = socket.create_server(('', 7164)); print('on', flush=True); time.sleep(600)"
     one.lab.exec(0, ["sh", "-c", f'setsid python3 -c "{script}" greedy >/tmp/out 2>&1 & echo $!'])
-    until(lambda: (one.lab.tmp(0) / "out").read_text() == "on\n")
+    until(lambda: read(str(one.lab.tmp(0) / "out")) == b"on\n")
     done = one.inv("run", "-w", HELLO, "--mode", "ps")
     for process in one.lab.processes(0):
         if "greedy" in process.argv:

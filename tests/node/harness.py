@@ -470,7 +470,7 @@ class Job:
 
     def gone(self) -> None:
         """Nothing of the job lives, at the latest after the moment that supervisor and guard take to leave."""
-        until(lambda: not self.living(), f"nothing lives: {self.living()}", 15.0)
+        until(lambda: not self.living(), f"nothing lives: {self.living()}", 45.0)
 
 
 # -- the laboratory ---------------------------------------------------------------------------------------------------

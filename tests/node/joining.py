@@ -206,7 +206,7 @@ class JoinBench:
             machine.wait()
         left: list[Process] = []
         try:
-            until(lambda: not self.living(), "nothing lives", 15.0)
+            until(lambda: not self.living(), "nothing lives", 45.0)
         except AssertionError:
             left = self.living()
             for process in left:

@@ -26,7 +26,7 @@ def answer(request):
 
 
 @pytest.mark.parametrize(
-    "question, limit, most", [("jobs", 0.5, 5), ("status", 0.5, 5), ("stop", 0.5, 5), ("unplace", 0.2, 10)]
+    "question, limit, most", [("jobs", 0.5, 20), ("status", 0.5, 20), ("stop", 0.5, 20), ("unplace", 0.2, 30)]
 )
 def test_progress_extends_no_question_that_a_stop_needs(bench: Bench, question: str, limit: float, most: float) -> None:
     """And what is taken back after a failure is waited for a bounded time: there Ctrl+C does not end the waiting."""

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 
 import pytest
 
@@ -17,13 +18,13 @@ from tests.security import flooder
 
 RATE = 2000
 LIMIT = 1.0  # seconds
-TRIES = 3  # the machine that runs the tests may be busy
+TRIES = 5  # the machine that runs the tests may be busy
 STRANGER = "127.0.0.66"
 
 
 @contextmanager
-def flooded(machine: Machine, kinds: list[str]) -> Iterator[None]:
-    """A stranger floods the port of this coordinator meanwhile."""
+def flooded(machine: Machine, kinds: list[str]) -> Iterator[list[int]]:
+    """A stranger floods the port of this coordinator meanwhile. It gets the connections a second that were made."""
     pem = machine.folder / "stranger.pem"
     pem.write_text("".join(identity.certificate()))
     port = machine.join.coordinator.port
@@ -31,9 +32,9 @@ def flooded(machine: Machine, kinds: list[str]) -> Iterator[None]:
     child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         time.sleep(0.3)  # longer than a connection is kept
-        yield
-        made = int(child.communicate(timeout=10)[0])
-        assert made > RATE / 2, f"the stranger made only {made} connections a second"
+        made: list[int] = []
+        yield made
+        made.append(int(child.communicate(timeout=60)[0]))
     finally:
         child.kill()
         child.wait()
@@ -46,8 +47,10 @@ def joined(bench: JoinBench, kinds: list[str]) -> tuple[float, float]:
     if not kinds:
         found = _measured(bench, machines)
     else:
-        with flooded(machines[0], kinds):
+        with flooded(machines[0], kinds) as made:
             found = _measured(bench, machines)
+        if made[0] < RATE / 2:  # no flood: this try counts for nothing
+            found = inf, inf
     machines[0].signal(signal.SIGINT)
     assert codes(machines) == [130, 130]
     return found

@@ -10,7 +10,7 @@ import pytest
 from clustertool.node.probe.link_test import _NAME, _TOKEN, _Listener
 
 TOKEN = b"0123456789abcdef" * 2
-PATIENCE = 0.3  # seconds without an answer and without an end
+SILENCE = 0.3  # seconds without an answer and without an end
 
 
 @pytest.fixture
@@ -22,9 +22,9 @@ def address() -> Iterator[tuple[str, int]]:
     listener.end()
 
 
-def _says(address: tuple[str, int], data: bytes) -> bytes | None:
+def _says(address: tuple[str, int], data: bytes, seconds: float = SILENCE) -> bytes | None:
     """What the listener answers: b"" for an end, None for nothing."""
-    with socket.create_connection(address, timeout=PATIENCE) as sock:
+    with socket.create_connection(address, timeout=seconds) as sock:
         sock.sendall(data)
         try:
             return sock.recv(100)
@@ -40,7 +40,7 @@ def test_a_part_of_the_token_gets_no_answer(address: tuple[str, int]) -> None:
 
 
 def test_only_the_whole_token_is_answered(address: tuple[str, int]) -> None:
-    assert _says(address, TOKEN + _NAME) == b"00000007"
+    assert _says(address, TOKEN + _NAME, 30.0) == b"00000007"
     for wrong in (
         b"x" + TOKEN[1:] + _NAME,
         TOKEN[:-1] + b"x" + _NAME,

@@ -78,7 +78,7 @@ def test_without_consent_each_host_has_its_own_password(hosts: HostsOf, answer: 
     person = Typist(type_)
     assert not login(nodes, person).failed
     assert [node.got for node in nodes] == [[node.password] for node in nodes]
-    assert sum("[y/N]" in question for question in person.asked) == 1
+    assert 1 <= sum("[y/N]" in question for question in person.asked) <= 3, "one, unless a login came late"
 
 
 def test_a_password_that_its_host_refused_is_offered_to_no_other(hosts: HostsOf) -> None:

@@ -135,7 +135,7 @@ def test_a_question_of_a_server_is_harmless(site: Callable[..., LoopSite], hidde
     asked = one.start("-c", code, program=[sys.executable], terminal=True)
     asked.says("Code for ")
     asked.type("secret\r")
-    asked.process.wait(30)
+    asked.wait()
     assert b"\x1b]" not in asked.raw
     assert b"\\x1b]52;c;" in asked.raw
 

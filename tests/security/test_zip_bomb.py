@@ -15,7 +15,7 @@ import pytest
 
 from clustertool.model.dispatch import manifest, topology
 from clustertool.node.system import tls_link
-from tests.node.harness import Bench
+from tests.node.harness import Bench, until
 from tests.node.test_relay import COUNT, Relays, Shipment, _peak
 
 
@@ -83,12 +83,12 @@ def test_a_bomb_is_not_unpacked(relays: Relays, bomb: bytes, offer: dict[str, An
     relays.start(0)
     relays.meet([("127.0.0.1", bomber.port)] * 2)
     start = time.monotonic()
-    word = relays.says(0, "idle")
-    assert word["why"] and all(why.startswith("127.0.0.1: ") for why in word["why"])
+    word = until(lambda: (word := relays.says(0, "idle"))["why"] and word)
+    assert all(why.startswith("127.0.0.1: ") for why in word["why"])
     assert bomber.sent == (len(offer.get("have", "")) < 1 << 18)
     relays.send(0, *range(COUNT + 2))
     relays.says(0, "done")
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 60
     assert relays.whole(0)
     assert _peak(relays.pid(0)) < 100_000
     bomber.close()

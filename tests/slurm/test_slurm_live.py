@@ -40,7 +40,7 @@ def test_a_command_runs_on_the_nodes_of_a_job(queue: SlurmSite):
         124
     )
     assert "did not end within 2 s and was ended" in done.err
-    assert not [process for node in range(3) for process in site.processes(node) if "777" in process.argv]
+    until(lambda: not [process for node in range(3) for process in site.processes(node) if "777" in process.argv])
     (site.shared / "conf.py").write_text(
         site.conf_text(SLURM={"nodes": 2})
     )  # for the login host itself: srun is a child

@@ -78,7 +78,7 @@ class Held:
         def door(message: paramiko.Message) -> None:
             if message.asbytes()[:1] == kind and not self.here.is_set():
                 self.here.set()
-                assert self.go.wait(10)
+                assert self.go.wait(60)
             send(message)
             if message.asbytes()[:1] == cMSG_CHANNEL_CLOSE:
                 self.closes.append(int.from_bytes(message.asbytes()[1:5], "big"))

@@ -73,17 +73,17 @@ def processes_of(servers: Sequence[Sshd]) -> set[int]:
 def stop_all(servers: Sequence[Sshd]) -> None:
     """End the servers and all they started; raises AssertionError if something outlives SIGKILL."""
     victims = processes_of(servers)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while victims:
         for number in (signal.SIGSTOP, signal.SIGKILL):  # all at once, as a crash: none sees the others die
             for pid in victims:
                 _signal(pid, number)
         for server in servers:
-            server.process.wait(10)
+            server.process.wait(30)
         victims = {pid for pid in victims | processes_of(servers) if living(pid)}
         assert time.monotonic() < deadline, f"{[server.entry for server in servers]} left {victims}"
     for server in servers:
-        server.process.wait(10)
+        server.process.wait(30)
 
 
 @dataclass
@@ -177,7 +177,7 @@ def _spawn(address: str, dir: Path, keys: Sequence[Path], extra: Sequence[str]) 
 
 def _listening(server: Sshd) -> bool:
     """sshd says so itself: a connection as a probe would be an unauthenticated login that newer servers punish."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if "Server listening on" in server.log():
             return True
@@ -187,7 +187,7 @@ def _listening(server: Sshd) -> bool:
     return False
 
 
-def until(true: Callable[[], object], seconds: float = 10.0) -> None:
+def until(true: Callable[[], object], seconds: float = 30.0) -> None:
     """Wait for something that must happen soon."""
     deadline = time.monotonic() + seconds
     while not true():

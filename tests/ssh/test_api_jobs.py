@@ -193,6 +193,9 @@ def test_wait_has_a_limit_and_stop_ends_the_job(site: MakeSite) -> None:
     with pytest.raises(TimeoutError) as late:
         job.wait(timeout=0.5)
     assert isinstance(late.value, StillRunning) and job.id in late.value.what and late.value.fix
+    follow = job.logs(rank="all", follow=True)
+    assert {next(follow).rank, next(follow).rank} == {0, 1}
+    follow.close()
     assert here.living()
     assert job.stop() == {here.name(0): "clean", here.name(1): "clean"}
     here.gone()
@@ -224,7 +227,7 @@ def test_two_clusters_in_one_program_and_threads(site: MakeSite) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
     assert found == {number: f"['cluster {number}'] succeeded" for number in (0, 1)}
     assert [len(Cluster.from_conf(here.folder / "conf.py").jobs()) for here in sites] == [1, 1]
 

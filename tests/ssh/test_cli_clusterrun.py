@@ -115,7 +115,7 @@ def test_lists_of_endpoints_name_the_nodes(site):
     assert "1 pserver, 3 trainers on 2 nodes" in done.err
     assert set(re.findall(r"TRAINER (\d) (\S+)$", done.out, re.M)) == {("0", a), ("1", b), ("2", a)}
     assert f"PSERVER None {b}" in done.out
-    assert not pair.living()
+    pair.gone()
 
 
 def test_ctrl_c_and_failure(site):

@@ -85,7 +85,7 @@ def test_the_seconds_in_the_message_count_from_the_first_connection(three):
     (three.folder / "job/big").write_bytes(os.urandom(3_000_000))
     done = three.inv("dispatch", "-w", "job").ends(0)
     told = re.search(r"3 nodes ready in ([\d.]+) s", done.out)
-    assert told and done.seconds / 5 < float(told[1]) < done.seconds, done.out
+    assert told and done.seconds / 10 < float(told[1]) < done.seconds, done.out
 
 
 def test_a_node_that_comes_later_gets_it_from_the_others(three):

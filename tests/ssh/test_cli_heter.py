@@ -56,7 +56,7 @@ def test_stages_of_heter_trainers_by_numbers(site: Any) -> None:
     assert "starting the trainers and heter trainers" in done.err
     assert done.last == "clustertool: exit 0 (job): all trainers are done"
     assert "stopped by clustertool" not in done.err, "a heter trainer that is ended after training is no victim"
-    assert not pair.living()
+    pair.gone()
 
     heter = [environment(pair, done, "heter", rank) for rank in range(6)]
     trainers = [environment(pair, done, "trainer", rank) for rank in range(2)]
@@ -133,7 +133,7 @@ def test_a_heter_trainer_that_fails_ends_the_job(site: Any) -> None:
     assert told, done.err
     assert set(told.group(1).split(",")) <= {"2", "3"}
     assert re.search(r"^stopped by clustertool because of it \(victims\): pserver 0-1; ", done.err, re.M), done.err
-    assert not pair.living()
+    pair.gone()
 
 
 def test_hello_runs_in_every_role(site: Any) -> None:

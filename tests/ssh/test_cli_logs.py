@@ -77,6 +77,8 @@ def waiting(site, tmp_path):
     pair.go = (tmp_path / "go").touch
     running = pair.start("run", "-w", "job", "--nproc-per-node", 2, "--env", f"GO={tmp_path / 'go'}")
     running.says("line 29")
+    logs = [pair.jobs(rank // 2)[0] / f"log/workerlog.{rank}" for rank in range(4)]
+    until(lambda: all(path.exists() and "line 29" in path.read_text() for path in logs))
     yield pair, running
     pair.go()
     assert running.wait().code == 0
@@ -271,7 +273,7 @@ def test_logs_on_this_machine_while_the_job_runs(waiting, tmp_path):
     stopped = pair.start(*args, "--env", "GO=/nowhere", "--fetch-logs")
     stopped.says("rank 3 line 29")
     there = [pair.jobs(rank // 2)[-1] / f"log/workerlog.{rank}" for rank in range(4)]
-    until(lambda: all("line 29" in path.read_text() for path in there))
+    until(lambda: all(path.exists() and "line 29" in path.read_text() for path in there))
     stopped.signal()
     done = stopped.wait().ends(130)
     assert "logs on this machine: 4 files in" in done.err and "not all logs" not in done.err

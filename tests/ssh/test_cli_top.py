@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,8 +60,19 @@ class Tmux:
         return self("capture-pane", "-p")
 
     def shows(self, text: str) -> str:
-        until(lambda: re.search(text, self.screen(), re.M), what=lambda: f"{text!r} on\n{self.screen()}")
-        return self.screen()
+        """The screen that shows `text`."""
+        return self.becomes(lambda page: bool(re.search(text, page, re.M)), text)
+
+    def becomes(self, right: Callable[[str], bool], what: str) -> str:
+        """The first screen that is right. One that is being drawn is not."""
+        page = [""]
+
+        def now() -> bool:
+            page[0] = self.screen()
+            return right(page[0])
+
+        until(now, what=lambda: f"{what!r} on\n{page[0]}")
+        return page[0]
 
 
 @pytest.fixture
@@ -94,13 +106,13 @@ def test_what_is_seen_and_how_it_ends(top):
     tmux("resize-window", "-x", "140", "-y", "40")
     tmux.shows(r"^127\.0\.0\.2 +7 NVIDIA Test 80GB")
     tmux("resize-window", "-x", "70", "-y", "12")  # cards fold to nodes
-    page = tmux.shows(r"8 x NVIDIA Te")
-    assert len(page.rstrip("\n").splitlines()) <= 12 and page.count("trainer") >= 2
+    tmux.becomes(lambda page: "8 x NVIDIA Te" in page and page.count("trainer") >= 2, "nodes and ranks")
+    assert len(tmux.screen().rstrip("\n").splitlines()) <= 12
     tmux.press("s")
     tmux.shows("by cpu")
     tmux.types("/trainer 2\n")
-    page = tmux.shows("> +trainer 2")
-    assert "trainer 1" not in page and "/trainer 2" in page
+    tmux.shows("> +trainer 2")
+    tmux.becomes(lambda page: "trainer 1" not in page and "/trainer 2" in page, "rank 2 alone")
     tmux.press("Escape")
     tmux.shows("trainer 1")
     tmux.press("s")

@@ -117,7 +117,7 @@ def test_bastion_that_is_away_costs_one_timeout(start: Start, ssh_keys: sshd.Key
         cluster = read_cluster({**values, "CONNECT_TIMEOUT": 1})
         begin = time.monotonic()
         got = open_all(cluster.hosts, cluster)
-        assert time.monotonic() - begin < 8, "one after another they would need 12 s"
+        assert time.monotonic() - begin < 11, "one after another they would need 12 s"
     assert len(got.failed) == 12 and all("the gateway 127.0.0.1" in error.what for error in got.failed.values())
     login.Bastion._all.clear()
 
@@ -208,11 +208,11 @@ def test_proxy_command_that_ignores_its_end_is_killed(start: Start, ssh_keys: ss
     told = laptop / "told"
     _proxy(laptop, node, f"""sh -c 'trap "" HUP TERM; echo $$ > {told}; while :; do sleep 0.1; done'""")
     cluster = read_cluster(
-        {"HOSTS": [f"{sshd.USER}@target"], "IDENTITY_FILE": str(ssh_keys.user), "CONNECT_TIMEOUT": 1}
+        {"HOSTS": [f"{sshd.USER}@target"], "IDENTITY_FILE": str(ssh_keys.user), "CONNECT_TIMEOUT": 3}
     )
     begin = time.monotonic()
     with pytest.raises(Unreachable):
         SshLink(cluster.hosts[0], cluster)
-    assert time.monotonic() - begin < 15, "its command never ends by itself"
+    assert time.monotonic() - begin < 30, "its command never ends by itself"
     pid = int(told.read_text())
     until(lambda: not sshd.living(pid))

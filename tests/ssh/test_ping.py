@@ -31,7 +31,7 @@ def test_many_addresses_are_pinged_at_once() -> None:
     start = time.monotonic()
     got = ping.ping_all({number: f"127.0.{number // 200}.{1 + number % 200}" for number in range(400)}, 20.0)
     assert len(got) == 400 and all(got.values())
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 20
 
 
 SILENCE = """
@@ -49,7 +49,7 @@ addresses = {number: f'192.0.2.{number}' for number in range(1, 62)}
 start = time.monotonic()
 got = ping_all({**addresses, 0: '127.0.0.1', 62: 'nowhere.invalid', 63: ''}, 10.0)
 assert got.pop(0) and set(got.values()) == {False}, got
-assert 2 <= time.monotonic() - start < 6, time.monotonic() - start
+assert 2 <= time.monotonic() - start < 9, time.monotonic() - start
 "
 """
 

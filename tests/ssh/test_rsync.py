@@ -172,14 +172,14 @@ def test_interrupt_in_the_middle(node: Any, tmp_path: Path) -> None:
     def check() -> None:
         if any((tmp_path / "target").glob(".huge*")):
             raise Interrupted("Ctrl+C")
-        assert time.monotonic() - begin < 20
+        assert time.monotonic() - begin < 60
 
     with pytest.raises(Interrupted):
         pull(link, str(source), tmp_path / "target", check)
     ended = time.monotonic()
     until(lambda: not _rsyncs())
     until(lambda: not list((tmp_path / "target").iterdir()))  # rsync has cleaned up
-    assert time.monotonic() - ended < 5
+    assert time.monotonic() - ended < 20
     assert script(link, b"echo alive\n", 10).stdout == b"alive\n"
     until(
         lambda: (
@@ -202,7 +202,7 @@ def test_node_that_dies_in_the_middle(node: Any, tmp_path: Path) -> None:
 
     with pytest.raises(Unreachable, match="lost"):
         pull(link, str(source), tmp_path / "target", check)
-    assert not _rsyncs()
+    until(lambda: not _rsyncs())
 
 
 def test_node_that_freezes_in_the_middle(node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +218,7 @@ def test_node_that_freezes_in_the_middle(node: Any, tmp_path: Path, monkeypatch:
 
     with pytest.raises(DispatchError, match="nothing moved"):
         pull(link, str(source), tmp_path / "target", check)
-    assert time.monotonic() - cut[0] < 10
+    assert time.monotonic() - cut[0] < 20
     server.stop()
 
 
@@ -353,7 +353,7 @@ def test_16_nodes_at_once(cluster_of: Any, tmp_path: Path) -> None:
     meant = _content(source)
     assert all(_content(tmp_path / f"node{node}") == meant for node in links)
     close_all(list(links.values()))
-    assert not _rsyncs()
+    until(lambda: not _rsyncs())
 
 
 @pytest.mark.chaos
@@ -398,7 +398,7 @@ def test_the_bridge_passes_pipes_arguments_and_code(tmp_path: Path) -> None:
         os.close(pipe)
     assert child.stdout.read() == b"up"  # the bridge holds no end of it
     ours.send(b"\x17")
-    assert child.wait(10) == 23
+    assert child.wait(60) == 23
 
 
 def test_the_bridge_ends_with_the_tool() -> None:
@@ -411,7 +411,7 @@ def test_the_bridge_ends_with_the_tool() -> None:
     )
     theirs.close()
     ours.close()
-    assert child.wait(10) != 0
+    assert child.wait(60) != 0
 
 
 def test_the_bridge_imports_little() -> None:

@@ -222,8 +222,8 @@ def test_nothing_is_read_for_the_embedded_cluster(config: Path) -> None:
 def test_1000_plain_hosts_are_quick(laptop: Path) -> None:
     """With the system's own configuration, as every machine with an ssh client has one."""
     cluster = read_cluster({"HOSTS": ["node[1-1000]"]})
-    start = time.perf_counter()
+    start = time.process_time()
     for host in cluster.hosts:
         settings(host, cluster)
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
     assert os.environ["HOME"] == str(laptop)

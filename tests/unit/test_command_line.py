@@ -193,7 +193,7 @@ def test_help_fits_the_window(width: int) -> None:
 def shown(*argv: str, columns: int = 80) -> str:
     """stdout of a `clustertool` that ends with 0."""
     environ = {"COLUMNS": str(columns), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run([CLUSTERTOOL, *argv], capture_output=True, text=True, env=environ, timeout=60)
+    done = subprocess.run([CLUSTERTOOL, *argv], capture_output=True, text=True, env=environ, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -214,7 +214,7 @@ def test_the_help_of_the_program_is_its_own() -> None:
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
-    done = subprocess.run(["bash", "-c", f"{CLUSTERTOOL} help run | true"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", f"{CLUSTERTOOL} help run | true"], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -256,14 +256,14 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 )
 def test_what_the_program_answers_without_a_verb(shell: str, code: int, err: str) -> None:
     argv = ["bash", "-c", f"{CLUSTERTOOL} {shell}"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env={"PATH": "/usr/bin:/bin"})
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, env={"PATH": "/usr/bin:/bin"})
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.startswith(err)
     assert code != 64 or done.stderr.endswith("\nclustertool: exit 64 (tool): wrong usage\n")
 
 
 def test_an_error_of_the_command_line_is_a_json_answer_too() -> None:
-    done = subprocess.run([CLUSTERTOOL, "stat", "--json"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([CLUSTERTOOL, "stat", "--json"], capture_output=True, text=True, timeout=120)
     reason = "unknown command 'stat', did you mean 'status'?"
     assert json.loads(done.stdout) == {"exit": {"code": 64, "source": "tool", "reason": reason}}
 
@@ -369,7 +369,7 @@ def test_bash_completes_with_the_script() -> None:
         _clustertool && echo "${COMPREPLY[*]}"
     """
     argv = ["bash", "-c", code, "bash", str(Path(CLUSTERTOOL).parent)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
     first, modes, verbs = done.stdout.splitlines()
     assert "-F _clustertool clustertool" in first
     assert modes == "collective ps ps-heter rpc mpi"

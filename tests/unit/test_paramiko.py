@@ -19,7 +19,7 @@ def test_a_version_that_lacks_a_name_is_named(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import paramiko\ndel paramiko.Channel._close_internal\n")
     (tmp_path / "conf.py").write_text('HOSTS = ["127.0.0.1"]\n')
     env = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": f"{tmp_path}:{REPO}"}
-    done = subprocess.run([*CLUSTERTOOL, "jobs"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*CLUSTERTOOL, "jobs"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 78, done.stderr
     assert f"paramiko {paramiko.__version__} is not supported: it has no Channel._close_internal" in done.stderr
     assert f'{sys.executable} -m pip install "{paramiko_fixes.SUPPORTED}"' in done.stderr

@@ -114,7 +114,7 @@ class Running:
         """Node 0 is ready first."""
         self.thread.start()
         for node in (0, 1):
-            assert self.fleet.ordered[node].wait(10)
+            assert self.fleet.ordered[node].wait(60)
             self.fleet.reports(node, "ready", port=1, empty=True)
 
     def ends(self) -> None:

@@ -48,14 +48,14 @@ def on_pty(code: str, **extra: str) -> str:
             if not chunk:
                 break
             data += chunk
-        assert program.wait(timeout=30) == 0, data
+        assert program.wait(timeout=120) == 0, data
     os.close(master)
     return data.decode()
 
 
 def on_pipe(code: str, **extra: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(**extra), timeout=30, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(**extra), timeout=120, check=False
     )
 
 
@@ -110,13 +110,13 @@ while True:
         assert program.stdout is not None and program.stderr is not None
         assert program.stdout.readline() == b"y" * 1000 + b"\n"
         program.stdout.close()
-        assert program.wait(timeout=30) == 141
+        assert program.wait(timeout=120) == 141
         assert program.stderr.read() == b""
 
 
 def test_a_closed_stdout_is_no_failure() -> None:
     closing = ["sh", "-c", f'exec "{sys.executable}" -c "$1" >&-', "sh", TALK]
-    done = subprocess.run(closing, stderr=subprocess.PIPE, env=environment(), timeout=30, check=False)
+    done = subprocess.run(closing, stderr=subprocess.PIPE, env=environment(), timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, b"warning: a warning\n")
 
 

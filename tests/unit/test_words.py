@@ -30,7 +30,7 @@ call(who=1, word=2)
 
 def check(path: Path, text: str) -> subprocess.CompletedProcess[str]:
     path.write_text(text)
-    return subprocess.run([sys.executable, str(CHECK), str(path)], capture_output=True, text=True, timeout=30)
+    return subprocess.run([sys.executable, str(CHECK), str(path)], capture_output=True, text=True, timeout=120)
 
 
 def test_each_kind_of_definition_is_checked(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ np = pytest.importorskip("numpy")
 PREPARE = Path(__file__).resolve().parents[2] / "workspaces" / "word2vec" / "prepare.py"
 NOTHING_KNOWN = 4.1589  # 6 ln 2: the loss of one pair and five counter-examples before the first step
 FOREVER = ("--epochs", "100000")
-QUICKLY = 10.0  # seconds; loose, for machines with much else to do
+QUICKLY = 60.0  # seconds; loose, for machines with much else to do
 
 
 def prepare(out: Path, *args: str, **env: str) -> str:
@@ -176,13 +176,13 @@ def test_port_checks_and_strangers_are_no_trainers(job):
     small(job, shards=1)
     (pserver,) = job.start_pservers(1, trainers=1)
     host, port = pserver.endpoint.split(":")
-    with socket.create_connection((host, int(port)), timeout=5) as stranger:
+    with socket.create_connection((host, int(port)), timeout=30) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\nHost: pserver\r\n\r\n")
         assert stranger.recv(100) == b""
-    with socket.create_connection((host, int(port)), timeout=5) as stranger:
+    with socket.create_connection((host, int(port)), timeout=30) as stranger:
         stranger.sendall(struct.pack("<4sBII", b"w2v1", 4, 0, 0))  # LEAVE without HELLO
         assert stranger.recv(100) == b""
-    with socket.create_connection((host, int(port)), timeout=5):  # silent, and stays
+    with socket.create_connection((host, int(port)), timeout=30):  # silent, and stays
         assert_learned(job, job.start_trainers(1, "--epochs", "8", "--report", "0.2"))
     assert_stops([pserver])
 
@@ -218,7 +218,7 @@ def test_a_lost_trainer_ends_the_others_in_sync_mode(job):
     trainers[1].popen.kill()
     assert [trainers[rank].wait(QUICKLY) for rank in (0, 2)] == [1, 1]
     assert all("another trainer died" in trainers[rank].lines[-1] for rank in (0, 2))
-    assert "lost trainer 1" in pservers[0].text
+    pservers[0].says("lost trainer 1")
     assert_stops(pservers)
 
 
