@@ -135,19 +135,17 @@ def execute(order: RankOrder) -> int:
 
 def _seen(order: RankOrder) -> RankOptions:
     """The options with what this machine shows: the hostfile and the devices. Raises DataError."""
-    if order.under != "mpi":
-        return order.options
-    kind, ids = detect.found()
-    options = order.options._replace(devices=(kind, tuple(ids)))
     if not order.hosts:
-        return options
+        return order.options
     try:
         with open(order.hosts, encoding="utf-8") as file:
-            return options._replace(hosts=file.read())
+            hosts = file.read()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         fix = "each node needs the file at this path: copy it there, or put it into a folder that all nodes share"
         raise DataError(f"--hosts {order.hosts}: {reason} on {os.uname().nodename}", fix) from None
+    kind, ids = detect.found()
+    return order.options._replace(hosts=hosts, devices=(kind, tuple(ids)))
 
 
 def _check_address(host: str) -> None:
