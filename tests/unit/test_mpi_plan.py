@@ -20,6 +20,8 @@ from tests.unit.cases import cluster_of, env_of, facts_of, hosts, job_of, of_rol
 
 OPEN_MPI_4 = "mpirun.openmpi (OpenRTE) 4.1.4\n\nReport bugs to http://www.open-mpi.org/community/help/"
 MPI = {"mpirun": OPEN_MPI_4, "mpi_daemons": ("orted",), "user": "ann", "cpus": 4}
+HYDRA = "HYDRA build details:\n    Version:                                 4.0.2"
+MPICH = {"mpirun": HYDRA, "mpi_daemons": ("hydra_pmi_proxy",), "user": "root", "cpus": 1}
 RANK = ("/bin/sh", "-c", 'exec /bin/sh "$CLUSTERTOOL_MPI_RANK"')
 
 
@@ -108,6 +110,23 @@ def test_command_line_of_open_mpi_4() -> None:
 
 def test_root_may_run_it() -> None:
     assert "--allow-run-as-root" in one(mpi_plan(facts={**MPI, "user": "root"}), "mpirun", 0).argv
+
+
+def test_command_line_of_mpich() -> None:
+    made = mpi_plan(facts=MPICH, nproc_per_node="2")
+    rsh = ("-launcher", "rsh", "-launcher-exec", "/bin/sh", "-localhost", "10.0.0.1", "-genvnone", "-wdir", "/")
+    assert one(made, "mpirun", 0).argv == ("mpirun", *rsh, "-f", ".clustertool/mpi-hosts", "-n", "6", *RANK)
+    assert env_of(made, "mpirun", 0)["HYDRA_LAUNCHER_EXTRA_ARGS"] == ".clustertool/mpi-agent"
+    assert made.hostfile == "240.0.0.1:2\n240.0.0.2:2\n240.0.0.3:2\n"
+    daemon = of_role(made, "mpidaemon")[1]
+    assert daemon.argv == ("hydra_pmi_proxy",) and not [name for name, _ in daemon.env if name.startswith("OMPI_")]
+    rank = env_of(made, "trainer", 2)
+    assert rank["MPIR_CVAR_CH3_INTERFACE_HOSTNAME"] == "10.0.0.2" and rank["FI_TCP_IFACE"] == "eth0"
+
+
+def test_mpich_cannot_put_ranks_of_a_node_apart() -> None:
+    with pytest.raises(UsageError, match="--workers"):
+        mpi_plan(facts=MPICH, workers=("10.0.0.3,10.0.0.1,10.0.0.3",))
 
 
 def test_options_of_the_user_replace_the_defaults() -> None:

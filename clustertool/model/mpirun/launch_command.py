@@ -60,16 +60,23 @@ def hostfile(implementation: Optional[Implementation], nodes: Sequence[int]) -> 
 
 
 def mpirun(
-    implementation: Optional[Implementation], nodes: Sequence[int], options: Sequence[str] = (), root: bool = False
+    implementation: Optional[Implementation], nodes: Sequence[int], address: str, options: Sequence[str], root: bool
 ) -> Tuple[str, ...]:
     """The arguments of mpirun. None: which one the nodes have is not known, as for --dry without a connection.
 
-    nodes: of the ranks, by rank. options: the user's. root: the job's user is root.
+    nodes: of the ranks, by rank. address: of node 0, for the daemons of all nodes. options: the user's. root: the job's user is
+    root.
     """
-    number = ("-n", str(len(nodes)))
-    if implementation is None:
-        return ("mpirun", *number, *options, *_RANK)
-    return ("mpirun", *_open_mpi_4(nodes, options, root), *number, *options, *_RANK)
+    own: List[str] = []
+    if implementation is not None:
+        own = _hydra(address) if implementation.hydra else _open_mpi_4(nodes, options, root)
+    return ("mpirun", *own, "-n", str(len(nodes)), *options, *_RANK)
+
+
+def _hydra(address: str) -> List[str]:
+    """With the launcher ssh it would call /bin/sh -x. `-genvnone`: variables of node 0 are not for ranks of other nodes."""
+    argv = ["-launcher", "rsh", "-launcher-exec", "/bin/sh", "-localhost", address]
+    return [*argv, "-genvnone", "-wdir", "/", "-f", HOSTFILE]
 
 
 def _open_mpi_4(nodes: Sequence[int], options: Sequence[str], root: bool) -> List[str]:
@@ -81,6 +88,12 @@ def _open_mpi_4(nodes: Sequence[int], options: Sequence[str], root: bool) -> Lis
         argv += ["--bind-to", "none"]
     argv += ["--mca", "plm", "rsh", "--mca", "plm_rsh_agent", f"/bin/sh {AGENT}", "--mca", "plm_rsh_no_tree_spawn", "1"]
     return [*argv, "--leave-session-attached", "-wdir", "/"]
+
+
+def own_environment(implementation: Optional[Implementation]) -> Env:
+    """Variables of mpirun alone. Open MPI would pass variables of its own to all daemons."""
+    hydra = implementation is not None and implementation.hydra
+    return {"HYDRA_LAUNCHER_EXTRA_ARGS": AGENT} if hydra else {}
 
 
 def daemon_environment(implementation: Optional[Implementation], address: str, shared: bool, crowded: bool) -> Env:

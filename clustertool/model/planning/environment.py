@@ -98,6 +98,7 @@ def environment(table: Table, seat: Seat, paths: JobPaths, nic: str) -> Env:
         env.update({"NCCL_SOCKET_IFNAME": nic, "GLOO_SOCKET_IFNAME": nic})
     if seat.role == "trainer":
         env.update(_torch(table, seat, paths))
+        env.update(_mpi(table, seat, nic))
     env.update(_paddle(table, seat))
     if table.job.has_pservers:
         env.update(_paddle_ps(table, seat, paths))
@@ -165,6 +166,14 @@ def _torch(table: Table, seat: Seat, paths: JobPaths) -> Env:
     if here > 1 and table.job.mode in ("collective", "mpi") and not table.job.has_pservers:
         env["OMP_NUM_THREADS"] = "1"
     return env
+
+
+def _mpi(table: Table, seat: Seat, nic: str) -> Env:
+    """Under mpirun: the address and the interface for MPICH, which would take the host's name, or any interface."""
+    if not table.job.by_mpirun:
+        return {}
+    named = {"FI_TCP_IFACE": nic, "FI_SOCKETS_IFACE": nic} if nic else {}
+    return {"MPIR_CVAR_CH3_INTERFACE_HOSTNAME": table.addresses[seat.node], **named}
 
 
 def _paddle(table: Table, seat: Seat) -> Env:

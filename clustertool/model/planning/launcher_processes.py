@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Dict, List, NamedTuple, Tuple
 
-from clustertool.errors import PreflightError
+from clustertool.errors import PreflightError, UsageError
 from clustertool.model.facts import Facts
 from clustertool.model.mpirun import launch_command
 from clustertool.model.mpirun.implementation import NO_MPI_FIX, SUPPORTED, Implementation, read_implementation
@@ -28,9 +28,13 @@ def launchers(table: Table) -> Dict[int, List[Launcher]]:
         return {}
     implementation = implementation_of(table.facts[0], table.cluster.hosts[0].name)
     nodes = [seat.node for seat in table.roles["trainer"]]
-    argv = launch_command.mpirun(implementation, nodes, table.job.mpi.options, table.facts[0].user == "root")
+    if implementation is not None and implementation.hydra and not launch_command.by_slots(nodes):
+        fix = "name the workers of each node next to each other, or leave --workers out"
+        raise UsageError("MPICH cannot put ranks that do not follow each other on one node (--workers)", fix)
+    root = table.facts[0].user == "root"
+    argv = launch_command.mpirun(implementation, nodes, table.addresses[0], table.job.mpi.options, root)
     seat = Seat(MPIRUN, 0, 0, 0, 0, (), 0)
-    found = {0: [Launcher(seat, argv, _own(table, seat))]}
+    found = {0: [Launcher(seat, argv, {**_own(table, seat), **launch_command.own_environment(implementation)})]}
     machines = Counter(table.facts[node].machine for node in dict.fromkeys(nodes))
     ranks = Counter(table.facts[node].machine for node in nodes)
     for node in sorted(set(nodes)):
