@@ -15,8 +15,10 @@ from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[1]
 # Of the model, the nodes that a laptop starts do not need config, planning, checks and joining, and these modules.
-_LAPTOP = "earlier_jobs engine_node facts finding late_pieces portions quantities scheduler stop_result implementation".split()
-_MODEL = ("", "devices/", "dispatch/", "job/", "mpirun/", "wire/")
+_LAPTOP = (
+    "earlier_jobs engine_node facts finding implementation late_pieces mpi_rank portions scheduler stop_result".split()
+)
+_MODEL = ("", "devices/", "dispatch/", "job/", "mpi/", "mpirun/", "wire/")
 _FILES = ("__init__.py", "errors.py", "node/**/*.py", *(f"model/{folder}*.py" for folder in _MODEL))
 _JOIN = "join"  # the folder of node/ that only nodes need which no laptop starts
 # The types of messages are for the type checker, and for the laptop's checks.

@@ -21,7 +21,7 @@ from clustertool.model.job.outcome import Key, exit_code
 if TYPE_CHECKING:
     from clustertool.model.wire.event_types import OutcomeFields
 
-_OF_ONE_ATTEMPT = ("start", "stop")
+_OF_ONE_ATTEMPT = ("start", "stop", "launch")
 
 
 class Incarnation(NamedTuple):
@@ -33,7 +33,10 @@ class Incarnation(NamedTuple):
 
 
 class RankExit(NamedTuple):
-    """How a rank ended; these are also fields of the event `exited`. `error`, `consequence`: see outcome.Failure."""
+    """How a rank ended; these are also fields of the event `exited`. `error`, `consequence`: see outcome.Failure.
+
+    by_launcher: mpirun has ended it. The event has this as `stopped`.
+    """
 
     role: str
     rank: int
@@ -43,6 +46,7 @@ class RankExit(NamedTuple):
     note: str = ""
     error: int = 0
     consequence: bool = False
+    by_launcher: bool = False
 
     @property
     def key(self) -> Key:
@@ -50,7 +54,11 @@ class RankExit(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        return not self.stopped and exit_code(self.code, self.signal) != 0
+        return not self.ended_by_others and exit_code(self.code, self.signal) != 0
+
+    @property
+    def ended_by_others(self) -> bool:
+        return self.stopped or self.by_launcher
 
 
 # role, rank, epoch, step, seconds since the last output
@@ -135,6 +143,13 @@ class StartOrder(Envelope):
     role: str
 
 
+class DaemonOrder(Envelope):
+    """For one node: start the daemon of mpirun. It comes after the order to start the trainers."""
+
+    type: Literal["launch"]
+    command: str  # for /bin/sh
+
+
 class StopOrder(Envelope):
     type: Literal["stop"]
     why: str
@@ -145,7 +160,7 @@ class FinishOrder(Envelope):
     outcome: OutcomeFields
 
 
-Order = Union[StartOrder, StopOrder, FinishOrder]
+Order = Union[StartOrder, DaemonOrder, StopOrder, FinishOrder]
 
 
 def read_incarnation(value: object) -> Incarnation:

@@ -8,6 +8,10 @@ The sender is a process of the same user on the node: an agent, or a program tha
     status            status            none
     rank-environment  rank-environment  none
     bundle            bundle            none; the bundle is the payload of the frame
+    rank-started      accepted          a rank that mpirun has started is a child of the supervisor now, and belongs to the job
+    rank-end          process-end       none; the answer comes when the rank has ended (and not if it has failed)
+    launcher-signal   accepted          mpirun ends the rank: what this rank does now is no failure of its own
+    launch-daemon     process-end       the supervisor of a node starts mpirun's daemon; the answer comes when that has ended
 
 `error` may come in place of each answer. REQUESTS has the types of each request and of its answer.
 """
@@ -17,6 +21,7 @@ from __future__ import annotations
 from typing import Dict, List, Literal, Mapping, Optional, Tuple, TypedDict, Union, cast, get_type_hints
 
 _LONGEST = 4096  # characters of a text in a request
+_LONGER = {"command": 60_000}  # of these fields: mpirun's daemon gets the names of all nodes
 _HIGHEST = 1 << 31
 
 # -- requests
@@ -51,7 +56,33 @@ class BundleQuery(TypedDict):
     type: Literal["bundle"]
 
 
-SupervisorRequest = Union[StopCommand, AttachedNotice, StatusQuery, EnvironmentQuery, BundleQuery]
+class RankStarted(TypedDict):
+    type: Literal["rank-started"]
+    role: str
+    rank: int
+    pid: int
+
+
+class RankEndQuery(TypedDict):
+    type: Literal["rank-end"]
+    role: str
+    rank: int
+
+
+class LauncherSignal(TypedDict):
+    type: Literal["launcher-signal"]
+    role: str
+    rank: int
+
+
+class LaunchDaemon(TypedDict):
+    type: Literal["launch-daemon"]
+    host: str  # as mpirun's hostfile names it
+    command: str  # for /bin/sh
+
+
+LauncherRequest = Union[RankStarted, RankEndQuery, LauncherSignal, LaunchDaemon]
+SupervisorRequest = Union[StopCommand, AttachedNotice, StatusQuery, EnvironmentQuery, BundleQuery, LauncherRequest]
 
 # -- answers
 
@@ -102,6 +133,12 @@ class BundleAnswer(TypedDict):
     type: Literal["bundle"]
 
 
+class ProcessEnd(TypedDict):
+    type: Literal["process-end"]
+    code: int
+    signal: int  # that has ended it, or 0
+
+
 class Refused(TypedDict):
     type: Literal["error"]
     kind: str  # of errors.from_wire
@@ -109,7 +146,7 @@ class Refused(TypedDict):
     fix: str
 
 
-SupervisorAnswer = Union[Accepted, LiveStatus, RankEnvironment, BundleAnswer, Refused]
+SupervisorAnswer = Union[Accepted, LiveStatus, RankEnvironment, BundleAnswer, ProcessEnd, Refused]
 
 REQUESTS: Dict[str, Tuple[type, type]] = {
     "stop": (StopCommand, Accepted),
@@ -117,6 +154,10 @@ REQUESTS: Dict[str, Tuple[type, type]] = {
     "status": (StatusQuery, LiveStatus),
     "rank-environment": (EnvironmentQuery, RankEnvironment),
     "bundle": (BundleQuery, BundleAnswer),
+    "rank-started": (RankStarted, Accepted),
+    "rank-end": (RankEndQuery, ProcessEnd),
+    "launcher-signal": (LauncherSignal, Accepted),
+    "launch-daemon": (LaunchDaemon, ProcessEnd),
 }
 
 
@@ -126,14 +167,14 @@ def read_request(message: Mapping[str, object]) -> SupervisorRequest:
     if not isinstance(type, str) or type not in REQUESTS:
         raise ValueError(f"{str(type)[:60]!r} is no type of a request")
     for name, kind in get_type_hints(REQUESTS[type][0]).items():
-        if name != "type" and not _fits(message.get(name), kind):
+        if name != "type" and not _fits(message.get(name), kind, _LONGER.get(name, _LONGEST)):
             raise ValueError(f"{name} of {type} is missing, or is no valid {kind.__name__}")
     return cast("SupervisorRequest", message)
 
 
-def _fits(value: object, kind: type) -> bool:
+def _fits(value: object, kind: type, longest: int) -> bool:
     if isinstance(value, str):
-        return kind is str and len(value) <= _LONGEST
+        return kind is str and len(value) <= longest
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, (int, kind)) and kind in (int, float) and 0 <= cast("float", value) < _HIGHEST

@@ -15,7 +15,7 @@ from clustertool.model.job.state_names import JobState, StopState
 from clustertool.node.jobs import descendants, queries, records, supervisor_client
 from clustertool.node.jobs.records import Record
 from clustertool.node.jobs.termination import Sweep
-from clustertool.node.storage import files
+from clustertool.node.storage import files, session_folder
 from clustertool.node.system import processes
 from clustertool.node.system.node_context import NodeContext
 from clustertool.node.system.processes import Process
@@ -189,5 +189,6 @@ def _take_over(left: _Left, by: str, grace: float) -> JobStop:
     if left.key is None:
         why = "what is known of it was ended, but its records are damaged"
         return {"state": StopState.UNKNOWN, "survivors": survivors, "why": why}
+    session_folder.remove(left.key.mark)
     records.record_clean(left.job, survivors)
     return _answer(survivors)

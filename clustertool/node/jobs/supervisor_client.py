@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Callable, Optional, Union
 
 from clustertool.errors import ClustertoolError, from_wire
 from clustertool.model.wire import record_lines
-from clustertool.model.wire.frames import Decoder, Frame, FrameError, encode
+from clustertool.model.wire.frames import Decoder, Frame, FrameError, Header, encode
 from clustertool.node.storage import files
 from clustertool.node.system import users
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _HEADER, _PAYLOAD = 16 << 20, 256 << 20  # bytes of an answer: an environment, a bundle
 _POLL, _AGAIN = 0.05, 0.005  # seconds between two checks of an answer, and between two connections
+_CONNECT = 30.0  # seconds to be accepted, where ranks start in great numbers on a busy machine
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -71,10 +72,42 @@ def ask(
         while answer is None and pending():
             with _connect(paths, pending) as sock, contextlib.suppress(ConnectionError):
                 answer = _exchange(sock, request, pending)
-    if answer is not None and answer[0].get("type") == "error":
-        texts = (str(answer[0].get(name, "")) for name in ("kind", "what", "fix"))
-        raise from_wire(*texts)
+    if answer is not None:
+        _raise_refusal(answer[0])
     return answer
+
+
+def open_request(paths: JobPaths, request: SupervisorRequest) -> socket.socket:
+    """Send a request whose answer may come much later: receive() waits for it. Raises OSError without a supervisor."""
+    end = time.monotonic() + _CONNECT
+    sock = _connect(paths, lambda: time.monotonic() < end)
+    sock.setblocking(True)
+    sock.sendall(encode({**request}))
+    return sock
+
+
+def receive(sock: socket.socket) -> Optional[Header]:
+    """Wait for the answer without a limit of time. None: the supervisor has closed the connection, it has ended.
+
+    Raises the ClustertoolError that the supervisor sends.
+    """
+    decoder = Decoder(_HEADER, _PAYLOAD)
+    while True:
+        try:
+            data = sock.recv(1 << 18)
+        except ConnectionError:
+            return None
+        if not data:
+            return None
+        for answer, _ in decoder.feed(data):
+            _raise_refusal(answer)
+            return answer
+
+
+def _raise_refusal(answer: Header) -> None:
+    if answer.get("type") == "error":
+        texts = (str(answer.get(name, "")) for name in ("kind", "what", "fix"))
+        raise from_wire(*texts)
 
 
 def _connect(paths: JobPaths, pending: Callable[[], bool]) -> socket.socket:

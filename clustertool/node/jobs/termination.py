@@ -21,18 +21,27 @@ _OF_SIGNALS = (128 + signal.SIGTERM, 128 + signal.SIGKILL)  # exit codes of a sh
 class Termination:
     """Call turn() until it returns the survivors. `living` finds the processes, `mark` is the job's marker.
 
-    Without a `grace` there is only KILL. `patience`: seconds of KILL after which what still lives is a survivor.
+    Without a `grace` there is only KILL. `patience`: seconds of KILL after which what still lives is a survivor. `helpers`: the
+    pids of processes that get no TERM, and are killed when no other one lives.
     """
 
-    def __init__(self, living: Callable[[], List[Process]], mark: str, grace: float, patience: float) -> None:
+    def __init__(
+        self,
+        living: Callable[[], List[Process]],
+        mark: str,
+        grace: float,
+        patience: float,
+        helpers: Callable[[], Collection[int]] = tuple,
+    ) -> None:
         self._living = living
         self._mark = mark
         self._patience = patience
+        self._helpers = helpers
         self._kill_at = time.monotonic() + grace
         self._give_up_at = 0.0
-        found = living()
+        found, spared = living(), set(helpers())
         self.signalled = {process.pid for process in found}
-        for process in found if grace > 0 else ():
+        for process in [process for process in found if process.pid not in spared] if grace > 0 else ():
             processes.signal_one(process, signal.SIGTERM)
             processes.signal_one(process, signal.SIGCONT)  # a stopped process handles TERM only when it continues
 
@@ -44,6 +53,8 @@ class Termination:
         """`unreaped`: the supervisor has children, dead or missed by the search. The end waits until they are reaped."""
         now = time.monotonic()
         left = self._living()
+        if left and now < self._kill_at and {process.pid for process in left} <= set(self._helpers()):
+            self._kill_at = now
         if (left or unreaped) and now < self._kill_at:
             return None
         left = self._kill(left) or self._kill_strays()
@@ -75,12 +86,22 @@ class Termination:
 
 
 class Shutdown(Termination):
-    """The end of an attempt, by its supervisor. `over_at`: when it was over, 0.0 before. `ranks`: the pids of running ranks."""
+    """The end of an attempt, by its supervisor. `over_at`: when it was over, 0.0 before. `ranks`: the pids of running ranks.
 
-    def __init__(self, family: Descendants, mark: str, grace: float, ranks: Collection[int] = ()) -> None:
+    `helpers`: see Termination. However they end from here on, they were stopped.
+    """
+
+    def __init__(
+        self,
+        family: Descendants,
+        mark: str,
+        grace: float,
+        ranks: Collection[int] = (),
+        helpers: Callable[[], Collection[int]] = tuple,
+    ) -> None:
         # Ranks that end by SIGTERM itself, and not with an exit code.
-        self._end_by_signal = {pid for pid in ranks if processes.dies_of(pid, signal.SIGTERM)}
-        super().__init__(family.living, mark, grace, _HOPELESS)
+        self._end_by_signal = {pid for pid in ranks if processes.dies_of(pid, signal.SIGTERM)} - set(helpers())
+        super().__init__(family.living, mark, grace, _HOPELESS, helpers)
         self._family = family
         self._ended_before = set(ranks) - self.signalled
         self.over_at = 0.0

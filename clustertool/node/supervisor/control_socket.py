@@ -10,7 +10,7 @@ import errno
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, Callable, List, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple, Union
 
 from clustertool.errors import ClustertoolError, PreflightError, UsageError, as_wire
 from clustertool.model.paths import OURS
@@ -29,7 +29,8 @@ _WAITING = 128  # connections that the kernel keeps until they are accepted
 _TIMEOUT = 2.0  # seconds for a request, and for each part of an answer to be read
 _REQUEST = 1 << 16  # bytes
 _TURN = 1 << 20  # bytes of an answer that are sent before others have their turn
-Answer = Callable[["SupervisorRequest"], Tuple["SupervisorAnswer", bytes]]
+Waiting = Tuple[str, str, int]  # the type of a request, and the process that it is about
+Answer = Callable[["SupervisorRequest"], Union[Tuple["SupervisorAnswer", bytes], Waiting]]
 
 
 class ControlClient:
@@ -59,8 +60,18 @@ class ControlClient:
                 return header
         return None
 
+    def closed(self) -> bool:
+        """Whether the other side has gone. What it sends after its request is ignored."""
+        try:
+            return not self._sock.recv(_REQUEST)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def reply(self, header: Header, payload: bytes) -> None:
         self._left = [memoryview(part) for part in (head(header, len(payload)), payload) if part]
+        self.until = time.monotonic() + _TIMEOUT
 
     def send(self) -> None:
         """Send what the kernel accepts now. Raises OSError."""
@@ -81,7 +92,8 @@ class ControlSocket:
     """Call create() once, turn() each loop, touch() as the heartbeat and remove() at the end.
 
     It never waits for a client. A client that sends nothing, or reads nothing, is closed after two seconds, and before that
-    where new ones come: the oldest of 32 leaves. `job`: the descriptor of the job's directory.
+    where new ones come: the oldest of 32 leaves. A client that waits for the end of a process is not counted, and has no limit
+    of time. `job`: the descriptor of the job's directory.
     """
 
     def __init__(self, job: int) -> None:
@@ -89,6 +101,7 @@ class ControlSocket:
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         self._made = False
         self._clients: List[ControlClient] = []  # the oldest first
+        self._waiting: Dict[Waiting, ControlClient] = {}
 
     def create(self, spec: Spec) -> None:
         """Raises PreflightError if the job has a supervisor on this node, or the file system has no sockets.
@@ -109,16 +122,37 @@ class ControlSocket:
             raise PreflightError(what, fix) from None
 
     def wires(self) -> List[Union[socket.socket, ControlClient]]:
-        return [self._sock, *self._clients]
+        return [self._sock, *self._clients, *self._waiting.values()]
+
+    def waits(self, key: Waiting) -> bool:
+        """Whether a client waits for this, and has not gone."""
+        return key in self._waiting
+
+    def resolve(self, key: Waiting, answer: SupervisorAnswer) -> None:
+        """Answer the client that waits for this; nothing is done if there is none."""
+        client = self._waiting.pop(key, None)
+        if client is not None:
+            client.reply({**answer}, b"")
+            self._clients.append(client)
 
     def turn(self, answer: Answer) -> None:
-        """Answer the requests that have arrived. `answer` may raise ClustertoolError: the client gets the error."""
+        """Answer the requests that have arrived. `answer` may raise ClustertoolError: the client gets the error.
+
+        It may also return a key: then the client waits until resolve().
+        """
         self._accept()
+        for key, client in list(self._waiting.items()):
+            if client.closed():
+                self._waiting.pop(key).close()
         for client in list(self._clients):
             try:
                 request = None if client.wants_write else client.receive()
-                if request is not None:
-                    client.reply(*_answered(request, answer))
+                found = None if request is None else _answered(request, answer)
+                if found is not None and len(found) == 3:
+                    self._wait(found, client)
+                    continue
+                if found is not None:
+                    client.reply(*found)
                 answered = client.wants_write
                 client.send()
                 done = answered and not client.wants_write
@@ -126,6 +160,13 @@ class ControlSocket:
                 done = True
             if done or time.monotonic() > client.until:
                 self._close(client)
+
+    def _wait(self, key: Waiting, client: ControlClient) -> None:
+        """A second client for the same is the newer one: the first one is closed."""
+        self._clients.remove(client)
+        if key in self._waiting:
+            self._waiting.pop(key).close()
+        self._waiting[key] = client
 
     def _accept(self) -> None:
         """A flood of clients gets one turn each: those that sent their request with the connection are answered."""
@@ -160,14 +201,14 @@ class ControlSocket:
         return True
 
 
-def _answered(message: Header, answer: Answer) -> Tuple[Header, bytes]:
-    """The answer to what a client sent, which may be an error."""
+def _answered(message: Header, answer: Answer) -> Union[Tuple[Header, bytes], Waiting]:
+    """The answer to what a client sent, which may be an error, or what it waits for."""
     try:
         try:
             request = read_request(message)
         except ValueError as error:
             raise UsageError(f"the supervisor does not know this request: {error}") from None
-        found, payload = answer(request)
-        return {**found}, payload
+        found = answer(request)
+        return found if len(found) == 3 else ({**found[0]}, found[1])
     except ClustertoolError as error:
         return {"type": "error", **as_wire(error)}, b""

@@ -17,6 +17,7 @@ from clustertool.model.wire.lead_messages import Incarnation
 from clustertool.node.jobs import descendants, records
 from clustertool.node.jobs.descendants import Descendants
 from clustertool.node.jobs.termination import Sweep
+from clustertool.node.storage import session_folder
 from clustertool.node.supervisor.coordinator import lead_client
 from clustertool.node.system import processes
 from clustertool.node.system.process_clock import ProcessClock
@@ -156,6 +157,7 @@ def _take_over(why: str, supervisor: Process, spec: Spec, job: int, spared: Sequ
     below = [process for process in found if process not in spared]
     processes.signal_one(supervisor, signal.SIGKILL)
     left = Sweep([*descendants.recorded(job), *below], spec["mark"]).end(grace=0.0, patience=10.0)
+    session_folder.remove(spec["mark"])
     records.record_clean(job, left, make=False)
 
 

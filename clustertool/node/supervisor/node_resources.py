@@ -32,7 +32,7 @@ class NodeResources:
         processes = self._spec["processes"]
         each = [process["ports"] for process in processes]
         others = [port for its in each for port in its[1:]]
-        wanted = [*(its[0] for its in each), *self._spec["extra_ports"], *others]
+        wanted = [*(port for its in each for port in its[:1]), *self._spec["extra_ports"], *others]
         self._ports.take(wanted)
         listeners.require_free(wanted)
         kind, ids = self._spec["device_kind"], {card for process in processes for card in process["devices"]}

@@ -13,8 +13,10 @@ from clustertool.errors import NotFound
 from clustertool.model.job.outcome import Key, exit_code
 from clustertool.model.job.state_names import RankState
 from clustertool.model.paths import JobPaths
+from clustertool.model.roles import LAUNCHERS
 from clustertool.node.storage import files
 from clustertool.node.supervisor import rank_error, rank_process
+from clustertool.node.supervisor.launched_ranks import LaunchedRanks
 from clustertool.node.supervisor.usage_recorder import Growth, Running
 from clustertool.node.system import pressure, processes
 
@@ -101,6 +103,7 @@ class RankTable:
         self._paths = JobPaths.at(spec["job_dir"])
         self._file_limit = 0  # the user's own, for the ranks, if raise_file_limit() has changed ours
         self._ranks = [LocalRank(process) for process in spec["processes"]]
+        self.launched = LaunchedRanks(spec)
         self.running: Dict[int, LocalRank] = {}
 
     def of_role(self, role: str) -> Iterator[LocalRank]:
@@ -119,8 +122,41 @@ class RankTable:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
                 self._file_limit = soft
 
+    def find(self, key: Key) -> Optional[LocalRank]:
+        return next((rank for rank in self._ranks if rank.key == key), None)
+
+    def launchers(self) -> List[int]:
+        """Return the pids of mpirun and its daemon, as far as they run here."""
+        return [pid for pid, rank in self.running.items() if rank.key[0] in LAUNCHERS]
+
+    def adopt(self, rank: LocalRank, pid: int, attempt: int) -> str:
+        """Take a rank that mpirun has started, and that waits for its begin. Return why that cannot be, or ""."""
+        why = self._open_log(rank, attempt)
+        if not why:
+            self._runs(rank, pid)
+        return why
+
     def start(self, rank: LocalRank, attempt: int) -> Tuple[int, str]:
         """Start a rank with a new log. Return (pid, "") or (exit code, reason): 127, or 126 also if there can be no log."""
+        why = self._open_log(rank, attempt)
+        if why:
+            return rank_process.NOT_EXECUTABLE, why
+        limits = (self._umask, self._file_limit)
+        spec, process = self._spec, self.launched.of_launcher(rank.spec)
+        if process is not rank.spec:  # where its files are
+            spec = {**spec, "work_dir": spec["job_dir"]}
+        pid, why = rank_process.start(spec, process, attempt, self._job, rank.log, *limits)
+        if not why:
+            self._runs(rank, pid)
+        return pid, why
+
+    def _runs(self, rank: LocalRank, pid: int) -> None:
+        rank.pid = pid
+        rank.oom = pressure.OomWatch(pid)
+        self.running[pid] = rank
+
+    def _open_log(self, rank: LocalRank, attempt: int) -> str:
+        """Return why there can be no log, or ""."""
         rank.attempt, rank.log_name, rank.exit = attempt, self._paths.log(*rank.key, attempt), None
         rank.recorded_size, rank.recorded_at = 0, 0.0
         if rank.log >= 0:
@@ -129,15 +165,9 @@ class RankTable:
         try:
             rank.log = files.open_append(self._job, rank.log_name)
         except OSError as error:  # the disk is full, or the job has put something in the log's place
-            return rank_process.NOT_EXECUTABLE, f"cannot open {rank.log_name}: {error.strerror}"
+            return f"cannot open {rank.log_name}: {error.strerror}"
         rank_error.remove_file(self._job, *rank.key)
-        limits = (self._umask, self._file_limit)
-        pid, why = rank_process.start(self._spec, rank.spec, attempt, self._job, rank.log, *limits)
-        if not why:
-            rank.pid = pid
-            rank.oom = pressure.OomWatch(pid)
-            self.running[pid] = rank
-        return pid, why
+        return ""
 
     def live(self) -> List[LiveRank]:
         """Return the ranks of this node as they are now."""
@@ -155,9 +185,10 @@ class RankTable:
 
     def environment(self, role: str, rank: int, attempt: int) -> RankEnvironment:
         """Return what start() would give to a rank of this node. Raises NotFound."""
-        process = next((one.spec for one in self._ranks if one.key == (role, rank)), None)
-        if process is None:
+        found = self.find((role, rank))
+        if found is None:
             raise NotFound(f"node {self._spec['name']} has no {role} {rank}", "ask the node that the plan gives it to")
+        process = found.spec
         try:
             start = rank_process.rank_start(self._spec, process, attempt, self._job)
         except FileNotFoundError as error:
@@ -168,7 +199,7 @@ class RankTable:
             "rank": rank,
             "attempt": attempt,
             "argv": start.argv,
-            "env": start.env,
+            "env": {**start.env, **self.launched.rank_variables(role)},
             "work_dir": os.path.realpath(start.folder),
             "log": self._paths.of(self._paths.log(role, rank, attempt)),
             "umask": self._umask,

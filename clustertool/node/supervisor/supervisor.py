@@ -10,12 +10,13 @@ import os
 import resource
 import signal
 import time
-from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, FrozenSet, List, NamedTuple, Optional, Set, Tuple, Union
 
-from clustertool.errors import NotFound, PreflightError
-from clustertool.model.job.outcome import Outcome, read_outcome
+from clustertool.errors import NotFound, PreflightError, UsageError
+from clustertool.model.job.outcome import Key, Outcome, read_outcome
 from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import OURS
+from clustertool.model.roles import MPI_DAEMON
 from clustertool.model.wire import record_lines
 from clustertool.model.wire.lead_messages import Incarnation, RankExit, is_outdated
 from clustertool.node.jobs.descendants import Descendants
@@ -25,11 +26,12 @@ from clustertool.node.storage import files
 from clustertool.node.storage.reserving_journal import ReservingJournal
 from clustertool.node.supervisor import prctl, rank_error
 from clustertool.node.supervisor.allocation import AGENT, Origin
-from clustertool.node.supervisor.control_socket import ControlSocket
+from clustertool.node.supervisor.control_socket import ControlSocket, Waiting
 from clustertool.node.supervisor.coordinator.coordinator_link import CoordinatorLink
 from clustertool.node.supervisor.coordinator.lead_client import LeadClient
 from clustertool.node.supervisor.coordinator.lead_server import LeadServer
 from clustertool.node.supervisor.guard import GuardKeeper
+from clustertool.node.supervisor.launched_ranks import NOTICE, LaunchedRanks
 from clustertool.node.supervisor.listen_watch import ListenWatch, PendingServer
 from clustertool.node.supervisor.node_monitor import NodeMonitor
 from clustertool.node.supervisor.node_resources import NodeResources
@@ -41,7 +43,15 @@ from clustertool.node.system.tls_link import wait_for
 if TYPE_CHECKING:
     from clustertool.model.wire.lead_messages import Order, StopMessage
     from clustertool.model.wire.spec_types import Spec
-    from clustertool.model.wire.supervisor_messages import LiveStatus, SupervisorAnswer, SupervisorRequest
+    from clustertool.model.wire.supervisor_messages import (
+        Accepted,
+        BundleAnswer,
+        LauncherRequest,
+        LiveStatus,
+        ProcessEnd,
+        SupervisorAnswer,
+        SupervisorRequest,
+    )
 
 # Bytes of the events file that are kept free on the disk for the last events: for all, for each process of this node, and
 # for each rank in a verdict.
@@ -52,6 +62,8 @@ _IDLE_TICK = 0.25  # before a rank was started, and between two attempts
 _WAITING_TICK = 0.03  # while pservers are expected to listen, or processes to end
 _OUTSIDE = 2.0  # seconds between the end of a rank by an engine's signal, and the stop of the job
 _VERDICT_WAIT = 1.0  # seconds a stopped node waits for the lead's verdict
+_ACCEPTED: Accepted = {"type": "accepted"}
+_BUNDLE: BundleAnswer = {"type": "bundle"}
 
 
 class _UserStop(NamedTuple):
@@ -101,6 +113,7 @@ class Supervisor:
         self.resources.reserve()
         self.guard.inherited = self.resources.inherited
         self.control.create(self.spec)
+        self.ranks.launched.prepare(self.job)
         self.record("job", **self.spec["header"])
         me = self.family.head
         self.record("supervisor", pid=me.pid, start=me.start, boot=processes.boot_id(), space=processes.space())
@@ -146,7 +159,12 @@ class Supervisor:
             self.obey_signal(request)
         self._reap()
         self.control.turn(self._answer)
+        for key in self.ranks.launched.take_late():  # a rank may end before its wrapper has sent the request
+            ended = self.ranks.find(key)
+            if ended is not None:
+                self._answer_wrapper(ended)
         self._read_lead(ready)
+        self._answer_agents()
         self._report_listeners()
         self.guard.turn()
         if self.monitor.turn():
@@ -172,6 +190,7 @@ class Supervisor:
         self.link.close()
         self.monitor.devices.end()
         self.guard.end()
+        self.ranks.launched.remove()
         self.resources.release(claimed=self.control.remove())
         self.monitor.close()
         self.events.close(durable=True)
@@ -195,6 +214,8 @@ class Supervisor:
             return
         if order["type"] == "start":
             self._start(order["role"], order["attempt"])
+        elif order["type"] == "launch":
+            self._launch(order["command"])
         elif order["type"] == "stop":
             self._enter(order["attempt"])  # a stop between two attempts ends the one that never began
             self.stop(order["why"])
@@ -224,22 +245,51 @@ class Supervisor:
         if self.shutdown is not None:
             return
         exits = []
+        if self.ranks.launched.starts(role):
+            self.ranks.launched.expect([rank.key for rank in self.ranks.of_role(role)])
+            return
         for rank in self.ranks.of_role(role):
             self.monitor.record_growth(at_once=True)  # of the log before this one
             exits += self._start_rank(rank)
         if exits:
             self.link.post({"type": "exited", "exits": exits, "attempt": self.attempt})
 
-    def _start_rank(self, rank: LocalRank) -> List[RankExit]:
-        role, number = rank.key
-        pid, why = self.ranks.start(rank, self.attempt)
+    def _launch(self, command: str) -> None:
+        """Start the daemon of mpirun on this node."""
+        rank = self.ranks.find((MPI_DAEMON, self.spec["node"]))
+        if rank is None or rank.pid or self.shutdown is not None:
+            return
+        rank.spec = self.ranks.launched.daemon(rank.spec, command)
+        exits = self._start_rank(rank)
+        if exits:
+            self.link.post({"type": "exited", "exits": exits, "attempt": self.attempt})
+
+    def _adopt(self, key: Key, pid: int) -> None:
+        """A rank that mpirun has started. Raises NotFound, UsageError if it is none of this node."""
+        rank = self.ranks.find(key)
+        if rank is None or rank.pid or self.shutdown is not None:
+            raise NotFound(f"{key[0]} {key[1]} cannot be started on {self.spec['name']} now", "start the job again")
+        self.ranks.launched.admit(key, pid)
+        self.monitor.record_growth(at_once=True)  # of the log before this one
+        why = self.ranks.adopt(rank, pid, self.attempt)
         if why:
-            return [self._record_exit(rank, RankExit(role, number, pid, note=why))]
+            raise PreflightError(why, "make room on the disk of ROOT_DIR")
+        self._record_start(rank)
+
+    def _record_start(self, rank: LocalRank) -> None:
+        (role, number), pid = rank.key, rank.pid
         process = processes.identify(pid)
         start = process.start if process else 0
         self.record("started", role=role, rank=number, pid=pid, start=start, attempt=self.attempt, log=rank.log_name)
         if process:
             self.family.write_down([process])
+
+    def _start_rank(self, rank: LocalRank) -> List[RankExit]:
+        role, number = rank.key
+        pid, why = self.ranks.start(rank, self.attempt)
+        if why:
+            return [self._record_exit(rank, RankExit(role, number, pid, note=why))]
+        self._record_start(rank)
         if role == "pserver" and rank.spec["ready"]:
             self.servers.pending[rank.key] = PendingServer(rank.spec, pid)
         elif role == "pserver":  # [pserver] ready = "started": the trainers need not wait for it
@@ -274,18 +324,30 @@ class Supervisor:
         self.ranks.reaped(rank)
         self.servers.pending.pop(rank.key, None)
         ended = RankEnd(pid, status, used, time.monotonic())
-        if self.origin.allocation.present and ended.by_request and self.shutdown is None:
+        if self.shutdown is None and self._is_early(rank, ended):
             rank.early = ended
             return []
         return [self._ended(rank, ended)]
+
+    def _is_early(self, rank: LocalRank, ended: RankEnd) -> bool:
+        """Whether it may have been ended by an engine, or by mpirun, which becomes known a moment later."""
+        if self.origin.allocation.present and ended.by_request:
+            return time.monotonic() - ended.at <= _OUTSIDE
+        if not self.ranks.launched.starts(rank.key[0]) or self._by_launcher(rank):
+            return False
+        return LaunchedRanks.may_be_ended(ended.code, ended.killed) and time.monotonic() - ended.at <= NOTICE
+
+    def _by_launcher(self, rank: LocalRank) -> bool:
+        """Whether mpirun has ended a rank: its wrapper got the signal as well, or is gone."""
+        return self.ranks.launched.ended_by_launcher(rank.key, self.control.waits(("rank-end", *rank.key)))
 
     def _early_exits(self) -> List[RankExit]:
         """Of ranks that ended as if they were stopped: they were, if the job is stopped within _OUTSIDE seconds.
 
         An engine ends a job by a signal to all its processes, and this process may read its own a moment later.
         """
-        now = time.monotonic()
-        due = [(rank, end) for rank, end in self.ranks.early() if self.shutdown is not None or now - end.at > _OUTSIDE]
+        stops = self.shutdown is not None
+        due = [(rank, end) for rank, end in self.ranks.early() if stops or not self._is_early(rank, end)]
         for rank, _ in due:
             rank.early = None
         return [self._ended(rank, end) for rank, end in due]
@@ -296,23 +358,41 @@ class Supervisor:
         stopped = self.shutdown is not None and self.shutdown.stopped(pid, code, killed)
         if self.shutdown is not None and self.origin.allocation.present:
             stopped = stopped or ended.by_request
-        note = rank.oom.verdict() if rank.oom and killed == signal.SIGKILL and not stopped else ""
-        if (code or killed) and not stopped and not note:
+        by_launcher = bool(code or killed) and not stopped and self._by_launcher(rank)
+        exit = RankExit(role, number, code, killed, stopped, by_launcher=by_launcher)
+        if exit.failed:
+            exit = self._with_reason(rank, exit)
+        self._record_exit(rank, exit, cpu=ended.cpu, memory=ended.memory)
+        self._answer_wrapper(rank)
+        return exit
+
+    def _answer_wrapper(self, rank: LocalRank) -> None:
+        """The end of a rank for mpirun, which does not learn of a failure: it would end other ranks before the lead does."""
+        exit = rank.exit
+        if exit is not None and not exit.failed and not exit.stopped:
+            answer: ProcessEnd = {"type": "process-end", "code": exit.code, "signal": exit.signal}
+            self.control.resolve(("rank-end", *rank.key), answer)
+
+    def _with_reason(self, rank: LocalRank, exit: RankExit) -> RankExit:
+        """The exit of a rank that failed, with what is known of the cause."""
+        (role, number), killed = rank.key, exit.signal
+        note = rank.oom.verdict() if rank.oom and killed == signal.SIGKILL else ""
+        if not note:
             note = f"the disk of {self.spec['root']} is full" if self.monitor.disk_is_full() else ""
-        recorded, line = "", b""
-        if (code or killed) and not stopped:
-            recorded = rank_error.read_file(self.job, role, number, self.spec.get("secrets", {}).values())
+        line = b""
+        recorded = rank_error.read_file(self.job, role, number, self.spec.get("secrets", {}).values())
         if recorded:
             note, line = "; ".join(filter(None, (note, recorded))), recorded.encode()
-        elif (code or killed == signal.SIGABRT) and not stopped:  # libraries abort for errors of connections
+        elif exit.code or killed == signal.SIGABRT:  # libraries abort for errors of connections
             line = rank_error.last_line(self.job, rank.log_name)
         error, consequence = rank_error.classify(line)
-        exit = RankExit(role, number, code, killed, stopped, note, error, consequence)
-        return self._record_exit(rank, exit, cpu=ended.cpu, memory=ended.memory)
+        return exit._replace(note=note, error=error, consequence=consequence)
 
     def _record_exit(self, rank: LocalRank, exit: RankExit, **usage: float) -> RankExit:
         rank.exit = exit
-        self.record("exited", **exit._asdict(), attempt=self.attempt, **usage)
+        fields = {**exit._asdict(), "stopped": exit.ended_by_others}
+        del fields["by_launcher"]
+        self.record("exited", **fields, attempt=self.attempt, **usage)
         return exit
 
     def _report_listeners(self) -> None:
@@ -334,7 +414,12 @@ class Supervisor:
         self._reap()  # what has ended by now was not stopped
         self.servers.pending.clear()
         self.record("stopping", why=why)
-        self.shutdown = Shutdown(self.family, self.spec["mark"], grace, set(self.ranks.running))
+        running = set(self.ranks.running)
+        self.shutdown = Shutdown(self.family, self.spec["mark"], grace, running, self._helpers)
+
+    def _helpers(self) -> FrozenSet[int]:
+        """The processes of mpirun: its ranks end before it."""
+        return LaunchedRanks.helpers(self.ranks.launchers())
 
     def _continue_shutdown(self) -> None:
         if self.shutdown is None or self.shutdown.over_at:
@@ -346,8 +431,10 @@ class Supervisor:
 
     # -- requests on the socket --
 
-    def _answer(self, request: SupervisorRequest) -> Tuple[SupervisorAnswer, bytes]:
-        """Return the answer and its payload. Raises NotFound for what this supervisor does not have."""
+    def _answer(self, request: SupervisorRequest) -> Union[Tuple[SupervisorAnswer, bytes], Waiting]:
+        """Return the answer and its payload, or what the sender waits for. Raises NotFound for what this supervisor does not
+        have.
+        """
         if request["type"] == "status":
             return self._status(), b""
         if request["type"] == "rank-environment":
@@ -356,14 +443,41 @@ class Supervisor:
             if not self.origin.bundle:
                 what = f"the supervisor on {self.spec['name']} has no bundle: its job was started by ssh"
                 raise NotFound(what, "only a job whose nodes join has one")
-            return {"type": "bundle"}, self.origin.bundle
+            return _BUNDLE, self.origin.bundle
         if request["type"] == "attached":
             self.link.post({"type": "attached", "attempt": self.attempt})
+        elif request["type"] != "stop":
+            return self._answer_launcher(request)
         else:
             self.user_stop = _UserStop(request["by"], request["code"], time.monotonic())
             message: StopMessage = {"type": "stop", "by": request["by"], "code": request["code"]}
             self._ask_stop(message, 0.0 if request["force"] else request["grace"])
-        return {"type": "accepted"}, b""
+        return _ACCEPTED, b""
+
+    def _answer_launcher(self, request: LauncherRequest) -> Union[Tuple[SupervisorAnswer, bytes], Waiting]:
+        """Requests of the programs that mpirun calls. Raises NotFound, UsageError."""
+        if request["type"] == "launch-daemon":
+            key = self.ranks.launched.node_of(request["host"])
+            if not self.leads or self.shutdown is not None:
+                raise NotFound("no MPI daemon can be started now", "start the job again")
+            if self.control.waits(("launch-daemon", *key)):
+                raise UsageError(f"mpirun wants a second MPI daemon on {request['host']}", "name each host once")
+            self.link.launch(key, request["command"])
+            return ("launch-daemon", *key)
+        role, number = request["role"], request["rank"]
+        if request["type"] == "rank-end":
+            self.ranks.launched.waits_for_end((role, number))
+            return ("rank-end", role, number)
+        if request["type"] == "rank-started":
+            self._adopt((role, number), request["pid"])
+        else:
+            self.ranks.launched.signalled((role, number))
+        return _ACCEPTED, b""
+
+    def _answer_agents(self) -> None:
+        for exit in self.link.ended_daemons():
+            answer: ProcessEnd = {"type": "process-end", "code": exit.code, "signal": exit.signal}
+            self.control.resolve(("launch-daemon", *exit.key), answer)
 
     def _status(self) -> LiveStatus:
         over = self.shutdown is not None and self.shutdown.over_at

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Set
 
-from clustertool.model.job.outcome import Outcome
+from clustertool.model.job.outcome import Key, Outcome
 from clustertool.node.supervisor.usage_recorder import Reached
 
 if TYPE_CHECKING:
-    from clustertool.model.wire.lead_messages import MemberMessage, Order
+    from clustertool.model.wire.lead_messages import MemberMessage, Order, RankExit
 
 
 class CoordinatorLink:
@@ -47,6 +47,13 @@ class CoordinatorLink:
 
     def post(self, message: MemberMessage) -> None:
         return
+
+    def launch(self, key: Key, command: str) -> None:
+        """Have a daemon of mpirun started on its node: only the lead's own node has an mpirun."""
+
+    def ended_daemons(self) -> List[RankExit]:
+        """Return the daemons of mpirun that have ended since the last call, on any node."""
+        return []
 
     def turn(self, ready: Set[int]) -> None:
         """`ready`: descriptors that can be read or written."""

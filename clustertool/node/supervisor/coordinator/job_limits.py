@@ -1,17 +1,46 @@
-"""The limits of time of a job: --timeout for all of it, and --lease for the time without a laptop."""
+"""The limits of time of a job: --timeout for all of it, --lease for the time without a laptop, and that of mpirun's end."""
 
 from __future__ import annotations
 
-from typing import Callable, Iterator
+from typing import Callable, Iterator, List, Sequence
 
 from clustertool.model.job.state_names import JobState
+from clustertool.model.roles import MPI_DAEMON
+from clustertool.model.wire.lead_messages import RankExit
 from clustertool.node.supervisor.coordinator.lead_decisions import StopAsked
+
+_LEAST = 5.0  # seconds for the ends of mpirun and of its ranks to become known
+
+
+class LauncherWatch:
+    """Watches how mpirun and its daemons end. limit: seconds that mpirun and its ranks may wait for the other's end."""
+
+    def __init__(self, grace: float) -> None:
+        self.limit = max(_LEAST, grace)
+        self._waits = ""
+        self._since = 0.0
+        self._ended: List[RankExit] = []
+
+    def note(self, exits: Sequence[RankExit]) -> None:
+        self._ended += [exit for exit in exits if exit.role == MPI_DAEMON]
+
+    def take_ended(self) -> List[RankExit]:
+        """Return the daemons that have ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def passed(self, now: float, waits: str) -> bool:
+        """Whether the job has waited for more than the limit. waits: for what it waits now, "" for nothing."""
+        if waits != self._waits:
+            self._waits, self._since = waits, now
+        return bool(waits) and now - self._since > self.limit
 
 
 class JobLimits:
-    """`timeout`, `lease`: seconds; 0: there is no limit. All times are of time.monotonic()."""
+    """`timeout`, `lease`: seconds; 0: there is no limit. `grace`: see LauncherWatch. All times are of time.monotonic()."""
 
-    def __init__(self, timeout: float, lease: float, now: float) -> None:
+    def __init__(self, timeout: float, lease: float, now: float, grace: float = 0.0) -> None:
+        self.launcher = LauncherWatch(grace)
         self._timeout, self._lease = timeout, lease  # 0 also when it has passed
         self._began = self._attached_at = now
 

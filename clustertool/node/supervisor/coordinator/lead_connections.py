@@ -188,6 +188,13 @@ class LeadMembers:
             if member.wire is not None:
                 member.wire.send(numbered)
 
+    def post_to(self, node: int, message: Header) -> None:
+        """Send an order to one node, after all that were sent to it before."""
+        member = self.nodes[node]
+        numbered = member.mail.post(message)
+        if member.wire is not None:
+            member.wire.send(numbered)
+
     def beat(self, message: Header) -> None:
         """Send a heartbeat to every node, if it is time for one. `message`: its fields, but for the acknowledgement."""
         if self._clock.now < self._beat_at:

@@ -4,6 +4,7 @@
     joining    all nodes joined              pserver*   Start(first role)
     pserver    all pservers listen           trainer    Start(trainer), Start(heter): each waits for the other's ports
     trainer    all trainers exited 0         ending     Stop       (pservers and heter trainers end: their 143 is no failure)
+                 of mpirun: and it exited 0
     any        a process failed              ending     Stop       (a trainer, policy continue: the others go on)
     any        a node is lost, or absent     ending     Stop
     any        stop asked, time is over      ending     Stop       (a signal to a job of an engine: Ask)
@@ -12,6 +13,10 @@
                  a restart, and all clean    pserver*   Start(first role) of the next attempt, again: after a pause
 
     * a collective job has no pservers and goes on to trainer at once.
+
+Where mpirun starts the trainers, it is started together with them. What it and its daemons do after a failure of a rank is no
+failure of theirs, and a rank that mpirun ends is a victim. Without a rank that failed, they are culprits: those that a signal
+has ended, or that could not be started, before mpirun, and mpirun before its daemons.
 
 Processes that fail by themselves before the stop reaches them are culprits, too, in the order in which the lead learns of them;
 those whose error is that another process has gone are behind the others. The server holds the Stop of a failure for a moment,
@@ -26,10 +31,11 @@ from typing import Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple,
 
 from clustertool.model.job.outcome import Failure, Key, Outcome, alike, exit_code, failed, some
 from clustertool.model.job.state_names import JobState
-from clustertool.model.roles import role_name
+from clustertool.model.roles import LAUNCHERS, MPI_DAEMON, MPIRUN, role_name
 from clustertool.model.wire.lead_messages import RankExit
 
 _NAMED = 3  # different errors in a reason
+_NOT_STARTED = (126, 127)  # exit codes of a shell
 
 
 # -- events -----------------------------------------------------------------------------------------------------------
@@ -89,7 +95,13 @@ class Explained(NamedTuple):
     outcome: Outcome
 
 
-Event = Union[Joined, Listening, Exited, Clean, Lost, Absent, StopAsked, Explained]
+class Overdue(NamedTuple):
+    """waits_for_launcher() is the same for `seconds`."""
+
+    seconds: float
+
+
+Event = Union[Joined, Listening, Exited, Clean, Lost, Absent, StopAsked, Explained, Overdue]
 
 
 # -- actions ----------------------------------------------------------------------------------------------------------
@@ -141,9 +153,10 @@ class Shape:
         self.node_of = dict(place)
         self.pservers = frozenset(key for key in self.node_of if key[0] == "pserver")
         self.trainers = sum(key[0] == "trainer" for key in self.node_of)
-        heter = any(key[0] == "heter" for key in self.node_of)
-        # The roles that start once every pserver listens.
-        self.with_trainers = ("trainer", "heter") if heter else ("trainer",)
+        present = {key[0] for key in self.node_of}
+        self.launched = MPIRUN in present
+        # The roles that start once every pserver listens. mpirun is the last one: its ranks are expected then.
+        self.with_trainers = ("trainer", *(role for role in ("heter", MPIRUN) if role in present))
 
     def on(self, node: int) -> FrozenSet[Key]:
         return frozenset(key for key, at in self.place if at == node)
@@ -190,8 +203,9 @@ def _listening(state: State, event: Listening) -> Step:
 def _advance(state: State) -> Step:
     """Go on to the next role when its barrier is reached."""
     if state.phase == "joining" and state.joined >= state.shape.nodes:
-        role = "pserver" if state.shape.pservers else "trainer"
-        return state._replace(phase=role), (Start(role, state.attempt, again=state.attempt > state.shape.first),)
+        roles = ("pserver",) if state.shape.pservers else state.shape.with_trainers
+        again = state.attempt > state.shape.first
+        return state._replace(phase=roles[0]), tuple(Start(role, state.attempt, again) for role in roles)
     if state.phase == "pserver" and state.listening >= state.shape.pservers:
         return state._replace(phase="trainer"), tuple(Start(role, state.attempt) for role in state.shape.with_trainers)
     return state, ()
@@ -208,11 +222,12 @@ def _exited(state: State, event: Exited) -> Step:
     if any(exit.stopped for exit in event.exits):
         return _lost(state, Lost(state.shape.node_of[event.exits[0].key], "its supervisor ended its processes unasked"))
     bad = [exit for exit in event.exits if exit.failed or _left_early(state, exit)]
-    if bad:
+    if bad and not _harmless(state, bad):
         state = _blame(state, bad)
         if state.shape.on_failure == "abort" or any(exit.role != "trainer" for exit in bad):
             return _fail(state)
-    if state.trainers_ended == state.shape.trainers:
+    if state.trainers_ended == state.shape.trainers and not waits_for_launcher(state):
+        state = _blame_mpirun(state)
         if state.culprits:
             return _fail(state)
         return _end(state, Outcome(JobState.SUCCEEDED, 0, "job", "all trainers are done"))
@@ -222,7 +237,53 @@ def _exited(state: State, event: Exited) -> Step:
 def _blame(state: State, exits: List[RankExit]) -> State:
     """Add culprits. Causes are before consequences; else they have the order in which the lead learned of them."""
     culprits = [*state.culprits, *sorted(exits, key=lambda exit: exit.key)]
-    return state._replace(culprits=tuple(sorted(culprits, key=lambda exit: exit.consequence)))
+    found = sorted(culprits, key=lambda exit: (_order(exit), exit.consequence))
+    first = _order(found[0]) if found else 0
+    return state._replace(culprits=tuple(exit for exit in found if _order(exit) == first))
+
+
+def _order(exit: RankExit) -> int:
+    """0 for a rank. The launchers of ranks follow it: a failure of a higher order is the effect of one of a lower order."""
+    if exit.role not in LAUNCHERS:
+        return 0
+    if exit.signal or exit.code in _NOT_STARTED:
+        return 1
+    return 2 if exit.role == MPIRUN else 3
+
+
+def _harmless(state: State, exits: List[RankExit]) -> bool:
+    """Whether only daemons failed, whose ranks have all ended: mpirun's own end decides."""
+    return state.trainers_ended == state.shape.trainers and all(exit.role == MPI_DAEMON for exit in exits)
+
+
+def _blame_mpirun(state: State) -> State:
+    """If it has ended its ranks, and exits with 0 all the same."""
+    if state.culprits or not any(exit.by_launcher and exit_code(exit.code, exit.signal) for exit in state.exits):
+        return state
+    found = [exit._replace(note="it has ended its ranks") for exit in state.exits if exit.role == MPIRUN]
+    return _blame(state, found)
+
+
+def waits_for_launcher(state: State) -> str:
+    """MPIRUN where the job waits for the end of mpirun after that of its ranks, "trainer" the other way round, else ""."""
+    if not state.shape.launched or state.phase != "trainer":
+        return ""
+    mpirun = any(exit.role == MPIRUN for exit in state.exits)
+    trainers = state.trainers_ended == state.shape.trainers
+    return "" if mpirun == trainers else "trainer" if mpirun else MPIRUN
+
+
+def _overdue(state: State, event: Overdue) -> Step:
+    """mpirun does not end, or has ended without its ranks: then those are not the ranks of this job."""
+    waits = waits_for_launcher(state)
+    if not waits:
+        return state, ()
+    node = next(at for key, at in state.shape.place if key[0] == MPIRUN)
+    name = state.shape.names[node]
+    what = f"mpirun on {name} does not end" if waits == MPIRUN else f"mpirun on {name} has ended without an error"
+    ranks = "all trainers exited 0" if waits == MPIRUN else "some trainers have not ended, or were not started by it"
+    reason = f"{what}, but {ranks} ({event.seconds:g} s ago)"
+    return _end(state, Outcome(JobState.FAILED, 1, "job", reason, ((MPIRUN, 0),), node=node))
 
 
 def _left_early(state: State, exit: RankExit) -> bool:
@@ -239,7 +300,7 @@ def _fail(state: State) -> Step:
 
 def stop(state: State) -> Stop:
     """The order of a job or an attempt that ends, with all failures that are known now."""
-    if state.ending is not None and state.ending.state is not JobState.FAILED:
+    if state.ending is not None and (state.ending.state is not JobState.FAILED or not state.culprits):
         return Stop(state.ending.reason)
     return Stop(f"restart after attempt {state.attempt}: {reason(state)}" if state.restart else reason(state))
 
@@ -343,8 +404,9 @@ def _over(state: State) -> Step:
     if state.restart and not state.survivors:
         return _advance(State(state.shape, attempt=state.attempt + 1, joined=state.joined))
     ending = state.ending
-    if ending is None or ending.state is JobState.FAILED:
+    if state.culprits and (ending is None or ending.state is JobState.FAILED):
         ending = _failed(state)  # others may have failed since
+    assert ending is not None
     outcome = ending._replace(victims=_victims(state, ending))
     return state._replace(phase="over", ending=outcome), (Finish(outcome),)
 
@@ -354,7 +416,7 @@ def _victims(state: State, outcome: Outcome) -> Tuple[Key, ...]:
     if outcome.state is JobState.SUCCEEDED:
         return ()
     last = {exit.key: exit for exit in state.exits}
-    return tuple(sorted({key for key, exit in last.items() if exit.stopped} - set(outcome.culprits)))
+    return tuple(sorted({key for key, exit in last.items() if exit.ended_by_others} - set(outcome.culprits)))
 
 
 _OF_ONE_ATTEMPT = (Listening, Exited, Clean)
@@ -367,4 +429,5 @@ _TABLE: Dict[type, Callable[..., Step]] = {
     Absent: _absent,
     StopAsked: _stop_asked,
     Explained: _explained,
+    Overdue: _overdue,
 }

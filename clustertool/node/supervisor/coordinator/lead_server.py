@@ -21,7 +21,7 @@ from clustertool.node.system.tls_link import TlsLink, context, listen
 if TYPE_CHECKING:
     from clustertool.model.wire.event_types import OutcomeFields
     from clustertool.model.wire.field_types import RankOutput
-    from clustertool.model.wire.lead_messages import MemberMessage, Order, StartOrder
+    from clustertool.model.wire.lead_messages import DaemonOrder, MemberMessage, Order, StartOrder
     from clustertool.model.wire.spec_types import Spec
 
 _BACKLOG = 1024
@@ -68,9 +68,11 @@ class LeadServer(CoordinatorLink):
             what = f"port {lead['port']} (the lead's) cannot be used: {error.strerror}"
             raise PreflightError(what, "set LEAD_PORT") from None
         self._listener = LeadListener(context(spec["certificate"], spec["key"], server=True), sock, len(others))
-        self._limits = JobLimits(policy["timeout"], policy["lease"], time.monotonic())
+        self._limits = JobLimits(policy["timeout"], policy["lease"], time.monotonic(), policy["grace"])
         self._finished_at: Optional[float] = None
-        self._restart: Optional[Tuple[float, StartOrder]] = None  # when a new attempt begins, and with which order
+        self._restart: Optional[Tuple[float, List[StartOrder]]] = (
+            None  # when a new attempt begins, and with which orders
+        )
         self._stop_at: Optional[float] = None  # when the stop is sent that waits for further failures
         self._decide(l.Joined(self._node))
 
@@ -91,6 +93,22 @@ class LeadServer(CoordinatorLink):
         """Not if the node's guard has reported that its supervisor is dead."""
         lost = (member for node, member in self._members.nodes.items() if node in self._state.lost)
         return any(not member.left for member in lost)
+
+    def launch(self, key: Key, command: str) -> None:
+        order: DaemonOrder = {
+            "type": "launch",
+            "command": command,
+            "attempt": self._state.attempt,
+            "sender": self._me,
+        }
+        node = self._state.shape.node_of[key]
+        if node == self._node:
+            self.orders.append(order)
+        else:
+            self._members.post_to(node, dict(order))
+
+    def ended_daemons(self) -> List[RankExit]:
+        return self._limits.launcher.take_ended()
 
     def turn(self, ready: Set[int]) -> None:
         """See CoordinatorLink. After this process was blocked, `ready` is old, and all are read."""
@@ -241,14 +259,19 @@ class LeadServer(CoordinatorLink):
             self._decide(stop)
         if self._stop_at is not None and now >= self._stop_at:
             self._release()
+        if self._limits.launcher.passed(now, l.waits_for_launcher(self._state)):
+            self._decide(l.Overdue(self._limits.launcher.limit))
         if self._restart is not None and now >= self._restart[0]:
-            _, message = self._restart
+            _, orders = self._restart
             self._restart = None
-            self._tell(message)
+            for order in orders:
+                self._tell(order)
 
     # -- decisions --
 
     def _decide(self, event: l.Event) -> None:
+        if isinstance(event, l.Exited) and event.attempt == self._state.attempt:
+            self._limits.launcher.note(event.exits)
         before = self._state.phase
         self._state, actions = l.decide(self._state, event)
         if self._state.phase != before and l.may_fail(self._state):
@@ -256,9 +279,9 @@ class LeadServer(CoordinatorLink):
             return
         if self._stop_at is not None and (actions or not l.may_fail(self._state)):
             self._release()
-        for action in actions:
-            if isinstance(action, l.Start) and action.again:
-                self._begin_again(action)  # the phase that is recorded next belongs to the new attempt
+        again = [action for action in actions if isinstance(action, l.Start) and action.again]
+        if again:
+            self._begin_again(again)  # the phase that is recorded next belongs to the new attempt
         if self._state.phase != before:
             self._record_phase()
         for action in actions:
@@ -281,10 +304,11 @@ class LeadServer(CoordinatorLink):
         culprits = [list(exit.key) for exit in self._state.culprits]
         return {"why": l.reason(self._state), "culprits": culprits, "attempt": self._state.attempt}
 
-    def _begin_again(self, action: l.Start) -> None:
-        pause = min(2.0 ** (action.attempt - 1), _LONGEST_PAUSE)
-        self._record("restart", attempt=action.attempt, pause=pause)
-        self._restart = (time.monotonic() + pause, self._start(action))
+    def _begin_again(self, actions: List[l.Start]) -> None:
+        attempt = actions[0].attempt
+        pause = min(2.0 ** (attempt - 1), _LONGEST_PAUSE)
+        self._record("restart", attempt=attempt, pause=pause)
+        self._restart = (time.monotonic() + pause, [self._start(action) for action in actions])
 
     def _start(self, action: l.Start) -> StartOrder:
         return {"type": "start", "role": action.role, "attempt": action.attempt, "sender": self._me}
@@ -331,11 +355,12 @@ def _event(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[l.Even
 
 
 def _exit(ranks: FrozenSet[Key], item: Sequence[Any]) -> RankExit:
-    role, rank, code, number, stopped, note, error, consequence = item
+    role, rank, code, number, stopped, note, error, consequence, by_launcher = item
     key = _key(ranks, role, rank)
     if not (0 <= int(code) <= 255 and 0 <= int(number) <= 127):
         raise ValueError("an exit code or a signal that does not exist")
-    return RankExit(*key, int(code), int(number), bool(stopped), str(note), int(error), bool(consequence))
+    exit = RankExit(*key, int(code), int(number), bool(stopped), str(note), int(error), bool(consequence))
+    return exit._replace(by_launcher=bool(by_launcher))
 
 
 def _number(value: Any) -> Optional[float]:

@@ -1,0 +1,174 @@
+"""The rank wrapper is the program that mpirun starts as each rank. It makes the rank a child of the supervisor (decision 52).
+
+1. It reads the number of its rank from the launcher's variables, and asks the supervisor of its node what belongs to that rank.
+2. It starts the rank as a grandchild. The supervisor is the subreaper of the job, so it becomes the parent, and reaps the rank
+   as it does any other: with exact exit code, signal and use of CPU and memory.
+3. It registers the rank. Only then the rank's program begins.
+4. It waits until the supervisor answers that the rank has ended, and ends in the same way: mpirun takes this as the rank's end.
+
+The rank stays in the process group of this process, which mpirun signals. It keeps descriptors that it has from mpirun (PMI_FD
+of MPICH). This process keeps them open as well: mpirun learns of the rank's end by the answer in step 4, and not before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Dict, Mapping, NoReturn, Sequence, Tuple, cast
+
+from clustertool.errors import ClustertoolError, InternalError
+from clustertool.model.mpi.rank_variables import rank_variables
+from clustertool.model.paths import JobPaths
+from clustertool.node.jobs import supervisor_client
+from clustertool.node.system import child_signals, processes
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.supervisor_messages import RankEnvironment, SupervisorRequest
+
+_ROLE = "trainer"
+_REFUSED = 78  # EX_CONFIG
+_OF_LAUNCHER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # by which it ends its ranks
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+# Variables of this process that its rank does not get: those of the tool, of shells, and of the private folder for mpirun.
+_OWN = ("CLUSTERTOOL_", "OLDPWD", "PWD", "SHLVL", "TMPDIR")
+
+
+def main(job_dir: str, arguments: Sequence[str]) -> None:
+    """End as the rank does. Where the supervisor refuses the rank, write why to stderr, which mpirun shows; exit with 78."""
+    paths = JobPaths.at(job_dir)
+    try:
+        rank = rank_variables(os.environ).rank
+        wake, _other_end = _watch_signals()
+        found = cast("RankEnvironment", _ask(paths, {"type": "rank-environment", "role": _ROLE, "rank": rank}))
+        pid, go = _fork_rank(found)
+        _ask(paths, {"type": "rank-started", "role": _ROLE, "rank": rank, "pid": pid})
+        with supervisor_client.open_request(paths, {"type": "rank-end", "role": _ROLE, "rank": rank}) as sock:
+            os.write(go, b"g")
+            os.close(go)
+            code, number = _wait(paths, rank, sock, wake)
+    except (OSError, ClustertoolError) as error:
+        print(f"clustertool: {error}", file=sys.stderr)
+        if isinstance(error, ClustertoolError) and error.fix:
+            print(f"clustertool: {error.fix}", file=sys.stderr)
+        sys.exit(_REFUSED)
+    _end_as(code, number)
+
+
+def _ask(paths: JobPaths, request: SupervisorRequest) -> Mapping[str, object]:
+    """Raises ClustertoolError, OSError."""
+    with supervisor_client.open_request(paths, request) as sock:
+        answer = supervisor_client.receive(sock)
+    if answer is None:
+        raise InternalError("the supervisor of this node has ended")
+    return answer
+
+
+def _watch_signals() -> Tuple[socket.socket, socket.socket]:
+    """Survive the signals of the launcher: it ends the rank by them, and this process reports them.
+
+    Return a socket that has the number of each signal, and its other end, which must stay open.
+    """
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    for number in (*_OF_LAUNCHER, signal.SIGCONT):
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+    return ours, theirs
+
+
+def _wait(paths: JobPaths, rank: int, sock: socket.socket, wake: socket.socket) -> Tuple[int, int]:
+    """Return the exit code of the rank, and the signal that has ended it. A supervisor that has ended counts as SIGKILL."""
+    reported = False
+    while True:
+        ready, _, _ = select.select([sock, wake], [], [])
+        if wake in ready:
+            numbers = wake.recv(4096)
+            if not reported and any(number in _OF_LAUNCHER for number in numbers):
+                reported = True
+                with contextlib.suppress(OSError, ClustertoolError):
+                    _ask(paths, {"type": "launcher-signal", "role": _ROLE, "rank": rank})
+        if sock in ready:
+            answer = supervisor_client.receive(sock)
+            return (0, signal.SIGKILL) if answer is None else (int(str(answer["code"])), int(str(answer["signal"])))
+
+
+def _end_as(code: int, number: int) -> NoReturn:
+    if number:
+        if number != signal.SIGKILL:
+            with contextlib.suppress(OSError, ValueError):
+                signal.signal(number, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the rank has written its own
+        os.kill(os.getpid(), number)
+    sys.exit(code)
+
+
+# -- the rank ---------------------------------------------------------------------------------------------------------
+
+
+def _fork_rank(found: RankEnvironment) -> Tuple[int, int]:
+    """Start the process of the rank. Return its pid, and a descriptor: its program begins after a byte, and never at its end.
+
+    Raises OSError.
+    """
+    wait, go = os.pipe()
+    named, name = os.pipe()
+    between = os.fork()
+    if between == 0:
+        try:
+            if os.fork() == 0:
+                os.close(go)
+                os.write(name, b"%d\n" % os.getpid())
+                os.close(name)
+                _become_rank(found, wait)
+        finally:
+            processes.leave(0)
+    os.close(wait)
+    os.close(name)
+    os.waitpid(between, 0)  # from here on the supervisor is the parent of the rank
+    with open(named, "rb") as file:
+        return int(file.read() or b"0"), go
+
+
+def _become_rank(found: RankEnvironment, wait: int) -> None:
+    """In the rank: never returns."""
+    if os.read(wait, 1) != b"g":
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        log = os.open(found["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        null = os.open(os.devnull, os.O_RDONLY)
+    except OSError:
+        processes.leave(_NOT_EXECUTABLE)
+    for target, fd in enumerate((null, log, log)):
+        os.dup2(fd, target)
+    try:
+        _become(found)
+    except OSError as error:
+        what = error.filename if error.filename is not None else found["argv"][0]
+        os.write(2, f"clustertool: cannot start {what!r}: {error.strerror}\n".encode())
+        processes.leave(_NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE)
+
+
+def _become(found: RankEnvironment) -> None:
+    """Raises OSError."""
+    for number in (*_OF_LAUNCHER, signal.SIGCONT, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    child_signals.unblock()
+    os.umask(found["umask"])
+    if found["file_limit"]:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (found["file_limit"], resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    os.chdir(found["work_dir"])
+    env = _environment(found["env"], os.environ)
+    os.execvpe(found["argv"][0], found["argv"], env)
+
+
+def _environment(planned: Mapping[str, str], own: Mapping[str, str]) -> Dict[str, str]:
+    """What the plan gives to the rank, and what mpirun has added: OMPI_*, PMIX_*, PMI_*, and those of its option -x."""
+    added = {name: value for name, value in own.items() if not name.startswith(_OWN) and name != "_"}
+    return {**added, **planned}

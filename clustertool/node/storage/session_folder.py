@@ -1,0 +1,55 @@
+"""The session folders of a job on one node: where mpirun, its daemons and its ranks have sockets and shared memory.
+
+They are private (0700), and on file systems of this machine. Sockets need a short path, and shared memory one in memory.
+Their names come from the job's marker, so that a guard or a stop without supervisor finds them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from typing import Dict
+
+from clustertool.errors import ClustertoolError, PreflightError
+from clustertool.model.paths import OURS
+from clustertool.node.storage import files
+
+_SOCKETS, _MEMORY = "/tmp", "/dev/shm"
+
+
+def _paths(mark: str) -> Dict[str, str]:
+    name = f"ct-mpi-{os.getuid()}-{hashlib.sha256(mark.encode()).hexdigest()[:12]}"
+    return {place: os.path.join(place, name) for place in (_SOCKETS, _MEMORY)}
+
+
+def make(mark: str) -> Dict[str, str]:
+    """Make the folders of the job with this marker. Return that for sockets and that for shared memory: "sockets", "memory".
+
+    Raises PreflightError where /tmp cannot be written. Without /dev/shm there is one folder for both.
+    """
+    paths = _paths(mark)
+    try:
+        _make(paths[_SOCKETS])
+    except OSError as error:
+        what = f"{paths[_SOCKETS]} cannot be made: {error.strerror}"
+        raise PreflightError(what, "make room in /tmp, or have it made writable") from None
+    try:
+        _make(paths[_MEMORY])
+    except OSError:
+        return {"sockets": paths[_SOCKETS], "memory": paths[_SOCKETS]}
+    return {"sockets": paths[_SOCKETS], "memory": paths[_MEMORY]}
+
+
+def _make(path: str) -> None:
+    """Raises OSError."""
+    os.mkdir(path, 0o700)
+    os.mkdir(os.path.join(path, OURS), 0o700)
+    files.mark(os.path.join(path, OURS))
+
+
+def remove(mark: str) -> None:
+    """Remove them with what is in them, if they are there. No process of the job may live any more."""
+    for path in _paths(mark).values():
+        with contextlib.suppress(ClustertoolError, OSError):
+            files.remove_tree(path)
