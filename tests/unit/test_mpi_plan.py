@@ -20,6 +20,7 @@ from tests.unit.cases import cluster_of, env_of, facts_of, hosts, job_of, of_rol
 
 OPEN_MPI_4 = "mpirun.openmpi (OpenRTE) 4.1.4\n\nReport bugs to http://www.open-mpi.org/community/help/"
 MPI = {"mpirun": OPEN_MPI_4, "mpi_daemons": ("orted",), "user": "ann", "cpus": 4}
+OPEN_MPI_5 = {"mpirun": "mpirun (Open MPI) 5.0.11", "mpi_daemons": ("prted",), "user": "ann", "cpus": 4}
 HYDRA = "HYDRA build details:\n    Version:                                 4.0.2"
 MPICH = {"mpirun": HYDRA, "mpi_daemons": ("hydra_pmi_proxy",), "user": "root", "cpus": 1}
 RANK = ("/bin/sh", "-c", 'exec /bin/sh "$CLUSTERTOOL_MPI_RANK"')
@@ -99,7 +100,7 @@ def test_command_line_of_open_mpi_4() -> None:
     assert mpirun.node == 0 and mpirun.log == "log/mpirunlog.0" and not mpirun.ports
     assert mpirun.argv == (
         *("mpirun", "--hostfile", ".clustertool/mpi-hosts", "--map-by", "slot", "--bind-to", "none", *agent),
-        *("--mca", "plm_rsh_no_tree_spawn", "1", "--leave-session-attached", "-wdir", "/", "-n", "6", *RANK),
+        *("--mca", "plm_rsh_no_tree_spawn", "1", "--leave-session-attached", "--wdir", "/", "-n", "6", *RANK),
     )
     assert made.hostfile == "240.0.0.1 slots=2\n240.0.0.2 slots=2\n240.0.0.3 slots=2\n"
     daemons = of_role(made, "mpidaemon")
@@ -110,6 +111,20 @@ def test_command_line_of_open_mpi_4() -> None:
 
 def test_root_may_run_it() -> None:
     assert "--allow-run-as-root" in one(mpi_plan(facts={**MPI, "user": "root"}), "mpirun", 0).argv
+
+
+def test_command_line_of_open_mpi_5() -> None:
+    made = mpi_plan([*hosts(2), {"host": "127.0.0.3"}], facts=OPEN_MPI_5)
+    agent = ("--prtemca", "plm", "ssh", "--prtemca", "plm_ssh_agent", "/bin/sh .clustertool/mpi-agent")
+    assert one(made, "mpirun", 0).argv == (
+        *("mpirun", "--hostfile", ".clustertool/mpi-hosts", "--map-by", "slot", "--bind-to", "none", *agent),
+        *("--prtemca", "plm_ssh_no_tree_spawn", "1", "--leave-session-attached", "--wdir", "/", "-n", "3", *RANK),
+    )
+    daemon, local = env_of(made, "mpidaemon", 1), env_of(made, "mpidaemon", 2)
+    assert daemon["PRTE_MCA_prte_if_include"] == daemon["OMPI_MCA_btl_tcp_if_include"] == "10.0.0.2/31"
+    assert "PRTE_MCA_prte_if_include" not in local and local["OMPI_MCA_btl_tcp_if_include"] == "127.0.0.3/31"
+    assert of_role(made, "mpidaemon")[0].argv == ("prted",)
+    assert env_of(mpi_plan(machines=(0, 0, 0), facts=OPEN_MPI_5), "mpidaemon", 0)["OMPI_MCA_btl"] == "^sm"
 
 
 def test_command_line_of_mpich() -> None:
@@ -273,6 +288,9 @@ def test_address_of_mpirun_for_a_daemon() -> None:
     command = 'orted -mca orte_hnp_uri "165.0;tcp://10.9.0.1,172.17.0.1:50537" --mca plm_rsh_no_tree_spawn "1"'
     reduced = launch_command.for_daemon(command, "10.9.0.1")
     assert reduced == 'orted -mca orte_hnp_uri "165.0;tcp://10.9.0.1:50537" --mca plm_rsh_no_tree_spawn "1"'
+    of_prrte = 'prted --prtemca prte_hnp_uri "prterun-a@0.0;tcp://10.9.0.1,172.17.0.1:33057:24,16" --prtemca plm "ssh"'
+    reduced = launch_command.for_daemon(of_prrte, "172.17.0.1")
+    assert reduced == 'prted --prtemca prte_hnp_uri "prterun-a@0.0;tcp://172.17.0.1:33057:16" --prtemca plm "ssh"'
     assert launch_command.for_daemon(command, "10.0.0.7") == command, "an address that it does not listen on"
 
 

@@ -69,7 +69,7 @@ def mpirun(
     """
     own: List[str] = []
     if implementation is not None:
-        own = _hydra(address) if implementation.hydra else _open_mpi_4(nodes, options, root)
+        own = _hydra(address) if implementation.hydra else _open_mpi(implementation, nodes, options, root)
     return ("mpirun", *own, "-n", str(len(nodes)), *options, *_RANK)
 
 
@@ -79,15 +79,18 @@ def _hydra(address: str) -> List[str]:
     return [*argv, "-genvnone", "-wdir", "/", "-f", HOSTFILE]
 
 
-def _open_mpi_4(nodes: Sequence[int], options: Sequence[str], root: bool) -> List[str]:
+def _open_mpi(implementation: Implementation, nodes: Sequence[int], options: Sequence[str], root: bool) -> List[str]:
     argv = ["--allow-run-as-root"] if root else []
     argv += ["--hostfile", HOSTFILE]
     if not gives(options, "map-by"):
         argv += ["--map-by", "slot" if by_slots(nodes) else "seq"]
     if not gives(options, "bind-to"):
         argv += ["--bind-to", "none"]
-    argv += ["--mca", "plm", "rsh", "--mca", "plm_rsh_agent", f"/bin/sh {AGENT}", "--mca", "plm_rsh_no_tree_spawn", "1"]
-    return [*argv, "--leave-session-attached", "-wdir", "/"]
+    option, launcher = ("--mca", "rsh") if implementation.major < 5 else ("--prtemca", "ssh")
+    settings = {"": launcher, f"_{launcher}_agent": f"/bin/sh {AGENT}", f"_{launcher}_no_tree_spawn": "1"}
+    for name, value in settings.items():
+        argv += [option, f"plm{name}", value]
+    return [*argv, "--leave-session-attached", "--wdir", "/"]
 
 
 def own_environment(implementation: Optional[Implementation]) -> Env:
@@ -105,12 +108,16 @@ def daemon_environment(implementation: Optional[Implementation], address: str, s
     """
     if implementation is None or implementation.hydra:
         return {}
-    env = {}
+    env, old = {}, implementation.major < 5
     if ":" not in address:
         network = f"{address}/31"  # with /32 Open MPI 4 takes every interface: it shifts by 32 bits
-        env = {"OMPI_MCA_oob_tcp_if_include": network, "OMPI_MCA_btl_tcp_if_include": network}
+        env["OMPI_MCA_btl_tcp_if_include"] = network
+        if old:
+            env["OMPI_MCA_oob_tcp_if_include"] = network
+        elif not address.startswith("127."):  # PRRTE never uses the loopback interface
+            env["PRTE_MCA_prte_if_include"] = network
     if shared:
-        env["OMPI_MCA_btl"] = "^vader"  # ranks of two nodes would take each other's shared memory
+        env["OMPI_MCA_btl"] = "^vader" if old else "^sm"  # ranks of two nodes would take each other's shared memory
     if crowded:
         env["OMPI_MCA_mpi_yield_when_idle"] = "1"
     return env
@@ -124,8 +131,20 @@ def for_daemon(command: str, address: str) -> str:
     """
 
     first, *rest = command.split("tcp://")
-    for number, text in enumerate(rest):
-        addresses, colon, port = text.partition(":")
-        if address in addresses.split(","):
-            rest[number] = f"{address}{colon}{port}"
-    return "tcp://".join([first, *rest])
+    return "tcp://".join([first, *(_only(text, address) for text in rest)])
+
+
+def _only(text: str, address: str) -> str:
+    """What follows tcp://: addresses, the port, and with Open MPI 5 the length of each address's network."""
+    listed, _, after = text.partition(":")
+    addresses = listed.split(",")
+    if address not in addresses:
+        return text
+    rest = after.lstrip("0123456789")
+    port = after[: len(after) - len(rest)]
+    if rest.startswith(":"):
+        end = rest[1:].lstrip("0123456789,")
+        lengths = rest[1 : len(rest) - len(end)].split(",")
+        if len(lengths) == len(addresses):
+            rest = f":{lengths[addresses.index(address)]}{end}"
+    return f"{address}:{port}{rest}"
