@@ -18,7 +18,7 @@ else:
 
 from clustertool import errors
 from clustertool.engines import registry
-from clustertool.model.config import job
+from clustertool.model.config import job_tables
 from clustertool.model.config.cluster import KEYS
 from clustertool.verbs.clusterrun import OWN
 from clustertool.verbs.verb_table import COMMON, VERBS
@@ -229,7 +229,7 @@ def test_keys_of_job_toml_are_those_of_the_reference() -> None:
     example = next(b for b in blocks_of(REPO / "docs/reference.md") if b.language == "toml" and "mode" in b.text)
     documented = set(re.findall(r"^\[?(\w+)", example.text, re.M))
     documented |= set(re.findall(r"\w+", "".join(re.findall(r"#.*also (.*)", example.text))))
-    keys = {"mode", "env", *job._TABLES, *(key for table in job._TABLES.values() for key in table)}
+    keys = {"mode", "env", *job_tables._TABLES, *(key for table in job_tables._TABLES.values() for key in table)}
     assert keys - documented == set()
 
 
