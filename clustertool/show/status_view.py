@@ -12,6 +12,7 @@ from clustertool.model.job.outcome import describe_exit
 from clustertool.model.job.state import ProcessStatus
 from clustertool.model.job.state_names import JobState, StartReason
 from clustertool.model.quantities import human_bytes, human_seconds
+from clustertool.model.roles import LAUNCHERS
 from clustertool.show.errors import for_node, joined_fix
 from clustertool.show.table import Cell, Narrow, fold, grouped, table
 from clustertool.show.terminal import Terminal
@@ -71,7 +72,7 @@ def _verdict(status: Shown) -> str:
 
 def _summary(status: Shown, now: float) -> dict[str, str]:
     """What a job is and how far it is, by the name of each line."""
-    states = Counter(str(process["state"]) for process in status["processes"])
+    states = Counter(str(process["state"]) for process in status["processes"] if process["role"] not in LAUNCHERS)
     steps = sorted(process["step"] for process in status["processes"] if process["step"] is not None)
     reached = f"step {steps[0]:.0f}" + (f" to {steps[-1]:.0f}" if steps[-1] != steps[0] else "") if steps else ""
     began = status["started"] or status["created"]

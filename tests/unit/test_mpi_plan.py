@@ -122,7 +122,7 @@ def test_command_line_of_open_mpi_5() -> None:
     )
     daemon, local = env_of(made, "mpidaemon", 1), env_of(made, "mpidaemon", 2)
     assert daemon["PRTE_MCA_prte_if_include"] == daemon["OMPI_MCA_btl_tcp_if_include"] == "10.0.0.2/31"
-    assert "PRTE_MCA_prte_if_include" not in local and local["OMPI_MCA_btl_tcp_if_include"] == "127.0.0.3/31"
+    assert "PRTE_MCA_prte_if_include" not in local and local["OMPI_MCA_btl_tcp_if_include"] == "127.0.0.0/8"
     assert of_role(made, "mpidaemon")[0].argv == ("prted",)
     assert env_of(mpi_plan(machines=(0, 0, 0), facts=OPEN_MPI_5), "mpidaemon", 0)["OMPI_MCA_btl"] == "^sm"
 
@@ -291,6 +291,8 @@ def test_address_of_mpirun_for_a_daemon() -> None:
     of_prrte = 'prted --prtemca prte_hnp_uri "prterun-a@0.0;tcp://10.9.0.1,172.17.0.1:33057:24,16" --prtemca plm "ssh"'
     reduced = launch_command.for_daemon(of_prrte, "172.17.0.1")
     assert reduced == 'prted --prtemca prte_hnp_uri "prterun-a@0.0;tcp://172.17.0.1:33057:16" --prtemca plm "ssh"'
+    of_hydra = '"/opt/my mpich/bin/hydra_pmi_proxy" --control-port 10.9.0.1:3 --proxy-id 1'
+    assert launch_command.for_daemon(of_hydra, "10.9.0.1") == ("hydra_pmi_proxy --control-port 10.9.0.1:3 --proxy-id 1")
     assert launch_command.for_daemon(command, "10.0.0.7") == command, "an address that it does not listen on"
 
 

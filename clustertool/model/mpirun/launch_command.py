@@ -110,11 +110,12 @@ def daemon_environment(implementation: Optional[Implementation], address: str, s
         return {}
     env, old = {}, implementation.major < 5
     if ":" not in address:
-        network = f"{address}/31"  # with /32 Open MPI 4 takes every interface: it shifts by 32 bits
+        loopback = address.startswith("127.")  # the interface lo has one address, and answers for all
+        network = "127.0.0.0/8" if loopback else f"{address}/31"  # /32 is every interface: it shifts by 32 bits
         env["OMPI_MCA_btl_tcp_if_include"] = network
         if old:
             env["OMPI_MCA_oob_tcp_if_include"] = network
-        elif not address.startswith("127."):  # PRRTE never uses the loopback interface
+        elif not loopback:  # PRRTE never uses the loopback interface
             env["PRTE_MCA_prte_if_include"] = network
     if shared:
         env["OMPI_MCA_btl"] = "^vader" if old else "^sm"  # ranks of two nodes would take each other's shared memory
@@ -124,11 +125,15 @@ def daemon_environment(implementation: Optional[Implementation], address: str, s
 
 
 def for_daemon(command: str, address: str) -> str:
-    """The command of a daemon, with one address of mpirun's node in place of all that the node has.
+    """The command of a daemon, as it is right on another node.
 
-    A daemon tries them in turn, and waits for minutes where an address is not reachable. address: the training address of the
-    node of mpirun.
+    With one address of mpirun's node in place of all that it has: a daemon tries them in turn, and waits for minutes where
+    an address is not reachable. Hydra's daemon without its folder on the node of mpirun: PATH has it. address: the training
+    address of the node of mpirun.
     """
+    path, found, arguments = command.partition('/hydra_pmi_proxy" ')
+    if found and path.startswith('"') and '"' not in path[1:]:
+        command = f"hydra_pmi_proxy {arguments}"
 
     first, *rest = command.split("tcp://")
     return "tcp://".join([first, *(_only(text, address) for text in rest)])
