@@ -11,7 +11,7 @@ from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState, NodeCause, StopState
 from clustertool.model.job.stop_result import StopResult
 from clustertool.model.quantities import count
-from clustertool.model.roles import MPIRUN, ROLES, role_name
+from clustertool.model.roles import LAUNCHERS, MPIRUN, ROLES, role_name
 from clustertool.model.wire.event_types import Event
 from clustertool.show.table import gather, grouped, ranges
 from clustertool.watch.news import DisconnectNews, FailureNews, News, PhaseNews, RefusedNews
@@ -145,9 +145,9 @@ def show_results(results: Mapping[str, StopResult], note: Callable[[str], None])
 
 def abort_line(status: JobStatus, outcome: Outcome) -> str:
     """The line that fleetrun users grep for."""
-    if not outcome.culprits:
+    role = outcome.culprits[0][0] if outcome.culprits else ""
+    if not role or role in LAUNCHERS:
         return ""
-    role = outcome.culprits[0][0]
     ranks = ",".join(map(str, sorted(rank for name, rank in outcome.culprits if name == role)))
     total, name = len(status.of(role)), role_name(role)
     process = f"the {name} process with rank=[{ranks}]"

@@ -193,8 +193,6 @@ def test_a_supervisor_that_is_killed(bench: Bench, mpirun: Any) -> None:
 
 def test_stop_sends_term_to_ranks(bench: Bench, mpirun: Any) -> None:
     """They have the grace to end, longer than mpirun gives them, and nothing is left."""
-    if mpirun is _mpich:
-        pytest.skip("its daemons end ranks of other nodes")
     job = run(bench, mpirun, "trap 'sleep 3; echo saved; exit 0' TERM; echo ready; while :; do sleep 0.1; done").ready()
     answer = job.stop(1, grace=10.0)
     assert answer["state"] == "clean"

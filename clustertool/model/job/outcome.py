@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.model.job.state_names import JobState
-from clustertool.model.roles import role_name
+from clustertool.model.roles import MPIRUN, role_name
 
 Key = Tuple[str, int]
 LEAD = 0  # the node of the lead, see model/planning/requests.py
@@ -150,8 +150,8 @@ def failed(group: Sequence[Failure]) -> str:
     first, name = group[0], role_name(group[0].role)
     how = describe_exit(first.code, first.signal, first.note)
     if exit_code(first.code, first.signal) == 0:
-        how = "exit code 0 before it listened on its port"
-    process = f"{name} {first.rank} on {first.node}"
+        how = f"exit code 0, but {first.note}" if first.note else "exit code 0 before it listened on its port"
+    process = f"{name} on {first.node}" if first.role == MPIRUN else f"{name} {first.rank} on {first.node}"
     if len(group) == 1:
         return f"{process} ended with {how}"
     return f"{len(group)} {name}s failed with the same error, first {process}: {how}"

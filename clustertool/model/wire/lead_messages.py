@@ -7,7 +7,7 @@ acknowledged. Unknown fields are ignored.
 - The first join of a node fixes the node's incarnation for the job. A connection that joins as the same node with another
   incarnation is closed. A guard may join to report that its supervisor is `gone`: `of` is the supervisor's incarnation.
 - The coordinator drops a message from another incarnation than the joined one, and a message about processes (listening,
-  exited, clean) of another attempt than the present one. The other types are about the job and count in any attempt.
+  exited, quiet, clean) of another attempt than the present one. The other types are about the job and count in any attempt.
 - A supervisor obeys one coordinator, the incarnation that answers first. It closes a connection on which another one answers.
 - A supervisor never goes back: it drops `start` and `stop` of an attempt below its own. `finish` counts in any attempt.
 """
@@ -21,7 +21,7 @@ from clustertool.model.job.outcome import Key, exit_code
 if TYPE_CHECKING:
     from clustertool.model.wire.event_types import OutcomeFields
 
-_OF_ONE_ATTEMPT = ("start", "stop", "launch")
+_OF_ONE_ATTEMPT = ("start", "stop", "launch", "release")
 
 
 class Incarnation(NamedTuple):
@@ -108,6 +108,12 @@ class ExitedMessage(Envelope):
     exits: List[RankExit]  # what one supervisor reaped in one go
 
 
+class QuietMessage(Envelope):
+    """At a stop, of the processes of this node only those of mpirun are left."""
+
+    type: Literal["quiet"]
+
+
 class CleanMessage(Envelope):
     type: Literal["clean"]
     survivors: List[str]
@@ -128,7 +134,14 @@ class AttachedMessage(Envelope):
 
 
 MemberMessage = Union[
-    JoinMessage, BeatMessage, ListeningMessage, ExitedMessage, CleanMessage, StopMessage, AttachedMessage
+    JoinMessage,
+    BeatMessage,
+    ListeningMessage,
+    ExitedMessage,
+    QuietMessage,
+    CleanMessage,
+    StopMessage,
+    AttachedMessage,
 ]
 
 # -- from the coordinator
@@ -155,12 +168,16 @@ class StopOrder(Envelope):
     why: str
 
 
+class ReleaseOrder(Envelope):
+    type: Literal["release"]  # no rank is left on any node: the processes of mpirun can be ended
+
+
 class FinishOrder(Envelope):
     type: Literal["finish"]  # the job is over on all nodes
     outcome: OutcomeFields
 
 
-Order = Union[StartOrder, DaemonOrder, StopOrder, FinishOrder]
+Order = Union[StartOrder, DaemonOrder, StopOrder, ReleaseOrder, FinishOrder]
 
 
 def read_incarnation(value: object) -> Incarnation:

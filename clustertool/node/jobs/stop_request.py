@@ -84,6 +84,8 @@ def stop(record: Record, by: str, code: int, grace: float, force: bool) -> JobSt
         if not left.sweep.living():
             if record.unknown():
                 return _unknown(record)
+            if left.key is not None:  # supervisor and guard were killed
+                session_folder.remove(left.key.mark)
             return _clean(record) if _just_stopped(record) else _ALREADY
         how: StopCommand = {"type": "stop", "by": by, "code": code, "grace": grace, "force": grace == 0}
         accepted = supervisor_client.order(record.paths, how, _REACTION, left.responsive)

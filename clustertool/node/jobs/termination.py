@@ -22,7 +22,7 @@ class Termination:
     """Call turn() until it returns the survivors. `living` finds the processes, `mark` is the job's marker.
 
     Without a `grace` there is only KILL. `patience`: seconds of KILL after which what still lives is a survivor. `helpers`: the
-    pids of processes that get no TERM, and are killed when no other one lives.
+    pids of processes that get no TERM. When no other one lives, `quiet` is set; they are killed after release(), or the grace.
     """
 
     def __init__(
@@ -37,6 +37,8 @@ class Termination:
         self._mark = mark
         self._patience = patience
         self._helpers = helpers
+        self._released = False
+        self.quiet = False
         self._kill_at = time.monotonic() + grace
         self._give_up_at = 0.0
         found, spared = living(), set(helpers())
@@ -44,6 +46,9 @@ class Termination:
         for process in [process for process in found if process.pid not in spared] if grace > 0 else ():
             processes.signal_one(process, signal.SIGTERM)
             processes.signal_one(process, signal.SIGCONT)  # a stopped process handles TERM only when it continues
+
+    def release(self) -> None:
+        self._released = True
 
     def hurry(self, grace: float) -> None:
         """A second stop can only be faster than the first."""
@@ -54,7 +59,8 @@ class Termination:
         now = time.monotonic()
         left = self._living()
         if left and now < self._kill_at and {process.pid for process in left} <= set(self._helpers()):
-            self._kill_at = now
+            self.quiet = True
+            self._kill_at = now if self._released else self._kill_at
         if (left or unreaped) and now < self._kill_at:
             return None
         left = self._kill(left) or self._kill_strays()

@@ -34,9 +34,10 @@ Answer = Callable[["SupervisorRequest"], Union[Tuple["SupervisorAnswer", bytes],
 
 
 class ControlClient:
-    """One connection. `until`: when it is closed."""
+    """One connection, of the process `pid`. `until`: when it is closed."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, pid: int) -> None:
+        self.pid = pid
         sock.setblocking(False)
         self._sock = sock
         self._decoder = Decoder(_REQUEST, 0)
@@ -128,6 +129,10 @@ class ControlSocket:
         """Whether a client waits for this, and has not gone."""
         return key in self._waiting
 
+    def waiting_pids(self) -> List[int]:
+        """Return the processes that wait for an answer."""
+        return [client.pid for client in self._waiting.values()]
+
     def resolve(self, key: Waiting, answer: SupervisorAnswer) -> None:
         """Answer the client that waits for this; nothing is done if there is none."""
         client = self._waiting.pop(key, None)
@@ -175,12 +180,13 @@ class ControlSocket:
                 sock, _ = self._sock.accept()
             except OSError:  # there is none, or no descriptor for it
                 return
-            if users.peer(sock).uid != os.getuid():
+            peer = users.peer(sock)
+            if peer.uid != os.getuid():
                 sock.close()
                 continue
             if len(self._clients) == _MOST:
                 self._close(self._clients[0])
-            self._clients.append(ControlClient(sock))
+            self._clients.append(ControlClient(sock, peer.pid))
 
     def _close(self, client: ControlClient) -> None:
         self._clients.remove(client)

@@ -160,11 +160,10 @@ class Supervisor:
         self._reap()
         self.control.turn(self._answer)
         for key in self.ranks.launched.take_late():  # a rank may end before its wrapper has sent the request
-            ended = self.ranks.find(key)
-            if ended is not None:
-                self._answer_wrapper(ended)
+            self._answer_wrapper(key)
         self._read_lead(ready)
-        self._answer_agents()
+        for exit in self.link.ended_daemons():
+            self._resolve("launch-daemon", exit)
         self._report_listeners()
         self.guard.turn()
         if self.monitor.turn():
@@ -206,6 +205,7 @@ class Supervisor:
         if self.outcome is None and self.link.loss is not None:
             self.outcome = self.link.loss
             self.stop(self.outcome.reason)
+            self.release()
         while self.link.orders:  # also those that the lead gives because of what this node does meanwhile
             self._obey(self.link.orders.pop(0))
 
@@ -216,6 +216,8 @@ class Supervisor:
             self._start(order["role"], order["attempt"])
         elif order["type"] == "launch":
             self._launch(order["command"])
+        elif order["type"] == "release":
+            self.release()
         elif order["type"] == "stop":
             self._enter(order["attempt"])  # a stop between two attempts ends the one that never began
             self.stop(order["why"])
@@ -251,8 +253,7 @@ class Supervisor:
         for rank in self.ranks.of_role(role):
             self.monitor.record_growth(at_once=True)  # of the log before this one
             exits += self._start_rank(rank)
-        if exits:
-            self.link.post({"type": "exited", "exits": exits, "attempt": self.attempt})
+        self._report(exits)
 
     def _launch(self, command: str) -> None:
         """Start the daemon of mpirun on this node."""
@@ -260,9 +261,7 @@ class Supervisor:
         if rank is None or rank.pid or self.shutdown is not None:
             return
         rank.spec = self.ranks.launched.daemon(rank.spec, command)
-        exits = self._start_rank(rank)
-        if exits:
-            self.link.post({"type": "exited", "exits": exits, "attempt": self.attempt})
+        self._report(self._start_rank(rank))
 
     def _adopt(self, key: Key, pid: int) -> None:
         """A rank that mpirun has started. Raises NotFound, UsageError if it is none of this node."""
@@ -296,6 +295,10 @@ class Supervisor:
             self.link.post({"type": "listening", "role": role, "rank": number, "attempt": self.attempt})
         return []
 
+    def _report(self, exits: List[RankExit]) -> None:
+        if exits:
+            self.link.post({"type": "exited", "exits": exits, "attempt": self.attempt})
+
     def _reap(self) -> None:
         """One waitpid loop for ranks, orphans and the guard. What is reaped in one turn is reported in one message."""
         exits = []
@@ -313,8 +316,7 @@ class Supervisor:
             elif pid in self.ranks.running:
                 exits += self._changed(self.ranks.running[pid], pid, status, used)
         exits += self._early_exits()
-        if exits:
-            self.link.post({"type": "exited", "exits": exits, "attempt": self.attempt})
+        self._report(exits)
 
     def _changed(self, rank: LocalRank, pid: int, status: int, used: resource.struct_rusage) -> List[RankExit]:
         role, number = rank.key
@@ -363,15 +365,14 @@ class Supervisor:
         if exit.failed:
             exit = self._with_reason(rank, exit)
         self._record_exit(rank, exit, cpu=ended.cpu, memory=ended.memory)
-        self._answer_wrapper(rank)
+        self._answer_wrapper(rank.key)
         return exit
 
-    def _answer_wrapper(self, rank: LocalRank) -> None:
+    def _answer_wrapper(self, key: Key) -> None:
         """The end of a rank for mpirun, which does not learn of a failure: it would end other ranks before the lead does."""
-        exit = rank.exit
-        if exit is not None and not exit.failed and not exit.stopped:
-            answer: ProcessEnd = {"type": "process-end", "code": exit.code, "signal": exit.signal}
-            self.control.resolve(("rank-end", *rank.key), answer)
+        rank = self.ranks.find(key)
+        if rank is not None and rank.exit is not None and not rank.exit.failed and not rank.exit.stopped:
+            self._resolve("rank-end", rank.exit)
 
     def _with_reason(self, rank: LocalRank, exit: RankExit) -> RankExit:
         """The exit of a rank that failed, with what is known of the cause."""
@@ -391,7 +392,7 @@ class Supervisor:
     def _record_exit(self, rank: LocalRank, exit: RankExit, **usage: float) -> RankExit:
         rank.exit = exit
         fields = {**exit._asdict(), "stopped": exit.ended_by_others}
-        del fields["by_launcher"]
+        fields.pop("by_launcher")
         self.record("exited", **fields, attempt=self.attempt, **usage)
         return exit
 
@@ -417,14 +418,22 @@ class Supervisor:
         running = set(self.ranks.running)
         self.shutdown = Shutdown(self.family, self.spec["mark"], grace, running, self._helpers)
 
+    def release(self) -> None:
+        """End what mpirun has started: no rank is left on any node, or the lead is lost."""
+        if self.shutdown is not None:
+            self.shutdown.release()
+
     def _helpers(self) -> FrozenSet[int]:
-        """The processes of mpirun: its ranks end before it."""
-        return LaunchedRanks.helpers(self.ranks.launchers())
+        """The processes of mpirun. Wrappers and agents may have lost their parents."""
+        return LaunchedRanks.helpers([*self.ranks.launchers(), *self.control.waiting_pids()])
 
     def _continue_shutdown(self) -> None:
         if self.shutdown is None or self.shutdown.over_at:
             return
-        survivors = self.shutdown.turn(unreaped=bool(self.ranks.running or self.ranks.early()))
+        quiet, unreaped = self.shutdown.quiet, bool(self.ranks.running or self.ranks.early())
+        survivors = self.shutdown.turn(unreaped)
+        if self.shutdown.quiet and not quiet:
+            self.link.post({"type": "quiet", "attempt": self.attempt})
         if survivors is not None:
             self.record("clean", survivors=survivors)
             self.link.post({"type": "clean", "survivors": survivors[:50], "attempt": self.attempt})
@@ -432,9 +441,7 @@ class Supervisor:
     # -- requests on the socket --
 
     def _answer(self, request: SupervisorRequest) -> Union[Tuple[SupervisorAnswer, bytes], Waiting]:
-        """Return the answer and its payload, or what the sender waits for. Raises NotFound for what this supervisor does not
-        have.
-        """
+        """Return the answer and its payload, or what the sender waits for. Raises NotFound for what does not exist here."""
         if request["type"] == "status":
             return self._status(), b""
         if request["type"] == "rank-environment":
@@ -474,10 +481,9 @@ class Supervisor:
             self.ranks.launched.signalled((role, number))
         return _ACCEPTED, b""
 
-    def _answer_agents(self) -> None:
-        for exit in self.link.ended_daemons():
-            answer: ProcessEnd = {"type": "process-end", "code": exit.code, "signal": exit.signal}
-            self.control.resolve(("launch-daemon", *exit.key), answer)
+    def _resolve(self, request: str, exit: RankExit) -> None:
+        answer: ProcessEnd = {"type": "process-end", "code": exit.code, "signal": exit.signal}
+        self.control.resolve((request, *exit.key), answer)
 
     def _status(self) -> LiveStatus:
         over = self.shutdown is not None and self.shutdown.over_at

@@ -25,7 +25,7 @@ _SILENCE = 3
 _MAX_HEADER = 4 << 20
 _NO_ANSWER = ("", "the port is open, but the coordinator does not answer")
 _SILENT = ("", "no message from it any more")  # on a connection that was established
-_ORDERS = ("start", "launch", "stop", "finish")
+_ORDERS = ("start", "launch", "stop", "release", "finish")
 _MOST_RANKS = 256  # ranks with reported progress: more do not fit into a message
 _REPORT_AFTER = 3.0  # seconds without a connection
 

@@ -8,6 +8,7 @@
     any        a process failed              ending     Stop       (a trainer, policy continue: the others go on)
     any        a node is lost, or absent     ending     Stop
     any        stop asked, time is over      ending     Stop       (a signal to a job of an engine: Ask)
+    ending     no rank on any node           ending     Release    (only where mpirun starts the trainers)
     ending     the engine answered           ending                (its outcome is that of the job)
     ending     all nodes clean or lost       over       Finish(outcome), after the engine's answer
                  a restart, and all clean    pserver*   Start(first role) of the next attempt, again: after a pause
@@ -63,6 +64,13 @@ class Clean(NamedTuple):
     attempt: int = 0
 
 
+class Quiet(NamedTuple):
+    """At a stop, no rank is left on the node, and something of mpirun is."""
+
+    node: int
+    attempt: int = 0
+
+
 class Lost(NamedTuple):
     node: int
     why: str
@@ -101,7 +109,7 @@ class Overdue(NamedTuple):
     seconds: float
 
 
-Event = Union[Joined, Listening, Exited, Clean, Lost, Absent, StopAsked, Explained, Overdue]
+Event = Union[Joined, Listening, Exited, Clean, Lost, Absent, StopAsked, Explained, Overdue, Quiet]
 
 
 # -- actions ----------------------------------------------------------------------------------------------------------
@@ -119,6 +127,10 @@ class Stop(NamedTuple):
     why: str
 
 
+class Release(NamedTuple):
+    """No rank is left anywhere: mpirun and its daemons may be ended, which end the ranks of all nodes when one of them ends."""
+
+
 class Ask(NamedTuple):
     """Ask the job's engine why it ends the job. by, code: see StopAsked."""
 
@@ -130,7 +142,7 @@ class Finish(NamedTuple):
     outcome: Outcome
 
 
-Action = Union[Start, Stop, Ask, Finish]
+Action = Union[Start, Stop, Release, Ask, Finish]
 
 
 Places = Tuple[Tuple[Key, int], ...]  # the node of each process
@@ -171,6 +183,8 @@ class State(NamedTuple):
     exits: Tuple[RankExit, ...] = ()
     trainers_ended: int = 0
     culprits: Tuple[RankExit, ...] = ()
+    quiet: FrozenSet[int] = frozenset()
+    released: bool = False
     gone: FrozenSet[int] = frozenset()
     lost: FrozenSet[int] = frozenset()
     survivors: Tuple[str, ...] = ()
@@ -186,7 +200,14 @@ def decide(state: State, event: Event) -> Step:
     """The next state and what to do now. What a supervisor reports of the processes of another attempt is dropped."""
     if state.phase == "over" or (isinstance(event, _OF_ONE_ATTEMPT) and event.attempt != state.attempt):
         return state, ()
-    return _TABLE[type(event)](state, event)
+    state, actions = _TABLE[type(event)](state, event)
+    if state.phase == "ending" and state.quiet and not state.released and state.quiet | state.gone >= state.shape.nodes:
+        return state._replace(released=True), (*actions, Release())
+    return state, actions
+
+
+def _quiet(state: State, event: Quiet) -> Step:
+    return state._replace(quiet=state.quiet | {event.node}), ()
 
 
 def _joined(state: State, event: Joined) -> Step:
@@ -419,11 +440,12 @@ def _victims(state: State, outcome: Outcome) -> Tuple[Key, ...]:
     return tuple(sorted({key for key, exit in last.items() if exit.ended_by_others} - set(outcome.culprits)))
 
 
-_OF_ONE_ATTEMPT = (Listening, Exited, Clean)
+_OF_ONE_ATTEMPT = (Listening, Exited, Quiet, Clean)
 _TABLE: Dict[type, Callable[..., Step]] = {
     Joined: _joined,
     Listening: _listening,
     Exited: _exited,
+    Quiet: _quiet,
     Clean: _clean,
     Lost: _lost,
     Absent: _absent,

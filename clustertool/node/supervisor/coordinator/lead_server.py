@@ -320,6 +320,8 @@ class LeadServer(CoordinatorLink):
         elif isinstance(action, l.Stop):
             self._restart = None
             self._tell({"type": "stop", "why": action.why, "attempt": self._state.attempt, "sender": self._me})
+        elif isinstance(action, l.Release):
+            self._tell({"type": "release", "attempt": self._state.attempt, "sender": self._me})
         elif isinstance(action, l.Ask):
             self._allocation.ask(action.by, action.code)
         else:
@@ -347,6 +349,8 @@ def _event(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[l.Even
         return l.Listening(_key(ranks, message["role"], message["rank"]), int(message["attempt"]))
     if kind == "exited":
         return l.Exited(tuple(_exit(ranks, item) for item in message["exits"]), int(message["attempt"]))
+    if kind == "quiet":
+        return l.Quiet(node, int(message["attempt"]))
     if kind == "clean":
         return l.Clean(node, tuple(str(s) for s in message["survivors"]), int(message["attempt"]))
     if kind == "stop":
