@@ -225,5 +225,14 @@ def start(machines: Sequence[Machine]) -> list[Machine]:
     return [machine.start() for machine in machines]
 
 
+def tasks(machines: Sequence[Machine], **more: str) -> None:
+    """Set the variables that srun sets for one task on each machine, and these."""
+    number = str(len(machines))
+    hosts = f"127.0.0.[21-{20 + len(machines)}]"
+    for node, machine in enumerate(machines):
+        own = {"SLURM_NODEID": str(node), "SLURM_STEP_NODELIST": hosts, "SLURM_STEP_NUM_TASKS": number}
+        machine.env = {**machine.env, **own, **more}
+
+
 def codes(machines: Sequence[Machine]) -> list[int]:
     return [machine.wait() for machine in machines]

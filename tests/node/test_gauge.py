@@ -20,7 +20,7 @@ from clustertool.node.devices import locks
 from clustertool.node.system import processes
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, Node, Process, alive, cpu, descriptors, kill, look, pythons, read, until
-from tests.node.joining import JoinBench
+from tests.node.joining import JoinBench, tasks
 from tests.nvml import Driver, copy
 
 MIB = 1 << 20
@@ -189,9 +189,7 @@ def test_devices_that_an_engine_has_allocated(
     join = replace(machine.join, cluster=replace(machine.join.cluster, device_kind="auto"), engine="slurm")
     names, home = "3,GPU-b", join_bench.tmp / "home of no module"
     home.mkdir()
-    task = {"SLURM_NODEID": "0", "SLURM_STEP_NODELIST": "127.0.0.21"}
-    library = {"LD_LIBRARY_PATH": str(driver.folder), "CUDA_VISIBLE_DEVICES": names}
-    machine.env = {**machine.env, "HOME": str(home), **task, "SLURM_STEP_NUM_TASKS": "1", **library}
+    tasks([machine], HOME=str(home), LD_LIBRARY_PATH=str(driver.folder), CUDA_VISIBLE_DEVICES=names)
     path = join_bench.tmp / "bundle.pyz"
     join_bundle.write(path, join)
     machine.argv = [machine.python, str(path), "join", "--report"]

@@ -22,7 +22,7 @@ from clustertool.model.joining.join_file import JoinFile, MeetingPoint
 from clustertool.model.paths import JobPaths
 from clustertool.node.jobs import supervisor_client
 from tests.node.harness import Bench, Node, old_pythons, pythons, read, until
-from tests.node.joining import JoinBench, Machine
+from tests.node.joining import JoinBench, Machine, tasks
 
 SCRIPT = "import os; print('rank', os.environ['RANK'], open('data/x-0').read(), open(os.environ['CLUSTERTOOL_SHARDS']).read())"
 
@@ -51,15 +51,6 @@ def run(python: str, path: Path, *options: str, **env: str) -> subprocess.Comple
     return subprocess.run(
         argv, capture_output=True, text=True, check=False, cwd="/", env={**os.environ, **env}, timeout=60
     )
-
-
-def tasks(machines: list[Machine]) -> None:
-    """The variables that srun sets for one task on each machine."""
-    number = str(len(machines))
-    hosts = f"127.0.0.[21-{20 + len(machines)}]"
-    for node, machine in enumerate(machines):
-        own = {"SLURM_NODEID": str(node), "SLURM_STEP_NODELIST": hosts, "SLURM_STEP_NUM_TASKS": number}
-        machine.env = {**machine.env, **own}
 
 
 def begin(machine: Machine, path: Path, *options: str) -> Machine:

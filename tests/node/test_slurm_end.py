@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shutil
@@ -21,7 +22,7 @@ from clustertool.model.wire.record_lines import read_events
 from clustertool.node.join.child_task import ChildTask
 from clustertool.node.join.slurm_allocation import SlurmAllocation
 from tests.node.harness import look, pids, read, until
-from tests.node.joining import JoinBench, Machine, codes, start
+from tests.node.joining import JoinBench, Machine, codes, start, tasks
 
 JOB = "41"
 LINE = (
@@ -50,11 +51,8 @@ def answers(folder: Path, script: str) -> None:
 def allocation(bench: JoinBench, folder: Path, count: int, command: str = WAIT, **fields: Any) -> list[Machine]:
     """Machines as srun starts them."""
     machines = bench.job(count, command, indices=[None] * count, engine="slurm", **fields)
-    nodes = ",".join(f"127.0.0.{21 + node}" for node in range(count))
-    for node, machine in enumerate(machines):
-        env = {"SLURM_JOB_ID": JOB, "SLURM_NODEID": str(node), "SLURM_STEP_NODELIST": nodes}
-        env |= {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": str(count), "SLURM_STEP_NUM_TASKS": str(count)}
-        machine.env = {**machine.env, **env, "PATH": f"{folder}:{os.environ['PATH']}"}
+    step = {"SLURM_JOB_ID": JOB, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": str(count)}
+    tasks(machines, **step, PATH=f"{folder}:{os.environ['PATH']}")
     return machines
 
 
@@ -79,6 +77,13 @@ def below(pid: int) -> list[int]:
     return found[::-1]
 
 
+def send(number: int, *machines: Machine) -> None:
+    """A signal for all processes of these machines. One may end because another one has ended."""
+    for pid in [pid for machine in machines for pid in below(machine.process.pid)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 def outcomes(machines: list[Machine]) -> set[tuple[str, int, str]]:
     ends = [machine.events("ended")[-1] for machine in machines]
     return {(end["state"], end["code"], end["reason"]) for end in ends}
@@ -91,9 +96,7 @@ def exits(machines: list[Machine]) -> set[tuple[int, bool]]:
 def test_all_processes_get_sigterm(join_bench: JoinBench, scontrol: Path) -> None:
     """As scancel does. The guard ignores it, and scontrol is no process of the job."""
     machines = ready(allocation(join_bench, scontrol, 3))
-    for machine in machines:
-        for pid in below(machine.process.pid):
-            os.kill(pid, signal.SIGTERM)
+    send(signal.SIGTERM, *machines)
     assert codes(machines) == [143, 143, 143]
     assert outcomes(machines) == {("stopped", 143, "Slurm's job 41 was cancelled (scancel)")}
     assert exits(machines) == {(signal.SIGTERM, True)}
@@ -209,8 +212,7 @@ def running(folder: Path, machines: list[Machine], comment: str = "", requeue: i
 
 def kill(machine: Machine) -> None:
     """The machine crashes."""
-    for pid in below(machine.process.pid):
-        os.kill(pid, signal.SIGKILL)
+    send(signal.SIGKILL, machine)
 
 
 @pytest.mark.parametrize(
@@ -426,8 +428,7 @@ def test_whether_slurm_may_start_a_job_again(scontrol: Path, line: str, state: J
 def test_a_killed_job_is_started_again(join_bench: JoinBench, scontrol: Path) -> None:
     """It could record nothing: its node has crashed, or Slurm has sent SIGKILL. While it runs again, it has no outcome."""
     machines = ready(allocation(join_bench, scontrol, 2, LAST.replace("&& exit", "&& sleep 600")))
-    for pid in [pid for machine in machines for pid in below(machine.process.pid)]:
-        os.kill(pid, signal.SIGKILL)
+    send(signal.SIGKILL, *machines)
     assert codes(machines) == [-9, -9]
     until(lambda: not join_bench.living(), "nothing lives")
     again(machines, 3)

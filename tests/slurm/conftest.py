@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cli import SOON, until
+from tests.node_code import NodeCode
 from tests.slurm.slurm_lab import SlurmLab, why_no_slurm
 from tests.slurm.slurm_site import SlurmSite
 
@@ -27,21 +28,23 @@ def slurm_here() -> None:
 
 
 @pytest.fixture
-def slurm(slurm_here: None, tmp_path: Path) -> Iterator[Callable[..., SlurmSite]]:
+def slurm(slurm_here: None, node_code: NodeCode, tmp_path: Path) -> Iterator[Callable[..., SlurmSite]]:
     """`slurm(3, login=Node(hide=("sbatch",))) -> SlurmSite`: a folder on the laptop of a new cluster that a test may break."""
     with contextlib.ExitStack() as clusters:
 
         def make(nodes: int = 3, **options: Any) -> SlurmSite:
             number = len(list(tmp_path.glob("site*")))
             lab = clusters.enter_context(SlurmLab(nodes, tmp_path / f"lab{number}", **options))
+            node_code.put_into(lab.home(0))
             return clusters.enter_context(contextlib.closing(SlurmSite(tmp_path / f"site{number}", lab)))
 
         yield make
 
 
 @pytest.fixture(scope="session")
-def three_nodes(slurm_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
+def three_nodes(slurm_here: None, node_code: NodeCode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
     with SlurmLab(3, tmp_path_factory.mktemp("slurm") / "lab") as lab:
+        node_code.put_into(lab.home(0))
         yield lab
 
 
@@ -49,7 +52,7 @@ def three_nodes(slurm_here: None, tmp_path_factory: pytest.TempPathFactory) -> I
 def queue(three_nodes: SlurmLab, tmp_path: Path) -> Iterator[SlurmSite]:
     """A folder on the laptop of a cluster of 3 nodes that all tests share: its queue, nodes and file system are empty."""
     site = SlurmSite(tmp_path / "site", three_nodes)
-    kept = set(site.shared.iterdir())  # mount points of the hosts
+    kept = set(site.shared.iterdir())  # mount points of the hosts, and the node's code
     try:
         yield site
         until(lambda: not three_nodes.slurm("squeue", "--noheader"), SOON, lambda: "the queue to be empty")

@@ -10,8 +10,8 @@ import pytest
 
 from tests import nvml
 from tests.cli import until
+from tests.slurm.queue_jobs import is_over
 from tests.slurm.slurm_site import SlurmSite
-from tests.slurm.test_slurm_engine import is_over
 
 SHOW = """
     import os, time

@@ -10,11 +10,11 @@ import time
 import pytest
 
 from tests.cli import CLUSTERTOOL
+from tests.slurm.queue_jobs import STEPS
 from tests.slurm.slurm_site import SlurmSite
 
 pytestmark = pytest.mark.engines
 
-STEPS = "import time\nfor step in range(1000):\n    print('step', step, flush=True)\n    time.sleep(0.2)\n"
 RESULT = "import os\nopen('output/part' + os.environ['PADDLE_TRAINER_ID'], 'w').write('42')\nprint('done')\n"
 
 

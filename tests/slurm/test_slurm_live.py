@@ -8,8 +8,8 @@ import pytest
 
 from clustertool.engines.slurm.srun_link import LoginLinks, SrunLink
 from tests.cli import CLUSTERTOOL, REPO, until
+from tests.slurm.queue_jobs import STEPS, blocker, is_over
 from tests.slurm.slurm_site import SlurmSite
-from tests.slurm.test_slurm_engine import STEPS, blocker, is_over
 
 
 def running(site: SlurmSite, nodes: int) -> str:
