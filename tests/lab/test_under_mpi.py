@@ -182,6 +182,7 @@ def test_the_order_of_the_hosts_is_that_of_mpirun(hosts: MpiHosts) -> None:
     assert done.stdout.split()[:4] == ["True", "True", "node0", "6"], done.stderr
 
 
+@pytest.mark.chaos
 def test_the_exit_code_is_that_of_the_program(hosts: MpiHosts) -> None:
     hosts.write(
         H=slots(OPEN_MPI, 1), train="import os, sys, time\nsys.exit(7) if os.environ['RANK'] == '2' else time.sleep(60)"
