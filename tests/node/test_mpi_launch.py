@@ -152,7 +152,9 @@ def test_ranks_are_children_of_their_supervisors(bench: Bench, mpirun: Any) -> N
 
 def test_a_rank_that_fails_has_its_own_code(bench: Bench, mpirun: Any) -> None:
     """The others are victims, and mpirun's own exit is no failure."""
-    job = run(bench, mpirun, "echo ready; [ $RANK = 3 ] && sleep 1 && exit 7; sleep 60")
+    text = "echo ready; while [ ! -e go ]; do sleep 0.1; done; [ $RANK = 3 ] && exit 7; sleep 60"
+    job = run(bench, mpirun, text).ready()  # all have started, also where mpirun takes long
+    (job.dir(1) / "go").touch()
     ended = job.ended()
     assert (ended["state"], ended["code"], ended["culprits"]) == ("failed", 7, [["trainer", 3]])
     assert ["trainer", 0] in ended["victims"] and ["trainer", 5] in ended["victims"]
