@@ -6,10 +6,12 @@ variable (RANK_VARIABLE), which is set for mpirun and for each daemon, and names
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import shutil
 import sys
+import zipfile
 from typing import TYPE_CHECKING, Dict
 
 import clustertool
@@ -31,12 +33,12 @@ from clustertool.node.mpi import {module}
 {module}.main(sys.argv[2], sys.argv[3:])"""
 
 
-def write(spec: Spec, job: int, folder: str) -> None:
+def write(spec: Spec, job: int, folder: str, bundle: bytes) -> None:
     """Write the scripts into the job's directory, whose descriptor is `job`. Raises OSError.
 
-    folder: that of the job outside of its directory.
+    folder: that of the job outside of its directory. bundle: the file by which this machine has joined the job, b"" if none.
     """
-    place = _code(folder)
+    place = _code(folder, bundle)
     _write(job, _RANK_SCRIPT, _script("rank_wrapper", place, spec["job_dir"]))
     if "hostfile" in spec:
         _write(job, HOSTFILE, spec["hostfile"])
@@ -49,12 +51,18 @@ def variables(spec: Spec, folder: str) -> Dict[str, str]:
     return {RANK_VARIABLE: script, "CLUSTERTOOL_MARK": spec["mark"], "TMPDIR": folder}
 
 
-def _code(folder: str) -> str:
-    """The directory, or archive, of the tool's code for as long as the job runs."""
+def _code(folder: str, bundle: bytes) -> str:
+    """The directory of the tool's code for as long as the job runs. Raises OSError.
+
+    A bundle has the job's key, and its file may be removed by now: the code alone is written.
+    """
     place = os.path.dirname(os.path.dirname(os.path.abspath(clustertool.__file__)))
-    if not os.path.basename(place).startswith(_TEMPORARY):
-        return place
-    return shutil.copytree(place, os.path.join(folder, "code"))
+    copy = os.path.join(folder, "code")
+    if not os.path.isdir(place):
+        with zipfile.ZipFile(io.BytesIO(bundle) if bundle else place) as archive:
+            archive.extractall(copy, [name for name in archive.namelist() if name.startswith("clustertool/")])
+        return copy
+    return shutil.copytree(place, copy) if os.path.basename(place).startswith(_TEMPORARY) else place
 
 
 def _script(module: str, place: str, job_dir: str) -> str:

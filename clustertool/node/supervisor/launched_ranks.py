@@ -37,15 +37,15 @@ class LaunchedRanks:
         self._late: List[Key] = []  # the newest of them
         self._folders: Dict[str, str] = {}
 
-    def prepare(self, job: int) -> None:
-        """Make the job's private folders, and write what mpirun calls. Raises PreflightError."""
+    def prepare(self, job: int, bundle: bytes) -> None:
+        """Make the job's private folders, and write what mpirun calls. bundle: see launcher_scripts. Raises PreflightError."""
         if not self.present:
             return
         self._folders = session_folder.make(self._spec["mark"])
         try:
-            launcher_scripts.write(self._spec, job, self._folders["sockets"])
+            launcher_scripts.write(self._spec, job, self._folders["sockets"], bundle)
         except OSError as error:
-            what = f"cannot write to {self._spec['job_dir']}: {error.strerror}"
+            what = f"cannot write to {self._spec['job_dir']} or {self._folders['sockets']}: {error.strerror}"
             raise PreflightError(what, "make room on the disk of ROOT_DIR") from None
 
     def remove(self) -> None:
