@@ -27,7 +27,7 @@ from clustertool.fleet.this_machine import Link
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.engine_node import EngineNode
-from clustertool.model.job.state_names import Name
+from clustertool.model.name_enum import Name
 from clustertool.model.planning.plan import Plan
 from clustertool.model.wire.agent_answers import JobsAnswer, StopAnswer
 from clustertool.model.wire.agent_requests import StopHow

@@ -22,7 +22,7 @@ from clustertool.model.planning.plan import Plan
 from clustertool.model.planning.probe_request import job_environment, probe_request
 from clustertool.model.wire.agent_answers import ProbeAnswer
 from clustertool.model.wire.agent_requests import JobEnvironment, ProbeWanted
-from clustertool.model.wire.messages import PROBE, Request
+from clustertool.model.wire.messages import PROBE, PROBE_FOR_CHECK, PROBE_FOR_RUN, Request
 from clustertool.show.table import fold, grouped
 from clustertool.ssh.parallel import Gathered
 from clustertool.ssh.settings import settings
@@ -147,7 +147,7 @@ def short(error: ClustertoolError) -> str:
 def for_check(cluster: Cluster, host: Host, passed: Mapping[str, str]) -> ProbeWanted:
     """Additional requests of `check` to a node: the environment of a rank, and what to search for in it."""
     job: JobEnvironment = {**job_environment(cluster, host, passed), "packages": list(cluster.check_packages)}
-    return {"long": True, "job": {} if "packages" in cluster.checks_off else job}
+    return {"job": {} if "packages" in cluster.checks_off else job}
 
 
 def for_mpi(cluster: Cluster, host: Host, passed: Mapping[str, str]) -> ProbeWanted:
@@ -162,7 +162,8 @@ def probe(fleet: Fleet, request: Wanted) -> Gathered[ProbeAnswer]:
 
 def _question(cluster: Cluster, host: Host, request: Wanted) -> Request[ProbeAnswer]:
     wanted = request(host) if callable(request) else request
-    return PROBE({**probe_request(cluster, host), **wanted})
+    kind = PROBE_FOR_CHECK if "job" in wanted else PROBE_FOR_RUN if "earlier" in wanted else PROBE
+    return kind({**probe_request(cluster, host), **wanted})
 
 
 def _ping(cluster: Cluster, into: dict[int, bool | None]) -> None:

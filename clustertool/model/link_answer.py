@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clustertool.model.job.state_names import Name
+from clustertool.model.name_enum import Name
 
 
 class LinkAnswer(Name):

@@ -255,7 +255,7 @@ class Stream:
 
 def request(name: str, **fields: Any) -> Request[Any]:
     """A request by its type, with the fields that a test needs."""
-    plain = {"nic": "", "address": "", "explicit_address": "", "ports": []} if name == "probe" else {"job": ""}
+    plain = {"nic": "", "address": "", "explicit_address": "", "ports": []} if name.startswith("probe") else {"job": ""}
     return Request(REQUESTS[name], {**plain, **fields})
 
 
@@ -327,7 +327,7 @@ class Node:
             "explicit_address": given,
             "ports": [],
         }
-        return self.ask("probe", **{**request, **fields})
+        return self.ask("probe-check" if "job" in fields else "probe", **{**request, **fields})
 
 
 class Job:

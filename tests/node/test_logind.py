@@ -59,7 +59,7 @@ def asked(tmp_path: Path, name: str) -> list[str]:
 
 
 def warnings(node: Node) -> list[list[str]]:
-    return [problem for problem in node.probe(long=True, job={})["problems"] if problem[0] == "limits"]
+    return [problem for problem in node.probe(job={})["problems"] if problem[0] == "limits"]
 
 
 def test_with_linger_the_supervisor_is_in_a_scope(bench: Bench, node: Made, tmp_path: Path) -> None:

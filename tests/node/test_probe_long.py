@@ -25,7 +25,7 @@ JOB: dict[str, Any] = {"prelude": "", "first_path": "", "ld_library_path": "", "
 
 def asked(bench: Bench, **job: Any) -> Facts:
     job.setdefault("first_path", str(Path(sys.executable).parent))
-    return read_facts(0, bench.nodes(1)[0].probe(long=True, job={**JOB, **job}))
+    return read_facts(0, bench.nodes(1)[0].probe(job={**JOB, **job}))
 
 
 def test_condition(bench: Bench) -> None:
@@ -109,7 +109,7 @@ def test_prelude_is_applied_and_may_be_noisy(bench: Bench, tmp_path: Path) -> No
 
 def test_the_logins_proxies_do_not_reach_the_job(bench: Bench) -> None:
     node = bench.nodes(1, env={"http_proxy": "http://x"})[0]
-    facts = read_facts(0, node.probe(long=True, job={**JOB, "first_path": str(Path(sys.executable).parent)}))
+    facts = read_facts(0, node.probe(job={**JOB, "first_path": str(Path(sys.executable).parent)}))
     assert facts.job_proxies == ()
 
 
@@ -141,7 +141,7 @@ def test_ranks_without_a_supervisor(bench: Bench) -> None:
     """A running job is none; one whose supervisor and guard are gone is, until it is stopped."""
     nodes = bench.nodes(1)
     job = bench.run(nodes, p.PLAIN, per_node=2).ready()
-    request: dict[str, Any] = {"long": True, "job": {}}
+    request: dict[str, Any] = {"job": {}}
     assert nodes[0].probe(**request)["leftovers"] == []
     keepers = [job.process("supervisor"), job.process("guard")]
     for number in (signal.SIGSTOP, signal.SIGKILL):  # both at once, as neither may see the other's end

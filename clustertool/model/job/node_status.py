@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
+from clustertool.model.job.caretakers import CaretakerRecord, Event
 from clustertool.model.job.outcome import LEAD, Outcome, read_outcome
 from clustertool.model.job.state_names import OUTCOMES, JobState, NodeCause, NodeState, StartReason
 
-Event = Mapping[str, Any]
-CARETAKERS = ("supervisor", "guard", "gauge")
 _STEPS = frozenset({"supervisor", "started", "stopping", "clean", "ended"})
 
 
@@ -51,15 +50,13 @@ def read_part(summary: Mapping[str, Any]) -> NodePart:
     return NodePart(node, state, None if code is None else int(code), reason, start, final)
 
 
-class NodeRecord:
+class NodeRecord(CaretakerRecord):
     """The state of a node's supervisor and its outcome, from the node's own events; ranks are in JobStatus."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.known = False  # it has a record of the job
-        self.caretakers: Dict[str, Tuple[int, int]] = {}  # kind -> (pid, start time) of the newest one
-        self.boot = self.space = ""  # of the newest supervisor
         self.began = 0.0  # when the first supervisor started, by the clock of the node
-        self.damaged = False  # an event is not valid
         self.entered = False  # a rank was started, or could not be; also if it is not known whether one was
         self.step = ""  # the newest event about starting and stopping ranks
         self.survivors: List[str] = []
@@ -71,15 +68,13 @@ class NodeRecord:
 
     def apply(self, event: Event) -> None:
         self.known = True
+        super().apply(event)
         kind = event.get("type")
-        if kind in CARETAKERS:
-            self.caretakers[str(kind)] = int(event["pid"]), int(event.get("start", 0))
         if kind in _STEPS:
             self.step = str(kind)
         if kind in ("supervisor", "started"):
             self.clean = self.supervisor_lost = False
         if kind == "supervisor":
-            self.boot, self.space = str(event.get("boot", "")), str(event.get("space", ""))
             self.began = self.began or float(event.get("t", 0))
         elif kind == "job":  # a second one: the engine has started the job again
             self.entered = bool(event.get("restored"))
@@ -97,13 +92,6 @@ class NodeRecord:
         elif kind == "ended":
             self.clean = not self.survivors
             self.ended, self.ended_at = read_outcome(event), float(event.get("t", 0))
-
-    def take(self, event: Event) -> None:
-        """Apply an event that may not be valid: a program of the job can damage its records."""
-        try:
-            self.apply(event)
-        except (KeyError, TypeError, ValueError):
-            self.damaged = True
 
     def part_of(self, node: int, alive: bool, unknown: str = "") -> NodePart:
         """`alive`: a supervisor is recorded and lives. `unknown`: why the state of its processes is not known."""

@@ -19,7 +19,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any, Callable, Container, Dict, FrozenSet, Iterable, List, Mapping, Optional, Set, Tuple
 
-from clustertool.model.job.node_status import Event, NodePart, NodeStatus, NodeTrouble
+from clustertool.model.job.caretakers import Event
+from clustertool.model.job.node_status import NodePart, NodeStatus, NodeTrouble
 from clustertool.model.job.outcome import LEAD, Failure, Key, Outcome, exit_code
 from clustertool.model.job.rank_places import MOST, unpack
 from clustertool.model.job.state_names import OUTCOMES, JobState, NodeCause, NodeState, RankState

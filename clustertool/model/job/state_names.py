@@ -5,14 +5,7 @@ Apart from state.py because supervisors need these names and nothing else of tha
 
 from __future__ import annotations
 
-from enum import Enum
-
-
-class Name(str, Enum):
-    """A string of a fixed set. str() gives the value in every version of Python."""
-
-    def __str__(self) -> str:
-        return str(self.value)
+from clustertool.model.name_enum import Name
 
 
 class JobState(Name):

@@ -150,12 +150,11 @@ class EarlierWanted(TypedDict):
 class ProbeWanted(TypedDict, total=False):
     """What a command wants to know besides."""
 
-    earlier: EarlierWanted
+    earlier: EarlierWanted  # with the request of `run` only
+    job: JobEnvironment  # with the request of `check` only
     job_workspace: str
     listing: bool
     release: str
-    long: bool  # like job: only `check` asks for what takes longer
-    job: JobEnvironment
     mpi: JobEnvironment  # of a job in mode mpi: packages are daemons of mpirun
     engine: str  # that has started the node and allocates its devices; "": none
 

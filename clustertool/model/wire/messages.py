@@ -118,6 +118,10 @@ LAUNCH: Kind[r.LaunchRequest, a.Answer] = Kind("start", "agent.launch:start", in
 # -- checks before a job: see node/probe, node/devices
 
 PROBE: Kind[r.ProbeRequest, a.ProbeAnswer] = Kind("probe", "probe.probe:probe", long=True)
+PROBE_FOR_RUN: Kind[r.ProbeRequest, a.ProbeAnswer] = Kind("probe-run", "probe.run_probe:probe_for_run", long=True)
+PROBE_FOR_CHECK: Kind[r.ProbeRequest, a.ProbeAnswer] = Kind(
+    "probe-check", "probe.check_probe:probe_for_check", long=True
+)
 MEET: Kind[r.MeetRequest, a.SeenAnswer] = Kind("meet", "probe.shared_root:meet")
 LINK_OPEN: Kind[r.OpenRequest, a.OpenedAnswer] = Kind("link-open", "probe.link_test:open_ports")
 LINK_TRY: Kind[r.TryRequest, a.TriesAnswer] = Kind("link-try", "probe.link_test:try_targets")

@@ -15,7 +15,7 @@ from clustertool.model.hints import PROGRAM
 from clustertool.model.job.node_status import NodeRecord
 from clustertool.model.paths import OURS
 from clustertool.model.wire.record_lines import read_events
-from clustertool.node.jobs import log_growth
+from clustertool.node.jobs import rank_log
 from clustertool.node.jobs.rank_log import PIECE, tail_offset
 from clustertool.node.jobs.records import Record
 from clustertool.node.storage import files
@@ -37,7 +37,7 @@ class Follower:
     request: logs "all", a role or [[role, rank], ...]; file: instead of logs, one file in log/; offsets {log name: bytes to
     skip}; tail: lines from the end or null; since: only lines that were written at this time or later; follow: false reads what
     is there and ends; by_time: what is there comes in the order in which it was written. Each piece has then the time `t` at
-    which it was written at the latest: see log_growth.py. What is not recorded yet has the time of the last write to the log.
+    which it was written at the latest: see rank_log.py. What is not recorded yet has the time of the last write to the log.
     """
 
     def __init__(self, record: Record, request: FollowRequest) -> None:
@@ -60,7 +60,7 @@ class Follower:
         self._before: Dict[str, int] = {}  # sizes of the logs then
         if request.get("since") is not None:
             self._since = time.time() - request.get("now", 0.0) + request["since"]
-            self._before = log_growth.sizes_at(self._job, self._since)
+            self._before = rank_log.sizes_at(self._job, self._since)
         self._gone = False
         self._check_at = 0.0
         self.ended = False
@@ -127,7 +127,7 @@ class Follower:
             if offset is None:
                 offset = 0 if tail is None else tail_offset(fd, tail)
                 if self._since is not None:
-                    offset = max(offset, log_growth.offset_at(fd, self._before.get(name, 0), self._since))
+                    offset = max(offset, rank_log.offset_at(fd, self._before.get(name, 0), self._since))
             role, rank = key
             about: LogFrame = {
                 "type": "log",
@@ -163,7 +163,7 @@ class Follower:
 
     def _in_order(self) -> Iterator[Tuple[StreamFrame, bytes]]:
         """Logs as they grew, by the supervisor's record of (time, log, size); times are the laptop's that started the job."""
-        for t, name, size in log_growth.read(self._job):
+        for t, name, size in rank_log.growth(self._job):
             log = self._logs.get(name)
             at = -1  # a program that truncates its own log makes it shorter than the record says
             while log is not None and at < log[1]["off"] < size:

@@ -13,7 +13,7 @@ import os
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping
 
 from clustertool.model.job import formats
-from clustertool.model.job.node_status import CARETAKERS
+from clustertool.model.job.caretakers import CARETAKERS
 from clustertool.model.paths import OURS, JobPaths
 from clustertool.node.storage import files
 from clustertool.node.system import processes

@@ -1,15 +1,22 @@
-"""This module reads the end of a rank's log: its last lines, and the progress that the program printed there."""
+"""This module reads a rank's log: its last lines, the progress that the program printed there, and when its lines were written.
+
+A log has no times itself. growth.jsonl is the supervisor's record of how logs have grown (model/job/usage.py). The time of a
+byte is that of the first record in which the log is long enough to have it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-from typing import NamedTuple, Optional, Tuple
+from typing import Dict, Iterator, NamedTuple, Optional, Tuple
 
 from clustertool.model.job import progress as steps
+from clustertool.model.paths import OURS
 from clustertool.node.storage import files
 
 PIECE = 256 << 10
+_LATEST = 1e11  # seconds since the epoch; the laptop refuses a later time
 
 
 class RankProgress(NamedTuple):
@@ -67,3 +74,38 @@ def last_lines(job: int, name: str, lines: int, limit: int = 64 << 10) -> str:
     with files.closing(files.open_read(job, name)) as fd:
         start = max(tail_offset(fd, lines), os.fstat(fd).st_size - limit)
         return os.pread(fd, limit, start).decode("utf-8", "backslashreplace")
+
+
+# -- when its lines were written
+
+
+def growth(job: int) -> Iterator[Tuple[float, str, int]]:
+    """(time by this node's clock, log, size), in order of time. `job`: the descriptor of the job's directory."""
+    try:
+        fd = files.open_read(job, f"{OURS}/growth.jsonl")
+    except OSError:  # nothing has grown, or it cannot be known
+        return
+    with open(fd, "rb") as file:
+        for line in file:
+            # A line can be torn by a crash, or not ours.
+            with contextlib.suppress(ValueError, TypeError, OverflowError, RecursionError):
+                t, name, size = json.loads(line)
+                t, size = float(t), int(size)
+                if 0 <= t < _LATEST and size >= 0:
+                    yield t, str(name), size
+
+
+def sizes_at(job: int, t: float) -> Dict[str, int]:
+    """The size that each log had at a time, as far as it is recorded."""
+    return {name: size for at, name, size in growth(job) if at < t}
+
+
+def offset_at(fd: int, before: int, t: float) -> int:
+    """Where the first line of a log begins that was completed at time `t` or later. `before`: its recorded size at `t`.
+
+    Nothing that is later is left out: where the records are coarse, some older lines follow.
+    """
+    about = os.fstat(fd)
+    if about.st_mtime < t:
+        return line_start(fd, about.st_size)
+    return line_start(fd, before) if before <= about.st_size else 0  # else its program has truncated it

@@ -6,23 +6,23 @@ import contextlib
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, cast
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, cast
 
 from clustertool.errors import PreflightError
 from clustertool.model.job import formats
 from clustertool.model.job.job_names import can_mean
-from clustertool.model.job.node_status import CARETAKERS, NodePart, NodeRecord, record_of
+from clustertool.model.job.node_status import NodePart, NodeRecord, record_of
 from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import OURS, JobPaths, is_job_id
 from clustertool.model.wire.record_lines import known_skew, read_events, written_event
 from clustertool.node.jobs import ledger
+from clustertool.node.jobs.job_processes import JobProcesses, recorded_here
 from clustertool.node.storage import files
 from clustertool.node.system import processes
-from clustertool.node.system.processes import Process
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import JobSummary
-    from clustertool.model.wire.event_types import Event, JobHeader
+    from clustertool.model.wire.event_types import JobHeader
 
 _TAIL = 4096
 _TEXTS = ("entry", "hostname", "name", "owner", "mode", "command", "asked", "job_name", "workspace")
@@ -37,20 +37,13 @@ class Key(NamedTuple):
     leads: bool
 
 
-class Record:
+class Record(JobProcesses):
     """One job on this node. `header` is its first event; `trouble` is why its records cannot be used, or "".
 
     here: its processes are, or were, processes of this machine. See shared_records.py for others.
     """
 
     here = True
-
-    def __init__(self, base: str, job: str, header: JobHeader, trouble: Optional[PreflightError] = None) -> None:
-        self.paths = JobPaths(base, job)
-        self.job = job
-        self.header = header
-        self.trouble = trouble
-        self._entry: Optional[ledger.Entry] = None
 
     @classmethod
     def read(cls, base: str, job: str) -> Record:
@@ -90,42 +83,6 @@ class Record:
         """Whether a user who writes `text` can mean this job."""
         return can_mean(text, self.job, self.asked, self.name)
 
-    @property
-    def entry(self) -> ledger.Entry:
-        """What the ledger has of it; {} if nothing that can be used."""
-        if self._entry is None:
-            self._entry = ledger.read(self.paths)
-            try:
-                formats.require_known(self._entry, self.paths.ledger)
-            except PreflightError as error:
-                self.trouble, self._entry = self.trouble or error, {}
-        return self._entry
-
-    def events(self) -> List[Event]:
-        """All of them; where a program has emptied or removed the file, what the ledger has of them comes first."""
-        found: List[Event] = []
-        with contextlib.suppress(OSError):
-            found = read_events(files.read_file(self.paths.events).split(b"\n"))
-        return found if any(event["type"] == "job" for event in found) else [*self._restored(), *found]
-
-    def first_event(self) -> Event:
-        return {**self.header, "t": self.header.get("created", 0.0), "type": "job"}
-
-    def _restored(self) -> Iterator[Event]:
-        entry = self.entry
-        if "supervisor" in entry:
-            t = self.header.get("created", 0.0)
-            yield cast("Event", {**self.first_event(), "restored": True})
-            for kind in CARETAKERS:
-                process = ledger.process(entry, kind)
-                if process:
-                    about = {"t": t, "type": kind, "pid": process.pid, "start": process.start}
-                    if kind == "supervisor":
-                        about.update(boot=entry.get("boot", ""), space=entry.get("space", ""))
-                    yield cast("Event", about)
-            if isinstance(entry.get("ended"), dict):
-                yield cast("Event", {**entry["ended"], "t": t, "type": "ended"})
-
     def own(self) -> NodeRecord:
         """What its events say of its supervisor and of its end."""
         return record_of(self.events())
@@ -141,21 +98,9 @@ class Record:
                     return found
         return self.own()
 
-    def process(self, kind: str, own: Optional[NodeRecord] = None) -> Optional[Process]:
-        """The newest supervisor, guard or gauge, alive or not; None where another boot recorded it."""
-        own = self.own() if own is None else own
-        found = own.caretakers.get(kind)
-        return Process(*found) if found and _here(own.boot, own.space) else None
-
     def supervised(self, own: Optional[NodeRecord] = None) -> bool:
         """Whether its supervisor lives."""
         return self.caretakers(own, ("supervisor",)) != []
-
-    def caretakers(self, own: Optional[NodeRecord] = None, kinds: Sequence[str] = CARETAKERS[:2]) -> List[Process]:
-        """Those of supervisor and guard, or of other `kinds`, that live."""
-        own = self.own() if own is None else own
-        found = [self.process(kind, own) for kind in kinds]
-        return [process for process in found if process and processes.alive(process)]
 
     def heartbeat(self) -> Optional[float]:
         """Seconds since its supervisor last moved, if it ever did."""
@@ -187,7 +132,7 @@ class Record:
         if name in ("", os.uname().nodename):
             return ""
         own = self.own()
-        return "" if own.boot and _here(own.boot, own.space) else name
+        return "" if own.boot and recorded_here(own.boot, own.space) else name
 
     def unknown(self) -> str:
         """Why it is not known from here whether it runs; "" if it can be known."""
@@ -213,7 +158,7 @@ class Record:
     def _rebooted(self) -> bool:
         """Nothing lives of a job that was started before this machine was."""
         own = self.own()
-        return bool(own.boot) and not _here(own.boot, own.space)
+        return bool(own.boot) and not recorded_here(own.boot, own.space)
 
     def summary(self, part: NodePart) -> JobSummary:
         """For `inv jobs`: one line about this job as this node knows it."""
@@ -260,10 +205,6 @@ class Record:
             return own.part_of(self.node, False)._replace(reason=own.ended.reason[:_TAIL])
         alive = self.supervised(own)
         return own.part_of(self.node, alive, "" if alive else self.unknown())
-
-
-def _here(boot: str, space: str) -> bool:
-    return boot == processes.boot_id() and space in ("", processes.space())
 
 
 def find(root: str, entry: str, hostname: str, job: str = "", exact: bool = False) -> List[Record]:

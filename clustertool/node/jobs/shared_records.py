@@ -14,6 +14,7 @@ import os
 from typing import TYPE_CHECKING, Container, Iterator, List, Optional
 
 from clustertool.errors import NotFound, PreflightError
+from clustertool.model.job.caretakers import CaretakerRecord
 from clustertool.model.job.node_status import NodeRecord
 from clustertool.model.paths import is_base, node_of
 from clustertool.node.jobs.records import Record, names
@@ -34,7 +35,7 @@ class SharedRecord(Record):
 
     here = False
 
-    def process(self, kind: str, own: Optional[NodeRecord] = None) -> Optional[Process]:
+    def process(self, kind: str, own: Optional[CaretakerRecord] = None) -> Optional[Process]:
         """None: a process of this machine with the same pid is another one."""
         return None
 

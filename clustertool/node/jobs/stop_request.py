@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Dict, Sequence
 
 from clustertool.errors import NotFound, PreflightError
 from clustertool.model.hints import PROGRAM
-from clustertool.model.job.node_status import CARETAKERS
+from clustertool.model.job.caretakers import CARETAKERS
 from clustertool.model.job.state_names import JobState, StopState
 from clustertool.node.jobs import descendants, queries, records, supervisor_client
 from clustertool.node.jobs.records import Record

@@ -18,7 +18,8 @@ from typing import Dict, Iterator, List, Sequence, Tuple
 from clustertool.errors import PortInUse, PreflightError
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job import formats
-from clustertool.node.jobs.records import Record
+from clustertool.model.job.caretakers import CaretakerRecord
+from clustertool.node.jobs.job_processes import JobProcesses
 from clustertool.node.system import private_directory, processes
 from clustertool.node.system.file_lock import lock_within
 
@@ -177,18 +178,19 @@ def _over(job: str, base: str) -> bool:
     if job == _CHECK:
         numbers = [int(item) for item in base.split() if item.isdecimal()]
         return len(numbers) != 2 or not processes.alive(processes.Process(*numbers))
-    record = Record(base, job, {"id": job})
-    if not os.path.isdir(record.paths.dir):
+    known = JobProcesses(base, job, {"id": job})
+    if not os.path.isdir(known.paths.dir):
         return True
-    return record.last().ended is not None or _dead(record)
+    own = known.own()
+    return own.over or _dead(known, own)
 
 
-def _dead(record: Record) -> bool:
+def _dead(job: JobProcesses, own: CaretakerRecord) -> bool:
     """Neither its supervisor nor its guard lives; a job that was placed has a while to start."""
-    known: List[processes.Process] = [p for p in (record.process("supervisor"), record.process("guard")) if p]
+    known = [process for process in (job.process("supervisor", own), job.process("guard", own)) if process]
     if known:
         return not any(processes.alive(process) for process in known)
     try:
-        return time.time() - os.stat(record.paths.ours).st_mtime > _PLACED
+        return time.time() - os.stat(job.paths.ours).st_mtime > _PLACED
     except FileNotFoundError:  # it is being made, or removed, this moment
         return False

@@ -8,26 +8,23 @@ import resource
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, List, Mapping, Sequence, Tuple
 
 from clustertool.model import paths
 from clustertool.model.devices import visibility
 from clustertool.model.launcher_variables import cpus_of_task
 from clustertool.node.devices import detect, locks
-from clustertool.node.jobs import queries
-from clustertool.node.jobs.records import Record
 from clustertool.node.ports import claims, listeners, reservations
 from clustertool.node.probe import job_environment
-from clustertool.node.probe.name_service import resolved
 from clustertool.node.probe.network_addresses import interfaces, nic_of
 from clustertool.node.storage import files
-from clustertool.node.system import logind, path_trust, pressure, private_directory, processes, programs, users
+from clustertool.node.system import path_trust, pressure, private_directory, processes, programs, users
 from clustertool.node.system.node_context import NodeContext
 from clustertool.node.system.work_counter import step
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import ProbeAnswer
-    from clustertool.model.wire.agent_requests import JobEnvironment, ProbeRequest
+    from clustertool.model.wire.agent_requests import ProbeRequest
 
 # File systems that other machines see too; there, a directory is known by server, export and inode.
 _NETWORK = "nfs nfs4 cifs smb3 lustre gpfs beegfs beegfs_nodev ceph glusterfs 9p afs".split()
@@ -35,7 +32,7 @@ Problem = Tuple[str, str, str, str]  # column of the check, level, what, fix
 
 
 def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
-    """The fields of model.facts.Facts. `long` asks also for what takes longer, with `job` for job_environment."""
+    """The fields of model.facts.Facts that each command reads."""
     began = time.monotonic()
     problems: List[Problem] = []
     root = files.resolve(request["root_dir"])
@@ -88,12 +85,13 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
     answer.update(_condition(existing, nic))
     if request.get("job_workspace"):
         answer.update(_workspace(request["job_workspace"], request.get("listing", True), problems))
-    if request.get("earlier"):
-        answer["earlier"] = queries.list_earlier(node, request["earlier"], problems)
     if request.get("mpi"):
         answer.update(job_environment.read_mpi(request["mpi"]))
-    if request.get("long"):
-        answer.update(_long(root, request["job"], str(answer["own"]), problems))
+    return timed(answer, began)
+
+
+def timed(answer: ProbeAnswer, began: float) -> ProbeAnswer:
+    """The answer with the time of its end, and with what it took since `began`, in seconds."""
     answer["time"], answer["took"] = time.time(), time.monotonic() - began
     return answer
 
@@ -102,26 +100,6 @@ def _cpus(engine: str) -> int:
     """The CPUs that this process may use. A scheduler may not enforce what it allocates."""
     usable = len(os.sched_getaffinity(0))
     return min(usable, cpus_of_task(os.environ) or usable) if engine else usable
-
-
-def _long(root: str, job: JobEnvironment, own: str, problems: List[Problem]) -> ProbeAnswer:
-    versions: ProbeAnswer = {}
-    if job:
-        versions, wrong = job_environment.read_versions(job)
-        problems += wrong
-    ends, fix = logind.warning()
-    if ends:
-        problems.append(("limits", "warn", ends, fix))
-    wrong_lock = locks.trouble()
-    if wrong_lock:
-        fix = "jobs go on without it, by their own lock files; ask that user, or root, to end it or remove the file"
-        problems.append(("devices", "warn", f"the lock for taking devices: {wrong_lock}", fix))
-    return {
-        **versions,
-        "leftovers": _leftovers(root),
-        "own": own or resolved(socket.gethostname()),
-        "examined": True,
-    }
 
 
 def _existing(path: str) -> str:
@@ -326,27 +304,3 @@ def _listing(top: str, most: int, size: int) -> Tuple[List[str], bool]:
             found.append(path)
         step()
     return found, True
-
-
-# -- processes of jobs whose supervisor and guard have ended ---
-
-
-def _leftovers(root: str) -> List[Tuple[str, int]]:
-    """(job, how many processes), by job."""
-    found: Dict[Tuple[str, str], int] = {}
-    for pid, variables in processes.of_jobs():
-        place = _place(pid, variables)
-        if place and (place[0] == root or os.path.dirname(place[0]) == root):
-            found[place] = found.get(place, 0) + 1
-    left = {place: count for place, count in found.items() if not Record(*place, {"id": place[1]}).caretakers()}
-    return sorted((job, count) for (_, job), count in left.items())
-
-
-def _place(pid: int, variables: Mapping[bytes, bytes]) -> Optional[Tuple[str, str]]:
-    """(base directory, job) of a job's living process, from its environment."""
-    if processes.MARK not in variables or b"CLUSTERTOOL_OUTPUT" not in variables:
-        return None
-    job = os.fsdecode(variables[processes.MARK].partition(b"/")[0])
-    base, found, _ = os.fsdecode(variables[b"CLUSTERTOOL_OUTPUT"]).rpartition(f"/JOB{job}")
-    process = processes.identify(pid)
-    return (base, job) if found and process and processes.alive(process) else None

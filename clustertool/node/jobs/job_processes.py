@@ -1,0 +1,93 @@
+"""The processes that take care of a job on this node, from its records. Apart from records.py, as a probe needs no more."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Iterator, List, Optional, Sequence, cast
+
+from clustertool.errors import PreflightError
+from clustertool.model.job import formats
+from clustertool.model.job.caretakers import CARETAKERS, CaretakerRecord
+from clustertool.model.paths import JobPaths
+from clustertool.model.wire.record_lines import read_events
+from clustertool.node.jobs import ledger
+from clustertool.node.storage import files
+from clustertool.node.system import processes
+from clustertool.node.system.processes import Process
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.event_types import Event, JobHeader
+
+
+class JobProcesses:
+    """Supervisor, guard and gauge of one job on this node.
+
+    `header` is its first event, as far as the caller knows it; `trouble` is why its records cannot be used, or None.
+    """
+
+    def __init__(self, base: str, job: str, header: JobHeader, trouble: Optional[PreflightError] = None) -> None:
+        self.paths = JobPaths(base, job)
+        self.job = job
+        self.header = header
+        self.trouble = trouble
+        self._entry: Optional[ledger.Entry] = None
+
+    @property
+    def entry(self) -> ledger.Entry:
+        """What the ledger has of it; {} if nothing that can be used."""
+        if self._entry is None:
+            self._entry = ledger.read(self.paths)
+            try:
+                formats.require_known(self._entry, self.paths.ledger)
+            except PreflightError as error:
+                self.trouble, self._entry = self.trouble or error, {}
+        return self._entry
+
+    def events(self) -> List[Event]:
+        """All of them; where a program has emptied or removed the file, what the ledger has of them comes first."""
+        found: List[Event] = []
+        with contextlib.suppress(OSError):
+            found = read_events(files.read_file(self.paths.events).split(b"\n"))
+        return found if any(event["type"] == "job" for event in found) else [*self._restored(), *found]
+
+    def first_event(self) -> Event:
+        return {**self.header, "t": self.header.get("created", 0.0), "type": "job"}
+
+    def _restored(self) -> Iterator[Event]:
+        entry = self.entry
+        if "supervisor" in entry:
+            t = self.header.get("created", 0.0)
+            yield cast("Event", {**self.first_event(), "restored": True})
+            for kind in CARETAKERS:
+                process = ledger.process(entry, kind)
+                if process:
+                    about = {"t": t, "type": kind, "pid": process.pid, "start": process.start}
+                    if kind == "supervisor":
+                        about.update(boot=entry.get("boot", ""), space=entry.get("space", ""))
+                    yield cast("Event", about)
+            if isinstance(entry.get("ended"), dict):
+                yield cast("Event", {**entry["ended"], "t": t, "type": "ended"})
+
+    def own(self) -> CaretakerRecord:
+        """What its events say of these processes and of its end."""
+        found = CaretakerRecord()
+        for event in self.events():
+            found.take(event)
+        return found
+
+    def process(self, kind: str, own: Optional[CaretakerRecord] = None) -> Optional[Process]:
+        """The newest supervisor, guard or gauge, alive or not; None where another boot recorded it."""
+        own = self.own() if own is None else own
+        found = own.caretakers.get(kind)
+        return Process(*found) if found and recorded_here(own.boot, own.space) else None
+
+    def caretakers(self, own: Optional[CaretakerRecord] = None, kinds: Sequence[str] = CARETAKERS[:2]) -> List[Process]:
+        """Those of supervisor and guard, or of other `kinds`, that live."""
+        own = self.own() if own is None else own
+        found = [self.process(kind, own) for kind in kinds]
+        return [process for process in found if process and processes.alive(process)]
+
+
+def recorded_here(boot: str, space: str) -> bool:
+    """Whether the pids of a record are those of this boot and of this space of process ids."""
+    return boot == processes.boot_id() and space in ("", processes.space())

@@ -1,0 +1,22 @@
+"""The probe of `run`: the facts of each probe, and the earlier jobs that a new one may belong to."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from clustertool.node.jobs import queries
+from clustertool.node.probe.probe import probe, timed
+from clustertool.node.system.node_context import NodeContext
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import ProbeAnswer
+    from clustertool.model.wire.agent_requests import ProbeRequest
+
+
+def probe_for_run(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
+    """The facts of each probe, and `earlier`. Needs the field `earlier`."""
+    began = time.monotonic()
+    answer = probe(node, request)
+    answer["earlier"] = queries.list_earlier(node, request["earlier"], answer["problems"])
+    return timed(answer, began)
