@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from clustertool.errors import ClustertoolError
+from clustertool.model.paths import JobPaths
+from clustertool.node.jobs import supervisor_client
 from tests.node.harness import Bench, Job, Process, alive, kill, look, read, until
 
 _RANK = ["/bin/sh", "-c", 'exec /bin/sh "$CLUSTERTOOL_MPI_RANK"']
@@ -221,3 +224,39 @@ def test_a_restart_has_a_new_mpirun(bench: Bench, mpirun: Any) -> None:
     assert first != second and not alive(launcher(job, "mpirun", 0))
     job.gone()
     assert not folders(job)
+
+
+def ask(job: Job, node: int, **request: Any) -> Mapping[str, object]:
+    with supervisor_client.open_request(JobPaths.at(str(job.dir(node))), request) as sock:  # type: ignore[arg-type]
+        return supervisor_client.receive(sock) or {}
+
+
+def test_requests_of_strangers(bench: Bench, mpirun: Any) -> None:
+    """A process of the user cannot make other processes ranks, nor have the lead start a daemon that is none."""
+    job = run(bench, mpirun, "echo ready; sleep 60", nodes=2, per_node=1).ready()
+    for node, request in (
+        (1, {"type": "rank-started", "role": "trainer", "rank": 1, "pid": os.getpid()}),
+        (1, {"type": "rank-started", "role": "trainer", "rank": 0, "pid": os.getpid()}),
+        (0, {"type": "rank-end", "role": "mpirun", "rank": 0}),
+        (0, {"type": "rank-end", "role": "trainer", "rank": 7}),
+        (0, {"type": "launcher-signal", "role": "pserver", "rank": 0}),
+        (0, {"type": "launch-daemon", "host": "240.0.0.9", "command": "true"}),
+        (0, {"type": "launch-daemon", "host": "127.0.0.1", "command": "true"}),
+        (0, {"type": "launch-daemon", "host": "240.0.0.2", "command": "true"}),  # it runs
+        (1, {"type": "launch-daemon", "host": "240.0.0.2", "command": "true"}),
+    ):
+        with pytest.raises(ClustertoolError):
+            ask(job, node, **request)
+    assert job.stop(0)["state"] == "clean"
+    assert job.ended()["state"] == "stopped"
+
+
+def test_a_job_without_mpirun_starts_no_daemon(bench: Bench) -> None:
+    job = bench.run(bench.nodes(2), "echo ready; sleep 60").ready()
+    for request in (
+        {"type": "launch-daemon", "host": "240.0.0.2", "command": "true"},
+        {"type": "rank-started", "role": "trainer", "rank": 0, "pid": os.getpid()},
+    ):
+        with pytest.raises(ClustertoolError):
+            ask(job, 0, **request)
+    assert job.stop(0)["state"] == "clean"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-from typing import TYPE_CHECKING, Dict, FrozenSet, List, Set
+from typing import TYPE_CHECKING, Dict, FrozenSet, List, Optional, Set
 
 from clustertool.errors import NotFound, PreflightError, UsageError
 from clustertool.model.job.outcome import Key, exit_code
@@ -62,6 +62,12 @@ class LaunchedRanks:
         """The order to start these trainers has come: from now on mpirun may start them."""
         self._expected, self._signalled, self._registered = set(keys), set(), set()
 
+    def require(self, role: str, number: int, found: Optional[object]) -> None:
+        """Raise NotFound if mpirun starts no such rank on this node. found: what the node has of this name."""
+        if found is None or not self.starts(role):
+            what = f"mpirun has started {role} {number} on {self._spec['name']}, where the plan has no such rank"
+            raise NotFound(what, _FIX)
+
     def admit(self, key: Key, pid: int) -> None:
         """A rank that mpirun has started registers. Raises UsageError, NotFound."""
         name = self._spec["name"]
@@ -102,7 +108,8 @@ class LaunchedRanks:
             node = launch_command.node_of(host)
         except ValueError:
             node = -1
-        if not 0 <= node < len(self._spec["header"]["nodes"]):
+        place = self._spec["shape"]["place"] if "shape" in self._spec else []
+        if not self.present or not any((role, at) == (MPI_DAEMON, node) for role, _, at in place):
             raise NotFound(f"mpirun wants to start a daemon on {host!r}, which is no node of this job", _FIX)
         return (MPI_DAEMON, node)
 

@@ -472,6 +472,7 @@ class Supervisor:
             self.link.launch(key, request["command"])
             return ("launch-daemon", *key)
         role, number = request["role"], request["rank"]
+        self.ranks.launched.require(role, number, self.ranks.find((role, number)))
         if request["type"] == "rank-end":
             self.ranks.launched.waits_for_end((role, number))
             return ("rank-end", role, number)
