@@ -1,7 +1,8 @@
 """Fit a line with mpi4py: each rank computes the gradient of its blocks of data, and MPI sums the gradients.
 
 Each rank prints its rank, the number of ranks, its host, and the sum of all ranks by all-reduce; then the loss of each epoch.
-Which rank has a block depends on the number of ranks, and the sum over all blocks does not: the losses are equal for any number of ranks.
+The number of ranks decides which rank has a block, and does not change the sum over all blocks. So the losses are equal for
+any number of ranks.
 """
 
 from __future__ import annotations
