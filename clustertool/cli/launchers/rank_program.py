@@ -32,10 +32,9 @@ RANK_USAGE = (
     "mpirun -hostfile H clusterrun --under mpi (--hosts H | --master HOST) [--server-num N] [--worker-num N] [...] train.py"
 )
 # The values of --under, with what computes the environment of a rank.
-UNDER: Dict[str, Callable[[Mapping[str, str], RankOptions], Dict[str, str]]] = {
-    "slurm": rank_environment,
-    "mpi": mpi_rank_environment,
-}
+UNDER: Dict[str, Callable[[Mapping[str, str], RankOptions], Dict[str, str]]] = dict(
+    slurm=rank_environment, mpi=mpi_rank_environment
+)
 
 
 class RankOrder(NamedTuple):
