@@ -32,7 +32,7 @@ RANK_USAGE = (
     "mpirun -hostfile H clusterrun --under mpi (--hosts H | --master HOST) [--server-num N] [--worker-num N] [...] train.py"
 )
 # The values of --under, with what computes the environment of a rank.
-UNDER: Dict[str, Callable[[Mapping[str, str], RankOptions], Dict[str, str]]] = dict(
+UNDER: Dict[str, Callable[[Mapping[str, str], RankOptions], Dict[str, str]]] = dict(  # noqa: C408 - a text would be the name of an engine
     slurm=rank_environment, mpi=mpi_rank_environment
 )
 
