@@ -1,42 +1,100 @@
-"""Mode mpi in an allocation of Slurm: one mpirun, whose daemons start through the supervisors, and not through Slurm."""
+"""Jobs of mode mpi in Slurm: mpirun is a child of the tool's supervisor, and neither srun nor Slurm's variables reach it."""
 
 from __future__ import annotations
 
-import json
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 
-from clustertool.model.config.job import Options
-from clustertool.model.job.state_names import JobState
-from clustertool.model.slurm.slurm_settings import SlurmSettings
-from tests.slurm import bundles
+from tests import mpi
+from tests.cli import CLUSTERTOOL, REPO, Done, until
+from tests.mpi import Mpi
 from tests.slurm.slurm_site import SlurmSite
-from tests.slurm.test_bundle_in_slurm import ENVIRONMENT, KEPT, status
+from tests.slurm.test_job_in_allocation import ShellSite
+
+EXAMPLE = REPO / "workspaces/mpi-allreduce"
+NODES, EACH = 3, 2
+WAITS = """
+    import os, subprocess, time
+    from mpi4py import MPI
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    MPI.COMM_WORLD.barrier()
+    slurm = sorted(name for name in os.environ if name.startswith("SLURM_"))
+    print("ready", MPI.COMM_WORLD.rank, *slurm, flush=True)
+    while True:
+        MPI.COMM_WORLD.barrier()
+        time.sleep(0.1)
+"""
+KEPT = "SLURM_CLUSTER_NAME SLURM_JOB_ID SLURM_JOB_NAME SLURM_JOB_NODELIST SLURM_JOB_PARTITION"
 
 
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun is installed")
-def test_ranks_are_those_of_mpirun(queue: SlurmSite) -> None:
-    """The order is that of the plan, mpirun has seen no variable of Slurm, and ranks have the five that they keep."""
-    workspace = queue.workspace(train_py=ENVIRONMENT)
-    options = Options(mode="mpi", nproc_per_node="2")
-    number = bundles.submit(queue, workspace, "mpi", options, SlurmSettings(nodes=3, cpus_per_node=2))
-    over = queue.lab.over(number, 120)
-    assert over == "COMPLETED", bundles.output(queue, "mpi") + _logs(queue)
+def prepared(site: SlurmSite, kind: Mpi) -> list[str]:
+    """Put an implementation into the shared home; its PRELUDE."""
+    mpi.demand(kind)
+    kind.put_into(site.shared)
+    return kind.prelude()
+
+
+def logs(site: SlurmSite) -> list[dict[str, str]]:
+    """For each node, the logs of the trainers of the only job, which is removed."""
+    found = []
+    for job in site.jobs_of_nodes():
+        found.append({path.name: path.read_text() for path in sorted((job / "log").glob("workerlog.*"))})
+        shutil.rmtree(job)
+    return found
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("kind", mpi.each(*mpi.BOTH))
+def test_the_same_as_by_ssh(queue: SlurmSite, kind: Mpi) -> None:
+    """Ranks, hosts, sums and losses."""
+    prelude = prepared(queue, kind)
+    options = ("run", "-w", EXAMPLE, "--nproc-per-node", EACH)
+    queue.conf_of_ssh(PRELUDE=prelude)
+    queue.inv(*options).ends(0)
+    by_ssh = logs(queue)
+    before = [mpi.files(queue, node) for node in range(NODES)]
+    queue.conf(PRELUDE=prelude)
+    done: Done = queue.inv(*options).ends(0)
+    assert "is Slurm job" in done.err
+    assert logs(queue) == by_ssh
+    assert [list(its) for its in by_ssh] == [
+        [f"workerlog.{EACH * node + i}" for i in range(EACH)] for node in range(NODES)
+    ]
+    assert by_ssh[2]["workerlog.5"].startswith("rank=5 size=6 sum=21 host=node2\nepoch=1 loss=")
     queue.gone()
-    outcome = status(queue, "mpi").outcome
-    assert outcome is not None and (outcome.state, outcome.code) == (JobState.SUCCEEDED, 0)
-    for node, folder in enumerate(queue.jobs_of_nodes("mpi")):
-        for rank in (2 * node, 2 * node + 1):
-            env = json.loads((folder / f"log/workerlog.{rank}").read_text())
-            place = env.get("OMPI_COMM_WORLD_RANK", env.get("PMI_RANK"))
-            assert (env["RANK"], place, env["WORLD_SIZE"], env["NODE_RANK"]) == (str(rank), str(rank), "6", str(node))
-            assert sorted(name for name in env if name.startswith(("SLURM_", "SRUN_"))) == KEPT
-        assert (folder / f"log/mpidaemonlog.{node}").exists(), "each daemon is a process of its node's supervisor"
-    assert not [folder for folder in queue.jobs_of_nodes("mpi")[1:] if (folder / "log/mpirunlog.0").exists()]
+    mpi.no_new_files(queue, before, range(NODES))
 
 
-def _logs(queue: SlurmSite) -> str:
-    """What mpirun and its daemons have printed."""
-    found = [log for folder in queue.jobs_of_nodes("mpi") for log in sorted(folder.glob("log/mpi*log.*"))]
-    return "".join(f"\n{log.name}:\n{log.read_text()}" for log in found)
+@pytest.mark.engines
+@pytest.mark.parametrize("kind", mpi.each(*mpi.BOTH))
+def test_in_an_allocation_of_the_user(queue: SlurmSite, kind: Mpi) -> None:
+    """salloc gives variables that mpirun would obey: eight tasks, four on a node. Its end by scancel leaves nothing."""
+    shell = ShellSite(queue)
+    shell.conf(PRELUDE=prepared(queue, kind))
+    before = [mpi.files(queue, node) for node in range(2)]
+    shell.workspace(train_py=WAITS)
+    number = shell.allocate("-N2", "-n8", "--ntasks-per-node=4")
+    env = {
+        "SLURM_JOB_ID": number,
+        "SLURM_CLUSTER_NAME": "lab",
+        "SLURM_NTASKS": "8",
+        "SLURM_NNODES": "2",
+        "SLURM_TASKS_PER_NODE": "4(x2)",
+    }
+    running = shell.start("run", "-w", "job", "--mode", "mpi", "--all-ranks", program=CLUSTERTOOL, env=env)
+    for rank in (0, 1):
+        running.says(rf"ready {rank} {KEPT}$")
+    for node in (0, 1):
+        for process in queue.lab.processes(node):
+            if process.argv and Path(process.argv[0]).name in (*mpi.MPIRUNS, *mpi.DAEMONS):
+                assert not [name for name in process.environ if name.startswith(("SLURM_", "SRUN_"))], process.argv
+    queue.lab.slurm("scancel", number)
+    done = running.wait().ends(143)
+    assert re.search(f"the allocation {number} of Slurm was ended", done.err)
+    queue.lab.over(number)
+    queue.gone()
+    mpi.no_new_files(queue, before, range(2))
+    until(lambda: not shell.sruns())
