@@ -263,7 +263,7 @@ FLAGS = (
     Flag("--start-port", "P", "P", "the trainers' first port; the master's comes after them (START_PORT)", _start_port),
     Flag("--backend", "L", "B", "gloo: no devices; nccl, bkcl, hccl: PADDLE_DISTRI_BACKEND; auto: by device", _backend),
     # roles
-    Flag("--run-mode", "PL", "M", "collective, ps, ps-heter or rpc", _run_mode),
+    Flag("--run-mode", "PL", "M", "collective, ps, ps-heter, rpc or mpi", _run_mode),
     Flag("--servers", "PL", "E", "pservers as ip:port,... by rank; without --ips and conf.py they name the nodes"),
     Flag("--trainers", "P", "E", "trainers as ip[:port],... by rank; name nodes as --servers do"),
     Flag("--workers", "L", "E", "the same as --trainers"),
