@@ -180,12 +180,13 @@ def test_story(site: Callable[..., LabSite], seed: int) -> None:
     fault = hit(story, name, node)
     text = f"seed {seed}, {kind.name}, {step.__name__}: {fault}"
     done = running.wait(90)
-    late = step is last or step is begin  # the job ends before the fault, or has not begun
-    allowed = {
-        *fault.codes,
-        *((0,) if step is last else ()),
-        *((75, 137, 143) if late and name.startswith("kill") else ()),
-    }
+    allowed = set(fault.codes)
+    if step is last:
+        allowed.add(0)  # the job ends before the fault
+    if step in (begin, last) and name.startswith("kill"):
+        allowed |= {75, 137, 143}
+    if name == "cut and heal" and step not in (works, last):
+        allowed |= {15, 143}  # MPI_Init fails where an interface has no carrier
     assert done.code in allowed, f"{text}: {done}"
     patience = LENGTH + LOSS + GRACE + 12
     until(lambda: not three.living(), patience, lambda: f"{text}: left {three.living()}")
@@ -195,7 +196,7 @@ def test_story(site: Callable[..., LabSite], seed: int) -> None:
     reachable = [one for one in range(NODES) if name != "crash" or one != node]
     mpi.no_new_files(three, before, reachable, text)
     state = status(three, job)["state"]
-    expected = {0: "succeeded", 75: "lost", 130: "stopped", 137: "failed", 143: "failed", -9: "succeeded"}[done.code]
+    expected = {0: "succeeded", 75: "lost", 130: "stopped", -9: "succeeded"}.get(done.code, "failed")
     assert state == expected, f"{text}: {state}"
     if done.code in (0, -9):
         for one in range(NODES):

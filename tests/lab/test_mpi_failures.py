@@ -40,6 +40,8 @@ PROGRAM = """
         what = world.allreduce(mine)  # the text of the one node that has it
     if what.startswith("exit") and world.rank == 1:
         os._exit(int(what.split()[1]))  # without MPI_Finalize
+    if what.startswith("abort") and world.rank == 1:
+        world.Abort(int(what.split()[1]))
     if what == "sleep" and world.rank == 1:
         time.sleep(600)
     if what == "end":
@@ -151,13 +153,22 @@ def test_a_rank_is_killed(started: Callable[..., MpiRun], kind: Mpi) -> None:
 
 
 @pytest.mark.parametrize("kind", mpi.each())
+def test_mpi_abort(started: Callable[..., MpiRun], kind: Mpi) -> None:
+    """The code that a rank gives to MPI_Abort. mpirun of MPICH kills that rank before it can exit."""
+    job = started(kind)
+    job.does("abort 7")
+    culprit = "trainer 1 on node1" if kind is OPENMPI else "mpirun( 0)? on node0"
+    job.ends(7, rf"exit 7 \(job\): {culprit} failed$", 5)
+
+
+@pytest.mark.parametrize("kind", mpi.each())
 def test_a_rank_returns_without_mpi_finalize(started: Callable[..., MpiRun], kind: Mpi) -> None:
     """The others wait for it in MPI_Finalize, which bare mpirun of MPICH does forever."""
     job = started(kind, "--timeout", 20)
     job.does("exit 0")
     done = job.command.wait(60)
     assert done.code not in (0, -9)
-    job.ends(done.code, "mpirun|--timeout 20", 25)
+    job.ends(done.code, r"mpirun|--timeout 20|trainer [02] on", 25)  # or they fail in it
 
 
 @pytest.mark.parametrize("kind", mpi.each())
@@ -261,15 +272,15 @@ def test_restarts(started: Callable[..., MpiRun], kind: Mpi) -> None:
 
 @pytest.mark.parametrize("kind", mpi.each())
 def test_a_program_that_cannot_start(site: Callable[..., LabSite], kind: Mpi) -> None:
-    """The rank's code, and the reason in its log."""
+    """The code of the rank, and the reason in its log."""
     three = mpi.use(site(3), kind, python=False)
     three.workspace()
     before = [mpi.files(three, node) for node in range(3)]
     at = time.monotonic()
     command = three.start("run", "-w", "job", "--mode", "mpi", "--script", "no-such-program --lr 1")
     job = MpiRun(three, kind, command, before, at)
-    err = job.ends(127, "exit 127", 20)
-    assert "cannot start 'no-such-program': No such file or directory" in err
+    job.ends(127, "exit 127", 20)
+    assert "[trainer 0 node0] the command no-such-program does not exist here" in command.out
 
 
 def test_a_wrong_option_of_mpirun(site: Callable[..., LabSite]) -> None:
