@@ -14,9 +14,9 @@ from clustertool.model.job.outcome import Key, exit_code
 from clustertool.model.job.state_names import RankState
 from clustertool.model.paths import JobPaths
 from clustertool.model.roles import LAUNCHERS
+from clustertool.node.mpi.launched_ranks import LaunchedRanks
 from clustertool.node.storage import files
 from clustertool.node.supervisor import rank_error, rank_process
-from clustertool.node.supervisor.launched_ranks import LaunchedRanks
 from clustertool.node.supervisor.usage_recorder import Growth, Running
 from clustertool.node.system import pressure, processes
 

@@ -10,9 +10,9 @@ import os
 import resource
 import signal
 import time
-from typing import TYPE_CHECKING, Any, FrozenSet, List, NamedTuple, Optional, Set, Tuple, Union
+from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Set, Tuple, Union
 
-from clustertool.errors import NotFound, PreflightError, UsageError
+from clustertool.errors import NotFound, PreflightError
 from clustertool.model.job.outcome import Key, Outcome, read_outcome
 from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import OURS
@@ -31,7 +31,7 @@ from clustertool.node.supervisor.coordinator.coordinator_link import Coordinator
 from clustertool.node.supervisor.coordinator.lead_client import LeadClient
 from clustertool.node.supervisor.coordinator.lead_server import LeadServer
 from clustertool.node.supervisor.guard import GuardKeeper
-from clustertool.node.supervisor.launched_ranks import NOTICE, LaunchedRanks
+from clustertool.node.supervisor.launcher_requests import LauncherRequests
 from clustertool.node.supervisor.listen_watch import ListenWatch, PendingServer
 from clustertool.node.supervisor.node_monitor import NodeMonitor
 from clustertool.node.supervisor.node_resources import NodeResources
@@ -46,9 +46,7 @@ if TYPE_CHECKING:
     from clustertool.model.wire.supervisor_messages import (
         Accepted,
         BundleAnswer,
-        LauncherRequest,
         LiveStatus,
-        ProcessEnd,
         SupervisorAnswer,
         SupervisorRequest,
     )
@@ -81,7 +79,6 @@ class Supervisor:
         self.spec = spec
         self.job = job
         self.origin = origin
-        self.attempt = spec.get("attempt", 0)
         ahead = _LAST_EVENTS + _OF_PROCESS * len(spec["processes"]) + _OF_RANK * len(spec["endpoints"])
         self.events = ReservingJournal(files.open_append(job, f"{OURS}/events.jsonl"), ahead)
         self.ledger = Ledger(spec)  # has a copy of what a stop needs
@@ -93,11 +90,18 @@ class Supervisor:
         self.resources = NodeResources(spec)
         self.guard = GuardKeeper(self.family, spec, job, self.record)
         self.control = ControlSocket(job)
+        self.mpirun = LauncherRequests(self.ranks, self.control, self._adopt)
         self.link = CoordinatorLink()
+        self.link.attempt = spec.get("attempt", 0)
         self.shutdown: Optional[Shutdown] = None  # of this attempt
         self.servers = ListenWatch()
         self.outcome: Optional[Outcome] = None
         self.user_stop: Optional[_UserStop] = None
+
+    @property
+    def attempt(self) -> int:
+        """The number of the present attempt, from 0."""
+        return self.link.attempt
 
     @property
     def leads(self) -> bool:
@@ -122,13 +126,13 @@ class Supervisor:
         except OSError as error:
             what = f"no process can be started: {error.strerror}"
             raise PreflightError(what, "check ulimit -u on the node") from None
-        incarnation = Incarnation(processes.boot_id(), *me)
+        incarnation, attempt = Incarnation(processes.boot_id(), *me), self.attempt
         if self.leads:
             self.ranks.raise_file_limit(_FILES + 2 * len(self.spec["shape"]["names"]))
             self.link = LeadServer(self.spec, incarnation, self.record, self.origin.allocation)
         else:
             self.link = LeadClient(self.spec, incarnation, record=self.record)
-        self.link.attempt = self.attempt
+        self.link.attempt = attempt
 
     def run(self) -> None:
         """Return when the verdict is known here, or the lead is lost and no process lives any more.
@@ -159,11 +163,8 @@ class Supervisor:
             self.obey_signal(request)
         self._reap()
         self.control.turn(self._answer)
-        for key in self.ranks.launched.take_late():  # a rank may end before its wrapper has sent the request
-            self._answer_wrapper(key)
         self._read_lead(ready)
-        for exit in self.link.ended_daemons():
-            self._resolve("launch-daemon", exit)
+        self.mpirun.turn(self.link)
         self._report_listeners()
         self.guard.turn()
         if self.monitor.turn():
@@ -239,7 +240,7 @@ class Supervisor:
 
     def _enter(self, attempt: int) -> None:
         if attempt != self.attempt:
-            self.attempt = self.link.attempt = attempt
+            self.link.attempt = attempt
             self.shutdown = None
 
     def _start(self, role: str, attempt: int) -> None:
@@ -335,13 +336,7 @@ class Supervisor:
         """Whether it may have been ended by an engine, or by mpirun, which becomes known a moment later."""
         if self.origin.allocation.present and ended.by_request:
             return time.monotonic() - ended.at <= _OUTSIDE
-        if not self.ranks.launched.starts(rank.key[0]) or self._by_launcher(rank):
-            return False
-        return LaunchedRanks.may_be_ended(ended.code, ended.killed) and time.monotonic() - ended.at <= NOTICE
-
-    def _by_launcher(self, rank: LocalRank) -> bool:
-        """Whether mpirun has ended a rank: its wrapper got the signal as well, or is gone."""
-        return self.ranks.launched.ended_by_launcher(rank.key, self.control.waits(("rank-end", *rank.key)))
+        return self.mpirun.may_have_ended(rank, ended)
 
     def _early_exits(self) -> List[RankExit]:
         """Of ranks that ended as if they were stopped: they were, if the job is stopped within _OUTSIDE seconds.
@@ -360,19 +355,13 @@ class Supervisor:
         stopped = self.shutdown is not None and self.shutdown.stopped(pid, code, killed)
         if self.shutdown is not None and self.origin.allocation.present:
             stopped = stopped or ended.by_request
-        by_launcher = bool(code or killed) and not stopped and self._by_launcher(rank)
+        by_launcher = bool(code or killed) and not stopped and self.mpirun.has_ended(rank)
         exit = RankExit(role, number, code, killed, stopped, by_launcher=by_launcher)
         if exit.failed:
             exit = self._with_reason(rank, exit)
         self._record_exit(rank, exit, cpu=ended.cpu, memory=ended.memory)
-        self._answer_wrapper(rank.key)
+        self.mpirun.answer_wrapper(rank.key)
         return exit
-
-    def _answer_wrapper(self, key: Key) -> None:
-        """The end of a rank for mpirun, which does not learn of a failure: it would end other ranks before the lead does."""
-        rank = self.ranks.find(key)
-        if rank is not None and rank.exit is not None and not rank.exit.failed and not rank.exit.stopped:
-            self._resolve("rank-end", rank.exit)
 
     def _with_reason(self, rank: LocalRank, exit: RankExit) -> RankExit:
         """The exit of a rank that failed, with what is known of the cause."""
@@ -416,16 +405,12 @@ class Supervisor:
         self.servers.pending.clear()
         self.record("stopping", why=why)
         running = set(self.ranks.running)
-        self.shutdown = Shutdown(self.family, self.spec["mark"], grace, running, self._helpers)
+        self.shutdown = Shutdown(self.family, self.spec["mark"], grace, running, self.mpirun.helpers)
 
     def release(self) -> None:
         """End what mpirun has started: no rank is left on any node, or the lead is lost."""
         if self.shutdown is not None:
             self.shutdown.release()
-
-    def _helpers(self) -> FrozenSet[int]:
-        """The processes of mpirun. Wrappers and agents may have lost their parents."""
-        return LaunchedRanks.helpers([*self.ranks.launchers(), *self.control.waiting_pids()])
 
     def _continue_shutdown(self) -> None:
         if self.shutdown is None or self.shutdown.over_at:
@@ -454,37 +439,12 @@ class Supervisor:
         if request["type"] == "attached":
             self.link.post({"type": "attached", "attempt": self.attempt})
         elif request["type"] != "stop":
-            return self._answer_launcher(request)
+            return self.mpirun.answer(request, self.link, self.leads and self.shutdown is None)
         else:
             self.user_stop = _UserStop(request["by"], request["code"], time.monotonic())
             message: StopMessage = {"type": "stop", "by": request["by"], "code": request["code"]}
             self._ask_stop(message, 0.0 if request["force"] else request["grace"])
         return _ACCEPTED, b""
-
-    def _answer_launcher(self, request: LauncherRequest) -> Union[Tuple[SupervisorAnswer, bytes], Waiting]:
-        """Requests of the programs that mpirun calls. Raises NotFound, UsageError."""
-        if request["type"] == "launch-daemon":
-            key = self.ranks.launched.node_of(request["host"])
-            if not self.leads or self.shutdown is not None:
-                raise NotFound("no MPI daemon can be started now", "start the job again")
-            if self.control.waits(("launch-daemon", *key)):
-                raise UsageError(f"mpirun wants a second MPI daemon on {request['host']}", "name each host once")
-            self.link.launch(key, request["command"])
-            return ("launch-daemon", *key)
-        role, number = request["role"], request["rank"]
-        self.ranks.launched.require(role, number, self.ranks.find((role, number)))
-        if request["type"] == "rank-end":
-            self.ranks.launched.waits_for_end((role, number))
-            return ("rank-end", role, number)
-        if request["type"] == "rank-started":
-            self._adopt((role, number), request["pid"])
-        else:
-            self.ranks.launched.signalled((role, number))
-        return _ACCEPTED, b""
-
-    def _resolve(self, request: str, exit: RankExit) -> None:
-        answer: ProcessEnd = {"type": "process-end", "code": exit.code, "signal": exit.signal}
-        self.control.resolve((request, *exit.key), answer)
 
     def _status(self) -> LiveStatus:
         over = self.shutdown is not None and self.shutdown.over_at
