@@ -19,6 +19,8 @@ _FIRST = {
     "mpirun": "mpirun.log",
     "mpidaemon": "mpidaemon.log",
 }
+LOG_NAMES = tuple(_LOG.values())  # followed by a dot and the number of the rank
+FIRST_NAMES = tuple(_FIRST.values())
 MANIFEST_END = b"\n]\n"  # of the text of a manifest
 OURS = ".clustertool"  # the tool's own folder inside a job directory, and inside ROOT_DIR
 STEP_OUTPUT = "slurm.out"  # in the same folder: the output of srun and its tasks

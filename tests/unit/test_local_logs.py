@@ -31,7 +31,9 @@ def test_pieces_of_two_attempts_in_any_order(tmp_path: Path) -> None:
 
 
 def test_an_old_log_is_never_shown_for_the_new_one(tmp_path: Path) -> None:
-    LocalLogs("20260102-030405-oldx", tmp_path).write("log/workerlog.3", 0, b"old")
+    old = LocalLogs("20260102-030405-oldx", tmp_path)
+    for name in ("workerlog.3", "mpirunlog.0", "mpidaemonlog.1"):
+        old.write(f"log/{name}", 0, b"old")
     (tmp_path / "workerlog.0").write_text("of another launcher")
     (tmp_path / "workerlog.0.old").write_text("older")
     (tmp_path / "attempt1").mkdir()

@@ -15,9 +15,11 @@ import re
 from pathlib import Path
 
 from clustertool.errors import DataError
-from clustertool.model.paths import LOGS_MARK, folder_of
+from clustertool.model.paths import FIRST_NAMES, LOG_NAMES, LOGS_MARK, folder_of
 
-_SHOWN = re.compile(r"(workerlog|serverlog|heterlog)\.[0-9]+|attempt[0-9]+|endpoints\.log|(train|server|heter)\.log")
+_SHOWN = re.compile(
+    rf"({'|'.join(LOG_NAMES)})\.[0-9]+|attempt[0-9]+|endpoints\.log|{'|'.join(map(re.escape, FIRST_NAMES))}"
+)
 _JOB = "JOB"
 
 
