@@ -74,6 +74,15 @@ def test_a_rank_that_fails_is_the_culprit() -> None:
     assert (found.code, found.culprits) == (7, (T1,))
 
 
+@pytest.mark.parametrize("launcher", [M, D0])
+def test_a_killed_launcher_is_no_effect_of_a_failed_rank(launcher: tuple[str, int]) -> None:
+    """Its ranks fail if they are in MPI_Init then. The lead may learn of them first."""
+    killed, failed = exits(ended(launcher, 0, 9)), exits(ended(T0, 15))
+    for events in ((killed, failed), (failed, killed)):
+        found = verdict(MPI, *JOINED, *events, *CLEAN)
+        assert (found.code, found.culprits) == (137, (launcher,))
+
+
 def test_ranks_that_mpirun_ends_are_victims() -> None:
     state, done = replay(MPI, *JOINED, exits(by_launcher(T0)))
     assert state.phase == "trainer" and "stop" not in done

@@ -16,8 +16,9 @@
     * a collective job has no pservers and goes on to trainer at once.
 
 Where mpirun starts the trainers, it is started together with them. What it and its daemons do after a failure of a rank is no
-failure of theirs, and a rank that mpirun ends is a victim. Without a rank that failed, they are culprits: those that a signal
-has ended, or that could not be started, before mpirun, and mpirun before its daemons.
+failure of theirs, and a rank that mpirun ends is a victim. Only one that SIGKILL has ended is no effect of that, and its ranks
+fail when they use it (MPI_Init). Without a rank that failed, they are culprits: those that a signal has ended, or that could
+not be started, before mpirun, and mpirun before its daemons.
 
 Processes that fail by themselves before the stop reaches them are culprits, too, in the order in which the lead learns of them;
 those whose error is that another process has gone are behind the others. The server holds the Stop of a failure for a moment,
@@ -28,6 +29,7 @@ node whose supervisor ended its processes unasked (it thinks the lead lost) coun
 
 from __future__ import annotations
 
+import signal
 from typing import Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple, Union
 
 from clustertool.model.job.outcome import Failure, Key, Outcome, alike, exit_code, failed, some
@@ -264,12 +266,14 @@ def _blame(state: State, exits: List[RankExit]) -> State:
 
 
 def _order(exit: RankExit) -> int:
-    """0 for a rank. The launchers of ranks follow it: a failure of a higher order is the effect of one of a lower order."""
+    """A failure of a higher order is the effect of one of a lower order."""
     if exit.role not in LAUNCHERS:
+        return 1
+    if exit.signal == signal.SIGKILL:
         return 0
     if exit.signal or exit.code in _NOT_STARTED:
-        return 1
-    return 2 if exit.role == MPIRUN else 3
+        return 2
+    return 3 if exit.role == MPIRUN else 4
 
 
 def _harmless(state: State, exits: List[RankExit]) -> bool:
