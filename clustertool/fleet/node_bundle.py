@@ -16,8 +16,9 @@ from pathlib import Path
 _ROOT = Path(__file__).resolve().parents[1]
 # Of the model, the nodes that a laptop starts do not need config, planning, checks and joining, and these modules.
 _LAPTOP = (
-    "earlier_jobs engine_node facts finding implementation late_pieces mpi_rank portions scheduler stop_result".split()
+    "earlier_jobs engine_node facts finding implementation late_pieces launch_command mpi_options mpi_rank".split()
 )
+_LAPTOP += ["portions", "scheduler", "stop_result"]
 _MODEL = ("", "devices/", "dispatch/", "job/", "mpi/", "mpirun/", "wire/")
 _FILES = ("__init__.py", "errors.py", "node/**/*.py", *(f"model/{folder}*.py" for folder in _MODEL))
 _JOIN = "join"  # the folder of node/ that only nodes need which no laptop starts

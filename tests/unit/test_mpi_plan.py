@@ -11,7 +11,7 @@ import pytest
 from clustertool.errors import ClustertoolError, DataError, PreflightError, UsageError
 from clustertool.model.checks.mpi_findings import mpi_findings
 from clustertool.model.facts import Facts
-from clustertool.model.mpirun import launch_command
+from clustertool.model.mpirun import daemon_launch
 from clustertool.model.mpirun.implementation import Implementation, read_implementation
 from clustertool.model.mpirun.mpi_options import refused
 from clustertool.model.planning import requests
@@ -82,7 +82,7 @@ def test_no_version() -> None:
     ("node", "name"), [(0, "240.0.0.1"), (254, "240.0.0.255"), (255, "240.0.1.0"), (99_999, "240.1.134.160")]
 )
 def test_names_of_nodes(node: int, name: str) -> None:
-    assert launch_command.host_name(node) == name and launch_command.node_of(name) == node
+    assert daemon_launch.host_name(node) == name and daemon_launch.node_of(name) == node
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_names_of_nodes(node: int, name: str) -> None:
 )
 def test_other_names_are_no_nodes(name: str) -> None:
     with pytest.raises(ValueError, match="no name of a node"):
-        launch_command.node_of(name)
+        daemon_launch.node_of(name)
 
 
 def test_command_line_of_open_mpi_4() -> None:
@@ -286,14 +286,14 @@ def test_options_that_fit() -> None:
 
 def test_address_of_mpirun_for_a_daemon() -> None:
     command = 'orted -mca orte_hnp_uri "165.0;tcp://10.9.0.1,172.17.0.1:50537" --mca plm_rsh_no_tree_spawn "1"'
-    reduced = launch_command.for_daemon(command, "10.9.0.1")
+    reduced = daemon_launch.for_daemon(command, "10.9.0.1")
     assert reduced == 'orted -mca orte_hnp_uri "165.0;tcp://10.9.0.1:50537" --mca plm_rsh_no_tree_spawn "1"'
     of_prrte = 'prted --prtemca prte_hnp_uri "prterun-a@0.0;tcp://10.9.0.1,172.17.0.1:33057:24,16" --prtemca plm "ssh"'
-    reduced = launch_command.for_daemon(of_prrte, "172.17.0.1")
+    reduced = daemon_launch.for_daemon(of_prrte, "172.17.0.1")
     assert reduced == 'prted --prtemca prte_hnp_uri "prterun-a@0.0;tcp://172.17.0.1:33057:16" --prtemca plm "ssh"'
     of_hydra = '"/opt/my mpich/bin/hydra_pmi_proxy" --control-port 10.9.0.1:3 --proxy-id 1'
-    assert launch_command.for_daemon(of_hydra, "10.9.0.1") == ("hydra_pmi_proxy --control-port 10.9.0.1:3 --proxy-id 1")
-    assert launch_command.for_daemon(command, "10.0.0.7") == command, "an address that it does not listen on"
+    assert daemon_launch.for_daemon(of_hydra, "10.9.0.1") == ("hydra_pmi_proxy --control-port 10.9.0.1:3 --proxy-id 1")
+    assert daemon_launch.for_daemon(command, "10.0.0.7") == command, "an address that it does not listen on"
 
 
 def levels(*nodes: Mapping[str, Any]) -> dict[int, tuple[str, str]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Dict, FrozenSet, List, Optional, Set
 
 from clustertool.errors import NotFound, PreflightError, UsageError
 from clustertool.model.job.outcome import Key, exit_code
-from clustertool.model.mpirun import launch_command
+from clustertool.model.mpirun import daemon_launch
 from clustertool.model.roles import LAUNCHERS, MPI_DAEMON, MPIRUN
 from clustertool.node.mpi import launcher_scripts
 from clustertool.node.storage import session_folder
@@ -90,7 +90,7 @@ class LaunchedRanks:
 
     def daemon(self, process: SpecProcess, command: str) -> SpecProcess:
         """The daemon of this node as mpirun wants it to be started."""
-        command = launch_command.for_daemon(command, self._spec["lead"]["host"])
+        command = daemon_launch.for_daemon(command, self._spec["lead"]["host"])
         simple = not _OF_SHELL & set("".join(_bare(command))) and "=" not in command.split(" ", 1)[0]
         text = f"exec {command.strip()}" if simple else command  # a shell between would end before the daemon
         return {**process, "argv": ["/bin/sh", "-c", text]}
@@ -105,7 +105,7 @@ class LaunchedRanks:
     def node_of(self, host: str) -> Key:
         """The daemon on the node that mpirun's hostfile calls `host`. Raises NotFound."""
         try:
-            node = launch_command.node_of(host)
+            node = daemon_launch.node_of(host)
         except ValueError:
             node = -1
         place = self._spec["shape"]["place"] if "shape" in self._spec else []

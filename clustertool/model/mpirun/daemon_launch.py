@@ -1,0 +1,61 @@
+"""What mpirun and the supervisors of the nodes agree on: names of nodes and files, and the command that starts a daemon."""
+
+from __future__ import annotations
+
+from clustertool.model.paths import OURS
+
+HOSTFILE = f"{OURS}/mpi-hosts"  # in the job's directory, which is the working directory of mpirun
+AGENT = f"{OURS}/mpi-agent"  # a shell script in the same place: mpirun calls it to start a daemon
+# In the environment of a daemon: the path of the script that each rank begins with.
+RANK_VARIABLE = "CLUSTERTOOL_MPI_RANK"
+_FIRST = 240 << 24  # 240.0.0.0/4 is reserved: no name server is asked, and no machine has such an address
+
+
+def host_name(node: int) -> str:
+    """The name of a node for mpirun: 240.0.0.1 for node 0."""
+    number = _FIRST + node + 1
+    return ".".join(str(number >> shift & 255) for shift in (24, 16, 8, 0))
+
+
+def node_of(name: str) -> int:
+    """The node that host_name() gave this name. Raises ValueError for another one."""
+    parts = name.split(".")
+    if len(parts) != 4 or not all(part.isascii() and part.isdigit() and len(part) < 4 for part in parts):
+        raise ValueError(f"{name!r} is no name of a node")
+    number = 0
+    for part in parts:
+        number = number << 8 | int(part)
+    node = number - _FIRST - 1
+    if node < 0 or host_name(node) != name:
+        raise ValueError(f"{name!r} is no name of a node")
+    return node
+
+
+def for_daemon(command: str, address: str) -> str:
+    """The command of a daemon, as it is right on another node.
+
+    With one address of mpirun's node in place of all that it has: a daemon tries them in turn, and waits for minutes where
+    an address is not reachable. Hydra's daemon without its folder on the node of mpirun: PATH has it. address: the training
+    address of the node of mpirun.
+    """
+    path, found, arguments = command.partition('/hydra_pmi_proxy" ')
+    if found and path.startswith('"') and '"' not in path[1:]:
+        command = f"hydra_pmi_proxy {arguments}"
+    first, *rest = command.split("tcp://")
+    return "tcp://".join([first, *(_only(text, address) for text in rest)])
+
+
+def _only(text: str, address: str) -> str:
+    """What follows tcp://: addresses, the port, and with Open MPI 5 the length of each address's network."""
+    listed, _, after = text.partition(":")
+    addresses = listed.split(",")
+    if address not in addresses:
+        return text
+    rest = after.lstrip("0123456789")
+    port = after[: len(after) - len(rest)]
+    if rest.startswith(":"):
+        end = rest[1:].lstrip("0123456789,")
+        lengths = rest[1 : len(rest) - len(end)].split(",")
+        if len(lengths) == len(addresses):
+            rest = f":{lengths[addresses.index(address)]}{end}"
+    return f"{address}:{port}{rest}"
