@@ -22,6 +22,7 @@ import sys
 from typing import TYPE_CHECKING, Dict, Mapping, NoReturn, Sequence, Tuple, cast
 
 from clustertool.errors import ClustertoolError, InternalError
+from clustertool.model.job.start_error import NOT_EXECUTABLE, not_started
 from clustertool.model.mpi.rank_variables import rank_variables
 from clustertool.model.paths import JobPaths
 from clustertool.node.jobs import supervisor_client
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 _ROLE = "trainer"
 _REFUSED = 78  # EX_CONFIG
 _OF_LAUNCHER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # by which it ends its ranks
-_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 # Variables of this process that its rank does not get: those of the tool, of shells, and of the private folder for mpirun.
 _OWN = ("CLUSTERTOOL_", "OLDPWD", "PWD", "SHLVL", "TMPDIR")
 
@@ -143,15 +143,15 @@ def _become_rank(found: RankEnvironment, wait: int) -> None:
         log = os.open(found["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         null = os.open(os.devnull, os.O_RDONLY)
     except OSError:
-        processes.leave(_NOT_EXECUTABLE)
+        processes.leave(NOT_EXECUTABLE)
     for target, fd in enumerate((null, log, log)):
         os.dup2(fd, target)
     try:
         _become(found)
     except OSError as error:
-        what = error.filename if error.filename is not None else found["argv"][0]
-        os.write(2, f"clustertool: cannot start {what!r}: {error.strerror}\n".encode())
-        processes.leave(_NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE)
+        code, why = not_started(error, found["argv"][0])
+        os.write(2, f"clustertool: {why}\n".encode())
+        processes.leave(code)
 
 
 def _become(found: RankEnvironment) -> None:

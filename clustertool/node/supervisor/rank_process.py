@@ -9,6 +9,7 @@ import resource
 import subprocess
 from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping, NamedTuple, Tuple
 
+from clustertool.model.job.start_error import not_started
 from clustertool.model.launcher_variables import of_launcher, of_scheduler, of_task
 from clustertool.node.storage import files
 from clustertool.node.system import child_signals
@@ -16,7 +17,6 @@ from clustertool.node.system import child_signals
 if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import ProcessCommand, RankSurroundings, Spec
 
-NOT_FOUND, NOT_EXECUTABLE = 127, 126  # with the code of a shell
 _KEPT = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "PATH")
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
 # The prelude is shell by nature; it travels in the environment and not on the command line, where `ps` shows it.
@@ -153,8 +153,7 @@ def start(
         with _as_the_rank(umask, file_limit):
             return _spawn(rank, log), ""
     except OSError as error:
-        what = error.filename if error.filename is not None else process["argv"][0]
-        why = f"cannot start {what!r}: {error.strerror}"
+        code, why = not_started(error, process["argv"][0])
         with contextlib.suppress(OSError):
             files.write_all(log, f"clustertool: {why}\n".encode())
-        return (NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE), why
+        return code, why

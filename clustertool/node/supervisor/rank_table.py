@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Dict, Iterator, List, NamedTuple, Optional, Se
 
 from clustertool.errors import NotFound
 from clustertool.model.job.outcome import Key, exit_code
+from clustertool.model.job.start_error import NOT_EXECUTABLE
 from clustertool.model.job.state_names import RankState
 from clustertool.model.paths import JobPaths
 from clustertool.model.roles import LAUNCHERS
@@ -140,7 +141,7 @@ class RankTable:
         """Start a rank with a new log. Return (pid, "") or (exit code, reason): 127, or 126 also if there can be no log."""
         why = self._open_log(rank, attempt)
         if why:
-            return rank_process.NOT_EXECUTABLE, why
+            return NOT_EXECUTABLE, why
         limits = (self._umask, self._file_limit)
         spec, process = self._spec, self.launched.of_launcher(rank.spec)
         if process is not rank.spec:  # where its files are

@@ -33,12 +33,13 @@ import signal
 from typing import Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple, Union
 
 from clustertool.model.job.outcome import Failure, Key, Outcome, alike, exit_code, failed, some
+from clustertool.model.job.start_error import NOT_EXECUTABLE, NOT_FOUND
 from clustertool.model.job.state_names import JobState
 from clustertool.model.roles import LAUNCHERS, MPI_DAEMON, MPIRUN, role_name
 from clustertool.model.wire.lead_messages import RankExit
 
 _NAMED = 3  # different errors in a reason
-_NOT_STARTED = (126, 127)  # exit codes of a shell
+_NOT_STARTED = (NOT_EXECUTABLE, NOT_FOUND)
 
 
 # -- events -----------------------------------------------------------------------------------------------------------
