@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clustertool.errors import ClustertoolError, DataError, PreflightError, UsageError
+from clustertool.errors import ClustertoolError, DataError, NotFound, PreflightError, UsageError
 from clustertool.model.checks.mpi_findings import mpi_findings
 from clustertool.model.facts import Facts
 from clustertool.model.mpirun import daemon_launch
@@ -16,6 +16,7 @@ from clustertool.model.mpirun.implementation import Implementation, read_impleme
 from clustertool.model.mpirun.mpi_options import refused
 from clustertool.model.planning import requests
 from clustertool.model.planning.plan import Plan, as_dict, given_facts, needs_probe
+from clustertool.node.mpi.launched_ranks import LaunchedRanks
 from tests.unit.cases import cluster_of, env_of, facts_of, hosts, job_of, of_role, one, plan_of
 
 OPEN_MPI_4 = "mpirun.openmpi (OpenRTE) 4.1.4\n\nReport bugs to http://www.open-mpi.org/community/help/"
@@ -78,19 +79,25 @@ def test_no_version() -> None:
     assert read_implementation("") is None and read_implementation("bash: mpirun: command not found") is None
 
 
+def daemons(*nodes: int) -> LaunchedRanks:
+    """What the lead's node knows of a job with these daemons."""
+    spec: Any = {"launcher": "mpirun", "shape": {"place": [("mpidaemon", node, node) for node in nodes]}}
+    return LaunchedRanks(spec)
+
+
 @pytest.mark.parametrize(
     ("node", "name"), [(0, "240.0.0.1"), (254, "240.0.0.255"), (255, "240.0.1.0"), (99_999, "240.1.134.160")]
 )
 def test_names_of_nodes(node: int, name: str) -> None:
-    assert daemon_launch.host_name(node) == name and daemon_launch.node_of(name) == node
+    assert daemon_launch.host_name(node) == name and daemons(node).node_of(name) == ("mpidaemon", node)
 
 
 @pytest.mark.parametrize(
     "name", ["", "node1", "240.0.0.0", "10.0.0.1", "240.0.0", "240.0.0.1.1", "240.0.0.01", "240.0.0.256", "²40.0.0.1"]
 )
 def test_other_names_are_no_nodes(name: str) -> None:
-    with pytest.raises(ValueError, match="no name of a node"):
-        daemon_launch.node_of(name)
+    with pytest.raises(NotFound, match="no node of this job"):
+        daemons(*range(300)).node_of(name)
 
 
 def test_command_line_of_open_mpi_4() -> None:

@@ -17,20 +17,6 @@ def host_name(node: int) -> str:
     return ".".join(str(number >> shift & 255) for shift in (24, 16, 8, 0))
 
 
-def node_of(name: str) -> int:
-    """The node that host_name() gave this name. Raises ValueError for another one."""
-    parts = name.split(".")
-    if len(parts) != 4 or not all(part.isascii() and part.isdigit() and len(part) < 4 for part in parts):
-        raise ValueError(f"{name!r} is no name of a node")
-    number = 0
-    for part in parts:
-        number = number << 8 | int(part)
-    node = number - _FIRST - 1
-    if node < 0 or host_name(node) != name:
-        raise ValueError(f"{name!r} is no name of a node")
-    return node
-
-
 def for_daemon(command: str, address: str) -> str:
     """The command of a daemon, as it is right on another node.
 

@@ -36,6 +36,11 @@ class LaunchedRanks:
         self._registered: Set[Key] = set()  # ranks for whose end their wrappers wait, or have waited
         self._late: List[Key] = []  # the newest of them
         self._folders: Dict[str, str] = {}
+        # By the names in mpirun's hostfile. Only the lead's node knows the places of all processes.
+        places = spec["shape"]["place"] if "shape" in spec else []
+        self._daemons: Dict[str, Key] = {
+            daemon_launch.host_name(node): (role, rank) for role, rank, node in places if role == MPI_DAEMON
+        }
 
     def prepare(self, job: int, bundle: bytes) -> None:
         """Make the job's private folders, and write what mpirun calls. bundle: see launcher_scripts. Raises PreflightError."""
@@ -104,14 +109,9 @@ class LaunchedRanks:
 
     def node_of(self, host: str) -> Key:
         """The daemon on the node that mpirun's hostfile calls `host`. Raises NotFound."""
-        try:
-            node = daemon_launch.node_of(host)
-        except ValueError:
-            node = -1
-        place = self._spec["shape"]["place"] if "shape" in self._spec else []
-        if not self.present or not any((role, at) == (MPI_DAEMON, node) for role, _, at in place):
+        if host not in self._daemons:
             raise NotFound(f"mpirun wants to start a daemon on {host!r}, which is no node of this job", _FIX)
-        return (MPI_DAEMON, node)
+        return self._daemons[host]
 
     # -- how it ends --
 
