@@ -211,7 +211,8 @@ def running(folder: Path, machines: list[Machine], comment: str = "", requeue: i
 
 
 def kill(machine: Machine) -> None:
-    """The machine crashes."""
+    """The machine crashes: all of it at once, so no supervisor sees the end of a rank."""
+    send(signal.SIGSTOP, machine)
     send(signal.SIGKILL, machine)
 
 
