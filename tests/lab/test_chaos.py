@@ -6,18 +6,17 @@ run always, a hundred with `make test-chaos`. A failing seed is repeated with `p
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.cli import LabSite, Running, until
+from tests.lab.chaos_faults import Fault, freeze_laptop, interrupt, kill_laptop, status
 
 LOSS, GRACE, LENGTH = 3.0, 1.0, 6.0
 ALWAYS = (0, 3)  # Ctrl+C ends the job everywhere; without a guard it goes on to its end
@@ -35,16 +34,6 @@ JOB = f"""
     os.write(1, b"rank %s has " % rank.encode())
     os.write(1, b"finished\\n")
 """
-
-
-@dataclass(frozen=True)
-class Fault:
-    """`codes`: what `run` may exit with; `lost`: nodes that cannot be asked afterwards; `left`: the job goes on without us."""
-
-    name: str
-    codes: tuple[int, ...]
-    lost: tuple[int, ...] = ()
-    left: bool = False
 
 
 def pids(site: LabSite, node: int, name: str) -> list[int]:
@@ -106,26 +95,6 @@ def stop_rank(site: LabSite, running: Running, node: int) -> Fault:
     return Fault("stop rank, then Ctrl+C", (130,))
 
 
-def kill_laptop(running: Running) -> Fault:
-    running.signal(signal.SIGKILL)
-    return Fault("kill laptop", (-9,), left=True)
-
-
-def freeze_laptop(running: Running, seconds: float) -> Fault:
-    running.signal(signal.SIGSTOP)
-    time.sleep(seconds)
-    running.signal(signal.SIGCONT)
-    return Fault("freeze laptop", (0,))
-
-
-def interrupt(running: Running, times: int, dice: random.Random) -> Fault:
-    for _ in range(times):
-        if running.process.poll() is None:
-            running.signal(signal.SIGINT)
-        time.sleep(dice.uniform(0.0, 0.3))
-    return Fault(f"Ctrl+C x {times}", (130,))
-
-
 def seeds() -> list[object]:
     return [pytest.param(seed, marks=() if seed in ALWAYS else pytest.mark.chaos) for seed in range(100)]
 
@@ -167,15 +136,6 @@ def test_story(site: Callable[..., LabSite], seed: int) -> None:
 
 def left(site: LabSite, nodes: object) -> list[object]:
     return [process for process in site.living() if process.node in nodes]  # type: ignore[operator]
-
-
-def status(site: LabSite, job: str) -> dict[str, str]:
-    """As any other laptop sees it; nodes that are gone make it 69 and take nothing from the answer."""
-    done = site.inv("status", "--job", job, "--json")
-    assert done.code in (0, 69), done
-    found: dict[str, str] = json.loads(done.out)
-    assert "state" in found, done
-    return found
 
 
 def check_log(site: LabSite, job: str, node: int, rank: int) -> None:

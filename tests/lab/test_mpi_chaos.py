@@ -7,7 +7,6 @@ of the job. Two seeds run always, thirty with `make test-chaos`. A failing seed 
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -19,6 +18,7 @@ import pytest
 
 from tests import mpi
 from tests.cli import LabSite, Running, until
+from tests.lab.chaos_faults import Fault, freeze_laptop, interrupt, kill_laptop, status
 from tests.mpi import BOTH, Mpi
 
 LOSS, GRACE, LENGTH = 3.0, 1.0, 4.0
@@ -38,16 +38,6 @@ JOB = f"""
         time.sleep(0.02)
     os.write(1, b"rank %s sum %d\\n" % (rank.encode(), MPI.COMM_WORLD.allreduce(1)))
 """
-
-
-@dataclass(frozen=True)
-class Fault:
-    """`codes`: what `run` may exit with; `lost`: nodes that cannot be asked afterwards; `left`: the job goes on without us."""
-
-    name: str
-    codes: tuple[int, ...]
-    lost: tuple[int, ...] = ()
-    left: bool = False
 
 
 @dataclass
@@ -135,19 +125,11 @@ def hit(story: Story, name: str, node: int) -> Fault:
         running.signal(signal.SIGINT)
         return Fault(name, (130,))
     if name == "Ctrl+C":
-        for _ in range(dice.randint(1, 3)):
-            if running.process.poll() is None:
-                running.signal(signal.SIGINT)
-            time.sleep(dice.uniform(0.0, 0.3))
-        return Fault(name, (130,))
+        return interrupt(running, dice.randint(1, 3), dice)
     if name == "kill laptop":
-        running.signal(signal.SIGKILL)
-        return Fault(name, (-9,), left=True)
+        return kill_laptop(running)
     if name == "freeze laptop":
-        running.signal(signal.SIGSTOP)
-        time.sleep(dice.uniform(0.5, 2.0))
-        running.signal(signal.SIGCONT)
-        return Fault(name, (0,))
+        return freeze_laptop(running, dice.uniform(0.5, 2.0))
     if name == "crash":
         lab.crash(node)
         return Fault(f"crash of node {node}", (75,), lost=(node,))
@@ -201,14 +183,6 @@ def test_story(site: Callable[..., LabSite], seed: int) -> None:
     if done.code in (0, -9):
         for one in range(NODES):
             check_logs(three, job, one)
-
-
-def status(site: LabSite, job: str) -> dict[str, str]:
-    """As any other laptop sees it; nodes that are gone make it 69."""
-    done = site.inv("status", "--job", job, "--json")
-    assert done.code in (0, 69), done
-    found: dict[str, str] = json.loads(done.out)
-    return found
 
 
 def check_logs(site: LabSite, job: str, node: int) -> None:
