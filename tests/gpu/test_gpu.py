@@ -24,12 +24,12 @@ def trained(here: GpuSite, backend: str, *options: object, **variables: str) -> 
     shutil.copy(PROGRAMS / "train.py", here.folder)
     done = here.module("clustertool.verbs.clusterrun", *options, "train.py", backend, **variables).ends(0)
     logs = sorted((here.folder / "log").glob("workerlog.*"))
-    told = [json.loads(line) for log in logs for line in log.read_text().splitlines() if line.startswith("{")]
-    assert len(told) == len(logs) > 0, done.err
-    assert all(rank["losses"] == told[0]["losses"] for rank in told)
-    assert all(rank["weights"] == pytest.approx(told[0]["weights"]) for rank in told)
-    assert told[0]["losses"][-1] < told[0]["losses"][0] / 2
-    return told
+    reports = [json.loads(line) for log in logs for line in log.read_text().splitlines() if line.startswith("{")]
+    assert len(reports) == len(logs) > 0, done.err
+    assert all(rank["losses"] == reports[0]["losses"] for rank in reports)
+    assert all(rank["weights"] == pytest.approx(reports[0]["weights"]) for rank in reports)
+    assert reports[0]["losses"][-1] < reports[0]["losses"][0] / 2
+    return reports
 
 
 def smi(*fields: str) -> list[list[str]]:

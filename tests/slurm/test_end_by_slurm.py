@@ -104,7 +104,7 @@ def test_preemption(slurm: Any) -> None:
 
 @pytest.mark.engines
 def test_the_time_limit(queue: SlurmSite) -> None:
-    """Slurm looks for jobs over their limit every 30 s."""
+    """Slurm searches for jobs over their limit every 30 s."""
     number = submit(queue, "limited", 2, time="5")
     queue.lab.slurm("scontrol", "update", f"jobid={number}", "endtime=now+1")
     assert queue.lab.over(number, 60) == "TIMEOUT"

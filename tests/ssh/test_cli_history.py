@@ -40,4 +40,4 @@ def test_jobs_and_status_of_a_long_history(site) -> None:
     status = pair.inv("status", "--json").ends(0)
     assert status.json["job"] == job
     for done in (listed, status):
-        assert done.seconds < few + 10.0  # a second, with room for whoever else works on this machine
+        assert done.seconds < few + 10.0  # a second, with room for other work on this machine

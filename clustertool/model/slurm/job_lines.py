@@ -1,7 +1,7 @@
 """The lines of `scontrol -o show job`: one for each job, with the fields in Slurm's order.
 
-The name and the comment of a job are its owner's text, without quotes, and may look like fields. So the fields before the state
-are read as one sequence, and of a field that comes twice the first one counts.
+The name and the comment of a job are its owner's text, without quotes, and can have the form of fields. So the fields
+before the state are read as one sequence, and of a field that comes twice the first one counts.
 """
 
 from __future__ import annotations

@@ -87,6 +87,6 @@ class JoinReport:
 
 
 def _harmless(text: str) -> str:
-    """Text of other machines: control characters are spelled out, and no further line looks like one of this process."""
+    """Text of other machines: control characters are spelled out; no further line can be taken for one of this process."""
     first, *rest = ("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line) for line in text.split("\n"))
     return "\n".join([first, *(line if line[:1] in ("", " ") else f"  {line}" for line in rest)])
