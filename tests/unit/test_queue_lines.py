@@ -67,6 +67,12 @@ def test_a_node_has_all_of_its_partitions() -> None:
     assert (down.state, down.responds, down.cpus, down.gpus, down.reason) == ("down", False, 4, (), "Not responding")
 
 
+def test_the_order_of_its_partitions_is_that_of_their_names() -> None:
+    """sinfo has an order for each node."""
+    lines = [MIXED.format(partition=name) for name in ("second", "debug", "first")]
+    assert read_nodes(marked(*lines)) == read_nodes(marked(*reversed(lines)))
+
+
 @pytest.mark.parametrize("text", ["", "x", "\x1f" * 8, marked(MIXED.replace("2/2/0/4", "four"))])
 def test_other_lines_are_no_nodes(text: str) -> None:
     assert read_nodes(text) == []

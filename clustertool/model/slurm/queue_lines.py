@@ -75,13 +75,16 @@ def read_steps(text: str) -> List[SlurmJob]:
 
 
 def read_nodes(text: str) -> List[SlurmNode]:
-    """The nodes in the answer of NODES, each with all of its partitions, in Slurm's order. Other lines are left out."""
+    """The nodes in the answer of NODES, each with all of its partitions. Other lines are left out.
+
+    sinfo names the partitions of each node in an order of its own, so they are sorted: equal nodes are equal.
+    """
     found: Dict[str, SlurmNode] = {}
     for line in text.splitlines():
         node = _node(line.split(_MARK)[:-1])
         if node is not None:
             first = found.setdefault(node.name, node)
-            partitions = tuple(dict.fromkeys(first.partitions + node.partitions))
+            partitions = tuple(sorted({*first.partitions, *node.partitions}))
             found[node.name] = replace(first, partitions=partitions)
     return list(found.values())
 
