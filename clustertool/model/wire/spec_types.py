@@ -75,6 +75,21 @@ class RankSurroundings(_OfSomeJobs):
     common: Dict[str, str]
 
 
+class ContainerSpec(TypedDict):
+    """The container of each rank of one node, as the plan and the node's probe decide it."""
+
+    runtime: str  # docker, podman or apptainer
+    program: str  # the absolute path of its command on this node
+    rootless: bool
+    image: str  # what is run: an image's id, or the path of a .sif file
+    reference: str  # as the user named it
+    digest: str  # by which nodes are compared and which status shows; "" if the runtime knows none
+    options: List[str]
+    volumes: List[str]
+    uid: int
+    groups: List[int]  # the user's own on this node, the primary one first
+
+
 class _LaunchFields(TypedDict, total=False):
     """Secrets, certificate and key are added in memory when the job starts; they are never on a disk."""
 
@@ -82,6 +97,7 @@ class _LaunchFields(TypedDict, total=False):
     key: str
     shape: SpecShape
     attempt: int  # the first one of this start; above 0 where an engine starts the job again
+    container: ContainerSpec  # missing: ranks run in no container
     launcher: str  # "mpirun" where one starts the trainers, else missing: the supervisors do
     hostfile: str  # the text of mpirun's hostfile; only the coordinator's node has it
 

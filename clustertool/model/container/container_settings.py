@@ -1,0 +1,29 @@
+"""The container of a job's ranks: CONTAINER of conf.py, [container] of job.toml, and --image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Tuple
+
+AUTO = "auto"
+DOCKER, PODMAN, APPTAINER = "docker", "podman", "apptainer"
+RUNTIMES = (AUTO, DOCKER, PODMAN, APPTAINER)
+PULLS = ("missing", "always", "never")
+IMAGE_SOURCES = ("laptop", "first", "registry")  # IMAGE_FROM
+
+
+@dataclass(frozen=True)
+class ContainerSettings:
+    """image: as the runtime knows it, or the path of a .sif file; "": ranks run in no container.
+
+    options: of `docker run`, `podman run` or `apptainer exec`. volumes: "SOURCE:TARGET" or "SOURCE:TARGET:OPTIONS".
+    """
+
+    image: str = ""
+    runtime: str = AUTO
+    options: Tuple[str, ...] = ()
+    volumes: Tuple[str, ...] = ()
+    pull: str = PULLS[0]
+
+    def __bool__(self) -> bool:
+        return bool(self.image)
