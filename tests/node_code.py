@@ -20,11 +20,10 @@ class NodeCode:
     """The code, installed once below `folder`, for nodes whose Python is this one."""
 
     def __init__(self, folder: Path) -> None:
-        sent = node_bundle.packed()
-        archive = sent[8 + int(sent[:8]) + 8 :]
+        data = node_bundle._content()[1]
         self.name = f"{node_bundle.digest()}.{sys.implementation.cache_tag}-{sys.hexversion:x}"
         self._place = folder / CACHE / self.name
-        install(archive, node_bundle.digest(), str(self._place), safe=lambda _: None, complete=lambda _: False)
+        install(data, node_bundle.digest(), str(self._place), safe=lambda _: None, complete=lambda _: False)
 
     def put_into(self, home: Path) -> None:
         """As after a first start there. The files are the same ones in all homes: nothing writes to them."""

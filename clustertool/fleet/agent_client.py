@@ -96,8 +96,8 @@ class AgentClient:
         start = node_bundle.LOADER + node_bundle.digest().encode() + node_bundle.sized(hello)
         self._channel.sendall(cluster.python.encode() + b"\n" + start)
         line = self._answer(cluster, greeting)
-        if line == "need":
-            self._channel.sendall(node_bundle.packed())
+        if line.startswith("need "):
+            self._channel.sendall(node_bundle.packed(line))
             line = self._answer(cluster, greeting)
         if line != "ready":
             raise PreflightError(f"the node side did not start: {line}", f"run {PROGRAM} check", self.host.name)

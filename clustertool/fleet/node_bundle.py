@@ -1,7 +1,7 @@
 """The bundle is the node's code as it is sent: a package of plain files, named by a digest of their texts.
 
 A node keeps it, compiled, in a directory of that name in ~/.cache/clustertool (node/agent/install.py). It is sent only to a
-node that does not have it.
+node that does not have it: compressed with bz2, or with zlib where a Python was built without bz2.
 """
 
 from __future__ import annotations
@@ -12,6 +12,11 @@ import threading
 import zlib
 from functools import lru_cache
 from pathlib import Path
+
+try:
+    import bz2
+except ImportError:  # this Python was built without libbz2
+    bz2 = None  # type: ignore[assignment]
 
 _ROOT = Path(__file__).resolve().parents[1]
 # Of the model, the nodes that a laptop starts do not need config, planning, checks and joining, and these modules.
@@ -35,10 +40,13 @@ def digest() -> str:
         return _content()[0]
 
 
-def packed() -> bytes:
-    """What a node without the code is sent: the installer and the archive, each with its size in front."""
+def packed(need: str) -> bytes:
+    """What a node without the code is sent: the installer (zlib) and the archive, each with its size in front.
+
+    `need`: the node's answer, "need bz2" or "need zlib". The archive is bz2 only if both Pythons have it.
+    """
     with _making:
-        return _packed()
+        return _packed(need == "need bz2" and bz2 is not None)
 
 
 @lru_cache(maxsize=1)
@@ -54,9 +62,11 @@ def _content() -> tuple[str, bytes]:
     return named(data), data
 
 
-@lru_cache(maxsize=1)
-def _packed() -> bytes:
-    return sized(zlib.compress(program(_INSTALLER).encode(), 9)) + sized(zlib.compress(_content()[1], 9))
+@lru_cache(maxsize=2)
+def _packed(small: bool) -> bytes:
+    data = _content()[1]
+    archive = bz2.compress(data) if small else zlib.compress(data, 9)
+    return sized(zlib.compress(program(_INSTALLER).encode(), 9)) + sized(archive)
 
 
 def named(data: bytes) -> str:
@@ -125,11 +135,17 @@ place += ".%s-%x" % (sys.implementation.cache_tag, sys.hexversion)
 end = lambda: None
 if not complete(place):
     import zlib
-    os.write(1, b"need\\n")
+    try:
+        import bz2
+    except ImportError:
+        bz2 = None
+    os.write(1, b"need bz2\\n" if bz2 else b"need zlib\\n")
     space = {}
     exec(compile(zlib.decompress(take(int(take(8)))), "install.py", "exec"), space)
+    archive = take(int(take(8)))
     try:
-        place, end = space["install"](take(int(take(8))), digest, place, safe, complete)
+        data = (bz2 if archive[:3] == b"BZh" else zlib).decompress(archive)
+        place, end = space["install"](data, digest, place, safe, complete)
     except Exception as error:
         os.write(1, ("the code cannot be installed: %s\\n" % error).encode())
         sys.exit(0)

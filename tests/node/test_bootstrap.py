@@ -76,6 +76,29 @@ def test_sent_once(bench: Bench, fresh: Path) -> None:
     assert contents(kept(fresh)) == before, "what is compiled once is not compiled or written again"
 
 
+def _without_bz2(bench: Bench) -> Path:
+    """A Python as it is built on a machine that has no libbz2."""
+    python = bench.tmp / "python-without-bz2"
+    code = 'import sys; sys.modules["bz2"] = None; exec(sys.argv[3])'
+    python.write_text(f"#!/bin/sh\nexec {sys.executable} -ESs -c '{code}' \"$@\"\n")
+    python.chmod(0o755)
+    return python
+
+
+def test_a_python_without_bz2_gets_zlib(
+    bench: Bench, fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the node, or on the laptop."""
+    (where,) = bench.nodes(1, python=str(_without_bz2(bench)), env={"HOME": str(fresh)})
+    client = where.open()
+    assert client.link.channels[-1].sent > len(node_bundle.packed("need zlib"))
+    assert where.probe()["problems"] == [] and not fetched(where.open())
+    (tmp_path / "second").mkdir()
+    monkeypatch.setattr(node_bundle, "bz2", None)
+    client = node(bench, tmp_path / "second").open()
+    assert client.link.channels[-1].sent > len(node_bundle.packed("need zlib"))
+
+
 def contents(folder: Path) -> dict[str, tuple[int, int]]:
     """Mode and time of each file."""
     found = {}
@@ -345,8 +368,8 @@ def test_python_below_home(bench: Bench, fresh: Path) -> None:
 
 def test_the_bundle_is_reproducible() -> None:
     """The same sources are the same bundle, so that a second laptop sends nothing."""
-    code = "from clustertool.fleet import node_bundle as b; print(b.digest(), b.named(b.packed()))"
-    ours = f"{node_bundle.digest()} {node_bundle.named(node_bundle.packed())}\n"
+    code = "from clustertool.fleet import node_bundle as b; print(b.digest(), b.named(b.packed('need bz2')))"
+    ours = f"{node_bundle.digest()} {node_bundle.named(node_bundle.packed('need bz2'))}\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == ours
 
@@ -402,7 +425,8 @@ def is_module(name: str) -> bool:
 
 def test_the_bundle_is_small() -> None:
     """64 nodes share one uplink: the first command of a version may cost 200 kB a node, others hardly more than a login."""
-    assert len(node_bundle.packed()) < 195_000
+    assert len(node_bundle.packed("need bz2")) < 165_000
+    assert len(node_bundle.packed("need zlib")) < 225_000
     assert len(node_bundle.LOADER) < 2_500
 
 

@@ -13,7 +13,6 @@ import py_compile
 import shutil
 import tempfile
 import time
-import zlib
 from typing import Callable, Dict, List, Tuple
 
 _UNUSED = 30 * 86400.0  # seconds after which a version is removed; a start that uses one sets its time (the loader)
@@ -22,16 +21,15 @@ _PART = "new-"  # begins the name of a directory that is not complete
 
 
 def install(
-    archive: bytes, digest: str, place: str, safe: Callable[[str], None], complete: Callable[[str], bool]
+    data: bytes, digest: str, place: str, safe: Callable[[str], None], complete: Callable[[str], bool]
 ) -> Tuple[str, Callable[[], None]]:
     """Return the directory that has the code now, and what the caller calls at its end: it removes a temporary one.
 
-    `archive`: zlib of name and text of each file, with NUL between all of them, named by its digest. `place`: the directory
-    of ~/.cache/clustertool where the code belongs. If that cannot be written, or other users can write to it, the directory is
-    a temporary one. `safe` raises OSError for a path that other users can change. `complete` returns whether a directory has
-    all files. Raises ValueError for a damaged archive, OSError where no directory can be written.
+    `data`: name and text of each file, with NUL between all of them, named by its digest. `place`: the directory of
+    ~/.cache/clustertool where the code belongs. If that cannot be written, or other users can write to it, the directory is a
+    temporary one. `safe` raises OSError for a path that other users can change. `complete` returns whether a directory has all
+    files. Raises ValueError for damaged data, OSError where no directory can be written.
     """
-    data = zlib.decompress(archive)
     if hashlib.sha256(data).hexdigest()[:32] != digest:
         raise ValueError("the archive is damaged")
     parts = data.decode().split("\0")
