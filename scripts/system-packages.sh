@@ -2,7 +2,7 @@
 # Installs what pip cannot: the OpenSSH server and client, rsync, ip and ping, and Python's venv where it is a package of
 # its own. Says and does nothing where all of it is there. Needs root or a sudo that asks no password; without, it says
 # what to install. The embedded local cluster only uses the sshd program: a service that comes with it is switched off.
-# Arguments are further programs: slurmctld, slurmd, sbatch, munged, mpirun.openmpi, mpirun.mpich.
+# Arguments are further programs: slurmctld, slurmd, sbatch, munged, mpirun.openmpi, mpirun.mpich, podman, runc, conmon, newuidmap.
 set -eu
 cd "$(dirname "$0")/.."
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
@@ -47,6 +47,12 @@ package() { # program -> its package, in the words of apt-get, dnf or apk
         *:munged) echo munge ;;
         apt-get:mpirun.openmpi) echo openmpi-bin ;;
         apt-get:mpirun.mpich) echo mpich ;;
+        *:podman) echo podman ;;
+        *:runc) echo runc ;;
+        *:conmon) echo conmon ;;
+        apt-get:newuidmap) echo uidmap ;;
+        dnf:newuidmap) echo shadow-utils ;;
+        apk:newuidmap) echo shadow-uidmap ;;
     esac
 }
 
@@ -92,6 +98,7 @@ for program in $missing; do
         sshd) services="$services ssh.service ssh.socket sshd.service sshd.socket" ;;
         slurmctld | slurmd) services="$services $program.service" ;;
         munged) services="$services munge.service" ;;
+        podman) services="$services podman.service podman.socket podman-auto-update.timer podman-restart.service" ;;
     esac
 done
 if [ -n "$services" ] && [ -d /run/systemd/system ]; then

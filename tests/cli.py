@@ -363,7 +363,12 @@ class Site:
 
 
 def _agent(process: Process) -> bool:
-    """An agent, its shell and an rsync live as long as the laptop's connection; they are no part of a job."""
+    """An agent, its shell and an rsync live as long as the laptop's connection; they are no part of a job.
+
+    Podman without root keeps one process per user, whose namespaces all of its commands enter.
+    """
+    if process.argv == ("catatonit", "-P") or process.name == "podman pause":
+        return True
     if process.name == "rsync" and "--server" in process.argv:
         return True
     starting = process.name not in ("ct-supervisor", "ct-guard", "ct-gauge") and "clustertool-agent" in process.argv

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,3 +35,12 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from tests.nvml import make
 
     return make(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture(scope="session")
+def container_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small image as `podman import` takes it. Skips without podman; with DEMAND_ENGINES=1 it fails."""
+    from tests.containers import demand, make_image
+
+    demand()
+    return make_image(tmp_path_factory.mktemp("image"))

@@ -81,6 +81,9 @@ class Node:
     users: tuple[str, ...] = ()  # beside root, who may log in by the same key; their homes are in USERS
     clock: int = 0  # seconds by which its clock is wrong, for all that comes in by ssh; needs a C compiler
     binds: tuple[tuple[Path, Path], ...] = ()  # (a path of this machine, where the node has it; it must exist there)
+    commands: tuple[str, ...] = ()  # of a shell, as root, before its sshd starts
+    sshd: tuple[str, ...] = ()  # last lines of its sshd_config
+    cgroups: bool = False  # it has the machine's cgroups, which runtimes of containers need; without, it has none
 
 
 class Process(NamedTuple):
@@ -296,10 +299,21 @@ class Lab:
             left += _kill_all(lambda net=net: _of_namespace("net", net) if net >= 0 else [])  # type: ignore[misc]
             if net >= 0:
                 os.close(net)
+        self._remove_cgroups()
         mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self.dir) in line]
         assert not mounts, f"mounts are left (so {self.dir} was not removed): {mounts}"
         shutil.rmtree(self.dir)
         assert not left, f"processes are left: {left}"
+
+    def _remove_cgroups(self) -> None:
+        """Those of containers that were not removed before their node crashed. A container's id is in its store."""
+        homes = {self.home(i) for i, special in self.special.items() if special.cgroups}
+        names = {path.name for home in homes for path in home.glob(".*/overlay-containers/*") if path.is_dir()}
+        if not names:
+            return
+        for path, _, _ in os.walk("/sys/fs/cgroup", topdown=False):
+            if any(name in path for name in names):
+                os.rmdir(path)
 
     # -- building
 
@@ -341,6 +355,7 @@ class Lab:
             "/run/authorized_keys" if special.users else etc / "authorized_keys"
         )  # who logs in must be able to read it
         config = _SSHD.format(etc=etc, keys=keys) + (_wrong_clock(etc, special.clock) if special.clock else "")
+        config += "".join(f"{line}\n" for line in special.sshd)
         _write(etc / "sshd_config", config)
         _write(etc / "hosts", "".join(f"{line}\n" for line in special.hosts) + self._hosts(name))
         _write(etc / "hostname", name + "\n")
@@ -372,7 +387,7 @@ class Lab:
         lines = [
             "set -e",
             f"hostname {name}",
-            "mount -t sysfs sysfs /sys",
+            *self._sys(name, special),
             f"ip -batch {shlex.quote(str(etc / 'net'))}",
             *(_bind(bind) for bind in binds if bind[1].exists()),
             *(_without(self.dir / name / "hidden", special.hide) if special.hide else ()),
@@ -385,9 +400,20 @@ class Lab:
             lines.append(f"mkdir -p {USERS} && install -d -m 700 -o {uid} -g {uid} {USERS / user}")
         if special.users:
             lines.append(f"install -m 644 {shlex.quote(str(etc / 'authorized_keys'))} /run/authorized_keys")
+        lines += special.commands
         sshd = f"{shutil.which('sshd', path=PATH)} -D -e -f {shlex.quote(str(etc / 'sshd_config'))}"
         last = [f"{sshd} &", "exec sleep infinity"] if special.init else [f"exec {sshd}"]
         return "\n".join([*lines, "mkdir -p -m 755 /run/sshd", *last]) + "\n"
+
+    def _sys(self, name: str, special: Node) -> list[str]:
+        """The sysfs of the node's network hides the machine's cgroups, which are moved there then."""
+        sysfs = "mount -t sysfs sysfs /sys"
+        if not special.cgroups:
+            return [sysfs]
+        kept = self.dir / name / "cgroups"
+        kept.mkdir()
+        place = shlex.quote(str(kept))
+        return [f"mount --rbind /sys/fs/cgroup {place}", sysfs, f"mount --move {place} /sys/fs/cgroup"]
 
     def _covers(self, owner: str, places: Iterable[Path], home: Path, *more: Path) -> list[tuple[Path, Path]]:
         """(what, where) to bind, in order: first what must stay visible goes into the covers, then the covers over all."""
