@@ -118,7 +118,7 @@ def keys() -> str:
         if key == "HOSTS":
             default = "required"
         else:
-            default = f"`{literal(field.default)}`" if field.default not in ("", None, 0, ()) else "not set"
+            default = f"`{literal(field.default)}`" if field.default else "not set"
         rows.append((f"`{key}`", default, plain(comments[key])))
     rows += [
         (f"`{key}`", "not set", plain(comments[key]))

@@ -112,6 +112,7 @@ class Cluster:
         on_failure: str = "",
         max_restarts: int | None = None,
         lease: float | str | None = None,
+        image: str | None = None,
         nested: bool = False,
         job_id: str = "",
         name: str = "",
@@ -127,11 +128,11 @@ class Cluster:
         job: the workspace, a folder of this machine. job_workspace: instead of it, a folder that every node has.
         command: instead of script, a list of arguments. resume: the job whose output this one continues (a Job, its id or its
         name), True for the newest of the same name or workspace, False for none even if job.toml has `resume = true`.
-        lease: seconds after which the job ends when no wait() and no command follows it. nested: a launcher such as torchrun in
-        the command is intended; else it is an error, because each trainer would begin a training of its own. settings: of the
+        lease: seconds after which the job ends when no wait() and no command follows it. image: of the container of each
+        process; "" for no container, None for what job.toml or conf.py has. nested: a launcher such as torchrun in the
+        command is intended; else it is an error, because each trainer would begin a training of its own. settings: of the
         engine, as in its dict of conf.py and with priority over it. progress: is called with Progress values; without it, a
-        notebook shows a bar. The others are the options of
-        `clustertool run`, and override job.toml.
+        notebook shows a bar. The others are the options of `clustertool run`, and override job.toml.
 
         The job does not need this program any more: it goes on when the program ends. If it fails at once, wait() raises
         that. An exception such as KeyboardInterrupt in this call ends what it has started on the nodes.
@@ -171,6 +172,7 @@ class Cluster:
             on_failure=on_failure,
             max_restarts=_text(max_restarts),
             lease=_text(lease),
+            image=image,
         )
         wish = RunWish(
             os.fspath(job),

@@ -52,7 +52,7 @@ def check(call: Call) -> None:
         examined = preflight.examine(fleet, lambda host: _wanted(cluster, host, toml, passed))
         if workspace:
             examined = examined.room(needs(workspace, cluster, examined.facts, spec))
-        made = _plan(cluster, examined, toml, workspace)
+        made = _plan(call, cluster, examined, toml, workspace)
         examined = examined.devices(fleet, made)
         meshed = _mesh(call, fleet, examined, made)
         examined = examined.found(meshed.findings if meshed else ())
@@ -81,12 +81,13 @@ def _of_engine(call: Call, cluster: Cluster, typed: Mapping[str, object]) -> Non
         _tell(call, engine.check(typed, call.given.deep), None, {})
 
 
-def _plan(cluster: Cluster, examined: Examined, toml: Toml, workspace: Workspace | None) -> Plan | None:
+def _plan(call: Call, cluster: Cluster, examined: Examined, toml: Toml, workspace: Workspace | None) -> Plan | None:
     """The job's plan, for its ports. None where options of `run` are needed to make one, or a node is missing."""
     if workspace is None or len(examined.facts) < len(cluster.hosts):
         return None
     with contextlib.suppress(ClustertoolError):
-        return plan(cluster, read_job(cluster, toml, Options()), examined.facts, Identity(job_id()), workspace.files)
+        job = read_job(cluster, toml, Options(image=call.given.image))
+        return plan(cluster, job, examined.facts, Identity(job_id()), workspace.files)
     return None
 
 

@@ -132,9 +132,14 @@ def read_order(call: Call, cluster: Cluster, toml: Toml, passed: tuple[tuple[str
     mark = f"clustertool-{secrets.token_hex(4)}:"
     most = f"{limit * _STEPS:.0f}"
     options = Options(
-        mode="collective", command=(*_COMMAND, name, mark, most), timeout=most, lease=_LEASE, on_failure="continue"
+        mode="collective",
+        command=(*_COMMAND, name, mark, most),
+        timeout=most,
+        lease=_LEASE,
+        on_failure="continue",
+        image=call.given.image,
     )
-    tables = {key: toml[key] for key in ("env", "trainer") if key in toml}
+    tables = {key: toml[key] for key in ("env", "trainer", "container") if key in toml}
     return TrialRequest(name, limit, read_job(replace(cluster, secrets=()), tables, options), passed, mark)
 
 

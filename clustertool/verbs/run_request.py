@@ -55,6 +55,7 @@ def read_options(call: Call) -> Options:
     fields = {name: value for name, value in vars(given).items() if name in Options.__dataclass_fields__ and value}
     return replace(
         Options(**fields),
+        image=given.image,
         log_dir="",  # that of `run` is on this machine
         devices=one_of(call, "devices", "gpus", "xpus", "npus"),
         workers=given.workers or given.trainers or (),

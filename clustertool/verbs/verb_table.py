@@ -81,6 +81,14 @@ ENGINES = tuple(
     for option in entry.options
     if option is registry.options()[option.name]  # an option of two engines stands with one of them
 )
+IMAGE = Opt(
+    "image",
+    'run each process in a container of this image; "" for none',
+    None,
+    value="IMAGE",
+    usual="image of [container] in job.toml, or CONTAINER of conf.py",
+    group=_WHAT,
+)
 COPIES = (
     Opt(
         "log-dir",
@@ -108,6 +116,7 @@ RUN = (
     Opt("shards", "pattern of shard files in the workspace", MANY, value="PATTERN", group=_WHAT),
     Opt("only-where-read", "send each shard only to the node whose trainer reads it", FLAG, group=_WHAT),
     Opt("env", "a variable for every process", MANY, value="NAME=VALUE", group=_WHAT),
+    IMAGE,
     Opt("force-env", "let ENV, [env] and --env override ranks and addresses", FLAG, group=_WHAT),
     Opt(
         "job-id",
@@ -314,6 +323,7 @@ VERBS = (
         "check",
         "Test all nodes and report every error that would break a job.",
         WORKSPACE,
+        replace(IMAGE, help='check for jobs in containers of this image; "" for none', group=Opt.group),
         Opt("bandwidth", "measure the bandwidth of each link", FLAG),
         Opt(
             "framework",

@@ -15,6 +15,7 @@ from clustertool.actions.selection import Selection
 from clustertool.errors import ConfigError, UsageError
 from clustertool.model.config.cluster import KEYS, Cluster, read_cluster
 from clustertool.model.config.hosts import Host, expand, read_hosts
+from clustertool.model.container.container_settings import ContainerSettings
 
 HOSTS = ["10.0.0.1"]
 
@@ -60,6 +61,8 @@ RIGHT: list[tuple[str, object, object]] = [
     ("JOIN_TIMEOUT", "5m", 300.0),
     ("LOSS_TIMEOUT", 3, 3.0),
     ("GRACE", "1.5", 1.5),
+    ("CONTAINER", {"image": "a:1", "options": ["--privileged"]}, ContainerSettings("a:1", options=("--privileged",))),
+    ("IMAGE_FROM", "first", "first"),
     ("CHECKS_OFF", ["ping"], ("ping",)),
     ("CHECK_PACKAGES", [], ()),
 ]
@@ -104,6 +107,8 @@ WRONG: list[tuple[str, object, str]] = [
     *[("DEVICE_KIND", value, "one of auto, cpu, gpu, xpu, dcu, npu") for value in ("tpu", "GPU", 1)],
     *[("DEVICE_VISIBILITY", value, "one of node, own") for value in ("all", "", None)],
     *[("RELAY", value, "one of auto, off") for value in ("on", True)],
+    *[("CONTAINER", value, "a dict") for value in ("a:1", ["a:1"], None)],
+    *[("IMAGE_FROM", value, "one of laptop, first, registry") for value in ("hub", "", None)],
     *[("DISPATCH", value, "one of swarm, rsync") for value in ("scp", "", None)],
 ]
 

@@ -228,7 +228,7 @@ def test_exit_codes_are_those_of_the_errors() -> None:
 def test_keys_of_job_toml_are_those_of_the_reference() -> None:
     example = next(b for b in blocks_of(REPO / "docs/reference.md") if b.language == "toml" and "mode" in b.text)
     documented = set(re.findall(r"^\[?(\w+)", example.text, re.M))
-    documented |= set(re.findall(r"\w+", "".join(re.findall(r"#.*also (.*)", example.text))))
+    documented |= set(re.findall(r"\w+", " ".join(re.findall(r"#.*also (.*)", example.text))))
     keys = {"mode", "env", *job_tables._TABLES, *(key for table in job_tables._TABLES.values() for key in table)}
     assert keys - documented == set()
 

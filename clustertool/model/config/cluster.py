@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
 from clustertool.errors import ConfigError
+from clustertool.model.config.container_keys import read_conf
 from clustertool.model.config.hosts import Host, read_hosts, valid_user, variables
+from clustertool.model.container.container_settings import IMAGE_SOURCES, ContainerSettings
 from clustertool.model.finding import COLUMNS
 from clustertool.model.quantities import DURATIONS, HIGHEST_PORT, seconds_of, whole
 
@@ -128,6 +130,8 @@ class Cluster:
     lead_port: int = _key("LEAD_PORT", _port, 0)
     relay: str = _key("RELAY", _one_of("auto", "off"), "auto")
     dispatch: str = _key("DISPATCH", _one_of(*CARRIERS), "swarm")  # what carries a workspace to the nodes
+    container: ContainerSettings = _key("CONTAINER", read_conf, ContainerSettings())
+    image_from: str = _key("IMAGE_FROM", _one_of(*IMAGE_SOURCES), "registry")  # what brings an image to the nodes
     # From the first machine that has joined a job until the last; None: by what starts the machines (join_file.py).
     join_timeout: Optional[float] = _key("JOIN_TIMEOUT", _seconds, None)
     loss_timeout: float = _key("LOSS_TIMEOUT", _seconds, 10.0)

@@ -10,6 +10,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 
 from clustertool.errors import ConfigError, DataError, UsageError
 from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.container_keys import merged
 from clustertool.model.config.hosts import VARIABLE, device_ids
 from clustertool.model.config.job_tables import (
     COMMANDS,
@@ -22,6 +23,7 @@ from clustertool.model.config.job_tables import (
     patterns,
     read_tables,
 )
+from clustertool.model.container.container_settings import ContainerSettings
 from clustertool.model.paths import is_job_id
 from clustertool.model.quantities import DURATIONS, HIGHEST_PORT, seconds_of, whole
 from clustertool.model.roles import MODES
@@ -108,6 +110,7 @@ class JobSpec:
     job_workspace: str = ""
     log_dir: str = ""
     mpi: MpiSettings = MpiSettings()
+    container: ContainerSettings = ContainerSettings()
 
     @property
     def by_mpirun(self) -> bool:
@@ -131,7 +134,7 @@ class Options:
     implied: the mode if neither the options nor job.toml have one. command: instead of script, already split.
     v2: the command line of the old paddle.py, whose roles run `paddle train` and `paddle pserver`; v2_args are passed to the
     trainer. log_dir: where the working directory shows the logs. host_counts: the command line has given each host its number
-    of trainers.
+    of trainers. image: None if it is not given; "": no container.
     """
 
     mode: str = ""
@@ -164,6 +167,7 @@ class Options:
     max_restarts: str = ""
     job_workspace: str = ""
     host_counts: bool = False
+    image: Optional[str] = None
 
 
 def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
@@ -176,6 +180,12 @@ def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
     if mode == "mpi" and policy.on_failure != "abort":
         what = f"on_failure {policy.on_failure!r} is not possible in mode mpi: mpirun ends all trainers when one fails"
         raise UsageError(what, "leave it out, or take another mode")
+    container = merged(cluster.container, file["container"], options.image)
+    if container and mode == "mpi":
+        what = f"mode mpi in a container is not possible ({container.image}): mpirun starts its ranks on the nodes themselves"
+        raise ConfigError(
+            what, 'take another mode, or no container: image = "" in [container] of job.toml, or --image ""'
+        )
     devices = options.devices.strip()
     trainer, pserver, heter = (replace(file[name], command=script or file[name].command) for name in COMMANDS)
     if options.v2:  # the trainer of the old paddle.py is its command, then what was typed for it
@@ -206,6 +216,7 @@ def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
         job_workspace=options.job_workspace,
         log_dir=options.log_dir,
         mpi=MpiSettings(file["mpi"], file["pservers"] or _asks_for_pservers(cluster, options)),
+        container=container,
     )
 
 

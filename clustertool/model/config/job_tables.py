@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import posixpath
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Dict, Mapping, Optional, Tuple, Type
 
 from clustertool.errors import ClustertoolError, DataError
 from clustertool.model.config.hosts import VARIABLE
+from clustertool.model.container.container_settings import ContainerSettings
 from clustertool.model.mpirun.mpi_options import refused
 from clustertool.model.paths import OURS
 from clustertool.model.quantities import whole
@@ -40,6 +42,7 @@ _TABLES: Dict[str, Tuple[str, ...]] = {
     "outputs": ("path",),
     "policy": ("timeout", "grace", "on_failure", "max_restarts"),
     "mpi": ("options",),
+    "container": tuple(field.name for field in fields(ContainerSettings)),
 }
 
 
@@ -57,7 +60,9 @@ def read_tables(toml: Toml) -> Dict[str, Any]:
             raise DataError(f"job.toml: {key} = {value!r} is no table", f"write [{key}] and its keys below it")
         for name in value if key in _TABLES else ():
             if name not in _TABLES[key]:
-                raise DataError(f"job.toml: [{key}] has the unknown key {name!r}", f"known: {', '.join(_TABLES[key])}")
+                near = difflib.get_close_matches(name, _TABLES[key], 1)
+                fix = f"did you mean {near[0]}?" if near else f"known: {', '.join(_TABLES[key])}"
+                raise DataError(f"job.toml: [{key}] has the unknown key {name!r}", fix)
     only = toml.get("shards", {}).get("only_where_read", False)
     if not isinstance(only, bool):
         raise DataError(f"job.toml: [shards] only_where_read = {only!r} is not a bool", "true or false")
@@ -75,6 +80,7 @@ def read_tables(toml: Toml) -> Dict[str, Any]:
         "output": posixpath.normpath(output),
         "policy": toml.get("policy", {}),
         "mpi": _mpi_options(toml.get("mpi", {}).get("options", [])),
+        "container": toml.get("container", {}),  # container_keys.py reads its values
         "pservers": "pserver" in toml,
     }
 

@@ -1,0 +1,120 @@
+"""Reading of the container's settings: CONTAINER of conf.py, [container] of job.toml, and --image, in this order.
+
+A later source replaces the values of an earlier one key by key.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import fields, replace
+from typing import Callable, Dict, Mapping, Optional, Tuple, Type
+
+from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
+from clustertool.model.config.job_tables import Toml
+from clustertool.model.container.container_options import refused
+from clustertool.model.container.container_settings import APPTAINER, AUTO, PULLS, RUNTIMES, ContainerSettings
+
+_OF_FILES = re.compile(r"(docker|docker-archive|library|oras|shub|oci|oci-archive)://|.*\.sif\Z", re.DOTALL)
+_VOLUME = re.compile(r"(/|[A-Za-z0-9])[^:]*:/[^:]*(:[A-Za-z0-9_,=-]+)?")
+
+
+def only_for_apptainer(image: str) -> bool:
+    """Whether the name of an image is the path of a .sif file, or an address as only apptainer has it."""
+    return bool(_OF_FILES.match(image)) or image.startswith("/")
+
+
+def read_conf(value: object) -> ContainerSettings:
+    """CONTAINER of conf.py. Raises ValueError, which states what is right, for what is no dict, ConfigError for a key."""
+    if not isinstance(value, Mapping):
+        raise ValueError('a dict: {"image": "registry.example.org/train:1"}')
+    found = _values(value, ConfigError, lambda name: f"CONTAINER[{name!r}] =")
+    return _checked(ContainerSettings(**found), ConfigError, "CONTAINER")
+
+
+def merged(conf: ContainerSettings, toml: Toml, typed: Optional[str]) -> ContainerSettings:
+    """The settings of a job. toml: the table [container]. typed: of --image; None: not given, "": no container.
+
+    Raises DataError for the table, UsageError for --image.
+    """
+    settings = conf
+    if toml:
+        found = _values(toml, DataError, lambda name: f"job.toml: [container] {name} =")
+        settings = _checked(replace(settings, **found), DataError, "job.toml: [container]")
+    if typed is not None:
+        typed_image = _values({"image": typed}, UsageError, lambda name: "--image")
+        settings = _checked(replace(settings, **typed_image), UsageError, "--image")
+    return settings
+
+
+def _values(values: Toml, error: Type[ClustertoolError], place: Callable[[str], str]) -> Toml:
+    """The values of one source by their keys. Raises `error`."""
+    found: Dict[str, object] = {}
+    for name, value in values.items():
+        if name not in _READERS:
+            near = difflib.get_close_matches(str(name), _READERS, 1)
+            fix = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(_READERS)}"
+            raise error(f"{place(str(name))} {value!r}: this key is not known", fix)
+        try:
+            found[name] = _READERS[name](value)
+        except ValueError as right:
+            raise error(f"{place(name)} {value!r} is not right", f"{name} is {right}") from None
+    return found
+
+
+def _checked(settings: ContainerSettings, error: Type[ClustertoolError], where: str) -> ContainerSettings:
+    """The same settings. Raises `error` where two of them contradict each other."""
+    if only_for_apptainer(settings.image) and settings.runtime not in (AUTO, APPTAINER):
+        what = f"{where}: {settings.runtime} cannot run the image {settings.image!r}"
+        raise error(what, f"runtime = {APPTAINER!r}, or an image of a registry")
+    runtime = APPTAINER if only_for_apptainer(settings.image) else settings.runtime
+    wrong = refused(settings.options, runtime)
+    if wrong:
+        raise error(f"{where}: options has {wrong}", "leave it out")
+    return settings
+
+
+def _image(value: object) -> str:
+    if not isinstance(value, str) or re.search(r"\s", value) or not value.isprintable() or value.startswith("-"):
+        raise ValueError('a name as the runtime knows it, "registry.example.org/train:1", or the path of a .sif file')
+    if value.startswith(("./", "../", "~")) or (value.endswith(".sif") and "://" not in value and value[0] != "/"):
+        raise ValueError("an absolute path on the nodes, where it is the path of a file")
+    return value
+
+
+def _one_of(*allowed: str) -> Callable[[object], str]:
+    def read(value: object) -> str:
+        if value not in allowed:
+            raise ValueError("one of " + ", ".join(allowed))
+        return str(value)
+
+    return read
+
+
+def _texts(value: object) -> Tuple[str, ...]:
+    if not isinstance(value, (list, tuple)) or not all(
+        isinstance(text, str) and text and "\0" not in text and "\n" not in text for text in value
+    ):
+        raise ValueError('a list of strings: ["--shm-size=8g"]')
+    return tuple(value)
+
+
+def _volumes(value: object) -> Tuple[str, ...]:
+    right = 'a list of "SOURCE:TARGET" or "SOURCE:TARGET:OPTIONS" with absolute paths: ["/data:/data:ro"]'
+    try:
+        volumes = _texts(value)
+    except ValueError:
+        raise ValueError(right) from None
+    if not all(map(_VOLUME.fullmatch, volumes)):
+        raise ValueError(right)
+    return volumes
+
+
+_READERS: Dict[str, Callable[[object], object]] = {
+    "image": _image,
+    "runtime": _one_of(*RUNTIMES),
+    "options": _texts,
+    "volumes": _volumes,
+    "pull": _one_of(*PULLS),
+}
+assert set(_READERS) == {each.name for each in fields(ContainerSettings)}
