@@ -2,7 +2,8 @@
 # Installs what pip cannot: the OpenSSH server and client, rsync, ip and ping, and Python's venv where it is a package of
 # its own. Says and does nothing where all of it is there. Needs root or a sudo that asks no password; without, it says
 # what to install. The embedded local cluster only uses the sshd program: a service that comes with it is switched off.
-# Arguments are further programs: slurmctld, slurmd, sbatch, munged, mpirun.openmpi, mpirun.mpich, podman, runc, conmon, newuidmap.
+# Arguments are further programs: slurmctld, slurmd, sbatch, munged, mpirun.openmpi, mpirun.mpich, podman, runc, conmon, newuidmap,
+# dockerd, docker.
 set -eu
 cd "$(dirname "$0")/.."
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
@@ -50,6 +51,10 @@ package() { # program -> its package, in the words of apt-get, dnf or apk
         *:podman) echo podman ;;
         *:runc) echo runc ;;
         *:conmon) echo conmon ;;
+        apt-get:dockerd) echo docker.io ;;
+        apk:dockerd) echo docker-engine ;;
+        apt-get:docker) echo docker.io ;;
+        apk:docker) echo docker-cli ;;
         apt-get:newuidmap) echo uidmap ;;
         dnf:newuidmap) echo shadow-utils ;;
         apk:newuidmap) echo shadow-uidmap ;;
@@ -98,6 +103,7 @@ for program in $missing; do
         sshd) services="$services ssh.service ssh.socket sshd.service sshd.socket" ;;
         slurmctld | slurmd) services="$services $program.service" ;;
         munged) services="$services munge.service" ;;
+        dockerd) services="$services docker.service docker.socket containerd.service" ;;
         podman) services="$services podman.service podman.socket podman-auto-update.timer podman-restart.service" ;;
     esac
 done

@@ -365,9 +365,9 @@ class Site:
 def _agent(process: Process) -> bool:
     """An agent, its shell and an rsync live as long as the laptop's connection; they are no part of a job.
 
-    Podman without root keeps one process per user, whose namespaces all of its commands enter.
+    Podman without root keeps one process per user, whose namespaces all of its commands enter. Docker has its daemons.
     """
-    if process.argv == ("catatonit", "-P") or process.name == "podman pause":
+    if process.argv == ("catatonit", "-P") or process.name in ("podman pause", "dockerd", "containerd"):
         return True
     if process.name == "rsync" and "--server" in process.argv:
         return True

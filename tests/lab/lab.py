@@ -308,7 +308,13 @@ class Lab:
     def _remove_cgroups(self) -> None:
         """Those of containers that were not removed before their node crashed. A container's id is in its store."""
         homes = {self.home(i) for i, special in self.special.items() if special.cgroups}
-        names = {path.name for home in homes for path in home.glob(".*/overlay-containers/*") if path.is_dir()}
+        stores = [
+            path
+            for home in homes
+            for kind in ("overlay-containers", "containers")
+            for path in home.glob(f".*/{kind}/*")
+        ]
+        names = {path.name for path in stores if path.is_dir()}
         if not names:
             return
         for path, _, _ in os.walk("/sys/fs/cgroup", topdown=False):
