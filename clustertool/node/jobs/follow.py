@@ -16,7 +16,7 @@ from clustertool.model.job.node_status import NodeRecord
 from clustertool.model.paths import OURS
 from clustertool.model.wire.record_lines import read_events
 from clustertool.node.jobs import rank_log
-from clustertool.node.jobs.rank_log import PIECE, tail_offset
+from clustertool.node.jobs.rank_log import PIECE, RecordedSize, tail_offset
 from clustertool.node.jobs.records import Record
 from clustertool.node.storage import files
 
@@ -57,7 +57,7 @@ class Follower:
         self._ordered: Optional[Iterator[Tuple[StreamFrame, bytes]]] = None
         self._timed = self._by_time = bool(request.get("by_time"))
         self._since: Optional[float] = None  # by this node's clock
-        self._before: Dict[str, int] = {}  # sizes of the logs then
+        self._before: Dict[str, RecordedSize] = {}  # of the logs then
         if request.get("since") is not None:
             self._since = time.time() - request.get("now", 0.0) + request["since"]
             self._before = rank_log.sizes_at(self._job, self._since)
@@ -127,7 +127,8 @@ class Follower:
             if offset is None:
                 offset = 0 if tail is None else tail_offset(fd, tail)
                 if self._since is not None:
-                    offset = max(offset, rank_log.offset_at(fd, self._before.get(name, 0), self._since))
+                    before = self._before.get(name, rank_log.NO_RECORD)
+                    offset = max(offset, rank_log.offset_at(fd, before, self._since))
             role, rank = key
             about: LogFrame = {
                 "type": "log",

@@ -27,6 +27,16 @@ class RankProgress(NamedTuple):
     output: float
 
 
+class RecordedSize(NamedTuple):
+    """The size of a log in its last record before a time, and whether there are records at that time or later."""
+
+    size: int
+    later: bool
+
+
+NO_RECORD = RecordedSize(0, False)
+
+
 def end_of(job: int, log: str, most: int) -> Tuple[bytes, float]:
     """The last bytes of a log, and when it was written last. `job`: the descriptor of its directory. Raises OSError."""
     with files.closing(files.open_read(job, log)) as fd:
@@ -95,17 +105,22 @@ def growth(job: int) -> Iterator[Tuple[float, str, int]]:
                     yield t, str(name), size
 
 
-def sizes_at(job: int, t: float) -> Dict[str, int]:
+def sizes_at(job: int, t: float) -> Dict[str, RecordedSize]:
     """The size that each log had at a time, as far as it is recorded."""
-    return {name: size for at, name, size in growth(job) if at < t}
+    found: Dict[str, RecordedSize] = {}
+    for at, name, size in growth(job):
+        before = found.get(name, NO_RECORD).size
+        found[name] = RecordedSize(size, False) if at < t else RecordedSize(before, True)
+    return found
 
 
-def offset_at(fd: int, before: int, t: float) -> int:
-    """Where the first line of a log begins that was completed at time `t` or later. `before`: its recorded size at `t`.
+def offset_at(fd: int, recorded: RecordedSize, t: float) -> int:
+    """Where the first line of a log begins that was completed at time `t` or later. `recorded`: its size at `t`.
 
-    Nothing that is later is left out: where the records are coarse, some older lines follow.
+    A record follows what it records by up to 0.5 s, so it counts more than the time of the last write. Nothing that is later is
+    left out: where the records are coarse, some older lines follow.
     """
     about = os.fstat(fd)
-    if about.st_mtime < t:
+    if about.st_mtime < t and not recorded.later:
         return line_start(fd, about.st_size)
-    return line_start(fd, before) if before <= about.st_size else 0  # else its program has truncated it
+    return line_start(fd, recorded.size) if recorded.size <= about.st_size else 0  # else its program has truncated it

@@ -1,0 +1,47 @@
+"""Where the lines of a log begin that were written at a time or later."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from clustertool.node.jobs.rank_log import NO_RECORD, offset_at, sizes_at
+
+LOG = "log/workerlog.0"
+TEXT = b"first\nsecond\nthird\n"
+SECOND, THIRD = TEXT.index(b"second"), TEXT.index(b"third")
+
+
+def offset(job: Path, t: float, written: float, records: Sequence[tuple[float, int]]) -> int:
+    """`written`: when the log was written last. `records`: (time, size of the log)."""
+    (job / "log").mkdir()
+    (job / LOG).write_bytes(TEXT)
+    os.utime(job / LOG, (written, written))
+    (job / ".clustertool").mkdir()
+    (job / ".clustertool/growth.jsonl").write_text("".join(f'[{at},"{LOG}",{size}]\n' for at, size in records))
+    folder, fd = os.open(job, os.O_RDONLY), os.open(job / LOG, os.O_RDONLY)
+    try:
+        return offset_at(fd, sizes_at(folder, t).get(LOG, NO_RECORD), t)
+    finally:
+        os.close(folder)
+        os.close(fd)
+
+
+@pytest.mark.parametrize(
+    "t, expected", [(100.0, 0), (100.1, SECOND), (100.5, SECOND), (101.0, THIRD), (101.1, len(TEXT))]
+)
+def test_a_line_has_the_time_of_its_record_and_not_of_the_last_write(tmp_path: Path, t: float, expected: int) -> None:
+    """The supervisor records a log up to 0.5 s after it was written: this is the time that is printed with the line."""
+    assert offset(tmp_path, t, 100.4, [(100.0, SECOND), (100.5, THIRD), (101.0, len(TEXT))]) == expected
+
+
+@pytest.mark.parametrize("t, expected", [(100.4, SECOND), (100.5, len(TEXT))])
+def test_what_is_not_recorded_has_the_time_of_the_last_write(tmp_path: Path, t: float, expected: int) -> None:
+    assert offset(tmp_path, t, 100.4, [(100.0, SECOND)]) == expected
+
+
+def test_a_log_without_records_has_the_time_of_the_last_write(tmp_path: Path) -> None:
+    assert offset(tmp_path, 100.4, 100.4, []) == 0
