@@ -42,10 +42,10 @@ def demand() -> None:
         pytest.fail(why) if os.environ.get("DEMAND_ENGINES") == "1" else pytest.skip(why)
 
 
-def docker_node(**more: object) -> Node:
-    """A node that runs a docker daemon. more: as in Node."""
+def docker_node(before: Sequence[str] = (), **more: object) -> Node:
+    """A node that runs a docker daemon. before: commands in front of its start. more: as in Node."""
     demand()
-    commands = ("mkdir -p /dev/mqueue", "mount -t mqueue mqueue /dev/mqueue", DAEMON)
+    commands = ("mkdir -p /dev/mqueue", "mount -t mqueue mqueue /dev/mqueue", *before, DAEMON)
     return Node(cgroups=True, commands=commands, **more)  # type: ignore[arg-type]
 
 
