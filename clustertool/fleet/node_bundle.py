@@ -24,7 +24,7 @@ _LAPTOP = (
     "earlier_jobs engine_node facts finding implementation late_pieces launch_command mpi_options mpi_rank".split()
 )
 _LAPTOP += ["portions", "scheduler", "stop_result"]
-_MODEL = ("", "devices/", "dispatch/", "job/", "mpi/", "mpirun/", "wire/")
+_MODEL = ("", "container/", "devices/", "dispatch/", "job/", "mpi/", "mpirun/", "wire/")
 _FILES = ("__init__.py", "errors.py", "node/**/*.py", *(f"model/{folder}*.py" for folder in _MODEL))
 _JOIN = "join"  # the folder of node/ that only nodes need which no laptop starts
 # The types of messages are for the type checker, and for the laptop's checks.

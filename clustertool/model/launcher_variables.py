@@ -63,3 +63,13 @@ def of_launcher(name: str) -> bool:
 def for_frameworks(name: str) -> bool:
     """Whether a variable is Paddle's and no launcher computes it: PADDLE_PG_TIMEOUT, PADDLE_LAUNCH_LOG, FLAGS_..."""
     return name.startswith(("PADDLE_", "FLAGS_")) and not of_launcher(name)
+
+
+def patterns() -> str:
+    """Those of a launcher or a scheduler's task, as patterns of a shell's `case`."""
+    return "|".join([*sorted(_NAMES), *(f"{prefix}*" for prefix in (*_PREFIXES, *_OF_TASK))])
+
+
+def of_allocation(name: str) -> bool:
+    """Whether a variable describes the whole allocation of a scheduler: ranks keep it."""
+    return name in _OF_ALLOCATION

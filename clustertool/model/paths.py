@@ -68,6 +68,11 @@ class JobPaths:
         return f"{OURS}/error-{role}-{rank}.json"
 
     @staticmethod
+    def main_file(role: str, rank: int) -> str:
+        """Relative to the job's directory: where a container writes the pid of its first process."""
+        return f"{OURS}/main-{role}-{rank}"
+
+    @staticmethod
     def first_log(role: str) -> str:
         """The link to the first log of a role on its node, as the old tool named it."""
         return f"log/{_FIRST[role]}"

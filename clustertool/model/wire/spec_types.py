@@ -75,11 +75,14 @@ class RankSurroundings(_OfSomeJobs):
     common: Dict[str, str]
 
 
-class ContainerSpec(TypedDict):
-    """The container of each rank of one node, as the plan and the node's probe decide it."""
-
+class RuntimeSpec(TypedDict):
     runtime: str  # docker, podman or apptainer
     program: str  # the absolute path of its command on this node
+
+
+class ContainerSpec(RuntimeSpec):
+    """The container of each rank of one node, as the plan and the node's probe decide it."""
+
     rootless: bool
     image: str  # what is run: an image's id, or the path of a .sif file
     reference: str  # as the user named it

@@ -12,7 +12,7 @@ from clustertool.model.paths import OURS
 from clustertool.node.jobs import ledger, queries
 from clustertool.node.jobs.records import Record
 from clustertool.node.jobs.shared_records import require_ended
-from clustertool.node.jobs.stop_request import lives
+from clustertool.node.jobs.stop_request import lives, remove_containers
 from clustertool.node.storage import files
 from clustertool.node.system import mounts
 from clustertool.node.system.node_context import NodeContext
@@ -68,6 +68,8 @@ def _clean_one(record: Record, request: CleanRequest) -> Optional[int]:
     mounts.require_none(record.paths.dir)  # before anything is changed
     if request.get("dry"):
         return 0
+    if record.here and not record.own().clean:
+        remove_containers(record)
     _unlink(record)
     return ledger.remove_job(record.paths.dir)
 

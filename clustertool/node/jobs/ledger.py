@@ -2,7 +2,8 @@
 
 Programs of a job work in its directory and can damage the records there. The ledger has one file per job, 0600, below ROOT_DIR
 (JobPaths.ledger): {"format", "token", "mark", "leads", "header", "boot", "space", "supervisor": [pid, start], "guard", "gauge",
-"ended"}. It is written when the job is placed and when it starts, and removed with the job's directory.
+"ended"}, for ranks in containers also "container": {"runtime", "program"}. It is written when the job is placed and when it
+starts, and removed with the job's directory.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class Ledger:
             "header": spec["header"],
             "leads": spec["node"] == spec["lead"]["node"],
         }
+        if "container" in spec:
+            self._entry["container"] = {name: spec["container"][name] for name in ("runtime", "program")}
 
     def place(self) -> None:
         """Write the entry, so that it survives a crash. Raises OSError, PreflightError."""

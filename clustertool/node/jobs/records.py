@@ -23,6 +23,7 @@ from clustertool.node.system import processes
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import JobSummary
     from clustertool.model.wire.event_types import JobHeader
+    from clustertool.model.wire.spec_types import RuntimeSpec
 
 _TAIL = 4096
 _TEXTS = ("entry", "hostname", "name", "owner", "mode", "command", "asked", "job_name", "workspace")
@@ -115,6 +116,14 @@ class Record(JobProcesses):
         with contextlib.suppress(KeyError, TypeError):
             spec = _spec(self.paths)
             return Key(str(spec["mark"]), spec["node"] == spec["lead"]["node"])
+        return None
+
+    def container(self) -> Optional[RuntimeSpec]:
+        """The runtime of its containers; None if its ranks ran in none."""
+        found = self.entry.get("container") or _spec(self.paths).get("container") or {}
+        with contextlib.suppress(KeyError, TypeError):
+            runtime, program = str(found["runtime"]), str(found["program"])
+            return {"runtime": runtime, "program": program} if program.startswith("/") else None
         return None
 
     def blank(self) -> bool:

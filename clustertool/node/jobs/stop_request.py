@@ -66,6 +66,15 @@ def lives(record: Record) -> bool:
         return bool(living)
 
 
+def remove_containers(record: Record) -> None:
+    """Those of a job of which no process lives. Raises PreflightError if one is left."""
+    with _Left(record) as left:
+        containers = left.sweep.remove_containers()
+    if containers:
+        what = f"job {record.job} is not removed: {', '.join(containers)}"
+        raise PreflightError(what, _FIX.format(program=PROGRAM, job=record.job).replace("processes", "containers"))
+
+
 def stop(record: Record, by: str, code: int, grace: float, force: bool) -> JobStop:
     """{"state": "clean" | "survivors" | "ended already" | "unknown", "survivors": [...]} for this node.
 
@@ -86,6 +95,10 @@ def stop(record: Record, by: str, code: int, grace: float, force: bool) -> JobSt
                 return _unknown(record)
             if left.key is not None:  # supervisor and guard were killed
                 session_folder.remove(left.key.mark)
+            if not record.own().clean:
+                containers = left.sweep.remove_containers()
+                if containers:
+                    return _answer(containers)
             return _clean(record) if _just_stopped(record) else _ALREADY
         how: StopCommand = {"type": "stop", "by": by, "code": code, "grace": grace, "force": grace == 0}
         accepted = supervisor_client.order(record.paths, how, _REACTION, left.responsive)
@@ -130,7 +143,8 @@ class _Left:
             self.job = files.open_job_dir(self.record.paths.dir)
         # Without a supervisor of this boot they are of another boot, and so are their numbers.
         known = descendants.recorded(self.job) if self.supervisor else []
-        self.sweep = Sweep([*known, *self.caretakers], self.key.mark if self.key else "")
+        container = self.record.container() if self.key else None
+        self.sweep = Sweep([*known, *self.caretakers], self.key.mark if self.key else "", container)
         return self
 
     def responsive(self) -> bool:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Callable, Collection, Dict, Iterable, List, Optional
+from typing import TYPE_CHECKING, Callable, Collection, Dict, Iterable, List, Mapping, Optional
 
+from clustertool.node.container import container_removal
+from clustertool.node.container.rank_containers import LINGER, helpers
 from clustertool.node.jobs.descendants import Descendants
 from clustertool.node.system import processes
 from clustertool.node.system.processes import Process
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.spec_types import RuntimeSpec
 
 _POLL = 0.02
 _HOPELESS = 8.0  # seconds of KILL after which a supervisor reports a survivor
@@ -22,7 +27,8 @@ class Termination:
     """Call turn() until it returns the survivors. `living` finds the processes, `mark` is the job's marker.
 
     Without a `grace` there is only KILL. `patience`: seconds of KILL after which what still lives is a survivor. `helpers`: the
-    pids of processes that get no TERM. When no other one lives, `quiet` is set; they are killed after release(), or the grace.
+    pids of processes that get no TERM. When no other one lives, `quiet` is set; they are killed after release(), or the grace
+    and `linger` more seconds.
     """
 
     def __init__(
@@ -32,8 +38,10 @@ class Termination:
         grace: float,
         patience: float,
         helpers: Callable[[], Collection[int]] = tuple,
+        linger: float = 0.0,
     ) -> None:
         self._living = living
+        self._linger = linger
         self._mark = mark
         self._patience = patience
         self._helpers = helpers
@@ -63,6 +71,9 @@ class Termination:
             self._kill_at = now if self._released else self._kill_at
         if (left or unreaped) and now < self._kill_at:
             return None
+        if (left or unreaped) and now < self._kill_at + self._linger:
+            self._kill(left, self._helpers)
+            return None
         left = self._kill(left) or self._kill_strays()
         if left or unreaped:
             self._give_up_at = self._give_up_at or now + self._patience
@@ -70,11 +81,12 @@ class Termination:
                 return None
         return [processes.describe(process) for process in left] or ([_UNSEEN] if unreaped else [])
 
-    def _kill(self, left: List[Process]) -> List[Process]:
+    def _kill(self, left: List[Process], spared: Callable[[], Collection[int]] = tuple) -> List[Process]:
         """All that live, and at once those that were born meanwhile."""
         killed: List[Process] = []
         for _ in range(_ROUNDS):
-            fresh = [process for process in left if process not in killed]
+            without = set(spared())
+            fresh = [process for process in left if process not in killed and process.pid not in without]
             if not fresh:
                 break
             for process in fresh:
@@ -92,9 +104,11 @@ class Termination:
 
 
 class Shutdown(Termination):
-    """The end of an attempt, by its supervisor. `over_at`: when it was over, 0.0 before. `ranks`: the pids of running ranks.
+    """The end of an attempt, by its supervisor. `over_at`: when it was over, 0.0 before.
 
-    `helpers`: see Termination. However they end from here on, they were stopped.
+    `ranks`: the pids of running ranks, each with that of its program, which is another one in a container. However they end
+    from here on, they were stopped. `helpers`, `linger`: see Termination. `remove`: removes the containers when no process
+    lives; returns None while it works, then what is left.
     """
 
     def __init__(
@@ -102,14 +116,20 @@ class Shutdown(Termination):
         family: Descendants,
         mark: str,
         grace: float,
-        ranks: Collection[int] = (),
+        ranks: Optional[Mapping[int, int]] = None,
         helpers: Callable[[], Collection[int]] = tuple,
+        linger: float = 0.0,
+        remove: Callable[[], Optional[List[str]]] = list,
     ) -> None:
         # Ranks that end by SIGTERM itself, and not with an exit code.
-        self._end_by_signal = {pid for pid in ranks if processes.dies_of(pid, signal.SIGTERM)} - set(helpers())
-        super().__init__(family.living, mark, grace, _HOPELESS, helpers)
+        programs = ranks or {}
+        apart = {pid for pid, main in programs.items() if main == pid} & set(helpers())
+        self._end_by_signal = {pid for pid in programs if processes.dies_of(programs[pid], signal.SIGTERM)} - apart
+        super().__init__(family.living, mark, grace, _HOPELESS, helpers, linger)
         self._family = family
-        self._ended_before = set(ranks) - self.signalled
+        self._ended_before = {pid for pid, main in programs.items() if main not in self.signalled}
+        self._remove = remove
+        self._none_lives = False
         self.over_at = 0.0
 
     def stopped(self, pid: int, code: int, killed: int) -> bool:
@@ -119,20 +139,32 @@ class Shutdown(Termination):
         return killed > 0 or pid not in self._end_by_signal or code in _OF_SIGNALS
 
     def turn(self, unreaped: bool = False) -> Optional[List[str]]:
+        if not self._none_lives:
+            if super().turn(unreaped or self._family.has_children()) is None:
+                return None
+            self._none_lives = True
+        containers = self._remove()
+        if containers is None:
+            return None
+        # The end of a container may have started processes, and ended survivors.
         survivors = super().turn(unreaped or self._family.has_children())
-        self.over_at = 0.0 if survivors is None else time.monotonic()
-        return survivors
+        if survivors is None:
+            return None
+        self.over_at = time.monotonic()
+        return survivors + containers
 
 
 class Sweep:
     """The processes of a job whose supervisor cannot end them: all that are recorded or marked, and their children.
 
-    `known`: processes of the job, alive or not; `mark`: its marker in their environment.
+    `known`: processes of the job, alive or not; `mark`: its marker in their environment; `container`: the runtime of its
+    containers, if its ranks ran in some.
     """
 
-    def __init__(self, known: Iterable[Process], mark: str) -> None:
+    def __init__(self, known: Iterable[Process], mark: str, container: Optional[RuntimeSpec] = None) -> None:
         self._known = set(known)
         self._mark = mark
+        self._container = container
 
     def living(self) -> List[Process]:
         """The processes that lived when they were found. One that has ended since may have started others: search again.
@@ -147,9 +179,24 @@ class Sweep:
         self._known.update(found.values())
         return list(found.values())
 
+    def _helpers(self) -> Collection[int]:
+        return helpers(self._known)
+
     def end(self, grace: float, patience: float = 5.0) -> List[str]:
-        """Return descriptions of the survivors."""
-        termination = Termination(self.living, self._mark, grace, patience)
+        """Return descriptions of the survivors, processes and containers."""
+        left = self._end_processes(grace, patience)
+        if self._container is None:
+            return left
+        containers = self.remove_containers()
+        return self._end_processes(0.0, patience) + containers
+
+    def remove_containers(self) -> List[str]:
+        """Return descriptions of those that are left. No process of theirs may live."""
+        return [] if self._container is None else container_removal.remove(self._container, self._mark)
+
+    def _end_processes(self, grace: float, patience: float) -> List[str]:
+        spared, linger = (self._helpers, LINGER) if self._container else (tuple, 0.0)
+        termination = Termination(self.living, self._mark, grace, patience, spared, linger)
         while True:
             survivors = termination.turn()
             if survivors is not None:

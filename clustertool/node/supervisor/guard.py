@@ -156,7 +156,8 @@ def _take_over(why: str, supervisor: Process, spec: Spec, job: int, spared: Sequ
     found: List[Process] = processes.descendants(supervisor.pid) if processes.alive(supervisor) else []
     below = [process for process in found if process not in spared]
     processes.signal_one(supervisor, signal.SIGKILL)
-    left = Sweep([*descendants.recorded(job), *below], spec["mark"]).end(grace=0.0, patience=10.0)
+    sweep = Sweep([*descendants.recorded(job), *below], spec["mark"], spec.get("container"))
+    left = sweep.end(grace=0.0, patience=10.0)
     session_folder.remove(spec["mark"])
     records.record_clean(job, left, make=False)
 

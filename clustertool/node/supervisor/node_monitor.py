@@ -42,8 +42,9 @@ class NodeMonitor:
         self._family.update()
         self.disk_is_full()
         for rank in self._ranks.running.values():
-            if rank.oom is not None:
-                rank.oom.update(rank.pid)
+            if rank.sample() and rank.container is not None:
+                role, number = rank.key
+                self._record("frozen" if rank.container.frozen else "thawed", role=role, rank=number)
         if self._ranks.running:
             self.devices.turn()
         self.recorder.turn(self._family.members, self._ranks.snapshot())

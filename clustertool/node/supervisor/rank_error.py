@@ -12,7 +12,7 @@ import json
 import os
 import re
 import zlib
-from typing import Iterable, Tuple
+from typing import Iterable, List, Tuple
 
 from clustertool.model.masking import mask
 from clustertool.model.paths import JobPaths
@@ -47,8 +47,21 @@ def read_file(job: int, role: str, rank: int, secrets: Iterable[str]) -> str:
     if not isinstance(text, str):
         return ""
     first = next((line for line in mask(secrets)(text).splitlines() if line.strip()), "")
-    shown = " ".join("".join(sign if sign.isprintable() else " " for sign in first).split())
+    return _shown(first)
+
+
+def _shown(line: str) -> str:
+    shown = " ".join("".join(sign if sign.isprintable() else " " for sign in line).split())
     return shown if len(shown) <= _SHOWN else shown[: _SHOWN - 3] + "..."
+
+
+def of_runtime(job: int, log: str, runtime: str, code: int) -> str:
+    """Of a rank whose program did not begin: the exit code of the runtime's client, and its message in the rank's log."""
+    lines: List[str] = []
+    with contextlib.suppress(OSError):
+        lines = [line for line in end_of(job, log, _LINE)[0].decode(errors="replace").splitlines() if line.strip()]
+    found = next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "")
+    return f"{runtime} did not start its container (exit code {code})" + (f": {_shown(found)}" if found else "")
 
 
 def last_line(job: int, log: str) -> bytes:

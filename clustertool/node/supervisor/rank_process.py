@@ -7,7 +7,7 @@ import errno
 import os
 import resource
 import subprocess
-from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping, NamedTuple, Tuple
+from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 from clustertool.model.job.start_error import not_started
 from clustertool.model.launcher_variables import of_launcher, of_scheduler, of_task
@@ -60,17 +60,21 @@ def environment(spec: RankSurroundings, rank: ProcessCommand, attempt: int, own:
     env = {name: value for name, value in base(own).items() if not (apart and of_scheduler(name))}
     if spec["first_path"]:
         env["PATH"] = spec["first_path"] + ":" + env.get("PATH", os.defpath)
-    env.update({} if apart else spec["common"])
-    env.update(rank["env"])
-    env.update(spec.get("secrets", {}))
+    env.update(planned(spec, rank, attempt))
     if spec["ld_library_path"]:
         rest = env.get("LD_LIBRARY_PATH") or own.get("LD_LIBRARY_PATH", "")
         env["LD_LIBRARY_PATH"] = ":".join(part for part in (spec["ld_library_path"], rest) if part)
+    if spec["prelude"]:
+        env["CLUSTERTOOL_PRELUDE"] = spec["prelude"]
+    return env
+
+
+def planned(spec: RankSurroundings, rank: ProcessCommand, attempt: int) -> Dict[str, str]:
+    """The plan's variables and the secrets."""
+    env = {**({} if rank.get("apart", False) else spec["common"]), **rank["env"], **spec.get("secrets", {})}
     env["CLUSTERTOOL_ATTEMPT"] = str(attempt)
     if "TORCHELASTIC_RESTART_COUNT" in env:
         env["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
-    if spec["prelude"]:
-        env["CLUSTERTOOL_PRELUDE"] = spec["prelude"]
     return env
 
 
@@ -141,15 +145,25 @@ def rank_start(spec: Spec, process: ProcessCommand, attempt: int, job: int) -> R
 
 
 def start(
-    spec: Spec, process: ProcessCommand, attempt: int, job: int, log: int, umask: int, file_limit: int
+    spec: Spec,
+    process: ProcessCommand,
+    attempt: int,
+    job: int,
+    log: int,
+    umask: int,
+    file_limit: int,
+    client: Optional[Tuple[List[str], Dict[str, str]]] = None,
 ) -> Tuple[int, str]:
     """Start a rank in a session of its own, writing straight into its log. Returns (pid, "") or (127 or 126, why).
 
     `job`: the descriptor of the job's directory. `file_limit`: the user's own soft limit, where the supervisor has raised its
-    own; else 0.
+    own; else 0. `client`: command line and environment of what starts the rank's container.
     """
     try:
-        rank = rank_start(spec, process, attempt, job)
+        if client:
+            rank = RankStart(*client, "/")
+        else:
+            rank = rank_start(spec, process, attempt, job)
         with _as_the_rank(umask, file_limit):
             return _spawn(rank, log), ""
     except OSError as error:

@@ -10,11 +10,14 @@ import time
 from typing import TYPE_CHECKING, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.errors import NotFound
+from clustertool.model.container.container_command import Surroundings
 from clustertool.model.job.outcome import Key, exit_code
 from clustertool.model.job.start_error import NOT_EXECUTABLE
 from clustertool.model.job.state_names import RankState
 from clustertool.model.paths import JobPaths
 from clustertool.model.roles import LAUNCHERS
+from clustertool.node.container import rank_containers
+from clustertool.node.container.rank_containers import RankContainer, RankContainers
 from clustertool.node.mpi.launched_ranks import LaunchedRanks
 from clustertool.node.storage import files
 from clustertool.node.supervisor import rank_error, rank_process
@@ -27,16 +30,21 @@ if TYPE_CHECKING:
     from clustertool.model.wire.supervisor_messages import LiveRank, RankEnvironment
 
 _REQUESTED = tuple(exit_code(0, number) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
+_SIGNALLED = 128
 _GROWTH_EVERY = 0.5  # seconds between two records of how a log grew
 
 
 class RankEnd(NamedTuple):
-    """How a rank ended, as wait4() returns it. at: when it was reaped, by the monotonic clock."""
+    """How a rank ended. status: as wait4() returns it. at: when it was reaped, by the monotonic clock.
+
+    cpu: seconds. memory: the most that it used, in bytes.
+    """
 
     pid: int
     status: int
-    used: resource.struct_rusage
     at: float
+    cpu: float
+    memory: int
 
     @property
     def killed(self) -> int:
@@ -51,16 +59,6 @@ class RankEnd(NamedTuple):
     def by_request(self) -> bool:
         """Whether it ended as a process does that was asked to end: by such a signal, or by its exit code in a shell."""
         return exit_code(self.code, self.killed) in _REQUESTED
-
-    @property
-    def cpu(self) -> float:
-        """Seconds."""
-        return round(self.used.ru_utime + self.used.ru_stime, 2)
-
-    @property
-    def memory(self) -> int:
-        """The most that it used, in bytes."""
-        return self.used.ru_maxrss << 10
 
 
 class LocalRank:
@@ -78,12 +76,37 @@ class LocalRank:
         self.log_size = -1
         self.recorded_size, self.recorded_at = 0, 0.0  # the size that was recorded as growth, and when
         self.oom: Optional[pressure.OomWatch] = None
+        self.container: Optional[RankContainer] = None
+
+    @property
+    def main(self) -> int:
+        """The pid of its program: in a container another one than `pid`, which is that of the runtime's client."""
+        return self.container.main.pid if self.container and self.container.main else self.pid
+
+    def end(self, status: int, used: resource.struct_rusage) -> RankEnd:
+        """How it ended, when it is reaped. The client of a container exits with 128 + n where signal n ended the program."""
+        cpu, memory = round(used.ru_utime + used.ru_stime, 2), used.ru_maxrss << 10
+        if self.container is not None:
+            cpu, memory = round(self.container.cpu, 2), self.container.memory
+            number = os.WEXITSTATUS(status) - _SIGNALLED if os.WIFEXITED(status) else 0
+            status = number if 0 < number < signal.NSIG else status
+        return RankEnd(self.pid, status, time.monotonic(), cpu, memory)
+
+    def sample(self) -> bool:
+        """Measure it. Return whether its program in a container was stopped or continued."""
+        if self.container is None:
+            if self.oom is not None:
+                self.oom.update(self.pid)
+            return False
+        if self.oom is not None and self.container.main is not None and processes.alive(self.container.main):
+            self.oom.update(self.main)  # not when it has ended: the container's cgroup outlives it
+        return self.container.sample()
 
     @property
     def state(self) -> RankState:
         """As model/job/state computes it from the events."""
         if self.pid:
-            frozen = processes.stopped(processes.identify(self.pid) or processes.Process(self.pid, 0))
+            frozen = processes.stopped(processes.identify(self.main) or processes.Process(self.main, 0))
             return RankState.FROZEN if frozen else RankState.RUNNING
         if self.early is not None:
             return RankState.RUNNING
@@ -105,6 +128,7 @@ class RankTable:
         self._file_limit = 0  # the user's own, for the ranks, if raise_file_limit() has changed ours
         self._ranks = [LocalRank(process) for process in spec["processes"]]
         self.launched = LaunchedRanks(spec)
+        self.containers = RankContainers(spec, job)
         self.running: Dict[int, LocalRank] = {}
 
     def of_role(self, role: str) -> Iterator[LocalRank]:
@@ -146,10 +170,29 @@ class RankTable:
         spec, process = self._spec, self.launched.of_launcher(rank.spec)
         if process is not rank.spec:  # where its files are
             spec = {**spec, "work_dir": spec["job_dir"]}
-        pid, why = rank_process.start(spec, process, attempt, self._job, rank.log, *limits)
+        client: Optional[Tuple[List[str], Dict[str, str]]] = None
+        if self.containers.present:
+            limited, present = (
+                rank_containers.limits(self._file_limit),
+                rank_containers.device_files(spec["device_kind"]),
+            )
+            around = Surroundings(attempt, self._umask, limited, present)
+            variables = rank_process.planned(spec, process, attempt)
+            try:
+                client, rank.container = self.containers.start(process, variables, around)
+            except OSError as error:
+                return NOT_EXECUTABLE, f"cannot write to {spec['job_dir']}: {error.strerror}"
+        pid, why = rank_process.start(spec, process, attempt, self._job, rank.log, *limits, client)
         if not why:
             self._runs(rank, pid)
         return pid, why
+
+    def entered(self) -> List[LocalRank]:
+        """The ranks whose programs in containers are known since the last call."""
+        found = [rank for rank in self.running.values() if rank.container is not None and rank.container.find()]
+        for rank in found:
+            rank.oom = pressure.OomWatch(rank.main)
+        return found
 
     def _runs(self, rank: LocalRank, pid: int) -> None:
         rank.pid = pid
@@ -178,7 +221,7 @@ class RankTable:
                 "rank": rank.key[1],
                 "attempt": rank.attempt,
                 "state": rank.state.value,
-                "pid": rank.pid,
+                "pid": rank.main,
                 "log": rank.log_name,
             }
             for rank in self._ranks
@@ -230,4 +273,4 @@ class RankTable:
 
     def snapshot(self) -> List[Running]:
         """Return the running ranks, for the recorder's thread."""
-        return [Running(*rank.key, rank.attempt, rank.pid, rank.log_size) for rank in self.running.values()]
+        return [Running(*rank.key, rank.attempt, rank.main, rank.log_size) for rank in self.running.values()]

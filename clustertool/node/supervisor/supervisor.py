@@ -19,6 +19,7 @@ from clustertool.model.paths import OURS
 from clustertool.model.roles import MPI_DAEMON
 from clustertool.model.wire import record_lines
 from clustertool.model.wire.lead_messages import Incarnation, RankExit, is_outdated
+from clustertool.node.container.rank_containers import LINGER, helpers
 from clustertool.node.jobs.descendants import Descendants
 from clustertool.node.jobs.ledger import Ledger
 from clustertool.node.jobs.termination import Shutdown
@@ -111,6 +112,7 @@ class Supervisor:
 
     def prepare(self) -> None:
         """Do all that can fail before a rank runs: ports, the guard, the lead's port. Raises PreflightError."""
+        self.ranks.containers.prepare()
         prctl.become_subreaper()
         processes.set_name("ct-supervisor")
         self.signals = Signals()
@@ -162,6 +164,7 @@ class Supervisor:
         for request in self.signals.turn():  # before the ranks that the same sender has ended
             self.obey_signal(request)
         self._reap()
+        self._enter_containers()
         self.control.turn(self._answer)
         self._read_lead(ready)
         self.mpirun.turn(self.link)
@@ -277,7 +280,7 @@ class Supervisor:
         self._record_start(rank)
 
     def _record_start(self, rank: LocalRank) -> None:
-        (role, number), pid = rank.key, rank.pid
+        (role, number), pid = rank.key, rank.main
         process = processes.identify(pid)
         start = process.start if process else 0
         self.record("started", role=role, rank=number, pid=pid, start=start, attempt=self.attempt, log=rank.log_name)
@@ -289,12 +292,20 @@ class Supervisor:
         pid, why = self.ranks.start(rank, self.attempt)
         if why:
             return [self._record_exit(rank, RankExit(role, number, pid, note=why))]
-        self._record_start(rank)
+        if rank.container is None:  # else when its program runs
+            self._record_start(rank)
         if role == "pserver" and rank.spec["ready"]:
             self.servers.pending[rank.key] = PendingServer(rank.spec, pid)
         elif role == "pserver":  # [pserver] ready = "started": the trainers need not wait for it
             self.link.post({"type": "listening", "role": role, "rank": number, "attempt": self.attempt})
         return []
+
+    def _enter_containers(self) -> None:
+        """Record the ranks whose containers run since the last turn."""
+        for rank in self.ranks.entered():
+            self._record_start(rank)
+            if self.shutdown is not None:  # it was not there when the others got TERM
+                processes.signal_one(processes.identify(rank.main) or processes.Process(rank.main, 0), signal.SIGTERM)
 
     def _report(self, exits: List[RankExit]) -> None:
         if exits:
@@ -314,6 +325,8 @@ class Supervisor:
                 self.guard.changed(status)
             elif pid == self.monitor.devices.pid:
                 self.monitor.devices.changed(status)
+            elif pid == self.ranks.containers.removal.pid:
+                self.ranks.containers.removal.changed(status)
             elif pid in self.ranks.running:
                 exits += self._changed(self.ranks.running[pid], pid, status, used)
         exits += self._early_exits()
@@ -322,11 +335,15 @@ class Supervisor:
     def _changed(self, rank: LocalRank, pid: int, status: int, used: resource.struct_rusage) -> List[RankExit]:
         role, number = rank.key
         if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
+            if rank.container is not None:  # the client of the runtime: NodeMonitor observes the program
+                return []
             self.record("frozen" if os.WIFSTOPPED(status) else "thawed", role=role, rank=number)
             return []
+        if rank.container is not None and rank.container.find():
+            self._record_start(rank)
+        ended = rank.end(status, used)
         self.ranks.reaped(rank)
         self.servers.pending.pop(rank.key, None)
-        ended = RankEnd(pid, status, used, time.monotonic())
         if self.shutdown is None and self._is_early(rank, ended):
             rank.early = ended
             return []
@@ -367,6 +384,8 @@ class Supervisor:
         """The exit of a rank that failed, with what is known of the cause."""
         (role, number), killed = rank.key, exit.signal
         note = rank.oom.verdict() if rank.oom and killed == signal.SIGKILL else ""
+        if rank.container is not None and exit.code and not note and not rank.container.reached:
+            note = rank_error.of_runtime(self.job, rank.log_name, self.ranks.containers.runtime, exit.code)
         if not note:
             note = f"the disk of {self.spec['root']} is full" if self.monitor.disk_is_full() else ""
         line = b""
@@ -404,8 +423,15 @@ class Supervisor:
         self._reap()  # what has ended by now was not stopped
         self.servers.pending.clear()
         self.record("stopping", why=why)
-        running = set(self.ranks.running)
-        self.shutdown = Shutdown(self.family, self.spec["mark"], grace, running, self.mpirun.helpers)
+        running = {pid: rank.main for pid, rank in self.ranks.running.items()}
+        self.ranks.containers.begin_stop()
+        self.shutdown = Shutdown(self.family, self.spec["mark"], grace, running, *self._helpers())
+
+    def _helpers(self) -> Tuple[Any, ...]:
+        """The last arguments of Shutdown."""
+        if not self.ranks.containers.present:
+            return (self.mpirun.helpers,)
+        return (lambda: helpers(self.family.members), LINGER, lambda: self.ranks.containers.removal.turn())
 
     def release(self) -> None:
         """End what mpirun has started: no rank is left on any node, or the lead is lost."""

@@ -1,0 +1,205 @@
+"""The command line that starts a rank in a container, and the variables that travel with it.
+
+No value of a variable is on a command line: the client of the runtime has them in its environment, and passes them by name.
+Variables that the client itself obeys (HOME, DOCKER_HOST) have another name on the way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+
+from clustertool.model.container.container_devices import device_options
+from clustertool.model.container.container_settings import APPTAINER, DOCKER, PODMAN
+from clustertool.model.launcher_variables import patterns
+from clustertool.model.paths import JobPaths
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.spec_types import ContainerSpec, Spec, SpecProcess
+
+JOB_LABEL, NODE_LABEL, PLACE_LABEL = "clustertool.job", "clustertool.node", "clustertool.place"
+MARK = "CLUSTERTOOL_MARK"
+_RENAMED = "CLUSTERTOOL_ENV_"
+_APPTAINER = "APPTAINERENV_"
+_PREFIXES = tuple(
+    "APPTAINER BUILDAH_ CONTAINER DBUS_ DOCKER_ GO LD_ LISTEN_ NOTIFY_ PODMAN_ REGISTRY_ SINGULARITY SSL_ STORAGE_ XDG_ "
+    "_CONTAINERS".split()
+)
+# The client's processes must not be taken for the rank: CLUSTERTOOL_ROLE names that.
+_NAMES = frozenset(
+    "BASH_ENV CLUSTERTOOL_ROLE ENV HOME HOSTNAME LOGNAME PATH SHELL TEMP TMP TMPDIR USER container".split()
+)
+# The program of the container. It runs in the shell of the image, in bash where the image has one and there is a prelude.
+# The file CLUSTERTOOL_MAIN exists and has some bytes: they can be replaced on a full disk.
+_SCRIPT = """\
+if [ -n "$CLUSTERTOOL_PRELUDE" ] && [ -z "$BASH_VERSION" ] && command -v bash >/dev/null 2>&1; then
+    exec bash -c 'eval "$CLUSTERTOOL_RUN"' "$0" "$@"
+fi
+exec </dev/null >>"$CLUSTERTOOL_LOG" 2>&1
+echo $$ 1<>"$CLUSTERTOOL_MAIN"
+umask "$CLUSTERTOOL_UMASK"
+set -f
+for ct_name in $CLUSTERTOOL_RENAMED; do
+    eval "export $ct_name=\\"\\$CLUSTERTOOL_ENV_$ct_name\\""
+    unset "CLUSTERTOOL_ENV_$ct_name"
+done
+IFS='
+'
+for ct_line in $(export -p); do
+    ct_name=${ct_line#export }
+    ct_name=${ct_name#declare -x }
+    ct_name=${ct_name%%=*}
+    case "$ct_name" in
+    *[!A-Za-z0-9_]*) ;;
+    PATTERNS)
+        case " $CLUSTERTOOL_NAMES " in
+        *" $ct_name "*) ;;
+        *) unset "$ct_name" ;;
+        esac ;;
+    esac
+done
+unset IFS ct_name ct_line
+set +f
+if [ -n "$CLUSTERTOOL_LIBRARIES" ]; then
+    export LD_LIBRARY_PATH="$CLUSTERTOOL_LIBRARIES${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+fi
+unset CLUSTERTOOL_RUN CLUSTERTOOL_LOG CLUSTERTOOL_MAIN CLUSTERTOOL_UMASK
+unset CLUSTERTOOL_RENAMED CLUSTERTOOL_NAMES CLUSTERTOOL_LIBRARIES
+eval "$CLUSTERTOOL_PRELUDE" || exit 126
+unset CLUSTERTOOL_PRELUDE
+if ! command -v "$1" >/dev/null 2>&1; then
+    echo "clustertool: the command $1 does not exist in the image, or cannot be executed" >&2
+    [ -e "$1" ] && exit 126
+    exit 127
+fi
+exec "$@"
+"""
+
+
+class Surroundings(NamedTuple):
+    """What a rank has from its supervisor.
+
+    limits: name, as ulimits are called -> soft and hard, -1: none. present: see device_options().
+    """
+
+    attempt: int = 0
+    umask: int = 0o022
+    limits: Mapping[str, Tuple[int, int]] = {}
+    present: Sequence[str] = ()
+
+
+def place_of(mark: str) -> str:
+    """The value of the label by which the containers of a job on one node are found. It does not show the job's token."""
+    return hashlib.sha256(mark.encode()).hexdigest()[:16]
+
+
+def name_of(job: str, mark: str, role: str, rank: int, attempt: int) -> str:
+    """The name of a rank's container."""
+    return f"ct-{job}-{role}{rank}-{attempt}-{place_of(mark)[:8]}"
+
+
+def command(
+    container: ContainerSpec, spec: Spec, process: SpecProcess, names: List[str], around: Surroundings
+) -> List[str]:
+    """The command line of a rank. names: those of the variables that the container gets (passed())."""
+    runtime = container["runtime"]
+    options = (
+        device_options(runtime, spec["device_kind"], around.present, container["options"]) if process["devices"] else []
+    )
+    mounts = list(dict.fromkeys([spec["job_dir"], spec["work_dir"]]))
+    argv = [str(argument) for argument in process["argv"]]
+    if runtime == APPTAINER:
+        return _apptainer(container, spec, options, mounts) + ["sh", *_shell(argv)]
+    name = name_of(spec["job"], spec["mark"], process["role"], process["rank"], around.attempt)
+    made = [
+        container["program"],
+        "run",
+        "--rm",
+        "--pull=never",
+        "--log-driver=none",
+        "--net=host",
+        "--ipc=host",
+        "--pid=host",
+    ]
+    made += ["--http-proxy=false"] if runtime == PODMAN else []
+    made += [
+        "--entrypoint=sh",
+        f"--name={name}",
+        f"--label={JOB_LABEL}={spec['job']}",
+        f"--label={NODE_LABEL}={spec['node']}",
+    ]
+    made += [f"--label={PLACE_LABEL}={place_of(spec['mark'])}", *_user(container)]
+    made += [f"--ulimit={limit}={soft}:{hard}" for limit, (soft, hard) in around.limits.items()]
+    made += [f"--workdir={spec['work_dir']}", *(f"--volume={path}:{path}" for path in mounts)]
+    made += [f"--volume={volume}" for volume in container["volumes"]]
+    made += [f"--env={name}" for name in names]
+    return [*made, *options, *container["options"], container["image"], *_shell(argv)]
+
+
+def _shell(argv: List[str]) -> List[str]:
+    return ["-c", 'eval "$CLUSTERTOOL_RUN"', "clustertool", *argv]
+
+
+def _user(container: ContainerSpec) -> List[str]:
+    user, groups = container["uid"], container["groups"] or [container["uid"]]
+    if container["rootless"]:  # root in such a container is the user on the node
+        return ["--userns=keep-id"] if container["runtime"] == PODMAN else ["--user=0:0"]
+    return [f"--user={user}:{groups[0]}", *(f"--group-add={group}" for group in groups[1:])]
+
+
+def _apptainer(container: ContainerSpec, spec: Spec, options: List[str], mounts: List[str]) -> List[str]:
+    made = [container["program"], "exec", "--cleanenv", "--no-home", f"--pwd={spec['work_dir']}"]
+    made += [f"--bind={path}:{path}" for path in mounts] + [f"--bind={volume}" for volume in container["volumes"]]
+    return [*made, *options, *container["options"], container["image"]]
+
+
+class Passed(NamedTuple):
+    """names: of the variables that the container gets. env: what the environment of the client has besides its own."""
+
+    names: List[str]
+    env: Dict[str, str]
+
+
+def passed(
+    runtime: str, spec: Spec, process: SpecProcess, variables: Mapping[str, str], around: Surroundings
+) -> Passed:
+    """What the container of a rank gets. variables: those of the rank, by their own names."""
+    on_way = {
+        name: _RENAMED + name for name in sorted(variables) if name in _NAMES or name.upper().startswith(_PREFIXES)
+    }
+    on_way.update({name: _RENAMED + name for name in variables if name.lower().endswith("_proxy")})
+    paths = JobPaths.at(spec["job_dir"])
+    env = {
+        **{on_way.get(name, name): value for name, value in variables.items()},
+        "CLUSTERTOOL_RUN": _SCRIPT.replace("PATTERNS", patterns()),
+        "CLUSTERTOOL_LOG": paths.of(paths.log(process["role"], process["rank"], around.attempt)),
+        "CLUSTERTOOL_MAIN": paths.of(paths.main_file(process["role"], process["rank"])),
+        "CLUSTERTOOL_UMASK": f"{around.umask:03o}",
+        "CLUSTERTOOL_RENAMED": " ".join(on_way),
+        "CLUSTERTOOL_LIBRARIES": spec["ld_library_path"],
+        "CLUSTERTOOL_PRELUDE": spec["prelude"],
+        MARK: spec["mark"],
+    }
+    env["CLUSTERTOOL_NAMES"] = " ".join([*sorted({*env, *variables}), "CLUSTERTOOL_NAMES"])
+    names = sorted(env)
+    if runtime == APPTAINER:
+        env = {**{_APPTAINER + name: value for name, value in env.items()}, MARK: spec["mark"]}
+    return Passed(names, env)
+
+
+def removal(runtime: str, program: str, mark: str) -> List[str]:
+    """The command that removes all containers of a job on this node, and writes the ids of those that are left.
+
+    It exits with another code than 0 if this cannot be known. Empty for a runtime without a list of containers.
+    """
+    if runtime not in (DOCKER, PODMAN):
+        return []
+    return ["/bin/sh", "-c", _REMOVE, "sh", program, f"label={PLACE_LABEL}={place_of(mark)}"]
+
+
+_REMOVE = """\
+found=$("$1" ps --all --quiet --no-trunc --filter "$2") || exit 1
+[ -n "$found" ] || exit 0
+"$1" rm --force --time 0 $found >/dev/null 2>&1 || "$1" rm --force $found >/dev/null || :
+exec "$1" ps --all --quiet --no-trunc --filter "$2"
+"""

@@ -1,0 +1,1 @@
+"""Containers of ranks on a node: their start, their first processes, their removal."""

@@ -1,0 +1,179 @@
+"""The containers of a node's ranks, for their supervisor: how they start, which processes are in them, how they end.
+
+The child of the supervisor is the client of the runtime (`podman run`). The rank itself is the container's first process, whose
+pid the wrapper inside reports in a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import resource
+from typing import TYPE_CHECKING, Dict, FrozenSet, Iterable, List, Mapping, Optional, Tuple
+
+from clustertool.model.container import container_command, container_devices
+from clustertool.model.container.container_command import Surroundings
+from clustertool.model.container.container_settings import PODMAN
+from clustertool.model.launcher_variables import of_allocation
+from clustertool.model.paths import JobPaths
+from clustertool.node.container.container_removal import Removal
+from clustertool.node.storage import files
+from clustertool.node.system import processes, programs
+from clustertool.node.system.processes import Process
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.spec_types import Spec, SpecProcess
+
+_EMPTY = b"-" * 15 + b"\n"  # content of the file until the wrapper writes into it
+_LIMITS = {
+    "core": resource.RLIMIT_CORE,
+    "memlock": resource.RLIMIT_MEMLOCK,
+    "nofile": resource.RLIMIT_NOFILE,
+    "nproc": resource.RLIMIT_NPROC,
+    "stack": resource.RLIMIT_STACK,
+}
+_DEPTH = 20  # processes between a supervisor and a container's first one, at most
+_FIRST = 60.0  # seconds that the first command of a runtime may take
+LINGER = 5.0  # seconds that the runtime gets to remove a container whose processes were killed
+# Programs of runtimes. They end by themselves after the container, and must outlive it.
+_HELPERS = frozenset(
+    "apptainer catatonit conmon crun docker fuse-overlayfs fuse2fs pasta podman runc singularity slirp4netns squashfuse "
+    "squashfuse_ll starter starter-suid".split()
+)
+
+
+def helpers(found: Iterable[Process]) -> FrozenSet[int]:
+    """The pids of those processes that belong to a runtime, and not to a program in a container."""
+    return frozenset(process.pid for process in found if _is_helper(process.pid))
+
+
+def _is_helper(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).partition(" ")[0] in _HELPERS
+    found = processes.stat(pid)
+    return found is not None and found.name.partition(":")[0] in _HELPERS
+
+
+class RankContainer:
+    """The container of one rank, from its start on. cpu, memory: seconds and the most bytes, as last sampled."""
+
+    def __init__(self, job: int, process: SpecProcess, mark: str) -> None:
+        self.main: Optional[Process] = None
+        self.frozen = False
+        self.cpu, self.memory = 0.0, 0
+        self._job, self._mark = job, mark.encode()
+        self._file = JobPaths.main_file(process["role"], process["rank"])
+
+    def prepare(self) -> None:
+        """Write the file in which the wrapper writes. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError):
+            files.remove(self._job, self._file)
+        files.create(self._job, self._file, _EMPTY)
+
+    def _read(self) -> bytes:
+        try:
+            return files.read(self._job, self._file)
+        except OSError:
+            return _EMPTY
+
+    @property
+    def reached(self) -> bool:
+        """Whether the wrapper in the container has run: what ends now was not the runtime."""
+        return self.main is not None or self._read() != _EMPTY
+
+    def find(self) -> bool:
+        """Whether the container's first process is known since this call."""
+        if self.main is not None:
+            return False
+        text = self._read().split(b"\n")[0]
+        pid = int(text) if text.isdigit() and len(text) < 10 else 0
+        found = processes.identify(pid) if pid else None
+        # The file is the program's to write: no signal goes to a process of another job.
+        if found is None or not (processes.environment(pid).get(processes.MARK) == self._mark or _is_below(pid)):
+            return False
+        self.main = found
+        return True
+
+    def sample(self) -> bool:
+        """Measure its first process. Return whether it was stopped or continued since the last call."""
+        found = processes.stat(self.main.pid) if self.main else None
+        if self.main is None or found is None or found.start != self.main.start or found.state in "ZX":
+            return False
+        self.cpu = round(found.cpu + found.waited, 2)
+        self.memory = max(self.memory, _peak(self.main.pid))
+        before, self.frozen = self.frozen, found.state in "Tt"
+        return before != self.frozen
+
+
+def _is_below(pid: int) -> bool:
+    """Whether a process descends from this one."""
+    for _ in range(_DEPTH):
+        if pid == os.getpid():
+            return True
+        found = processes.stat(pid)
+        if found is None or found.parent == 0:
+            break
+        pid = found.parent
+    return False
+
+
+def _peak(pid: int) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with open(f"/proc/{pid}/status", "rb") as file:
+            return next((int(line.split()[1]) << 10 for line in file if line.startswith(b"VmHWM:")), 0)
+    return 0
+
+
+class RankContainers:
+    """`present`: whether the ranks of this node run in containers. Otherwise nothing else here is used."""
+
+    def __init__(self, spec: Spec, job: int) -> None:
+        self._spec, self._job = spec, job
+        self._container = spec.get("container")
+        self.present = self._container is not None
+        self.runtime = self._container["runtime"] if self._container else ""
+        self.removal = Removal(self._container, spec["mark"])
+
+    def prepare(self) -> None:
+        """Run the runtime once, before this process becomes a subreaper: rootless podman leaves a process for all containers
+        of the user, which must not become a child of this job."""
+        if self._container and self.runtime == PODMAN and self._container["rootless"]:
+            programs.output([self._container["program"], "ps", "--quiet"], _FIRST, cwd="/")
+
+    def begin_stop(self) -> None:
+        self.removal = Removal(self._container, self._spec["mark"])
+
+    def start(
+        self, process: SpecProcess, variables: Mapping[str, str], around: Surroundings
+    ) -> Tuple[Tuple[List[str], Dict[str, str]], RankContainer]:
+        """The command line and environment of the client, and the container. Raises OSError."""
+        spec, container = self._spec, self._spec["container"]
+        made = RankContainer(self._job, process, spec["mark"])
+        made.prepare()
+        given = {
+            **{name: value for name, value in os.environ.items() if spec.get("engine") and of_allocation(name)},
+            **variables,
+        }
+        passed = container_command.passed(container["runtime"], spec, process, given, around)
+        argv = container_command.command(container, spec, process, passed.names, around)
+        return (argv, {**os.environ, **passed.env}), made
+
+
+def limits(file_limit: int) -> Dict[str, Tuple[int, int]]:
+    """The limits of this user, as ulimits. file_limit: the soft one of descriptors, 0 for that of this process."""
+    found = {name: resource.getrlimit(number) for name, number in _LIMITS.items()}
+    if file_limit:
+        found["nofile"] = (file_limit, found["nofile"][1])
+    # podman limits itself to as many, and can allow no more without CAP_SYS_RESOURCE.
+    with contextlib.suppress(OSError, ValueError):
+        with open("/proc/sys/kernel/pid_max", encoding="utf-8") as file:
+            most = int(file.read())
+        soft, hard = (most if limit < 0 else min(limit, most) for limit in found["nproc"])
+        found["nproc"] = (soft, hard)
+    return found
+
+
+def device_files(kind: str) -> List[str]:
+    """The files of this node that device_options() asks for."""
+    return sorted(path for pattern in container_devices.patterns(kind) for path in glob.glob(pattern))
