@@ -21,10 +21,12 @@ from clustertool.fleet.dispatch.workspace import read_workspace as read
 from clustertool.fleet.embedded_cluster import LocalCluster
 from clustertool.fleet.job_places import StoredJob
 from clustertool.model.config.cluster import CARRIERS, Cluster, read_cluster
+from clustertool.model.config.container_keys import merged, refuse_launcher
 from clustertool.model.config.hostfile import Listed, choose, hosts_of, pick, read_hostfile
 from clustertool.model.config.hosts import Host
 from clustertool.model.config.job import JobSpec, Options, read_job
 from clustertool.model.config.job_tables import Toml
+from clustertool.model.container.container_settings import ContainerSettings
 from clustertool.model.hints import PROGRAM
 from clustertool.model.paths import OURS
 from clustertool.model.planning import shell_variables
@@ -317,6 +319,14 @@ def scattered(cluster: Cluster, toml: Toml) -> JobSpec | None:
     if not isinstance(shards, dict) or not shards.get("only_where_read"):
         return None
     return read_job(cluster, toml, Options())
+
+
+def container(cluster: Cluster, toml: Toml, image: str | None) -> ContainerSettings:
+    """The container of a job of this workspace. image: of --image. Raises ConfigError, DataError, UsageError."""
+    table = toml.get("container", {})
+    found = merged(cluster.container, table if isinstance(table, dict) else {}, image)
+    refuse_launcher(found, str(toml.get("mode", "")))
+    return found
 
 
 def passed(found: Cluster) -> tuple[tuple[str, str], ...]:

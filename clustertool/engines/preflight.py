@@ -15,9 +15,11 @@ from clustertool.model.checks.device_counts import inventory, shared, to_ask
 from clustertool.model.checks.each_node import check, disk, errors, unreachable
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
+from clustertool.model.container.container_settings import NO_CONTAINER, ContainerSettings
 from clustertool.model.facts import ByNode, read_facts
 from clustertool.model.finding import Finding, Seen, cells
 from clustertool.model.mpirun.implementation import DAEMONS
+from clustertool.model.planning.node_container import container_request
 from clustertool.model.planning.plan import Plan
 from clustertool.model.planning.probe_request import job_environment, probe_request
 from clustertool.model.wire.agent_answers import ProbeAnswer
@@ -116,23 +118,29 @@ class Examined:
         return 77 if self.failed and all(isinstance(error, AuthError) for error in self.failed.values()) else 69
 
 
-def examine(fleet: Fleet, request: Wanted, ports: bool = True, ping: bool = True) -> Examined:
+def examine(
+    fleet: Fleet,
+    request: Wanted,
+    ports: bool = True,
+    ping: bool = True,
+    container: ContainerSettings = NO_CONTAINER,
+) -> Examined:
     """Open the fleet and probe each node. Raises nothing for a single node.
 
-    `ping`: also run the command ping for each node, whose result only a table shows.
+    `ping`: also run the command ping for each node, whose result only a table shows. `container`: of the job.
     """
     cluster = fleet.cluster
     pings: dict[int, bool | None] = {}
     pinger = threading.Thread(target=_ping, args=(cluster, pings), daemon=True)
     if ping and "ping" not in cluster.checks_off:
         pinger.start()
-    gathered = probe(fleet.open(), request)
+    gathered = probe(fleet.open(), with_container(request, container))
     failed = {**fleet.failed, **gathered.failed}
     facts = {node: read_facts(node, answer) for node, answer in sorted(gathered.ok.items())}
     if pinger.is_alive() and failed:  # a ping decides nothing for a node that answered by ssh
         pinger.join(3.0)
     when = {node: answer["asked"] for node, answer in gathered.ok.items() if "asked" in answer}
-    findings = list(check(cluster, facts, Seen(dict(pings), when, fleet.phases), ports=ports))
+    findings = list(check(cluster, facts, Seen(dict(pings), when, fleet.phases), ports=ports, container=container))
     for node, error in failed.items():
         column = "python" if isinstance(error, NoPython) else "ssh"
         findings += unreachable(node, dict(pings), short(error), error.fix, column)
@@ -153,6 +161,14 @@ def for_check(cluster: Cluster, host: Host, passed: Mapping[str, str]) -> ProbeW
 def for_mpi(cluster: Cluster, host: Host, passed: Mapping[str, str]) -> ProbeWanted:
     """Additional request of a job in mode mpi to a node: which MPI it has. passed: variables of the job."""
     return {"mpi": {**job_environment(cluster, host, passed), "packages": list(DAEMONS)}}
+
+
+def with_container(request: Wanted, container: ContainerSettings) -> Wanted:
+    """The request, which also asks for the runtime and the image of a job in containers."""
+    if not container:
+        return request
+    asked: ProbeWanted = {"container": container_request(container)}
+    return lambda host: {**(request(host) if callable(request) else request), **asked}
 
 
 def probe(fleet: Fleet, request: Wanted) -> Gathered[ProbeAnswer]:

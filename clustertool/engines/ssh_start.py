@@ -18,6 +18,7 @@ from clustertool.fleet import node_bundle, shared_roots, stored_hosts
 from clustertool.fleet.fleet import Answers, Fleet, carry_out, devices_of, module_request
 from clustertool.fleet.identity import identity, job_id
 from clustertool.model.config.job import read_job, resumes
+from clustertool.model.container.container_settings import NO_CONTAINER, ContainerSettings
 from clustertool.model.facts import ByNode, read_facts, with_devices
 from clustertool.model.job.stop_result import StopResult, read_result, read_undo
 from clustertool.model.planning import requests
@@ -67,7 +68,9 @@ class SshStart(Starter):
         listing = not (options.command or options.script) or bool(options.shards)  # else only job.toml could need it
         wanted: ProbeWanted = {"job_workspace": options.job_workspace, "listing": listing}
         wanted["earlier"] = earlier_work.wanted(request)
-        examined = self._room(preflight.examine(self._fleet, self._with_mpi(wanted), ports=False))
+        container = request.spec.container if request.spec else NO_CONTAINER
+        asked = self._with_mpi(wanted)
+        examined = self._room(preflight.examine(self._fleet, asked, ports=False, container=container))
         if request.wish.skip_bad:
             examined = examined.good(caller, int(options.nnodes or 0))
             request.cluster = examined.cluster
@@ -79,8 +82,8 @@ class SshStart(Starter):
         if request.spec is None:
             toml = job_toml(facts[0].job_toml)
             request.spec, request.resumes = read_job(request.cluster, toml, request.options), resumes(toml)
-            if request.spec.by_mpirun:  # that was not known when the nodes were asked
-                facts = self._examine_mpi(wanted)
+            if request.spec.by_mpirun or request.spec.container:  # that was not known when the nodes were asked
+                facts = self._examine_job(wanted, request.spec.container)
         earlier_work.settle(caller, request, facts)
         return self._in_use(facts)
 
@@ -92,9 +95,10 @@ class SshStart(Starter):
         variables = {**passed, **dict(spec.env)}
         return lambda host: {**wanted, **preflight.for_mpi(cluster, host, variables)}
 
-    def _examine_mpi(self, wanted: ProbeWanted) -> ByNode:
-        """Facts of all nodes with their MPI. Raises what is wrong with it."""
-        examined = preflight.examine(self._fleet, self._with_mpi(wanted), ports=False, ping=False)
+    def _examine_job(self, wanted: ProbeWanted, container: ContainerSettings) -> ByNode:
+        """Facts of all nodes with their MPI or container runtime. Raises what is wrong with it."""
+        asked = self._with_mpi(wanted)
+        examined = preflight.examine(self._fleet, asked, ports=False, ping=False, container=container)
         examined.require()
         return examined.facts
 

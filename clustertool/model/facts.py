@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Dict, FrozenSet, Mapping, Optional, Tuple
 
+from clustertool.model.container.container_facts import ContainerFacts
 from clustertool.model.devices.faults import ills
 
 
@@ -61,6 +62,7 @@ class Facts:
     # Of mode mpi: what mpirun --version printed ("": there is none; None: not asked), and the daemons that are there.
     mpirun: Optional[str] = None
     mpi_daemons: Tuple[str, ...] = ()
+    container: Optional[ContainerFacts] = None  # None: not asked
     problems: Tuple[Tuple[str, str, str, str], ...] = ()
     earlier: Tuple[Mapping[str, Any], ...] = ()  # jobs that a new one may continue: model/job/earlier_jobs
 
@@ -77,6 +79,10 @@ class Facts:
 def read_facts(node: int, answer: Mapping[str, Any]) -> Facts:
     """The probe's answer -> Facts. Unknown keys are ignored, so that nodes may know more than we do."""
     known = {key: _frozen(answer[key]) for key in Facts.__dataclass_fields__ if key in answer}
+    if known.get("container"):
+        own = known["container"]
+        names = [name for name in ContainerFacts.__dataclass_fields__ if name in own]
+        known["container"] = ContainerFacts(**{name: _frozen(own[name]) for name in names})
     return Facts(**{**known, "node": node, "busy": frozenset(known.get("busy", ()))})
 
 

@@ -39,6 +39,8 @@ def plan_tables(plan: Shown, terminal: Terminal) -> None:
         terminal.line(", ".join(rest))
     for node in plan["nodes"]:
         terminal.line()
+        if node.get("container"):
+            terminal.line(f"container of each process on {node['name']}: {_container(node['container'])}")
         table(_title(node), _COLUMNS, [_row(process) for process in node["processes"]], terminal=terminal)
     processes = [process for node in plan["nodes"] for process in node["processes"]]
     if any(process.get("env") for process in processes):
@@ -51,6 +53,12 @@ def _title(node: Shown) -> str:
     title = f"node {node['node']}: {node['name']} ({node['address']}), {node['dir']}"
     work_dir = node.get("work_dir") or node["dir"]
     return title if work_dir == node["dir"] else f"{title}, works in {work_dir}"
+
+
+def _container(container: Shown) -> str:
+    digest = container["digest"] or "the image is pulled or sent first"
+    runtime = f"{container['runtime']}{' (rootless)' if container['rootless'] else ''}"
+    return f"{container['image']} ({digest}), {runtime} {container['program']}".rstrip()
 
 
 def _row(process: Shown) -> Sequence[object]:

@@ -39,7 +39,7 @@ def check(call: Call) -> None:
     folder = Path(call.given.workspace) if call.given.workspace else None
     toml = load_config.workspace_toml(folder) if folder else {}
     cluster = load_config.cluster(call, call.selection, start_local=True)
-    typed = registry.typed_settings(vars(call.given))
+    typed, container = registry.typed_settings(vars(call.given)), load_config.container(cluster, toml, call.given.image)
     registry.refuse_settings(cluster.engine, typed)
     if not load_config.needs_hosts(cluster):
         _of_engine(call, cluster, typed)
@@ -49,7 +49,7 @@ def check(call: Call) -> None:
     more: dict[str, Any] = {}
     workspace = load_config.workspace(call, folder) if folder else None
     with Fleet(cluster, signals.check, ear.put, User()) as fleet:
-        examined = preflight.examine(fleet, lambda host: _wanted(cluster, host, toml, passed))
+        examined = preflight.examine(fleet, lambda host: _wanted(cluster, host, toml, passed), container=container)
         if workspace:
             examined = examined.room(needs(workspace, cluster, examined.facts, spec))
         made = _plan(call, cluster, examined, toml, workspace)

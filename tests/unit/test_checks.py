@@ -35,9 +35,16 @@ def seen(pings: dict[int, bool | None] | None, nodes: int) -> Seen:
 def test_a_good_node_is_ok_in_every_column() -> None:
     columns = found(pings={0: True})
     assert {finding.level for finding in columns.values()} == {"ok"}
-    assert set(columns) == set(COLUMNS) - {"queue", "workspace", "mesh", "jobs", "packages", "mpi", "framework"} - set(
-        CHECKS
-    )
+    assert set(columns) == set(COLUMNS) - {
+        "queue",
+        "workspace",
+        "mesh",
+        "jobs",
+        "packages",
+        "mpi",
+        "container",
+        "framework",
+    } - set(CHECKS)
     assert (columns["ssh"].text, columns["python"].text, columns["nic"].text) == ("ann", "3.9.2", "eth0")
 
 

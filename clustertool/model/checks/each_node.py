@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from clustertool.model.checks.across_nodes import drift
+from clustertool.model.checks.container_findings import container_findings
 from clustertool.model.checks.mpi_findings import mpi_findings
 from clustertool.model.config.cluster import Cluster
+from clustertool.model.container.container_settings import NO_CONTAINER, ContainerSettings
 from clustertool.model.facts import ByNode, Facts
 from clustertool.model.finding import Finding, Seen
 from clustertool.model.hints import PROGRAM
@@ -32,11 +34,19 @@ _CLEAN = f"{PROGRAM} clean --older-than 7d"
 Wrong = Optional[Tuple[str, str]]  # what is wrong and the fix; None: nothing
 
 
-def check(cluster: Cluster, facts: ByNode, seen: Seen, need: int = 0, ports: bool = True) -> Tuple[Finding, ...]:
+def check(
+    cluster: Cluster,
+    facts: ByNode,
+    seen: Seen,
+    need: int = 0,
+    ports: bool = True,
+    container: ContainerSettings = NO_CONTAINER,
+) -> Tuple[Finding, ...]:
     """Findings of all nodes that answered.
 
     `need`: bytes that the workspace takes on each node (release and job's copy). `ports`: check the ports that conf.py names;
-    for a job its plan does this, which knows the ports that the job will use.
+    for a job its plan does this, which knows the ports that the job will use. `container`: of the job, for nodes that were
+    asked for their runtime.
     """
     found: List[Finding] = []
     alike = _by_machine(facts)
@@ -48,6 +58,7 @@ def check(cluster: Cluster, facts: ByNode, seen: Seen, need: int = 0, ports: boo
             found.append(_ping(node, seen.pings[node], answered=True))
     found += drift(dict(sorted(alike.items())), seen.asked)
     found += mpi_findings({node: fact for node, fact in sorted(facts.items()) if fact.mpirun is not None})
+    found += container_findings(cluster, container, facts)
     return tuple(finding for finding in found if finding.column not in cluster.checks_off)
 
 

@@ -13,15 +13,16 @@ from typing import Callable, Dict, Mapping, Optional, Tuple, Type
 from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
 from clustertool.model.config.job_tables import Toml
 from clustertool.model.container.container_options import refused
-from clustertool.model.container.container_settings import APPTAINER, AUTO, PULLS, RUNTIMES, ContainerSettings
+from clustertool.model.container.container_settings import (
+    APPTAINER,
+    AUTO,
+    PULLS,
+    RUNTIMES,
+    ContainerSettings,
+    only_for_apptainer,
+)
 
-_OF_FILES = re.compile(r"(docker|docker-archive|library|oras|shub|oci|oci-archive)://|.*\.sif\Z", re.DOTALL)
 _VOLUME = re.compile(r"(/|[A-Za-z0-9])[^:]*:/[^:]*(:[A-Za-z0-9_,=-]+)?")
-
-
-def only_for_apptainer(image: str) -> bool:
-    """Whether the name of an image is the path of a .sif file, or an address as only apptainer has it."""
-    return bool(_OF_FILES.match(image)) or image.startswith("/")
 
 
 def read_conf(value: object) -> ContainerSettings:
@@ -45,6 +46,15 @@ def merged(conf: ContainerSettings, toml: Toml, typed: Optional[str]) -> Contain
         typed_image = _values({"image": typed}, UsageError, lambda name: "--image")
         settings = _checked(replace(settings, **typed_image), UsageError, "--image")
     return settings
+
+
+def refuse_launcher(settings: ContainerSettings, mode: str) -> None:
+    """Raise ConfigError for mode mpi with a container."""
+    if settings and mode == "mpi":
+        what = f"mode mpi in a container is not possible ({settings.image}): mpirun starts its ranks on the nodes themselves"
+        raise ConfigError(
+            what, 'take another mode, or no container: image = "" in [container] of job.toml, or --image ""'
+        )
 
 
 def _values(values: Toml, error: Type[ClustertoolError], place: Callable[[str], str]) -> Toml:

@@ -10,7 +10,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 
 from clustertool.errors import ConfigError, DataError, UsageError
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.config.container_keys import merged
+from clustertool.model.config.container_keys import merged, refuse_launcher
 from clustertool.model.config.hosts import VARIABLE, device_ids
 from clustertool.model.config.job_tables import (
     COMMANDS,
@@ -181,11 +181,7 @@ def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
         what = f"on_failure {policy.on_failure!r} is not possible in mode mpi: mpirun ends all trainers when one fails"
         raise UsageError(what, "leave it out, or take another mode")
     container = merged(cluster.container, file["container"], options.image)
-    if container and mode == "mpi":
-        what = f"mode mpi in a container is not possible ({container.image}): mpirun starts its ranks on the nodes themselves"
-        raise ConfigError(
-            what, 'take another mode, or no container: image = "" in [container] of job.toml, or --image ""'
-        )
+    refuse_launcher(container, mode)
     devices = options.devices.strip()
     trainer, pserver, heter = (replace(file[name], command=script or file[name].command) for name in COMMANDS)
     if options.v2:  # the trainer of the old paddle.py is its command, then what was typed for it

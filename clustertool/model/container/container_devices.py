@@ -20,7 +20,7 @@ FILES: Dict[str, Tuple[Tuple[str, ...], Tuple[str, ...]]] = {
     ),
 }
 # What in an option of the user states which NVIDIA GPUs a container gets
-_CHOSEN = ("--gpus", "nvidia.com/gpu", "--nv")
+CHOSEN = ("--gpus", "nvidia.com/gpu", "--nv")
 
 
 def patterns(kind: str) -> List[str]:
@@ -35,7 +35,7 @@ def device_options(runtime: str, kind: str, present: Sequence[str], chosen: Sequ
     options; if they state GPUs, none are added.
     """
     if kind == "gpu":
-        if any(mark in option for option in chosen for mark in _CHOSEN):
+        if any(mark in option for option in chosen for mark in CHOSEN):
             return []
         by_runtime = {DOCKER: ["--gpus", "all"], APPTAINER: ["--nv"]}
         return by_runtime.get(runtime, ["--device", "nvidia.com/gpu=all"])

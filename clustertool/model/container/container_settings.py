@@ -9,6 +9,7 @@ AUTO = "auto"
 DOCKER, PODMAN, APPTAINER = "docker", "podman", "apptainer"
 RUNTIMES = (AUTO, DOCKER, PODMAN, APPTAINER)
 PULLS = ("missing", "always", "never")
+_OF_APPTAINER = ("/", "docker://", "docker-archive://", "library://", "oras://", "shub://", "oci://", "oci-archive://")
 IMAGE_SOURCES = ("laptop", "first", "registry")  # IMAGE_FROM
 
 
@@ -27,3 +28,11 @@ class ContainerSettings:
 
     def __bool__(self) -> bool:
         return bool(self.image)
+
+
+NO_CONTAINER = ContainerSettings()
+
+
+def only_for_apptainer(image: str) -> bool:
+    """Whether the name of an image is the path of a .sif file, or an address as only apptainer has it."""
+    return image.startswith(_OF_APPTAINER)

@@ -18,6 +18,7 @@ from clustertool.model.joining.join_file import JoinFile, OwnSettings
 from clustertool.model.joining.plain_form import WrongForm, from_plain
 from clustertool.model.mpirun.implementation import DAEMONS
 from clustertool.model.planning import requests
+from clustertool.model.planning.node_container import container_request
 from clustertool.model.planning.plan import Plan, PlannedNode, plan
 from clustertool.model.planning.probe_request import job_environment, probe_request
 
@@ -80,6 +81,8 @@ def probe_of(join: JoinFile, own: OwnSettings, address: str) -> ProbeRequest:
         asked["first_path"], asked["here"] = own.first_path or asked["first_path"], own.here
         asked["engine"], asked["packages"] = join.engine, list(DAEMONS)
         request["mpi"] = asked
+    if join.job.container:
+        request["container"] = container_request(join.job.container)
     if own.folder:
         request["job_workspace"], request["listing"] = own.folder, bool(join.job.shards)
     return request
@@ -105,7 +108,7 @@ def facts_of(node: int, answer: object, port: int) -> Facts:
 def plan_of(join: JoinFile, cluster: Cluster, arrivals: Sequence[Arrival], facts: ByNode, seen: Seen) -> Plan:
     """The plan, with the warnings of the checks. Raises all errors of all nodes together."""
     facts = _with_shared_roots(facts)
-    findings = check(cluster, facts, seen, ports=False)
+    findings = check(cluster, facts, seen, ports=False, container=join.job.container)
     names = [host.name for host in cluster.hosts]
     wrong = [PreflightError(one.text, one.fix, names[one.node]) for one in errors(findings)]
     raise_all([*wrong, *_without_secrets(cluster, arrivals, names)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from dataclasses import dataclass
-from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from clustertool.errors import DataError, raise_all
 from clustertool.model import paths as p
@@ -18,9 +18,13 @@ from clustertool.model.mpirun import launch_command
 from clustertool.model.planning import devices, ports, ranks
 from clustertool.model.planning.environment import Table, endpoint, environment, fill
 from clustertool.model.planning.launcher_processes import Launcher, implementation_of, launchers
+from clustertool.model.planning.node_container import containers
 from clustertool.model.planning.ranks import Seat
 from clustertool.model.planning.shards import assign_shards
 from clustertool.model.roles import LAUNCHERS
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.spec_types import ContainerSpec
 
 Pairs = Tuple[Tuple[str, str], ...]
 
@@ -57,6 +61,7 @@ class PlannedNode:
     work_dir: str
     device_kind: str
     processes: Tuple[PlannedProcess, ...]
+    container: Optional[ContainerSpec] = None
 
 
 @dataclass(frozen=True)
@@ -159,6 +164,7 @@ def _nodes(table: Table, listing: Sequence[str], passed: Pairs) -> Tuple[Planned
     commands = _commands(job, listing)
     shared = sharing(table.facts)
     launching = launchers(table)
+    contained = containers(table.cluster, job.container, table.facts)
     nodes = []
     for host in table.cluster.hosts:
         facts = table.facts[host.index]
@@ -180,7 +186,8 @@ def _nodes(table: Table, listing: Sequence[str], passed: Pairs) -> Tuple[Planned
         )
         processes += tuple(_launcher(one, users, paths) for one in launching.get(host.index, ()))
         work_dir = _below_home(job.job_workspace, facts.home) if job.job_workspace else paths.dir
-        nodes.append(PlannedNode(host, facts, paths.dir, work_dir, table.kinds[host.index], processes))
+        kind, container = table.kinds[host.index], contained.get(host.index)
+        nodes.append(PlannedNode(host, facts, paths.dir, work_dir, kind, processes, container))
     return tuple(nodes)
 
 
@@ -281,11 +288,17 @@ def as_dict(plan: Plan) -> Dict[str, Any]:
                 "address": node.facts.address,
                 "dir": node.job_dir,
                 "work_dir": node.work_dir,
+                **({"container": _container(node.container)} if node.container else {}),
                 "processes": [_process(process, plan.cluster.secrets) for process in node.processes],
             }
             for node in plan.nodes
         ],
     }
+
+
+def _container(made: ContainerSpec) -> Dict[str, object]:
+    hidden = ("reference", "uid", "groups")
+    return {**{name: value for name, value in made.items() if name not in hidden}, "image": made["reference"]}
 
 
 def _process(process: PlannedProcess, secrets: Sequence[str]) -> Dict[str, Any]:
@@ -314,7 +327,7 @@ def needs_probe(cluster: Cluster, job: JobSpec) -> bool:
         ports_known = bool(cluster.start_port or job.has_pservers) and bool(cluster.lead_port)
         if not (host.address and known and root.startswith("/") and ports_known) or cluster.nic:
             return True
-    return bool(job.job_workspace) or job.nproc_of in ("cpu", "auto") or job.by_mpirun
+    return bool(job.job_workspace or job.container) or job.nproc_of in ("cpu", "auto") or job.by_mpirun
 
 
 def given_facts(cluster: Cluster) -> Dict[int, Facts]:

@@ -101,6 +101,8 @@ def spec(plan: Plan, node: PlannedNode, endpoints: list[str], places: List[RankP
         "endpoints": endpoints,
         "header": _header(plan, node, places),
     }
+    if node.container:
+        made["container"] = node.container
     if job.by_mpirun:
         made["launcher"] = MPIRUN
     if host is lead and job.by_mpirun:

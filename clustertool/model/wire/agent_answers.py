@@ -290,6 +290,26 @@ class EarlierRow(TypedDict):
     output: bool
 
 
+class ContainerAnswer(TypedDict):
+    """model.container.container_facts.ContainerFacts describes the fields."""
+
+    runtime: f.Runtime
+    program: f.Label
+    version: f.Label
+    rootless: bool
+    cgroup: f.Label
+    problem: f.Label
+    fix: f.Label
+    image_id: f.Label
+    digest: f.Label
+    size: f.Signed
+    store: f.Label
+    store_free: f.Signed
+    gpu: f.Label
+    uid: int
+    groups: f.Some[int]
+
+
 class ProbeAnswer(Answer, total=False):
     """model.facts.Facts describes the fields."""
 
@@ -336,6 +356,7 @@ class ProbeAnswer(Answer, total=False):
     no_proxy: f.Label
     mpirun: f.Label
     mpi_daemons: f.Few[f.Label]
+    container: ContainerAnswer
     leftovers: f.PerJob[Tuple[f.Label, int]]
     examined: bool
     time: f.Time

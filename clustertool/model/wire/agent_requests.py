@@ -137,6 +137,14 @@ class JobEnvironment(TypedDict, total=False):
     engine: str  # as in Spec
 
 
+class ContainerWanted(TypedDict):
+    """The container of a job: the node chooses the runtime. model/container has the meaning of the fields."""
+
+    image: str
+    runtime: str
+    options: bool  # the user has some
+
+
 class EarlierWanted(TypedDict):
     """Which earlier jobs a new job may belong to (node/jobs/queries.py). "": none by this."""
 
@@ -157,6 +165,7 @@ class ProbeWanted(TypedDict, total=False):
     release: str
     mpi: JobEnvironment  # of a job in mode mpi: packages are daemons of mpirun
     engine: str  # that has started the node and allocates its devices; "": none
+    container: ContainerWanted  # of a job in containers
 
 
 class ProbeRequest(ProbeWanted):

@@ -1,0 +1,137 @@
+"""These checks judge the container runtime of each node and a job's image there: usable, present, equal, and room for it."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, NamedTuple, Sequence
+
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.container.container_devices import CHOSEN
+from clustertool.model.container.container_facts import ContainerFacts
+from clustertool.model.container.container_settings import APPTAINER, DOCKER, PODMAN, ContainerSettings
+from clustertool.model.container.runtime_output import CDI, HOOK
+from clustertool.model.facts import ByNode, Facts
+from clustertool.model.finding import Finding
+from clustertool.model.job.outcome import some
+from clustertool.model.planning.devices import kind_of
+from clustertool.model.quantities import human_bytes
+
+COLUMN = "container"
+_LITTLE = 2 << 30  # bytes free under which a pull of an image of unknown size is doubtful
+_LIMITED = (
+    "--memory",
+    "-m",
+    "--cpus",
+    "--pids-limit",
+    "--memory-swap",
+    "--cpu-",
+)  # begin options that cgroups carry out
+_SHOWN = 19  # characters of a digest: "sha256:" and twelve more
+_CDI_FIX = "install nvidia-container-toolkit there; as root: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
+_HOOK_FIX = (
+    "install nvidia-container-toolkit there; as root: nvidia-ctk runtime configure --runtime=docker, restart docker"
+)
+
+
+class Verdict(NamedTuple):
+    level: str
+    text: str
+    fix: str = ""
+
+
+def container_findings(cluster: Cluster, settings: ContainerSettings, facts: ByNode) -> List[Finding]:
+    """settings: of the job. facts: of all nodes; those that were not asked for their runtime are left out."""
+    known = {node: fact.container for node, fact in sorted(facts.items()) if fact.container is not None}
+    found: List[Finding] = []
+    sizes = [one.size for one in known.values() if one.image_id and one.size > 0]
+    for node, one in known.items():
+        verdicts = _of_node(settings, one, max(sizes, default=-1))
+        if one.runtime and _wants_gpus(cluster, settings, facts[node]):
+            verdicts += _gpus(one)
+        found += [Finding(node, COLUMN, *verdict) for verdict in verdicts]
+    if settings.pull != "always":
+        names = {host.index: host.name for host in cluster.hosts}
+        here = {node: one for node, one in known.items() if one.image_id}
+        found += [Finding(node, COLUMN, *verdict) for node, verdict in different(here, names).items()]
+    return found
+
+
+def _of_node(settings: ContainerSettings, one: ContainerFacts, size: int) -> List[Verdict]:
+    """size: of the image in bytes, as another node knows it; -1: none does."""
+    if not one.runtime:
+        return [Verdict("error", one.problem, one.fix)]
+    client = f"{one.runtime} {one.version}{' (rootless)' if one.rootless else ''}"
+    if one.image_id and settings.pull != "always":
+        found = [Verdict("ok", f"{client}, {short_digest(one.digest)}, {human_bytes(one.size)}")]
+    elif settings.pull == "never":
+        fix = f'get it there by hand ({_by_hand(settings.image, one)}), or set pull to "missing"'
+        return [Verdict("error", f'{client}: the image {settings.image} is not there, and pull is "never"', fix)]
+    else:
+        found = [_room(settings, one, client, size)]
+    limits = [option for option in settings.options if option.startswith(_LIMITED)]
+    if limits and one.rootless and one.cgroup == "v1":
+        fix = "boot the node with cgroup v2 (systemd.unified_cgroup_hierarchy=1), or leave the option out"
+        found.append(Verdict("warn", f"{limits[0]} has no effect in rootless containers with cgroup v1", fix))
+    return found
+
+
+def _by_hand(image: str, one: ContainerFacts) -> str:
+    if one.runtime == APPTAINER:
+        return f"copy {image}" if image.startswith("/") else f"apptainer pull FILE.sif {image}, and name that file"
+    return f"{one.runtime} pull {image}"
+
+
+def _room(settings: ContainerSettings, one: ContainerFacts, client: str, size: int) -> Verdict:
+    """For an image that comes to the node. Without a size the store can only be judged roughly."""
+    free = one.store_free
+    fix = f"make room in {one.store or 'the home'} ({one.runtime} image prune)"
+    what = f"{client}: the image is not there" if not one.image_id else f'{client}: pull is "always"'
+    if 0 <= free < size and not one.image_id:
+        return Verdict("error", f"{what}; it needs {human_bytes(size)}, {human_bytes(free)} are free", fix)
+    if 0 <= free < _LITTLE and size < 0:
+        return Verdict("warn", f"{what}; {human_bytes(free)} are free for it", fix)
+    return Verdict("ok", f"{what}, it will be pulled")
+
+
+def _wants_gpus(cluster: Cluster, settings: ContainerSettings, fact: Facts) -> bool:
+    """Whether ranks there get GPUs of NVIDIA, and the user's own options do not already add them."""
+    chosen = any(mark in option for option in settings.options for mark in CHOSEN)
+    return bool(fact.devices) and fact.device_kind == kind_of(cluster, fact) == "gpu" and not chosen
+
+
+def _gpus(one: ContainerFacts) -> List[Verdict]:
+    if one.runtime == PODMAN and one.gpu != CDI:
+        return [Verdict("error", "no specification of CDI for nvidia.com/gpu, so podman cannot pass GPUs", _CDI_FIX)]
+    if one.runtime == DOCKER and one.gpu not in (CDI, HOOK):
+        return [Verdict("error", "docker has no runtime of NVIDIA, so it cannot pass GPUs", _HOOK_FIX)]
+    return []
+
+
+def short_digest(digest: str) -> str:
+    return digest[:_SHOWN] or "no digest"
+
+
+def same_image(one: ContainerFacts, other: ContainerFacts) -> bool:
+    """Stores of nodes may state other digests for the same image: one that was loaded from a file has no registry's."""
+    return one.image_id == other.image_id or (bool(one.digest) and one.digest == other.digest)
+
+
+def different(known: Mapping[int, ContainerFacts], names: Mapping[int, str]) -> Dict[int, Verdict]:
+    """Errors of those nodes whose image is not that of most nodes, {} where all are equal. known: nodes with the image."""
+    groups: List[List[int]] = []
+    for node, one in sorted(known.items()):
+        group = next((group for group in groups if same_image(known[group[0]], one)), None)
+        if group is None:
+            groups.append([node])
+        else:
+            group.append(node)
+    groups.sort(key=len, reverse=True)
+    if len(groups) < 2:
+        return {}
+    described = "; ".join(f"{_identity(known, group)} on {some([names[n] for n in group])}" for group in groups)
+    fix = 'set pull to "always", name the image by its digest (IMAGE@sha256:...), or bring the same one to all nodes'
+    verdict = Verdict("error", f"the nodes have different images of this name: {described}", fix)
+    return {node: verdict for group in groups[1:] for node in group}
+
+
+def _identity(known: Mapping[int, ContainerFacts], group: Sequence[int]) -> str:
+    return short_digest(known[group[0]].digest)

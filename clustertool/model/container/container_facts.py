@@ -1,0 +1,34 @@
+"""What the probe of a node reports of its container runtime and of a job's image there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Tuple
+
+
+@dataclass(frozen=True)
+class ContainerFacts:
+    """Of the runtime that the node has chosen. "" and -1: not known.
+
+    runtime: "" where none can be used; then `problem` and `fix` state why. program: its absolute path. cgroup: "v1" or "v2".
+    image_id: "" where the image is not there. digest: that of the registry's manifest, else the id with its hash. size:
+    bytes of the image in the store. store_free: bytes free where images are kept. gpu: CDI or HOOK of runtime_output.py, ""
+    for neither.
+    uid, groups: of the user; the primary group is the first one.
+    """
+
+    runtime: str = ""
+    program: str = ""
+    version: str = ""
+    rootless: bool = False
+    cgroup: str = ""
+    problem: str = ""
+    fix: str = ""
+    image_id: str = ""
+    digest: str = ""
+    size: int = -1
+    store: str = ""
+    store_free: int = -1
+    gpu: str = ""
+    uid: int = 0
+    groups: Tuple[int, ...] = ()

@@ -1,0 +1,64 @@
+"""The container of a node's ranks: the job's settings, and what the node's probe knows of its runtime and the image."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Dict, Mapping
+
+from clustertool.errors import PreflightError, raise_all
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.container.container_facts import ContainerFacts
+from clustertool.model.container.container_settings import ContainerSettings
+from clustertool.model.facts import ByNode
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_requests import ContainerWanted
+    from clustertool.model.wire.spec_types import ContainerSpec
+
+
+def container_request(settings: ContainerSettings) -> ContainerWanted:
+    """What a probe is asked for a job in containers."""
+    return {"image": settings.image, "runtime": settings.runtime, "options": bool(settings.options)}
+
+
+def containers(cluster: Cluster, settings: ContainerSettings, facts: ByNode) -> Dict[int, ContainerSpec]:
+    """By node; {} for a job without containers. Raises the PreflightErrors of nodes without a runtime.
+
+    Where a node was not asked, its runtime is that of the settings, for --dry.
+    """
+    if not settings:
+        return {}
+    known = {host.index: facts[host.index].container for host in cluster.hosts}
+    raise_all(
+        [
+            PreflightError(one.problem, one.fix, cluster.hosts[node].name)
+            for node, one in known.items()
+            if one is not None and not one.runtime
+        ]
+    )
+    asked = {node: one or ContainerFacts() for node, one in known.items()}
+    return {node: _container(settings, asked, node) for node in asked}
+
+
+def _container(settings: ContainerSettings, known: Mapping[int, ContainerFacts], node: int) -> ContainerSpec:
+    """The image is named by its id where the node has it, so that all ranks and restarts run the same one."""
+    own = known[node]
+    present = bool(own.image_id) and settings.pull != "always"
+    return {
+        "runtime": own.runtime or settings.runtime,
+        "program": own.program,
+        "rootless": own.rootless,
+        "image": own.image_id if present else settings.image,
+        "reference": settings.image,
+        "digest": _digest(known, own) if present else "",
+        "options": list(settings.options),
+        "volumes": list(settings.volumes),
+        "uid": own.uid,
+        "groups": list(own.groups),
+    }
+
+
+def _digest(known: Mapping[int, ContainerFacts], own: ContainerFacts) -> str:
+    """The digest that all nodes with the image state. Where they differ, its id: a store that has loaded the image from a file
+    states another digest than one that has pulled it."""
+    same = len({one.digest for one in known.values() if one.image_id}) == 1
+    return own.digest if same or own.image_id.startswith("/") else f"sha256:{own.image_id}"

@@ -1,0 +1,137 @@
+"""The probe of a node's container runtime: which one can be used, the image of a job there, and how GPUs get in.
+
+It runs the client of the runtime, and pulls nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+from typing import TYPE_CHECKING, Dict, List, Tuple
+
+from clustertool.model.container import runtime_output
+from clustertool.model.container.container_settings import APPTAINER, PODMAN
+from clustertool.model.container.runtime_output import CDI, HOOK, Image, Runtime
+from clustertool.node.system import programs, users
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import ContainerAnswer
+    from clustertool.model.wire.agent_requests import ContainerWanted
+
+LIMIT = 20.0  # seconds: the first command of rootless podman after a boot takes some
+_FOLDERS = ("/usr/local/bin", "/usr/bin", "/snap/bin")  # besides PATH
+_NAMES: Dict[str, Tuple[str, ...]] = {APPTAINER: (APPTAINER, "singularity")}
+_SPECIFICATIONS = ("/etc/cdi", "/var/run/cdi")
+_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
+
+
+def read_runtime(wanted: ContainerWanted, gpu: bool) -> ContainerAnswer:
+    """The first runtime that can be used, and the image. gpu: the node has GPUs of NVIDIA."""
+    names = runtime_output.candidates(wanted["runtime"], wanted["image"], wanted["options"])
+    problems: List[Tuple[str, str]] = []
+    for name in names:
+        program = _program(name)
+        found = _runtime(name, program) if program else Runtime("")
+        if found.version:
+            break
+        if program:
+            problems.append((found.problem, found.fix))
+    answer: ContainerAnswer = {
+        "runtime": name if found.version else "",
+        "program": program,
+        "version": found.version,
+        "rootless": found.rootless,
+        "cgroup": found.cgroup or ("v2" if os.path.exists("/sys/fs/cgroup/cgroup.controllers") else "v1"),
+        "problem": "; ".join(what for what, _ in problems) or f"no {' or '.join(names)}",
+        "fix": problems[0][1] if problems else f"install {names[0]} there, or name another `runtime`",
+        "image_id": "",
+        "digest": "",
+        "size": -1,
+        "store": found.store,
+        "store_free": -1,
+        "gpu": _gpu(found) if gpu else "",
+        "uid": os.getuid(),
+        "groups": list(dict.fromkeys((os.getgid(), *os.getgroups()))),
+    }
+    if found.version:
+        answer["problem"] = answer["fix"] = ""
+        image = _image(name, program, wanted["image"])
+        answer["image_id"], answer["digest"], answer["size"] = image
+        answer["store_free"] = _free(found.store or os.path.expanduser("~"))
+    return answer
+
+
+def _program(runtime: str) -> str:
+    """The absolute path of its client, or ""."""
+    found = (programs.find(name, *_FOLDERS) for name in _NAMES.get(runtime, (runtime,)))
+    path = next(filter(None, found), "")
+    return os.path.abspath(path) if path else ""
+
+
+def _runtime(name: str, program: str) -> Runtime:
+    """What a runtime reports of itself, and what it needs of the node."""
+    user = users.name_of(os.getuid())
+    code, out, err = programs.output([program, *runtime_output.info_arguments(name)], LIMIT, cwd="/")
+    found = runtime_output.read_info(name, code, out, err, user)
+    if found.version and name == PODMAN and not os.path.isdir("/dev/mqueue"):
+        fix = "as root: mkdir /dev/mqueue && mount -t mqueue mqueue /dev/mqueue"
+        return Runtime("", problem="there is no /dev/mqueue, which --ipc=host needs", fix=fix)
+    if found.version and name == APPTAINER and not _may_unshare(program):
+        what = "apptainer cannot be used: user namespaces are off, and it is not installed with setuid"
+        return Runtime(
+            "", problem=what, fix="as root: sysctl user.max_user_namespaces=65536, or install apptainer-suid"
+        )
+    return found
+
+
+def _may_unshare(program: str) -> bool:
+    """Whether apptainer can start a container: it needs root, its setuid program, or user namespaces."""
+    top = os.path.dirname(os.path.dirname(os.path.realpath(program)))
+    starters = glob.glob(f"{top}/libexec/*/bin/starter-suid")
+    if os.getuid() == 0 or any(os.stat(path).st_mode & 0o4000 for path in starters):
+        return True
+    return not any(map(_is_zero, ("user/max_user_namespaces", "kernel/unprivileged_userns_clone")))
+
+
+def _is_zero(setting: str) -> bool:
+    with contextlib.suppress(OSError):
+        with open(f"/proc/sys/{setting}", encoding="ascii") as file:
+            return file.read().strip() == "0"
+    return False
+
+
+def _image(runtime: str, program: str, reference: str) -> Image:
+    """The image as the node has it; its id is "" where it has none."""
+    if runtime != APPTAINER:
+        code, out, _ = programs.output([program, "image", "inspect", reference], LIMIT, cwd="/")
+        return runtime_output.read_image(out if code == 0 else "", reference)
+    with contextlib.suppress(OSError):
+        with open(reference, "rb") as file:
+            digest = runtime_output.sif_digest(file.read(runtime_output.SIF_HEADER))
+            return Image(reference, digest, os.fstat(file.fileno()).st_size)
+    return Image("", "", -1)
+
+
+def _free(path: str) -> int:
+    """Bytes free where a runtime keeps images. A daemon's folder may be hidden from the user."""
+    while path != "/":
+        with contextlib.suppress(OSError):
+            space = os.statvfs(path)
+            return int(space.f_bavail * space.f_frsize)
+        path = os.path.dirname(path)
+    return -1
+
+
+def _gpu(found: Runtime) -> str:
+    """How NVIDIA's GPUs get into a container here."""
+    if any(_names_gpus(path) for folder in _SPECIFICATIONS for path in glob.glob(f"{folder}/*")):
+        return CDI
+    return HOOK if found.nvidia or any(programs.find(name, *_FOLDERS) for name in _HOOKS) else ""
+
+
+def _names_gpus(path: str) -> bool:
+    with contextlib.suppress(OSError):
+        with open(path, "rb") as file:
+            return b"nvidia.com/gpu" in file.read(1 << 16)
+    return False

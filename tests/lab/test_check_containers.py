@@ -1,0 +1,80 @@
+"""`check` and --dry on nodes with podman: the runtime, the image and its digest, as root and as a user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import containers
+from tests.cli import LabSite
+
+TRAIN = 'print("trained")'
+
+
+def cells(site: LabSite, *args: str, code: int = 0) -> list[dict[str, str]]:
+    """The column `container` of each node."""
+    answer: Any = site.inv("check", "--json", *args).ends(code).json
+    return [row["findings"]["container"] for row in answer["nodes"]]
+
+
+@pytest.fixture
+def three(site: Callable[..., LabSite], tmp_path: Path, container_image: Path) -> LabSite:
+    nodes = {node: containers.container_node(tmp_path / f"etc{node}") for node in range(3)}
+    found: LabSite = site(3, nodes=nodes)
+    containers.put_image(found, container_image, nodes=[0])
+    return found
+
+
+def test_check_reports_the_image_of_each_node(three: LabSite, container_image: Path) -> None:
+    three.conf(CONTAINER={"image": containers.IMAGE}, CHECKS_OFF=["load"])
+    present, *absent = cells(three)
+    assert present["level"] == "ok" and present["text"].startswith("podman ") and ", sha256:" in present["text"]
+    assert [(one["level"], one["text"].rpartition(": ")[2]) for one in absent] == [
+        ("ok", "the image is not there, it will be pulled")
+    ] * 2
+    never = {"image": containers.IMAGE, "pull": "never"}
+    three.conf(CONTAINER=never, CHECKS_OFF=["load"])
+    assert [one["level"] for one in cells(three, code=69)] == ["ok", "bad", "bad"]
+    containers.copy_image(three)
+    assert {one["level"] for one in cells(three)} == {"ok"}
+    containers.podman(three, 2, "rmi", "--force", containers.IMAGE)
+    containers.put_image(three, container_image, nodes=[2])
+    found = cells(three, code=69)
+    assert [one["level"] for one in found] == ["ok", "ok", "bad"]
+    assert "different images" in found[2]["text"] and "node0 and node1" in found[2]["text"]
+    assert not any(
+        "container" in row["findings"] for row in three.inv("check", "--json", "--image", "").ends(0).json["nodes"]
+    )
+    containers.no_containers(three)
+
+
+def test_dry_shows_runtime_image_and_digest(three: LabSite) -> None:
+    containers.copy_image(three)
+    job = three.workspace(train_py=TRAIN)
+    dry = three.inv("run", "-w", job, "--dry", "--json", "--image", containers.IMAGE).ends(0).json
+    found = [node["container"] for node in dry["nodes"]]
+    assert {one["program"] for one in found} == {"/usr/bin/podman"}
+    assert {(one["image"], one["runtime"], one["rootless"]) for one in found} == {(containers.IMAGE, "podman", False)}
+    digests = {one["digest"] for one in found}
+    assert len(digests) == 1 and digests.pop().startswith("sha256:")
+    text = three.inv("run", "-w", job, "--dry", "--image", containers.IMAGE).ends(0).out
+    assert f"container of each process on node0: {containers.IMAGE} (sha256:" in text
+
+
+def test_a_runtime_that_a_user_cannot_use(site: Callable[..., LabSite], tmp_path: Path, container_image: Path) -> None:
+    """A user without a range of uids, and a node whose podman is missing."""
+    etc = [
+        containers.container_node(tmp_path / f"etc{node}", users=("ann",), hide=("podman",) if node else ())
+        for node in (0, 1)
+    ]
+    two: LabSite = site(2, nodes=dict(enumerate(etc)))
+    (tmp_path / "etc0/subuid").write_text("")
+    entries = [entry.replace("root@", "ann@") for entry in two.lab.entries()] if hasattr(two.lab, "entries") else None
+    more = {"HOSTS": entries} if entries else {"USER": "ann"}
+    two.conf(CONTAINER={"image": containers.IMAGE, "runtime": "podman"}, CHECKS_OFF=["load"], **more)
+    without, missing = cells(two, code=69)
+    assert "/etc/subuid" in without["text"] and "usermod --add-subuids" in without["fix"]
+    assert missing["text"] == "no podman"
