@@ -11,7 +11,7 @@ from clustertool.api.plain_text import plain
 from clustertool.api.progress_display import Listener, Progress
 from clustertool.engines import registry
 from clustertool.engines.base import Engine
-from clustertool.engines.caller import DispatchView
+from clustertool.engines.caller import DispatchView, WorkView
 from clustertool.fleet.agent_client import Sink
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.quantities import count, human_bytes
@@ -78,6 +78,9 @@ class SilentCaller:
     def dispatching(self, names: Sequence[str], since: float | None) -> DispatchView:
         return _DispatchProgress(self, len(names))
 
+    def working(self, phase: str, names: Sequence[str]) -> WorkView:
+        return _WorkProgress(self, phase, len(names))
+
     def starting(self, job: str) -> None:
         self.job = job
 
@@ -127,3 +130,28 @@ class _DispatchProgress:
         moved = f"{human_bytes(self._sent)} of {human_bytes(self._planned)}, " if self._planned else ""
         text = f"sending the workspace: {moved}{len(self._done)} of {count(self._nodes, 'node')} done"
         self._caller.progress("dispatch", self._sent, self._planned, text)
+
+
+class _WorkProgress:
+    """Nodes that are done with a phase of the distribution of an image. It counts as a part of the dispatch."""
+
+    def __init__(self, caller: SilentCaller, phase: str, nodes: int) -> None:
+        self._caller, self._phase, self._nodes = caller, phase, nodes
+        self._done: set[str] = set()
+
+    def __enter__(self) -> WorkView:
+        self.turn()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.turn()
+
+    def turn(self) -> None:
+        text = f"{self._phase}: {len(self._done)} of {count(self._nodes, 'node')} done"
+        self._caller.progress("dispatch", len(self._done), self._nodes, text)
+
+    def done(self, name: str) -> None:
+        self._done.add(name)
+
+    def failed(self, name: str) -> None:
+        """Its error is raised."""

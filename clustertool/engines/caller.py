@@ -29,6 +29,23 @@ class DispatchView(ProgressReceiver, Protocol):
         """The node of this name gets nothing more."""
 
 
+class WorkView(Protocol):
+    """Receives the progress of work that each node does by itself, from any thread; it lasts as long as this context."""
+
+    def __enter__(self) -> WorkView: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None: ...
+
+    def turn(self) -> None:
+        """Time has passed."""
+
+    def done(self, name: str) -> None: ...
+
+    def failed(self, name: str) -> None: ...
+
+
 class Caller(Protocol):
     """The methods are called from the thread that called the action."""
 
@@ -46,6 +63,9 @@ class Caller(Protocol):
 
     def dispatching(self, names: Sequence[str], since: float | None) -> DispatchView:
         """A dispatch to the nodes of these names begins. `since`: its start by time.monotonic(), None for now."""
+
+    def working(self, phase: str, names: Sequence[str]) -> WorkView:
+        """The nodes of these names begin to do something, such as to load an image."""
 
     def starting(self, job: str) -> None:
         """From now on processes of this job may run on nodes."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from clustertool.engines import earlier_work, preflight
 from clustertool.engines.base import Starter, Submission, Submitted
 from clustertool.engines.caller import pause
+from clustertool.engines.image_distribution import ImageDistribution
 from clustertool.engines.job_request import check_ranks, make_plan
 from clustertool.engines.job_toml import job_toml
 from clustertool.engines.plan_again import Kinds, start_again
@@ -53,6 +54,7 @@ class SshStart(Starter):
         """The plan of the submission, or a later one if another job took one of its ports between probe and claim."""
         assert submission.plan is not None
         made = submission.plan
+        self._bring_image(made)
         releases = self._dispatch(made)
         self._send_nvml(made)
         made = self._start(made, releases)
@@ -160,6 +162,11 @@ class SshStart(Starter):
         sent = send(self._engine.caller, self._fleet, request.workspace, shares, facts)
         raise_all(list(sent.failed.values()))
         return {node: portion.release for node, portion in shares.items()}
+
+    def _bring_image(self, made: Plan) -> None:
+        spec = self._request.spec
+        if spec is not None and spec.container:
+            ImageDistribution(self._engine.caller, self._fleet, spec.container, _facts(made)).run()
 
     def _send_nvml(self, made: Plan) -> None:
         """To nodes of which the job has NVIDIA's cards, and which do not have it: what the cards do is recorded with it."""

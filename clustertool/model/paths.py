@@ -24,6 +24,7 @@ FIRST_NAMES = tuple(_FIRST.values())
 MANIFEST_END = b"\n]\n"  # of the text of a manifest
 OURS = ".clustertool"  # the tool's own folder inside a job directory, and inside ROOT_DIR
 STEP_OUTPUT = "slurm.out"  # in the same folder: the output of srun and its tasks
+IMAGES = "images"  # in the same folder of ROOT_DIR: files of images
 BUNDLE = "bundle.pyz"  # in the folder of a submitted job: what its nodes start
 LOGS_MARK = ".clustertool-logs"  # an empty file in a folder of the laptop that has logs or results of jobs
 

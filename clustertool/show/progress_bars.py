@@ -234,3 +234,81 @@ class Bar:
         """The time that this phase still takes, once it can be known."""
         passed = now - self._begun
         return f", {human_seconds(passed * (total - done) / done)} left" if passed > 1 and 0 < done < total else ""
+
+
+@final
+class NodeProgress:
+    """Shows work that each node does by itself, such as loading an image, while it lasts:
+
+    with NodeProgress(terminal, "load", names) as progress: progress.done("node1"); done() may come from any thread.
+
+    answers: its lines are the answer of the command, on stdout; else they are notes.
+    """
+
+    def __init__(
+        self,
+        terminal: Terminal,
+        phase: str,
+        names: Sequence[str],
+        clock: Clock = time.monotonic,
+        answers: bool = True,
+    ) -> None:
+        self._terminal, self._phase, self._names, self._clock = terminal, phase, names, clock
+        self._print = terminal.line if answers else terminal.note
+        self._lock = threading.Lock()
+        self._done: list[str] = []
+        self._failed: list[str] = []
+        self._start = self._printed_at = clock()
+        self._live: Live | None = None
+
+    def __enter__(self) -> NodeProgress:
+        if self._terminal.is_terminal:
+            console = self._terminal.console()
+            self._live = Live(console=console, get_renderable=self._picture, refresh_per_second=8, **_DRAWN)
+            self._terminal.divert(lambda text: console.print(Text.from_ansi(text.rstrip("\n")), soft_wrap=True))
+            self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._live is not None:
+            try:
+                self._live.stop()
+            finally:
+                self._terminal.divert(None)
+        with self._lock:
+            took = human_seconds(self._clock() - self._start)
+            failed = f", failed: {fold(self._failed)}" if self._failed else ""
+            how = "stopped after" if kind is not None else "done in"
+            self._print(f"{self._phase}: {self._counted()} {how} {took}{failed}")
+
+    def turn(self) -> None:
+        """Time has passed: without a terminal a line is printed every two seconds."""
+        with self._lock:
+            now = self._clock()
+            if self._terminal.is_terminal or now - self._printed_at < _PERIOD:
+                return
+            self._printed_at = now
+            self._print(f"{self._phase}: {self._counted()} done, {human_seconds(now - self._start)}")
+
+    def done(self, name: str) -> None:
+        with self._lock:
+            self._done.append(name)
+
+    def failed(self, name: str) -> None:
+        with self._lock:
+            self._failed.append(name)
+
+    def _counted(self) -> str:
+        all_ = len(self._names)
+        return count(all_, "node") if len(self._done) == all_ else f"{len(self._done)} of {count(all_, 'node')}"
+
+    def _picture(self) -> RenderableType:
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        with self._lock:
+            all_, done = len(self._names), len(self._done)
+            left = [name for name in self._names if name not in {*self._done, *self._failed}]
+            bar = ProgressBar(total=all_ or 1, completed=done, width=24, complete_style="cyan", finished_style="green")
+            note = f"{done} of {all_}, {human_seconds(self._clock() - self._start)}"
+            waits = f"; waiting for {self._terminal.printable(fold(left))}" if left else ""
+        grid.add_row(Text(self._phase), bar, Text(note + waits, no_wrap=True, overflow="crop"))
+        return grid

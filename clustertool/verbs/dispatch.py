@@ -9,6 +9,7 @@ from pathlib import Path
 
 from clustertool.actions import load_config
 from clustertool.engines import preflight
+from clustertool.engines.image_distribution import ImageDistribution
 from clustertool.engines.send_workspace import needs, portions, send
 from clustertool.errors import UsageError, as_one, raise_all
 from clustertool.fleet import shared_roots
@@ -17,6 +18,7 @@ from clustertool.fleet.dispatch.receivers import owners
 from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.container_keys import merged
 from clustertool.model.facts import ByNode, Facts
 from clustertool.model.hints import PROGRAM
 from clustertool.model.planning.plan import given_facts
@@ -48,10 +50,14 @@ def dispatch(call: Call) -> None:
         facts = _examine(fleet, lambda facts: needs(workspace, cluster, facts, spec, copies=1))
         facts, found = verified(call, fleet, facts) if call.given.verify else (facts, {})
         call.dispatches = True
+        settings = merged(cluster.container, toml.get("container", {}), None)
+        images = ImageDistribution(call, fleet, settings, facts).run() if settings else {}
         done = send(call, fleet, workspace, portions(workspace, cluster, facts, spec), facts, start)
         if call.json:
             checked = {"verified": found} if call.given.verify else {}
-            call.answer({"release": workspace.release, **checked, **_as_json(done, fleet)})
+            ids = {fleet.name(node): answer["image_id"] for node, answer in sorted(images.items())}
+            image = {"images": ids} if settings else {}
+            call.answer({"release": workspace.release, **checked, **image, **_as_json(done, fleet)})
         raise_all(list(done.failed.values()))
 
 

@@ -21,13 +21,13 @@ from typing import Any
 from clustertool import __version__
 from clustertool.actions.selection import Selection
 from clustertool.cli.options import Verb
-from clustertool.engines.caller import DispatchView
+from clustertool.engines.caller import DispatchView, WorkView
 from clustertool.errors import ClustertoolError, InternalError, UsageError
 from clustertool.model.quantities import DURATIONS, human_seconds, seconds_of
 from clustertool.model.roles import ROLES, known
 from clustertool.show.errors import exit_json, show_error
 from clustertool.show.program_name import typed
-from clustertool.show.progress_bars import DispatchProgress
+from clustertool.show.progress_bars import DispatchProgress, NodeProgress
 from clustertool.show.table import fold
 from clustertool.show.terminal import Terminal
 from clustertool.ssh.prompter import Person
@@ -84,6 +84,9 @@ class Call:
 
     def dispatching(self, names: Sequence[str], since: float | None) -> DispatchView:
         return DispatchProgress(self.terminal, names, since=since, answers=self.dispatches)
+
+    def working(self, phase: str, names: Sequence[str]) -> WorkView:
+        return NodeProgress(self.terminal, phase, names, answers=self.dispatches)
 
     def starting(self, job: str) -> None:
         signals.count.job = job

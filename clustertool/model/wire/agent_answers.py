@@ -422,6 +422,13 @@ class StagedAnswer(Answer):
     dir: str
 
 
+class ImageAnswer(Answer):
+    runtime: str
+    image_id: str  # "": the node does not have the image
+    image: str  # what ranks name: its id, or the path of a .sif file
+    bytes: f.Size  # in the store of the runtime
+
+
 class TreeAnswer(Answer):
     # path, kind, executable, mtime, size, link's target
     entries: f.PerFile[Tuple[str, f.EntryKind, bool, f.Mtime, int, str]]

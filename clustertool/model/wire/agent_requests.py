@@ -263,6 +263,20 @@ class BuildRequest(StageRequest):
     groups: Optional[Sequence[str]]
 
 
+class ImageRequest(TypedDict):
+    """image: as the user names it, or an id."""
+
+    runtime: str  # "auto": the first one that the node has
+    image: str
+
+
+class LoadImageRequest(ImageRequest):
+    release: str  # of its saved files
+    kind: str  # of these files: model/container/image_commands
+    image_id: str  # that the image has then
+    bytes: int  # in the store of the runtime
+
+
 class FolderRequest(TypedDict):
     dir: str
 

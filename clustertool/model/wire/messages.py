@@ -154,3 +154,11 @@ READ_FILE: Kind[r.ContentRequest, a.ContentAnswer] = Kind("content", "storage.fo
 VERIFY: Kind[r.VerifyRequest, a.VerifyAnswer] = Kind("verify", "storage.verify_store:verify", endless=True)
 RELAY: Kind[r.RelayRequest, a.Answer] = Kind("relay", "agent.dispatch_requests:relay", inline=True)
 END_RELAY: Kind[r.NoFields, a.Answer] = Kind("unrelay", "agent.dispatch_requests:unrelay", inline=True)
+
+# -- images: see node/container
+
+INSPECT_IMAGE: Kind[r.ImageRequest, a.ImageAnswer] = Kind("image", "container.image_store:inspect_image")
+PULL_IMAGE: Kind[r.ImageRequest, a.ImageAnswer] = Kind("image-pull", "container.image_store:pull_image", endless=True)
+LOAD_IMAGE: Kind[r.LoadImageRequest, a.ImageAnswer] = Kind(
+    "image-load", "container.image_store:load_image", endless=True
+)

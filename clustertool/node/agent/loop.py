@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Union,
 
 from clustertool.errors import ClustertoolError, PreflightError, as_wire
 from clustertool.model.wire.frames import Decoder, Header, encode
-from clustertool.model.wire.messages import PLACE, REQUESTS, VERIFY, Kind
+from clustertool.model.wire.messages import LOAD_IMAGE, PLACE, PULL_IMAGE, REQUESTS, VERIFY, Kind
 from clustertool.node.storage import files
 from clustertool.node.system import path_trust, processes
 from clustertool.node.system.node_context import NodeContext, PlacingContext
@@ -78,7 +78,7 @@ class Agent(PlacingContext):
         while self._open:
             self._turn()
         for work in self.threads:  # a stop that was asked for is finished, laptop or not
-            if work.kind in (PLACE, VERIFY):  # their results are of no use without it
+            if work.kind in (PLACE, VERIFY, PULL_IMAGE, LOAD_IMAGE):  # their results are of no use without it
                 work.abandon()
             work.join()
 

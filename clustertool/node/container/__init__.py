@@ -1,1 +1,1 @@
-"""Containers of ranks on a node: their start, their first processes, their removal."""
+"""Containers of ranks on a node: their start, their first processes, their removal, and their images."""

@@ -29,6 +29,7 @@ from clustertool.node.system import mounts
 from clustertool.node.system.work_counter import step
 
 _KEEP = 4  # releases, the newest included
+_UNUSED = 7 * 86400.0  # seconds in which a job may start ranks again
 _STALE = 3600.0  # seconds after which an incomplete file has no writer any more
 _CHUNK = 1 << 20
 
@@ -194,6 +195,16 @@ class Store:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
                 step()
+            self._prune_images([name for name in names if name not in old])
+
+    def _prune_images(self, kept: Container[str]) -> None:
+        """Remove .sif files (node/container/image_store.py) that no release has and no job has used for days."""
+        top = os.path.join(self._root, paths.OURS, paths.IMAGES)
+        for name in os.listdir(top) if os.path.isdir(top) else ():
+            path = os.path.join(top, name)
+            with contextlib.suppress(FileNotFoundError):
+                if name not in kept and time.time() - os.stat(path).st_mtime > _UNUSED:
+                    remove(path)
 
     def _unwanted(self, needed: Optional[Set[str]], age: float) -> Iterator[str]:
         """Paths of incomplete pieces without a writer, and of pieces of at least that age that are not `needed` (None:

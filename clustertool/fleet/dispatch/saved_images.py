@@ -1,0 +1,131 @@
+"""Images of this machine, saved as files for a dispatch. They are kept, so that an image is saved once.
+
+~/.cache/clustertool/images/<id>-<kind> has the files; a folder has this name only once it is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+from clustertool.errors import DispatchError, NotFound
+from clustertool.fleet.dispatch.workspace import Workspace, read_workspace
+from clustertool.model.container import image_commands as commands
+from clustertool.model.container.container_settings import APPTAINER, AUTO, DOCKER, PODMAN
+from clustertool.model.quantities import human_bytes
+from clustertool.node.container import image_program, image_store
+
+_KEEP = 2  # images whose files are kept, the newest included
+_STALE = 24 * 3600.0  # seconds after which nothing writes a folder that is not complete
+
+
+@dataclass(frozen=True)
+class LocalImage:
+    """An image in the store of a runtime of this machine, or a .sif file. bytes: in that store."""
+
+    name: str
+    runtime: str
+    program: str
+    id: str  # "": it is not there
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class SavedImage:
+    """The files of an image. id: that it has once a node has loaded it."""
+
+    workspace: Workspace
+    kind: str
+    id: str
+    bytes: int
+
+
+def find(runtime: str, image: str) -> LocalImage:
+    """With "auto" that of the first runtime that has it. Raises NotFound where this machine has no runtime, or no such file."""
+    if commands.is_file(image):
+        with contextlib.suppress(OSError):
+            info = os.stat(image)
+            id = f"{info.st_size}-{info.st_mtime_ns}-{info.st_ino}"
+            return LocalImage(image, APPTAINER, "", id, info.st_size)
+        raise NotFound(f"there is no file {image} on this machine", "build it there, or change IMAGE_FROM")
+    if commands.only_for_apptainer(image) or runtime == APPTAINER:
+        what = f'IMAGE_FROM = "laptop" sends the .sif files of apptainer, and {image!r} is no path of one'
+        raise NotFound(what, "apptainer build FILE.sif IMAGE, and give the path of that file")
+    found: list[LocalImage] = []
+    problems: list[str] = []
+    for name in _runtimes(runtime):
+        try:
+            _, program = image_store.found_runtime(name, image)
+            found.append(LocalImage(image, name, program, *image_store.inspect(program, image)[::2]))
+        except (NotFound, DispatchError) as error:
+            problems.append(error.what)
+    present = [one for one in found if one.id]
+    if found:
+        return (present or found)[0]
+    what = f'IMAGE_FROM = "laptop": {"; ".join(problems)} (on this machine)'
+    raise NotFound(what, 'install docker or podman here, or set IMAGE_FROM = "registry"')
+
+
+def _runtimes(runtime: str) -> tuple[str, ...]:
+    """Those that can have the image in a store: apptainer has files."""
+    return (DOCKER, PODMAN) if runtime == AUTO else (runtime,)
+
+
+def pull(image: LocalImage, check: Callable[[], None]) -> LocalImage:
+    """Raises DispatchError, or what `check` raises."""
+    image_program.run(commands.pull(image.program, image.runtime, image.name, ""), check)
+    return find(image.runtime, image.name)
+
+
+def save(image: LocalImage, kind: str, check: Callable[[], None]) -> SavedImage:
+    """The files of an image, from an earlier dispatch if it is the same one. Raises DispatchError, or what `check` raises."""
+    top = user_cache_path("clustertool") / "images"
+    top.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = top / f"{image.id[:32]}-{kind}"
+    if not folder.is_dir():
+        _remove_unused(top)
+        part = top / f"{folder.name}.{secrets.token_hex(4)}.part"
+        part.mkdir(mode=0o700)
+        try:
+            _write(image, kind, part / "files", check)
+            with contextlib.suppress(OSError):  # another command was quicker
+                part.rename(folder)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    os.utime(folder)
+    id = (folder / "files.id").read_text()
+    return SavedImage(read_workspace(folder / "files"), kind, id, image.bytes)
+
+
+def _write(image: LocalImage, kind: str, folder: Path, check: Callable[[], None]) -> None:
+    folder.mkdir(mode=0o700)
+    free = shutil.disk_usage(folder).free
+    if free < image.bytes and kind != commands.COPY_DIR:
+        what = f"{folder.parent.parent} has {human_bytes(free)} free, and the image has {human_bytes(image.bytes)}"
+        raise DispatchError(what, "make room, or set XDG_CACHE_HOME to another folder")
+    id = image.id
+    if kind == commands.COPY_FILE:
+        try:
+            os.link(image.name, folder / commands.SIF)
+        except OSError:  # on another file system, or of another user
+            shutil.copyfile(image.name, folder / commands.SIF)
+    else:
+        id = image_store.save(image.program, kind, image.runtime, image.name, str(folder), check)
+    (folder.parent / "files.id").write_text(id)
+
+
+def _remove_unused(top: Path) -> None:
+    """All but the newest, to make room for one more, and what a killed command has left."""
+    found = sorted(top.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+    complete = [path for path in found if path.suffix != ".part"]
+    old = [path for path in found if path.suffix == ".part" and time.time() - path.stat().st_mtime > _STALE]
+    for path in (*complete[_KEEP - 1 :], *old):
+        shutil.rmtree(path, ignore_errors=True)

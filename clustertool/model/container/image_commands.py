@@ -1,0 +1,76 @@
+"""Command lines of docker, podman and apptainer that inspect, pull, save and load images.
+
+An image travels as a folder of files: COPY_DIR has the manifest, the configuration and the layers as podman's transport `dir:`
+writes them, compressed; COPY_ARCHIVE has the files of a tar archive as `docker save` writes it; COPY_FILE has one .sif file.
+"""
+
+from __future__ import annotations
+
+from typing import List, Sequence
+
+from clustertool.model.container.container_settings import APPTAINER, DOCKER, PODMAN
+
+COPY_DIR, COPY_ARCHIVE, COPY_FILE = "dir", "archive", "file"
+SIF = "image.sif"  # the only file of a COPY_FILE
+PULLS_AT_ONCE = (
+    8  # nodes that pull an image at a time, with IMAGE_FROM = "registry": registries limit clients of one address
+)
+
+
+def kind_of_copy(runtimes: Sequence[str]) -> str:
+    """How an image travels between machines with these runtimes: as all of them can load it."""
+    if APPTAINER in runtimes:
+        return COPY_FILE
+    return COPY_ARCHIVE if DOCKER in runtimes else COPY_DIR
+
+
+def is_file(image: str) -> bool:
+    """Whether it is the path of a .sif file."""
+    return image.startswith("/")
+
+
+def only_for_apptainer(image: str) -> bool:
+    """Whether it is such a path, or an address as only apptainer has it."""
+    return is_file(image) or "://" in image
+
+
+def inspect(program: str, image: str) -> List[str]:
+    """It prints the image's id and its size in bytes."""
+    return [program, "image", "inspect", "--format", "{{.Id}} {{.Size}}", image]
+
+
+def pull(program: str, runtime: str, image: str, file: str) -> List[str]:
+    """file: where apptainer writes the image."""
+    if runtime == APPTAINER:
+        return [program, "pull", "--force", file, image]
+    return [program, "pull", "--quiet", image]
+
+
+def save(program: str, kind: str, runtime: str, image: str, folder: str) -> List[str]:
+    """A COPY_DIR is written to the folder, the archive of a COPY_ARCHIVE to stdout.
+
+    `dir:` keeps the form of the manifest, and so the id. Two copies of an image are the same bytes, so pieces of them are too.
+    """
+    if kind == COPY_DIR:
+        return [program, "push", "--quiet", "--compress", image, f"dir:{folder}"]
+    return [program, "save", *(("--format", "docker-archive") if runtime == PODMAN else ()), image]
+
+
+def load(program: str, kind: str, folder: str) -> List[str]:
+    """A COPY_ARCHIVE is read from stdin."""
+    return [program, "pull", "--quiet", f"dir:{folder}"] if kind == COPY_DIR else [program, "load", "--quiet"]
+
+
+def tag(program: str, id: str, image: str) -> List[str]:
+    return [program, "tag", id, image]
+
+
+def storage(program: str, runtime: str) -> List[str]:
+    """It prints the folder in which the runtime keeps images."""
+    key = "{{.Store.GraphRoot}}" if runtime == PODMAN else "{{.DockerRootDir}}"
+    return [program, "info", "--format", key]
+
+
+def plain_id(text: str) -> str:
+    """An id without the name of its hash."""
+    return text.strip().rpartition(":")[2]

@@ -1,0 +1,140 @@
+"""Run programs that take minutes on an image: they end when their result is not wanted any more, and no process stays."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from typing import BinaryIO, Callable, Optional, Sequence, Tuple
+
+from clustertool.errors import DispatchError
+from clustertool.node.system import processes
+from clustertool.node.system.work_counter import step
+
+_SLICE = 0.1  # seconds between two calls of `check`
+_BEAT = 1.0  # seconds between two reports of progress
+_GRACE = 10.0  # seconds for a runtime to remove what is not complete, before it is killed
+_USER_OF_URL = re.compile(r"://[^/\s@]*@")
+
+Stream = Callable[[BinaryIO], None]
+
+
+def require_wanted() -> None:
+    """Raise DispatchError in a thread of the agent whose result is not wanted any more."""
+    if getattr(threading.current_thread(), "unwanted", False):
+        step()
+
+
+def run(
+    argv: Sequence[str],
+    check: Callable[[], None] = require_wanted,
+    feed: Optional[Stream] = None,
+    drain: Optional[Stream] = None,
+) -> str:
+    """stdout of a program. Raises DispatchError with the last line of its stderr, or what `check` raises, once it has ended.
+
+    feed writes its stdin, or drain reads its stdout, in a thread. In a thread of the agent there is progress as long as the
+    program reads, writes or computes.
+    """
+    inner, outer = (
+        (-1, -1) if not (feed or drain) else os.pipe() if feed else os.pipe()[::-1]
+    )  # the program's end, ours
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    stdin, stdout = inner if feed else null, inner if drain else pipe
+    try:
+        child = subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=pipe, cwd="/", start_new_session=True)
+    except OSError as error:
+        for fd in (inner, outer) if outer >= 0 else ():
+            os.close(fd)
+        raise DispatchError(f"{argv[0]} cannot start: {error.strerror}", "") from None
+    stream = None
+    if outer >= 0:
+        os.close(inner)
+        stream = _StreamThread(feed or drain, os.fdopen(outer, "wb" if feed else "rb"))
+    try:
+        out, err = _communicate(child, check)
+    finally:
+        _end(child)
+        if stream is not None:
+            stream.join()
+    if feed and stream is not None:
+        stream.require()
+    if child.returncode:
+        name = " ".join([os.path.basename(argv[0]), *argv[1:2]])
+        raise DispatchError(f"{name}: {_last_line(err) or f'exit code {child.returncode}'}", "")
+    if stream is not None:
+        stream.require()
+    return (out or b"").decode(errors="replace")
+
+
+class _StreamThread(threading.Thread):
+    """Reads or writes a stream of a program. require() raises its error, except where the program has closed the stream."""
+
+    def __init__(self, work: Optional[Stream], file: BinaryIO) -> None:
+        super().__init__(daemon=True)
+        self._error: Optional[Exception] = None
+        self._work, self._file = work, file
+        self.start()
+
+    def run(self) -> None:
+        try:
+            if self._work is not None:
+                self._work(self._file)
+        except Exception as error:  # noqa: BLE001 - raised again in the caller's thread
+            self._error = error
+        finally:
+            with contextlib.suppress(OSError):
+                self._file.close()
+
+    def require(self) -> None:
+        if self._error is not None and not isinstance(self._error, BrokenPipeError):
+            raise self._error
+
+
+def _communicate(child: subprocess.Popen[bytes], check: Callable[[], None]) -> Tuple[Optional[bytes], bytes]:
+    before, beat = "", 0.0
+    while True:
+        try:
+            return child.communicate(timeout=_SLICE)
+        except subprocess.TimeoutExpired:
+            check()
+            if time.monotonic() - beat > _BEAT:
+                beat, now = time.monotonic(), _activity(child.pid)
+                if now != before:
+                    step()
+                before = now
+
+
+def _activity(pid: int) -> str:
+    """What the program and its children have read and written so far."""
+    found = []
+    for each in (pid, *(process.pid for process in processes.descendants(pid))):
+        with contextlib.suppress(OSError), open(f"/proc/{each}/io", encoding="ascii") as file:
+            found.append(file.read())
+    return "".join(found) or str(time.monotonic())  # those of a helper with the rights of root cannot be read
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """No process of its session stays. A runtime that gets TERM removes what it has not completed."""
+    if child.poll() is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_GRACE)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(1.0)
+    for file in (child.stdout, child.stderr):
+        if file:
+            file.close()
+
+
+def _last_line(text: bytes) -> str:
+    """The last line of an error, without the user and password of a URL."""
+    lines = text.decode(errors="backslashreplace").strip().splitlines()
+    return _USER_OF_URL.sub("://", lines[-1])[:2000] if lines else ""

@@ -1,0 +1,265 @@
+"""Images on the way to nodes: pulled by each, or sent by the laptop once. They are real images of podman and docker."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import containers
+from tests.cli import Done, LabSite, until
+from tests.containers import IMAGE, podman
+from tests.lab.lab import HOME, LAPTOP
+
+MIB = 1 << 20
+
+
+class Laptop:
+    """podman of the laptop, with a store of its own in the laptop's home."""
+
+    def __init__(self, site: LabSite, folder: Path) -> None:
+        self.site, self.folder = site, folder
+        (folder / "storage.conf").write_text(
+            f'[storage]\ndriver = "overlay"\ngraphroot = "{folder}/store"\nrunroot = "{folder}/run"\n'
+        )
+        (folder / "containers.conf").write_text(containers.SETTINGS)
+        self.env = {
+            "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
+            "CONTAINERS_CONF": str(folder / "containers.conf"),
+        }
+
+    def podman(self, *args: object) -> str:
+        done = subprocess.run(
+            ["podman", *map(str, args)], env={**os.environ, **self.env}, text=True, capture_output=True, timeout=240
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def make_image(self, tar: Path, *layers: int, name: str = IMAGE) -> str:
+        """The image of tests with layers of so many MiB that cannot be compressed on top of it; its id."""
+        self.podman("import", "--quiet", tar, name)
+        for number, size in enumerate(layers):
+            context = self.folder / f"layer{number}-{size}"
+            context.mkdir(exist_ok=True)
+            data = context / "data"
+            if not data.exists():
+                data.write_bytes(os.urandom(size * MIB))
+            (context / "Containerfile").write_text(f"FROM {name}\nCOPY data /data{number}\n")
+            self.podman("build", "--quiet", "--tag", name, context)
+        return self.podman("image", "inspect", "--format", "{{.Id}}", name)
+
+    def inv(self, *args: object, **options: object) -> Done:
+        return self.site.inv(*args, env=self.env, **options)
+
+    def start(self, *args: object):
+        return self.site.start(*args, env=self.env)
+
+
+@pytest.fixture
+def nodes(site: Callable[..., LabSite], tmp_path: Path, container_image: Path) -> Callable[..., tuple[LabSite, Laptop]]:
+    """nodes(3): a site whose nodes can run containers, and podman of the laptop."""
+
+    def make(count: int, special: dict[int, dict[str, object]] | None = None, **keys: object) -> tuple[LabSite, Laptop]:
+        folder = tmp_path / "laptop-podman"
+        folder.mkdir()
+        special = special or {}
+        lab = {n: containers.container_node(tmp_path / f"etc{n}", **special.get(n, {})) for n in range(count)}
+        made = site(count, nodes=lab)
+        made.workspace(train_py="print(1)")
+        made.conf(IMAGE_FROM="laptop", CONTAINER={"image": IMAGE, "runtime": "podman"}, **keys)
+        return made, Laptop(made, folder)
+
+    return make
+
+
+def ids(site: LabSite) -> list[str]:
+    """The image's id on each node, "" where it is not."""
+    return [ids_of(site, node) for node in range(site.count)]
+
+
+def ids_of(site: LabSite, node: int) -> str:
+    """The same of one node."""
+    lines = podman(site, node, "images", "--no-trunc", "--format", "{{.ID}} {{.Repository}}:{{.Tag}}").splitlines()
+    return next((one.split()[0].partition(":")[2] for one in lines if one.endswith(f"/{IMAGE}")), "")
+
+
+def no_rest(site: LabSite) -> None:
+    """No process but sshd, and no file of an image that is not complete."""
+    until(lambda: not site.all_processes(), 60.0, lambda: f"these to end: {site.all_processes()}")
+    left = [path for node in range(site.count) for path in site.root(node).glob(".clustertool/images/*")]
+    assert not left
+
+
+def test_the_laptop_sends_an_image_once_and_a_changed_layer_alone(nodes, container_image: Path) -> None:
+    """Three nodes get it over the uplink once. Later only the new layer is sent, and then nothing at all."""
+    three, laptop = nodes(3)
+    first = laptop.make_image(container_image, 12)
+    done = laptop.inv("dispatch", "-w", "job", "--json", timeout=240).ends(0)
+    assert ids(three) == [first] * 3
+    assert done.json["images"] == {f"node{node}": first for node in range(3)}
+    assert "image: load: 3 nodes done in" in done.err
+    assert [line for line in done.err.splitlines() if "over the uplink" in line]
+    no_rest(three)
+
+    before = three.lab.sent()
+    second = laptop.make_image(container_image, 12, 6)
+    laptop.inv("dispatch", "-w", "job", timeout=240).ends(0)
+    assert ids(three) == [second] * 3 and second != first
+    sent = three.lab.sent() - before
+    assert 6 * MIB < sent < 11 * MIB, "the layer of 12 MiB is in the stores"
+
+    before = three.lab.sent()
+    again = laptop.inv("dispatch", "-w", "job", timeout=240).ends(0)
+    assert "image: load" not in again.out + again.err
+    assert three.lab.sent() - before < MIB
+
+
+# -- from a registry
+
+
+@contextlib.contextmanager
+def registry(site: LabSite, laptop: Laptop, etc: Path, *login: str, name: str = "train") -> Iterator[str]:
+    """The image of the laptop in a registry there, which all nodes may use without TLS: its address."""
+    port = 5000
+    address = f"{LAPTOP}:{port}"
+    laptop.podman("push", "--quiet", "--compress", IMAGE, f"dir:{laptop.folder}/registry-{name}")
+    folder = laptop.folder / "registry"
+    folder.mkdir(exist_ok=True)
+    (laptop.folder / f"registry-{name}").rename(folder / name)
+    for conf in etc.glob("etc*/containers/registries.conf"):
+        conf.write_text(f'[[registry]]\nlocation = "{address}"\ninsecure = true\n')
+    argv = [sys.executable, str(Path(__file__).with_name("image_registry.py")), str(folder), str(port), *login]
+    with site.lab.laptop(argv) as server:
+        try:
+            until(lambda: _listens(site, port))
+            yield f"{address}/{name}:1"
+        finally:
+            server.kill()
+
+
+def _listens(site: LabSite, port: int) -> bool:
+    return f":{port} " in site.lab.run(["ss", "-Hltn"]).stdout
+
+
+def test_each_node_pulls_an_image_and_at_most_eight_at_a_time(nodes, tmp_path: Path, container_image: Path) -> None:
+    ten, laptop = nodes(10)
+    id = laptop.make_image(container_image, 2)
+    with registry(ten, laptop, tmp_path) as image:
+        ten.conf(CONTAINER={"image": image, "runtime": "podman"})
+        done = ten.inv("dispatch", "-w", "job", "--json", timeout=240).ends(0)
+        assert done.json["images"] == {f"node{node}": id for node in range(10)}
+        assert "image: pull: 10 nodes done in" in done.err
+        times = [line.split() for line in (laptop.folder / "registry/log").read_text().splitlines()]
+        begins, ends = [(float(begin), 1) for _, begin, _ in times], [(float(end), -1) for _, _, end in times]
+        at_once = list(itertools.accumulate(change for _, change in sorted([*begins, *ends])))
+        assert len({client for client, _, _ in times}) == 10
+        assert 1 < max(at_once) <= 2 * 8, "two layers of each node"
+        # What is there is not pulled again, unless that is wished.
+        ten.inv("dispatch", "-w", "job", timeout=240).ends(0)
+        assert len((laptop.folder / "registry/log").read_text().splitlines()) == len(times)
+    never = ten.conf(CONTAINER={"image": "nowhere.invalid/x:1", "runtime": "podman", "pull": "never"})
+    failed = never.inv("dispatch", "-w", "job", timeout=240).ends(69)
+    assert "node[0-9]: the image nowhere.invalid/x:1 is not on this node" in failed.err
+
+
+def test_a_private_registry_takes_the_login_of_the_runtime(nodes, tmp_path: Path, container_image: Path) -> None:
+    """A node without a login is named. The password is in no output, and in no file of the tool."""
+    two, laptop = nodes(2)
+    id = laptop.make_image(container_image, 2)
+    password = "Zk7-secret-word"
+    with registry(two, laptop, tmp_path, "ann", password) as image:
+        two.conf(CONTAINER={"image": image, "runtime": "podman"})
+        podman(two, 0, "login", "--username", "ann", "--password", password, f"{LAPTOP}:5000")
+        failed = two.inv("dispatch", "-w", "job", "--json", timeout=240)
+        assert failed.code != 0 and "node1: podman pull:" in failed.err and "unauthorized" in failed.err.lower()
+        assert "node0: " not in failed.err
+        podman(two, 1, "login", "--username", "ann", "--password", password, f"{LAPTOP}:5000")
+        done = two.inv("dispatch", "-w", "job", "--json", timeout=240).ends(0)
+        assert done.json["images"] == {"node0": id, "node1": id}
+    for text in (failed.out, failed.err, done.out, done.err):
+        assert password not in text
+    for node in range(2):
+        for path in two.root(node).rglob("*"):
+            assert not path.is_file() or password.encode() not in path.read_bytes()
+
+
+# -- failures
+
+
+def pulls(site: LabSite, node: int) -> list[int]:
+    """Processes of podman that load an image there."""
+    return [one.pid for one in site.lab.processes(node) if "podman" in one.argv[:1] or "pull" in one.argv]
+
+
+def test_ctrl_c_during_the_dispatch_of_an_image(nodes, container_image: Path) -> None:
+    """Nothing stays but whole pieces, which are not sent again."""
+    two, laptop = nodes(2)
+    id = laptop.make_image(container_image, 12)
+    two.lab.shape("uplink", "20mbit")
+    running = laptop.start("dispatch", "-w", "job")
+    until(lambda: sum(path.stat().st_size for path in two.root(0).glob(".clustertool/pieces/*")) > 6 * MIB)
+    running.signal(signal.SIGINT)
+    running.wait(60).ends(130)
+    no_rest(two)
+    assert ids(two) == ["", ""]
+    two.lab.shape("uplink", None)
+    before = two.lab.sent()
+    laptop.inv("dispatch", "-w", "job", timeout=240).ends(0)
+    assert ids(two) == [id, id]
+    assert two.lab.sent() - before < 10 * MIB
+
+
+def test_ctrl_c_while_nodes_load_an_image(nodes, container_image: Path) -> None:
+    two, laptop = nodes(2)
+    id = laptop.make_image(container_image, 150)
+    running = laptop.start("dispatch", "-w", "job")
+    until(lambda: all(pulls(two, node) for node in range(2)), 120.0)
+    running.signal(signal.SIGINT)
+    running.wait(60).ends(130)
+    no_rest(two)
+    assert ids(two) == ["", ""]
+    laptop.inv("dispatch", "-w", "job", timeout=240).ends(0)
+    assert ids(two) == [id, id]
+
+
+def test_a_node_that_is_lost_while_it_loads_an_image(nodes, container_image: Path) -> None:
+    """It is named, the others have the image, and get nothing again when it is back."""
+    two, laptop = nodes(2)
+    id = laptop.make_image(container_image, 100)
+    running = laptop.start("dispatch", "-w", "job")
+    until(lambda: pulls(two, 1), 120.0)
+    two.lab.crash(1)
+    done = running.wait(120)
+    assert done.code in (69, 74), done
+    assert "node1: " in done.err and "image: load: 1 of 2 nodes" in done.err + done.out
+    assert ids_of(two, 0) == id
+    two.lab.start(1)
+    half = list(two.root(1).glob(".clustertool/images/*.part"))
+    until(lambda: all(time.time() - path.stat().st_mtime > 6 for path in half))
+    again = laptop.inv("dispatch", "-w", "job", timeout=240).ends(0)
+    assert ids(two) == [id, id] and "image: sending" in again.err
+    no_rest(two)
+
+
+def test_nodes_without_room_name_the_bytes(nodes, container_image: Path) -> None:
+    """ROOT_DIR of node 0 and the store of node 1 are too small: before bytes are sent, and before they are loaded."""
+    store = HOME / ".image-store"
+    two, laptop = nodes(2, {0: {"disk": "8m"}})
+    small = two.lab.exec(1, ["sh", "-c", f"mkdir -p {store} && mount -t tmpfs -o size=8m tmpfs {store}"])
+    assert small.returncode == 0, small.stderr
+    laptop.make_image(container_image, 12)
+    failed = laptop.inv("dispatch", "-w", "job", timeout=240).ends(74)
+    assert "node0: the files of the image need 28" in failed.err and "are free" in failed.err
+    two.conf(HOSTS=["node1"], IMAGE_FROM="laptop", CONTAINER={"image": IMAGE, "runtime": "podman"})
+    failed = laptop.inv("dispatch", "-w", "job", timeout=240).ends(74)
+    assert f"node1: the image needs 16.5 MB in {store}, and 8" in failed.err
+    no_rest(two)
+    assert ids_of(two, 1) == ""
