@@ -113,9 +113,10 @@ def take(n):
             sys.exit(0)
         data += piece
     return data
+user = os.getuid()
 def safe(path, size="-"):
     info = os.lstat(path)
-    if info.st_uid != os.getuid() or info.st_mode & 18 or size not in ("-", str(info.st_size)):
+    if info.st_uid != user or info.st_mode & 18 or (size != "-" and int(size) != info.st_size):
         raise OSError("changed: " + path)
 def complete(place):
     try:
@@ -125,7 +126,7 @@ def complete(place):
             lines = file.read().split("\\n")
         for line in lines[:-1]:
             size, name = line.split(" ")
-            safe(os.path.join(place, name), size)
+            safe(place + "/" + name, size)
         return lines[-1] == "end"
     except (OSError, ValueError):
         return False
@@ -154,7 +155,7 @@ elif os.stat(place).st_mtime < time.time() - 86400:
         os.utime(place)
     except OSError:
         pass
-sys.path.insert(0, place)
+sys.path.append(place)  # last: it is searched for our modules only
 from clustertool.node.agent.loop import main
 main(hello, end)
 """

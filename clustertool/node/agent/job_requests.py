@@ -6,7 +6,7 @@ The agent's loop sends what a follower reads.
 from __future__ import annotations
 
 import binascii
-from typing import TYPE_CHECKING, Dict
+from typing import TYPE_CHECKING, Dict, Union
 
 from clustertool.errors import NotFound
 from clustertool.node.jobs import supervisor_client
@@ -16,7 +16,7 @@ from clustertool.node.jobs.queries import record_of
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import Answer, ContentAnswer
     from clustertool.model.wire.agent_requests import BundleRequest, FollowRequest
-    from clustertool.node.agent.loop import FollowContext
+    from clustertool.node.agent.loop import Agent, BaseContext
     from clustertool.node.system.node_context import NodeContext
 
 _PATIENCE = 20.0  # seconds for a supervisor to send a bundle, which may have a workspace of 64 MiB
@@ -24,7 +24,7 @@ _PART = 512 << 10
 _bundles: Dict[str, bytes] = {}  # of jobs: the answer has room for a part. They are on no disk of the node
 
 
-def follow(context: FollowContext, request: FollowRequest) -> Answer:
+def follow(context: Union[Agent, BaseContext], request: FollowRequest) -> Answer:
     record = record_of(context, request["job"])
     if request.get("follow", True):
         record.require_followed()

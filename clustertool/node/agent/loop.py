@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Union, cast
+from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, cast
 
 from clustertool.errors import ClustertoolError, PreflightError, as_wire
 from clustertool.model.wire.frames import Decoder, Header, encode
@@ -35,9 +35,6 @@ _LARGEST = 64 << 20  # a manifest
 _POLL = 0.05
 _RELAY_ORDERS = ("relay-sources", "relay-piece", "relay-beat")
 _ROOM = 1 << 20  # bytes that may wait for the channel before logs pause
-
-
-FollowContext = Union["Agent", "BaseContext"]
 
 
 class BaseContext(NodeContext):

@@ -38,20 +38,16 @@ _MOST = 1 << 16  # bytes of a file that are read
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
-class Lock(NamedTuple):
-    """The lock of a job, of the user who owns the file, on these cards."""
-
-    job: str
-    user: str
-    uid: int
-    keys: Sequence[str]
+# The lock of a job, of the user who owns the file, on these cards.
+Lock = NamedTuple("Lock", [("job", str), ("user", str), ("uid", int), ("keys", Sequence[str])])
 
 
-class DeviceLock(NamedTuple):
+class DeviceLock:
     """A lock of this process: it lasts as long as `fd` is open in any process."""
 
-    fd: int
-    path: str
+    def __init__(self, fd: int, path: str) -> None:
+        self.fd = fd
+        self.path = path
 
     def touch(self) -> None:
         """What is old in /tmp is swept away on many machines."""

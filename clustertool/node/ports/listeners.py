@@ -18,13 +18,8 @@ _LISTEN = 10  # TCP_LISTEN
 _MAPPED = bytes(10) + b"\xff\xff"
 
 
-class Listener(NamedTuple):
-    """`address` as text; 0.0.0.0 and :: are all addresses."""
-
-    address: str
-    port: int
-    uid: int
-    inode: int
+# `address` as text; 0.0.0.0 and :: are all addresses.
+Listener = NamedTuple("Listener", [("address", str), ("port", int), ("uid", int), ("inode", int)])
 
 
 def listeners() -> List[Listener]:

@@ -130,12 +130,8 @@ def _working_directory(spec: Spec, job: int) -> str:
     return files.path_of(job)
 
 
-class RankStart(NamedTuple):
-    """What makes a process a rank: its command, its whole environment, and its working directory."""
-
-    argv: List[str]
-    env: Dict[str, str]
-    folder: str
+# What makes a process a rank: its command, its whole environment, and its working directory.
+RankStart = NamedTuple("RankStart", [("argv", List[str]), ("env", Dict[str, str]), ("folder", str)])
 
 
 def rank_start(spec: Spec, process: ProcessCommand, attempt: int, job: int) -> RankStart:

@@ -17,11 +17,8 @@ _SI_KERNEL = 0x80
 _LINGER = "; systemd does so at logout if KillUserProcesses=yes: run `loginctl enable-linger` on the node"
 
 
-class EndRequest(NamedTuple):
-    """A signal that asks this process to end. what: "received SIGTERM from ...". code: the exit code that it means."""
-
-    what: str
-    code: int
+# A signal that asks this process to end. what: "received SIGTERM from ...". code: the exit code that it means.
+EndRequest = NamedTuple("EndRequest", [("what", str), ("code", int)])
 
 
 class Signals:

@@ -15,11 +15,8 @@ _LINGERING = "/var/lib/systemd/linger"
 _FIX = "loginctl enable-linger (once, as this user on the node)"
 
 
-class Logout(NamedTuple):
-    """kills: logind ends what a login has started. lingers: the user's manager lasts without a login."""
-
-    kills: bool
-    lingers: bool
+# kills: logind ends what a login has started. lingers: the user's manager lasts without a login.
+Logout = NamedTuple("Logout", [("kills", bool), ("lingers", bool)])
 
 
 def logout() -> Logout:

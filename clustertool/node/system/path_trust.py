@@ -16,11 +16,7 @@ _TRUSTED = "trusted"
 _group_trusted = False
 
 
-class Unsafe(NamedTuple):
-    """`what` is wrong with one folder of a path, and the fix."""
-
-    what: str
-    fix: str
+Unsafe = NamedTuple("Unsafe", [("what", str), ("fix", str)])  # what is wrong with one folder of a path, and the fix
 
 
 def set_group(root_dir_group: str) -> None:

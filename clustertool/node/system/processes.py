@@ -18,20 +18,21 @@ TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")  # a second 
 _LISTINGS = 50  # of /proc in one search, on a machine that starts processes all the time
 
 
-class Process(NamedTuple):
-    pid: int
-    start: int
-
-
-class Stat(NamedTuple):
-    name: str
-    state: str
-    parent: int
-    cpu: float  # seconds, user + system
-    threads: int
-    start: int
-    memory: int  # bytes resident
-    waited: float  # CPU seconds of the children it has waited for, and of theirs
+# Not as classes: their types would be strings, and the first one that typing compiles costs each start 2 ms (decision 26).
+Process = NamedTuple("Process", [("pid", int), ("start", int)])
+Stat = NamedTuple(
+    "Stat",
+    [
+        ("name", str),
+        ("state", str),
+        ("parent", int),
+        ("cpu", float),  # seconds, user + system
+        ("threads", int),
+        ("start", int),
+        ("memory", int),  # bytes resident
+        ("waited", float),  # CPU seconds of the children it has waited for, and of theirs
+    ],
+)
 
 
 def stat(pid: int) -> Optional[Stat]:

@@ -37,9 +37,7 @@ def maps_root(uid_map: str) -> bool:
     return any(int(line.split()[0]) == 0 for line in uid_map.splitlines())
 
 
-class Peer(NamedTuple):
-    pid: int  # 0: of another namespace of pids
-    uid: int
+Peer = NamedTuple("Peer", [("pid", int), ("uid", int)])  # pid 0: of another namespace of pids
 
 
 def peer(sock: socket.socket) -> Peer:
