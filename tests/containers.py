@@ -50,7 +50,23 @@ rootless_storage_path = "$HOME/.image-store"
 """
 POLICY = {"default": [{"type": "insecureAcceptAnything"}]}
 # In the image. Each prints or does one thing; a rank that needs more has Python, by volumes.
-IN_IMAGE = ("dash", "cat", "sleep", "env", "id", "ls", "pwd", "mkdir", "rm", "kill", "dd", "head", "hostname", "stat")
+IN_IMAGE = (
+    "dash",
+    "cat",
+    "sleep",
+    "env",
+    "id",
+    "ls",
+    "pwd",
+    "mkdir",
+    "rm",
+    "kill",
+    "dd",
+    "head",
+    "hostname",
+    "stat",
+    "setsid",
+)
 RUNTIME_PROCESSES = ("conmon", "podman", "runc", "runc:[2:INIT]")
 WAIT = 60.0
 
@@ -215,7 +231,7 @@ def no_containers(
     nodes = list(range(site.count) if nodes is None else nodes)
 
     def left() -> list[object]:
-        living = [process for process in site.living() if process.node in nodes]
+        living = [(p.node, p.pid, p.name, p.argv[:2]) for p in site.living() if p.node in nodes]
         return [*living, *(name for node in nodes for user in users for name in containers(site, node, user))]
 
     until(lambda: not left(), seconds, lambda: f"these to end: {left()}")

@@ -60,7 +60,7 @@ class RankContainer:
 
     def __init__(self, job: int, process: SpecProcess, mark: str) -> None:
         self.main: Optional[Process] = None
-        self.frozen = False
+        self.frozen = self.orphaned = False  # orphaned: the runtime's process that observes it has ended
         self.cpu, self.memory = 0.0, 0
         self._job, self._mark = job, mark.encode()
         self._file = JobPaths.main_file(process["role"], process["rank"])
@@ -102,6 +102,7 @@ class RankContainer:
             return False
         self.cpu = round(found.cpu + found.waited, 2)
         self.memory = max(self.memory, _peak(self.main.pid))
+        self.orphaned = found.parent == os.getpid()
         before, self.frozen = self.frozen, found.state in "Tt"
         return before != self.frozen
 

@@ -100,7 +100,10 @@ class LocalRank:
             return False
         if self.oom is not None and self.container.main is not None and processes.alive(self.container.main):
             self.oom.update(self.main)  # not when it has ended: the container's cgroup outlives it
-        return self.container.sample()
+        changed = self.container.sample()
+        if self.container.orphaned and self.pid != self.main:  # the client of podman would wait 20 s for an exit code
+            processes.signal_one(processes.identify(self.pid) or processes.Process(self.pid, 0), signal.SIGKILL)
+        return changed
 
     @property
     def state(self) -> RankState:

@@ -384,6 +384,8 @@ class Supervisor:
         """The exit of a rank that failed, with what is known of the cause."""
         (role, number), killed = rank.key, exit.signal
         note = rank.oom.verdict() if rank.oom and killed == signal.SIGKILL else ""
+        if rank.container is not None and rank.container.orphaned:
+            note = f"the process of {self.ranks.containers.runtime} that observed its container has ended"
         if rank.container is not None and exit.code and not note and not rank.container.reached:
             note = rank_error.of_runtime(self.job, rank.log_name, self.ranks.containers.runtime, exit.code)
         if not note:
