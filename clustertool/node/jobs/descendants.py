@@ -17,11 +17,14 @@ _FEW = 100  # threads of all members together
 
 
 class Descendants:
-    """`spare`: the pids of children that are no family: the guard and the gauge."""
+    """`spare`: the pids of children that are no family: the guard and the gauge. `others`: processes of the job that are no
+    descendants, since a daemon has started them; what they start belongs to the family too.
+    """
 
     def __init__(self, job: int, head: Process) -> None:
         self.head = head
         self.spare: Set[int] = set()
+        self.others: Set[Process] = set()
         self._job = job
         self._members: Dict[int, Process] = {}
         self._last: Set[int] = set()
@@ -37,6 +40,9 @@ class Descendants:
     def living(self) -> List[Process]:
         """The members that live now, by the kernel's lists of children, one for each thread."""
         found = [process for process in processes.descendants(self.head.pid) if process.pid not in self.spare]
+        self.others = {process for process in self.others if processes.alive(process)}
+        for other in self.others.difference(found):
+            found += [other, *processes.descendants(other.pid)]
         self.write_down(found)
         self._members = {process.pid: process for process in found}
         return [process for process in found if processes.alive(process)]

@@ -60,7 +60,7 @@ def of_runtime(job: int, log: str, runtime: str, code: int) -> str:
     lines: List[str] = []
     with contextlib.suppress(OSError):
         lines = [line for line in end_of(job, log, _LINE)[0].decode(errors="replace").splitlines() if line.strip()]
-    found = next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "")
+    found = next((line for line in reversed(lines) if "rror" in line), lines[0] if lines else "")
     return f"{runtime} did not start its container (exit code {code})" + (f": {_shown(found)}" if found else "")
 
 

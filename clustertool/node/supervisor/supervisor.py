@@ -304,8 +304,11 @@ class Supervisor:
         """Record the ranks whose containers run since the last turn."""
         for rank in self.ranks.entered():
             self._record_start(rank)
-            if self.shutdown is not None:  # it was not there when the others got TERM
-                processes.signal_one(processes.identify(rank.main) or processes.Process(rank.main, 0), signal.SIGTERM)
+            main = rank.container.main if rank.container else None
+            if main is not None:
+                self.family.others.add(main)
+                if self.shutdown is not None:  # it was not there when the others got TERM
+                    processes.signal_one(main, signal.SIGTERM)
 
     def _report(self, exits: List[RankExit]) -> None:
         if exits:
