@@ -12,6 +12,7 @@ from clustertool.actions.find_jobs import ListedJob, state_text
 from clustertool.engines.base import Description, EngineState
 from clustertool.errors import ClustertoolError, Interrupted, JobFailed, NodeLost, Survivors, Terminated, TimedOut
 from clustertool.model.hints import PROGRAM
+from clustertool.model.job.job_container import container_of
 from clustertool.model.job.node_status import NodeStatus
 from clustertool.model.job.rank_places import unpack
 from clustertool.model.job.state import JobStatus
@@ -88,6 +89,7 @@ def as_dict(answers: Mapping[int, StatusAnswer], known: Description | None = Non
         age = max(time.time() - process.since, 0.1)
         extra = {"cpu": round(100 * mine[0] / age, 1) if mine else None, "memory": mine[1] if mine else None}
         processes.append({**process.as_dict(), "note": rank_note(process), **extra})
+    container = container_of(event for answer in answers.values() for event in answer["events"])
     return {
         "job": found.job,
         "name": found.title,
@@ -98,6 +100,7 @@ def as_dict(answers: Mapping[int, StatusAnswer], known: Description | None = Non
         "started": found.started or None,
         "ended": found.ended if found.outcome and found.ended else None,
         "command": found.command,
+        "container": container.as_dict() if container else None,
         "attempt": found.attempt,
         "processes": processes,
         "nodes": [{**node.as_dict(), "why": trouble_text(node.trouble)} for _, node in sorted(found.nodes.items())],

@@ -360,6 +360,7 @@ def _plan(story: ReportModel) -> Html:
         ("nodes", fold(node.name for node in story.nodes)),
         ("processes", _roles(story)),
         ("policy", ", ".join(f"{name} {value}" for name, value in policy)),
+        *([("container", story.container.text)] if story.container else []),
     ]
     rows = [*facts, *((f"command of {ranks_text(keys)}", tag("code", command)) for command, keys in commands.items())]
     items = [tag("div", tag("dt", name), tag("dd", value)) for name, value in rows]

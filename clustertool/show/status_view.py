@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from clustertool.model.job.job_container import JobContainer
 from clustertool.model.job.outcome import describe_exit
 from clustertool.model.job.state import ProcessStatus
 from clustertool.model.job.state_names import JobState, StartReason
@@ -77,6 +78,7 @@ def _summary(status: Shown, now: float) -> dict[str, str]:
     reached = f"step {steps[0]:.0f}" + (f" to {steps[-1]:.0f}" if steps[-1] != steps[0] else "") if steps else ""
     began = status["started"] or status["created"]
     name = status.get("name", "")
+    container = status.get("container")
     return {
         "name": name if name != status["job"] else "",
         "ranks": ", ".join(f"{number} {state}" for state, number in states.most_common()),
@@ -86,6 +88,7 @@ def _summary(status: Shown, now: float) -> dict[str, str]:
         "user": status["owner"],
         "mode": status["mode"],
         "command": status["command"],
+        "image": JobContainer(**container).text if container else "",
     }
 
 

@@ -28,9 +28,12 @@ def report(call: Call) -> None:
         size = len(text.encode())
         if call.json:
             behind = [[rank.role, rank.rank, rank.behind] for rank in story.ranks if rank.behind]
-            call.answer({"job": story.job, "file": str(to), "bytes": size, "state": story.state, "stragglers": behind})
+            about = {"job": story.job, "file": str(to), "bytes": size, "state": story.state, "stragglers": behind}
+            call.answer({**about, "container": story.container.as_dict() if story.container else None})
         else:
             call.terminal.line(f"job {story.job}: {story.state} -> {to} ({human_bytes(size)})")
+            if story.container:
+                call.terminal.line(f"container: {story.container.text}")
 
 
 def _target(name: str) -> Path:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from clustertool.model.job.job_container import JobContainer, container_of
 from clustertool.model.job.node_status import NodeTrouble
 from clustertool.model.job.outcome import Key, Outcome, describe_exit
 from clustertool.model.job.state import JobStatus, ProcessStatus
@@ -121,6 +122,7 @@ class ReportModel:
     ranks: Sequence[RankReport]
     news: Sequence[tuple[float, News]]
     notes: Sequence[str] = ()
+    container: JobContainer | None = None
     clean: Hide = harmless  # masks and sanitizes the sentences about `news` and the troubles of `nodes`
 
     def rank(self, key: Key) -> RankReport | None:
@@ -155,7 +157,7 @@ def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] =
     ]
     there = [rank for rank in ranks if rank.spans and rank.state is not RankState.LOST]
     behind = stragglers([_pace(rank, known.get(rank.key)) for rank in there])
-    outcome = status.outcome
+    outcome, container = status.outcome, container_of(event for a in answers.values() for event in a["events"])
     guilty = verdict.culprit(status, outcome) if outcome else None
     return ReportModel(
         job=status.job,
@@ -175,6 +177,7 @@ def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] =
         ranks=[replace(rank, behind=behind.get(rank.key, "")) for rank in ranks],
         news=[(news.t - began, news) for news in _news(answers)],
         notes=[clean(note) for note in (*notes, *_clocks(status, answers))],
+        container=container and JobContainer(*map(clean, container)),
         clean=clean,
     )
 

@@ -14,6 +14,7 @@ from clustertool.model.container.container_facts import ContainerFacts
 from clustertool.model.container.container_settings import ContainerSettings
 from clustertool.model.facts import Facts, read_facts
 from clustertool.model.finding import Finding, Seen
+from clustertool.model.job.job_container import container_of
 from clustertool.model.planning import requests
 from clustertool.model.planning.plan import as_dict, needs_probe
 from tests.unit.cases import cluster_of, facts_of, hosts, job_of, plan_of
@@ -170,6 +171,25 @@ def test_each_node_gets_its_container() -> None:
     assert [spec["container"] for spec in specs] == [first, second]
     shown = as_dict(made)["nodes"][0]["container"]
     assert (shown["image"], shown["digest"], shown["runtime"]) == ("a:1", DIGEST, "podman")
+
+
+def test_the_first_event_of_a_node_names_image_and_digest() -> None:
+    for made, named in ((planned(GOOD), ("a:1", DIGEST, "podman")), (plan_of(cluster_of(hosts(1))), None)):
+        header = requests.start(made, {}, {}).phases[0].requests[0].fields["spec"]["header"]
+        assert container_of([{**header, "type": "job"}]) == named
+
+
+def test_containers_of_nodes_that_differ() -> None:
+    events = [
+        {"type": "job", "image": "a:1", "digest": "", "runtime": "podman"},
+        {"type": "job", "image": "a:1", "digest": "x", "runtime": "docker"},
+        {"type": "started", "image": "no"},
+        {"type": "job"},
+    ]
+    assert container_of(events) == ("a:1", "x", "podman, docker")
+    assert container_of(events[:1]).text == "a:1, podman"
+    assert container_of(events).text == "a:1 (x), podman, docker"
+    assert container_of(events[2:]) is None
 
 
 def test_without_an_image_no_node_has_one() -> None:

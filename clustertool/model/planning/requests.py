@@ -145,7 +145,7 @@ def _process(process: PlannedProcess, common: Mapping[str, str], secrets: Tuple[
 def _header(plan: Plan, node: PlannedNode, places: List[RankPlaces]) -> JobHeader:
     """The first event of a node's events file: enough for any later command from any laptop."""
     trainer = next((process for process in plan.processes if process.role == "trainer"), None)
-    return {
+    header: JobHeader = {
         "format": FORMAT,
         "id": plan.job_id,
         "node": node.host.index,
@@ -168,3 +168,7 @@ def _header(plan: Plan, node: PlannedNode, places: List[RankPlaces]) -> JobHeade
         ],
         "places": places,
     }
+    if node.container:
+        header["image"], header["digest"] = node.container["reference"], node.container["digest"]
+        header["runtime"] = node.container["runtime"]
+    return header

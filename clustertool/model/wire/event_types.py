@@ -54,6 +54,11 @@ class JobHeader(_JobId, total=False):
     workspace: f.Label  # where its files come from: a folder of the laptop, or of the nodes (--job-workspace)
     mode: f.Label
     command: str
+    image: (
+        f.Label
+    )  # of its containers, as the user named it, with its digest on this node; without containers none of them
+    digest: f.Label
+    runtime: f.Label
     skew: f.Seconds  # by which this node's clock was ahead of the laptop's; 0 if they were few
     output: str
     work_dir: str
