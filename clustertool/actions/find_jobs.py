@@ -292,7 +292,7 @@ def _picked(found: list[ListedJob], prefix: str, running: bool) -> ListedJob:
 def _only_running(found: list[ListedJob]) -> ListedJob:
     running = [job for job in found if may_start(job) and job["state"] is not JobState.UNKNOWN]
     if len(running) > 1:
-        raise UsageError(f"several jobs run: {_names(running)}", "name one with --job, or end all with --all")
+        raise UsageError(f"several jobs run: {_names(running)}", "name one with --job; stop --all ends all")
     unknown = [job for job in found if job["state"] is JobState.UNKNOWN]
     if unknown and not running:
         what = f"no job is known to run, and these may: {_names(unknown)}"

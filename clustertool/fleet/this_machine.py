@@ -113,6 +113,14 @@ class HereLink:
         self._channels.append(HereChannel(self._argv))
         return self._channels[-1]
 
+    def run(self, argv: Sequence[str]) -> int:
+        """Run a program on the terminal of this process. Return its exit code."""
+        with subprocess.Popen(argv) as child:
+            while True:
+                with contextlib.suppress(KeyboardInterrupt):  # Ctrl+C is for the program
+                    code = child.wait()
+                    return code if code >= 0 else 128 - code
+
     def lost(self, why: str) -> Unreachable:
         return Unreachable(why, "is this machine overloaded?", self.node)
 

@@ -72,15 +72,27 @@ class SshLink:
 
     def channel(self, *, window: int = 0, timeout: float = 10.0) -> paramiko.Channel:
         """A shell on a new session, not waited for: a refusal shows as a channel without status."""
+        return self._session(window, timeout, SHELL)
+
+    def terminal(self, shell: str, kind: str, columns: int, lines: int, timeout: float = 10.0) -> paramiko.Channel:
+        """The same on a terminal of its own. shell: the exec request, a fixed string. kind: the value of TERM."""
+        return self._session(0, timeout, shell, (kind, columns, lines))
+
+    def _session(
+        self, window: int, timeout: float, shell: str, terminal: tuple[str, int, int] | None = None
+    ) -> paramiko.Channel:
         try:
             channel = self.transport.open_session(window or None, BULK_PACKET if window else None, timeout)
-            # paramiko's own exec_command waits for the answer, and without an end.
-            message = paramiko.Message()
-            message.add_byte(cMSG_CHANNEL_REQUEST)
-            message.add_int(channel.remote_chanid)
-            message.add_string("exec")
-            message.add_boolean(True)
-            message.add_string(SHELL)
+            # paramiko's own functions wait for the answer, and without an end.
+            if terminal is not None:
+                message = _request(channel, "pty-req", False)
+                message.add_string(terminal[0])
+                for number in (*terminal[1:], 0, 0):
+                    message.add_int(number)
+                message.add_string("")
+                self.transport._send_user_message(message)
+            message = _request(channel, "exec", True)
+            message.add_string(shell)
             self.transport._send_user_message(message)
         except paramiko.ChannelException as error:
             what = f"sshd refuses one more session on the connection ({error.text or error.code})"
@@ -91,3 +103,12 @@ class SshLink:
 
     def lost(self, why: str) -> Unreachable:
         return Unreachable(why, "check the node and the network, then try again", self.node)
+
+
+def _request(channel: paramiko.Channel, kind: str, answered: bool) -> paramiko.Message:
+    message = paramiko.Message()
+    message.add_byte(cMSG_CHANNEL_REQUEST)
+    message.add_int(channel.remote_chanid)
+    message.add_string(kind)
+    message.add_boolean(answered)
+    return message

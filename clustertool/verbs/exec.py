@@ -1,26 +1,49 @@
-"""inv exec runs one command on all nodes, or on those of a job, and prints equal output once under folded names."""
+"""inv exec runs one command on all nodes, or on those of a job, and prints equal output once under folded names.
+
+--in-job opens a shell, or runs a command, inside a running rank: in its container, directory and environment.
+"""
 
 from __future__ import annotations
 
+import secrets
+import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from clustertool.actions import load_config
 from clustertool.actions.find_jobs import attach_to
-from clustertool.errors import ClustertoolError, UsageError, raise_all
+from clustertool.actions.read_status import read
+from clustertool.errors import ClustertoolError, NotFound, PreflightError, UsageError, raise_all
 from clustertool.fleet.fleet import Fleet
+from clustertool.fleet.this_machine import HereLink
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.hints import PROGRAM
+from clustertool.model.job.outcome import Key
+from clustertool.model.job.state import JobStatus
+from clustertool.model.roles import role_name
+from clustertool.model.wire.messages import RANK_SESSION, STATUS
 from clustertool.show.table import fold, gather
+from clustertool.ssh import terminal_session
+from clustertool.ssh.connection import SshLink
 from clustertool.ssh.parallel import Gathered, each
-from clustertool.ssh.user_command import Completed, run_user_command
+from clustertool.ssh.user_command import Completed, run_script, run_user_command
 from clustertool.verbs import signals
 from clustertool.verbs.jobs import opened
-from clustertool.verbs.verb import Call, seconds
+from clustertool.verbs.verb import Call, role_of, seconds, whole
+
+_NO_END = 3600.0 * 24 * 365
 
 
 def exec_(call: Call) -> None:
+    given = call.given
+    if given.in_job:
+        _in_job(call)
+        return
+    if given.rank or given.host:
+        name = "--rank" if given.rank else "--host"
+        raise UsageError(f"{name} needs --in-job", f"{PROGRAM} exec --in-job {name} ...; --only selects nodes")
     typed = " ".join(call.given.arguments)
     if typed and call.given.command:
         raise UsageError(f"exec has two commands: {typed!r} and --command", "give one of them")
@@ -97,3 +120,77 @@ def _print(call: Call, outputs: dict[str, tuple[bytes, bytes, int]]) -> None:
 
 def _text(data: bytes) -> str:
     return data.decode("utf-8", "backslashreplace")
+
+
+# -- inside a rank
+
+
+def _in_job(call: Call) -> None:
+    given = call.given
+    for name in ("timeout", "json"):
+        if getattr(given, name):
+            raise UsageError(f"--{name} cannot be given with --in-job", f"leave --{name} out")
+    command = list(given.arguments) or (["/bin/sh", "-c", given.command] if given.command else [])
+    terminal = terminal_session.present()
+    if not command and not terminal:
+        raise UsageError(
+            "exec --in-job opens a shell, which needs a terminal", f"{PROGRAM} exec --in-job COMMAND runs a command"
+        )
+    role, rank = role_of(given.role), whole(given.rank, "--rank")
+    with opened(call, newest=True) as engine:
+        job = attach_to(engine, given.job, running=True)["id"]
+        fleet = engine.live(job)
+        status = read(fleet.ask_all(STATUS({"job": job})))
+        raise_all(list(fleet.silent.values()))
+        key = _chosen(status, role, rank, given.host)
+        node = status.processes[key].node
+        if node in fleet.failed:
+            raise fleet.failed[node]
+        prefix = fleet.ask_one(node, RANK_SESSION({"job": job, "role": key[0], "rank": key[1]}))["argv"]
+        link = fleet.link(node)
+        argv = [*prefix, *command]
+        where = f"{role_name(key[0])} {key[1]} on {fleet.name(node)}"
+        if not terminal:
+            code = _without_terminal(link, argv)
+        elif isinstance(link, SshLink):
+            call.terminal.note(f"{where} (Enter ~ . ends a session that hangs)" if not command else where)
+            code = terminal_session.run_on_terminal(link, argv, signals.check)
+        elif isinstance(link, HereLink):
+            call.terminal.note(where)
+            code = link.run(argv)
+        else:
+            raise PreflightError("the engine of this job has no terminal on its nodes", "give a command, and pipe it")
+    if code:
+        error = ClustertoolError(f"the command in {where} ended with exit code {code}")
+        error.code, error.source = code, "job"
+        raise error
+
+
+def _chosen(status: JobStatus, role: str, rank: int | None, host: str) -> Key:
+    """The rank that is meant: without --rank the lowest one that runs, of the role if it has one. Raises NotFound."""
+    names = {node.index: node.name for node in status.nodes.values()}
+    if host and host not in names.values():
+        raise NotFound(f"job {status.job} has no host {host!r}", f"hosts: {', '.join(names.values())}")
+    here = {key: one for key, one in status.processes.items() if not host or names.get(one.node) == host}
+    where = f" on {host}" if host else ""
+    fix = f"{PROGRAM} status --job {status.job} shows its ranks"
+    if rank is not None:
+        if (role, rank) not in here:
+            raise NotFound(f"job {status.job} has no {role_name(role)} {rank}{where}", fix)
+        return role, rank
+    living = sorted((key[0] != role, key[1], key[0]) for key, one in here.items() if one.state.alive)
+    if not living:
+        raise NotFound(f"no rank of job {status.job} runs{where}", fix)
+    return living[0][2], living[0][1]
+
+
+def _without_terminal(link: object, argv: list[str]) -> int:
+    """The program gets no input. Its output is printed when it has ended, byte by byte as it was."""
+    mark = secrets.token_hex(16)
+    text = f"printf %s {mark}; printf %s {mark} >&2\nexec {shlex.join(argv)} </dev/null\n"
+    done = run_script(link, text.encode("utf-8", "surrogateescape"), mark.encode(), _NO_END)  # type: ignore[arg-type]
+    for stream, data in ((sys.stdout, done.stdout), (sys.stderr, done.stderr)):
+        stream.flush()
+        stream.buffer.write(data)
+        stream.flush()
+    return done.code

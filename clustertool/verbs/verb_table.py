@@ -21,7 +21,7 @@ ABOUT = (
 # The headings of the list of commands, in this order.
 _RUN, _WATCH, _CLUSTER, _DATA = "Run a job", "Watch jobs", "The cluster", "Data"
 
-_NODES, _OUTPUT = "Nodes", "Output"
+_NODES, _OUTPUT, _IN_JOB = "Nodes", "Output", "Inside a rank"
 JSON = Opt("json", "answer as JSON on stdout", FLAG, group=_OUTPUT)
 HOSTS = (
     Opt("conf", "the conf.py to use", value="FILE", usual="conf.py here, then upwards", group=_NODES),
@@ -354,12 +354,21 @@ VERBS = (
     ),
     Verb(
         "exec",
-        "Run a command on all nodes, or on those of a job.",
+        "Run a command on all nodes, or on those of a job; or open a shell inside a rank.",
         replace(
             JOB, help="only on the nodes of this job: its id, a unique prefix of it, or its name", usual="all nodes"
         ),
         Opt("command", "what to run with the login shell of each node", short="c", value="COMMAND"),
         Opt("timeout", "time to wait for each node", value="DURATION", usual="no limit"),
+        Opt(
+            "in-job",
+            "inside one rank of a running job: its container, directory and environment; without a command, a shell",
+            FLAG,
+            group=_IN_JOB,
+        ),
+        Opt("rank", "in this rank", short="r", value="RANK", usual="the lowest that runs", group=_IN_JOB),
+        replace(ROLE, group=_IN_JOB),
+        Opt("host", "in a rank on this host", value="HOST", group=_IN_JOB),
         *NODES,
         target="exec:exec_",
         purpose=_CLUSTER,
@@ -375,6 +384,8 @@ VERBS = (
             "exec --only node[1-4] nvidia-smi -L",
             'exec --command "uptime; df -h /"',
             "exec --job JOB free -m",
+            "exec --in-job --rank 3",
+            "exec --in-job --host node2 -- ls -l",
         ),
     ),
     Verb(

@@ -441,6 +441,10 @@ class FileAnswer(Answer):
     size: int
 
 
+class RankSessionAnswer(Answer):
+    argv: f.Few[f.Label]  # of the node's own Python, for a shell of the node
+
+
 class ContentAnswer(Answer):
     data: f.LogText  # in base64
     last: bool  # no bytes follow

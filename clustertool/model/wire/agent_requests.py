@@ -36,6 +36,12 @@ class BundleRequest(TypedDict):
     at: int  # from which some bytes are requested
 
 
+class RankSessionRequest(TypedDict):
+    job: str
+    role: str
+    rank: int
+
+
 class ReportRequest(JobRequest):
     points: int  # how many values a curve may have
 

@@ -1,0 +1,146 @@
+"""A rank session is a shell or a command that a user starts inside a running rank: `exec --in-job`.
+
+find() answers with a command line, which the laptop executes over a channel of its own, on a terminal or without one. That is
+main(): it takes the environment and the working directory of the rank from the supervisor, starts the program with them, and
+ends it when the job stops.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, List, Mapping, Sequence, cast
+
+import clustertool
+from clustertool.errors import ClustertoolError, NotFound
+from clustertool.model.hints import PROGRAM
+from clustertool.model.job.outcome import exit_code
+from clustertool.model.job.start_error import not_started
+from clustertool.model.paths import JobPaths
+from clustertool.model.roles import role_name
+from clustertool.node.jobs import supervisor_client
+from clustertool.node.jobs.queries import record_of
+from clustertool.node.supervisor import rank_process
+from clustertool.node.system import child_signals
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import RankSessionAnswer
+    from clustertool.model.wire.agent_requests import RankSessionRequest
+    from clustertool.model.wire.supervisor_messages import LiveStatus, RankEnvironment, SupervisorRequest
+    from clustertool.node.system.node_context import NodeContext
+
+_PATIENCE = 10.0  # seconds for a supervisor to answer
+_TURN = 1.0  # seconds between two questions whether the job stops
+_HANGUP = 3.0  # seconds for a program to end by SIGHUP
+_REFUSED = 78  # EX_CONFIG
+# `-c` puts the working directory first on the path, which is not ours.
+_CODE = """\
+import sys
+sys.path[:] = [entry for entry in sys.path if entry]
+sys.path.insert(0, sys.argv[1])
+from clustertool.node.agent import rank_session
+rank_session.main(sys.argv[2:])"""
+
+
+def find(node: NodeContext, request: RankSessionRequest) -> RankSessionAnswer:
+    """The command line that takes a program and its arguments, or nothing for a shell. Raises NotFound for a rank that does
+    not run here."""
+    paths = record_of(node, request["job"]).paths
+    _require_running(paths, request["job"], request["role"], request["rank"])
+    place = os.path.dirname(os.path.dirname(os.path.abspath(clustertool.__file__)))
+    prefix = [sys.executable, "-ESs", "-c", _CODE, place]
+    return {"argv": [*prefix, paths.dir, request["role"], str(request["rank"])]}
+
+
+def _require_running(paths: JobPaths, job: str, role: str, rank: int) -> None:
+    status = cast("LiveStatus", _ask(paths, {"type": "status"}))
+    found = next((one for one in status["ranks"] if (one["role"], one["rank"]) == (role, rank)), None)
+    if found is None or not found["pid"]:
+        state = found["state"] if found else "on another node"
+        fix = f"{PROGRAM} status --job {job} shows the ranks that run"
+        raise NotFound(f"{role_name(role)} {rank} does not run: it is {state}", fix)
+
+
+def _ask(paths: JobPaths, request: SupervisorRequest) -> Mapping[str, object]:
+    """Raises NotFound without a supervisor."""
+    answer = supervisor_client.ask(paths, request, _PATIENCE)
+    if answer is None:
+        raise NotFound(f"job {paths.job} does not run here", f"{PROGRAM} jobs shows what runs")
+    return answer[0]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """arguments: the job's directory, role, rank, and the program, if any. Ends with the exit code of the program."""
+    job_dir, role, rank, *command = arguments
+    paths = JobPaths.at(job_dir)
+    try:
+        _require_running(paths, paths.job, role, int(rank))
+        query = {"type": "rank-environment", "role": role, "rank": int(rank)}
+        found = cast("RankEnvironment", _ask(paths, cast("SupervisorRequest", query)))
+        sys.exit(_run(paths, found, command))
+    except ClustertoolError as error:
+        print(f"clustertool: {error}", file=sys.stderr)
+        sys.exit(_REFUSED)
+
+
+def _run(paths: JobPaths, found: RankEnvironment, command: Sequence[str]) -> int:
+    env = dict(found["env"])
+    if os.isatty(0):
+        env["TERM"] = os.environ.get("TERM", "xterm")
+    argv = _argv(env, command)
+    os.umask(found["umask"])
+    if found["file_limit"]:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (found["file_limit"], resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    try:
+        child = subprocess.Popen(argv, env=env, cwd=found["work_dir"], preexec_fn=child_signals.unblock)
+    except OSError as error:
+        code, why = not_started(error, argv[0])
+        print(f"clustertool: {why}", file=sys.stderr)
+        return code
+    return _wait(paths, child)
+
+
+def _argv(env: Mapping[str, str], command: Sequence[str]) -> List[str]:
+    """The program after PRELUDE. Without a command it is the user's shell."""
+    wanted = list(command) or [env.get("SHELL", "/bin/sh")]
+    prelude = env.get("CLUSTERTOOL_PRELUDE", "")
+    return rank_process.command({"prelude": prelude}, {"argv": wanted, "env": {}})  # type: ignore[typeddict-item]
+
+
+def _wait(paths: JobPaths, child: subprocess.Popen[bytes]) -> int:
+    """The exit code. Keys of the terminal are for the program; the end of the session and of the job ends it.
+
+    An interactive shell ignores TERM, and a stop of the job would wait for it: it gets SIGHUP first.
+    """
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP):
+        signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, lambda *_: _hang_up(child))
+    while True:
+        try:
+            code = child.wait(_TURN)
+            return exit_code(max(0, code), max(0, -code))
+        except subprocess.TimeoutExpired:
+            if _stops(paths):
+                print("\r\nclustertool: the job stops\r", file=sys.stderr)
+                _hang_up(child)
+
+
+def _stops(paths: JobPaths) -> bool:
+    with contextlib.suppress(ClustertoolError):
+        answer = supervisor_client.ask(paths, {"type": "status"}, _PATIENCE)
+        return answer is None or bool(answer[0].get("stopping"))
+    return True
+
+
+def _hang_up(child: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        child.send_signal(signal.SIGHUP)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_HANGUP)
+            return
+        child.kill()
