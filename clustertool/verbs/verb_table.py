@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from clustertool.cli.completion import SCRIPTS
 from clustertool.cli.options import FLAG, MANY, Opt, Positional, Verb
+from clustertool.cli.rank_options import IN_JOB
 from clustertool.engines import registry
 from clustertool.model.job.job_names import NEWEST
 from clustertool.model.roles import MODES, ROLES
@@ -21,7 +22,7 @@ ABOUT = (
 # The headings of the list of commands, in this order.
 _RUN, _WATCH, _CLUSTER, _DATA = "Run a job", "Watch jobs", "The cluster", "Data"
 
-_NODES, _OUTPUT, _IN_JOB = "Nodes", "Output", "Inside a rank"
+_NODES, _OUTPUT = "Nodes", "Output"
 JSON = Opt("json", "answer as JSON on stdout", FLAG, group=_OUTPUT)
 HOSTS = (
     Opt("conf", "the conf.py to use", value="FILE", usual="conf.py here, then upwards", group=_NODES),
@@ -360,15 +361,7 @@ VERBS = (
         ),
         Opt("command", "what to run with the login shell of each node", short="c", value="COMMAND"),
         Opt("timeout", "time to wait for each node", value="DURATION", usual="no limit"),
-        Opt(
-            "in-job",
-            "inside one rank of a running job: its container, directory and environment; without a command, a shell",
-            FLAG,
-            group=_IN_JOB,
-        ),
-        Opt("rank", "in this rank", short="r", value="RANK", usual="the lowest that runs", group=_IN_JOB),
-        replace(ROLE, group=_IN_JOB),
-        Opt("host", "in a rank on this host", value="HOST", group=_IN_JOB),
+        *IN_JOB,
         *NODES,
         target="exec:exec_",
         purpose=_CLUSTER,
@@ -382,10 +375,8 @@ VERBS = (
         examples=(
             "exec hostname",
             "exec --only node[1-4] nvidia-smi -L",
-            'exec --command "uptime; df -h /"',
             "exec --job JOB free -m",
             "exec --in-job --rank 3",
-            "exec --in-job --host node2 -- ls -l",
         ),
     ),
     Verb(

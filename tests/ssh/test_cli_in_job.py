@@ -41,7 +41,7 @@ def test_a_command_has_what_the_rank_has(site):
     assert words == f"1 {environ['MASTER_PORT']} there quiet word a 'b' $c"
     assert where == str(folder)
     names = {line.split("=", 1)[0] for line in (folder / "env-1").read_text().splitlines()}
-    assert names ^ environ.keys() <= {"PWD", "OLDPWD", "_", "SHLVL"}
+    assert names ^ environ.keys() <= {"PWD", "OLDPWD", "_", "SHLVL", "_CLUSTERTOOL_SESSION"}
     assert not any("quiet word" in " ".join(process.argv) for process in one.all_processes())
     assert one.inv("exec", "--in-job", "--command", "echo $RANK | cat").ends(0).out == "0\n"
     assert one.clustertool("exec", "--in-job", "--host", one.name(1), "sh", "-c", "echo $RANK").ends(0).out == "1\n"

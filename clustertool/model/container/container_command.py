@@ -35,8 +35,7 @@ _SCRIPT = """\
 if [ -n "$CLUSTERTOOL_PRELUDE" ] && [ -z "$BASH_VERSION" ] && command -v bash >/dev/null 2>&1; then
     exec bash -c 'eval "$CLUSTERTOOL_RUN"' "$0" "$@"
 fi
-exec </dev/null >>"$CLUSTERTOOL_LOG" 2>&1
-echo $$ 1<>"$CLUSTERTOOL_MAIN"
+OPEN_LOG
 umask "$CLUSTERTOOL_UMASK"
 set -f
 for ct_name in $CLUSTERTOOL_RENAMED; do
@@ -74,6 +73,14 @@ if ! command -v "$1" >/dev/null 2>&1; then
 fi
 exec "$@"
 """
+
+
+_LOG = """\
+exec </dev/null >>"$CLUSTERTOOL_LOG" 2>&1
+echo $$ 1<>"$CLUSTERTOOL_MAIN"
+"""
+# Variables of a session inside a rank, which the rank itself does not have.
+_OF_SESSION = ("CLUSTERTOOL_RUN", "_CLUSTERTOOL_SESSION", "TERM")
 
 
 class Surroundings(NamedTuple):
@@ -153,6 +160,28 @@ def _apptainer(container: ContainerSpec, spec: Spec, options: List[str], mounts:
     return [*made, *options, *container["options"], container["image"]]
 
 
+def session(
+    container: ContainerSpec, spec: Spec, process: SpecProcess, variables: Mapping[str, str], around: Surroundings
+) -> Tuple[List[str], Dict[str, str]]:
+    """The beginning of the command line of another program inside a rank, and what the environment of the client has besides
+    its own. The program and its arguments follow. It starts as the rank has, with the terminal or the pipes of the client.
+
+    apptainer cannot enter a container: the program gets one of its own, like that of the rank.
+    """
+    found = passed(container["runtime"], spec, process, variables, around)
+    env = {"CLUSTERTOOL_RUN": _script("")}
+    if container["runtime"] == APPTAINER:
+        env = {_APPTAINER + "CLUSTERTOOL_RUN": env["CLUSTERTOOL_RUN"]}
+        return command(container, spec, {**process, "argv": []}, found.names, around), {**found.env, **env}
+    name = name_of(spec["job"], spec["mark"], process["role"], process["rank"], around.attempt)
+    options = [f"--workdir={spec['work_dir']}", *(f"--env={variable}" for variable in _OF_SESSION)]
+    return [container["program"], "exec", "--interactive", *options, name, "sh", *_shell([])], env
+
+
+def _script(log: str) -> str:
+    return _SCRIPT.replace("OPEN_LOG\n", log).replace("PATTERNS", patterns())
+
+
 class Passed(NamedTuple):
     """names: of the variables that the container gets. env: what the environment of the client has besides its own."""
 
@@ -171,7 +200,7 @@ def passed(
     paths = JobPaths.at(spec["job_dir"])
     env = {
         **{on_way.get(name, name): value for name, value in variables.items()},
-        "CLUSTERTOOL_RUN": _SCRIPT.replace("PATTERNS", patterns()),
+        "CLUSTERTOOL_RUN": _script(_LOG),
         "CLUSTERTOOL_LOG": paths.of(paths.log(process["role"], process["rank"], around.attempt)),
         "CLUSTERTOOL_MAIN": paths.of(paths.main_file(process["role"], process["rank"])),
         "CLUSTERTOOL_UMASK": f"{around.umask:03o}",

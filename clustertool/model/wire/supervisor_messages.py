@@ -111,7 +111,18 @@ class LiveStatus(TypedDict):
     ranks: List[LiveRank]  # of this node
 
 
-class RankEnvironment(TypedDict):
+class RankSession(TypedDict):
+    """What starts another program inside the container of a rank. Its command line follows `argv`."""
+
+    argv: List[str]
+    env: Dict[str, str]  # besides that of a login session
+
+
+class _OfContainers(TypedDict, total=False):
+    session: RankSession
+
+
+class RankEnvironment(_OfContainers):
     """What a process needs to become a rank in the present attempt. It contains the values of SECRETS."""
 
     type: Literal["rank-environment"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import secrets
 import signal
 import subprocess
 import sys
@@ -25,17 +26,20 @@ from clustertool.model.roles import role_name
 from clustertool.node.jobs import supervisor_client
 from clustertool.node.jobs.queries import record_of
 from clustertool.node.supervisor import rank_process
-from clustertool.node.system import child_signals
+from clustertool.node.system import child_signals, processes
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import RankSessionAnswer
     from clustertool.model.wire.agent_requests import RankSessionRequest
-    from clustertool.model.wire.supervisor_messages import LiveStatus, RankEnvironment, SupervisorRequest
+    from clustertool.model.wire.supervisor_messages import LiveStatus, RankEnvironment, RankSession, SupervisorRequest
     from clustertool.node.system.node_context import NodeContext
 
 _PATIENCE = 10.0  # seconds for a supervisor to answer
 _TURN = 1.0  # seconds between two questions whether the job stops
 _HANGUP = 3.0  # seconds for a program to end by SIGHUP
+# By it the programs of a session are found. Without the underscore the wrapper in a container would remove it.
+_SESSION = "_CLUSTERTOOL_SESSION"
+_SHELL = "if command -v bash >/dev/null 2>&1; then exec bash; fi; exec sh"
 _REFUSED = 78  # EX_CONFIG
 # `-c` puts the working directory first on the path, which is not ours.
 _CODE = """\
@@ -88,20 +92,31 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _run(paths: JobPaths, found: RankEnvironment, command: Sequence[str]) -> int:
-    env = dict(found["env"])
+    session = found.get("session")
+    env = dict(found["env"]) if session is None else {**os.environ, **session["env"]}
+    env[_SESSION] = secrets.token_hex(8)
     if os.isatty(0):
         env["TERM"] = os.environ.get("TERM", "xterm")
-    argv = _argv(env, command)
+    argv = _argv(env, command) if session is None else _in_container(session, command)
     os.umask(found["umask"])
-    if found["file_limit"]:
+    if found["file_limit"] and session is None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (found["file_limit"], resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    folder = found["work_dir"] if session is None else "/"
     try:
-        child = subprocess.Popen(argv, env=env, cwd=found["work_dir"], preexec_fn=child_signals.unblock)
+        child = subprocess.Popen(argv, env=env, cwd=folder, preexec_fn=child_signals.unblock)
     except OSError as error:
         code, why = not_started(error, argv[0])
         print(f"clustertool: {why}", file=sys.stderr)
         return code
-    return _wait(paths, child)
+    return _wait(paths, child, env[_SESSION])
+
+
+def _in_container(session: RankSession, command: Sequence[str]) -> List[str]:
+    """Without a command it is a shell of the image."""
+    argv = list(session["argv"])
+    if os.isatty(0) and "--interactive" in argv:
+        argv.insert(argv.index("--interactive"), "--tty")
+    return [*argv, *(command or ["sh", "-c", _SHELL])]
 
 
 def _argv(env: Mapping[str, str], command: Sequence[str]) -> List[str]:
@@ -111,7 +126,7 @@ def _argv(env: Mapping[str, str], command: Sequence[str]) -> List[str]:
     return rank_process.command({"prelude": prelude}, {"argv": wanted, "env": {}})  # type: ignore[typeddict-item]
 
 
-def _wait(paths: JobPaths, child: subprocess.Popen[bytes]) -> int:
+def _wait(paths: JobPaths, child: subprocess.Popen[bytes], session: str) -> int:
     """The exit code. Keys of the terminal are for the program; the end of the session and of the job ends it.
 
     An interactive shell ignores TERM, and a stop of the job would wait for it: it gets SIGHUP first.
@@ -119,7 +134,7 @@ def _wait(paths: JobPaths, child: subprocess.Popen[bytes]) -> int:
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP):
         signal.signal(number, signal.SIG_IGN)
     for number in (signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, lambda *_: _hang_up(child))
+        signal.signal(number, lambda *_: _hang_up(child, session))
     while True:
         try:
             code = child.wait(_TURN)
@@ -127,7 +142,7 @@ def _wait(paths: JobPaths, child: subprocess.Popen[bytes]) -> int:
         except subprocess.TimeoutExpired:
             if _stops(paths):
                 print("\r\nclustertool: the job stops\r", file=sys.stderr)
-                _hang_up(child)
+                _hang_up(child, session)
 
 
 def _stops(paths: JobPaths) -> bool:
@@ -137,10 +152,13 @@ def _stops(paths: JobPaths) -> bool:
     return True
 
 
-def _hang_up(child: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        child.send_signal(signal.SIGHUP)
+def _hang_up(child: subprocess.Popen[bytes], session: str) -> None:
+    """End all programs of the session. Those in a container outlive the client of the runtime, which is `child`."""
+    for number in (signal.SIGHUP, signal.SIGKILL):
+        found = [
+            pid for pid in processes.pids() if processes.environment(pid).get(_SESSION.encode()) == session.encode()
+        ]
+        for one in filter(None, map(processes.identify, found)):
+            processes.signal_one(one, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(_HANGUP)
-            return
-        child.kill()

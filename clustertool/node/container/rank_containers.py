@@ -24,6 +24,7 @@ from clustertool.node.system.processes import Process
 
 if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import Spec, SpecProcess
+    from clustertool.model.wire.supervisor_messages import RankSession
 
 _EMPTY = b"-" * 15 + b"\n"  # content of the file until the wrapper writes into it
 _LIMITS = {
@@ -159,6 +160,11 @@ class RankContainers:
         passed = container_command.passed(container["runtime"], spec, process, given, around)
         argv = container_command.command(container, spec, process, passed.names, around)
         return (argv, {**os.environ, **passed.env}), made
+
+    def session(self, process: SpecProcess, variables: Mapping[str, str], around: Surroundings) -> RankSession:
+        """How another program starts inside a rank."""
+        argv, env = container_command.session(self._spec["container"], self._spec, process, variables, around)
+        return {"argv": argv, "env": env}
 
 
 def limits(file_limit: int) -> Dict[str, Tuple[int, int]]:

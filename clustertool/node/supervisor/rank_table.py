@@ -175,20 +175,20 @@ class RankTable:
             spec = {**spec, "work_dir": spec["job_dir"]}
         client: Optional[Tuple[List[str], Dict[str, str]]] = None
         if self.containers.present:
-            limited, present = (
-                rank_containers.limits(self._file_limit),
-                rank_containers.device_files(spec["device_kind"]),
-            )
-            around = Surroundings(attempt, self._umask, limited, present)
             variables = rank_process.planned(spec, process, attempt)
             try:
-                client, rank.container = self.containers.start(process, variables, around)
+                client, rank.container = self.containers.start(process, variables, self._around(attempt))
             except OSError as error:
                 return NOT_EXECUTABLE, f"cannot write to {spec['job_dir']}: {error.strerror}"
         pid, why = rank_process.start(spec, process, attempt, self._job, rank.log, *limits, client)
         if not why:
             self._runs(rank, pid)
         return pid, why
+
+    def _around(self, attempt: int) -> Surroundings:
+        """What a rank in a container has from this process."""
+        present = rank_containers.device_files(self._spec["device_kind"])
+        return Surroundings(attempt, self._umask, rank_containers.limits(self._file_limit), present)
 
     def entered(self) -> List[LocalRank]:
         """The ranks whose programs in containers are known since the last call."""
@@ -240,7 +240,7 @@ class RankTable:
             start = rank_process.rank_start(self._spec, process, attempt, self._job)
         except FileNotFoundError as error:
             raise NotFound(f"{error.filename} was removed", "start the job again") from None
-        return {
+        answer: RankEnvironment = {
             "type": "rank-environment",
             "role": role,
             "rank": rank,
@@ -255,6 +255,10 @@ class RankTable:
             "devices": process["devices"],
             "shards": process["shards"],
         }
+        if self.containers.present:
+            variables = rank_process.planned(self._spec, process, attempt)
+            answer["session"] = self.containers.session(process, variables, self._around(attempt))
+        return answer
 
     def reaped(self, rank: LocalRank) -> None:
         del self.running[rank.pid]
