@@ -1,4 +1,4 @@
-"""Jobs in containers of docker: a real daemon on each node, whose children the containers are. None is left after any failure."""
+"""Jobs in containers of docker: a real daemon on each node, whose children they are. No failure leaves one of them."""
 
 from __future__ import annotations
 
