@@ -150,12 +150,16 @@ def _shell(argv: List[str]) -> List[str]:
 def _user(container: ContainerSpec) -> List[str]:
     user, groups = container["uid"], container["groups"] or [container["uid"]]
     if container["rootless"]:  # root in such a container is the user on the node
-        return ["--userns=keep-id"] if container["runtime"] == PODMAN else ["--user=0:0"]
+        if container["runtime"] != PODMAN:
+            return ["--user=0:0"]
+        kept = len(groups) > 1 and not any(option.startswith("--group-add") for option in container["options"])
+        return ["--userns=keep-id", *(["--group-add=keep-groups"] if kept else [])]
     return [f"--user={user}:{groups[0]}", *(f"--group-add={group}" for group in groups[1:])]
 
 
 def _apptainer(container: ContainerSpec, spec: Spec, options: List[str], mounts: List[str]) -> List[str]:
-    made = [container["program"], "exec", "--cleanenv", "--no-home", f"--pwd={spec['work_dir']}"]
+    # Without --no-eval a shell evaluates the values of variables: `$` in them, and the text of the wrapper.
+    made = [container["program"], "exec", "--cleanenv", "--no-eval", "--no-home", f"--pwd={spec['work_dir']}"]
     made += [f"--bind={path}:{path}" for path in mounts] + [f"--bind={volume}" for volume in container["volumes"]]
     return [*made, *options, *container["options"], container["image"]]
 

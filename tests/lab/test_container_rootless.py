@@ -1,0 +1,80 @@
+"""Jobs of a user without root in containers of podman: no failure leaves a container or a process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import containers
+from tests.cli import LabSite, Running
+from tests.lab.lab import Lab
+
+USER = "ann"
+WAITS = """\
+trap '' TERM
+setsid sleep 1000 &
+echo ready $CLUSTERTOOL_RANK $(id -u) $(pwd)
+while ! [ -e what$CLUSTERTOOL_RANK ]; do sleep 0.05; done
+. ./what$CLUSTERTOOL_RANK
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    module_lab: Callable[..., Lab], tmp_path_factory: pytest.TempPathFactory, container_image: Path
+) -> Iterator[LabSite]:
+    etc = tmp_path_factory.mktemp("etc")
+    nodes = {node: containers.container_node(etc / str(node), users=(USER,)) for node in range(2)}
+    made = LabSite(etc / "site", module_lab(2, nodes=nodes))
+    containers.put_image(made, container_image, users=(USER,), nodes=[0])
+    containers.copy_image(made, users=(USER,))
+    made.conf(USER=USER, CONTAINER=containers.settings(), GRACE=2, LOSS_TIMEOUT=3, CONNECT_TIMEOUT=5)
+    made.workspace(train_sh=WAITS)
+    yield made
+    made.close()
+
+
+def start(site: LabSite) -> Running:
+    command = site.start("run", "-w", "job", "--script", "sh train.sh", "--all-ranks")
+    for rank in range(2):
+        command.says(rf"\bready {rank} 4001 /run/home/ann/clustertool/JOB")
+    return command
+
+
+def gone(site: LabSite) -> None:
+    containers.no_containers(site, users=(USER,))
+
+
+def strike(site: LabSite, name: str) -> None:
+    (found,) = [process for process in site.processes(1) if process.name == name]
+    os.kill(found.pid, signal.SIGKILL)
+
+
+def test_a_rank_exits(cluster: LabSite) -> None:
+    command = start(cluster)
+    job = command.says(r"^job (\S+):")
+    done = cluster.lab.exec(1, ["sh", "-c", f"echo exit 7 >/run/home/ann/clustertool/JOB{job}/what1"])
+    assert done.returncode == 0, done.stderr
+    ended = command.wait().ends(7)
+    assert ended.last == "clustertool: exit 7 (job): trainer 1 on node1 failed"
+    gone(cluster)
+
+
+def test_ctrl_c_and_ranks_that_ignore_term(cluster: LabSite) -> None:
+    command = start(cluster)
+    command.signal(signal.SIGINT)
+    done = command.wait().ends(130)
+    assert "node[0-1]: clean" in done.err
+    gone(cluster)
+
+
+@pytest.mark.parametrize(("name", "code"), [("conmon", 137), ("ct-supervisor", 75)])
+def test_a_process_is_killed(cluster: LabSite, name: str, code: int) -> None:
+    command = start(cluster)
+    strike(cluster, name)
+    command.wait().ends(code)
+    gone(cluster)
