@@ -115,6 +115,27 @@ def container_node(folder: Path, users: Sequence[str] = (), **more: object) -> N
     )  # type: ignore[arg-type]
 
 
+class UserSite(LabSite):
+    """A lab as one of its users without root has it."""
+
+    user = "root"
+
+    @classmethod
+    def of(cls, site: LabSite, user: str) -> LabSite:
+        """The folder of conf.py stays."""
+        if user == "root":
+            return site
+        made = cls(site.folder, site.lab)
+        made.user = user
+        return made
+
+    def conf_text(self, **keys: object) -> str:
+        return super().conf_text(**{"USER": self.user, **keys})
+
+    def home(self, node: int) -> Path:
+        return self.lab.dir / self.name(node) / "run" / USERS.relative_to("/run") / self.user
+
+
 # -- images
 
 
