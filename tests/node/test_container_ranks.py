@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -195,3 +196,25 @@ def test_usage_and_freeze(contained: Any) -> None:
     job.ended()
     event = job.until("exited")[0]
     assert 0.05 < event["cpu"] < 30 and 0 < event["memory"] < 1 << 30, event
+
+
+def test_container_without_processes(contained: Any, store: Store) -> None:
+    """Everything was killed, the runtime's processes too: `clean` removes what the runtime still lists."""
+    job = contained(_LOOP)
+    job.ready()
+    supervisor, main = job.process("supervisor"), job.rank()
+    kill(supervisor, signal.SIGSTOP)
+    kill(job.process("guard"))
+    if isinstance(store, Docker):
+        store.kill()
+    for pid in [*below(supervisor.pid), *below(look(main.pid)[2]), supervisor.pid]:  # type: ignore[index]
+        found = look(pid)
+        if found and found[1] not in "ZX":
+            kill(found[0])
+    if isinstance(store, Docker):
+        store.start()
+    else:
+        assert store.left()
+    answer = job.nodes[0].client.ask("clean", job=job.id, exact=True, now=time.time(), ended=[])
+    assert answer["removed"] == [job.id], answer
+    assert not store.left() and not job.dir().exists()

@@ -1,0 +1,141 @@
+"""The command line of a rank's container, and the program inside: it runs here in each shell that an image may have."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clustertool.model.container.container_command import Surroundings, command, name_of, passed, place_of, removal
+
+MARK = "j1/2/token"
+AROUND = Surroundings(attempt=3, umask=0o027, limits={"nofile": (1024, 4096), "core": (0, -1)})
+
+
+def spec(**more: Any) -> Any:
+    made = {
+        "job": "j1",
+        "node": 2,
+        "mark": MARK,
+        "job_dir": "/root/JOBj1",
+        "work_dir": "/root/JOBj1",
+        "device_kind": "cpu",
+    }
+    return {**made, "ld_library_path": "", "prelude": "", **more}
+
+
+def container(**more: Any) -> Any:
+    made = {"runtime": "podman", "program": "/usr/bin/podman", "rootless": False, "image": "sha256:12", "digest": ""}
+    return {**made, "reference": "img:1", "options": [], "volumes": [], "uid": 7, "groups": [8, 9], **more}
+
+
+def process(*argv: str, **more: Any) -> Any:
+    return {"role": "trainer", "rank": 5, "argv": list(argv or ("python3", "train.py")), "devices": [], **more}
+
+
+def line(**more: Any) -> list[str]:
+    return command(container(**more), spec(), process(), ["A", "B"], AROUND)
+
+
+COMMON = ["--rm", "--pull=never", "--log-driver=none", "--net=host", "--ipc=host", "--pid=host"]
+IDENTITY = [
+    "--entrypoint=sh",
+    f"--name=ct-j1-trainer5-3-{place_of(MARK)[:8]}",
+    "--label=clustertool.job=j1",
+    "--label=clustertool.node=2",
+    f"--label=clustertool.place={place_of(MARK)}",
+]
+REST = ["--ulimit=nofile=1024:4096", "--ulimit=core=0:-1", "--workdir=/root/JOBj1", "--volume=/root/JOBj1:/root/JOBj1"]
+PROGRAM = ["-c", 'eval "$CLUSTERTOOL_RUN"', "clustertool", "python3", "train.py"]
+
+
+def test_docker() -> None:
+    found = line(runtime="docker", program="/usr/bin/docker", options=["--shm-size=1g"], volumes=["/data:/data:ro"])
+    user = ["--user=7:8", "--group-add=9"]
+    given = ["--volume=/data:/data:ro", "--env=A", "--env=B", "--shm-size=1g", "sha256:12"]
+    assert found == ["/usr/bin/docker", "run", *COMMON, *IDENTITY, *user, *REST, *given, *PROGRAM]
+
+
+def test_podman() -> None:
+    user = ["--user=7:8", "--group-add=9"]
+    given = ["--env=A", "--env=B", "sha256:12"]
+    assert line() == [
+        "/usr/bin/podman",
+        "run",
+        *COMMON,
+        "--http-proxy=false",
+        *IDENTITY,
+        *user,
+        *REST,
+        *given,
+        *PROGRAM,
+    ]
+
+
+def test_without_root() -> None:
+    """Root inside of a rootless docker is the user; podman keeps the ids, and with crun the groups."""
+    assert "--user=0:0" in line(runtime="docker", rootless=True)
+    assert {"--userns=keep-id", "--group-add=keep-groups"} < set(line(rootless=True))
+    assert "--group-add=keep-groups" not in line(rootless=True, options=["--group-add", "44"])
+
+
+def test_apptainer() -> None:
+    found = line(runtime="apptainer", program="/usr/bin/apptainer", image="/img.sif", volumes=["/data:/data"])
+    start = ["/usr/bin/apptainer", "exec", "--cleanenv", "--no-home", "--pwd=/root/JOBj1"]
+    assert found == [*start, "--bind=/root/JOBj1:/root/JOBj1", "--bind=/data:/data", "/img.sif", "sh", *PROGRAM]
+
+
+def test_names() -> None:
+    """The name and the label differ between nodes and attempts, and do not show the token."""
+    names = {name_of("j", f"j/{node}/secret", "trainer", 0, attempt) for node in (0, 1) for attempt in (0, 1)}
+    assert len(names) == 4 and not any("secret" in name for name in names)
+
+
+def test_variables_that_the_client_obeys_have_another_name_on_the_way() -> None:
+    values = {"RANK": "1", "PATH": "/x", "HOME": "/h", "DOCKER_HOST": "d", "https_proxy": "p", "CLUSTERTOOL_ROLE": "t"}
+    found = passed("podman", spec(), process(), values, AROUND)
+    assert found.env["RANK"] == "1" and found.env["CLUSTERTOOL_ENV_PATH"] == "/x"
+    assert not found.env.keys() & {"PATH", "HOME", "DOCKER_HOST", "https_proxy", "CLUSTERTOOL_ROLE"}
+    assert set(found.names) == set(found.env) and found.env["CLUSTERTOOL_MARK"] == MARK
+    inside = passed("apptainer", spec(), process(), values, AROUND).env
+    assert inside["APPTAINERENV_CLUSTERTOOL_ENV_PATH"] == "/x" and inside["CLUSTERTOOL_MARK"] == MARK
+    assert {name for name in inside if not name.startswith("APPTAINERENV_")} == {"CLUSTERTOOL_MARK"}
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash", "busybox"])
+def test_program_in_the_image(tmp_path: Path, shell: str) -> None:
+    """Renamed variables, the image's own ones of launchers, libraries, log, pid, umask, PRELUDE."""
+    found = shutil.which(shell)
+    if found is None:
+        pytest.skip(f"no {shell} here")
+    folder = tmp_path / "JOBj1"
+    (folder / "log/attempt3").mkdir(parents=True)
+    (folder / ".clustertool").mkdir()
+    main = folder / ".clustertool/main-trainer-5"
+    main.write_text("-" * 15 + "\n")
+    values = {"PATH": "/usr/bin:/bin", "HOME": "a 'b' $c\nd", "RANK": "1", "SLURM_JOB_ID": "5", "CLUSTERTOOL_RANK": "5"}
+    where = spec(job_dir=str(folder), ld_library_path="/lib/conf", prelude="export LATE=prelude")
+    rank = process("sh", "-c", 'env -0 >env; umask; echo "pid $$ $1"', "x", "two words")
+    given = passed("podman", where, rank, values, AROUND)
+    image = {"PATH": "/bin", "HOME": "/image", "LD_LIBRARY_PATH": "/lib/image", "SLURM_PROCID": "1", "LOCAL_RANK": "2"}
+    image.update({"OWN": "SLURM_X y\nexport PMI_RANK='1", "PMIX_A": "1", "MASTER_ADDR": "image"})
+    argv = command(container(), where, rank, given.names, AROUND)
+    start = ["sh"] if shell == "busybox" else []
+    inside = argv[argv.index("-c") :]
+    subprocess.run([found, *start, *inside], env={**image, **given.env}, cwd=tmp_path, check=True, timeout=30)
+    pid = main.read_text().splitlines()[0]
+    assert (folder / "log/attempt3/workerlog.5").read_text() == f"0027\npid {pid} two words\n"
+    env = dict(item.split("=", 1) for item in (tmp_path / "env").read_text().split("\0") if item)
+    for name in ("_", "PWD", "SHLVL", "OLDPWD", "CLUSTERTOOL_MARK"):
+        env.pop(name, None)
+    wanted = {**values, "LD_LIBRARY_PATH": "/lib/conf:/lib/image", "OWN": image["OWN"], "LATE": "prelude"}
+    assert env == wanted
+
+
+def test_removal() -> None:
+    argv = removal("docker", "/usr/bin/docker", MARK)
+    assert argv[-2:] == ["/usr/bin/docker", f"label=clustertool.place={place_of(MARK)}"]
+    assert removal("apptainer", "/usr/bin/apptainer", MARK) == []
