@@ -82,12 +82,6 @@ def test_without_root() -> None:
     assert "--group-add=keep-groups" not in line(rootless=True, options=["--group-add", "44"])
 
 
-def test_apptainer() -> None:
-    found = line(runtime="apptainer", program="/usr/bin/apptainer", image="/img.sif", volumes=["/data:/data"])
-    start = ["/usr/bin/apptainer", "exec", "--cleanenv", "--no-home", "--pwd=/root/JOBj1"]
-    assert found == [*start, "--bind=/root/JOBj1:/root/JOBj1", "--bind=/data:/data", "/img.sif", "sh", *PROGRAM]
-
-
 def test_names() -> None:
     """The name and the label differ between nodes and attempts, and do not show the token."""
     names = {name_of("j", f"j/{node}/secret", "trainer", 0, attempt) for node in (0, 1) for attempt in (0, 1)}

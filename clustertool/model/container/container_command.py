@@ -152,7 +152,7 @@ def _user(container: ContainerSpec) -> List[str]:
     if container["rootless"]:  # root in such a container is the user on the node
         if container["runtime"] != PODMAN:
             return ["--user=0:0"]
-        # The user\'s groups, if the OCI runtime is crun: it allows no other group next to them.
+        # The user's groups, if the OCI runtime is crun: it allows no other group next to them.
         kept = len(groups) > 1 and not any(option.startswith("--group-add") for option in container["options"])
         return ["--userns=keep-id", *(["--group-add=keep-groups"] if kept else [])]
     return [f"--user={user}:{groups[0]}", *(f"--group-add={group}" for group in groups[1:])]
