@@ -41,14 +41,14 @@ class ImageDistribution:
     # -- each node pulls it --
 
     def _from_registry(self) -> Images:
-        found = dict(self._inspect(self._settings.image, self._settings.runtime))
+        found = dict(self._inspect(self._settings.image))
         lacking = [node for node, answer in found.items() if not answer["image_id"]]
         pulling = list(found) if self._settings.pull == "always" else lacking
         if self._settings.pull == "never":
             self._require_none(lacking)
             return found
-        request = PULL_IMAGE(self._request(self._settings.image))
-        pulled = self._ask("image: pull", dict.fromkeys(pulling, request), commands.PULLS_AT_ONCE)
+        requests = {node: PULL_IMAGE(self._request(node, self._settings.image)) for node in pulling}
+        pulled = self._ask("image: pull", requests, commands.PULLS_AT_ONCE)
         return {**found, **pulled.all()}
 
     def _require_none(self, lacking: Sequence[int]) -> None:
@@ -66,7 +66,7 @@ class ImageDistribution:
         if commands.is_file(settings.image):
             saved = self._save(local, commands.COPY_FILE)
             return self._send(saved, self._facts, self._facts)
-        found = dict(self._inspect(local.id, settings.runtime))
+        found = dict(self._inspect(local.id))
         lacking = [node for node, answer in found.items() if answer["image_id"] != local.id]
         if not lacking:
             return found
@@ -77,7 +77,7 @@ class ImageDistribution:
             raise ConfigError(what, "apptainer build FILE.sif IMAGE, and give the path of that file as the image")
         saved = self._save(local, kind)
         if saved.id != local.id:  # the form of the archive has another one
-            again = self._inspect(saved.id, settings.runtime, lacking)
+            again = self._inspect(saved.id, lacking)
             found.update(again)
             lacking = [node for node in lacking if not again[node]["image_id"]]
         facts = {node: self._facts[node] for node in lacking}
@@ -115,8 +115,11 @@ class ImageDistribution:
 
     def _load(self, facts: ByNode, release: str, kind: str, id: str, size: int) -> Images:
         order = {"release": release, "kind": kind, "image_id": id, "bytes": size}
-        request = LOAD_IMAGE({**self._request(self._settings.image), **order})  # type: ignore[typeddict-item]
-        loaded = self._ask("image: load", dict.fromkeys(facts, request)).all()
+        requests = {
+            node: LOAD_IMAGE({**self._request(node, self._settings.image), **order})  # type: ignore[typeddict-item]
+            for node in facts
+        }
+        loaded = self._ask("image: load", requests).all()
         expected = release if kind == commands.COPY_FILE else id
         wrong = {node: answer["image_id"] for node, answer in loaded.items() if answer["image_id"] != expected}
         text = f"the image has the id {{!r}} there after it was loaded, and {expected!r} here"
@@ -125,12 +128,14 @@ class ImageDistribution:
 
     # -- requests --
 
-    def _request(self, image: str, runtime: str = "") -> ImageRequest:
-        return {"runtime": runtime or self._settings.runtime, "image": image}
+    def _request(self, node: int, image: str) -> ImageRequest:
+        """The runtime is the one that the node has chosen; a node that was not asked chooses it now."""
+        known = self._facts[node].container
+        return {"runtime": known.runtime if known and known.runtime else self._settings.runtime, "image": image}
 
-    def _inspect(self, image: str, runtime: str, nodes: Sequence[int] | None = None) -> Images:
+    def _inspect(self, image: str, nodes: Sequence[int] | None = None) -> Images:
         asked = self._facts if nodes is None else nodes
-        return self._fleet.ask(dict.fromkeys(asked, INSPECT_IMAGE(self._request(image, runtime)))).all()
+        return self._fleet.ask({node: INSPECT_IMAGE(self._request(node, image)) for node in asked}).all()
 
     def _ask(
         self, phase: str, requests: Mapping[int, Request[ImageAnswer]], width: int | None = None

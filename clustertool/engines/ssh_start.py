@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 
 from clustertool.engines import earlier_work, preflight
-from clustertool.engines.base import Starter, Submission, Submitted
+from clustertool.engines.base import Engine, Starter, Submission, Submitted
 from clustertool.engines.caller import pause
 from clustertool.engines.image_distribution import ImageDistribution
-from clustertool.engines.job_request import check_ranks, make_plan
+from clustertool.engines.job_request import RunRequest, check_ranks, make_plan
 from clustertool.engines.job_toml import job_toml
 from clustertool.engines.plan_again import Kinds, start_again
 from clustertool.engines.preflight import Examined
 from clustertool.engines.send_workspace import needs, portions, send
-from clustertool.errors import ClustertoolError, DeviceInUse, PortInUse, only, raise_all, singles
+from clustertool.errors import ClustertoolError, DeviceInUse, PortInUse, PreflightError, only, raise_all, singles
 from clustertool.fleet import node_bundle, shared_roots, stored_hosts
 from clustertool.fleet.fleet import Answers, Fleet, carry_out, devices_of, module_request
 from clustertool.fleet.identity import identity, job_id
+from clustertool.model.checks.container_findings import different
 from clustertool.model.config.job import read_job, resumes
-from clustertool.model.container.container_settings import NO_CONTAINER, ContainerSettings
+from clustertool.model.container.container_settings import APPTAINER, NO_CONTAINER, ContainerSettings
 from clustertool.model.facts import ByNode, read_facts, with_devices
 from clustertool.model.job.stop_result import StopResult, read_result, read_undo
 from clustertool.model.planning import requests
-from clustertool.model.planning.plan import Plan, given_facts, needs_probe
+from clustertool.model.planning.plan import Plan, given_facts, needs_probe, with_containers
 from clustertool.model.quantities import count
 from clustertool.model.roles import role_name
 from clustertool.model.wire.agent_requests import ProbeWanted
@@ -35,6 +37,10 @@ Undone = dict[int, StopResult]  # by node
 
 class SshStart(Starter):
     """prepare() opens the engine's fleet, unless --dry needs no fact of the nodes."""
+
+    def __init__(self, engine: Engine, request: RunRequest) -> None:
+        super().__init__(engine, request)
+        self._image_files: dict[int, str] = {}  # by node: the .sif file that was brought there
 
     @property
     def _fleet(self) -> Fleet:
@@ -54,7 +60,7 @@ class SshStart(Starter):
         """The plan of the submission, or a later one if another job took one of its ports between probe and claim."""
         assert submission.plan is not None
         made = submission.plan
-        self._bring_image(made)
+        made = self._bring_image(made)
         releases = self._dispatch(made)
         self._send_nvml(made)
         made = self._start(made, releases)
@@ -106,7 +112,9 @@ class SshStart(Starter):
 
     def _examine_again(self) -> ByNode:
         again: ProbeWanted = {"job_workspace": self._request.options.job_workspace}
-        gathered = preflight.probe(self._fleet, self._with_mpi(again))
+        spec, files = self._request.spec, self._image_files
+        asked = preflight.with_container(self._with_mpi(again), spec.container if spec else NO_CONTAINER, files)
+        gathered = preflight.probe(self._fleet, asked)
         facts = {node: read_facts(node, answer) for node, answer in gathered.all().items()}
         return self._in_use(shared_roots.confirm(self._fleet, facts))
 
@@ -163,10 +171,23 @@ class SshStart(Starter):
         raise_all(list(sent.failed.values()))
         return {node: portion.release for node, portion in shares.items()}
 
-    def _bring_image(self, made: Plan) -> None:
-        spec = self._request.spec
-        if spec is not None and spec.container:
-            ImageDistribution(self._engine.caller, self._fleet, spec.container, _facts(made)).run()
+    def _bring_image(self, made: Plan) -> Plan:
+        """The plan with the image that each node has afterwards. Raises an error where these are different ones."""
+        request, spec = self._request, self._request.spec
+        if spec is None or not spec.container:
+            return made
+        images = ImageDistribution(self._engine.caller, self._fleet, spec.container, _facts(made)).run()
+        planned = {node.host.index: node.container["image"] for node in made.nodes if node.container}
+        if planned == {node: image["image_id"] for node, image in images.items()}:  # nothing was brought
+            return made
+        self._image_files = {n: image["image"] for n, image in images.items() if image["runtime"] == APPTAINER}
+        request.spec = replace(spec, container=replace(spec.container, pull="missing"))  # for a later plan, too
+        facts = self._examine_again()
+        names = {node: self._fleet.name(node) for node in facts}
+        known = {node: fact.container for node, fact in facts.items() if fact.container and fact.container.image_id}
+        wrong = different(known, names)
+        raise_all([PreflightError(one.text, one.fix, names[node]) for node, one in wrong.items()])
+        return with_containers(replace(made, job=request.spec), facts)
 
     def _send_nvml(self, made: Plan) -> None:
         """To nodes of which the job has NVIDIA's cards, and which do not have it: what the cards do is recorded with it."""

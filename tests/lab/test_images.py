@@ -122,6 +122,28 @@ def test_the_laptop_sends_an_image_once_and_a_changed_layer_alone(nodes, contain
     assert three.lab.sent() - before < MIB
 
 
+def test_a_job_runs_the_image_that_was_sent_for_it(nodes, container_image: Path) -> None:
+    """Nodes have an older image of the same name, and one has none: status names the new one, which all ranks have."""
+    two, laptop = nodes(2)
+    two.conf(IMAGE_FROM="laptop", CONTAINER=containers.settings(pull="missing"))
+    job = two.workspace("train")
+    (job / "job.toml").write_text('[trainer]\ncommand = ["ls", "/"]\n')
+    laptop.make_image(container_image)
+    for layers in ((), (1,)):
+        newest = laptop.make_image(container_image, *layers)
+        laptop.inv("run", "-w", "train", "--all-ranks", timeout=240).ends(0)
+        assert ids(two) == [newest] * 2
+        log = two.inv("logs", "--all-ranks").ends(0).out
+        assert log.count("data0") == 2 * len(layers)
+        found = two.inv("status", "--json").ends(0).json["container"]
+        assert (found["image"], found["runtime"]) == (IMAGE, "podman")
+        assert found["digest"].startswith("sha256:") and "," not in found["digest"]
+        assert f"image:    {IMAGE} ({found['digest']}), podman" in two.inv("status").ends(0).out
+        assert two.inv("report", "--json", "--to", "report.html").ends(0).json["container"] == found
+        assert found["digest"] in (two.folder / "report.html").read_text()
+        podman(two, 1, "rmi", "--force", IMAGE) if not layers else None
+
+
 # -- from a registry
 
 

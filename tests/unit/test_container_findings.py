@@ -16,7 +16,7 @@ from clustertool.model.facts import Facts, read_facts
 from clustertool.model.finding import Finding, Seen
 from clustertool.model.job.job_container import container_of
 from clustertool.model.planning import requests
-from clustertool.model.planning.plan import as_dict, needs_probe
+from clustertool.model.planning.plan import as_dict, needs_probe, with_containers
 from tests.unit.cases import cluster_of, facts_of, hosts, job_of, plan_of
 
 ID, OTHER_ID = "a" * 64, "b" * 64
@@ -40,9 +40,13 @@ SETTINGS = ContainerSettings("a:1", volumes=("/d:/d",))
 
 
 def findings(
-    *facts: ContainerFacts, settings: ContainerSettings = SETTINGS, checks_off: Any = (), **each: Any
+    *facts: ContainerFacts,
+    settings: ContainerSettings = SETTINGS,
+    checks_off: Any = (),
+    IMAGE_FROM: str = "registry",
+    **each: Any,
 ) -> List[Finding]:
-    cluster = cluster_of(hosts(len(facts)), CHECKS_OFF=list(checks_off))
+    cluster = cluster_of(hosts(len(facts)), CHECKS_OFF=list(checks_off), IMAGE_FROM=IMAGE_FROM)
     known = {n: replace(fact, container=facts[n]) for n, fact in facts_of(cluster, **each).items()}
     found = check(cluster, known, Seen(), container=settings)
     return [finding for finding in found if finding.column == "container"]
@@ -99,6 +103,9 @@ def test_different_images_are_an_error_that_names_the_groups() -> None:
     pulled = replace(SETTINGS, pull="always")
     assert {one.level for one in findings(GOOD, other, settings=pulled)} == {"ok"}
     assert {one.level for one in findings(GOOD, ABSENT)} == {"ok"}
+    assert {one.level for one in findings(GOOD, other, IMAGE_FROM="laptop")} == {"ok"}
+    never = replace(SETTINGS, pull="never")
+    assert "error" in {one.level for one in findings(GOOD, other, settings=never, IMAGE_FROM="laptop")}
 
 
 def test_the_same_image_with_another_digest_is_no_error() -> None:
@@ -210,6 +217,13 @@ def test_one_digest_names_the_image_of_all_nodes() -> None:
     assert [node.container["digest"] for node in made.nodes] == [f"sha256:{ID}"] * 2
     made = planned(GOOD, ABSENT)
     assert [node.container["digest"] for node in made.nodes] == [DIGEST, ""]
+
+
+def test_a_plan_gets_the_image_that_was_brought() -> None:
+    made = planned(GOOD, ABSENT)
+    later = {node: replace(fact, container=GOOD) for node, fact in facts_of(made.cluster).items()}
+    found = [node.container for node in with_containers(made, later).nodes]
+    assert [(one["image"], one["digest"]) for one in found] == [(ID, DIGEST)] * 2
 
 
 def test_a_node_without_a_runtime_cannot_be_planned() -> None:

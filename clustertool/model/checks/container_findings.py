@@ -48,7 +48,8 @@ def container_findings(cluster: Cluster, settings: ContainerSettings, facts: ByN
         if one.runtime and _wants_gpus(cluster, settings, facts[node]):
             verdicts += _gpus(one)
         found += [Finding(node, COLUMN, *verdict) for verdict in verdicts]
-    if settings.pull != "always":
+    sent = cluster.image_from == "laptop" and settings.pull != "never"  # all nodes get that of the laptop
+    if settings.pull != "always" and not sent:
         names = {host.index: host.name for host in cluster.hosts}
         here = {node: one for node, one in known.items() if one.image_id}
         found += [Finding(node, COLUMN, *verdict) for node, verdict in different(here, names).items()]

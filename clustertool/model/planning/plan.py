@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from clustertool.errors import DataError, raise_all
@@ -118,6 +118,12 @@ def plan(
         extra.append((servers[0].node, chosen.gloo))
     lead = (table.addresses[0], chosen.lead)
     return Plan(identity, cluster, job, nodes, lead, tuple(extra), _warnings(table))
+
+
+def with_containers(made: Plan, facts: ByNode) -> Plan:
+    """The plan with the containers that follow from later facts, after the image was brought to nodes."""
+    found = containers(made.cluster, made.job.container, facts)
+    return replace(made, nodes=tuple(replace(node, container=found.get(node.host.index)) for node in made.nodes))
 
 
 def _seats(cluster: Cluster, job: JobSpec, facts: ByNode, job_id: str = "") -> Tuple[Tuple[str, ...], Tuple[Seat, ...]]:
