@@ -21,7 +21,8 @@ from clustertool.fleet.fleet import Answers, Fleet, carry_out, devices_of, modul
 from clustertool.fleet.identity import identity, job_id
 from clustertool.model.checks.container_findings import different
 from clustertool.model.config.job import read_job, resumes
-from clustertool.model.container.container_settings import APPTAINER, NO_CONTAINER, ContainerSettings
+from clustertool.model.container.container_names import APPTAINER
+from clustertool.model.container.container_settings import NO_CONTAINER, ContainerSettings
 from clustertool.model.facts import ByNode, read_facts, with_devices
 from clustertool.model.job.stop_result import StopResult, read_result, read_undo
 from clustertool.model.planning import requests

@@ -23,7 +23,15 @@ _ROOT = Path(__file__).resolve().parents[1]
 _LAPTOP = (
     "earlier_jobs engine_node facts finding implementation late_pieces launch_command mpi_options mpi_rank".split()
 )
-_LAPTOP += ["container_facts", "container_options", "job_container", "portions", "scheduler", "stop_result"]
+_LAPTOP += [
+    "container_facts",
+    "container_options",
+    "container_settings",
+    "job_container",
+    "portions",
+    "scheduler",
+    "stop_result",
+]
 _MODEL = ("", "container/", "devices/", "dispatch/", "job/", "mpi/", "mpirun/", "wire/")
 _FILES = ("__init__.py", "errors.py", "node/**/*.py", *(f"model/{folder}*.py" for folder in _MODEL))
 _JOIN = "join"  # the folder of node/ that only nodes need which no laptop starts

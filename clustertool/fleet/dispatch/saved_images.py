@@ -19,7 +19,7 @@ from platformdirs import user_cache_path
 from clustertool.errors import DispatchError, NotFound
 from clustertool.fleet.dispatch.workspace import Workspace, read_workspace
 from clustertool.model.container import image_commands as commands
-from clustertool.model.container.container_settings import APPTAINER, AUTO, DOCKER, PODMAN
+from clustertool.model.container.container_names import APPTAINER, AUTO, DOCKER, PODMAN
 from clustertool.model.quantities import human_bytes
 from clustertool.node.container import image_program, image_store
 

@@ -7,7 +7,8 @@ from typing import Dict, List, Mapping, NamedTuple, Sequence
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.container.container_devices import CHOSEN
 from clustertool.model.container.container_facts import ContainerFacts
-from clustertool.model.container.container_settings import APPTAINER, DOCKER, PODMAN, ContainerSettings
+from clustertool.model.container.container_names import APPTAINER, DOCKER, PODMAN
+from clustertool.model.container.container_settings import ContainerSettings
 from clustertool.model.container.runtime_output import CDI, HOOK
 from clustertool.model.facts import ByNode, Facts
 from clustertool.model.finding import Finding

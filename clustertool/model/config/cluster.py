@@ -9,7 +9,8 @@ from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 from clustertool.errors import ConfigError
 from clustertool.model.config.container_keys import read_conf
 from clustertool.model.config.hosts import Host, read_hosts, valid_user, variables
-from clustertool.model.container.container_settings import IMAGE_SOURCES, ContainerSettings
+from clustertool.model.container.container_names import IMAGE_SOURCES
+from clustertool.model.container.container_settings import ContainerSettings
 from clustertool.model.finding import COLUMNS
 from clustertool.model.quantities import DURATIONS, HIGHEST_PORT, seconds_of, whole
 

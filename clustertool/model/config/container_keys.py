@@ -12,15 +12,9 @@ from typing import Callable, Dict, Mapping, Optional, Tuple, Type
 
 from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
 from clustertool.model.config.job_tables import Toml
+from clustertool.model.container.container_names import APPTAINER, AUTO, PULLS, RUNTIMES, only_for_apptainer
 from clustertool.model.container.container_options import refused
-from clustertool.model.container.container_settings import (
-    APPTAINER,
-    AUTO,
-    PULLS,
-    RUNTIMES,
-    ContainerSettings,
-    only_for_apptainer,
-)
+from clustertool.model.container.container_settings import ContainerSettings
 
 _VOLUME = re.compile(r"(/|[A-Za-z0-9])[^:]*:/[^:]*(:[A-Za-z0-9_,=-]+)?")
 

@@ -10,7 +10,7 @@ import hashlib
 from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from clustertool.model.container.container_devices import device_options
-from clustertool.model.container.container_settings import APPTAINER, DOCKER, PODMAN
+from clustertool.model.container.container_names import APPTAINER, DOCKER, PODMAN
 from clustertool.model.launcher_variables import patterns
 from clustertool.model.paths import JobPaths
 

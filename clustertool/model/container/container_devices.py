@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Sequence, Tuple
 
-from clustertool.model.container.container_settings import APPTAINER, DOCKER
+from clustertool.model.container.container_names import APPTAINER, DOCKER
 
 # kind -> (patterns of device files and of their folders, files and folders of the driver that programs load)
 FILES: Dict[str, Tuple[Tuple[str, ...], Tuple[str, ...]]] = {

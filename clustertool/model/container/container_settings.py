@@ -5,12 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Tuple
 
-AUTO = "auto"
-DOCKER, PODMAN, APPTAINER = "docker", "podman", "apptainer"
-RUNTIMES = (AUTO, DOCKER, PODMAN, APPTAINER)
-PULLS = ("missing", "always", "never")
-_OF_APPTAINER = ("/", "docker://", "docker-archive://", "library://", "oras://", "shub://", "oci://", "oci-archive://")
-IMAGE_SOURCES = ("laptop", "first", "registry")  # IMAGE_FROM
+from clustertool.model.container.container_names import AUTO, PULLS
 
 
 @dataclass(frozen=True)
@@ -31,8 +26,3 @@ class ContainerSettings:
 
 
 NO_CONTAINER = ContainerSettings()
-
-
-def only_for_apptainer(image: str) -> bool:
-    """Whether the name of an image is the path of a .sif file, or an address as only apptainer has it."""
-    return image.startswith(_OF_APPTAINER)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import List, Sequence
 
-from clustertool.model.container.container_settings import APPTAINER, DOCKER, PODMAN
+from clustertool.model.container.container_names import APPTAINER, DOCKER, PODMAN
 
 COPY_DIR, COPY_ARCHIVE, COPY_FILE = "dir", "archive", "file"
 SIF = "image.sif"  # the only file of a COPY_FILE

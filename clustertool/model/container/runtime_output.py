@@ -1,12 +1,12 @@
 """What container runtimes print about themselves and about images, as the probe reads it. Pure: text in, values out."""
 
-from __future__ import annotations
+# Without `annotations` from __future__: with it, typing would compile each type of a NamedTuple (decision 26).
 
 import json
 import re
 from typing import Dict, List, Mapping, NamedTuple, Tuple
 
-from clustertool.model.container.container_settings import APPTAINER, AUTO, DOCKER, PODMAN, only_for_apptainer
+from clustertool.model.container.container_names import APPTAINER, AUTO, DOCKER, PODMAN, only_for_apptainer
 
 CDI, HOOK = (
     "cdi",

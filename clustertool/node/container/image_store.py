@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO, Callable, Iterator, Tuple
 from clustertool.errors import DispatchError, NotFound
 from clustertool.model import paths
 from clustertool.model.container import image_commands as commands
-from clustertool.model.container.container_settings import APPTAINER, AUTO, DOCKER, PODMAN
+from clustertool.model.container.container_names import APPTAINER, AUTO, DOCKER, PODMAN
 from clustertool.model.dispatch import manifest
 from clustertool.model.hints import PROGRAM
 from clustertool.model.quantities import human_bytes

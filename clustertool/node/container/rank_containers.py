@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Dict, FrozenSet, Iterable, List, Mapping, Opti
 
 from clustertool.model.container import container_command, container_devices
 from clustertool.model.container.container_command import Surroundings
-from clustertool.model.container.container_settings import PODMAN
+from clustertool.model.container.container_names import PODMAN
 from clustertool.model.launcher_variables import of_allocation
 from clustertool.model.paths import JobPaths
 from clustertool.node.container.container_removal import Removal

@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING, Dict, List, Tuple
 
 from clustertool.model.container import runtime_output
-from clustertool.model.container.container_settings import APPTAINER, PODMAN
+from clustertool.model.container.container_names import APPTAINER, PODMAN
 from clustertool.model.container.runtime_output import CDI, HOOK, Image, Runtime
 from clustertool.node.system import programs, users
 

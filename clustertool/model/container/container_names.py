@@ -1,0 +1,15 @@
+"""Names of container runtimes and of settings. Apart from the settings, so that a node imports no dataclass for a name."""
+
+from __future__ import annotations
+
+AUTO = "auto"
+DOCKER, PODMAN, APPTAINER = "docker", "podman", "apptainer"
+RUNTIMES = (AUTO, DOCKER, PODMAN, APPTAINER)
+PULLS = ("missing", "always", "never")
+IMAGE_SOURCES = ("laptop", "first", "registry")  # IMAGE_FROM
+_OF_APPTAINER = ("/", "docker://", "docker-archive://", "library://", "oras://", "shub://", "oci://", "oci-archive://")
+
+
+def only_for_apptainer(image: str) -> bool:
+    """Whether the name of an image is the path of a .sif file, or an address as only apptainer has it."""
+    return image.startswith(_OF_APPTAINER)
