@@ -13,13 +13,15 @@ that podman needs to run in a namespace. The image has a shell and some programs
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -256,3 +258,13 @@ def no_containers(
         return [*living, *(name for node in nodes for user in users for name in containers(site, node, user))]
 
     until(lambda: not left(), seconds, lambda: f"these to end: {left()}")
+
+
+@contextlib.contextmanager
+def oom_kills(happen: bool) -> Iterator[None]:
+    """Keep tests in which the kernel kills for memory apart from those in which it must not have: it counts them for the whole
+    machine, so a rank that dies of SIGKILL meanwhile is reported as out of memory.
+    """
+    with open(__file__, encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if happen else fcntl.LOCK_SH)
+        yield

@@ -361,6 +361,7 @@ def test_an_option_that_the_runtime_refuses(site: LabSite) -> None:
 
 
 def test_a_rank_beyond_its_memory_limit(site: LabSite) -> None:
-    done = one_rank(site, "sh train.sh", text=TAKES_MEMORY, options=["--memory", "100m"])
+    with containers.oom_kills(True):
+        done = one_rank(site, "sh train.sh", text=TAKES_MEMORY, options=["--memory", "100m"])
     done.ends(137)
     assert re.search("trainer 0 on node0 ended with signal 9 .*memory", done.err)

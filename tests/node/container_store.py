@@ -61,7 +61,9 @@ def _program(name: str) -> str:
 def open_podman(top: Path) -> Iterator[Store]:
     containers.demand()
     (top / "storage.conf").write_text(_STORAGE.format(top=top))
-    (top / "containers.conf").write_text(containers.SETTINGS)
+    # Locks and state of its own: `system reset` would remove those of the tests beside it.
+    private = f'lock_type = "file"\ntmp_dir = "{top}/tmp"\n'
+    (top / "containers.conf").write_text(containers.SETTINGS.replace("[engine]\n", f"[engine]\n{private}"))
     env = {"CONTAINERS_STORAGE_CONF": f"{top}/storage.conf", "CONTAINERS_CONF": f"{top}/containers.conf"}
     made = Store(env, _program("podman"))
     made.fill(top)
@@ -119,7 +121,10 @@ def open_docker(top: Path) -> Iterator[Store]:
 
 
 def below(pid: int) -> list[int]:
-    """The descendants of a process."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    children = [int(text) for task in tasks for text in (task / "children").read_text().split()]
+    """The descendants of a process, without those that end meanwhile."""
+    children = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                children += [int(text) for text in (task / "children").read_text().split()]
     return [one for child in children for one in (child, *below(child))]
