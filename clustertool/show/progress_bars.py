@@ -33,6 +33,31 @@ _STYLES = {"done": "green", "receiving": "", "waiting": "dim", "failed": "red"} 
 _DRAWN: Any = {"transient": True, "redirect_stdout": False, "redirect_stderr": False}
 
 
+class _Picture:
+    """A picture on a terminal, drawn again eight times a second from open() to close(). Without a terminal there is none."""
+
+    def __init__(self, terminal: Terminal, draw: Callable[[], RenderableType]) -> None:
+        self._terminal, self._draw = terminal, draw
+        self._live: Live | None = None
+
+    def open(self) -> None:
+        if not self._terminal.is_terminal:
+            return
+        console = self._terminal.console()
+        self._live = Live(
+            console=console, get_renderable=self._draw, refresh_per_second=8, vertical_overflow="crop", **_DRAWN
+        )
+        self._terminal.divert(lambda text: console.print(Text.from_ansi(text.rstrip("\n")), soft_wrap=True))
+        self._live.start(refresh=True)
+
+    def close(self) -> None:
+        if self._live is not None:
+            try:
+                self._live.stop()
+            finally:
+                self._terminal.divert(None)
+
+
 @dataclass
 class _Node:
     """How far one node is: `got` of `size` bytes; `why` it failed."""
@@ -72,21 +97,16 @@ class DispatchProgress:
         self._samples: deque[tuple[float, float]] = deque()
         self._printed_at = clock()
         self._start = self._printed_at if since is None else since
-        self._live: Live | None = None
+        self._picture = _Picture(terminal, self._draw)
         self.between = 0  # bytes from node to node, known at the end
 
     def __enter__(self) -> DispatchProgress:
         self._samples.append((self._start, 0.0))
-        if self._terminal.is_terminal:
-            self._open()
+        self._picture.open()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._live is not None:
-            try:
-                self._live.stop()
-            finally:
-                self._terminal.divert(None)
+        self._picture.close()
         with self._lock:
             text = self._summary(self._clock() - self._start, kind is not None)
         self._print(f"dispatch: {text}")
@@ -154,15 +174,7 @@ class DispatchProgress:
         left = f", {human_seconds((total - sent) / rate)} left" if rate and sent < total else ""
         return f"{human_bytes(rate)}/s{left}"
 
-    def _open(self) -> None:
-        console = self._terminal.console()
-        self._live = Live(
-            console=console, get_renderable=self._picture, refresh_per_second=8, vertical_overflow="crop", **_DRAWN
-        )
-        self._terminal.divert(lambda text: console.print(Text.from_ansi(text.rstrip("\n")), soft_wrap=True))
-        self._live.start(refresh=True)
-
-    def _picture(self) -> RenderableType:
+    def _draw(self) -> RenderableType:
         """Bars for the uplink, the nodes and a few of them, or many nodes folded by state."""
         printable, few = self._terminal.printable, len(self._nodes) <= _FEW
         grid, states = Table.grid(padding=(0, 2, 0, 0)), Text(no_wrap=True, overflow="crop")
@@ -259,22 +271,14 @@ class NodeProgress:
         self._done: list[str] = []
         self._failed: list[str] = []
         self._start = self._printed_at = clock()
-        self._live: Live | None = None
+        self._picture = _Picture(terminal, self._draw)
 
     def __enter__(self) -> NodeProgress:
-        if self._terminal.is_terminal:
-            console = self._terminal.console()
-            self._live = Live(console=console, get_renderable=self._picture, refresh_per_second=8, **_DRAWN)
-            self._terminal.divert(lambda text: console.print(Text.from_ansi(text.rstrip("\n")), soft_wrap=True))
-            self._live.start(refresh=True)
+        self._picture.open()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._live is not None:
-            try:
-                self._live.stop()
-            finally:
-                self._terminal.divert(None)
+        self._picture.close()
         with self._lock:
             took = human_seconds(self._clock() - self._start)
             failed = f", failed: {fold(self._failed)}" if self._failed else ""
@@ -302,13 +306,12 @@ class NodeProgress:
         all_ = len(self._names)
         return count(all_, "node") if len(self._done) == all_ else f"{len(self._done)} of {count(all_, 'node')}"
 
-    def _picture(self) -> RenderableType:
+    def _draw(self) -> RenderableType:
         grid = Table.grid(padding=(0, 2, 0, 0))
         with self._lock:
             all_, done = len(self._names), len(self._done)
             left = [name for name in self._names if name not in {*self._done, *self._failed}]
-            bar = ProgressBar(total=all_ or 1, completed=done, width=24, complete_style="cyan", finished_style="green")
             note = f"{done} of {all_}, {human_seconds(self._clock() - self._start)}"
             waits = f"; waiting for {self._terminal.printable(fold(left))}" if left else ""
-        grid.add_row(Text(self._phase), bar, Text(note + waits, no_wrap=True, overflow="crop"))
+        grid.add_row(*_bar(self._phase, done, all_, note + waits))
         return grid

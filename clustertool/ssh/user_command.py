@@ -7,6 +7,7 @@ import re
 import secrets
 import shlex
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,13 @@ def run_user_command(link: Shells, command: str, timeout: float = 0.0, opening: 
     mark = secrets.token_hex(16)
     text = _USER_COMMAND % {"half": mark[:_HALF], "mark": mark, "command": shlex.quote(command)}
     return run_script(link, text.encode("utf-8", "surrogateescape"), mark.encode(), timeout or _NO_END, opening)
+
+
+def run_program(link: Shells, argv: Sequence[str]) -> Completed:
+    """Run a program by /bin/sh on the node, without input, as long as it takes."""
+    mark = secrets.token_hex(16)
+    text = f"printf %s {mark}; printf %s {mark} >&2\nexec {shlex.join(argv)} </dev/null\n"
+    return run_script(link, text.encode("utf-8", "surrogateescape"), mark.encode(), _NO_END)
 
 
 def run_script(link: Shells, text: bytes, mark: bytes, timeout: float, opening: float = _OPENING) -> Completed:

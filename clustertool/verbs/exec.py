@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import secrets
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,12 +26,11 @@ from clustertool.show.table import fold, gather
 from clustertool.ssh import terminal_session
 from clustertool.ssh.connection import SshLink
 from clustertool.ssh.parallel import Gathered, each
-from clustertool.ssh.user_command import Completed, run_script, run_user_command
+from clustertool.ssh.shells import Shells
+from clustertool.ssh.user_command import Completed, run_program, run_user_command
 from clustertool.verbs import signals
 from clustertool.verbs.jobs import opened
 from clustertool.verbs.verb import Call, role_of, seconds, whole
-
-_NO_END = 3600.0 * 24 * 365
 
 
 def exec_(call: Call) -> None:
@@ -184,11 +181,9 @@ def _chosen(status: JobStatus, role: str, rank: int | None, host: str) -> Key:
     return living[0][2], living[0][1]
 
 
-def _without_terminal(link: object, argv: list[str]) -> int:
+def _without_terminal(link: Shells, argv: list[str]) -> int:
     """The program gets no input. Its output is printed when it has ended, byte by byte as it was."""
-    mark = secrets.token_hex(16)
-    text = f"printf %s {mark}; printf %s {mark} >&2\nexec {shlex.join(argv)} </dev/null\n"
-    done = run_script(link, text.encode("utf-8", "surrogateescape"), mark.encode(), _NO_END)  # type: ignore[arg-type]
+    done = run_program(link, argv)
     for stream, data in ((sys.stdout, done.stdout), (sys.stderr, done.stderr)):
         stream.flush()
         stream.buffer.write(data)

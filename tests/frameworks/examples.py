@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -44,6 +45,14 @@ class Example:
 
 def activate(venv: Path) -> str:
     return f". '{venv}/bin/activate'"
+
+
+def digits_job(top: Path, data: Path) -> Path:
+    """A copy of the workspace digits-torch in a folder, with this data."""
+    folder = top / "digits"
+    shutil.copytree(REPO / "workspaces/digits-torch", folder, ignore=shutil.ignore_patterns("data", "output"))
+    shutil.copytree(data, folder / "data")
+    return folder
 
 
 def curve(done: Done, rank: int, name: str = "loss") -> list[float]:

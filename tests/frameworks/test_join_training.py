@@ -10,8 +10,7 @@ import pytest
 
 from clustertool.actions import load_config
 from clustertool.model.config.job import Options
-from tests.cli import REPO
-from tests.frameworks.examples import TIMEOUT, activate, find_venv
+from tests.frameworks.examples import TIMEOUT, activate, digits_job, find_venv
 from tests.lab.conftest import lab, site
 from tests.lab.test_join_machines import by_join
 
@@ -23,9 +22,7 @@ def test_digits_by_ssh_and_by_join(site, digits):
     """The losses of all epochs are equal on all ranks, and the models are the same bytes."""
     venv, three = find_venv("digits-torch"), site(3)
     three.conf(PRELUDE=activate(venv))
-    folder = three.folder / "digits"
-    shutil.copytree(REPO / "workspaces/digits-torch", folder, ignore=shutil.ignore_patterns("data", "output"))
-    shutil.copytree(digits, folder / "data")
+    folder = digits_job(three.folder, digits)
     three.inv("run", "-w", folder, "--job-id", "digits", timeout=TIMEOUT).ends(0)
     by_ssh = learned(three)
     for node in range(3):

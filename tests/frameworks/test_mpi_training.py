@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests import mpi
-from tests.cli import REPO, LabSite
-from tests.frameworks.examples import TIMEOUT, activate, find_venv
+from tests.cli import LabSite
+from tests.frameworks.examples import TIMEOUT, activate, digits_job, find_venv
 from tests.frameworks.test_join_training import learned
 from tests.lab.conftest import lab, site
 from tests.mpi import Mpi
@@ -24,9 +24,7 @@ def test_digits_with_gloo(site: Callable[..., LabSite], digits: Path, kind: Mpi)
     """The ranks connect by MASTER_ADDR. The losses of all epochs are equal on all ranks, and the models are the same bytes."""
     venv = find_venv("digits-torch")
     three = mpi.use(site(3), kind, python=False, prelude=(activate(venv), *kind.prelude(python=False)))
-    folder = three.folder / "digits"
-    shutil.copytree(REPO / "workspaces/digits-torch", folder, ignore=shutil.ignore_patterns("data", "output"))
-    shutil.copytree(digits, folder / "data")
+    folder = digits_job(three.folder, digits)
     found = []
     for mode in ("collective", "mpi"):
         three.inv("run", "-w", folder, "--mode", mode, "--job-id", "digits", timeout=TIMEOUT).ends(0)

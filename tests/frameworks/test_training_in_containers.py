@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests import containers
-from tests.cli import REPO, LabSite
-from tests.frameworks.examples import TIMEOUT, activate, find_venv
+from tests.cli import LabSite
+from tests.frameworks.examples import TIMEOUT, activate, digits_job, find_venv
 from tests.frameworks.test_join_training import learned
 from tests.lab.conftest import lab, site
 
@@ -27,9 +27,7 @@ def test_digits(site: Callable[..., LabSite], tmp_path: Path, container_image: P
     containers.put_image(plain, container_image, users=(user,), nodes=[0])
     containers.copy_image(plain, users=(user,))
     three = containers.UserSite.of(plain, user)
-    folder = three.folder / "digits"
-    shutil.copytree(REPO / "workspaces/digits-torch", folder, ignore=shutil.ignore_patterns("data", "output"))
-    shutil.copytree(digits, folder / "data")
+    folder = digits_job(three.folder, digits)
     found = []
     for image in ("", containers.IMAGE):
         three.conf(PRELUDE=activate(venv), CONTAINER=containers.settings(volumes=containers.python_volumes(venv)))

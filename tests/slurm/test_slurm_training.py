@@ -14,8 +14,8 @@ from typing import NamedTuple
 import pytest
 
 from tests.cases import small_word2vec
-from tests.cli import HELLO, REPO
-from tests.frameworks.examples import TIMEOUT, activate, find_venv, prepare
+from tests.cli import HELLO
+from tests.frameworks.examples import TIMEOUT, activate, digits_job, find_venv, prepare
 from tests.slurm import page
 from tests.slurm.engine_runs import SLURM, SSH, use
 from tests.slurm.slurm_site import SlurmSite
@@ -84,10 +84,8 @@ def test_word2vec(queue: SlurmSite) -> None:
 @pytest.mark.engines
 def test_digits_torch(queue: SlurmSite, tmp_path: Path) -> None:
     """All losses of all epochs are equal."""
-    folder = queue.folder / "digits"
     venv = find_venv("digits-torch")
-    shutil.copytree(REPO / "workspaces/digits-torch", folder, ignore=shutil.ignore_patterns("data", "output"))
-    shutil.copytree(prepare(tmp_path / "digits", "--shards", "6"), folder / "data")
+    folder = digits_job(queue.folder, prepare(tmp_path / "digits", "--shards", "6"))
     ssh, slurm = both(queue, folder, "--nproc-per-node", 1, prelude=activate(venv))
     assert slurm == ssh
     assert [len(losses) for losses in slurm.losses.values()] == [20] * NODES

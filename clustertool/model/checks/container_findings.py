@@ -18,14 +18,8 @@ from clustertool.model.quantities import human_bytes
 
 COLUMN = "container"
 _LITTLE = 2 << 30  # bytes free under which a pull of an image of unknown size is doubtful
-_LIMITED = (
-    "--memory",
-    "-m",
-    "--cpus",
-    "--pids-limit",
-    "--memory-swap",
-    "--cpu-",
-)  # begin options that cgroups carry out
+# Options that cgroups carry out begin with these.
+_LIMITED = ("--memory", "-m", "--cpus", "--pids-limit", "--memory-swap", "--cpu-")
 _SHOWN = 19  # characters of a digest: "sha256:" and twelve more
 _CDI_FIX = "install nvidia-container-toolkit there; as root: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
 _HOOK_FIX = (

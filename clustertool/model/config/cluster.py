@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 from clustertool.errors import ConfigError
 from clustertool.model.config.container_keys import read_conf
 from clustertool.model.config.hosts import Host, read_hosts, valid_user, variables
+from clustertool.model.config.value_readers import one_of
 from clustertool.model.container.container_names import IMAGE_SOURCES
 from clustertool.model.container.container_settings import ContainerSettings
 from clustertool.model.finding import COLUMNS
@@ -83,15 +84,6 @@ def _checks(value: object) -> Tuple[str, ...]:
     return names
 
 
-def _one_of(*allowed: str) -> Callable[[object], str]:
-    def read(value: object) -> str:
-        if value not in allowed:
-            raise ValueError("one of " + ", ".join(allowed))
-        return str(value)
-
-    return read
-
-
 def _key(name: str, read: Callable[[object], Any], default: Any) -> Any:
     """A field of Cluster that conf.py sets by this key. `read` raises ValueError saying what is right."""
     return field(default=default, metadata={"key": name, "read": read})
@@ -104,7 +96,7 @@ class Cluster:
     hosts: Tuple[Host, ...] = field(metadata={"key": "HOSTS", "read": read_hosts})
     engine: str = _key("ENGINE", _text, "")  # what provides the nodes; "": the default of engines/registry.py
     root_dir: str = _key("ROOT_DIR", _text, "~/clustertool")
-    root_dir_group: str = _key("ROOT_DIR_GROUP", _one_of("trusted"), "")  # groups may write to the folders of ROOT_DIR
+    root_dir_group: str = _key("ROOT_DIR_GROUP", one_of("trusted"), "")  # groups may write to the folders of ROOT_DIR
     nic: str = _key("PADDLE_NIC", _text, "")
     pserver_port: int = _key("PADDLE_PORT", _port, 7164)
     pserver_port_given: bool = False
@@ -117,22 +109,22 @@ class Cluster:
     identity_file: str = _key("IDENTITY_FILE", _text, "")
     gateway: str = _key("GATEWAY", _text, "")
     connect_timeout: float = _key("CONNECT_TIMEOUT", _seconds, 10.0)
-    host_keys: str = _key("HOST_KEYS", _one_of(*HOST_KEY_POLICIES), "accept-new")
+    host_keys: str = _key("HOST_KEYS", one_of(*HOST_KEY_POLICIES), "accept-new")
     known_hosts: str = _key("KNOWN_HOSTS", _text, "")
     python: str = _key("PYTHON", _text, "python3")
     prelude: str = _key("PRELUDE", _lines, "")
     env: Tuple[Tuple[str, str], ...] = _key("ENV", variables, ())
     pass_env: Tuple[str, ...] = _key("PASS_ENV", _names, ())
     secrets: Tuple[str, ...] = _key("SECRETS", _names, ())
-    device_kind: str = _key("DEVICE_KIND", _one_of(*DEVICE_KINDS), "auto")
+    device_kind: str = _key("DEVICE_KIND", one_of(*DEVICE_KINDS), "auto")
     # What a rank sees; "": by its devices.
-    device_visibility: str = _key("DEVICE_VISIBILITY", _one_of(*VISIBILITIES), "")
+    device_visibility: str = _key("DEVICE_VISIBILITY", one_of(*VISIBILITIES), "")
     start_port: int = _key("START_PORT", _port, 0)
     lead_port: int = _key("LEAD_PORT", _port, 0)
-    relay: str = _key("RELAY", _one_of("auto", "off"), "auto")
-    dispatch: str = _key("DISPATCH", _one_of(*CARRIERS), "swarm")  # what carries a workspace to the nodes
+    relay: str = _key("RELAY", one_of("auto", "off"), "auto")
+    dispatch: str = _key("DISPATCH", one_of(*CARRIERS), "swarm")  # what carries a workspace to the nodes
     container: ContainerSettings = _key("CONTAINER", read_conf, ContainerSettings())
-    image_from: str = _key("IMAGE_FROM", _one_of(*IMAGE_SOURCES), "registry")  # what brings an image to the nodes
+    image_from: str = _key("IMAGE_FROM", one_of(*IMAGE_SOURCES), "registry")  # what brings an image to the nodes
     # From the first machine that has joined a job until the last; None: by what starts the machines (join_file.py).
     join_timeout: Optional[float] = _key("JOIN_TIMEOUT", _seconds, None)
     loss_timeout: float = _key("LOSS_TIMEOUT", _seconds, 10.0)

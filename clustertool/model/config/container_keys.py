@@ -12,6 +12,7 @@ from typing import Callable, Dict, Mapping, Optional, Tuple, Type
 
 from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
 from clustertool.model.config.job_tables import Toml
+from clustertool.model.config.value_readers import one_of
 from clustertool.model.container.container_names import APPTAINER, AUTO, PULLS, RUNTIMES, only_for_apptainer
 from clustertool.model.container.container_options import refused
 from clustertool.model.container.container_settings import ContainerSettings
@@ -86,15 +87,6 @@ def _image(value: object) -> str:
     return value
 
 
-def _one_of(*allowed: str) -> Callable[[object], str]:
-    def read(value: object) -> str:
-        if value not in allowed:
-            raise ValueError("one of " + ", ".join(allowed))
-        return str(value)
-
-    return read
-
-
 def _texts(value: object) -> Tuple[str, ...]:
     if not isinstance(value, (list, tuple)) or not all(
         isinstance(text, str) and text and "\0" not in text and "\n" not in text for text in value
@@ -116,9 +108,9 @@ def _volumes(value: object) -> Tuple[str, ...]:
 
 _READERS: Dict[str, Callable[[object], object]] = {
     "image": _image,
-    "runtime": _one_of(*RUNTIMES),
+    "runtime": one_of(*RUNTIMES),
     "options": _texts,
     "volumes": _volumes,
-    "pull": _one_of(*PULLS),
+    "pull": one_of(*PULLS),
 }
 assert set(_READERS) == {each.name for each in fields(ContainerSettings)}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Sequence, Tup
 
 from clustertool.model.container.container_devices import device_options
 from clustertool.model.container.container_names import APPTAINER, DOCKER, PODMAN
+from clustertool.model.job.start_error import after_prelude
 from clustertool.model.launcher_variables import patterns
 from clustertool.model.paths import JobPaths
 
@@ -64,15 +65,7 @@ if [ -n "$CLUSTERTOOL_LIBRARIES" ]; then
 fi
 unset CLUSTERTOOL_RUN CLUSTERTOOL_LOG CLUSTERTOOL_MAIN CLUSTERTOOL_UMASK
 unset CLUSTERTOOL_RENAMED CLUSTERTOOL_NAMES CLUSTERTOOL_LIBRARIES
-eval "$CLUSTERTOOL_PRELUDE" || exit 126
-unset CLUSTERTOOL_PRELUDE
-if ! command -v "$1" >/dev/null 2>&1; then
-    echo "clustertool: the command $1 does not exist in the image, or cannot be executed" >&2
-    [ -e "$1" ] && exit 126
-    exit 127
-fi
-exec "$@"
-"""
+""" + after_prelude("clustertool: the command $1 does not exist in the image, or cannot be executed")
 
 
 _LOG = """\

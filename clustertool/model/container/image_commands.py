@@ -12,9 +12,8 @@ from clustertool.model.container.container_names import APPTAINER, DOCKER, PODMA
 
 COPY_DIR, COPY_ARCHIVE, COPY_FILE = "dir", "archive", "file"
 SIF = "image.sif"  # the only file of a COPY_FILE
-PULLS_AT_ONCE = (
-    8  # nodes that pull an image at a time, with IMAGE_FROM = "registry": registries limit clients of one address
-)
+# Nodes that pull an image at a time, with IMAGE_FROM = "registry": registries limit clients of one address.
+PULLS_AT_ONCE = 8
 
 
 def kind_of_copy(runtimes: Sequence[str]) -> str:

@@ -8,10 +8,8 @@ from typing import Dict, List, Mapping, NamedTuple, Tuple
 
 from clustertool.model.container.container_names import APPTAINER, AUTO, DOCKER, PODMAN, only_for_apptainer
 
-CDI, HOOK = (
-    "cdi",
-    "hook",
-)  # how NVIDIA's GPUs get into a container: a specification of CDI, or the hook of NVIDIA's runtime
+# How NVIDIA's GPUs get into a container: a specification of CDI, or the hook of NVIDIA's runtime.
+CDI, HOOK = "cdi", "hook"
 _SIF_MAGIC = b"SIF_MAGIC\0"
 _SIF_LAUNCH, _SIF_ID = 32, slice(48, 64)  # bytes of a .sif file: the length of the first field, and the place of its id
 SIF_HEADER = 128

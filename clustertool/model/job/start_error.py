@@ -1,5 +1,7 @@
-"""The exit code and the reason of a process whose program cannot be started. It is apart from outcome.py, which a probe does
-not need."""
+"""The start of a rank's program: the exit code and the reason where it cannot be started, and the shell script for a prelude.
+
+It is apart from outcome.py, which a probe does not need.
+"""
 
 from __future__ import annotations
 
@@ -13,3 +15,24 @@ def not_started(error: OSError, program: str) -> Tuple[int, str]:
     what = error.filename if error.filename is not None else program
     code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
     return code, f"cannot start {what!r}: {error.strerror}"
+
+
+def after_prelude(missing: str) -> str:
+    """A shell script that runs the prelude, and then becomes the program that its arguments name.
+
+    The prelude travels in the environment and not on the command line, where `ps` shows it. `missing`: the message about a
+    program that is none, in double quotes of the shell, with $1 as its name: a shell's own would name the shell.
+    """
+    return _AFTER_PRELUDE % {"missing": missing, "not_executable": NOT_EXECUTABLE, "not_found": NOT_FOUND}
+
+
+_AFTER_PRELUDE = """\
+eval "$CLUSTERTOOL_PRELUDE" || exit %(not_executable)d
+unset CLUSTERTOOL_PRELUDE
+if ! command -v "$1" >/dev/null 2>&1; then
+    echo "%(missing)s" >&2
+    [ -e "$1" ] && exit %(not_executable)d
+    exit %(not_found)d
+fi
+exec "$@"
+"""

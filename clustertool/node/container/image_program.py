@@ -40,9 +40,11 @@ def run(
     feed writes its stdin, or drain reads its stdout, in a thread. In a thread of the agent there is progress as long as the
     program reads, writes or computes.
     """
-    inner, outer = (
-        (-1, -1) if not (feed or drain) else os.pipe() if feed else os.pipe()[::-1]
-    )  # the program's end, ours
+    inner = outer = -1  # of the stream: the program's end, and ours
+    if feed:
+        inner, outer = os.pipe()
+    elif drain:
+        outer, inner = os.pipe()
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
     stdin, stdout = inner if feed else null, inner if drain else pipe
     try:

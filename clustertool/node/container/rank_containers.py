@@ -128,12 +128,16 @@ def _peak(pid: int) -> int:
 
 
 class RankContainers:
-    """`present`: whether the ranks of this node run in containers. Otherwise nothing else here is used."""
+    """`present`: whether the ranks of this node run in containers. Otherwise there is nothing to remove, and no linger.
+
+    linger: seconds for the runtime's own processes, after those in containers were killed.
+    """
 
     def __init__(self, spec: Spec, job: int) -> None:
         self._spec, self._job = spec, job
         self._container = spec.get("container")
         self.present = self._container is not None
+        self.linger = LINGER if self.present else 0.0
         self.runtime = self._container["runtime"] if self._container else ""
         self.removal = Removal(self._container, spec["mark"])
 
@@ -143,8 +147,10 @@ class RankContainers:
         if self._container and self.runtime == PODMAN and self._container["rootless"]:
             programs.output([self._container["program"], "ps", "--quiet"], _FIRST, cwd="/")
 
-    def begin_stop(self) -> None:
+    def begin_removal(self) -> Removal:
+        """A new one, of the containers of this attempt."""
         self.removal = Removal(self._container, self._spec["mark"])
+        return self.removal
 
     def start(
         self, process: SpecProcess, variables: Mapping[str, str], around: Surroundings

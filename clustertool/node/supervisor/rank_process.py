@@ -9,7 +9,7 @@ import resource
 import subprocess
 from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
-from clustertool.model.job.start_error import not_started
+from clustertool.model.job.start_error import after_prelude, not_started
 from clustertool.model.launcher_variables import of_launcher, of_scheduler, of_task
 from clustertool.node.storage import files
 from clustertool.node.system import child_signals
@@ -19,18 +19,7 @@ if TYPE_CHECKING:
 
 _KEPT = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "PATH")
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
-# The prelude is shell by nature; it travels in the environment and not on the command line, where `ps` shows it.
-# A shell names itself in its messages, so a command that is missing gets a message of its own.
-_WITH_PRELUDE = """\
-eval "$CLUSTERTOOL_PRELUDE" || exit 126
-unset CLUSTERTOOL_PRELUDE
-if ! command -v "$1" >/dev/null 2>&1; then
-    echo "the command $1 does not exist here, or cannot be executed" >&2
-    [ -e "$1" ] && exit 126
-    exit 127
-fi
-exec "$@"
-"""
+_WITH_PRELUDE = after_prelude("the command $1 does not exist here, or cannot be executed")
 
 
 def base_environment(environ: Mapping[str, str]) -> Dict[str, str]:

@@ -87,7 +87,7 @@ class LocalRank:
         """How it ended, when it is reaped. The client of a container exits with 128 + n where signal n ended the program."""
         cpu, memory = round(used.ru_utime + used.ru_stime, 2), used.ru_maxrss << 10
         if self.container is not None:
-            cpu, memory = round(self.container.cpu, 2), self.container.memory
+            cpu, memory = self.container.cpu, self.container.memory
             number = os.WEXITSTATUS(status) - _SIGNALLED if os.WIFEXITED(status) else 0
             status = number if 0 < number < signal.NSIG else status
         return RankEnd(self.pid, status, time.monotonic(), cpu, memory)

@@ -19,7 +19,7 @@ from clustertool.model.paths import OURS
 from clustertool.model.roles import MPI_DAEMON
 from clustertool.model.wire import record_lines
 from clustertool.model.wire.lead_messages import Incarnation, RankExit, is_outdated
-from clustertool.node.container.rank_containers import LINGER, helpers
+from clustertool.node.container.rank_containers import helpers
 from clustertool.node.jobs.descendants import Descendants
 from clustertool.node.jobs.ledger import Ledger
 from clustertool.node.jobs.termination import Shutdown
@@ -429,14 +429,10 @@ class Supervisor:
         self.servers.pending.clear()
         self.record("stopping", why=why)
         running = {pid: rank.main for pid, rank in self.ranks.running.items()}
-        self.ranks.containers.begin_stop()
-        self.shutdown = Shutdown(self.family, self.spec["mark"], grace, running, *self._helpers())
-
-    def _helpers(self) -> Tuple[Any, ...]:
-        """The last arguments of Shutdown."""
-        if not self.ranks.containers.present:
-            return (self.mpirun.helpers,)
-        return (lambda: helpers(self.family.members), LINGER, lambda: self.ranks.containers.removal.turn())
+        containers = self.ranks.containers
+        remove = containers.begin_removal().turn
+        spared = (lambda: helpers(self.family.members)) if containers.present else self.mpirun.helpers
+        self.shutdown = Shutdown(self.family, self.spec["mark"], grace, running, spared, containers.linger, remove)
 
     def release(self) -> None:
         """End what mpirun has started: no rank is left on any node, or the lead is lost."""
