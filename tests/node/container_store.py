@@ -98,7 +98,8 @@ class Docker(Store):
     def kill(self) -> None:
         """The daemon, and containerd, which it has started."""
         for pid in [self.daemon.pid, *below(self.daemon.pid)]:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # containerd ends with the daemon
+                os.kill(pid, signal.SIGKILL)
         self.daemon.wait()
 
     def end(self) -> None:
