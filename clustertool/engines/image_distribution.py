@@ -1,152 +1,198 @@
 """Distribution brings the image of a job's containers to the nodes that lack it, before the job starts (decision 56).
 
-IMAGE_FROM decides where it comes from: each node pulls it ("registry"), or this machine sends it ("laptop").
+IMAGE_FROM decides where it comes from: each node pulls it ("registry"), this machine sends it ("laptop"), or the first node
+that has it does ("first").
 """
 
 from __future__ import annotations
 
+import binascii
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from clustertool.engines.caller import Caller
-from clustertool.engines.send_workspace import portions, send
-from clustertool.errors import ClustertoolError, ConfigError, DispatchError, NotFound, PreflightError, raise_all
+from clustertool.engines.send_workspace import portions, send, send_from
+from clustertool.errors import BadAnswer, ClustertoolError, ConfigError, DispatchError, NotFound, raise_all
 from clustertool.fleet.dispatch import saved_images
-from clustertool.fleet.dispatch.saved_images import LocalImage, SavedImage
+from clustertool.fleet.dispatch.saved_images import LocalImage
+from clustertool.fleet.dispatch.shipment import RemoteShipment
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.container import image_commands as commands
+from clustertool.model.container.container_facts import ContainerFacts
+from clustertool.model.container.container_names import APPTAINER, FIRST, LAPTOP
 from clustertool.model.container.container_settings import ContainerSettings
 from clustertool.model.facts import ByNode
 from clustertool.model.quantities import count, human_bytes
-from clustertool.model.wire.agent_answers import ImageAnswer
+from clustertool.model.wire.agent_answers import ImageAnswer, SavedImageAnswer
 from clustertool.model.wire.agent_requests import ImageRequest
-from clustertool.model.wire.messages import INSPECT_IMAGE, LOAD_IMAGE, PULL_IMAGE, Request
+from clustertool.model.wire.messages import LOAD_IMAGE, PULL_IMAGE, SAVE_IMAGE, Answered, Request
 from clustertool.ssh.parallel import Gathered, each
 
-_SILENCE = 600.0  # seconds in which a node that pulls or loads an image may read and write nothing
-Images = Mapping[int, ImageAnswer]  # by node
+_SILENCE = 600.0  # seconds in which a node that pulls, saves or loads an image may read and write nothing
+_BUILD = "apptainer build FILE.sif IMAGE, and give the path of that file as the image"
+Known = dict[int, ContainerFacts]  # by node
+
+
+@dataclass(frozen=True)
+class _ImageCopy:
+    """A release with the files of an image. image_id: that it has once it was loaded. size: in the store of a runtime."""
+
+    release: str
+    kind: str
+    image_id: str
+    size: int
 
 
 class ImageDistribution:
-    """run() once. facts: of the nodes that get the image."""
+    """run() once. facts: of the nodes that get the image, whose runtimes the probe has found."""
 
     def __init__(self, caller: Caller, fleet: Fleet, settings: ContainerSettings, facts: ByNode) -> None:
         self._caller, self._fleet, self._settings, self._facts = caller, fleet, settings, facts
+        self._known: Known = {node: fact.container or ContainerFacts() for node, fact in facts.items()}
 
-    def run(self) -> Images:
+    def run(self) -> Known:
         """What each node has afterwards. Raises the errors of all nodes together."""
-        if self._fleet.cluster.image_from == "laptop":
-            return self._from_laptop()
-        return self._from_registry()
+        image_from = self._fleet.cluster.image_from
+        if image_from == LAPTOP:
+            self._from_laptop()
+        elif image_from == FIRST:
+            self._from_first()
+        else:
+            lacking = [node for node, one in self._known.items() if not one.image_id]
+            self._pull(list(self._known) if self._settings.pull == "always" else lacking)
+        return self._known
 
-    # -- each node pulls it --
-
-    def _from_registry(self) -> Images:
-        found = dict(self._inspect(self._settings.image))
-        lacking = [node for node, answer in found.items() if not answer["image_id"]]
-        pulling = list(found) if self._settings.pull == "always" else lacking
-        if self._settings.pull == "never":
-            self._require_none(lacking)
-            return found
-        requests = {node: PULL_IMAGE(self._request(node, self._settings.image)) for node in pulling}
-        pulled = self._ask("image: pull", requests, commands.PULLS_AT_ONCE)
-        return {**found, **pulled.all()}
-
-    def _require_none(self, lacking: Sequence[int]) -> None:
-        fix = 'load it there, or set pull = "missing"'
-        what = f"the image {self._settings.image} is not on this node"
-        raise_all([PreflightError(what, fix, self._fleet.name(node)) for node in lacking])
+    def _pull(self, nodes: Sequence[int]) -> None:
+        """Each of the nodes pulls it."""
+        if nodes and self._settings.pull == "never":
+            what = f'the image {self._settings.image} is not there, and pull is "never"'
+            raise_all([NotFound(what, 'set pull to "missing"', self._fleet.name(node)) for node in nodes])
+        requests = {node: PULL_IMAGE(self._request(node)) for node in nodes}
+        self._learn(self._ask("image: pull", requests, commands.PULLS_AT_ONCE).all())
 
     # -- this machine sends it --
 
-    def _from_laptop(self) -> Images:
+    def _from_laptop(self) -> None:
         settings = self._settings
         local = saved_images.find(settings.runtime, settings.image)
-        if settings.pull == "always" and not commands.is_file(settings.image) or not local.id:
+        if not local.id or settings.pull == "always" and not commands.is_file(settings.image):
             local = self._pull_here(local)
-        if commands.is_file(settings.image):
-            saved = self._save(local, commands.COPY_FILE)
-            return self._send(saved, self._facts, self._facts)
-        found = dict(self._inspect(local.id))
-        lacking = [node for node, answer in found.items() if answer["image_id"] != local.id]
+        lacking = [node for node, one in self._known.items() if one.image_id != local.id]
         if not lacking:
-            return found
-        kind = commands.kind_of_copy([local.runtime, *(found[node]["runtime"] for node in lacking)])
-        if kind == commands.COPY_FILE:
-            nodes = [self._fleet.name(node) for node in lacking if found[node]["runtime"] == "apptainer"]
-            what = f"{', '.join(nodes)}: apptainer cannot load an image of {local.runtime}"
-            raise ConfigError(what, "apptainer build FILE.sif IMAGE, and give the path of that file as the image")
-        saved = self._save(local, kind)
-        if saved.id != local.id:  # the form of the archive has another one
-            again = self._inspect(saved.id, lacking)
-            found.update(again)
-            lacking = [node for node in lacking if not again[node]["image_id"]]
-        facts = {node: self._facts[node] for node in lacking}
-        return {**found, **(self._send(saved, facts, facts) if lacking else {})}
+            return
+        kind = self._kind(local.runtime, lacking)
+        self._caller.note(f"image: {local.name}, {human_bytes(local.bytes)} on this machine")
+        saved = saved_images.save(local, kind, self._caller.check)
+        lacking = [node for node in lacking if self._known[node].image_id != saved.id]  # an archive may have another id
+        facts, workspace = {node: self._facts[node] for node in lacking}, saved.workspace
+        if not facts:
+            return
+        self._require_room(workspace.release, workspace.size, kind, facts)
+        self._caller.note(f"image: sending {human_bytes(workspace.size)} to {count(len(facts), 'node')}")
+        shares = portions(workspace, self._fleet.cluster, facts, None)
+        sent = send(self._caller, self._fleet, workspace, shares, facts)
+        raise_all(list(sent.failed.values()))
+        self._load(lacking, _ImageCopy(workspace.release, kind, saved.id, saved.bytes))
 
     def _pull_here(self, local: LocalImage) -> LocalImage:
         if self._settings.pull == "never":
-            what = f"the image {self._settings.image} is not on this machine"
-            raise NotFound(what, 'build or load it here, or set pull = "missing" or IMAGE_FROM = "registry"')
+            what = f'the image {self._settings.image} is not on this machine, and pull is "never"'
+            raise NotFound(what, 'build or load it here, or set pull to "missing"')
         self._caller.note(f"image: pulling {self._settings.image} to this machine")
         return saved_images.pull(local, self._caller.check)
 
-    def _save(self, local: LocalImage, kind: str) -> SavedImage:
-        self._caller.note(f"image: {local.name}, {human_bytes(local.bytes)} on this machine")
-        return saved_images.save(local, kind, self._caller.check)
+    # -- the first node that has it sends it --
 
-    def _send(self, saved: SavedImage, facts: ByNode, loading: ByNode) -> Images:
-        """Dispatch the files to the nodes, and load them there."""
-        workspace = saved.workspace
-        self._require_room(workspace.size * (1 + (saved.kind == commands.COPY_DIR)), facts)
-        shares = portions(workspace, self._fleet.cluster, facts, None)
-        self._caller.note(f"image: sending {human_bytes(workspace.size)} to {count(len(facts), 'node')}")
-        sent = send(self._caller, self._fleet, workspace, shares, facts)
+    def _from_first(self) -> None:
+        having = [node for node, one in self._known.items() if one.image_id]
+        first = having[0] if having else min(self._known)
+        if not having or self._settings.pull == "always":
+            self._pull([first])
+        source = self._known[first]
+        lacking = [node for node, one in self._known.items() if _identity(one) != _identity(source)]
+        if not lacking:
+            return
+        kind = self._kind(source.runtime, lacking)
+        self._require_relays()
+        name = self._fleet.name(first)
+        self._caller.note(f"image: {self._settings.image}, {human_bytes(max(0, source.size))} on {name}")
+        order = SAVE_IMAGE({**self._request(first), "image": source.image_id, "kind": kind})
+        answer = self._ask("image: save", {first: order}).all()[first]
+        shipment = _shipment(answer, name)
+        facts = {node: self._facts[node] for node in (first, *lacking)}
+        self._require_room(answer["release"], shipment.size, kind, {node: facts[node] for node in lacking})
+        self._caller.note(f"image: {name} sends {human_bytes(shipment.size)} to {count(len(lacking), 'node')}")
+        sent = send_from(self._caller, self._fleet, first, answer["release"], shipment, facts)
         raise_all(list(sent.failed.values()))
-        return self._load(loading, workspace.release, saved.kind, saved.id, saved.bytes)
+        self._load(lacking, _ImageCopy(answer["release"], kind, answer["image_id"], max(0, source.size)))
 
-    def _require_room(self, size: int, facts: ByNode) -> None:
-        """The files, and where podman loads them a copy for it. Nodes that have the release need no more than the copy."""
-        low = {node: fact.disk_free for node, fact in facts.items() if 0 <= fact.disk_free < size}
-        fix = "make room, or choose another ROOT_DIR"
-        text = f"the files of the image need {human_bytes(size)} in ROOT_DIR, and {{}} are free"
-        raise_all(
-            [DispatchError(text.format(human_bytes(free)), fix, self._fleet.name(node)) for node, free in low.items()]
-        )
+    def _require_relays(self) -> None:
+        if self._fleet.cluster.relay == "off":
+            what = 'IMAGE_FROM = "first" lets nodes send the image to one another, and RELAY is "off"'
+            raise ConfigError(what, 'RELAY = "auto", or IMAGE_FROM = "laptop" or "registry"')
 
-    def _load(self, facts: ByNode, release: str, kind: str, id: str, size: int) -> Images:
-        order = {"release": release, "kind": kind, "image_id": id, "bytes": size}
+    # -- both --
+
+    def _kind(self, runtime: str, lacking: Sequence[int]) -> str:
+        """As what the image travels from this runtime to these nodes. Raises ConfigError."""
+        runtimes = {runtime, *(self._known[node].runtime for node in lacking)}
+        if APPTAINER in runtimes and len(runtimes) > 1:
+            others = [self._fleet.name(node) for node in lacking if self._known[node].runtime != runtime]
+            raise ConfigError(f"{', '.join(others)}: apptainer and {runtime} cannot load each other's images", _BUILD)
+        return commands.kind_of_copy(sorted(runtimes))
+
+    def _require_room(self, release: str, size: int, kind: str, facts: ByNode) -> None:
+        """For the files, and where podman loads them or apptainer uses them a copy. Raises DispatchError."""
+        raised: list[ClustertoolError] = []
+        for node, fact in facts.items():
+            need = size * ((release not in fact.releases) + (kind != commands.COPY_ARCHIVE))
+            if 0 <= fact.disk_free < need:
+                free = human_bytes(fact.disk_free)
+                what = f"the files of the image need {human_bytes(need)} in ROOT_DIR, and {free} are free"
+                raised.append(DispatchError(what, "make room, or choose another ROOT_DIR", self._fleet.name(node)))
+        raise_all(raised)
+
+    def _load(self, nodes: Sequence[int], copy: _ImageCopy) -> None:
+        """Raises DispatchError for nodes on which the image is another one then."""
         requests = {
-            node: LOAD_IMAGE({**self._request(node, self._settings.image), **order})  # type: ignore[typeddict-item]
-            for node in facts
+            node: LOAD_IMAGE(
+                {
+                    **self._request(node),
+                    "release": copy.release,
+                    "kind": copy.kind,
+                    "image_id": copy.image_id,
+                    "bytes": copy.size,
+                }
+            )
+            for node in nodes
         }
         loaded = self._ask("image: load", requests).all()
-        expected = release if kind == commands.COPY_FILE else id
-        wrong = {node: answer["image_id"] for node, answer in loaded.items() if answer["image_id"] != expected}
-        text = f"the image has the id {{!r}} there after it was loaded, and {expected!r} here"
-        raise_all([DispatchError(text.format(has), "", self._fleet.name(node)) for node, has in wrong.items()])
-        return loaded
+        self._learn(loaded)
+        if copy.kind != commands.COPY_FILE:  # the pieces of a file have been compared
+            wrong = {node: one["image_id"] for node, one in loaded.items() if one["image_id"] != copy.image_id}
+            text = f"the image has the id {{!r}} there after it was loaded, and its copy has {copy.image_id!r}"
+            raise_all([DispatchError(text.format(id), "", self._fleet.name(node)) for node, id in wrong.items()])
 
-    # -- requests --
+    def _learn(self, answers: Mapping[int, ImageAnswer]) -> None:
+        for node, one in answers.items():
+            self._known[node] = replace(
+                self._known[node], image_id=one["image_id"], digest=one["digest"], size=one["size"]
+            )
 
-    def _request(self, node: int, image: str) -> ImageRequest:
-        """The runtime is the one that the node has chosen; a node that was not asked chooses it now."""
-        known = self._facts[node].container
-        return {"runtime": known.runtime if known and known.runtime else self._settings.runtime, "image": image}
-
-    def _inspect(self, image: str, nodes: Sequence[int] | None = None) -> Images:
-        asked = self._facts if nodes is None else nodes
-        return self._fleet.ask({node: INSPECT_IMAGE(self._request(node, image)) for node in asked}).all()
+    def _request(self, node: int) -> ImageRequest:
+        one = self._known[node]
+        return {"runtime": one.runtime, "program": one.program, "image": self._settings.image}
 
     def _ask(
-        self, phase: str, requests: Mapping[int, Request[ImageAnswer]], width: int | None = None
-    ) -> Gathered[ImageAnswer]:
+        self, phase: str, requests: Mapping[int, Request[Answered]], width: int | None = None
+    ) -> Gathered[Answered]:
         """The answers, with progress. width: how many at a time; None: all."""
         if not requests:
             return Gathered()
         fleet, caller = self._fleet, self._caller
         with caller.working(phase, [fleet.name(node) for node in requests]) as view:
 
-            def do(node: int) -> ImageAnswer:
+            def do(node: int) -> Answered:
                 try:
                     answer = fleet.ask_one(node, requests[node], _SILENCE)
                 except ClustertoolError:
@@ -160,3 +206,16 @@ class ImageDistribution:
                 caller.check()
 
             return each({node: node for node in requests}, do, width=width or len(requests), check=check)
+
+
+def _identity(one: ContainerFacts) -> str:
+    """Of an image: copies of a .sif file have one digest, and other paths."""
+    return one.digest if one.runtime == APPTAINER else one.image_id
+
+
+def _shipment(answer: SavedImageAnswer, name: str) -> RemoteShipment:
+    """Raises BadAnswer for a manifest that is none."""
+    try:
+        return RemoteShipment(binascii.a2b_base64(answer["packed"]), answer["bytes"])
+    except (ValueError, LookupError, TypeError):
+        raise BadAnswer("its list of the files of an image is damaged", "run it again", name) from None

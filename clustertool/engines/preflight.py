@@ -163,19 +163,12 @@ def for_mpi(cluster: Cluster, host: Host, passed: Mapping[str, str]) -> ProbeWan
     return {"mpi": {**job_environment(cluster, host, passed), "packages": list(DAEMONS)}}
 
 
-def with_container(request: Wanted, container: ContainerSettings, files: Mapping[int, str] | None = None) -> Wanted:
-    """The request, which also asks for the runtime and the image of a job in containers.
-
-    files: of nodes to which a file of the image was brought.
-    """
+def with_container(request: Wanted, container: ContainerSettings) -> Wanted:
+    """The request, which also asks for the runtime and the image of a job in containers."""
     if not container:
         return request
-
-    def asked(host: Host) -> ProbeWanted:
-        settings = replace(container, image=(files or {}).get(host.index, container.image))
-        return {**(request(host) if callable(request) else request), "container": container_request(settings)}
-
-    return asked
+    asked: ProbeWanted = {"container": container_request(container)}
+    return lambda host: {**(request(host) if callable(request) else request), **asked}
 
 
 def probe(fleet: Fleet, request: Wanted) -> Gathered[ProbeAnswer]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from clustertool.engines.caller import Caller
-from clustertool.fleet.dispatch.deliver import Dispatched, deliver
+from clustertool.engines.caller import Caller, DispatchView
+from clustertool.fleet.dispatch.deliver import Dispatched, deliver, deliver_from
+from clustertool.fleet.dispatch.shipment import RemoteShipment
 from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.config.cluster import Cluster
@@ -41,15 +42,33 @@ def send(
     caller: Caller, fleet: Fleet, workspace: Workspace, shares: Portions, facts: ByNode, since: float | None = None
 ) -> Dispatched:
     """The dispatch with its progress, whose seconds count from `since`. Raises nothing for single nodes."""
-    shared = sharing(facts)
-    if shared:
-        caller.note(f"{len(shared)} nodes share ROOT_DIR: each works in its own node<id>/, content is sent once")
-    with caller.dispatching([host.name for host in fleet.cluster.hosts], since) as progress:
+    _note_shared(caller, facts)
+    with caller.dispatching([host.name for host in fleet.cluster.hosts if host.index in facts], since) as progress:
         done = deliver(fleet, workspace, shares, facts, progress)
-        for node, error in done.failed.items():
-            progress.failed(fleet.name(node), error.what)
-        progress.between = done.tally.between
+        _conclude(fleet, done, progress)
     for node, why in done.tally.served.items():
         reason = f"because it could not connect to another node ({why})"
         caller.warn(f"{fleet.name(node)} received the files from this machine {reason}")
     return done
+
+
+def send_from(
+    caller: Caller, fleet: Fleet, holder: int, release: str, shipment: RemoteShipment, facts: ByNode
+) -> Dispatched:
+    """The same of a release that a node has: it and the others send it to one another."""
+    with caller.dispatching([host.name for host in fleet.cluster.hosts if host.index in facts], None) as progress:
+        done = deliver_from(fleet, holder, release, shipment, facts, progress)
+        _conclude(fleet, done, progress)
+    return done
+
+
+def _note_shared(caller: Caller, facts: ByNode) -> None:
+    shared = sharing(facts)
+    if shared:
+        caller.note(f"{len(shared)} nodes share ROOT_DIR: each works in its own node<id>/, content is sent once")
+
+
+def _conclude(fleet: Fleet, done: Dispatched, progress: DispatchView) -> None:
+    for node, error in done.failed.items():
+        progress.failed(fleet.name(node), error.what)
+    progress.between = done.tally.between

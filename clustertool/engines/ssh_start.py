@@ -21,7 +21,7 @@ from clustertool.fleet.fleet import Answers, Fleet, carry_out, devices_of, modul
 from clustertool.fleet.identity import identity, job_id
 from clustertool.model.checks.container_findings import different
 from clustertool.model.config.job import read_job, resumes
-from clustertool.model.container.container_names import APPTAINER
+from clustertool.model.container.container_facts import ContainerFacts
 from clustertool.model.container.container_settings import NO_CONTAINER, ContainerSettings
 from clustertool.model.facts import ByNode, read_facts, with_devices
 from clustertool.model.job.stop_result import StopResult, read_result, read_undo
@@ -41,7 +41,7 @@ class SshStart(Starter):
 
     def __init__(self, engine: Engine, request: RunRequest) -> None:
         super().__init__(engine, request)
-        self._image_files: dict[int, str] = {}  # by node: the .sif file that was brought there
+        self._brought: dict[int, ContainerFacts] = {}  # by node: the image that submit() has brought there
 
     @property
     def _fleet(self) -> Fleet:
@@ -113,9 +113,8 @@ class SshStart(Starter):
 
     def _examine_again(self) -> ByNode:
         again: ProbeWanted = {"job_workspace": self._request.options.job_workspace}
-        spec, files = self._request.spec, self._image_files
-        asked = preflight.with_container(self._with_mpi(again), spec.container if spec else NO_CONTAINER, files)
-        gathered = preflight.probe(self._fleet, asked)
+        container = self._request.spec.container if self._request.spec else NO_CONTAINER
+        gathered = preflight.probe(self._fleet, preflight.with_container(self._with_mpi(again), container))
         facts = {node: read_facts(node, answer) for node, answer in gathered.all().items()}
         return self._in_use(shared_roots.confirm(self._fleet, facts))
 
@@ -173,22 +172,23 @@ class SshStart(Starter):
         return {node: portion.release for node, portion in shares.items()}
 
     def _bring_image(self, made: Plan) -> Plan:
-        """The plan with the image that each node has afterwards. Raises an error where these are different ones."""
-        request, spec = self._request, self._request.spec
+        """The plan, whose containers name the image as each node has it now. Raises PreflightErrors where these differ."""
+        spec = self._request.spec
         if spec is None or not spec.container:
             return made
-        images = ImageDistribution(self._engine.caller, self._fleet, spec.container, _facts(made)).run()
-        planned = {node.host.index: node.container["image"] for node in made.nodes if node.container}
-        if planned == {node: image["image_id"] for node, image in images.items()}:  # nothing was brought
-            return made
-        self._image_files = {n: image["image"] for n, image in images.items() if image["runtime"] == APPTAINER}
-        request.spec = replace(spec, container=replace(spec.container, pull="missing"))  # for a later plan, too
-        facts = self._examine_again()
-        names = {node: self._fleet.name(node) for node in facts}
-        known = {node: fact.container for node, fact in facts.items() if fact.container and fact.container.image_id}
-        wrong = different(known, names)
+        self._brought = ImageDistribution(self._engine.caller, self._fleet, spec.container, _facts(made)).run()
+        names = {node: self._fleet.name(node) for node in self._brought}
+        wrong = different(self._brought, names)
         raise_all([PreflightError(one.text, one.fix, names[node]) for node, one in wrong.items()])
-        return with_containers(replace(made, job=request.spec), facts)
+        return self._with_image(made)
+
+    def _with_image(self, made: Plan) -> Plan:
+        """The plan, whose containers name the image that was brought to each node."""
+        if not self._brought:
+            return made
+        facts = {node: replace(fact, container=self._brought[node]) for node, fact in _facts(made).items()}
+        job = replace(made.job, container=replace(made.job.container, pull="missing"))
+        return with_containers(replace(made, job=job), facts)
 
     def _send_nvml(self, made: Plan) -> None:
         """To nodes of which the job has NVIDIA's cards, and which do not have it: what the cards do is recorded with it."""
@@ -221,7 +221,7 @@ class SshStart(Starter):
             what = "a device" if only(error, DeviceInUse) else "a port"
             caller.note(f"{what} was taken by another job a moment ago: planning again")
             request.job_id = made.job_id
-            later = self._plan_when_free(self._examine_again())
+            later = self._with_image(self._plan_when_free(self._examine_again()))
             if only(error, DeviceInUse):  # other devices may be other trainers, which read other shards
                 releases = self._dispatch(later)
             return later

@@ -142,7 +142,7 @@ class DispatchProgress:
             text = f"stopped after {took}, {len(done)} of {count(len(self._nodes), 'node')} done"
         elif not done:
             text = f"no node done after {took}"
-        elif not self._sent:
+        elif not self._sent and not self.between:
             text = f"nothing to send, {count(len(done), 'node')} ready in {took}"
         else:
             between = f", {human_bytes(self.between)} between nodes" if self.between else ""

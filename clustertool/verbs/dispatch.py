@@ -18,7 +18,7 @@ from clustertool.fleet.dispatch.receivers import owners
 from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.config.container_keys import merged
+from clustertool.model.container.container_settings import NO_CONTAINER, ContainerSettings
 from clustertool.model.facts import ByNode, Facts
 from clustertool.model.hints import PROGRAM
 from clustertool.model.planning.plan import given_facts
@@ -47,15 +47,15 @@ def dispatch(call: Call) -> None:
         return
     with Fleet(cluster, signals.check, person=User()) as fleet:
         start = time.monotonic()
-        facts = _examine(fleet, lambda facts: needs(workspace, cluster, facts, spec, copies=1))
+        settings = load_config.container(cluster, toml, None)
+        facts = _examine(fleet, lambda facts: needs(workspace, cluster, facts, spec, copies=1), settings)
         facts, found = verified(call, fleet, facts) if call.given.verify else (facts, {})
         call.dispatches = True
-        settings = merged(cluster.container, toml.get("container", {}), None)
         images = ImageDistribution(call, fleet, settings, facts).run() if settings else {}
         done = send(call, fleet, workspace, portions(workspace, cluster, facts, spec), facts, start)
         if call.json:
             checked = {"verified": found} if call.given.verify else {}
-            ids = {fleet.name(node): answer["image_id"] for node, answer in sorted(images.items())}
+            ids = {fleet.name(node): one.image_id for node, one in sorted(images.items())}
             image = {"images": ids} if settings else {}
             call.answer({"release": workspace.release, **checked, **image, **_as_json(done, fleet)})
         raise_all(list(done.failed.values()))
@@ -74,9 +74,13 @@ def _show_plan(call: Call, workspace: Workspace, cluster: Cluster, scattered: bo
         call.answer(answer)
 
 
-def _examine(fleet: Fleet, need: Callable[[ByNode], Mapping[int, int]] | None = None) -> dict[int, Facts]:
+def _examine(
+    fleet: Fleet,
+    need: Callable[[ByNode], Mapping[int, int]] | None = None,
+    container: ContainerSettings = NO_CONTAINER,
+) -> dict[int, Facts]:
     """The facts of all nodes, after a preflight. `need`: bytes for each node. Raises the errors of all nodes."""
-    examined = preflight.examine(fleet, {}, ping=False)
+    examined = preflight.examine(fleet, {}, ping=False, container=container)
     if need is not None:
         examined = examined.room(need(examined.facts))
     examined.require()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import containers
+from tests import containers, docker_daemon
 from tests.cli import Done, LabSite, until
 from tests.containers import IMAGE, podman
 from tests.lab.lab import HOME, LAPTOP
@@ -189,7 +190,7 @@ def test_each_node_pulls_an_image_and_at_most_eight_at_a_time(nodes, tmp_path: P
         assert len((laptop.folder / "registry/log").read_text().splitlines()) == len(times)
     never = ten.conf(CONTAINER={"image": "nowhere.invalid/x:1", "runtime": "podman", "pull": "never"})
     failed = never.inv("dispatch", "-w", "job", timeout=240).ends(69)
-    assert "node[0-9]: the image nowhere.invalid/x:1 is not on this node" in failed.err
+    assert "the image nowhere.invalid/x:1 is not there, and pull is" in failed.err
 
 
 def test_a_private_registry_takes_the_login_of_the_runtime(nodes, tmp_path: Path, container_image: Path) -> None:
@@ -211,6 +212,94 @@ def test_a_private_registry_takes_the_login_of_the_runtime(nodes, tmp_path: Path
     for node in range(2):
         for path in two.root(node).rglob("*"):
             assert not path.is_file() or password.encode() not in path.read_bytes()
+
+
+# -- jobs
+
+
+RANK = ("--script", "ls -d /data0", "--all-ranks")
+
+
+def test_a_job_runs_in_the_image_that_was_sent(nodes, container_image: Path) -> None:
+    """Nodes have another image of this name before, or none. Ranks run the one of the laptop, also with pull = never."""
+    three, laptop = nodes(3)
+    three.conf(IMAGE_FROM="laptop", CONTAINER=containers.settings())
+    id = laptop.make_image(container_image, 1)
+    containers.put_image(three, container_image, nodes=[1])
+    assert ids(three)[1] not in ("", id)
+    done = laptop.inv("run", "-w", "job", *RANK, timeout=240).ends(0)
+    assert done.out.count("] /data0") == 3, done
+    assert ids(three) == [id] * 3
+    containers.no_containers(three)
+    no_rest(three)
+    again = laptop.inv("run", "-w", "job", *RANK, timeout=240).ends(0)
+    assert "image:" not in again.out + again.err
+
+
+# -- from the first node
+
+
+def test_the_first_node_that_has_an_image_sends_it_to_the_others(nodes, container_image: Path) -> None:
+    """The uplink carries its list of pieces only."""
+    three, laptop = nodes(3)
+    big = laptop.folder / "big.tar"
+    laptop.make_image(container_image, 12)
+    laptop.podman("save", "--quiet", "--output", big, IMAGE)
+    podman(three, 1, "load", "--quiet", stdin=big)
+    id = ids_of(three, 1)
+    three.conf(IMAGE_FROM="first", CONTAINER=containers.settings())
+    before = three.lab.sent()
+    done = three.inv("run", "-w", "job", *RANK, timeout=240).ends(0)
+    assert three.lab.sent() - before < 2 * MIB
+    assert done.out.count("] /data0") == 3, done
+    assert ids(three) == [id] * 3
+    assert "image: node1 sends 14" in done.err and "image: load: 2 nodes done" in done.err
+    no_rest(three)
+
+
+def test_the_first_node_pulls_an_image_that_no_node_has(nodes, tmp_path: Path, container_image: Path) -> None:
+    three, laptop = nodes(3)
+    id = laptop.make_image(container_image, 2)
+    with registry(three, laptop, tmp_path) as image:
+        three.conf(IMAGE_FROM="first", CONTAINER={"image": image, "runtime": "podman"})
+        done = three.inv("dispatch", "-w", "job", "--json", timeout=240).ends(0)
+        clients = {line.split()[0] for line in (laptop.folder / "registry/log").read_text().splitlines()}
+    assert done.json["images"] == {f"node{node}": id for node in range(3)}
+    assert clients == {three.lab.address(0)}
+
+
+def test_the_node_that_sends_an_image_is_lost(nodes, container_image: Path) -> None:
+    two, laptop = nodes(2)
+    id = laptop.make_image(container_image, 40)
+    image = laptop.folder / "image.tar"
+    laptop.podman("save", "--quiet", "--output", image, IMAGE)
+    podman(two, 0, "load", "--quiet", stdin=image)
+    two.conf(IMAGE_FROM="first", CONTAINER={"image": IMAGE, "runtime": "podman"})
+    two.lab.shape(0, "20mbit")
+    running = two.start("dispatch", "-w", "job")
+    until(lambda: sum(path.stat().st_size for path in two.root(1).glob(".clustertool/pieces/*")) > 4 * MIB, 120.0)
+    two.lab.crash(0)
+    done = running.wait(120).ends(74)
+    assert re.search(r"node1: (no node is left that has all of it|it cannot connect to a node that has it)", done.err)
+    assert ids_of(two, 1) == ""
+    two.lab.start(0)
+    two.inv("dispatch", "-w", "job", timeout=240).ends(0)
+    assert ids(two) == [id, id]
+    no_rest(two)
+
+
+def test_nodes_that_cannot_reach_one_another_cannot_send_an_image(nodes, container_image: Path) -> None:
+    """It is an error of the node, and not a transfer over the uplink."""
+    two, laptop = nodes(2)
+    laptop.make_image(container_image, 2)
+    image = laptop.folder / "image.tar"
+    laptop.podman("save", "--quiet", "--output", image, IMAGE)
+    podman(two, 0, "load", "--quiet", stdin=image)
+    two.conf(IMAGE_FROM="first", CONTAINER={"image": IMAGE, "runtime": "podman"})
+    two.lab.exec(1, ["ip", "route", "add", "unreachable", two.lab.address(0)])
+    failed = two.inv("dispatch", "-w", "job", timeout=240).ends(74)
+    assert "node1: it cannot connect to a node that has it" in failed.err
+    no_rest(two)
 
 
 # -- failures
@@ -285,3 +374,61 @@ def test_nodes_without_room_name_the_bytes(nodes, container_image: Path) -> None
     assert f"node1: the image needs 16.5 MB in {store}, and 8" in failed.err
     no_rest(two)
     assert ids_of(two, 1) == ""
+
+
+# -- docker
+
+
+def test_docker_loads_an_image_of_podman_without_a_copy_on_the_disk(
+    site: Callable[..., LabSite], tmp_path: Path, container_image: Path
+) -> None:
+    """The laptop has podman only. A node with docker reads an archive that is made while it is read."""
+    two = site(2, nodes={node: docker_daemon.docker_node() for node in range(2)})
+    docker_daemon.wait_for(two)
+    folder = tmp_path / "laptop-podman"
+    folder.mkdir()
+    laptop = Laptop(two, folder)
+    laptop.make_image(container_image, 6)
+    two.workspace(train_py="print(1)")
+    two.conf(IMAGE_FROM="laptop", CONTAINER={"image": IMAGE})
+    done = laptop.inv("run", "-w", "job", *RANK, timeout=240).ends(0)
+    assert done.out.count("] /data0") == 2, done
+    assert "image: load: 2 nodes done in" in done.err
+    assert [docker_daemon.docker(two, node, "images", "-q", IMAGE) != "" for node in range(2)] == [True, True]
+    again = laptop.inv("run", "-w", "job", *RANK, timeout=240).ends(0)
+    assert "image: load" not in again.err
+    # From one node to the other one, which has lost it.
+    docker_daemon.docker(two, 1, "rmi", "--force", IMAGE)
+    two.conf(IMAGE_FROM="first", CONTAINER={"image": IMAGE})
+    done = two.inv("run", "-w", "job", *RANK, timeout=240).ends(0)
+    assert done.out.count("] /data0") == 2 and "image: node0 sends" in done.err, done
+    left = [path for node in range(2) for path in two.root(node).glob(".clustertool/images/*")]
+    assert not left
+
+
+# -- how long it takes
+
+
+@pytest.mark.chaos
+def test_300_mb_to_eight_nodes_over_200_mbit(nodes, container_image: Path) -> None:
+    """The uplink carries at most 1.1 times the image, in at most 1.5 times the time of one copy. The load counts apart."""
+    eight, laptop = nodes(8)
+    laptop.make_image(container_image, 300 * 10**6 // MIB)
+    size = float(laptop.podman("image", "inspect", "--format", "{{.Size}}", IMAGE))
+    eight.lab.shape("uplink", "200mbit")
+    (one,) = laptop.folder.glob("layer0-*/data")
+    since = time.monotonic()
+    rsync = ["rsync", "-e", "ssh -o BatchMode=yes -o StrictHostKeyChecking=no", str(one), "root@node0:copy"]
+    assert eight.lab.run(rsync, timeout=240).returncode == 0
+    copy = (time.monotonic() - since) * size / one.stat().st_size
+    before = eight.lab.sent()
+    done = laptop.inv("dispatch", "-w", "job", timeout=600).ends(0)
+    sent = eight.lab.sent() - before
+    lines = [*done.err.splitlines(), *done.out.splitlines()]
+    moved = next(line for line in lines if " between nodes, 8 nodes ready in " in line)
+    loaded = next(line for line in lines if "image: load: 8 nodes done" in line)
+    print(f"image {size / 1e6:.1f} MB, sent {sent / 1e6:.1f} MB, one copy {copy:.1f} s, {moved}, {loaded}")
+    found = re.search(r"ready in ([0-9.]+) s", moved)
+    assert found is not None and float(found[1]) <= 1.5 * copy
+    assert sent <= 1.1 * size
+    assert len(set(ids(eight))) == 1

@@ -13,9 +13,11 @@ History = list[tuple[Any, ...]]  # the time, the name of the event, its argument
 NO_REPORTS = ("sent", "taken", "failed", "tick")
 
 
-def scheduler_of(nodes: int, pieces: int = 4, helpers: tuple[int, ...] = (), relays: bool = True) -> Scheduler:
+def scheduler_of(
+    nodes: int, pieces: int = 4, helpers: tuple[int, ...] = (), relays: bool = True, has_pieces: bool = True
+) -> Scheduler:
     members = [Member(node, f"10.0.0.{node}", node in helpers) for node in range(nodes)]
-    return Scheduler(members, [SIZE] * pieces, 0.25, relays, 0.0)
+    return Scheduler(members, [SIZE] * pieces, 0.25, relays, 0.0, has_pieces)
 
 
 def replay(scheduler: Scheduler, history: History) -> list[str]:
@@ -280,3 +282,17 @@ def test_gentle_until_all_have_their_sources() -> None:
     assert scheduler.gentle
     replay(scheduler, ready(1, 1))
     assert not scheduler.gentle
+
+
+def test_without_the_pieces_the_laptop_sends_the_manifest_only() -> None:
+    """Node 1 is the helper that has them. What never comes is not sent, and a node that is cut off is given up."""
+    for end, expected in (
+        ([(4.0, "idle", 0, ALL, 1, []), (20.0, "idle", 0, ALL, 1, []), (20.5, "tick")], []),
+        ([(4.0, "idle", 0, ALL, 0, ["refused"]), (4.1, "tick")], ["4.1: alone: node0"]),
+        ([(4.0, "failed", 1), (4.1, "tick")], ["4.1: sourceless: node0"]),
+    ):
+        scheduler = scheduler_of(2, helpers=(1,), has_pieces=False)
+        start = [*ready(1, 0, 1), *compared(1.5, 1, set(), {0, *ALL}), *sent(2, 0), *sent(2.1, 0, 1)]
+        made = replay(scheduler, [*start, *compared(2.5, 0, ALL, {0}), *end])
+        assert not any(f"<-{piece}" in line for line in made for piece in ALL)
+        assert [line for line in made if "sources" not in line and "<-0" not in line] == expected

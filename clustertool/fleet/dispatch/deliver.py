@@ -11,18 +11,18 @@ import base64
 import functools
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from clustertool.errors import ClustertoolError, DispatchError
 from clustertool.fleet.dispatch import rsync_carrier
 from clustertool.fleet.dispatch.receivers import DispatchCounts, ProgressReceiver, Receiver, as_dispatch, receivers
-from clustertool.fleet.dispatch.shipment import Shipment
+from clustertool.fleet.dispatch.shipment import RemoteShipment, Shipment
 from clustertool.fleet.dispatch.spread import Spread
 from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.dispatch import manifest
-from clustertool.model.dispatch.portions import Portions
+from clustertool.model.dispatch.portions import Portion, Portions
 from clustertool.model.facts import ByNode
 from clustertool.model.wire.agent_answers import PatchAnswer
 from clustertool.model.wire.agent_requests import PatchSteps
@@ -73,6 +73,44 @@ def deliver(
         if rest:
             whole = [one for one in (*had, *patched) if one.groups is None]
             Spread(fleet, shipment, tally, progress).run(rest, whole[:_HELPERS], facts)
+    _share(fleet, by_node, shared, tally, progress)
+    releases = {node: receiver.release for node, receiver in by_node.items()}
+    sent = tuple(one.node for one in lacking if one.node not in tally.failed)
+    return Dispatched(releases, tally, time.monotonic() - start, sent, tuple(one.node for one in had), shared)
+
+
+def deliver_from(
+    fleet: Fleet, holder: int, release: str, shipment: RemoteShipment, facts: ByNode, progress: ProgressReceiver
+) -> Dispatched:
+    """Bring a release from the node that has it to all others of `facts`. Nodes that fail are in the tally."""
+    start = time.monotonic()
+    portion = Portion(release, tuple(facts), shipment.size)
+    by_node, _ = receivers(dict.fromkeys(facts, portion), facts)
+    source = by_node[holder].node
+    wanted = [one for node, one in by_node.items() if one.node == node]
+    had = [one for one in wanted if one.node == source or release in facts[one.node].releases]
+    lacking = [one for one in wanted if one not in had]
+    shared = tuple(node for node in facts if by_node[node].node != node)
+    tally = DispatchCounts()
+    for one in had:
+        progress.done(fleet.name(one.node))
+    if lacking:
+        had.sort(key=lambda one: one.node != source)
+        Spread(fleet, shipment, tally, progress).run(lacking, had[:_HELPERS], facts)
+    _share(fleet, by_node, shared, tally, progress)
+    releases = dict.fromkeys(facts, release)
+    sent = tuple(one.node for one in lacking if one.node not in tally.failed)
+    return Dispatched(releases, tally, time.monotonic() - start, sent, tuple(one.node for one in had), shared)
+
+
+def _share(
+    fleet: Fleet,
+    by_node: Mapping[int, Receiver],
+    shared: Sequence[int],
+    tally: DispatchCounts,
+    progress: ProgressReceiver,
+) -> None:
+    """Nodes that share the ROOT_DIR of another one have what that one has."""
     for node in shared:
         owner = by_node[node].node
         if owner in tally.failed:
@@ -80,9 +118,6 @@ def deliver(
             tally.failed[node] = DispatchError(what, "", fleet.name(node))
         else:
             progress.done(fleet.name(node))
-    releases = {node: receiver.release for node, receiver in by_node.items()}
-    sent = tuple(one.node for one in lacking if one.node not in tally.failed)
-    return Dispatched(releases, tally, time.monotonic() - start, sent, tuple(one.node for one in had), shared)
 
 
 def _patch(

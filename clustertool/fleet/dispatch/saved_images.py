@@ -19,9 +19,10 @@ from platformdirs import user_cache_path
 from clustertool.errors import DispatchError, NotFound
 from clustertool.fleet.dispatch.workspace import Workspace, read_workspace
 from clustertool.model.container import image_commands as commands
-from clustertool.model.container.container_names import APPTAINER, AUTO, DOCKER, PODMAN
+from clustertool.model.container.container_names import APPTAINER, AUTO, DOCKER, PODMAN, only_for_apptainer
 from clustertool.model.quantities import human_bytes
 from clustertool.node.container import image_program, image_store
+from clustertool.node.system import programs
 
 _KEEP = 2  # images whose files are kept, the newest included
 _STALE = 24 * 3600.0  # seconds after which nothing writes a folder that is not complete
@@ -56,16 +57,20 @@ def find(runtime: str, image: str) -> LocalImage:
             id = f"{info.st_size}-{info.st_mtime_ns}-{info.st_ino}"
             return LocalImage(image, APPTAINER, "", id, info.st_size)
         raise NotFound(f"there is no file {image} on this machine", "build it there, or change IMAGE_FROM")
-    if commands.only_for_apptainer(image) or runtime == APPTAINER:
+    if only_for_apptainer(image) or runtime == APPTAINER:
         what = f'IMAGE_FROM = "laptop" sends the .sif files of apptainer, and {image!r} is no path of one'
         raise NotFound(what, "apptainer build FILE.sif IMAGE, and give the path of that file")
     found: list[LocalImage] = []
     problems: list[str] = []
     for name in _runtimes(runtime):
+        program = programs.find(name)
+        if not program:
+            problems.append(f"no {name}")
+            continue
         try:
-            _, program = image_store.found_runtime(name, image)
-            found.append(LocalImage(image, name, program, *image_store.inspect(program, image)[::2]))
-        except (NotFound, DispatchError) as error:
+            here = image_store.inspect(program, image)
+            found.append(LocalImage(image, name, program, here.id, max(0, here.size)))
+        except DispatchError as error:
             problems.append(error.what)
     present = [one for one in found if one.id]
     if found:
@@ -81,7 +86,7 @@ def _runtimes(runtime: str) -> tuple[str, ...]:
 
 def pull(image: LocalImage, check: Callable[[], None]) -> LocalImage:
     """Raises DispatchError, or what `check` raises."""
-    image_program.run(commands.pull(image.program, image.runtime, image.name, ""), check)
+    image_program.run(commands.pull(image.program, image.name), check)
     return find(image.runtime, image.name)
 
 

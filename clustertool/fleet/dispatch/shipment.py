@@ -114,3 +114,24 @@ class Shipment:
                 changed.append(path)
         names = ", ".join(map(repr, changed[:5])) or "a file"
         return DispatchError(f"{names} changed while it was sent", "run it again when nothing writes to the workspace")
+
+
+class RemoteShipment:
+    """The same of a release that a node has, and not this machine: only the manifest can be read here. Raises ValueError."""
+
+    def __init__(self, packed: bytes, size: int) -> None:
+        self.text = manifest.unzip(packed, size)
+        self.rows = manifest.read_rows(self.text)
+        self.name = manifest.name_of(self.text)
+        self.packed = packed
+        self.pieces = [Piece("", len(packed)), *manifest.pieces(self.rows)]
+
+    @property
+    def size(self) -> int:
+        return sum(piece.size for piece in self.pieces[1:])
+
+    def read(self, number: int) -> bytes:
+        """The manifest, which is piece number 0. Raises DispatchError."""
+        if number:
+            raise DispatchError("a piece was requested that only nodes have", "run it again")
+        return self.packed

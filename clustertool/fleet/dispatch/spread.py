@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from clustertool.errors import ClustertoolError, DispatchError, InternalError, Unreachable, from_wire
 from clustertool.fleet.dispatch.receivers import DispatchCounts, ProgressReceiver, Receiver, as_dispatch
-from clustertool.fleet.dispatch.shipment import Shipment
+from clustertool.fleet.dispatch.shipment import RemoteShipment, Shipment
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.identity import certificate
 from clustertool.model.dispatch import topology
@@ -46,7 +46,9 @@ _END = 5.0
 class Spread:
     """run() once. `tally` gets the bytes, the failures, and the nodes that only the laptop could serve."""
 
-    def __init__(self, fleet: Fleet, shipment: Shipment, tally: DispatchCounts, progress: ProgressReceiver) -> None:
+    def __init__(
+        self, fleet: Fleet, shipment: Shipment | RemoteShipment, tally: DispatchCounts, progress: ProgressReceiver
+    ) -> None:
         self._fleet = fleet
         self._shipment = shipment
         self._tally = tally
@@ -66,7 +68,8 @@ class Spread:
         """
         part = [*receivers, *(helpers if self._relays else ())]
         members = [Member(one.node, facts[one.node].address, one in helpers) for one in part]
-        self._scheduler = Scheduler(members, self._sizes, self._interval, self._relays, time.monotonic())
+        now, has_pieces = time.monotonic(), isinstance(self._shipment, Shipment)
+        self._scheduler = Scheduler(members, self._sizes, self._interval, self._relays, now, has_pieces)
         self._start(part)
         ticked = 0.0
         while not self._scheduler.over:
@@ -150,9 +153,10 @@ class Spread:
                 agent.nudge_relay()
             else:
                 what, fix = _CAUSES[action.cause]
-                error = DispatchError if action.cause is Cause.DAMAGED else Unreachable
-                self._fail(action.node, error(what.format(LOST), fix, self._fleet.name(action.node)))
-                if action.cause is not Cause.DAMAGED:
+                silent = action.cause in (Cause.STUCK, Cause.SILENT)
+                error, why = Unreachable if silent else DispatchError, self._scheduler.served.get(action.node, "")
+                self._fail(action.node, error(what.format(LOST, why=why), fix, self._fleet.name(action.node)))
+                if silent:
                     self._in_background(agent.link.close)  # a thread that still sends to it continues
 
     def _read(self, node: int, message: m.RelayReport) -> None:
@@ -249,5 +253,7 @@ class Spread:
 _CAUSES = {
     Cause.DAMAGED: ("pieces arrive damaged", "check the node's memory and network"),
     Cause.STUCK: ("it takes no bytes for {:g} s", "check the node and the network, then run it again"),
+    Cause.ALONE: ("it cannot connect to a node that has it ({why})", "check the firewall between the nodes"),
+    Cause.SOURCELESS: ("no node is left that has all of it", "run it again"),
     Cause.SILENT: ("no message from it for {:g} s", "check the node and the network, then run it again"),
 }

@@ -7,7 +7,7 @@ from typing import Dict, List, Mapping, NamedTuple, Sequence
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.container.container_devices import CHOSEN
 from clustertool.model.container.container_facts import ContainerFacts
-from clustertool.model.container.container_names import APPTAINER, DOCKER, PODMAN
+from clustertool.model.container.container_names import APPTAINER, DOCKER, PODMAN, REGISTRY
 from clustertool.model.container.container_settings import ContainerSettings
 from clustertool.model.container.runtime_output import CDI, HOOK
 from clustertool.model.facts import ByNode, Facts
@@ -36,14 +36,14 @@ class Verdict(NamedTuple):
 def container_findings(cluster: Cluster, settings: ContainerSettings, facts: ByNode) -> List[Finding]:
     """settings: of the job. facts: of all nodes; those that were not asked for their runtime are left out."""
     known = {node: fact.container for node, fact in sorted(facts.items()) if fact.container is not None}
+    sent = cluster.image_from != REGISTRY
     found: List[Finding] = []
     sizes = [one.size for one in known.values() if one.image_id and one.size > 0]
     for node, one in known.items():
-        verdicts = _of_node(settings, one, max(sizes, default=-1))
+        verdicts = _of_node(settings, one, max(sizes, default=-1), sent)
         if one.runtime and _wants_gpus(cluster, settings, facts[node]):
             verdicts += _gpus(one)
         found += [Finding(node, COLUMN, *verdict) for verdict in verdicts]
-    sent = cluster.image_from == "laptop" and settings.pull != "never"  # all nodes get that of the laptop
     if settings.pull != "always" and not sent:
         names = {host.index: host.name for host in cluster.hosts}
         here = {node: one for node, one in known.items() if one.image_id}
@@ -51,18 +51,18 @@ def container_findings(cluster: Cluster, settings: ContainerSettings, facts: ByN
     return found
 
 
-def _of_node(settings: ContainerSettings, one: ContainerFacts, size: int) -> List[Verdict]:
-    """size: of the image in bytes, as another node knows it; -1: none does."""
+def _of_node(settings: ContainerSettings, one: ContainerFacts, size: int, sent: bool) -> List[Verdict]:
+    """size: of the image in bytes, as another node knows it; -1: none does. sent: the node does not pull the image."""
     if not one.runtime:
         return [Verdict("error", one.problem, one.fix)]
     client = f"{one.runtime} {one.version}{' (rootless)' if one.rootless else ''}"
     if one.image_id and settings.pull != "always":
         found = [Verdict("ok", f"{client}, {short_digest(one.digest)}, {human_bytes(one.size)}")]
-    elif settings.pull == "never":
+    elif settings.pull == "never" and not sent:
         fix = f'get it there by hand ({_by_hand(settings.image, one)}), or set pull to "missing"'
         return [Verdict("error", f'{client}: the image {settings.image} is not there, and pull is "never"', fix)]
     else:
-        found = [_room(settings, one, client, size)]
+        found = [_room(settings, one, client, size, sent)]
     limits = [option for option in settings.options if option.startswith(_LIMITED)]
     if limits and one.rootless and one.cgroup == "v1":
         fix = "boot the node with cgroup v2 (systemd.unified_cgroup_hierarchy=1), or leave the option out"
@@ -76,7 +76,7 @@ def _by_hand(image: str, one: ContainerFacts) -> str:
     return f"{one.runtime} pull {image}"
 
 
-def _room(settings: ContainerSettings, one: ContainerFacts, client: str, size: int) -> Verdict:
+def _room(settings: ContainerSettings, one: ContainerFacts, client: str, size: int, sent: bool) -> Verdict:
     """For an image that comes to the node. Without a size the store can only be judged roughly."""
     free = one.store_free
     fix = f"make room in {one.store or 'the home'} ({one.runtime} image prune)"
@@ -85,7 +85,7 @@ def _room(settings: ContainerSettings, one: ContainerFacts, client: str, size: i
         return Verdict("error", f"{what}; it needs {human_bytes(size)}, {human_bytes(free)} are free", fix)
     if 0 <= free < _LITTLE and size < 0:
         return Verdict("warn", f"{what}; {human_bytes(free)} are free for it", fix)
-    return Verdict("ok", f"{what}, it will be pulled")
+    return Verdict("ok", f"{what}, it will be {'sent' if sent else 'pulled'}")
 
 
 def _wants_gpus(cluster: Cluster, settings: ContainerSettings, fact: Facts) -> bool:

@@ -6,7 +6,8 @@ AUTO = "auto"
 DOCKER, PODMAN, APPTAINER = "docker", "podman", "apptainer"
 RUNTIMES = (AUTO, DOCKER, PODMAN, APPTAINER)
 PULLS = ("missing", "always", "never")
-IMAGE_SOURCES = ("laptop", "first", "registry")  # IMAGE_FROM
+LAPTOP, FIRST, REGISTRY = "laptop", "first", "registry"
+IMAGE_SOURCES = (LAPTOP, FIRST, REGISTRY)  # IMAGE_FROM
 _OF_APPTAINER = ("/", "docker://", "docker-archive://", "library://", "oras://", "shub://", "oci://", "oci-archive://")
 
 

@@ -28,21 +28,13 @@ def is_file(image: str) -> bool:
     return image.startswith("/")
 
 
-def only_for_apptainer(image: str) -> bool:
-    """Whether it is such a path, or an address as only apptainer has it."""
-    return is_file(image) or "://" in image
-
-
-def inspect(program: str, image: str) -> List[str]:
-    """It prints the image's id and its size in bytes."""
-    return [program, "image", "inspect", "--format", "{{.Id}} {{.Size}}", image]
-
-
-def pull(program: str, runtime: str, image: str, file: str) -> List[str]:
-    """file: where apptainer writes the image."""
-    if runtime == APPTAINER:
-        return [program, "pull", "--force", file, image]
+def pull(program: str, image: str) -> List[str]:
     return [program, "pull", "--quiet", image]
+
+
+def pull_file(program: str, image: str, file: str) -> List[str]:
+    """Of apptainer, which writes a file."""
+    return [program, "pull", "--force", file, image]
 
 
 def save(program: str, kind: str, runtime: str, image: str, folder: str) -> List[str]:

@@ -60,6 +60,8 @@ class Cause(enum.Enum):
     DAMAGED = "damaged"  # pieces arrive damaged
     STUCK = "stuck"  # it takes no bytes
     SILENT = "silent"  # it sends no report
+    ALONE = "alone"  # it reaches no node that has the pieces, and the laptop does not have them
+    SOURCELESS = "sourceless"  # no node is left that has all pieces, and the laptop does not have them
 
 
 class GiveUp(NamedTuple):
@@ -139,11 +141,18 @@ class Member:
 class Scheduler:
     """`sizes`: bytes of each piece; number 0 is the manifest. `report`: seconds between two reports of a node.
 
-    Without `relays` every node gets everything from the laptop.
+    Without `relays` every node gets everything from the laptop. has_pieces: of the laptop; without them it sends the manifest
+    only, and helpers have them.
     """
 
     def __init__(
-        self, members: Iterable[Member], sizes: Sequence[int], report: float, relays: bool, now: float
+        self,
+        members: Iterable[Member],
+        sizes: Sequence[int],
+        report: float,
+        relays: bool,
+        now: float,
+        has_pieces: bool = True,
     ) -> None:
         self.members = {member.node: member for member in members}
         for member in self.members.values():
@@ -155,7 +164,8 @@ class Scheduler:
         self._settled = 0.0  # until when nodes that may have pieces are waited for
         self._beat = 0.0
         # Pieces that no node has which passes them on; the others, and since when:
-        self._missing = set(range(len(sizes)))
+        self._has_pieces = has_pieces
+        self._missing = set(range(len(sizes) if has_pieces else 1))
         self._seeded: Dict[int, float] = {}
         self._confirmed: Set[int] = set()  # those of them that such a node has reported
         self._pace = LatePieces(report)
@@ -294,7 +304,17 @@ class Scheduler:
                 actions.append(self._give_up(member, Cause.STUCK))
             elif member.open and now - member.last_report > LOST:
                 actions.append(self._give_up(member, Cause.SILENT))
+            elif member.open and not self._has_pieces and (cause := self._cut_off(member)):
+                actions.append(self._give_up(member, cause))
         return self._actions(now, *actions)
+
+    def _cut_off(self, member: Member) -> Optional[Cause]:
+        """Why the pieces that only nodes have cannot come to this node."""
+        if member.alone:
+            return Cause.ALONE
+        sources = (one for one in self.members.values() if not one.failed)
+        has = any(one.helper or one.phase is DispatchPhase.DONE for one in sources)
+        return None if has else Cause.SOURCELESS
 
     def _seed(self, piece: int, now: float) -> None:
         self._seeded.setdefault(piece, now)
@@ -357,6 +377,8 @@ class Scheduler:
         free = [member for member in self.members.values() if member.free]
         free.sort(key=lambda member: (member.slow > now, member.sent, member.node))
         for member in free:
+            if not self._has_pieces:
+                member.direct &= {0}
             if member.direct and member.lacks and not member.direct.isdisjoint(member.lacks):
                 return self._send(member, min(member.direct & member.lacks), now)
         if now < self._settled and 0 in self._seeded and any(one.may_have_more for one in self.members.values()):

@@ -423,10 +423,18 @@ class StagedAnswer(Answer):
 
 
 class ImageAnswer(Answer):
-    runtime: str
-    image_id: str  # "": the node does not have the image
-    image: str  # what ranks name: its id, or the path of a .sif file
-    bytes: f.Size  # in the store of the runtime
+    """model.container.runtime_output.Image: image_id is "" where the node does not have it."""
+
+    image_id: f.Label
+    digest: f.Label
+    size: f.Signed
+
+
+class SavedImageAnswer(Answer):
+    release: f.ReleaseName
+    packed: f.PackedManifest  # in base64
+    bytes: f.Size  # of the manifest
+    image_id: f.Label  # that the image has once it was loaded; "" for a .sif file
 
 
 class TreeAnswer(Answer):

@@ -270,10 +270,15 @@ class BuildRequest(StageRequest):
 
 
 class ImageRequest(TypedDict):
-    """image: as the user names it, or an id."""
+    """image: as the user names it. program: of the runtime, its absolute path."""
 
-    runtime: str  # "auto": the first one that the node has
+    runtime: str
+    program: str
     image: str
+
+
+class SaveImageRequest(ImageRequest):
+    kind: str  # of the files that are written: model/container/image_commands
 
 
 class LoadImageRequest(ImageRequest):

@@ -35,6 +35,7 @@ ShortText = Annotated[str, text(100)]
 TomlText = Annotated[str, text(1 << 21)]
 LogText = Annotated[str, text(1 << 20)]  # also a set of pieces of a workspace, four to a character
 ErrorText = Annotated[str, text(1 << 18)]
+PackedManifest = Annotated[str, text(16 << 20)]
 BaseName = Annotated[str, matching(is_base, "a base")]
 JobId = Annotated[str, matching(is_job_id, "a job id")]
 ByJob = Annotated[Dict[JobId, T], 20_000]

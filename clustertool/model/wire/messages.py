@@ -158,8 +158,10 @@ END_RELAY: Kind[r.NoFields, a.Answer] = Kind("unrelay", "agent.dispatch_requests
 
 # -- images: see node/container
 
-INSPECT_IMAGE: Kind[r.ImageRequest, a.ImageAnswer] = Kind("image", "container.image_store:inspect_image")
 PULL_IMAGE: Kind[r.ImageRequest, a.ImageAnswer] = Kind("image-pull", "container.image_store:pull_image", endless=True)
+SAVE_IMAGE: Kind[r.SaveImageRequest, a.SavedImageAnswer] = Kind(
+    "image-save", "container.image_store:save_image", limit=17 << 20, endless=True
+)
 LOAD_IMAGE: Kind[r.LoadImageRequest, a.ImageAnswer] = Kind(
     "image-load", "container.image_store:load_image", endless=True
 )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, cast
 
 from clustertool.errors import ClustertoolError, PreflightError, as_wire
 from clustertool.model.wire.frames import Decoder, Header, encode
-from clustertool.model.wire.messages import LOAD_IMAGE, PLACE, PULL_IMAGE, REQUESTS, VERIFY, Kind
+from clustertool.model.wire.messages import LOAD_IMAGE, PLACE, PULL_IMAGE, REQUESTS, SAVE_IMAGE, VERIFY, Kind
 from clustertool.node.storage import files
 from clustertool.node.system import path_trust, processes
 from clustertool.node.system.node_context import NodeContext, PlacingContext
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from clustertool.node.jobs.follow import Follower
 
 _BEAT = 1.0
+_ABANDONED = (PLACE, VERIFY, PULL_IMAGE, SAVE_IMAGE, LOAD_IMAGE)  # their results are of no use without the laptop
 _LARGEST = 64 << 20  # a manifest
 _POLL = 0.05
 _RELAY_ORDERS = ("relay-sources", "relay-piece", "relay-beat")
@@ -75,7 +76,7 @@ class Agent(PlacingContext):
         while self._open:
             self._turn()
         for work in self.threads:  # a stop that was asked for is finished, laptop or not
-            if work.kind in (PLACE, VERIFY, PULL_IMAGE, LOAD_IMAGE):  # their results are of no use without it
+            if work.kind in _ABANDONED:
                 work.abandon()
             work.join()
 

@@ -7,6 +7,7 @@ a tar archive, which is made while it reads. apptainer uses the .sif file there,
 
 from __future__ import annotations
 
+import binascii
 import contextlib
 import fcntl
 import hashlib
@@ -15,12 +16,15 @@ import os
 import stat
 import tarfile
 import time
-from typing import TYPE_CHECKING, BinaryIO, Callable, Iterator, Tuple
+import zlib
+from typing import TYPE_CHECKING, BinaryIO, Callable, Dict, Iterator, List, Tuple
 
 from clustertool.errors import DispatchError, NotFound
 from clustertool.model import paths
 from clustertool.model.container import image_commands as commands
-from clustertool.model.container.container_names import APPTAINER, AUTO, DOCKER, PODMAN
+from clustertool.model.container import runtime_output
+from clustertool.model.container.container_names import APPTAINER
+from clustertool.model.container.runtime_output import Image
 from clustertool.model.dispatch import manifest
 from clustertool.model.hints import PROGRAM
 from clustertool.model.quantities import human_bytes
@@ -29,57 +33,43 @@ from clustertool.node.storage import files
 from clustertool.node.storage.release_store import Store, remove, unpack, writing
 from clustertool.node.system import programs
 from clustertool.node.system.node_context import NodeContext
+from clustertool.node.system.work_counter import step
 
 if TYPE_CHECKING:
-    from clustertool.model.wire.agent_answers import ImageAnswer
-    from clustertool.model.wire.agent_requests import ImageRequest, LoadImageRequest
+    from clustertool.model.wire.agent_answers import ImageAnswer, SavedImageAnswer
+    from clustertool.model.wire.agent_requests import ImageRequest, LoadImageRequest, SaveImageRequest
 
 _QUICK = 60.0  # seconds for a runtime to name an image
 _STALE = 24 * 3600.0  # seconds after which nothing writes a folder that is not complete, where there are no locks
 _YOUNG = 5.0  # seconds in which a folder gets its lock
-_NONE = ("", "", 0)
-
-
-def inspect_image(node: NodeContext, request: ImageRequest) -> ImageAnswer:
-    """The image as this node has it. Raises NotFound where it has no runtime."""
-    runtime, program = found_runtime(request["runtime"], request["image"])
-    if runtime == APPTAINER:
-        path = _pulled(node, request["image"])
-        return _answer(runtime, (path if os.path.exists(path) else "", path, 0))
-    return _answer(runtime, inspect(program, request["image"]))
 
 
 def pull_image(node: NodeContext, request: ImageRequest) -> ImageAnswer:
     """Pull the image. The runtime reads its own login files. Raises DispatchError."""
-    runtime, program = found_runtime(request["runtime"], request["image"])
-    image = request["image"]
-    file = _pulled(node, image)
-    if runtime == APPTAINER:
+    runtime, program, image = request["runtime"], request["program"], request["image"]
+    with _with_room(program, runtime, node.root):
+        if runtime != APPTAINER:
+            run(commands.pull(program, image))
+            return _answer(inspect(program, image))
         if commands.is_file(image):
             raise NotFound(f"there is no file {image}", 'copy it to the node, or set IMAGE_FROM = "laptop"')
-        files.make_dir(os.path.dirname(os.path.dirname(file)), os.path.basename(os.path.dirname(file)))
-    with _with_room(program, runtime, node.root):
-        if runtime == APPTAINER:
-            part = f"{file}.{os.urandom(4).hex()}.part"
-            try:
-                run(commands.pull(program, runtime, image, part))
-                os.rename(part, file)
-            finally:
-                with contextlib.suppress(OSError):
-                    os.unlink(part)
-            return _answer(runtime, (file, file, 0))
-        run(commands.pull(program, runtime, image, ""))
-    return _answer(runtime, inspect(program, image))
+        top = _images(node)
+        folder = os.path.join(top, hashlib.sha256(image.encode()).hexdigest()[:32])
+        with _new_folder(top, os.path.basename(folder)) as part:
+            run(commands.pull_file(program, image, os.path.join(part, commands.SIF)))
+            remove_copy(folder)
+            os.rename(part, folder)
+        return _answer(_file(folder))
 
 
 def load_image(node: NodeContext, request: LoadImageRequest) -> ImageAnswer:
     """Load a release into the runtime, under the image's name. Raises DispatchError."""
-    runtime, program = found_runtime(request["runtime"], request["image"])
+    runtime, program = request["runtime"], request["program"]
     store, release, kind = Store(node.root), request["release"], request["kind"]
     top = _images(node)
     _remove_stale(top)
     if kind == commands.COPY_FILE:
-        return _answer(runtime, _place_file(store, release, os.path.join(top, release)))
+        return _answer(_place_file(store, release, os.path.join(top, release)))
     with _with_room(program, runtime, node.root, request["bytes"]):
         if kind == commands.COPY_DIR:
             with _new_folder(top, release) as part:
@@ -89,36 +79,76 @@ def load_image(node: NodeContext, request: LoadImageRequest) -> ImageAnswer:
         else:
             with store.used():
                 run(commands.load(program, kind, ""), feed=lambda file: _write_archive(store, release, file))
-        id, path, size = inspect(program, request["image_id"])
-        if id and "@" not in request["image"]:
-            run(commands.tag(program, id, request["image"]))
-    return _answer(runtime, (id, path, size))
+        found = inspect(program, request["image_id"])
+        if found.id and "@" not in request["image"]:
+            run(commands.tag(program, found.id, request["image"]))
+    return _answer(found)
+
+
+def save_image(node: NodeContext, request: SaveImageRequest) -> SavedImageAnswer:
+    """Save the image of this node as a release, which other nodes get from here. Raises DispatchError."""
+    program, kind, image = request["program"], request["kind"], request["image"]
+    store, top = Store(node.root), _images(node)
+    _remove_stale(top)
+    with _new_folder(top, "saved") as part:
+        if kind == commands.COPY_FILE:
+            os.symlink(image, os.path.join(part, commands.SIF))
+            id = ""
+        else:
+            id = save(program, kind, request["runtime"], image, part)
+        with writing(store), store.used():
+            release, text = _keep(store, part)
+    with writing(store):
+        store.prune()
+    packed = binascii.b2a_base64(zlib.compress(text), newline=False).decode()
+    return {"release": release, "packed": packed, "bytes": len(text), "image_id": id}
+
+
+def _keep(store: Store, folder: str) -> Tuple[str, bytes]:
+    """Write the files of a folder to the store, as a release: its name and its manifest."""
+    entries: List[manifest.Entry] = []
+    chunks: Dict[str, List[str]] = {}
+    for at, names, found in os.walk(folder):
+        names.sort()
+        path = os.path.relpath(at, folder)
+        if path != ".":
+            entries.append(manifest.Entry(path, "dir", 0o700, 0, ""))
+        for name in found:
+            full = os.path.join(at, name)
+            path = os.path.relpath(full, folder)
+            if os.path.islink(full) and name != commands.SIF:
+                entries.append(manifest.Entry(path, "link", 0, 0, os.readlink(full)))
+                continue
+            with open(full, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                chunks[path] = [_keep_piece(store, file.read(length)) for length in manifest.cut(size)]
+            entries.append(manifest.Entry(path, "file", 0o600, size, manifest.content_of(chunks[path])))
+    release = manifest.digest(entries)
+    times = dict.fromkeys((entry.path for entry in entries), 0)
+    alone = {entry.path: chunks[entry.path] for entry in entries if entry.kind == "file" and entry.size}
+    text = manifest.text_of(manifest.rows(entries, times, alone, {}, {}))
+    store.complete(release, text)
+    return release, text
+
+
+def _keep_piece(store: Store, data: bytes) -> str:
+    step()
+    name = manifest.name_of(data)
+    if data and store.missing({name: len(data)}):
+        store.add(name, data)
+        store.sync(name)
+    return name
 
 
 # -- also on the laptop -------------------------------------------------------------------------------------------------
 
 
-def found_runtime(runtime: str, image: str) -> Tuple[str, str]:
-    """Its name, and the path of its program. Raises NotFound."""
-    only = [APPTAINER] if commands.only_for_apptainer(image) else [DOCKER, PODMAN, APPTAINER]
-    names = only if runtime == AUTO else [runtime]
-    for name in names:
-        program = programs.find(name)
-        if program:
-            return name, program
-    what = f"there is no {' or '.join(names)} on PATH"
-    raise NotFound(what, "install one of them, or choose another `runtime`")
-
-
-def inspect(program: str, image: str) -> Tuple[str, str, int]:
-    """(id, what ranks name, bytes) of an image; the id is "" if it is not there. Raises DispatchError for other errors."""
-    code, out, err = programs.output(commands.inspect(program, image), _QUICK)
-    if code == 0 and len(out.split()) == 2:
-        id, size = out.split()
-        return commands.plain_id(id), commands.plain_id(id), int(size)
+def inspect(program: str, image: str) -> Image:
+    """Its id is "" if it is not there. Raises DispatchError for other errors."""
+    code, out, err = programs.output([program, "image", "inspect", image], _QUICK, cwd="/")
     text = err.lower()
-    if code not in (-1, 127) and ("no such" in text or "not known" in text or "not found" in text):
-        return _NONE
+    if code == 0 or "no such" in text or "not known" in text or "not found" in text:
+        return runtime_output.read_image(out if code == 0 else "", image)
     lines = err.strip().splitlines() or [f"exit code {code}"]
     raise DispatchError(f"{os.path.basename(program)} image inspect: {lines[-1]}", f"try it by hand; {PROGRAM} check")
 
@@ -172,20 +202,13 @@ def _extract(file: BinaryIO, folder: str) -> None:
 # -- on the node ----------------------------------------------------------------------------------------------------------
 
 
-def _answer(runtime: str, found: Tuple[str, str, int]) -> ImageAnswer:
-    return {"runtime": runtime, "image_id": found[0], "image": found[1], "bytes": found[2]}
+def _answer(found: Image) -> ImageAnswer:
+    return {"image_id": found.id, "digest": found.digest, "size": found.size}
 
 
 def _images(node: NodeContext) -> str:
     files.make_root(node.root)
     return files.make_dir(node.root, paths.OURS, paths.IMAGES)
-
-
-def _pulled(node: NodeContext, image: str) -> str:
-    """Where apptainer's copy of an image lies."""
-    if commands.is_file(image):
-        return image
-    return os.path.join(_images(node), hashlib.sha256(image.encode()).hexdigest()[:32], commands.SIF)
 
 
 @contextlib.contextmanager
@@ -222,16 +245,23 @@ def _unlocked(path: str) -> bool:
         return True
 
 
-def _place_file(store: Store, release: str, folder: str) -> Tuple[str, str, int]:
-    """Unpack a .sif file, unless it is there; the time of its folder is that of its last use."""
-    path = os.path.join(folder, commands.SIF)
-    if not os.path.exists(path):
+def _place_file(store: Store, release: str, folder: str) -> Image:
+    """Unpack a .sif file, unless it is there."""
+    if not os.path.exists(os.path.join(folder, commands.SIF)):
         with _new_folder(os.path.dirname(folder), release) as part, writing(store):
             unpack(store, release, part)
             with contextlib.suppress(FileExistsError):  # another request was quicker
                 os.rename(part, folder)
+    return _file(folder)
+
+
+def _file(folder: str) -> Image:
+    """The .sif file in a folder, whose time is that of its last use."""
+    path = os.path.join(folder, commands.SIF)
     os.utime(folder)
-    return release, path, os.stat(path).st_size
+    with open(path, "rb") as file:
+        digest = runtime_output.sif_digest(file.read(runtime_output.SIF_HEADER))
+    return Image(path, digest, os.stat(path).st_size)
 
 
 def _write_archive(store: Store, release: str, file: BinaryIO) -> None:
