@@ -18,7 +18,7 @@ from clustertool.errors import NotFound, UsageError
 from clustertool.fleet.dispatch.workspace import read_workspace
 from clustertool.fleet.joining import join_bundle
 from clustertool.model.config.hosts import Host
-from clustertool.model.joining.join_file import JoinFile, MeetingPoint
+from clustertool.model.joining.join_file import EngineSettings, JoinFile, MeetingPoint
 from clustertool.model.paths import JobPaths
 from clustertool.node.jobs import supervisor_client
 from tests.node.harness import Bench, Node, old_pythons, pythons, read, until
@@ -235,7 +235,7 @@ def test_machines_of_an_engine_join_with_one_bundle(join_bench: JoinBench, keep:
     that may be started again, is removed when the job has ended."""
     machines = join_bench.job(2, "echo rank $RANK; exec sleep 600", indices=[None, None], port=0)
     tasks(machines)
-    join = replace(machines[0].join, coordinator=MeetingPoint(""), engine="slurm", keep_bundle=keep)
+    join = replace(machines[0].join, coordinator=MeetingPoint(""), engine="slurm", of_engine=EngineSettings(keep))
     path = bundle(join_bench.tmp, join)
     begin(machines[0], path)
     machines[0].until("waiting", present=1, missing=[1])

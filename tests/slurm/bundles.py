@@ -16,7 +16,7 @@ from clustertool.fleet.joining import join_bundle, join_process
 from clustertool.model.config.cluster import read_cluster
 from clustertool.model.config.job import Options, read_job
 from clustertool.model.facts import Identity
-from clustertool.model.joining.join_file import JoinFile, MeetingPoint
+from clustertool.model.joining.join_file import EngineSettings, JoinFile, MeetingPoint
 from clustertool.model.paths import STEP_OUTPUT
 from clustertool.model.slurm.slurm_settings import SlurmSettings
 from clustertool.model.slurm.submit_script import SubmitOrder, script
@@ -47,7 +47,7 @@ def submit(
         nnodes=settings.node_count,
         coordinator=MeetingPoint("none"),
         engine="slurm",
-        keep_bundle=bool(settings.requeue),
+        of_engine=EngineSettings(bool(settings.requeue)),
     )
     sent = read_workspace(workspace)
     folder = site.shared / job

@@ -8,7 +8,7 @@ import pytest
 
 from clustertool.errors import ConfigError, DataError, UsageError
 from clustertool.model.joining.engine_place import placed
-from clustertool.model.joining.join_file import MeetingPoint, check, from_json, to_json
+from clustertool.model.joining.join_file import EngineSettings, MeetingPoint, check, from_json, to_json
 from clustertool.model.launcher_variables import cpus_of_task
 from clustertool.model.slurm.node_list import read_node_list
 from tests.unit.test_join_file import made
@@ -19,7 +19,7 @@ TASK = {
     "SLURM_STEP_NODELIST": "gpu[03,07-08]",
     "SLURM_STEP_NUM_TASKS": "3",
 }
-JOIN = made(index=None, coordinator=MeetingPoint("", 7000), engine="slurm", keep_bundle=True)
+JOIN = made(index=None, coordinator=MeetingPoint("", 7000), engine="slurm", of_engine=EngineSettings(True))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_range_that_is_not_right(text: str) -> None:
 def test_the_place_is_that_of_slurm() -> None:
     """The join file has neither the index nor the host: all machines have the same one."""
     join = from_json(to_json(JOIN))
-    assert join == JOIN and (join.engine, join.keep_bundle) == ("slurm", True)
+    assert join == JOIN and (join.engine, join.of_engine.keep_bundle) == ("slurm", True)
     found = check(placed(join, TASK))
     names = ("gpu03", "gpu07", "gpu08")
     assert found == replace(join, index=2, coordinator=MeetingPoint("gpu03", 7000), own=found.own, names=names)
@@ -60,7 +60,7 @@ def test_the_place_is_that_of_slurm() -> None:
 
 def test_without_an_engine_its_variables_do_not_count() -> None:
     join = made(index=None)
-    assert placed(join, TASK) == join and (join.engine, join.keep_bundle) == ("", False)
+    assert placed(join, TASK) == join and (join.engine, join.of_engine.keep_bundle) == ("", False)
 
 
 @pytest.mark.parametrize(

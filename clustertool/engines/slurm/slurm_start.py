@@ -29,7 +29,7 @@ from clustertool.model.facts import Facts, Identity
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.earlier_jobs import read_earlier
 from clustertool.model.job.job_names import FRESH
-from clustertool.model.joining.join_file import JoinFile, MeetingPoint, OwnSettings, patience
+from clustertool.model.joining.join_file import EngineSettings, JoinFile, MeetingPoint, OwnSettings, patience
 from clustertool.model.paths import BUNDLE, STEP_OUTPUT, JobPaths
 from clustertool.model.quantities import count, human_bytes
 from clustertool.model.slurm.shell_allocation import ignored_keys
@@ -257,7 +257,7 @@ class SlurmStart(Starter):
             secrets=tuple(request.secrets.items()),
             own=own,
             engine="slurm",
-            keep_bundle=self._settings.requeue,
+            of_engine=EngineSettings(keep_bundle=self._settings.requeue),
         )
 
     def export(self, folder: Path) -> tuple[str, ...]:

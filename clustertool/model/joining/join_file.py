@@ -22,7 +22,7 @@ from clustertool.model.quantities import HIGHEST_PORT
 
 JOIN_FORMAT = 1
 JOIN_TIMEOUT = 600.0  # seconds, from the first node that has joined
-_TOGETHER = 120.0  # the same where an engine starts all nodes at once
+_TOGETHER = {"slurm": 120.0}  # the same where an engine starts all nodes at once
 _FIX = "write it again with the same version of clustertool"
 Pairs = Tuple[Tuple[str, str], ...]
 
@@ -61,14 +61,30 @@ class OwnSettings:
 
 
 @dataclass(frozen=True)
+class EngineSettings:
+    """What only a job has whose machines an engine starts.
+
+    keep_bundle: they may be started again with their bundle. Otherwise the coordinator removes it once all have joined.
+    roles: the one role that each node plays, by its number; () where all play all. uploaded: the laptop sends the workspace to
+    node 0, which waits for it. keep: seconds that node 0 waits after the end for a fetch of its output. output: a folder of
+    a volume, where JOB<id> becomes the folder of the output; "": the output is in the job's directory.
+    """
+
+    keep_bundle: bool = False
+    roles: Tuple[str, ...] = ()
+    uploaded: bool = False
+    keep: float = 0.0
+    output: str = ""
+
+
+@dataclass(frozen=True)
 class JoinFile:
     """See the module. `version` and `code`: of clustertool, and the digest of the code that joins (all machines need the same).
 
     cluster: without hosts. nnodes: how many machines the job has. index: of this machine, 0 is the coordinator; None: the
     machine that owns the coordinator's address is the coordinator, and the others are numbered by their addresses.
     engine: what starts the machines, "" for a user. Its variables state the index and the coordinator's host (engine_place.py).
-    keep_bundle: the machines of an engine may be started again with their bundle. Otherwise the coordinator removes it once
-    all have joined.
+    of_engine: more about that.
     names: of all machines, as the engine knows them; it starts them together. Its variables state them as well.
     join_timeout: seconds. listing: the files of the workspace, relative, as the plan needs them. release: the name of the
     workspace as it is sent, "" where it lies on the nodes. passed: values of PASS_ENV. secrets: values of SECRETS.
@@ -90,7 +106,7 @@ class JoinFile:
     secrets: Pairs = field(default=(), repr=False)
     own: OwnSettings = OwnSettings()
     engine: str = ""
-    keep_bundle: bool = False
+    of_engine: EngineSettings = EngineSettings()
     format: int = JOIN_FORMAT
 
     @property
@@ -101,7 +117,7 @@ class JoinFile:
 
 def patience(given: Optional[float], engine: str = "") -> float:
     """Seconds for the joining. given: JOIN_TIMEOUT of conf.py, None if it is not set. engine: what starts the machines."""
-    return given or (_TOGETHER if engine else JOIN_TIMEOUT)
+    return given or _TOGETHER.get(engine, JOIN_TIMEOUT)
 
 
 def to_json(join: JoinFile) -> str:
@@ -131,6 +147,9 @@ def check(join: JoinFile) -> JoinFile:
     if join.index is not None and not 0 <= join.index < join.nnodes:
         fix = f"the machines of a job of {join.nnodes} nodes have the indices 0 to {join.nnodes - 1}"
         raise UsageError(f"index {join.index} is out of range", fix)
+    roles = join.of_engine.roles
+    if roles and len(roles) != join.nnodes:
+        raise UsageError(f"{len(roles)} roles for {join.nnodes} nodes", "one role for each node, or none at all")
     if not join.coordinator.host and not join.engine:
         raise UsageError("the coordinator's host is missing", "name the host of index 0")
     if not 0 <= join.coordinator.port <= HIGHEST_PORT:

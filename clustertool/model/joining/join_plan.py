@@ -45,6 +45,7 @@ def cluster_of(join: JoinFile, arrivals: Sequence[Arrival], port: int) -> Cluste
 
     A display name is the host name; with the address, or the node id, where two are alike.
     """
+    roles = join.of_engine.roles
     alike = Counter(arrival.hostname for arrival in arrivals)
     same = Counter((arrival.hostname, arrival.address) for arrival in arrivals)
 
@@ -60,6 +61,7 @@ def cluster_of(join: JoinFile, arrivals: Sequence[Arrival], port: int) -> Cluste
             address=one.address,
             devices=one.own.devices,
             nproc=one.own.nproc,
+            roles=((roles[node], None),) if roles else None,
             env=one.own.env,
             root_dir=one.own.root_dir,
             name=name(node, one),

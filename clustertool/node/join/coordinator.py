@@ -299,7 +299,7 @@ class JoinCoordinator:
     def _abort(self, error: ClustertoolError) -> None:
         if not (isinstance(error, (Interrupted, Terminated)) and self._node.ask(error)):
             # A job that Slurm may start again is left to Slurm: a node that cannot join would not join the next time either.
-            self._result = self._end(error, isinstance(error, NodeLost) and not self._join.keep_bundle)
+            self._result = self._end(error, isinstance(error, NodeLost) and not self._join.of_engine.keep_bundle)
 
     def _end(self, error: ClustertoolError, silent: bool = False) -> int:
         """Report the error to all, and take back what was done here. Returns its exit code. silent: a node does not answer."""

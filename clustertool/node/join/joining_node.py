@@ -98,7 +98,7 @@ class JoiningNode:
 
     def all_have_joined(self) -> None:
         """The bundle of an engine's job is removed, unless the engine may start its machines again."""
-        if not self.join.keep_bundle:
+        if not self.join.of_engine.keep_bundle:
             self._remove_bundle()
 
     def _remove_bundle(self) -> None:

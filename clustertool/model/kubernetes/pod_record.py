@@ -1,0 +1,158 @@
+"""What a pod leaves behind when it has ended: a last line of JSON in its log, and the termination message of its container.
+
+The line has the verdict and the records of the pod's node, so the laptop can show a job whose pods are gone. The message has
+the verdict only: the kubelet keeps 4096 bytes. Both are read as input of others: a program of the job can write to that log.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple, cast
+
+from clustertool.errors import DataError
+from clustertool.model.paths import is_job_id
+
+FORMAT = 1
+MOST_MESSAGE = 4096  # bytes of a termination message
+MOST_LINE = 2 << 20  # bytes of the last line
+EVENTS, LEDGER, SPEC, GROWTH, USAGE = "events.jsonl", "ledger.json", "spec.json", "growth.jsonl", "usage.jsonl"
+RECORDS = (EVENTS, LEDGER, SPEC, GROWTH, USAGE)  # the most important first
+_LINES = (EVENTS, GROWTH, USAGE)  # have a record in each line
+_MOST_PACKED = 1 << 20
+_MOST_RECORDS = 16 << 20  # bytes of all records of a node
+_LONGEST = 1000  # characters of a reason
+_MOST_LOGS = 4096
+_MOST_NODES = 99999
+_CUTS = (4, 16, 64)
+_SMALL = 64 << 10  # bytes of a file that stays as it is
+Log = Tuple[str, int]  # name in the job's directory, size in bytes
+
+
+class PodEnd(NamedTuple):
+    """How the job has ended, as the pod's node knows it. node: -1 if it had not joined. failed: the ranks, as `trainer 3`."""
+
+    job: str
+    node: int
+    state: str
+    reason: str
+    code: int
+    failed: Tuple[str, ...] = ()
+
+
+class PodRecord(NamedTuple):
+    """files: by the names in RECORDS, as far as they fit. logs: of the node's ranks, with their sizes at the end."""
+
+    end: PodEnd
+    files: Dict[str, bytes]
+    logs: Tuple[Log, ...] = ()
+
+
+def encode(end: PodEnd, files: Mapping[str, bytes], logs: Sequence[Log] = ()) -> bytes:
+    """The last line of a pod's log. Of records that are too large the newest lines are kept, or nothing."""
+    fields = {**_fields(end), "logs": [list(log) for log in logs[:_MOST_LOGS]], "records": _packed(files)}
+    return json.dumps(fields).encode() + b"\n"
+
+
+def decode(line: bytes) -> PodRecord:
+    """The inverse. Raises DataError for what is no such line."""
+    if len(line) > MOST_LINE:
+        raise _wrong("it is too long")
+    try:
+        fields = json.loads(line)
+        end = _read(fields)
+        logs = tuple((str(name), size) for name, size in fields["logs"][:_MOST_LOGS] if type(size) is int and size >= 0)
+        packed = base64.b64decode(fields["records"], validate=True)
+        unpack = zlib.decompressobj()
+        data = unpack.decompress(packed, _MOST_RECORDS + 1)
+        if len(data) > _MOST_RECORDS or not unpack.eof:
+            raise _wrong("its records are too large, or cut")
+        return PodRecord(end, _files(data), logs)
+    except (ValueError, LookupError, TypeError, RecursionError, zlib.error) as error:
+        raise _wrong(f"{error!r:.200}") from None
+
+
+def message(end: PodEnd) -> bytes:
+    """The termination message. What does not fit is cut: ranks first, then the reason."""
+    failed, reason = list(end.failed), end.reason
+    while True:
+        text = json.dumps(_fields(end._replace(failed=tuple(failed), reason=reason))).encode()
+        if len(text) <= MOST_MESSAGE:
+            return text
+        if failed:
+            del failed[len(failed) // 2 :]
+        else:
+            reason = reason[: len(reason) * 3 // 4]
+
+
+def read_message(text: str) -> PodEnd:
+    """The inverse. Raises DataError for another text: the kubelet puts the end of the log there if there is no message."""
+    try:
+        return _read(json.loads(text[: 4 * MOST_MESSAGE]))
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise _wrong(f"{error!r:.200}") from None
+
+
+def _fields(end: PodEnd) -> Dict[str, object]:
+    return {"clustertool": FORMAT, **end._asdict(), "reason": end.reason[:_LONGEST], "failed": list(end.failed)}
+
+
+def _read(fields: Mapping[str, object]) -> PodEnd:
+    """Raises ValueError, LookupError, TypeError."""
+    if fields["clustertool"] != FORMAT:
+        raise ValueError("another format")
+    job, state, reason = (fields[name] for name in ("job", "state", "reason"))
+    if not (isinstance(job, str) and isinstance(state, str) and isinstance(reason, str)):
+        raise TypeError("no text")
+    if not (job == "" or is_job_id(job)) or len(state) > 32:
+        raise ValueError("no job, or no state")
+    failed = tuple(str(rank)[:64] for rank in cast("List[object]", fields["failed"])[:_MOST_LOGS])
+    node, code = _number(fields["node"], -1, _MOST_NODES), _number(fields["code"], 0, 255)
+    return PodEnd(job, node, state, reason[:_LONGEST], code, failed)
+
+
+def _number(value: object, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise ValueError(f"{value!r:.40} is no number from {low} to {high}")
+    return value
+
+
+def _packed(files: Mapping[str, bytes]) -> str:
+    kept = {name: files[name] for name in RECORDS if name in files}
+    data = _joined(kept)
+    for name in [one for one in reversed(list(kept)) if len(kept[one]) > _SMALL]:
+        for part in _CUTS:
+            if len(data) <= _MOST_PACKED and sum(map(len, kept.values())) < _MOST_RECORDS - _LONGEST:
+                return base64.b64encode(data).decode()
+            kept[name] = _newest(files[name], len(files[name]) // part) if name in _LINES else b""
+            data = _joined(kept)
+    return base64.b64encode(data if len(data) <= _MOST_PACKED else _joined({})).decode()
+
+
+def _newest(data: bytes, most: int) -> bytes:
+    """The first line, which says what the file is about, and of the others the last `most` bytes in whole lines."""
+    first, _, rest = data.partition(b"\n")
+    return first + b"\n" + rest[-most:].partition(b"\n")[2]
+
+
+def _joined(files: Mapping[str, bytes]) -> bytes:
+    """A line of JSON with the name and the size of each file, and their bytes one after the other; compressed."""
+    present = [(name, data) for name, data in files.items() if data]
+    head = json.dumps([[name, len(data)] for name, data in present]).encode()
+    return zlib.compress(b"\n".join([head, b"".join(data for _, data in present)]), 9)
+
+
+def _files(data: bytes) -> Dict[str, bytes]:
+    """Raises ValueError, TypeError."""
+    head, _, rest = data.partition(b"\n")
+    found: Dict[str, bytes] = {}
+    for name, size in json.loads(head):
+        if name not in RECORDS or type(size) is not int or not 0 <= size <= len(rest):
+            raise ValueError("a record that is none, or is not there")
+        found[name], rest = rest[:size], rest[size:]
+    return found
+
+
+def _wrong(why: str) -> DataError:
+    return DataError(f"this is no record of a pod: {why}")

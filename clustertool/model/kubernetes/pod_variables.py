@@ -1,0 +1,41 @@
+"""The variables of a pod that state its place in the job: of an Indexed Job, of PaddleJob's operator, of the manifest."""
+
+from __future__ import annotations
+
+from typing import Mapping
+
+from clustertool.errors import UsageError
+from clustertool.model.quantities import whole
+
+FIRST_NODE = "CLUSTERTOOL_FIRST_NODE"  # the number of the first node of the pod's role; the manifest sets it
+POD_IP = "POD_IP"  # the manifest (downward API) or the operator sets it
+INDEX = "JOB_COMPLETION_INDEX"  # of a pod in its Indexed Job, and in a Job of a JobSet (Job, spec.completionMode)
+_OPERATOR_INDEX = "PADDLE_TRAINER_ID"  # of a pod in its role of a PaddleJob, for pservers as well
+_OPERATOR_HOSTS = (
+    "PADDLE_TRAINERS"  # the worker pods of a PaddleJob, comma-separated: addresses or names (spec.intranet)
+)
+_MOST = 99999
+_FIX = "start the bundle by a manifest of clustertool: export --engine kubernetes writes one"
+
+
+def pod_node(environ: Mapping[str, str]) -> int:
+    """The number of the node that this pod is. Raises UsageError where the variables do not state it."""
+    index = INDEX if INDEX in environ else _OPERATOR_INDEX
+    return _number(environ, FIRST_NODE) + _number(environ, index)
+
+
+def coordinator(environ: Mapping[str, str]) -> str:
+    """The host of node 0, where the operator knows it and the manifest does not. Raises UsageError."""
+    first = environ.get(_OPERATOR_HOSTS, "").split(",")[0].strip()
+    if not first:
+        raise UsageError(f"{_OPERATOR_HOSTS} is not set: the host of the first pod is not known", _FIX)
+    return first
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    found = environ.get(name, "")
+    value = whole(found, 0, _MOST)
+    if value is None:
+        what = f"{name} is {found!r}, no number" if found else f"{name} is not set: this is no pod of a job"
+        raise UsageError(what, _FIX)
+    return value
