@@ -63,7 +63,7 @@ def _content() -> tuple[str, bytes]:
     left_out = {*_TYPES, *_LAPTOP, *_BY_THEMSELVES}
     paths = sorted(
         {path for pattern in _FILES for path in _ROOT.glob(pattern) if path.stem not in left_out}
-        - set(_ROOT.glob(f"node/{_JOIN}/*.py"))
+        - set(_ROOT.glob(f"node/{_JOIN}/**/*.py"))
     )
     files = {path.relative_to(_ROOT.parent).as_posix(): path.read_text("utf-8") for path in paths}
     data = "\0".join(text for file in files.items() for text in file).encode()

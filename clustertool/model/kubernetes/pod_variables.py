@@ -7,6 +7,7 @@ from typing import Mapping
 from clustertool.errors import UsageError
 from clustertool.model.quantities import whole
 
+KUBERNETES = "kubernetes"  # the engine
 FIRST_NODE = "CLUSTERTOOL_FIRST_NODE"  # the number of the first node of the pod's role; the manifest sets it
 POD_IP = "POD_IP"  # the manifest (downward API) or the operator sets it
 INDEX = "JOB_COMPLETION_INDEX"  # of a pod in its Indexed Job, and in a Job of a JobSet (Job, spec.completionMode)

@@ -17,9 +17,10 @@ from clustertool.errors import DataError, DispatchError, PreflightError
 from clustertool.model.dispatch import manifest
 from clustertool.model.joining import join_file
 from clustertool.model.joining.join_file import JoinFile
+from clustertool.model.kubernetes.pod_variables import KUBERNETES
 from clustertool.node.devices import detect, nvml
 from clustertool.node.storage.release_store import Store, writing
-from clustertool.node.system import path_trust
+from clustertool.node.system import path_trust, users
 
 JOIN_FILE = "join.json"
 MANIFEST = "workspace/manifest"
@@ -33,14 +34,18 @@ class BundleContent:
     """The content of the file at `path`. It is read once, so the file may be removed while the machine joins."""
 
     def __init__(self, path: str) -> None:
-        """Raises PreflightError for a file that others can read or replace."""
+        """Raises PreflightError for a file that others can read or replace. In a pod it is a file of a Secret."""
         self._path = os.path.abspath(path)
         try:
             with open(self._path, "rb") as file:
-                require_private(os.fstat(file.fileno()), self._path)
                 self.data = file.read()
+                info = os.fstat(file.fileno())
         except OSError as error:
             raise PreflightError(f"{self._path} cannot be read: {error.strerror}", _FIX) from None
+        if info.st_mode & 0o077 and self.join_file().engine == KUBERNETES:
+            _require_mounted(info, self._path)
+        else:
+            require_private(info, self._path)
         wrong = path_trust.unsafe(os.path.dirname(self._path))
         if wrong:
             raise PreflightError(f"{self._path} has the job's key, and its folder is open: {wrong.what}", wrong.fix)
@@ -101,6 +106,12 @@ class BundleContent:
 
     def _damaged(self, error: BaseException) -> DataError:
         return DataError(f"{self._path} is no bundle, or is damaged: {error}", _FIX)
+
+
+def _require_mounted(info: os.stat_result, path: str) -> None:
+    """Raise PreflightError for a file of a pod that is no file of a Secret: those belong to root, and are read-only."""
+    if not stat.S_ISREG(info.st_mode) or info.st_uid not in {os.getuid(), *users.roots()} or info.st_mode & 0o022:
+        raise PreflightError(f"{path} is a file that other users can change", "mount the Secret of the job there")
 
 
 def require_private(info: os.stat_result, path: str) -> None:

@@ -1,12 +1,16 @@
-"""The address of the coordinator, where its name is one of the engine's and no name server has it."""
+"""The address of the coordinator, where its name is one of the engine's and no name server has it (yet)."""
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 
+from clustertool.model.joining.join_decisions import COORDINATOR
 from clustertool.model.joining.join_file import JoinFile
+from clustertool.model.kubernetes.pod_variables import KUBERNETES, POD_IP
 from clustertool.node.join import meeting
+from clustertool.node.ports import listeners
 from clustertool.node.system import programs
 
 _PATIENCE = 10.0  # seconds for the engine's program
@@ -14,7 +18,10 @@ _PATIENCE = 10.0  # seconds for the engine's program
 
 def with_address(join: JoinFile) -> JoinFile:
     """The join file with an address that the engine has for the coordinator, if its host is not known here."""
-    if not join.engine:
+    if join.engine == KUBERNETES and join.index == COORDINATOR and listeners.own_address(os.environ.get(POD_IP, "")):
+        # Its name comes from the cluster's name server, which may not have it yet.
+        return replace(join, coordinator=replace(join.coordinator, host=os.environ[POD_IP]))
+    if join.engine != "slurm":
         return join
     try:
         meeting.addresses(join.coordinator.host)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from typing import TYPE_CHECKING, Dict, Sequence
+from typing import TYPE_CHECKING, Dict, Optional, Sequence
 
 from clustertool.errors import ClustertoolError, singles
 from clustertool.model.job.outcome import some
 from clustertool.model.joining.join_errors import error_rows
 from clustertool.model.planning.environment import endpoint
+from clustertool.node.storage import files
 
 if TYPE_CHECKING:
     from clustertool.model.job.outcome import Outcome
@@ -20,10 +21,11 @@ _PROGRAM = "clustertool join"
 
 
 class JoinReport:
-    """`lines`: JSON on stdout. The same fact is not reported twice in a row."""
+    """`lines`: JSON on stdout. `also`: a descriptor that gets the JSON, too. The same fact is not reported twice in a row."""
 
-    def __init__(self, lines: bool) -> None:
+    def __init__(self, lines: bool, also: Optional[int] = None) -> None:
         self._lines = lines
+        self._also = also
         self._last: Dict[str, object] = {}
 
     def waiting(self, present: int, nnodes: int, missing: Sequence[int], where: str, names: Sequence[str]) -> None:
@@ -78,6 +80,8 @@ class JoinReport:
             return
         self._last = report
         with contextlib.suppress(OSError):  # the program that read it has ended: the job goes on
+            if self._also is not None:
+                files.write_all(self._also, json.dumps(report).encode() + b"\n")
             if self._lines:
                 sys.stdout.write(json.dumps(report) + "\n")
                 sys.stdout.flush()

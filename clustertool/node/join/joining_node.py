@@ -13,6 +13,7 @@ from clustertool.model.joining.join_decisions import Offer
 from clustertool.model.joining.join_errors import ended_by_engine
 from clustertool.model.joining.join_file import JoinFile
 from clustertool.model.joining.join_plan import probe_of
+from clustertool.model.kubernetes.pod_variables import KUBERNETES
 from clustertool.model.paths import JobPaths
 from clustertool.model.quantities import whole
 from clustertool.model.wire.lead_messages import Incarnation
@@ -20,8 +21,8 @@ from clustertool.node.agent import launch
 from clustertool.node.jobs.records import Record
 from clustertool.node.join.bundle_content import BundleContent
 from clustertool.node.join.child_task import UNDO, ChildTask, placing, probing
+from clustertool.node.join.engine_allocation import allocation_of
 from clustertool.node.join.join_report import JoinReport
-from clustertool.node.join.slurm_allocation import allocation_of
 from clustertool.node.join.workspace_relay import WorkspaceRelay
 from clustertool.node.storage import files
 from clustertool.node.supervisor import prctl
@@ -102,7 +103,7 @@ class JoiningNode:
             self._remove_bundle()
 
     def _remove_bundle(self) -> None:
-        if self._bundle is None or not self.join.engine:
+        if self._bundle is None or self.join.engine in ("", KUBERNETES):  # a Secret cannot be removed from here
             return
         try:
             self._bundle.remove()

@@ -15,13 +15,15 @@ import signal
 import sys
 import traceback
 from dataclasses import replace
-from typing import NoReturn, Optional, Sequence, Tuple
+from typing import Callable, NoReturn, Optional, Sequence, Tuple
 
 from clustertool.errors import ClustertoolError, Interrupted, PreflightError, UsageError
 from clustertool.model.joining import join_file
 from clustertool.model.joining.engine_place import placed
 from clustertool.model.joining.join_decisions import COORDINATOR
 from clustertool.model.joining.join_file import JoinFile, MeetingPoint
+from clustertool.model.kubernetes.pod_variables import KUBERNETES
+from clustertool.model.paths import IN_POD
 from clustertool.model.quantities import HIGHEST_PORT, whole
 from clustertool.node.join import meeting
 from clustertool.node.join.bundle_content import BundleContent, require_private
@@ -30,6 +32,7 @@ from clustertool.node.join.engine_address import with_address
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joiner import Joiner
 from clustertool.node.join.joining_node import JoiningNode
+from clustertool.node.join.pods.pod_process import PodProcess
 from clustertool.node.supervisor import prctl
 from clustertool.node.system import path_trust, processes
 from clustertool.node.system.child_signals import Signals
@@ -50,13 +53,29 @@ def main(arguments: Sequence[str], path: str = "") -> int:
     """Join, and return the exit code. path: of the bundle, "" where the join file is by itself."""
     report = JoinReport(lines="--report" in arguments)
     processes.set_name("ct-join")
-    try:
-        given = _arguments(arguments)
-        if given.with_parent:
-            prctl.end_with_parent(signal.SIGTERM)
-        bundle = BundleContent(path) if path else None
-        join = bundle.join_file() if bundle is not None else _read(given.file)
+    return _guarded(lambda: _start(arguments, path, report), report)
+
+
+def _start(arguments: Sequence[str], path: str, report: JoinReport) -> int:
+    given = _arguments(arguments)
+    if given.with_parent:
+        prctl.end_with_parent(signal.SIGTERM)
+    bundle = BundleContent(path) if path else None
+    join = bundle.join_file() if bundle is not None else _read(given.file)
+    if join.engine != KUBERNETES:
         return _join(_with_options(join, given), report, bundle)
+
+    def body(reports: int) -> int:
+        own = JoinReport(lines=False, also=reports)
+        return _guarded(lambda: _join(_with_options(join, given), own, bundle), own)
+
+    return PodProcess(join, body).run()
+
+
+def _guarded(work: Callable[[], int], report: JoinReport) -> int:
+    """The exit code of the work, or of the error that it raises, which is reported."""
+    try:
+        return work()
     except ClustertoolError as error:
         report.failed(error)
         return error.code
@@ -135,7 +154,7 @@ def _open(path: str) -> int:
 def _join(join: JoinFile, report: JoinReport, bundle: Optional[BundleContent]) -> int:
     umask = os.umask(0o077)
     os.chdir("/")  # a joining process must not keep a file system in use
-    path_trust.set_group(join.cluster.root_dir_group)
+    path_trust.set_group(IN_POD if join.engine == KUBERNETES else join.cluster.root_dir_group)
     signals = Signals()
     index, address = _role(join)
     node = JoiningNode(replace(join, index=index), report, umask, bundle)

@@ -22,11 +22,6 @@ _LARGEST = 1 << 16
 _SHOWN = 200
 
 
-def allocation_of(engine: str, job: str, environ: Mapping[str, str]) -> Allocation:
-    """The allocation in which this process runs. engine: "" if a user has started it. job: our id of the job."""
-    return SlurmAllocation(job, environ) if engine == "slurm" and environ.get("SLURM_JOB_ID") else Allocation()
-
-
 class SlurmAllocation(Allocation):
     """`own`: our id of the job. `environ`: the variables that Slurm sets for each task."""
 

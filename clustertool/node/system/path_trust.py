@@ -9,20 +9,25 @@ import os
 import stat
 from typing import NamedTuple, Optional
 
+from clustertool.model.paths import IN_POD
 from clustertool.node.system import users
 
 _MOST_LINKS = 40  # as in the kernel
 _TRUSTED = "trusted"
-_group_trusted = False
+_group_trusted = _all_trusted = False
 
 
 Unsafe = NamedTuple("Unsafe", [("what", str), ("fix", str)])  # what is wrong with one folder of a path, and the fix
 
 
 def set_group(root_dir_group: str) -> None:
-    """conf.py's ROOT_DIR_GROUP, for this process and its children. "trusted": a group may write to folders of ROOT_DIR."""
-    global _group_trusted
-    _group_trusted = root_dir_group == _TRUSTED
+    """conf.py's ROOT_DIR_GROUP, for this process and its children. "trusted": a group may write to folders of ROOT_DIR.
+
+    IN_POD: all users may, since there are no others: the kubelet makes an emptyDir with mode 0777.
+    """
+    global _group_trusted, _all_trusted
+    _all_trusted = root_dir_group == IN_POD
+    _group_trusted = _all_trusted or root_dir_group == _TRUSTED
 
 
 def unsafe(path: str) -> Optional[Unsafe]:
@@ -66,7 +71,7 @@ def _folder(path: str, info: os.stat_result) -> Optional[Unsafe]:
     if writers == "owner":
         what = f"{path} belongs to user {users.name_of(info.st_uid)}, who can replace its content"
         return Unsafe(what, "choose a folder that belongs to you or root, as all folders above it")
-    if writers == "all":
+    if writers == "all" and not _all_trusted:
         fix = f"chmod o-w {path}, or choose another folder"
         return Unsafe(f"all users may write to {path}, and so replace what lies there", fix)
     if writers == "group" and not _group_trusted:

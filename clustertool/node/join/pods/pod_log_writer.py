@@ -1,0 +1,90 @@
+"""The lines of all ranks of a pod, written to its stdout as they grow. model/kubernetes/pod_log.py has their form.
+
+The log of a pod is read by the container runtime, which may be slow or stand still, so a thread writes it. Its memory has a
+limit: of each log one piece, and the part of a line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from typing import TYPE_CHECKING, Dict, Iterator
+
+from clustertool.errors import ClustertoolError
+from clustertool.model.kubernetes.pod_log import PIECE, PodLine, written
+from clustertool.model.paths import JobPaths
+from clustertool.node.jobs.follow import Follower
+from clustertool.node.jobs.records import Record
+from clustertool.node.storage import files
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.stream_messages import LogFrame
+
+_POLL = 0.2  # seconds
+_STDOUT = 1
+
+
+class PodLogWriter:
+    """It begins at once. `done`: all is written, or nothing more can be."""
+
+    def __init__(self, paths: JobPaths) -> None:
+        self._paths = paths
+        self._last = threading.Event()
+        self._parts: Dict[str, PodLine] = {}  # by log: the line that is not complete
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def finish(self) -> None:
+        """Nothing grows any more: end when all is written."""
+        self._last.set()
+
+    def _run(self) -> None:
+        try:
+            record = Record.read(self._paths.base, self._paths.job)
+            follower = Follower(record, {"job": self._paths.job, "logs": "all", "follow": True})
+            while not follower.ended:
+                last = self._last.is_set()
+                if not self._copy(follower):
+                    if last:
+                        break
+                    self._last.wait(_POLL)
+            for line in self._parts.values():
+                write_line(written(line._replace(goes_on=True)))
+        except (OSError, ClustertoolError) as error:  # the records are damaged, or stdout is closed
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"clustertool join: the logs are not shown any more: {error}\n")
+
+    def _copy(self, follower: Follower) -> bool:
+        """What is there now. False if there is nothing."""
+        found = False
+        for header, payload in follower.pieces():
+            if header["type"] == "log":
+                found = True
+                data = b"".join(written(line) for line in self._lines(header, payload))
+                files.write_all(_STDOUT, data)
+        return found
+
+    def _lines(self, about: LogFrame, data: bytes) -> Iterator[PodLine]:
+        """The lines that this piece of a log completes. A long one is continued in the next line."""
+        blank = PodLine(about["role"], about["rank"], about["attempt"], b"")
+        part = self._parts.pop(about["log"], blank).text
+        *whole, rest = (part + data).split(b"\n")
+        for text in whole:
+            for at in range(0, max(1, len(text)), PIECE):
+                yield blank._replace(text=text[at : at + PIECE], goes_on=at + PIECE < len(text))
+        while len(rest) > PIECE:
+            yield blank._replace(text=rest[:PIECE], goes_on=True)
+            rest = rest[PIECE:]
+        if rest:
+            self._parts[about["log"]] = blank._replace(text=rest)
+
+
+def write_line(line: bytes) -> None:
+    """To stdout, unless that is closed."""
+    with contextlib.suppress(OSError):
+        files.write_all(_STDOUT, line)

@@ -1,0 +1,200 @@
+"""The first process of a pod starts the joining process, passes on the signals of the kubelet, reaps orphans, and reports.
+
+The kubelet ends a pod by SIGTERM to this process only, and keeps of a pod its log, its exit code and the termination message.
+So this process writes the lines of all ranks to stdout while the job runs, and at the end a last line of JSON with the records
+of this node (model/kubernetes/pod_record.py). It exits with the code of the joining process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import time
+from typing import Callable, Dict, List, Optional
+
+from clustertool.errors import Interrupted, NodeLost, Terminated, TimedOut
+from clustertool.model.job.outcome import exit_code
+from clustertool.model.job.state_names import JobState
+from clustertool.model.joining.join_file import EngineSettings, JoinFile
+from clustertool.model.kubernetes import pod_record
+from clustertool.model.kubernetes.pod_record import PodEnd
+from clustertool.model.paths import OURS, RELEASED, JobPaths
+from clustertool.model.quantities import human_seconds
+from clustertool.node.jobs.records import Record
+from clustertool.node.join.pods.pod_log_writer import PodLogWriter, write_line
+from clustertool.node.join.pods.pod_records import has_output, leave_message, read_records, sizes_of_logs
+from clustertool.node.supervisor import prctl
+from clustertool.node.system import processes
+from clustertool.node.system.child_signals import EndRequest, Signals
+
+NAME = "ct-pod"
+_TICK = 0.2
+_LEFT = 20.0  # seconds for the guard of a supervisor that has died, and for what else is left
+_DRAIN = 20.0  # seconds for the rest of the logs: who reads stdout may be slow
+_ASKED = 5.0  # both, in a pod that is to end
+_LARGEST = 1 << 20  # bytes of a report
+_STATES = {
+    NodeLost.code: JobState.LOST,
+    Interrupted.code: JobState.STOPPED,
+    Terminated.code: JobState.STOPPED,
+    TimedOut.code: JobState.TIMEOUT,
+}
+
+
+class PodProcess:
+    """run() returns the exit code. join: as the bundle has it. `body`: the joining process; it gets a descriptor for its
+    reports, and returns its exit code."""
+
+    def __init__(self, join: JoinFile, body: Callable[[int], int]) -> None:
+        self._job = join.identity.job_id
+        self._settings: EngineSettings = join.of_engine
+        self._body = body
+        self._end = PodEnd(self._job, -1, JobState.LOST.value, "", 0)
+        self._errors: List[str] = []
+        self._reported = False  # how the job has ended
+        self._paths: Optional[JobPaths] = None  # once the job is placed here
+        self._lines: Optional[PodLogWriter] = None
+        self._child = 0
+        self._status: Optional[int] = None  # of the joining process
+        self._asked = False  # the kubelet ends this pod
+        self._rest = b""
+
+    def run(self) -> int:
+        processes.set_name(NAME)
+        prctl.become_subreaper()  # where this is not the first process of its namespace
+        signals = Signals()
+        inlet, outlet = os.pipe()
+        self._child = os.fork()
+        if self._child == 0:
+            self._become_joining(signals, inlet, outlet)
+        os.close(outlet)
+        os.set_blocking(inlet, False)
+        while self._status is None:
+            self._turn(signals, inlet)
+        self._read_reports(inlet)
+        self._await(signals, lambda: not processes.children(os.getpid()), _LEFT)
+        code = os.WEXITSTATUS(self._status) if os.WIFEXITED(self._status) else exit_code(0, os.WTERMSIG(self._status))
+        self._finish(signals, code)
+        return code
+
+    def _become_joining(self, signals: Signals, inlet: int, outlet: int) -> None:
+        """In the child: never returns."""
+        code = 70
+        try:
+            signals.close()
+            os.close(inlet)
+            processes.set_name("ct-join")
+            code = self._body(outlet)
+        finally:
+            processes.leave(code)
+
+    def _turn(self, signals: Signals, inlet: int) -> None:
+        select.select([signals.wake, inlet], [], [], _TICK)
+        for request in signals.turn():
+            self._pass_on(request)
+        if not self._read_reports(inlet):
+            time.sleep(_TICK)  # it has closed its reports, and ends
+        self._reap()
+
+    def _pass_on(self, request: EndRequest) -> None:
+        self._asked = True
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._child, signal.SIGINT if request.code == Interrupted.code else signal.SIGTERM)
+
+    def _reap(self) -> None:
+        """Children, and orphans of those that have died."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid == self._child:
+                    self._status = status
+
+    def _await(self, signals: Signals, done: Callable[[], bool], seconds: float) -> bool:
+        """Wait until done(), or for so many seconds; less in a pod that is to end. Returns whether it is done."""
+        began = time.monotonic()
+        while not done():
+            if time.monotonic() - began > (min(seconds, _ASKED) if self._asked else seconds):
+                return False
+            select.select([signals.wake], [], [], _TICK)
+            self._asked = bool(signals.turn()) or self._asked
+            self._reap()
+        return True
+
+    # -- what the joining process reports --
+
+    def _read_reports(self, inlet: int) -> bool:
+        """False: there will be none any more."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                data = os.read(inlet, 1 << 16)
+                if not data:
+                    return False
+                *lines, self._rest = (self._rest + data).split(b"\n")
+                self._rest = self._rest[-_LARGEST:]
+                for line in lines:
+                    self._take(json.loads(line))
+        return True
+
+    def _take(self, report: Dict[str, object]) -> None:
+        if report["type"] == "planned":
+            self._paths = JobPaths.at(str(report["job_dir"]))
+            self._end = self._end._replace(node=int(str(report["node"])))
+            self._lines = PodLogWriter(self._paths)
+        elif report["type"] == "error":
+            self._errors.append(": ".join(filter(None, (str(report["node"]), str(report["what"])))))
+        elif report["type"] == "ended":
+            outcome = report["outcome"]
+            assert isinstance(outcome, dict)
+            failed = tuple(f"{role} {rank}" for role, rank in outcome["culprits"])
+            self._reported = True
+            state, reason = str(outcome["state"]), str(outcome["reason"])
+            self._end = self._end._replace(state=state, reason=reason, failed=failed)
+
+    # -- the end --
+
+    def _finish(self, signals: Signals, code: int) -> None:
+        end = self._end = self._verdict(code)
+        leave_message(pod_record.message(end))
+        if self._lines is not None:
+            lines = self._lines
+            lines.finish()
+            if not self._await(signals, lambda: lines.done, _DRAIN):
+                return  # stdout is not read, so a last line would not be read either
+        self._keep(signals)
+        paths = self._paths
+        write_line(
+            pod_record.encode(end, read_records(paths), sizes_of_logs(paths)) if paths else pod_record.encode(end, {})
+        )
+
+    def _verdict(self, code: int) -> PodEnd:
+        """As it was reported; else what is known from the exit code."""
+        if self._errors:
+            state = _STATES.get(code, JobState.FAILED)
+            return self._end._replace(state=state.value, reason="; ".join(self._errors), code=code)
+        if not self._reported:
+            what = f"the process of this node ended with exit code {code} without a result"
+            return self._end._replace(state=JobState.LOST.value, reason=what, code=code)
+        return self._end._replace(code=code)
+
+    def _keep(self, signals: Signals) -> None:
+        """Node 0 waits for a fetch of its output, if there is any, until it is released."""
+        paths, seconds = self._paths, self._settings.keep
+        if paths is None or self._end.node != 0 or seconds <= 0 or self._asked:
+            return
+        if not has_output(Record.read(paths.base, paths.job).output):
+            return
+        released = paths.of(OURS, RELEASED)
+        began = time.monotonic()
+        _write(f"waiting up to {human_seconds(seconds)} for a fetch of the output; resources stay reserved")
+        self._await(signals, lambda: self._asked or os.path.exists(released), seconds)
+        how = "released" if os.path.exists(released) else "ended by Kubernetes" if self._asked else "not fetched"
+        _write(f"{how} after {human_seconds(time.monotonic() - began)}")
+
+
+def _write(text: str) -> None:
+    write_line(f"clustertool join: {text}\n".encode())

@@ -1,0 +1,67 @@
+"""The records of a pod's node, as the last line of its log has them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Dict, List
+
+from clustertool.model.kubernetes.pod_record import EVENTS, GROWTH, LEDGER, SPEC, USAGE, Log
+from clustertool.model.paths import LOG_NAMES, JobPaths
+from clustertool.node.storage import files
+
+_MOST = 4 << 20  # bytes of a file: its first line, and its end
+
+
+def read_records(paths: JobPaths) -> Dict[str, bytes]:
+    """Those that are there, by their names."""
+    found: Dict[str, bytes] = {}
+    places = {EVENTS: paths.events, LEDGER: paths.ledger, SPEC: paths.spec, GROWTH: paths.growth, USAGE: paths.usage}
+    for name, path in places.items():
+        with contextlib.suppress(OSError):
+            found[name] = _read(path)
+    return found
+
+
+def _read(path: str) -> bytes:
+    """Raises OSError."""
+    with open(files.open_file(path), "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        if size <= _MOST:
+            return file.read(_MOST)
+        first = file.readline(_MOST)
+        file.seek(size - _MOST + len(first))
+        file.readline(_MOST)
+        return first + file.read(_MOST)
+
+
+def sizes_of_logs(paths: JobPaths) -> List[Log]:
+    """The logs of the ranks, by their names in the job's directory."""
+    found: List[Log] = []
+    with contextlib.suppress(OSError):
+        job = files.open_job_dir(paths.dir)
+        with files.closing(job):
+            top = os.path.join(files.path_of(job), "log")
+            for folder, _, names in os.walk(top):
+                place = os.path.relpath(folder, os.path.dirname(top))
+                for name in sorted(names):
+                    path = os.path.join(folder, name)
+                    if name.partition(".")[0] in LOG_NAMES and not os.path.islink(path):
+                        found.append((f"{place}/{name}", os.lstat(path).st_size))
+    return found
+
+
+def has_output(folder: str) -> bool:
+    """Whether there is anything in a folder, which may be a link to one."""
+    with contextlib.suppress(OSError):
+        with os.scandir(folder) as entries:
+            return next(entries, None) is not None
+    return False
+
+
+def leave_message(data: bytes, path: str = "/dev/termination-log") -> None:
+    """Write the termination message of the container, if its runtime wants one: then the file is there."""
+    with contextlib.suppress(OSError):
+        with files.closing(os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)) as fd:
+            files.write_all(fd, data)
