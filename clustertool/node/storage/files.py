@@ -80,7 +80,7 @@ def make_dir(parent: str, *names: str) -> str:
         path = os.path.join(path, name)
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
-        if not is_own_dir(path):
+        if not (is_own_dir(path) or path_trust.is_of_pod(path)):
             fix = "another user put it there: choose another ROOT_DIR"
             raise PreflightError(f"{path} is not a directory of yours", fix)
     return path

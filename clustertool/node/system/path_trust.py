@@ -30,6 +30,12 @@ def set_group(root_dir_group: str) -> None:
     _group_trusted = _all_trusted or root_dir_group == _TRUSTED
 
 
+def is_of_pod(path: str) -> bool:
+    """Whether it is a directory that the kubelet has made for this pod: it belongs to root. False outside of pods."""
+    info = os.lstat(path)
+    return _all_trusted and stat.S_ISDIR(info.st_mode) and info.st_uid in users.roots()
+
+
 def unsafe(path: str) -> Optional[Unsafe]:
     """What lets another user replace the folder `path` (absolute), or None. Folders that do not exist yet are not judged."""
     at, links, rest = "/", 0, 0

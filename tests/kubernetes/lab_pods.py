@@ -1,0 +1,301 @@
+"""Pods without an API server: each is a node of a lab, with a root folder, a process namespace and the files of a kubelet.
+
+    pods = LabPods(lab(3), tmp_path)
+    job = pods.job("train.py", workspace)      # the join file; fields of it may be changed
+    started = pods.start(job)                  # [LabPod]: PID 1 is `python3 /etc/clustertool/bundle.pyz join`
+    assert [pod.wait() for pod in started] == [0, 0, 0]
+
+The image has Python and its libraries, and nothing else: no shell, no tar, no /etc/passwd.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from clustertool import __version__
+from clustertool.fleet import identity
+from clustertool.fleet.dispatch.workspace import read_workspace
+from clustertool.fleet.joining import join_bundle, join_process
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.job import Options, read_job
+from clustertool.model.facts import Identity
+from clustertool.model.joining.join_file import EngineSettings, JoinFile, MeetingPoint, OwnSettings
+from clustertool.model.kubernetes import pod_log, pod_record
+from clustertool.model.kubernetes.pod_record import PodEnd, PodRecord
+from tests.cli import until
+from tests.lab.lab import PATH, Lab
+
+ROOT = "/clustertool"
+VOLUME = "/clustertool-output"
+PORT = 7190
+SOON = 60.0
+_LIBRARIES = ("/usr/lib", "/lib", "/lib64", "/usr/lib64")
+_DEVICES = ("null", "zero", "random", "urandom")
+
+
+class LabPod:
+    """One pod on a node of a lab. `uid`: of its container."""
+
+    def __init__(self, lab: Lab, node: int, folder: Path, bundle: bytes, env: Mapping[str, str], uid: int) -> None:
+        self.lab, self.node, self.folder, self.uid = lab, node, folder, uid
+        self.root = folder / "root"
+        self._prepare(bundle)
+        self.popen = self._launch(env)
+
+    def _prepare(self, bundle: bytes) -> None:
+        """The files of the image, of the volumes, and of the kubelet."""
+        for path in ("proc", "dev/shm", "tmp", "etc", ROOT[1:], VOLUME[1:], "etc/clustertool/..data"):
+            (self.root / path).mkdir(parents=True, exist_ok=True)
+        for path in (*_LIBRARIES, sys.base_prefix):
+            self._place(path)
+        for path in (ROOT, VOLUME):  # an emptyDir, and a volume
+            (self.root / path[1:]).chmod(0o2777)
+        (self.root / "tmp").chmod(0o1777)
+        (self.root / "dev/shm").chmod(0o1777)
+        for name in _DEVICES:
+            (self.root / "dev" / name).touch()
+        (self.root / "dev/fd").symlink_to("/proc/self/fd")
+        self.termination.touch()
+        self.termination.chmod(0o666)
+        secret = self.root / "etc/clustertool"
+        (secret / "..data/bundle.pyz").write_bytes(bundle)
+        (secret / "..data/bundle.pyz").chmod(0o444)
+        (secret / "bundle.pyz").symlink_to("..data/bundle.pyz")
+        secret.chmod(0o1777)
+        hosts = "".join(f"{self.lab.address(n)} {host(n)}\n" for n in range(self.lab.n))
+        (self.root / "etc/hosts").write_text(f"127.0.0.1 localhost\n{hosts}")
+
+    def _place(self, path: str) -> None:
+        """The same folder or link as on this machine, empty so far."""
+        at = self.root / path[1:]
+        at.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.islink(path):
+            at.symlink_to(os.readlink(path))
+        else:
+            at.mkdir(exist_ok=True)
+
+    def _launch(self, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        root = str(self.root)
+        binds = [path for path in (*_LIBRARIES, sys.base_prefix) if not os.path.islink(path)]
+        lines = [
+            "set -e",
+            f"mount --bind {root} {root}",
+            *(f"mount --bind {path} {root}{path}" for path in (*binds, *(f"/dev/{name}" for name in _DEVICES))),
+            f"mount -t proc proc {root}/proc",
+        ]
+        base = {"PATH": f"{sys.base_prefix}/bin", "HOME": "/", "IMAGE_WORD": "image", **env}
+        python = f"{sys.base_prefix}/bin/python3"
+        argv = ["chroot", f"--userspec={self.uid}:{self.uid}", "--groups=", root, python]
+        given = [f"{name}={value}" for name, value in base.items()]
+        last = shlex.join(["exec", "env", "-i", *given, shutil.which("chroot", path=PATH) or "", *argv[1:]])
+        lines.append(f"{last} /etc/clustertool/bundle.pyz join")
+        enter = ["nsenter", "-t", str(self.lab.boots[self.node].init), "-i", "-n"]
+        space = ["unshare", "-m", "-p", "-u", "--fork", "--kill-child=KILL", "--propagation", "private"]
+        name = f"hostname {pod_name(self.node)}"
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            return subprocess.Popen(
+                [*enter, *space, "sh", "-c", "\n".join([name, *lines])],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env={"PATH": PATH},
+                cwd="/",
+                start_new_session=True,
+            )
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "stdout"
+
+    @property
+    def err(self) -> Path:
+        return self.folder / "stderr"
+
+    @property
+    def termination(self) -> Path:
+        return self.root / "dev/termination-log"
+
+    def at(self, path: str) -> Path:
+        """A path of the pod, as this machine sees it."""
+        return self.root / path.lstrip("/")
+
+    @property
+    def first(self) -> int:
+        """The pid of the pod's first process, as this machine sees it; 0 before it is there."""
+        for line in _children(self.popen.pid):
+            if Path(f"/proc/{line}/comm").read_text().strip() in ("ct-pod", "ct-join", "python3"):
+                return line
+        return 0
+
+    def child(self, name: str) -> int:
+        """The pid of a process below PID 1, by its name, as this machine sees it; 0: there is none."""
+        todo = [self.first]
+        while todo and todo[0]:
+            pid = todo.pop()
+            todo += _children(pid)
+            if _comm(pid) == name:
+                return pid
+        return 0
+
+    def term(self) -> None:
+        """As the kubelet ends a pod."""
+        os.kill(self.first, signal.SIGTERM)
+
+    def wait(self, seconds: float = SOON) -> int:
+        try:
+            return self.popen.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"pod {self.node} goes on: {self.shown}") from None
+
+    @property
+    def shown(self) -> str:
+        return f"{self.out.read_text(errors='replace')[-3000:]} {self.err.read_text(errors='replace')[-3000:]}"
+
+    def says(self, text: str, seconds: float = SOON) -> None:
+        """Wait for a text in the pod's log."""
+        until(lambda: text in self.out.read_text(errors="replace"), seconds, lambda: f"{text}: {self.shown}")
+
+    @property
+    def record(self) -> PodRecord:
+        return pod_record.decode(self.out.read_bytes().splitlines()[-1])
+
+    @property
+    def message(self) -> PodEnd:
+        return pod_record.read_message(self.termination.read_text())
+
+    def logs(self) -> dict[tuple[str, int, int], bytes]:
+        """The logs of the ranks, restored from the pod's log: by role, rank and attempt."""
+        found: dict[tuple[str, int, int], bytes] = {}
+        for row in self.out.read_bytes().split(b"\n"):
+            line = pod_log.read_line(row)
+            if line is not None:
+                key = (line.role, line.rank, line.attempt)
+                found[key] = found.get(key, b"") + line.content
+        return found
+
+    @property
+    def job_dir(self) -> Path:
+        (found,) = self.at(ROOT).glob("JOB*")
+        return found
+
+    def end(self) -> None:
+        if self.popen.poll() is None:
+            os.killpg(self.popen.pid, signal.SIGKILL)
+            self.popen.wait(SOON)
+
+
+class LabPods:
+    """Makes pods on the nodes of a lab, one on each."""
+
+    def __init__(self, lab: Lab, tmp: Path) -> None:
+        self.lab, self.tmp = lab, tmp
+        self.pods: list[LabPod] = []
+        self._numbers = iter(range(1000))
+
+    def join(
+        self,
+        options: Options | None = None,
+        *,
+        job: str = "podjob",
+        engine: EngineSettings | None = None,
+        cluster: Mapping[str, Any] | None = None,
+        toml: Mapping[str, Any] | None = None,
+        own: OwnSettings | None = None,
+        **fields: Any,
+    ) -> JoinFile:
+        given = {"device_kind": "cpu", "loss_timeout": 5.0, "grace": 3.0, "where": "this test", "root_dir": ROOT}
+        known = Cluster((), **{**given, **(cluster or {})})
+        who = Identity(job, time.time(), "tester", identity.token(), *identity.certificate(), asked=job, name=job)
+        join = JoinFile(
+            version=__version__,
+            code=join_process.digest(),
+            identity=who,
+            cluster=known,
+            job=read_job(known, toml or {}, options or Options()),
+            nnodes=self.lab.n,
+            coordinator=MeetingPoint(host(0), PORT),
+            join_timeout=60.0,
+            names=tuple(map(pod_name, range(self.lab.n))),
+            engine="kubernetes",
+            of_engine=engine or EngineSettings(),
+            own=own or OwnSettings(),
+        )
+        return replace(join, **fields)
+
+    def bundle(self, join: JoinFile, workspace: Path | None, inside: bool = True) -> bytes:
+        """inside: the bundle has the workspace in it."""
+        path = self.tmp / f"bundle{next(self._numbers)}.pyz"
+        if workspace is None:
+            join_bundle.write(path, join)
+        else:
+            sent = read_workspace(workspace)
+            join_bundle.write(path, join_bundle.with_workspace(join, sent), sent if inside else None)
+        return path.read_bytes()
+
+    def start(
+        self, bundle: bytes, *, uid: int = 0, env: Mapping[str, str] | None = None, nodes: Sequence[int] | None = None
+    ) -> list[LabPod]:
+        started = []
+        for node in range(self.lab.n) if nodes is None else nodes:
+            own = {
+                "CLUSTERTOOL_FIRST_NODE": "0",
+                "JOB_COMPLETION_INDEX": str(node),
+                "POD_IP": self.lab.address(node),
+                "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+                **(env or {}),
+            }
+            folder = self.tmp / f"pod{next(self._numbers)}"
+            started.append(LabPod(self.lab, node, folder, bundle, own, uid))
+        self.pods += started
+        return started
+
+    def close(self) -> None:
+        for pod in self.pods:
+            pod.end()
+
+
+def pod_name(node: int) -> str:
+    return f"ct-podjob-{node}"
+
+
+def host(node: int) -> str:
+    return f"{pod_name(node)}.ct-podjob"
+
+
+def workspace(folder: Path, **texts: str) -> Path:
+    """A workspace of these files: train_py="..." is train.py."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (folder / name.replace("_", ".")).write_text(text)
+    return folder
+
+
+def _children(pid: int) -> list[int]:
+    def read() -> Iterator[int]:
+        try:
+            for task in os.listdir(f"/proc/{pid}/task"):
+                yield from map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+        except OSError:
+            return
+
+    return list(read())
+
+
+def _comm(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+Make = Callable[..., LabPods]

@@ -1,0 +1,228 @@
+"""Joining processes as PID 1 of pods whose image has nothing but Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from clustertool.model.config.job import Options
+from clustertool.model.joining.join_file import EngineSettings
+from clustertool.model.kubernetes.pod_record import EVENTS, GROWTH, LEDGER, RECORDS, SPEC
+from tests.cli import until
+from tests.kubernetes.lab_pods import SOON, LabPods, workspace
+from tests.lab.lab import Lab, why_not
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "a lab can run here")
+
+TALK = dedent(
+    """
+    import json, os, sys
+    rank = os.environ["RANK"]
+    sys.stdout.write(f"rank {rank} begins\\n" + "x" * 20_000 + f"\\n[trainer 99] from {rank}\\n")
+    sys.stdout.write('{"clustertool": 1, "state": "succeeded"}\\n\\n')
+    sys.stdout.buffer.write(b"\\xff\\r\\x00 bytes\\n") if 0 else None
+    with open(os.environ["CLUSTERTOOL_OUTPUT"] + "/env", "w") as file:
+        json.dump({**os.environ, "uid": os.getuid(), "cwd": os.getcwd()}, file)
+    sys.stdout.write("no newline at the end")
+    """
+)
+WAIT = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[Callable[[int], LabPods]]:
+    """pods(3): pods on the nodes of a new lab."""
+    made: list[LabPods] = []
+
+    def make(n: int = 3) -> LabPods:
+        made.append(LabPods(Lab(n, tmp_path / f"lab{len(made)}"), tmp_path))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for one in made:
+            one.close()
+            one.lab.close()
+
+
+@pytest.mark.parametrize("uid", [0, 1234])
+def test_a_job_in_pods_whose_image_has_only_python(pods: Callable[[int], LabPods], tmp_path: Path, uid: int) -> None:
+    three = pods(3)
+    folder = workspace(tmp_path / "work", train_py=TALK)
+    started = three.start(three.bundle(three.join(Options(nproc_per_node="2")), folder), uid=uid)
+    assert [pod.wait() for pod in started] == [0, 0, 0], [pod.shown for pod in started]
+    for node, pod in enumerate(started):
+        record = pod.record
+        assert (record.end.job, record.end.node, record.end.state, record.end.code) == ("podjob", node, "succeeded", 0)
+        assert pod.message == record.end
+        assert set(record.files) >= {EVENTS, LEDGER, SPEC, GROWTH} and set(record.files) <= set(RECORDS)
+        kinds = [json.loads(line)["type"] for line in record.files[EVENTS].splitlines()]
+        assert kinds[0] == "job" and "ended" in kinds
+        logs = {
+            f"log/workerlog.{rank}": (pod.job_dir / f"log/workerlog.{rank}").read_bytes()
+            for rank in (2 * node, 2 * node + 1)
+        }
+        assert {f"log/workerlog.{rank}": data for (_, rank, _), data in pod.logs().items()} == logs
+        assert dict(record.logs) == {name: len(data) for name, data in logs.items()}
+        key = three.pods[0].at("etc/clustertool/bundle.pyz")
+        assert b"PRIVATE KEY" not in pod.out.read_bytes() + b"".join(record.files.values()), key
+        env = json.loads((pod.job_dir / "output/env").read_text())
+        assert (env["IMAGE_WORD"], env["HOME"], env["uid"]) == ("image", "/", uid)
+        assert (env["POD_IP"], env["CLUSTERTOOL_NNODES"], env["CLUSTERTOOL_NODE_RANK"]) == (
+            three.lab.address(node),
+            "3",
+            str(node),
+        )
+        assert env["MASTER_ADDR"] == three.lab.address(0)
+        assert "CLUSTERTOOL_FIRST_NODE" not in env
+
+
+def test_a_rank_fails(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
+    pair = pods(2)
+    text = "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(7)\ntime.sleep(600)\n"
+    started = pair.start(pair.bundle(pair.join(), workspace(tmp_path / "work", train_py=text)))
+    assert [pod.wait() for pod in started] == [7, 7]
+    for pod in started:
+        assert (pod.record.end.state, pod.record.end.failed, pod.message.code) == ("failed", ("trainer 1",), 7)
+        assert "trainer" in pod.record.end.reason
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_kubernetes_ends_a_pod(pods: Callable[[int], LabPods], tmp_path: Path, node: int) -> None:
+    """SIGTERM for PID 1 of one pod: the node is lost, and the job ends everywhere."""
+    pair = pods(2)
+    started = pair.start(pair.bundle(pair.join(), workspace(tmp_path / "work", train_py=WAIT)))
+    for pod in started:
+        pod.says("ready")
+    started[node].term()
+    assert [pod.wait() for pod in started] == [75, 75]
+    for pod in started:
+        end = pod.record.end
+        assert (
+            end.state == "lost" and "Kubernetes has ended its pod" in end.reason and f"ct-podjob-{node}" in end.reason
+        )
+        assert "pid 1 (ct-pod)" in end.reason
+
+
+def test_a_pod_is_lost(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
+    three = pods(3)
+    started = three.start(three.bundle(three.join(), workspace(tmp_path / "work", train_py=WAIT)))
+    for pod in started:
+        pod.says("ready")
+    three.lab.cut(2)
+    assert [pod.wait() for pod in started[:2]] == [75, 75]
+    assert "ct-podjob-2" in started[0].message.reason and started[0].message.state == "lost"
+
+
+def test_kubernetes_ends_a_pod_before_the_job_starts(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
+    three = pods(3)
+    bundle = three.bundle(three.join(), workspace(tmp_path / "work", train_py=WAIT))
+    first, second = three.start(bundle, nodes=[0, 1])
+    until(lambda: "2 of 3 nodes have joined" in first.err.read_text(), SOON, lambda: first.shown)
+    second.term()
+    assert (first.wait(), second.wait()) == (75, 75)
+    for pod in (first, second):
+        assert (pod.message.state, pod.message.node) == ("lost", -1)
+        assert "the job did not start" in pod.message.reason and pod.record.files == {}
+
+
+def test_the_supervisor_of_a_pod_dies(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
+    """PID 1 stays: the guard ends the ranks and reports, and the records are in the pod's log."""
+    pair = pods(2)
+    started = pair.start(pair.bundle(pair.join(), workspace(tmp_path / "work", train_py=WAIT)))
+    for pod in started:
+        pod.says("ready")
+    os.kill(started[1].child("ct-supervisor"), signal.SIGKILL)
+    assert [pod.wait() for pod in started] == [75, 137]
+    end = started[1].record.end
+    assert (end.state, end.node) == ("lost", 1) and "exit code 137" in end.reason
+    kinds = {json.loads(line)["type"] for line in started[1].record.files[EVENTS].split(b"\n") if line}
+    assert {"supervisor-lost", "clean"} <= kinds
+
+
+def test_ranks_restart_inside_running_pods(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
+    pair = pods(2)
+    text = (
+        "import os, sys\nn = os.environ['CLUSTERTOOL_ATTEMPT']\nprint('attempt', n)\nsys.exit(0 if n == '1' else 3)\n"
+    )
+    options = Options(max_restarts="2")
+    started = pair.start(pair.bundle(pair.join(options), workspace(tmp_path / "work", train_py=text)))
+    assert [pod.wait() for pod in started] == [0, 0], [pod.shown for pod in started]
+    for rank, pod in enumerate(started):
+        assert pod.logs()[("trainer", rank, 1)] == b"attempt 1\n"
+        assert f"[trainer {rank} attempt 1] attempt 1\n" in pod.out.read_text()
+
+
+def test_roles_of_pods(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
+    """Two trainers and a pserver, which ends when the trainers are done; its pod exits with 0."""
+    three = pods(3)
+    text = dedent(
+        """
+        import os, socket, time
+        if os.environ["TRAINING_ROLE"] == "PSERVER":
+            sock = socket.create_server((os.environ["POD_IP"], int(os.environ["PADDLE_PORT"])))
+            time.sleep(600)
+        print("trainer", os.environ["PADDLE_TRAINER_ID"], os.environ["PADDLE_PSERVERS_IP_PORT_LIST"])
+        """
+    )
+    engine = EngineSettings(roles=("trainer", "trainer", "pserver"))
+    join = three.join(Options(mode="ps"), engine=engine)
+    started = three.start(three.bundle(join, workspace(tmp_path / "work", train_py=text)))
+    assert [pod.wait() for pod in started] == [0, 0, 0], [pod.shown for pod in started]
+    assert [sorted(pod.logs()) for pod in started[:2]] == [[("trainer", 0, 0)], [("trainer", 1, 0)]]
+    assert three.lab.address(2).encode() in started[0].logs()["trainer", 0, 0]
+
+
+def test_node_0_waits_for_a_fetch_until_it_is_released(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
+    pair = pods(2)
+    text = "import os\nopen(os.environ['CLUSTERTOOL_OUTPUT'] + '/model', 'w').write('m')\n"
+    join = pair.join(engine=EngineSettings(keep=300.0))
+    started = pair.start(pair.bundle(join, workspace(tmp_path / "work", train_py=text)))
+    assert started[1].wait() == 0
+    started[0].says("waiting up to 5 min 00 s for a fetch of the output; resources stay reserved")
+    assert started[0].message.state == "succeeded", "the verdict is known while it waits"
+    assert started[0].popen.poll() is None
+    (started[0].job_dir / ".clustertool/released").touch()
+    assert started[0].wait() == 0
+    assert "released after" in started[0].out.read_text() and started[0].record.end.state == "succeeded"
+
+
+@pytest.mark.parametrize(("output", "keep"), [(False, 300.0), (True, 0.5)])
+def test_node_0_does_not_wait_longer_than_it_must(
+    pods: Callable[[int], LabPods], tmp_path: Path, output: bool, keep: float
+) -> None:
+    one = pods(1)
+    text = "import os\nopen(os.environ['CLUSTERTOOL_OUTPUT'] + '/model', 'w').write('m')\n" if output else "pass\n"
+    join = one.join(engine=EngineSettings(keep=keep))
+    (pod,) = one.start(one.bundle(join, workspace(tmp_path / "work", train_py=text)))
+    assert pod.wait() == 0
+    assert ("not fetched after" in pod.out.read_text()) is output
+    assert pod.record.end.code == 0
+
+
+def test_a_kept_pod_that_kubernetes_ends(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
+    one = pods(1)
+    text = "import os\nopen(os.environ['CLUSTERTOOL_OUTPUT'] + '/model', 'w').write('m')\n"
+    (pod,) = one.start(
+        one.bundle(one.join(engine=EngineSettings(keep=300.0)), workspace(tmp_path / "work", train_py=text))
+    )
+    pod.says("resources stay reserved")
+    pod.term()
+    assert pod.wait() == 0
+    assert "ended by Kubernetes after" in pod.out.read_text() and pod.record.end.state == "succeeded"
+
+
+def test_a_file_that_is_no_secret(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
+    """A bundle that others could change is refused, and so are the variables of no pod."""
+    one = pods(1)
+    bundle = one.bundle(one.join(), workspace(tmp_path / "work", train_py="pass"))
+    (pod,) = one.start(bundle, env={"JOB_COMPLETION_INDEX": ""})
+    assert pod.wait() == 64 and "JOB_COMPLETION_INDEX is not set" in pod.err.read_text()
+    assert (pod.message.code, pod.message.node) == (64, -1) and "JOB_COMPLETION_INDEX" in pod.message.reason
