@@ -11,6 +11,7 @@ The image has Python and its libraries, and nothing else: no shell, no tar, no /
 from __future__ import annotations
 
 import os
+import pickle
 import shlex
 import shutil
 import signal
@@ -24,6 +25,7 @@ from typing import Any
 
 from clustertool import __version__
 from clustertool.fleet import identity
+from clustertool.fleet.dispatch.shipment import Shipment
 from clustertool.fleet.dispatch.workspace import read_workspace
 from clustertool.fleet.joining import join_bundle, join_process
 from clustertool.model.config.cluster import Cluster
@@ -43,13 +45,39 @@ _LIBRARIES = ("/usr/lib", "/lib", "/lib64", "/usr/lib64")
 _DEVICES = ("null", "zero", "random", "urandom")
 
 
+_RECEIVE = """
+import pickle, sys
+sys.path.insert(0, "/etc/clustertool/bundle.pyz")
+from clustertool.node.storage.release_store import Store
+from clustertool.node.system import path_trust
+path_trust.set_group("pod")
+pieces, release, text = pickle.load(sys.stdin.buffer)
+store = Store("/clustertool")
+for name, data in pieces.items():
+    assert store.add(name, data)
+store.complete(release, text)
+"""
+
+
 class LabPod:
     """One pod on a node of a lab. `uid`: of its container."""
 
-    def __init__(self, lab: Lab, node: int, folder: Path, bundle: bytes, env: Mapping[str, str], uid: int) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        node: int,
+        folder: Path,
+        bundle: bytes,
+        env: Mapping[str, str],
+        uid: int,
+        files: Mapping[str, str],
+    ) -> None:
         self.lab, self.node, self.folder, self.uid = lab, node, folder, uid
         self.root = folder / "root"
         self._prepare(bundle)
+        for path, text in files.items():
+            self.at(path).parent.mkdir(parents=True, exist_ok=True)
+            self.at(path).write_text(text)
         self.popen = self._launch(env)
 
     def _prepare(self, bundle: bytes) -> None:
@@ -188,6 +216,20 @@ class LabPod:
         (found,) = self.at(ROOT).glob("JOB*")
         return found
 
+    def receive(self, folder: Path) -> None:
+        """Put the release of a workspace into the store, as an agent in the pod does."""
+        space = ["nsenter", "-t", str(self.first), "-m", "-p", "-u", "-n", "-i"]
+        sent = read_workspace(folder)
+        shipment = Shipment(sent, {})
+        pieces = {piece.name: shipment.read(n) for n, piece in enumerate(shipment.pieces) if n}
+        data = pickle.dumps((pieces, sent.release, shipment.text))
+        user = [f"--userspec={self.uid}:{self.uid}", "--groups="]
+        argv = [*space, "chroot", *user, str(self.root), f"{sys.base_prefix}/bin/python3"]
+        done = subprocess.run(
+            [*argv, "-c", _RECEIVE], input=data, capture_output=True, env={"PATH": PATH}, timeout=SOON
+        )
+        assert done.returncode == 0, done.stderr
+
     def end(self) -> None:
         if self.popen.poll() is None:
             os.killpg(self.popen.pid, signal.SIGKILL)
@@ -243,8 +285,15 @@ class LabPods:
         return path.read_bytes()
 
     def start(
-        self, bundle: bytes, *, uid: int = 0, env: Mapping[str, str] | None = None, nodes: Sequence[int] | None = None
+        self,
+        bundle: bytes,
+        *,
+        uid: int = 0,
+        env: Mapping[str, str] | None = None,
+        nodes: Sequence[int] | None = None,
+        files: Mapping[str, str] | None = None,
     ) -> list[LabPod]:
+        """files: of the image, by their paths."""
         started = []
         for node in range(self.lab.n) if nodes is None else nodes:
             own = {
@@ -255,7 +304,7 @@ class LabPods:
                 **(env or {}),
             }
             folder = self.tmp / f"pod{next(self._numbers)}"
-            started.append(LabPod(self.lab, node, folder, bundle, own, uid))
+            started.append(LabPod(self.lab, node, folder, bundle, own, uid, files or {}))
         self.pods += started
         return started
 

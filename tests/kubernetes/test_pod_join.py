@@ -12,10 +12,10 @@ from textwrap import dedent
 import pytest
 
 from clustertool.model.config.job import Options
-from clustertool.model.joining.join_file import EngineSettings
+from clustertool.model.joining.join_file import EngineSettings, OwnSettings
 from clustertool.model.kubernetes.pod_record import EVENTS, GROWTH, LEDGER, RECORDS, SPEC
 from tests.cli import until
-from tests.kubernetes.lab_pods import SOON, LabPods, workspace
+from tests.kubernetes.lab_pods import ROOT, SOON, VOLUME, LabPods, workspace
 from tests.lab.lab import Lab, why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "a lab can run here")
@@ -217,6 +217,62 @@ def test_a_kept_pod_that_kubernetes_ends(pods: Callable[[int], LabPods], tmp_pat
     pod.term()
     assert pod.wait() == 0
     assert "ended by Kubernetes after" in pod.out.read_text() and pod.record.end.state == "succeeded"
+
+
+def test_the_workspace_comes_from_the_laptop(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
+    """Node 0 waits until it is complete in its store; the others get it from there."""
+    three = pods(3)
+    folder = workspace(tmp_path / "work", train_py="print(len(open('data.bin').read()))\n")
+    (folder / "data.bin").write_text("x" * 3_000_000)
+    join = three.join(engine=EngineSettings(uploaded=True))
+    started = three.start(three.bundle(join, folder, inside=False), uid=1234)
+    until(lambda: "waiting for the workspace" in started[0].err.read_text(), SOON, lambda: started[0].shown)
+    assert not started[0].out.read_text()
+    started[0].receive(folder)
+    assert [pod.wait() for pod in started] == [0, 0, 0], [pod.shown for pod in started]
+    assert [pod.logs()["trainer", rank, 0] for rank, pod in enumerate(started)] == [b"3000000\n"] * 3
+
+
+def test_the_workspace_does_not_come(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
+    pair = pods(2)
+    folder = workspace(tmp_path / "work", train_py="pass\n")
+    join = pair.join(engine=EngineSettings(uploaded=True), join_timeout=4.0)
+    started = pair.start(pair.bundle(join, folder, inside=False))
+    assert [pod.wait() for pod in started] == [74, 74], [pod.shown for pod in started]
+    assert "no part of the workspace has come from the laptop for 4 s" in started[1].message.reason
+
+
+@pytest.mark.parametrize("uid", [0, 1234])
+def test_output_on_a_volume(pods: Callable[[int], LabPods], tmp_path: Path, uid: int) -> None:
+    """Each node has an output of its own; the one of node 0 has the name of the job."""
+    pair = pods(2)
+    text = "import os\nopen(os.environ['CLUSTERTOOL_OUTPUT'] + '/model', 'w').write(os.environ['RANK'])\n"
+    join = pair.join(engine=EngineSettings(output=VOLUME))
+    started = pair.start(pair.bundle(join, workspace(tmp_path / "work", train_py=text)), uid=uid)
+    assert [pod.wait() for pod in started] == [0, 0], [pod.shown for pod in started]
+    assert (started[0].at(VOLUME) / "JOBpodjob/model").read_text() == "0"
+    assert (started[1].at(VOLUME) / "JOBpodjob-node1/model").read_text() == "1"
+
+
+def test_a_volume_that_cannot_be_written(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
+    one = pods(1)
+    join = one.join(engine=EngineSettings(output="/proc/volume"))
+    (pod,) = one.start(one.bundle(join, workspace(tmp_path / "work", train_py="pass\n")), uid=1234)
+    assert pod.wait() == 69
+    assert "the output cannot be put on the volume at /proc/volume" in pod.message.reason
+    assert not list(pod.at(ROOT).glob("JOB*")), "the job is taken back"
+
+
+def test_a_workspace_of_the_image(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
+    """The ranks run in a folder that each pod has, and that they may not change."""
+    pair = pods(2)
+    join = pair.join(
+        Options(command=("python3", "train.py"), job_workspace="/opt/work"), own=OwnSettings(folder="/opt/work")
+    )
+    files = {"/opt/work/train.py": "import os\nprint(os.getcwd(), os.environ['CLUSTERTOOL_OUTPUT'])\n"}
+    started = pair.start(pair.bundle(join, None), uid=1234, files=files)
+    assert [pod.wait() for pod in started] == [0, 0], [pod.shown for pod in started]
+    assert started[1].logs()["trainer", 1, 0] == f"/opt/work {ROOT}/JOBpodjob/output\n".encode()
 
 
 def test_a_file_that_is_no_secret(pods: Callable[[int], LabPods], tmp_path: Path) -> None:

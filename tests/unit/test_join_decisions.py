@@ -149,7 +149,7 @@ def test_a_machine_of_an_engine_that_leaves_does_not_come_again() -> None:
 
 
 def test_join_timeout_names_the_nodes_of_an_engine() -> None:
-    history = History(d.JoinState(offer(0), 120.0, ("gpu01", "gpu02", "gpu03")))
+    history = History(d.JoinState(offer(0), 120.0, ("gpu01", "gpu02", "gpu03"), "slurm"))
     history.offers(2)
     assert history.after(d.Tick(119.9)) == ()
     error = aborted(history.after(d.Tick(120.0)))
@@ -364,3 +364,15 @@ def test_a_workspace_that_does_not_arrive() -> None:
     history.after(d.Failed(1, 3, DispatchError("nothing has come")))
     history.after(d.Done(0, 3))
     assert aborted(history.after(d.Done(2, 3))).code == 74
+
+
+def test_a_workspace_that_the_laptop_sends_later() -> None:
+    """The plan is made; nothing more happens until node 0 has the workspace. A machine that is lost meanwhile ends the job."""
+    history = History().gathered()
+    history.all_answer()
+    assert history.after(d.Planned(later=True)) == () and history.state.phase == "awaiting"
+    assert history.after(d.Tick(10_000.0)) == (), "as long as it takes"
+    lost = d.decide(history.state, d.Gone(1, "closed"))[1]
+    assert isinstance(lost[0], d.Abort) and isinstance(lost[0].error, NodeLost)
+    (order,) = history.after(d.Planned(fetch=True))
+    assert isinstance(order, d.Order) and order.kind == "relay"

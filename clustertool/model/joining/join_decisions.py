@@ -8,6 +8,9 @@
     gathering  JOIN_TIMEOUT since the first one     over       Abort (75)
     probing    all machines have answered           planning   MakePlan
     planning   the plan is made                     placing    Order(place)
+    planning   the workspace is still to come       awaiting
+               from the laptop
+    awaiting   node 0 has the workspace             placing, relaying
     planning   the plan is made; machines lack      relaying   Order(relay)        (they start relays, and node 0 one that
                the workspace                                                        serves)
     relaying   all relays listen                    fetching   Order(fetch)
@@ -22,7 +25,7 @@
     any        the coordinator is interrupted       over       Abort (130, 143)
 
     * but for gathering. Failures in answer to an order are collected until all machines have answered.
-    ** but for gathering, fetching and placing, which take as long as the workspace is large.
+    ** but for gathering, awaiting, fetching and placing, which take as long as the workspace is large.
 
 A machine that offers is refused if it has another code or another number of nodes than the coordinator, if its index belongs to
 a machine that is connected, and after the plan. A machine whose connection is open but silent for the loss timeout counts as
@@ -38,7 +41,7 @@ from typing import Callable, Dict, NamedTuple, Optional, Sequence, Set, Tuple, U
 
 from clustertool.errors import ClustertoolError, NodeLost, PortInUse, PreflightError, Several, UsageError, as_one, only
 from clustertool.model.job.outcome import some
-from clustertool.model.paths import STEP_OUTPUT
+from clustertool.model.joining.join_errors import messages_of
 from clustertool.model.wire.lead_messages import Incarnation
 
 COORDINATOR = 0  # its connection, and its index
@@ -104,10 +107,12 @@ class Failed(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """The plan is made, or `error` says why there is none. fetch: machines lack the workspace."""
+    """The plan is made, or `error` says why there is none. fetch: machines lack the workspace. later: node 0 lacks it, too: the
+    laptop sends it, and this event comes again then."""
 
     error: Optional[ClustertoolError] = None
     fetch: bool = False
+    later: bool = False
 
 
 class Signalled(NamedTuple):
@@ -181,12 +186,13 @@ Action = Union[Refuse, Drop, Wait, Number, Order, MakePlan, Lead, Go, Abort]
 class JoinState(NamedTuple):
     """`own`: the coordinator's own offer. `round`: of the last order. `answered`: connections that have answered it.
 
-    names: of all machines by index, where an engine starts them together.
+    names: of all machines by index, where `engine` starts them together.
     """
 
     own: Offer
     timeout: float
     names: Tuple[str, ...] = ()
+    engine: str = ""
     phase: str = "gathering"
     members: Tuple[JoinedNode, ...] = ()
     since: Optional[float] = None  # when the first machine has joined
@@ -364,7 +370,8 @@ def _too_few(state: JoinState) -> ClustertoolError:
         absent = some([state.names[index] for index in lacking])
         what = f"{len(state.members)} of {state.own.nnodes} nodes have joined within {state.timeout:g} s; missing: {absent}"
         return NodeLost(
-            what, f"{STEP_OUTPUT} has the messages of these nodes; JOIN_TIMEOUT in conf.py is the time that they have"
+            what,
+            f"{messages_of(state.engine)} has the messages of these nodes; JOIN_TIMEOUT in conf.py is the time that they have",
         )
     which = f"; missing: index {', '.join(map(str, lacking))}" if lacking else ""
     what = f"{len(state.members)} of {state.own.nnodes} nodes have joined within {state.timeout:g} s: {there}{which}"
@@ -445,6 +452,8 @@ def _of_node(state: JoinState, connection: int, error: ClustertoolError) -> Clus
 def _planned(state: JoinState, event: Planned) -> Step:
     if event.error is not None:
         return _abort(state, event.error)
+    if event.later:
+        return state._replace(phase="awaiting"), ()
     state, order = _order(state, "relaying" if event.fetch else "placing")
     return state, (order,)
 

@@ -16,6 +16,7 @@ from clustertool.errors import (
     singles,
 )
 from clustertool.model.job.state_names import JobState
+from clustertool.model.paths import STEP_OUTPUT
 from clustertool.model.quantities import whole
 
 if TYPE_CHECKING:
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 _MOST = 1000  # errors in one message
 _LONGEST = 1 << 16  # characters of a text
 _FIELDS = ("kind", "what", "fix", "node")
+
+
+def messages_of(engine: str) -> str:
+    """Where the messages of joining machines are that this engine has started."""
+    return {"slurm": STEP_OUTPUT, "kubernetes": "`kubectl logs`"}.get(engine, "the terminal")
 
 
 def error_rows(error: ClustertoolError) -> List[JoinError]:

@@ -111,6 +111,7 @@ STOP: Kind[r.StopRequest, a.StopAnswer] = Kind("stop", "jobs.stop_request:stop_j
 CLEAN: Kind[r.CleanRequest, a.CleanAnswer] = Kind("clean", "jobs.clean:clean", long=True, of_records=True)
 RANK_SESSION: Kind[r.RankSessionRequest, a.RankSessionAnswer] = Kind("rank-session", "agent.rank_session:find")
 BUNDLE: Kind[r.BundleRequest, a.ContentAnswer] = Kind("bundle", "agent.job_requests:read_bundle")
+RELEASE: Kind[r.JobRequest, a.Answer] = Kind("release", "agent.job_requests:release")
 FOLLOW: Kind[r.FollowRequest, a.Answer] = Kind("follow", "agent.job_requests:follow", inline=True, of_records=True)
 PLACE: Kind[r.PlaceRequest, a.Answer] = Kind("place", "agent.place:place", endless=True)
 UNPLACE: Kind[r.UnplaceRequest, a.Answer] = Kind("unplace", "agent.place:unplace", long=True)

@@ -1,4 +1,4 @@
-"""Handlers of requests to a job that runs here: to follow it, and for its bundle.
+"""Handlers of requests to a job that runs here: to follow it, for its bundle, and to let its pod end.
 
 The agent's loop sends what a follower reads.
 """
@@ -9,13 +9,15 @@ import binascii
 from typing import TYPE_CHECKING, Dict, Union
 
 from clustertool.errors import NotFound
+from clustertool.model.paths import OURS, RELEASED
 from clustertool.node.jobs import supervisor_client
 from clustertool.node.jobs.follow import Follower
 from clustertool.node.jobs.queries import record_of
+from clustertool.node.storage import files
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import Answer, ContentAnswer
-    from clustertool.model.wire.agent_requests import BundleRequest, FollowRequest
+    from clustertool.model.wire.agent_requests import BundleRequest, FollowRequest, JobRequest
     from clustertool.node.agent.loop import Agent, BaseContext
     from clustertool.node.system.node_context import NodeContext
 
@@ -29,6 +31,14 @@ def follow(context: Union[Agent, BaseContext], request: FollowRequest) -> Answer
     if request.get("follow", True):
         record.require_followed()
     context.follow(Follower(record, request))
+    return {}
+
+
+def release(context: NodeContext, request: JobRequest) -> Answer:
+    """The output of an ended job was fetched: its pod need not wait any more (node/join/pods). Raises NotFound."""
+    job = files.open_job_dir(record_of(context, request["job"]).paths.dir)
+    with files.closing(job):
+        files.create(job, f"{OURS}/{RELEASED}", exclusive=False)
     return {}
 
 

@@ -118,10 +118,13 @@ def probing(request: ProbeRequest, root: str, prepare: Callable[[], None]) -> Ca
     return body
 
 
-def placing(request: PlaceRequest, patience: float = STALLED) -> Callable[[int, int], None]:
+def placing(
+    request: PlaceRequest, patience: float = STALLED, finish: Callable[[], None] = lambda: None
+) -> Callable[[int, int], None]:
     """The body of a task that places a job, and takes it back unless the order is to keep it.
 
-    patience: seconds without a step of the work, after which it has failed.
+    patience: seconds without a step of the work, after which it has failed. finish: what is to be done in the job's directory
+    after that; it may raise ClustertoolError.
     """
 
     def body(orders: int, answer: int) -> None:
@@ -132,7 +135,9 @@ def placing(request: PlaceRequest, patience: float = STALLED) -> Callable[[int, 
 
         def placed() -> Reply:
             fresh.append(not os.path.lexists(spec["job_dir"]))
-            return cast(Reply, place.place(node, request))
+            reply = cast(Reply, place.place(node, request))
+            finish()
+            return reply
 
         work = WorkCounter(PLACE, None, lambda: replies.append(_attempt(placed)))
         node.threads = [work]

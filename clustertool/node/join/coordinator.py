@@ -63,7 +63,7 @@ class JoinCoordinator:
         self._asked_at = 0.0
         self._ports: Dict[int, int] = {}  # of each connection's relay
         self._result: Optional[int] = None  # the exit code
-        self._state = d.JoinState(own, join.join_timeout, join.names)
+        self._state = d.JoinState(own, join.join_timeout, join.names, join.engine)
         self._decide(d.Offered(d.COORDINATOR, own, time.monotonic()))
 
     def run(self) -> int:
@@ -74,6 +74,7 @@ class JoinCoordinator:
             for arrived in self._members.turn(ready):
                 self._take(arrived)
             self._take_own(ready)
+            self._await_workspace()
             self._decide(d.Tick(time.monotonic()))
         return self._result if self._result is not None else self._explained()
 
@@ -221,15 +222,34 @@ class JoinCoordinator:
                 facts[node], asked[node] = facts_of(node, answer, self._port), (self._asked_at, at)
             name = ""
             self._made = plan_of(self._join, cluster, self._arrivals, facts, Seen(asked=asked))
-            if not (self._join.release and workspace_relay.receivers(facts, self._join.release)):
-                return d.Planned()
-            self._request = workspace_relay.request_of(self._node.root, self._join.release)
-            return d.Planned(fetch=True)
+            if self._node.upload.expected:
+                self._report.awaits_workspace()
+                return d.Planned(later=True)
+            return self._with_workspace()
         except ClustertoolError as error:
             return d.Planned(error)
         except _MALFORMED as error:
             what = f"the facts of {'this machine' if name else 'the machines'} are not valid: {error!r:.200}"
             return d.Planned(PreflightError(what, "install the same version on all machines", name))
+
+    def _with_workspace(self) -> d.Planned:
+        """Node 0 has the workspace, if it is sent: do the others have it? Raises DispatchError."""
+        release = self._join.release
+        facts = {node: made.facts for node, made in enumerate(self._made.nodes)}
+        if not (release and workspace_relay.receivers(facts, release)):
+            return d.Planned()
+        self._request = workspace_relay.request_of(self._node.root, release)
+        return d.Planned(fetch=True)
+
+    def _await_workspace(self) -> None:
+        """The laptop sends it into the store of this machine."""
+        if self._state.phase != "awaiting":
+            return
+        try:
+            if self._node.upload.turn():
+                self._decide(self._with_workspace())
+        except ClustertoolError as error:
+            self._decide(d.Planned(error))
 
     def _start_relays(self, round: int) -> None:
         """Of the machines that lack the workspace, and of this one, which serves it."""

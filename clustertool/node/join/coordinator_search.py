@@ -7,8 +7,8 @@ import time
 from typing import List, Optional
 
 from clustertool.errors import AuthError, NodeLost
+from clustertool.model.joining.join_errors import messages_of
 from clustertool.model.joining.join_file import JoinFile
-from clustertool.model.paths import STEP_OUTPUT
 from clustertool.node.join import meeting
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.system.tls_link import TIMED_OUT, TlsLink, dial
@@ -38,7 +38,10 @@ class CoordinatorSearch:
         if time.monotonic() - self._began > limit:
             what = f"no coordinator at {self.where} within {limit:g} s: {self._cause or 'it did not answer'}"
             if self._join.names:
-                raise NodeLost(what, f"{STEP_OUTPUT} has the messages of that node; a firewall may block its port")
+                raise NodeLost(
+                    what,
+                    f"{messages_of(self._join.engine)} has the messages of that node; a firewall may block its port",
+                )
             raise NodeLost(what, "start the job on the coordinator's machine too; a firewall may block its port")
         if now < self._retry_at:
             return None

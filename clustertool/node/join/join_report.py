@@ -62,6 +62,10 @@ class JoinReport:
             lead=endpoint(spec["lead"]["host"], spec["lead"]["port"]),
         )
 
+    def awaits_workspace(self) -> None:
+        """On node 0: the laptop sends the workspace."""
+        self._write("awaits-workspace", "all nodes have joined; waiting for the workspace, which the laptop sends")
+
     def started(self) -> None:
         self._write("started", "the supervisor runs")
 

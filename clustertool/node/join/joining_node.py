@@ -23,6 +23,8 @@ from clustertool.node.join.bundle_content import BundleContent
 from clustertool.node.join.child_task import UNDO, ChildTask, placing, probing
 from clustertool.node.join.engine_allocation import allocation_of
 from clustertool.node.join.join_report import JoinReport
+from clustertool.node.join.pods.output_volume import link_output
+from clustertool.node.join.pods.workspace_upload import WorkspaceUpload
 from clustertool.node.join.workspace_relay import WorkspaceRelay
 from clustertool.node.storage import files
 from clustertool.node.supervisor import prctl
@@ -32,6 +34,7 @@ from clustertool.node.system import processes
 from clustertool.node.system.child_signals import EndRequest
 
 if TYPE_CHECKING:
+    from clustertool.model.wire.agent_requests import PlaceRequest
     from clustertool.model.wire.event_types import JobHeader
     from clustertool.model.wire.join_messages import FetchOrder, PlaceOrder, RelayOrder
     from clustertool.model.wire.spec_types import Spec
@@ -63,6 +66,7 @@ class JoiningNode:
         self._busy: Optional[ChildTask] = None  # what works now
         self._placed: Optional[ChildTask] = None  # what keeps the job placed
         self.root = files.resolve(join.own.root_dir or join.cluster.root_dir)
+        self.upload = WorkspaceUpload(self.root, join)
         self._relay = WorkspaceRelay(join.identity, self.root)
         self._fetches = False  # the present order is about the workspace
         self._spec: Optional[Spec] = None  # once the job is to be placed
@@ -137,10 +141,17 @@ class JoiningNode:
 
     def place(self, order: PlaceOrder) -> None:
         self._relay.end()  # all machines have the workspace
-        self._spec = order["spec"]
+        spec = self._spec = order["spec"]
         for warning in order["warnings"]:
             self.report.warning(warning)
-        self._busy = ChildTask(placing({"spec": self._spec, "release": order["release"], "resume": ""}), UNDO)
+        volume = self.join.of_engine.output
+
+        def finish() -> None:
+            if volume:
+                link_output(spec, volume, self._umask)
+
+        request: PlaceRequest = {"spec": spec, "release": order["release"], "resume": ""}
+        self._busy = ChildTask(placing(request, finish=finish), UNDO)
 
     def turn(self, ready: Set[int]) -> Optional[OrderResult]:
         """The result of the present order, once it is there."""

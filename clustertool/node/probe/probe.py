@@ -52,6 +52,8 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
         problems.append(("tmp", "warn" if os.access(private_directory.find(), os.W_OK) else "error", tmp, fix))
     kind, devices = detect.found()
     allocated = visibility.allocated(kind, os.environ) if request.get("engine") else None
+    if request.get("engine") == "kubernetes" and not allocated:
+        allocated = None  # without the variable: a pod has the device files of its own devices only
     if allocated is not None:
         devices = list(range(len(allocated)))
     mounts = _network_mounts()

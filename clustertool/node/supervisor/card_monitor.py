@@ -39,7 +39,7 @@ class CardMonitor:
         self._family, self._record = family, record
         self._mark, self._kind = spec["mark"], spec["device_kind"]
         taken = {card for rank in spec["processes"] for card in rank["devices"]}
-        each = numbers(spec["allocated"]) if spec.get("engine") else {card: card for card in taken}
+        each = numbers(spec["allocated"]) if spec.get("allocated") else {card: card for card in taken}
         # Number on the node -> as in the plan.
         self._cards = {number: card for number, card in each.items() if card in taken}
         self._ids = sorted(self._cards)

@@ -9,6 +9,8 @@ import contextlib
 import os
 from typing import Dict, Iterable, List, Tuple
 
+_NO_LIMIT = 1 << 60  # bytes
+
 
 def cpu_ticks() -> Tuple[int, int]:
     """(busy, all) ticks of all cores since boot. Busy is neither idle nor waiting for a disk."""
@@ -52,10 +54,26 @@ def _cgroup_files(pid: int) -> List[str]:
             for line in file:
                 _, controllers, group = line.rstrip("\n").split(":", 2)
                 if controllers == "":
-                    paths.append(f"/sys/fs/cgroup{group}/memory.events")
+                    paths.append(_visible("/sys/fs/cgroup", group, "memory.events"))
                 elif "memory" in controllers.split(","):
-                    paths.append(f"/sys/fs/cgroup/memory{group}/memory.oom_control")
+                    paths.append(_visible("/sys/fs/cgroup/memory", group, "memory.oom_control"))
     return paths
+
+
+def _visible(top: str, group: str, name: str) -> str:
+    """The path of a cgroup's file. A container may see its own cgroup only, at the top, though /proc names the whole path."""
+    path = f"{top}{group}/{name}"
+    return path if os.path.exists(path) else f"{top}/{name}"
+
+
+def _limit(path: str) -> str:
+    """The memory limit of the cgroup that has this counter file, as text; "" if it has none, or a number that means none."""
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            with open(os.path.join(os.path.dirname(path), name), encoding="utf-8") as file:
+                limit = int(file.read())
+            return f", limit {limit >> 20} MiB" if limit < _NO_LIMIT else ""
+    return ""
 
 
 class OomWatch:
@@ -72,7 +90,7 @@ class OomWatch:
         after = _read(self._before)
         for path, kills in self._before.items():
             if after.get(path, 0) > kills:
-                return f"out of memory: the kernel killed it (oom_kill in {path})"
+                return f"out of memory: the kernel killed it (oom_kill in {path}{_limit(path)})"
         return ""
 
 

@@ -87,6 +87,7 @@ class PodProcess:
             signals.close()
             os.close(inlet)
             processes.set_name("ct-join")
+            os.environ.setdefault("HOME", "/")  # of a user without an entry in /etc/passwd
             code = self._body(outlet)
         finally:
             processes.leave(code)

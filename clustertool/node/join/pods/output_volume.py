@@ -1,0 +1,39 @@
+"""The output of a job on a volume: the folder of the output becomes a link to one of the volume."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+from clustertool.errors import PreflightError
+from clustertool.model.paths import folder_of
+from clustertool.node.storage import tree_copy
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.spec_types import Spec
+
+
+def link_output(spec: Spec, volume: str, umask: int) -> None:
+    """Make the folder of this node on the volume, and put the link to it into the job's directory, which is placed.
+
+    It is JOB<id> for node 0, and JOB<id>-node<n> for the others: each node has an output of its own. umask: of the ranks.
+    What the workspace has in the folder goes to the volume. A link of the workspace stays. Raises PreflightError.
+    """
+    node = spec["node"]
+    target = os.path.join(volume, folder_of(spec["job"]) + (f"-node{node}" if node else ""))
+    output = os.path.join(spec["job_dir"], spec["output"])
+    if os.path.islink(output):
+        return
+    try:
+        os.makedirs(target, exist_ok=True)
+        os.chmod(target, 0o777 & ~umask)
+        if os.listdir(output):
+            tree_copy.copy_tree(output, target)
+        shutil.rmtree(output)
+        os.symlink(target, output)
+    except OSError as error:
+        what = f"the output cannot be put on the volume at {volume}: {error.strerror}"
+        raise PreflightError(
+            what, f"make it writable for uid {os.getuid()}: fsGroup or runAsUser in pod_template"
+        ) from None

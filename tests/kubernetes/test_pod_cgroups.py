@@ -1,0 +1,57 @@
+"""The cgroup of a container, as its processes see it: OOM kills and the limit are named."""
+
+from __future__ import annotations
+
+import builtins
+import io
+from typing import Any
+
+import pytest
+
+from clustertool.node.system import pressure
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def files(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The files that the module finds, by path."""
+    found: dict[str, str] = {}
+
+    def opened(path: str, *args: Any, **kwargs: Any) -> io.StringIO:
+        if path not in found:
+            raise FileNotFoundError(2, "No such file", path)
+        return io.StringIO(found[path])
+
+    monkeypatch.setattr(builtins, "open", opened)
+    monkeypatch.setattr(pressure.os.path, "exists", lambda path: path in found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("line", "counter", "limit"),
+    [
+        ("0::/\n", "/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory.max"),
+        ("0::/kubepods/pod1/c1\n", "/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory.max"),
+        (
+            "9:memory:/kubepods/pod1/c1\n0::/\n",
+            "/sys/fs/cgroup/memory/memory.oom_control",
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        ),
+        (
+            "0::/user.slice\n",
+            "/sys/fs/cgroup/user.slice/memory.events",
+            "/sys/fs/cgroup/user.slice/memory.max",
+        ),
+    ],
+)
+def test_an_oom_kill_in_the_cgroup_of_a_container(files: dict[str, str], line: str, counter: str, limit: str) -> None:
+    files.update({"/proc/7/cgroup": line, counter: "oom 0\noom_kill 0\n", limit: f"{GIB}\n"})
+    watch = pressure.OomWatch(7)
+    assert watch.verdict() == ""
+    files[counter] = "oom 1\noom_kill 1\n"
+    assert watch.verdict() == f"out of memory: the kernel killed it (oom_kill in {counter}, limit 1024 MiB)"
+    files[limit] = "max\n"
+    assert watch.verdict() == f"out of memory: the kernel killed it (oom_kill in {counter})"
+    files[limit] = "9223372036854771712\n"  # v1 without a limit
+    assert watch.verdict() == f"out of memory: the kernel killed it (oom_kill in {counter})"
