@@ -10,6 +10,7 @@ The image has Python and its libraries, and nothing else: no shell, no tar, no /
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import shlex
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from clustertool import __version__
-from clustertool.fleet import identity
+from clustertool.fleet import identity, node_bundle
 from clustertool.fleet.dispatch.shipment import Shipment
 from clustertool.fleet.dispatch.workspace import read_workspace
 from clustertool.fleet.joining import join_bundle, join_process
@@ -34,6 +35,9 @@ from clustertool.model.facts import Identity
 from clustertool.model.joining.join_file import EngineSettings, JoinFile, MeetingPoint, OwnSettings
 from clustertool.model.kubernetes import pod_log, pod_record
 from clustertool.model.kubernetes.pod_record import PodEnd, PodRecord
+from clustertool.model.paths import IN_POD
+from clustertool.model.wire.frames import Decoder, encode
+from clustertool.model.wire.messages import Request
 from tests.cli import until
 from tests.lab.lab import PATH, Lab
 
@@ -71,6 +75,7 @@ class LabPod:
         env: Mapping[str, str],
         uid: int,
         files: Mapping[str, str],
+        stdout: int | None,
     ) -> None:
         self.lab, self.node, self.folder, self.uid = lab, node, folder, uid
         self.root = folder / "root"
@@ -78,7 +83,7 @@ class LabPod:
         for path, text in files.items():
             self.at(path).parent.mkdir(parents=True, exist_ok=True)
             self.at(path).write_text(text)
-        self.popen = self._launch(env)
+        self.popen = self._launch(env, stdout)
 
     def _prepare(self, bundle: bytes) -> None:
         """The files of the image, of the volumes, and of the kubelet."""
@@ -112,7 +117,7 @@ class LabPod:
         else:
             at.mkdir(exist_ok=True)
 
-    def _launch(self, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def _launch(self, env: Mapping[str, str], stdout: int | None) -> subprocess.Popen[bytes]:
         root = str(self.root)
         binds = [path for path in (*_LIBRARIES, sys.base_prefix) if not os.path.islink(path)]
         lines = [
@@ -134,7 +139,7 @@ class LabPod:
             return subprocess.Popen(
                 [*enter, *space, "sh", "-c", "\n".join([name, *lines])],
                 stdin=subprocess.DEVNULL,
-                stdout=out,
+                stdout=out if stdout is None else stdout,
                 stderr=err,
                 env={"PATH": PATH},
                 cwd="/",
@@ -216,17 +221,49 @@ class LabPod:
         (found,) = self.at(ROOT).glob("JOB*")
         return found
 
+    def _exec(self, *argv: str) -> list[str]:
+        """The command that runs another one in the container, as `kubectl exec`."""
+        space = ["nsenter", "-t", str(self.first), "-m", "-p", "-u", "-n", "-i"]
+        user = ["chroot", f"--userspec={self.uid}:{self.uid}", "--groups=", str(self.root)]
+        return [*space, *user, f"{sys.base_prefix}/bin/python3", *argv]
+
+    def ask(self, *requests: Request[Any]) -> list[dict[str, Any]]:
+        """The answers of an agent in the pod, which is started without a shell, and ends when all have come."""
+        hello = json.dumps({"root_dir": ROOT, "root_group": IN_POD, "entry": pod_name(self.node)}).encode()
+        argv = self._exec("-ESs", "-c", node_bundle.FIRST, "clustertool-agent")
+        pipe = subprocess.PIPE
+        env = {"PATH": PATH, "HOME": "/"}
+        with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, env=env) as agent:
+            assert agent.stdin and agent.stdout and agent.stderr
+            sent = node_bundle.LOADER + node_bundle.digest().encode() + node_bundle.sized(hello)
+            agent.stdin.write(sent)
+            agent.stdin.flush()
+            line = agent.stdout.readline()
+            if line.startswith(b"need"):
+                agent.stdin.write(node_bundle.packed(line.decode().strip()))
+                agent.stdin.flush()
+                line = agent.stdout.readline()
+            assert line == b"ready\n", (line, agent.stderr.read())
+            for number, request in enumerate(requests):
+                agent.stdin.write(encode(request.header(number, time.time())))
+            agent.stdin.flush()
+            answers: dict[int, dict[str, Any]] = {}
+            decoder = Decoder(max_payload=1 << 20)
+            while len(answers) < len(requests):
+                data = os.read(agent.stdout.fileno(), 1 << 16)
+                assert data, agent.stderr.read()
+                answers.update({header["re"]: header for header, _ in decoder.feed(data) if "re" in header})
+            agent.stdin.close()
+        return [answers[number] for number in range(len(requests))]
+
     def receive(self, folder: Path) -> None:
         """Put the release of a workspace into the store, as an agent in the pod does."""
-        space = ["nsenter", "-t", str(self.first), "-m", "-p", "-u", "-n", "-i"]
         sent = read_workspace(folder)
         shipment = Shipment(sent, {})
         pieces = {piece.name: shipment.read(n) for n, piece in enumerate(shipment.pieces) if n}
         data = pickle.dumps((pieces, sent.release, shipment.text))
-        user = [f"--userspec={self.uid}:{self.uid}", "--groups="]
-        argv = [*space, "chroot", *user, str(self.root), f"{sys.base_prefix}/bin/python3"]
         done = subprocess.run(
-            [*argv, "-c", _RECEIVE], input=data, capture_output=True, env={"PATH": PATH}, timeout=SOON
+            self._exec("-c", _RECEIVE), input=data, capture_output=True, env={"PATH": PATH}, timeout=SOON
         )
         assert done.returncode == 0, done.stderr
 
@@ -292,8 +329,9 @@ class LabPods:
         env: Mapping[str, str] | None = None,
         nodes: Sequence[int] | None = None,
         files: Mapping[str, str] | None = None,
+        stdout: int | None = None,
     ) -> list[LabPod]:
-        """files: of the image, by their paths."""
+        """files: of the image, by their paths. stdout: of PID 1; None: a file."""
         started = []
         for node in range(self.lab.n) if nodes is None else nodes:
             own = {
@@ -304,7 +342,7 @@ class LabPods:
                 **(env or {}),
             }
             folder = self.tmp / f"pod{next(self._numbers)}"
-            started.append(LabPod(self.lab, node, folder, bundle, own, uid, files or {}))
+            started.append(LabPod(self.lab, node, folder, bundle, own, uid, files or {}, stdout))
         self.pods += started
         return started
 

@@ -14,6 +14,7 @@ import pytest
 from clustertool.model.config.job import Options
 from clustertool.model.joining.join_file import EngineSettings, OwnSettings
 from clustertool.model.kubernetes.pod_record import EVENTS, GROWTH, LEDGER, RECORDS, SPEC
+from clustertool.model.wire.messages import LIST_JOBS, RELEASE, STOP
 from tests.cli import until
 from tests.kubernetes.lab_pods import ROOT, SOON, VOLUME, LabPods, workspace
 from tests.lab.lab import Lab, why_not
@@ -181,15 +182,20 @@ def test_roles_of_pods(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
 
 
 def test_node_0_waits_for_a_fetch_until_it_is_released(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
+    """The request comes from an agent in the pod, which has neither a shell nor an entry in /etc/passwd."""
     pair = pods(2)
     text = "import os\nopen(os.environ['CLUSTERTOOL_OUTPUT'] + '/model', 'w').write('m')\n"
     join = pair.join(engine=EngineSettings(keep=300.0))
-    started = pair.start(pair.bundle(join, workspace(tmp_path / "work", train_py=text)))
+    started = pair.start(pair.bundle(join, workspace(tmp_path / "work", train_py=text)), uid=1234)
     assert started[1].wait() == 0
     started[0].says("waiting up to 5 min 00 s for a fetch of the output; resources stay reserved")
     assert started[0].message.state == "succeeded", "the verdict is known while it waits"
     assert started[0].popen.poll() is None
-    (started[0].job_dir / ".clustertool/released").touch()
+    listed, refused, released = started[0].ask(
+        LIST_JOBS({"job": ""}), RELEASE({"job": "another", "exact": True}), RELEASE({"job": "podjob", "exact": True})
+    )
+    assert [(job["id"], job["state"]) for job in listed["jobs"]] == [("podjob", "succeeded")]
+    assert refused["error"]["kind"] == "NotFound" and "error" not in released
     assert started[0].wait() == 0
     assert "released after" in started[0].out.read_text() and started[0].record.end.state == "succeeded"
 
@@ -273,6 +279,36 @@ def test_a_workspace_of_the_image(pods: Callable[[int], LabPods], tmp_path: Path
     started = pair.start(pair.bundle(join, None), uid=1234, files=files)
     assert [pod.wait() for pod in started] == [0, 0], [pod.shown for pod in started]
     assert started[1].logs()["trainer", 1, 0] == f"/opt/work {ROOT}/JOBpodjob/output\n".encode()
+
+
+def test_an_agent_in_a_pod_stops_the_job(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
+    """As the laptop does before it deletes the workload: all processes have ended, on all nodes."""
+    pair = pods(2)
+    started = pair.start(pair.bundle(pair.join(), workspace(tmp_path / "work", train_py=WAIT)), uid=1234)
+    for pod in started:
+        pod.says("ready")
+    how = {"job": "podjob", "exact": True, "by": "the test", "code": 130, "grace": 3.0, "force": False}
+    (answer,) = started[1].ask(STOP(how))  # type: ignore[arg-type]
+    assert "error" not in answer, answer
+    assert [pod.wait() for pod in started] == [130, 130]
+    assert [pod.record.end.state for pod in started] == ["stopped", "stopped"]
+
+
+def test_a_log_that_nobody_reads(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
+    """stdout is a pipe that is full: the job goes on, ends in time, and leaves its message."""
+    one = pods(1)
+    text = "for n in range(20_000): print('x' * 100)\nopen('done', 'w').close()\nimport time\ntime.sleep(600)\n"
+    bundle = one.bundle(one.join(), workspace(tmp_path / "work", train_py=text))
+    reader, writer = os.pipe()
+    (pod,) = one.start(bundle, stdout=writer)
+    os.close(writer)
+    try:
+        until(lambda: list(pod.at(ROOT).glob("JOB*/done")), SOON, lambda: pod.shown)
+        pod.term()
+        assert pod.wait(30.0) == 75
+        assert (pod.message.state, pod.message.code) == ("lost", 75)
+    finally:
+        os.close(reader)
 
 
 def test_a_file_that_is_no_secret(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
