@@ -18,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -98,6 +99,7 @@ class LabPod:
         for name in _DEVICES:
             (self.root / "dev" / name).touch()
         (self.root / "dev/fd").symlink_to("/proc/self/fd")
+        self.at("dev/termination-log").touch()
         self.termination.touch()
         self.termination.chmod(0o666)
         secret = self.root / "etc/clustertool"
@@ -124,6 +126,7 @@ class LabPod:
             "set -e",
             f"mount --bind {root} {root}",
             *(f"mount --bind {path} {root}{path}" for path in (*binds, *(f"/dev/{name}" for name in _DEVICES))),
+            f"mount --bind {self.termination} {root}/dev/termination-log",
             f"mount -t proc proc {root}/proc",
         ]
         base = {"PATH": f"{sys.base_prefix}/bin", "HOME": "/", "IMAGE_WORD": "image", **env}
@@ -156,7 +159,7 @@ class LabPod:
 
     @property
     def termination(self) -> Path:
-        return self.root / "dev/termination-log"
+        return self.folder / "termination"
 
     def at(self, path: str) -> Path:
         """A path of the pod, as this machine sees it."""
@@ -196,7 +199,13 @@ class LabPod:
 
     def says(self, text: str, seconds: float = SOON) -> None:
         """Wait for a text in the pod's log."""
-        until(lambda: text in self.out.read_text(errors="replace"), seconds, lambda: f"{text}: {self.shown}")
+
+        def said() -> bool:
+            found = text in self.out.read_text(errors="replace")
+            assert found or self.popen.poll() is None, f"it has ended: {self.shown}"
+            return found
+
+        until(said, seconds, lambda: f"{text}: {self.shown}")
 
     @property
     def record(self) -> PodRecord:
@@ -273,6 +282,61 @@ class LabPod:
             self.popen.wait(SOON)
 
 
+class PodmanPod(LabPod):
+    """The same as a container of podman: its cgroup, capabilities and signals are those of a runtime."""
+
+    memory = ""  # limit of the container
+
+    def _launch(self, env: Mapping[str, str], stdout: int | None) -> subprocess.Popen[bytes]:
+        self.run_root = tempfile.mkdtemp(prefix="ct-podman-", dir="/tmp")  # podman wants a short one
+        self.name = f"ct-{os.getpid()}-{self.folder.name}"
+        places = [path for path in (*_LIBRARIES, sys.base_prefix) if not os.path.islink(path)]
+        mounts = {path: f"{path}:ro" for path in places}
+        mounts.update({str(self.at(path)): path for path in (ROOT, VOLUME)})
+        mounts.update(
+            {str(self.at("etc/clustertool")): "/etc/clustertool:ro", str(self.termination): "/dev/termination-log"}
+        )
+        base = {"PATH": f"{sys.base_prefix}/bin", "HOME": "/", "IMAGE_WORD": "image", **env}
+        options = [
+            *(f"--volume={here}:{there}" for here, there in mounts.items()),
+            *(f"--env={name}={value}" for name, value in base.items()),
+            *(f"--add-host={host(n)}:{self.lab.address(n)}" for n in range(self.lab.n)),
+            f"--user={self.uid}:{self.uid}",
+            f"--hostname={pod_name(self.node)}",
+            f"--name={self.name}",
+            *([f"--memory={self.memory}", f"--memory-swap={self.memory}"] if self.memory else []),
+        ]
+        strict = ["--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=host"]
+        argv = [f"{sys.base_prefix}/bin/python3", "/etc/clustertool/bundle.pyz", "join"]
+        enter = ["nsenter", "-t", str(self.lab.boots[self.node].init), "-n"]
+        conf = self.folder / "containers.conf"
+        conf.write_text('[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]\n')
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            return subprocess.Popen(
+                [*enter, *self._podman("run", "--rm", *strict, *options, "--rootfs", str(self.root)), *argv],
+                stdin=subprocess.DEVNULL,
+                stdout=out if stdout is None else stdout,
+                stderr=err,
+                env={"PATH": PATH, "CONTAINERS_CONF": str(conf)},
+                cwd="/",
+                start_new_session=True,
+            )
+
+    def _podman(self, *argv: str) -> list[str]:
+        store = [f"--root={self.folder}/store", f"--runroot={self.run_root}", f"--tmpdir={self.folder}/tmp"]
+        return ["podman", *store, "--storage-driver=vfs", "--runtime=runc", "--cgroup-manager=cgroupfs", *argv]
+
+    def term(self) -> None:
+        os.kill(self.popen.pid, signal.SIGTERM)  # podman passes it on to PID 1
+
+    def end(self) -> None:
+        subprocess.run(
+            self._podman("rm", "-f", "-t", "0", self.name), env={"PATH": PATH}, capture_output=True, timeout=SOON
+        )
+        super().end()
+        shutil.rmtree(self.run_root)
+
+
 class LabPods:
     """Makes pods on the nodes of a lab, one on each."""
 
@@ -330,6 +394,7 @@ class LabPods:
         nodes: Sequence[int] | None = None,
         files: Mapping[str, str] | None = None,
         stdout: int | None = None,
+        kind: type[LabPod] = LabPod,
     ) -> list[LabPod]:
         """files: of the image, by their paths. stdout: of PID 1; None: a file."""
         started = []
@@ -342,7 +407,7 @@ class LabPods:
                 **(env or {}),
             }
             folder = self.tmp / f"pod{next(self._numbers)}"
-            started.append(LabPod(self.lab, node, folder, bundle, own, uid, files or {}, stdout))
+            started.append(kind(self.lab, node, folder, bundle, own, uid, files or {}, stdout))
         self.pods += started
         return started
 
