@@ -12,11 +12,11 @@ from textwrap import dedent
 import pytest
 
 from clustertool.model.config.job import Options
-from clustertool.model.joining.join_file import EngineSettings, OwnSettings
+from clustertool.model.joining.join_file import EngineSettings, MeetingPoint, OwnSettings
 from clustertool.model.kubernetes.pod_record import EVENTS, GROWTH, LEDGER, RECORDS, SPEC
 from clustertool.model.wire.messages import LIST_JOBS, RELEASE, STOP
 from tests.cli import until
-from tests.kubernetes.lab_pods import ROOT, SOON, VOLUME, LabPods, workspace
+from tests.kubernetes.lab_pods import PORT, ROOT, SOON, VOLUME, LabPods, workspace
 from tests.lab.lab import Lab, why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "a lab can run here")
@@ -309,6 +309,26 @@ def test_a_log_that_nobody_reads(pods: Callable[[int], LabPods], tmp_path: Path)
         assert (pod.message.state, pod.message.code) == ("lost", 75)
     finally:
         os.close(reader)
+
+
+def test_prelude_in_an_image_without_a_shell(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
+    one = pods(1)
+    join = one.join(Options(command=("python3", "-c", "pass")), cluster={"prelude": "export A=b"})
+    (pod,) = one.start(one.bundle(join, workspace(tmp_path / "work", train_py="pass\n")))
+    assert pod.wait() in (69, 127), pod.shown
+    assert "/bin/sh" in pod.message.reason, pod.message
+
+
+def test_node_0_is_known_by_its_own_address_only(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
+    """POD_IP may be the name of a Service (PaddleJob, intranet Service), whose address is none of the pod's."""
+    pair = pods(2)
+    hosts = f"127.0.0.1 localhost\n10.96.0.77 a-service\n{pair.lab.address(0)} ct-podjob-0\n{pair.lab.address(1)} ct-podjob-1\n"
+    paddle = {"PADDLE_TRAINERS": "ct-podjob-0,ct-podjob-1", "POD_IP": "a-service"}
+    join = pair.join(coordinator=MeetingPoint("", PORT))
+    folder = workspace(tmp_path / "work", train_py="import os\nprint(os.environ['MASTER_ADDR'])\n")
+    started = pair.start(pair.bundle(join, folder), env=paddle, files={"/etc/hosts": hosts})
+    assert [pod.wait() for pod in started] == [0, 0], [pod.shown for pod in started]
+    assert started[1].logs()["trainer", 1, 0].decode() == f"{pair.lab.address(0)}\n"
 
 
 def test_a_file_that_is_no_secret(pods: Callable[[int], LabPods], tmp_path: Path) -> None:

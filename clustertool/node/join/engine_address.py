@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from dataclasses import replace
 
 from clustertool.model.joining.join_decisions import COORDINATOR
 from clustertool.model.joining.join_file import JoinFile
 from clustertool.model.kubernetes.pod_variables import KUBERNETES, POD_IP
 from clustertool.node.join import meeting
-from clustertool.node.ports import listeners
 from clustertool.node.system import programs
 
 _PATIENCE = 10.0  # seconds for the engine's program
@@ -18,9 +18,9 @@ _PATIENCE = 10.0  # seconds for the engine's program
 
 def with_address(join: JoinFile) -> JoinFile:
     """The join file with an address that the engine has for the coordinator, if its host is not known here."""
-    if join.engine == KUBERNETES and join.index == COORDINATOR and listeners.own_address(os.environ.get(POD_IP, "")):
-        # Its name comes from the cluster's name server, which may not have it yet.
-        return replace(join, coordinator=replace(join.coordinator, host=os.environ[POD_IP]))
+    if join.engine == KUBERNETES and join.index == COORDINATOR:
+        host = _of_this_pod() or join.coordinator.host
+        return replace(join, coordinator=replace(join.coordinator, host=host))
     if join.engine != "slurm":
         return join
     try:
@@ -29,6 +29,13 @@ def with_address(join: JoinFile) -> JoinFile:
         address = _of_slurm(join.coordinator.host)
         return replace(join, coordinator=replace(join.coordinator, host=address)) if address else join
     return join
+
+
+def _of_this_pod() -> str:
+    """Its address, "" if it cannot be known. The name of node 0 comes from the name server, which may not have it yet; the
+    address of a Service is none of the pod's."""
+    known = (os.environ.get(POD_IP, ""), socket.gethostname())
+    return next(filter(None, (meeting.own_address(name) for name in known if name)), "")
 
 
 def _of_slurm(name: str) -> str:

@@ -71,7 +71,7 @@ def command(spec: RankSurroundings, process: ProcessCommand) -> List[str]:
     argv = [str(argument) for argument in process["argv"]]
     if not spec["prelude"]:
         return argv
-    shell = next(shell for shell in _SHELLS if os.path.exists(shell))
+    shell = next((shell for shell in _SHELLS if os.path.exists(shell)), _SHELLS[-1])
     return [shell, "-c", _WITH_PRELUDE, "prelude", *argv]
 
 
@@ -152,7 +152,8 @@ def start(
         with _as_the_rank(umask, file_limit):
             return _spawn(rank, log), ""
     except OSError as error:
-        code, why = not_started(error, process["argv"][0])
+        name = process["argv"][0] if client or not spec["prelude"] else command(spec, process)[0]
+        code, why = not_started(error, name)
         with contextlib.suppress(OSError):
             files.write_all(log, f"clustertool: {why}\n".encode())
         return code, why
