@@ -77,10 +77,13 @@ class LabPod:
         uid: int,
         files: Mapping[str, str],
         stdout: int | None,
+        without: Sequence[str],
     ) -> None:
         self.lab, self.node, self.folder, self.uid = lab, node, folder, uid
         self.root = folder / "root"
         self._prepare(bundle)
+        for path in without:
+            self.at(path).rmdir()
         for path, text in files.items():
             self.at(path).parent.mkdir(parents=True, exist_ok=True)
             self.at(path).write_text(text)
@@ -394,9 +397,10 @@ class LabPods:
         nodes: Sequence[int] | None = None,
         files: Mapping[str, str] | None = None,
         stdout: int | None = None,
+        without: Sequence[str] = (),
         kind: type[LabPod] = LabPod,
     ) -> list[LabPod]:
-        """files: of the image, by their paths. stdout: of PID 1; None: a file."""
+        """files: of the image, by their paths. stdout: of PID 1; None: a file. without: folders it lacks."""
         started = []
         for node in range(self.lab.n) if nodes is None else nodes:
             own = {
@@ -407,7 +411,7 @@ class LabPods:
                 **(env or {}),
             }
             folder = self.tmp / f"pod{next(self._numbers)}"
-            started.append(kind(self.lab, node, folder, bundle, own, uid, files or {}, stdout))
+            started.append(kind(self.lab, node, folder, bundle, own, uid, files or {}, stdout, without))
         self.pods += started
         return started
 

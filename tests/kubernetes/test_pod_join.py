@@ -330,6 +330,23 @@ def test_node_0_is_known_by_its_own_address_only(pods: Callable[[int], LabPods],
     assert started[1].logs()["trainer", 1, 0].decode() == f"{pair.lab.address(0)}\n"
 
 
+@pytest.mark.parametrize("uid", [0, 1234])
+def test_an_image_without_a_folder_for_temporary_files(
+    pods: Callable[[int], LabPods], tmp_path: Path, uid: int
+) -> None:
+    """The job uses /dev/shm, which each container has, and so does an agent."""
+    pair = pods(2)
+    folder = workspace(tmp_path / "work", train_py=WAIT)
+    started = pair.start(pair.bundle(pair.join(), folder), uid=uid, without=("tmp",))
+    for pod in started:
+        pod.says("ready")
+    how = {"job": "podjob", "exact": True, "by": "the test", "code": 130, "grace": 3.0, "force": False}
+    (answer,) = started[0].ask(STOP(how))  # type: ignore[arg-type]
+    assert "error" not in answer, answer
+    assert [pod.wait() for pod in started] == [130, 130]
+    assert not started[0].at("tmp").exists() and not list(started[0].at("dev/shm").glob("clustertool-new*"))
+
+
 def test_no_secret_is_in_what_a_pod_leaves(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
     one = pods(1)
     text = "import os, sys\nprint(len(os.environ['TOKEN']))\nsys.exit(3)\n"

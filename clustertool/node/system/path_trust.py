@@ -30,6 +30,11 @@ def set_group(root_dir_group: str) -> None:
     _group_trusted = _all_trusted or root_dir_group == _TRUSTED
 
 
+def in_pod() -> bool:
+    """Whether set_group() has named a pod."""
+    return _all_trusted
+
+
 def is_of_pod(path: str) -> bool:
     """Whether it is a directory that the kubelet has made for this pod: it belongs to root. False outside of pods."""
     info = os.lstat(path)

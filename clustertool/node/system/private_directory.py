@@ -1,4 +1,7 @@
-"""This module creates a directory of this user in /tmp. It has a random name and is found by owner and mode."""
+"""This module creates a directory of this user in /tmp. It has a random name and is found by owner and mode.
+
+In a pod whose image has no /tmp that this user can write, it is in /dev/shm.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,17 @@ import time
 from typing import List, Tuple
 
 from clustertool.errors import PreflightError
+from clustertool.node.system import path_trust
 
-_TMP = "/tmp"
+_TMP, _MEMORY = "/tmp", "/dev/shm"
 _FIX = "make room in /tmp, or have it made writable"
 _LEAST = 64 << 10  # bytes free in /tmp below which it counts as full
 _SETTLED = 200_000_000  # ns between a rename and its entry in the directory; 20 ms were too few on a loaded machine
+
+
+def _top() -> str:
+    """Where the directory is."""
+    return _MEMORY if path_trust.in_pod() and not os.access(_TMP, os.W_OK | os.X_OK) else _TMP
 
 
 def find() -> str:
@@ -35,9 +44,9 @@ def _oldest() -> Tuple[int, str]:
     prefix = f"clustertool-{os.getuid()}-"
     found: List[Tuple[int, str]] = []
     with contextlib.suppress(OSError):
-        for name in os.listdir(_TMP):
+        for name in os.listdir(_top()):
             if name.startswith(prefix):
-                path = os.path.join(_TMP, name)
+                path = os.path.join(_top(), name)
                 with contextlib.suppress(OSError):
                     info = os.lstat(path)
                     if info.st_uid == os.getuid() and info.st_mode == stat.S_IFDIR | 0o700:
@@ -55,7 +64,7 @@ def make(name: str) -> str:
     if there:
         return there
     number = os.urandom(8).hex()
-    part, path = (os.path.join(_TMP, f"clustertool-{kind}{os.getuid()}-{number}") for kind in ("new-", ""))
+    part, path = (os.path.join(_top(), f"clustertool-{kind}{os.getuid()}-{number}") for kind in ("new-", ""))
     try:
         os.mkdir(part, 0o700)
         os.close(os.open(os.path.join(part, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -78,22 +87,22 @@ def _remove(path: str, name: str) -> None:
 
 def unusable(error: OSError) -> PreflightError:
     """The error of all that need /tmp."""
-    return PreflightError(f"{_TMP} cannot be written: {error.strerror}", _FIX)
+    return PreflightError(f"{_top()} cannot be written: {error.strerror}", _FIX)
 
 
 def trouble() -> Tuple[str, str]:
     """Why nothing can be written to /tmp, and the fix; empty texts if it can. It writes nothing."""
     try:
-        about = os.statvfs(_TMP)
+        about = os.statvfs(_top())
     except OSError as error:
-        return f"{_TMP} cannot be examined: {error.strerror}", _FIX
+        return f"{_top()} cannot be examined: {error.strerror}", _FIX
     root = os.getuid() == 0
     if about.f_flag & os.ST_RDONLY:
-        return f"{_TMP} is read-only", _FIX
+        return f"{_top()} is read-only", _FIX
     if (about.f_bfree if root else about.f_bavail) * about.f_frsize < _LEAST:
-        return f"{_TMP} is full", _FIX
+        return f"{_top()} is full", _FIX
     if about.f_files and not (about.f_ffree if root else about.f_favail):
-        return f"{_TMP} has no inodes left", _FIX
-    if not os.access(_TMP, os.W_OK | os.X_OK):
-        return f"you may not write to {_TMP}", "chmod 1777 /tmp (as root)"
+        return f"{_top()} has no inodes left", _FIX
+    if not os.access(_top(), os.W_OK | os.X_OK):
+        return f"you may not write to {_top()}", f"chmod 1777 {_top()} (as root)"
     return "", ""
