@@ -238,6 +238,25 @@ def test_the_workspace_comes_from_the_laptop(pods: Callable[[int], LabPods], tmp
     assert [pod.logs()["trainer", rank, 0] for rank, pod in enumerate(started)] == [b"3000000\n"] * 3
 
 
+def test_one_pod_gets_the_workspace_from_the_laptop(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
+    one = pods(1)
+    folder = workspace(tmp_path / "work", train_py="print('here')\n")
+    (pod,) = one.start(one.bundle(one.join(engine=EngineSettings(uploaded=True)), folder, inside=False))
+    until(lambda: "waiting for the workspace" in pod.err.read_text(), SOON, lambda: pod.shown)
+    pod.receive(folder)
+    assert pod.wait() == 0 and pod.logs()["trainer", 0, 0] == b"here\n"
+
+
+def test_kubernetes_ends_a_pod_that_waits_for_the_workspace(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
+    pair = pods(2)
+    folder = workspace(tmp_path / "work", train_py="pass\n")
+    started = pair.start(pair.bundle(pair.join(engine=EngineSettings(uploaded=True)), folder, inside=False))
+    until(lambda: "waiting for the workspace" in started[0].err.read_text(), SOON, lambda: started[0].shown)
+    started[1].term()
+    assert [pod.wait() for pod in started] == [75, 75]
+    assert "ct-podjob-1 received SIGTERM" in started[0].message.reason
+
+
 def test_the_workspace_does_not_come(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
     pair = pods(2)
     folder = workspace(tmp_path / "work", train_py="pass\n")

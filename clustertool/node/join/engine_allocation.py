@@ -11,7 +11,8 @@ from clustertool.model.kubernetes.pod_variables import KUBERNETES
 from clustertool.node.join.slurm_allocation import SlurmAllocation
 from clustertool.node.supervisor.allocation import Allocation
 
-_ENDED = "Kubernetes has ended its pod: it was deleted, evicted or preempted, or its machine shuts down"
+_ENDED = "Kubernetes has ended its pod"
+_WHY = "it was deleted, evicted or preempted, its machine shuts down, or another pod of the job has failed"
 
 
 def allocation_of(engine: str, job: str, environ: Mapping[str, str]) -> Allocation:
@@ -39,4 +40,4 @@ class PodAllocation(Allocation):
         if not self._by:
             return None
         by, self._by = self._by, ""
-        return Outcome(JobState.LOST, NodeLost.code, "tool", f"{by}: {_ENDED}", brief=_ENDED)
+        return Outcome(JobState.LOST, NodeLost.code, "tool", f"{by}: {_ENDED}: {_WHY}", brief=f"{_ENDED}: {_WHY}")
