@@ -35,8 +35,8 @@ from clustertool.model.config.job import Options, read_job
 from clustertool.model.facts import Identity
 from clustertool.model.joining.join_file import EngineSettings, JoinFile, MeetingPoint, OwnSettings
 from clustertool.model.kubernetes import pod_log, pod_record
-from clustertool.model.kubernetes.pod_record import PodEnd, PodRecord
-from clustertool.model.paths import IN_POD
+from clustertool.model.kubernetes.pod_record import LEDGER, PodEnd, PodRecord
+from clustertool.model.paths import IN_POD, JobPaths
 from clustertool.model.wire.frames import Decoder, encode
 from clustertool.model.wire.messages import Request
 from tests.cli import until
@@ -241,32 +241,9 @@ class LabPod:
 
     def ask(self, *requests: Request[Any]) -> list[dict[str, Any]]:
         """The answers of an agent in the pod, which is started without a shell, and ends when all have come."""
-        hello = json.dumps({"root_dir": ROOT, "root_group": IN_POD, "entry": pod_name(self.node)}).encode()
         argv = self._exec("-ESs", "-c", node_bundle.FIRST, "clustertool-agent")
-        pipe = subprocess.PIPE
-        env = {"PATH": PATH, "HOME": "/"}
-        with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, env=env) as agent:
-            assert agent.stdin and agent.stdout and agent.stderr
-            sent = node_bundle.LOADER + node_bundle.digest().encode() + node_bundle.sized(hello)
-            agent.stdin.write(sent)
-            agent.stdin.flush()
-            line = agent.stdout.readline()
-            if line.startswith(b"need"):
-                agent.stdin.write(node_bundle.packed(line.decode().strip()))
-                agent.stdin.flush()
-                line = agent.stdout.readline()
-            assert line == b"ready\n", (line, agent.stderr.read())
-            for number, request in enumerate(requests):
-                agent.stdin.write(encode(request.header(number, time.time())))
-            agent.stdin.flush()
-            answers: dict[int, dict[str, Any]] = {}
-            decoder = Decoder(max_payload=1 << 20)
-            while len(answers) < len(requests):
-                data = os.read(agent.stdout.fileno(), 1 << 16)
-                assert data, agent.stderr.read()
-                answers.update({header["re"]: header for header, _ in decoder.feed(data) if "re" in header})
-            agent.stdin.close()
-        return [answers[number] for number in range(len(requests))]
+        hello = {"root_dir": ROOT, "root_group": IN_POD, "entry": pod_name(self.node)}
+        return ask_agent(argv, hello, requests, {"PATH": PATH, "HOME": "/"})
 
     def receive(self, folder: Path) -> None:
         """Put the release of a workspace into the store, as an agent in the pod does."""
@@ -418,6 +395,53 @@ class LabPods:
     def close(self) -> None:
         for pod in self.pods:
             pod.end()
+
+
+def ask_agent(
+    argv: Sequence[str], hello: Mapping[str, str], requests: Sequence[Request[Any]], env: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Start an agent by this command, and get its answers."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, env=dict(env)) as agent:
+        assert agent.stdin and agent.stdout and agent.stderr
+        start = node_bundle.LOADER + node_bundle.digest().encode() + node_bundle.sized(json.dumps(hello).encode())
+        agent.stdin.write(start)
+        agent.stdin.flush()
+        line = agent.stdout.readline()
+        if line.startswith(b"need"):
+            agent.stdin.write(node_bundle.packed(line.decode().strip()))
+            agent.stdin.flush()
+            line = agent.stdout.readline()
+        assert line == b"ready\n", (line, agent.stderr.read())
+        for number, request in enumerate(requests):
+            agent.stdin.write(encode(request.header(number, time.time())))
+        agent.stdin.flush()
+        answers: dict[int, dict[str, Any]] = {}
+        decoder = Decoder(max_payload=1 << 20)
+        while len(answers) < len(requests):
+            data = os.read(agent.stdout.fileno(), 1 << 16)
+            assert data, agent.stderr.read()
+            answers.update({header["re"]: header for header, _ in decoder.feed(data) if "re" in header})
+        agent.stdin.close()
+    return [answers[number] for number in range(len(requests))]
+
+
+def restored(pod: LabPod, root: Path) -> Path:
+    """The directory of the job below `root`, made of nothing but the log of the pod."""
+    record = pod.record
+    job = root / f"JOB{record.end.job}"
+    ours = job / ".clustertool"
+    (root / ".clustertool/jobs").mkdir(parents=True, mode=0o700)
+    ours.mkdir(parents=True, mode=0o700)
+    (ours / "marker").touch()
+    for name, data in record.files.items():
+        place = root / f".clustertool/jobs/{record.end.job}.json" if name == LEDGER else ours / name
+        place.write_bytes(data)
+    for (role, rank, attempt), data in pod.logs().items():
+        log = job / JobPaths.log(role, rank, attempt)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_bytes(data)
+    return job
 
 
 def pod_name(node: int) -> str:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
+from clustertool.fleet import node_bundle
 from clustertool.model.config.job import Options
 from clustertool.model.joining.join_file import EngineSettings, MeetingPoint, OwnSettings
 from clustertool.model.kubernetes.pod_record import EVENTS, GROWTH, LEDGER, RECORDS, SPEC
-from clustertool.model.wire.messages import LIST_JOBS, RELEASE, STOP
+from clustertool.model.wire.agent_requests import JobRequest
+from clustertool.model.wire.messages import LIST_JOBS, RELEASE, STATUS, STOP, TAIL
 from tests.cli import until
-from tests.kubernetes.lab_pods import PORT, ROOT, SOON, VOLUME, LabPods, workspace
-from tests.lab.lab import Lab, why_not
+from tests.kubernetes.lab_pods import PORT, ROOT, SOON, VOLUME, LabPods, ask_agent, restored, workspace
+from tests.lab.lab import PATH, Lab, why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "a lab can run here")
 
@@ -364,6 +367,27 @@ def test_an_image_without_a_folder_for_temporary_files(
     assert "error" not in answer, answer
     assert [pod.wait() for pod in started] == [130, 130]
     assert not started[0].at("tmp").exists() and not list(started[0].at("dev/shm").glob("clustertool-new*"))
+
+
+def test_an_agent_answers_from_what_a_pod_has_left(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
+    """The log of a pod that is gone has all that status, logs and report need."""
+    pair = pods(2)
+    text = "import os, sys\nprint('rank', os.environ['RANK'])\nsys.exit(5 * int(os.environ['RANK']))\n"
+    started = pair.start(pair.bundle(pair.join(), workspace(tmp_path / "work", train_py=text)), uid=1234)
+    assert [pod.wait() for pod in started] == [5, 5]
+    for rank, pod in enumerate(started):
+        root = tmp_path / f"restored{rank}"
+        job = restored(pod, root)
+        assert (job / f"log/workerlog.{rank}").read_text() == f"rank {rank}\n"
+        header = json.loads((job / ".clustertool/events.jsonl").read_bytes().split(b"\n")[0])
+        hello = {"root_dir": str(root), "root_group": "", "entry": header["entry"]}
+        argv = [sys.executable, "-ESs", "-c", node_bundle.FIRST, "clustertool-agent"]
+        (tmp_path / "home").mkdir(exist_ok=True)
+        exact: JobRequest = {"job": "podjob", "exact": True}
+        asked = (LIST_JOBS(exact), STATUS(exact), TAIL({**exact, "log": f"log/workerlog.{rank}", "lines": 5}))
+        jobs, status, tail = ask_agent(argv, hello, asked, {"PATH": PATH, "HOME": str(tmp_path / "home")})
+        assert [(one["id"], one["state"], one["code"]) for one in jobs["jobs"]] == [("podjob", "failed", 5)]
+        assert "error" not in status and tail["text"] == f"rank {rank}\n", (status, tail)
 
 
 def test_no_secret_is_in_what_a_pod_leaves(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
