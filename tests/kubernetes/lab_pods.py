@@ -245,6 +245,16 @@ class LabPod:
         hello = {"root_dir": ROOT, "root_group": IN_POD, "entry": pod_name(self.node)}
         return ask_agent(argv, hello, requests, {"PATH": PATH, "HOME": "/"})
 
+    def children(self) -> list[int]:
+        """Of PID 1, zombies too."""
+        return _children(self.first)
+
+    def leave_orphans(self, count: int) -> None:
+        """Run a program in the container that ends before its children do."""
+        code = f"import os, time\nfor n in range({count}):\n if os.fork() == 0: time.sleep(0.3); os._exit(0)\n"
+        subprocess.run(self._exec("-c", code), env={"PATH": PATH}, check=True, timeout=SOON)
+        assert len(self.children()) > 1
+
     def receive(self, folder: Path) -> None:
         """Put the release of a workspace into the store, as an agent in the pod does."""
         sent = read_workspace(folder)

@@ -408,3 +408,15 @@ def test_a_file_that_is_no_secret(pods: Callable[[int], LabPods], tmp_path: Path
     (pod,) = one.start(bundle, env={"JOB_COMPLETION_INDEX": ""})
     assert pod.wait() == 64 and "JOB_COMPLETION_INDEX is not set" in pod.err.read_text()
     assert (pod.message.code, pod.message.node) == (64, -1) and "JOB_COMPLETION_INDEX" in pod.message.reason
+
+
+def test_the_first_process_reaps_orphans(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
+    """What `kubectl exec` leaves becomes a child of PID 1, and no zombie stays."""
+    one = pods(1)
+    (pod,) = one.start(one.bundle(one.join(), workspace(tmp_path / "work", train_py=WAIT)))
+    pod.says("ready")
+    pod.leave_orphans(20)
+    below = {pod.child("ct-supervisor")}
+    until(lambda: set(pod.children()) == below, SOON, lambda: f"{pod.children()} are {below}")
+    pod.term()
+    assert pod.wait() == 75
