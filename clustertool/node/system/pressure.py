@@ -86,11 +86,16 @@ class OomWatch:
         self._before, self._now = self._now, _counters(pid)
 
     def verdict(self) -> str:
-        """A description, if a counter has grown; the nearest one counts."""
+        """A description, if a counter has grown. The nearest one counts that is still there: a kill is counted in the cgroup of
+        its victim (memory.events of cgroup v2, memory.oom_control of v1), and on the machine as well. The cgroup of a container
+        may end with it.
+        """
         after = _read(self._before)
         for path, kills in self._before.items():
             if after.get(path, 0) > kills:
                 return f"out of memory: the kernel killed it (oom_kill in {path}{_limit(path)})"
+            if path in after:
+                return ""
         return ""
 
 

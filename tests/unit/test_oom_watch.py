@@ -1,4 +1,4 @@
-"""The cgroup of a container, as its processes see it: OOM kills and the limit are named."""
+"""OOM kills are named by the counters of a process's cgroup, as its processes see it, and by that of the machine."""
 
 from __future__ import annotations
 
@@ -55,3 +55,28 @@ def test_an_oom_kill_in_the_cgroup_of_a_container(files: dict[str, str], line: s
     assert watch.verdict() == f"out of memory: the kernel killed it (oom_kill in {counter})"
     files[limit] = "9223372036854771712\n"  # v1 without a limit
     assert watch.verdict() == f"out of memory: the kernel killed it (oom_kill in {counter})"
+
+
+def test_an_oom_kill_of_another_process_of_the_machine(files: dict[str, str]) -> None:
+    """The counter of the whole machine grows with each kill; the cgroup of the rank knows whether it was the victim."""
+    counter = "/sys/fs/cgroup/user.slice/memory.events"
+    files.update({"/proc/7/cgroup": "0::/user.slice\n", counter: "oom_kill 3\n", "/proc/vmstat": "oom_kill 8\n"})
+    watch = pressure.OomWatch(7)
+    files["/proc/vmstat"] = "oom_kill 9\n"
+    assert watch.verdict() == ""
+    files[counter] = "oom_kill 4\n"
+    assert counter in watch.verdict()
+
+
+@pytest.mark.parametrize("cgroup", ["", "0::/container\n"])
+def test_an_oom_kill_without_a_cgroup(files: dict[str, str], cgroup: str) -> None:
+    """The process has none that is visible, or its container has ended: the machine's counter is what is left."""
+    counter = "/sys/fs/cgroup/container/memory.events"
+    files["/proc/vmstat"] = "oom_kill 8\n"
+    if cgroup:
+        files.update({"/proc/7/cgroup": cgroup, counter: "oom_kill 0\n"})
+    watch = pressure.OomWatch(7)
+    files.pop(counter, None)
+    assert watch.verdict() == ""
+    files["/proc/vmstat"] = "oom_kill 9\n"
+    assert watch.verdict() == "out of memory: the kernel killed it (oom_kill in /proc/vmstat)"
