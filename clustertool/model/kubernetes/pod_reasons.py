@@ -1,0 +1,248 @@
+"""Why a pod waits or has ended, by its object in the API: text for people, and the exit code of a job that it ends.
+
+Objects come from the API server as JSON. They are read as input of others: a field of another type counts as absent.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from clustertool.model.name_enum import Name
+
+Object = Mapping[str, object]
+CONTAINER = "clustertool"  # of a pod, the one with the job
+_LONGEST = 300  # characters of a message
+_LOST, _REFUSED, _KILLED = 75, 69, 137  # exit codes: a lost node, what cannot start, a process killed by SIGKILL
+
+_IMAGE = (
+    "ImagePullBackOff",
+    "ErrImagePull",
+    "ErrImageNeverPull",
+    "InvalidImageName",
+    "ImageInspectError",
+    "RegistryUnavailable",
+    "SignatureValidationFailed",
+)
+_CONFIG = (
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+    "ContainerCannotRun",
+    "StartError",
+)
+_DISRUPTIONS = {  # reasons of the condition DisruptionTarget
+    "PreemptionByScheduler": "preempted by a pod of a higher priority",
+    "PreemptionByKubeScheduler": "preempted by a pod of a higher priority",
+    "EvictionByEvictionAPI": "Evicted through the API, as by kubectl drain",
+}
+_NODE_LOSSES = {
+    "DeletionByTaintManager": "node lost: its pods were deleted because of a taint of the node",
+    "DeletionByPodGC": "node lost: the node is not in the cluster any more",
+}
+_NODE_SHUTDOWN = ("Shutdown", "NodeShutdown", "Terminated")  # status.reason of a pod whose node is shut down
+
+
+class PodFault(Name):
+    """What is wrong with a pod. FAILED: its process has ended with an error."""
+
+    NONE = ""
+    EVICTED = "evicted"
+    OOM_KILLED = "oom-killed"
+    PREEMPTED = "preempted"
+    NODE_LOST = "node-lost"
+    IMAGE = "image"
+    CONFIG = "config"
+    UNSCHEDULABLE = "unschedulable"
+    FAILED = "failed"
+
+
+_ORDER = (  # the first one found in the pods of a job explains the others, which end because of it
+    PodFault.NODE_LOST,
+    PodFault.PREEMPTED,
+    PodFault.EVICTED,
+    PodFault.OOM_KILLED,
+    PodFault.IMAGE,
+    PodFault.CONFIG,
+    PodFault.UNSCHEDULABLE,
+    PodFault.FAILED,
+)
+_HOW_OTHERS_LEFT = (PodFault.NODE_LOST, PodFault.PREEMPTED, PodFault.EVICTED, PodFault.OOM_KILLED)
+
+
+class PodView(NamedTuple):
+    """A pod as `status` shows it. reason: with the message of the API server. host: the node of the cluster, "" before one
+    is chosen. code: the exit code of its process, -1 while there is none. message: the termination message. deleted: it is
+    being deleted."""
+
+    name: str
+    phase: str
+    fault: PodFault
+    reason: str
+    restarts: int
+    host: str
+    code: int
+    message: str = ""
+    deleted: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether no process of it is left."""
+        return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def exit_code(self) -> int:
+        """Of a job that ends because of this pod; 0 if it does not."""
+        if self.fault in (PodFault.NODE_LOST, PodFault.PREEMPTED, PodFault.EVICTED):
+            return _LOST
+        if self.fault is PodFault.OOM_KILLED:
+            return _KILLED
+        if self.fault in (PodFault.IMAGE, PodFault.CONFIG, PodFault.UNSCHEDULABLE):
+            return _REFUSED
+        return max(self.code, 1) if self.fault is PodFault.FAILED else 0
+
+
+def view(pod: Object) -> PodView:
+    """What a pod's object states."""
+    metadata, status = fields(pod, "metadata"), fields(pod, "status")
+    container = _container(status)
+    phase, host = text(status, "phase") or "Pending", text(fields(pod, "spec"), "nodeName")
+    ended = fields(fields(container, "state"), "terminated")
+    code = _whole(ended, "exitCode", -1)
+    fault, reason = _explained(status, container, ended, phase)
+    restarts = max(0, _whole(container, "restartCount", 0))
+    message = ended.get("message")
+    return PodView(
+        text(metadata, "name"),
+        phase,
+        fault,
+        reason,
+        restarts,
+        host,
+        code if ended else -1,
+        message if isinstance(message, str) else "",
+        bool(text(metadata, "deletionTimestamp")),
+    )
+
+
+def end_of(pods: Sequence[PodView]) -> Optional[Tuple[str, int]]:
+    """Why the pods of a job have ended by the will of the cluster: text and exit code. None where the job itself knows.
+
+    Pods of a job end one because of another, so the verdict names the first cause in the order of _ORDER.
+    """
+    found = _worst(pods, _HOW_OTHERS_LEFT)
+    return None if found is None else (f"pod {found.name}: {found.reason}", found.exit_code)
+
+
+def waits_for(pods: Sequence[PodView]) -> str:
+    """Why pods of a job have not started, with their number; "" where none waits for a known reason."""
+    waiting = [pod for pod in pods if pod.phase in ("Pending", "Unknown")]
+    found = _worst(waiting, _ORDER)
+    if found is None:
+        found = next((pod for pod in waiting if pod.reason), None)
+    if found is None:
+        return ""
+    same = sum(pod.reason.partition(":")[0] == found.reason.partition(":")[0] for pod in waiting)
+    return f"{found.reason} ({same} of {len(pods)} pods)"
+
+
+def condition(status: Object, kind: str) -> Dict[str, object]:
+    """The condition of this type in a status; {} if there is none."""
+    return next((one for one in items(status, "conditions") if one.get("type") == kind), {})
+
+
+def is_true(found: Object) -> bool:
+    return found.get("status") == "True"
+
+
+def with_message(reason: str, message: str) -> str:
+    return f"{reason}: {message}" if message and message != reason else reason
+
+
+def fields(of: Object, name: str) -> Dict[str, object]:
+    """The field as an object; {} if it is none."""
+    found = of.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def items(of: Object, name: str) -> List[Dict[str, object]]:
+    """The objects in a list."""
+    found = of.get(name)
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def text(of: Object, name: str) -> str:
+    """The field as one line, cut; control characters become spaces."""
+    found = of.get(name)
+    if not isinstance(found, str):
+        return ""
+    return " ".join("".join(c if c.isprintable() else " " for c in found).split())[:_LONGEST]
+
+
+def _whole(of: Object, name: str, absent: int) -> int:
+    found = of.get(name)
+    return found if type(found) is int else absent
+
+
+def _container(status: Object) -> Dict[str, object]:
+    return next((one for one in items(status, "containerStatuses") if one.get("name") == CONTAINER), {})
+
+
+def _explained(status: Object, container: Object, ended: Object, phase: str) -> Tuple[PodFault, str]:
+    """The cause that the cluster states comes before that of the container, which ends because of it."""
+    reason, message = text(status, "reason"), text(status, "message")
+    disruption = condition(status, "DisruptionTarget")
+    if is_true(disruption):
+        why, more = text(disruption, "reason"), text(disruption, "message")
+        if why in _NODE_LOSSES:
+            return PodFault.NODE_LOST, with_message(_NODE_LOSSES[why], more)
+        if why.startswith("Preemption"):
+            return PodFault.PREEMPTED, with_message(_DISRUPTIONS.get(why, why), more)
+        if reason not in _NODE_SHUTDOWN:
+            named = _DISRUPTIONS.get(why, "Evicted by the node" if why == "TerminationByKubelet" else why)
+            return PodFault.EVICTED, with_message(named, message or more)
+    if reason == "NodeLost" or phase == "Unknown":
+        return PodFault.NODE_LOST, with_message("node lost", message)
+    if reason == "Evicted":
+        return PodFault.EVICTED, with_message("Evicted by the node", message)
+    if reason == "Preempting":
+        return PodFault.PREEMPTED, with_message("preempted", message)
+    if reason in _NODE_SHUTDOWN:
+        return PodFault.NODE_LOST, with_message("node lost: it was shut down", message)
+    ready = condition(status, "Ready")
+    if phase == "Running" and ready.get("status") == "False" and ready.get("reason") == "NodeNotReady":
+        return PodFault.NODE_LOST, "node lost: it does not answer the API server"
+    if ended:
+        return _of_end(ended)
+    return _of_waiting(status, container, phase, with_message(reason, message))
+
+
+def _of_end(ended: Object) -> Tuple[PodFault, str]:
+    why, code = text(ended, "reason"), _whole(ended, "exitCode", 0)
+    if why == "OOMKilled":
+        return PodFault.OOM_KILLED, "OOMKilled: it used more than its memory limit; raise `memory` in resources"
+    if why in _CONFIG:
+        return PodFault.CONFIG, with_message(why, text(ended, "message"))
+    return (PodFault.FAILED, f"exit code {code}") if code else (PodFault.NONE, "")
+
+
+def _of_waiting(status: Object, container: Object, phase: str, stated: str) -> Tuple[PodFault, str]:
+    waiting = fields(fields(container, "state"), "waiting")
+    why, message = text(waiting, "reason"), text(waiting, "message")
+    if why in _IMAGE:
+        return PodFault.IMAGE, with_message(why, message)
+    if why in _CONFIG:
+        return PodFault.CONFIG, with_message(why, message)
+    scheduled = condition(status, "PodScheduled")
+    if scheduled.get("status") == "False":
+        chosen = text(scheduled, "reason") or "Unschedulable"
+        return PodFault.UNSCHEDULABLE, with_message(chosen, text(scheduled, "message"))
+    if phase == "Failed":
+        return PodFault.FAILED, stated or "failed without a reason"
+    if phase == "Pending" and (why or stated):
+        return PodFault.NONE, stated or with_message(why, message)
+    return PodFault.NONE, ""
+
+
+def _worst(pods: Sequence[PodView], order: Sequence[PodFault]) -> Optional[PodView]:
+    found = [pod for pod in pods if pod.fault in order]
+    return min(found, key=lambda pod: order.index(pod.fault)) if found else None
