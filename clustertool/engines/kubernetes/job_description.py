@@ -1,0 +1,143 @@
+"""What the objects of a job in the API server state about it: queued, running or ended, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from clustertool.engines.base import Description, EngineState
+from clustertool.model.kubernetes.object_names import about_of
+from clustertool.model.kubernetes.pod_reasons import (
+    PodView,
+    condition,
+    end_of,
+    fields,
+    is_true,
+    items,
+    text,
+    view,
+    waits_for,
+    with_message,
+)
+
+Object = Mapping[str, Any]
+_ENDS = {"Job": ("Failed", "Complete"), "JobSet": ("Failed", "Completed")}  # types of conditions
+_ENDINGS = ("FailureTarget", "SuccessCriteriaMet")  # of a Job whose pods are being ended
+_PADDLE_ENDS = ("Failed", "Completed", "Succeed", "Succeeded", "Aborted", "Terminated")  # status.phase
+_REFUSED = ("FailedCreate", "FailedScheduling", "FailedMount", "FailedAttachVolume")  # reasons of events
+_KUEUE = "kueue.x-k8s.io/queue-name"  # a label
+
+
+class JobObjects(NamedTuple):
+    """workload: the Job, JobSet or PaddleJob. kueue: the Workload objects of Kueue that it owns. events: about the workload and
+    what it owns."""
+
+    workload: Object
+    pods: Sequence[Object] = ()
+    events: Sequence[Object] = ()
+    kueue: Sequence[Object] = ()
+
+
+def described(found: JobObjects) -> Description:
+    """A pod whose process runs makes the job a running one. It has ended when its workload has, and no pod is left that may
+    have a process."""
+    about, metadata = about_of(found.workload), fields(found.workload, "metadata")
+    status, pods = fields(found.workload, "status"), [view(pod) for pod in found.pods]
+    made = seconds(text(metadata, "creationTimestamp")) or about.created
+    alive = [pod for pod in pods if not pod.ended]
+    runs = [pod for pod in alive if pod.phase != "Pending"]
+    over, why, at = _over(found.workload)
+    deleted = bool(text(metadata, "deletionTimestamp"))
+    ending = over or deleted or any(is_true(condition(status, kind)) for kind in _ENDINGS)
+    cause = end_of(pods)
+    if runs:
+        reason = cause[0] if cause else "its objects are being deleted" if deleted else waits_for(pods)
+        began = seconds(text(status, "startTime")) or made
+        state = Description(EngineState.RUNNING, reason, began, ending=ending)
+    elif over and not alive:
+        state = Description(EngineState.ENDED, cause[0] if cause else why, at or made)
+    elif ending or len(alive) < len(pods):  # its controller has not seen yet that its pods have ended
+        state = Description(EngineState.RUNNING, cause[0] if cause else why, made, ending=ending or not alive)
+    else:
+        state = Description(EngineState.QUEUED, queued_reason(found, pods), made)
+    return Description(
+        state.state,
+        state.reason,
+        state.since,
+        job_name=about.name,
+        command=about.command,
+        nodes=about.nodes,
+        asked=about.asked,
+        ending=state.ending,
+    )
+
+
+def queued_reason(found: JobObjects, pods: Sequence[PodView]) -> str:
+    """Why no process has started, in the words of what holds it back: Kueue, the quota, the scheduler, the kubelet."""
+    spec, labels = fields(found.workload, "spec"), fields(fields(found.workload, "metadata"), "labels")
+    if spec.get("suspend") is True:
+        return _suspended(found.kueue, text(labels, _KUEUE))
+    refused = _refusal(found.events, ("FailedCreate",))
+    if refused and len(pods) < max(1, about_of(found.workload).nodes):
+        return refused
+    waiting = waits_for(pods)
+    if waiting and not waiting.startswith("ContainerCreating"):
+        return waiting
+    return _refusal(found.events, _REFUSED) or waiting or "waiting for its pods"
+
+
+def seconds(written: str) -> float:
+    """A time of the API server as seconds since the epoch; 0.0 if it is none."""
+    try:
+        return datetime.fromisoformat(written.replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
+
+
+def _over(workload: Object) -> tuple[bool, str, float]:
+    """Whether the controller has ended the workload; why, and when."""
+    status = fields(workload, "status")
+    for kind in _ENDS.get(text(workload, "kind"), ()):
+        found = condition(status, kind)
+        if is_true(found):
+            why = with_message(text(found, "reason") or kind, text(found, "message"))
+            return True, why, seconds(text(found, "lastTransitionTime"))
+    phase = text(status, "phase")
+    if text(workload, "kind") == "PaddleJob" and phase in _PADDLE_ENDS:
+        return True, f"PaddleJob: {phase}", seconds(text(status, "completionTime"))
+    return False, "", 0.0
+
+
+def _suspended(workloads: Sequence[Object], queue: str) -> str:
+    """By the words of Kueue, where it has a Workload for this one."""
+    name = f"suspended by Kueue, queue {queue}" if queue else "suspended"
+    for one in workloads:
+        status = fields(one, "status")
+        for kind in ("Evicted", "QuotaReserved", "Admitted"):
+            found = condition(status, kind)
+            if found and is_true(found) == (kind == "Evicted"):
+                return with_message(name, text(found, "message") or text(found, "reason"))
+    return name
+
+
+def _refusal(events: Sequence[Object], reasons: Sequence[str]) -> str:
+    """The newest of these events, as `FailedCreate: exceeded quota: ...`."""
+    fitting = [event for event in events if text(event, "reason") in reasons]
+    newest = max(fitting, key=_when, default=None)
+    return "" if newest is None else with_message(text(newest, "reason"), text(newest, "message"))
+
+
+def _when(event: Object) -> float:
+    series = text(fields(event, "series"), "lastObservedTime")
+    times = (series, *(text(event, name) for name in ("lastTimestamp", "eventTime", "firstTimestamp")))
+    return max(map(seconds, times))
+
+
+def owned(objects: Sequence[Object], uid: str) -> list[Object]:
+    """Those of the objects that have this owner."""
+    return [one for one in objects if any(text(owner, "uid") == uid for owner in _owners(one))]
+
+
+def _owners(of: Object) -> list[dict[str, object]]:
+    return items(fields(of, "metadata"), "ownerReferences")

@@ -1,0 +1,101 @@
+"""Names, labels and annotations of the objects of a job. An object has the whole id and the owner's name as annotations: a
+label holds 63 characters of a small alphabet, so labels have their hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Dict, Mapping, NamedTuple
+
+from clustertool.model.kubernetes.pod_reasons import fields, text
+from clustertool.model.paths import is_job_id
+
+PREFIX = "ct-"
+JOB_LABEL, OWNER_LABEL = "clustertool/job", "clustertool/owner"
+JOB_ID, OWNER, ABOUT = "clustertool/job-id", "clustertool/owner", "clustertool/about"  # annotations
+_LONGEST = 40  # characters of a name: what controllers and roles append must fit 63
+_HASH = 8  # characters of a hash in a name
+_LABEL_HASH = 20
+_MOST_ABOUT = 64 << 10  # characters
+_MOST = 1e11  # of a number
+
+
+class JobAbout(NamedTuple):
+    """What the objects of a job state about it before a node has a record. asked: the id of --job-id. created: seconds since
+    the epoch, by the clock of the machine that has submitted it."""
+
+    name: str = ""
+    asked: str = ""
+    command: str = ""
+    mode: str = ""
+    nodes: int = 0
+    created: float = 0.0
+    dialect: str = ""
+
+
+def object_name(job: str) -> str:
+    """A DNS label for each job id: `ct-` and the id in lower case. Where that changes it, a hash of the id is at the end."""
+    wanted = PREFIX + job
+    name = re.sub(r"[^a-z0-9-]", "-", wanted.lower())
+    if name == wanted and len(name) <= _LONGEST and not name.endswith("-"):
+        return name
+    return f"{name[: _LONGEST - _HASH - 1].rstrip('-')}-{_hashed(job, _HASH)}"
+
+
+def job_hash(job: str) -> str:
+    """The value of JOB_LABEL."""
+    return _hashed(job, _LABEL_HASH)
+
+
+def owner_hash(owner: str) -> str:
+    """The value of OWNER_LABEL."""
+    return _hashed(owner, _LABEL_HASH)
+
+
+def labels(job: str, owner: str) -> Dict[str, str]:
+    """Of each object of a job."""
+    return {JOB_LABEL: job_hash(job), OWNER_LABEL: owner_hash(owner)}
+
+
+def notes(job: str, owner: str, about: JobAbout) -> Dict[str, str]:
+    """Of the workload of a job."""
+    return {JOB_ID: job, OWNER: owner, ABOUT: json.dumps(about._asdict(), sort_keys=True)}
+
+
+def job_of(workload: Mapping[str, object]) -> str:
+    """The id of the job of an object; "" for an object that is of no job, or whose label is not that of the id."""
+    metadata = fields(workload, "metadata")
+    job = fields(metadata, "annotations").get(JOB_ID)
+    if not isinstance(job, str) or not is_job_id(job) or fields(metadata, "labels").get(JOB_LABEL) != job_hash(job):
+        return ""
+    return job
+
+
+def about_of(workload: Mapping[str, object]) -> JobAbout:
+    """What the annotation of a workload states. Fields that are absent or of another type have their defaults."""
+    written = fields(fields(workload, "metadata"), "annotations").get(ABOUT)
+    try:
+        found = json.loads(written) if isinstance(written, str) and len(written) <= _MOST_ABOUT else {}
+    except (ValueError, RecursionError):
+        found = {}
+    if not isinstance(found, dict):
+        return JobAbout()
+    return JobAbout(
+        text(found, "name"),
+        text(found, "asked"),
+        text(found, "command"),
+        text(found, "mode"),
+        int(_number(found, "nodes")),
+        _number(found, "created"),
+        text(found, "dialect"),
+    )
+
+
+def _number(found: Mapping[str, object], name: str) -> float:
+    value = found.get(name)
+    return float(value) if type(value) in (int, float) and 0 <= value < _MOST else 0.0  # type: ignore[operator, arg-type]
+
+
+def _hashed(text: str, length: int) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:length]
