@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from clustertool.engines.base import Description, EngineState
+from clustertool.engines.kubernetes.object_kinds import Object
 from clustertool.model.kubernetes.object_names import about_of
 from clustertool.model.kubernetes.pod_reasons import (
     PodView,
@@ -21,7 +22,6 @@ from clustertool.model.kubernetes.pod_reasons import (
     with_message,
 )
 
-Object = Mapping[str, Any]
 _ENDS = {"Job": ("Failed", "Complete"), "JobSet": ("Failed", "Completed")}  # types of conditions
 _ENDINGS = ("FailureTarget", "SuccessCriteriaMet")  # of a Job whose pods are being ended
 _PADDLE_ENDS = ("Failed", "Completed", "Succeed", "Succeeded", "Aborted", "Terminated")  # status.phase

@@ -1,0 +1,84 @@
+"""What the API server's refusals mean: the error of the tool, with the fix."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from clustertool.errors import AuthError, ClustertoolError, NotFound, PreflightError
+
+REPEATED = (429, 500, 502, 503, 504)  # a later attempt may succeed
+GONE = 410  # the version of a list is too old: list again
+_LONGEST = 600  # characters of a message that are shown
+_RIGHTS = "an administrator grants it: docs/kubernetes.md has the Role"
+
+
+class AlreadyExists(PreflightError):
+    """An object of this name is there."""
+
+
+class Expired(PreflightError):
+    """The version from which a watch was to begin is too old."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, for messages. resource: as in rights. user: as far as it is known."""
+
+    verb: str
+    resource: str
+    name: str
+    namespace: str
+    user: str
+    where: str
+
+    @property
+    def text(self) -> str:
+        inside = f" in the namespace {self.namespace}" if self.namespace else ""
+        return f"{self.verb} {self.resource}{f' {self.name}' if self.name else ''}{inside}"
+
+
+def refusal(status: int, body: bytes, asked: Asked) -> ClustertoolError:
+    """The error for a response that is no success. body: a Status object in JSON, or any text of a proxy."""
+    answer = _status(body)
+    message = _shown(str(answer.get("message", ""))) or _shown(body.decode(errors="replace"))
+    where = asked.where
+    if status == 401:
+        fix = "log in again, or correct the user of this context: kubectl config view --minify"
+        return AuthError(f"the API server refuses the credentials of {asked.user or 'this context'}", fix, where)
+    if status == 403 and "exceeded quota" in message:
+        return PreflightError(message, "ask for less in KUBERNETES, or wait until other jobs have ended", where)
+    if status == 403:
+        # A refusal that does not name the user comes from an admission controller: PodSecurity, LimitRange, a webhook.
+        fix = _RIGHTS if "User" in message or not message else f"correct KUBERNETES in conf.py, or {_RIGHTS}"
+        what = f"{asked.user or 'this user'} may not {asked.text}" + (f": {message}" if message else "")
+        return AuthError(what, fix, where)
+    if status == 404 and asked.verb == "create":
+        what = f"cannot {asked.text}: {message or 'not found'}"
+        return PreflightError(what, "is the namespace there, and is the resource definition installed?", where)
+    if status == 404:
+        return NotFound(f"cannot {asked.text}: {message or 'not found'}", "", where)
+    if status == 409:
+        return AlreadyExists(f"cannot {asked.text}: {message}", "choose another --job-id, or stop that job", where)
+    if status == GONE:
+        return Expired(f"cannot {asked.text}: {message}", "try again", where)
+    if status == 422:
+        return PreflightError(
+            f"cannot {asked.text}: {message}", "correct KUBERNETES in conf.py, or pod_template", where
+        )
+    fix = "try again later" if status in REPEATED else "is this the address of an API server?"
+    return PreflightError(f"cannot {asked.text}: HTTP {status}: {message}", fix, where)
+
+
+def _status(body: bytes) -> Mapping[str, object]:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _shown(text: str) -> str:
+    clean = "".join(char if char.isprintable() else " " for char in text[: 4 * _LONGEST])
+    return " ".join(clean.split())[:_LONGEST]

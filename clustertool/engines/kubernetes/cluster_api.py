@@ -1,0 +1,432 @@
+"""The API server as one command uses it: objects as plain dicts, through the connections of the official client.
+
+A response of 429 or 5xx is repeated, and a server that is away is waited for, for _PATIENCE seconds. What it refuses is
+raised at once. The models of the client are not used: their import takes longer than a request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
+from urllib.parse import urlencode
+
+from clustertool.engines.kubernetes.api_errors import REPEATED, AlreadyExists, Asked, Expired, refusal
+from clustertool.engines.kubernetes.kube_credentials import KubeCredentials
+from clustertool.engines.kubernetes.object_kinds import KINDS, Manifest, ObjectKind
+from clustertool.engines.kubernetes.pod_channel import PodChannel
+from clustertool.errors import AuthError, ClustertoolError, NotFound, PreflightError, Unreachable
+from clustertool.ssh.parallel import each
+
+try:
+    import urllib3
+    from urllib3.exceptions import HTTPError, NameResolutionError, SSLError
+except ImportError:  # the extra is not installed, see kube_credentials.py
+    urllib3 = None  # type: ignore[assignment]
+
+_PATIENCE = 30.0  # seconds
+_SLOW = 3.0  # seconds without an answer after which the user gets to know what is waited for
+_PAUSES = (0.2, 0.5, 1.0, 2.0)  # seconds before each further attempt; the last one again and again
+_CONNECT, _READ = 10.0, 30.0  # seconds of one attempt
+_MOST = 64 << 20  # bytes of a response
+_PAGE = 500  # objects of a response to a list
+_CHUNK = 64 << 10
+_WATCH = 240  # seconds after which the server ends a watch, and it is begun again
+_LONGEST_LINE = 8 << 20
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_WHOAMI = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+JOB_ID = "clustertool/job-id"
+
+
+class ApiPlace(Protocol):
+    """Of the settings: the context of the kubeconfig and the namespace, "" for the current ones."""
+
+    @property
+    def context(self) -> str: ...
+
+    @property
+    def namespace(self) -> str: ...
+
+
+class ClusterApi:
+    """Nothing is read or connected before the first use. May be used by several threads."""
+
+    def __init__(
+        self,
+        place: ApiPlace,
+        note: Callable[[str], None] = lambda text: None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """note: gets a message while a server that is away is waited for. check: raises what ends the command; both are
+        called in the thread of this constructor only."""
+        self._place, self._note, self._check = place, note, check
+        self._thread, self._lock = threading.get_ident(), threading.Lock()
+        self._known: KubeCredentials | None = None
+        self._user = ""
+        self._connected = self._noted = False
+        self._patient = 0
+
+    # -- where and who
+
+    @property
+    def credentials(self) -> KubeCredentials:
+        """Raises ConfigError, AuthError."""
+        with self._lock:
+            if self._known is None:
+                self._known = KubeCredentials(self._place.context)
+            return self._known
+
+    @property
+    def namespace(self) -> str:
+        return self._place.namespace or self.credentials.namespace or "default"
+
+    @property
+    def where(self) -> str:
+        return self.credentials.where
+
+    def user(self) -> str:
+        """The user's name as the server knows it; that of the kubeconfig where the server has no answer."""
+        if not self._user:
+            review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+            asked = self._asked("create", "selfsubjectreviews.authentication.k8s.io", "", "")
+            found: object = ""
+            try:
+                answer = self._json("POST", _WHOAMI, asked, body=review)
+                found = (answer.get("status") or {}).get("userInfo", {}).get("username", "")
+            except (NotFound, PreflightError) as error:  # the server is older than 1.28
+                if isinstance(error, Unreachable):
+                    raise
+            except AuthError:
+                if not self._connected:
+                    raise
+            self._user = str(found or self.credentials.user)
+        return self._user
+
+    def allowed(self, verb: str, group: str, resource: str, subresource: str = "") -> bool:
+        """Whether this user may do that in the namespace. Raises ClustertoolError if the server cannot be asked."""
+        wanted = {"namespace": self.namespace, "verb": verb, "group": group, "resource": resource}
+        if subresource:
+            wanted["subresource"] = subresource
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": wanted},
+        }
+        asked = self._asked("create", "selfsubjectaccessreviews.authorization.k8s.io", "", "")
+        answer = self._json("POST", _REVIEWS, asked, body=body)
+        return bool((answer.get("status") or {}).get("allowed"))
+
+    # -- objects
+
+    def get(self, kind: str, name: str) -> Manifest | None:
+        """None if there is none."""
+        found = KINDS[kind]
+        with contextlib.suppress(NotFound):
+            return self._json("GET", found.path(self.namespace, name), self._asked_of("get", found, name))
+        return None
+
+    def listed(self, kind: str, labels: Mapping[str, str] | None = None, fields: str = "") -> list[Manifest]:
+        """The objects with these labels, in the namespace if the kind has one. fields: a field selector. [] where the
+        server does not know the kind."""
+        return self._listed(KINDS[kind], labels or {}, fields)[0]
+
+    def create(self, manifest: Manifest) -> Manifest:
+        """Create an object in the namespace. Raises AlreadyExists for a name that is taken, PreflightError, AuthError."""
+        kind = KINDS[manifest["kind"]]
+        name = str(manifest["metadata"]["name"])
+        lost = False
+
+        def unsure(error: ClustertoolError) -> None:
+            nonlocal lost
+            lost = True  # the attempt before may have created it
+
+        try:
+            path, asked = kind.path(self.namespace), self._asked_of("create", kind, name)
+            return self._json("POST", path, asked, body=manifest, failed=unsure)
+        except AlreadyExists:
+            present = self.get(kind.name, name) if lost else None
+            if present is not None and _job_id(present) and _job_id(present) == _job_id(manifest):
+                return present
+            raise
+
+    def delete(self, kind: str, name: str, foreground: bool = True, uid: str = "") -> bool:
+        """Begin to delete an object; False if it is not there. foreground: after everything that it owns. uid: only that
+        one, and not a later one of the same name."""
+        found = KINDS[kind]
+        body: Manifest = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": "Foreground" if foreground else "Background",
+        }
+        if uid:
+            body["preconditions"] = {"uid": uid}
+        try:
+            path, asked = found.path(self.namespace, name), self._asked_of("delete", found, name)
+            self._json("DELETE", path, asked, body=body)
+        except NotFound:
+            return False
+        except AlreadyExists:  # a conflict: another one has this name
+            return False
+        return True
+
+    def watch(
+        self, kind: str, labels: Mapping[str, str] | None = None, version: str = ""
+    ) -> Iterator[tuple[str, Manifest]]:
+        """Changes without an end: (ADDED, MODIFIED or DELETED, object).
+
+        Without a version, and where it has expired, all objects are listed: ("LISTED", {"items": [...]}), which replaces
+        what was known. A watch that breaks is begun again.
+        """
+        found, selected = KINDS[kind], labels or {}
+        while True:
+            if not version:
+                items, version = self._listed(found, selected, "")
+                yield "LISTED", {"items": items}
+            try:
+                for event, changed in self._watched(found, selected, version):
+                    version = str(changed["metadata"].get("resourceVersion", version))
+                    if event != "BOOKMARK":
+                        yield event, changed
+            except Expired:
+                version = ""
+
+    def log(
+        self,
+        pod: str,
+        *,
+        tail: int | None = None,
+        since: str = "",
+        follow: bool = False,
+        timestamps: bool = False,
+        limit: int = 0,
+    ) -> Iterator[bytes]:
+        """The log of a pod's container in pieces. since: RFC 3339. limit: in bytes. Raises Unreachable if it breaks."""
+        query: dict[str, object] = {"container": CONTAINER}
+        given = {"tailLines": tail, "sinceTime": since, "limitBytes": limit}
+        query.update({name: value for name, value in given.items() if value not in (None, "", 0) or value == tail == 0})
+        query.update({name: "true" for name, value in (("follow", follow), ("timestamps", timestamps)) if value})
+        path = f"{KINDS['Pod'].path(self.namespace, pod)}/log"
+        asked = self._asked("get", "pods/log", pod, self.namespace)
+        return self._pieces("GET", path, asked, query, None if follow else _READ)
+
+    def channel(self, pod: str, argv: Sequence[str]) -> PodChannel:
+        """Run a program in the pod's container, with stdin, stdout and stderr. Raises Unreachable, AuthError."""
+        query = [("container", CONTAINER), *(("command", one) for one in argv)]
+        query += [(name, "true") for name in ("stdin", "stdout", "stderr")]
+        path = f"{KINDS['Pod'].path(self.namespace, pod)}/exec"
+        asked = self._asked("create", "pods/exec", pod, self.namespace)
+        known = self.credentials
+        return PodChannel.open(known, f"{known.host}{path}?{urlencode(query)}", asked)
+
+    @contextlib.contextmanager
+    def patiently(self) -> Iterator[None]:
+        """No Ctrl+C ends what is asked in this context: it undoes something."""
+        self._patient += 1
+        try:
+            yield
+        finally:
+            self._patient -= 1
+
+    # -- requests
+
+    def _listed(self, kind: ObjectKind, labels: Mapping[str, str], fields: str) -> tuple[list[Manifest], str]:
+        """The objects and the version of the list."""
+        asked, start = self._asked_of("list", kind), ""
+        items: list[Manifest] = []
+        while True:
+            query = {**_selectors(labels, fields), "limit": _PAGE, **({"continue": start} if start else {})}
+            try:
+                page = self._json("GET", kind.path(self.namespace), asked, query)
+            except NotFound:
+                return [], ""
+            except Expired:  # the list has changed too much between two pages
+                items, start = [], ""
+                continue
+            items += [{"apiVersion": kind.version, "kind": kind.name, **one} for one in page.get("items") or []]
+            about = page.get("metadata") or {}
+            start = str(about.get("continue") or "")
+            if not start:
+                return items, str(about.get("resourceVersion") or "")
+
+    def _watched(self, kind: ObjectKind, labels: Mapping[str, str], version: str) -> Iterator[tuple[str, Manifest]]:
+        """One watch, to its end. Raises Expired."""
+        query = {**_selectors(labels, ""), "watch": "true", "allowWatchBookmarks": "true"}
+        query.update(resourceVersion=version, timeoutSeconds=_WATCH)
+        asked, rest = self._asked_of("watch", kind), b""
+        pieces = self._pieces("GET", kind.path(self.namespace), asked, query, _WATCH + _READ)
+        with contextlib.suppress(Unreachable):  # it is begun again from the last version
+            for piece in pieces:
+                *lines, rest = (rest + piece).split(b"\n")
+                if len(rest) > _LONGEST_LINE:
+                    raise PreflightError("the API server sends a line that does not end", "", self.where)
+                for line in filter(None, lines):
+                    event = _object(line, self.where)
+                    changed = event.get("object") or {}
+                    if event.get("type") == "ERROR":
+                        status = int(changed.get("code") or 500)
+                        raise refusal(status, json.dumps(changed).encode(), asked)
+                    yield str(event.get("type")), changed
+
+    def _pieces(
+        self, method: str, path: str, asked: Asked, query: Mapping[str, object], read: float | None
+    ) -> Iterator[bytes]:
+        """A response as it comes."""
+        response = self._response(method, path, asked, query, None, read)
+        try:
+            yield from response.stream(_CHUNK, decode_content=True)
+        except HTTPError as error:
+            raise self._away(error) from None
+        finally:
+            response.close()
+            response.release_conn()
+
+    def _json(
+        self,
+        method: str,
+        path: str,
+        asked: Asked,
+        query: Mapping[str, object] | None = None,
+        body: Manifest | None = None,
+        failed: Callable[[ClustertoolError], None] = lambda error: None,
+    ) -> Manifest:
+        response = self._response(method, path, asked, query, body, _READ, failed)
+        try:
+            data = response.read(_MOST + 1)
+        except HTTPError as error:
+            raise self._away(error) from None
+        finally:
+            response.release_conn()
+        if len(data) > _MOST:
+            raise PreflightError(f"the answer to {asked.text} is larger than {_MOST >> 20} MiB", "", self.where)
+        return _object(data, self.where)
+
+    def _response(
+        self,
+        method: str,
+        path: str,
+        asked: Asked,
+        query: Mapping[str, object] | None,
+        body: Manifest | None,
+        read: float | None,
+        failed: Callable[[ClustertoolError], None] = lambda error: None,
+    ) -> urllib3.BaseHTTPResponse:
+        """A successful response that is not read. failed: gets the errors of attempts that are repeated."""
+        began, attempt = time.monotonic(), 0
+        data = json.dumps(body).encode() if body is not None else None
+        while True:
+            pause = _PAUSES[min(attempt, len(_PAUSES) - 1)] * random.uniform(0.8, 1.2)
+            try:
+                response = self._attempt(method, path, query, data, read)
+                self._connected = True
+                if response.status < 300:
+                    return response
+                error = refusal(response.status, response.read(_CHUNK), asked)
+                response.release_conn()
+                if response.status not in REPEATED:
+                    raise error
+                pause = max(pause, min(_retry_after(response.headers), _PATIENCE / 2))
+            except HTTPError as broken:
+                error = self._away(broken)
+                if not self._may_return(broken):
+                    raise error from None
+            left = began + _PATIENCE - time.monotonic()
+            if left < pause:
+                raise error
+            failed(error)
+            self._wait(pause, time.monotonic() - began, error)
+            attempt += 1
+
+    def _attempt(
+        self, method: str, path: str, query: Mapping[str, object] | None, data: bytes | None, read: float | None
+    ) -> urllib3.BaseHTTPResponse:
+        known = self.credentials
+        url = f"{known.host}{path}{'?' if query else ''}{urlencode(query or {})}"
+
+        def send(_: str) -> urllib3.BaseHTTPResponse | HTTPError:
+            headers = {"Accept": "application/json, */*", "User-Agent": "clustertool", **known.headers()}
+            if data is not None:
+                headers["Content-Type"] = "application/json"
+            timeout = urllib3.Timeout(connect=_CONNECT, read=read)
+            try:
+                response: urllib3.BaseHTTPResponse = known.pool.request(
+                    method, url, body=data, headers=headers, timeout=timeout, preload_content=False, retries=False
+                )
+                return response
+            except HTTPError as error:
+                return error
+
+        if threading.get_ident() == self._thread and not self._patient:
+            found = each([url], send, check=self._check).all()[0]
+        else:
+            found = send(url)
+        if isinstance(found, HTTPError):
+            raise found
+        return found
+
+    def _may_return(self, error: HTTPError) -> bool:
+        """Whether a later attempt may reach the server."""
+        if isinstance(error, SSLError) and "CERTIFICATE" in str(error).upper():
+            return False
+        return self._connected or not isinstance(error, NameResolutionError)
+
+    def _wait(self, pause: float, waited: float, error: ClustertoolError) -> None:
+        mine = threading.get_ident() == self._thread
+        if mine and waited + pause > _SLOW and not self._noted:
+            self._noted = True
+            self._note(f"waiting for the API server {self.where}: {error.what}")
+        end = time.monotonic() + pause
+        while time.monotonic() < end:
+            if mine and not self._patient:
+                self._check()
+            time.sleep(min(0.05, max(0.0, end - time.monotonic())))
+
+    def _away(self, error: HTTPError) -> Unreachable:
+        text = str(getattr(error, "reason", "") or error)
+        why = text.rpartition(": ")[2] if "object at 0x" in text else text
+        fix = "is it running, and does a way lead there? kubectl get --raw /version tests it"
+        if isinstance(error, SSLError):
+            fix = "correct certificate-authority of this cluster in the kubeconfig"
+        return Unreachable(f"the API server does not answer: {why[:300]}", fix, self.where)
+
+    def _asked_of(self, verb: str, kind: ObjectKind, name: str = "") -> Asked:
+        return self._asked(verb, kind.resource, name, self.namespace if kind.namespaced else "")
+
+    def _asked(self, verb: str, resource: str, name: str, namespace: str) -> Asked:
+        known = self.credentials
+        return Asked(verb, resource, name, namespace, self._user or known.user, known.where)
+
+
+CONTAINER = "clustertool"  # of the pods, the one with the job
+
+
+def _selectors(labels: Mapping[str, str], fields: str) -> dict[str, object]:
+    query: dict[str, object] = {}
+    if labels:
+        query["labelSelector"] = ",".join(f"{name}={value}" for name, value in labels.items())
+    if fields:
+        query["fieldSelector"] = fields
+    return query
+
+
+def _job_id(manifest: Manifest) -> object:
+    return (manifest["metadata"].get("annotations") or {}).get(JOB_ID)
+
+
+def _retry_after(headers: Mapping[str, str]) -> float:
+    value = headers.get("Retry-After", "")
+    return float(value) if value.isdecimal() and len(value) < 6 else 0.0
+
+
+def _object(data: bytes, where: str) -> Manifest:
+    """Raises PreflightError for what is no JSON object."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise PreflightError("the answer is no object in JSON", "is this the address of an API server?", where)
+    return found

@@ -1,0 +1,54 @@
+"""The kinds of objects that are read and written, and where the API server has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Json = Any  # a value of an object, as the API server sends it
+Object = Mapping[str, Json]
+Manifest = dict[str, Json]
+
+
+@dataclass(frozen=True)
+class ObjectKind:
+    """A kind of objects. version: apiVersion of its objects. plural: its name in paths and in rights."""
+
+    name: str
+    version: str
+    plural: str
+    namespaced: bool = True
+
+    @property
+    def group(self) -> str:
+        """The API group, "" for the core."""
+        return self.version.rpartition("/")[0]
+
+    @property
+    def resource(self) -> str:
+        """As rights and custom resource definitions name it."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    def path(self, namespace: str, name: str = "") -> str:
+        """The path of one object, or of all."""
+        top = f"/apis/{self.version}" if self.group else f"/api/{self.version}"
+        inside = f"/namespaces/{namespace}" if self.namespaced else ""
+        return f"{top}{inside}/{self.plural}{'/' if name else ''}{name}"
+
+
+_ALL = (
+    ObjectKind("Pod", "v1", "pods"),
+    ObjectKind("Secret", "v1", "secrets"),
+    ObjectKind("Service", "v1", "services"),
+    ObjectKind("Event", "v1", "events"),
+    ObjectKind("ResourceQuota", "v1", "resourcequotas"),
+    ObjectKind("Node", "v1", "nodes", namespaced=False),
+    ObjectKind("Namespace", "v1", "namespaces", namespaced=False),
+    ObjectKind("Job", "batch/v1", "jobs"),
+    ObjectKind("JobSet", "jobset.x-k8s.io/v1alpha2", "jobsets"),
+    ObjectKind("PaddleJob", "batch.paddlepaddle.org/v1", "paddlejobs"),
+    ObjectKind("Workload", "kueue.x-k8s.io/v1beta1", "workloads"),
+    ObjectKind("CustomResourceDefinition", "apiextensions.k8s.io/v1", "customresourcedefinitions", namespaced=False),
+)
+KINDS = {kind.name: kind for kind in _ALL}
