@@ -1,0 +1,149 @@
+"""The objects of jobs in the API server: found by the labels of one owner, and deleted until none is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from clustertool.engines.base import Description, EngineState
+from clustertool.engines.kubernetes.job_description import JobObjects, described, owned
+from clustertool.errors import AuthError, ClustertoolError, Survivors, raise_all
+from clustertool.model.hints import PROGRAM
+from clustertool.model.kubernetes.object_names import JOB_LABEL, OWNER_LABEL, job_hash, job_of, owner_hash
+from clustertool.model.kubernetes.pod_reasons import fields, text
+
+Manifest = dict[str, object]
+WORKLOADS = ("Job", "JobSet", "PaddleJob")
+_KEPT = ("Secret", "Service")  # what a job has besides its workload and the pods
+_POLL = 0.3  # seconds
+
+
+class ObjectReader(Protocol):
+    """Of ClusterApi, what is used here."""
+
+    @property
+    def namespace(self) -> str: ...
+
+    def user(self) -> str: ...
+
+    def listed(self, kind: str, labels: Mapping[str, str] | None = None, fields: str = "") -> list[Manifest]: ...
+
+    def delete(self, kind: str, name: str, foreground: bool = True, uid: str = "") -> bool: ...
+
+
+class JobStore:
+    """The jobs of the user of `api` in its namespace. Those of other owners are not found, whatever their ids."""
+
+    def __init__(self, api: ObjectReader) -> None:
+        self._api = api
+        self._owner = ""
+
+    @property
+    def owner(self) -> dict[str, str]:
+        """The label of all objects of this user."""
+        if not self._owner:
+            self._owner = owner_hash(self._api.user())
+        return {OWNER_LABEL: self._owner}
+
+    def all(self) -> dict[str, JobObjects]:
+        """The jobs by their ids. Raises ClustertoolError."""
+        return self._found(self.owner)
+
+    def one(self, job: str) -> JobObjects | None:
+        """None if this user has none with this id. Raises ClustertoolError."""
+        return self._found(self._labels(job)).get(job)
+
+    def describe(self) -> dict[str, Description]:
+        """The state of each job. Raises ClustertoolError."""
+        found = self.all()
+        states = {job: described(objects) for job, objects in found.items()}
+        queued = [job for job, state in states.items() if state.state is EngineState.QUEUED]
+        if queued:
+            events, kueue = self._optional("Event", fields="type=Warning"), self._optional("Workload")
+            for job in queued:
+                states[job] = described(_with_reasons(found[job], events, kueue))
+        return states
+
+    def remove(self, job: str, seconds: float, turn: Callable[[], None] = lambda: None) -> bool:
+        """Delete the workload in the foreground, and wait until it, its pods, the Secret and the Service are gone. False if
+        there was nothing. turn: called several times a second. Raises Survivors after `seconds`, ClustertoolError."""
+        end, asked = time.monotonic() + seconds, set[str]()
+        while True:
+            left = self._left(job)
+            if not left:
+                return bool(asked)
+            if time.monotonic() > end:
+                names = ", ".join(f"{text(one, 'kind').lower()} {_name(one)}" for one in left)
+                fix = f"{PROGRAM} stop --job {job} tries again; kubectl -n {self._api.namespace} describe shows what holds it"
+                raise Survivors(f"job {job}: left in namespace {self._api.namespace}: {names}", fix)
+            for one in _to_delete(left):
+                uid = text(fields(one, "metadata"), "uid")
+                if uid not in asked:
+                    self._api.delete(str(one["kind"]), _name(one), uid=uid)
+                    asked.add(uid)
+            turn()
+            time.sleep(_POLL)
+
+    def _left(self, job: str) -> list[Manifest]:
+        """All objects with the labels of this job. Objects of other dialects than its own may be out of this user's rights."""
+        labels = self._labels(job)
+        found = self._workloads(labels)
+        for kind in ("Pod", *_KEPT):
+            found += self._api.listed(kind, labels)
+        return found
+
+    def _labels(self, job: str) -> dict[str, str]:
+        return {**self.owner, JOB_LABEL: job_hash(job)}
+
+    def _found(self, labels: Mapping[str, str]) -> dict[str, JobObjects]:
+        workloads, pods = self._workloads(labels), self._api.listed("Pod", labels)
+        by_hash: dict[str, list[Manifest]] = {}
+        for pod in pods:
+            by_hash.setdefault(text(fields(fields(pod, "metadata"), "labels"), JOB_LABEL), []).append(pod)
+        uids = {text(fields(one, "metadata"), "uid") for one in workloads}
+        tops = [one for one in workloads if not any(owned([one], uid) for uid in uids)]
+        return {job: JobObjects(one, by_hash.get(job_hash(job), ())) for one in tops for job in [job_of(one)] if job}
+
+    def _workloads(self, labels: Mapping[str, str]) -> list[Manifest]:
+        """Raises why none of the kinds can be listed: a user may have the rights for one dialect only."""
+        found: list[Manifest] = []
+        refused: list[ClustertoolError] = []
+        for kind in WORKLOADS:
+            try:
+                found += self._api.listed(kind, labels)
+            except AuthError as error:
+                refused.append(error)
+        if len(refused) == len(WORKLOADS):
+            raise_all(refused[:1])
+        return found
+
+    def _optional(self, kind: str, fields: str = "") -> list[Manifest]:
+        """What only explains something: [] without the right to list it."""
+        try:
+            return self._api.listed(kind, None, fields)
+        except AuthError:
+            return []
+
+
+def _with_reasons(found: JobObjects, events: Sequence[Manifest], kueue: Sequence[Manifest]) -> JobObjects:
+    """The events about the workload and its pods, and the Workloads of Kueue that it owns."""
+    about = {text(fields(one, "metadata"), "uid") for one in (found.workload, *found.pods)}
+    name = text(fields(found.workload, "metadata"), "name")
+    mine = []
+    for event in events:
+        of = fields(event, "involvedObject")
+        child = text(of, "kind") == "Job" and text(of, "name").startswith(f"{name}-")  # of a JobSet
+        if text(of, "uid") in about or child:
+            mine.append(event)
+    return found._replace(events=mine, kueue=owned(kueue, text(fields(found.workload, "metadata"), "uid")))
+
+
+def _to_delete(left: Sequence[Manifest]) -> list[Manifest]:
+    """The workloads first: their deletion in the foreground ends the pods, and controllers make no new ones. Then the rest."""
+    workloads = [one for one in left if one["kind"] in WORKLOADS]
+    return workloads or list(left)
+
+
+def _name(of: Manifest) -> str:
+    return text(fields(of, "metadata"), "name")
