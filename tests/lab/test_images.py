@@ -12,13 +12,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from clustertool.model.config.job import Options
 from tests import containers, docker_daemon
 from tests.cli import Done, LabSite, until
 from tests.containers import IMAGE, podman
 from tests.lab.lab import HOME, LAPTOP
+from tests.lab.test_join_machines import by_join
 
 MIB = 1 << 20
 
@@ -432,3 +435,37 @@ def test_300_mb_to_eight_nodes_over_200_mbit(nodes, container_image: Path) -> No
     assert found is not None and float(found[1]) <= 1.5 * copy
     assert sent <= 1.1 * size
     assert len(set(ids(eight))) == 1
+
+
+# -- machines that join: no laptop sends anything
+
+
+def test_machines_that_join_pull_the_image(nodes, tmp_path: Path, container_image: Path) -> None:
+    """Only node1 lacks it. With "always" both pull it again; with "never" the job does not start."""
+    two, laptop = nodes(2)
+    id = laptop.make_image(container_image, 2)
+    folder = two.workspace(train_sh="ls -d /data0; echo attempt\n")
+    job = {"trainer": {"command": ["sh", "train.sh"]}}
+    pulled = laptop.folder / "registry/log"
+
+    def joined(name: str, image: str, pull: str) -> list[Any]:
+        two.conf(CONTAINER={"image": image, "runtime": "podman", "pull": pull})
+        return by_join(two, folder, name, Options(), job)
+
+    with registry(two, laptop, tmp_path) as image:
+        podman(two, 0, "pull", "--quiet", image)
+        clients = len(pulled.read_text().splitlines())
+        refused = joined("refused", image, "never")
+        assert [one.returncode for one in refused] == [69, 69] and 'pull is \\"never\\"' in refused[0].stdout
+        done = joined("first", image, "missing")
+        assert [one.returncode for one in done] == [0, 0], [one.stdout + one.stderr for one in done]
+        layers = [line.split()[0] for line in pulled.read_text().splitlines()[clients:]]
+        assert len(set(layers)) == 1, "node1 alone pulls it"
+        assert podman(two, 1, "images", "--no-trunc", "--format", "{{.ID}}").split() == [f"sha256:{id}"]
+        for node in range(2):
+            (made,) = [path for path in two.jobs(node) if path.name == "JOBfirst"]
+            assert (made / f"log/workerlog.{node}").read_text() == "/data0\nattempt\n"
+    # The registry has gone: "always" is an error of both nodes, and leaves nothing.
+    gone = joined("gone", image, "always")
+    assert {one.returncode for one in gone} == {74} and "podman pull" in gone[0].stdout
+    no_rest(two)

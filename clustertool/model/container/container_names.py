@@ -5,7 +5,8 @@ from __future__ import annotations
 AUTO = "auto"
 DOCKER, PODMAN, APPTAINER = "docker", "podman", "apptainer"
 RUNTIMES = (AUTO, DOCKER, PODMAN, APPTAINER)
-PULLS = ("missing", "always", "never")
+MISSING, ALWAYS, NEVER = "missing", "always", "never"
+PULLS = (MISSING, ALWAYS, NEVER)
 LAPTOP, FIRST, REGISTRY = "laptop", "first", "registry"
 IMAGE_SOURCES = (LAPTOP, FIRST, REGISTRY)  # IMAGE_FROM
 _OF_APPTAINER = ("/", "docker://", "docker-archive://", "library://", "oras://", "shub://", "oci://", "oci-archive://")

@@ -11,6 +11,8 @@ from clustertool.errors import PreflightError, raise_all
 from clustertool.model.checks.each_node import check, errors
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
+from clustertool.model.config.job import JobSpec
+from clustertool.model.container.container_names import MISSING, REGISTRY
 from clustertool.model.facts import ByNode, Facts, may_share
 from clustertool.model.finding import Finding, Seen
 from clustertool.model.job.outcome import some
@@ -70,7 +72,7 @@ def cluster_of(join: JoinFile, arrivals: Sequence[Arrival], port: int) -> Cluste
         for node, one in enumerate(arrivals)
     )
     off = (*join.cluster.checks_off, *_NO_SSH, *(_OF_OTHERS if join.engine else ()))
-    return replace(join.cluster, hosts=hosts, lead_port=port, checks_off=off)
+    return replace(join.cluster, hosts=hosts, lead_port=port, checks_off=off, image_from=REGISTRY)
 
 
 def probe_of(join: JoinFile, own: OwnSettings, address: str) -> ProbeRequest:
@@ -115,7 +117,7 @@ def plan_of(join: JoinFile, cluster: Cluster, arrivals: Sequence[Arrival], facts
     wrong = [PreflightError(one.text, one.fix, names[one.node]) for one in errors(findings)]
     raise_all([*wrong, *_without_secrets(cluster, arrivals, names)])
     listing = join.listing or sorted({path for fact in facts.values() for path in fact.listing})
-    made = plan(cluster, join.job, facts, join.identity, listing, join.passed + _hidden(cluster))
+    made = plan(cluster, _with_pulled(join.job), facts, join.identity, listing, join.passed + _hidden(cluster))
     nodes = tuple(_in_its_folder(node, arrivals[node.host.index].own) for node in made.nodes)
     warnings = (
         *made.warnings,
@@ -124,6 +126,11 @@ def plan_of(join: JoinFile, cluster: Cluster, arrivals: Sequence[Arrival], facts
         *_other_commands(arrivals, names),
     )
     return replace(made, nodes=nodes, warnings=warnings)
+
+
+def _with_pulled(job: JobSpec) -> JobSpec:
+    """The job once each machine has pulled its image: the plan names the one that is there."""
+    return replace(job, container=replace(job.container, pull=MISSING)) if job.container else job
 
 
 def _with_shared_roots(facts: ByNode) -> ByNode:

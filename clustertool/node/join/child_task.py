@@ -16,9 +16,11 @@ import traceback
 from typing import TYPE_CHECKING, Callable, Dict, List, Optional, cast
 
 from clustertool.errors import ClustertoolError, InternalError, PreflightError
+from clustertool.model.container.container_names import NEVER
 from clustertool.model.joining.join_errors import error_rows, read_errors
-from clustertool.model.wire.messages import PLACE
+from clustertool.model.wire.messages import PLACE, PROBE
 from clustertool.node.agent import place
+from clustertool.node.join.image_pull import pull_wanted
 from clustertool.node.probe.probe import probe
 from clustertool.node.system import processes
 from clustertool.node.system.child_signals import END
@@ -30,9 +32,11 @@ if TYPE_CHECKING:
 
 _KEEP, _UNDO = b"K", b"U"
 _POLL = 0.1
+_PROBE_POLL = 0.02
 _TOUCH = 1.0  # seconds between two signs of life of a placed job; its claims are valid while they are recent
 STALLED = 60.0  # seconds in which the placing of a job has not moved, after which its file system is given up
 _STUCK = 20.0  # seconds for a placing that was ended to reach its next step
+PULL_END = 15.0  # seconds for a runtime to end the pull of an image: more than its grace
 UNDO = 30.0  # seconds that a child may take to take back a job that it has placed
 Reply = Dict[str, object]
 
@@ -105,15 +109,30 @@ def _become(body: Callable[[int, int], None], orders: int, answer: int) -> None:
         processes.leave(0)
 
 
-def probing(request: ProbeRequest, root: str, prepare: Callable[[], None]) -> Callable[[int, int], None]:
-    """The body of a task that calls prepare(), which may raise ClustertoolError, and probes this machine."""
+def probing(
+    request: ProbeRequest, root: str, prepare: Callable[[], None], pull: str = NEVER
+) -> Callable[[int, int], None]:
+    """The body of a task that calls prepare(), which may raise ClustertoolError, probes this machine, and pulls the image of
+    the request where `pull` of CONTAINER wants that. An order ends the pull."""
+    node = NodeContext(root, "")
+    replies: List[Reply] = []
 
     def facts() -> Reply:
         prepare()
-        return {"facts": probe(NodeContext(root, ""), request)}
+        found = probe(node, request)
+        if "container" in found:
+            pull_wanted(node, found["container"], request["container"]["image"], pull)
+        return {"facts": found}
 
     def body(orders: int, answer: int) -> None:
-        _send(answer, _attempt(facts))
+        work = WorkCounter(PROBE, None, lambda: replies.append(_attempt(facts)))
+        while work.is_alive() and not _order(orders, 0):
+            work.join(_PROBE_POLL)
+        if work.is_alive():
+            work.abandon()
+            work.join(PULL_END)
+        if replies:
+            _send(answer, replies[0])
 
     return body
 

@@ -20,7 +20,7 @@ from clustertool.model.wire.lead_messages import Incarnation
 from clustertool.node.agent import launch
 from clustertool.node.jobs.records import Record
 from clustertool.node.join.bundle_content import BundleContent
-from clustertool.node.join.child_task import UNDO, ChildTask, placing, probing
+from clustertool.node.join.child_task import PULL_END, UNDO, ChildTask, placing, probing
 from clustertool.node.join.engine_allocation import allocation_of
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.pods.output_volume import link_output
@@ -127,7 +127,9 @@ class JoiningNode:
 
         self._end_task()
         self._spec = None
-        self._busy = ChildTask(probing(request, self.root, install), _PROBE_END)
+        container = self.join.job.container
+        patience = PULL_END + _PROBE_END if container else _PROBE_END
+        self._busy = ChildTask(probing(request, self.root, install, container.pull), patience)
 
     def relay(self, order: RelayOrder) -> bool:
         """Start this machine's relay. False if it needs none: the order is done."""
