@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -439,6 +440,14 @@ def test_300_mb_to_eight_nodes_over_200_mbit(nodes, container_image: Path) -> No
 
 # -- machines that join: no laptop sends anything
 
+_SILENT = """
+import socket
+server = socket.create_server(("0.0.0.0", 5001))
+clients = []
+while True:
+    clients.append(server.accept())
+"""
+
 
 def test_machines_that_join_pull_the_image(nodes, tmp_path: Path, container_image: Path) -> None:
     """Only node1 lacks it. With "always" both pull it again; with "never" the job does not start."""
@@ -469,3 +478,21 @@ def test_machines_that_join_pull_the_image(nodes, tmp_path: Path, container_imag
     gone = joined("gone", image, "always")
     assert {one.returncode for one in gone} == {74} and "podman pull" in gone[0].stdout
     no_rest(two)
+
+
+def test_a_signal_ends_the_pull_of_a_machine_that_joins(nodes, tmp_path: Path, container_image: Path) -> None:
+    """The registry accepts connections and never answers. No process of the runtime is left."""
+    one, _ = nodes(1)
+    folder = one.workspace(train_sh="true")
+    registries = tmp_path / "etc0/containers/registries.conf"
+    registries.write_text(f'[[registry]]\nlocation = "{LAPTOP}:5001"\ninsecure = true\n')
+    one.conf(CONTAINER={"image": f"{LAPTOP}:5001/train:1", "runtime": "podman"})
+    with one.lab.laptop([sys.executable, "-c", _SILENT]) as server, ThreadPoolExecutor() as pool:
+        until(lambda: _listens(one, 5001))
+        joining = pool.submit(by_join, one, folder, "ended", Options(), {"trainer": {"command": ["sh"]}})
+        until(lambda: pulls(one, 0), 60.0)
+        (pid,) = [p.pid for p in one.lab.processes(0) if Path(f"/proc/{p.pid}/comm").read_text() == "ct-join\n"]
+        os.kill(pid, signal.SIGTERM)
+        assert [done.returncode for done in joining.result(60)] == [143]
+        server.kill()
+    no_rest(one)
