@@ -16,11 +16,11 @@ import traceback
 from typing import TYPE_CHECKING, Callable, Dict, List, Optional, cast
 
 from clustertool.errors import ClustertoolError, InternalError, PreflightError
-from clustertool.model.container.container_names import NEVER
+from clustertool.model.container.container_names import ALWAYS, NEVER
 from clustertool.model.joining.join_errors import error_rows, read_errors
 from clustertool.model.wire.messages import PLACE, PROBE
 from clustertool.node.agent import place
-from clustertool.node.join.image_pull import pull_wanted
+from clustertool.node.container.image_store import pull_image
 from clustertool.node.probe.probe import probe
 from clustertool.node.system import processes
 from clustertool.node.system.child_signals import END
@@ -28,6 +28,7 @@ from clustertool.node.system.node_context import NodeContext, PlacingContext
 from clustertool.node.system.work_counter import WorkCounter
 
 if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import ContainerAnswer
     from clustertool.model.wire.agent_requests import PlaceRequest, ProbeRequest
 
 _KEEP, _UNDO = b"K", b"U"
@@ -121,7 +122,7 @@ def probing(
         prepare()
         found = probe(node, request)
         if "container" in found:
-            pull_wanted(node, found["container"], request["container"]["image"], pull)
+            _pull_image(node, found["container"], request["container"]["image"], pull)
         return {"facts": found}
 
     def body(orders: int, answer: int) -> None:
@@ -135,6 +136,17 @@ def probing(
             _send(answer, replies[0])
 
     return body
+
+
+def _pull_image(node: NodeContext, known: ContainerAnswer, image: str, pull: str) -> None:
+    """Where it is wanted, and add the image to the facts of the runtime. pull: of CONTAINER. Raises DispatchError, NotFound.
+
+    No laptop brings images to machines that join, so each machine pulls its own.
+    """
+    if not known["runtime"] or pull == NEVER or (known["image_id"] and pull != ALWAYS):
+        return
+    found = pull_image(node, {"runtime": known["runtime"], "program": known["program"], "image": image})
+    known["image_id"], known["digest"], known["size"] = found["image_id"], found["digest"], found["size"]
 
 
 def placing(
