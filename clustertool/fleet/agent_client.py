@@ -22,7 +22,7 @@ from clustertool.errors import (
     from_wire,
 )
 from clustertool.fleet import node_bundle
-from clustertool.fleet.this_machine import Link
+from clustertool.fleet.this_machine import Link, ProgramLink
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.hints import PROGRAM
@@ -46,6 +46,8 @@ _START = f"""\
 IFS= read -r p; case "$p" in "~/"*) p="$HOME/${{p#??}}";; esac
 command -v "$p" >/dev/null 2>&1 || {{ echo 'no python'; exit 0; }}
 exec "$p" -ESs -c '{node_bundle.FIRST}' clustertool-agent""".encode()
+
+_AGENT = ("-ESs", "-c", node_bundle.FIRST, "clustertool-agent")  # the arguments of the interpreter
 
 
 class AgentClient:
@@ -88,13 +90,19 @@ class AgentClient:
 
     def _boot(self, cluster: Cluster) -> None:
         seconds = seconds_for(cluster.connect_timeout)
-        self._channel = self.link.channel(window=_WINDOW, timeout=seconds)
-        greeting = Greeting(self._channel, self.host.name, seconds)
-        greeting.start(_START)
+        name = cluster.python.encode() + b"\n"
+        if isinstance(self.link, ProgramLink):
+            name = b""
+            self._channel = self.link.program((cluster.python, *_AGENT), window=_WINDOW, timeout=seconds)
+            greeting = Greeting(self._channel, self.host.name, seconds)
+        else:
+            self._channel = self.link.channel(window=_WINDOW, timeout=seconds)
+            greeting = Greeting(self._channel, self.host.name, seconds)
+            greeting.start(_START)
         root = self.host.root_dir or cluster.root_dir
         hello = json.dumps({"root_dir": root, "root_group": cluster.root_dir_group, "entry": self.host.entry}).encode()
         start = node_bundle.LOADER + node_bundle.digest().encode() + node_bundle.sized(hello)
-        self._channel.sendall(cluster.python.encode() + b"\n" + start)
+        self._channel.sendall(name + start)
         line = self._answer(cluster, greeting)
         if line.startswith("need "):
             self._channel.sendall(node_bundle.packed(line))

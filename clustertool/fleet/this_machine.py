@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from clustertool.errors import PreflightError, Unreachable
 from clustertool.model.config.cluster import Cluster
@@ -210,3 +210,11 @@ class Link(Shells, Protocol):
     def waiting(self) -> int: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class ProgramLink(Link, Protocol):
+    """A link that starts a program itself, so that the node needs no shell for an agent."""
+
+    def program(self, argv: Sequence[str], *, window: int = 0, timeout: float = 10.0) -> object:
+        """A channel to the program."""
