@@ -55,7 +55,7 @@ test-engines: export DEMAND_ENGINES := 1
 test-engines: $(READY)
 	@PYTHON="$(PYTHON)" scripts/frameworks.sh digits-data digits-torch mpi-allreduce
 	@scripts/engine-packages.sh
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal tests/slurm -m "engines or not engines" $(ARGS)
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal tests/slurm tests/kubernetes -m "engines or not engines" $(ARGS)
 
 test-frameworks: export DEMAND_FRAMEWORKS := 1
 test-frameworks: $(READY)

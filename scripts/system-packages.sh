@@ -2,7 +2,7 @@
 # Installs what pip cannot: the OpenSSH server and client, rsync, ip and ping, and Python's venv where it is a package of
 # its own. Says and does nothing where all of it is there. Needs root or a sudo that asks no password; without, it says
 # what to install. The embedded local cluster only uses the sshd program: a service that comes with it is switched off.
-# Arguments are further programs: slurmctld, slurmd, sbatch, munged, mpirun.openmpi, mpirun.mpich, podman, runc, conmon, newuidmap,
+# Arguments are further programs: slurmctld, slurmd, sbatch, munged, mpirun.openmpi, mpirun.mpich, kubectl, podman, runc, conmon, newuidmap,
 # dockerd, docker.
 set -eu
 cd "$(dirname "$0")/.."
@@ -48,6 +48,8 @@ package() { # program -> its package, in the words of apt-get, dnf or apk
         *:munged) echo munge ;;
         apt-get:mpirun.openmpi) echo openmpi-bin ;;
         apt-get:mpirun.mpich) echo mpich ;;
+        apk:kubectl) echo kubectl ;;
+        *:kubectl) echo kubernetes-client ;;
         *:podman) echo podman ;;
         *:runc) echo runc ;;
         *:conmon) echo conmon ;;
