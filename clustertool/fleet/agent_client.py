@@ -90,19 +90,19 @@ class AgentClient:
 
     def _boot(self, cluster: Cluster) -> None:
         seconds = seconds_for(cluster.connect_timeout)
-        name = cluster.python.encode() + b"\n"
+        root = self.host.root_dir or cluster.root_dir
+        hello = json.dumps({"root_dir": root, "root_group": cluster.root_dir_group, "entry": self.host.entry}).encode()
+        start = node_bundle.LOADER + node_bundle.digest().encode() + node_bundle.sized(hello)
         if isinstance(self.link, ProgramLink):
-            name = b""
             self._channel = self.link.program((cluster.python, *_AGENT), window=_WINDOW, timeout=seconds)
             greeting = Greeting(self._channel, self.host.name, seconds)
+            with contextlib.suppress(OSError):  # the program has ended already: its stderr has the reason
+                self._channel.sendall(start)
         else:
             self._channel = self.link.channel(window=_WINDOW, timeout=seconds)
             greeting = Greeting(self._channel, self.host.name, seconds)
             greeting.start(_START)
-        root = self.host.root_dir or cluster.root_dir
-        hello = json.dumps({"root_dir": root, "root_group": cluster.root_dir_group, "entry": self.host.entry}).encode()
-        start = node_bundle.LOADER + node_bundle.digest().encode() + node_bundle.sized(hello)
-        self._channel.sendall(name + start)
+            self._channel.sendall(cluster.python.encode() + b"\n" + start)
         line = self._answer(cluster, greeting)
         if line.startswith("need "):
             self._channel.sendall(node_bundle.packed(line))
