@@ -54,7 +54,7 @@ def test_logs_and_records_are_restored_byte_for_byte(records: RestoredRecords) -
 
 
 def test_the_folder_is_private_and_is_removed(records: RestoredRecords) -> None:
-    top = records.restore("job-1", 1, [record()]).root.parents[1]
+    top = records.restore("job-1", 1, [record()]).root.parent
     assert stat.S_IMODE(top.stat().st_mode) == 0o700
     records.close()
     assert not top.exists()

@@ -25,7 +25,7 @@ _CUT = b"[clustertool: what follows was not restored: the log of the pod is too 
 
 
 class RestoredNode(NamedTuple):
-    """root: ROOT_DIR for an agent. end: None where the pod has left no record, as after SIGKILL. cut: names of logs of which
+    """root: the folder of the node. end: None where the pod has left no record, as after SIGKILL. cut: names of logs of which
     the API server does not have all any more: a kubelet keeps the newest part of a log."""
 
     root: Path
@@ -39,15 +39,20 @@ class RestoredRecords:
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="clustertool-pods-")  # has mode 0700
 
+    @property
+    def root(self) -> Path:
+        """ROOT_DIR for an agent that answers for all nodes: each has its folder there (paths.is_base)."""
+        return Path(self._folder.name)
+
     def close(self) -> None:
         self._folder.cleanup()
 
     def restore(self, job: str, node: int, log: Iterable[bytes]) -> RestoredNode:
         """Of a job that is not restored so far. log: of its pod, in pieces. Raises what reading it raises, OSError."""
-        root = Path(self._folder.name) / job / f"node{node}"
+        root = self.root / f"node{node}"
         paths = JobPaths(str(root), job)
         for folder in (os.path.dirname(paths.ledger), paths.ours):
-            Path(folder).mkdir(mode=0o700, parents=True)
+            Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
         Path(paths.of(OURS, "marker")).touch()
         last = b""
         logs = _RankLogs(paths)
