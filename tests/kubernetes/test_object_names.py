@@ -53,6 +53,9 @@ def test_an_id_that_is_none_or_not_that_of_the_label_is_no_job(job: str) -> None
     found = workload("a")
     found["metadata"]["annotations"]["clustertool/job-id"] = job
     assert job_of(found) == ""
+    if job != "another":  # with the label of this id, too
+        found["metadata"]["labels"] = labels(job, "ann")
+        assert job_of(found) == ""
     assert job_of({"metadata": None}) == ""
 
 
