@@ -116,7 +116,7 @@ class AgentClient:
         fix = "install Python 3.8 or newer on the node, or set PYTHON in conf.py"
         try:
             line = greeting.line()
-        except EOFError:
+        except (EOFError, ConnectionResetError):  # reset: it has ended with its stdin unread
             output = self._stderr_line(_ERROR_WAIT)
             what = f"{cluster.python} did not run{': ' + output if output else ''}"
             raise NoPython(what, fix, self.host.name) from None
