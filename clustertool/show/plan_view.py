@@ -41,6 +41,9 @@ def plan_tables(plan: Shown, terminal: Terminal) -> None:
         terminal.line()
         if node.get("container"):
             terminal.line(f"container of each process on {node['name']}: {_container(node['container'])}")
+            if node["container"].get("command"):
+                line = shlex.join(node["container"]["command"])
+                terminal.line(f"the first one starts so, with the limits and devices of the node: {line}")
         table(_title(node), _COLUMNS, [_row(process) for process in node["processes"]], terminal=terminal)
     processes = [process for node in plan["nodes"] for process in node["processes"]]
     if any(process.get("env") for process in processes):

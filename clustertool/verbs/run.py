@@ -19,6 +19,7 @@ from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState
 from clustertool.model.job.stop_result import read_result
 from clustertool.model.masking import Hide, mask
+from clustertool.model.planning.container_lines import container_lines
 from clustertool.model.planning.plan import Plan, as_dict
 from clustertool.model.wire.agent_requests import FollowWanted, StopHow
 from clustertool.show.errors import exit_json
@@ -239,6 +240,10 @@ def _finish(call: Call, error: ClustertoolError | None, follow: FollowSession) -
 def _show(call: Call, submission: Submission) -> None:
     """The plan, and the texts that are submitted: exactly what submit() uses."""
     plan = as_dict(submission.plan) if submission.plan else {}
+    lines = container_lines(submission.plan) if submission.plan else {}
+    for node in plan.get("nodes", ()):
+        if node["node"] in lines:
+            node["container"]["command"] = lines[node["node"]]
     texts = {document.name: document.text for document in submission.documents}
     if call.json:
         stands = {"stands": submission.stands} if submission.stands else {}

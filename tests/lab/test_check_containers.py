@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,37 @@ def test_dry_shows_runtime_image_and_digest(three: LabSite) -> None:
     assert len(digests) == 1 and digests.pop().startswith("sha256:")
     text = three.inv("run", "-w", job, "--dry", "--image", containers.IMAGE).ends(0).out
     assert f"container of each process on node0: {containers.IMAGE} (sha256:" in text
+    assert "the first one starts so, with the limits and devices of the node: /usr/bin/podman run --rm" in text
+
+
+def test_dry_shows_the_command_line_that_runs(three: LabSite) -> None:
+    """Only the token of the job, which differs, and the limits of the node are not compared."""
+    containers.copy_image(three)
+    job = three.workspace(train_sh="sleep 600")
+    options = (
+        "-w",
+        job,
+        "--script",
+        "sh train.sh",
+        "--image",
+        containers.IMAGE,
+        "--job-id",
+        "same",
+        "--env",
+        "WORD=secret-word",
+    )
+    dry = three.inv("run", *options, "--dry", "--json").ends(0).json
+    three.inv("run", *options, "--detach").ends(0)
+    for node, shown in enumerate(dry["nodes"]):
+        ran = next(one.argv for one in three.lab.processes(node) if one.argv[1:3] == ("run", "--rm"))
+        assert _compared(ran) == _compared(shown["container"]["command"])
+        assert "--env=WORD" in ran and "secret-word" not in str(ran)
+    three.inv("stop", "--job", "same").ends(0)
+    containers.no_containers(three)
+
+
+def _compared(argv: Iterable[str]) -> list[str]:
+    return [one for one in argv if not one.startswith(("--ulimit=", "--name=", "--label=clustertool.place="))]
 
 
 def test_a_runtime_that_a_user_cannot_use(site: Callable[..., LabSite], tmp_path: Path, container_image: Path) -> None:
