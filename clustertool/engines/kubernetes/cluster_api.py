@@ -134,6 +134,16 @@ class ClusterApi:
         server does not know the kind."""
         return self._listed(KINDS[kind], labels or {}, fields)[0]
 
+    def versions(self, kind: str) -> tuple[str, ...]:
+        """The resources that the server has in the version of this kind. Raises NotFound where it does not have the kind."""
+        found = KINDS[kind]
+        asked = self._asked("get", found.version, "", "")
+        top = f"/apis/{found.version}" if found.group else f"/api/{found.version}"
+        names = tuple(str(one.get("name")) for one in self._json("GET", top, asked).get("resources") or [])
+        if found.plural not in names:
+            raise NotFound(f"the API server has no {found.plural} in {found.version}", "", self.where)
+        return names
+
     def create(self, manifest: Manifest) -> Manifest:
         """Create an object in the namespace. Raises AlreadyExists for a name that is taken, PreflightError, AuthError."""
         kind = KINDS[manifest["kind"]]

@@ -1,0 +1,217 @@
+"""The preflight of the engine kubernetes: what a job needs of the API server, the namespace and the nodes.
+
+All findings are returned together. Where a right is missing that only this check needs, the finding is a warning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import NamedTuple
+
+from clustertool.engines.kubernetes.cluster_api import ClusterApi
+from clustertool.engines.kubernetes.object_kinds import KINDS, Object
+from clustertool.errors import AuthError, NotFound, PreflightError
+from clustertool.model.finding import Finding
+from clustertool.ssh.parallel import each
+
+_COLUMN = "queue"
+_ROLE = "docs/kubernetes.md has a Role with all of them"
+_WIDTH = 8  # reviews of rights at a time
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:([eE][+-]?[0-9]{1,3})|([numkMGTPE]|[KMGTPE]i)?)")
+_UNITS = {
+    unit: Decimal(1000) ** power for power, unit in enumerate(("n", "u", "m", "", "k", "M", "G", "T", "P", "E"), -3)
+}
+_UNITS.update({f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", 1)})
+
+
+class Right(NamedTuple):
+    """A verb on a resource of a group. needed: without it no job runs."""
+
+    verb: str
+    group: str
+    resource: str
+    subresource: str = ""
+    needed: bool = True
+
+    @property
+    def text(self) -> str:
+        resource = f"{self.resource}/{self.subresource}" if self.subresource else self.resource
+        return f"{self.verb} {resource}{f'.{self.group}' if self.group else ''}"
+
+
+@dataclass(frozen=True)
+class CheckedJob:
+    """What a job would ask for. kind: of its workload. requests, limits: of one pod, as quantities by their names; requests
+    that are absent are as the limits."""
+
+    kind: str = "Job"
+    pods: int = 1
+    requests: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, str] = field(default_factory=dict)
+    pull_secrets: Sequence[str] = ()
+    service_account: str = ""
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def needs(self) -> dict[str, Decimal]:
+        """What all pods request together."""
+        one = {**self.limits, **self.requests}
+        return {name: quantity(text) * self.pods for name, text in one.items()}
+
+
+def rights(kind: str) -> tuple[Right, ...]:
+    """What a user of the engine needs. Exec by a websocket is a GET: older API servers want `get`, newer ones `create`."""
+    workload = KINDS[kind]
+    found = [Right(verb, workload.group, workload.plural) for verb in ("create", "get", "list", "delete")]
+    found += [Right(verb, "", "pods") for verb in ("get", "list", "watch")]
+    found += [Right("get", "", "pods", "log"), Right("get", "", "pods", "exec"), Right("create", "", "pods", "exec")]
+    for name in ("secrets", "services"):
+        found += [Right(verb, "", name) for verb in ("create", "delete")]
+    found += [Right("list", "", "events", needed=False), Right("list", "", "resourcequotas", needed=False)]
+    return (*found, Right("list", "", "nodes", needed=False))
+
+
+def of_cluster(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
+    """All findings, of node 0, which stands for the cluster. Raises ClustertoolError where the server does not answer."""
+    user = api.user()
+    yield from of_rights(api, job, user)
+    parts = (of_kind, of_pull_secrets, of_quota, of_devices)
+    for part in (of_namespace, *parts):
+        try:
+            yield from part(api, job)
+        except AuthError as error:
+            yield Finding(0, _COLUMN, "warn", f"not checked: {error.what}", error.fix)
+
+
+def of_rights(api: ClusterApi, job: CheckedJob, user: str) -> Iterator[Finding]:
+    wanted = rights(job.kind)
+    gathered = each(wanted, lambda one: api.allowed(one.verb, one.group, one.resource, one.subresource), width=_WIDTH)
+    allowed = gathered.all()
+    missing = [right for number, right in enumerate(wanted) if not allowed[number]]
+    for level, needed in (("error", True), ("warn", False)):
+        texts = [right.text for right in missing if right.needed is needed]
+        if texts:
+            what = f"{user} may not in the namespace {api.namespace}: {', '.join(texts)}"
+            yield Finding(0, _COLUMN, level, what, _ROLE)
+    if not missing:
+        yield Finding(0, _COLUMN, "ok", "ok")
+
+
+def of_namespace(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
+    """Only an API server that lets the user read namespaces knows; else the first request in it shows it."""
+    try:
+        found = api.get("Namespace", api.namespace)
+    except AuthError:
+        return
+    phase = (found or {}).get("status", {}).get("phase", "Active")
+    if found is None or phase == "Terminating":
+        state = "is being deleted" if found else "is not there"
+        fix = 'set KUBERNETES["namespace"] in conf.py, or give --namespace'
+        yield Finding(0, _COLUMN, "error", f"the namespace {api.namespace} {state}", fix)
+
+
+def of_kind(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
+    """Whether the resource definition of the dialect is installed, in the version that is used."""
+    kind = KINDS[job.kind]
+    if kind.group in ("", "batch"):
+        return
+    try:
+        api.versions(job.kind)
+    except NotFound:
+        what = f"the cluster has no {kind.name} ({kind.version})"
+        yield Finding(0, _COLUMN, "error", what, 'install its controller, or choose KUBERNETES["dialect"] = "job"')
+
+
+def of_pull_secrets(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
+    for name in job.pull_secrets:
+        found = api.get("Secret", name)
+        if found is None:
+            what = f"the pull secret {name} is not in the namespace {api.namespace}"
+            yield Finding(
+                0, _COLUMN, "error", what, f"kubectl create secret docker-registry {name} --docker-server=..."
+            )
+        elif found.get("type") not in ("kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg"):
+            what = f"the secret {name} has no credentials of a registry"
+            yield Finding(0, _COLUMN, "error", what, "its type is kubernetes.io/dockerconfigjson")
+
+
+def of_quota(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
+    """What the quotas of the namespace have left, and whether this job could ever run in it."""
+    for quota in api.listed("ResourceQuota"):
+        name, status = quota["metadata"]["name"], quota.get("status") or {}
+        hard, used = status.get("hard") or {}, status.get("used") or {}
+        for key, wanted in _of_quota(job).items():
+            if key not in hard:
+                continue
+            most, taken = quantity(str(hard[key])), quantity(str(used.get(key, "0")))
+            if wanted > most:
+                what = f"the job needs {shown(wanted)} {key}, and the quota {name} has {shown(most)}"
+                yield Finding(0, _COLUMN, "error", what, "ask for less in KUBERNETES")
+            elif wanted > most - taken:
+                what = f"the job needs {shown(wanted)} {key}, and the quota {name} has {shown(most - taken)} left"
+                yield Finding(0, _COLUMN, "warn", what, "its pods are created when other jobs have ended")
+
+
+def of_devices(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
+    """Whether nodes have what the pods ask for: in each node what one of them needs, and in all together what all need."""
+    nodes = [node for node in api.listed("Node", job.node_selector) if usable(node)]
+    one = {**job.limits, **job.requests}
+    if not nodes:
+        what = "no node is ready" + (" that has these labels" if job.node_selector else "")
+        yield Finding(0, _COLUMN, "error", what, 'correct KUBERNETES["node_selector"]' if job.node_selector else "")
+        return
+    for name, text in one.items():
+        wanted, column = quantity(text), "devices" if "/" in name else _COLUMN
+        having = [_allocatable(node, name) for node in nodes]
+        fit = sum(int(amount // wanted) for amount in having) if wanted else job.pods
+        if not fit:
+            what = f"a pod needs {shown(wanted)} {name}, and no node has more than {shown(max(having))}"
+            yield Finding(0, column, "error", what, 'correct KUBERNETES["resources"]; gpus shows what nodes have')
+        elif fit < job.pods:
+            what = f"the nodes have room for {fit} pods with {shown(wanted)} {name}, and the job has {job.pods}"
+            yield Finding(0, column, "error", what, "use fewer pods, or smaller ones")
+        elif "/" in name:
+            yield Finding(0, column, "ok", f"{shown(sum(having, Decimal()))} {name}")
+
+
+def usable(node: Object) -> bool:
+    """Whether a node takes pods: it is ready and not cordoned."""
+    conditions = (node.get("status") or {}).get("conditions") or []
+    ready = any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
+    return ready and not (node.get("spec") or {}).get("unschedulable")
+
+
+def quantity(text: str) -> Decimal:
+    """A quantity of Kubernetes: "4", "500m", "16Gi", "1e3". Raises PreflightError for another text."""
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None:
+        raise PreflightError(f"{text!r:.60} is no quantity of Kubernetes", 'examples: "4", "500m", "16Gi"')
+    return Decimal(match[1] + (match[2] or "")) * _UNITS[match[3] or ""]
+
+
+def shown(amount: Decimal) -> str:
+    """A quantity for people: with a binary unit from 1 Mi on."""
+    for unit in ("Ti", "Gi", "Mi"):
+        if amount >= _UNITS[unit]:
+            return f"{float(amount / _UNITS[unit]):.4g}{unit}"
+    return f"{float(amount):.6g}"
+
+
+def _allocatable(node: Object, name: str) -> Decimal:
+    found = ((node.get("status") or {}).get("allocatable") or {}).get(name, "0")
+    return quantity(str(found))
+
+
+def _of_quota(job: CheckedJob) -> dict[str, Decimal]:
+    """What the job needs, by the names that quotas have."""
+    found = {"pods": Decimal(job.pods), "count/pods": Decimal(job.pods)}
+    for name, amount in job.needs.items():
+        found[f"requests.{name}"] = amount
+        if name in ("cpu", "memory"):
+            found[name] = amount
+    for name, text in job.limits.items():
+        found[f"limits.{name}"] = quantity(text) * job.pods
+    return found
