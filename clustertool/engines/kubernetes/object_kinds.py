@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-Json = Any  # a value of an object, as the API server sends it
+from clustertool.model.kubernetes.merged_template import Json as Json  # of the objects
+
 Object = Mapping[str, Json]
 Manifest = dict[str, Json]
 
