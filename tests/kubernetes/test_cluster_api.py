@@ -25,7 +25,7 @@ from clustertool.engines.kubernetes.cluster_api import ClusterApi
 from clustertool.errors import AuthError, ConfigError, NotFound, PreflightError, Unreachable
 
 Place = namedtuple("Place", "context namespace", defaults=("", ""))
-POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "annotations": {"clustertool/job-id": "j1"}}}
+POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "labels": {"clustertool/job": "j1"}}}
 
 
 def status(code, message="", reason=""):
@@ -224,7 +224,7 @@ def test_a_refusal_names_what_is_wrong(server, answer, error, code, text):
 def test_an_object_whose_creation_was_not_confirmed_is_that_of_the_job(server):
     server.answers = ["cut", status(409, "already exists"), (200, POD)]
     assert ClusterApi(Place()).create(POD) == POD
-    other = {**POD, "metadata": {"name": "a", "annotations": {"clustertool/job-id": "j2"}}}
+    other = {**POD, "metadata": {"name": "a", "labels": {"clustertool/job": "j2"}}}
     server.answers = ["cut", status(409, "already exists"), (200, other)]
     with pytest.raises(AlreadyExists):
         ClusterApi(Place()).create(POD)

@@ -20,6 +20,7 @@ from clustertool.engines.kubernetes.kube_credentials import KubeCredentials
 from clustertool.engines.kubernetes.object_kinds import KINDS, Manifest, ObjectKind
 from clustertool.engines.kubernetes.pod_channel import PodChannel
 from clustertool.errors import AuthError, ClustertoolError, NotFound, PreflightError, Unreachable
+from clustertool.model.kubernetes.object_names import JOB_LABEL
 from clustertool.ssh.parallel import each
 
 try:
@@ -39,7 +40,6 @@ _WATCH = 240  # seconds after which the server ends a watch, and it is begun aga
 _LONGEST_LINE = 8 << 20
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _WHOAMI = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
-JOB_ID = "clustertool/job-id"
 
 
 class ApiPlace(Protocol):
@@ -159,7 +159,7 @@ class ClusterApi:
             return self._json("POST", path, asked, body=manifest, failed=unsure)
         except AlreadyExists:
             present = self.get(kind.name, name) if lost else None
-            if present is not None and _job_id(present) and _job_id(present) == _job_id(manifest):
+            if present is not None and _job_of(present) and _job_of(present) == _job_of(manifest):
                 return present
             raise
 
@@ -422,8 +422,9 @@ def _selectors(labels: Mapping[str, str], fields: str) -> dict[str, object]:
     return query
 
 
-def _job_id(manifest: Manifest) -> object:
-    return (manifest["metadata"].get("annotations") or {}).get(JOB_ID)
+def _job_of(manifest: Manifest) -> object:
+    """The hash of the job, which each object has as a label."""
+    return (manifest["metadata"].get("labels") or {}).get(JOB_LABEL)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
