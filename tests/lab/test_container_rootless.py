@@ -46,12 +46,24 @@ def start(site: LabSite) -> Running:
 
 
 def gone(site: LabSite) -> None:
+    """No process of a job is left, and no container. The processes that keep the user's namespaces are one for each node."""
+    site.gone(60.0)
     containers.no_containers(site, users=(USER,))
+    pauses = [process.node for process in site.all_processes() if process.argv[-1:] == ("-P",)]
+    assert sorted(pauses) == [0, 1]
 
 
-def strike(site: LabSite, name: str) -> None:
-    (found,) = [process for process in site.processes(1) if process.name == name]
-    os.kill(found.pid, signal.SIGKILL)
+def strike(site: LabSite, name: str, number: int = signal.SIGKILL) -> None:
+    """Send a signal to that process on node1. rank: the program; client: `podman run`."""
+    if name == "rank":
+        found = [process for process in site.processes(1) if process.argv == ("sh", "train.sh")]
+    elif name == "client":
+        found = [process for process in site.processes(1) if process.name == "podman" and "run" in process.argv]
+    else:
+        found = [process for process in site.processes(1) if process.name == name]
+    assert found
+    for process in found:
+        os.kill(process.pid, number)
 
 
 def test_a_rank_exits(cluster: LabSite) -> None:
@@ -72,9 +84,20 @@ def test_ctrl_c_and_ranks_that_ignore_term(cluster: LabSite) -> None:
     gone(cluster)
 
 
-@pytest.mark.parametrize(("name", "code"), [("conmon", 137), ("ct-supervisor", 75)])
+@pytest.mark.parametrize(("name", "code"), [("rank", 137), ("client", 137), ("conmon", 137), ("ct-supervisor", 75)])
 def test_a_process_is_killed(cluster: LabSite, name: str, code: int) -> None:
     command = start(cluster)
     strike(cluster, name)
     command.wait().ends(code)
+    gone(cluster)
+
+
+def test_stop_where_supervisor_and_guard_are_killed(cluster: LabSite) -> None:
+    """The agent of `stop` finds the ranks and containers by itself."""
+    command = start(cluster)
+    strike(cluster, "ct-supervisor", signal.SIGSTOP)
+    strike(cluster, "ct-guard")
+    strike(cluster, "ct-supervisor")
+    cluster.inv("stop").ends(0)
+    command.wait().ends(75)
     gone(cluster)
