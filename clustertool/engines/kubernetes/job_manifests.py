@@ -1,0 +1,162 @@
+"""The objects of a job that is to be run, made of its request: what `run` submits, and `export` writes."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from clustertool import __version__
+from clustertool.engines.job_request import RunRequest
+from clustertool.engines.kubernetes.object_kinds import Manifest
+from clustertool.errors import ConfigError
+from clustertool.fleet.joining import join_bundle, join_process
+from clustertool.model.container.container_names import ALWAYS, NEVER
+from clustertool.model.container.container_settings import NO_CONTAINER
+from clustertool.model.facts import Identity
+from clustertool.model.joining.join_file import EngineSettings, JoinFile, MeetingPoint, OwnSettings, patience
+from clustertool.model.kubernetes import workload
+from clustertool.model.kubernetes.kubernetes_settings import KubernetesSettings, read_settings
+from clustertool.model.kubernetes.object_names import JobAbout
+from clustertool.model.kubernetes.pod_manifest import WorkloadOrder, output_folder, pod_root, workspace_folder
+from clustertool.model.kubernetes.pod_places import coordinator_host, node_roles, pod_hosts
+from clustertool.model.kubernetes.pod_variables import KUBERNETES
+
+try:
+    import yaml
+except ImportError:  # the extra is not installed, see kube_credentials.py
+    yaml = None
+
+_KEEP = 300.0  # seconds that node 0 waits for a fetch where the output is on no volume
+_USUAL = ("python3", "-u", "train.py")  # what trainers run where no command is given
+_COMMAND = 200  # characters of a command that are shown
+_PULLS = {ALWAYS: "Always", NEVER: "Never"}  # else the default of the cluster, by the tag of the image
+
+
+@dataclass(frozen=True)
+class JobManifests:
+    """settings, order: see workload.py. request: with the spec of the job."""
+
+    request: RunRequest
+    settings: KubernetesSettings
+    identity: Identity
+    order: WorkloadOrder
+
+    @property
+    def objects(self) -> workload.Objects:
+        """Raises ConfigError, with the path of each wrong field."""
+        return workload.manifests(self.settings, self.order)
+
+    def native(self) -> Manifest:
+        """The PaddleJob whose containers run the command themselves. Raises ConfigError."""
+        command = self.request.spec.trainer.command if self.request.spec else ()
+        commands = {role: command or _USUAL for role, _ in self.settings.nodes}
+        settings = replace(self.settings, dialect="paddlejob")
+        spec = self.request.spec
+        env = (*self.request.cluster.env, *(spec.env if spec else ()), *self.request.passed)
+        return workload.native(settings, replace(self.order, env=tuple(dict(env).items())), commands)
+
+    def bundle(self) -> tuple[bytes, bool]:
+        """The content of the Secret, and whether the workspace is to be sent to node 0 because it does not fit."""
+        sent = self.request.workspace
+        if sent is not None and sent.size <= join_bundle.LARGEST_WORKSPACE:
+            with tempfile.TemporaryDirectory(prefix="clustertool-") as folder:
+                path = Path(folder) / "bundle.pyz"
+                join_bundle.write(path, self.join_file(), sent)
+                data = path.read_bytes()
+            if len(data) <= workload.MOST_SECRET:
+                return data, False
+        return join_bundle.content(self.join_file(uploaded=sent is not None)), sent is not None
+
+    def join_file(self, uploaded: bool = False) -> JoinFile:
+        request, settings, order = self.request, self.settings, self.order
+        assert request.spec is not None
+        root, sent = pod_root(order.root_dir), request.workspace
+        output = output_folder(settings, order)
+        keep = settings.keep if settings.keep is not None else 0.0 if output else _KEEP
+        return JoinFile(
+            version=__version__,
+            code=join_process.digest(),
+            identity=self.identity,
+            cluster=replace(request.cluster, hosts=(), settings={}, root_dir=root, container=NO_CONTAINER),
+            job=replace(request.spec, container=NO_CONTAINER),
+            nnodes=settings.node_count,
+            coordinator=MeetingPoint(
+                coordinator_host(settings.dialect, order.name, settings.nodes), request.cluster.lead_port
+            ),
+            join_timeout=patience(request.cluster.join_timeout, KUBERNETES),
+            names=pod_hosts(settings.dialect, order.name, settings.nodes),
+            listing=sent.files if sent is not None else (),
+            release=sent.release if sent is not None else "",
+            passed=request.passed,
+            secrets=tuple(request.secrets.items()),
+            own=OwnSettings(root_dir=root, folder=workspace_folder(settings, order) or request.options.job_workspace),
+            engine=KUBERNETES,
+            of_engine=EngineSettings(
+                keep_bundle=True,
+                roles=node_roles(settings.nodes, settings.split),
+                uploaded=uploaded,
+                keep=keep,
+                output=output,
+            ),
+        )
+
+
+def job_manifests(request: RunRequest, identity: Identity) -> JobManifests:
+    """Raises ConfigError, DataError, UsageError. request: with the spec of the job."""
+    spec, cluster = request.spec, request.cluster
+    assert spec is not None
+    settings = settings_of(request)
+    command = shlex.join(spec.trainer.command or _USUAL)[:_COMMAND]
+    about = JobAbout(
+        name=identity.name,
+        asked=identity.asked,
+        command=command,
+        mode=spec.mode,
+        nodes=settings.node_count,
+        created=identity.created,
+        dialect=settings.dialect,
+    )
+    order = WorkloadOrder(
+        job_id=identity.job_id,
+        owner=identity.owner,
+        image=spec.container.image,
+        python=cluster.python,
+        root_dir=cluster.root_dir,
+        grace=request.grace,
+        about=about,
+        template=_template(settings, cluster.where),
+        pull=_PULLS.get(spec.container.pull, ""),
+        namespace=settings.namespace,
+    )
+    return JobManifests(request, settings, identity, order)
+
+
+def settings_of(request: RunRequest) -> KubernetesSettings:
+    """Of the command line, else job.toml, else conf.py. Raises UsageError, DataError, ConfigError."""
+    typed = dict(request.wish.settings)
+    if request.options.nnodes:
+        typed["nodes"] = request.options.nnodes
+    return read_settings(request.cluster.settings, request.table, typed, request.cluster.where)
+
+
+def _template(settings: KubernetesSettings, where: str) -> Manifest:
+    """The content of pod_template, a path below the folder of conf.py. Raises ConfigError."""
+    if not settings.pod_template:
+        return {}
+    path = Path(where).parent / Path(settings.pod_template).expanduser()
+    try:
+        found = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"pod_template {path} cannot be read: {error}", "a Pod as YAML") from None
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"pod_template {path} is no object", "a Pod as YAML, with metadata and spec")
+    return dict(found)
+
+
+def as_yaml(*manifests: Manifest) -> str:
+    """The objects as the documents of one file."""
+    texts = [yaml.safe_dump(one, sort_keys=False, allow_unicode=True) for one in manifests]
+    return "---\n".join(texts)
