@@ -1,12 +1,12 @@
 """The objects of a job are created in order, and removed where a step fails."""
 
-import contextlib
-
 import pytest
 
 from clustertool.engines.kubernetes.api_errors import AlreadyExists
-from clustertool.engines.kubernetes.submitted_objects import SubmittedObjects, documents, owned
+from clustertool.engines.kubernetes.submitted_objects import SubmittedObjects, documents
 from clustertool.errors import Interrupted, PreflightError, Unreachable
+from clustertool.model.kubernetes.workload import owned
+from tests.kubernetes.prepared_objects import Objects
 
 pytest.importorskip("yaml")
 
@@ -23,44 +23,6 @@ def manifest(kind, version="v1", job="j1", **more):
 JOB = manifest("Job", "batch/v1")
 SECRET = manifest("Secret", data={"bundle.pyz": "czNjcmV0"})
 SERVICE = manifest("Service", spec={"clusterIP": "None"})
-
-
-class Objects:
-    """In the place of a ClusterApi: the objects by their kinds. fails: {kind: error of its creation}. late: kinds that exist
-    although their creation has failed."""
-
-    namespace = "team"
-
-    def __init__(self, fails=(), late=()):
-        self.objects, self.fails, self.late = {}, dict(fails), late
-        self.created, self.deleted, self.patient = [], [], 0
-
-    @contextlib.contextmanager
-    def patiently(self):
-        self.patient += 1
-        yield
-        self.patient -= 1
-
-    def create(self, one):
-        assert self.patient, "a request that is left alone can create an object later"
-        kind = one["kind"]
-        made = {**one, "metadata": {**one["metadata"], "uid": f"uid-{kind}"}}
-        if kind not in self.fails or kind in self.late:
-            self.objects[kind] = made
-        if kind in self.fails:
-            raise self.fails[kind]
-        self.created.append(kind)
-        return made
-
-    def get(self, kind, name):
-        return self.objects.get(kind)
-
-    def delete(self, kind, name, foreground=True, uid=""):
-        assert self.patient
-        assert uid == self.objects[kind]["metadata"]["uid"]
-        self.deleted.append(kind)
-        del self.objects[kind]
-        return True
 
 
 def submitted(api, check=lambda: None):

@@ -11,6 +11,7 @@ from clustertool.engines.kubernetes.cluster_api import ClusterApi
 from clustertool.engines.kubernetes.object_kinds import Manifest, Object
 from clustertool.errors import ClustertoolError, InternalError
 from clustertool.model.kubernetes.object_names import JOB_LABEL
+from clustertool.model.kubernetes.workload import owned
 from clustertool.model.masking import HIDDEN
 
 try:
@@ -20,16 +21,6 @@ except ImportError:  # the extra is not installed, see kube_credentials.py
 
 _LEAVING = 60.0  # seconds that objects may take to be gone
 _POLL = 0.3
-_OWNED = ("apiVersion", "kind")
-
-
-def owned(manifest: Object, workload: Object) -> Manifest:
-    """The manifest as an object that is deleted with the workload, which the API server has."""
-    found = copy.deepcopy(dict(manifest))
-    about = workload["metadata"]
-    owner = {name: workload[name] for name in _OWNED} | {"name": about["name"], "uid": about["uid"]}
-    found["metadata"]["ownerReferences"] = [{**owner, "controller": False, "blockOwnerDeletion": True}]
-    return found
 
 
 def documents(manifests: Sequence[Object]) -> tuple[Document, ...]:
@@ -62,7 +53,7 @@ class SubmittedObjects:
         try:
             created = self._create(workload)
             for one in others:
-                self._create(owned(one, {**created, **{name: workload[name] for name in _OWNED}}))
+                self._create(owned(one, {**workload, **created}))
             self._check()
         except BaseException:
             self.undo()

@@ -1,0 +1,155 @@
+"""A start on Kubernetes: what is submitted, what --dry shows, and what is refused before anything is sent."""
+
+import base64
+import io
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from clustertool.engines.job_request import RunRequest, RunWish
+from clustertool.engines.kubernetes.kubernetes_engine import KubernetesEngine
+from clustertool.engines.kubernetes.kubernetes_start import KubernetesStart
+from clustertool.errors import AuthError, ConfigError, Interrupted, PreflightError, UsageError
+from clustertool.fleet.dispatch.workspace import read_workspace
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.job import Options, read_job
+from tests.kubernetes.prepared_objects import Objects
+
+yaml = pytest.importorskip("yaml")
+
+
+class Silent:
+    """A caller. at: the number of the check at which Ctrl+C comes, 0 for none."""
+
+    def __init__(self, at=0):
+        self.at, self.checks, self.notes, self.warnings, self.started = at, 0, [], [], []
+        self.note, self.warn, self.starting = self.notes.append, self.warnings.append, self.started.append
+
+    def check(self):
+        self.checks += 1
+        if self.checks == self.at:
+            raise Interrupted("Ctrl+C")
+
+    def person(self):
+        return None
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    job = tmp_path / "job"
+    job.mkdir()
+    (job / "train.py").write_text("print('here')\n")
+
+    def made(api=None, caller=None, settings=None, wish=None, **given):
+        api, caller = api or Objects(), caller or Silent()
+        known = {"nodes": 3, "resources": {"cpu": 1}, **(settings or {})}
+        cluster = Cluster((), where="conf.py", engine="kubernetes", settings=known, secrets=("TOKEN",))
+        given = Options(image="example.org/train:1", script="train.py", **given)
+        spec = read_job(cluster, {}, given)
+        secrets = {"TOKEN": "v3rysecret"}
+        request = RunRequest(cluster, given, wish or RunWish(), spec, read_workspace(job), "", secrets, ())
+        return KubernetesStart(KubernetesEngine(cluster, caller, api=api), request)
+
+    made.job = job
+    return made
+
+
+def test_the_objects_of_a_job_have_its_workspace_and_its_secrets_in_one_secret(start):
+    api, caller = Objects(), Silent()
+    starter = start(api, caller)
+    submission = starter.prepare()
+    assert api.created == []
+    submitted = starter.submit(submission)
+    assert api.created == ["Job", "Secret", "Service"]
+    assert caller.started == [submitted.job_id]
+    bundle = base64.b64decode(api.objects["Secret"]["data"]["bundle.pyz"])
+    with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
+        join = json.loads(archive.read("join.json"))
+        assert "workspace/manifest" in archive.namelist()
+    assert (join["nnodes"], len(join["names"]), join["engine"]) == (3, 3, "kubernetes")
+    assert "v3rysecret" in json.dumps(join)
+    name = api.objects["Job"]["metadata"]["name"]
+    assert join["coordinator"]["host"] == f"{name}-0.{name}"
+    pod = api.objects["Job"]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["image"] == "example.org/train:1"
+    assert list(api.objects["Job"]["metadata"]["labels"]) == list(api.objects["Secret"]["metadata"]["labels"])
+
+
+def test_dry_shows_all_objects_and_no_secret(start):
+    shown = start().prepare().documents
+    assert [yaml.safe_load(one.text)["kind"] for one in shown] == ["Job", "Secret", "Service"]
+    text = "".join(one.text for one in shown)
+    assert yaml.safe_load(shown[1].text)["data"] == {"bundle.pyz": "***"}
+    assert "v3rysecret" not in text
+    assert base64.b64encode(b"v3rysecret").decode()[:10] not in text
+
+
+def test_a_secret_is_in_no_object_but_the_secret(start):
+    api, caller = Objects(), Silent()
+    starter = start(api, caller)
+    starter.submit(starter.prepare())
+    rest = json.dumps([api.objects["Job"], api.objects["Service"]]) + "".join(caller.notes + caller.warnings)
+    assert "v3rysecret" not in rest
+    assert "PRIVATE KEY" not in rest
+
+
+@pytest.mark.parametrize("dialect", ["jobset", "paddlejob"])
+def test_other_dialects_are_submitted(start, dialect):
+    api = Objects()
+    starter = start(api, settings={"dialect": dialect, "nodes": 2})
+    starter.submit(starter.prepare())
+    kinds = {"jobset": ["JobSet", "Secret"], "paddlejob": ["PaddleJob", "Secret", "Service"]}
+    assert api.created == kinds[dialect]
+
+
+def test_nnodes_counts_pods(start):
+    (job, *_) = start(nnodes=5).prepare().documents
+    assert yaml.safe_load(job.text)["spec"]["completions"] == 5
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_ctrl_c_while_objects_are_created_leaves_nothing(start, at):
+    api = Objects()
+    starter = start(api, Silent(at))
+    submission = starter.prepare()
+    with pytest.raises(Interrupted):
+        starter.submit(submission)
+    assert api.objects == {}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(AuthError("ann may not create secrets"), 77), (PreflightError("exceeded quota: gpus"), 69)]
+)
+def test_a_refusal_leaves_nothing(start, error, code):
+    api = Objects({"Secret": error})
+    starter = start(api)
+    submission = starter.prepare()
+    with pytest.raises(type(error)) as caught:
+        starter.submit(submission)
+    assert caught.value.code == code
+    assert api.objects == {}
+
+
+def test_what_cannot_be_submitted_is_refused_before_anything_is_sent(start):
+    api = Objects()
+    with pytest.raises(UsageError, match="--wait is not possible"):
+        start(api, wish=RunWish(wait=True)).prepare()
+    with pytest.raises(ConfigError, match="dialect"):
+        start(api, settings={"dialect": "none"}).prepare()
+    (start.job / "large.bin").write_bytes(os.urandom(2_000_000))
+    with pytest.raises(PreflightError, match="at most 1000000") as caught:
+        start(api).prepare()
+    assert "pvc:CLAIM" in caught.value.fix
+    assert api.created == []
+
+
+def test_a_pod_template_is_read_from_its_file(start, tmp_path):
+    template = Path(tmp_path / "pod.yaml")
+    template.write_text("metadata:\n  annotations:\n    team: words\n")
+    (job, *_) = start(settings={"pod_template": str(template)}).prepare().documents
+    assert yaml.safe_load(job.text)["spec"]["template"]["metadata"]["annotations"]["team"] == "words"
