@@ -99,5 +99,5 @@ def test_stop_where_supervisor_and_guard_are_killed(cluster: LabSite) -> None:
     strike(cluster, "ct-guard")
     strike(cluster, "ct-supervisor")
     cluster.inv("stop").ends(0)
-    command.wait().ends(75)
+    assert command.wait().code in (75, 143), "the loss of node1, or the stop on node0, is known first"
     gone(cluster)
