@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from clustertool import __version__
 from clustertool.engines.job_request import RunRequest
 from clustertool.engines.kubernetes.object_kinds import Manifest
+from clustertool.engines.queued_request import USUAL, shown_command, typed_settings
 from clustertool.errors import ConfigError
 from clustertool.fleet.joining import join_bundle, join_process
 from clustertool.model.container.container_names import ALWAYS, NEVER
@@ -30,8 +30,6 @@ except ImportError:  # the extra is not installed, see kube_credentials.py
     yaml = None
 
 _KEEP = 300.0  # seconds that node 0 waits for a fetch where the output is on no volume
-_USUAL = ("python3", "-u", "train.py")  # what trainers run where no command is given
-_COMMAND = 200  # characters of a command that are shown
 _PULLS = {ALWAYS: "Always", NEVER: "Never"}  # else the default of the cluster, by the tag of the image
 
 
@@ -52,7 +50,7 @@ class JobManifests:
     def native(self) -> Manifest:
         """The PaddleJob whose containers run the command themselves. Raises ConfigError."""
         command = self.request.spec.trainer.command if self.request.spec else ()
-        commands = {role: command or _USUAL for role, _ in self.settings.nodes}
+        commands = {role: command or USUAL for role, _ in self.settings.nodes}
         settings = replace(self.settings, dialect="paddlejob")
         spec = self.request.spec
         env = (*self.request.cluster.env, *(spec.env if spec else ()), *self.request.passed)
@@ -109,11 +107,10 @@ def job_manifests(request: RunRequest, identity: Identity) -> JobManifests:
     spec, cluster = request.spec, request.cluster
     assert spec is not None
     settings = settings_of(request)
-    command = shlex.join(spec.trainer.command or _USUAL)[:_COMMAND]
     about = JobAbout(
         name=identity.name,
         asked=identity.asked,
-        command=command,
+        command=shown_command(spec),
         mode=spec.mode,
         nodes=settings.node_count,
         created=identity.created,
@@ -136,10 +133,7 @@ def job_manifests(request: RunRequest, identity: Identity) -> JobManifests:
 
 def settings_of(request: RunRequest) -> KubernetesSettings:
     """Of the command line, else job.toml, else conf.py. Raises UsageError, DataError, ConfigError."""
-    typed = dict(request.wish.settings)
-    if request.options.nnodes:
-        typed["nodes"] = request.options.nnodes
-    return read_settings(request.cluster.settings, request.table, typed, request.cluster.where)
+    return read_settings(request.cluster.settings, request.table, typed_settings(request), request.cluster.where)
 
 
 def _template(settings: KubernetesSettings, where: str) -> Manifest:

@@ -13,10 +13,10 @@ from clustertool.engines.kubernetes.job_manifests import job_manifests, settings
 from clustertool.engines.kubernetes.kubernetes_engine import KubernetesEngine
 from clustertool.engines.kubernetes.object_kinds import Manifest
 from clustertool.engines.kubernetes.submitted_objects import SubmittedObjects, documents
+from clustertool.engines.queued_request import refuse_lease, refuse_options
 from clustertool.errors import PreflightError, UsageError
 from clustertool.fleet import stored_hosts
 from clustertool.fleet.identity import identity, job_id
-from clustertool.model.job.job_names import FRESH
 from clustertool.model.kubernetes.workload import MOST_SECRET, secret
 from clustertool.model.quantities import count
 
@@ -32,14 +32,13 @@ class KubernetesStart(Starter):
     def prepare(self) -> Submission:
         """The workspace must fit into the Secret, or lie in an image or on a volume."""
         request = self._request
-        self._refuse()
+        refuse_options(request)
+        self._settings = settings_of(request)
         spec = request.spec
         if spec is None or (request.workspace is None and not self._settings.workspace):
             fix = 'give --workspace DIR, or set KUBERNETES["workspace"] to image:/path or pvc:CLAIM/path'
             raise UsageError("the job has no files", fix)
-        if spec.policy.lease:
-            what = "--lease needs a command that follows the job, and a queued job starts without one"
-            raise UsageError(what, "give --timeout")
+        refuse_lease(spec, "give --timeout")
         wish = request.wish
         made = identity(request.job_id or job_id(), wish.job_id, wish.name or wish.job_id, request.origin)
         self._identity = made
@@ -70,12 +69,3 @@ class KubernetesStart(Starter):
         if problem:
             caller.warn(problem)
         return Submitted(job)
-
-    def _refuse(self) -> None:
-        """Read the settings. Raises UsageError for options that have no meaning here, ConfigError, DataError."""
-        request, wish = self._request, self._request.wish
-        options = (("--resume", wish.resume not in ("", FRESH)), ("--wait", wish.wait), ("--skip-bad", wish.skip_bad))
-        for option, given in options:
-            if given:
-                raise UsageError(f"{option} is not possible with the engine kubernetes", "leave it out")
-        self._settings = settings_of(request)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import os
 import posixpath
-import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from clustertool import __version__
 from clustertool.engines import earlier_work
 from clustertool.engines.base import Document, Starter, Submission, Submitted
 from clustertool.engines.job_toml import engine_table, job_toml
+from clustertool.engines.queued_request import refuse_lease, refuse_options, shown_command, typed_settings
 from clustertool.engines.send_workspace import needs, portions, send
 from clustertool.engines.slurm.allocation_step import AllocationStep, allocation_here
 from clustertool.engines.slurm.expected_plan import STANDS, expected_plan
@@ -28,7 +28,6 @@ from clustertool.model.config.job import JobSpec, read_job, resumes
 from clustertool.model.facts import Facts, Identity
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.earlier_jobs import read_earlier
-from clustertool.model.job.job_names import FRESH
 from clustertool.model.joining.join_file import EngineSettings, JoinFile, MeetingPoint, OwnSettings, patience
 from clustertool.model.paths import BUNDLE, STEP_OUTPUT, JobPaths
 from clustertool.model.quantities import count, human_bytes
@@ -47,9 +46,6 @@ from clustertool.model.wire.agent_answers import SubmittedJob
 from clustertool.model.wire.agent_requests import ProbeWanted
 from clustertool.model.wire.messages import SUBMIT, SUBMITTED
 
-_USUAL = ("python3", "-u", "train.py")  # what trainers run where no command is given
-_COMMAND = 200  # characters of a command that are shown
-
 
 class SlurmStart(Starter):
     """prepare() connects to the login host, also for --dry: ROOT_DIR is known there."""
@@ -61,7 +57,7 @@ class SlurmStart(Starter):
 
     def prepare(self) -> Submission:
         engine, request = self._slurm_engine, self._request
-        self._refuse()
+        refuse_options(self._request)
         self._settings = self._read_settings()  # before a connection is opened
         facts = self._examine(engine.login)
         engine.slurm.output("sbatch", "--version")
@@ -70,9 +66,7 @@ class SlurmStart(Starter):
             request.spec, request.resumes = read_job(request.cluster, toml, request.options), resumes(toml)
             request.table = engine_table(facts.job_toml, request.cluster.engine)
             self._settings = self._read_settings()
-        if request.spec.policy.lease:
-            fix = "give --timeout, or the key time of SLURM"
-            raise UsageError("--lease needs a command that follows the job, and a queued job starts without one", fix)
+        refuse_lease(request.spec, "give --timeout, or the key time of SLURM")
         if request.resumes:
             engine.caller.warn("job.toml: resume has no effect with this engine; the job starts anew")
         self._facts = facts
@@ -109,22 +103,10 @@ class SlurmStart(Starter):
             return step_script(self._settings, order, self._allocation)
         return script(self._settings, order)
 
-    def _refuse(self) -> None:
-        """Raises UsageError for options that have no meaning here."""
-        wish = self._request.wish
-        options = (("--resume", wish.resume not in ("", FRESH)), ("--wait", wish.wait), ("--skip-bad", wish.skip_bad))
-        name = self._request.cluster.engine
-        for option, given in options:
-            if given:
-                raise UsageError(f"{option} is not possible with the engine {name}", "leave it out")
-
     def _read_settings(self) -> SlurmSettings:
         """Of the command line, else job.toml, else conf.py. Raises UsageError, DataError."""
         request = self._request
-        typed = dict(request.wish.settings)
-        if request.options.nnodes:
-            typed["nodes"] = request.options.nnodes
-        return read_settings(request.cluster.settings, request.table, typed, request.cluster.where)
+        return read_settings(request.cluster.settings, request.table, typed_settings(request), request.cluster.where)
 
     def _examine(self, fleet: Fleet) -> Facts:
         """Facts of the login host. Raises what is wrong there."""
@@ -172,7 +154,7 @@ class SlurmStart(Starter):
             "job": job,
             "name": self._identity.name,
             "asked": self._identity.asked,
-            "command": shlex.join(spec.trainer.command or _USUAL)[:_COMMAND],
+            "command": shown_command(spec),
             "mode": spec.mode,
             "nodes": self._settings.node_count,
             "owner": self._identity.owner,
@@ -262,7 +244,7 @@ class SlurmStart(Starter):
 
     def export(self, folder: Path) -> tuple[str, ...]:
         """The script, and the bundle with the workspace. No connection is opened, and the nodes find ROOT_DIR themselves."""
-        self._refuse()
+        refuse_options(self._request)
         workspace = self._request.workspace
         if workspace is None:
             raise UsageError("export needs the files of the job", "give --workspace DIR")
