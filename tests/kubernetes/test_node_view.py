@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clustertool.model.kubernetes.node_view import node_view, quantity
+from clustertool.model.kubernetes.node_view import node_view
+from clustertool.model.kubernetes.resource_quantity import quantity
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ All findings are returned together. Where a right is missing that only this chec
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -15,16 +14,13 @@ from clustertool.engines.kubernetes.cluster_api import ClusterApi
 from clustertool.engines.kubernetes.object_kinds import KINDS, Object
 from clustertool.errors import AuthError, NotFound, PreflightError
 from clustertool.model.finding import Finding
+from clustertool.model.kubernetes import resource_quantity
+from clustertool.model.kubernetes.node_view import is_cordoned, is_ready
 from clustertool.ssh.parallel import each
 
 _COLUMN = "queue"
 _ROLE = "docs/kubernetes.md has a Role with all of them"
 _WIDTH = 8  # reviews of rights at a time
-_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:([eE][+-]?[0-9]{1,3})|([numkMGTPE]|[KMGTPE]i)?)")
-_UNITS = {
-    unit: Decimal(1000) ** power for power, unit in enumerate(("n", "u", "m", "", "k", "M", "G", "T", "P", "E"), -3)
-}
-_UNITS.update({f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", 1)})
 
 
 class Right(NamedTuple):
@@ -178,25 +174,23 @@ def of_devices(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
 
 
 def usable(node: Object) -> bool:
-    """Whether a node takes pods: it is ready and not cordoned."""
-    conditions = (node.get("status") or {}).get("conditions") or []
-    ready = any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
-    return ready and not (node.get("spec") or {}).get("unschedulable")
+    """Whether a node takes pods."""
+    return is_ready(node) and not is_cordoned(node)
 
 
 def quantity(text: str) -> Decimal:
-    """A quantity of Kubernetes: "4", "500m", "16Gi", "1e3". Raises PreflightError for another text."""
-    match = _QUANTITY.fullmatch(text.strip())
-    if match is None:
-        raise PreflightError(f"{text!r:.60} is no quantity of Kubernetes", 'examples: "4", "500m", "16Gi"')
-    return Decimal(match[1] + (match[2] or "")) * _UNITS[match[3] or ""]
+    """Raises PreflightError for what is no quantity."""
+    try:
+        return resource_quantity.quantity(text)
+    except ValueError as error:
+        raise PreflightError(str(error), 'examples: "4", "500m", "16Gi"') from None
 
 
 def shown(amount: Decimal) -> str:
     """A quantity for people: with a binary unit from 1 Mi on."""
     for unit in ("Ti", "Gi", "Mi"):
-        if amount >= _UNITS[unit]:
-            return f"{float(amount / _UNITS[unit]):.4g}{unit}"
+        if amount >= resource_quantity.UNITS[unit]:
+            return f"{float(amount / resource_quantity.UNITS[unit]):.4g}{unit}"
     return f"{float(amount):.6g}"
 
 
