@@ -21,6 +21,7 @@ from clustertool.engines.kubernetes.object_kinds import KINDS, Manifest, ObjectK
 from clustertool.engines.kubernetes.pod_channel import PodChannel
 from clustertool.errors import AuthError, ClustertoolError, NotFound, PreflightError, Unreachable
 from clustertool.model.kubernetes.object_names import JOB_LABEL
+from clustertool.model.kubernetes.pod_reasons import CONTAINER
 from clustertool.ssh.parallel import each
 
 try:
@@ -408,9 +409,6 @@ class ClusterApi:
     def _asked(self, verb: str, resource: str, name: str, namespace: str) -> Asked:
         known = self.credentials
         return Asked(verb, resource, name, namespace, self._user or known.user, known.where)
-
-
-CONTAINER = "clustertool"  # of the pods, the one with the job
 
 
 def _selectors(labels: Mapping[str, str], fields: str) -> dict[str, object]:

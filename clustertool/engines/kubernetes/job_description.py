@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from clustertool.engines.base import Description, EngineState
 from clustertool.engines.kubernetes.object_kinds import Object
-from clustertool.model.kubernetes.object_names import about_of
+from clustertool.model.kubernetes.object_names import QUEUE_LABEL, about_of
 from clustertool.model.kubernetes.pod_reasons import (
     PodView,
     condition,
@@ -26,7 +26,6 @@ _ENDS = {"Job": ("Failed", "Complete"), "JobSet": ("Failed", "Completed")}  # ty
 _ENDINGS = ("FailureTarget", "SuccessCriteriaMet")  # of a Job whose pods are being ended
 _PADDLE_ENDS = ("Failed", "Completed", "Succeed", "Succeeded", "Aborted", "Terminated")  # status.phase
 _REFUSED = ("FailedCreate", "FailedScheduling", "FailedMount", "FailedAttachVolume")  # reasons of events
-_KUEUE = "kueue.x-k8s.io/queue-name"  # a label
 
 
 class JobObjects(NamedTuple):
@@ -77,7 +76,7 @@ def queued_reason(found: JobObjects, pods: Sequence[PodView]) -> str:
     """Why no process has started, in the words of what holds it back: Kueue, the quota, the scheduler, the kubelet."""
     spec, labels = fields(found.workload, "spec"), fields(fields(found.workload, "metadata"), "labels")
     if spec.get("suspend") is True:
-        return _suspended(found.kueue, text(labels, _KUEUE))
+        return _suspended(found.kueue, text(labels, QUEUE_LABEL))
     refused = _refusal(found.events, ("FailedCreate",))
     if refused and len(pods) < max(1, about_of(found.workload).nodes):
         return refused

@@ -11,10 +11,10 @@ from clustertool.engines.kubernetes.job_description import JobObjects, described
 from clustertool.errors import AuthError, ClustertoolError, Survivors, raise_all
 from clustertool.model.hints import PROGRAM
 from clustertool.model.kubernetes.object_names import JOB_LABEL, OWNER_LABEL, job_hash, job_of, owner_hash
+from clustertool.model.kubernetes.pod_places import WORKLOADS
 from clustertool.model.kubernetes.pod_reasons import fields, text
 
 Manifest = dict[str, object]
-WORKLOADS = ("Job", "JobSet", "PaddleJob")
 _KEPT = ("Secret", "Service")  # what a job has besides its workload and the pods
 _POLL = 0.3  # seconds
 
@@ -109,7 +109,7 @@ class JobStore:
         """Raises why none of the kinds can be listed: a user may have the rights for one dialect only."""
         found: list[Manifest] = []
         refused: list[ClustertoolError] = []
-        for kind in WORKLOADS:
+        for kind in WORKLOADS.values():
             try:
                 found += self._api.listed(kind, labels)
             except AuthError as error:
@@ -141,7 +141,7 @@ def _with_reasons(found: JobObjects, events: Sequence[Manifest], kueue: Sequence
 
 def _to_delete(left: Sequence[Manifest]) -> list[Manifest]:
     """The workloads first: their deletion in the foreground ends the pods, and controllers make no new ones. Then the rest."""
-    workloads = [one for one in left if one["kind"] in WORKLOADS]
+    workloads = [one for one in left if one["kind"] in WORKLOADS.values()]
     return workloads or list(left)
 
 

@@ -7,7 +7,7 @@ The records of ended pods are restored from their logs in a private folder here,
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from clustertool.engines.base import Answers, Capabilities, Description, Engine, EngineState
 from clustertool.engines.caller import Caller
@@ -15,7 +15,7 @@ from clustertool.engines.job_states import by_records
 from clustertool.engines.kubernetes.cluster_api import ClusterApi
 from clustertool.engines.kubernetes.job_objects import JobStore, ObjectReader
 from clustertool.engines.kubernetes.restored_records import RestoredRecords
-from clustertool.errors import ConfigError, DataError, NotFound, raise_all
+from clustertool.errors import DataError, NotFound, raise_all
 from clustertool.fleet import this_machine
 from clustertool.fleet.agent_client import Sink
 from clustertool.fleet.fleet import Fleet
@@ -23,7 +23,9 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.engine_node import EngineNode
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.state_names import OUTCOMES
+from clustertool.model.kubernetes.kubernetes_settings import read_settings
 from clustertool.model.kubernetes.node_view import node_view
+from clustertool.model.kubernetes.pod_manifest import GRACE_MORE
 from clustertool.model.kubernetes.pod_reasons import PodView, view
 from clustertool.model.kubernetes.pod_record import read_message
 from clustertool.model.wire.agent_answers import JobsAnswer
@@ -31,7 +33,6 @@ from clustertool.model.wire.agent_requests import StopHow
 from clustertool.ssh.parallel import each
 
 _LEAVING = 60.0  # seconds that the objects of a job may take beyond the grace of its pods
-_MORE_GRACE = 20.0  # seconds of terminationGracePeriodSeconds beyond GRACE
 _LOGS = 8  # that are read at a time
 
 
@@ -39,13 +40,6 @@ class EngineApi(ObjectReader, Protocol):
     """Of ClusterApi, what is used here."""
 
     def log(self, pod: str) -> Iterator[bytes]: ...
-
-
-class ApiContext(NamedTuple):
-    """Which API server, and which namespace there. "": the current ones of the kubeconfig."""
-
-    context: str = ""
-    namespace: str = ""
 
 
 class KubernetesEngine(Engine):
@@ -57,8 +51,9 @@ class KubernetesEngine(Engine):
         self, cluster: Cluster, caller: Caller, sink: Sink | None = None, api: EngineApi | None = None
     ) -> None:
         """api: the API server, by default that of the settings."""
+        settings = read_settings(cluster.settings, where=cluster.where)
         super().__init__(cluster, caller, sink)
-        self.api: EngineApi = api or ClusterApi(_context(cluster), caller.note, caller.check)
+        self.api: EngineApi = api or ClusterApi(settings, caller.note, caller.check)
         self.store = JobStore(self.api)
         self._records = RestoredRecords()
         self._restored: set[tuple[str, int]] = set()  # job and node
@@ -102,24 +97,15 @@ class KubernetesEngine(Engine):
     def cancel(self, job: str, how: StopHow) -> Answers:
         """Delete its workload in the foreground: the pods get TERM, and the first process of each ends the ranks. Returns when
         no object is left. Raises Survivors."""
-        self.store.remove(job, how["grace"] + _MORE_GRACE + _LEAVING)
+        self.store.remove(job, how["grace"] + GRACE_MORE + _LEAVING)
         return {}
 
     def forget(self, jobs: Collection[str]) -> None:
         for job in jobs:
-            self.store.remove(job, _MORE_GRACE + _LEAVING, self.caller.check)
+            self.store.remove(job, GRACE_MORE + _LEAVING, self.caller.check)
 
     def nodes(self) -> Sequence[EngineNode]:
         return [node_view(node) for node in self.api.listed("Node")]
-
-
-def _context(cluster: Cluster) -> ApiContext:
-    """Raises ConfigError."""
-    found = {name: cluster.settings.get(name, "") for name in ApiContext._fields}
-    for name, value in found.items():
-        if not isinstance(value, str):
-            raise ConfigError(f'{cluster.where}: KUBERNETES["{name}"] = {value!r} is not right', "write a string")
-    return ApiContext(str(found["context"]), str(found["namespace"]))
 
 
 def _node(pod: PodView) -> int:

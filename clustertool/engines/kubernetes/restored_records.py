@@ -16,8 +16,8 @@ from clustertool.errors import DataError
 from clustertool.model.kubernetes import pod_log, pod_record
 from clustertool.model.kubernetes.pod_record import LEDGER, MOST_LINE, PodEnd
 from clustertool.model.paths import OURS, JobPaths
+from clustertool.model.roles import ROLES
 
-_ROLES = ("trainer", "pserver", "heter", "mpirun", "mpidaemon")
 _MOST_FILES = 4096  # logs of one node
 _OPEN = 64  # files at a time
 _MOST_BYTES = 8 << 30  # of all logs of one node
@@ -102,7 +102,7 @@ class _RankLogs:
         self.sizes: dict[str, int] = {}
 
     def add(self, line: pod_log.PodLine) -> None:
-        if line.role not in _ROLES or self._left <= 0:
+        if line.role not in ROLES or self._left <= 0:
             return
         name = self._paths.log(line.role, line.rank, line.attempt)
         if name not in self.sizes and len(self.sizes) >= _MOST_FILES:

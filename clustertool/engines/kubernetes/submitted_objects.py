@@ -8,16 +8,12 @@ from collections.abc import Callable, Sequence
 
 from clustertool.engines.base import Document
 from clustertool.engines.kubernetes.cluster_api import ClusterApi
+from clustertool.engines.kubernetes.job_manifests import as_yaml
 from clustertool.engines.kubernetes.object_kinds import Manifest, Object
 from clustertool.errors import ClustertoolError, InternalError
 from clustertool.model.kubernetes.object_names import JOB_LABEL
 from clustertool.model.kubernetes.workload import owned
 from clustertool.model.masking import HIDDEN
-
-try:
-    import yaml
-except ImportError:  # the extra is not installed, see kube_credentials.py
-    yaml = None
 
 _LEAVING = 60.0  # seconds that objects may take to be gone
 _POLL = 0.3
@@ -32,7 +28,7 @@ def documents(manifests: Sequence[Object]) -> tuple[Document, ...]:
             if shown["kind"] == "Secret" and part in shown:
                 shown[part] = dict.fromkeys(shown[part], HIDDEN)
         name = f"{shown['metadata']['name']}-{shown['kind'].lower()}.yaml"
-        found.append(Document(name, yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)))
+        found.append(Document(name, as_yaml(shown)))
     return tuple(found)
 
 

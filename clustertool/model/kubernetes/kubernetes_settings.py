@@ -14,11 +14,12 @@ from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageEr
 from clustertool.model.kubernetes import field_checks, object_forms
 from clustertool.model.kubernetes.field_checks import Check
 from clustertool.model.kubernetes.merged_template import Manifest
+from clustertool.model.kubernetes.object_names import QUEUE_LABEL
 from clustertool.model.kubernetes.pod_places import DIALECTS, JOB, ROLES, Nodes
 from clustertool.model.quantities import seconds_of, whole
 
 _MOST = 10_000  # pods
-_OWN = ("clustertool/", "kueue.x-k8s.io/queue-name")  # labels and annotations that the tool itself sets
+_OWN = ("clustertool/", QUEUE_LABEL)  # labels and annotations that the tool itself sets
 _OPTIONS = {"nodes": "nnodes", "priority_class": "priority-class", "namespace": "namespace"}
 _WITH_PVC = 'a volume and a path in it: "pvc:CLAIM/path"'
 _VOLUME_KINDS = ("pvc", "configmap", "secret", "emptydir", "hostpath", "image")

@@ -13,6 +13,7 @@ from clustertool.model.paths import is_job_id
 
 PREFIX = "ct-"
 JOB_LABEL, OWNER_LABEL = "clustertool/job", "clustertool/owner"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"  # of Kueue, for the queue that admits a workload
 JOB_ID, OWNER, ABOUT = "clustertool/job-id", "clustertool/owner", "clustertool/about"  # annotations
 _LONGEST = 40  # characters of a name: what controllers and roles append must fit 63
 _HASH = 8  # characters of a hash in a name

@@ -12,9 +12,9 @@ from clustertool.model.kubernetes.kubernetes_settings import KubernetesSettings
 from clustertool.model.kubernetes.merged_template import Manifest, merge
 from clustertool.model.kubernetes.object_names import JOB_ID, JobAbout, labels, object_name
 from clustertool.model.kubernetes.pod_places import FIRST_LABEL, PADDLEJOB, RolePods
+from clustertool.model.kubernetes.pod_reasons import CONTAINER
 from clustertool.model.kubernetes.pod_variables import FIRST_NODE, POD_IP
 
-CONTAINER = "clustertool"  # the name of the container
 SECRET_FOLDER, SECRET_KEY = "/etc/clustertool", "bundle.pyz"
 ROOT = "/clustertool"  # ROOT_DIR in a pod, where conf.py has one in the home of a user
 GRACE_MORE = 20  # seconds that a pod has beyond GRACE of its ranks

@@ -10,13 +10,12 @@ from clustertool.errors import ConfigError, PreflightError
 from clustertool.model.kubernetes.kubernetes_settings import KubernetesSettings
 from clustertool.model.kubernetes.merged_template import Manifest
 from clustertool.model.kubernetes.object_forms import field_errors
-from clustertool.model.kubernetes.object_names import JOB_ID, JOB_LABEL, job_hash, notes
+from clustertool.model.kubernetes.object_names import JOB_ID, JOB_LABEL, QUEUE_LABEL, job_hash, notes
 from clustertool.model.kubernetes.pod_manifest import SECRET_KEY, WorkloadOrder, native_template, pod_template
 from clustertool.model.kubernetes.pod_places import JOB, JOBSET, PADDLE_ROLES, PADDLEJOB, RolePods, groups
 
 KEPT = 86400  # seconds that ended objects are kept
 MOST_SECRET = 1_000_000  # bytes of a bundle; the API server takes 1 MiB of a Secret (core/v1, Secret)
-_KUEUE = "kueue.x-k8s.io/queue-name"
 # The operator's variables. Those of a manifest would have priority over its ConfigMap.
 _OPERATORS = frozenset(
     "TRAINER_PORTS_NUM PADDLE_PORT PADDLE_PSERVERS_IP_PORT_LIST PADDLE_TRAINER_ENDPOINTS PADDLE_TRAINERS PADDLE_TRAINERS_NUM "
@@ -93,7 +92,7 @@ def _metadata(order: WorkloadOrder) -> Manifest:
 def _head(settings: KubernetesSettings, order: WorkloadOrder, version: str, kind: str) -> Manifest:
     """What each workload begins with."""
     made = _metadata(order)
-    queue = {_KUEUE: settings.queue} if settings.queue and settings.dialect != PADDLEJOB else {}
+    queue = {QUEUE_LABEL: settings.queue} if settings.queue and settings.dialect != PADDLEJOB else {}
     made["labels"] = {**settings.labels, **queue, **order.labels}
     made["annotations"] = {**settings.annotations, **notes(order.job_id, order.owner, order.about)}
     return {"apiVersion": version, "kind": kind, "metadata": made}
