@@ -44,7 +44,7 @@ def has(obj: Obj, *kinds: str) -> bool:
 
 
 class Controllers:
-    """One thread compares what is with what shall be, after each change. Switches of failures are plain fields."""
+    """One thread compares the objects with what they ask for, after each change. Switches of failures are plain fields."""
 
     def __init__(self, store: Store, runtime: Runtime, nodes: int = 3, gpus: int = 0) -> None:
         self.store, self.runtime = store, runtime
@@ -156,7 +156,7 @@ class Controllers:
         try:
             self.store.delete(obj["kind"], obj["metadata"].get("namespace", ""), obj["metadata"]["name"], options)
         except ApiError:
-            return  # somebody else was first
+            return  # another request was first
 
     # -- Indexed Job
 

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from textwrap import dedent
 
@@ -19,7 +19,7 @@ from clustertool.model.kubernetes.pod_record import EVENTS, GROWTH, LEDGER, RECO
 from clustertool.model.wire.agent_requests import JobRequest
 from clustertool.model.wire.messages import LIST_JOBS, RELEASE, STATUS, STOP, TAIL
 from tests.cli import until
-from tests.kubernetes.lab_pods import PORT, ROOT, SOON, VOLUME, LabPods, ask_agent, restored, workspace
+from tests.kubernetes.lab_pods import PORT, ROOT, SOON, VOLUME, LabPod, LabPods, ask_agent, restored, workspace
 from tests.lab.lab import PATH, Lab, why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "a lab can run here")
@@ -302,20 +302,25 @@ def test_a_workspace_of_the_image(pods: Callable[[int], LabPods], tmp_path: Path
     assert started[1].logs()["trainer", 1, 0] == f"/opt/work {ROOT}/JOBpodjob/output\n".encode()
 
 
+def stops(started: Sequence[LabPod], node: int) -> None:
+    """An agent in that pod stops the job, and both pods end."""
+    how = {"job": "podjob", "exact": True, "by": "the test", "code": 130, "grace": 3.0, "force": False}
+    (answer,) = started[node].ask(STOP(how))  # type: ignore[arg-type]
+    assert "error" not in answer, answer
+    assert [pod.wait() for pod in started] == [130, 130]
+
+
 def test_an_agent_in_a_pod_stops_the_job(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
     """As the laptop does before it deletes the workload: all processes have ended, on all nodes."""
     pair = pods(2)
     started = pair.start(pair.bundle(pair.join(), workspace(tmp_path / "work", train_py=WAIT)), uid=1234)
     for pod in started:
         pod.says("ready")
-    how = {"job": "podjob", "exact": True, "by": "the test", "code": 130, "grace": 3.0, "force": False}
-    (answer,) = started[1].ask(STOP(how))  # type: ignore[arg-type]
-    assert "error" not in answer, answer
-    assert [pod.wait() for pod in started] == [130, 130]
+    stops(started, 1)
     assert [pod.record.end.state for pod in started] == ["stopped", "stopped"]
 
 
-def test_a_log_that_nobody_reads(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
+def test_a_log_that_is_not_read(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
     """stdout is a pipe that is full: the job goes on, ends in time, and leaves its message."""
     one = pods(1)
     text = "for n in range(20_000): print('x' * 100)\nopen('done', 'w').close()\nimport time\ntime.sleep(600)\n"
@@ -362,10 +367,7 @@ def test_an_image_without_a_folder_for_temporary_files(
     started = pair.start(pair.bundle(pair.join(), folder), uid=uid, without=("tmp",))
     for pod in started:
         pod.says("ready")
-    how = {"job": "podjob", "exact": True, "by": "the test", "code": 130, "grace": 3.0, "force": False}
-    (answer,) = started[0].ask(STOP(how))  # type: ignore[arg-type]
-    assert "error" not in answer, answer
-    assert [pod.wait() for pod in started] == [130, 130]
+    stops(started, 0)
     assert not started[0].at("tmp").exists() and not list(started[0].at("dev/shm").glob("clustertool-new*"))
 
 
