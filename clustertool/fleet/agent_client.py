@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import queue
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -41,13 +42,12 @@ _PAUSE = 0.002
 _ERROR_BYTES = 64 << 10  # bytes of the channel's stderr that are read for an error message
 _ERROR_WAIT = 0.5
 _TIMES = 20  # the timeout of a long request: as long as there is progress
+_AGENT = ("-ESs", "-c", node_bundle.FIRST, "clustertool-agent")  # the arguments of the interpreter
 # Reads the name of the interpreter from stdin.
 _START = f"""\
 IFS= read -r p; case "$p" in "~/"*) p="$HOME/${{p#??}}";; esac
 command -v "$p" >/dev/null 2>&1 || {{ echo 'no python'; exit 0; }}
-exec "$p" -ESs -c '{node_bundle.FIRST}' clustertool-agent""".encode()
-
-_AGENT = ("-ESs", "-c", node_bundle.FIRST, "clustertool-agent")  # the arguments of the interpreter
+exec "$p" {shlex.join(_AGENT)}""".encode()
 
 
 class AgentClient:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field, fields
 from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
 from clustertool.errors import ConfigError
 from clustertool.model.config.container_keys import read_conf
 from clustertool.model.config.hosts import Host, read_hosts, valid_user, variables
+from clustertool.model.config.known_names import nearest
 from clustertool.model.config.value_readers import one_of
 from clustertool.model.container.container_names import IMAGE_SOURCES
 from clustertool.model.container.container_settings import ContainerSettings
@@ -151,9 +151,7 @@ def read_cluster(values: Mapping[str, object], where: str = "conf.py", needs_hos
     found: Dict[str, Any] = {"where": where, "pserver_port_given": "PADDLE_PORT" in values}
     for key, value in values.items():
         if key not in KEYS:
-            near = difflib.get_close_matches(key, KEYS, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(sorted(KEYS))}"
-            fix = f"{hint} (a name of your own: write it in small letters)"
+            fix = f"{nearest(key, sorted(KEYS))} (a name of your own: write it in small letters)"
             raise ConfigError(f"{where}: unknown key {key} = {value!r}", fix)
         try:
             found[KEYS[key].name] = KEYS[key].metadata["read"](value)

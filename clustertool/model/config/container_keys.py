@@ -5,13 +5,13 @@ A later source replaces the values of an earlier one key by key.
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import fields, replace
 from typing import Callable, Dict, Mapping, Optional, Tuple, Type
 
 from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
 from clustertool.model.config.job_tables import Toml
+from clustertool.model.config.known_names import nearest
 from clustertool.model.config.value_readers import one_of
 from clustertool.model.container.container_names import APPTAINER, AUTO, PULLS, RUNTIMES, only_for_apptainer
 from clustertool.model.container.container_options import refused
@@ -57,9 +57,7 @@ def _values(values: Toml, error: Type[ClustertoolError], place: Callable[[str], 
     found: Dict[str, object] = {}
     for name, value in values.items():
         if name not in _READERS:
-            near = difflib.get_close_matches(str(name), _READERS, 1)
-            fix = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(_READERS)}"
-            raise error(f"{place(str(name))} {value!r}: this key is not known", fix)
+            raise error(f"{place(str(name))} {value!r}: this key is not known", nearest(name, _READERS))
         try:
             found[name] = _READERS[name](value)
         except ValueError as right:

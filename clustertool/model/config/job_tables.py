@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import posixpath
 from dataclasses import dataclass, fields
 from typing import Any, Dict, Mapping, Optional, Tuple, Type
 
 from clustertool.errors import ClustertoolError, DataError
 from clustertool.model.config.hosts import VARIABLE
+from clustertool.model.config.known_names import nearest
 from clustertool.model.container.container_settings import ContainerSettings
 from clustertool.model.mpirun.mpi_options import refused
 from clustertool.model.paths import OURS
@@ -60,9 +60,8 @@ def read_tables(toml: Toml) -> Dict[str, Any]:
             raise DataError(f"job.toml: {key} = {value!r} is no table", f"write [{key}] and its keys below it")
         for name in value if key in _TABLES else ():
             if name not in _TABLES[key]:
-                near = difflib.get_close_matches(name, _TABLES[key], 1)
-                fix = f"did you mean {near[0]}?" if near else f"known: {', '.join(_TABLES[key])}"
-                raise DataError(f"job.toml: [{key}] has the unknown key {name!r}", fix)
+                what = f"job.toml: [{key}] has the unknown key {name!r}"
+                raise DataError(what, nearest(name, _TABLES[key], "known:"))
     only = toml.get("shards", {}).get("only_where_read", False)
     if not isinstance(only, bool):
         raise DataError(f"job.toml: [shards] only_where_read = {only!r} is not a bool", "true or false")

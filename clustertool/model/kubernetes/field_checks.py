@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import Callable, Iterator, Mapping, NamedTuple, Pattern
+
+from clustertool.model.config.known_names import nearest
 
 
 class Wrong(NamedTuple):
@@ -130,8 +131,7 @@ def form(checks: Mapping[str, Check], *required: str) -> Check:
             if name in checks:
                 yield from checks[name](one, below(path, name))
                 continue
-            near = difflib.get_close_matches(str(name), checks, 1)
-            fix = f"did you mean {near[0]}?" if near else f"known are {', '.join(checks)}"
+            fix = nearest(name, checks, "known are")
             yield Wrong(below(path, str(name)), f"left out, since no such field is known; {fix}")
         for name in required:
             if name not in value:

@@ -6,11 +6,11 @@ form that it has in a manifest, and an error names the path of its field.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field, fields
 from typing import Callable, Dict, Iterable, Iterator, Mapping, Optional, Tuple, Type, TypeVar
 
 from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
+from clustertool.model.config.known_names import nearest
 from clustertool.model.kubernetes import field_checks, object_forms
 from clustertool.model.kubernetes.field_checks import Check
 from clustertool.model.kubernetes.merged_template import Manifest
@@ -283,9 +283,7 @@ def _read(values: Mapping[str, object], error: Type[ClustertoolError], place: Ca
     found = {}
     for name, value in values.items():
         if name not in _FIELDS:
-            near = difflib.get_close_matches(str(name), SETTINGS, 1)
-            fix = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(SETTINGS)}"
-            raise error(f"{place(str(name))} = {value!r}: this key is not known", fix)
+            raise error(f"{place(str(name))} = {value!r}: this key is not known", nearest(name, SETTINGS))
         if value is None or value == "":
             continue
         try:

@@ -6,13 +6,13 @@ added. "" and None mean: not given.
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass, field, fields
 from typing import Any, Callable, Dict, Mapping, Optional, Tuple, Type, TypeVar
 
 from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
 from clustertool.model.config.hosts import Host, read_hosts
+from clustertool.model.config.known_names import nearest
 from clustertool.model.hints import PROGRAM
 from clustertool.model.quantities import whole
 from clustertool.model.slurm.slurm_times import as_limit
@@ -196,9 +196,7 @@ def _read(values: Mapping[str, object], error: Type[ClustertoolError], place: Ca
     found = {}
     for name, value in values.items():
         if name not in _FIELDS:
-            near = difflib.get_close_matches(str(name), SETTINGS, 1)
-            fix = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(SETTINGS)}"
-            raise error(f"{place(str(name))} {value!r}: this key is not known", fix)
+            raise error(f"{place(str(name))} {value!r}: this key is not known", nearest(name, SETTINGS))
         if name == "login" and error is not ConfigError:
             raise error(f"{place(name)} {value!r} is not possible", "login is a key of SLURM in conf.py")
         if value is None or value == "":
