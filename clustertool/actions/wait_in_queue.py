@@ -34,7 +34,7 @@ def until_started(engine: Engine, job: str, check: Check) -> Iterator[Descriptio
         runs = found.state is EngineState.RUNNING and not found.ending  # what ends now is an earlier run
         running_at = (running_at or time.monotonic()) if runs else 0.0
         if runs or found.state is EngineState.ENDED:
-            parts = listings(ask_jobs(engine.open(), job)).get(job, {})
+            parts = listings(ask_jobs(engine.open(job=job), job)).get(job, {})
             earlier = bool(running_at) and time.monotonic() - running_at < _EARLIER and _over(parts)
             if parts and not earlier and _placed(parts, whole=found.state is not EngineState.ENDED):
                 return

@@ -162,8 +162,9 @@ class Engine(ABC):
         return None
 
     @abstractmethod
-    def open(self, lag: float | None = None) -> Fleet:
-        """Connect to agents that can read the records of jobs. What fails is in Fleet.failed. lag: see Fleet.open.
+    def open(self, lag: float | None = None, job: str = "") -> Fleet:
+        """Connect to agents that can read the records of jobs. What fails is in Fleet.failed. lag: see Fleet.open. job: what a
+        user calls the jobs that are wanted, "" for all; an engine may leave out the nodes of others.
 
         An engine with a queue is called again after a job has left it, and connects to what was not there before.
         """
@@ -199,6 +200,13 @@ class Engine(ABC):
         """Whether a job goes back to the queue that was stopped, or has lost a node, in this attempt. Returns when that is
         known. Raises ClustertoolError."""
         return False
+
+    def holds_output(self, job: str) -> bool:
+        """Whether nodes of a job that has ended wait until its output was fetched. Raises ClustertoolError."""
+        return False
+
+    def release(self, job: str) -> None:  # noqa: B027 - most engines hold nothing
+        """The output of a job was fetched: its nodes do not wait any more. Raises ClustertoolError."""
 
     def check(self, settings: Mapping[str, object], deep: bool) -> Examined:
         """What an engine without HOSTS needs for jobs. settings: typed ones. deep: also what its nodes see. Raises

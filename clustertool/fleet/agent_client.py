@@ -91,7 +91,8 @@ class AgentClient:
     def _boot(self, cluster: Cluster) -> None:
         seconds = seconds_for(cluster.connect_timeout)
         root = self.host.root_dir or cluster.root_dir
-        hello = json.dumps({"root_dir": root, "root_group": cluster.root_dir_group, "entry": self.host.entry}).encode()
+        group = self.link.root_group if isinstance(self.link, ProgramLink) else cluster.root_dir_group
+        hello = json.dumps({"root_dir": root, "root_group": group, "entry": self.host.entry}).encode()
         start = node_bundle.LOADER + node_bundle.digest().encode() + node_bundle.sized(hello)
         if isinstance(self.link, ProgramLink):
             self._channel = self.link.program((cluster.python, *_AGENT), window=_WINDOW, timeout=seconds)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from clustertool.errors import REPORT, ClustertoolError, InternalError, NotFound, Unreachable
 from clustertool.fleet import node_bundle
 from clustertool.fleet.agent_client import AgentClient, Sink
-from clustertool.fleet.records_client import RecordsClient, SharedDirectory
+from clustertool.fleet.records_client import Needed, RecordsClient, SharedDirectory
 from clustertool.fleet.this_machine import HereLink, Link
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
@@ -51,7 +51,8 @@ class Fleet:
         raises Unreachable.
 
         Where agents only read records, engine_end() asks the engine why a job has ended: None if it has not, or if that is not
-        known. None in its place: the agents know themselves."""
+        known. None in its place: the agents know themselves. records_of() is asked before a lost agent is opened again: the
+        base of its records on the shared directory if its node has ended, None if it runs. needed: see SharedDirectory."""
         self.cluster = cluster
         self.check = check
         self.agents: dict[int, AgentClient] = {}
@@ -64,6 +65,8 @@ class Fleet:
         self._work: ParallelWork[Host, AgentClient] | None = None  # of open()
         self._starting: dict[int, tuple[float, Link]] = {}  # nodes whose agents start: deadline and connection
         self.engine_end: Callable[[str], str | None] | None = None
+        self.records_of: Callable[[Host], str | None] = lambda host: None
+        self.needed: Needed = lambda base, kind, fields: None
         self.shared: Fleet | None = None  # of open_shared(): the one host, for requests about it
         self._directory: SharedDirectory | None = None
 
@@ -79,7 +82,10 @@ class Fleet:
         `lag`: seconds without a new node after which this returns, if some nodes are there. The others are `late`: rest()
         waits for them.
         """
+        self._connect_all(self.cluster.hosts, lag)
+        return self
 
+    def _connect_all(self, hosts: Sequence[Host], lag: float | None) -> None:
         def connect(host: Host) -> AgentClient:
             link = self.connect(host)
             between = time.monotonic()
@@ -91,8 +97,16 @@ class Fleet:
             self.phases[host.index] = {**link.times, "agent": time.monotonic() - between}
             return agent
 
-        self._work = ParallelWork({host.index: host for host in self.cluster.hosts}, connect)
+        self._work = ParallelWork({host.index: host for host in hosts}, connect)
         self.rest(lag)
+
+    def open_more(self, hosts: Iterable[Host], leave: Callable[[Host], bool], lag: float | None = None) -> Fleet:
+        """Connect to further hosts, numbered after those that are there. leave: of those, which are closed and left out."""
+        kept = [host for host in self.cluster.hosts if not leave(host)]
+        old = {node: host.index for node, host in enumerate(kept)}
+        numbered = tuple(replace(host, index=node) for node, host in enumerate((*kept, *hosts)))
+        self._renumber(replace(self.cluster, hosts=numbered), old)
+        self._connect_all(numbered[len(kept) :], lag)
         return self
 
     def open_shared(self, host: Host) -> Fleet:
@@ -106,7 +120,7 @@ class Fleet:
             one = replace(self.cluster, hosts=(replace(host, index=0),))
             shared = Fleet(one, self.check, None, None, self._way)
             shared.prompter = self.prompter
-            self._directory = SharedDirectory(lambda: shared.reopen(0), self._sink)
+            self._directory = SharedDirectory(lambda: shared.reopen(0), self._sink, self.needed)
             shared._sink = self._directory.route
             self.shared = shared
         assert self.shared is not None
@@ -161,9 +175,14 @@ class Fleet:
             self.agents[node] = self._directory.reopen(agent)
             self.failed.pop(node, None)
             return self.agents[node]
+        base = self.records_of(host)
         if agent is not None:
             agent.close()
             agent.link.close()
+        if base is not None and self._directory is not None:
+            self.agents[node] = self._directory.client(base, host)
+            self.failed.pop(node, None)
+            return self.agents[node]
         self.agents[node] = AgentClient.open(self.connect(host), host, self.cluster, self._sink)
         self.failed.pop(node, None)
         return self.agents[node]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import posixpath
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from clustertool.errors import ClustertoolError
@@ -18,6 +18,8 @@ from clustertool.fleet.agent_client import AgentClient, Sink
 from clustertool.model.config.hosts import Host
 from clustertool.model.wire.messages import BASES, Answered, Request
 from clustertool.model.wire.stream_messages import StreamFrame
+
+Needed = Callable[[str, str, Mapping[str, object]], None]
 
 _LISTING = 30.0  # seconds for the list of bases
 _PAUSE = 1.0  # seconds after a connection has failed in which no client opens another one
@@ -37,6 +39,7 @@ class RecordsClient(AgentClient):
 
     def ask(self, request: Request[Answered], timeout: float = 60.0) -> Answered:
         """As of AgentClient. An error of the connection names the shared host, any other one this client's."""
+        self._directory.needed(self.base, request.kind.type, request.fields)
         try:
             return self.agent.ask(request.about(self.base), timeout)
         except ClustertoolError as error:
@@ -61,10 +64,14 @@ class SharedDirectory:
     """The agent on a shared directory, and the clients of its bases. sink: gets their frames.
 
     connect: opens an agent on a new connection; its frames are for route(). Raises Unreachable and other errors of that.
+    needed: called before a request of this type and with these fields is sent about a base, in its thread. It may put there
+    what the request reads.
     """
 
-    def __init__(self, connect: Callable[[], AgentClient], sink: Sink | None) -> None:
-        self._connect, self._sink = connect, sink
+    def __init__(
+        self, connect: Callable[[], AgentClient], sink: Sink | None, needed: Needed = lambda base, kind, fields: None
+    ) -> None:
+        self._connect, self._sink, self.needed = connect, sink, needed
         self._opening = threading.Lock()
         self._failed: tuple[float, ClustertoolError] | None = None  # when it was tried last, and why it failed
         self._lock = threading.Lock()
@@ -95,6 +102,10 @@ class SharedDirectory:
                 place = replace(host, index=first + len(made), name=name, root_dir=posixpath.join(root, base))
                 made.append(self._new(base, place))
         return made
+
+    def client(self, base: str, host: Host) -> RecordsClient:
+        """A client of this base in the place of the agent of a host."""
+        return self._new(base, replace(host, root_dir=""))
 
     def reopen(self, client: RecordsClient) -> RecordsClient:
         """A client of the same base on a new connection. The first one that asks for this opens the connection for all."""

@@ -214,7 +214,10 @@ class Link(Shells, Protocol):
 
 @runtime_checkable
 class ProgramLink(Link, Protocol):
-    """A link that starts a program itself, so that the node needs no shell for an agent."""
+    """A link that starts a program itself, so that the node needs no shell for an agent. root_group: see path_trust.py."""
+
+    @property
+    def root_group(self) -> str: ...
 
     def program(self, argv: Sequence[str], *, window: int = 0, timeout: float = 10.0) -> object:
         """A channel to the program."""

@@ -40,6 +40,8 @@ def fetch(call: Call) -> None:
                 done.place.rmdir()
             what = f"nothing to copy: there are no files in {given.path or 'output'} on {done.node}"
             call.terminal.warn(f"{process}: {what} ({PROGRAM} logs --job {job} --files lists log/)")
+        if given.path in ("", "output") and engine.holds_output(job):
+            engine.release(job)
         if not given.to and to.is_dir():
             with contextlib.suppress(OSError):
                 (to / LOGS_MARK).touch()  # its name alone may not show that it is no part of a workspace: --job-id

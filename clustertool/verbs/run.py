@@ -6,21 +6,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 from clustertool.actions import load_config
+from clustertool.actions.fetch_output import fetch_output
 from clustertool.actions.find_jobs import attach_to, state_text
 from clustertool.actions.follow_job import Inbox, started
 from clustertool.actions.wait_in_queue import until_started
 from clustertool.engines import registry
 from clustertool.engines.base import Engine, Submission
 from clustertool.engines.job_request import RunRequest
-from clustertool.errors import ClustertoolError, Survivors, UsageError
+from clustertool.errors import ClustertoolError, NotFound, Survivors, Unreachable, UsageError
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState
 from clustertool.model.job.stop_result import read_result
 from clustertool.model.masking import Hide, mask
+from clustertool.model.paths import LOGS_MARK, folder_of
 from clustertool.model.planning.container_lines import container_lines
 from clustertool.model.planning.plan import Plan, as_dict
+from clustertool.model.quantities import count, human_bytes
 from clustertool.model.wire.agent_requests import FollowWanted, StopHow
 from clustertool.show.errors import exit_json
 from clustertool.show.job_text import show_results
@@ -114,13 +117,38 @@ def follow_starts(
         lines = RankLines(call.terminal, hide=hide)
         follow = FollowSession(call, engine.fleet, inbox, job, lines, ending(engine), copy=copy)
         follow.start(request, grace)
-        if not follow_to_end(call, engine.fleet, inbox, follow, hide, again=engine.starts_again):
+
+        def ended(session: FollowSession = follow) -> None:
+            if not session.detached and not session.stopper.stopping:
+                _take_output(call, engine, job)
+
+        if not follow_to_end(call, engine.fleet, inbox, follow, hide, ended, engine.starts_again):
             return
         call.note(f"job {job} is queued again, and followed: its engine starts it again")
         if not wait_for_start(call, engine, job, grace):
             return
         attach_to(engine, job, exact=True)
         request = {**request, "tail": None, "offsets": follow.watch.shown}
+
+
+def _take_output(call: Call, engine: Engine, job: str) -> None:
+    """Fetch the output that a node holds, so that its resources become free at once. What fails is a warning."""
+    to = Path(folder_of(job))
+    try:
+        if not engine.holds_output(job):
+            return
+        done = fetch_output(engine.fleet, signals.check, job, to)[0]
+        if done.files:
+            (to / LOGS_MARK).touch()
+            size = f"{count(done.files, 'file')}, {human_bytes(done.bytes)}"
+            call.note(f"job {job}: its output was fetched: {size} -> {done.place}")
+        engine.release(job)
+    except (Unreachable, NotFound):  # without output its node has ended meanwhile
+        return
+    except (ClustertoolError, OSError) as error:
+        what = error.what if isinstance(error, ClustertoolError) else str(error)
+        again = f"{PROGRAM} fetch --job {job}, or give it up: {PROGRAM} stop --job {job}"
+        call.warn(f"the output is not fetched: {what}; its node waits, and resources stay reserved: {again}")
 
 
 def follow_to_end(

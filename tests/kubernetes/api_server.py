@@ -33,7 +33,7 @@ from wsproto.connection import Connection, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Message, Ping, TextMessage
 from wsproto.utilities import generate_accept_token
 
-from clustertool.engines.kubernetes.object_kinds import KINDS
+from clustertool.engines.kubernetes.api.object_kinds import KINDS
 from tests.kubernetes.api_store import ApiError, Obj, Store, now
 from tests.kubernetes.controllers import Controllers, Runtime
 

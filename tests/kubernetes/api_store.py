@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import kubernetes_validate
 
-from clustertool.engines.kubernetes.object_kinds import KINDS, ObjectKind
+from clustertool.engines.kubernetes.api.object_kinds import KINDS, ObjectKind
 
 Obj = dict[str, Any]
 FOREGROUND = "foregroundDeletion"

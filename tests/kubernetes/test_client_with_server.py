@@ -13,7 +13,7 @@ pytest.importorskip("kubernetes")
 pytest.importorskip("kubernetes_validate")
 pytest.importorskip("wsproto")
 
-from clustertool.engines.kubernetes.cluster_api import ClusterApi
+from clustertool.engines.kubernetes.api.cluster_api import ClusterApi
 from clustertool.engines.kubernetes.pod_link import PodLink
 from clustertool.errors import AuthError
 from clustertool.fleet.agent_client import AgentClient

@@ -15,13 +15,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from clustertool.engines.kubernetes.pod_channel import WebsocketMessages, exit_code
+from clustertool.engines.kubernetes.api.pod_channel import WebsocketMessages, exit_code
 
 if os.environ.get("DEMAND_ENGINES") != "1":
     pytest.importorskip("kubernetes")
 
-from clustertool.engines.kubernetes.api_errors import AlreadyExists
-from clustertool.engines.kubernetes.cluster_api import ClusterApi
+from clustertool.engines.kubernetes.api.api_errors import AlreadyExists
+from clustertool.engines.kubernetes.api.cluster_api import ClusterApi
 from clustertool.errors import AuthError, ConfigError, NotFound, PreflightError, Unreachable
 
 Place = namedtuple("Place", "context namespace", defaults=("", ""))
@@ -318,7 +318,7 @@ def test_without_the_client_the_error_names_the_extra():
 import sys
 sys.modules["kubernetes"] = sys.modules["urllib3"] = None
 from collections import namedtuple
-from clustertool.engines.kubernetes.cluster_api import ClusterApi
+from clustertool.engines.kubernetes.api.cluster_api import ClusterApi
 try:
     ClusterApi(namedtuple("P", "context namespace")("", "")).get("Pod", "a")
 except Exception as error:

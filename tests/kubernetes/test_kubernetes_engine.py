@@ -1,8 +1,14 @@
-"""The engine with objects in memory: records of ended pods, a stop, and nodes. An agent on this machine reads the records."""
+"""The engine with objects in memory: agents of running pods, records of ended ones, a stop, and nodes.
+
+An exec channel is a process of this machine, and the folder of a pod a folder of the test.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,54 +16,151 @@ import pytest
 from clustertool.api.silent_caller import SilentCaller
 from clustertool.engines.base import EngineState
 from clustertool.engines.kubernetes.kubernetes_engine import KubernetesEngine
-from clustertool.errors import ConfigError
+from clustertool.errors import ConfigError, NotFound, PreflightError
+from clustertool.fleet.records_client import RecordsClient
+from clustertool.fleet.this_machine import HereChannel
 from clustertool.model.config.cluster import Cluster
+from clustertool.model.job.state_names import StopState
+from clustertool.model.job.stop_result import read_result
 from clustertool.model.kubernetes import pod_record
 from clustertool.model.kubernetes.pod_log import PodLine, written
+from clustertool.model.kubernetes.pod_places import FIRST_LABEL, INDEX_LABEL
 from clustertool.model.kubernetes.pod_record import PodEnd
+from clustertool.model.wire.messages import LIST_FILES, LIST_JOBS
 from tests.kubernetes.test_job_objects import ObjectsInMemory, made
 
 END = PodEnd("a", 0, "failed", "trainer 0 has exited with 7", 7)
 
 
-class LogsInMemory(ObjectsInMemory):
-    reads = 0
+class PodsInMemory(ObjectsInMemory):
+    """reads: the requests for logs, by `tail`."""
 
-    def log(self, pod: str) -> Iterator[bytes]:
-        self.reads += 1
-        yield written(PodLine("trainer", 0, 0, b"the last words")) + pod_record.encode(END, {})
+    def __init__(self, user: str, objects: list[dict[str, Any]]) -> None:
+        super().__init__(user, objects)
+        self.reads: list[int | None] = []
+        self.channels: list[HereChannel] = []
+        self.unreadable = False
+
+    def get(self, kind: str, name: str) -> dict[str, Any] | None:
+        return next((one for one in self.objects if (one["kind"], one["metadata"]["name"]) == (kind, name)), None)
+
+    def log(self, pod: str, *, tail: int | None = None) -> Iterator[bytes]:
+        self.reads.append(tail)
+        if self.unreadable:
+            raise PreflightError("the kubelet does not answer")
+        end = pod_record.encode(END, {})
+        yield end if tail == 1 else written(PodLine("trainer", 0, 0, b"the last words")) + end
+
+    def channel(self, pod: str, argv: Any) -> HereChannel:
+        self.channels.append(HereChannel(argv))
+        return self.channels[-1]
+
+    def patiently(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
 
-def engine(api: LogsInMemory, **settings: object) -> KubernetesEngine:
-    return KubernetesEngine(Cluster((), settings=settings, where="conf.py"), SilentCaller(), api=api)
+def engine(api: PodsInMemory, **settings: object) -> KubernetesEngine:
+    cluster = Cluster((), settings=settings, where="conf.py", python=sys.executable)
+    return KubernetesEngine(cluster, SilentCaller(), api=api)
 
 
-def ended() -> list[dict[str, Any]]:
-    objects = made("a", phase="Failed")
+def objects_of(job: str, root: Path, phase: str = "Running") -> list[dict[str, Any]]:
+    found = made(job, phase=phase)
+    found[1]["metadata"]["labels"] = {**found[1]["metadata"]["labels"], FIRST_LABEL: "0", INDEX_LABEL: "0"}
+    mount = {"name": "clustertool-root", "mountPath": str(root)}
+    found[1]["spec"] = {"hostname": f"{job}-0", "containers": [{"name": "clustertool", "volumeMounts": [mount]}]}
+    return found
+
+
+def end(objects: list[dict[str, Any]]) -> None:
     state = {"terminated": {"exitCode": 7, "reason": "Error", "message": pod_record.message(END).decode()}}
     objects[0]["status"] = {"conditions": [{"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}]}
-    objects[1]["status"]["containerStatuses"] = [{"name": "clustertool", "state": state}]
-    return objects
+    objects[1]["status"].update(phase="Failed", containerStatuses=[{"name": "clustertool", "state": state}])
 
 
-def test_logs_of_ended_pods_are_restored_once_and_removed_at_the_end() -> None:
-    api = LogsInMemory("ann", ended())
+def test_of_ended_pods_the_records_are_read_at_once_and_the_logs_when_they_are_wanted(tmp_path: Path) -> None:
+    objects = objects_of("a", tmp_path)
+    end(objects)
+    api = PodsInMemory("ann", objects)
     with engine(api) as opened:
         fleet = opened.open()
-        assert not fleet.failed
         opened.open()
-        assert api.reads == 1
+        assert not fleet.failed and api.reads == [1]
         assert opened.describe({})["a"].state is EngineState.ENDED
-        root = opened._records.root
-        assert (root / "node0/JOBa/log/workerlog.0").read_bytes() == b"the last words\n"
+        root = opened._ended.root
+        log = root / "node0/JOBa/log/workerlog.0"
+        assert not log.exists()
+        for agent in fleet.agents.values():
+            with contextlib.suppress(Exception):  # the other bases have no such job
+                agent.ask(LIST_FILES({"job": "a", "exact": True}))
+        assert log.read_bytes() == b"the last words\n"
+        assert api.reads == [1, None]
     assert not root.exists()
 
 
-def test_a_stop_leaves_no_object_of_the_job() -> None:
-    api = LogsInMemory("ann", [*made("a"), *made("b")])
+def test_a_pod_that_runs_has_an_agent_and_its_records_take_its_place(tmp_path: Path) -> None:
+    objects = objects_of("a", tmp_path / "root")
+    api = PodsInMemory("ann", objects)
     with engine(api) as opened:
-        assert opened.cancel("a", {"grace": 1.0, "force": False}) == {}
+        fleet = opened.open()
+        (node,) = [host.index for host in fleet.cluster.hosts if not host.here]
+        assert fleet.name(node) == "a-0"
+        assert fleet.agents[node].ask(LIST_JOBS({"job": ""}))["jobs"] == []
+        opened.open()
+        assert len(api.channels) == 1
+        api.channels[0].close()
+        end(objects)
+        assert isinstance(fleet.reopen(node), RecordsClient)
+        assert api.reads == [1]
+        assert fleet.agents[node].ask(LIST_JOBS({"job": "a"}))["jobs"]
+        fleet = opened.open()
+        assert all(host.here for host in fleet.cluster.hosts)
+
+
+def test_a_pod_that_runs_again_gets_a_new_agent(tmp_path: Path) -> None:
+    api = PodsInMemory("ann", objects_of("a", tmp_path / "root"))
+    with engine(api) as opened:
+        fleet = opened.open()
+        (node,) = [host.index for host in fleet.cluster.hosts if not host.here]
+        api.channels[0].close()
+        assert not isinstance(fleet.reopen(node), RecordsClient)
+        assert fleet.agents[node].ask(LIST_JOBS({"job": ""}))["jobs"] == []
+
+
+def test_a_log_that_cannot_be_read_is_a_failure_of_its_node_only(tmp_path: Path) -> None:
+    objects = objects_of("a", tmp_path)
+    end(objects)
+    api = PodsInMemory("ann", [*objects, *objects_of("b", tmp_path / "b")])
+    api.unreadable = True
+    with engine(api) as opened:
+        fleet = opened.open()
+        assert [error.what for error in fleet.failed.values()] == ["the kubelet does not answer"]
+        assert {host.host for host in fleet.cluster.hosts if not host.here} == {"ct-a", "ct-b"}
+
+
+def test_only_the_pods_of_the_job_that_is_asked_for_are_opened(tmp_path: Path) -> None:
+    api = PodsInMemory("ann", [*objects_of("a", tmp_path / "a"), *objects_of("b", tmp_path / "b")])
+    with engine(api) as opened:
+        fleet = opened.open(job="b")
+        assert [host.host for host in fleet.cluster.hosts if not host.here] == ["ct-b"]
+
+
+def test_a_stop_asks_the_agents_and_leaves_no_object_of_the_job(tmp_path: Path) -> None:
+    api = PodsInMemory("ann", [*objects_of("a", tmp_path / "a"), *objects_of("b", tmp_path / "b")])
+    with engine(api) as opened:
+        answers = opened.cancel("a", {"by": "test", "code": 143, "grace": 1.0, "force": False})
+        assert list(answers) == ["a-0"]
+        assert read_result(answers["a-0"], "a").state in (StopState.CLEAN, StopState.NEVER_STARTED)
     assert {one["metadata"]["uid"].rpartition("-")[2] for one in api.objects} == {"b"}
+
+
+def test_the_nodes_of_a_job_without_pods_that_run_are_not_live(tmp_path: Path) -> None:
+    objects = objects_of("a", tmp_path)
+    end(objects)
+    with engine(PodsInMemory("ann", objects)) as opened:
+        opened.open()
+        with pytest.raises(NotFound, match="no pod of job a runs"):
+            opened.live("a")
 
 
 def test_settings_of_another_type_name_their_key() -> None:

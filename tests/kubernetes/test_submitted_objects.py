@@ -2,7 +2,7 @@
 
 import pytest
 
-from clustertool.engines.kubernetes.api_errors import AlreadyExists
+from clustertool.engines.kubernetes.api.api_errors import AlreadyExists
 from clustertool.engines.kubernetes.submitted_objects import SubmittedObjects, documents
 from clustertool.errors import Interrupted, PreflightError, Unreachable
 from clustertool.model.kubernetes.workload import owned

@@ -38,7 +38,7 @@ class Queue:
         self.asked.append(self._clock.now)
         return {"J": self._state(self._clock.now)}
 
-    def open(self) -> None:
+    def open(self, job: str = "") -> None:
         """ask_jobs() is replaced."""
 
 

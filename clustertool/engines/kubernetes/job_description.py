@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from clustertool.engines.base import Description, EngineState
-from clustertool.engines.kubernetes.object_kinds import Object
+from clustertool.engines.kubernetes.api.object_kinds import Object
 from clustertool.model.kubernetes.object_names import QUEUE_LABEL, about_of
 from clustertool.model.kubernetes.pod_reasons import (
     PodView,

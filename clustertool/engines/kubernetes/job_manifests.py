@@ -9,7 +9,7 @@ from pathlib import Path
 
 from clustertool import __version__
 from clustertool.engines.job_request import RunRequest
-from clustertool.engines.kubernetes.object_kinds import Manifest
+from clustertool.engines.kubernetes.api.object_kinds import Manifest
 from clustertool.engines.queued_request import USUAL, shown_command, typed_settings
 from clustertool.errors import ConfigError
 from clustertool.fleet.joining import join_bundle, join_process

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import NamedTuple
 
-from clustertool.engines.kubernetes.cluster_api import ClusterApi
-from clustertool.engines.kubernetes.object_kinds import KINDS, Object
+from clustertool.engines.kubernetes.api.cluster_api import ClusterApi
+from clustertool.engines.kubernetes.api.object_kinds import KINDS, Object
 from clustertool.errors import AuthError, NotFound, PreflightError
 from clustertool.model.finding import Finding
 from clustertool.model.kubernetes import resource_quantity

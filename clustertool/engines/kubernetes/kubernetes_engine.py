@@ -1,49 +1,71 @@
 """The engine kubernetes: jobs are pods, and the API server knows what is queued, what runs, and why a pod has ended.
 
-The records of ended pods are restored from their logs in a private folder here, and one agent on it answers for all nodes
-(Fleet.open_shared). It reads files only.
+A pod that runs has an agent, at the end of an exec channel. The records of pods that have ended are restored from their logs in
+a private folder here, and one agent on it answers for all of them (Fleet.open_shared). It reads files only.
 """
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from clustertool.engines.base import Answers, Capabilities, Description, Engine, EngineState
 from clustertool.engines.caller import Caller
 from clustertool.engines.job_states import by_records
-from clustertool.engines.kubernetes.cluster_api import ClusterApi
+from clustertool.engines.kubernetes.api.cluster_api import ClusterApi
+from clustertool.engines.kubernetes.api.object_kinds import Object
+from clustertool.engines.kubernetes.api.pod_channel import PodChannel
+from clustertool.engines.kubernetes.ended_pods import EndedPods
 from clustertool.engines.kubernetes.job_objects import JobStore, ObjectReader
-from clustertool.engines.kubernetes.restored_records import RestoredRecords
-from clustertool.errors import DataError, NotFound, raise_all
+from clustertool.engines.kubernetes.pod_link import PodLink
+from clustertool.errors import ClustertoolError, NotFound, Unreachable
 from clustertool.fleet import this_machine
-from clustertool.fleet.agent_client import Sink
+from clustertool.fleet.agent_client import AgentClient, Sink
 from clustertool.fleet.fleet import Fleet
+from clustertool.fleet.this_machine import Link
 from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.hosts import Host
 from clustertool.model.engine_node import EngineNode
 from clustertool.model.hints import PROGRAM
-from clustertool.model.job.state_names import OUTCOMES
+from clustertool.model.job.job_names import can_mean
+from clustertool.model.job.state_names import OUTCOMES, StopState
 from clustertool.model.kubernetes.kubernetes_settings import read_settings
 from clustertool.model.kubernetes.node_view import node_view
-from clustertool.model.kubernetes.pod_manifest import GRACE_MORE
-from clustertool.model.kubernetes.pod_reasons import PodView, view
-from clustertool.model.kubernetes.pod_record import read_message
-from clustertool.model.wire.agent_answers import JobsAnswer
+from clustertool.model.kubernetes.object_names import about_of
+from clustertool.model.kubernetes.pod_manifest import GRACE_MORE, pod_root, root_of
+from clustertool.model.kubernetes.pod_places import node_of_pod
+from clustertool.model.kubernetes.pod_reasons import fields, text, view
+from clustertool.model.paths import base
+from clustertool.model.planning import requests
+from clustertool.model.wire.agent_answers import JobsAnswer, JobStop, StopAnswer
 from clustertool.model.wire.agent_requests import StopHow
+from clustertool.model.wire.messages import RELEASE
 from clustertool.ssh.parallel import each
 
 _LEAVING = 60.0  # seconds that the objects of a job may take beyond the grace of its pods
-_LOGS = 8  # that are read at a time
+_STOPPING = 30.0  # seconds that a stop may take beyond the grace
+_ENDING = 10.0  # seconds in which a pod ends whose ranks have ended
+_CHANNELS = 64  # that are opened at a time
+_POLL = 0.2
+_CLEAN: JobStop = {"state": StopState.CLEAN, "survivors": []}
 
 
 class EngineApi(ObjectReader, Protocol):
     """Of ClusterApi, what is used here."""
 
-    def log(self, pod: str) -> Iterator[bytes]: ...
+    def get(self, kind: str, name: str) -> Object | None: ...
+
+    def log(self, pod: str, *, tail: int | None = None) -> Iterator[bytes]: ...
+
+    def channel(self, pod: str, argv: Sequence[str]) -> PodChannel: ...
+
+    def patiently(self) -> contextlib.AbstractContextManager[None]: ...
 
 
 class KubernetesEngine(Engine):
-    """Only jobs of the user of the kubeconfig are found. Pods that run have no agent so far: see live()."""
+    """Only jobs of the user of the kubeconfig are found."""
 
     capabilities = Capabilities(needs_hosts=False, queues=True, sends_workspace=True, live_channels=False)
 
@@ -55,35 +77,81 @@ class KubernetesEngine(Engine):
         super().__init__(cluster, caller, sink)
         self.api: EngineApi = api or ClusterApi(settings, caller.note, caller.check)
         self.store = JobStore(self.api)
-        self._records = RestoredRecords()
-        self._restored: set[tuple[str, int]] = set()  # job and node
+        self._ended = EndedPods(self.api)
+        self._followed = sink is not None
+        self._live: Fleet | None = None  # of live()
+        self.fleet.records_of, self.fleet.needed = self._records_of, self._ended.need
 
     def __exit__(self, *details: object) -> None:
         try:
+            if self._live is not None:
+                self._live.close()
             super().__exit__(*details)
         finally:
-            self._records.close()
+            self._ended.close()
 
-    def open(self, lag: float | None = None) -> Fleet:
-        """Restore the records of pods that have ended since the last time."""
-        wanted: dict[tuple[str, int], str] = {}
-        for job, found in self.store.all().items():
-            for pod in map(view, found.pods):
-                place = job, _node(pod)
-                if pod.ended and place[1] >= 0 and place not in self._restored:
-                    wanted[place] = pod.name
-        read = each(
-            list(wanted.items()),
-            lambda one: self._records.restore(*one[0], self.api.log(one[1])),
-            width=_LOGS,
-            check=self.caller.check,
-        )
-        self._restored |= set(wanted)
-        raise_all([error for error in read.failed.values() if not isinstance(error, NotFound)])
-        return self.fleet.open_shared(this_machine.host(str(self._records.root)))
+    # -- agents
+
+    def open(self, lag: float | None = None, job: str = "") -> Fleet:
+        """Connect to the pods that run, and read the records of those that have ended. A pod is the host of its name."""
+        running: dict[str, Host] = {}
+        for name, found in self.store.all().items():
+            about = about_of(found.workload)
+            if not job or can_mean(job, name, about.asked, about.name):
+                for pod in found.pods:
+                    self._take(name, pod, running)
+        self._ended.read(self.caller.check)
+        running.update(self._ended.unreadable())
+        self.fleet.open_shared(this_machine.host(str(self._ended.root)))
+        known = {host.host for host in self.fleet.cluster.hosts if not host.here}
+        new = [host for pod, host in running.items() if pod not in known]
+        return self.fleet.open_more(new, lambda host: not host.here and host.host not in running, lag)
+
+    def _take(self, job: str, pod: Object, running: dict[str, Host]) -> None:
+        """Add a pod to those that have ended, or to those that run; one that waits has no node."""
+        seen, node = view(pod), node_of_pod(pod)
+        if node is None:
+            return
+        self._ended.place(seen.name, job, node)
+        if seen.ended:
+            self._ended.add(seen.name)
+        elif seen.phase == "Running":
+            root = root_of(pod) or pod_root(self.fleet.cluster.root_dir)
+            name = text(fields(pod, "spec"), "hostname") or seen.name
+            running[seen.name] = Host(0, seen.name, name=name, root_dir=root)
+
+    def reach(self, host: Host) -> Link | None:
+        if host.here:
+            return None
+        error = self._ended.failed.get(host.host)
+        if error is not None:
+            raise error
+        return PodLink(self.api, host.host, host.name)
+
+    def _records_of(self, host: Host) -> str | None:
+        """The base of the records of a pod whose agent was lost; None while it runs. Called in a thread of the fleet. Raises
+        NotFound for a pod that is gone."""
+        if host.here:
+            return None
+        pod = None if self._ended.has(host.host) else self.api.get("Pod", host.host)
+        if pod is not None and not view(pod).ended:
+            return None
+        return base("", self._ended.restore(host.host), shared=True)
 
     def live(self, job: str) -> Fleet:
-        raise NotFound(f"job {job}: agents in running pods are not built yet", f"{PROGRAM} status --job {job}")
+        hosts = self.fleet.cluster.hosts
+        if all(host.here for host in hosts):
+            raise NotFound(f"no pod of job {job} runs", f"{PROGRAM} status --job {job}")
+
+        def reach(host: Host) -> Link | None:
+            if host.here:  # its records are here, and it is not
+                raise Unreachable("its pod has ended", f"{PROGRAM} status --job {job}", host.name)
+            return self.reach(host)
+
+        self._live = Fleet(self.fleet.cluster, self.caller.check, None, None, reach)
+        return self._live
+
+    # -- jobs
 
     def describe(self, known: Mapping[int, JobsAnswer]) -> dict[str, Description]:
         found = self.store.describe()
@@ -94,11 +162,71 @@ class KubernetesEngine(Engine):
                 found[job] = Description(EngineState.ENDED if ended else EngineState.UNKNOWN, reason, part.ended)
         return found
 
+    def _end(self, job: str) -> str | None:
+        with contextlib.suppress(ClustertoolError):
+            found = self.store.describe().get(job)
+            if found is None:
+                return "its objects were deleted"
+            if found.state is EngineState.ENDED:
+                return found.why
+        return None
+
     def cancel(self, job: str, how: StopHow) -> Answers:
-        """Delete its workload in the foreground: the pods get TERM, and the first process of each ends the ranks. Returns when
-        no object is left. Raises Survivors."""
-        self.store.remove(job, how["grace"] + GRACE_MORE + _LEAVING)
-        return {}
+        """Ask the agents in its pods to end the ranks, then delete its workload in the foreground: pods without an agent get
+        TERM. Returns when no object is left, which proves that no process is. Raises Survivors."""
+        with self.api.patiently():
+            found = self.store.one(job)
+            running: dict[str, Host] = {}
+            for pod in found.pods if found is not None else ():
+                self._take(job, pod, running)
+            answers = self._stop(job, running, how)
+            if self._followed and running:  # the pods leave their last records before they are deleted
+                self._leave(running)
+            self.store.remove(job, how["grace"] + GRACE_MORE + _LEAVING)
+        return answers
+
+    def _stop(self, job: str, running: Mapping[str, Host], how: StopHow) -> dict[str, StopAnswer | ClustertoolError]:
+        """What each node has answered; one that could not be asked is proved to be clean by the deletion of its pod."""
+        open_ = {agent.host.host: agent for agent in list(self.fleet.agents.values()) if agent.dead is None}
+
+        def one(pod: str) -> StopAnswer:
+            host, agent = running[pod], open_.get(pod)
+            link = None if agent is not None else PodLink(self.api, pod, host.name)
+            try:
+                if agent is None:
+                    assert link is not None
+                    agent = AgentClient.open(link, host, self.fleet.cluster)
+                return agent.ask(requests.stop(job, how), how["grace"] + _STOPPING)
+            finally:
+                if link is not None:
+                    link.close()
+
+        pods = list(running)
+        asked = each(pods, one, width=_CHANNELS, timeout=how["grace"] + _STOPPING)
+        clean: StopAnswer = {"jobs": {job: _CLEAN}}
+        return {running[pod].name: asked.ok.get(number, clean) for number, pod in enumerate(pods)}
+
+    def _leave(self, running: Collection[str]) -> None:
+        """Wait until these pods have ended, and read their records."""
+        end, left = time.monotonic() + _ENDING, set(running)
+        while left and time.monotonic() < end:
+            for pod in list(left):
+                found = self.api.get("Pod", pod)
+                if found is None or view(found).ended:
+                    left.discard(pod)
+                    with contextlib.suppress(ClustertoolError):
+                        self._ended.restore(pod)
+            time.sleep(_POLL)
+
+    def release(self, job: str) -> None:
+        for agent in list(self.fleet.agents.values()):
+            if not agent.host.here and self._ended.places.get(agent.host.host) == (job, 0):
+                agent.ask(RELEASE({"job": job, "exact": True}))
+
+    def holds_output(self, job: str) -> bool:
+        pods = [pod for pod, place in self._ended.places.items() if place == (job, 0)]
+        found = [self.api.get("Pod", pod) for pod in pods]
+        return any(pod is not None and not view(pod).ended for pod in found)
 
     def forget(self, jobs: Collection[str]) -> None:
         for job in jobs:
@@ -106,11 +234,3 @@ class KubernetesEngine(Engine):
 
     def nodes(self) -> Sequence[EngineNode]:
         return [node_view(node) for node in self.api.listed("Node")]
-
-
-def _node(pod: PodView) -> int:
-    """The number of the node that an ended pod was, as its termination message has it; -1 where there is none."""
-    try:
-        return read_message(pod.message).node
-    except DataError:
-        return -1

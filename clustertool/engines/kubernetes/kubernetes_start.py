@@ -8,10 +8,10 @@ from typing import cast
 
 from clustertool.engines.base import Engine, Starter, Submission, Submitted
 from clustertool.engines.job_request import RunRequest
-from clustertool.engines.kubernetes.cluster_api import ClusterApi
+from clustertool.engines.kubernetes.api.cluster_api import ClusterApi
+from clustertool.engines.kubernetes.api.object_kinds import Manifest
 from clustertool.engines.kubernetes.job_manifests import job_manifests, settings_of
 from clustertool.engines.kubernetes.kubernetes_engine import KubernetesEngine
-from clustertool.engines.kubernetes.object_kinds import Manifest
 from clustertool.engines.kubernetes.submitted_objects import SubmittedObjects, documents
 from clustertool.engines.queued_request import refuse_lease, refuse_options
 from clustertool.errors import PreflightError, UsageError

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-from clustertool.engines.kubernetes.cluster_api import ClusterApi
-from clustertool.engines.kubernetes.pod_channel import PodChannel
+from clustertool.engines.kubernetes.api.pod_channel import PodChannel
 from clustertool.errors import Unreachable
+from clustertool.model.paths import IN_POD
 
 _SHELL = ("/bin/sh",)
+
+
+class ChannelOpener(Protocol):
+    """Of ClusterApi, what is used here."""
+
+    def channel(self, pod: str, argv: Sequence[str]) -> PodChannel: ...
 
 
 class PodLink:
     """api: may be used by several threads. pod: its name in the API server. node: what messages call it."""
 
     noise = b""
+    root_group = IN_POD
 
-    def __init__(self, api: ClusterApi, pod: str, node: str = "") -> None:
+    def __init__(self, api: ChannelOpener, pod: str, node: str = "") -> None:
         self.pod, self.node = pod, node or pod
         self.times: Mapping[str, float] = {}
         self._api, self._lock = api, threading.Lock()

@@ -14,7 +14,7 @@ from typing import BinaryIO, NamedTuple
 
 from clustertool.errors import DataError
 from clustertool.model.kubernetes import pod_log, pod_record
-from clustertool.model.kubernetes.pod_record import LEDGER, MOST_LINE, PodEnd
+from clustertool.model.kubernetes.pod_record import LEDGER, MOST_LINE, PodEnd, PodRecord
 from clustertool.model.paths import OURS, JobPaths
 from clustertool.model.roles import ROLES
 
@@ -47,33 +47,36 @@ class RestoredRecords:
     def close(self) -> None:
         self._folder.cleanup()
 
-    def restore(self, job: str, node: int, log: Iterable[bytes]) -> RestoredNode:
-        """Of a job that is not restored so far. log: of its pod, in pieces. Raises what reading it raises, OSError."""
+    def restore(self, job: str, node: int, log: Iterable[bytes], logs: bool = True) -> RestoredNode:
+        """log: of its pod, or its end, in pieces. logs: restore those of the ranks, which are not there so far. A pod that had
+        not joined leaves nothing. Raises what reading it raises, OSError."""
         root = self.root / f"node{node}"
         paths = JobPaths(str(root), job)
-        for folder in (os.path.dirname(paths.ledger), paths.ours):
-            Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-        Path(paths.of(OURS, "marker")).touch()
         last = b""
-        logs = _RankLogs(paths)
+        of_ranks = _RankLogs(paths)
         try:
             for line in lines(log):
                 found = pod_log.read_line(line)
-                if found is not None:
-                    logs.add(found)
-                elif line.startswith(b"{"):
-                    last = line
+                if found is None:
+                    last = line if line.startswith(b"{") else last
+                elif logs:
+                    of_ranks.add(found)
         finally:
-            logs.close()
+            of_ranks.close()
         try:
-            record = pod_record.decode(last)
+            record: PodRecord | None = pod_record.decode(last)
         except DataError:
-            return RestoredNode(root, None)
-        if (record.end.job, record.end.node) != (job, node):
+            record = None
+        if record is not None and record.end.node < 0:
+            return RestoredNode(root, record.end)
+        for folder in (os.path.dirname(paths.ledger), paths.ours):
+            Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+        Path(paths.of(OURS, "marker")).touch()
+        if record is None or (record.end.job, record.end.node) != (job, node):
             return RestoredNode(root, None)
         for name, data in record.files.items():
             Path(paths.ledger if name == LEDGER else paths.of(OURS, name)).write_bytes(data)
-        cut = tuple(name for name, size in record.logs if logs.sizes.get(name, 0) < size)
+        cut = tuple(name for name, size in record.logs if logs and of_ranks.sizes.get(name, 0) < size)
         return RestoredNode(root, record.end, cut)
 
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from clustertool.engines.base import Document
-from clustertool.engines.kubernetes.cluster_api import ClusterApi
+from clustertool.engines.kubernetes.api.cluster_api import ClusterApi
+from clustertool.engines.kubernetes.api.object_kinds import Manifest, Object
 from clustertool.engines.kubernetes.job_manifests import as_yaml
-from clustertool.engines.kubernetes.object_kinds import Manifest, Object
 from clustertool.errors import ClustertoolError, InternalError
 from clustertool.model.kubernetes.object_names import JOB_LABEL
 from clustertool.model.kubernetes.workload import owned

@@ -84,7 +84,7 @@ class SlurmEngine(Engine):
             self._live.close()
         super().__exit__()
 
-    def open(self, lag: float | None = None) -> Fleet:
+    def open(self, lag: float | None = None, job: str = "") -> Fleet:
         with self._opening:
             return self.fleet.open_shared(self.host)
 

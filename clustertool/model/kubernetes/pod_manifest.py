@@ -12,12 +12,13 @@ from clustertool.model.kubernetes.kubernetes_settings import KubernetesSettings
 from clustertool.model.kubernetes.merged_template import Manifest, merge
 from clustertool.model.kubernetes.object_names import JOB_ID, JobAbout, labels, object_name
 from clustertool.model.kubernetes.pod_places import FIRST_LABEL, PADDLEJOB, RolePods
-from clustertool.model.kubernetes.pod_reasons import CONTAINER
+from clustertool.model.kubernetes.pod_reasons import CONTAINER, fields, items, text
 from clustertool.model.kubernetes.pod_variables import FIRST_NODE, POD_IP
 
 SECRET_FOLDER, SECRET_KEY = "/etc/clustertool", "bundle.pyz"
 ROOT = "/clustertool"  # ROOT_DIR in a pod, where conf.py has one in the home of a user
 GRACE_MORE = 20  # seconds that a pod has beyond GRACE of its ranks
+_ROOT_VOLUME = "clustertool-root"
 _USER = 1000  # uid and gid; any but root
 
 
@@ -53,6 +54,15 @@ def pod_root(root_dir: str) -> str:
     return posixpath.normpath(root_dir) if root_dir.startswith("/") else ROOT
 
 
+def root_of(pod: Mapping[str, object]) -> str:
+    """ROOT_DIR in a pod, as its object states it; "" if it does not."""
+    for container in items(fields(pod, "spec"), "containers"):
+        for mount in items(container, "volumeMounts"):
+            if (container.get("name"), mount.get("name")) == (CONTAINER, _ROOT_VOLUME):
+                return text(mount, "mountPath")
+    return ""
+
+
 def output_folder(settings: KubernetesSettings, order: WorkloadOrder) -> str:
     """Where the volume of the output is in a pod, "" without one."""
     return f"{pod_root(order.root_dir)}-output" if settings.output else ""
@@ -74,11 +84,11 @@ def pod_template(settings: KubernetesSettings, order: WorkloadOrder, group: Role
     root = pod_root(order.root_dir)
     container["volumeMounts"] = [
         {"name": "clustertool-bundle", "mountPath": SECRET_FOLDER, "readOnly": True},
-        {"name": "clustertool-root", "mountPath": root},
+        {"name": _ROOT_VOLUME, "mountPath": root},
         *container["volumeMounts"],
     ]
     secret = {"secretName": order.name, "defaultMode": 0o444, "optional": False}
-    volumes = [{"name": "clustertool-bundle", "secret": secret}, {"name": "clustertool-root", "emptyDir": {}}, *volumes]
+    volumes = [{"name": "clustertool-bundle", "secret": secret}, {"name": _ROOT_VOLUME, "emptyDir": {}}, *volumes]
     spec = {"subdomain": order.name, **_spec(settings, order)}
     if settings.dialect == PADDLEJOB:
         spec.pop("subdomain")  # its operator gives pods no host name

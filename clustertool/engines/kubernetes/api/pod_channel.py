@@ -14,8 +14,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from clustertool.engines.kubernetes.api_errors import Asked, refusal
-from clustertool.engines.kubernetes.kube_credentials import KubeCredentials
+from clustertool.engines.kubernetes.api.api_errors import Asked, refusal
+from clustertool.engines.kubernetes.api.kube_credentials import KubeCredentials
 from clustertool.errors import Unreachable
 
 try:

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 from urllib.parse import urlencode
 
-from clustertool.engines.kubernetes.api_errors import REPEATED, AlreadyExists, Asked, Expired, refusal
-from clustertool.engines.kubernetes.kube_credentials import KubeCredentials
-from clustertool.engines.kubernetes.object_kinds import KINDS, Manifest, ObjectKind
-from clustertool.engines.kubernetes.pod_channel import PodChannel
+from clustertool.engines.kubernetes.api.api_errors import REPEATED, AlreadyExists, Asked, Expired, refusal
+from clustertool.engines.kubernetes.api.kube_credentials import KubeCredentials
+from clustertool.engines.kubernetes.api.object_kinds import KINDS, Manifest, ObjectKind
+from clustertool.engines.kubernetes.api.pod_channel import PodChannel
 from clustertool.errors import AuthError, ClustertoolError, NotFound, PreflightError, Unreachable
 from clustertool.model.kubernetes.object_names import JOB_LABEL
 from clustertool.model.kubernetes.pod_reasons import CONTAINER
