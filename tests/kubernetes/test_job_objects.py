@@ -20,6 +20,7 @@ class ObjectsInMemory:
     def __init__(self, user: str, objects: list[dict[str, Any]], slow: int = 0) -> None:
         self._user, self.objects, self._slow = user, objects, slow
         self.deleted: list[str] = []
+        self.graces: list[int | None] = []
         self.refused: set[str] = set()
 
     def user(self) -> str:
@@ -35,8 +36,9 @@ class ObjectsInMemory:
         wanted = (labels or {}).items()
         return [one for one in self.objects if one["kind"] == kind and wanted <= one["metadata"]["labels"].items()]
 
-    def delete(self, kind: str, name: str, foreground: bool = True, uid: str = "") -> bool:
-        assert foreground and uid
+    def delete(self, kind: str, name: str, foreground: bool = True, uid: str = "", grace: int | None = None) -> bool:
+        assert foreground and uid and (kind == "Pod" or grace is None)
+        self.graces.append(grace)
         self.deleted.append(uid)
         return True
 
@@ -73,6 +75,12 @@ def test_a_removal_returns_when_nothing_is_left_and_touches_no_other_job() -> No
     assert {one["metadata"]["uid"].partition("-")[2] for one in api.objects} == {"ann-b", "bob-a"}
     assert api.deleted == ["Job-ann-a", "Service-ann-a"] and len(turns) > 2
     assert not JobStore(api).remove("a", 30)
+
+
+def test_in_a_hurry_the_pods_are_deleted_with_their_workload() -> None:
+    api = ObjectsInMemory("ann", made("a"))
+    assert JobStore(api).remove("a", 30, grace=1)
+    assert api.deleted[:2] == ["Job-ann-a", "Pod-ann-a"] and api.graces[:2] == [None, 1]
 
 
 def test_what_does_not_go_is_named() -> None:

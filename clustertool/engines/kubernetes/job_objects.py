@@ -29,7 +29,9 @@ class ObjectReader(Protocol):
 
     def listed(self, kind: str, labels: Mapping[str, str] | None = None, fields: str = "") -> list[Manifest]: ...
 
-    def delete(self, kind: str, name: str, foreground: bool = True, uid: str = "") -> bool: ...
+    def delete(
+        self, kind: str, name: str, foreground: bool = True, uid: str = "", grace: int | None = None
+    ) -> bool: ...
 
 
 class JobStore:
@@ -65,9 +67,12 @@ class JobStore:
                 states[job] = described(_with_reasons(found[job], events, kueue))
         return states
 
-    def remove(self, job: str, seconds: float, turn: Callable[[], None] = lambda: None) -> bool:
+    def remove(
+        self, job: str, seconds: float, turn: Callable[[], None] = lambda: None, grace: int | None = None
+    ) -> bool:
         """Delete the workload in the foreground, and wait until it, its pods, the Secret and the Service are gone. False if
-        there was nothing. turn: called several times a second. Raises Survivors after `seconds`, ClustertoolError."""
+        there was nothing. turn: called several times a second. grace: seconds that pods have, if not their own. Raises
+        Survivors after `seconds`, ClustertoolError."""
         end, asked = time.monotonic() + seconds, set[str]()
         while True:
             left = self._left(job)
@@ -77,10 +82,10 @@ class JobStore:
                 names = ", ".join(f"{text(one, 'kind').lower()} {_name(one)}" for one in left)
                 fix = f"{PROGRAM} stop --job {job} tries again; kubectl -n {self._api.namespace} describe shows what holds it"
                 raise Survivors(f"job {job}: left in namespace {self._api.namespace}: {names}", fix)
-            for one in _to_delete(left):
-                uid = text(fields(one, "metadata"), "uid")
+            for one in _to_delete(left, hurry=grace is not None):
+                uid, kind = text(fields(one, "metadata"), "uid"), str(one["kind"])
                 if uid not in asked:
-                    self._api.delete(str(one["kind"]), _name(one), uid=uid)
+                    self._api.delete(kind, _name(one), uid=uid, grace=grace if kind == "Pod" else None)
                     asked.add(uid)
             turn()
             time.sleep(_POLL)
@@ -139,10 +144,12 @@ def _with_reasons(found: JobObjects, events: Sequence[Manifest], kueue: Sequence
     return found._replace(events=mine, kueue=owned(kueue, text(fields(found.workload, "metadata"), "uid")))
 
 
-def _to_delete(left: Sequence[Manifest]) -> list[Manifest]:
-    """The workloads first: their deletion in the foreground ends the pods, and controllers make no new ones. Then the rest."""
+def _to_delete(left: Sequence[Manifest], hurry: bool) -> list[Manifest]:
+    """The workloads first: their deletion in the foreground ends the pods, and controllers make no new ones. Then the rest.
+    hurry: the pods at once, too."""
     workloads = [one for one in left if one["kind"] in WORKLOADS.values()]
-    return workloads or list(left)
+    pods = [one for one in left if one["kind"] == "Pod"] if hurry else []
+    return [*workloads, *pods] if workloads else list(left)
 
 
 def _name(of: Manifest) -> str:

@@ -46,6 +46,7 @@ from clustertool.ssh.parallel import each
 
 _LEAVING = 60.0  # seconds that the objects of a job may take beyond the grace of its pods
 _STOPPING = 30.0  # seconds that a stop may take beyond the grace
+_FORCED = 1  # seconds between TERM and KILL of a pod whose ranks get KILL at once; 0 would not wait for the kubelet
 _ENDING = 10.0  # seconds in which a pod ends whose ranks have ended
 _CHANNELS = 64  # that are opened at a time
 _POLL = 0.2
@@ -182,7 +183,8 @@ class KubernetesEngine(Engine):
             answers = self._stop(job, running, how)
             if self._followed and running:  # the pods leave their last records before they are deleted
                 self._leave(running)
-            self.store.remove(job, how["grace"] + GRACE_MORE + _LEAVING)
+            grace = _FORCED if how["force"] else None
+            self.store.remove(job, how["grace"] + GRACE_MORE + _LEAVING, grace=grace)
         return answers
 
     def _stop(self, job: str, running: Mapping[str, Host], how: StopHow) -> dict[str, StopAnswer | ClustertoolError]:

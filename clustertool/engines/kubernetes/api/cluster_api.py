@@ -164,15 +164,17 @@ class ClusterApi:
                 return present
             raise
 
-    def delete(self, kind: str, name: str, foreground: bool = True, uid: str = "") -> bool:
+    def delete(self, kind: str, name: str, foreground: bool = True, uid: str = "", grace: int | None = None) -> bool:
         """Begin to delete an object; False if it is not there. foreground: after everything that it owns. uid: only that
-        one, and not a later one of the same name."""
+        one, and not a later one of the same name. grace: seconds between TERM and KILL of a pod, None for its own."""
         found = KINDS[kind]
         body: Manifest = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "propagationPolicy": "Foreground" if foreground else "Background",
         }
+        if grace is not None:
+            body["gracePeriodSeconds"] = grace
         if uid:
             body["preconditions"] = {"uid": uid}
         try:
