@@ -29,7 +29,8 @@ from clustertool.model.config.hosts import Host
 from clustertool.model.paths import OURS
 from clustertool.model.planning.environment import DEFAULTS
 from clustertool.node.system import processes, users
-from clustertool.ssh.shells import Shells
+from clustertool.ssh.channel import NO_SHELL
+from clustertool.ssh.shells import Programs, Shells
 
 _ADDRESS = "127.0.0.1"  # as the launchers of one machine have it
 _PACKET = 1 << 17
@@ -99,6 +100,7 @@ class HereLink:
     """What an SshLink is to a node behind ssh. argv: a program of this machine whose stdin and stdout are those of a shell."""
 
     noise = b""
+    no_shell = NO_SHELL
 
     def __init__(self, host: Host, argv: Sequence[str] = SHELL) -> None:
         self.host = host
@@ -213,11 +215,8 @@ class Link(Shells, Protocol):
 
 
 @runtime_checkable
-class ProgramLink(Link, Protocol):
-    """A link that starts a program itself, so that the node needs no shell for an agent. root_group: see path_trust.py."""
+class ProgramLink(Link, Programs, Protocol):
+    """A link of an engine that starts programs. root_group: see path_trust.py."""
 
     @property
     def root_group(self) -> str: ...
-
-    def program(self, argv: Sequence[str], *, window: int = 0, timeout: float = 10.0) -> object:
-        """A channel to the program."""

@@ -23,6 +23,7 @@ _GREETING_CHUNK = 1 << 14
 _LEAST_SECONDS = 6.0
 _SHOWN = 60  # characters of a line that does not end
 SHELL_FIX = "check the start files of the account's shell on that node (.bashrc, .profile)"
+NO_SHELL = ("the login shell did not start /bin/sh", SHELL_FIX)
 _SLOW = "a slow node needs a larger CONNECT_TIMEOUT in conf.py"
 
 

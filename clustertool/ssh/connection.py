@@ -18,7 +18,7 @@ from paramiko.common import cMSG_CHANNEL_REQUEST
 from clustertool.errors import PreflightError, Unreachable
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
-from clustertool.ssh.channel import BROKEN, BULK_PACKET
+from clustertool.ssh.channel import BROKEN, BULK_PACKET, NO_SHELL
 from clustertool.ssh.login import hang_up, login
 from clustertool.ssh.prompter import Prompter
 
@@ -29,6 +29,7 @@ class SshLink:
     """One node, connected."""
 
     noise = b""
+    no_shell = NO_SHELL
 
     def __init__(self, host: Host, cluster: Cluster, prompter: Prompter | None = None) -> None:
         """Connect and log in. Raises Unreachable, AuthError or ConfigError.

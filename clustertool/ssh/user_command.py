@@ -6,15 +6,15 @@ import contextlib
 import re
 import secrets
 import shlex
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from clustertool.errors import PreflightError, TimedOut, UsageError
 from clustertool.model.hints import PROGRAM
-from clustertool.ssh.channel import BROKEN, SHELL_FIX, Output, discard
-from clustertool.ssh.shells import Shells
+from clustertool.ssh.channel import BROKEN, Output, discard
+from clustertool.ssh.shells import Programs, Shells
 
 # The user's shell reads its start files first, so the script prints the mark first. csh cannot write to stderr only.
 # The first half of the mark precedes the process id, which is that of the session's process group.
@@ -51,7 +51,9 @@ def run_user_command(link: Shells, command: str, timeout: float = 0.0, opening: 
 
 
 def run_program(link: Shells, argv: Sequence[str]) -> Completed:
-    """Run a program by /bin/sh on the node, without input, as long as it takes."""
+    """Run a program on the node without input, as long as it takes: by /bin/sh where the link starts nothing else."""
+    if isinstance(link, Programs):
+        return _completed(link, argv, b"", b"", _NO_END, _OPENING)
     mark = secrets.token_hex(16)
     text = f"printf %s {mark}; printf %s {mark} >&2\nexec {shlex.join(argv)} </dev/null\n"
     return run_script(link, text.encode("utf-8", "surrogateescape"), mark.encode(), _NO_END)
@@ -62,8 +64,16 @@ def run_script(link: Shells, text: bytes, mark: bytes, timeout: float, opening: 
 
     All text is sent before any output is read, so it must be short, as a command that was typed is.
     """
+    return _completed(link, (), text, mark, timeout, opening)
+
+
+def _completed(
+    link: Shells, argv: Sequence[str], text: bytes, mark: bytes, timeout: float, opening: float
+) -> Completed:
+    """argv: a program in the place of /bin/sh; its output begins without a mark."""
     end = time.monotonic() + timeout
-    channel = link.channel(timeout=min(timeout, opening))
+    wait = min(timeout, opening)
+    channel = link.program(argv, timeout=wait) if isinstance(link, Programs) and argv else link.channel(timeout=wait)
     try:
         with contextlib.suppress(*BROKEN):  # the channel has closed: its output shows the reason
             channel.settimeout(timeout)
@@ -72,7 +82,7 @@ def run_script(link: Shells, text: bytes, mark: bytes, timeout: float, opening: 
         output = Output(channel)
         if not output.collect(end) or not channel.status_event.wait(max(0.0, end - time.monotonic())):
             what = f"the command did not end within {timeout:g} s"
-            if _ended(link, channel, output, mark, opening):
+            if _ended(link, channel.status_event, output, mark, opening):
                 raise TimedOut(f"{what} and was ended", "give it more time with --timeout", link.node)
             raise TimedOut(what, f"it may still run there: check with `{PROGRAM} exec`", link.node)
     except BROKEN as error:
@@ -84,16 +94,16 @@ def run_script(link: Shells, text: bytes, mark: bytes, timeout: float, opening: 
         raise link.lost("the connection was lost")
     if mark not in output.stdout:
         tail = bytes(output.stdout + output.stderr)[-500:].decode(errors="replace").strip()
-        what = f"the login shell did not start /bin/sh; its output: {tail}"
-        raise PreflightError(what, SHELL_FIX, link.node)
-    stdout, stderr = (bytes(stream).partition(mark)[2] for stream in (output.stdout, output.stderr))
+        what, fix = link.no_shell
+        raise PreflightError(f"{what}; its output: {tail}", fix, link.node)
+    stdout, stderr = (bytes(one).partition(mark)[2] if mark else bytes(one) for one in (output.stdout, output.stderr))
     if link.noise:
         stderr = re.sub(link.noise + rb"\Z", b"", stderr)
     return Completed(code if code >= 0 else 255, stdout, stderr)
 
 
-def _ended(link: Shells, command: Any, output: Output, mark: bytes, opening: float) -> bool:
-    """Send TERM, then KILL to the process group of a command; whether it has ended.
+def _ended(link: Shells, over: threading.Event, output: Output, mark: bytes, opening: float) -> bool:
+    """Send TERM, then KILL to the process group of a command; whether it has ended. over: is set when it has.
 
     sshd's own signals (RFC 4254 6.9) do not exist for root, so a second session runs kill. Where sshd refuses one, nothing
     is sent. The end of the output is not the end of the command, which may have closed its streams.
@@ -108,7 +118,7 @@ def _ended(link: Shells, command: Any, output: Output, mark: bytes, opening: flo
             channel.sendall(b"kill -s %s -- -%s\n" % (name, group[1] if group else b""))
             channel.shutdown_write()
             end = time.monotonic() + seconds
-            if output.collect(end) and command.status_event.wait(max(0.0, end - time.monotonic())):
+            if output.collect(end) and over.wait(max(0.0, end - time.monotonic())):
                 return True
         finally:
             discard(channel)

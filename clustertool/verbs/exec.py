@@ -136,13 +136,15 @@ def _in_job(call: Call) -> None:
     role, rank = role_of(given.role), whole(given.rank, "--rank")
     with opened(call, newest=True) as engine:
         job = attach_to(engine, given.job, running=True)["id"]
-        fleet = engine.live(job)
-        status = read(fleet.ask_all(STATUS({"job": job})))
-        raise_all(list(fleet.silent.values()))
+        status = read(engine.fleet.ask_all(STATUS({"job": job})))
+        raise_all(list(engine.fleet.silent.values()))
         key = _chosen(status, role, rank, given.host)
         node = status.processes[key].node
-        if node in fleet.failed:
-            raise fleet.failed[node]
+        if node in engine.fleet.failed:
+            raise engine.fleet.failed[node]
+        fleet = engine.live(job)
+        if node not in fleet.agents:
+            fleet.reopen(node)
         prefix = fleet.ask_one(node, RANK_SESSION({"job": job, "role": key[0], "rank": key[1]}))["argv"]
         link = fleet.link(node)
         argv = [*prefix, *command]

@@ -25,6 +25,7 @@ from clustertool.model.kubernetes.pod_reasons import (
 _ENDS = {"Job": ("Failed", "Complete"), "JobSet": ("Failed", "Completed")}  # types of conditions
 _ENDINGS = ("FailureTarget", "SuccessCriteriaMet")  # of a Job whose pods are being ended
 _PADDLE_ENDS = ("Failed", "Completed", "Succeed", "Succeeded", "Aborted", "Terminated")  # status.phase
+_CREATING = 60.0  # seconds in which the Secret of a job is created
 _REFUSED = ("FailedCreate", "FailedScheduling", "FailedMount", "FailedAttachVolume")  # reasons of events
 
 
@@ -83,7 +84,17 @@ def queued_reason(found: JobObjects, pods: Sequence[PodView]) -> str:
     waiting = waits_for(pods)
     if waiting and not waiting.startswith("ContainerCreating"):
         return waiting
-    return _refusal(found.events, _REFUSED) or waiting or "waiting for its pods"
+    name, made = (
+        text(fields(found.workload, "metadata"), "name"),
+        seconds(text(fields(found.workload, "metadata"), "creationTimestamp")),
+    )
+    events = [event for event in found.events if not (_of_secret(event, name) and _when(event) - made < _CREATING)]
+    return _refusal(events, _REFUSED) or waiting or "waiting for its pods"
+
+
+def _of_secret(event: Object, name: str) -> bool:
+    """Whether it is about the Secret of the job, which is created after the workload."""
+    return text(event, "reason") == "FailedMount" and f'secret "{name}" not found' in text(event, "message")
 
 
 def seconds(written: str) -> float:

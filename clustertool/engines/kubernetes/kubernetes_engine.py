@@ -20,7 +20,7 @@ from clustertool.engines.kubernetes.api.pod_channel import PodChannel
 from clustertool.engines.kubernetes.ended_pods import EndedPods
 from clustertool.engines.kubernetes.job_objects import JobStore, ObjectReader
 from clustertool.engines.kubernetes.pod_link import PodLink
-from clustertool.errors import ClustertoolError, NotFound, Unreachable
+from clustertool.errors import ClustertoolError, NotFound, PreflightError, Unreachable
 from clustertool.fleet import this_machine
 from clustertool.fleet.agent_client import AgentClient, Sink
 from clustertool.fleet.fleet import Fleet
@@ -31,6 +31,7 @@ from clustertool.model.engine_node import EngineNode
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.job_names import can_mean
 from clustertool.model.job.state_names import OUTCOMES, StopState
+from clustertool.model.job.stop_result import read_result
 from clustertool.model.kubernetes.kubernetes_settings import read_settings
 from clustertool.model.kubernetes.node_view import node_view
 from clustertool.model.kubernetes.object_names import about_of
@@ -48,6 +49,7 @@ _LEAVING = 60.0  # seconds that the objects of a job may take beyond the grace o
 _STOPPING = 30.0  # seconds that a stop may take beyond the grace
 _FORCED = 1  # seconds between TERM and KILL of a pod whose ranks get KILL at once; 0 would not wait for the kubelet
 _ENDING = 10.0  # seconds in which a pod ends whose ranks have ended
+_NOTICED = 3.0  # seconds after which the API server shows that a process has ended
 _CHANNELS = 64  # that are opened at a time
 _POLL = 0.2
 _CLEAN: JobStop = {"state": StopState.CLEAN, "survivors": []}
@@ -94,7 +96,29 @@ class KubernetesEngine(Engine):
     # -- agents
 
     def open(self, lag: float | None = None, job: str = "") -> Fleet:
-        """Connect to the pods that run, and read the records of those that have ended. A pod is the host of its name."""
+        """Connect to the pods that run, and read the records of those that have ended. A pod is the host of its name.
+
+        One that ends while its agent starts is read again."""
+        while True:
+            fleet = self._open(lag, job)
+            failed = [
+                host.host for host in fleet.cluster.hosts if isinstance(fleet.failed.get(host.index), PreflightError)
+            ]
+            if not self._one_ends([pod for pod in failed if pod not in self._ended.failed]):
+                return fleet
+
+    def _one_ends(self, pods: Sequence[str]) -> bool:
+        """Whether one of these pods, whose agents have not started, ends within a moment or was deleted."""
+        end = time.monotonic() + _NOTICED
+        while pods and time.monotonic() < end:
+            found = [self.api.get("Pod", pod) for pod in pods[:_CHANNELS]]
+            if any(pod is None or view(pod).ended for pod in found):
+                return True
+            self.caller.check()
+            time.sleep(_POLL)
+        return False
+
+    def _open(self, lag: float | None, job: str) -> Fleet:
         running: dict[str, Host] = {}
         for name, found in self.store.all().items():
             about = about_of(found.workload)
@@ -104,9 +128,9 @@ class KubernetesEngine(Engine):
         self._ended.read(self.caller.check)
         running.update(self._ended.unreadable())
         self.fleet.open_shared(this_machine.host(str(self._ended.root)))
-        known = {host.host for host in self.fleet.cluster.hosts if not host.here}
-        new = [host for pod, host in running.items() if pod not in known]
-        return self.fleet.open_more(new, lambda host: not host.here and host.host not in running, lag)
+        kept = {agent.host.host for agent in self.fleet.agents.values() if agent.dead is None} & running.keys()
+        new = [host for pod, host in running.items() if pod not in kept]
+        return self.fleet.open_more(new, lambda host: not host.here and host.host not in kept, lag)
 
     def _take(self, job: str, pod: Object, running: dict[str, Host]) -> None:
         """Add a pod to those that have ended, or to those that run; one that waits has no node."""
@@ -181,8 +205,9 @@ class KubernetesEngine(Engine):
             for pod in found.pods if found is not None else ():
                 self._take(job, pod, running)
             answers = self._stop(job, running, how)
-            if self._followed and running:  # the pods leave their last records before they are deleted
-                self._leave(running)
+            if self._followed:  # those that were placed leave their last records before they are deleted
+                results = {pod: read_result(answers[host.name], job).state for pod, host in running.items()}
+                self._leave([pod for pod, state in results.items() if state is not StopState.NEVER_STARTED])
             grace = _FORCED if how["force"] else None
             self.store.remove(job, how["grace"] + GRACE_MORE + _LEAVING, grace=grace)
         return answers

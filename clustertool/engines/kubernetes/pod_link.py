@@ -11,6 +11,7 @@ from clustertool.errors import Unreachable
 from clustertool.model.paths import IN_POD
 
 _SHELL = ("/bin/sh",)
+_NO_SHELL = "use an image with a shell, or run a program: exec --in-job PROGRAM ..."
 
 
 class ChannelOpener(Protocol):
@@ -23,6 +24,7 @@ class PodLink:
     """api: may be used by several threads. pod: its name in the API server. node: what messages call it."""
 
     noise = b""
+    no_shell = ("/bin/sh did not start in the container", _NO_SHELL)
     root_group = IN_POD
 
     def __init__(self, api: ChannelOpener, pod: str, node: str = "") -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from clustertool.errors import Unreachable
 from clustertool.fleet.this_machine import HereChannel, Link
-from clustertool.ssh.channel import Greeting
+from clustertool.ssh.channel import NO_SHELL, Greeting
 
 _NODES = 4  # of a connection: sshd admits 10 sessions, and a node may need two at a time
 # Reads its values from stdin, so that none becomes a part of a command. --unbuffered: else srun keeps output until the end of
@@ -21,6 +21,7 @@ exec "$srun" "--jobid=$job" --overlap --unbuffered --quiet --nodes=1 --ntasks=1 
 class SrunLink:
     """login: the connection to the login host. srun: the path of the program there. job: the number of the Slurm job."""
 
+    no_shell = NO_SHELL
     noise = rb"srun: error: [^\n]*: task 0: [^\n]*\n"  # how the command has ended, if srun has not closed its stderr by then
 
     def __init__(self, login: Link, srun: str, job: int, node: str) -> None:

@@ -1,4 +1,5 @@
-"""Receiving brings a folder of a node to this machine: by rsync where both have it, else in answers of the node's agent.
+"""Receiving brings a folder of a node to this machine: by rsync where both have it and a shell starts it, else in
+answers of the node's agent.
 
 Nothing is written outside of the target, whatever a node names: each folder is opened relative to the one above and no link is
 followed. Links that lead out of the folder are left out, as rsync's --safe-links does.
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from clustertool.errors import BadAnswer, DispatchError
 from clustertool.fleet.fleet import Fleet
+from clustertool.fleet.this_machine import ProgramLink
 from clustertool.fleet.transfer.rsync_session import Copied, RsyncMissing, pull, pull_file
 from clustertool.model.wire.messages import FIND_FILE, LIST_FOLDER, READ_FILE
 from clustertool.ssh.parallel import each
@@ -30,12 +32,14 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 def receive(fleet: Fleet, node: int, remote: str, target: Path, check: Callable[[], None]) -> Copied:
     """Copy a directory of a node into `target`, which is made. Raises NotFound, DispatchError, Unreachable."""
-    try:
-        return pull(fleet.agents[node].link, remote, target, check=check)
-    except RsyncMissing:
-        return receive_in_frames(fleet, node, remote, target, check)
-    except OSError as error:
-        raise _unwritable(target, error) from None
+    link = fleet.agents[node].link
+    with contextlib.suppress(RsyncMissing):
+        try:
+            if not isinstance(link, ProgramLink):
+                return pull(link, remote, target, check=check)
+        except OSError as error:
+            raise _unwritable(target, error) from None
+    return receive_in_frames(fleet, node, remote, target, check)
 
 
 def receive_file(fleet: Fleet, node: int, remote: str, path: str, target: Path, check: Callable[[], None]) -> Copied:
@@ -69,9 +73,12 @@ def receive_file(fleet: Fleet, node: int, remote: str, path: str, target: Path, 
 
 def _stage_file(fleet: Fleet, node: int, remote: str, entry: _Entry, stage: Path, check: Callable[[], None]) -> Copied:
     """Copy a file into the folder `stage`. Raises BadAnswer if what comes is no such file."""
-    try:
-        copied = pull_file(fleet.agents[node].link, remote, entry.path, stage, check)
-    except RsyncMissing:
+    link = fleet.agents[node].link
+    copied: Copied | None = None
+    if not isinstance(link, ProgramLink):
+        with contextlib.suppress(RsyncMissing):
+            copied = pull_file(link, remote, entry.path, stage, check)
+    if copied is None:
         copy, flat = _Copy(fleet, node, remote, stage), entry.parts[-1]
         copied = Copied(each([entry], lambda one: copy.file(one, [flat]), check=check).all()[0], 1)
     if not stat.S_ISREG(os.lstat(stage / entry.parts[-1]).st_mode):
