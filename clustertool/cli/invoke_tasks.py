@@ -29,16 +29,17 @@ def make_task(verb: Verb) -> VerbTask:
 
     bare = [option for option in verb.options if option.bare]
 
-    def run(context: Context, **values: Any) -> None:
+    def run(task_context: Context, /, **values: Any) -> None:
         empty = {verb.positional.name: ()} if verb.positional else {}  # Invoke has none that may be left out
         values.update((option.attribute, option.bare) for option in bare if values[option.attribute] is True)
-        dry = bool(context.config.run.dry)
+        dry = bool(task_context.config.run.dry)
         code = importlib.import_module("clustertool.verbs.verb").run(verb, {**values, **empty}, dry)
         if code:
             raise Exit(code=code)
 
     run.__doc__, run.__name__ = verb.help, verb.name
-    first = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    # Invoke calls it by position; an option of `run` has the usual name of it.
+    first = inspect.Parameter("task_context", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     defaults = {option.attribute: None if option.default == MANY else option.default for option in verb.options}
     rest = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=d) for name, d in defaults.items()]
     run.__signature__ = inspect.Signature([first, *rest])  # type: ignore[attr-defined]

@@ -116,6 +116,23 @@ class Submission:
 
 
 @dataclass(frozen=True)
+class ExportWish:
+    """How an export is to be. secrets: with those of the job. native: without the node side of clustertool."""
+
+    secrets: bool = False
+    native: bool = False
+
+
+@dataclass(frozen=True)
+class Exported:
+    """text: what the caller writes, "" if the folder has it. note: what to do with it. commands: submit it then."""
+
+    commands: tuple[str, ...] = ()
+    text: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Submitted:
     """A job that was submitted. plan: the one that was started, if this machine has made it."""
 
@@ -234,10 +251,11 @@ class Starter(ABC):
         Completes the request (spec, job id). Raises the errors of all nodes together.
         """
 
-    def export(self, folder: Path) -> tuple[str, ...]:
-        """Write into this new folder what submit() would give to the owner of the nodes. Returns the commands that submit it.
+    def export(self, place: Path | None, wish: ExportWish) -> Exported:
+        """Make what submit() would give to the owner of the nodes. place: a new folder, which an engine with several files
+        writes; else the caller writes the text. Nothing is submitted.
 
-        Raises UsageError where nothing is given to one.
+        Raises UsageError where nothing is given to one, or a wish does not fit.
         """
         what = f"the engine {self._request.cluster.engine or 'ssh'} starts jobs itself: there is nothing to export"
         raise UsageError(what, "name an engine with a queue: --engine NAME")

@@ -93,6 +93,23 @@ register(
     )
 )
 
+KUBERNETES_OPTIONS = (
+    EngineOption("context", "the context of the kubeconfig", "NAME"),
+    EngineOption("namespace", "the namespace of the job", "NAME"),
+    EngineOption("dialect", "the kind of workload: job (an Indexed Job), jobset or paddlejob", "KIND"),
+    EngineOption("queue", "the queue of Kueue", "NAME"),
+    EngineOption("priority-class", "the priority class of the pods", "NAME"),
+)
+_KUBERNETES = "clustertool.engines.kubernetes"
+register(
+    EngineEntry(
+        "kubernetes",
+        f"{_KUBERNETES}.kubernetes_engine:KubernetesEngine",
+        f"{_KUBERNETES}.kubernetes_start:KubernetesStart",
+        KUBERNETES_OPTIONS,
+    )
+)
+
 
 def names() -> tuple[str, ...]:
     return tuple(_ENTRIES)

@@ -23,6 +23,7 @@ from clustertool.cli.launchers.join_options import EVERYWHERE
 from clustertool.cli.launchers.launcher_flags import FLAGS, LAUNCHERS, Launch
 from clustertool.cli.launchers.rank_program import RANK_USAGE, UNDER
 from clustertool.cli.options import Opt
+from clustertool.cli.shared_options import NODES, RUN
 from clustertool.engines.job_request import RunRequest
 from clustertool.errors import DataError, UsageError
 from clustertool.fleet.joining import first_machine, secret
@@ -45,7 +46,6 @@ from clustertool.verbs import run
 from clustertool.verbs.joining import joined_run
 from clustertool.verbs.run_request import read_options, read_order, script_in
 from clustertool.verbs.verb import Call, one_of, outermost
-from clustertool.verbs.verb_table import NODES, RUN
 
 _USAGE = "clusterrun [options] train.py [options of train.py]"
 _V2_ENV = ("GLOG_logtostderr=0", "GLOG_log_dir=./log")  # where the old tool had Paddle write its *.INFO files

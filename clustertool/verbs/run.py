@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from clustertool.actions.find_jobs import attach_to, state_text
 from clustertool.actions.follow_job import Inbox, started
 from clustertool.actions.wait_in_queue import until_started
 from clustertool.engines import registry
-from clustertool.engines.base import Engine, Submission
+from clustertool.engines.base import Engine, ExportWish, Submission
 from clustertool.engines.job_request import RunRequest
 from clustertool.errors import ClustertoolError, NotFound, Survivors, Unreachable, UsageError
 from clustertool.fleet.fleet import Fleet
@@ -42,25 +43,33 @@ def run(call: Call) -> None:
 
 
 def export(call: Call) -> None:
-    """Write what run would submit as files, for a scheduler to which this machine has no way."""
-    if not call.given.to:
-        raise UsageError("export needs a folder", "give --to DIR, which does not exist")
-    folder = Path(call.given.to).absolute()
-    if folder.exists() or not folder.parent.is_dir():
-        raise UsageError(f"{folder} exists, or the folder above it does not", "give a new folder: --to DIR")
+    """Write what run would submit, for a scheduler to which this machine has no way."""
+    given = call.given
+    place = Path(given.to).absolute() if given.to else None
+    if place is not None and (place.exists() or not place.parent.is_dir()):
+        raise UsageError(f"{place} exists, or the folder above it does not", "give a new place: --to PLACE")
     options = with_program(call, read_options(call))
     order = read_order(call, options, lambda: load_config.cluster(call, call.selection, start_local=True))
     with registry.engine_of(order.cluster)(order.cluster, call) as engine:
-        commands = registry.starter_of(engine, order).export(folder)
-    names = sorted(path.name for path in folder.iterdir())
-    call.terminal.line(f"{folder}: {', '.join(names)}")
-    call.terminal.note(
-        "it has the key of the job: copy it to a folder of yours alone, which all nodes share, and there:"
-    )
-    for command in commands:
+        wish = ExportWish(secrets=given.with_secrets, native=given.native)
+        made = registry.starter_of(engine, order).export(place, wish)
+    if place is None:
+        call.answer({"text": made.text}) if call.json else call.terminal.raw(made.text.encode())
+        return
+    if made.text:
+        with open(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(made.text)
+        call.terminal.line(str(place))
+    else:
+        names = sorted(path.name for path in place.iterdir())
+        call.terminal.line(f"{place}: {', '.join(names)}")
+    if made.note:
+        call.terminal.note(made.note)
+    for command in made.commands:
         call.terminal.line(f"  {command}")
     if call.json:
-        call.answer({"folder": str(folder), "files": names, "commands": list(commands)})
+        written = {"file": str(place)} if made.text else {"folder": str(place), "files": names}
+        call.answer({**written, "commands": list(made.commands)})
 
 
 def perform(call: Call, order: RunRequest) -> None:

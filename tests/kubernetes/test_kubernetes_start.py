@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from clustertool.engines.base import ExportWish
 from clustertool.engines.job_request import RunRequest, RunWish
 from clustertool.engines.kubernetes.kubernetes_engine import KubernetesEngine
 from clustertool.engines.kubernetes.kubernetes_start import KubernetesStart
@@ -153,3 +154,53 @@ def test_a_pod_template_is_read_from_its_file(start, tmp_path):
     template.write_text("metadata:\n  annotations:\n    team: words\n")
     (job, *_) = start(settings={"pod_template": str(template)}).prepare().documents
     assert yaml.safe_load(job.text)["spec"]["template"]["metadata"]["annotations"]["team"] == "words"
+
+
+def test_an_export_is_what_run_submits(start):
+    api = Objects()
+    wish = RunWish(job_id="words")
+    exported = start(api, wish=wish).export(None, ExportWish(secrets=True))
+    assert api.created == []
+    starter = start(api, wish=wish)
+    starter._request.job_id = "words"
+    starter.submit(starter.prepare())
+    texts = list(yaml.safe_load_all(exported.text))
+    assert [one["kind"] for one in texts] == ["Job", "Service", "Secret"]
+    for one in texts:
+        submitted = api.objects[one["kind"]]
+        assert one["metadata"].pop("namespace", "team") == submitted["metadata"].pop("namespace", "team")
+        for varies in ("uid", "ownerReferences", "annotations"):  # made by the server, by SubmittedObjects, and a time
+            one["metadata"].pop(varies, None), submitted["metadata"].pop(varies, None)
+        if one["kind"] != "Secret":  # the key of the job is a new one each time
+            assert one == submitted
+        else:
+            assert one.keys() == submitted.keys() and one["data"].keys() == submitted["data"].keys()
+
+
+def test_without_the_option_an_export_names_the_secret_and_has_nothing_of_it(start):
+    exported = start(wish=RunWish(job_id="words")).export(Path("job.yaml"), ExportWish())
+    assert "# Pods of this job wait for the Secret ct-words with the key bundle.pyz" in exported.text
+    assert [one["kind"] for one in yaml.safe_load_all(exported.text)] == ["Job", "Service"]
+    assert "v3rysecret" not in exported.text and base64.b64encode(b"v3rysecret").decode()[:10] not in exported.text
+    assert exported.commands == ("kubectl apply -f job.yaml",)
+
+
+def test_the_native_form_is_of_one_dialect_and_has_no_secret(start):
+    with pytest.raises(UsageError, match="dialect paddlejob"):
+        start().export(None, ExportWish(native=True))
+    (native,) = yaml.safe_load_all(start(settings={"dialect": "paddlejob"}).export(None, ExportWish(native=True)).text)
+    assert native["spec"]["worker"]["template"]["spec"]["containers"][0]["command"][-1] == "train.py"
+    with pytest.raises(UsageError, match="no Secret"):
+        start(settings={"dialect": "paddlejob"}).export(None, ExportWish(native=True, secrets=True))
+
+
+def test_an_export_needs_no_server(start):
+    class Away(Objects):
+        def user(self):
+            raise PreflightError("the API server does not answer")
+
+    caller = Silent()
+    exported = start(Away(), caller).export(None, ExportWish())
+    assert "kind: Job" in exported.text
+    (warning,) = caller.warnings
+    assert "status, logs and stop will not find this job" in warning

@@ -19,13 +19,13 @@ from clustertool.api.nested_call import refuse_nested
 from clustertool.api.plain_text import plain_errors
 from clustertool.api.progress_display import listener
 from clustertool.api.silent_caller import SilentCaller
+from clustertool.cli.shared_options import RUN
 from clustertool.engines import registry
 from clustertool.engines.ssh_engine import SshEngine
 from clustertool.errors import Unreachable, UsageError
 from clustertool.model.hints import PROGRAM
 from clustertool.model.wire.messages import FOLLOW
 from clustertool.ssh.parallel import Gathered
-from clustertool.verbs.verb_table import RUN
 from tests.unit.test_nested_launcher import INSIDE
 
 # Options of `run` that are no keywords, and why.

@@ -17,7 +17,7 @@ from clustertool.actions.find_jobs import described, merged
 from clustertool.actions.read_request import read_request
 from clustertool.actions.selection import Selection
 from clustertool.engines import registry
-from clustertool.engines.base import Capabilities, Description, EngineState
+from clustertool.engines.base import Capabilities, Description, EngineState, ExportWish
 from clustertool.engines.job_request import RunWish
 from clustertool.engines.registry import EngineEntry
 from clustertool.engines.ssh_engine import SshEngine
@@ -116,7 +116,7 @@ def test_an_unknown_engine_is_an_error_with_the_list(tmp_path: Path, queue: str)
         with pytest.raises(kind) as caught:
             clusters(conf, text, **given)
         assert "'slrm' is not known" in caught.value.what
-        assert caught.value.fix == "one of ssh, slurm, my-queue"
+        assert caught.value.fix == "one of ssh, slurm, kubernetes, my-queue"
     assert (UsageError.code, ConfigError.code) == (64, 78)
     with pytest.raises(ConfigError, match="'gone' is not known"):  # of a stored job
         load_config.needs_hosts(Cluster((), engine="gone"))
@@ -279,5 +279,5 @@ class _Absent(Caller):
 def test_an_engine_that_starts_jobs_itself_exports_nothing(tmp_path: Path) -> None:
     request: Any = SimpleNamespace(cluster=Cluster(()))
     with pytest.raises(UsageError, match="nothing to export"):
-        SshStart(SshEngine(Cluster(()), _Absent()), request).export(tmp_path / "out")  # type: ignore[arg-type]
+        SshStart(SshEngine(Cluster(()), _Absent()), request).export(tmp_path / "out", ExportWish())  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()

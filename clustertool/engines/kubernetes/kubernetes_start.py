@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
-from clustertool.engines.base import Engine, Starter, Submission, Submitted
+from clustertool.engines.base import Engine, Exported, ExportWish, Starter, Submission, Submitted
 from clustertool.engines.job_request import RunRequest
 from clustertool.engines.kubernetes.api.cluster_api import ClusterApi
 from clustertool.engines.kubernetes.api.object_kinds import Manifest
-from clustertool.engines.kubernetes.job_manifests import job_manifests, settings_of
+from clustertool.engines.kubernetes.job_manifests import JobManifests, as_yaml, job_manifests, settings_of
 from clustertool.engines.kubernetes.kubernetes_engine import KubernetesEngine
 from clustertool.engines.kubernetes.submitted_objects import SubmittedObjects, documents
 from clustertool.engines.queued_request import refuse_lease, refuse_options
-from clustertool.errors import PreflightError, UsageError
+from clustertool.errors import ClustertoolError, PreflightError, UsageError
 from clustertool.fleet import stored_hosts
 from clustertool.fleet.identity import identity, job_id
+from clustertool.model.kubernetes.pod_places import PADDLEJOB
 from clustertool.model.kubernetes.workload import MOST_SECRET, secret
 from clustertool.model.quantities import count
+
+_PRIVATE = "no other user may read it"
 
 
 class KubernetesStart(Starter):
@@ -31,6 +35,20 @@ class KubernetesStart(Starter):
 
     def prepare(self) -> Submission:
         """The workspace must fit into the Secret, or lie in an image or on a volume."""
+        made = self._made(self._request.job_id)
+        self._identity = made.identity
+        self._order = replace(made.order, owner=self._api.user(), namespace=self._api.namespace)
+        made = replace(made, order=self._order)
+        objects = made.objects
+        secrets = secret(self._order, _bundle(made))
+        self._others: Sequence[Manifest] = (secrets, *([objects.service] if objects.service else []))
+        self._workload = objects.workload
+        return Submission(made.identity.job_id, None, documents([objects.workload, *self._others]))
+
+    def _made(self, job: str) -> JobManifests:
+        """The objects of the request. job: its id, "" for a new one. Their owner is not known so far.
+
+        Raises UsageError, ConfigError, DataError."""
         request = self._request
         refuse_options(request)
         self._settings = settings_of(request)
@@ -40,21 +58,40 @@ class KubernetesStart(Starter):
             raise UsageError("the job has no files", fix)
         refuse_lease(spec, "give --timeout")
         wish = request.wish
-        made = identity(request.job_id or job_id(), wish.job_id, wish.name or wish.job_id, request.origin)
-        self._identity = made
+        made = identity(job or job_id(), wish.job_id, wish.name or wish.job_id, request.origin)
         sent = None if self._settings.workspace else request.workspace
-        found = job_manifests(replace(request, workspace=sent), made)
-        self._order = replace(found.order, owner=self._api.user(), namespace=self._api.namespace)
-        found = replace(found, order=self._order)
-        objects = found.objects
-        bundle, uploaded = found.bundle()
-        if uploaded:
-            what = f"the bundle with the workspace is too large for a Secret, which has at most {MOST_SECRET} bytes"
-            raise PreflightError(what, 'put the workspace into an image or on a volume: workspace = "pvc:CLAIM/path"')
-        secrets = secret(self._order, bundle)
-        self._others: Sequence[Manifest] = (secrets, *([objects.service] if objects.service else []))
-        self._workload = objects.workload
-        return Submission(made.job_id, None, documents([objects.workload, *self._others]))
+        return job_manifests(replace(request, workspace=sent), made)
+
+    def export(self, place: Path | None, wish: ExportWish) -> Exported:
+        """The objects as YAML. The API server is asked only for the user's name, and its answer is not needed."""
+        made = self._made(self._request.wish.job_id)
+        apply = f"kubectl apply -f {place.name if place is not None else '-'}"
+        if wish.native:
+            if made.settings.dialect != PADDLEJOB:
+                raise UsageError("--native is a form of the dialect paddlejob", "add --dialect paddlejob")
+            if wish.secrets:
+                raise UsageError("--native has no Secret", "leave --with-secrets out")
+            return Exported((apply,), as_yaml(made.native()))
+        made = replace(made, order=replace(made.order, owner=self._owner(made.order.owner)))
+        objects = made.objects
+        found = [objects.workload, *([objects.service] if objects.service else [])]
+        if wish.secrets:
+            text = as_yaml(*found, secret(made.order, _bundle(made)))
+            return Exported((apply,), text, f"it has the key and the secrets of the job: {_PRIVATE}")
+        head = (
+            f"# Pods of this job wait for the Secret {objects.secret_name} with the key bundle.pyz: the job and its key.\n"
+            "# `export --with-secrets` writes all of it, and `run` creates all of it.\n"
+        )
+        return Exported((apply,), head + as_yaml(*found))
+
+    def _owner(self, user: str) -> str:
+        """By whose name later commands find the job. user: of this machine, where no API server answers."""
+        try:
+            return self._api.user()
+        except ClustertoolError as error:
+            what = f"the user's name in the cluster is not known ({error.what})"
+            self._engine.caller.warn(f"{what}: status, logs and stop will not find this job")
+            return user
 
     def submit(self, submission: Submission) -> Submitted:
         caller, job = self._engine.caller, submission.job_id
@@ -69,3 +106,12 @@ class KubernetesStart(Starter):
         if problem:
             caller.warn(problem)
         return Submitted(job)
+
+
+def _bundle(made: JobManifests) -> bytes:
+    """The content of the Secret. Raises PreflightError if the workspace does not fit."""
+    data, uploaded = made.bundle()
+    if uploaded:
+        what = f"the bundle with the workspace is too large for a Secret, which has at most {MOST_SECRET} bytes"
+        raise PreflightError(what, 'put the workspace into an image or on a volume: workspace = "pvc:CLAIM/path"')
+    return data

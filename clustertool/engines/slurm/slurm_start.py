@@ -10,7 +10,7 @@ from pathlib import Path
 
 from clustertool import __version__
 from clustertool.engines import earlier_work
-from clustertool.engines.base import Document, Starter, Submission, Submitted
+from clustertool.engines.base import Document, Exported, ExportWish, Starter, Submission, Submitted
 from clustertool.engines.job_toml import engine_table, job_toml
 from clustertool.engines.queued_request import refuse_lease, refuse_options, shown_command, typed_settings
 from clustertool.engines.send_workspace import needs, portions, send
@@ -45,6 +45,8 @@ from clustertool.model.slurm.submit_script import (
 from clustertool.model.wire.agent_answers import SubmittedJob
 from clustertool.model.wire.agent_requests import ProbeWanted
 from clustertool.model.wire.messages import SUBMIT, SUBMITTED
+
+_EXPORTED = "it has the key of the job: copy it to a folder of yours alone, which all nodes share, and there:"
 
 
 class SlurmStart(Starter):
@@ -242,8 +244,13 @@ class SlurmStart(Starter):
             of_engine=EngineSettings(keep_bundle=self._settings.requeue),
         )
 
-    def export(self, folder: Path) -> tuple[str, ...]:
+    def export(self, place: Path | None, wish: ExportWish) -> Exported:
         """The script, and the bundle with the workspace. No connection is opened, and the nodes find ROOT_DIR themselves."""
+        if wish.secrets or wish.native:
+            option = "--native" if wish.native else "--with-secrets"
+            raise UsageError(f"{option} is an option of manifests of Kubernetes", "leave it out")
+        if place is None:
+            raise UsageError("export needs a folder", "give --to DIR, which does not exist")
         refuse_options(self._request)
         workspace = self._request.workspace
         if workspace is None:
@@ -253,14 +260,16 @@ class SlurmStart(Starter):
             most = human_bytes(join_bundle.LARGEST_WORKSPACE)
             what = f"the workspace has {human_bytes(workspace.size)}, and a bundle at most {most}"
             raise UsageError(what, f"{PROGRAM} run sends it")
-        wish = self._request.wish
-        self._identity = identity(wish.job_id or job_id(), wish.job_id, wish.name or wish.job_id, self._request.origin)
+        typed = self._request.wish
+        self._identity = identity(
+            typed.job_id or job_id(), typed.job_id, typed.name or typed.job_id, self._request.origin
+        )
         cluster, made = self._request.cluster, self._identity
         order = SubmitOrder(made.job_id, ".", BUNDLE, cluster.python, made.name, cluster.root_dir)
-        folder.mkdir(mode=0o700)
-        join_bundle.write(folder / BUNDLE, self._join(OwnSettings(), workspace.files, workspace.release), workspace)
-        (folder / SCRIPT).write_text(script(self._settings, order), "utf-8")
-        return (f"sbatch {SCRIPT}",)
+        place.mkdir(mode=0o700)
+        join_bundle.write(place / BUNDLE, self._join(OwnSettings(), workspace.files, workspace.release), workspace)
+        (place / SCRIPT).write_text(script(self._settings, order), "utf-8")
+        return Exported((f"sbatch {SCRIPT}",), note=_EXPORTED)
 
 
 def _ranks(spec: JobSpec, settings: SlurmSettings) -> int:
