@@ -35,7 +35,12 @@ def until_started(engine: Engine, job: str, check: Check) -> Iterator[Descriptio
         running_at = (running_at or time.monotonic()) if runs else 0.0
         if runs or found.state is EngineState.ENDED:
             parts = listings(ask_jobs(engine.open(job=job), job)).get(job, {})
-            earlier = bool(running_at) and time.monotonic() - running_at < _EARLIER and _over(parts)
+            earlier = (
+                engine.capabilities.requeues
+                and bool(running_at)
+                and time.monotonic() - running_at < _EARLIER
+                and _over(parts)
+            )
             if parts and not earlier and _placed(parts, whole=found.state is not EngineState.ENDED):
                 return
             if found.state is EngineState.ENDED:

@@ -57,12 +57,14 @@ class Capabilities:
     sends_workspace: the engine has its own way to bring the workspace to the nodes. Else DISPATCH and `dispatch` carry it.
     live_channels: open() has an agent on each node of a running job. Such an agent knows which processes live, and stops them.
     Else the agents only read records, and the engine alone knows whether a job has ended.
+    requeues: a job may go back to the queue, and then has records of its earlier run.
     """
 
     needs_hosts: bool
     queues: bool
     sends_workspace: bool
     live_channels: bool
+    requeues: bool = False
 
 
 @dataclass(frozen=True)

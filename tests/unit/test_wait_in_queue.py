@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from clustertool.actions import wait_in_queue
-from clustertool.engines.base import Description, EngineState
+from clustertool.engines.base import Capabilities, Description, EngineState
 from clustertool.errors import PreflightError
 
 QUEUED = Description(EngineState.QUEUED, "Priority")
@@ -29,6 +29,8 @@ class Clock:
 
 class Queue:
     """An engine in which a job is `state(seconds)`. asked: when."""
+
+    capabilities = Capabilities(False, queues=True, sends_workspace=False, live_channels=False, requeues=True)
 
     def __init__(self, clock: Clock, state: Callable[[float], Description]) -> None:
         self._clock, self._state = clock, state

@@ -68,7 +68,9 @@ _NO_END: JobStop = {
 class SlurmEngine(Engine):
     """Settings: see SlurmSettings."""
 
-    capabilities = Capabilities(needs_hosts=False, queues=True, sends_workspace=False, live_channels=False)
+    capabilities = Capabilities(
+        needs_hosts=False, queues=True, sends_workspace=False, live_channels=False, requeues=True
+    )
 
     def __init__(self, cluster: Cluster, caller: Caller, sink: Sink | None = None) -> None:
         self.settings: SlurmSettings = read_settings(cluster.settings, where=cluster.where)

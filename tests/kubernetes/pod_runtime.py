@@ -1,0 +1,146 @@
+"""The kubelets of the API server of the tests: each pod is a node of a lab, with a root folder and a process namespace."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.kubernetes.api_store import Obj
+from tests.kubernetes.lab_pods import LabPod
+from tests.lab.lab import PATH, Lab
+
+_PYTHON = f"{sys.base_prefix}/bin/python3"
+_EXEC = "import os, sys\ntry: os.execvp(sys.argv[1], sys.argv[1:])\nexcept OSError as error: sys.exit(f'exec: {error}')"
+Published = list[tuple[str, list[str]]]  # an address, and its names
+
+
+class ApiPod(LabPod):
+    """A pod whose container is that of an object. Its log has times, as that of a container runtime."""
+
+    def __init__(self, lab: Lab, node: int, folder: Path, pod: Obj, bundle: bytes, names: Published) -> None:
+        self.uid_of_object, self._names = pod["metadata"]["uid"], names
+        self._env = _variables(pod)
+        user = (pod["spec"].get("securityContext") or {}).get("runAsUser", 0)
+        inlet, outlet = os.pipe()
+        super().__init__(lab, node, folder, bundle, self._env, user, {}, outlet, ())
+        os.close(outlet)
+        self.log = folder / "log"
+        self.log.touch()
+        self._copier = threading.Thread(target=self._copy, args=(inlet,), daemon=True)
+        self._copier.start()
+        self._termed = False
+
+    def _prepare(self, bundle: bytes) -> None:
+        super()._prepare(bundle)
+        self.publish(self._names)
+
+    def publish(self, names: Published) -> None:
+        """What the DNS of the cluster answers in this pod."""
+        lines = ["127.0.0.1 localhost", *(f"{address} {' '.join(of)}" for address, of in names)]
+        self.at("etc/hosts").write_text("\n".join(lines) + "\n")
+
+    def _copy(self, inlet: int) -> None:
+        with os.fdopen(inlet, "rb") as lines, self.log.open("ab", buffering=0) as log:
+            for line in lines:
+                stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000000000Z", time.gmtime()).encode()
+                log.write(stamp + b" " + line.rstrip(b"\n") + b"\n")
+
+    @property
+    def shown(self) -> str:
+        return f"{self.log.read_text(errors='replace')[-3000:]} {self.err.read_text(errors='replace')[-3000:]}"
+
+    # -- what the controllers ask of a container
+
+    def poll(self) -> int | None:
+        if self.popen.poll() is None:
+            return None
+        self._copier.join(5)
+        code = self.popen.returncode
+        return code if code >= 0 else 128 - code
+
+    def signal(self, kill: bool) -> None:
+        if kill:
+            self.end()
+        elif not self._termed and self.popen.poll() is None:
+            self._termed = True
+            with contextlib.suppress(ProcessLookupError):
+                self.term()
+
+    def message(self) -> str:
+        return self.termination.read_text()[:4096]
+
+    def exec(self, argv: list[str]) -> subprocess.Popen[bytes]:
+        space = ["nsenter", "-t", str(self.first), "-m", "-p", "-u", "-n", "-i"]
+        user = ["chroot", f"--userspec={self.uid}:{self.uid}", "--groups=", str(self.root)]
+        env = {"PATH": f"{sys.base_prefix}/bin:{PATH}", "HOME": "/", **self._env}
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            [*space, *user, _PYTHON, "-c", _EXEC, *argv], stdin=pipe, stdout=pipe, stderr=pipe, env=env
+        )
+
+
+class LabRuntime:
+    """The runtime of all machines of the cluster. A pod has a node of the lab for itself while it lives."""
+
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        self.lab, self.folder = lab, folder
+        self.pods: dict[str, ApiPod] = {}  # by the uid of their objects
+        self._places: dict[str, int] = {}
+        self._published: Published = []
+
+    def address(self, pod: Obj) -> str:
+        """Waits for a node that is free."""
+        uid, end = pod["metadata"]["uid"], time.monotonic() + 60
+        while uid not in self._places:
+            taken = {
+                place for one, place in self._places.items() if one not in self.pods or self.pods[one].poll() is None
+            }
+            free = [node for node in range(self.lab.n) if node not in taken]
+            if free:
+                self._places[uid] = free[0]
+            elif time.monotonic() > end:
+                raise AssertionError("the lab has too few nodes for the pods of this test")
+            else:
+                time.sleep(0.1)
+        return self.lab.address(self._places[uid])
+
+    def names(self, published: Published) -> None:
+        if published != self._published:
+            self._published = published
+            for pod in self.pods.values():
+                pod.publish(published)
+
+    def start(self, pod: Obj, secrets: Mapping[str, Obj]) -> ApiPod:
+        self.address(pod)
+        (secret,) = secrets.values()
+        bundle, meta = base64.b64decode(secret["data"]["bundle.pyz"]), pod["metadata"]
+        node = self._places[meta["uid"]]
+        made = ApiPod(self.lab, node, self.folder / meta["name"], pod, bundle, self._published)
+        self.pods[meta["uid"]] = made
+        return made
+
+    def close(self) -> None:
+        for pod in self.pods.values():
+            pod.end()
+            shutil.rmtree(pod.folder)
+
+
+def _variables(pod: Obj) -> dict[str, str]:
+    found = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+    for variable in pod["spec"]["containers"][0].get("env") or ():
+        path = (variable.get("valueFrom") or {}).get("fieldRef", {}).get("fieldPath", "")
+        if "'" in path:
+            found[variable["name"]] = pod["metadata"]["annotations"].get(path.split("'")[1], "")
+        elif path == "status.podIP":
+            found[variable["name"]] = pod["status"]["podIP"]
+        else:
+            found[variable["name"]] = variable.get("value", "")
+    return found

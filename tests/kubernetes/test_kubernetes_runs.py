@@ -1,0 +1,248 @@
+"""Jobs on Kubernetes by the command line: the official client, a test API server, and pods on the nodes of a lab."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.cli import until
+from tests.kubernetes.kube_site import KubeSite
+
+TRAIN = """
+    import os, sys, time
+    rank = os.environ["RANK"]
+    print("rank", rank, "of", os.environ["WORLD_SIZE"], "secret", len(os.environ.get("TOKEN", "")), flush=True)
+    for step in range(int(os.environ.get("STEPS", "1"))):
+        print("step", step, flush=True)
+        time.sleep(0.5)
+    if os.environ.get("WRITES"):
+        with open(os.environ["CLUSTERTOOL_OUTPUT"] + "/model.txt", "w") as file:
+            file.write(f"rank {rank}")
+    sys.exit(7 if os.environ.get("FAILS") == rank else 0)
+"""
+
+
+@pytest.fixture
+def job(site: KubeSite) -> KubeSite:
+    site.workspace(train_py=TRAIN)
+    return site
+
+
+def run(*more: str) -> tuple[str, ...]:
+    return ("run", "--workspace", "job", "--all-ranks", *more)
+
+
+def test_a_job_runs_and_every_verb_knows_it(job: KubeSite, kubectl_here: None) -> None:
+    done = job.inv(*run("--env", "WRITES=1")).ends(0)
+    for rank in range(3):
+        assert f"[trainer {rank} ct-{done.job}-{rank}] rank {rank} of 3" in done.out
+    assert (job.folder / f"JOB{done.job}/model.txt").read_text() == "rank 0"
+    assert "its output was fetched: 1 file" in done.err
+    until(lambda: not job.living_pods, 30, lambda: f"{job.living_pods} to end")  # pod 0 was released
+    found = job.inv("status", "--json").ends(0).json
+    assert (found["state"], found["job"]) == ("succeeded", done.job)
+    assert [process["state"] for process in found["processes"]] == ["done"] * 3
+    (listed,) = job.inv("jobs", "--json").ends(0).json["jobs"]
+    assert (listed["id"], listed["state"], listed["code"]) == (done.job, "succeeded", 0)
+    assert "rank 2 of 3" in job.inv("logs", "--rank", "2").ends(0).out
+    assert "succeeded -> " in job.inv("report").ends(0).out + job.inv("report").ends(0).err
+    assert "nothing to stop" in job.inv("stop").ends(0).out
+
+    pods = job.kubectl("get", "pods", "-o", "name").split()
+    assert len(pods) == 3
+    *lines, last = job.kubectl("logs", pods[1]).splitlines()
+    assert "[trainer 1] rank 1 of 3 secret 0" in lines
+    assert (json.loads(last)["state"], json.loads(last)["code"]) == ("succeeded", 0)
+    assert "clustertool/job-id" in job.kubectl("describe", pods[1])
+
+    assert done.job in job.inv("clean", "--job", done.job).ends(0).out
+    job.is_empty()
+
+
+def test_a_rank_that_fails_ends_the_job_with_its_exit_code(job: KubeSite) -> None:
+    done = job.inv(*run("--env", "FAILS=1")).ends(7)
+    assert f"trainer 1 on ct-{done.job}-1 failed" in done.last
+    assert job.inv("status", "--json").ends(0).json["outcome"]["code"] == 7
+    job.inv("clean", "--job", done.job).ends(0)
+    job.is_empty()
+
+
+def test_a_secret_is_in_the_secret_of_the_job_only(job: KubeSite) -> None:
+    job.conf(SECRETS=["TOKEN"])
+    command = job.start(*run("--env", "STEPS=40"), env={"TOKEN": "v3ry-secret"})
+    command.says("rank 2 of 3 secret 11")
+    for kind in ("Job", "Pod", "Service", "Event"):
+        assert "v3ry-secret" not in json.dumps(job.objects(kind))
+    command.signal(signal.SIGINT)
+    done = command.wait()
+    assert "v3ry-secret" not in done.out + done.err
+    job.is_empty()
+
+
+def test_a_stop_from_elsewhere_leaves_nothing(job: KubeSite) -> None:
+    command = job.start(*run("--env", "STEPS=200"))
+    command.says("rank 2 of 3")
+    stopped = job.inv("stop").ends(0)
+    assert "-[0-2]: clean" in stopped.out
+    done = command.wait().ends(143)
+    assert "the job was stopped: inv stop" in done.err
+    job.is_empty(5)
+
+
+def test_ctrl_c_while_the_job_runs(job: KubeSite) -> None:
+    command = job.start(*run("--env", "STEPS=200"))
+    command.says("rank 2 of 3")
+    command.signal(signal.SIGINT)
+    done = command.wait().ends(130)
+    assert "-[0-2]: clean" in done.err
+    job.is_empty(5)
+
+
+def test_ctrl_c_twice_kills_a_program_that_ignores_term(job: KubeSite) -> None:
+    job.workspace(
+        train_py="import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(600)\n"
+    )
+    job.conf(GRACE=60)
+    command = job.start(*run())
+    until(lambda: command.out.count("deaf") == 3, 60)
+    command.signal(signal.SIGINT)
+    command.says("grace 60 s")
+    command.signal(signal.SIGINT)
+    assert "killing everything now" in command.wait(40).ends(130).err
+    job.is_empty(5)
+
+
+def test_ctrl_c_in_the_queue(job: KubeSite) -> None:
+    job.conf(KUBERNETES={"resources": {"cpu": 100}})
+    command = job.start(*run())
+    command.says("Insufficient cpu")
+    queued = job.inv("status", "--json").ends(0).json
+    assert queued["state"] == "queued" and "Insufficient cpu" in queued["queue"]["reason"]
+    command.signal(signal.SIGINT)
+    command.wait().ends(130)
+    job.is_empty(5)
+
+
+def test_ctrl_c_while_pods_join(job: KubeSite) -> None:
+    """One pod of three cannot be scheduled, so the others wait for it."""
+    job.conf(KUBERNETES={"resources": {"cpu": 5}})
+    job.server.store.update("Node", "", "worker-2", lambda node: node["status"]["allocatable"].update(cpu="1"))
+    command = job.start(*run())
+    job.pods(2)
+    command.says("running")
+    command.signal(signal.SIGINT)
+    command.wait().ends(130)
+    job.is_empty(5)
+
+
+def test_a_laptop_that_dies_ends_nothing(job: KubeSite) -> None:
+    command = job.start(*run("--env", "STEPS=16"))
+    command.says("rank 2 of 3")
+    command.signal(signal.SIGKILL)
+    followed = job.inv("attach", "--all-ranks").ends(0)
+    assert followed.out.count("step 15") == 3
+    assert "all trainers are done" in followed.last
+
+
+def test_a_job_goes_on_while_the_server_is_away(job: KubeSite) -> None:
+    command = job.start(*run("--env", "STEPS=60"))
+    command.says("rank 2 of 3")
+    job.server.away(20)
+    done = command.wait(120).ends(0)
+    for rank in range(3):
+        lines = [line.rpartition("] ")[2] for line in done.out.splitlines() if line.startswith(f"[trainer {rank} ")]
+        assert lines[1:] == [f"step {step}" for step in range(60)]
+
+
+def test_ranks_start_again_in_pods_that_run(job: KubeSite) -> None:
+    job.workspace(
+        train_py="""
+        import os, sys
+        print("attempt", os.environ["CLUSTERTOOL_ATTEMPT"], flush=True)
+        sys.exit(os.environ["RANK"] == "1" and os.environ["CLUSTERTOOL_ATTEMPT"] == "0")
+        """
+    )
+    done = job.inv(*run("--max-restarts", "2")).ends(0)
+    assert done.out.count("attempt 1") == 3
+    assert len(job.objects("Pod")) == 3
+    assert job.inv("logs", "--rank", "1", "--attempt", "0").ends(0).out.count("attempt 0") == 1
+
+
+@pytest.mark.parametrize("dialect", ["job", "jobset"])
+def test_parameter_servers_end_with_the_trainers(job: KubeSite, dialect: str) -> None:
+    job.workspace(
+        train_py="""
+        import os, socket, time
+        role = os.environ["TRAINING_ROLE"]
+        listener = socket.create_server((os.environ["POD_IP"], int(os.environ["PADDLE_PORT"]))) if role == "PSERVER" else None
+        print(role, os.environ["POD_IP"], flush=True)
+        time.sleep(600 if listener else 1)
+        """
+    )
+    job.conf(KUBERNETES={"nodes": {"pserver": 1, "trainer": 2}, "dialect": dialect})
+    done = job.inv(*run("--mode", "ps")).ends(0)
+    assert done.out.count("] TRAINER") == 2
+    assert len(job.objects("Pod")) == 3
+
+
+def test_two_users_of_one_namespace(job: KubeSite, another_user: Callable[[str], KubeSite]) -> None:
+    command = job.start(*run("--env", "STEPS=200", "--job-id", "words"))
+    command.says("rank 2 of 3")
+    bob = another_user("bob")
+    bob.workspace(train_py=TRAIN)
+    assert bob.inv("jobs", "--json").ends(0).json["jobs"] == []
+    bob.inv("stop", "--job", "words").ends(66)
+    assert "nothing to stop" in bob.inv("stop", "--all").ends(0).out
+    theirs = bob.inv(*run()).ends(0)
+    assert "rank 2 of 3" in theirs.out
+    bob.inv("clean", "--older-than", "0s").ends(0)
+    assert "-[0-2]: clean" in job.inv("stop", "--job", "words").ends(0).out
+    command.wait().ends(143)
+    job.is_empty(5)
+
+
+def test_a_pod_that_is_deleted_ends_the_job(job: KubeSite) -> None:
+    command = job.start(*run("--env", "STEPS=200"))
+    command.says("rank 2 of 3")
+    job.kubectl("delete", "pod", "--wait=false", job.pods()[1]["metadata"]["name"])
+    done = command.wait(60)
+    assert done.code == 75, (done.code, done.err)
+    assert "deleted" in done.last
+    job.inv("clean", "--older-than", "0s").ends(0)
+    job.is_empty()
+
+
+def test_an_image_that_cannot_be_pulled_is_the_reason_of_the_wait(job: KubeSite) -> None:
+    job.server.controllers.bad_images.add("example.org/train:1")
+    command = job.start(*run())
+    command.says("ImagePullBackOff")
+    assert "ImagePullBackOff" in job.inv("jobs").ends(0).err
+    job.inv("stop").ends(0)
+    command.wait().ends(69)
+    job.is_empty(5)
+
+
+def test_a_quota_that_is_full_is_the_reason_of_the_wait(job: KubeSite) -> None:
+    quota = {"metadata": {"name": "small"}, "spec": {"hard": {"requests.cpu": "2"}}}
+    job.server.store.create("ResourceQuota", "default", quota)
+    command = job.start(*run())
+    command.says("exceeded quota: small")
+    command.signal(signal.SIGINT)
+    command.wait().ends(130)
+    until(lambda: job.left() == ["ResourceQuota small"], 10, lambda: str(job.left()))
+
+
+def test_a_user_without_rights_gets_the_fix_and_leaves_nothing(
+    job: KubeSite, another_user: Callable[[str], KubeSite]
+) -> None:
+    reader = another_user("reader")
+    reader.server.add_user(
+        "reader", [{"apiGroups": ["batch", ""], "resources": ["jobs", "pods"], "verbs": ["list", "get"]}]
+    )
+    reader.workspace(train_py=TRAIN)
+    refused = reader.inv(*run()).ends(77)
+    assert "may not create jobs.batch" in refused.err
+    assert reader.left() == []
