@@ -105,8 +105,13 @@ def merged(answers: Mapping[int, JobsAnswer], known: Described = _NOTHING) -> li
     """
     listed = listings(answers)
     found = [_merge(job, list(parts.values()), known.get(job)) for job, parts in listed.items()]
-    found += [_unseen(job, one) for job, one in known.items() if one.state in _UNSEEN and job not in listed]
+    found += [_unseen(job, one) for job, one in known.items() if _is_listed(one) and job not in listed]
     return sorted(found, key=lambda job: (job["created"] or 0, job["id"]), reverse=True)
+
+
+def _is_listed(known: Description) -> bool:
+    """Whether a job without a record on a node is listed: it has no end, or its engine knows why it has one."""
+    return known.state in _UNSEEN or known.cause is not None
 
 
 def listings(answers: Mapping[int, JobsAnswer]) -> dict[str, dict[int, JobSummary]]:
@@ -159,7 +164,7 @@ def _corrected(part: NodePart, known: Description | None, over: bool) -> NodePar
 
 
 def _unseen(job: str, known: Description) -> ListedJob:
-    """A job that the engine alone knows: it is queued, or its nodes have no record yet."""
+    """A job that the engine alone knows: it is queued, its nodes have no record yet, or they were lost with them."""
     state = UNRECORDED[known.state]
     start = StartReason.JOINING if state is JobState.STARTING else StartReason.NONE
     part = NodePart(LEAD, state, reason=known.reason, start=start)
@@ -168,7 +173,7 @@ def _unseen(job: str, known: Description) -> ListedJob:
         "asked": known.asked,
         "name": known.job_name,
         "state": state,
-        "code": None,
+        "code": known.cause[1] if known.cause is not None and state is JobState.LOST else None,
         "reason": known.reason,
         "created": known.since or None,
         "started": None,
@@ -180,7 +185,7 @@ def _unseen(job: str, known: Description) -> ListedJob:
         "seen_on": [],
         "part": part,
         "known": known,
-        "queued": known,
+        "queued": known if known.state in _UNSEEN else None,
     }
 
 
@@ -200,7 +205,12 @@ def attach_to(
             fix = f"{PROGRAM} attach --job {job['id']} waits for its start"
             raise NotFound(f"job {job['id']}: no node has a record of it ({state_text(about)})", fix)
         return job
-    places, names = where(listings(answers)[job["id"]], answers, fleet.own_names())
+    listed = listings(answers).get(job["id"])
+    if listed is None:
+        known = job["known"]
+        ended = f" ({state_text(known)})" if known is not None else ""
+        raise NotFound(f"job {job['id']}: no node has a record of it{ended}", _FIX)
+    places, names = where(listed, answers, fleet.own_names())
     if names:
         fleet.take(places, names)
     return job

@@ -50,6 +50,8 @@ def read(answers: Mapping[int, StatusAnswer], known: Description | None = None) 
     over = any(node.ended is not None for node in found.nodes.values())
     if known is not None and known.gone(over):
         found.end_by_engine(known.why, known.since or time.time())
+    if known is not None:
+        found.cause = known.cause
     found.settle(answers)
     return found
 
@@ -111,6 +113,12 @@ def as_dict(answers: Mapping[int, StatusAnswer], known: Description | None = Non
     }
 
 
+def _by_engine(what: str, code: int) -> NodeLost:
+    error = NodeLost(what, "the job has ended on the other nodes")
+    error.code = code
+    return error
+
+
 def error_of(status: JobStatus) -> ClustertoolError | None:
     """None for success, else the error with the exit code of the contract."""
     left = [node for node in status.nodes.values() if node.survivors]
@@ -119,6 +127,9 @@ def error_of(status: JobStatus) -> ClustertoolError | None:
         fix = f"check them on the node; {PROGRAM} stop --job {status.job} --force tries again"
         return Survivors(f"processes survived the stop: {what}", fix)
     outcome = status.outcome
+    if status.cause is not None and (outcome is None or outcome.state is JobState.LOST):
+        what, code = status.cause
+        return _by_engine(what, code)
     if outcome is None:
         fix = f"{PROGRAM} status --job {status.job} shows what the nodes recorded"
         return NodeLost(f"the job ended without a verdict: {status.engine_end or 'its lead is gone'}", fix)

@@ -73,7 +73,8 @@ class Description:
 
     reason: why it is queued, or why its state is not known. since: when it came into this state. expected: when a queued job
     may start. job_name, asked (the id of --job-id), command, nodes: what no node can answer while the job is queued.
-    ending: of a job that runs: the engine has ended it, and waits for what is left on its nodes.
+    ending: of a job that runs: the engine has ended it, and waits for what is left on its nodes. cause: why it has ended nodes
+    of the job, and the exit code of a job that ends because of that.
     """
 
     state: EngineState
@@ -85,6 +86,7 @@ class Description:
     nodes: int = 0
     asked: str = ""
     ending: bool = False
+    cause: tuple[str, int] | None = None
 
     @property
     def why(self) -> str:
@@ -214,6 +216,11 @@ class Engine(ABC):
             except ClustertoolError as error:
                 found[job] = error
         return found
+
+    def cause(self, job: str) -> tuple[str, int] | None:
+        """Why the engine has ended nodes of a job, and the exit code of that; None where it has not. Raises
+        ClustertoolError."""
+        return None
 
     def starts_again(self, job: str, attempt: int) -> bool:
         """Whether a job goes back to the queue that was stopped, or has lost a node, in this attempt. Returns when that is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -131,7 +132,7 @@ def follow_starts(
             if not session.detached and not session.stopper.stopping:
                 _take_output(call, engine, job)
 
-        if not follow_to_end(call, engine.fleet, inbox, follow, hide, ended, engine.starts_again):
+        if not follow_to_end(call, engine.fleet, inbox, follow, hide, ended, engine.starts_again, engine.cause):
             return
         call.note(f"job {job} is queued again, and followed: its engine starts it again")
         if not wait_for_start(call, engine, job, grace):
@@ -168,9 +169,11 @@ def follow_to_end(
     hide: Hide,
     ended: Callable[[], None] = lambda: None,
     again: Callable[[str, int], bool] = lambda job, attempt: False,
+    cause: Callable[[str], tuple[str, int] | None] = lambda job: None,
 ) -> bool:
     """Follow a job that has been started, copy its logs, show the verdict. Raises the job's error. ended: is called before
-    the last line. again: whether a job that was stopped or lost in an attempt starts again. True: it was stopped, and does."""
+    the last line. again: whether a job that was stopped or lost in an attempt starts again. cause: see
+    Engine.cause(). True: it was stopped, and starts again."""
 
     def over() -> None:
         log_copy.finish(call, fleet, inbox, follow)
@@ -186,8 +189,11 @@ def follow_to_end(
         follow.tell_detached()
         ended()
         return False
-    error = report_outcome.tell(call, fleet, follow, hide)
     status = follow.watch.status
+    if status.outcome is None or status.outcome.state is JobState.LOST:
+        with contextlib.suppress(ClustertoolError):
+            status.cause = cause(status.job)
+    error = report_outcome.tell(call, fleet, follow, hide)
     ended_by_others = status.state in (JobState.STOPPED, JobState.LOST) and not follow.stopper.stopping
     if ended_by_others and again(status.job, status.attempt):
         if status.state is JobState.STOPPED:

@@ -246,3 +246,28 @@ def test_a_user_without_rights_gets_the_fix_and_leaves_nothing(
     refused = reader.inv(*run()).ends(77)
     assert "may not create jobs.batch" in refused.err
     assert reader.left() == []
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "text"),
+    [
+        ("evict", 75, "Evicted by the node: The node was low on resource: memory"),
+        ("preempt", 75, "preempted by a pod of a higher priority"),
+        ("lose", 75, "node lost"),
+        ("oom", 137, "OOMKilled"),
+    ],
+)
+def test_the_verdict_names_what_the_cluster_has_done(job: KubeSite, failure: str, code: int, text: str) -> None:
+    command = job.start(*run("--env", "STEPS=400"))
+    command.says("rank 2 of 3")
+    controllers, pod = job.server.controllers, job.pods()[1]
+    if failure == "oom":
+        controllers.kill(pod, "OOMKilled")
+    elif failure == "lose":
+        controllers.lose(pod["spec"]["nodeName"])
+    else:
+        getattr(controllers, failure)(pod)
+    done = command.wait(90)
+    assert (done.code, text in done.err) == (code, True), (done.code, done.err)
+    if failure != "preempt":  # its pods are gone, and all that they have left
+        assert text in json.dumps(job.inv("status", "--json").json)

@@ -70,6 +70,7 @@ def described(found: JobObjects) -> Description:
         nodes=about.nodes,
         asked=about.asked,
         ending=state.ending,
+        cause=cause,
     )
 
 

@@ -15,11 +15,12 @@ from clustertool.engines.base import Answers, Capabilities, Description, Engine,
 from clustertool.engines.caller import Caller
 from clustertool.engines.job_states import by_records
 from clustertool.engines.kubernetes.api.cluster_api import ClusterApi
-from clustertool.engines.kubernetes.api.object_kinds import Object
+from clustertool.engines.kubernetes.api.object_kinds import Manifest, Object
 from clustertool.engines.kubernetes.api.pod_channel import PodChannel
 from clustertool.engines.kubernetes.ended_pods import EndedPods
 from clustertool.engines.kubernetes.job_objects import JobStore, ObjectReader
 from clustertool.engines.kubernetes.pod_link import PodLink
+from clustertool.engines.kubernetes.pod_watch import PodWatch
 from clustertool.errors import ClustertoolError, NotFound, PreflightError, Unreachable
 from clustertool.fleet import this_machine
 from clustertool.fleet.agent_client import AgentClient, Sink
@@ -64,6 +65,8 @@ class EngineApi(ObjectReader, Protocol):
 
     def channel(self, pod: str, argv: Sequence[str]) -> PodChannel: ...
 
+    def watch(self, kind: str, labels: Mapping[str, str] | None = None) -> Iterator[tuple[str, Manifest]]: ...
+
     def patiently(self) -> contextlib.AbstractContextManager[None]: ...
 
 
@@ -82,11 +85,13 @@ class KubernetesEngine(Engine):
         self.store = JobStore(self.api)
         self._ended = EndedPods(self.api)
         self._followed = sink is not None
+        self._watch = PodWatch(self.api)
         self._live: Fleet | None = None  # of live()
         self.fleet.records_of, self.fleet.needed = self._records_of, self._ended.need
 
     def __exit__(self, *details: object) -> None:
         try:
+            self._watch.close()
             if self._live is not None:
                 self._live.close()
             super().__exit__(*details)
@@ -99,6 +104,8 @@ class KubernetesEngine(Engine):
         """Connect to the pods that run, and read the records of those that have ended. A pod is the host of its name.
 
         One that ends while its agent starts is read again."""
+        if self._followed:
+            self._watch.start(self.store.owner)
         while True:
             fleet = self._open(lag, job)
             failed = [
@@ -186,6 +193,12 @@ class KubernetesEngine(Engine):
                 reason = part.reason or "the API server does not have it any more"
                 found[job] = Description(EngineState.ENDED if ended else EngineState.UNKNOWN, reason, part.ended)
         return found
+
+    def cause(self, job: str) -> tuple[str, int] | None:
+        found = self.store.one(job)
+        for pod in found.pods if found is not None else ():
+            self._watch.take(pod)
+        return self._watch.cause(job)
 
     def _end(self, job: str) -> str | None:
         with contextlib.suppress(ClustertoolError):

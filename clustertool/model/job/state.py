@@ -127,6 +127,9 @@ class JobStatus:
         self.ended = 0.0  # when the last node recorded the outcome
         self.silent: Container[int] = ()  # nodes that do not answer
         self.engine_end = ""  # why the job has ended, where its engine has proved that and no node has recorded it
+        self.cause: Optional[Tuple[str, int]] = (
+            None  # why nodes were lost, and the exit code of that, as the engine knows it
+        )
         self.plan = plan
         self._begun: Set[int] = set()  # nodes of which a first event was read
         self._led = 0  # the newest attempt that the lead has begun
@@ -181,7 +184,10 @@ class JobStatus:
         gone = LEAD in self.silent or (lead is not None and lead.state in (NodeState.ENDED, NodeState.LOST))
         deciding = (True, False) if gone else (True,)
         found = [self._outcomes[of_lead] for of_lead in deciding if of_lead in self._outcomes]
-        return min(found, key=lambda one: one[0][0])[1] if found else None
+        chosen = min(found, key=lambda one: one[0][0])[1] if found else None
+        if chosen is None or chosen.state is not JobState.LOST or self.cause is None:
+            return chosen
+        return chosen._replace(reason=self.cause[0], code=self.cause[1], brief="")
 
     @property
     def started(self) -> float:

@@ -1,0 +1,63 @@
+"""What the cluster does to pods while a job is followed: a pod that was preempted is soon gone, and its reason with it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from clustertool.engines.kubernetes.api.object_kinds import Manifest, Object
+from clustertool.errors import ClustertoolError
+from clustertool.model.kubernetes.object_names import JOB_LABEL, job_hash
+from clustertool.model.kubernetes.pod_reasons import PodView, end_of, fields, text, view
+
+_PAUSE = 5.0  # seconds after the server has refused a watch
+
+
+class PodEvents(Protocol):
+    """Of ClusterApi, what is used here."""
+
+    def watch(self, kind: str, labels: Mapping[str, str] | None = None) -> Iterator[tuple[str, Manifest]]: ...
+
+
+class PodWatch:
+    """start() begins it in a thread, which ends with the process or soon after close()."""
+
+    def __init__(self, api: PodEvents) -> None:
+        self._api = api
+        self._closed = threading.Event()
+        self._started = False
+        self._views: dict[
+            str, dict[str, PodView]
+        ] = {}  # those that explain the end of a job, by its hash and their names
+
+    def start(self, labels: Mapping[str, str]) -> None:
+        """labels: of the pods. Called again it does nothing."""
+        if not self._started:
+            self._started = True
+            threading.Thread(target=self._run, args=(labels,), name="pod watch", daemon=True).start()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def cause(self, job: str) -> tuple[str, int] | None:
+        """Why pods of a job have ended, and the exit code of that."""
+        return end_of(list(self._views.get(job_hash(job), {}).values()))
+
+    def take(self, pod: Object) -> None:
+        """Keep what an object of a pod states."""
+        found = view(pod)
+        if end_of([found]) is not None:
+            of_job = text(fields(fields(pod, "metadata"), "labels"), JOB_LABEL)
+            self._views.setdefault(of_job, {}).setdefault(found.name, found)
+
+    def _run(self, labels: Mapping[str, str]) -> None:
+        while not self._closed.is_set():
+            with contextlib.suppress(ClustertoolError):
+                for kind, found in self._api.watch("Pod", labels):
+                    if self._closed.is_set():
+                        return
+                    for pod in found["items"] if kind == "LISTED" else [found]:
+                        self.take(pod)
+            self._closed.wait(_PAUSE)
