@@ -271,3 +271,13 @@ def test_the_verdict_names_what_the_cluster_has_done(job: KubeSite, failure: str
     assert (done.code, text in done.err) == (code, True), (done.code, done.err)
     if failure != "preempt":  # its pods are gone, and all that they have left
         assert text in json.dumps(job.inv("status", "--json").json)
+
+
+def test_an_exported_job_runs_when_kubectl_has_applied_it(job: KubeSite, kubectl_here: None) -> None:
+    job.inv("export", "--workspace", "job", "--with-secrets", "--to", "job.yaml").ends(0)
+    assert (job.folder / "job.yaml").stat().st_mode & 0o777 == 0o600
+    job.kubectl("apply", "--validate=false", "-f", str(job.folder / "job.yaml"))
+    done = job.inv("attach", "--all-ranks").ends(0)
+    assert all(f"rank {rank} of 3" in done.out for rank in range(3))
+    job.inv("clean", "--older-than", "0s").ends(0)
+    job.is_empty()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from clustertool.engines.base import Answers, Capabilities, Description, Engine, EngineState
@@ -19,9 +20,11 @@ from clustertool.engines.kubernetes.api.object_kinds import Manifest, Object
 from clustertool.engines.kubernetes.api.pod_channel import PodChannel
 from clustertool.engines.kubernetes.ended_pods import EndedPods
 from clustertool.engines.kubernetes.job_objects import JobStore, ObjectReader
+from clustertool.engines.kubernetes.kubernetes_check import CheckedJob, of_cluster
 from clustertool.engines.kubernetes.pod_link import PodLink
 from clustertool.engines.kubernetes.pod_watch import PodWatch
-from clustertool.errors import ClustertoolError, NotFound, PreflightError, Unreachable
+from clustertool.engines.preflight import Examined
+from clustertool.errors import AuthError, ClustertoolError, NotFound, PreflightError, Unreachable
 from clustertool.fleet import this_machine
 from clustertool.fleet.agent_client import AgentClient, Sink
 from clustertool.fleet.fleet import Fleet
@@ -37,7 +40,7 @@ from clustertool.model.kubernetes.kubernetes_settings import read_settings
 from clustertool.model.kubernetes.node_view import node_view
 from clustertool.model.kubernetes.object_names import about_of
 from clustertool.model.kubernetes.pod_manifest import GRACE_MORE, pod_root, root_of
-from clustertool.model.kubernetes.pod_places import node_of_pod
+from clustertool.model.kubernetes.pod_places import WORKLOADS, node_of_pod
 from clustertool.model.kubernetes.pod_reasons import fields, text, view
 from clustertool.model.paths import base
 from clustertool.model.planning import requests
@@ -272,5 +275,28 @@ class KubernetesEngine(Engine):
         for job in jobs:
             self.store.remove(job, GRACE_MORE + _LEAVING, self.caller.check)
 
+    def check(self, settings: Mapping[str, object], deep: bool) -> Examined:
+        """The API server, and what a job of these settings needs there. The cluster counts as one node."""
+        assert isinstance(self.api, ClusterApi)
+        cluster = self.fleet.cluster
+        read = read_settings(cluster.settings, None, settings, cluster.where)
+        resources = read.resources_of("trainer")
+        job = CheckedJob(
+            kind=WORKLOADS[read.dialect],
+            pods=read.node_count,
+            requests=resources.get("requests", {}),
+            limits=resources.get("limits", {}),
+            pull_secrets=read.image_pull_secrets,
+            service_account=read.service_account,
+            node_selector=read.node_selector,
+        )
+        where = Host(0, self.api.where, name=self.api.where)
+        findings = tuple(of_cluster(self.api, job))
+        return Examined(replace(cluster, hosts=(where,)), {}, findings, {})
+
     def nodes(self) -> Sequence[EngineNode]:
-        return [node_view(node) for node in self.api.listed("Node")]
+        try:
+            return [node_view(node) for node in self.api.listed("Node")]
+        except AuthError as error:
+            fix = "ask for the right to list nodes: docs/kubernetes.md has a ClusterRole for it"
+            raise AuthError(error.what, fix, error.node) from None
