@@ -65,7 +65,9 @@ store.complete(release, text)
 
 
 class LabPod:
-    """One pod on a node of a lab. `uid`: of its container."""
+    """One pod on a node of a lab. `uid`: of its container. image: folders of this machine that its image has, too."""
+
+    image: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class LabPod:
         """The files of the image, of the volumes, and of the kubelet."""
         for path in ("proc", "dev/shm", "tmp", "etc", ROOT[1:], VOLUME[1:], "etc/clustertool/..data"):
             (self.root / path).mkdir(parents=True, exist_ok=True)
-        for path in (*_LIBRARIES, sys.base_prefix):
+        for path in (*_LIBRARIES, sys.base_prefix, *self.image):
             self._place(path)
         for path in (ROOT, VOLUME):  # an emptyDir, and a volume
             (self.root / path[1:]).chmod(0o2777)
@@ -124,7 +126,7 @@ class LabPod:
 
     def _launch(self, env: Mapping[str, str], stdout: int | None) -> subprocess.Popen[bytes]:
         root = str(self.root)
-        binds = [path for path in (*_LIBRARIES, sys.base_prefix) if not os.path.islink(path)]
+        binds = [path for path in (*_LIBRARIES, sys.base_prefix, *self.image) if not os.path.islink(path)]
         lines = [
             "set -e",
             f"mount --bind {root} {root}",

@@ -25,7 +25,10 @@ Published = list[tuple[str, list[str]]]  # an address, and its names
 class ApiPod(LabPod):
     """A pod whose container is that of an object. Its log has times, as that of a container runtime."""
 
-    def __init__(self, lab: Lab, node: int, folder: Path, pod: Obj, bundle: bytes, names: Published) -> None:
+    def __init__(
+        self, lab: Lab, node: int, folder: Path, pod: Obj, bundle: bytes, names: Published, image: tuple[str, ...]
+    ) -> None:
+        self.image = image
         self.uid_of_object, self._names = pod["metadata"]["uid"], names
         self._env = _variables(pod)
         user = (pod["spec"].get("securityContext") or {}).get("runAsUser", 0)
@@ -88,7 +91,10 @@ class ApiPod(LabPod):
 
 
 class LabRuntime:
-    """The runtime of all machines of the cluster. A pod has a node of the lab for itself while it lives."""
+    """The runtime of all machines of the cluster. A pod has a node of the lab for itself while it lives. image: folders of this
+    machine that images have besides Python."""
+
+    image: tuple[str, ...] = ()
 
     def __init__(self, lab: Lab, folder: Path) -> None:
         self.lab, self.folder = lab, folder
@@ -123,7 +129,7 @@ class LabRuntime:
         (secret,) = secrets.values()
         bundle, meta = base64.b64decode(secret["data"]["bundle.pyz"]), pod["metadata"]
         node = self._places[meta["uid"]]
-        made = ApiPod(self.lab, node, self.folder / meta["name"], pod, bundle, self._published)
+        made = ApiPod(self.lab, node, self.folder / meta["name"], pod, bundle, self._published, self.image)
         self.pods[meta["uid"]] = made
         return made
 
