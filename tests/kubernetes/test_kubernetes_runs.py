@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import signal
 from collections.abc import Callable
 
@@ -281,3 +283,30 @@ def test_an_exported_job_runs_when_kubectl_has_applied_it(job: KubeSite, kubectl
     assert all(f"rank {rank} of 3" in done.out for rank in range(3))
     job.inv("clean", "--older-than", "0s").ends(0)
     job.is_empty()
+
+
+def test_a_workspace_that_fits_no_secret_is_sent_to_the_first_pod(job: KubeSite) -> None:
+    """The other pods get it from there."""
+    folder = job.workspace(
+        train_py="""
+        import hashlib, os
+        print(os.environ["RANK"], hashlib.sha256(open("large.bin", "rb").read()).hexdigest(), flush=True)
+        """
+    )
+    data = os.urandom(20_000_000)
+    (folder / "large.bin").write_bytes(data)
+    done = job.inv(*run()).ends(0)
+    for rank in range(3):
+        assert f"] {rank} {hashlib.sha256(data).hexdigest()}" in done.out
+    (secret,) = job.objects("Secret")
+    assert len(json.dumps(secret)) < 1_000_000
+
+
+def test_ctrl_c_before_the_workspace_is_sent(job: KubeSite) -> None:
+    (job.workspace() / "large.bin").write_bytes(os.urandom(2_000_000))
+    job.conf(KUBERNETES={"resources": {"cpu": 100}})
+    command = job.start(*run())
+    command.says("its workspace is sent when its first pod runs")
+    command.signal(signal.SIGINT)
+    command.wait().ends(130)
+    job.is_empty(5)

@@ -144,7 +144,7 @@ def test_what_cannot_be_submitted_is_refused_before_anything_is_sent(start):
         start(api, settings={"dialect": "none"}).prepare()
     (start.job / "large.bin").write_bytes(os.urandom(2_000_000))
     with pytest.raises(PreflightError, match="at most 1000000") as caught:
-        start(api).prepare()
+        start(api).export(None, ExportWish(secrets=True))
     assert "pvc:CLAIM" in caught.value.fix
     assert api.created == []
 

@@ -155,6 +155,15 @@ class KubernetesEngine(Engine):
             name = text(fields(pod, "spec"), "hostname") or seen.name
             running[seen.name] = Host(0, seen.name, name=name, root_dir=root)
 
+    def first_pod(self, job: str) -> Host | None:
+        """The pod of node 0, if it runs."""
+        found = self.store.one(job)
+        running: dict[str, Host] = {}
+        for pod in found.pods if found is not None else ():
+            if node_of_pod(pod) == 0:
+                self._take(job, pod, running)
+        return next(iter(running.values()), None)
+
     def reach(self, host: Host) -> Link | None:
         if host.here:
             return None

@@ -11,6 +11,7 @@ from clustertool.engines.base import Engine, Exported, ExportWish, Starter, Subm
 from clustertool.engines.job_request import RunRequest
 from clustertool.engines.kubernetes.api.cluster_api import ClusterApi
 from clustertool.engines.kubernetes.api.object_kinds import Manifest
+from clustertool.engines.kubernetes.first_pod import send_to_first_pod
 from clustertool.engines.kubernetes.job_manifests import JobManifests, as_yaml, job_manifests, settings_of
 from clustertool.engines.kubernetes.kubernetes_engine import KubernetesEngine
 from clustertool.engines.kubernetes.submitted_objects import SubmittedObjects, documents
@@ -31,16 +32,19 @@ class KubernetesStart(Starter):
     def __init__(self, engine: Engine, request: RunRequest) -> None:
         super().__init__(engine, request)
         assert isinstance(engine, KubernetesEngine)
+        self._pods = engine
+        self._uploaded = False  # the workspace does not fit into the Secret
         self._api = cast(ClusterApi, engine.api)
 
     def prepare(self) -> Submission:
-        """The workspace must fit into the Secret, or lie in an image or on a volume."""
+        """A workspace that does not fit into the Secret is sent by submit()."""
         made = self._made(self._request.job_id)
         self._identity = made.identity
         self._order = replace(made.order, owner=self._api.user(), namespace=self._api.namespace)
         made = replace(made, order=self._order)
         objects = made.objects
-        secrets = secret(self._order, _bundle(made))
+        bundle, self._uploaded = made.bundle()
+        secrets = secret(self._order, bundle)
         self._others: Sequence[Manifest] = (secrets, *([objects.service] if objects.service else []))
         self._workload = objects.workload
         return Submission(made.identity.job_id, None, documents([objects.workload, *self._others]))
@@ -102,6 +106,13 @@ class KubernetesStart(Starter):
         objects = SubmittedObjects(self._api, caller.warn, caller.check)
         objects.create(self._workload, self._others)
         caller.note(f"job {job} is {self._workload['kind']} {self._order.name}")
+        if self._uploaded and self._request.workspace is not None:
+            try:
+                send_to_first_pod(self._pods, job, self._request.workspace)
+            except BaseException:
+                caller.note(f"job {job}: removing its objects")
+                objects.undo()
+                raise
         problem = stored_hosts.remember(self._identity, self._request.cluster)
         if problem:
             caller.warn(problem)
