@@ -1,13 +1,20 @@
-"""What engines with a queue have in common in a run request: refused options, typed settings, the command for lists of jobs."""
+"""What engines with a queue have in common: refused options, typed settings, the command for lists of jobs, the plan of --dry.
+
+That plan is made before the engine has chosen the nodes: it has what holds for any nodes, and placeholders.
+"""
 
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass, replace
 
-from clustertool.engines.job_request import RunRequest
+from clustertool.engines.job_request import RunRequest, make_plan
 from clustertool.errors import UsageError
+from clustertool.model.config.hosts import Host
 from clustertool.model.config.job import JobSpec
+from clustertool.model.facts import Identity
 from clustertool.model.job.job_names import FRESH
+from clustertool.model.planning.plan import Plan, given_facts
 
 USUAL = ("python3", "-u", "train.py")  # what trainers run where no command is given
 _COMMAND = 200  # characters of a command that are shown
@@ -39,3 +46,47 @@ def typed_settings(request: RunRequest) -> dict[str, object]:
 def shown_command(spec: JobSpec) -> str:
     """The trainers' command in lists of jobs, cut."""
     return shlex.join(spec.trainer.command or USUAL)[:_COMMAND]
+
+
+@dataclass(frozen=True)
+class ExpectedNodes:
+    """names: one of each node. root, home: ROOT_DIR and the home there. listing: of a workspace that is there already. cpus,
+    gpus: numbers of each node. roles: of each node; () where each plays all. shared: whether they share ROOT_DIR."""
+
+    names: tuple[str, ...]
+    root: str
+    home: str = ""
+    listing: tuple[str, ...] = ()
+    cpus: int = 1
+    gpus: int = 0
+    roles: tuple[str, ...] = ()
+    shared: bool = True
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        found = tuple(Host(number, name, address=name, name=name) for number, name in enumerate(self.names))
+        return tuple(replace(host, roles=((role, None),)) for host, role in zip(found, self.roles)) or found
+
+
+def expected_plan(request: RunRequest, nodes: ExpectedNodes, identity: Identity) -> Plan:
+    """Raises UsageError, DataError."""
+    assert request.spec is not None
+    cluster = replace(request.cluster, hosts=nodes.hosts)
+    gpus = tuple(range(nodes.gpus))
+    facts = {
+        node: replace(
+            fact,
+            boot_id=nodes.names[node],
+            root=nodes.root,
+            root_id=nodes.root if nodes.shared else nodes.names[node],
+            home=nodes.home,
+            listing=nodes.listing,
+            cpus=nodes.cpus,
+            devices=gpus,
+            device_kind="gpu" if gpus else "cpu",
+        )
+        for node, fact in given_facts(cluster).items()
+    }
+    counted = request.spec.nproc_of == "gpu" and not gpus  # their number is that of the node
+    spec = replace(request.spec, nproc_of="") if counted else request.spec
+    return make_plan(replace(request, cluster=cluster, spec=spec), facts, identity)

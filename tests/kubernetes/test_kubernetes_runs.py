@@ -310,3 +310,13 @@ def test_ctrl_c_before_the_workspace_is_sent(job: KubeSite) -> None:
     command.signal(signal.SIGINT)
     command.wait().ends(130)
     job.is_empty(5)
+
+
+def test_an_id_is_free_again_when_its_job_has_ended(job: KubeSite) -> None:
+    assert job.inv(*run("--job-id", "words")).ends(0).job == "words"
+    again = job.start(*run("--job-id", "words", "--env", "STEPS=100"))
+    again.says("rank 2 of 3")
+    assert "the id of this one is words-2" in again.err
+    assert "job words-2 has not ended" in job.inv(*run("--job-id", "words")).ends(64).err
+    job.inv("stop", "--job", "words-2").ends(0)
+    again.wait().ends(143)

@@ -17,6 +17,7 @@ from clustertool.errors import AuthError, ConfigError, Interrupted, PreflightErr
 from clustertool.fleet.dispatch.workspace import read_workspace
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job import Options, read_job
+from clustertool.model.kubernetes.object_names import object_name
 from tests.kubernetes.prepared_objects import Objects
 
 yaml = pytest.importorskip("yaml")
@@ -90,6 +91,18 @@ def test_dry_shows_all_objects_and_no_secret(start):
     assert base64.b64encode(b"v3rysecret").decode()[:10] not in text
 
 
+def test_dry_shows_the_plan_for_pods_that_have_no_address(start):
+    settings = {"nodes": {"pserver": 1, "trainer": 2}, "resources": {"cpu": 1, "nvidia.com/gpu": 2}}
+    submission = start(settings=settings, wish=RunWish(dry=True), mode="ps").prepare()
+    name = object_name(submission.job_id)
+    assert submission.plan is not None and "stand for them" in submission.stands
+    assert [node.host.name for node in submission.plan.nodes] == [f"{name}-{node}" for node in range(3)]
+    ranks = [(one.role, one.rank, one.node) for one in submission.plan.processes]
+    assert sorted(ranks) == [("pserver", 0, 2), ("trainer", 0, 0), ("trainer", 1, 1)]
+    assert {node.job_dir for node in submission.plan.nodes} == {f"/clustertool/JOB{submission.job_id}"}
+    assert start().prepare().plan is None
+
+
 def test_a_secret_is_in_no_object_but_the_secret(start):
     api, caller = Objects(), Silent()
     starter = start(api, caller)
@@ -161,7 +174,7 @@ def test_an_export_is_what_run_submits(start):
     wish = RunWish(job_id="words")
     exported = start(api, wish=wish).export(None, ExportWish(secrets=True))
     assert api.created == []
-    starter = start(api, wish=wish)
+    starter = start(api)
     starter._request.job_id = "words"
     starter.submit(starter.prepare())
     texts = list(yaml.safe_load_all(exported.text))

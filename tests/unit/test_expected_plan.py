@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from clustertool.engines.job_request import RunRequest, RunWish
-from clustertool.engines.slurm.expected_plan import expected_plan
+from clustertool.engines.queued_request import expected_plan
+from clustertool.engines.slurm.nodes_of_slurm import nodes_of_slurm
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job import Options, read_job
 from clustertool.model.facts import Facts, Identity
@@ -22,7 +23,7 @@ def planned(settings: SlurmSettings, **options: Any) -> Plan:
     cluster = Cluster(())
     spec = read_job(cluster, {}, given)
     request = RunRequest(cluster, given, RunWish(), spec, None, "", {}, ())
-    return expected_plan(request, settings, LOGIN, Identity("J"))
+    return expected_plan(request, nodes_of_slurm(settings, LOGIN), Identity("J"))
 
 
 def test_nodes_have_placeholders_and_a_folder_each() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from clustertool import __version__
 from clustertool.engines.job_request import RunRequest
 from clustertool.engines.kubernetes.api.object_kinds import Manifest
-from clustertool.engines.queued_request import USUAL, shown_command, typed_settings
+from clustertool.engines.queued_request import USUAL, ExpectedNodes, shown_command, typed_settings
 from clustertool.errors import ConfigError
 from clustertool.fleet.joining import join_bundle, join_process
 from clustertool.model.container.container_names import ALWAYS, NEVER
@@ -23,6 +23,7 @@ from clustertool.model.kubernetes.object_names import JobAbout
 from clustertool.model.kubernetes.pod_manifest import WorkloadOrder, output_folder, pod_root, workspace_folder
 from clustertool.model.kubernetes.pod_places import coordinator_host, node_roles, pod_hosts
 from clustertool.model.kubernetes.pod_variables import KUBERNETES
+from clustertool.model.kubernetes.resource_quantity import quantity
 
 try:
     import yaml
@@ -46,6 +47,22 @@ class JobManifests:
     def objects(self) -> workload.Objects:
         """Raises ConfigError, with the path of each wrong field."""
         return workload.manifests(self.settings, self.order)
+
+    @property
+    def nodes(self) -> ExpectedNodes:
+        """The pods, before they have addresses."""
+        settings, order = self.settings, self.order
+        resources = settings.resources_of("trainer")
+        limits = {**resources.get("requests", {}), **resources.get("limits", {})}
+        gpus = sum(int(quantity(amount)) for name, amount in limits.items() if name.endswith("/gpu"))
+        return ExpectedNodes(
+            names=pod_hosts(settings.dialect, order.name, settings.nodes),
+            root=pod_root(order.root_dir),
+            cpus=max(1, int(quantity(limits.get("cpu", "1")))),
+            gpus=gpus,
+            roles=node_roles(settings.nodes, settings.split),
+            shared=False,
+        )
 
     def native(self) -> Manifest:
         """The PaddleJob whose containers run the command themselves. Raises ConfigError."""

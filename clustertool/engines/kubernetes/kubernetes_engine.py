@@ -24,7 +24,7 @@ from clustertool.engines.kubernetes.kubernetes_check import CheckedJob, of_clust
 from clustertool.engines.kubernetes.pod_link import PodLink
 from clustertool.engines.kubernetes.pod_watch import PodWatch
 from clustertool.engines.preflight import Examined
-from clustertool.errors import AuthError, ClustertoolError, NotFound, PreflightError, Unreachable
+from clustertool.errors import AuthError, ClustertoolError, NotFound, PreflightError, Unreachable, raise_all
 from clustertool.fleet import this_machine
 from clustertool.fleet.agent_client import AgentClient, Sink
 from clustertool.fleet.fleet import Fleet
@@ -46,7 +46,7 @@ from clustertool.model.paths import base
 from clustertool.model.planning import requests
 from clustertool.model.wire.agent_answers import JobsAnswer, JobStop, StopAnswer
 from clustertool.model.wire.agent_requests import StopHow
-from clustertool.model.wire.messages import RELEASE
+from clustertool.model.wire.messages import LIST_JOBS, RELEASE
 from clustertool.ssh.parallel import each
 
 _LEAVING = 60.0  # seconds that the objects of a job may take beyond the grace of its pods
@@ -205,6 +205,18 @@ class KubernetesEngine(Engine):
                 reason = part.reason or "the API server does not have it any more"
                 found[job] = Description(EngineState.ENDED if ended else EngineState.UNKNOWN, reason, part.ended)
         return found
+
+    def earlier(self, asked: str) -> tuple[dict[int, JobsAnswer], dict[str, Description]]:
+        """The jobs whose id begins so, and those that asked for this id: their records, and what the cluster knows of them.
+
+        Raises what keeps the records of a pod from being read.
+        """
+        fleet = self.open(job=asked)
+        gathered = fleet.ask(dict.fromkeys(fleet.agents, LIST_JOBS({"job": asked})))
+        raise_all([error for error in gathered.failed.values() if not isinstance(error, NotFound)])
+        recorded = by_records(gathered.ok)
+        found = self.describe(gathered.ok).items()
+        return gathered.ok, {job: one for job, one in found if job in recorded or can_mean(asked, job, one.asked, "")}
 
     def cause(self, job: str) -> tuple[str, int] | None:
         found = self.store.one(job)

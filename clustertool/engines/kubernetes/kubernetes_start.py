@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+from clustertool.engines import earlier_work
 from clustertool.engines.base import Engine, Exported, ExportWish, Starter, Submission, Submitted
 from clustertool.engines.job_request import RunRequest
 from clustertool.engines.kubernetes.api.cluster_api import ClusterApi
@@ -15,14 +16,18 @@ from clustertool.engines.kubernetes.first_pod import send_to_first_pod
 from clustertool.engines.kubernetes.job_manifests import JobManifests, as_yaml, job_manifests, settings_of
 from clustertool.engines.kubernetes.kubernetes_engine import KubernetesEngine
 from clustertool.engines.kubernetes.submitted_objects import SubmittedObjects, documents
-from clustertool.engines.queued_request import refuse_lease, refuse_options
+from clustertool.engines.queued_request import expected_plan, refuse_lease, refuse_options
 from clustertool.errors import ClustertoolError, PreflightError, UsageError
 from clustertool.fleet import stored_hosts
 from clustertool.fleet.identity import identity, job_id
+from clustertool.model.container.container_settings import NO_CONTAINER
+from clustertool.model.job.earlier_jobs import read_earlier
 from clustertool.model.kubernetes.pod_places import PADDLEJOB
 from clustertool.model.kubernetes.workload import MOST_SECRET, secret
+from clustertool.model.planning.plan import Plan
 from clustertool.model.quantities import count
 
+_STANDS = "addresses and ports are known when the pods have joined; their host names stand for them"
 _PRIVATE = "no other user may read it"
 
 
@@ -38,7 +43,14 @@ class KubernetesStart(Starter):
 
     def prepare(self) -> Submission:
         """A workspace that does not fit into the Secret is sent by submit()."""
-        made = self._made(self._request.job_id)
+        request, caller = self._request, self._engine.caller
+        if request.wish.job_id:
+            recorded, known = self._pods.earlier(request.wish.job_id)
+            records = read_earlier({node: answer["jobs"] for node, answer in recorded.items()})
+            earlier_work.take_id(caller, request, earlier_work.known_by(records, known))
+        if request.resumes:
+            caller.warn("job.toml: resume has no effect with this engine; the job starts anew")
+        made = self._made(request.job_id)
         self._identity = made.identity
         self._order = replace(made.order, owner=self._api.user(), namespace=self._api.namespace)
         made = replace(made, order=self._order)
@@ -47,7 +59,20 @@ class KubernetesStart(Starter):
         secrets = secret(self._order, bundle)
         self._others: Sequence[Manifest] = (secrets, *([objects.service] if objects.service else []))
         self._workload = objects.workload
-        return Submission(made.identity.job_id, None, documents([objects.workload, *self._others]))
+        shown = documents([objects.workload, *self._others])
+        if not request.wish.dry:
+            return Submission(made.identity.job_id, None, shown)
+        return Submission(made.identity.job_id, self._expected(made), shown, _STANDS)
+
+    def _expected(self, made: JobManifests) -> Plan:
+        """In a pod a rank needs no further container."""
+        request = self._request
+        assert request.spec is not None
+        cluster, spec = (
+            replace(request.cluster, container=NO_CONTAINER),
+            replace(request.spec, container=NO_CONTAINER),
+        )
+        return expected_plan(replace(request, cluster=cluster, spec=spec), made.nodes, made.identity)
 
     def _made(self, job: str) -> JobManifests:
         """The objects of the request. job: its id, "" for a new one. Their owner is not known so far.

@@ -12,10 +12,16 @@ from clustertool import __version__
 from clustertool.engines import earlier_work
 from clustertool.engines.base import Document, Exported, ExportWish, Starter, Submission, Submitted
 from clustertool.engines.job_toml import engine_table, job_toml
-from clustertool.engines.queued_request import refuse_lease, refuse_options, shown_command, typed_settings
+from clustertool.engines.queued_request import (
+    expected_plan,
+    refuse_lease,
+    refuse_options,
+    shown_command,
+    typed_settings,
+)
 from clustertool.engines.send_workspace import needs, portions, send
 from clustertool.engines.slurm.allocation_step import AllocationStep, allocation_here
-from clustertool.engines.slurm.expected_plan import STANDS, expected_plan
+from clustertool.engines.slurm.nodes_of_slurm import STANDS, nodes_of_slurm
 from clustertool.engines.slurm.slurm_check import of_login_host
 from clustertool.engines.slurm.slurm_engine import SlurmEngine
 from clustertool.engines.slurm.slurm_host import SlurmHost, advice, message
@@ -81,7 +87,7 @@ class SlurmStart(Starter):
         if not request.wish.dry:
             return Submission(self._identity.job_id, None, documents)
         shown = self._allocation.seen(self._settings) if self._allocation else self._settings
-        plan = expected_plan(request, shown, facts, self._identity)
+        plan = expected_plan(request, nodes_of_slurm(shown, facts), self._identity)
         return Submission(self._identity.job_id, plan, documents, STANDS)
 
     def _use_allocation(self, ranks: int) -> str:
