@@ -11,6 +11,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 from clustertool.errors import ConfigError, DataError, UsageError
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.container_keys import merged, refuse_launcher
+from clustertool.model.config.elastic_settings import ElasticSettings
 from clustertool.model.config.hosts import VARIABLE, device_ids
 from clustertool.model.config.job_tables import (
     COMMANDS,
@@ -111,6 +112,7 @@ class JobSpec:
     log_dir: str = ""
     mpi: MpiSettings = MpiSettings()
     container: ContainerSettings = ContainerSettings()
+    elastic: ElasticSettings = ElasticSettings()
 
     @property
     def by_mpirun(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Dict, List, Mapping, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from clustertool.errors import PreflightError, raise_all
 from clustertool.model.checks.each_node import check, errors
@@ -35,11 +35,13 @@ _UNREAD = frozenset({"earlier"})  # facts that no plan reads
 
 @dataclass(frozen=True)
 class Arrival:
-    """A machine that has joined; its position in a sequence is its node id. address: its training address."""
+    """A machine that has joined; its position in a sequence is its node id. address: its training address. member: its number
+    in an elastic job."""
 
     hostname: str
     address: str
     own: OwnSettings
+    member: Optional[int] = None
 
 
 def cluster_of(join: JoinFile, arrivals: Sequence[Arrival], port: int) -> Cluster:
@@ -68,6 +70,8 @@ def cluster_of(join: JoinFile, arrivals: Sequence[Arrival], port: int) -> Cluste
             root_dir=one.own.root_dir,
             name=name(node, one),
             here=one.own.here,
+            member=one.member,
+            base=one.own.base,
         )
         for node, one in enumerate(arrivals)
     )
@@ -142,14 +146,23 @@ def _with_shared_roots(facts: ByNode) -> ByNode:
     return {n: replace(fact, root_id=f"hint/{fact.root_hint}") if n in doubtful else fact for n, fact in facts.items()}
 
 
-def specs(made: Plan, arrivals: Sequence[Arrival], engine: str) -> Dict[int, Spec]:
-    """Each node's part of the plan. engine: what has started the nodes, "" for users."""
+def specs(made: Plan, arrivals: Sequence[Arrival], engine: str, epoch: int = 0) -> Dict[int, Spec]:
+    """Each node's part of the plan. engine: what has started the nodes, "" for users. epoch: of an elastic job."""
     found: Dict[int, Spec] = {}
     for node, request in requests.start(made, {}, {}).phases[0].requests.items():
         spec: Spec = request.fields["spec"]  # type: ignore[assignment]
         spec["first_path"] = arrivals[node].own.first_path or spec["first_path"]
         spec["engine"] = engine
         spec["allocated"] = list(made.nodes[node].facts.allocated or ())
+        elastic = made.job.elastic
+        if elastic.present:
+            spec["elastic"] = {
+                "epoch": epoch,
+                "lease": made.job.policy.loss_timeout,
+                "grow": elastic.grow,
+                "maximum": elastic.maximum,
+            }
+            spec["attempt"] = epoch
         found[node] = spec
     return found
 

@@ -52,10 +52,14 @@ class SpecPolicy(TypedDict):
     loss_timeout: float
 
 
-class SpecShape(TypedDict):
+class _OfElasticShapes(TypedDict, total=False):
+    nodes: List[int]  # those of this epoch; missing: all
+
+
+class SpecShape(_OfElasticShapes):
     """Only the coordinator's node has it."""
 
-    names: List[str]  # of all nodes
+    names: List[str]  # of all nodes; of an elastic job by number, "" for those that do not take part
     place: List[Tuple[str, int, int]]  # role, rank, node of all processes
 
 
@@ -93,6 +97,15 @@ class ContainerSpec(RuntimeSpec):
     groups: List[int]  # the user's own on this node, the primary one first
 
 
+class SpecElastic(TypedDict):
+    """Only of elastic jobs. epoch: its number, which is that of the first attempt of this start. Times are seconds."""
+
+    epoch: int
+    lease: float  # after which a node without an acknowledged heartbeat has no ranks
+    grow: str  # "next", or "restart": a machine that offers itself starts an epoch
+    maximum: int
+
+
 class _LaunchFields(TypedDict, total=False):
     """Secrets, certificate and key are added in memory when the job starts; they are never on a disk."""
 
@@ -101,6 +114,7 @@ class _LaunchFields(TypedDict, total=False):
     shape: SpecShape
     attempt: int  # the first one of this start; above 0 where an engine starts the job again
     container: ContainerSpec  # missing: ranks run in no container
+    elastic: SpecElastic
     launcher: str  # "mpirun" where one starts the trainers, else missing: the supervisors do
     hostfile: str  # the text of mpirun's hostfile; only the coordinator's node has it
 

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 def place(agent: PlacingContext, request: PlaceRequest) -> Answer:
     """Make the job's directory with everything in it that the contract names. Undone when it fails.
 
-    A job that its engine starts again keeps its directory.
+    A job that its engine starts again, and one that begins another epoch, keeps its directory.
     """
     spec, release = request["spec"], request["release"]
-    if spec.get("attempt") and _started_before(spec):
+    if may_be_placed_again(spec) and _started_before(spec):
         _place_again(agent, spec)
         return {}
     root, base = str(spec["root"]), os.path.dirname(spec["job_dir"])
@@ -56,6 +56,11 @@ def place(agent: PlacingContext, request: PlaceRequest) -> Answer:
     finally:
         os.close(job)
     return {}
+
+
+def may_be_placed_again(spec: Spec) -> bool:
+    """Whether the job may have a directory here: the engine has started it again, or it is elastic."""
+    return bool(spec.get("attempt")) or "elastic" in spec
 
 
 def _started_before(spec: Spec) -> bool:
@@ -159,7 +164,7 @@ def _belongs(job_dir: str, token: str) -> bool:
 
 def _write_files(spec: Spec, job: int) -> None:
     job_paths = paths.JobPaths.at(spec["job_dir"])
-    files.create(job, f"{paths.OURS}/spec.json", json.dumps(spec).encode(), exclusive=not spec.get("attempt"))
+    files.create(job, f"{paths.OURS}/spec.json", json.dumps(spec).encode(), exclusive=not may_be_placed_again(spec))
     files.create(job, "nodefile", f"{spec['node']}\n".encode(), exclusive=False)
     for name in ("log", spec["output"]):
         os.makedirs(os.path.join(files.path_of(job), name), mode=0o755, exist_ok=True)
@@ -170,7 +175,7 @@ def _write_files(spec: Spec, job: int) -> None:
         firsts.setdefault(process["role"], os.path.basename(process["log"]))
         listed = "".join(os.path.join(spec["work_dir"], shard) + "\n" for shard in process["shards"])
         name = f"{paths.OURS}/shards-{process['role']}-{process['rank']}"
-        files.create(job, name, os.fsencode(listed), exclusive=not spec.get("attempt"))
+        files.create(job, name, os.fsencode(listed), exclusive=not may_be_placed_again(spec))
     for role, target in firsts.items():
         files.link(job, job_paths.first_log(role), target)
     if spec["log_dir"]:

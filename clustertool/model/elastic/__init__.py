@@ -1,0 +1,1 @@
+"""Rules of elastic jobs: leases, epochs, and which nodes take part. Pure."""
